@@ -1,0 +1,220 @@
+"""The declaration of an agent: roles, what may follow what, tools, limits and prompt text.
+
+Everything that depends on tag names is derived from an :class:`AgentSpec`: the system prompt, the
+parser, the stop strings, the validator, the format verdict, the masks and the rollout loop. No other
+module knows a tag name. Rules of the shipped agents: AFM paper (arXiv 2508.13167), section 3.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from enum import StrEnum
+from functools import cached_property
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+START = "start"
+"""The pseudo role from which every trajectory begins, as a key of ``transitions``."""
+
+
+class RoleKind(StrEnum):
+    """What a role does in a trajectory."""
+
+    THOUGHT = "thought"
+    """Free reasoning; may precede other roles and does not count in ``transitions``."""
+    TEXT = "text"
+    """A function the agent writes for itself: plan, reflection, double check and so on."""
+    TOOL = "tool"
+    """Content is a tool's argument; the environment answers with an observation."""
+    OBSERVATION = "observation"
+    """Written by the environment only."""
+    ANSWER = "answer"
+    """Ends the trajectory."""
+
+
+class AnswerFormat(StrEnum):
+    """How the final answer stands inside the answer role."""
+
+    TEXT = "text"
+    BOXED = "boxed"
+    FENCE = "fence"
+
+
+def _is_pattern(value: str) -> str:
+    try:
+        groups = re.compile(value).groups
+    except re.error as error:
+        raise ValueError(f"{value!r} is no regular expression: {error}") from None
+    if groups != 1:
+        raise ValueError(f"{value!r} has {groups} groups, expected exactly one around the grade")
+    return value
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Grade(_Strict):
+    """A grade that a role gives itself and what its value permits next.
+
+    ``pattern`` has one group; every match in the content is a grade. One match in ``reject`` rejects.
+    """
+
+    pattern: Annotated[str, AfterValidator(_is_pattern)]
+    reject: tuple[str, ...]
+    when_rejected: tuple[str, ...] = ()
+    when_accepted: tuple[str, ...] = ()
+
+
+class RoleSpec(_Strict):
+    """One role (tag) of an agent."""
+
+    kind: RoleKind = RoleKind.TEXT
+    purpose: str = Field(default="", description="What the role is for, shown to the model.")
+    format: str = Field(default="", description="How its content is written, shown to the model.")
+    tool: str | None = Field(default=None, description="Name of the tool that a tool role calls.")
+    needs_thought: bool = Field(default=False, description="A thought must stand before this role.")
+    max_count: int | None = Field(default=None, ge=1, description="How often it may occur.")
+    grade: Grade | None = None
+
+
+class Limits(_Strict):
+    """Bounds of one episode; ``None`` means unbounded. Tokens are counted after the prompt."""
+
+    max_turns: int | None = Field(default=None, ge=0, description="Tool calls.")
+    max_agent_tokens: int | None = Field(default=None, ge=1, description="Tokens the model samples.")
+    max_turn_tokens: int | None = Field(default=None, ge=1, description="Tokens of one generation.")
+    max_response_tokens: int | None = Field(
+        default=None, ge=1, description="Sampled and observed tokens together."
+    )
+    max_seconds: float | None = Field(default=None, gt=0, description="Wall time of the episode.")
+    max_observation_chars: int = Field(default=16_000, ge=16)
+    duplicate_calls: Literal["notice", "execute"] = "notice"
+
+
+class AgentSpec(_Strict):
+    """A complete agent. Load one with :func:`afm.agents.load_agent`."""
+
+    name: str = Field(pattern=r"^[a-z][a-z0-9_]*$")
+    description: str = ""
+    roles: dict[str, RoleSpec]
+    transitions: dict[str, tuple[str, ...]]
+    answer_format: AnswerFormat = AnswerFormat.TEXT
+    answer_separator: str | None = None
+    prompt: str = "{roles}\n\n{rules}"
+    question_format: str = "Question: {question}"
+    rules: tuple[str, ...] = ()
+    limits: Limits = Limits()
+
+    @model_validator(mode="after")
+    def _check(self) -> AgentSpec:
+        for tag in self.roles:
+            if not re.fullmatch(r"[a-z][a-z0-9_]*", tag):
+                raise ValueError(f"role {tag!r}: expected lower-case letters, digits and underscores")
+        if START in self.roles:
+            raise ValueError(f"role {START!r} is reserved for the beginning of a trajectory")
+        for kind in (RoleKind.ANSWER, RoleKind.OBSERVATION):
+            found = self._tags(kind)
+            needed = kind is RoleKind.ANSWER or bool(self.tool_roles)
+            if len(found) > 1 or (needed and not found):
+                raise ValueError(f"expected exactly one role of kind {kind.value!r}, got {list(found)}")
+        for tag, role in self.roles.items():
+            if (role.kind is RoleKind.TOOL) != (role.tool is not None):
+                raise ValueError(f"role {tag!r}: `tool` is required for kind 'tool' and only there")
+        self._check_transitions()
+        if "{question}" not in self.question_format:
+            raise ValueError("question_format lacks the placeholder {question}")
+        return self
+
+    def _check_transitions(self) -> None:
+        movable = {
+            tag
+            for tag, role in self.roles.items()
+            if role.kind in (RoleKind.TEXT, RoleKind.TOOL, RoleKind.ANSWER)
+        }
+        sources = (movable - {self.answer_role}) | {START}
+        if set(self.transitions) != sources:
+            missing = sorted(sources - set(self.transitions))
+            extra = sorted(set(self.transitions) - sources)
+            raise ValueError(f"transitions: missing {missing}, not expected {extra}")
+        grades = {
+            f"{tag}.grade": grade.when_rejected + grade.when_accepted
+            for tag, role in self.roles.items()
+            if (grade := role.grade)
+        }
+        for source, targets in {**self.transitions, **grades}.items():
+            if unknown := sorted(set(targets) - movable):
+                raise ValueError(f"transitions.{source}: {unknown} cannot follow; known: {sorted(movable)}")
+
+    def _tags(self, kind: RoleKind) -> tuple[str, ...]:
+        return tuple(tag for tag, role in self.roles.items() if role.kind is kind)
+
+    @cached_property
+    def answer_role(self) -> str:
+        """Tag whose closing ends the trajectory."""
+        return self._tags(RoleKind.ANSWER)[0]
+
+    @cached_property
+    def observation_role(self) -> str | None:
+        """Tag the environment writes, ``None`` for an agent without tools."""
+        tags = self._tags(RoleKind.OBSERVATION)
+        return tags[0] if tags else None
+
+    @cached_property
+    def thought_roles(self) -> tuple[str, ...]:
+        """Tags of free reasoning."""
+        return self._tags(RoleKind.THOUGHT)
+
+    @cached_property
+    def tool_roles(self) -> dict[str, str]:
+        """Tool tag to the name of the tool it calls."""
+        return {tag: role.tool for tag, role in self.roles.items() if role.tool is not None}
+
+    @cached_property
+    def stop_strings(self) -> tuple[str, ...]:
+        """Texts at which a generation pauses: closed tool calls, the answer, a forged observation."""
+        closing = tuple(f"</{tag}>" for tag in (*self.tool_roles, self.answer_role))
+        forged = (f"<{self.observation_role}>",) if self.observation_role else ()
+        return closing + forged
+
+    @cached_property
+    def digest(self) -> str:
+        """First 16 hex digits of the SHA-256 of the declaration; equal specs have equal digests."""
+        canonical = json.dumps(self.model_dump(mode="json"), sort_keys=True, ensure_ascii=False)
+        return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+
+    def allowed_next(self, role: str, content: str = "") -> tuple[str, ...]:
+        """Roles that may follow ``role`` (thoughts aside), given the grade in its ``content``."""
+        targets = self.transitions.get(role, ())
+        grade = self.roles[role].grade if role in self.roles else None
+        if grade is None:
+            return targets
+        found = re.findall(grade.pattern, content)
+        if not found:
+            return targets
+        rejected = any(value in grade.reject for value in found)
+        return (grade.when_rejected if rejected else grade.when_accepted) or targets
+
+    def system_prompt(self) -> str:
+        """The instruction text, with the role list and the rules filled in."""
+        from afm.agents.prompt import roles_text, rules_text
+
+        text = self.prompt.replace("{roles}", roles_text(self))
+        return text.replace("{rules}", rules_text(self)).strip()
+
+    def user_message(self, question: str) -> str:
+        """The whole user turn: instruction, blank line, question (RL row layout of AFM)."""
+        asked = self.question_format.replace("{question}", question)
+        instruction = self.system_prompt()
+        return f"{instruction}\n\n{asked}" if instruction else asked
+
+    def prompt_messages(self, question: str) -> list[dict[str, str]]:
+        """Chat messages for one question: ``[{"role": "user", "content": ...}]``."""
+        return [{"role": "user", "content": self.user_message(question)}]
+
+    def dump(self) -> dict[str, Any]:
+        """JSON-ready form that :func:`afm.agents.load_agent` reads back."""
+        return self.model_dump(mode="json", exclude_defaults=True)

@@ -1,0 +1,43 @@
+"""The ``afm`` command: one module a sub-command, nothing heavy imported before it is needed."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import typer
+
+from afm.errors import AfmError, UsageError
+
+app = typer.Typer(
+    name="afm",
+    help="Train one language model to work like a team of agents.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def main() -> None:
+    """Run the command line; expected errors end with one message and a documented exit status."""
+    try:
+        app()
+    except UsageError as error:
+        _fail(error, 2)
+    except AfmError as error:
+        _fail(error, 1)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+
+
+def _fail(error: AfmError, status: int) -> None:
+    if os.environ.get("AFM_TRACEBACK"):
+        raise error
+    print(f"error: {error}", file=sys.stderr)
+    sys.exit(status)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""Every error the framework raises on purpose: one tree, each leaf also a standard-library type.
+
+A message states what failed, the value found, what was expected and what to do next. Data errors
+carry ``path`` and ``line`` and print as ``train.jsonl:17: ... at character 412``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class AfmError(Exception):
+    """Base class of all errors raised on purpose by this framework."""
+
+
+class ConfigError(AfmError, ValueError):
+    """A configuration file, key or value is wrong."""
+
+
+class UsageError(AfmError, ValueError):
+    """The command line was used wrongly (exit status 2)."""
+
+
+class DataError(AfmError, ValueError):
+    """A row or file of data is wrong.
+
+    Attributes:
+        message: The description without its location.
+        path: File in which the row stands, if known.
+        line: 1-based line in ``path``, if known.
+    """
+
+    def __init__(self, message: str, *, path: str | None = None, line: int | None = None) -> None:
+        self.message = message
+        self.path = path
+        self.line = line
+        super().__init__(f"{location(path, line)}{message}")
+
+
+class TrajectoryError(DataError):
+    """A trajectory breaks the rules of its agent.
+
+    Attributes:
+        character: 0-based offset into the trajectory's text.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        character: int = 0,
+        path: str | None = None,
+        line: int | None = None,
+    ) -> None:
+        self.character = character
+        super().__init__(message, path=path, line=line)
+
+
+class MissingExtraError(AfmError, ImportError):
+    """An optional dependency is absent; the message names the extra that installs it."""
+
+    def __init__(self, package: str, extra: str) -> None:
+        super().__init__(f"{package} is not installed; install it with: pip install 'afm[{extra}]'")
+
+
+class EngineError(AfmError, RuntimeError):
+    """The model, the trainer or its server failed (never the agent's fault)."""
+
+
+class ToolError(AfmError, RuntimeError):
+    """A tool's infrastructure failed (never the agent's fault)."""
+
+
+class SandboxError(ToolError):
+    """The sandbox itself failed, as opposed to the program inside it."""
+
+
+class SandboxUnavailableError(SandboxError):
+    """No isolation is available here; model-written code does not run without it."""
+
+
+class RewardError(AfmError, RuntimeError):
+    """A verifier's infrastructure failed: the sample has no score."""
+
+
+def location(path: str | None, line: int | None) -> str:
+    """The ``file:line: `` prefix of a data error, empty when nothing is known."""
+    if path is None:
+        return "" if line is None else f"line {line}: "
+    return f"{path}: " if line is None else f"{path}:{line}: "
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """A sentence that names the closest known word, or lists all of them."""
+    words = sorted(known)
+    close = get_close_matches(name, words, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"expected one of: {', '.join(words)}"

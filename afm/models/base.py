@@ -1,0 +1,94 @@
+"""The one interface through which a model acts: token ids in, token ids out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+
+class FinishReason(StrEnum):
+    """Why a generation ended."""
+
+    STOP = "stop"
+    """A stop string was completed (its last token is kept exactly as sampled)."""
+    END_OF_TEXT = "end_of_text"
+    """The model sampled an end-of-sequence token (kept as the last id)."""
+    LENGTH = "length"
+    ABORTED = "aborted"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to sample one generation.
+
+    Attributes:
+        max_new_tokens: Upper bound on sampled tokens.
+        temperature: 0 means greedy.
+        top_p: Nucleus mass in (0, 1]; 1 switches it off.
+        top_k: Number of candidates; 0 switches it off.
+        stop: Strings that end the generation once completed; they stay in the output.
+        seed: Makes this generation reproducible, whatever else is in the batch.
+    """
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    stop: tuple[str, ...] = ()
+    seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One finished generation.
+
+    Attributes:
+        token_ids: Sampled ids, in order, stop or end token included.
+        logprobs: Log-probability of each id under the distribution it was sampled from when top-p and
+            top-k are off (temperature applied); greedy: under temperature 1. Same length as ``token_ids``;
+            empty when the backend reports none.
+        finish: Why it ended.
+    """
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish: FinishReason
+
+
+class TokenModel(Protocol):
+    """A model that an episode can drive.
+
+    ``encode`` and ``decode`` add and drop no special tokens; ``decode(encode(text)) == text``.
+    """
+
+    @property
+    def name(self) -> str:
+        """Identifies the model in records."""
+        ...
+
+    @property
+    def context_tokens(self) -> int:
+        """Prompt and response together may not exceed this."""
+        ...
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of ``text`` alone."""
+        ...
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of ``token_ids``, end-of-sequence tokens rendered as nothing."""
+        ...
+
+    def encode_prompt(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """Chat messages through the model's template, ready for the assistant to begin."""
+        ...
+
+    async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
+        """Continue ``prompt_ids``. Raises :class:`afm.errors.EngineError` when the engine fails."""
+        ...
+
+    async def close(self) -> None:
+        """Free what the model holds."""
+        ...

@@ -1,0 +1,77 @@
+"""The interface of a sandbox for model-written Python."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+
+class ExitReason(StrEnum):
+    """Why a run ended."""
+
+    OK = "ok"
+    ERROR = "error"
+    """The program ended with a non-zero status."""
+    TIMEOUT = "timeout"
+    """The wall-clock limit was reached."""
+    CPU = "cpu"
+    MEMORY = "memory"
+    OUTPUT = "output"
+    """More output than allowed; the program was stopped."""
+    KILLED = "killed"
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxLimits:
+    """Bounds of one run; the defaults follow the published system (5 s CPU, 7 s wall)."""
+
+    wall_s: float = 7.0
+    cpu_s: int = 5
+    memory_bytes: int = 1 << 30
+    file_bytes: int = 16 << 20
+    output_bytes: int = 1 << 16
+    stdin_bytes: int = 1 << 20
+    processes: int = 32
+    open_files: int = 64
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """One run of a program.
+
+    Attributes:
+        stdout: Decoded as UTF-8, invalid bytes replaced; cut at ``output_bytes`` (its end is lost).
+        stderr: Likewise.
+        exit_status: As ``subprocess`` reports it: negative is a signal; ``None`` when it was killed for a limit.
+        stdout_cut: Whether the end of stdout is missing.
+        stderr_cut: Whether the end of stderr is missing.
+        peak_memory_bytes: Largest resident set of the program and its waited-for children, if known.
+    """
+
+    stdout: str
+    stderr: str
+    exit_status: int | None
+    reason: ExitReason
+    wall_s: float
+    cpu_s: float
+    peak_memory_bytes: int | None = None
+    stdout_cut: bool = False
+    stderr_cut: bool = False
+
+
+class Sandbox(Protocol):
+    """Runs Python programs in isolation. Cancelling :meth:`run` kills every descendant of the run."""
+
+    async def run(self, code: str, stdin: str = "", limits: SandboxLimits | None = None) -> RunResult:
+        """Run ``code`` once.
+
+        Raises:
+            SandboxUnavailableError: No isolation on this machine (the message names what to install).
+            SandboxError: The sandbox itself failed.
+        """
+        ...
+
+    async def close(self) -> None:
+        """End every process the sandbox holds."""
+        ...

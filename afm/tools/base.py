@@ -1,0 +1,40 @@
+"""The interface of a tool, independent of any training engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """What a tool returned.
+
+    Attributes:
+        text: Shown to the agent as the observation (raw: the rollout loop neutralises tags and cuts it).
+        ok: False when the tool's infrastructure failed; then ``text`` says so in words. A program that
+            crashed inside the sandbox is a successful call whose text is the traceback.
+        meta: Extra facts for logs (exit status, hits, cache state).
+    """
+
+    text: str
+    ok: bool = True
+    meta: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Tool(Protocol):
+    """One tool. ``argument`` is the raw text between the tool's tags."""
+
+    @property
+    def name(self) -> str:
+        """The name an agent's role refers to."""
+        ...
+
+    async def call(self, argument: str) -> ToolResult:
+        """Run once. Expected failures come back as ``ok=False``; never raises for bad arguments."""
+        ...
+
+    async def close(self) -> None:
+        """Free connections and processes."""
+        ...
