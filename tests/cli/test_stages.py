@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from afm.cli.stages import STAGES_FILE, Stage, read_stages, run_stages
+from afm.errors import ConfigError
+
+
+def counting(counts: dict[str, int], name: str) -> Stage:
+    def run() -> str:
+        counts[name] = counts.get(name, 0) + 1
+        return f"{name} ran"
+
+    return Stage(name, name.title(), run)
+
+
+def test_finished_stages_are_not_run_again(tmp_path: Path) -> None:
+    counts: dict[str, int] = {}
+    stages = [counting(counts, "a"), counting(counts, "b")]
+    run_stages(stages, tmp_path, {"seed": 0}, lambda _: None)
+    finished = run_stages([*stages, counting(counts, "c")], tmp_path, {"seed": 0}, lambda _: None)
+    assert counts == {"a": 1, "b": 1, "c": 1}
+    assert [stage.note for stage in finished] == ["a ran", "b ran", "c ran"]
+
+
+def test_a_failed_stage_runs_again_and_the_ones_before_do_not(tmp_path: Path) -> None:
+    counts: dict[str, int] = {}
+
+    def broken() -> str:
+        raise RuntimeError("disk full")
+
+    with pytest.raises(RuntimeError, match="disk full"):
+        run_stages([counting(counts, "a"), Stage("b", "B", broken)], tmp_path, {}, lambda _: None)
+    run_stages([counting(counts, "a"), counting(counts, "b")], tmp_path, {}, lambda _: None)
+    assert counts == {"a": 1, "b": 1}
+
+
+def test_other_settings_are_refused_and_named(tmp_path: Path) -> None:
+    run_stages([], tmp_path, {"seed": 0, "smoke": False}, lambda _: None)
+    with pytest.raises(ConfigError, match=r"seed: 0 -> 1"):
+        run_stages([], tmp_path, {"seed": 1, "smoke": False}, lambda _: None)
+
+
+def test_a_torn_last_line_does_not_count_and_does_not_spoil_the_next(tmp_path: Path) -> None:
+    counts: dict[str, int] = {}
+    run_stages([counting(counts, "a")], tmp_path, {}, lambda _: None)
+    with (tmp_path / STAGES_FILE).open("a") as file:
+        file.write('{"name": "b", "sec')
+    for _ in range(2):
+        run_stages([counting(counts, "a"), counting(counts, "b")], tmp_path, {}, lambda _: None)
+    assert counts == {"a": 1, "b": 1}
+
+
+def test_kill_minus_nine_inside_a_stage_keeps_the_finished_ones(tmp_path: Path) -> None:
+    script = (
+        "import os, signal, sys\n"
+        "from pathlib import Path\n"
+        "from afm.cli.stages import Stage, run_stages\n"
+        "die = lambda: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "run_stages([Stage('a', 'A', lambda: 'ok'), Stage('b', 'B', die)], Path(sys.argv[1]), {}, print)\n"
+    )
+    result = subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=False, env=os.environ)
+    assert result.returncode == -signal.SIGKILL
+    assert [stage.name for stage in read_stages(tmp_path / STAGES_FILE)] == ["a"]

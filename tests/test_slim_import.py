@@ -1,0 +1,30 @@
+"""Importing the framework, or asking for help, must stay cheap."""
+
+from __future__ import annotations
+
+import json
+import pkgutil
+import subprocess
+import sys
+
+import afm
+
+HEAVY = {"torch", "transformers", "ray", "fastapi", "verl", "llamafactory", "numpy", "pandas", "matplotlib"}
+HEAVY |= {"pyarrow", "datasets", "sympy", "math_verify", "uvicorn"}
+
+
+def modules_after(code: str) -> set[str]:
+    script = f"{code}\nimport json, sys\nprint(json.dumps(sorted({{m.split('.')[0] for m in sys.modules}})))"
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    return set(json.loads(result.stdout.splitlines()[-1]))
+
+
+def test_no_part_of_afm_imports_a_heavy_package() -> None:
+    names = [module.name for module in pkgutil.walk_packages(afm.__path__, "afm.")]
+    assert len(names) > 20
+    loaded = modules_after("import " + ", ".join(names))
+    assert not loaded & HEAVY
+
+
+def test_the_command_line_imports_no_heavy_package() -> None:
+    assert not modules_after("import afm.cli.main") & HEAVY
