@@ -82,11 +82,8 @@ def read_stages(log: Path) -> list[FinishedStage]:
     """Finished stages in the order they ended; a half-written last line is ignored."""
     if not log.exists():
         return []
-    rows = []
-    for line in log.read_text(encoding="utf-8").splitlines(keepends=True):
-        if line.endswith("\n"):
-            rows.append(FinishedStage(**json.loads(line)))
-    return rows
+    lines = log.read_text(encoding="utf-8").splitlines(keepends=True)
+    return [FinishedStage(**json.loads(line)) for line in lines if line.endswith("\n")]
 
 
 def _claim(path: Path, settings: Mapping[str, Any]) -> None:
