@@ -1,0 +1,230 @@
+"""A generated world of arithmetic word problems with exact gold answers.
+
+Two-digit operands keep the answers out of reach of mental arithmetic for a tiny model, so that a code
+tool is worth calling. The splits share no arithmetic expression, hence no question, whatever the seeds:
+an expression's hash decides the split it belongs to.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+
+from afm.datasets.schema import Task
+from afm.errors import ConfigError
+
+DATA_SOURCE = "mini_math"
+ONE_STEP_SHARE = 0.52
+"""Share of problems with one operation; the others have two."""
+
+_MAX_MISSES = 20_000
+_PEOPLE = ("Tom", "Mia", "Ana", "Leo", "Zoe", "Max", "Eva", "Ian", "Kim", "Sam")
+
+
+class Split(StrEnum):
+    """The three disjoint parts of the world."""
+
+    TRAIN = "train"
+    RL = "rl"
+    HELDOUT = "heldout"
+
+
+_HASH_BELOW = {Split.TRAIN: 55, Split.RL: 92, Split.HELDOUT: 100}
+DEFAULT_SIZES = {Split.TRAIN: 6_000, Split.RL: 4_096, Split.HELDOUT: 200}
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """One kind of problem: sentences with the slots ``{who}``, ``{what}`` and ``{n}``."""
+
+    kind: str
+    opening: str
+    changes: dict[str, str]
+    question: str
+    who: tuple[str, ...]
+    what: tuple[str, ...]
+
+
+STORIES = (
+    Story(
+        "collect",
+        "{who} has {n} {what}.",
+        {
+            "+": "{who} finds {n} more.",
+            "-": "{who} gives away {n}.",
+            "*": "Then the number of {what} grows {n} times.",
+        },
+        "How many {what} does {who} have?",
+        _PEOPLE,
+        ("apples", "coins", "shells", "stamps"),
+    ),
+    Story(
+        "shop",
+        "The {who} has {n} {what}.",
+        {"+": "It buys {n} more.", "-": "It sells {n}.", "*": "Then its stock of {what} grows {n} times."},
+        "How many {what} does the {who} have?",
+        ("shop", "store", "market"),
+        ("pens", "cards", "beads", "cups"),
+    ),
+    Story(
+        "travel",
+        "{who} is {n} {what} from home.",
+        {
+            "+": "{who} goes {n} further.",
+            "-": "{who} goes back {n}.",
+            "*": "Then the distance in {what} grows {n} times.",
+        },
+        "How many {what} is {who} from home?",
+        _PEOPLE,
+        ("miles", "steps"),
+    ),
+    Story(
+        "farm",
+        "A {who} has {n} {what}.",
+        {"+": "{n} more come.", "-": "{n} run away.", "*": "Then the group of {what} grows {n} times."},
+        "How many {what} does the {who} have?",
+        ("farm", "zoo"),
+        ("hens", "goats", "ducks"),
+    ),
+    Story(
+        "library",
+        "The {who} owns {n} {what}.",
+        {"+": "It gets {n} more.", "-": "It lends {n}.", "*": "Then its list of {what} grows {n} times."},
+        "How many {what} does the {who} hold?",
+        ("library", "school"),
+        ("books", "maps"),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """The arithmetic of one story.
+
+    Attributes:
+        kind: Name of the story.
+        start: First number.
+        changes: Operator (``+ - *``) and operand of each step, in order.
+    """
+
+    kind: str
+    start: int
+    changes: tuple[tuple[str, int], ...]
+
+    @property
+    def expression(self) -> str:
+        """As Python, with parentheses only where they are needed."""
+        text, loose = str(self.start), False
+        for operator, operand in self.changes:
+            text = f"({text})" if operator == "*" and loose else text
+            text += f"{operator}{operand}"
+            loose = operator != "*"
+        return text
+
+    @property
+    def answer(self) -> int:
+        """The exact result."""
+        value = self.start
+        for operator, operand in self.changes:
+            value = _apply(operator, value, operand)
+        return value
+
+
+def generate(split: Split, count: int, *, seed: int) -> Iterator[Task]:
+    """Stream ``count`` distinct tasks of a split, in random order; the same arguments give the same tasks.
+
+    Exactly ``round(0.52 * count)`` of them have one step.
+
+    Raises:
+        ConfigError: The world holds fewer problems than asked for.
+    """
+    rng = random.Random(f"{DATA_SOURCE}/{split}/{seed}")
+    ones = round(ONE_STEP_SHARE * count)
+    steps = [1] * ones + [2] * (count - ones)
+    rng.shuffle(steps)
+    seen: set[str] = set()
+    for number, length in enumerate(steps):
+        problem, question = _draw_new(rng, split, length, seen)
+        yield Task(
+            id=f"{DATA_SOURCE}-{split}-{seed}-{number:05d}",
+            question=question,
+            ground_truth=str(problem.answer),
+            data_source=DATA_SOURCE,
+            extra_info={"kind": problem.kind, "steps": length, "expression": problem.expression},
+        )
+
+
+def split_of(problem: Problem) -> Split:
+    """The split to which a problem belongs by the hash of its expression."""
+    bucket = int.from_bytes(hashlib.sha256(problem.expression.encode()).digest()[:4], "big") % 100
+    return next(split for split, bound in _HASH_BELOW.items() if bucket < bound)
+
+
+def read_problem(question: str) -> Problem | None:
+    """Understand a question of this world by its wording; ``None`` for any other text."""
+    opening, *changes, asked = re.split(r"(?<=[.?]) ", question.strip()) or [""]
+    for story in STORIES:
+        begin = _pattern(story.opening).fullmatch(opening)
+        if begin is None or not _pattern(story.question).fullmatch(asked):
+            continue
+        read = [_read_change(story, sentence) for sentence in changes]
+        found = tuple(change for change in read if change is not None)
+        if found and len(found) == len(read):
+            return Problem(story.kind, int(begin["n"]), found)
+    return None
+
+
+def _draw_new(rng: random.Random, split: Split, steps: int, seen: set[str]) -> tuple[Problem, str]:
+    for _ in range(_MAX_MISSES):
+        story = rng.choice(STORIES)
+        problem = _draw(rng, story.kind, steps)
+        question = _tell(rng, story, problem)
+        if question not in seen and split_of(problem) is split:
+            seen.add(question)
+            return problem, question
+    raise ConfigError(
+        f"the world ran out of {steps}-step problems of split {split.value!r} after {len(seen):,}; ask for fewer"
+    )
+
+
+def _draw(rng: random.Random, kind: str, steps: int) -> Problem:
+    start = rng.randint(12, 99)
+    value, changes = start, []
+    for _ in range(steps):
+        operator = rng.choice("+-*" if value > 1 else "+")
+        high = {"+": 99, "-": min(99, value - 1), "*": 9}[operator]
+        operand = rng.randint(min(12, high) if operator != "*" else 2, high)
+        value = _apply(operator, value, operand)
+        changes.append((operator, operand))
+    return Problem(kind, start, tuple(changes))
+
+
+def _tell(rng: random.Random, story: Story, problem: Problem) -> str:
+    slots = {"who": rng.choice(story.who), "what": rng.choice(story.what)}
+    sentences = [story.opening.format(n=problem.start, **slots)]
+    sentences += [story.changes[operator].format(n=operand, **slots) for operator, operand in problem.changes]
+    return " ".join([*sentences, story.question.format(**slots)])
+
+
+def _apply(operator: str, value: int, operand: int) -> int:
+    if operator == "+":
+        return value + operand
+    return value - operand if operator == "-" else value * operand
+
+
+def _read_change(story: Story, sentence: str) -> tuple[str, int] | None:
+    for operator, template in story.changes.items():
+        if match := _pattern(template).fullmatch(sentence):
+            return operator, int(match["n"])
+    return None
+
+
+@cache
+def _pattern(template: str) -> re.Pattern[str]:
+    text = re.escape(template).replace(r"\{n\}", r"(?P<n>\d+)")
+    return re.compile(text.replace(r"\{who\}", r"\w+").replace(r"\{what\}", r"\w+"))

@@ -1,0 +1,193 @@
+"""One question with its gold answer, and the readers of every row layout we accept.
+
+Layouts: our own JSONL, raw QA rows ``{question, answer, data_source}``, and RL parquet rows with the
+prompt inside (``prompt``, ``reward_model.ground_truth``, ``extra_info``), as published with AFM.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from afm.errors import DataError, MissingExtraError
+
+_ASKED = re.compile(r"^(?:Task|Question):[ \t]*\n?", re.MULTILINE)
+_GOLD_KEYS = ("ground_truth", "answer")
+
+
+class Task(BaseModel):
+    """One question to work on.
+
+    Attributes:
+        id: Unique within its file.
+        ground_truth: A string, a list of strings, or a mapping (``{"target": [..]}``, test cases).
+        data_source: Chooses the reward.
+        extra_info: Whatever else the row knows (steps, split, starter code).
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    id: str = Field(min_length=1)
+    question: str = Field(min_length=1)
+    ground_truth: Any = None
+    data_source: str = ""
+    extra_info: dict[str, Any] = Field(default_factory=dict)
+
+
+def read_tasks(path: str | Path, *, data_source: str | None = None) -> Iterator[Task]:
+    """Stream the tasks of a JSONL or parquet file.
+
+    Args:
+        path: ``*.parquet``, or anything else as JSONL (blank lines are skipped).
+        data_source: Used where a row names none.
+
+    Raises:
+        DataError: At the first bad row, with file and line (parquet: row, counted from 1).
+    """
+    for item in scan_tasks(path, data_source=data_source):
+        if isinstance(item, DataError):
+            raise item
+        yield item
+
+
+def scan_tasks(path: str | Path, *, data_source: str | None = None) -> Iterator[Task | DataError]:
+    """Like :func:`read_tasks`, but yields every bad row as a :class:`DataError` and goes on.
+
+    Raises:
+        DataError: The file is missing or unreadable as a whole.
+    """
+    file = Path(path)
+    if not file.is_file():
+        raise DataError("no such file; expected tasks as .jsonl or .parquet", path=str(file))
+    rows = _parquet_rows(file) if file.suffix == ".parquet" else _jsonl_rows(file)
+    seen: set[str] = set()
+    for number, row in rows:
+        try:
+            if isinstance(row, DataError):
+                raise row
+            task = task_of_row(row, default_id=f"{file.stem}-{number}", data_source=data_source)
+            if task.id in seen:
+                raise DataError(f"id {task.id!r} was used by an earlier row; ids must be unique")
+        except DataError as error:
+            yield DataError(error.message, path=str(file), line=number)
+            continue
+        seen.add(task.id)
+        yield task
+
+
+def task_of_row(row: Mapping[str, Any], *, default_id: str, data_source: str | None = None) -> Task:
+    """Read one row of any known layout.
+
+    Raises:
+        DataError: A field is missing or has the wrong type (without location).
+    """
+    info = _mapping(row, "extra_info")
+    question = row.get("question") or info.get("question") or _question_of_prompt(row)
+    if not isinstance(question, str) or not question.strip():
+        raise DataError(f"expected `question` (or `prompt`) as a non-empty string, got {question!r}")
+    return Task(
+        id=str(row.get("id") or info.get("index") or default_id),
+        question=question,
+        ground_truth=_gold(row),
+        data_source=_text(row, "data_source") or data_source or "",
+        extra_info={key: value for key, value in info.items() if value is not None},
+    )
+
+
+def question_of_prompt(prompt: str) -> str:
+    """What stands after the last line that begins with ``Task:`` or ``Question:``, else everything."""
+    marks = list(_ASKED.finditer(prompt))
+    return prompt[marks[-1].end() :].strip() if marks else prompt.strip()
+
+
+def _question_of_prompt(row: Mapping[str, Any]) -> str | None:
+    prompt = row.get("prompt")
+    if prompt is None:
+        return None
+    if isinstance(prompt, str):
+        return question_of_prompt(prompt)
+    try:
+        asked = [message["content"] for message in prompt if message["role"] == "user"]
+        return question_of_prompt(asked[-1])
+    except (TypeError, KeyError, IndexError):
+        raise DataError(f"`prompt`: expected [{{role: user, content}}], got {str(prompt)[:80]!r}") from None
+
+
+def _gold(row: Mapping[str, Any]) -> Any:
+    model = _mapping(row, "reward_model")
+    places = [row.get(key) for key in _GOLD_KEYS] + [model.get("ground_truth")]
+    found = [value for value in places if value is not None]
+    if not found:
+        raise DataError("expected `answer`, `ground_truth` or `reward_model.ground_truth`, found none")
+    gold = found[0]
+    if isinstance(gold, Mapping):
+        return {key: value for key, value in gold.items() if value is not None}
+    if isinstance(gold, bool | int | float):
+        return str(gold)
+    return _decoded(gold) if isinstance(gold, str) else gold
+
+
+def _decoded(gold: str) -> Any:
+    """Objects written as JSON strings become mappings; anything else is the answer itself.
+
+    Lists stay text: ``[1, 2]`` is an interval in a math row, not two alternatives.
+    """
+    if not gold.lstrip().startswith("{"):
+        return gold
+    try:
+        value = json.loads(gold)
+    except json.JSONDecodeError:
+        return gold
+    return value if isinstance(value, dict) else gold
+
+
+def _mapping(row: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = row.get(key)
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise DataError(f"`{key}`: expected a mapping, got {type(value).__name__}")
+    return value
+
+
+def _text(row: Mapping[str, Any], key: str) -> str | None:
+    value = row.get(key)
+    if value is not None and not isinstance(value, str):
+        raise DataError(f"`{key}`: expected a string, got {value!r}")
+    return value
+
+
+def _jsonl_rows(file: Path) -> Iterator[tuple[int, Mapping[str, Any] | DataError]]:
+    with file.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            if line.strip():
+                yield number, _json_row(line)
+
+
+def _json_row(line: bytes) -> Mapping[str, Any] | DataError:
+    try:
+        row = json.loads(line)
+    except ValueError as error:  # JSONDecodeError and UnicodeDecodeError
+        return DataError(f"no JSON: {error}")
+    if not isinstance(row, dict):
+        return DataError(f"expected a JSON object, got {type(row).__name__}")
+    return row
+
+
+def _parquet_rows(file: Path) -> Iterator[tuple[int, Mapping[str, Any] | DataError]]:
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError as error:
+        raise MissingExtraError("pyarrow", "eval") from error
+    try:
+        with pq.ParquetFile(file) as table:
+            rows = (row for batch in table.iter_batches(batch_size=256) for row in batch.to_pylist())
+            yield from enumerate(rows, 1)
+    except pa.ArrowException as error:
+        raise DataError(f"no readable parquet file: {error}", path=str(file)) from error
