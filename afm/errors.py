@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from enum import StrEnum
 
 
 class AfmError(Exception):
@@ -38,10 +39,28 @@ class DataError(AfmError, ValueError):
         super().__init__(f"{location(path, line)}{message}")
 
 
+class Fault(StrEnum):
+    """The ways in which a trajectory can be wrong."""
+
+    UNKNOWN_ROLE = "unknown_role"
+    NESTED = "nested"
+    STRAY_TEXT = "stray_text"
+    STRAY_CLOSE = "stray_close"
+    UNCLOSED = "unclosed"
+    TRANSITION = "transition"
+    THOUGHT = "thought"
+    COUNT = "count"
+    OBSERVATION = "observation"
+    AUTHOR = "author"
+    NO_ANSWER = "no_answer"
+    AFTER_ANSWER = "after_answer"
+
+
 class TrajectoryError(DataError):
     """A trajectory breaks the rules of its agent.
 
     Attributes:
+        kind: Which rule.
         character: 0-based offset into the trajectory's text.
     """
 
@@ -49,12 +68,20 @@ class TrajectoryError(DataError):
         self,
         message: str,
         *,
+        kind: Fault | None = None,
         character: int = 0,
         path: str | None = None,
         line: int | None = None,
     ) -> None:
+        self.kind = kind
         self.character = character
         super().__init__(message, path=path, line=line)
+
+    def located(self, path: str | None, line: int | None) -> TrajectoryError:
+        """The same error with the file and line of the row it was found in."""
+        return TrajectoryError(
+            self.message, kind=self.kind, character=self.character, path=path, line=line
+        )
 
 
 class MissingExtraError(AfmError, ImportError):

@@ -60,7 +60,8 @@ class _Strict(BaseModel):
 class Grade(_Strict):
     """A grade that a role gives itself and what its value permits next.
 
-    ``pattern`` has one group; every match in the content is a grade. One match in ``reject`` rejects.
+    ``pattern`` has one group; every match in the content is a grade. One match in ``reject`` (letter
+    case aside) rejects. Without any match, or where a list is empty, the plain transitions hold.
     """
 
     pattern: Annotated[str, AfterValidator(_is_pattern)]
@@ -77,6 +78,7 @@ class RoleSpec(_Strict):
     format: str = Field(default="", description="How its content is written, shown to the model.")
     tool: str | None = Field(default=None, description="Name of the tool that a tool role calls.")
     needs_thought: bool = Field(default=False, description="A thought must stand before this role.")
+    no_thought: bool = Field(default=False, description="No thought may stand before this role.")
     max_count: int | None = Field(default=None, ge=1, description="How often it may occur.")
     grade: Grade | None = None
 
@@ -124,6 +126,8 @@ class AgentSpec(_Strict):
         for tag, role in self.roles.items():
             if (role.kind is RoleKind.TOOL) != (role.tool is not None):
                 raise ValueError(f"role {tag!r}: `tool` is required for kind 'tool' and only there")
+            if role.needs_thought and (role.no_thought or not self.thought_roles):
+                raise ValueError(f"role {tag!r}: needs_thought needs a thought role and excludes no_thought")
         self._check_transitions()
         if "{question}" not in self.question_format:
             raise ValueError("question_format lacks the placeholder {question}")
@@ -195,7 +199,8 @@ class AgentSpec(_Strict):
         found = re.findall(grade.pattern, content)
         if not found:
             return targets
-        rejected = any(value in grade.reject for value in found)
+        reject = {value.casefold() for value in grade.reject}
+        rejected = any(value.casefold() in reject for value in found)
         return (grade.when_rejected if rejected else grade.when_accepted) or targets
 
     def system_prompt(self) -> str:

@@ -5,7 +5,7 @@ Text between steps is kept, so that ``render(parse(text)) == text`` byte for byt
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 
@@ -28,6 +28,8 @@ class Segment:
 class Step:
     """One tagged function call of the agent, or one observation.
 
+    Two steps are equal when their text is, wherever they stand.
+
     Attributes:
         role: Tag name.
         content: Everything between the tags, unchanged.
@@ -39,8 +41,8 @@ class Step:
     role: str
     content: str
     prefix: str = ""
-    start: int = -1
-    end: int = -1
+    start: int = field(default=-1, compare=False)
+    end: int = field(default=-1, compare=False)
 
     @property
     def content_start(self) -> int:
