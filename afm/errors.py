@@ -79,9 +79,7 @@ class TrajectoryError(DataError):
 
     def located(self, path: str | None, line: int | None) -> TrajectoryError:
         """The same error with the file and line of the row it was found in."""
-        return TrajectoryError(
-            self.message, kind=self.kind, character=self.character, path=path, line=line
-        )
+        return TrajectoryError(self.message, kind=self.kind, character=self.character, path=path, line=line)
 
 
 class MissingExtraError(AfmError, ImportError):

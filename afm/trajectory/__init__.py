@@ -1,0 +1,38 @@
+"""Trajectories: text to steps and back, their rules, their final answers, and their files."""
+
+from __future__ import annotations
+
+from afm.trajectory.answer import answers
+from afm.trajectory.io import RecordWriter, finished_ids, load_records, read_records
+from afm.trajectory.parse import Scan, author_segments, parse, scan
+from afm.trajectory.record import Record, StopReason
+from afm.trajectory.render import neutralise, observation_text, render
+from afm.trajectory.stream import StepClosed, StepOpened, StreamEvent, StreamParser
+from afm.trajectory.types import Author, Segment, Step, Trajectory
+from afm.trajectory.validate import validate
+
+__all__ = [
+    "Author",
+    "Record",
+    "RecordWriter",
+    "Scan",
+    "Segment",
+    "Step",
+    "StepClosed",
+    "StepOpened",
+    "StopReason",
+    "StreamEvent",
+    "StreamParser",
+    "Trajectory",
+    "answers",
+    "author_segments",
+    "finished_ids",
+    "load_records",
+    "neutralise",
+    "observation_text",
+    "parse",
+    "read_records",
+    "render",
+    "scan",
+    "validate",
+]

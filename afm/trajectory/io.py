@@ -1,0 +1,205 @@
+"""Records as JSON lines: append only, one flushed line a record, every line with its schema version."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO
+
+from pydantic import ValidationError
+from pydantic_core import PydanticSerializationError
+
+from afm.errors import DataError
+from afm.trajectory.record import Record
+
+_log = logging.getLogger(__name__)
+_BLOCK_BYTES = 1 << 16
+
+
+def read_records(path: str | Path) -> Iterator[Record | DataError]:
+    """Yield each line's record, or for a bad line its error with path and line number; blank lines pass.
+
+    Raises:
+        DataError: The file cannot be opened.
+    """
+    for number, line in _lines(Path(path)):
+        if not line.strip():
+            continue
+        try:
+            yield _record(line)
+        except DataError as error:
+            yield DataError(error.message, path=str(path), line=number)
+
+
+def load_records(path: str | Path) -> list[Record]:
+    """All records of a file.
+
+    Raises:
+        DataError: The first bad line.
+    """
+    records = []
+    for item in read_records(path):
+        if isinstance(item, DataError):
+            raise item
+        records.append(item)
+    return records
+
+
+def finished_ids(path: str | Path) -> set[str]:
+    """Ids of the records already in ``path``; empty when there is no such file.
+
+    A half-written last line does not count: :class:`RecordWriter` moves it away.
+
+    Raises:
+        DataError: Any other line is bad.
+    """
+    if not Path(path).exists():
+        return set()
+    ids = set()
+    for number, line in _lines(Path(path)):
+        if not line.strip():
+            continue
+        try:
+            ids.add(_record_id(line))
+        except DataError as error:
+            if line.endswith(b"\n"):
+                raise DataError(error.message, path=str(path), line=number) from None
+    return ids
+
+
+class RecordWriter:
+    """Appends records to a JSONL file; for one writer at a time.
+
+    Each record is one flushed line, so a killed process leaves at most one partial line, the last. Opening
+    the file again moves that line to ``<file>.partial`` and says so in the log.
+
+    Attributes:
+        path: The file.
+        repaired_bytes: Length of the partial line that was moved away, 0 when there was none.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.repaired_bytes = 0
+        self._file: BinaryIO | None = None
+
+    def __enter__(self) -> RecordWriter:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.repaired_bytes = _repair(self.path)
+        self._file = self.path.open("ab")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def write(self, record: Record) -> None:
+        """Append one record and hand it to the operating system.
+
+        Raises:
+            DataError: The record holds something that JSON cannot express.
+            ValueError: The writer is not open.
+        """
+        if self._file is None:
+            raise ValueError(f"{self.path}: the writer is not open; use it as a context manager")
+        try:
+            line = record.model_dump_json().encode()
+        except (PydanticSerializationError, UnicodeEncodeError) as error:
+            raise DataError(f"record {record.id!r} cannot be written: {error}", path=str(self.path)) from None
+        self._file.write(line + b"\n")
+        self._file.flush()
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    try:
+        with path.open("rb") as file:
+            yield from enumerate(file, start=1)
+    except OSError as error:
+        raise DataError(f"cannot be read: {error.strerror}", path=str(path)) from None
+
+
+def _record(line: bytes) -> Record:
+    try:
+        return Record.model_validate_json(line)
+    except ValidationError as error:
+        raise DataError(_explain(error, line)) from None
+
+
+def _record_id(line: bytes) -> str:
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise DataError(f"no JSON: {error}") from None
+    identity = row.get("id") if isinstance(row, dict) else None
+    if not isinstance(identity, str):
+        raise DataError(f"got id {identity!r}, expected a text; is this a trajectory file?")
+    return identity
+
+
+def _explain(error: ValidationError, line: bytes) -> str:
+    first = error.errors(include_url=False)[0]
+    if first["type"] == "json_invalid":
+        cut = "" if line.endswith(b"\n") else " (a half-written last line?)"
+        return f"no valid JSON{cut}: {first['ctx']['error']}"
+    key = ".".join(str(part) for part in first["loc"]) or "row"
+    shown = repr(first["input"])
+    more = f" (and {error.error_count() - 1} more faults)" if error.error_count() > 1 else ""
+    return f"{key}: got {shown[:80]}: {first['msg']}{more}"
+
+
+def _repair(path: Path) -> int:
+    """Move a partial last line away and return its length in bytes."""
+    if not path.exists() or path.stat().st_size == 0:
+        return 0
+    with path.open("r+b") as file:
+        size = file.seek(0, os.SEEK_END)
+        begin = _last_line_start(file, size)
+        if begin == size:
+            return 0
+        file.seek(begin)
+        partial = file.read()
+        if _is_record(partial):
+            file.write(b"\n")
+            return 0
+        _keep_partial(path, partial)
+        file.truncate(begin)
+    return len(partial)
+
+
+def _keep_partial(path: Path, partial: bytes) -> None:
+    target = path.with_name(f"{path.name}.partial")
+    with target.open("ab") as file:
+        file.write(partial + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+    _log.warning(
+        "%s: its last line was only half written; moved %d bytes to %s", path, len(partial), target.name
+    )
+
+
+def _last_line_start(file: BinaryIO, size: int) -> int:
+    """Offset just behind the last line feed; ``size`` when the file ends with one."""
+    position = size
+    while position > 0:
+        begin = max(0, position - _BLOCK_BYTES)
+        file.seek(begin)
+        found = file.read(position - begin).rfind(b"\n")
+        if found >= 0:
+            return begin + found + 1
+        position = begin
+    return 0
+
+
+def _is_record(line: bytes) -> bool:
+    try:
+        _record(line)
+    except DataError:
+        return False
+    return True
