@@ -1,0 +1,6 @@
+"""Isolation for model-written code. No isolation, no run: there is no unsafe mode."""
+
+from afm.sandbox.backends import limits_from, open_sandbox
+from afm.sandbox.base import ExitReason, RunResult, Sandbox, SandboxLimits
+
+__all__ = ["ExitReason", "RunResult", "Sandbox", "SandboxLimits", "limits_from", "open_sandbox"]

@@ -1,0 +1,52 @@
+"""The sandboxes by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
+
+from afm.errors import ConfigError, suggestion
+from afm.sandbox.base import Sandbox, SandboxLimits
+from afm.sandbox.bubblewrap import BubblewrapSandbox
+
+_BACKENDS: dict[str, Callable[..., Sandbox]] = {"bubblewrap": BubblewrapSandbox}
+
+
+def open_sandbox(backend: str = "bubblewrap", **options: Any) -> Sandbox:
+    """A sandbox by its backend's name.
+
+    Nothing is started yet: the first run looks for isolation, and fails when there is none.
+
+    Args:
+        backend: ``bubblewrap``.
+        options: Arguments of the backend's class. ``limits`` may be a mapping of
+            :class:`SandboxLimits` fields.
+
+    Raises:
+        ConfigError: Unknown backend, option or limit.
+    """
+    if backend not in _BACKENDS:
+        raise ConfigError(f"unknown sandbox backend {backend!r}, {suggestion(backend, _BACKENDS)}")
+    if isinstance(options.get("limits"), dict):
+        options["limits"] = limits_from(options["limits"])
+    try:
+        return _BACKENDS[backend](**options)
+    except TypeError as error:
+        raise ConfigError(f"sandbox {backend!r}: {error}") from None
+
+
+def limits_from(values: dict[str, Any]) -> SandboxLimits:
+    """Limits from a mapping, e.g. of a YAML file.
+
+    Raises:
+        ConfigError: An unknown name, or a value that is no positive number.
+    """
+    known = {item.name: item.type for item in fields(SandboxLimits)}
+    for name, value in values.items():
+        if name not in known:
+            raise ConfigError(f"unknown sandbox limit {name!r}, {suggestion(name, known)}")
+        kinds = (int,) if known[name] == "int" else (int, float)
+        if not isinstance(value, kinds) or isinstance(value, bool) or value <= 0:
+            raise ConfigError(f"sandbox limit {name}: expected a positive {known[name]}, got {value!r}")
+    return SandboxLimits(**values)

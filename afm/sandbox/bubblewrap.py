@@ -1,0 +1,279 @@
+"""The sandbox that starts one bubblewrap jail for each run.
+
+What a program inside sees: its own user, process, network, IPC, UTS and cgroup namespaces, process ids
+from 1 on, no network device, the files of its Python read-only, a private ``/tmp`` of bounded size, an
+empty environment, no capabilities, and a kernel without the calls of :mod:`afm.sandbox.seccomp`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from afm.errors import DataError, SandboxError, SandboxUnavailableError
+from afm.sandbox.base import ExitReason, RunResult, SandboxLimits
+from afm.sandbox.interpreter import Identity, Interpreter, find_interpreter
+from afm.sandbox.process import Ended, JailedProcess, memory_file
+from afm.sandbox.seccomp import filter_program
+
+_PROGRAM = "/tmp/main.py"
+_DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
+_ENVIRONMENT = {
+    "PATH": "/usr/bin:/bin",
+    "HOME": "/tmp",
+    "TMPDIR": "/tmp",
+    "LANG": "C.UTF-8",
+    "PYTHONHASHSEED": "0",  # the same program prints the same text
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+}
+_PROBE = "import os, socket\nprint(os.getuid() != 0, os.listdir('/tmp') == ['main.py'])"
+_PROBE_LIMITS = SandboxLimits(wall_s=30.0)
+_INSTALL = "model-written code does not run without isolation"
+
+
+@dataclass(frozen=True, slots=True)
+class _Jail:
+    """Everything about a jail that is the same for every run."""
+
+    bubblewrap: str
+    identity: Identity
+    python: Interpreter
+    options: tuple[str, ...]
+    system_calls: bytes
+
+
+class BubblewrapSandbox:
+    """Runs each program in a fresh bubblewrap jail.
+
+    Args:
+        python: The sandbox's Python; ``/usr/bin/python3`` when ``None``. The unprivileged user must be
+            able to read it, so not one below a home directory.
+        limits: Bounds of a run that names none.
+        max_parallel: Runs at the same time, further ones wait; the number of cores when ``None``.
+        binds: Further host paths that programs may read.
+    """
+
+    def __init__(
+        self,
+        *,
+        python: str | None = None,
+        limits: SandboxLimits | None = None,
+        max_parallel: int | None = None,
+        binds: tuple[str, ...] = (),
+    ) -> None:
+        self._python = python
+        self._limits = limits or SandboxLimits()
+        self._binds = tuple(binds)
+        self._slots = asyncio.Semaphore(max_parallel or len(os.sched_getaffinity(0)))
+        self._opening = asyncio.Lock()
+        self._jail: _Jail | None = None
+        self._running: set[JailedProcess] = set()
+
+    async def run(self, code: str, stdin: str = "", limits: SandboxLimits | None = None) -> RunResult:
+        """See :class:`afm.sandbox.base.Sandbox`.
+
+        Raises:
+            DataError: ``code`` or ``stdin`` is larger than the limits allow.
+        """
+        limits = limits or self._limits
+        program = _encoded("the program", code, limits.file_bytes)
+        given = _encoded("stdin", stdin, limits.stdin_bytes)
+        jail = await self._ready()
+        async with self._slots:
+            return await self._run_in(jail, program, given, limits)
+
+    async def close(self) -> None:
+        """Kill what still runs."""
+        running = tuple(self._running)
+        for process in running:
+            process.stop(ExitReason.KILLED)
+        await asyncio.gather(*(process.wait() for process in running))
+
+    async def _ready(self) -> _Jail:
+        """The jail, after one real run has shown that it works here."""
+        if self._jail is None:
+            async with self._opening:
+                if self._jail is None:
+                    self._jail = await self._probed()
+        return self._jail
+
+    async def _probed(self) -> _Jail:
+        candidates = await asyncio.to_thread(_candidates, self._python, self._binds)
+        trouble = ""
+        for jail in candidates:
+            try:
+                result = await self._run_in(jail, _PROBE.encode(), b"", _PROBE_LIMITS)
+            except SandboxError as error:
+                trouble = trouble or str(error)
+                continue
+            if result.stdout == "True True\n":
+                return jail
+            trouble = trouble or f"the trial run printed {result.stdout!r} {result.stderr!r}"
+        raise SandboxUnavailableError(f"bubblewrap cannot isolate programs here: {_explained(trouble)}")
+
+    async def _run_in(self, jail: _Jail, program: bytes, stdin: bytes, limits: SandboxLimits) -> RunResult:
+        with contextlib.ExitStack() as files:
+            code_fd = memory_file("program", program, files.callback)
+            rules_fd = memory_file("rules", jail.system_calls, files.callback)
+            stdin_fd = memory_file("stdin", stdin, files.callback)
+            process = JailedProcess(
+                _command(jail, limits, code_fd, rules_fd),
+                stdin=stdin_fd,
+                inherited=(code_fd, rules_fd),
+                identity=jail.identity,
+                output_bytes=limits.output_bytes,
+                wall_s=limits.wall_s,
+            )
+        self._running.add(process)
+        try:
+            ended = await process.wait()
+        finally:
+            self._running.discard(process)
+        return _result(ended, limits)
+
+
+def _candidates(python: str | None, binds: tuple[str, ...]) -> list[_Jail]:
+    """Jails to try, the tightest first."""
+    path = shutil.which("bwrap")
+    if path is None:
+        raise SandboxUnavailableError(f"bubblewrap is not installed; {_INSTALL}: apt-get install bubblewrap")
+    identity = Identity.for_process()
+    interpreter = find_interpreter(python, identity)
+    known = subprocess.run([path, "--help"], capture_output=True, text=True, timeout=30, check=False).stdout
+    if missing := [flag for flag in ("--as-pid-1", "--size", "--seccomp", "--clearenv") if flag not in known]:
+        raise SandboxUnavailableError(
+            f"{path} is too old, it lacks {', '.join(missing)}; {_INSTALL}: install bubblewrap 0.7 or newer"
+        )
+    rules = filter_program()
+    variants: list[tuple[str, ...]] = [("--proc", "/proc"), ()]
+    if "--disable-userns" in known:
+        variants.insert(0, ("--proc", "/proc", "--disable-userns"))
+    return [
+        _Jail(path, identity, interpreter, _options(interpreter, variant, binds), rules)
+        for variant in variants
+    ]
+
+
+def _options(python: Interpreter, variant: tuple[str, ...], binds: tuple[str, ...]) -> tuple[str, ...]:
+    """Bubblewrap's arguments that do not depend on the run."""
+    options = [
+        *("--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"),
+        *("--unshare-cgroup-try", "--as-pid-1", "--die-with-parent", "--new-session"),
+        *("--hostname", "sandbox", "--cap-drop", "ALL", "--clearenv"),
+    ]
+    for name, value in _ENVIRONMENT.items():
+        options += ("--setenv", name, value)
+    for path in (*python.binds, *binds):
+        options += ("--ro-bind", path, path)
+    for name, target in python.links:
+        options += ("--symlink", target, name)
+    for device in _DEVICES:
+        options += ("--dev-bind", device, device)
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        options += ("--symlink", f"/proc/self/fd/{number}", f"/dev/{name}")
+    return (*options, *variant)
+
+
+@cache
+def _launcher() -> str:
+    return Path(__file__).with_name("launcher.py").read_text(encoding="utf-8")
+
+
+def _command(jail: _Jail, limits: SandboxLimits, code_fd: int, rules_fd: int) -> list[str]:
+    size = str(limits.file_bytes)
+    bounds = {
+        "AS": limits.memory_bytes,
+        "CPU": limits.cpu_s,
+        "FSIZE": limits.file_bytes,
+        "NOFILE": limits.open_files,
+        "NPROC": limits.processes + 1,  # the launcher counts too
+        "CORE": 0,
+        "MEMLOCK": 0,
+        "MSGQUEUE": 0,
+        "SIGPENDING": 64,
+    }
+    return [
+        *(jail.bubblewrap, *jail.options),
+        *("--size", size, "--tmpfs", "/tmp", "--size", size, "--tmpfs", "/dev/shm"),
+        *("--perms", "0444", "--file", str(code_fd), _PROGRAM, "--chdir", "/tmp", "--remount-ro", "/"),
+        *("--seccomp", str(rules_fd), "--info-fd", "{info}"),
+        *("--", jail.python.binary, "-s", "-S", "-B", "-X", "utf8", "-c", _launcher(), "{report}"),
+        *(_PROGRAM, ",".join(f"{name}={value}={value + (name == 'CPU')}" for name, value in bounds.items())),
+        ":".join(jail.python.imports),
+    ]
+
+
+def _result(ended: Ended, limits: SandboxLimits) -> RunResult:
+    lines = ended.report.split("\n")
+    if lines[0] != "ready":
+        if ended.reason is ExitReason.KILLED:
+            return _as_result(ended, ExitReason.KILLED, None, None)
+        raise SandboxError(f"the jail did not start: {ended.stderr.text().strip()[-500:] or 'no message'}")
+    status, peak = _parsed(lines[1:])
+    if ended.reason is not None:
+        return _as_result(ended, ended.reason, None, peak)
+    if status is None:
+        return _as_result(ended, ExitReason.KILLED, None, None)
+    if status == -signal.SIGXCPU or (status == -signal.SIGKILL and ended.cpu_s >= limits.cpu_s):
+        return _as_result(ended, ExitReason.CPU, None, peak)
+    if status == -signal.SIGKILL:
+        return _as_result(ended, ExitReason.KILLED, status, peak)
+    if status == 1 and ended.stderr.data.rstrip().rpartition(b"\n")[2].startswith(b"MemoryError"):
+        return _as_result(ended, ExitReason.MEMORY, None, peak)
+    return _as_result(ended, ExitReason.OK if status == 0 else ExitReason.ERROR, status, peak)
+
+
+def _parsed(lines: list[str]) -> tuple[int | None, int | None]:
+    """Exit status and peak memory in bytes from the launcher's report.
+
+    The program could forge the report, but only about itself; whatever is malformed counts as absent.
+    """
+    try:
+        wait_status, peak_kib = (int(word) for word in lines[0].split())
+        return os.waitstatus_to_exitcode(wait_status), peak_kib * 1024
+    except (IndexError, ValueError):
+        return None, None
+
+
+def _as_result(ended: Ended, reason: ExitReason, status: int | None, peak: int | None) -> RunResult:
+    return RunResult(
+        stdout=ended.stdout.text(),
+        stderr=ended.stderr.text(),
+        exit_status=status,
+        reason=reason,
+        wall_s=ended.wall_s,
+        cpu_s=ended.cpu_s,
+        peak_memory_bytes=peak,
+        stdout_cut=ended.stdout.cut,
+        stderr_cut=ended.stderr.cut,
+    )
+
+
+def _encoded(what: str, text: str, limit: int) -> bytes:
+    data = text.encode("utf-8", "replace")
+    if len(data) > limit:
+        raise DataError(f"{what} is {len(data)} bytes long, expected at most {limit}")
+    return data
+
+
+def _explained(trouble: str) -> str:
+    """The trouble in bubblewrap's words, and what to do about it."""
+    advice = {
+        "mount proc": "this container masks /proc; start it with --security-opt systempaths=unconfined",
+        "seccomp": "the kernel lacks seccomp filters (CONFIG_SECCOMP_FILTER)",
+        "namespace": "the kernel forbids user namespaces; set kernel.unprivileged_userns_clone=1, "
+        "user.max_user_namespaces above 0 and kernel.apparmor_restrict_unprivileged_userns=0, or in Docker "
+        "--security-opt seccomp=unconfined",
+        "uid map": "the kernel forbids user namespaces to this user (AppArmor: "
+        "kernel.apparmor_restrict_unprivileged_userns=0)",
+    }
+    hints = [text for words, text in advice.items() if words in trouble.lower()]
+    return "; ".join([trouble, *hints[:1], _INSTALL])

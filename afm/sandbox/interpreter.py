@@ -1,0 +1,143 @@
+"""The Python that runs inside the sandbox, and the host paths it needs to see."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from afm.errors import SandboxUnavailableError
+
+_ASK = """
+import glob, json, os, sys, sysconfig
+binary = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
+paths = [os.path.realpath(p) for p in sys.path if os.path.exists(p)]
+dynamic = glob.glob(os.path.join(sysconfig.get_path("platstdlib"), "lib-dynload", "*.so"))
+print(json.dumps({"binary": binary, "version": sys.version_info[:2], "paths": paths,
+                  "stdlib": os.path.realpath(sysconfig.get_path("stdlib")), "dynamic": dynamic}))
+"""
+_EXTRA_FILES = ("/usr/share/zoneinfo", "/etc/alternatives")
+_OLDEST = (3, 9)
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """The unprivileged user that the sandbox runs as; ``None`` keeps the caller's own ids.
+
+    Host uid 0 never enters the sandbox: limits on processes do not hold for it, and it owns the host's files.
+    """
+
+    uid: int | None = None
+    gid: int | None = None
+
+    @classmethod
+    def for_process(cls) -> Identity:
+        """``nobody`` when this process is root, else the caller itself."""
+        if os.geteuid() != 0:
+            return cls()
+        entry = pwd.getpwnam("nobody")
+        return cls(entry.pw_uid, entry.pw_gid)
+
+    def popen_arguments(self) -> dict[str, object]:
+        """Keyword arguments that make ``subprocess.Popen`` start a program as this user."""
+        if self.uid is None:
+            return {}
+        return {"user": self.uid, "group": self.gid, "extra_groups": []}
+
+
+@dataclass(frozen=True, slots=True)
+class Interpreter:
+    """A Python for the sandbox.
+
+    Attributes:
+        binary: The executable itself, symbolic links resolved.
+        imports: Import paths beside the standard library (the packages installed for it).
+        binds: Host paths it needs, none inside another.
+        links: Symbolic links of the root directory that lead to them: (name, target).
+    """
+
+    binary: str
+    version: tuple[int, int]
+    imports: tuple[str, ...]
+    binds: tuple[str, ...]
+    links: tuple[tuple[str, str], ...]
+
+
+def find_interpreter(python: str | None, identity: Identity) -> Interpreter:
+    """Look up ``python`` (``/usr/bin/python3`` when ``None``) as the sandbox's user sees it.
+
+    Raises:
+        SandboxUnavailableError: It does not exist, is not readable by that user, or is too old.
+    """
+    given = python or "/usr/bin/python3"
+    path = shutil.which(given)
+    if path is None:
+        raise SandboxUnavailableError(
+            f"the sandbox's Python {given!r} does not exist; install one that every user can read "
+            "(apt-get install python3) or name one with the option `python`"
+        )
+    facts = _ask(path, identity)
+    version = (int(facts["version"][0]), int(facts["version"][1]))
+    if version < _OLDEST:
+        raise SandboxUnavailableError(f"the sandbox's Python {given!r} is {version}, expected 3.9 or newer")
+    binary, stdlib = str(facts["binary"]), str(facts["stdlib"])
+    paths = [str(entry) for entry in facts["paths"]]
+    libraries = _libraries([binary, *facts["dynamic"]])
+    imports = tuple(entry for entry in paths if not _inside(entry, stdlib) and Path(entry).is_dir())
+    wanted = {binary, stdlib, *paths, *libraries, *filter(os.path.exists, _EXTRA_FILES)}
+    binds = tuple(sorted(p for p in wanted if not any(_inside(p, other) for other in wanted if other != p)))
+    return Interpreter(binary, version, imports, binds, _links())
+
+
+def _ask(path: str, identity: Identity) -> dict[str, list[str]]:
+    """Run a fixed question (no user code) in the interpreter as the sandbox's user."""
+    try:
+        done = subprocess.run(
+            [path, "-I", "-B", "-c", _ASK],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            cwd="/",
+            check=True,
+            env={"PATH": "/usr/bin:/bin"},
+            **identity.popen_arguments(),  # type: ignore[call-overload]
+        )
+        answer: dict[str, list[str]] = json.loads(done.stdout)
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        user = "nobody" if identity.uid is not None else "this user"
+        reason = getattr(error, "stderr", None) or error
+        raise SandboxUnavailableError(
+            f"the sandbox's Python {path!r} does not start as {user}: {str(reason).strip()[-300:]}; "
+            "a Python below a home directory is unreadable to others: name another with the option `python`"
+        ) from None
+    return answer
+
+
+def _libraries(files: list[str]) -> set[str]:
+    """Directories of the shared libraries that ``files`` are linked against."""
+    done = subprocess.run(["ldd", *files], capture_output=True, text=True, timeout=60, check=False)
+    found = re.findall(r"(?:=> |^\s+)(/\S+) \(0x", done.stdout, flags=re.MULTILINE)
+    return {str(directory) for name in found for directory in _directories(name)}
+
+
+def _directories(library: str) -> list[Path]:
+    real = Path(library).resolve()
+    named = Path(os.path.realpath(Path(library).parent))
+    return [real.parent, named]
+
+
+def _links() -> tuple[tuple[str, str], ...]:
+    return tuple(
+        (name, str(Path(name).readlink()))
+        for name in ("/bin", "/lib", "/lib32", "/lib64", "/sbin")
+        if Path(name).is_symlink()
+    )
+
+
+def _inside(path: str, directory: str) -> bool:
+    return path == directory or path.startswith(directory.rstrip("/") + "/")
