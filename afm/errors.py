@@ -53,6 +53,7 @@ class Fault(StrEnum):
     OBSERVATION = "observation"
     AUTHOR = "author"
     NO_ANSWER = "no_answer"
+    ANSWER_FORMAT = "answer_format"
     AFTER_ANSWER = "after_answer"
 
 

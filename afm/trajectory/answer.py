@@ -9,9 +9,8 @@ from afm.agents.spec import AgentSpec, AnswerFormat
 from afm.trajectory.parse import split
 from afm.trajectory.types import Author, Segment
 
-_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
-_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
-_FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})[^\n`]*\n(.*?)^[ \t]*\1[`~]*[ \t]*$", re.DOTALL | re.MULTILINE)
+_BRACES = re.compile(r"\\(boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
+_FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})(.*)$", re.MULTILINE)
 
 
 def answers(segments: Sequence[Segment], spec: AgentSpec) -> tuple[str, ...]:
@@ -22,13 +21,14 @@ def answers(segments: Sequence[Segment], spec: AgentSpec) -> tuple[str, ...]:
     separator; empty parts are dropped.
     """
     content = answer_content(segments, spec)
-    if content is None:
-        return ()
+    return () if content is None else read_answer(content, spec)
+
+
+def read_answer(content: str, spec: AgentSpec) -> tuple[str, ...]:
+    """The final answers in the content of an answer role, ``()`` when they do not have the agent's format."""
     inner = _unwrapped(content, spec.answer_format)
-    if inner is None:
-        return ()
-    if spec.answer_separator is None:
-        return (inner,)
+    if inner is None or spec.answer_separator is None:
+        return (inner,) if inner else ()
     return tuple(part.strip() for part in inner.split(spec.answer_separator) if part.strip())
 
 
@@ -44,23 +44,32 @@ def answer_content(segments: Sequence[Segment], spec: AgentSpec) -> str | None:
 def boxed(text: str) -> str | None:
     r"""Content of the last ``\boxed{}`` with balanced braces, ``None`` when there is none.
 
-    Boxes inside boxes count as content of the outer one.
+    Of boxes inside each other the outer one counts. Escaped braces are text.
     """
-    found = None
-    position = 0
-    while match := _BOX.search(text, position):
-        end = _closing_brace(text, match.end())
-        if end is None:
-            return found
-        found = text[match.end() : end].strip()
-        position = end + 1
-    return found
+    found = (0, 0)
+    opened: list[int | None] = []
+    for token in _BRACES.finditer(text):
+        if token[0] == "{":
+            opened.append(None)
+        elif token[0] == "}":
+            begin = opened.pop() if opened else None
+            found = found if begin is None else (begin, token.start())
+        elif token[1]:
+            opened.append(token.end())
+    return text[slice(*found)].strip() if found[0] else None
 
 
 def fenced(text: str) -> str | None:
-    """Content of the last fenced block, ``None`` when there is none."""
-    blocks = _FENCE.findall(text)
-    return str(blocks[-1][1]).strip("\n") if blocks else None
+    """Content of the last closed fenced block, ``None`` when there is none."""
+    found = None
+    opening: re.Match[str] | None = None
+    for line in _FENCE.finditer(text):
+        if opening is None:
+            opening = line
+        elif line[1].startswith(opening[1]) and not line[2].strip():
+            found = text[opening.end() + 1 : line.start()]
+            opening = None
+    return None if found is None else found.removesuffix("\n")
 
 
 def _unwrapped(content: str, answer_format: AnswerFormat) -> str | None:
@@ -79,16 +88,3 @@ def _is_agents(segments: Sequence[Segment], start: int, end: int) -> bool:
             return False
         position = stop
     return True
-
-
-def _closing_brace(text: str, position: int) -> int | None:
-    """Offset of the brace that closes the one before ``position``; escaped braces do not count."""
-    depth = 1
-    for match in _BRACE.finditer(text, position):
-        if match[0] == "{":
-            depth += 1
-        elif match[0] == "}":
-            depth -= 1
-        if depth == 0:
-            return match.start()
-    return None

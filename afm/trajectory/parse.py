@@ -17,6 +17,7 @@ from afm.errors import Fault, TrajectoryError, suggestion
 from afm.trajectory.types import Author, Segment, Step, Trajectory
 
 _TAG_LIKE = re.compile(r"<(/?)([A-Za-z_][\w-]*)(?:\s[^<>]*)?/?>")
+_MAX_HINTS = 100
 _CUT_TAG = re.compile(r"</?[A-Za-z_][\w-]*\Z|</?\Z")
 
 
@@ -123,11 +124,11 @@ class FaultFinder:
     def _line_ends(self) -> list[int]:
         return [match.start() for match in re.finditer("\n", self.text)]
 
-    def fault(self, kind: Fault, message: str, character: int) -> TrajectoryError:
-        """A fault at ``character``; ``{at}`` in ``message`` is where it says so."""
+    def fault(self, kind: Fault, subject: str, complaint: str, character: int) -> TrajectoryError:
+        """A fault that reads: subject, where, complaint."""
         line = bisect_left(self._line_ends, character) + 1
-        place = f"at character {character} (line {line} of the text)"
-        return TrajectoryError(message.replace("{at}", place, 1), kind=kind, character=character)
+        message = f"{subject} at character {character} (line {line} of the text) {complaint}"
+        return TrajectoryError(message, kind=kind, character=character)
 
 
 def _issues(text: str, found: Split, spec: AgentSpec) -> Iterator[TrajectoryError]:
@@ -141,14 +142,13 @@ def _issues(text: str, found: Split, spec: AgentSpec) -> Iterator[TrajectoryErro
         if step.role == spec.observation_role:
             continue
         if nested := tags.search(text, step.content_start, step.content_end):
-            message = f"{nested[0]} {{at}} stands inside <{step.role}>; expected no tag of a role there"
-            yield finder.fault(Fault.NESTED, message, nested.start())
+            complaint = f"stands inside <{step.role}>; expected no tag of a role there"
+            yield finder.fault(Fault.NESTED, nested[0], complaint, nested.start())
     begin = len(text) - len(found.tail)
     if text[begin : found.open_start].strip():
         yield from _gap_issues(finder, begin, found.open_start, unknown, spec)
     if found.open_role is not None:
-        message = f"<{found.open_role}> opened {{at}} is never closed"
-        yield finder.fault(Fault.UNCLOSED, message, found.open_start)
+        yield finder.fault(Fault.UNCLOSED, f"<{found.open_role}> opened", "is never closed", found.open_start)
 
 
 def _gap_issues(
@@ -160,22 +160,25 @@ def _gap_issues(
     for tag in _TAG_LIKE.finditer(text, begin, end):
         tagged = True
         if tag[1] != "/":
-            unknown.add(tag[2])
-            known = suggestion(tag[2], spec.roles)
-            message = f"{_shown(tag[0])} {{at}} is no role of agent {spec.name!r}; {known}"
-            yield finder.fault(Fault.UNKNOWN_ROLE, message, tag.start())
+            complaint = f"is no role of agent {spec.name!r}{_hint(tag[2], unknown, spec)}"
+            yield finder.fault(Fault.UNKNOWN_ROLE, _shown(tag[0]), complaint, tag.start())
         elif tag[2] not in unknown:
-            yield finder.fault(Fault.STRAY_CLOSE, f"{_shown(tag[0])} {{at}} closes nothing", tag.start())
+            yield finder.fault(Fault.STRAY_CLOSE, _shown(tag[0]), "closes nothing", tag.start())
     if tagged:
         return
     if end == len(text) and (cut := _CUT_TAG.search(text, begin)):
-        yield finder.fault(
-            Fault.UNCLOSED, f"{_shown(cut[0])} {{at}} is cut off by the end of the text", cut.start()
-        )
+        yield finder.fault(Fault.UNCLOSED, _shown(cut[0]), "is cut off by the end of the text", cut.start())
         return
     first = end - len(text[begin:end].lstrip())
-    message = f"{text[first : min(end, first + 40)]!r} {{at}} stands outside of every role"
-    yield finder.fault(Fault.STRAY_TEXT, message, first)
+    shown = repr(text[first : min(end, first + 40)])
+    yield finder.fault(Fault.STRAY_TEXT, shown, "stands outside of every role", first)
+
+
+def _hint(name: str, unknown: set[str], spec: AgentSpec) -> str:
+    """The closest role for a name met for the first time, for so many names as a person would read."""
+    new = name not in unknown and len(unknown) < _MAX_HINTS
+    unknown.add(name)
+    return f"; {suggestion(name, spec.roles)}" if new else ""
 
 
 def _shown(tag: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from io import StringIO
 
 from afm.agents.spec import AgentSpec
 from afm.trajectory.parse import opening_pattern
@@ -37,9 +38,9 @@ class StreamParser:
     def __init__(self, spec: AgentSpec) -> None:
         self._opening = opening_pattern(tuple(spec.roles))
         self._longest_tag = max(map(len, spec.roles)) + 2
-        self._pieces: list[str] = []
-        self._window = ""
-        self._position = 0
+        self._seen = StringIO()
+        self._carry = ""
+        self._carry_at = 0
         self._role: str | None = None
         self._start = 0
         self._prefix = ""
@@ -52,17 +53,24 @@ class StreamParser:
     @property
     def position(self) -> int:
         """Characters fed so far."""
-        return self._position + len(self._window)
+        return self._carry_at + len(self._carry)
 
     def feed(self, text: str) -> list[StreamEvent]:
         """Take the agent's next piece of text and report what it completed, in order."""
-        self._window += text
+        window = self._carry + text
         events: list[StreamEvent] = []
+        at = 0
         while True:
-            event = self._find_opening() if self._role is None else self._find_closing(self._role)
-            if event is None:
-                return events
+            found = self._open(window, at) if self._role is None else self._close(window, at, self._role)
+            if found is None:
+                break
+            event, at = found
             events.append(event)
+        keep = self._undecided_from(window, at)
+        self._seen.write(window[at:keep])
+        self._carry = window[keep:]
+        self._carry_at += keep
+        return events
 
     def feed_observation(self, text: str) -> list[StreamEvent]:
         """Take what the environment appended between two steps.
@@ -72,44 +80,39 @@ class StreamParser:
         """
         if self._role is not None:
             raise ValueError(f"an observation cannot be added while <{self._role}> is open")
-        self._put_aside(len(self._window))
+        self._seen.write(self._carry)
+        self._carry_at += len(self._carry)
+        self._carry = ""
         return self.feed(text)
 
-    def _find_opening(self) -> StepOpened | None:
-        match = self._opening.search(self._window)
+    def _open(self, window: str, at: int) -> tuple[StreamEvent, int] | None:
+        match = self._opening.search(window, at)
         if match is None:
-            bracket = self._window.rfind("<", -self._longest_tag + 1)
-            self._put_aside(len(self._window) if bracket < 0 else bracket)
             return None
-        self._start = self._position + match.start()
-        self._put_aside(match.start())
-        self._prefix = self._collect()
-        self._drop(len(match[0]))
         self._role = match[1]
-        return StepOpened(match[1])
+        self._start = self._carry_at + match.start()
+        self._prefix = self._seen_until(window[at : match.start()])
+        return StepOpened(match[1]), match.end()
 
-    def _find_closing(self, role: str) -> StepClosed | None:
+    def _close(self, window: str, at: int, role: str) -> tuple[StreamEvent, int] | None:
         closing = f"</{role}>"
-        at = self._window.find(closing)
-        if at < 0:
-            self._put_aside(max(0, len(self._window) - len(closing) + 1))
+        begin = window.find(closing, at)
+        if begin < 0:
             return None
-        self._put_aside(at)
-        content = self._collect()
-        self._drop(len(closing))
         self._role = None
-        return StepClosed(Step(role, content, self._prefix, self._start, self._position))
+        end = begin + len(closing)
+        content = self._seen_until(window[at:begin])
+        return StepClosed(Step(role, content, self._prefix, self._start, self._carry_at + end)), end
 
-    def _put_aside(self, length: int) -> None:
-        if length:
-            self._pieces.append(self._window[:length])
-            self._drop(length)
+    def _undecided_from(self, window: str, at: int) -> int:
+        """Offset from which ``window`` may still become a tag that matters now."""
+        longest = self._longest_tag if self._role is None else len(self._role) + 3
+        bracket = window.rfind("<", max(at, len(window) - longest + 1))
+        return len(window) if bracket < 0 else bracket
 
-    def _drop(self, length: int) -> None:
-        self._window = self._window[length:]
-        self._position += length
-
-    def _collect(self) -> str:
-        text = "".join(self._pieces)
-        self._pieces.clear()
+    def _seen_until(self, last: str) -> str:
+        self._seen.write(last)
+        text = self._seen.getvalue()
+        self._seen.seek(0)
+        self._seen.truncate()
         return text

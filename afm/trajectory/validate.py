@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from afm.agents.spec import START, AgentSpec, RoleKind
 from afm.errors import Fault, TrajectoryError
+from afm.trajectory.answer import read_answer
 from afm.trajectory.parse import FaultFinder, scan
 from afm.trajectory.types import Author, Segment, Step
 
@@ -17,7 +18,7 @@ def validate(segments: Sequence[Segment], spec: AgentSpec) -> tuple[TrajectoryEr
 
     Checked: the structure (see :func:`afm.trajectory.scan`), what may follow what including grades, required,
     forbidden and doubled thoughts, counts, an observation directly behind every tool call, one answer
-    with nothing behind it, and that the environment wrote the observations and the agent all else.
+    in its format with nothing behind it, and that the environment wrote the observations and the agent all else.
     """
     text = "".join(segment.text for segment in segments)
     found = scan(text, spec)
@@ -48,54 +49,51 @@ class _Order:
         for step in steps:
             kind = self._spec.roles[step.role].kind
             if self._answered:
-                message = (
-                    f"<{step.role}> {{at}} stands behind <{self._spec.answer_role}>, which must be the end"
-                )
-                yield self._fault(Fault.AFTER_ANSWER, message, step.start)
+                complaint = f"stands behind <{self._spec.answer_role}>, which must be the end"
+                yield self._fault(Fault.AFTER_ANSWER, step, complaint)
             elif kind is RoleKind.OBSERVATION:
                 yield from self._observation(step)
             else:
                 yield from self._unanswered_call(step)
                 yield from self._thought_step(step) if kind is RoleKind.THOUGHT else self._function(step)
-        yield from self._end()
+        if not self._answered:
+            complaint = f"has no closed <{self._spec.answer_role}> before it"
+            end = len(self._finder.text)
+            yield self._finder.fault(Fault.NO_ANSWER, "the end of the response", complaint, end)
 
     def _observation(self, step: Step) -> Iterator[TrajectoryError]:
         if self._waiting is None:
-            message = f"<{step.role}> {{at}} has no tool call directly before it"
-            yield self._fault(Fault.OBSERVATION, message, step.start)
+            yield self._fault(Fault.OBSERVATION, step, "has no tool call directly before it")
         self._waiting = None
 
     def _unanswered_call(self, step: Step) -> Iterator[TrajectoryError]:
         if self._waiting is not None:
-            message = f"<{step.role}> {{at}} follows <{self._waiting.role}>; expected <{self._spec.observation_role}>"
-            yield self._fault(Fault.OBSERVATION, message, step.start)
+            complaint = f"follows <{self._waiting.role}>; expected <{self._spec.observation_role}>"
+            yield self._fault(Fault.OBSERVATION, step, complaint)
             self._waiting = None
 
     def _thought_step(self, step: Step) -> Iterator[TrajectoryError]:
         if self._thought:
-            message = f"<{step.role}> {{at}} directly follows another thought"
-            yield self._fault(Fault.THOUGHT, message, step.start)
+            yield self._fault(Fault.THOUGHT, step, "directly follows another thought")
         self._thought = True
 
     def _function(self, step: Step) -> Iterator[TrajectoryError]:
         role = self._spec.roles[step.role]
         if step.role not in self._allowed:
-            after = "the beginning" if self._before == START else f"<{self._before}>"
+            after = "begin the response" if self._before == START else f"follow <{self._before}>"
             expected = " or ".join(f"<{tag}>" for tag in self._allowed) or "nothing"
-            message = f"<{step.role}> {{at}} may not follow {after}; expected {expected}"
-            yield self._fault(Fault.TRANSITION, message, step.start)
+            yield self._fault(Fault.TRANSITION, step, f"may not {after}; expected {expected}")
         if role.needs_thought and not self._thought:
-            message = f"<{step.role}> {{at}} has no {self._thought_names()} directly before it"
-            yield self._fault(Fault.THOUGHT, message, step.start)
+            yield self._fault(Fault.THOUGHT, step, f"has no {self._thought_names()} directly before it")
         if role.no_thought and self._thought:
-            message = (
-                f"<{step.role}> {{at}} has {self._thought_names()} directly before it; expected none there"
-            )
-            yield self._fault(Fault.THOUGHT, message, step.start)
+            complaint = f"has {self._thought_names()} directly before it; expected none there"
+            yield self._fault(Fault.THOUGHT, step, complaint)
         self._counts[step.role] += 1
         if role.max_count is not None and self._counts[step.role] == role.max_count + 1:
-            message = f"<{step.role}> {{at}} exceeds its count; expected at most {role.max_count}"
-            yield self._fault(Fault.COUNT, message, step.start)
+            yield self._fault(Fault.COUNT, step, f"exceeds its count; expected at most {role.max_count}")
+        if role.kind is RoleKind.ANSWER and not read_answer(step.content, self._spec):
+            complaint = f"holds no answer in the format {self._spec.answer_format.value!r}"
+            yield self._fault(Fault.ANSWER_FORMAT, step, complaint)
         self._move(step, role.kind)
 
     def _move(self, step: Step, kind: RoleKind) -> None:
@@ -105,16 +103,11 @@ class _Order:
         self._waiting = step if kind is RoleKind.TOOL else None
         self._answered = kind is RoleKind.ANSWER
 
-    def _end(self) -> Iterator[TrajectoryError]:
-        if not self._answered:
-            message = f"the response ends {{at}} without <{self._spec.answer_role}>"
-            yield self._fault(Fault.NO_ANSWER, message, len(self._finder.text))
-
     def _thought_names(self) -> str:
         return " or ".join(f"<{tag}>" for tag in self._spec.thought_roles)
 
-    def _fault(self, kind: Fault, message: str, character: int) -> TrajectoryError:
-        return self._finder.fault(kind, message, character)
+    def _fault(self, kind: Fault, step: Step, complaint: str) -> TrajectoryError:
+        return self._finder.fault(kind, f"<{step.role}>", complaint, step.start)
 
 
 def _author_faults(
@@ -126,13 +119,13 @@ def _author_faults(
         while index < len(environment) and environment[index][1] <= step.start:
             index += 1
         begin, end = environment[index] if index < len(environment) else (sys.maxsize, sys.maxsize)
+        subject = f"<{step.role}>"
         if step.role == spec.observation_role:
             if not (begin <= step.start and step.end <= end):
-                message = f"<{step.role}> {{at}} was written by the agent; only the environment may"
-                yield finder.fault(Fault.AUTHOR, message, step.start)
+                complaint = "was written by the agent; only the environment may"
+                yield finder.fault(Fault.AUTHOR, subject, complaint, step.start)
         elif begin < step.end:
-            message = f"<{step.role}> {{at}} was written by the environment; expected the agent"
-            yield finder.fault(Fault.AUTHOR, message, step.start)
+            yield finder.fault(Fault.AUTHOR, subject, "was written by the environment", step.start)
 
 
 def _environment_spans(segments: Sequence[Segment]) -> list[tuple[int, int]]:
