@@ -1,0 +1,235 @@
+"""The tool that runs the agent's Python in the sandbox.
+
+Its argument is a ``py`` fence with the program, optionally followed by an ``sh`` fence whose text becomes
+the program's standard input (layout of the published Chain-of-Agents system).
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from afm.errors import ConfigError, DataError, SandboxError
+from afm.sandbox import ExitReason, RunResult, Sandbox, SandboxLimits, limits_from, open_sandbox
+from afm.tools.base import ToolResult
+from afm.tools.config import validated
+from afm.tools.registry import ToolContext, ToolSchema
+from afm.tools.traceback import shortened
+
+_PROGRAM_LANGUAGES = ("py", "python", "python3")
+_STDIN_LANGUAGES = ("sh", "bash", "shell")
+_HOW_TO = "Write the program between a line ```py and a line ```."
+_ADDRESS = re.compile(r"(?<= at )0x[0-9a-fA-F]{6,16}(?=>)")
+NOTHING_PRINTED = "(The program printed nothing; use print() to see a value.)"
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What the agent asked to run."""
+
+    code: str
+    stdin: str = ""
+
+
+class BadArgumentError(DataError):
+    """The argument holds no program; the message tells the agent what to write."""
+
+
+def parse_program(argument: str) -> Program:
+    """The program and its input in a tool argument.
+
+    Raises:
+        BadArgumentError: No program fence, two of them, or one that is never closed.
+    """
+    programs: list[str] = []
+    inputs: list[str] = []
+    for language, text in _fences(argument):
+        if language in _PROGRAM_LANGUAGES:
+            programs.append(text)
+        elif language in _STDIN_LANGUAGES:
+            inputs.append(text)
+    if len(programs) != 1:
+        found = "no program" if not programs else f"{len(programs)} programs"
+        raise BadArgumentError(f"Nothing was run: found {found}, expected one. {_HOW_TO}")
+    return Program(programs[0], inputs[0] if inputs else "")
+
+
+def _fences(text: str) -> list[tuple[str, str]]:
+    """(language, content) of each fenced block."""
+    found: list[tuple[str, str]] = []
+    lines = text.splitlines(keepends=True)
+    position = 0
+    while position < len(lines):
+        opening = re.fullmatch(r"\s*```\s*(\w*)\s*", lines[position])
+        position += 1
+        if not opening:
+            continue
+        end, content = _fence_end(lines, position)
+        if end is None:
+            raise BadArgumentError(f"Nothing was run: the ``` block is never closed. {_HOW_TO}")
+        found.append((opening[1].lower(), content))
+        position = end + 1
+    return found
+
+
+def _fence_end(lines: list[str], start: int) -> tuple[int | None, str]:
+    """Line that closes the block, and the content before it; a closing at a line's end counts too."""
+    for number in range(start, len(lines)):
+        if lines[number].strip() == "```":
+            return number, "".join(lines[start:number])
+    for number in range(start, len(lines)):
+        if lines[number].rstrip().endswith("```"):
+            last = lines[number].rstrip().removesuffix("```")
+            return number, "".join([*lines[start:number], last])
+    return None, ""
+
+
+class SandboxSettings(BaseModel):
+    """Which sandbox, and how (see :func:`afm.sandbox.open_sandbox`)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    backend: str = "bubblewrap"
+    python: str | None = None
+    max_parallel: int | None = Field(default=None, ge=1)
+    binds: tuple[str, ...] = ()
+
+
+class CodeSettings(BaseModel):
+    """Settings of :class:`CodeTool` in a tools file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    sandbox: SandboxSettings = SandboxSettings()
+    limits: dict[str, float | int] = Field(default_factory=dict)
+    max_observation_chars: int = Field(default=1536, ge=200)
+
+
+class CodeTool:
+    """Runs one program a call, each in a fresh sandbox.
+
+    Args:
+        sandbox: Where programs run; closed together with the tool.
+        limits: Bounds of one run; the sandbox's own when ``None``.
+        max_observation_chars: Longer observations lose their middle.
+        schema: How the tool is announced to models that take tool declarations.
+    """
+
+    def __init__(
+        self,
+        sandbox: Sandbox,
+        *,
+        name: str = "code",
+        limits: SandboxLimits | None = None,
+        max_observation_chars: int = 1536,
+        schema: ToolSchema | None = None,
+    ) -> None:
+        self.name = name
+        self.schema = schema
+        self._sandbox = sandbox
+        self._limits = limits or SandboxLimits()
+        self._max_chars = max_observation_chars
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any], context: ToolContext) -> CodeTool:
+        """A tool with the settings of a tools file; see :class:`CodeSettings`."""
+        settings = validated(CodeSettings, config, context.label, context.at)
+        try:
+            limits = limits_from(settings.limits)
+            options = settings.sandbox.model_dump(exclude={"backend"})
+            sandbox = context.sandbox(
+                settings.sandbox.model_dump(), lambda: open_sandbox(settings.sandbox.backend, **options)
+            )
+        except ConfigError as error:
+            raise ConfigError(f"{context.label}: {context.at}: {error}") from None
+        return cls(
+            sandbox,
+            name=context.schema.function.name,
+            limits=limits,
+            max_observation_chars=settings.max_observation_chars,
+            schema=context.schema,
+        )
+
+    async def call(self, argument: str) -> ToolResult:
+        """Run the program in ``argument``; what it printed is the result's text."""
+        try:
+            program = parse_program(argument)
+            result = await self._sandbox.run(program.code, program.stdin, self._limits)
+        except BadArgumentError as error:
+            return ToolResult(error.message, meta={"reason": "bad_argument"})
+        except DataError as error:
+            return ToolResult(f"Nothing was run: {error.message}.", meta={"reason": "bad_argument"})
+        except SandboxError as error:
+            text = f"The {self.name} tool failed, the program did not run: {error}"
+            return ToolResult(text, ok=False, meta={"reason": "sandbox", "error": str(error)})
+        meta = {
+            "reason": result.reason.value,
+            "exit_status": result.exit_status,
+            "wall_s": result.wall_s,
+            "cpu_s": result.cpu_s,
+            "peak_memory_bytes": result.peak_memory_bytes,
+        }
+        return ToolResult(observation(result, self._limits, self._max_chars), meta=meta)
+
+    async def close(self) -> None:
+        """Close the sandbox."""
+        await self._sandbox.close()
+
+
+def observation(result: RunResult, limits: SandboxLimits, max_chars: int) -> str:
+    """What the agent is shown of a run: output, errors of its own code, why it was stopped.
+
+    At most ``max_chars`` characters: the middle is cut and the cut is marked. The same program gives the
+    same text: no host paths, no addresses, no timings.
+    """
+    output = _ADDRESS.sub("0x...", result.stdout).rstrip()
+    errors = _ADDRESS.sub("0x...", shortened(result.stderr)).rstrip()
+    text = "\n".join(part for part in (output, errors) if part)
+    note = _note(result, limits)
+    if not text and not note:
+        return NOTHING_PRINTED
+    room = max_chars - len(note) - 1 if note else max_chars
+    return "\n".join(part for part in (cut_middle(text, room), note) if part)
+
+
+def cut_middle(text: str, max_chars: int) -> str:
+    """``text`` with at most ``max_chars`` characters: head and tail stay, the cut is marked."""
+    if len(text) <= max_chars:
+        return text
+    longest = f"\n[... {len(text)} characters cut ...]\n"
+    keep = max_chars - len(longest)
+    head = keep - keep // 2
+    mark = f"\n[... {len(text) - keep} characters cut ...]\n"
+    return text[:head] + mark + text[len(text) - keep // 2 :]
+
+
+def _note(result: RunResult, limits: SandboxLimits) -> str:
+    match result.reason:
+        case ExitReason.TIMEOUT:
+            return f"(The program was stopped: it ran longer than {limits.wall_s:g} seconds.)"
+        case ExitReason.CPU:
+            return f"(The program was stopped: it computed longer than {limits.cpu_s} seconds.)"
+        case ExitReason.MEMORY:
+            return f"(The program needed more than {limits.memory_bytes >> 20} MiB of memory.)"
+        case ExitReason.OUTPUT:
+            return f"(The program was stopped: it printed more than {limits.output_bytes} bytes.)"
+        case ExitReason.KILLED:
+            return "(The program was killed.)"
+        case ExitReason.ERROR if result.exit_status is not None and result.exit_status < 0:
+            return f"(The program crashed: {_signal_name(-result.exit_status)}.)"
+        case ExitReason.ERROR if not result.stderr.strip():
+            return f"(The program ended with exit status {result.exit_status}.)"
+        case _:
+            return ""
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

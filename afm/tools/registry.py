@@ -1,0 +1,135 @@
+"""Tools from a YAML file.
+
+The file has the shape that verl reads too::
+
+    tools:
+      - class_name: afm.tools.code.CodeTool
+        config: {max_observation_chars: 1536}
+        tool_schema: {type: function, function: {name: code, description: ..., parameters: {...}}}
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from afm.errors import ConfigError, suggestion
+from afm.sandbox import Sandbox
+from afm.tools.base import Tool
+from afm.tools.config import read_mapping, validated
+
+
+class FunctionSchema(BaseModel):
+    """What a model is told about a tool: the ``function`` part of an OpenAI tool."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = Field(pattern=r"^[A-Za-z_][A-Za-z0-9_-]*$")
+    description: str = ""
+    parameters: dict[str, Any] = Field(default_factory=lambda: {"type": "object", "properties": {}})
+
+
+class ToolSchema(BaseModel):
+    """An OpenAI tool declaration."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    type: Literal["function"] = "function"
+    function: FunctionSchema
+
+
+class ToolEntry(BaseModel):
+    """One tool in the file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    class_name: str
+    config: dict[str, Any] = Field(default_factory=dict)
+    tool_schema: ToolSchema
+
+
+class ToolsFile(BaseModel):
+    """The whole file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    tools: tuple[ToolEntry, ...]
+
+
+@dataclass(slots=True)
+class ToolContext:
+    """What a tool class gets beside its own settings.
+
+    Attributes:
+        label: File and key path of its settings, for errors: ``tools.yaml`` and ``tools[0].config``.
+        sandboxes: Sandboxes opened so far by their settings, so that equal settings share one.
+    """
+
+    label: str
+    at: str
+    schema: ToolSchema
+    sandboxes: dict[str, Sandbox] = field(default_factory=dict)
+
+    def sandbox(self, settings: Mapping[str, Any], opener: Callable[[], Sandbox]) -> Sandbox:
+        """The sandbox for ``settings``: the one an earlier tool opened, or a new one."""
+        key = json.dumps(settings, sort_keys=True, default=str)
+        if key not in self.sandboxes:
+            self.sandboxes[key] = opener()
+        return self.sandboxes[key]
+
+
+class ConfiguredTool(Protocol):
+    """A class that the registry can make tools of."""
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any], context: ToolContext) -> Tool:
+        """A tool with these settings; raises ``ConfigError`` for wrong ones."""
+        ...
+
+
+def load_tools(source: Path | Mapping[str, Any]) -> dict[str, Tool]:
+    """Tools by name, as an agent's roles refer to them.
+
+    Nothing is started yet. Tools with equal sandbox settings share one sandbox; closing a tool closes it
+    for all of them.
+
+    Raises:
+        ConfigError: Names the file, the key path, the value and what was expected.
+    """
+    label, data = read_mapping(source, "tools")
+    entries = validated(ToolsFile, data, label).tools
+    sandboxes: dict[str, Sandbox] = {}
+    tools: dict[str, Tool] = {}
+    for number, entry in enumerate(entries):
+        at = f"tools[{number}]"
+        name = entry.tool_schema.function.name
+        if name in tools:
+            raise ConfigError(f"{label}: {at}.tool_schema.function.name: {name!r} stands twice")
+        kind = _tool_class(entry.class_name, f"{label}: {at}.class_name")
+        context = ToolContext(label, f"{at}.config", entry.tool_schema, sandboxes)
+        tools[name] = kind.from_config(entry.config, context)
+    return tools
+
+
+def _tool_class(name: str, where: str) -> type[ConfiguredTool]:
+    module_name, _, class_name = name.rpartition(".")
+    if not module_name:
+        raise ConfigError(f"{where}: got {name!r}, expected a dotted name such as afm.tools.code.CodeTool")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise ConfigError(f"{where}: {name!r} cannot be imported: {error}") from None
+    found = getattr(module, class_name, None)
+    classes = [key for key, value in vars(module).items() if hasattr(value, "from_config")]
+    if found is None:
+        hint = suggestion(class_name, classes) if classes else "it defines no tool"
+        raise ConfigError(f"{where}: {module_name} has no class {class_name!r}; {hint}")
+    if not callable(getattr(found, "from_config", None)):
+        raise ConfigError(f"{where}: {name!r} is no tool class: it lacks the class method from_config")
+    return found  # type: ignore[no-any-return]
