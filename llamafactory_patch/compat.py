@@ -1,0 +1,68 @@
+"""Which LLaMA-Factory this package fits, and how it is imported without torchaudio."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import metadata
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+from afm.errors import EngineError, MissingExtraError
+
+SUPPORTED = "0.9.5"
+"""The one LLaMA-Factory release whose internals were read and tested."""
+
+
+def check_version() -> None:
+    """Refuse every LLaMA-Factory but the supported one.
+
+    Raises:
+        MissingExtraError: LLaMA-Factory is not installed.
+        EngineError: Another version is installed.
+    """
+    try:
+        found = metadata.version("llamafactory")
+    except metadata.PackageNotFoundError:
+        raise MissingExtraError("llamafactory", "sft") from None
+    if found != SUPPORTED:
+        raise EngineError(
+            f"llamafactory {found} is installed, but llamafactory_patch reaches into {SUPPORTED} and would "
+            f"mask wrongly in silence; install it with: pip install llamafactory=={SUPPORTED}"
+        )
+
+
+@contextmanager
+def torchaudio_stub() -> Iterator[None]:
+    """Let ``llamafactory.data.mm_plugin`` be imported where torchaudio is absent or broken.
+
+    Symptom: ``import llamafactory.data`` fails on machines without audio (0.9.5, mm_plugin.py line 30
+    imports torchaudio for every user). Cause: no CPU wheel of torchaudio fits current torch releases. The
+    stub is gone afterwards, so that transformers keeps reporting torchaudio as unavailable; only audio
+    inputs need the real one, and they fail loudly without it.
+    """
+    if _real_torchaudio():
+        yield
+        return
+    from transformers.utils import is_torchaudio_available
+
+    is_torchaudio_available()  # caches its answer, which must not see the stub
+    stub = ModuleType("torchaudio")
+    stub.__spec__ = ModuleSpec("torchaudio", None)
+    sys.modules["torchaudio"] = stub
+    try:
+        yield
+    finally:
+        sys.modules.pop("torchaudio", None)
+
+
+def _real_torchaudio() -> bool:
+    try:
+        importlib.import_module("torchaudio")
+    except (ImportError, OSError):  # OSError: a wheel built for CUDA finds no libcudart
+        for name in [name for name in sys.modules if name.split(".")[0] == "torchaudio"]:
+            del sys.modules[name]
+        return False
+    return True

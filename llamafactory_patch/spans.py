@@ -1,0 +1,76 @@
+"""Who wrote what, told from tag names alone: stock LLaMA-Factory users declare no agent.
+
+For a sound trajectory the result equals :func:`afm.trajectory.author_segments` (a test holds them together).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+
+from afm.errors import Fault, TrajectoryError
+from afm.trajectory import Author, Segment
+
+
+def segments_by_tag(text: str, tags: Sequence[str]) -> tuple[Segment, ...]:
+    """Split ``text`` by author: each ``<tag>...</tag>`` is the environment's, white space around it included.
+
+    Segments alternate and join to ``text``; none is empty.
+
+    Raises:
+        TrajectoryError: A tag is opened twice, closed without being open, or never closed. Masking anything
+            there would be a guess.
+    """
+    segments: list[Segment] = []
+    done = 0
+    for start, end in _spans(text, tuple(tags)):
+        if start > done:
+            segments.append(Segment(Author.AGENT, text[done:start]))
+            segments.append(Segment(Author.ENVIRONMENT, text[start:end]))
+        elif segments:
+            segments[-1] = Segment(Author.ENVIRONMENT, segments[-1].text + text[start:end])
+        else:
+            segments.append(Segment(Author.ENVIRONMENT, text[start:end]))
+        done = end
+    if done < len(text):
+        segments.append(Segment(Author.AGENT, text[done:]))
+    return tuple(segments)
+
+
+_BEHIND_SPACE = re.compile(r"\s*")
+
+
+@lru_cache(maxsize=16)
+def _tag_pattern(tags: tuple[str, ...]) -> re.Pattern[str]:
+    names = "|".join(re.escape(tag) for tag in tags)
+    return re.compile(rf"<(/?)({names})>")
+
+
+def _spans(text: str, tags: tuple[str, ...]) -> list[tuple[int, int]]:
+    """Begin and end of each observation, the white space on both sides included."""
+    spans: list[tuple[int, int]] = []
+    done = 0
+    opened: re.Match[str] | None = None
+    for tag in _tag_pattern(tags).finditer(text):
+        closes = tag[1] == "/"
+        if opened is None:
+            if closes:
+                raise _fault(Fault.STRAY_CLOSE, f"{tag[0]} at character {tag.start()} closes nothing", tag)
+            opened = tag
+        elif tag[2] == opened[2]:
+            if not closes:
+                message = f"{tag[0]} opened at character {opened.start()} is opened again"
+                raise _fault(Fault.NESTED, f"{message} at character {tag.start()} before it is closed", tag)
+            begin = done + len(text[done : opened.start()].rstrip())
+            done = _BEHIND_SPACE.match(text, tag.end()).end()  # type: ignore[union-attr]
+            spans.append((begin, done))
+            opened = None
+    if opened is not None:
+        message = f"{opened[0]} opened at character {opened.start()} is never closed"
+        raise _fault(Fault.UNCLOSED, message, opened)
+    return spans
+
+
+def _fault(kind: Fault, message: str, tag: re.Match[str]) -> TrajectoryError:
+    return TrajectoryError(message, kind=kind, character=tag.start())
