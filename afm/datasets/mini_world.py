@@ -10,19 +10,21 @@ from __future__ import annotations
 import hashlib
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
+from pathlib import Path
 
-from afm.datasets.schema import Task
+from afm.datasets.manifest import write_manifest
+from afm.datasets.schema import Task, write_tasks
 from afm.errors import ConfigError
 
 DATA_SOURCE = "mini_math"
 ONE_STEP_SHARE = 0.52
 """Share of problems with one operation; the others have two."""
 
-_MAX_MISSES = 20_000
+_MAX_MISSES = 2_000
 _PEOPLE = ("Tom", "Mia", "Ana", "Leo", "Zoe", "Max", "Eva", "Ian", "Kim", "Sam")
 
 
@@ -135,7 +137,7 @@ class Problem:
         return value
 
 
-def generate(split: Split, count: int, *, seed: int) -> Iterator[Task]:
+def generate(split: Split, count: int, *, seed: int, stories: Sequence[Story] = STORIES) -> Iterator[Task]:
     """Stream ``count`` distinct tasks of a split, in random order; the same arguments give the same tasks.
 
     Exactly ``round(0.52 * count)`` of them have one step.
@@ -149,7 +151,7 @@ def generate(split: Split, count: int, *, seed: int) -> Iterator[Task]:
     rng.shuffle(steps)
     seen: set[str] = set()
     for number, length in enumerate(steps):
-        problem, question = _draw_new(rng, split, length, seen)
+        problem, question = _draw_new(rng, stories, split, length, seen)
         yield Task(
             id=f"{DATA_SOURCE}-{split}-{seed}-{number:05d}",
             question=question,
@@ -157,6 +159,19 @@ def generate(split: Split, count: int, *, seed: int) -> Iterator[Task]:
             data_source=DATA_SOURCE,
             extra_info={"kind": problem.kind, "steps": length, "expression": problem.expression},
         )
+
+
+def write_world(
+    out_dir: str | Path, *, seed: int, sizes: Mapping[Split, int] = DEFAULT_SIZES
+) -> dict[Split, Path]:
+    """Write ``train.jsonl``, ``rl.jsonl``, ``heldout.jsonl`` and a manifest; returns the three paths."""
+    out = Path(out_dir)
+    paths = {split: out / f"{split.value}.jsonl" for split in sizes}
+    for split, path in paths.items():
+        write_tasks(path, generate(split, sizes[split], seed=seed))
+    counts = {split.value: count for split, count in sizes.items()}
+    write_manifest(out / "manifest.json", counts=counts, seed=seed, world=DATA_SOURCE)
+    return paths
 
 
 def split_of(problem: Problem) -> Split:
@@ -167,21 +182,26 @@ def split_of(problem: Problem) -> Split:
 
 def read_problem(question: str) -> Problem | None:
     """Understand a question of this world by its wording; ``None`` for any other text."""
-    opening, *changes, asked = re.split(r"(?<=[.?]) ", question.strip()) or [""]
+    sentences = re.split(r"(?<=[.?]) ", question.strip())
+    if len(sentences) < 3:
+        return None
+    opening, *changes, asked = sentences
     for story in STORIES:
         begin = _pattern(story.opening).fullmatch(opening)
         if begin is None or not _pattern(story.question).fullmatch(asked):
             continue
         read = [_read_change(story, sentence) for sentence in changes]
         found = tuple(change for change in read if change is not None)
-        if found and len(found) == len(read):
+        if len(found) == len(read):
             return Problem(story.kind, int(begin["n"]), found)
     return None
 
 
-def _draw_new(rng: random.Random, split: Split, steps: int, seen: set[str]) -> tuple[Problem, str]:
+def _draw_new(
+    rng: random.Random, stories: Sequence[Story], split: Split, steps: int, seen: set[str]
+) -> tuple[Problem, str]:
     for _ in range(_MAX_MISSES):
-        story = rng.choice(STORIES)
+        story = rng.choice(stories)
         problem = _draw(rng, story.kind, steps)
         question = _tell(rng, story, problem)
         if question not in seen and split_of(problem) is split:

@@ -7,8 +7,9 @@ prompt inside (``prompt``, ``reward_model.ground_truth``, ``extra_info``), as pu
 from __future__ import annotations
 
 import json
+import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,20 @@ def task_of_row(row: Mapping[str, Any], *, default_id: str, data_source: str | N
         data_source=_text(row, "data_source") or data_source or "",
         extra_info={key: value for key, value in info.items() if value is not None},
     )
+
+
+def write_tasks(path: str | Path, tasks: Iterable[Task]) -> int:
+    """Write tasks as JSONL, one line each, replacing ``path`` once all are written; returns their number."""
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f"{target.name}.{os.getpid()}.tmp")
+    count = 0
+    with temporary.open("w", encoding="utf-8") as file:
+        for task in tasks:
+            file.write(task.model_dump_json() + "\n")
+            count += 1
+    temporary.replace(target)
+    return count
 
 
 def question_of_prompt(prompt: str) -> str:

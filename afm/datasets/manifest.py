@@ -1,0 +1,49 @@
+"""The small file beside every output that says what it was made from."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import afm
+from afm.agents import AgentSpec
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file's bytes, in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_manifest(
+    path: Path,
+    *,
+    counts: dict[str, int],
+    inputs: Iterable[Path] = (),
+    spec: AgentSpec | None = None,
+    seed: int | None = None,
+    **facts: Any,
+) -> None:
+    """Write ``path`` atomically: counts, seed, agent and its digest, SHA-256 of the inputs, further facts."""
+    agent = None if spec is None else {"name": spec.name, "digest": spec.digest}
+    content = {
+        "afm_version": afm.__version__,
+        "counts": counts,
+        "seed": seed,
+        "agent": agent,
+        "inputs": {file.name: sha256_of(file) for file in inputs},
+        **facts,
+    }
+    replace_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a file so that a reader, or a kill, sees the old content or the new, never half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)

@@ -1,0 +1,227 @@
+"""Files the training engines read: alpaca JSON for LLaMA-Factory, parquet for verl."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from afm.agents import AgentSpec
+from afm.datasets.manifest import replace_text, write_manifest
+from afm.datasets.schema import Task
+from afm.errors import ConfigError, DataError, MissingExtraError
+from afm.trajectory import validate
+from afm.trajectory.record import Record
+from afm.trajectory.types import Segment
+
+_INFO_FILE = "dataset_info.json"
+_COLUMNS = {"prompt": "instruction", "query": "input", "response": "output"}
+_BATCH_ROWS = 1_000
+
+
+def write_sft(
+    records: Iterable[Record], spec: AgentSpec, out_dir: str | Path, *, name: str, inputs: Iterable[Path] = ()
+) -> int:
+    """Write kept trajectories as ``name.json`` (alpaca rows) and register it in ``dataset_info.json``.
+
+    ``instruction`` is the whole user turn, ``output`` the whole response; the masks are found again from
+    the text by the agent's declaration. Other entries of an existing ``dataset_info.json`` stay.
+
+    Args:
+        inputs: Files the records came from, for the manifest.
+
+    Returns:
+        The number of rows.
+
+    Raises:
+        DataError: A record belongs to another agent, is refused by ``spec``, or nothing is left.
+    """
+    out = Path(out_dir)
+    out.mkdir(parents=True, exist_ok=True)
+    target = out / f"{name}.json"
+    temporary = target.with_name(f"{target.name}.{os.getpid()}.tmp")
+    rows = 0
+    with temporary.open("w", encoding="utf-8") as file:
+        for record in records:
+            if record.kept:
+                file.write("[\n" if rows == 0 else ",\n")
+                file.write(json.dumps(_alpaca(record, spec), ensure_ascii=False))
+                rows += 1
+        file.write("\n]\n")
+    if rows == 0:
+        temporary.unlink()
+        raise DataError("no trajectory was kept, so there is nothing to train on", path=str(target))
+    temporary.replace(target)
+    _register(out / _INFO_FILE, name, target.name)
+    write_manifest(out / f"{name}.manifest.json", counts={"rows": rows}, spec=spec, inputs=inputs)
+    return rows
+
+
+def write_rl(
+    tasks: Sequence[Task],
+    spec: AgentSpec,
+    path: str | Path,
+    *,
+    split: str = "train",
+    ability: str = "math",
+    inputs: Iterable[Path] = (),
+) -> int:
+    """Write tasks as the parquet rows of AFM's RL data (``prompt``, ``reward_model``, ``extra_info`` ..).
+
+    ``extra_info.index`` is the task's id. Ground truths that are no strings are stored as JSON.
+    Further values of ``task.extra_info`` become columns of ``extra_info``.
+
+    Raises:
+        DataError: No tasks, or an id that occurs twice (its samples would share a group).
+    """
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError as error:
+        raise MissingExtraError("pyarrow", "eval") from error
+    target = Path(path)
+    if repeated := _repeated_id(tasks):
+        raise DataError(f"task id {repeated!r} occurs twice; ids must be unique", path=str(target))
+    if not tasks:
+        raise DataError("no tasks to write", path=str(target))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    extras = _extra_columns(tasks)
+    schema = _schema(pa, spec, extras)
+    temporary = target.with_name(f"{target.name}.{os.getpid()}.tmp")
+    with pq.ParquetWriter(temporary, schema) as writer:
+        for begin in range(0, len(tasks), _BATCH_ROWS):
+            rows = [
+                rl_row(task, spec, extras, split=split, ability=ability)
+                for task in tasks[begin : begin + _BATCH_ROWS]
+            ]
+            writer.write_table(pa.Table.from_pylist(rows, schema=schema))
+    temporary.replace(target)
+    manifest = target.with_name(f"{target.name}.manifest.json")
+    write_manifest(manifest, counts={"rows": len(tasks)}, spec=spec, inputs=inputs, split=split)
+    return len(tasks)
+
+
+def rl_row(
+    task: Task, spec: AgentSpec, extras: Mapping[str, str], *, split: str, ability: str
+) -> dict[str, Any]:
+    """One parquet row; ``extras`` names the further columns of ``extra_info`` and their types."""
+    gold = gold_text(task.ground_truth)
+    create = {"ground_truth": gold, "question": task.question, "data_source": task.data_source}
+    further = {key: _cell(task.extra_info.get(key), kind) for key, kind in extras.items()}
+    return {
+        "data_source": task.data_source,
+        "prompt": spec.prompt_messages(task.question),
+        "ability": ability,
+        "reward_model": {"ground_truth": gold, "style": "rule"},
+        "extra_info": {
+            **further,
+            "index": task.id,
+            "split": split,
+            "question": task.question,
+            "answer": answers_of(task.ground_truth),
+            "need_tools_kwargs": bool(spec.tool_roles),
+            "tools_kwargs": {
+                tool: {"create_kwargs": create} for tool in sorted(set(spec.tool_roles.values()))
+            },
+        },
+    }
+
+
+def gold_text(ground_truth: Any) -> str:
+    """A ground truth as one string: plain when it is one, else JSON of ``{"target": [..]}`` or the mapping."""
+    if isinstance(ground_truth, str):
+        return ground_truth
+    if isinstance(ground_truth, list | tuple):
+        ground_truth = {"target": list(ground_truth)}
+    return json.dumps(ground_truth, ensure_ascii=False)
+
+
+def answers_of(ground_truth: Any) -> list[str]:
+    """The acceptable answers of a ground truth; none for test cases."""
+    if isinstance(ground_truth, Mapping):
+        ground_truth = ground_truth.get("target", [])
+    return [ground_truth] if isinstance(ground_truth, str) else [str(item) for item in ground_truth or ()]
+
+
+def _alpaca(record: Record, spec: AgentSpec) -> dict[str, str]:
+    if record.agent != spec.name:
+        raise DataError(f"record {record.id!r} belongs to agent {record.agent!r}, expected {spec.name!r}")
+    issues = validate([Segment(part.author, part.text) for part in record.segments], spec)
+    if issues:
+        raise DataError(f"record {record.id!r} breaks the rules of agent {spec.name!r}: {issues[0]}")
+    return {"instruction": spec.user_message(record.question), "input": "", "output": record.text}
+
+
+def _register(info_file: Path, name: str, file_name: str) -> None:
+    known: dict[str, Any] = {}
+    if info_file.exists():
+        try:
+            known = json.loads(info_file.read_text(encoding="utf-8"))
+        except json.JSONDecodeError as error:
+            raise ConfigError(f"{info_file}: no JSON: {error}; repair or remove it") from None
+    known[name] = {"file_name": file_name, "columns": _COLUMNS}
+    replace_text(info_file, json.dumps(known, indent=2, ensure_ascii=False) + "\n")
+
+
+def _repeated_id(tasks: Iterable[Task]) -> str | None:
+    seen: set[str] = set()
+    for task in tasks:
+        if task.id in seen:
+            return task.id
+        seen.add(task.id)
+    return None
+
+
+_OWN_KEYS = frozenset({"index", "split", "question", "answer", "need_tools_kwargs", "tools_kwargs"})
+
+
+def _extra_columns(tasks: Iterable[Task]) -> dict[str, str]:
+    """Type of every further column: one of bool, int, float, str; ``json`` where rows disagree."""
+    kinds: dict[str, str] = {}
+    for key, value in _extras(tasks):
+        kind = type(value).__name__ if isinstance(value, bool | int | float | str) else "json"
+        known = kinds.setdefault(key, kind)
+        if known != kind:
+            kinds[key] = "float" if {known, kind} == {"int", "float"} else "json"
+    return kinds
+
+
+def _extras(tasks: Iterable[Task]) -> Iterator[tuple[str, Any]]:
+    for task in tasks:
+        for key, value in task.extra_info.items():
+            if key not in _OWN_KEYS and value is not None:
+                yield key, value
+
+
+def _cell(value: Any, kind: str) -> Any:
+    return json.dumps(value, ensure_ascii=False) if kind == "json" and value is not None else value
+
+
+def _schema(pa: Any, spec: AgentSpec, extras: Mapping[str, str]) -> Any:
+    text = pa.string()
+    types = {"bool": pa.bool_(), "int": pa.int64(), "float": pa.float64(), "str": text, "json": text}
+    create = pa.struct([(key, text) for key in ("ground_truth", "question", "data_source")])
+    tool = pa.struct([("create_kwargs", create)])
+    info = [
+        *((key, types[kind]) for key, kind in extras.items()),
+        ("index", text),
+        ("split", text),
+        ("question", text),
+        ("answer", pa.list_(text)),
+        ("need_tools_kwargs", pa.bool_()),
+    ]
+    if spec.tool_roles:
+        tools = [(name, tool) for name in sorted(set(spec.tool_roles.values()))]
+        info.append(("tools_kwargs", pa.struct(tools)))
+    message = pa.struct([("role", text), ("content", text)])
+    return pa.schema(
+        [
+            ("data_source", text),
+            ("prompt", pa.list_(message)),
+            ("ability", text),
+            ("reward_model", pa.struct([("ground_truth", text), ("style", text)])),
+            ("extra_info", pa.struct(info)),
+        ]
+    )

@@ -1,0 +1,230 @@
+"""The event log of a team at work: one append-only JSONL file a run, safe against ``kill -9``.
+
+Every line is one :class:`Event`. A task's attempt begins with a ``task`` event and is complete once its
+``final`` or ``error`` event stands in the file. An attempt without an end died with its process; the
+next run starts the task again as a new attempt, so that no task is lost and none counts twice.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import heapq
+import mmap
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from afm.datasets import Task
+from afm.errors import ConfigError, DataError
+from afm.tools import Tool, ToolResult
+
+
+class EventKind(StrEnum):
+    """What happened."""
+
+    TASK = "task"
+    """An attempt begins; ``meta`` holds the task and its position in the run."""
+    MESSAGE = "message"
+    TOOL_CALL = "tool_call"
+    TOOL_RESULT = "tool_result"
+    FINAL = "final"
+    """The team's answer; ends the attempt."""
+    ERROR = "error"
+    """The team gave up or its infrastructure failed; ends the attempt, the next run tries again."""
+
+
+_ENDS = frozenset({EventKind.FINAL, EventKind.ERROR})
+
+
+class Event(BaseModel):
+    """One thing one member of the team did.
+
+    Attributes:
+        id: ``TASK#ATTEMPT.NUMBER``, unique in the log.
+        agent: The member's name in its team (not a tag); empty for the environment.
+        ok: False when a tool's infrastructure failed.
+        time: Seconds since the epoch.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    id: str
+    task_id: str
+    attempt: int
+    kind: EventKind
+    agent: str = ""
+    content: str = ""
+    tool: str = ""
+    ok: bool = True
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cost_usd: float = 0.0
+    seconds: float = 0.0
+    time: float = 0.0
+    meta: dict[str, Any] = Field(default_factory=dict)
+
+
+class EventLog:
+    """The log of one run, open for writing by one process at a time.
+
+    Use it as a context manager. Opening drops a half-written last line and reads what is finished.
+
+    Raises:
+        ConfigError: Another process is writing the same log.
+        DataError: A complete line of the log cannot be read.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.finished: set[str] = set()
+        self._attempts: Counter[str] = Counter()
+        self._file: BinaryIO | None = None
+
+    def __enter__(self) -> EventLog:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = self.path.open("ab")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._file.close()
+            raise ConfigError(f"{self.path}: another run is writing here; wait for it or stop it") from None
+        _drop_torn_line(self.path)
+        for event in read_events(self.path):
+            self._attempts[event.task_id] = max(self._attempts[event.task_id], event.attempt)
+            if event.kind is EventKind.FINAL:
+                self.finished.add(event.task_id)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def append(self, event: Event) -> None:
+        """Add one line and hand it to the system at once: a kill leaves at most one torn line, the last."""
+        if self._file is None:
+            raise ValueError("the event log is not open; use it in a `with` block")
+        self._file.write(event.model_dump_json(exclude_defaults=True).encode() + b"\n")
+        self._file.flush()
+        if event.kind is EventKind.FINAL:
+            self.finished.add(event.task_id)
+
+    def begin(self, task: Task, position: int, tools: Mapping[str, Tool]) -> Recorder:
+        """Start a new attempt at ``task``."""
+        self._attempts[task.id] += 1
+        return Recorder(self, task, position, tools, attempt=self._attempts[task.id])
+
+
+class Recorder:
+    """One attempt's pen: a team says, does and finishes things through it, and everything is logged."""
+
+    def __init__(
+        self, log: EventLog, task: Task, position: int, tools: Mapping[str, Tool], *, attempt: int
+    ) -> None:
+        self.task = task
+        self.ended = False
+        self._log = log
+        self._tools = tools
+        self._attempt = attempt
+        self._number = 0
+        self._add(EventKind.TASK, meta={"position": position, "task": task.model_dump(mode="json")})
+
+    def say(self, agent: str, content: str, **usage: Any) -> Event:
+        """A member's message; ``usage`` takes the token, cost and time fields of :class:`Event`."""
+        return self._add(EventKind.MESSAGE, agent=agent, content=content, **usage)
+
+    async def use(self, agent: str, tool: str, argument: str) -> ToolResult:
+        """A member calls a tool; call and result are logged, the result word for word."""
+        if tool not in self._tools:
+            raise ConfigError(f"the team calls tool {tool!r}; configured: {sorted(self._tools)}")
+        self._add(EventKind.TOOL_CALL, agent=agent, tool=tool, content=argument)
+        started = time.perf_counter()
+        result = await self._tools[tool].call(argument)
+        seconds = round(time.perf_counter() - started, 6)
+        self._add(EventKind.TOOL_RESULT, tool=tool, content=result.text, ok=result.ok, seconds=seconds)
+        return result
+
+    def finish(self, agent: str, answer: str, **usage: Any) -> Event:
+        """The team's answer; ends the attempt."""
+        return self._add(EventKind.FINAL, agent=agent, content=answer, **usage)
+
+    def fail(self, reason: str) -> Event:
+        """End the attempt without an answer."""
+        return self._add(EventKind.ERROR, content=reason)
+
+    def _add(self, kind: EventKind, **fields: Any) -> Event:
+        if self.ended:
+            raise ValueError(f"task {self.task.id!r}: {kind.value} event after the attempt ended")
+        event = Event(
+            id=f"{self.task.id}#{self._attempt}.{self._number}",
+            task_id=self.task.id,
+            attempt=self._attempt,
+            kind=kind,
+            time=round(time.time(), 3),
+            **fields,
+        )
+        self._number += 1
+        self.ended = kind in _ENDS
+        self._log.append(event)
+        return event
+
+
+def read_events(path: str | Path) -> Iterator[Event]:
+    """Stream the whole lines of a log; a torn last line is left out.
+
+    Raises:
+        DataError: A complete line is no event.
+    """
+    with Path(path).open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                yield Event.model_validate_json(line)
+            except ValidationError as error:
+                first = error.errors()[0]
+                where = ".".join(map(str, first["loc"])) or "line"
+                raise DataError(f"no event: {where}: {first['msg']}", path=str(path), line=number) from None
+
+
+def read_attempts(path: str | Path) -> Iterator[tuple[Event, ...]]:
+    """Stream the ended attempts of a log, each with all its events, in the order of the run's tasks.
+
+    Memory holds the attempts in progress and those that wait for an earlier task, not the whole log.
+    """
+    running: dict[str, list[Event]] = {}
+    waiting: list[tuple[int, int, tuple[Event, ...]]] = []
+    due = 0
+    for number, event in enumerate(read_events(path)):
+        if event.kind is EventKind.TASK:
+            running[event.task_id] = []
+        events = running.get(event.task_id)
+        if events is None:
+            raise DataError(f"event {event.id!r} belongs to no running attempt", path=str(path))
+        events.append(event)
+        if event.kind in _ENDS:
+            ended = tuple(running.pop(event.task_id))
+            heapq.heappush(waiting, (int(ended[0].meta["position"]), number, ended))
+        while waiting and waiting[0][0] <= due:
+            position, _, ready = heapq.heappop(waiting)
+            due = max(due, position + 1)
+            yield ready
+    yield from (ready for _, _, ready in sorted(waiting))
+
+
+def _drop_torn_line(path: Path) -> None:
+    """Cut the file behind its last newline: what follows was being written when its process died."""
+    with path.open("r+b") as file:
+        size = file.seek(0, os.SEEK_END)
+        if size == 0:
+            return
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            keep = content.rfind(b"\n") + 1
+        if keep != size:
+            file.truncate(keep)

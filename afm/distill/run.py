@@ -1,0 +1,193 @@
+"""The whole distillation in one call: the team works, its log is merged, the result is filtered."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from afm.agents import AgentSpec
+from afm.datasets import Task
+from afm.datasets.manifest import replace_text, write_manifest
+from afm.distill.collect import Collected, Team, collect
+from afm.distill.filters import Filter, FormatFilter, Funnel, QualityFilter, run_filters
+from afm.distill.merge import RoleMap, merge_log
+from afm.distill.record import EventLog
+from afm.distill.team import ScriptedMathTeam
+from afm.errors import ConfigError
+from afm.rewards import load_reward
+from afm.tools import Tool
+from afm.trajectory.io import RecordWriter
+
+EVENTS_FILE = "events.jsonl"
+KEPT_FILE = "trajectories.jsonl"
+DROPPED_FILE = "dropped.jsonl"
+MANIFEST_FILE = "manifest.json"
+_SETTINGS_FILE = "settings.json"
+
+Progress = Callable[[str, int, int | None], None]
+"""Receives the stage (``team`` or ``filter``), rows done and rows in all (``None`` when unknown)."""
+
+
+@dataclass(frozen=True, slots=True)
+class DistillSummary:
+    """What a distillation made.
+
+    Attributes:
+        path: JSONL of the kept trajectories.
+        resumed: Tasks found finished from an earlier, interrupted run.
+        failed: Tasks the team gave no answer to.
+        dropped: Rows dropped, by reason.
+        seconds: Wall time of this call.
+    """
+
+    path: Path
+    tasks: int
+    resumed: int
+    failed: int
+    kept: int
+    dropped: Mapping[str, int]
+    tool_calls: int
+    seconds: float
+
+
+async def distill(
+    tasks: Sequence[Task],
+    spec: AgentSpec,
+    tools: Mapping[str, Tool],
+    out_dir: str | Path,
+    *,
+    seed: int = 0,
+    parallel: int = 4,
+    team: Team | None = None,
+    roles: RoleMap | None = None,
+    filters: Sequence[Filter] | None = None,
+    progress: Progress | None = None,
+) -> DistillSummary:
+    """Distil ``tasks`` into ``out_dir``; called again after a kill, it continues with the next task.
+
+    Writes ``events.jsonl`` (everything the team did), ``trajectories.jsonl`` (kept), ``dropped.jsonl``
+    (with reasons) and ``manifest.json``. The order and content of the trajectories depend on tasks, seed
+    and team only, not on ``parallel`` or on interruptions.
+
+    Args:
+        team: The teacher; by default the scripted team of the math world. Another team needs ``roles``.
+        filters: Stages behind the merge; by default format and quality by the reward of the data source.
+        progress: Called after every task and every filtered row.
+
+    Raises:
+        ConfigError: ``out_dir`` holds a distillation with another agent, team or seed.
+    """
+    started = time.perf_counter()
+    out = Path(out_dir)
+    teacher, role_map = _teacher(team, roles, spec, seed)
+    _settle(out, {"agent": spec.name, "agent_digest": spec.digest, "team": teacher.name, "seed": seed})
+    with EventLog(out / EVENTS_FILE) as log:
+        collected = await _work(tasks, teacher, tools, log, parallel, progress)
+        funnel, tool_calls = await _merge(out, spec, role_map, teacher.name, filters, progress)
+    summary = DistillSummary(
+        path=out / KEPT_FILE,
+        tasks=len(tasks),
+        resumed=collected.resumed,
+        failed=collected.failed,
+        kept=funnel.kept,
+        dropped=dict(funnel.dropped),
+        tool_calls=tool_calls,
+        seconds=round(time.perf_counter() - started, 3),
+    )
+    write_manifest(
+        out / MANIFEST_FILE,
+        counts={
+            "tasks": len(tasks),
+            "failed": summary.failed,
+            "kept": summary.kept,
+            "tool_calls": tool_calls,
+        },
+        inputs=[out / EVENTS_FILE],
+        spec=spec,
+        seed=seed,
+        team=teacher.name,
+        roles=role_map.messages,
+        dropped=summary.dropped,
+    )
+    return summary
+
+
+def _teacher(team: Team | None, roles: RoleMap | None, spec: AgentSpec, seed: int) -> tuple[Team, RoleMap]:
+    if team is None:
+        team = ScriptedMathTeam(spec, seed)
+    if roles is None:
+        if not isinstance(team, ScriptedMathTeam):
+            raise ConfigError(
+                f"team {team.name!r}: give `roles`, the map from its members to the agent's roles"
+            )
+        roles = team.roles
+    return team, roles.checked(spec)
+
+
+def _settle(out: Path, settings: dict[str, object]) -> None:
+    """Remember what the run depends on; refuse to mix two kinds of runs in one folder."""
+    file = out / _SETTINGS_FILE
+    if file.exists():
+        before = json.loads(file.read_text(encoding="utf-8"))
+        if before != settings:
+            changed = sorted(key for key in settings if settings[key] != before.get(key))
+            raise ConfigError(
+                f"{out} holds a distillation with another {', '.join(changed)}; choose another folder"
+            )
+        return
+    replace_text(file, json.dumps(settings, indent=2) + "\n")
+
+
+async def _work(
+    tasks: Iterable[Task],
+    team: Team,
+    tools: Mapping[str, Tool],
+    log: EventLog,
+    parallel: int,
+    progress: Progress | None,
+) -> Collected:
+    total = len(tasks) if isinstance(tasks, Sequence) else None
+    done = 0
+
+    def on_done() -> None:
+        nonlocal done
+        done += 1
+        if progress is not None:
+            progress("team", done, total)
+
+    return await collect(tasks, team, tools, log, parallel=parallel, on_done=on_done)
+
+
+async def _merge(
+    out: Path,
+    spec: AgentSpec,
+    roles: RoleMap,
+    team: str,
+    filters: Sequence[Filter] | None,
+    progress: Progress | None,
+) -> tuple[Funnel, int]:
+    """Merge and filter the log into fresh files that replace the old ones only when they are complete."""
+    reward = load_reward() if filters is None else None
+    stages = filters if reward is None else [FormatFilter(spec), QualityFilter(spec, reward)]
+    funnel, tool_calls = Funnel(), 0
+    fresh = {name: out / f"{name}.tmp" for name in (KEPT_FILE, DROPPED_FILE)}
+    for path in fresh.values():
+        path.unlink(missing_ok=True)
+    try:
+        with RecordWriter(fresh[KEPT_FILE]) as kept, RecordWriter(fresh[DROPPED_FILE]) as dropped:
+            merged = merge_log(out / EVENTS_FILE, spec, roles, team=team)
+            async for record in run_filters(merged, stages or []):
+                (kept if record.kept else dropped).write(record)
+                funnel.count(record)
+                tool_calls += record.cost.tool_calls
+                if progress is not None:
+                    progress("filter", funnel.seen, None)
+    finally:
+        if reward is not None:
+            await reward.close()
+    for name, path in fresh.items():
+        path.replace(out / name)
+    return funnel, tool_calls

@@ -1,0 +1,111 @@
+"""The embedded teacher: planner, coder, critic and writer as rules, for the generated math world.
+
+No model is behind it, but the work is real: the planner reads the question's wording, the coder's program
+runs in the sandboxed tool, the critic judges what came back. The planner has a habit that is kept on
+purpose: it often skips the tool on easy problems. A tiny model copies that habit without the ability to
+calculate, and reinforcement learning then teaches it when the tool is worth a call.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from afm.agents import AgentSpec, RoleKind
+from afm.agents.spec import START
+from afm.datasets.mini_world import Problem, read_problem
+from afm.distill.merge import RoleMap
+from afm.distill.record import Recorder
+from afm.errors import ConfigError
+
+PLANNER, CODER, CRITIC, WRITER = "planner", "coder", "critic", "writer"
+
+P_DIRECT: Mapping[int, float] = {1: 0.75, 2: 0.2}
+"""How often the planner skips the tool, by the number of operations in the problem."""
+
+_ATTEMPTS = 2
+_INTEGER = re.compile(r"-?\d+")
+
+
+@dataclass(frozen=True)
+class ScriptedMathTeam:
+    """Solves problems of :mod:`afm.datasets.mini_world` by rules.
+
+    Attributes:
+        spec: The agent its work will become; names the tool and the roles.
+        seed: With a task's id it fixes every choice, whatever else runs in parallel.
+        p_direct: Chance of answering without the tool, by number of operations.
+        p_slip: Chance that an answer found without the tool lacks a carry; the quality filter must catch it.
+    """
+
+    spec: AgentSpec
+    seed: int = 0
+    p_direct: Mapping[int, float] = P_DIRECT
+    p_slip: float = 0.01
+
+    @property
+    def name(self) -> str:
+        """Identifies the team in logs."""
+        return "scripted_math"
+
+    @property
+    def roles(self) -> RoleMap:
+        """Which function of the agent each member's messages become, found by what may follow what."""
+        thought = _only("a thought role", self.spec.thought_roles, self.spec)
+        tool_tag = _only("a tool role", tuple(self.spec.tool_roles), self.spec)
+        return RoleMap(
+            messages={
+                PLANNER: _only("a first role", self._texts_after(START), self.spec),
+                CODER: thought,
+                CRITIC: _only("a role behind the tool", self._texts_after(tool_tag), self.spec),
+                WRITER: thought,
+            }
+        )
+
+    async def solve(self, recorder: Recorder) -> None:
+        """Read, plan, calculate with or without the tool, check, write."""
+        problem = read_problem(recorder.task.question)
+        if problem is None:
+            recorder.fail("the planner cannot read this question; it knows only the generated math world")
+            return
+        rng = random.Random(f"{self.seed}/{recorder.task.id}")
+        if rng.random() < self.p_direct.get(len(problem.changes), 0.0):
+            self._answer_directly(recorder, problem, rng)
+        else:
+            await self._answer_with_tool(recorder, problem)
+
+    def _answer_directly(self, recorder: Recorder, problem: Problem, rng: random.Random) -> None:
+        slip = 10 if rng.random() < self.p_slip else 0
+        recorder.say(PLANNER, "Answer at once.")
+        recorder.say(WRITER, "This one is easy.")
+        recorder.finish(WRITER, str(problem.answer - slip))
+
+    async def _answer_with_tool(self, recorder: Recorder, problem: Problem) -> None:
+        recorder.say(PLANNER, "Write one expression and run it.")
+        tool = _only("a tool", tuple(self.spec.tool_roles.values()), self.spec)
+        for _ in range(_ATTEMPTS):
+            recorder.say(CODER, f"The expression is {problem.expression}.")
+            result = await recorder.use(CODER, tool, f"\n```py\nprint({problem.expression})\n```\n")
+            value = result.text.strip()
+            if result.ok and _INTEGER.fullmatch(value):
+                recorder.say(CRITIC, f"The result is {value}.")
+                recorder.say(WRITER, "Done.")
+                recorder.finish(WRITER, value)
+                return
+            recorder.say(CRITIC, "No number came back. Run it again.")
+        recorder.fail(f"the tool returned no number in {_ATTEMPTS} calls")
+
+    def _texts_after(self, source: str) -> tuple[str, ...]:
+        targets = self.spec.transitions[source]
+        return tuple(tag for tag in targets if self.spec.roles[tag].kind is RoleKind.TEXT)
+
+
+def _only(what: str, found: tuple[str, ...], spec: AgentSpec) -> str:
+    if len(found) != 1:
+        raise ConfigError(
+            f"agent {spec.name!r}: the scripted math team needs exactly one choice for {what}, "
+            f"got {list(found)}; use an agent like `math`"
+        )
+    return found[0]

@@ -1,0 +1,156 @@
+import ast
+import operator
+from dataclasses import replace
+from itertools import combinations
+
+import pytest
+
+from afm.datasets import read_tasks
+from afm.datasets.mini_world import (
+    DEFAULT_SIZES,
+    STORIES,
+    Problem,
+    Split,
+    generate,
+    read_problem,
+    split_of,
+    write_world,
+)
+from afm.errors import ConfigError
+
+OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
+
+
+def calculate(node):
+    if isinstance(node, ast.BinOp):
+        return OPERATORS[type(node.op)](calculate(node.left), calculate(node.right))
+    return node.value
+
+
+def independent_answer(expression):
+    return calculate(ast.parse(expression, mode="eval").body)
+
+
+def world(seed):
+    return {split: list(generate(split, DEFAULT_SIZES[split], seed=seed)) for split in Split}
+
+
+def test_the_default_world_has_the_sizes_of_the_recipe():
+    sizes = {split.value: len(tasks) for split, tasks in world(0).items()}
+
+    assert sizes == {"train": 6000, "rl": 4096, "heldout": 200}
+
+
+@pytest.mark.parametrize("split", list(Split))
+def test_52_percent_of_each_split_have_one_step(split):
+    tasks = list(generate(split, 200, seed=3))
+
+    assert sum(task.extra_info["steps"] == 1 for task in tasks) == 104
+    assert sum(task.extra_info["steps"] == 2 for task in tasks) == 96
+
+
+def test_no_two_splits_share_a_question_or_an_expression_for_any_pair_of_seeds():
+    worlds = {seed: world(seed) for seed in (0, 1, 2)}
+    for one, other in combinations(Split, 2):
+        for key in (lambda task: task.question, lambda task: task.extra_info["expression"]):
+            left = {key(task) for tasks in worlds.values() for task in tasks[one]}
+            right = {key(task) for tasks in worlds.values() for task in tasks[other]}
+            assert not left & right
+
+
+def test_questions_and_ids_are_unique_within_a_split():
+    for tasks in world(4).values():
+        assert len({task.question for task in tasks}) == len(tasks)
+        assert len({task.id for task in tasks}) == len(tasks)
+
+
+def test_gold_answers_agree_with_an_independent_evaluation():
+    for task in world(5)[Split.TRAIN]:
+        assert int(task.ground_truth) == independent_answer(task.extra_info["expression"])
+
+
+def test_operands_are_two_digits_but_for_factors_and_small_remainders():
+    for task in generate(Split.TRAIN, 500, seed=0):
+        problem = read_problem(task.question)
+        assert 12 <= problem.start <= 99
+        for sign, operand in problem.changes:
+            assert 2 <= operand <= 9 if sign == "*" else 1 <= operand <= 99
+
+
+def test_no_story_ever_holds_less_than_one_thing():
+    for task in generate(Split.TRAIN, 3000, seed=0):
+        assert int(task.ground_truth) >= 1
+
+
+def test_every_kind_and_every_operator_occurs_often():
+    tasks = list(generate(Split.TRAIN, 1000, seed=0))
+    kinds = [task.extra_info["kind"] for task in tasks]
+
+    assert set(kinds) == {story.kind for story in STORIES} == {"collect", "shop", "travel", "farm", "library"}
+    assert all(kinds.count(kind) > 140 for kind in set(kinds))
+    for sign in "+-*":
+        assert sum(sign in task.extra_info["expression"] for task in tasks) > 300
+
+
+def test_the_same_seed_gives_the_same_tasks_and_another_seed_others():
+    first, again, other = (list(generate(Split.RL, 50, seed=seed)) for seed in (7, 7, 8))
+
+    assert first == again
+    assert not {task.question for task in first} & {task.question for task in other}
+
+
+def test_a_story_is_read_back_by_its_wording():
+    for split, tasks in world(6).items():
+        for task in tasks:
+            problem = read_problem(task.question)
+            assert problem.expression == task.extra_info["expression"]
+            assert split_of(problem) is split
+
+
+def test_reading_a_story_by_hand():
+    question = "Tom has 12 apples. Tom finds 30 more. Then the number of apples grows 4 times. How many apples does Tom have?"
+
+    problem = read_problem(question)
+
+    assert problem == Problem("collect", 12, (("+", 30), ("*", 4)))
+    assert problem.expression == "(12+30)*4"
+    assert problem.answer == 168
+
+
+@pytest.mark.parametrize(
+    "question",
+    ["", "What is 2+2?", "Tom has 12 apples.", "Tom has 12 apples. How many apples does Tom have?"],
+)
+def test_other_texts_are_not_read(question):
+    assert read_problem(question) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "expression", "answer"),
+    [
+        ((("*", 3), ("*", 4)), "20*3*4", 240),
+        ((("-", 5), ("-", 6)), "20-5-6", 9),
+        ((("*", 3), ("-", 6)), "20*3-6", 54),
+        ((("-", 5), ("*", 4)), "(20-5)*4", 60),
+    ],
+)
+def test_parentheses_stand_only_where_the_order_needs_them(changes, expression, answer):
+    problem = Problem("collect", 20, changes)
+
+    assert problem.expression == expression
+    assert problem.answer == answer
+
+
+def test_asking_for_more_problems_than_exist_says_so():
+    lonely = replace(STORIES[0], who=("Tom",), what=("coins",))
+
+    with pytest.raises(ConfigError, match="ran out of 1-step problems of split 'heldout'"):
+        list(generate(Split.HELDOUT, 5_000, seed=0, stories=[lonely]))
+
+
+def test_a_written_world_reads_back_equal(tmp_path):
+    paths = write_world(tmp_path, seed=9, sizes={Split.TRAIN: 20, Split.HELDOUT: 5})
+
+    assert list(read_tasks(paths[Split.TRAIN])) == list(generate(Split.TRAIN, 20, seed=9))
+    assert list(read_tasks(paths[Split.HELDOUT])) == list(generate(Split.HELDOUT, 5, seed=9))
+    assert '"seed": 9' in (tmp_path / "manifest.json").read_text()

@@ -1,0 +1,231 @@
+import json
+import os
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from afm.datasets import Task, read_tasks, scan_tasks, write_tasks
+from afm.datasets.schema import question_of_prompt
+from afm.errors import DataError
+
+SHARED = Path(os.environ.get("AFM_SHARED_DATA", Path(__file__).parents[2].parent / "shared"))
+
+
+def write_lines(path, *rows):
+    path.write_text("".join(row if isinstance(row, str) else json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def parquet_row(prompt="Task:\nAdd.", gold="3", **info):
+    return {
+        "data_source": "aime24",
+        "prompt": [{"role": "user", "content": prompt}],
+        "ability": "math",
+        "reward_model": {"ground_truth": gold, "style": "rule"},
+        "extra_info": {"index": "0", **info},
+    }
+
+
+def write_parquet(path, *rows):
+    pq.write_table(pa.Table.from_pylist(list(rows)), path)
+    return path
+
+
+def test_raw_qa_rows_keep_lists_of_answers_and_get_ids_by_line(tmp_path):
+    file = write_lines(
+        tmp_path / "qa.jsonl",
+        {"question": "who?", "answer": ["A", "B"], "data_source": "nq"},
+        "\n",
+        {"question": "when?", "answer": "1990", "data_source": "nq"},
+    )
+
+    assert list(read_tasks(file)) == [
+        Task(id="qa-1", question="who?", ground_truth=["A", "B"], data_source="nq"),
+        Task(id="qa-3", question="when?", ground_truth="1990", data_source="nq"),
+    ]
+
+
+def test_ground_truth_is_read_under_either_name_and_the_given_source_fills_gaps(tmp_path):
+    file = write_lines(
+        tmp_path / "a.jsonl",
+        {"question": "x", "ground_truth": "1"},
+        {"question": "y", "answer": 2, "data_source": "own"},
+    )
+
+    tasks = list(read_tasks(file, data_source="given"))
+
+    assert [(task.ground_truth, task.data_source) for task in tasks] == [("1", "given"), ("2", "own")]
+
+
+def test_our_own_rows_come_back_unchanged(tmp_path):
+    tasks = [
+        Task(id="a", question="q", ground_truth={"target": ["x"]}, data_source="s", extra_info={"steps": 2}),
+        Task(id="b", question="r\nZeile ü", ground_truth=["x", "y"], data_source="s"),
+    ]
+
+    assert write_tasks(tmp_path / "own.jsonl", tasks) == 2
+    assert list(read_tasks(tmp_path / "own.jsonl")) == tasks
+
+
+def test_published_parquet_rows_give_question_source_and_index(tmp_path):
+    file = write_parquet(
+        tmp_path / "aime.parquet", parquet_row("Rules.\n\nTask:\nAdd 1\nand 2.", split="test")
+    )
+
+    assert list(read_tasks(file)) == [
+        Task(
+            id="0",
+            question="Add 1\nand 2.",
+            ground_truth="3",
+            data_source="aime24",
+            extra_info={"index": "0", "split": "test"},
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    ("gold", "expected"),
+    [
+        ("204", "204"),
+        ("[1, 2]", "[1, 2]"),
+        ("{1, 2}", "{1, 2}"),
+        ('{"target": ["a"], "question": "q"}', {"target": ["a"], "question": "q"}),
+        ({"target": ["a"], "absent": None}, {"target": ["a"]}),
+    ],
+)
+def test_ground_truth_as_plain_text_json_object_or_mapping(tmp_path, gold, expected):
+    file = write_lines(tmp_path / "a.jsonl", parquet_row(gold=gold))
+
+    assert next(iter(read_tasks(file))).ground_truth == expected
+
+
+@pytest.mark.parametrize(
+    ("prompt", "question"),
+    [
+        ("Rules\n\nTask:\nDo it.", "Do it."),
+        ("Rules\n\nTask: Do it.\nNow.", "Do it.\nNow."),
+        ("Rules\n\nQuestion: who?", "who?"),
+        ("Task: an example\nTask: the real one", "the real one"),
+        ("The Task: is not a line of its own", "The Task: is not a line of its own"),
+        ("no mark at all", "no mark at all"),
+    ],
+)
+def test_the_question_stands_behind_the_last_mark(prompt, question):
+    assert question_of_prompt(prompt) == question
+
+
+def test_a_stored_question_wins_over_the_prompt(tmp_path):
+    file = write_parquet(tmp_path / "a.parquet", parquet_row("Task: shown", question="stored"))
+
+    assert next(iter(read_tasks(file))).question == "stored"
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("{not json\n", "no JSON"),
+        ("[1]\n", "expected a JSON object, got list"),
+        ({"answer": "1"}, "expected `question`"),
+        ({"question": " ", "answer": "1"}, "expected `question`"),
+        ({"question": "q"}, "expected `answer`"),
+        ({"question": "q", "answer": "1", "data_source": 3}, "`data_source`: expected a string"),
+        ({"question": "q", "answer": "1", "extra_info": "x"}, "`extra_info`: expected a mapping, got str"),
+        ({"prompt": [{"role": "user"}], "answer": "1"}, "`prompt`: expected"),
+        ({"question": "q", "answer": "1", "id": "good-1"}, "'good-1' was used by an earlier row"),
+    ],
+)
+def test_a_bad_row_is_named_with_file_and_line_and_the_others_are_kept(tmp_path, row, message):
+    good = [{"id": f"good-{number}", "question": "q", "answer": "1"} for number in (1, 2)]
+    file = write_lines(tmp_path / "rows.jsonl", good[0], row, good[1])
+
+    first, error, last = scan_tasks(file)
+
+    assert (first.id, last.id) == ("good-1", "good-2")
+    assert str(error).startswith(f"{file}:2: ")
+    assert message in str(error)
+    with pytest.raises(DataError, match=r"rows\.jsonl:2: "):
+        list(read_tasks(file))
+
+
+def test_bytes_that_are_no_text_are_a_bad_row(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    file.write_bytes(b'{"question": "\xff", "answer": "1"}\n')
+
+    (error,) = scan_tasks(file)
+
+    assert isinstance(error, DataError)
+    assert error.line == 1
+
+
+def test_bad_parquet_rows_are_counted_from_one(tmp_path):
+    file = write_parquet(tmp_path / "a.parquet", parquet_row(), {**parquet_row(), "prompt": None})
+
+    _, error = scan_tasks(file)
+
+    assert error.line == 2
+
+
+def test_a_broken_parquet_file_and_a_missing_file_are_data_errors(tmp_path):
+    (tmp_path / "a.parquet").write_bytes(b"PAR1 nonsense")
+
+    with pytest.raises(DataError, match="no readable parquet file"):
+        list(read_tasks(tmp_path / "a.parquet"))
+    with pytest.raises(DataError, match="no such file"):
+        list(read_tasks(tmp_path / "b.jsonl"))
+
+
+def test_rows_are_streamed(tmp_path):
+    file = write_lines(tmp_path / "a.jsonl", {"question": "q", "answer": "1"}, "{broken\n")
+
+    assert next(iter(read_tasks(file))).question == "q"
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "gold", "begin"),
+    [
+        ("aime24", 30, "204", "Every morning Aya goes for a $9$-kilometer-long walk"),
+        ("aime25", 30, "70", "Find the sum of all integer bases $b>9$"),
+        ("amc23", 40, "27.0", "Cities $A$ and $B$ are $45$ miles apart."),
+        ("math500", 500, "\\left( 3, \\frac{\\pi}{2} \\right)", "Convert the point $(0,3)$ in rectangular"),
+    ],
+)
+def test_real_math_rows(name, count, gold, begin):
+    file = SHARED / "data" / "code_math" / f"{name}.parquet"
+    if not file.exists():
+        pytest.skip(f"no real data at {SHARED}; set AFM_SHARED_DATA")
+
+    tasks = list(read_tasks(file))
+
+    assert len(tasks) == count
+    assert tasks[0].ground_truth == gold
+    assert tasks[0].question.startswith(begin)
+    assert all(isinstance(task.ground_truth, str) for task in tasks)
+    assert not any("special tokens" in task.question for task in tasks)
+
+
+def test_real_code_rows_carry_their_tests_as_a_mapping():
+    file = SHARED / "data" / "code_math" / "livecodebench_v4.parquet"
+    if not file.exists():
+        pytest.skip(f"no real data at {SHARED}; set AFM_SHARED_DATA")
+
+    tasks = list(read_tasks(file))
+
+    assert len(tasks) == 100
+    assert tasks[0].id == "abc366_f"
+    assert tasks[0].question.startswith("You are given N linear functions f_1, f_2,")
+    assert set(tasks[0].ground_truth) == {"stdin", "expected_output", "question_id"}
+    assert tasks[0].extra_info["starter_code"] == ""
+
+
+def test_real_question_rows():
+    file = SHARED / "data" / "qa" / "nq_full.jsonl"
+    if not file.exists():
+        pytest.skip(f"no real data at {SHARED}; set AFM_SHARED_DATA")
+
+    tasks = list(read_tasks(file))
+
+    assert len(tasks) == 3610
+    assert tasks[0].ground_truth == ["Wilhelm Conrad Röntgen"]
+    assert tasks[0].data_source == "nq"
