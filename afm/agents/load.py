@@ -71,7 +71,7 @@ def _find(name_or_path: str | Path, base: Path) -> Path:
         if name in shipped_agents():
             return Path(str(resources.files("afm.agents") / f"{name}.yaml"))
         raise ConfigError(
-            f"agent {name!r} is not shipped; {suggestion(name, shipped_agents())}, or give the path of a YAML"
+            f"agent {name!r} is not shipped ({suggestion(name, shipped_agents())}); or give the path of a YAML"
         )
     path = base / Path(name_or_path).expanduser()
     if not path.is_file():

@@ -1,0 +1,186 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from afm.agents import AgentSpec, agent_of_model, load_agent, save_agent, shipped_agents
+from afm.errors import ConfigError
+
+REPO = Path(__file__).parents[2]
+TINY = REPO / "configs/tiny/agents/math.yaml"
+
+MINIMAL = """
+name: mini
+roles:
+  answer: {kind: answer}
+transitions:
+  start: [answer]
+"""
+
+
+def write(folder: Path, name: str, text: str) -> Path:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def failure(source: str | Path) -> str:
+    with pytest.raises(ConfigError) as error:
+        load_agent(source)
+    return str(error.value)
+
+
+def test_six_agents_are_shipped_and_load() -> None:
+    assert shipped_agents() == ("code", "full", "math", "mhqa", "web", "wiki")
+    assert [load_agent(name).name for name in shipped_agents()] == list(shipped_agents())
+
+
+def test_unknown_name_suggests_the_closest_agent() -> None:
+    assert failure("mth") == "agent 'mth' is not shipped (did you mean 'math'?); or give the path of a YAML"
+
+
+def test_missing_file_is_named() -> None:
+    assert failure("nowhere/mine.yaml").startswith("nowhere/mine.yaml: no such agent file")
+
+
+def test_path_object_is_never_taken_for_a_shipped_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, "math", MINIMAL)
+    assert load_agent(Path("math")).name == "mini"
+    assert load_agent("math").name == "math"
+
+
+def test_unknown_key_is_refused_with_file_key_path_and_suggestion(tmp_path: Path) -> None:
+    path = write(tmp_path, "bad.yaml", "extends: math\nlimits: {max_turn: 3}\n")
+    assert failure(path) == f"{path}: unknown key 'limits.max_turn'; did you mean 'max_turns'?"
+
+
+def test_unknown_key_of_a_role_and_of_its_grade_are_suggested_from_their_own_keys(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        "bad.yaml",
+        "extends: web\nroles:\n  plan: {purpos: x}\n  reflection: {grade: {patern: x}}\n",
+    )
+    lines = failure(path).splitlines()
+    assert lines == [
+        f"{path}: unknown key 'roles.plan.purpos'; did you mean 'purpose'?",
+        f"{path}: unknown key 'roles.reflection.grade.patern'; did you mean 'pattern'?",
+    ]
+
+
+def test_wrong_value_names_key_value_and_expectation(tmp_path: Path) -> None:
+    path = write(tmp_path, "bad.yaml", "extends: math\nlimits: {max_turns: many}\n")
+    message = failure(path)
+    assert message.startswith(f"{path}: limits.max_turns: got 'many': ")
+    assert "integer" in message
+
+
+def test_missing_name_is_a_clear_error(tmp_path: Path) -> None:
+    path = write(tmp_path, "bad.yaml", "roles: {answer: {kind: answer}}\ntransitions: {start: [answer]}\n")
+    assert failure(path) == f"{path}: name: missing; give it or extend an agent that has it"
+
+
+def test_contradiction_names_the_agent(tmp_path: Path) -> None:
+    path = write(tmp_path, "bad.yaml", "extends: math\nname: mine\ntransitions: {plan: [cod]}\n")
+    assert failure(path).startswith(f"{path}: agent 'mine': transitions.plan: ['cod'] cannot follow")
+
+
+def test_duplicate_key_is_refused_with_its_line(tmp_path: Path) -> None:
+    path = write(tmp_path, "bad.yaml", "extends: math\nlimits:\n  max_turns: 1\n  max_turns: 2\n")
+    assert failure(path) == f"{path}: line 4: key 'max_turns' stands twice in one mapping"
+
+
+@pytest.mark.parametrize("text", ["- a\n", "just text", "", "a: [1\n"])
+def test_file_that_is_no_mapping_is_refused(tmp_path: Path, text: str) -> None:
+    path = write(tmp_path, "bad.yaml", text)
+    assert failure(path).startswith(f"{path}: ")
+
+
+def test_extends_merges_mappings_and_replaces_lists(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        "mine.yaml",
+        "extends: math\nname: mine\nroles: {plan: {purpose: Mine}}\ntransitions: {plan: [code]}\nrules: []\n",
+    )
+    mine, math = load_agent(path), load_agent("math")
+    assert mine.roles["plan"].purpose == "Mine"
+    assert mine.roles["plan"].max_count == 1
+    assert mine.transitions["plan"] == ("code",)
+    assert mine.transitions["code"] == math.transitions["code"]
+    assert mine.rules == ()
+
+
+def test_null_removes_what_was_inherited_but_keeps_its_meaning_for_limits(tmp_path: Path) -> None:
+    text = "extends: web\nname: mine\nroles: {reflection: {grade: null}}\nlimits: {max_turns: null}\n"
+    mine = load_agent(write(tmp_path, "mine.yaml", text))
+    assert mine.roles["reflection"].grade is None
+    assert mine.limits.max_turns is None
+
+
+def test_extends_path_is_relative_to_the_file_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b c").mkdir()
+    write(tmp_path / "a", "base.yaml", MINIMAL)
+    path = write(tmp_path / "b c", "child.yaml", "extends: ../a/base.yaml\nname: child\n")
+    monkeypatch.chdir(tmp_path / "a")
+    assert load_agent(path).name == "child"
+
+
+def test_extends_in_a_circle_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, "one.yaml", "extends: two.yaml\n")
+    path = write(tmp_path, "two.yaml", "extends: one.yaml\n")
+    assert "`extends` goes in a circle" in failure(path)
+
+
+def test_extends_of_an_unknown_agent_names_the_extending_file(tmp_path: Path) -> None:
+    path = write(tmp_path, "mine.yaml", "extends: wbe\n")
+    assert (
+        failure(path)
+        == f"{path}: extends: agent 'wbe' is not shipped (did you mean 'web'?); or give the path of a YAML"
+    )
+
+
+@pytest.mark.parametrize("name", [*shipped_agents(), str(TINY)])
+def test_saved_agent_loads_back_equal(tmp_path: Path, name: str) -> None:
+    spec = load_agent(name)
+    path = tmp_path / "deep" / "agent.yaml"
+    save_agent(spec, path)
+    again = load_agent(path)
+    assert again == spec
+    assert again.digest == spec.digest
+    assert [file.name for file in path.parent.iterdir()] == ["agent.yaml"]
+
+
+def test_saved_prompt_is_a_readable_block(tmp_path: Path) -> None:
+    save_agent(load_agent("math"), tmp_path / "agent.yaml")
+    text = (tmp_path / "agent.yaml").read_text(encoding="utf-8")
+    assert "prompt: |" in text
+    assert "\n  {roles}\n" in text
+
+
+def test_model_folder_carries_its_own_agent(tmp_path: Path) -> None:
+    save_agent(load_agent(TINY), tmp_path / "agent.yaml")
+    assert agent_of_model(tmp_path, "math") == load_agent(TINY)
+    assert agent_of_model(tmp_path, "web") == load_agent("web")
+    assert agent_of_model(tmp_path / "none", "math") == load_agent("math")
+
+
+def test_tiny_agent_is_math_with_small_limits_and_a_bare_question() -> None:
+    tiny, math = load_agent(TINY), load_agent("math")
+    assert (tiny.roles, tiny.transitions) == (math.roles, math.transitions)
+    assert tiny.prompt_messages("What is 3 + 4?") == [{"role": "user", "content": "What is 3 + 4?"}]
+    assert (tiny.limits.max_turns, tiny.limits.max_response_tokens, tiny.limits.max_observation_chars) == (
+        2,
+        224,
+        512,
+    )
+    assert tiny.digest != math.digest
+
+
+def test_every_agent_yaml_of_the_repository_loads() -> None:
+    files = sorted(REPO.glob("configs/**/agents/*.yaml"))
+    assert files
+    assert all(isinstance(load_agent(file), AgentSpec) for file in files)

@@ -1,0 +1,187 @@
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from afm.agents import AgentSpec, load_agent
+
+MATH = load_agent("math")
+WEB = load_agent("web")
+
+REFLECTION = "Information conflict: {}\nTool effectiveness: {}\nTrajectory monitoring: {}"
+
+
+def spec(**changes: object) -> AgentSpec:
+    data: dict[str, object] = {
+        "name": "mini",
+        "roles": {
+            "think": {"kind": "thought"},
+            "tool": {"kind": "tool", "tool": "t"},
+            "observation": {"kind": "observation"},
+            "answer": {"kind": "answer"},
+        },
+        "transitions": {"start": ["tool", "answer"], "tool": ["answer"]},
+    }
+    return AgentSpec.model_validate(data | changes)
+
+
+def test_roles_are_found_by_kind() -> None:
+    assert WEB.thought_roles == ("think",)
+    assert WEB.observation_role == "observation"
+    assert WEB.answer_role == "answer"
+    assert WEB.tool_roles == {"web_search": "web_search", "crawl_page": "crawl_page"}
+
+
+def test_stop_strings_are_closed_calls_the_answer_and_a_forged_observation() -> None:
+    assert MATH.stop_strings == ("</code>", "</answer>", "<observation>")
+    assert WEB.stop_strings == ("</web_search>", "</crawl_page>", "</answer>", "<observation>")
+
+
+@pytest.mark.parametrize(
+    ("agent", "role", "following"),
+    [
+        ("math", "start", {"plan"}),
+        ("math", "plan", {"code", "answer"}),
+        ("math", "code", {"reflection"}),
+        ("math", "reflection", {"code", "answer"}),
+        ("code", "start", {"plan"}),
+        ("code", "plan", {"code", "answer"}),
+        ("code", "code", {"reflection"}),
+        ("code", "reflection", {"code", "answer"}),
+        ("web", "plan", {"web_search", "crawl_page", "suggested_answer"}),
+        ("web", "web_search", {"web_search", "crawl_page", "reflection", "suggested_answer"}),
+        ("web", "crawl_page", {"web_search", "crawl_page", "reflection", "suggested_answer"}),
+        ("web", "reflection", {"plan", "web_search", "crawl_page", "suggested_answer"}),
+        ("web", "suggested_answer", {"double_check"}),
+        ("web", "double_check", {"plan", "web_search", "crawl_page", "answer"}),
+        ("wiki", "plan", {"wiki_search", "suggested_answer"}),
+        ("wiki", "wiki_search", {"wiki_search", "reflection", "suggested_answer"}),
+        ("wiki", "suggested_answer", {"double_check"}),
+        ("wiki", "double_check", {"plan", "wiki_search", "answer"}),
+        ("mhqa", "reflection", {"plan", "wiki_search", "answer"}),
+        ("full", "plan", {"web_search", "crawl_page", "code", "visual_inspector", "suggested_answer"}),
+        ("full", "suggested_answer", {"double_check"}),
+    ],
+)
+def test_shipped_transitions_are_the_papers(agent: str, role: str, following: set[str]) -> None:
+    assert set(load_agent(agent).transitions[role]) == following
+
+
+@pytest.mark.parametrize("agent", ["web", "mhqa", "wiki", "full"])
+def test_every_function_of_the_search_agents_needs_a_thought(agent: str) -> None:
+    needing = {tag for tag, role in load_agent(agent).roles.items() if role.needs_thought}
+    assert needing == set(load_agent(agent).roles) - {"think", "observation"}
+
+
+@pytest.mark.parametrize("agent", ["math", "code"])
+def test_math_and_code_think_before_code_and_answer_and_plan_once(agent: str) -> None:
+    roles = load_agent(agent).roles
+    assert {tag for tag, role in roles.items() if role.needs_thought} == {"code", "answer"}
+    assert {tag for tag, role in roles.items() if role.no_thought} == {"plan", "reflection"}
+    assert {tag: role.max_count for tag, role in roles.items() if role.max_count} == {"plan": 1}
+
+
+def test_tools_of_the_shipped_agents() -> None:
+    tools = {name: set(load_agent(name).tool_roles) for name in ("math", "code", "mhqa", "wiki", "full")}
+    assert tools == {
+        "math": {"code"},
+        "code": {"code"},
+        "mhqa": {"wiki_search"},
+        "wiki": {"wiki_search"},
+        "full": {"web_search", "crawl_page", "code", "visual_inspector"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("grades", "following"),
+    [
+        (("good", "average", "good"), {"plan", "web_search", "crawl_page", "suggested_answer"}),
+        (("good", "poor", "good"), {"plan"}),
+        (("Good", "good", "POOR"), {"plan"}),
+    ],
+)
+def test_any_poor_grade_of_a_reflection_asks_for_a_new_plan(
+    grades: tuple[str, ...], following: set[str]
+) -> None:
+    assert set(WEB.allowed_next("reflection", REFLECTION.format(*grades))) == following
+
+
+def test_poor_outside_of_a_grade_does_not_reject() -> None:
+    content = REFLECTION.format("good", "good", "good") + "\nThe archive has poor coverage."
+    assert "suggested_answer" in WEB.allowed_next("reflection", content)
+
+
+@pytest.mark.parametrize(
+    ("text", "following"),
+    [
+        ("Score: 1", {"plan", "web_search", "crawl_page"}),
+        ("fits\nscore: 2", {"plan", "web_search", "crawl_page"}),
+        ("**Score**: 3", {"answer"}),
+        ("Score = 4", {"answer"}),
+        ("no score given", {"plan", "web_search", "crawl_page", "answer"}),
+        ("Score: 10", {"plan", "web_search", "crawl_page", "answer"}),
+    ],
+)
+def test_double_check_scores_three_and_four_lead_to_the_answer(text: str, following: set[str]) -> None:
+    assert set(WEB.allowed_next("double_check", text)) == following
+
+
+def test_digest_changes_with_any_declared_value() -> None:
+    assert spec().digest == spec().digest
+    assert spec().digest != spec(description="x").digest
+    assert len(spec().digest) == 16
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"roles": {"answer": {"kind": "answer"}, "a-b": {}}, "transitions": {}}, "lower-case letters"),
+        ({"roles": {"answer": {"kind": "answer"}, "start": {}}, "transitions": {}}, "reserved"),
+        ({"roles": {"plan": {}}, "transitions": {}}, "exactly one role of kind 'answer'"),
+        (
+            {
+                "roles": {"answer": {"kind": "answer"}, "code": {"kind": "tool", "tool": "c"}},
+                "transitions": {},
+            },
+            "'observation'",
+        ),
+        (
+            {
+                "roles": {"answer": {"kind": "answer"}, "observation": {"kind": "observation", "tool": "c"}},
+                "transitions": {},
+            },
+            "only there",
+        ),
+        (
+            {"roles": {"answer": {"kind": "answer", "needs_thought": True}}, "transitions": {}},
+            "needs_thought",
+        ),
+        ({"transitions": {"start": ["answer"]}}, "missing ['tool']"),
+        ({"transitions": {"start": ["think"], "tool": []}}, "cannot follow"),
+        ({"question_format": "no placeholder"}, "placeholder"),
+        ({"name": "Bad Name"}, "pattern"),
+    ],
+)
+def test_contradictory_declarations_are_refused(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ValidationError) as error:
+        spec(**changes)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(("pattern", "message"), [("([", "no regular expression"), ("score", "0 groups")])
+def test_grade_pattern_must_have_one_group(pattern: str, message: str) -> None:
+    roles = {"answer": {"kind": "answer"}, "check": {"grade": {"pattern": pattern, "reject": ["1"]}}}
+    with pytest.raises(ValidationError) as error:
+        spec(roles=roles, transitions={"start": ["check"], "check": ["answer"]})
+    assert message in str(error.value)
+
+
+def test_user_message_is_instruction_blank_line_question() -> None:
+    message = MATH.user_message("1 + 1?")
+    instruction, _, question = message.rpartition("\n\n")
+    assert instruction == MATH.system_prompt()
+    assert question == "Question: 1 + 1?"
+
+
+def test_question_is_taken_as_it_is() -> None:
+    assert MATH.user_message("{roles} {question}").endswith("Question: {roles} {question}")
