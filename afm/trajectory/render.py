@@ -26,9 +26,9 @@ def neutralise(text: str, spec: AgentSpec) -> str:
 
     ``<role>`` becomes ``[role]``, in any letter case and with blanks inside, and so do chat template
     tokens such as ``<|im_end|>``. Terminal sequences and control characters other than line feed and
-    tab are removed, lone surrogates replaced. The result is never longer than ``text``.
+    tab are removed, carriage returns become line feeds, lone surrogates are replaced. The result is never longer than ``text``.
     """
-    text = text.replace("\r\n", "\n")
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
     text = _CONTROL.sub("", _ANSI.sub("", text))
     text = _LONE_SURROGATE.sub("\ufffd", text)
     return _untrusted_tag(tuple(spec.roles)).sub(_bracketed, text)

@@ -1,0 +1,287 @@
+from __future__ import annotations
+
+import time
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from afm.agents import AgentSpec, load_agent
+from afm.errors import Fault, TrajectoryError
+from afm.trajectory import Author, Segment, Step, Trajectory, author_segments, parse, render, scan
+
+MATH = load_agent("math")
+AGENT, ENVIRONMENT = Author.AGENT, Author.ENVIRONMENT
+
+GOOD = (
+    "<plan>add</plan>\n<think>t</think> <code>print(1)</code>"
+    "\n<observation>\n1\n</observation>\n<reflection>ok</reflection><think>u</think><answer>\\boxed{1}</answer>\n"
+)
+
+tag_soup = st.lists(
+    st.sampled_from(
+        [
+            *(f"<{tag}>" for tag in MATH.roles),
+            *(f"</{tag}>" for tag in MATH.roles),
+            "<",
+            ">",
+            "</",
+            "<thin",
+            "k>",
+            " ",
+            "\n",
+            "a",
+            "é",
+            "🙂",
+            "<b>",
+            "</b>",
+            "think",
+            "<Plan>",
+        ]
+    ),
+    max_size=40,
+).map("".join)
+
+plain = st.text(alphabet="ab <>/\n\\é🙂{}`|", max_size=12).filter(lambda text: "<" not in text)
+trajectories = st.builds(
+    Trajectory,
+    st.lists(
+        st.builds(Step, st.sampled_from(sorted(MATH.roles)), plain, st.text(alphabet=" \n\t", max_size=3)),
+        max_size=8,
+    ).map(tuple),
+    st.text(alphabet=" \n\t", max_size=3),
+)
+
+
+def first_fault(text: str, spec: AgentSpec = MATH) -> tuple[Fault | None, int, str]:
+    with pytest.raises(TrajectoryError) as error:
+        parse(text, spec)
+    return error.value.kind, error.value.character, error.value.message
+
+
+def test_steps_carry_content_white_space_and_offsets() -> None:
+    trajectory = parse(GOOD, MATH)
+    assert trajectory.steps == (
+        Step("plan", "add"),
+        Step("think", "t", "\n"),
+        Step("code", "print(1)", " "),
+        Step("observation", "\n1\n", "\n"),
+        Step("reflection", "ok", "\n"),
+        Step("think", "u"),
+        Step("answer", "\\boxed{1}"),
+    )
+    assert trajectory.tail == "\n"
+    code = trajectory.steps[2]
+    assert (code.start, code.end) == (34, 55)
+    assert GOOD[code.start : code.end] == "<code>print(1)</code>"
+    assert GOOD[code.content_start : code.content_end] == "print(1)"
+
+
+@pytest.mark.parametrize("text", ["", " \n", "<plan></plan>"])
+def test_empty_parts_parse(text: str) -> None:
+    assert render(parse(text, MATH)) == text
+
+
+def test_unknown_role_is_named_with_its_place_and_the_closest_role() -> None:
+    kind, character, message = first_fault("<plan>a</plan>\n<cod>x</cod>")
+    assert (kind, character) == (Fault.UNKNOWN_ROLE, 15)
+    assert (
+        message
+        == "<cod> at character 15 (line 2 of the text) is no role of agent 'math'; did you mean 'code'?"
+    )
+
+
+def test_unknown_role_is_reported_once_not_again_for_its_closing_tag_and_text() -> None:
+    assert [issue.kind for issue in scan("<cod>x</cod> y", MATH).issues] == [Fault.UNKNOWN_ROLE]
+
+
+@pytest.mark.parametrize("tag", ["<Plan>", "<plan x=1>", "<plan/>", "<b>"])
+def test_tags_that_only_look_like_roles_are_unknown(tag: str) -> None:
+    assert first_fault(f"{tag}a")[0] is Fault.UNKNOWN_ROLE
+
+
+def test_role_inside_a_role_is_a_nesting_fault() -> None:
+    kind, character, message = first_fault("<think>I plan to use <code> now</think>")
+    assert (kind, character) == (Fault.NESTED, 21)
+    assert message.startswith("<code> at character 21 (line 1 of the text) stands inside <think>")
+
+
+def test_foreign_tags_inside_a_role_are_content() -> None:
+    text = "<think>if a <b and List<int> or <br> then</think>"
+    assert parse(text, MATH).steps[0].content == "if a <b and List<int> or <br> then"
+
+
+def test_tool_tag_inside_a_thought_is_content_not_a_call() -> None:
+    found = scan("<think>say <code>x</code> aloud</think><plan>p</plan>", MATH)
+    assert [step.role for step in found.trajectory.steps] == ["think", "plan"]
+
+
+def test_observations_are_opaque() -> None:
+    text = "<code>1</code><observation><think><b> </code> <answer></observation>"
+    assert parse(text, MATH).steps[1].content == "<think><b> </code> <answer>"
+
+
+def test_truncated_role_is_reported_where_it_opens() -> None:
+    kind, character, message = first_fault("<plan>a</plan>\n\n<think>and then")
+    assert (kind, character) == (Fault.UNCLOSED, 16)
+    assert message == "<think> opened at character 16 (line 3 of the text) is never closed"
+
+
+@pytest.mark.parametrize("end", ["<", "</", "<thi", "</plan"])
+def test_text_that_ends_inside_a_tag_is_truncated(end: str) -> None:
+    kind, character, message = first_fault(f"<plan>a</plan>{end}")
+    assert (kind, character) == (Fault.UNCLOSED, 14)
+    assert "cut off by the end of the text" in message
+
+
+def test_text_between_roles_is_stray_from_its_first_visible_character() -> None:
+    kind, character, message = first_fault("<plan>a</plan>\n  so far so good <think>b</think>")
+    assert (kind, character) == (Fault.STRAY_TEXT, 17)
+    assert message.startswith("'so far so good ' at character 17")
+
+
+def test_text_behind_the_last_role_is_stray() -> None:
+    assert first_fault("<plan>a</plan> bye")[:2] == (Fault.STRAY_TEXT, 15)
+
+
+def test_closing_tag_without_opening_is_stray() -> None:
+    assert first_fault("</think><plan>a</plan>")[:2] == (Fault.STRAY_CLOSE, 0)
+
+
+def test_error_carries_file_and_line_of_its_row() -> None:
+    with pytest.raises(TrajectoryError) as error:
+        parse("oops", MATH, path="train.jsonl", line=17)
+    assert (
+        str(error.value)
+        == "train.jsonl:17: 'oops' at character 0 (line 1 of the text) stands outside of every role"
+    )
+    assert isinstance(error.value, ValueError)
+
+
+def test_scan_reports_every_fault_in_order_and_keeps_the_sound_steps() -> None:
+    text = "hm<plan>a</plan></code><serch>q<think>x <answer>y</think><answer>"
+    found = scan(text, MATH)
+    assert [(issue.kind, issue.character) for issue in found.issues] == [
+        (Fault.STRAY_TEXT, 0),
+        (Fault.STRAY_CLOSE, 16),
+        (Fault.UNKNOWN_ROLE, 23),
+        (Fault.NESTED, 40),
+        (Fault.UNCLOSED, 57),
+    ]
+    assert [step.role for step in found.trajectory.steps] == ["plan", "think"]
+    assert render(found.trajectory) == text
+
+
+@given(tag_soup)
+def test_scanned_text_always_renders_back(text: str) -> None:
+    assert render(scan(text, MATH).trajectory) == text
+
+
+@given(tag_soup)
+def test_parse_accepts_exactly_what_scan_finds_sound(text: str) -> None:
+    found = scan(text, MATH)
+    if found.issues:
+        with pytest.raises(TrajectoryError) as error:
+            parse(text, MATH)
+        assert str(error.value) == str(found.issues[0])
+    else:
+        assert render(parse(text, MATH)) == text
+
+
+@given(trajectories)
+def test_rendered_trajectories_parse_back_equal(trajectory: Trajectory) -> None:
+    assert parse(render(trajectory), MATH) == trajectory
+
+
+@given(tag_soup)
+def test_faults_point_at_a_tag_or_at_visible_text(text: str) -> None:
+    for issue in scan(text, MATH).issues:
+        if issue.kind is Fault.STRAY_TEXT:
+            assert text[issue.character].strip()
+        else:
+            assert text[issue.character] == "<"
+
+
+@given(tag_soup)
+def test_author_segments_cover_the_text_and_alternate(text: str) -> None:
+    segments = author_segments(text, MATH)
+    assert "".join(segment.text for segment in segments) == text
+    assert all(segment.text for segment in segments)
+    assert all(a.author is not b.author for a, b in pairwise(segments))
+
+
+def test_observation_span_includes_the_white_space_around_it() -> None:
+    assert author_segments("<code>1</code> \n<observation>o</observation>\n\n <think>", MATH) == (
+        Segment(AGENT, "<code>1</code>"),
+        Segment(ENVIRONMENT, " \n<observation>o</observation>\n\n "),
+        Segment(AGENT, "<think>"),
+    )
+
+
+def test_observation_without_white_space_is_cut_at_its_tags() -> None:
+    assert author_segments("<code>1</code><observation>o</observation><think>t</think>", MATH) == (
+        Segment(AGENT, "<code>1</code>"),
+        Segment(ENVIRONMENT, "<observation>o</observation>"),
+        Segment(AGENT, "<think>t</think>"),
+    )
+
+
+def test_neighbouring_observations_are_one_segment() -> None:
+    text = "\n<observation>a</observation>\n<observation>b</observation>\n"
+    assert author_segments(text, MATH) == (Segment(ENVIRONMENT, text),)
+
+
+def test_observation_cut_off_by_the_end_is_the_environments() -> None:
+    assert author_segments("<code>1</code>\n<observation>\nhalf", MATH) == (
+        Segment(AGENT, "<code>1</code>"),
+        Segment(ENVIRONMENT, "\n<observation>\nhalf"),
+    )
+
+
+def test_observation_named_in_a_thought_is_the_agents() -> None:
+    text = "<think>the <observation> said</think><plan>p</plan>"
+    assert author_segments(text, MATH) == (Segment(AGENT, text),)
+
+
+def test_observation_behind_a_role_that_is_never_closed_is_still_masked() -> None:
+    assert author_segments(
+        "<think>x <code>1</code>\n<observation>o</observation>\n<answer>1</answer>", MATH
+    ) == (
+        Segment(AGENT, "<think>x <code>1</code>"),
+        Segment(ENVIRONMENT, "\n<observation>o</observation>\n"),
+        Segment(AGENT, "<answer>1</answer>"),
+    )
+
+
+def test_agent_without_tools_wrote_everything() -> None:
+    spec = AgentSpec.model_validate(
+        {"name": "bare", "roles": {"answer": {"kind": "answer"}}, "transitions": {"start": ["answer"]}}
+    )
+    assert author_segments("<observation>x</observation>", spec) == (
+        Segment(AGENT, "<observation>x</observation>"),
+    )
+
+
+@pytest.mark.parametrize(
+    "unit",
+    [
+        "<think>",
+        "</think>",
+        "<think></think>",
+        "<x>",
+        "<",
+        "<a ",
+        "</",
+        "\n",
+        "<think><plan></think>",
+        "\\boxed{",
+        "a",
+    ],
+)
+def test_hostile_texts_take_linear_time(unit: str) -> None:
+    text = unit * (1_000_000 // len(unit))
+    started = time.perf_counter()
+    scan(text, MATH)
+    author_segments(text, MATH)
+    assert time.perf_counter() - started < 5

@@ -1,0 +1,231 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from afm.agents import AgentSpec, load_agent
+from afm.errors import Fault
+from afm.trajectory import Author, Segment, author_segments, validate
+
+MATH = load_agent("math")
+WEB = load_agent("web")
+MHQA = load_agent("mhqa")
+
+CODE = "<think>t</think><code>print(1)</code>\n<observation>\n1\n</observation>\n<reflection>ok</reflection>"
+END = "<think>u</think><answer>\\boxed{1}</answer>"
+
+
+def kinds(text: str, spec: AgentSpec = MATH) -> list[tuple[Fault | None, int]]:
+    return [(fault.kind, fault.character) for fault in validate(author_segments(text, spec), spec)]
+
+
+def messages(text: str, spec: AgentSpec = MATH) -> list[str]:
+    return [fault.message for fault in validate(author_segments(text, spec), spec)]
+
+
+def web(*functions: str) -> str:
+    """A web trajectory: each function gets its thought, each call its observation."""
+    parts = []
+    for function in functions:
+        parts.append(f"<think>t</think>\n{function}")
+        if function.startswith(("<web_search>", "<crawl_page>")):
+            parts.append("\n<observation>\no\n</observation>\n")
+    return "".join(parts)
+
+
+SEARCH, CRAWL = "<web_search>q</web_search>", "<crawl_page>https://a.example/</crawl_page>"
+PLAN, SUGGEST, ANSWER = "<plan>p</plan>", "<suggested_answer>a</suggested_answer>", "<answer>a</answer>"
+
+
+def check(score: int) -> str:
+    return f"<double_check>Score: {score}</double_check>"
+
+
+def reflect(grade: str) -> str:
+    return f"<reflection>Information conflict: good\nTool effectiveness: {grade}\nTrajectory monitoring: good</reflection>"
+
+
+@pytest.mark.parametrize("calls", [0, 1, 3])
+def test_math_trajectory_with_any_number_of_calls_is_valid(calls: int) -> None:
+    assert kinds(f"<plan>p</plan>{CODE * calls}{END}\n") == []
+
+
+def test_web_trajectory_with_every_function_is_valid() -> None:
+    text = web(
+        PLAN,
+        SEARCH,
+        CRAWL,
+        reflect("poor"),
+        PLAN,
+        SEARCH,
+        SUGGEST,
+        check(2),
+        SEARCH,
+        SUGGEST,
+        check(3),
+        ANSWER,
+    )
+    assert kinds(text, WEB) == []
+
+
+def test_plain_multi_hop_trajectory_is_valid() -> None:
+    search = "<think>t</think><wiki_search>q</wiki_search>\n<observation>\no\n</observation>\n"
+    text = (
+        f"{search}{search}<think>t</think><reflection>sure</reflection><think>t</think><answer>a | b</answer>"
+    )
+    assert kinds(text, MHQA) == []
+
+
+def test_first_function_is_the_plan() -> None:
+    assert messages(f"{CODE}{END}") == [
+        "<code> at character 16 (line 1 of the text) may not begin the response; expected <plan>"
+    ]
+
+
+def test_thought_before_the_plan_is_a_fault_of_math_only() -> None:
+    assert kinds(f"<think>t</think><plan>p</plan>{END}") == [(Fault.THOUGHT, 16)]
+    assert kinds(web(PLAN, SUGGEST, check(4), ANSWER), WEB) == []
+
+
+def test_second_plan_breaks_order_and_count() -> None:
+    assert kinds(f"<plan>p</plan><plan>q</plan>{END}") == [(Fault.TRANSITION, 14), (Fault.COUNT, 14)]
+
+
+def test_code_without_thought_is_a_fault() -> None:
+    assert messages(f"<plan>p</plan>{CODE.removeprefix('<think>t</think>')}{END}") == [
+        "<code> at character 14 (line 1 of the text) has no <think> directly before it"
+    ]
+
+
+def test_two_thoughts_in_a_row_are_a_fault() -> None:
+    assert kinds(f"<plan>p</plan><think>a</think>{END}") == [(Fault.THOUGHT, 30)]
+
+
+def test_code_may_only_be_followed_by_reflection() -> None:
+    text = f"<plan>p</plan>{CODE.removesuffix('<reflection>ok</reflection>')}{END}"
+    assert messages(text) == [
+        "<answer> at character 99 (line 5 of the text) may not follow <code>; expected <reflection>"
+    ]
+
+
+def test_call_without_observation_is_a_fault_at_what_follows() -> None:
+    text = f"<plan>p</plan><think>t</think><code>1</code><reflection>r</reflection>{END}"
+    assert messages(text) == [
+        "<reflection> at character 44 (line 1 of the text) follows <code>; expected <observation>"
+    ]
+
+
+def test_observation_without_call_is_a_fault() -> None:
+    assert kinds(f"<plan>p</plan>\n<observation>x</observation>\n{END}") == [(Fault.OBSERVATION, 15)]
+
+
+def test_second_observation_for_one_call_is_a_fault() -> None:
+    text = f"<plan>p</plan>{CODE}{END}".replace(
+        "</observation>\n", "</observation>\n<observation>2</observation>\n"
+    )
+    assert [kind for kind, _ in kinds(text)] == [Fault.OBSERVATION]
+
+
+def test_missing_answer_is_reported_at_the_end() -> None:
+    text = f"<plan>p</plan>{CODE}"
+    assert kinds(text) == [(Fault.NO_ANSWER, len(text))]
+
+
+def test_nothing_follows_the_answer() -> None:
+    text = f"<plan>p</plan>{END}"
+    assert kinds(f"{text}<think>more</think>") == [(Fault.AFTER_ANSWER, len(text))]
+    assert kinds(f"{text} bye") == [(Fault.STRAY_TEXT, len(text) + 1)]
+    assert kinds(f"{text}\n") == []
+
+
+@pytest.mark.parametrize("content", ["42", "", "\\boxed{}", "\\boxed{4"])
+def test_answer_must_have_the_agents_format(content: str) -> None:
+    assert [kind for kind, _ in kinds(f"<plan>p</plan><think>t</think><answer>{content}</answer>")] == [
+        Fault.ANSWER_FORMAT
+    ]
+
+
+def test_poor_reflection_must_lead_to_a_plan() -> None:
+    text = web(SEARCH, reflect("poor"), SEARCH, SUGGEST, check(3), ANSWER)
+    assert [fault.message.partition("may not")[2] for fault in validate(author_segments(text, WEB), WEB)] == [
+        " follow <reflection>; expected <plan>"
+    ]
+    assert kinds(web(SEARCH, reflect("average"), SEARCH, SUGGEST, check(3), ANSWER), WEB) == []
+
+
+@pytest.mark.parametrize(("score", "valid"), [(1, False), (2, False), (3, True), (4, True)])
+def test_answer_needs_a_double_check_of_at_least_three(score: int, valid: bool) -> None:
+    assert (kinds(web(SEARCH, SUGGEST, check(score), ANSWER), WEB) == []) is valid
+
+
+def test_good_double_check_must_lead_to_the_answer() -> None:
+    text = web(SEARCH, SUGGEST, check(4), SEARCH, SUGGEST, check(4), ANSWER)
+    assert [kind for kind, _ in kinds(text, WEB)] == [Fault.TRANSITION]
+
+
+def test_suggested_answer_must_be_double_checked() -> None:
+    assert [kind for kind, _ in kinds(web(SEARCH, SUGGEST, ANSWER), WEB)] == [Fault.TRANSITION]
+
+
+def test_every_fault_is_returned_in_the_order_of_the_text() -> None:
+    assert kinds("<think>a</think><plan>a</plan> hm <think>b</think><code>1</code><think>c<answer>") == [
+        (Fault.THOUGHT, 16),
+        (Fault.STRAY_TEXT, 31),
+        (Fault.UNCLOSED, 64),
+        (Fault.NO_ANSWER, 80),
+    ]
+
+
+def test_observation_written_by_the_agent_is_forged() -> None:
+    text = f"<plan>p</plan>{CODE}{END}"
+    faults = validate([Segment(Author.AGENT, text)], MATH)
+    assert [(fault.kind, fault.character) for fault in faults] == [(Fault.AUTHOR, 52)]
+
+
+def test_function_written_by_the_environment_is_a_fault() -> None:
+    segments = [Segment(Author.ENVIRONMENT, "<plan>p</plan>"), Segment(Author.AGENT, END)]
+    assert [(fault.kind, fault.character) for fault in validate(segments, MATH)] == [(Fault.AUTHOR, 0)]
+
+
+def test_step_that_runs_over_a_joint_of_authors_is_a_fault() -> None:
+    call = "<plan>p</plan><think>t</think><code>1</code>"
+    halves = [("\n<observation>1</obser", "vation>\n"), ("\n<observation>", "1</observation>\n")]
+    for first, second in halves:
+        segments = [
+            Segment(Author.AGENT, call),
+            Segment(Author.ENVIRONMENT, first),
+            Segment(Author.AGENT, f"{second}<reflection>r</reflection>{END}"),
+        ]
+        assert [fault.kind for fault in validate(segments, MATH)] == [Fault.AUTHOR]
+
+
+def test_segments_cut_within_one_author_change_nothing() -> None:
+    text = f"<plan>p</plan>{CODE}{END}"
+    pieces = [
+        Segment(segment.author, letter) for segment in author_segments(text, MATH) for letter in segment.text
+    ]
+    assert validate(pieces, MATH) == ()
+
+
+def test_empty_response_lacks_an_answer() -> None:
+    assert [fault.kind for fault in validate([], MATH)] == [Fault.NO_ANSWER]
+
+
+walks = st.lists(st.integers(min_value=0, max_value=10), min_size=30, max_size=30)
+
+
+@given(walks)
+def test_every_walk_along_the_declared_transitions_is_valid(choices: list[int]) -> None:
+    """A generator that knows the declaration only, and a validator, agree on what is allowed."""
+    parts, role = [], "start"
+    for choice in choices:
+        targets = WEB.allowed_next(role, parts[-1] if parts else "")
+        role = targets[choice % len(targets)]
+        body = {"double_check": f"Score: {choice % 4 + 1}"}.get(role, "x")
+        parts.append(f"<{role}>{body}</{role}>")
+        if role == WEB.answer_role:
+            break
+    text = web(*parts)
+    expected = [] if role == WEB.answer_role else [Fault.NO_ANSWER]
+    assert [kind for kind, _ in kinds(text, WEB) if kind is not Fault.OBSERVATION] == expected
