@@ -1,0 +1,97 @@
+r"""Whether two mathematical answers are equal: cheap certainty first, Math-Verify for the rest.
+
+Answers are text from a model and never evaluated as Python: Math-Verify is used with its LaTeX grammar
+alone, not with its plain expressions, which go through sympy's ``parse_expr``.
+"""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+MAX_ANSWER_CHARS = 4000
+"""Longer answers are wrong unless they are the gold answer letter for letter."""
+
+_NUMBER = re.compile(r"[+-]?(?:\d{1,300}(?:\.\d{0,300})?|\.\d{1,300})")
+_TEXT = re.compile(r"\\(?:text|textbf|textit|mbox|mathrm|mathbf)\s*\{([^{}\\]*)\}")
+_WORD = re.compile(r"[A-Za-z][A-Za-z '-]+")
+_IN_BASE = re.compile(r"(-?[0-9A-Za-z.]+)_\{?(\d+)\}?")
+_SIZES = re.compile(r"\\(?:left|right|displaystyle)(?![A-Za-z])|\\[!,;:]|~")
+
+
+def quick_verdict(gold: str, answer: str) -> bool | None:
+    """Equal, different, or ``None`` when only algebra can tell.
+
+    Decides equal texts, plain numbers, words (Math-Verify takes a word for the product of its letters, so
+    it accepts anagrams) and numbers that name their base (whose base it ignores).
+    """
+    if gold.strip() == answer.strip():
+        return True
+    left, right = _tidied(gold), _tidied(answer)
+    if left == right:
+        return True
+    if len(answer) > MAX_ANSWER_CHARS or not right:
+        return False
+    words = _as_words(gold)
+    if words is not None:
+        return words == _as_words(answer)
+    if in_base := _IN_BASE.fullmatch(left):
+        return _same_in_base(in_base[1], in_base[2], right)
+    first, second = _as_number(left), _as_number(right)
+    if first is None or second is None:
+        return None
+    if first == second:
+        return True
+    # Math-Verify rounds: leave close numbers to it.
+    return False if abs(first - second) * 1000 > abs(first) else None
+
+
+def _tidied(text: str) -> str:
+    r"""Without spacing commands, ``$`` around it, one ``\boxed`` too many and a closing full stop."""
+    text = _SIZES.sub("", text).replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac")
+    text = " ".join(text.split()).strip("$ ").removesuffix(".")
+    return text.strip()
+
+
+def _as_words(text: str) -> str | None:
+    r"""The words of an answer that is nothing but words, or a ``\text{}`` alone; else ``None``."""
+    tidy = _tidied(text)
+    inner = _TEXT.fullmatch(tidy)
+    if inner is None and not _WORD.fullmatch(tidy) and not re.fullmatch(r"\(?[A-Z]\)?", tidy):
+        return None
+    plain = " ".join((inner[1] if inner else tidy).split()).strip("() .").casefold()
+    return plain or None
+
+
+def _same_in_base(digits: str, base: str, answer: str) -> bool:
+    other = _IN_BASE.fullmatch(answer)
+    if other is not None:
+        return (other[1].lstrip("0"), other[2]) == (digits.lstrip("0"), base)
+    return answer.lstrip("0") == digits.lstrip("0")
+
+
+def _as_number(text: str) -> Fraction | None:
+    return Fraction(text) if _NUMBER.fullmatch(text) and text.strip("+-.") else None
+
+
+def algebra_verdict(gold: str, answer: str) -> bool:
+    """Math-Verify's verdict. Slow, and for hostile input unbounded: call it in a worker process."""
+    from math_verify import LatexExtractionConfig, parse, verify
+
+    config = [LatexExtractionConfig(boxed_match_priority=0)]
+    expected, given = (
+        parse(f"\\boxed{{{text}}}", extraction_config=config, parsing_timeout=None) for text in (gold, answer)
+    )
+    return bool(verify(expected, given, timeout_seconds=None))
+
+
+def prepare_worker(memory_bytes: int) -> None:
+    """Bound this process's memory, silence the library's advice on time-outs, load it."""
+    import logging
+    import resource
+
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    limit = memory_bytes if hard == resource.RLIM_INFINITY else min(memory_bytes, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+    logging.disable(logging.CRITICAL)
+    import math_verify  # noqa: F401 - the first pair should not pay for it

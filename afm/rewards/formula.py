@@ -1,0 +1,84 @@
+"""The arithmetic that combines the parts of a verdict into its score."""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable, Iterable, Mapping
+
+from afm.errors import ConfigError, suggestion
+
+_BINARY: dict[type[ast.operator], Callable[[float, float], float]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+}
+_UNARY: dict[type[ast.unaryop], Callable[[float], float]] = {ast.UAdd: operator.pos, ast.USub: operator.neg}
+_FUNCTIONS: dict[str, Callable[..., float]] = {"min": min, "max": max}
+_ALLOWED = "numbers, names, + - * ( ), min() and max()"
+
+
+class Formula:
+    """An expression such as ``correct * format + overlong``.
+
+    Only numbers, part names, ``+ - *``, brackets, ``min`` and ``max`` are understood; nothing is evaluated as
+    Python.
+
+    Args:
+        text: The expression.
+        known: Names it may use.
+
+    Raises:
+        ConfigError: Something else stands in it.
+    """
+
+    def __init__(self, text: str, known: Iterable[str]) -> None:
+        self.text = text
+        self._known = tuple(known)
+        try:
+            tree = ast.parse(text.strip(), mode="eval")
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            raise ConfigError(f"formula {text!r} is no expression; expected {_ALLOWED}") from None
+        self._body = tree.body
+        self.names = frozenset(self._check(self._body))
+
+    def __call__(self, parts: Mapping[str, float]) -> float:
+        """The value of the formula; ``parts`` holds at least :attr:`names`."""
+        return float(_value(self._body, parts))
+
+    def _check(self, node: ast.expr) -> list[str]:
+        """Names used below ``node``."""
+        match node:
+            case ast.Constant(value=bool()):
+                pass
+            case ast.Constant(value=int() | float()):
+                return []
+            case ast.Name(id=name):
+                if name not in self._known:
+                    raise ConfigError(
+                        f"formula {self.text!r}: unknown name {name!r}, {suggestion(name, self._known)}"
+                    )
+                return [name]
+            case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
+                return self._check(left) + self._check(right)
+            case ast.UnaryOp(op=op, operand=operand) if type(op) in _UNARY:
+                return self._check(operand)
+            case ast.Call(func=ast.Name(id=name), args=[_, _, *_] as args, keywords=[]) if name in _FUNCTIONS:
+                return [found for argument in args for found in self._check(argument)]
+        shown = ast.unparse(node)
+        raise ConfigError(f"formula {self.text!r}: {shown!r} is not allowed; expected {_ALLOWED}")
+
+
+def _value(node: ast.expr, parts: Mapping[str, float]) -> float:
+    match node:
+        case ast.Constant(value=int() | float() as value):
+            return value
+        case ast.Name(id=name):
+            return parts[name]
+        case ast.BinOp(left=left, op=op, right=right):
+            return _BINARY[type(op)](_value(left, parts), _value(right, parts))
+        case ast.UnaryOp(op=op, operand=operand):
+            return _UNARY[type(op)](_value(operand, parts))
+        case ast.Call(func=ast.Name(id=name), args=args):
+            return _FUNCTIONS[name](*(_value(argument, parts) for argument in args))
+    raise AssertionError(f"unchecked node {node!r}")

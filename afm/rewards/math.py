@@ -1,0 +1,120 @@
+"""Correctness of mathematical answers, by Math-Verify in worker processes with a hard time limit."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from afm.errors import DataError, MissingExtraError
+from afm.rewards.base import Sample
+from afm.rewards.equality import algebra_verdict, prepare_worker, quick_verdict
+from afm.rewards.gold import gold_answers
+from afm.rewards.part import Part
+from afm.trajectory import answers
+
+if TYPE_CHECKING:
+    from pebble import ProcessPool
+
+_WORKER_MEMORY_BYTES = 4 << 30
+_TASKS_PER_WORKER = 5000  # sympy's caches only grow
+
+
+class MathVerify:
+    """1 when the final answer equals a gold answer, else 0.
+
+    Most pairs are decided at once (:func:`afm.rewards.equality.quick_verdict`); the rest go to worker
+    processes, which start with the first such pair. A pair that takes longer than its limit, or that
+    crashes two workers in a row, counts as wrong: gold answers are harmless, so the response is to blame.
+
+    Args:
+        timeout_s: Wall-clock limit of one pair; the worker is killed and replaced.
+        workers: Worker processes; the number of cores, at most 4, when ``None``.
+    """
+
+    def __init__(self, timeout_s: float = 5.0, workers: int | None = None) -> None:
+        self._timeout_s = timeout_s
+        self._workers = workers or min(4, len(os.sched_getaffinity(0)))
+        self._pool: ProcessPool | None = None
+
+    async def judge(self, sample: Sample) -> Part:
+        """Compare the agent's final answer with the gold answers.
+
+        Raises:
+            MissingExtraError: Math-Verify or pebble is not installed, and a pair needs them.
+        """
+        try:
+            accepted = gold_answers(sample.ground_truth)
+        except DataError as error:
+            return Part(None, error.message)
+        given = answers(sample.segments, sample.spec)
+        if not given:
+            return Part(0.0, "the response has no final answer")
+        return await self.compare(accepted, ", ".join(given))
+
+    async def compare(self, accepted: tuple[str, ...], answer: str) -> Part:
+        """1 when ``answer`` equals one of ``accepted``."""
+        shown = f"{answer[:200]!r}"
+        verdicts = [(gold, quick_verdict(gold, answer)) for gold in accepted]
+        if any(verdict for _, verdict in verdicts):
+            return Part(1.0, f"{shown} equals the gold answer")
+        problem = ""
+        for gold, verdict in verdicts:
+            if verdict is None:
+                equal, note = await self._algebra(gold, answer)
+                if equal:
+                    return Part(1.0, f"{shown} equals {gold!r}")
+                if equal is None:
+                    return Part(None, note)
+                problem = problem or note
+        return Part(0.0, f"{shown} is not {accepted[0][:200]!r}{problem and f' ({problem})'}")
+
+    async def close(self) -> None:
+        """End the worker processes."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.stop()
+            await asyncio.to_thread(pool.join)
+
+    async def _algebra(self, gold: str, answer: str) -> tuple[bool | None, str]:
+        """Math-Verify's verdict and a note; ``None`` when no worker could be had."""
+        from pebble import ProcessExpired
+
+        for _ in range(2):
+            try:
+                task = self._started().schedule(algebra_verdict, args=[gold, answer], timeout=self._timeout_s)
+                return bool(await asyncio.wrap_future(task)), ""
+            except (FutureTimeoutError, TimeoutError):
+                return False, f"not decided within {self._timeout_s:g} s"
+            except ProcessExpired:
+                continue
+            except (RuntimeError, OSError) as error:
+                return None, f"math verifier unavailable: {type(error).__name__}: {error}"
+            except Exception as error:  # noqa: BLE001 - whatever hostile LaTeX does to the verifier
+                return False, f"verifier: {type(error).__name__}"
+        return False, "the verifier crashed on it"
+
+    def _started(self) -> ProcessPool:
+        if self._pool is None or not self._pool.active:
+            self._pool = _new_pool(self._workers)
+        return self._pool
+
+
+def _new_pool(workers: int) -> Any:
+    for package in ("pebble", "math_verify"):
+        if find_spec(package) is None:
+            raise MissingExtraError(package, "rewards")
+    import multiprocessing
+
+    from pebble import ProcessPool
+
+    # Not fork: the parent may hold a model, threads and a GPU.
+    return ProcessPool(
+        max_workers=workers,
+        max_tasks=_TASKS_PER_WORKER,
+        initializer=prepare_worker,
+        initargs=[_WORKER_MEMORY_BYTES],
+        context=multiprocessing.get_context("spawn"),
+    )

@@ -1,0 +1,160 @@
+"""The reward of a run: answers judged by data source, parts combined by a formula from YAML."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from afm.errors import ConfigError, suggestion
+from afm.rewards.base import Reward, Sample
+from afm.rewards.exact_match import ExactMatch, MatchVariant
+from afm.rewards.format import FormatCheck
+from afm.rewards.formula import Formula
+from afm.rewards.math import MathVerify
+from afm.rewards.overlong import CountedTokens, OverlongPenalty
+from afm.rewards.part import Part, Scorer
+from afm.rewards.sources import BY_SOURCE, LATER, SCORERS, scorer_name
+from afm.tools.config import read_mapping, validated
+from afm.trajectory.record import Verdict
+
+CORRECT, FORMAT, OVERLONG = "correct", "format", "overlong"
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class MathSettings(_Strict):
+    """See :class:`MathVerify`."""
+
+    timeout_s: float = Field(default=5.0, gt=0)
+    workers: int | None = Field(default=None, ge=1)
+
+
+class ExactMatchSettings(_Strict):
+    """See :class:`ExactMatch`."""
+
+    variant: MatchVariant = MatchVariant.TRAINING
+
+
+class OverlongSettings(_Strict):
+    """See :class:`OverlongPenalty`."""
+
+    max_tokens: int = Field(ge=1)
+    buffer_tokens: int = Field(ge=1)
+    count: CountedTokens = CountedTokens.AGENT
+
+    @model_validator(mode="after")
+    def _check(self) -> OverlongSettings:
+        if self.buffer_tokens > self.max_tokens:
+            raise ValueError(f"a buffer_tokens of at most max_tokens = {self.max_tokens}")
+        return self
+
+
+class RewardSettings(_Strict):
+    """A reward file.
+
+    Attributes:
+        formula: How the parts ``correct``, ``format`` and ``overlong`` make the score.
+        by_source: data_source to scorer, beside or instead of the built-in table; ``*`` stands for anything.
+        overlong: Needed when the formula uses it.
+    """
+
+    formula: str = f"{CORRECT} * {FORMAT}"
+    by_source: dict[str, str] = Field(default_factory=dict)
+    math: MathSettings = MathSettings()
+    exact_match: ExactMatchSettings = ExactMatchSettings()
+    overlong: OverlongSettings | None = None
+
+
+class CombinedReward:
+    """Judges the answer by its data source, then the format and the length, and combines them.
+
+    Args:
+        settings: What a reward file holds.
+        label: Its name in errors.
+
+    Raises:
+        ConfigError: The formula or the table of sources is wrong.
+    """
+
+    def __init__(self, settings: RewardSettings, label: str = "reward configuration") -> None:
+        try:
+            self._formula = Formula(settings.formula, (CORRECT, FORMAT, OVERLONG))
+        except ConfigError as error:
+            raise ConfigError(f"{label}: {error}") from None
+        if (OVERLONG in self._formula.names) != (settings.overlong is not None):
+            raise ConfigError(
+                f"{label}: formula {settings.formula!r} and the settings `overlong` belong together; "
+                "give both or neither"
+            )
+        self._table = _table(settings.by_source, label)
+        self._makers: dict[str, Callable[[], Scorer]] = {
+            "math": lambda: MathVerify(settings.math.timeout_s, settings.math.workers),
+            "exact_match": lambda: ExactMatch(settings.exact_match.variant),
+        }
+        self._scorers: dict[str, Scorer] = {}
+        self._extra: dict[str, Scorer] = {FORMAT: FormatCheck()}
+        if (long := settings.overlong) is not None:
+            self._extra[OVERLONG] = OverlongPenalty(long.max_tokens, long.buffer_tokens, long.count)
+
+    async def score(self, sample: Sample) -> Verdict:
+        """Judge ``sample``.
+
+        Raises:
+            ConfigError: No scorer for its data source.
+            MissingExtraError: The scorer's packages are not installed.
+        """
+        started = time.monotonic()
+        scorer = self._scorer(sample.data_source)
+        parts = {CORRECT: await scorer.judge(sample)}
+        for name, extra in self._extra.items():
+            parts[name] = await extra.judge(sample)
+        return self._verdict(parts, time.monotonic() - started)
+
+    async def close(self) -> None:
+        """Free worker processes."""
+        for scorer in self._scorers.values():
+            await scorer.close()
+
+    def _scorer(self, data_source: str) -> Scorer:
+        name = scorer_name(data_source, self._table)
+        if name not in self._scorers:
+            self._scorers[name] = self._makers[name]()
+        return self._scorers[name]
+
+    def _verdict(self, parts: Mapping[str, Part], seconds: float) -> Verdict:
+        known = {name: part.score for name, part in parts.items() if part.score is not None}
+        abstains = not self._formula.names <= set(known)
+        return Verdict(
+            score=None if abstains else self._formula(known),
+            parts=known,
+            evidence="; ".join(part.evidence for part in parts.values() if part.evidence),
+            seconds=seconds,
+        )
+
+
+def load_reward(source: Path | Mapping[str, Any] | None = None) -> Reward:
+    """The reward that a YAML file or mapping describes; the built-in table and formula when ``None``.
+
+    Nothing is started yet: worker processes come with the first sample that needs them.
+
+    Raises:
+        ConfigError: Names the file, the key path, the value and what was expected.
+    """
+    label, data = read_mapping({} if source is None else source, "reward")
+    return CombinedReward(validated(RewardSettings, data, label), label)
+
+
+def _table(own: Mapping[str, str], label: str) -> dict[str, str]:
+    for source, name in own.items():
+        if name not in SCORERS:
+            reason = "is not available in this version" if name in LATER else "is unknown"
+            raise ConfigError(
+                f"{label}: by_source.{source}: reward {name!r} {reason}, {suggestion(name, SCORERS)}"
+            )
+    return BY_SOURCE | {source.lower(): name for source, name in own.items()}

@@ -1,0 +1,47 @@
+"""Which scorer judges the answers of which data source (AFM, section on rewards)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+
+from afm.errors import ConfigError, suggestion
+
+SCORERS = ("math", "exact_match")
+LATER = ("code_tests", "choice", "judge")
+"""Scorers that the table names and this version lacks."""
+
+BY_SOURCE: dict[str, str] = {
+    **dict.fromkeys(("math_dapo", "aime24", "aime25", "math", "math500", "gsm8k", "amc23"), "math"),
+    **dict.fromkeys(("olympiadbench", "skywork_math", "mini_math"), "math"),
+    **dict.fromkeys(("nq", "triviaqa", "popqa", "hotpotqa", "2wikimultihopqa"), "exact_match"),
+    **dict.fromkeys(("musique", "bamboogle", "mercury", "tq"), "exact_match"),
+    **dict.fromkeys(("livecodebench*", "lcbv4", "lcbv5", "skywork_livecodebench*"), "code_tests"),
+    **dict.fromkeys(("codecontests*", "codeforces*"), "code_tests"),
+    "gpqa*": "choice",
+    **dict.fromkeys(("search", "gaia*", "hle*", "webwalker*", "browsecomp*"), "judge"),
+}
+
+
+def scorer_name(data_source: str, table: Mapping[str, str]) -> str:
+    """Name of the scorer for ``data_source``; letter case does not matter, ``*`` in the table stands for anything.
+
+    Raises:
+        ConfigError: The table has no such source, or this version lacks its scorer.
+    """
+    key = data_source.lower()
+    name = table.get(key)
+    if name is None:
+        patterns = [pattern for pattern in table if "*" in pattern and fnmatchcase(key, pattern)]
+        if not patterns:
+            raise ConfigError(
+                f"no reward for data_source {data_source!r}: {suggestion(key, table)}; "
+                "or name one under `by_source` in the reward YAML"
+            )
+        name = table[max(patterns, key=len)]
+    if name in LATER:
+        raise ConfigError(
+            f"reward {name!r} is not available in this version (data_source {data_source!r}); "
+            f"available: {', '.join(SCORERS)}"
+        )
+    return name
