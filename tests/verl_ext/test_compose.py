@@ -1,0 +1,154 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from afm.errors import ConfigError
+from verl_ext.compose import compose, flatten, hydra_text, overrides_of
+from verl_ext.plan import check, command, environment, trainer_environment
+from verl_ext.settings import RlSettings
+
+pytest.importorskip("verl")
+
+
+def settings(tmp_path: Path, **changes: Any) -> RlSettings:
+    given: dict[str, Any] = {
+        "agent": "math",
+        "model": "some model",
+        "train_files": ["train.parquet"],
+        "output_dir": tmp_path / "a run",
+        "platform": "cpu",
+        "verl": {
+            "data": {"train_batch_size": 8},
+            "actor_rollout_ref": {
+                "actor": {"ppo_mini_batch_size": 4, "ppo_micro_batch_size_per_gpu": 16},
+                "rollout": {"n": 8},
+            },
+        },
+    }
+    return RlSettings.model_validate(given | changes)
+
+
+def test_a_plus_anywhere_in_a_key_adds_it() -> None:
+    assert dict(flatten({"a": {"+b": {"c": 1}}, "+d": [1]})) == {"+a.b.c": 1, "+d": [1]}
+    assert dict(flatten({"a": {}})) == {"a": {}}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "a'b", "a\\'b", "ends\\", "x y", "1e-4", "true", "null", "a,b", "a=b", "it's \\\\ two", "", "[x]", "äö",
+        "pkg://a.b", "/a/b-c.d", 3, 1e-6, -2.5, True, None, [1, "a b", None], {"k": [1, "x y"]},
+    ],
+)  # fmt: skip
+def test_every_value_reaches_verl_unchanged(value: Any) -> None:
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    parsed = OverridesParser.create().parse_override(f"key={hydra_text(value)}").value()
+    plain = parsed.text if hasattr(parsed, "text") else parsed
+    if isinstance(plain, list):
+        plain = [getattr(item, "text", item) for item in plain]
+    if isinstance(plain, dict):
+        plain = {key: [getattr(item, "text", item) for item in items] for key, items in plain.items()}
+    assert plain == value
+    assert type(plain) is type(value)
+
+
+def test_the_composed_configuration_holds_what_the_settings_say(tmp_path: Path) -> None:
+    _, config = command(settings(tmp_path, limits={"max_response_tokens": 96}, seed=5), "/tmp/ray")
+    assert config.data.max_response_length == 96
+    assert config.data.seed == 5
+    assert config.actor_rollout_ref.model.path == "some model"
+    assert config.actor_rollout_ref.rollout.name == "afm_cpu"
+    assert config.trainer.default_local_dir == str(tmp_path / "a run" / "checkpoints")
+    assert config.trainer.v1.sampler.sampler_kwargs.train_batch_size == 8
+    assert config.trainer.v1.sampler.sampler_kwargs.filter_groups.max_num_gen_batches == 10
+    assert config.ray_kwargs.ray_init.address == "local"
+
+
+def test_a_gpu_run_keeps_verls_engine_and_platform(tmp_path: Path) -> None:
+    verl = {"actor_rollout_ref": {"rollout": {"name": "sglang"}}}
+    gpu = settings(tmp_path, platform="gpu", verl=verl)
+    config = compose(overrides_of(gpu))
+    assert config.actor_rollout_ref.rollout.name == "sglang"
+    assert config.trainer.device == "cuda"
+    assert "VERL_PLATFORM" not in environment(gpu)
+
+
+@pytest.mark.parametrize(
+    ("verl", "message"),
+    [
+        ({"data": {"train_bach_size": 1}}, "verl.data has no key 'train_bach_size'; did you mean 'train_batch_size'?"),
+        ({"trainr": {"nnodes": 1}}, "verl has no key 'trainr'; did you mean 'trainer'?"),
+        ({"data": {"train_files": "x.parquet"}}, "verl.data.train_files: got 'x.parquet', but it follows"),
+        ({"data": {"max_response_length": 5}}, "verl.data.max_response_length: got 5, but it follows"),
+        ({"data": {"train_batch_size": {"a": 1}}}, "train_batch_size"),
+    ],
+)  # fmt: skip
+def test_keys_that_verl_does_not_take_are_refused(tmp_path: Path, verl: Any, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose(overrides_of(settings(tmp_path, verl=verl)))
+    assert message in str(caught.value)
+
+
+def test_a_default_of_ours_can_be_changed_with_and_without_its_plus(tmp_path: Path) -> None:
+    name = "+attn_implementation"
+    verl = {"actor_rollout_ref": {"model": {"override_config": {name: "eager"}}}}
+    config = compose(overrides_of(settings(tmp_path, verl=verl)))
+    assert config.actor_rollout_ref.model.override_config.attn_implementation == "eager"
+    verl["actor_rollout_ref"]["model"]["override_config"] = {"attn_implementation": "eager"}
+    config = compose(overrides_of(settings(tmp_path, verl=verl)))
+    assert config.actor_rollout_ref.model.override_config.attn_implementation == "eager"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("data.train_batch_size", 6, "must be a multiple"),
+        ("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu", 12, "expected a divisor of the 32 samples"),
+        (
+            "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
+            None,
+            "expected a divisor of the 32 samples",
+        ),
+        ("trainer.n_gpus_per_node", 5, "does not divide by 5 data ranks"),
+    ],
+)
+def test_batch_arithmetic_is_checked_before_anything_starts(
+    tmp_path: Path, key: str, value: Any, message: str
+) -> None:
+    config = compose(overrides_of(settings(tmp_path)) | {key: value})
+    with pytest.raises(ConfigError, match=message):
+        check(config)
+
+
+def test_group_filtering_of_single_samples_is_refused(tmp_path: Path) -> None:
+    filtering = {"algorithm.filter_groups.enable": True, "actor_rollout_ref.rollout.n": 1}
+    config = compose(overrides_of(settings(tmp_path)) | filtering | {
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": 4
+    })  # fmt: skip
+    with pytest.raises(ConfigError, match="at least 2 samples a prompt"):
+        check(config)
+
+
+def test_the_callers_environment_wins_where_there_is_a_choice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.setenv("VERL_USE_EXTERNAL_MODULES", "mine, verl_ext")
+    cpu = trainer_environment(settings(tmp_path))
+    assert cpu["OMP_NUM_THREADS"] == "7"
+    assert "RAY_ADDRESS" not in cpu
+    assert cpu["CUDA_VISIBLE_DEVICES"] == ""
+    assert cpu["VERL_USE_EXTERNAL_MODULES"] == "verl_ext,mine"
+    assert trainer_environment(settings(tmp_path, platform="gpu"))["CUDA_VISIBLE_DEVICES"] == "0,1"
+
+
+def test_a_given_cluster_is_joined_and_told_the_environment(tmp_path: Path) -> None:
+    joined = settings(tmp_path, ray_address="10.0.0.1:6379")
+    words, config = command(joined, "/unused")
+    assert config.ray_kwargs.ray_init.address == "10.0.0.1:6379"
+    assert config.ray_kwargs.ray_init.runtime_env.env_vars.VERL_PLATFORM == "cpu"
+    assert not any("_temp_dir" in word for word in words)

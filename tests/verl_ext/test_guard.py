@@ -1,0 +1,121 @@
+import pytest
+
+from verl_ext.guard import Group, GroupFate, GroupLedger, GroupsAlikeError
+
+
+def group(*scores: float, abstained: int = 0) -> Group:
+    void = [{"acc": 0.0, "abstained": 1.0}] * abstained
+    return Group([*({"acc": score, "abstained": 0.0, "tool_calls": 2 * score} for score in scores), *void])
+
+
+def ledger(**changes: object) -> GroupLedger:
+    made = GroupLedger(metric="acc", batch_groups=2, expected=4, max_gen_batches=3)
+    for key, value in changes.items():
+        setattr(made, key, value)
+    made.start(step=7)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("samples", "fate"),
+    [
+        (group(1, 0, 1, 1), GroupFate.KEPT),
+        (group(0, 0, 0, 0), GroupFate.ALIKE),
+        (group(1, 1, 1, 1), GroupFate.ALIKE),
+        (group(1, 1, 1, abstained=1), GroupFate.ALIKE),
+        (group(1, 0, abstained=2), GroupFate.KEPT),
+        (group(1, abstained=3), GroupFate.VOID),
+        (group(abstained=4), GroupFate.VOID),
+        (Group([]), GroupFate.VOID),
+    ],
+)
+def test_a_group_is_kept_when_its_scored_samples_differ(samples: Group, fate: GroupFate) -> None:
+    assert samples.fate("acc", expected=4) is fate
+
+
+def test_without_filtering_only_groups_without_enough_scores_are_dropped() -> None:
+    assert group(1, 1, 1, 1).fate(None, expected=4) is GroupFate.KEPT
+    assert group(1, abstained=3).fate(None, expected=4) is GroupFate.VOID
+
+
+def test_a_single_sample_a_prompt_is_compared_with_nothing() -> None:
+    assert group(1).fate("acc", expected=1) is GroupFate.KEPT
+    assert group(abstained=1).fate("acc", expected=1) is GroupFate.VOID
+
+
+def test_a_missing_metric_is_an_error() -> None:
+    with pytest.raises(KeyError, match="speed"):
+        group(1, 0).fate("speed", expected=2)
+
+
+def test_the_run_ends_after_the_allowed_batches_without_a_full_one() -> None:
+    book = ledger()
+    for _ in range(5):
+        book.add(group(0, 0, 0, 0))
+        book.check()
+    book.add(group(1, 1, 1, 1))
+    with pytest.raises(GroupsAlikeError) as caught:
+        book.check()
+    message = str(caught.value)
+    assert (
+        "step 7: 6 groups of 4 samples were generated (3 training batches), only 0 of the 2 needed" in message
+    )
+    assert "In 6 all samples have the same 'acc' (5 x 0, 1 x 1)." in message
+    assert "the reward cannot be earned" in message
+
+
+def test_solved_prompts_get_another_advice_than_hopeless_ones() -> None:
+    book = ledger(max_gen_batches=1)
+    book.add(group(1, 1, 1, 1))
+    book.add(group(1, 1, 1, 1))
+    with pytest.raises(GroupsAlikeError, match="too easy"):
+        book.check()
+
+
+def test_abstaining_rewards_are_named_as_the_cause() -> None:
+    book = ledger(max_gen_batches=1)
+    book.add(group(abstained=4))
+    book.add(group(abstained=4))
+    with pytest.raises(GroupsAlikeError, match=r"In 2 the reward abstained .* repair it"):
+        book.check()
+
+
+def test_a_filled_batch_never_ends_the_run() -> None:
+    book = ledger(max_gen_batches=1)
+    for _ in range(2):
+        book.add(group(1, 0, 0, 0))
+        book.add(group(0, 0, 0, 0))
+    book.check()
+
+
+def test_zero_means_no_bound() -> None:
+    book = ledger(max_gen_batches=0)
+    for _ in range(100):
+        book.add(group(0, 0, 0, 0))
+    book.check()
+
+
+def test_a_new_step_starts_from_nothing() -> None:
+    book = ledger()
+    book.add(group(0, 0, 0, 0))
+    book.start(step=8)
+    assert book.metrics()["groups/generated"] == 0
+    assert "rollout/acc" not in book.metrics()
+
+
+def test_metrics_are_over_every_scored_sample_dropped_groups_included() -> None:
+    book = ledger()
+    book.add(group(1, 0, 0, abstained=1))
+    book.add(group(1, 1, 1, 1))
+    book.add(group(0, 0, 0, 0))
+    assert book.metrics() == {
+        "groups/generated": 3.0,
+        "groups/kept": 1.0,
+        "groups/alike": 2.0,
+        "groups/void": 0.0,
+        "groups/alike_solved": 1.0,
+        "groups/alike_failed": 1.0,
+        "groups/abstained_samples": 1.0,
+        "rollout/acc": 5 / 11,
+        "rollout/tool_calls": 10 / 11,
+    }

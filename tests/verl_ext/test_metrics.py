@@ -1,0 +1,53 @@
+import json
+from pathlib import Path
+
+from verl_ext.metrics import ENGINE_LOG, METRICS_FILE, MetricsLog, documented, progress_line, read_metrics
+
+
+def engine_line(step: int, score: float) -> str:
+    return json.dumps({"step": step, "data": {"rollout/score": score, "timing_s/step": 2.0}}) + "\n"
+
+
+def test_metrics_get_documented_names_and_keep_the_trainers() -> None:
+    row = documented(3, {"rollout/score": 0.5, "actor/entropy": 0.1, "perf/x": 9})
+    assert row == {
+        "step": 3,
+        "reward": 0.5,
+        "entropy": 0.1,
+        "engine": {"rollout/score": 0.5, "actor/entropy": 0.1, "perf/x": 9},
+    }
+
+
+def test_a_step_is_one_line_for_a_person() -> None:
+    row = {"step": 3, "reward": 0.5, "format": 1.0, "groups_kept": 8, "groups_generated": 12, "seconds": 6.14}
+    assert progress_line(row, 20) == "step 3/20  reward 0.500  format 1.000  groups 8 of 12  6.1 s"
+
+
+def test_lines_are_copied_as_they_come_and_never_in_halves(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path, resume_step=0)
+    assert list(log.follow()) == []
+    first, second = engine_line(1, 0.25), engine_line(2, 0.5)
+    log.source.write_text(first + second[:20])
+    assert [row["step"] for row in log.follow()] == [1]
+    log.source.write_text(first + second)
+    assert [row["reward"] for row in log.follow()] == [0.5]
+    assert [row["step"] for row in read_metrics(tmp_path / METRICS_FILE)] == [1, 2]
+
+
+def test_steps_after_the_checkpoint_are_forgotten_at_a_restart(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path, resume_step=0)
+    log.source.write_text(engine_line(1, 0.1) + engine_line(2, 0.2) + engine_line(3, 0.3))
+    list(log.follow())
+    with (tmp_path / METRICS_FILE).open("a") as file:
+        file.write('{"step": 4, "rew')
+    again = MetricsLog(tmp_path, resume_step=2)
+    again.source.write_text(engine_line(3, 0.9))
+    list(again.follow())
+    assert [row["reward"] for row in read_metrics(tmp_path / METRICS_FILE)] == [0.1, 0.2, 0.9]
+
+
+def test_steps_logged_while_the_launcher_was_gone_are_found(tmp_path: Path) -> None:
+    (tmp_path / ENGINE_LOG).write_text(engine_line(1, 0.1) + engine_line(2, 0.2))
+    MetricsLog(tmp_path, resume_step=1)
+    assert [row["step"] for row in read_metrics(tmp_path / METRICS_FILE)] == [1]
+    assert not (tmp_path / ENGINE_LOG).exists()

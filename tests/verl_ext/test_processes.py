@@ -1,0 +1,155 @@
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from afm.errors import ConfigError
+from verl_ext import processes
+from verl_ext.processes import SCRATCH_PREFIX, Process, ProcessBook, descendants, end, this_process
+
+FAMILY = """
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+print(child.pid, flush=True)
+time.sleep(60)
+"""
+STUBBORN = (
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(60)"
+)
+
+
+def start(code: str) -> tuple[subprocess.Popen[str], str]:
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    return process, process.stdout.readline().strip()
+
+
+def test_descendants_include_grandchildren_in_other_sessions() -> None:
+    process, grandchild = start(FAMILY)
+    found = descendants(os.getpid())
+    assert {process.pid, int(grandchild)} <= {item.pid for item in found}
+    assert end([item for item in found if item.pid in (process.pid, int(grandchild))]) == 2
+    process.wait()
+
+
+def test_what_ignores_a_polite_request_is_killed() -> None:
+    process, _ = start(STUBBORN)
+    [found] = [item for item in descendants(os.getpid()) if item.pid == process.pid]
+    assert end([found], grace_s=0.3) == 1
+    assert not found.alive
+    process.wait()
+
+
+def test_a_reused_id_is_somebody_else() -> None:
+    process, _ = start(FAMILY)
+    impostor = Process(process.pid, started=1)
+    assert not impostor.alive
+    assert end([impostor]) == 0
+    assert process.poll() is None
+    end(descendants(process.pid))
+    process.kill()
+    process.wait()
+
+
+def test_orphans_of_a_launcher_stay_its_descendants() -> None:
+    code = (
+        "import subprocess, sys, os; from verl_ext import processes; processes.adopt_orphans();"
+        "p = subprocess.Popen([sys.executable, '-c', "
+        '\'import subprocess, sys; subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])\']);'
+        "p.wait(); print(len(processes.descendants(os.getpid()))); print(processes.end_descendants());"
+        "print(len(processes.descendants(os.getpid())))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.split() == ["1", "1", "0"]
+
+
+def test_a_child_hears_of_its_parents_death() -> None:
+    child = "from verl_ext import processes; import time; processes.die_with_parent(); print(1, flush=True); time.sleep(60)"
+    parent, pid = start(
+        "import subprocess, sys, time\n"
+        f"child = subprocess.Popen([sys.executable, '-c', {child!r}], stdout=subprocess.PIPE)\n"
+        "child.stdout.readline()\nprint(child.pid, flush=True)\ntime.sleep(60)"
+    )
+    [found] = [item for item in descendants(parent.pid) if item.pid == int(pid)]
+    parent.kill()
+    parent.wait()
+    deadline = time.monotonic() + 5
+    while found.alive and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not found.alive
+
+
+def scratch(folder: Path, name: str) -> Path:
+    path = folder / f"{SCRATCH_PREFIX}{name}"
+    path.mkdir()
+    return path
+
+
+def test_a_later_start_ends_what_a_crash_left_and_nothing_else(tmp_path: Path) -> None:
+    stranger, _ = start(FAMILY)
+    left_over, _ = start(FAMILY)
+    [mark] = [item for item in descendants(os.getpid()) if item.pid == left_over.pid]
+    old = scratch(tmp_path, "old")
+    path = tmp_path / "processes.json"
+    gone = {"pid": 2**22 + 1, "started": 5}
+    row = {"pid": mark.pid, "started": mark.started}
+    wrong_start = {"pid": stranger.pid, "started": 5}
+    path.write_text(
+        json.dumps(
+            {
+                "boot": Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
+                "launcher": gone,
+                "processes": [row, wrong_start],
+                "scratch": str(old),
+            }
+        )
+    )
+    assert ProcessBook(path).claim(scratch(tmp_path, "new")) == 1
+    assert not mark.alive
+    assert not old.exists()
+    assert stranger.poll() is None
+    for process in (stranger, left_over):
+        end(descendants(process.pid))
+        process.kill()
+        process.wait()
+
+
+def test_a_folder_where_somebody_trains_is_refused(tmp_path: Path) -> None:
+    other, _ = start(
+        "from verl_ext.processes import *; import pathlib, time\n"
+        f"ProcessBook(pathlib.Path({str(tmp_path)!r}) / 'p.json').claim(pathlib.Path('/nowhere'))\n"
+        "print(1, flush=True); time.sleep(60)"
+    )
+    with pytest.raises(ConfigError, match=f"process {other.pid} is training here"):
+        ProcessBook(tmp_path / "p.json").claim(scratch(tmp_path, "new"))
+    other.kill()
+    other.wait()
+
+
+def test_only_scratch_folders_of_ours_are_removed(tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    path = tmp_path / "p.json"
+    row = {"boot": "another", "launcher": {"pid": 1, "started": 1}, "processes": [], "scratch": str(precious)}
+    path.write_text(json.dumps(row))
+    ProcessBook(path).claim(scratch(tmp_path, "new"))
+    assert precious.exists()
+
+
+def test_the_book_names_the_launcher_and_goes_with_it(tmp_path: Path) -> None:
+    book = ProcessBook(tmp_path / "p.json")
+    book.claim(scratch(tmp_path, "new"))
+    assert json.loads((tmp_path / "p.json").read_text())["launcher"]["pid"] == this_process().pid
+    process, _ = start(FAMILY)
+    book.note_descendants()
+    noted = {row["pid"] for row in json.loads((tmp_path / "p.json").read_text())["processes"]}
+    assert process.pid in noted
+    book.release()
+    assert not (tmp_path / "p.json").exists()
+    processes.end(descendants(process.pid))
+    process.kill()
+    process.wait()

@@ -1,0 +1,79 @@
+from pathlib import Path
+
+import pytest
+
+from afm.errors import ConfigError, UsageError
+from verl_ext.settings import load_episode_settings, load_settings
+
+MINIMAL = """
+agent: math
+model: some/model
+train_files: train.parquet
+output_dir: out
+"""
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "rl.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_one_file_may_be_written_without_a_list(tmp_path: Path) -> None:
+    settings = load_settings(write(tmp_path, MINIMAL))
+    assert settings.train_files == ("train.parquet",)
+    assert settings.platform == "gpu"
+
+
+def test_overrides_reach_nested_keys_and_are_yaml(tmp_path: Path) -> None:
+    overrides = ["seed=3", "verl.trainer.logger=[console]", "limits.max_turns=1", "verl.a.b=null"]
+    settings = load_settings(write(tmp_path, MINIMAL), overrides)
+    assert settings.seed == 3
+    assert settings.verl == {"trainer": {"logger": ["console"]}, "a": {"b": None}}
+    assert settings.spec().limits.max_turns == 1
+
+
+def test_a_learning_rate_in_exponent_form_is_a_number(tmp_path: Path) -> None:
+    path = write(tmp_path, MINIMAL + "verl: {lr: 1e-6}\n")
+    assert load_settings(path).verl["lr"] == 1e-6
+    assert load_settings(path, ["verl.lr=3E-4"]).verl["lr"] == 3e-4
+
+
+def test_limits_override_the_agents_and_keep_the_rest(tmp_path: Path) -> None:
+    spec = load_settings(write(tmp_path, MINIMAL + "limits: {max_response_tokens: 144}\n")).spec()
+    assert spec.limits.max_response_tokens == 144
+    assert spec.limits.max_turns == 8
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        ("agnet: code", "unknown key 'agnet'; did you mean 'agent'?"),
+        ("limits: {max_turn: 2}", "unknown limit 'max_turn'; did you mean 'max_turns'?"),
+        ("platform: tpu", "platform: got 'tpu'"),
+        ("train_files: []", "train_files: got"),
+    ],
+)
+def test_a_wrong_setting_is_named_with_a_way_out(tmp_path: Path, extra: str, message: str) -> None:
+    text = "\n".join(line for line in MINIMAL.splitlines() if line.split(":")[0] != extra.split(":")[0])
+    with pytest.raises(ConfigError) as caught:
+        load_settings(write(tmp_path, f"{text}\n{extra}\n"))
+    assert message in str(caught.value)
+    assert "rl.yaml" in str(caught.value)
+
+
+@pytest.mark.parametrize("override", ["seed", "=3", "agent.name=x", "seed=[1"])
+def test_a_malformed_override_is_wrong_usage(tmp_path: Path, override: str) -> None:
+    with pytest.raises(UsageError, match="override"):
+        load_settings(write(tmp_path, MINIMAL), [override])
+
+
+def test_worker_processes_read_their_part_of_the_same_file(tmp_path: Path) -> None:
+    path = write(tmp_path, MINIMAL.replace("model: some/model", "") + "verl: {a: 1}\nplatform: cpu\n")
+    assert load_episode_settings(path).agent == "math"
+
+
+def test_a_user_of_stock_verl_writes_only_the_agent(tmp_path: Path) -> None:
+    settings = load_episode_settings(write(tmp_path, "agent: code\n"))
+    assert settings.spec().name == "code"
+    assert settings.output_dir is None

@@ -1,0 +1,232 @@
+"""The agent loop of verl, over the one episode loop: real tools, exact tokens, rewards while rolling out.
+
+Listed in the YAML of ``actor_rollout_ref.rollout.agent.agent_loop_config_path``::
+
+    - name: afm_agent
+      _target_: verl_ext.agent_loop.AfmAgentLoop
+      settings: /path/of/settings.yaml     # agent, tools, rewards, limits (see EpisodeSettings)
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
+
+from afm.agents import AgentSpec
+from afm.datasets import Task
+from afm.datasets.schema import task_of_row
+from afm.errors import AfmError, DataError, EngineError
+from afm.models.base import SamplingParams
+from afm.rewards import Reward, Sample, load_reward
+from afm.rollout import Episode, run_episode
+from afm.tools import Tool, load_tools
+from afm.trajectory.record import StopReason, Verdict
+from verl_ext.failures import record_failure
+from verl_ext.guard import ABSTAINED
+from verl_ext.server_model import ServerModel
+from verl_ext.settings import load_episode_settings
+
+CUT_SHORT = {
+    StopReason.TURNS,
+    StopReason.AGENT_TOKENS,
+    StopReason.RESPONSE_TOKENS,
+    StopReason.SECONDS,
+    StopReason.ABORTED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What the episodes of one process share."""
+
+    spec: AgentSpec
+    tools: Mapping[str, Tool]
+    reward: Reward
+    seed: int
+    output_dir: Path | None
+
+
+@cache
+def surroundings(settings_path: str) -> Surroundings:
+    """Agent, tools and reward of a settings file, made once a process.
+
+    Raises:
+        ConfigError: The settings are wrong.
+    """
+    settings = load_episode_settings(settings_path)
+    return Surroundings(
+        spec=settings.spec(),
+        tools=load_tools(settings.tools) if settings.tools is not None else {},
+        reward=load_reward(settings.rewards),
+        seed=settings.seed,
+        output_dir=settings.output_dir,
+    )
+
+
+class AfmAgentLoop(AgentLoopBase):
+    """Runs one episode; verl makes an instance for each."""
+
+    def __init__(self, *args: Any, settings: str, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._shared = surroundings(str(settings))
+
+    async def run(self, sampling_params: dict[str, Any], **row: Any) -> AgentLoopOutput:
+        """Answer the question of ``row`` and score the answer.
+
+        A failing tool is part of the episode. A failing engine, or a row that cannot be read, is not: the
+        error is written down and raised, and our sampler ends the run.
+        """
+        question = ""
+        try:
+            task = _task(row)
+            question = task.question
+            return await self._run(task, sampling_params, row)
+        except AfmError as error:
+            record_failure(self._shared.output_dir, question, error)
+            raise
+        except Exception as error:
+            record_failure(self._shared.output_dir, question, error)
+            raise EngineError(f"the episode failed: {type(error).__name__}: {error}") from error
+
+    async def _run(
+        self, task: Task, sampling_params: Mapping[str, Any], row: Mapping[str, Any]
+    ) -> AgentLoopOutput:
+        shared, rollout = self._shared, self.rollout_config
+        model = ServerModel(
+            self.server_manager,
+            self.tokenizer,
+            engine=rollout.name,
+            request_id=uuid4().hex,
+            context_tokens=rollout.prompt_length + rollout.response_length,
+        )
+        episode = await run_episode(
+            shared.spec,
+            model,
+            shared.tools,
+            task.question,
+            prompt_ids=self._prompt(model, task),
+            sampling=_sampling(sampling_params, rollout.response_length),
+            seed=_seed(shared.seed, task, row),
+        )
+        self._check_length(episode, task)
+        begun = time.perf_counter()
+        verdict = await shared.reward.score(_sample(shared.spec, task, episode))
+        return _output(episode, verdict, model, score_seconds=time.perf_counter() - begun)
+
+    def _prompt(self, model: ServerModel, task: Task) -> list[int]:
+        """The agent's own prompt, exactly as in SFT and evaluation, whatever prompt the row holds."""
+        ids = model.encode_prompt(self._shared.spec.prompt_messages(task.question))
+        limit = self.rollout_config.prompt_length
+        if len(ids) > limit:
+            raise DataError(
+                f"task {task.id}: its prompt has {len(ids)} tokens, data.max_prompt_length is {limit}; "
+                "raise the limit or drop the row (prompts are never cut)"
+            )
+        return ids
+
+    def _check_length(self, episode: Episode, task: Task) -> None:
+        limit = self.rollout_config.response_length
+        if not 0 < len(episode.response_ids) <= limit:
+            raise EngineError(
+                f"task {task.id}: the episode has {len(episode.response_ids)} response tokens, expected 1 to "
+                f"{limit} (data.max_response_length and the agent's limits.max_response_tokens must agree)"
+            )
+
+
+def _task(row: Mapping[str, Any]) -> Task:
+    """A row as verl's data set hands it over: the prompt is called ``raw_prompt``."""
+    known = {key: row.get(key) for key in ("data_source", "reward_model", "extra_info", "question")}
+    given = {key: value for key, value in known.items() if value is not None}
+    return task_of_row(
+        {**given, "prompt": row.get("raw_prompt")}, default_id=str(row.get("index", row["uid"]))
+    )
+
+
+def _sampling(given: Mapping[str, Any], response_tokens: int) -> SamplingParams:
+    return SamplingParams(
+        max_new_tokens=response_tokens,
+        temperature=float(given.get("temperature", 1.0)),
+        top_p=float(given.get("top_p", 1.0)),
+        top_k=max(0, int(given.get("top_k", 0))),
+    )
+
+
+def _seed(seed: int, task: Task, row: Mapping[str, Any]) -> int:
+    """The same for the same sample of the same prompt in the same step, and different for every other."""
+    import hashlib
+
+    key = f"{seed}/{row.get('global_steps')}/{task.id}/{row.get('session_id')}"
+    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:7], "big")
+
+
+def _sample(spec: AgentSpec, task: Task, episode: Episode) -> Sample:
+    return Sample(
+        spec=spec,
+        data_source=task.data_source,
+        question=task.question,
+        segments=episode.segments,
+        ground_truth=task.ground_truth,
+        agent_tokens=sum(episode.response_mask),
+        response_tokens=len(episode.response_ids),
+        extra_info=task.extra_info,
+    )
+
+
+def _output(
+    episode: Episode, verdict: Verdict, model: ServerModel, *, score_seconds: float
+) -> AgentLoopOutput:
+    # A sample without a score has no loss: not one of its tokens counts.
+    mask = [0] * len(episode.response_mask) if verdict.abstained else list(episode.response_mask)
+    versions = model.weight_versions or [0]
+    return AgentLoopOutput(
+        prompt_ids=list(episode.prompt_ids),
+        response_ids=list(episode.response_ids),
+        response_mask=mask,
+        response_logprobs=list(episode.logprobs),
+        reward_score=0.0 if verdict.score is None else verdict.score,
+        num_turns=1 + episode.cost.generations + episode.cost.tool_calls,
+        metrics=AgentLoopMetrics(
+            generate_sequences=episode.cost.generation_seconds,
+            tool_calls=episode.cost.tool_seconds,
+            compute_score=score_seconds,
+            num_preempted=model.preempted,
+        ),
+        extra_fields={
+            "reward_extra_info": facts(episode, verdict),
+            "min_global_steps": min(versions),
+            "max_global_steps": max(versions),
+            "stop": episode.stop.value,
+        },
+    )
+
+
+def facts(episode: Episode, verdict: Verdict) -> dict[str, float]:
+    """What is logged for a sample, and what groups can be filtered by.
+
+    The parts of the reward (``correct``, ``format`` ...), ``score`` (their combination), ``acc`` (what the
+    task itself gives, without shaping by length), counts and shares.
+    """
+    cost = episode.cost
+    parts = {key: float(value) for key, value in verdict.parts.items()}
+    score = 0.0 if verdict.score is None else verdict.score
+    return {
+        **parts,
+        "score": score,
+        "acc": score - parts.get("overlong", 0.0),
+        ABSTAINED: float(verdict.abstained),
+        "tool_calls": float(cost.tool_calls),
+        "tool_failures": float(cost.tool_failures),
+        "duplicate_calls": float(sum(call.duplicate for call in episode.calls)),
+        "used_tool": float(cost.tool_calls > 0),
+        "agent_tokens": float(sum(episode.response_mask)),
+        "response_tokens": float(len(episode.response_ids)),
+        "cut_short": float(episode.stop in CUT_SHORT),
+        "answered": float(episode.stop is StopReason.ANSWER),
+    }

@@ -1,0 +1,102 @@
+"""Checkpoints of a run: which one can be resumed, and the exported Hugging Face model."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+from afm.agents import MODEL_AGENT_FILE, AgentSpec, save_agent
+from afm.errors import EngineError
+
+TRACKER_FILE = "latest_checkpointed_iteration.txt"
+EXPORT_FILE = "training.json"
+"""In the exported model's folder: which step it is of."""
+
+
+def resumable_step(folder: Path) -> int:
+    """The newest complete checkpoint's step, 0 for none; repairs verl's tracker file to name it.
+
+    verl writes the tracker last and not atomically, and with a kill at the wrong moment it is empty or
+    names a folder whose content is already gone.
+    """
+    steps = sorted((_step_of(path) for path in folder.glob("global_step_*")), reverse=True)
+    newest = next((step for step in steps if _complete(folder / f"global_step_{step}")), 0)
+    tracker = folder / TRACKER_FILE
+    if newest == 0:
+        tracker.unlink(missing_ok=True)
+    elif not tracker.exists() or tracker.read_text(encoding="ascii").strip() != str(newest):
+        temporary = tracker.with_suffix(".new")
+        temporary.write_text(str(newest), encoding="ascii")
+        temporary.replace(tracker)
+    return newest
+
+
+def _step_of(path: Path) -> int:
+    number = path.name.removeprefix("global_step_")
+    return int(number) if number.isdigit() else 0
+
+
+def _complete(checkpoint: Path) -> bool:
+    # data.pt is written after every model shard; an old checkpoint keeps it when its shards are removed.
+    return (checkpoint / "data.pt").exists() and any((checkpoint / "actor").glob("extra_state_*.pt"))
+
+
+def exported_step(model_dir: Path) -> int | None:
+    """Step of an exported model, ``None`` when there is none."""
+    try:
+        step: int = json.loads((model_dir / EXPORT_FILE).read_text(encoding="utf-8"))["global_step"]
+    except (OSError, ValueError, KeyError):
+        return None
+    return step
+
+
+def export_model(checkpoints: Path, step: int, model_dir: Path, spec: AgentSpec) -> None:
+    """Copy a checkpoint's Hugging Face model, tokenizer included, to ``model_dir`` with its agent.
+
+    Raises:
+        EngineError: The checkpoint holds no such model.
+    """
+    source = checkpoints / f"global_step_{step}" / "actor" / "huggingface"
+    if not any(source.glob("*.safetensors")):
+        raise EngineError(
+            f"{source}: no model weights; add hf_model to actor_rollout_ref.actor.checkpoint.save_contents"
+        )
+    temporary = model_dir.with_name(f"{model_dir.name}.new")
+    shutil.rmtree(temporary, ignore_errors=True)
+    shutil.copytree(source, temporary)
+    _name_true_dtype(temporary)
+    save_agent(spec, temporary / MODEL_AGENT_FILE)
+    row = {"global_step": step, "checkpoint": str(source)}
+    (temporary / EXPORT_FILE).write_text(json.dumps(row) + "\n", encoding="utf-8")
+    shutil.rmtree(model_dir, ignore_errors=True)
+    temporary.replace(model_dir)
+
+
+def _name_true_dtype(folder: Path) -> None:
+    """Let config.json name the data type of the weights that stand beside it.
+
+    verl builds its export model as bfloat16 and fills it with the actor's weights, which are float32: the
+    file then says bfloat16, and a loader that believes it would round every weight.
+    """
+    config_file = folder / "config.json"
+    config = json.loads(config_file.read_text(encoding="utf-8"))
+    dtype = _stored_dtype(next(iter(sorted(folder.glob("*.safetensors")))))
+    for key in ("dtype", "torch_dtype"):
+        if key in config:
+            config[key] = dtype
+    config_file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+
+
+def _stored_dtype(file: Path) -> str:
+    """Data type of the first tensor, from the header of a safetensors file."""
+    with file.open("rb") as stream:
+        size = int.from_bytes(stream.read(8), "little")
+        header = json.loads(stream.read(size))
+    names = {entry["dtype"] for name, entry in header.items() if name != "__metadata__"}
+    if len(names) != 1 or not names <= _DTYPES.keys():
+        raise EngineError(f"{file}: expected one floating-point type, found {sorted(names)}")
+    return _DTYPES[names.pop()]

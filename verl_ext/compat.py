@@ -1,0 +1,112 @@
+"""Patches of verl 0.9.1, one function each.
+
+Every function takes the module it changes, may be called again without effect, and fails loudly when
+what it replaces is gone. Line numbers are those of the release named in :data:`VERL_VERSION`.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+from types import ModuleType
+from typing import Any
+
+from afm.errors import EngineError, MissingExtraError
+
+VERL_VERSION = "0.9.1"
+"""The only release these patches were written for and tested with."""
+
+
+def check_verl() -> None:
+    """Refuse any other verl.
+
+    Raises:
+        MissingExtraError: verl is not installed.
+        EngineError: Another version is installed.
+    """
+    try:
+        found = version("verl")
+    except PackageNotFoundError:
+        raise MissingExtraError("verl", "rl") from None
+    if found != VERL_VERSION:
+        raise EngineError(
+            f"verl {found} is installed; verl_ext patches and tests verl {VERL_VERSION} only. "
+            "Install it with: pip install 'afm[rl]'"
+        )
+
+
+def target(module: ModuleType, name: str) -> Any:
+    """The attribute a patch is about to use.
+
+    Raises:
+        EngineError: It does not exist, so the patch would silently do nothing.
+    """
+    if not hasattr(module, name):
+        raise EngineError(
+            f"{module.__name__} has no {name}: this verl differs from release {VERL_VERSION}; "
+            "reinstall it with: pip install 'afm[rl]'"
+        )
+    return getattr(module, name)
+
+
+def use_gloo_alone(module: ModuleType) -> None:
+    """Let the process group of a CPU worker start.
+
+    Symptom: ``init_process_group`` rejects the backend string ``cpu:gloo,cpu:gloo``.
+    Cause: verl/utils/distributed.py:89 joins a CPU part and a device part, which are the same here.
+    """
+    original = target(module, "initialize_global_process_group_ray")
+    if getattr(original, "patched_by_afm", False):
+        return
+
+    def initialize_global_process_group_ray(
+        timeout_second: float | None = None, backend: str | None = None
+    ) -> None:
+        original(timeout_second=timeout_second, backend=backend or "cpu:gloo")
+
+    initialize_global_process_group_ray.patched_by_afm = True  # type: ignore[attr-defined]
+    module.initialize_global_process_group_ray = initialize_global_process_group_ray  # type: ignore[attr-defined]
+
+
+def drop_pinned_offload(module: ModuleType) -> None:
+    """Let a forward-only (reference) model load on a CPU.
+
+    Symptom: ``Cannot access accelerator device when none is available`` while the reference model loads.
+    Cause: verl/workers/engine/fsdp/transformer_impl.py:462 offloads it to pinned memory, which needs an
+    accelerator. On a CPU there is nothing to offload from.
+    """
+    original = target(module, "CPUOffloadPolicy")
+    if getattr(original, "patched_by_afm", False):
+        return
+
+    def no_offload(pin_memory: bool = True) -> None:
+        """Stand in for ``CPUOffloadPolicy``: no policy at all."""
+
+    no_offload.patched_by_afm = True  # type: ignore[attr-defined]
+    module.CPUOffloadPolicy = no_offload  # type: ignore[attr-defined]
+
+
+def load_value_head_with_sdpa(module: ModuleType) -> None:
+    """Let PPO's critic load without flash attention.
+
+    Symptom: ``FlashAttention2 has been toggled on, but it cannot be used``.
+    Cause: verl/utils/model.py:649 names the attention implementation instead of asking the model's config.
+    """
+    original = target(module, "load_valuehead_model")
+    if getattr(original, "patched_by_afm", False):
+        return
+
+    def load_valuehead_model(
+        local_path: str, torch_dtype: Any, model_config: Any, trust_remote_code: bool
+    ) -> Any:
+        from transformers import AutoModelForTokenClassification
+
+        return AutoModelForTokenClassification.from_pretrained(
+            local_path,
+            dtype=torch_dtype,
+            config=model_config,
+            attn_implementation="sdpa",
+            trust_remote_code=trust_remote_code,
+        )
+
+    load_valuehead_model.patched_by_afm = True  # type: ignore[attr-defined]
+    module.load_valuehead_model = load_valuehead_model  # type: ignore[attr-defined]

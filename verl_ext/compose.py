@@ -1,0 +1,207 @@
+"""From our settings to verl's command line: base values, composition check, quoting."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from afm.errors import ConfigError, MissingExtraError, suggestion
+from verl_ext.register import CPU_ENGINE
+from verl_ext.settings import RlSettings
+
+AGENT_LOOP_NAME = "afm_agent"
+AGENT_LOOP_FILE = "agent_loop.yaml"
+CHECKPOINT_DIR = "checkpoints"
+FILTER = "${algorithm.filter_groups}"
+
+Flat = dict[str, Any]
+"""Dotted verl key to value; a leading ``+`` adds a key that verl's own YAML does not declare."""
+
+
+def base_overrides(settings: RlSettings) -> Flat:
+    """Verl keys that follow from our settings; the user's ``verl:`` section may not contradict them."""
+    out = settings.output_dir.absolute()
+    rollout = "actor_rollout_ref.rollout"
+    values: Flat = {
+        "data.train_files": [str(Path(file).absolute()) for file in settings.train_files],
+        "data.val_files": [str(Path(file).absolute()) for file in settings.val_files or settings.train_files],
+        "data.seed": settings.seed,
+        "actor_rollout_ref.model.path": settings.model,
+        f"{rollout}.agent.default_agent_loop": AGENT_LOOP_NAME,
+        f"{rollout}.agent.agent_loop_config_path": str(out / AGENT_LOOP_FILE),
+        "trainer.default_local_dir": str(out / CHECKPOINT_DIR),
+        "trainer.v1.sampler.custom_sampler.path": "pkg://verl_ext.sampler",
+        "trainer.v1.sampler.custom_sampler.name": "sampler_for",
+        "+trainer.v1.sampler.sampler_kwargs.filter_groups": FILTER,
+        "+trainer.v1.sampler.sampler_kwargs.train_batch_size": "${data.train_batch_size}",
+        "+trainer.v1.sampler.sampler_kwargs.gen_batch_size": "${data.gen_batch_size}",
+        "+trainer.v1.sampler.sampler_kwargs.samples_per_prompt": f"${{{rollout}.n}}",
+        "+trainer.v1.sampler.sampler_kwargs.output_dir": str(out),
+    }
+    limit = settings.spec().limits.max_response_tokens
+    if limit is not None:
+        values["data.max_response_length"] = limit
+    return values
+
+
+def default_overrides(settings: RlSettings) -> Flat:
+    """Verl keys we set differently from verl; the ``verl:`` section may change each of them."""
+    name = settings.output_dir.absolute().name
+    values: Flat = {
+        "data.return_raw_chat": True,
+        "algorithm.filter_groups.max_num_gen_batches": 10,
+        "actor_rollout_ref.rollout.multi_turn.enable": True,
+        "actor_rollout_ref.rollout.calculate_log_probs": True,
+        "actor_rollout_ref.actor.checkpoint.save_contents": ["model", "optimizer", "extra", "hf_model"],
+        "actor_rollout_ref.actor.checkpoint.load_contents": ["model", "optimizer", "extra"],
+        "trainer.project_name": "afm",
+        "trainer.experiment_name": name,
+        "trainer.logger": ["console", "file"],
+        "trainer.val_before_train": False,
+        "trainer.max_actor_ckpt_to_keep": 2,
+        "trainer.max_critic_ckpt_to_keep": 2,
+        "trainer.resume_mode": "auto",
+    }
+    return values | (_CPU_DEFAULTS if settings.platform == "cpu" else {})
+
+
+_CPU_DEFAULTS: Flat = {
+    "data.dataloader_num_workers": 0,
+    "actor_rollout_ref.model.use_remove_padding": False,
+    "actor_rollout_ref.model.enable_gradient_checkpointing": False,
+    "+actor_rollout_ref.model.override_config.attn_implementation": "sdpa",
+    "actor_rollout_ref.actor.strategy": "fsdp2",
+    "actor_rollout_ref.actor.use_torch_compile": False,
+    "actor_rollout_ref.actor.fsdp_config.strategy": "fsdp2",
+    "actor_rollout_ref.actor.fsdp_config.use_torch_compile": False,
+    "+actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype": "fp32",
+    "actor_rollout_ref.ref.strategy": "fsdp2",
+    "actor_rollout_ref.ref.use_torch_compile": False,
+    "actor_rollout_ref.ref.fsdp_config.strategy": "fsdp2",
+    "actor_rollout_ref.ref.fsdp_config.use_torch_compile": False,
+    "+actor_rollout_ref.ref.fsdp_config.mixed_precision.param_dtype": "fp32",
+    "critic.strategy": "fsdp2",
+    "critic.fsdp.strategy": "fsdp2",
+    "critic.fsdp.use_torch_compile": False,
+    "actor_rollout_ref.rollout.name": CPU_ENGINE,
+    "actor_rollout_ref.rollout.tensor_model_parallel_size": 1,
+    "actor_rollout_ref.rollout.agent.num_workers": 1,
+    "reward.num_workers": 1,
+    "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
+    "+trainer.v1.sampler.sampler_kwargs.poll_interval_s": 0.05,
+    "trainer.device": "cpu",
+    "trainer.nnodes": 1,
+    "trainer.n_gpus_per_node": 1,
+}
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys of a nested mapping; a ``+`` before any part of the path moves to its front.
+
+    >>> dict(flatten({"a": {"+b": {"c": 1}}}))
+    {'+a.b.c': 1}
+    """
+    for key, value in tree.items():
+        path = f"{prefix}.{key}" if prefix else str(key)
+        if isinstance(value, Mapping) and value:
+            yield from flatten(value, path)
+        else:
+            plus = "+" if "+" in path else ""
+            yield plus + path.replace("+", ""), value
+
+
+def overrides_of(settings: RlSettings, ray: Flat | None = None) -> Flat:
+    """All verl overrides of a run: our defaults, then the ``verl:`` section, then what our settings fix.
+
+    Raises:
+        ConfigError: The ``verl:`` section sets a key that follows from our settings to something else.
+    """
+    fixed = base_overrides(settings) | (ray or {})
+    result = default_overrides(settings)
+    by_key = {key.lstrip("+"): key for key in result}
+    fixed_keys = {key.lstrip("+"): key for key in fixed}
+    for key, value in flatten(settings.verl):
+        name = key.lstrip("+")
+        if name in fixed_keys and fixed[fixed_keys[name]] != value:
+            raise ConfigError(
+                f"verl.{name}: got {value!r}, but it follows from the other settings "
+                f"({fixed[fixed_keys[name]]!r}); remove it from `verl:`"
+            )
+        result[by_key.get(name, key)] = value
+    return result | fixed
+
+
+def compose(overrides: Flat) -> Any:
+    """Verl's complete configuration (an OmegaConf) with ``overrides`` applied; nothing is started.
+
+    Raises:
+        ConfigError: A key that verl does not know, or a value it cannot take.
+        MissingExtraError: verl is not installed.
+    """
+    folder = _config_folder()
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_dir
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    with initialize_config_dir(config_dir=str(folder), version_base=None):
+        _refuse_unknown(hydra_compose(config_name="ppo_trainer"), overrides)
+        try:
+            return hydra_compose(config_name="ppo_trainer", overrides=arguments(overrides))
+        except (HydraException, OmegaConfBaseException) as error:
+            raise ConfigError(f"verl refuses the configuration: {error}") from None
+
+
+def arguments(overrides: Flat) -> list[str]:
+    """``key=value`` words for verl's command line, quoted for Hydra (not yet for a shell)."""
+    return [f"{key}={hydra_text(value)}" for key, value in overrides.items()]
+
+
+def hydra_text(value: Any) -> str:
+    """One value in Hydra's override grammar.
+
+    >>> hydra_text([True, None, "a b", {"c": 1}])
+    "[true,null,'a b',{c:1}]"
+    """
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{key}:{hydra_text(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(hydra_text(item) for item in value) + "]"
+    text = str(value)
+    if re.fullmatch(r"[A-Za-z_/][\w./-]*", text) and text.lower() not in _HYDRA_WORDS:
+        return text
+    # Within quotes only the quote itself, and backslashes before one, need escaping.
+    escaped = re.sub(r"(\\*)('|$)", lambda match: match[1] * 2 + ("\\'" if match[2] else ""), text)
+    return f"'{escaped}'"
+
+
+_HYDRA_WORDS = {"null", "true", "false", "nan", "inf"}
+
+
+def _config_folder() -> Path:
+    spec = importlib.util.find_spec("verl")
+    if spec is None or spec.origin is None:
+        raise MissingExtraError("verl", "rl")
+    return Path(spec.origin).parent / "trainer" / "config"
+
+
+def _refuse_unknown(config: Any, overrides: Flat) -> None:
+    for key in overrides:
+        if key.startswith("+"):
+            continue
+        level = config
+        for depth, part in enumerate(key.split(".")):
+            known = list(level) if hasattr(level, "keys") else []
+            if part not in known:
+                where = ".".join(["verl", *key.split(".")[:depth]])
+                raise ConfigError(f"verl.{key}: {where} has no key {part!r}; {suggestion(part, known)}")
+            level = level._get_node(part) if hasattr(level, "_get_node") else None

@@ -1,0 +1,164 @@
+"""Group statistics of dynamic sampling, and the guard that ends a run which cannot learn.
+
+DAPO (arXiv 2503.14476, section 3.2) drops a group of samples of one prompt when all of them have the same
+reward, because its advantages are zero, and generates on until the batch is full. verl's V1 trainer does
+this without any bound: under a constant reward it generates for ever.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from afm.errors import AfmError
+
+ABSTAINED = "abstained"
+"""Key of a sample's facts: 1 when its reward abstained, so that the sample has no score."""
+
+
+class GroupsAlikeError(AfmError, RuntimeError):
+    """Too many batches were generated without a full batch of groups that differ."""
+
+
+class GroupFate(StrEnum):
+    """What becomes of the samples of one prompt."""
+
+    KEPT = "kept"
+    ALIKE = "alike"
+    """Every sample has the same metric: nothing to learn from."""
+    VOID = "void"
+    """Too few samples have a score to compare."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The samples of one prompt: each a mapping of facts (reward parts, counts, ``abstained``)."""
+
+    samples: Sequence[Mapping[str, Any]]
+
+    @property
+    def scored(self) -> list[Mapping[str, Any]]:
+        """Samples whose reward did not abstain."""
+        return [sample for sample in self.samples if not sample.get(ABSTAINED)]
+
+    def fate(self, metric: str | None, expected: int) -> GroupFate:
+        """Keep or drop.
+
+        Args:
+            metric: The fact that has to differ; ``None`` keeps every group with enough scores.
+            expected: Samples asked for per prompt; with one there is nothing to compare.
+
+        Raises:
+            KeyError: A scored sample lacks ``metric``.
+        """
+        scored = self.scored
+        if len(scored) < min(2, expected):
+            return GroupFate.VOID
+        if metric is None or expected < 2:
+            return GroupFate.KEPT
+        values = {float(sample[metric]) for sample in scored}
+        return GroupFate.KEPT if len(values) > 1 else GroupFate.ALIKE
+
+
+@dataclass(slots=True)
+class GroupLedger:
+    """Counts groups within one training step and raises when it goes nowhere.
+
+    Args:
+        metric: What group filtering compares; ``None`` when it is off.
+        batch_groups: Groups of a full training batch.
+        expected: Samples per prompt.
+        max_gen_batches: Generated batches after which an unfilled training batch ends the run; 0 or less
+            means no bound (verl's meaning of ``algorithm.filter_groups.max_num_gen_batches``).
+    """
+
+    metric: str | None
+    batch_groups: int
+    expected: int
+    max_gen_batches: int = 0
+    step: int = 0
+    fates: Counter[GroupFate] = field(default_factory=Counter)
+    alike: Counter[float] = field(default_factory=Counter)
+    samples: list[Mapping[str, Any]] = field(default_factory=list)
+    abstained: int = 0
+
+    def start(self, step: int) -> None:
+        """Forget the previous step."""
+        self.step = step
+        self.fates.clear()
+        self.alike.clear()
+        self.samples.clear()
+        self.abstained = 0
+
+    def add(self, group: Group) -> GroupFate:
+        """Count one finished group and say what becomes of it."""
+        fate = group.fate(self.metric, self.expected)
+        scored = group.scored
+        self.fates[fate] += 1
+        self.abstained += len(group.samples) - len(scored)
+        self.samples += scored
+        if fate is GroupFate.ALIKE and self.metric is not None:
+            self.alike[float(scored[0][self.metric])] += 1
+        return fate
+
+    @property
+    def generated(self) -> int:
+        """Groups finished in this step."""
+        return self.fates.total()
+
+    def check(self) -> None:
+        """End a step that has generated its share without filling a batch.
+
+        Raises:
+            GroupsAlikeError: See the class.
+        """
+        if self.max_gen_batches <= 0 or self.fates[GroupFate.KEPT] >= self.batch_groups:
+            return
+        if self.generated >= self.max_gen_batches * self.batch_groups:
+            raise GroupsAlikeError(self._complaint())
+
+    def _complaint(self) -> str:
+        fates = self.fates
+        lines = [
+            f"step {self.step}: {self.generated} groups of {self.expected} samples were generated "
+            f"({self.max_gen_batches} training batches), only {fates[GroupFate.KEPT]} of the "
+            f"{self.batch_groups} needed can be trained on."
+        ]
+        if self.alike:
+            values = ", ".join(f"{count} x {value:g}" for value, count in self.alike.most_common(3))
+            lines.append(f"In {fates[GroupFate.ALIKE]} all samples have the same {self.metric!r} ({values}).")
+        if fates[GroupFate.VOID]:
+            lines.append(f"In {fates[GroupFate.VOID]} the reward abstained (its judge or verifier failed).")
+        return " ".join([*lines, self._advice()])
+
+    def _advice(self) -> str:
+        if self.fates[GroupFate.VOID] > self.fates[GroupFate.ALIKE]:
+            return "Look for the verifier's errors in the log, and repair it."
+        common = self.alike.most_common(1)
+        if common and common[0][0] > 0:
+            return (
+                "The prompts are too easy: use harder ones, or stop here. To go on all the same, raise "
+                "algorithm.filter_groups.max_num_gen_batches or set algorithm.filter_groups.enable=false."
+            )
+        return (
+            "The prompts are too hard, or the reward cannot be earned: check it on a few responses with "
+            "`afm reward`, train longer before RL, raise the temperature or the samples per prompt, or "
+            "use easier prompts."
+        )
+
+    def metrics(self) -> dict[str, float]:
+        """Facts of this step: groups by fate, and means over every scored sample, dropped groups included."""
+        found: dict[str, float] = {"groups/generated": float(self.generated)}
+        for fate in GroupFate:
+            found[f"groups/{fate.value}"] = float(self.fates[fate])
+        for value, count in self.alike.items():
+            side = "groups/alike_solved" if value > 0 else "groups/alike_failed"
+            found[side] = found.get(side, 0.0) + count
+        found["groups/abstained_samples"] = float(self.abstained)
+        for key in sorted({key for sample in self.samples for key in sample} - {ABSTAINED}):
+            values = [float(sample[key]) for sample in self.samples if sample.get(key) is not None]
+            found[f"rollout/{key}"] = sum(values) / len(values)
+        return found

@@ -1,0 +1,125 @@
+"""What a training step reports: documented names in ``metrics.jsonl``, and one line for the terminal."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+METRICS_FILE = "metrics.jsonl"
+ENGINE_LOG = "engine_metrics.jsonl"
+"""verl's own metric file; it is overwritten at every start, so :class:`MetricsLog` copies it line by line."""
+
+NAMES = {
+    "reward": "rollout/score",
+    "correct": "rollout/correct",
+    "format": "rollout/format",
+    "overlong": "rollout/overlong",
+    "tool_calls": "rollout/tool_calls",
+    "tool_share": "rollout/used_tool",
+    "tool_failures": "rollout/tool_failures",
+    "agent_tokens": "rollout/agent_tokens",
+    "response_tokens": "rollout/response_tokens",
+    "cut_short": "rollout/cut_short",
+    "batch_reward": "critic/score/mean",
+    "entropy": "actor/entropy",
+    "grad_norm": "actor/grad_norm",
+    "policy_loss": "actor/pg_loss",
+    "clip_fraction": "actor/pg_clipfrac",
+    "clip_fraction_lower": "actor/pg_clipfrac_lower",
+    "kl": "actor/ppo_kl",
+    "learning_rate": "actor/lr",
+    "value_loss": "critic/vf_loss",
+    "groups_generated": "groups/generated",
+    "groups_kept": "groups/kept",
+    "groups_alike": "groups/alike",
+    "abstained_samples": "groups/abstained_samples",
+    "probs_diff_max": "training/rollout_probs_diff_max",
+    "seconds": "timing_s/step",
+    "rollout_seconds": "timing_s/gen",
+    "old_log_prob_seconds": "timing_s/old_log_prob",
+    "update_seconds": "timing_s/update_actor",
+    "sync_seconds": "timing_s/update_weights",
+}
+"""Our name of a metric to the trainer's. Rollout values are means over every scored sample of the step,
+groups thrown away included; ``batch_reward`` and everything from ``actor/`` is over the trained batch."""
+
+
+def documented(step: int, values: Mapping[str, Any]) -> dict[str, Any]:
+    """One line of ``metrics.jsonl``: ``step``, our names, and under ``engine`` all the trainer's."""
+    named = {name: values[key] for name, key in NAMES.items() if key in values}
+    return {"step": step, **named, "engine": dict(values)}
+
+
+def progress_line(row: Mapping[str, Any], total_steps: int) -> str:
+    """A step in one line for a person."""
+    shown = [f"step {row['step']}/{total_steps}"]
+    for name, title in (
+        ("reward", "reward"),
+        ("correct", "correct"),
+        ("format", "format"),
+        ("tool_calls", "tool calls"),
+        ("entropy", "entropy"),
+    ):
+        if name in row:
+            shown.append(f"{title} {row[name]:.3f}")
+    if "groups_generated" in row:
+        shown.append(f"groups {row['groups_kept']:.0f} of {row['groups_generated']:.0f}")
+    if "seconds" in row:
+        shown.append(f"{row['seconds']:.1f} s")
+    return "  ".join(shown)
+
+
+class MetricsLog:
+    """Turns the trainer's metric file into ours, line by line, over any number of restarts.
+
+    Args:
+        output_dir: Where both files stand.
+        resume_step: Steps after it will be done again; their lines are removed.
+    """
+
+    def __init__(self, output_dir: Path, resume_step: int) -> None:
+        self._path = output_dir / METRICS_FILE
+        self._source = output_dir / ENGINE_LOG
+        self._offset = 0
+        kept = [row for row in read_metrics(self._path) if row["step"] <= resume_step]
+        # Steps that the trainer logged after the launcher was gone.
+        seen = {row["step"] for row in kept}
+        kept += [row for row in self._new_rows() if row["step"] <= resume_step and row["step"] not in seen]
+        temporary = self._path.with_suffix(".new")
+        temporary.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
+        temporary.replace(self._path)
+        self._source.unlink(missing_ok=True)
+        self._offset = 0
+
+    @property
+    def source(self) -> Path:
+        """The file the trainer has to write."""
+        return self._source
+
+    def follow(self) -> Iterator[dict[str, Any]]:
+        """Lines that came since the last call, each already appended to our file."""
+        for row in self._new_rows():
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+            yield row
+
+    def _new_rows(self) -> list[dict[str, Any]]:
+        if not self._source.exists():
+            return []
+        with self._source.open("rb") as file:
+            file.seek(self._offset)
+            text = file.read()
+        whole = text[: text.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        rows = [json.loads(line) for line in whole.splitlines()]
+        return [documented(row["step"], row["data"]) for row in rows]
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Lines of a ``metrics.jsonl`` in order; a half-written last line is ignored."""
+    if not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    return [json.loads(line) for line in lines if line.endswith("\n")]

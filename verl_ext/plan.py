@@ -1,0 +1,163 @@
+"""What a run will execute: environment, command line, and the checks before anything costs time."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from afm.errors import ConfigError
+from verl_ext.compose import Flat, arguments, compose, overrides_of
+from verl_ext.metrics import ENGINE_LOG
+from verl_ext.settings import RlSettings
+
+
+def environment(settings: RlSettings) -> dict[str, str]:
+    """Variables that the trainer needs beyond the caller's own."""
+    out = settings.output_dir.absolute()
+    values = {
+        _MODULES: "verl_ext",
+        "VERL_FILE_LOGGER_PATH": str(out / ENGINE_LOG),
+        "VERL_LOGGING_LEVEL": "WARNING",
+        "HYDRA_FULL_ERROR": "1",
+        "PYTHONUNBUFFERED": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_DEDUP_LOGS": "0",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    if settings.platform == "cpu":
+        values |= {
+            "VERL_PLATFORM": "cpu",
+            "OMP_NUM_THREADS": str(len(os.sched_getaffinity(0))),
+            "CUDA_VISIBLE_DEVICES": "",
+            "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",
+            # Ray would start one idle worker for each of its logical CPUs.
+            "RAY_enable_worker_prestart": "0",
+        }
+    return values
+
+
+def trainer_environment(settings: RlSettings) -> dict[str, str]:
+    """The complete environment of the trainer: the caller's own values win where a choice is left."""
+    own = environment(settings)
+    inherited = dict(os.environ)
+    # A cluster named in the environment belongs to somebody else unless the settings name it too.
+    inherited.pop("RAY_ADDRESS", None)
+    others = [name for name in inherited.get(_MODULES, "").split(",") if name.strip() not in ("", "verl_ext")]
+    return (
+        own
+        | inherited
+        | {key: own[key] for key in _FIXED if key in own}
+        | {_MODULES: ",".join(["verl_ext", *others])}
+    )
+
+
+_MODULES = "VERL_USE_EXTERNAL_MODULES"
+_FIXED = ("VERL_FILE_LOGGER_PATH", "VERL_PLATFORM", "CUDA_VISIBLE_DEVICES")
+
+
+def ray_overrides(settings: RlSettings, scratch: str) -> Flat:
+    """How verl starts Ray: an instance of its own in ``scratch``, or the cluster of ``ray_address``."""
+    init = "ray_kwargs.ray_init"
+    if settings.ray_address is not None:
+        variables = environment(settings)
+        return {f"+{init}.address": settings.ray_address} | {
+            f"+{init}.runtime_env.env_vars.{key}": value for key, value in variables.items()
+        }
+    values: Flat = {
+        f"+{init}.address": "local",
+        f"+{init}._temp_dir": scratch,
+        f"+{init}.include_dashboard": False,
+    }
+    if settings.platform == "cpu":
+        # Logical slots: actors of one small machine share its cores.
+        values |= {
+            f"{init}.num_cpus": 16,
+            f"+{init}.num_gpus": 1,
+            f"+{init}._node_ip_address": "127.0.0.1",
+            f"+{init}.object_store_memory": 512 << 20,
+        }
+    return values
+
+
+def command(settings: RlSettings, scratch: str) -> tuple[list[str], Any]:
+    """The trainer's command line, and verl's complete configuration that it leads to.
+
+    Raises:
+        ConfigError: verl does not know a key, or cannot take a value.
+    """
+    overrides = overrides_of(settings, ray_overrides(settings, scratch))
+    config = compose(overrides)
+    check(config)
+    # Hydra would otherwise leave a folder `outputs/` wherever the run was started.
+    hydra = arguments({"hydra.run.dir": str(settings.output_dir.absolute() / "hydra")})
+    return [sys.executable, "-m", "verl.trainer.main_ppo", *arguments(overrides), *hydra], config
+
+
+def check(config: Any) -> None:
+    """Arithmetic that verl finds out about late or not at all.
+
+    Raises:
+        ConfigError: Batch sizes do not divide.
+    """
+    batch, mini = config.data.train_batch_size, config.actor_rollout_ref.actor.ppo_mini_batch_size
+    samples = config.actor_rollout_ref.rollout.n
+    workers = config.trainer.n_gpus_per_node * config.trainer.nnodes
+    if batch % mini:
+        raise ConfigError(
+            f"data.train_batch_size is {batch}, actor.ppo_mini_batch_size {mini}: the first must be a multiple"
+        )
+    shards = workers // config.actor_rollout_ref.actor.ulysses_sequence_parallel_size
+    per_rank, rest = divmod(mini * samples, shards)
+    if rest:
+        raise ConfigError(f"mini batch of {mini} x {samples} samples does not divide by {shards} data ranks")
+    micro = config.actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu
+    if not config.actor_rollout_ref.actor.use_dynamic_bsz and (micro is None or per_rank % micro):
+        raise ConfigError(
+            f"actor.ppo_micro_batch_size_per_gpu is {micro}; expected a divisor of the {per_rank} samples "
+            "that a rank has in a mini batch"
+        )
+    if config.algorithm.filter_groups.enable and samples < 2:
+        raise ConfigError(
+            f"algorithm.filter_groups needs at least 2 samples a prompt, rollout.n is {samples}"
+        )
+
+
+def check_files(settings: RlSettings) -> None:
+    """Whether everything a run reads is there, before it costs time.
+
+    Raises:
+        ConfigError: A file, a tool or a weight is missing.
+    """
+    for file in (*settings.train_files, *settings.val_files):
+        if not Path(file).is_file():
+            raise ConfigError(f"{file}: no such file (train_files, val_files)")
+    model = Path(settings.model)
+    if settings.platform == "cpu" and not (model / "config.json").is_file():
+        raise ConfigError(f"{model}: no config.json; expected the folder of a Hugging Face model (model)")
+    needed = set(settings.spec().tool_roles.values())
+    if settings.tools is None:
+        if needed:
+            raise ConfigError(f"agent {settings.agent!r} calls {sorted(needed)}; name a tool YAML (tools)")
+        return
+    from afm.tools import load_tools
+
+    missing = needed - set(load_tools(settings.tools))
+    if missing:
+        raise ConfigError(
+            f"{settings.tools}: agent {settings.agent!r} calls {sorted(missing)}, not declared there"
+        )
+
+
+def total_steps(settings: RlSettings) -> int:
+    """Training steps of the whole run, as verl counts them."""
+    trainer = settings.verl.get("trainer", {})
+    steps = trainer.get("total_training_steps")
+    if steps is not None:
+        return int(steps)
+    import pyarrow.parquet
+
+    rows = sum(pyarrow.parquet.read_metadata(file).num_rows for file in settings.train_files)
+    config = compose(overrides_of(settings))
+    return int(rows // config.data.train_batch_size * config.trainer.total_epochs)

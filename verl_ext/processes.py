@@ -1,0 +1,213 @@
+"""Processes of a run: known by id and start time, found again after a crash, ended without touching others.
+
+Linux only, like verl itself: process tables are read from ``/proc``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import time
+from collections.abc import Collection, Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from afm.errors import ConfigError
+
+_SET_PDEATHSIG = 1
+_SET_CHILD_SUBREAPER = 36
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One process, safe against reuse of its id.
+
+    Attributes:
+        started: Clock ticks between boot and its start.
+    """
+
+    pid: int
+    started: int
+
+    @property
+    def alive(self) -> bool:
+        """Whether this very process still runs (a zombie does not)."""
+        found = _stat(self.pid)
+        return found is not None and found.started == self.started and found.state not in "ZX"
+
+
+@dataclass(frozen=True, slots=True)
+class _Stat:
+    state: str
+    parent: int
+    started: int
+
+
+def _stat(pid: int) -> _Stat | None:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    # The command's name, in parentheses, may itself contain blanks and parentheses.
+    fields = text[text.rindex(")") + 2 :].split()
+    return _Stat(state=fields[0], parent=int(fields[1]), started=int(fields[19]))
+
+
+def this_process() -> Process:
+    """The caller."""
+    found = _stat(os.getpid())
+    return Process(os.getpid(), found.started if found else 0)
+
+
+def descendants(root: int) -> set[Process]:
+    """Children of ``root``, their children, and so on; without zombies."""
+    table = {
+        int(entry.name): _stat(int(entry.name)) for entry in Path("/proc").iterdir() if entry.name.isdigit()
+    }
+    children: dict[int, list[int]] = {}
+    for pid, found in table.items():
+        if found is not None:
+            children.setdefault(found.parent, []).append(pid)
+    result: set[Process] = set()
+    waiting = list(children.get(root, ()))
+    while waiting:
+        pid = waiting.pop()
+        waiting += children.get(pid, ())
+        found = table[pid]
+        if found is not None and found.state not in "ZX":
+            result.add(Process(pid, found.started))
+    return result
+
+
+def adopt_orphans() -> None:
+    """Become the parent of grandchildren whose parent dies, so that none can escape :func:`descendants`."""
+    _prctl(_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent() -> None:
+    """Receive SIGTERM when the parent dies; for use in a child between fork and exec, or right at its start."""
+    _prctl(_SET_PDEATHSIG, int(signal.SIGTERM))
+
+
+def _prctl(option: int, value: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), f"prctl({option}) failed")
+
+
+def end(processes: Collection[Process], grace_s: float = 5.0) -> int:
+    """Ask ``processes`` to end, kill those that do not within ``grace_s``; returns how many were alive."""
+    alive = [process for process in processes if process.alive]
+    for number, patience in ((signal.SIGTERM, grace_s), (signal.SIGKILL, grace_s)):
+        for process in alive:
+            _signal(process, number)
+        alive_until = time.monotonic() + patience
+        while time.monotonic() < alive_until and any(process.alive for process in alive):
+            _reap(alive)
+            time.sleep(0.05)
+    _reap(alive)
+    return len(alive)
+
+
+def end_descendants(grace_s: float = 5.0) -> int:
+    """End every descendant of the caller; returns how many there were."""
+    total = 0
+    while found := descendants(os.getpid()):
+        total += end(found, grace_s)
+    return total
+
+
+def _signal(process: Process, number: signal.Signals) -> None:
+    if process.alive:
+        try:
+            os.kill(process.pid, number)
+        except ProcessLookupError:
+            return
+
+
+def _reap(processes: Iterable[Process]) -> None:
+    for process in processes:
+        try:
+            os.waitpid(process.pid, os.WNOHANG)
+        except ChildProcessError:
+            continue
+
+
+class ProcessBook:
+    """The processes of a run on disk, so that a later start can end what a crash left over.
+
+    Args:
+        path: The file; holds the id of this boot, the launcher, its descendants and its scratch folder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._written: set[Process] = set()
+
+    def claim(self, scratch: Path) -> int:
+        """Take the run over; returns how many left-over processes were ended.
+
+        Raises:
+            ConfigError: Another launcher is at work on it.
+        """
+        ended = 0
+        before = self._read()
+        if before is not None and before["boot"] == _boot_id():
+            launcher = Process(**before["launcher"])
+            if launcher.alive and launcher != this_process():
+                raise ConfigError(
+                    f"{self._path.parent}: process {launcher.pid} is training here; wait for it, end it, "
+                    "or choose another output_dir"
+                )
+            ended = end([Process(**row) for row in before["processes"]])
+        if before is not None and Path(before["scratch"]) != scratch:
+            _remove_tree(Path(before["scratch"]))
+        self._scratch = scratch
+        self._write(set())
+        return ended
+
+    def note_descendants(self) -> None:
+        """Write down who is there now, if that changed."""
+        found = descendants(os.getpid())
+        if not found <= self._written:
+            self._write(found)
+
+    def release(self) -> None:
+        """The run has ended and left nothing behind."""
+        self._path.unlink(missing_ok=True)
+
+    def _read(self) -> dict[str, object] | None:
+        try:
+            data = json.loads(self._path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+        return data if isinstance(data, dict) else None
+
+    def _write(self, processes: set[Process]) -> None:
+        data = {
+            "boot": _boot_id(),
+            "launcher": asdict(this_process()),
+            "processes": [asdict(process) for process in sorted(processes, key=lambda p: p.pid)],
+            "scratch": str(self._scratch),
+        }
+        temporary = self._path.with_suffix(".new")
+        temporary.write_text(json.dumps(data), encoding="utf-8")
+        temporary.replace(self._path)
+        self._written = processes
+
+
+def _boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+
+
+SCRATCH_PREFIX = "afm-rl-"
+
+
+def _remove_tree(path: Path) -> None:
+    import shutil
+
+    # The name is checked because it comes from a file: nothing else may ever be removed.
+    if path.name.startswith(SCRATCH_PREFIX):
+        shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,48 @@
+"""Everything this package registers with verl, in one place."""
+
+from __future__ import annotations
+
+import os
+from types import ModuleType
+
+from verl_ext import compat
+from verl_ext.hooks import after_import
+
+CPU_ENGINE = "afm_cpu"
+"""Name of our rollout engine: ``actor_rollout_ref.rollout.name=afm_cpu``."""
+
+
+def register() -> None:
+    """Register platform, rollout engine and patches. Called by verl's own import; may be called again."""
+    compat.check_verl()
+    after_import("verl.workers.rollout.base", _rollout_adapter)
+    after_import("verl.workers.rollout.replica", _rollout_replica)
+    if not on_cpu():
+        return
+    import verl_ext.platform_cpu  # noqa: F401 - registers itself with verl's PlatformRegistry
+
+    # FSDP engines are registered for cuda and npu only; the stock class runs on CPU unchanged.
+    os.environ.setdefault("VERL_ENGINE_DEVICE", "cuda")
+    after_import("verl.utils.distributed", compat.use_gloo_alone)
+    after_import("verl.workers.engine.fsdp.transformer_impl", compat.drop_pinned_offload)
+    after_import("verl.utils.model", compat.load_value_head_with_sdpa)
+
+
+def on_cpu() -> bool:
+    """Whether this process runs on verl's platform ``cpu``."""
+    return os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu"
+
+
+def _rollout_adapter(module: ModuleType) -> None:
+    registry = compat.target(module, "_ROLLOUT_REGISTRY")
+    registry[(CPU_ENGINE, "async")] = "verl_ext.rollout_cpu.CpuRolloutAdapter"
+
+
+def _rollout_replica(module: ModuleType) -> None:
+    compat.target(module, "RolloutReplicaRegistry").register(CPU_ENGINE, _load_replica)
+
+
+def _load_replica() -> type:
+    from verl_ext.rollout_cpu import CpuReplica
+
+    return CpuReplica

@@ -1,0 +1,211 @@
+"""Rollout engine for verl without an accelerator: our continuous-batching engine in a Ray actor.
+
+Token ids in, token ids and log-probabilities out. Selected by ``actor_rollout_ref.rollout.name=afm_cpu``;
+engine options stand under ``actor_rollout_ref.rollout.engine_kwargs.afm_cpu`` (``threads``, ``max_batch``).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import ray
+import torch
+from verl.utils.config import omega_conf_to_dataclass
+from verl.workers.rollout.base import BaseRollout
+from verl.workers.rollout.replica import RolloutReplica, TokenOutput
+from verl.workers.rollout.utils import ensure_async_iterator
+
+from afm.errors import EngineError
+from afm.models.base import FinishReason, SamplingParams
+from verl_ext.register import CPU_ENGINE
+
+
+class CpuServer:
+    """The Ray actor that holds the model and generates."""
+
+    def __init__(self, config: Any, model_config: Any) -> None:
+        from transformers import AutoModelForCausalLM
+
+        from afm.models.engine import BatchEngine
+
+        options = dict((config.engine_kwargs or {}).get(CPU_ENGINE) or {})
+        tokenizer = model_config.tokenizer
+        self._response_tokens = config.response_length
+        self._total_tokens = config.prompt_length + config.response_length
+        self._step: int | None = None
+        model = AutoModelForCausalLM.from_pretrained(
+            model_config.local_path or model_config.path, dtype=torch.float32, attn_implementation="sdpa"
+        )
+        self._engine = BatchEngine(
+            model,
+            eos_ids=_end_ids(model, tokenizer),
+            pad_id=tokenizer.pad_token_id or 0,
+            decode=tokenizer.decode,
+            vocabulary_size=len(tokenizer),
+            max_batch=options.get("max_batch", config.max_num_seqs),
+            threads=options.get("threads"),
+            seed=config.seed,
+        )
+
+    async def ready(self) -> bool:
+        """Answers once the model is loaded."""
+        return True
+
+    async def generate(
+        self, request_id: str, prompt_ids: list[int], sampling_params: Mapping[str, Any], **unused: Any
+    ) -> TokenOutput:
+        """Continue ``prompt_ids``; parameters are named as vLLM names them."""
+        result = await self._engine.generate(prompt_ids, self._params(sampling_params, len(prompt_ids)))
+        aborted = result.finish is FinishReason.ABORTED
+        return TokenOutput(
+            token_ids=list(result.token_ids),
+            log_probs=list(result.logprobs),
+            stop_reason="aborted" if aborted else "completed",
+            extra_fields={"global_steps": self._step},
+        )
+
+    def _params(self, given: Mapping[str, Any], prompt_tokens: int) -> SamplingParams:
+        penalty = given.get("repetition_penalty", 1.0)
+        if penalty != 1.0:
+            raise EngineError(
+                f"repetition_penalty is {penalty}; {CPU_ENGINE} samples without one, set it to 1.0"
+            )
+        room = min(self._response_tokens, self._total_tokens - prompt_tokens)
+        asked = given.get("max_tokens", given.get("max_new_tokens"))
+        return SamplingParams(
+            max_new_tokens=max(1, room if asked is None else asked),
+            temperature=float(given.get("temperature", 1.0)),
+            top_p=float(given.get("top_p", 1.0)),
+            top_k=max(0, int(given.get("top_k", 0))),
+            stop=tuple(given.get("stop") or ()),
+            seed=given.get("seed"),
+        )
+
+    async def update_weights(
+        self, named_tensors: dict[str, torch.Tensor], last: bool, global_steps: int | None
+    ) -> None:
+        """Take over a bucket of weights; ``global_steps`` counts from the last bucket on."""
+        await self._engine.update_weights(named_tensors)
+        if last:
+            self._step = global_steps
+
+    async def set_global_steps(self, global_steps: int) -> None:
+        """Version of the weights, reported with each generation."""
+        self._step = global_steps
+
+    async def abort_all_requests(self, reject_request: bool = False) -> None:
+        """End every generation with what it has; new requests wait for :meth:`resume_generation`."""
+        self._engine.pause()
+        await self._engine.abort_all()
+
+    async def resume_generation(self) -> None:
+        """Admit waiting requests again."""
+        self._engine.resume()
+
+    async def sleep(self) -> None:
+        """Main memory is not shared with the trainer: nothing to free."""
+
+    async def wake_up(self, tags: list[str] | None = None) -> None:
+        """The counterpart of :meth:`sleep`."""
+
+    async def clear_kv_cache(self) -> None:
+        """No prefix is cached beyond a generation."""
+
+    release_kv_cache = resume_kv_cache = clear_kv_cache
+
+    async def start_profile(self, **options: Any) -> None:
+        """No profiler."""
+
+    async def stop_profile(self) -> None:
+        """No profiler."""
+
+
+class CpuReplica(RolloutReplica):
+    """One server on the node of its training worker."""
+
+    def rollout_worker_use_gpu(self) -> bool:
+        """The server takes no slot of its own."""
+        return False
+
+    async def launch_servers(self) -> None:
+        """Start the server and wait for its model."""
+        node = await self.workers[0].__ray_call__.remote(_node_of)
+        affinity = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node_id=node, soft=False)
+        server = (
+            ray.remote(CpuServer)
+            .options(
+                name=f"{_server_name(self.replica_rank)}{self.name_suffix}",
+                num_cpus=0,
+                max_concurrency=self.max_concurrency,
+                scheduling_strategy=affinity,
+            )
+            .remote(self.config, omega_conf_to_dataclass(self.model_config))
+        )
+        await server.ready.remote()
+        self.servers = [server]
+        self._server_handle = server
+        self._server_address = _server_name(self.replica_rank)
+
+
+class CpuRolloutAdapter(BaseRollout):
+    """The training worker's end: sends the actor's weights to the server."""
+
+    def __init__(self, config: Any, model_config: Any, device_mesh: Any, replica_rank: int = -1) -> None:
+        super().__init__(config, model_config, device_mesh)
+        rank = int(os.environ["RANK"])
+        group = self.config.tensor_model_parallel_size
+        self._leads = rank % group == 0
+        self._name = _server_name(rank // group if replica_rank == -1 else replica_rank)
+        self._server: Any = None
+
+    async def resume(self, tags: list[str]) -> None:
+        """The server keeps its memory."""
+
+    async def release(self) -> None:
+        """The server keeps its memory."""
+
+    @torch.no_grad()
+    async def update_weights(
+        self, weights: Any, wire_format: str = "named_tensors", global_steps: int | None = None, **unused: Any
+    ) -> None:
+        """Send ``weights`` in buckets. Every rank iterates them: gathering a shard is a collective call."""
+        if wire_format != "named_tensors":
+            raise EngineError(f"{CPU_ENGINE} takes full weights, got wire_format={wire_format!r}")
+        limit = self.config.checkpoint_engine.update_weights_bucket_megabytes << 20
+        bucket: dict[str, torch.Tensor] = {}
+        size = 0
+        async for name, tensor in ensure_async_iterator(weights):
+            if not self._leads:
+                continue
+            if bucket and size + tensor.nbytes > limit:
+                await self._send(bucket, last=False, global_steps=global_steps)
+                bucket, size = {}, 0
+            bucket[name] = tensor.detach().cpu().contiguous()
+            size += tensor.nbytes
+        if self._leads:
+            await self._send(bucket, last=True, global_steps=global_steps)
+
+    async def _send(self, bucket: dict[str, torch.Tensor], *, last: bool, global_steps: int | None) -> None:
+        if self._server is None:
+            self._server = ray.get_actor(self._name)
+        await self._server.update_weights.remote(bucket, last, global_steps)
+
+
+def _server_name(replica_rank: int) -> str:
+    return f"{CPU_ENGINE}_server_{replica_rank}"
+
+
+def _node_of(worker: object) -> str:
+    node: str = ray.get_runtime_context().get_node_id()
+    return node
+
+
+def _end_ids(model: Any, tokenizer: Any) -> set[int]:
+    """Every id that ends a text, by the generation config and by the tokenizer."""
+    ids: set[int] = set()
+    for value in (model.generation_config.eos_token_id, tokenizer.eos_token_id):
+        if value is not None:
+            ids.update([value] if isinstance(value, int) else value)
+    return ids

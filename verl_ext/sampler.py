@@ -1,0 +1,197 @@
+"""verl's replay buffer with our guard: bounded dynamic sampling, failures that end the run, statistics.
+
+Selected by ``trainer.v1.sampler.custom_sampler.{path,name}=pkg://verl_ext.sampler,sampler_for``; options
+stand in ``trainer.v1.sampler.sampler_kwargs`` (see :class:`SamplerOptions`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import transfer_queue as tq
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
+
+from afm.errors import AfmError, ConfigError, EngineError, RewardError, suggestion
+from verl_ext.failures import first_failure, write_verdict
+from verl_ext.guard import ABSTAINED, Group, GroupFate, GroupLedger
+
+TRAIN = "train"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerOptions:
+    """What verl does not hand to a custom sampler.
+
+    Attributes:
+        filter_groups: ``algorithm.filter_groups``; its ``max_num_gen_batches`` is honoured.
+        train_batch_size: Prompts of a training batch.
+        gen_batch_size: Prompts fetched at once; verl forces 1 with group filtering.
+        samples_per_prompt: ``actor_rollout_ref.rollout.n``.
+        output_dir: Where failures are read and the reason of an end is written.
+        poll_interval_s: How often finished rollouts are looked for (verl: 2 s).
+    """
+
+    filter_groups: Mapping[str, Any]
+    train_batch_size: int
+    samples_per_prompt: int
+    gen_batch_size: int | None = None
+    output_dir: str | None = None
+    poll_interval_s: float = 0.5
+
+    @classmethod
+    def read(cls, given: Mapping[str, Any]) -> SamplerOptions:
+        """From ``sampler_kwargs``.
+
+        Raises:
+            ConfigError: An option is unknown or missing.
+        """
+        known = [field.name for field in fields(cls)]
+        for key in given:
+            if key not in known:
+                raise ConfigError(f"trainer.v1.sampler.sampler_kwargs.{key}: {suggestion(key, known)}")
+        try:
+            return cls(**given)
+        except TypeError as error:
+            raise ConfigError(f"trainer.v1.sampler.sampler_kwargs: {error}") from None
+
+    @property
+    def metric(self) -> str | None:
+        """What groups are compared by, ``None`` without group filtering."""
+        return str(self.filter_groups["metric"]) if self.filter_groups.get("enable") else None
+
+
+def sampler_for(*, trainer_mode: str, sampler_kwargs: Mapping[str, Any], **given: Any) -> ReplayBuffer:
+    """Make the sampler of a trainer mode; called by verl with the arguments of its own sampler."""
+    options = SamplerOptions.read(sampler_kwargs)
+    common: dict[str, Any] = dict(
+        trainer_mode=trainer_mode,
+        sampler_kwargs=sampler_kwargs,
+        poll_interval=options.poll_interval_s,
+        filter_groups_metric=options.metric,
+        **given,
+    )
+    if trainer_mode != "sync":
+        return GuardedAsyncBuffer(options, **common)
+    return GuardedBuffer(
+        options,
+        train_batch_size=options.train_batch_size,
+        gen_batch_size=1 if options.metric else options.gen_batch_size or options.train_batch_size,
+        max_inflight_gen_batches=options.filter_groups.get("max_inflight_gen_batches", 1),
+        **common,
+    )
+
+
+class _Guarded(ReplayBuffer):
+    """What both samplers add to verl's."""
+
+    def __init__(self, options: SamplerOptions, **given: Any) -> None:
+        super().__init__(**given)
+        self._options = options
+        self._ledger = GroupLedger(
+            metric=options.metric,
+            batch_groups=options.train_batch_size,
+            expected=options.samples_per_prompt,
+            max_gen_batches=int(options.filter_groups.get("max_num_gen_batches", 0)),
+        )
+        # Fate of each finished group, and the keys of samples that must not be trained on.
+        self._fates: dict[str, GroupFate] = {}
+        self._alike: dict[str, float] = {}
+        self._unscored: set[str] = set()
+
+    def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[Any, dict[str, Any]]:
+        """A batch and, for training, the metrics of how it came about.
+
+        Raises:
+            GroupsAlikeError: Dynamic sampling goes nowhere.
+            EngineError: An episode failed for a reason that is not the agent's.
+        """
+        self._ledger.start(global_steps)
+        try:
+            batch, metrics = super().sample(global_steps, partition_id, batch_size)
+        except AfmError as error:
+            write_verdict(self._options.output_dir, error)
+            raise
+        return batch, metrics | (self._ledger.metrics() if partition_id == TRAIN else {})
+
+    def _sync_metadata_from_transfer_queue(self) -> None:
+        super()._sync_metadata_from_transfer_queue()
+        failed = sorted(uid for uids in self.failure_keys.values() for uid in uids)
+        if failed:
+            reason = first_failure(self._options.output_dir) or "see 'Error in _run_prompt' in the log"
+            raise EngineError(f"{len(failed)} prompts could not be rolled out: {reason}")
+
+    def _dapo_filtered_keys(self, partition_id: str) -> tuple[set[str], Counter[float]]:
+        if partition_id != TRAIN:
+            return set(), Counter()
+        finished = self.finished_keys[partition_id]
+        self._forget_all_but(finished)
+        new = finished - self._fates.keys()
+        if new:
+            for uid, group in self._groups(partition_id, new).items():
+                self._judge(uid, group)
+            self._ledger.check()
+        if self.filter_groups_metric is None:
+            return set(), Counter()
+        dropped = {uid for uid in finished if self._fates[uid] is not GroupFate.KEPT}
+        return dropped, Counter(self._alike[uid] for uid in dropped if uid in self._alike)
+
+    def _forget_all_but(self, uids: set[str]) -> None:
+        for uid in self._fates.keys() - uids:
+            del self._fates[uid]
+            self._alike.pop(uid, None)
+        self._unscored = {key for key in self._unscored if key.split("_")[0] in uids}
+
+    def _judge(self, uid: str, group: dict[str, Mapping[str, Any]]) -> None:
+        samples = Group(list(group.values()))
+        try:
+            fate = self._ledger.add(samples)
+        except KeyError as error:
+            known = sorted({key for sample in group.values() for key in sample})
+            raise ConfigError(
+                f"algorithm.filter_groups.metric={self.filter_groups_metric}: the reward reports no {error}; "
+                f"expected one of: {', '.join(known)}"
+            ) from None
+        self._fates[uid] = fate
+        if fate is GroupFate.ALIKE:
+            self._alike[uid] = float(samples.scored[0][str(self.filter_groups_metric)])
+        unscored = group if fate is GroupFate.VOID else {k: s for k, s in group.items() if s.get(ABSTAINED)}
+        self._unscored.update(unscored)
+
+    def _groups(self, partition_id: str, uids: set[str]) -> dict[str, dict[str, Mapping[str, Any]]]:
+        """Facts of every sample by key, by prompt; a prompt without any sample has an empty group."""
+        groups: dict[str, dict[str, Mapping[str, Any]]] = defaultdict(dict, {uid: {} for uid in uids})
+        keys = [key for key in self.partitions[partition_id] if key.split("_")[0] in uids]
+        if keys:
+            data = tq.kv_batch_get(
+                keys=keys, partition_id=partition_id, select_fields=["extra_fields", "rm_scores"]
+            )
+            for key, extra, scores in zip(keys, data["extra_fields"], data["rm_scores"], strict=True):
+                fields_of = getattr(extra, "data", extra)
+                facts = {"reward": float(scores.sum())} | dict(fields_of.get("reward_extra_info") or {})
+                groups[key.split("_")[0]][key] = facts
+        return groups
+
+    def _materialize_batch(self, partition_id: str, selected: list[str], snapshot: dict[str, dict]) -> Any:
+        """Leave out the samples without a score: they would shift their group's mean."""
+        chosen = set(selected)
+        unscored = [key for key in snapshot if key in self._unscored and key.split("_")[0] in chosen]
+        if unscored:
+            tq.kv_clear(partition_id=partition_id, keys=unscored)
+            snapshot = {key: tag for key, tag in snapshot.items() if key not in self._unscored}
+        if partition_id == TRAIN and not any(key.split("_")[0] in chosen for key in snapshot):
+            raise RewardError(
+                f"the reward abstained for every sample of the batch ({len(unscored)}): nothing to train on; "
+                "look for the verifier's errors in the log, and repair it"
+            )
+        return super()._materialize_batch(partition_id, selected, snapshot)
+
+
+class GuardedBuffer(_Guarded):
+    """For the synchronous trainer."""
+
+
+class GuardedAsyncBuffer(_Guarded, ReplayBufferAsync):
+    """For the asynchronous trainers."""

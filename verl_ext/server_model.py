@@ -1,0 +1,156 @@
+"""The rollout servers of verl as a :class:`afm.models.base.TokenModel`: what an episode drives in RL."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from afm.errors import EngineError
+from afm.models.base import FinishReason, Generation, SamplingParams
+from verl_ext.register import CPU_ENGINE
+
+_STOP_WINDOW = 8
+"""Tokens beyond a stop string's own length that are decoded to find it."""
+
+
+def engine_params(engine: str, params: SamplingParams) -> dict[str, Any]:
+    """Sampling parameters in the words of a rollout engine; the stop string stays in the output of all.
+
+    Raises:
+        EngineError: An engine whose stop parameters are not known.
+    """
+    common: dict[str, Any] = {
+        "temperature": params.temperature,
+        "top_p": params.top_p,
+        "top_k": params.top_k or -1,
+        "repetition_penalty": 1.0,
+        "logprobs": True,
+        "stop": list(params.stop),
+    }
+    match engine:
+        case "vllm":
+            return common | {"max_tokens": params.max_new_tokens, "include_stop_str_in_output": True}
+        case "sglang":
+            return common | {"max_new_tokens": params.max_new_tokens, "no_stop_trim": True}
+        case name if name == CPU_ENGINE:
+            return common | {"max_tokens": params.max_new_tokens, "seed": params.seed}
+    raise EngineError(
+        f"rollout engine {engine!r}: its stop parameters are not known here; "
+        f"expected vllm, sglang or {CPU_ENGINE} (actor_rollout_ref.rollout.name)"
+    )
+
+
+class ServerModel:
+    """One episode's view of verl's servers.
+
+    All turns of an episode go to the same server (its prefix cache), and the versions of the weights that
+    took part are remembered for verl's staleness metrics.
+
+    Args:
+        servers: verl's ``LLMServerClient``.
+        tokenizer: Hugging Face tokenizer of the model.
+        engine: ``actor_rollout_ref.rollout.name``.
+        request_id: Unique for the episode.
+        context_tokens: Prompt and response together.
+    """
+
+    def __init__(
+        self, servers: Any, tokenizer: Any, *, engine: str, request_id: str, context_tokens: int
+    ) -> None:
+        self._servers = servers
+        self._tokenizer = tokenizer
+        self._engine = engine
+        self._request_id = request_id
+        self._context_tokens = context_tokens
+        self._end_ids = _end_ids(tokenizer)
+        self.weight_versions: list[int] = []
+        self.preempted = -1
+
+    @property
+    def name(self) -> str:
+        """Identifies the model in records."""
+        return str(getattr(self._tokenizer, "name_or_path", ""))
+
+    @property
+    def context_tokens(self) -> int:
+        """Prompt and response together may not exceed this."""
+        return self._context_tokens
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of ``text`` alone."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
+        return ids
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of ``token_ids``, end-of-sequence tokens rendered as nothing."""
+        kept = [token for token in token_ids if token not in self._end_ids]
+        return self._raw(kept)
+
+    def encode_prompt(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """Chat messages through the model's template, ready for the assistant to begin."""
+        text = self._tokenizer.apply_chat_template(
+            [dict(message) for message in messages], add_generation_prompt=True, tokenize=False
+        )
+        return self.encode(text)
+
+    async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
+        """Continue ``prompt_ids`` on a rollout server.
+
+        Raises:
+            EngineError: The server failed, or returned what cannot be trained on.
+        """
+        try:
+            output = await self._servers.generate(
+                self._request_id,
+                prompt_ids=list(prompt_ids),
+                sampling_params=engine_params(self._engine, params),
+            )
+        except EngineError:
+            raise
+        except Exception as error:
+            raise EngineError(f"the rollout server failed: {type(error).__name__}: {error}") from error
+        ids, logprobs = tuple(output.token_ids), tuple(output.log_probs or ())
+        if len(ids) != len(logprobs):
+            raise EngineError(
+                f"the rollout server returned {len(ids)} tokens and {len(logprobs)} log-probabilities; "
+                "expected one each (actor_rollout_ref.rollout.calculate_log_probs=true)"
+            )
+        self._remember(output.extra_fields, output.num_preempted)
+        return Generation(ids, logprobs, self._finish(ids, params, output.stop_reason))
+
+    async def close(self) -> None:
+        """The servers belong to verl."""
+
+    def _finish(self, ids: Sequence[int], params: SamplingParams, stop_reason: str | None) -> FinishReason:
+        # vLLM and SGLang report a stop string, the end of text and the limit alike: look at the tokens.
+        if stop_reason in ("aborted", "abort"):
+            return FinishReason.ABORTED
+        if ids and ids[-1] in self._end_ids:
+            return FinishReason.END_OF_TEXT
+        if params.stop:
+            window = max(map(len, params.stop)) + _STOP_WINDOW
+            tail = self._raw(ids[-window:])
+            if any(stop in tail for stop in params.stop):
+                return FinishReason.STOP
+        if len(ids) >= params.max_new_tokens:
+            return FinishReason.LENGTH
+        return FinishReason.END_OF_TEXT
+
+    def _raw(self, ids: Sequence[int]) -> str:
+        text: str = self._tokenizer.decode(
+            list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
+        return text
+
+    def _remember(self, extra_fields: Mapping[str, Any], preempted: int | None) -> None:
+        for key in ("min_global_steps", "max_global_steps"):
+            version = extra_fields.get(key)
+            if version is not None:
+                self.weight_versions.append(int(version))
+        if preempted is not None:
+            self.preempted = max(self.preempted, 0) + preempted
+
+
+def _end_ids(tokenizer: Any) -> frozenset[int]:
+    end = tokenizer.eos_token_id
+    return frozenset() if end is None else frozenset([end])
