@@ -1,0 +1,154 @@
+"""``afm reward``: judge responses in a file."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Iterator
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from afm.errors import AfmError, DataError, UsageError
+
+if TYPE_CHECKING:
+    from afm.agents import AgentSpec
+    from afm.rewards import Reward, Sample, Verdict
+
+_WINDOW = 64
+
+
+def reward(
+    file: Annotated[Path, typer.Argument(help="JSONL: data_source, question, response, ground_truth, ...")],
+    agent: Annotated[
+        str, typer.Option(help="Agent of rows that name none: a shipped name or a YAML.")
+    ] = "math",
+    config: Annotated[
+        Path | None,
+        typer.Option(help="Reward YAML, e.g. configs/rewards/math.yaml.", exists=True, dir_okay=False),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a row.")] = False,
+) -> None:
+    """Judge every response in FILE: score, verdict (correct, wrong, abstained), evidence, seconds.
+
+    Bad rows are reported with file and line, the rest is judged; then the exit status is 1, as it is when
+    a verdict could not be reached.
+    """
+    if not file.is_file():
+        raise UsageError(f"{file}: no such file")
+    counts = asyncio.run(_judge_file(file, agent, config, as_json))
+    if not as_json:
+        total = sum(counts.values())
+        print(f"{total} rows: " + ", ".join(f"{counts[word]} {word}" for word in sorted(counts)))
+    if counts["bad"] or counts["abstained"]:
+        raise typer.Exit(1)
+
+
+@cache
+def _agent(name: str) -> AgentSpec:
+    from afm.agents import load_agent
+
+    return load_agent(name)
+
+
+async def _judge_file(file: Path, agent: str, config: Path | None, as_json: bool) -> Counter[str]:
+    from afm.rewards import load_reward
+
+    judge = load_reward(config)
+    counts: Counter[str] = Counter()
+    try:
+        async for line, result in _verdicts(judge, _rows(file), agent):
+            word = _word(result)
+            counts[word] += 1
+            print(_as_json(line, result) if as_json else _as_text(file, line, word, result), flush=True)
+    finally:
+        await judge.close()
+    return counts
+
+
+async def _verdicts(
+    judge: Reward, rows: Iterator[tuple[int, Any]], agent: str
+) -> AsyncIterator[tuple[int, Verdict | AfmError]]:
+    """Verdicts in the order of the rows, some of them worked on at the same time."""
+    waiting: deque[tuple[int, asyncio.Task[Verdict | AfmError]]] = deque()
+    for line, row in rows:
+        waiting.append((line, asyncio.create_task(_verdict(judge, row, agent))))
+        if len(waiting) >= _WINDOW:
+            first, task = waiting.popleft()
+            yield first, await task
+    while waiting:
+        first, task = waiting.popleft()
+        yield first, await task
+
+
+async def _verdict(judge: Reward, row: Any, agent: str) -> Verdict | AfmError:
+    try:
+        return await judge.score(_sample(row, agent))
+    except (DataError, ValueError) as error:
+        return error if isinstance(error, AfmError) else DataError(str(error))
+
+
+def _rows(file: Path) -> Iterator[tuple[int, Any]]:
+    with file.open(encoding="utf-8", errors="replace") as lines:
+        for number, line in enumerate(lines, 1):
+            if line.strip():
+                yield number, line
+
+
+def _sample(line: str, agent: str) -> Sample:
+    from afm.rewards import Sample
+    from afm.trajectory import author_segments
+
+    row = _checked(line)
+    spec = _agent(row.get("agent") or agent)
+    return Sample(
+        spec=spec,
+        data_source=row["data_source"],
+        question=row.get("question") or "",
+        segments=author_segments(row["response"], spec),
+        ground_truth=row["ground_truth"],
+        agent_tokens=row.get("agent_tokens"),
+        response_tokens=row.get("response_tokens"),
+        extra_info=row.get("extra_info") or {},
+    )
+
+
+def _checked(line: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"no JSON: {error}") from None
+    if not isinstance(row, dict):
+        raise DataError(f"got {type(row).__name__}, expected an object")
+    for key, kind in (("data_source", str), ("response", str), ("ground_truth", object)):
+        if key not in row:
+            raise DataError(f"{key!r} is missing; expected data_source, question, response, ground_truth")
+        if not isinstance(row[key], kind):
+            raise DataError(f"{key}: got {type(row[key]).__name__}, expected {kind.__name__}")
+    return row
+
+
+def _word(result: Verdict | AfmError) -> str:
+    if isinstance(result, AfmError):
+        return "bad"
+    if result.score is None:
+        return "abstained"
+    return "correct" if result.parts.get("correct") == 1.0 else "wrong"
+
+
+def _as_json(line: int, result: Verdict | AfmError) -> str:
+    if isinstance(result, AfmError):
+        return json.dumps({"line": line, "error": str(result)}, ensure_ascii=False)
+    row = {"line": line, "score": result.score, "verdict": _word(result), "parts": result.parts}
+    row |= {"evidence": result.evidence, "seconds": round(result.seconds, 6)}
+    return json.dumps(row, ensure_ascii=False)
+
+
+def _as_text(file: Path, line: int, word: str, result: Verdict | AfmError) -> str:
+    if isinstance(result, AfmError):
+        return f"{file}:{line}: {result}"
+    score = "-" if result.score is None else f"{result.score:g}"
+    return f"{file}:{line}: {word}, score {score}: {result.evidence or 'no remark'}"
