@@ -13,6 +13,8 @@ from afm.distill.record import EventLog, Recorder
 from afm.errors import DataError, EngineError, SandboxUnavailableError, ToolError
 from afm.tools import Tool
 
+_FAILURES_BEFORE_JUDGEMENT = 20
+
 
 class Team(Protocol):
     """A team of agents that solves tasks, scripted or with models behind it."""
@@ -53,7 +55,7 @@ async def collect(
     log: EventLog,
     *,
     parallel: int = 4,
-    max_failures_in_a_row: int = 20,
+    max_failed_share: float = 0.2,
     on_done: Callable[[], None] | None = None,
 ) -> Collected:
     """Let ``team`` work on every task that ``log`` does not hold as finished, ``parallel`` at a time.
@@ -64,23 +66,23 @@ async def collect(
 
     Raises:
         DataError: Two tasks have the same id.
-        EngineError: ``max_failures_in_a_row`` tasks failed one after the other.
+        EngineError: More than ``max_failed_share`` of the tasks tried failed, seen at the 20th failure or later.
         SandboxUnavailableError: Code cannot be run here at all.
     """
     counts: Counter[str] = Counter()
     positions = _distinct(tasks)
-    in_a_row = 0
 
     async def work() -> None:
-        nonlocal in_a_row
         for position, task in positions:
-            outcome = await _attempt(task, position, team, tools, log)
-            counts[outcome] += 1
-            in_a_row = in_a_row + 1 if outcome == "failed" else 0
+            if task.id in log.finished:
+                counts["resumed"] += 1
+            elif failure := await _attempt(task, position, team, tools, log):
+                counts["failed"] += 1
+                _stop_if_hopeless(counts, max_failed_share, failure)
+            else:
+                counts["finished"] += 1
             if on_done is not None:
                 on_done()
-            if in_a_row >= max_failures_in_a_row:
-                raise EngineError(f"{in_a_row} tasks in a row failed; see the `error` events in {log.path}")
 
     try:
         async with asyncio.TaskGroup() as group:
@@ -92,8 +94,7 @@ async def collect(
 
 
 async def _attempt(task: Task, position: int, team: Team, tools: Mapping[str, Tool], log: EventLog) -> str:
-    if task.id in log.finished:
-        return "resumed"
+    """Work on one task; returns why it failed, empty when it is finished."""
     recorder = log.begin(task, position, tools)
     try:
         await team.solve(recorder)
@@ -103,7 +104,13 @@ async def _attempt(task: Task, position: int, team: Team, tools: Mapping[str, To
         recorder.fail(f"{type(error).__name__}: {error}")
     if not recorder.ended:
         recorder.fail("the team ended without an answer")
-    return "finished" if task.id in log.finished else "failed"
+    return recorder.failure
+
+
+def _stop_if_hopeless(counts: Counter[str], max_failed_share: float, failure: str) -> None:
+    tried = counts["failed"] + counts["finished"]
+    if counts["failed"] >= _FAILURES_BEFORE_JUDGEMENT and counts["failed"] > max_failed_share * tried:
+        raise EngineError(f"{counts['failed']} of {tried} tasks failed, the last one with: {failure}")
 
 
 def _distinct(tasks: Iterable[Task]) -> Iterator[tuple[int, Task]]:

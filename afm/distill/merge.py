@@ -42,16 +42,20 @@ class RoleMap(BaseModel):
         return self
 
 
-def merge_log(path: str | Path, spec: AgentSpec, roles: RoleMap, *, team: str = "") -> Iterator[Record]:
+def merge_log(
+    path: str | Path, spec: AgentSpec, roles: RoleMap, *, team: str = "", seed: int | None = None
+) -> Iterator[Record]:
     """Stream one record for each ended attempt of an event log, in the order of the run's tasks.
 
     A task that failed and succeeded later yields two records; only the later one may be kept.
     """
     for events in read_attempts(path):
-        yield merge_attempt(events, spec, roles, team=team)
+        yield merge_attempt(events, spec, roles, team=team, seed=seed)
 
 
-def merge_attempt(events: Sequence[Event], spec: AgentSpec, roles: RoleMap, *, team: str = "") -> Record:
+def merge_attempt(
+    events: Sequence[Event], spec: AgentSpec, roles: RoleMap, *, team: str = "", seed: int | None = None
+) -> Record:
     """Merge one ended attempt into a trajectory.
 
     Returns:
@@ -72,6 +76,7 @@ def merge_attempt(events: Sequence[Event], spec: AgentSpec, roles: RoleMap, *, t
         data_source=task.data_source,
         segments=tuple(TextSegment(author=segment.author, text=segment.text) for segment in segments),
         model=team,
+        seed=seed,
         stop=StopReason.ANSWER if builder.answered else StopReason.ERROR,
         cost=_cost(events),
         calls=tuple(builder.calls),

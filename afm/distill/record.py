@@ -129,6 +129,7 @@ class Recorder:
     ) -> None:
         self.task = task
         self.ended = False
+        self.failure = ""
         self._log = log
         self._tools = tools
         self._attempt = attempt
@@ -155,7 +156,8 @@ class Recorder:
         return self._add(EventKind.FINAL, agent=agent, content=answer, **usage)
 
     def fail(self, reason: str) -> Event:
-        """End the attempt without an answer."""
+        """End the attempt without an answer; ``reason`` must not be empty."""
+        self.failure = reason
         return self._add(EventKind.ERROR, content=reason)
 
     def _add(self, kind: EventKind, **fields: Any) -> Event:

@@ -86,7 +86,7 @@ async def distill(
     _settle(out, {"agent": spec.name, "agent_digest": spec.digest, "team": teacher.name, "seed": seed})
     with EventLog(out / EVENTS_FILE) as log:
         collected = await _work(tasks, teacher, tools, log, parallel, progress)
-        funnel, tool_calls = await _merge(out, spec, role_map, teacher.name, filters, progress)
+        funnel, tool_calls = await _merge(out, spec, role_map, teacher.name, seed, filters, progress)
     summary = DistillSummary(
         path=out / KEPT_FILE,
         tasks=len(tasks),
@@ -166,20 +166,23 @@ async def _merge(
     spec: AgentSpec,
     roles: RoleMap,
     team: str,
+    seed: int,
     filters: Sequence[Filter] | None,
     progress: Progress | None,
 ) -> tuple[Funnel, int]:
     """Merge and filter the log into fresh files that replace the old ones only when they are complete."""
     reward = load_reward() if filters is None else None
-    stages = filters if reward is None else [FormatFilter(spec), QualityFilter(spec, reward)]
+    stages = filters or ()
+    if reward is not None:
+        stages = (FormatFilter(spec), QualityFilter(spec, reward))
     funnel, tool_calls = Funnel(), 0
     fresh = {name: out / f"{name}.tmp" for name in (KEPT_FILE, DROPPED_FILE)}
     for path in fresh.values():
         path.unlink(missing_ok=True)
     try:
         with RecordWriter(fresh[KEPT_FILE]) as kept, RecordWriter(fresh[DROPPED_FILE]) as dropped:
-            merged = merge_log(out / EVENTS_FILE, spec, roles, team=team)
-            async for record in run_filters(merged, stages or []):
+            merged = merge_log(out / EVENTS_FILE, spec, roles, team=team, seed=seed)
+            async for record in run_filters(merged, stages):
                 (kept if record.kept else dropped).write(record)
                 funnel.count(record)
                 tool_calls += record.cost.tool_calls

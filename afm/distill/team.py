@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from afm.agents import AgentSpec, RoleKind
 from afm.agents.spec import START
@@ -42,7 +42,7 @@ class ScriptedMathTeam:
 
     spec: AgentSpec
     seed: int = 0
-    p_direct: Mapping[int, float] = P_DIRECT
+    p_direct: Mapping[int, float] = field(default_factory=lambda: P_DIRECT)
     p_slip: float = 0.01
 
     @property
@@ -85,17 +85,18 @@ class ScriptedMathTeam:
     async def _answer_with_tool(self, recorder: Recorder, problem: Problem) -> None:
         recorder.say(PLANNER, "Write one expression and run it.")
         tool = _only("a tool", tuple(self.spec.tool_roles.values()), self.spec)
+        value = ""
         for _ in range(_ATTEMPTS):
             recorder.say(CODER, f"The expression is {problem.expression}.")
             result = await recorder.use(CODER, tool, f"\n```py\nprint({problem.expression})\n```\n")
             value = result.text.strip()
             if result.ok and _INTEGER.fullmatch(value):
-                recorder.say(CRITIC, f"The result is {value}.")
+                recorder.say(CRITIC, "A number came back.")
                 recorder.say(WRITER, "Done.")
                 recorder.finish(WRITER, value)
                 return
             recorder.say(CRITIC, "No number came back. Run it again.")
-        recorder.fail(f"the tool returned no number in {_ATTEMPTS} calls")
+        recorder.fail(f"{_ATTEMPTS} tool calls returned no number, the last one: {value}")
 
     def _texts_after(self, source: str) -> tuple[str, ...]:
         targets = self.spec.transitions[source]

@@ -1,0 +1,173 @@
+import json
+
+import pytest
+
+from afm.datasets import Task
+from afm.distill import EventKind, EventLog, read_attempts, read_events
+from afm.errors import ConfigError, DataError
+from afm.tools import ToolResult
+
+
+class Echo:
+    """A tool that returns its argument, or fails."""
+
+    name = "echo"
+
+    async def call(self, argument):
+        return ToolResult(argument.upper(), ok=argument != "fail")
+
+    async def close(self):
+        pass
+
+
+def task(name):
+    return Task(id=name, question=f"{name}?", ground_truth="1", data_source="s")
+
+
+def kinds(attempt):
+    return [event.kind.value for event in attempt]
+
+
+async def test_everything_a_team_does_stands_in_the_log_in_order(tmp_path):
+    with EventLog(tmp_path / "e.jsonl") as log:
+        pen = log.begin(task("a"), 0, {"echo": Echo()})
+        pen.say("planner", "plan", prompt_tokens=7, completion_tokens=2, cost_usd=0.5, seconds=0.25)
+        result = await pen.use("coder", "echo", "hi")
+        pen.finish("writer", "done")
+
+    begin, said, call, back, end = read_events(tmp_path / "e.jsonl")
+
+    assert result.text == "HI"
+    assert [event.id for event in (begin, said, call, back, end)] == [f"a#1.{n}" for n in range(5)]
+    assert begin.meta == {"position": 0, "task": task("a").model_dump(mode="json")}
+    assert (said.kind, said.agent, said.content) == (EventKind.MESSAGE, "planner", "plan")
+    assert (said.prompt_tokens, said.completion_tokens, said.cost_usd, said.seconds) == (7, 2, 0.5, 0.25)
+    assert (call.kind, call.agent, call.tool, call.content) == (EventKind.TOOL_CALL, "coder", "echo", "hi")
+    assert (back.kind, back.tool, back.content, back.ok) == (EventKind.TOOL_RESULT, "echo", "HI", True)
+    assert (end.kind, end.agent, end.content) == (EventKind.FINAL, "writer", "done")
+
+
+async def test_a_failed_tool_is_logged_as_such(tmp_path):
+    with EventLog(tmp_path / "e.jsonl") as log:
+        result = await log.begin(task("a"), 0, {"echo": Echo()}).use("coder", "echo", "fail")
+
+    assert not result.ok
+    assert [event.ok for event in read_events(tmp_path / "e.jsonl")] == [True, True, False]
+
+
+async def test_an_unknown_tool_is_a_mistake_in_the_configuration(tmp_path):
+    with EventLog(tmp_path / "e.jsonl") as log:
+        pen = log.begin(task("a"), 0, {"echo": Echo()})
+        with pytest.raises(ConfigError, match=r"calls tool 'code'; configured: \['echo'\]"):
+            await pen.use("coder", "code", "x")
+
+
+def test_nothing_can_follow_the_end_of_an_attempt(tmp_path):
+    with EventLog(tmp_path / "e.jsonl") as log:
+        pen = log.begin(task("a"), 0, {})
+        pen.finish("writer", "1")
+        with pytest.raises(ValueError, match="after the attempt ended"):
+            pen.say("writer", "more")
+
+
+def test_a_task_is_finished_by_its_answer_not_by_its_failure(tmp_path):
+    with EventLog(tmp_path / "e.jsonl") as log:
+        log.begin(task("a"), 0, {}).finish("writer", "1")
+        log.begin(task("b"), 1, {}).fail("no idea")
+        log.begin(task("c"), 2, {}).say("planner", "still at it")
+        assert log.finished == {"a"}
+
+    with EventLog(tmp_path / "e.jsonl") as log:
+        assert log.finished == {"a"}
+        second = log.begin(task("b"), 1, {}).finish("writer", "2")
+    assert second.id == "b#2.1"
+
+
+def test_a_torn_last_line_is_dropped_on_opening_and_skipped_in_reading(tmp_path):
+    file = tmp_path / "e.jsonl"
+    with EventLog(file) as log:
+        log.begin(task("a"), 0, {}).finish("writer", "1")
+    whole = file.read_bytes()
+    for torn in (b"{", b'{"id":"a#9.9"', b"x" * 200_000):
+        file.write_bytes(whole + torn)
+        assert len(list(read_events(file))) == 2
+        with EventLog(file) as log:
+            assert log.finished == {"a"}
+        assert file.read_bytes() == whole
+
+
+def test_a_log_that_is_one_torn_line_becomes_empty(tmp_path):
+    (tmp_path / "e.jsonl").write_text('{"id": "a#1.0", "task')
+
+    with EventLog(tmp_path / "e.jsonl") as log:
+        assert log.finished == set()
+
+    assert (tmp_path / "e.jsonl").read_bytes() == b""
+
+
+def test_a_bad_line_inside_the_log_is_named(tmp_path):
+    file = tmp_path / "e.jsonl"
+    with EventLog(file) as log:
+        log.begin(task("a"), 0, {})
+    file.write_text(file.read_text() + '{"id": "x"}\n')
+
+    with pytest.raises(DataError, match=r"e\.jsonl:2: no event: task_id: Field required"), EventLog(file):
+        pass
+
+
+def test_two_writers_of_one_log_are_refused(tmp_path):
+    with (
+        EventLog(tmp_path / "e.jsonl"),
+        pytest.raises(ConfigError, match="another run is writing here"),
+        EventLog(tmp_path / "e.jsonl"),
+    ):
+        pass
+
+
+def test_attempts_come_whole_and_in_the_order_of_the_tasks_though_they_were_interleaved(tmp_path):
+    with EventLog(tmp_path / "e.jsonl") as log:
+        pens = [log.begin(task(name), position, {}) for position, name in enumerate("abc")]
+        pens[2].finish("w", "3")
+        pens[0].say("p", "thinking")
+        pens[1].finish("w", "2")
+        pens[0].finish("w", "1")
+
+    attempts = list(read_attempts(tmp_path / "e.jsonl"))
+
+    assert [attempt[0].task_id for attempt in attempts] == ["a", "b", "c"]
+    assert [kinds(attempt) for attempt in attempts] == [
+        ["task", "message", "final"],
+        ["task", "final"],
+        ["task", "final"],
+    ]
+
+
+def test_an_attempt_that_died_gives_way_to_the_next_one(tmp_path):
+    with EventLog(tmp_path / "e.jsonl") as log:
+        log.begin(task("a"), 0, {}).say("p", "lost")
+        log.begin(task("b"), 1, {}).finish("w", "2")
+    with EventLog(tmp_path / "e.jsonl") as log:
+        log.begin(task("a"), 0, {}).finish("w", "1")
+
+    first, second = read_attempts(tmp_path / "e.jsonl")
+
+    assert [event.id for event in first] == ["a#2.0", "a#2.1"]
+    assert second[0].task_id == "b"
+
+
+def test_attempts_behind_one_that_never_ended_are_still_read(tmp_path):
+    with EventLog(tmp_path / "e.jsonl") as log:
+        log.begin(task("a"), 0, {})
+        log.begin(task("c"), 2, {}).finish("w", "3")
+        log.begin(task("b"), 1, {}).finish("w", "2")
+
+    assert [attempt[0].task_id for attempt in read_attempts(tmp_path / "e.jsonl")] == ["b", "c"]
+
+
+def test_a_line_holds_no_defaults_so_that_logs_stay_small(tmp_path):
+    with EventLog(tmp_path / "e.jsonl") as log:
+        log.begin(task("a"), 0, {}).say("p", "hi")
+
+    line = json.loads((tmp_path / "e.jsonl").read_text().splitlines()[1])
+
+    assert set(line) == {"id", "task_id", "attempt", "kind", "agent", "content", "time"}
