@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Hashable, Mapping
-from importlib import resources
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +16,14 @@ from pydantic_core import ErrorDetails
 from afm.agents.spec import AgentSpec, Grade, Limits, RoleSpec
 from afm.errors import ConfigError, suggestion
 
+_SHIPPED_FOLDER = Path(__file__).parent
 MODEL_AGENT_FILE = "agent.yaml"
 """The file in a trained model's folder that declares the agent it was trained as."""
 
 
 def shipped_agents() -> tuple[str, ...]:
     """Names of the agents that come with the package, sorted."""
-    files = resources.files("afm.agents").iterdir()
-    return tuple(sorted(file.name.removesuffix(".yaml") for file in files if file.name.endswith(".yaml")))
+    return tuple(sorted(file.stem for file in _SHIPPED_FOLDER.glob("*.yaml")))
 
 
 def load_agent(name_or_path: str | Path) -> AgentSpec:
@@ -36,11 +36,7 @@ def load_agent(name_or_path: str | Path) -> AgentSpec:
         ConfigError: No such agent, bad YAML, an unknown key, or a declaration that contradicts itself.
     """
     source = _find(name_or_path, Path())
-    data = _resolve(source, ())
-    try:
-        return AgentSpec.model_validate(data)
-    except ValidationError as error:
-        raise ConfigError(_explain(source, error, data)) from None
+    return _shipped(source) if source.parent == _SHIPPED_FOLDER else _load(source)
 
 
 def save_agent(spec: AgentSpec, path: Path) -> None:
@@ -65,11 +61,23 @@ def agent_of_model(model_dir: str | Path, name: str) -> AgentSpec:
     return load_agent(name)
 
 
+def _load(source: Path) -> AgentSpec:
+    data = _resolve(source, ())
+    try:
+        return AgentSpec.model_validate(data)
+    except ValidationError as error:
+        raise ConfigError(_explain(source, error, data)) from None
+
+
+_shipped = lru_cache(maxsize=None)(_load)
+"""Rows name their agent one by one; what comes with the package does not change meanwhile."""
+
+
 def _find(name_or_path: str | Path, base: Path) -> Path:
     name = str(name_or_path)
     if re.fullmatch(r"[a-z][a-z0-9_]*", name) and not isinstance(name_or_path, Path):
         if name in shipped_agents():
-            return Path(str(resources.files("afm.agents") / f"{name}.yaml"))
+            return _SHIPPED_FOLDER / f"{name}.yaml"
         raise ConfigError(
             f"agent {name!r} is not shipped ({suggestion(name, shipped_agents())}); or give the path of a YAML"
         )

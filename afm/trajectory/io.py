@@ -26,7 +26,7 @@ def read_records(path: str | Path) -> Iterator[Record | DataError]:
     Raises:
         DataError: The file cannot be opened.
     """
-    for number, line in _lines(Path(path)):
+    for number, line in raw_lines(Path(path)):
         if not line.strip():
             continue
         try:
@@ -60,7 +60,7 @@ def finished_ids(path: str | Path) -> set[str]:
     if not Path(path).exists():
         return set()
     ids = set()
-    for number, line in _lines(Path(path)):
+    for number, line in raw_lines(Path(path)):
         if not line.strip():
             continue
         try:
@@ -117,7 +117,12 @@ class RecordWriter:
         self._file.flush()
 
 
-def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+def raw_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Lines of a file with their 1-based numbers, one in memory at a time.
+
+    Raises:
+        DataError: The file cannot be read.
+    """
     try:
         with path.open("rb") as file:
             yield from enumerate(file, start=1)
@@ -129,7 +134,8 @@ def _record(line: bytes) -> Record:
     try:
         return Record.model_validate_json(line)
     except ValidationError as error:
-        raise DataError(_explain(error, line)) from None
+        cut = "" if line.endswith(b"\n") else " (a half-written last line?)"
+        raise DataError(explain(error) + cut) from None
 
 
 def _record_id(line: bytes) -> str:
@@ -143,11 +149,11 @@ def _record_id(line: bytes) -> str:
     return identity
 
 
-def _explain(error: ValidationError, line: bytes) -> str:
+def explain(error: ValidationError) -> str:
+    """The first fault of a record in one line: key, value, what was expected."""
     first = error.errors(include_url=False)[0]
     if first["type"] == "json_invalid":
-        cut = "" if line.endswith(b"\n") else " (a half-written last line?)"
-        return f"no valid JSON{cut}: {first['ctx']['error']}"
+        return f"no valid JSON: {first['ctx']['error']}"
     key = ".".join(str(part) for part in first["loc"]) or "row"
     shown = repr(first["input"])
     more = f" (and {error.error_count() - 1} more faults)" if error.error_count() > 1 else ""

@@ -1,0 +1,71 @@
+"""``afm validate``: check trajectories against the rules of their agent."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from afm.errors import DataError, TrajectoryError, UsageError
+
+if TYPE_CHECKING:
+    from afm.trajectory.rows import TrajectoryRow
+
+
+def validate(
+    file: Annotated[Path, typer.Argument(help="Trajectory JSONL, or alpaca rows as JSON or JSONL.")],
+    agent: Annotated[
+        str | None,
+        typer.Option(
+            help="Agent to check against: a shipped name or a YAML. Default: the one each row names."
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a row.")] = False,
+) -> None:
+    """Check every trajectory in FILE against the rules of its agent.
+
+    Every fault is printed with file, line and character. The exit status is 1 if there is any.
+    """
+    from afm.trajectory.rows import read_rows
+
+    if not file.is_file():
+        raise UsageError(f"{file}: no such file")
+    rows = faulty = 0
+    for row in read_rows(file, agent):
+        rows += 1
+        line, faults = _check(row, str(file))
+        faulty += bool(faults)
+        if as_json:
+            print(_as_json(row, line, faults))
+        else:
+            for fault in faults:
+                print(fault)
+    if not as_json:
+        print(f"{rows} trajectories: {rows - faulty} valid, {faulty} with faults")
+    if faulty:
+        raise typer.Exit(1)
+
+
+def _check(row: TrajectoryRow | DataError, path: str) -> tuple[int | None, Sequence[DataError]]:
+    from afm.trajectory import validate as faults_of
+
+    if isinstance(row, DataError):
+        return row.line, [row]
+    return row.line, [fault.located(path, row.line) for fault in faults_of(row.segments, row.spec)]
+
+
+def _as_json(row: TrajectoryRow | DataError, line: int | None, faults: Sequence[DataError]) -> str:
+    identity = None if isinstance(row, DataError) else row.id
+    listed = [_fault(fault) for fault in faults]
+    return json.dumps(
+        {"id": identity, "line": line, "valid": not faults, "faults": listed}, ensure_ascii=False
+    )
+
+
+def _fault(fault: DataError) -> dict[str, Any]:
+    if isinstance(fault, TrajectoryError):
+        return {"kind": fault.kind, "character": fault.character, "message": fault.message}
+    return {"kind": "unreadable", "character": None, "message": fault.message}

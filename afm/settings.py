@@ -1,0 +1,105 @@
+"""The one table of environment variables: names, defaults, meaning. Nothing is read at import.
+
+``environment.sh`` is this table as a shell file: ``python -m afm.settings > environment.sh``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, SecretStr, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from afm.errors import ConfigError
+
+
+class Settings(BaseSettings):
+    """Values from the environment; each field is the variable of the same name in capitals.
+
+    An empty variable counts as unset. Secrets never show in ``repr``, logs or error messages.
+    """
+
+    model_config = SettingsConfigDict(env_ignore_empty=True, extra="ignore", frozen=True)
+
+    server_host: str = Field(
+        default="127.0.0.1", description="Address on which the tool servers listen and are called."
+    )
+    crawl_page_port: int = Field(default=9000, ge=1, le=65535, description="Port of the page reader.")
+    websearch_port: int = Field(default=9001, ge=1, le=65535, description="Port of the web search server.")
+    wiki_rag_server_url: str = Field(
+        default="http://127.0.0.1:8000/retrieve", description="Address to which wiki queries are posted."
+    )
+    web_search_method_type: Literal["local", "serper"] = Field(
+        default="local", description="Source of web search results: local needs no key, serper does."
+    )
+    web_search_serp_num: int = Field(default=10, ge=1, le=100, description="Results of one web search.")
+    web_search_serper_api_key: SecretStr | None = Field(
+        default=None, description="Key of the Serper-compatible search service."
+    )
+    jina_base_url: str = Field(default="https://r.jina.ai", description="Address of the page reader service.")
+    jina_api_key: SecretStr | None = Field(default=None, description="Key of the page reader service.")
+    summary_openai_api_base_url: str | None = Field(
+        default=None, description="OpenAI-compatible endpoint that summarises pages; unset: extracts instead."
+    )
+    summary_openai_api_key: SecretStr | None = Field(default=None, description="Key of the summary endpoint.")
+    summary_model: str | None = Field(default=None, description="Model that summarises pages.")
+    grm_base_url: str | None = Field(
+        default=None, description="OpenAI-compatible endpoint of the judge; unset: exact match instead."
+    )
+    grm_api_key: SecretStr | None = Field(default=None, description="Key of the judge's endpoint.")
+    grm_model_name: str = Field(default="gpt-4.1-mini", description="Model that judges answers.")
+    livecodebench_data_path: Path | None = Field(
+        default=None, description="Folder with the LiveCodeBench test cases."
+    )
+    afm_traceback: bool = Field(
+        default=False, description="Show the whole traceback of an error on the command line."
+    )
+
+
+def load_settings() -> Settings:
+    """Read the environment.
+
+    Raises:
+        ConfigError: A variable has a value that is not allowed; the value of a secret is not shown.
+    """
+    try:
+        return Settings()
+    except ValidationError as error:
+        raise ConfigError("\n".join(_explain(error))) from None
+
+
+def environment_script() -> str:
+    """The table as a shell file to source: what is set already stays, the rest gets its default."""
+    lines = [
+        "# Environment variables of this project with their defaults; what is set already stays.",
+        "# Usage: source environment.sh",
+        "# Generated from the table in afm/settings.py: python -m afm.settings > environment.sh",
+    ]
+    for name, field in Settings.model_fields.items():
+        variable = name.upper()
+        default = _shell_value(field.default)
+        lines += ["", f"# {field.description}", f'export {variable}="${{{variable}:-{default}}}"']
+    return "\n".join(lines) + "\n"
+
+
+def _shell_value(value: object) -> str:
+    if value is None or value is False:
+        return ""
+    return "1" if value is True else str(value)
+
+
+def _explain(error: ValidationError) -> list[str]:
+    lines = []
+    for details in error.errors(include_url=False):
+        name = str(details["loc"][0]) if details["loc"] else "environment"
+        field = Settings.model_fields.get(name)
+        secret = field is not None and "Secret" in str(field.annotation)
+        got = "a value" if secret else repr(details["input"])
+        meaning = field.description if field is not None else ""
+        lines.append(f"environment variable {name.upper()}: got {got}: {details['msg']}. {meaning}".rstrip())
+    return lines
+
+
+if __name__ == "__main__":
+    print(environment_script(), end="")

@@ -1,0 +1,54 @@
+# Environment variables of this project with their defaults; what is set already stays.
+# Usage: source environment.sh
+# Generated from the table in afm/settings.py: python -m afm.settings > environment.sh
+
+# Address on which the tool servers listen and are called.
+export SERVER_HOST="${SERVER_HOST:-127.0.0.1}"
+
+# Port of the page reader.
+export CRAWL_PAGE_PORT="${CRAWL_PAGE_PORT:-9000}"
+
+# Port of the web search server.
+export WEBSEARCH_PORT="${WEBSEARCH_PORT:-9001}"
+
+# Address to which wiki queries are posted.
+export WIKI_RAG_SERVER_URL="${WIKI_RAG_SERVER_URL:-http://127.0.0.1:8000/retrieve}"
+
+# Source of web search results: local needs no key, serper does.
+export WEB_SEARCH_METHOD_TYPE="${WEB_SEARCH_METHOD_TYPE:-local}"
+
+# Results of one web search.
+export WEB_SEARCH_SERP_NUM="${WEB_SEARCH_SERP_NUM:-10}"
+
+# Key of the Serper-compatible search service.
+export WEB_SEARCH_SERPER_API_KEY="${WEB_SEARCH_SERPER_API_KEY:-}"
+
+# Address of the page reader service.
+export JINA_BASE_URL="${JINA_BASE_URL:-https://r.jina.ai}"
+
+# Key of the page reader service.
+export JINA_API_KEY="${JINA_API_KEY:-}"
+
+# OpenAI-compatible endpoint that summarises pages; unset: extracts instead.
+export SUMMARY_OPENAI_API_BASE_URL="${SUMMARY_OPENAI_API_BASE_URL:-}"
+
+# Key of the summary endpoint.
+export SUMMARY_OPENAI_API_KEY="${SUMMARY_OPENAI_API_KEY:-}"
+
+# Model that summarises pages.
+export SUMMARY_MODEL="${SUMMARY_MODEL:-}"
+
+# OpenAI-compatible endpoint of the judge; unset: exact match instead.
+export GRM_BASE_URL="${GRM_BASE_URL:-}"
+
+# Key of the judge's endpoint.
+export GRM_API_KEY="${GRM_API_KEY:-}"
+
+# Model that judges answers.
+export GRM_MODEL_NAME="${GRM_MODEL_NAME:-gpt-4.1-mini}"
+
+# Folder with the LiveCodeBench test cases.
+export LIVECODEBENCH_DATA_PATH="${LIVECODEBENCH_DATA_PATH:-}"
+
+# Show the whole traceback of an error on the command line.
+export AFM_TRACEBACK="${AFM_TRACEBACK:-}"
