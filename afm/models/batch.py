@@ -1,0 +1,202 @@
+"""The rows that an engine generates together: they join, take steps of one token, and leave."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from math import isfinite
+from typing import TYPE_CHECKING, Any
+
+from afm.errors import EngineError
+from afm.models.base import FinishReason, Generation, SamplingParams
+from afm.models.cache import RowCache
+from afm.models.sampling import BatchSampler, Draw
+from afm.models.stop import StopMatcher
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_PREFILL_TOKENS = 8192
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One generation on its way: what was asked, and what is sampled so far."""
+
+    prompt_ids: tuple[int, ...]
+    params: SamplingParams
+    key: int
+    future: Future[Generation]
+    on_token: Callable[[int], None] | None = None
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    watched: frozenset[int] = frozenset()
+
+    def generation(self, finish: FinishReason) -> Generation:
+        """The result so far."""
+        return Generation(tuple(self.token_ids), tuple(self.logprobs), finish)
+
+
+class RunningBatch:
+    """Requests that share one forward a token.
+
+    A prompt is prefilled without its last token, which then goes through the same step as everybody
+    else's last token: sampling happens in one place, and padding never reaches a result.
+    """
+
+    def __init__(self, model: Any, *, eos_ids: frozenset[int], pad_id: int, stops: StopMatcher) -> None:
+        self._model = model
+        self._device = next(model.parameters()).device
+        self._direct_mask = getattr(model.config, "_attn_implementation", "") == "sdpa"
+        self._eos_ids = eos_ids
+        self._pad_id = pad_id
+        self._stops = stops
+        self._cache = RowCache()
+        self._rows: list[Request] = []
+        self._sampler: BatchSampler | None = None
+        self._inputs_BT: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def requests(self) -> tuple[Request, ...]:
+        """The rows in flight."""
+        return tuple(self._rows)
+
+    def admit(self, requests: Sequence[Request]) -> None:
+        """Prefill ``requests`` and let them join; equal prompts are computed once."""
+        places: dict[tuple[int, ...], list[int]] = {}
+        self._forget_inputs()
+        begin = self._cache.join([len(request.prompt_ids) - 1 for request in requests])
+        for index, request in enumerate(requests):
+            request.watched = self._eos_ids | self._stops.watch(request.params.stop)
+            self._rows.append(request)
+            places.setdefault(request.prompt_ids[:-1], []).append(begin + index)
+        prompts = sorted((prompt for prompt in places if prompt), key=len)
+        for chunk in _chunks(prompts, _PREFILL_TOKENS):
+            self._prefill(chunk, [places[prompt] for prompt in chunk])
+
+    def _prefill(self, prompts: Sequence[tuple[int, ...]], targets: Sequence[Sequence[int]]) -> None:
+        import torch
+        from transformers import DynamicCache
+
+        width = len(prompts[-1])
+        # Padding stands on the right: causal attention keeps it out of sight, so no mask is needed.
+        padded = [[*prompt, *[self._pad_id] * (width - len(prompt))] for prompt in prompts]
+        cache = DynamicCache()
+        self._model(
+            input_ids=torch.tensor(padded, device=self._device),
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        by_length: dict[int, tuple[list[int], list[int]]] = {}
+        for source, (prompt, rows) in enumerate(zip(prompts, targets, strict=True)):
+            sources, destinations = by_length.setdefault(len(prompt), ([], []))
+            sources += [source] * len(rows)
+            destinations += rows
+        for layer, states in enumerate(cache.layers):
+            for length, (sources, destinations) in by_length.items():
+                keys = states.keys[sources, :, :length]
+                values = states.values[sources, :, :length]
+                self._cache.fill(layer, keys, values, destinations)
+
+    def step(self) -> list[tuple[Request, FinishReason]]:
+        """Sample one token for every row; returns the rows that are finished, already removed."""
+        logits_BV = self._forward()
+        if self._sampler is None:
+            draws = [Draw(row.params, row.key, len(row.token_ids)) for row in self._rows]
+            self._sampler = BatchSampler(draws, self._device)
+        tokens_B, logprobs_B = self._sampler.sample(logits_BV)
+        self._inputs_BT = tokens_B.unsqueeze(1)
+        finished = []
+        for index, (row, token, logprob) in enumerate(
+            zip(self._rows, tokens_B.tolist(), logprobs_B.tolist(), strict=True)
+        ):
+            if not isfinite(logprob):
+                raise EngineError(
+                    f"the model's output is not finite (log-probability {logprob} for token {token} after "
+                    f"{len(row.prompt_ids) + len(row.token_ids)} tokens); its weights are probably broken"
+                )
+            row.token_ids.append(token)
+            row.logprobs.append(logprob)
+            if row.on_token is not None:
+                row.on_token(token)
+            if token in row.watched or len(row.token_ids) >= row.params.max_new_tokens:
+                reason = self._finish_reason(row, token)
+                if reason is not None:
+                    finished.append((index, row, reason))
+        self._remove([index for index, _, _ in finished])
+        return [(row, reason) for _, row, reason in finished]
+
+    def _forward(self) -> Tensor:
+        import torch
+
+        if self._inputs_BT is None:
+            last = [[(row.token_ids or row.prompt_ids)[-1]] for row in self._rows]
+            self._inputs_BT = torch.tensor(last, device=self._device)
+        cache = self._cache
+        cache.open_column()
+        lengths = cache.lengths()
+        positions_BT = torch.tensor(lengths, device=self._device).unsqueeze(1)
+        mask = None
+        if min(lengths) < cache.width:
+            ages_T = torch.arange(cache.width, -1, -1, device=self._device)
+            mask = ages_T <= positions_BT
+            if self._direct_mask:
+                mask = mask[:, None, None, :]
+        output = self._model(
+            input_ids=self._inputs_BT,
+            attention_mask=mask,
+            position_ids=positions_BT,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        cache.close_column()
+        logits: Tensor = output.logits[:, -1].float()
+        return logits
+
+    def _finish_reason(self, row: Request, token: int) -> FinishReason | None:
+        if token in self._eos_ids:
+            return FinishReason.END_OF_TEXT
+        if token in row.watched and self._stops.completed(row.token_ids, row.params.stop):
+            return FinishReason.STOP
+        return FinishReason.LENGTH if len(row.token_ids) >= row.params.max_new_tokens else None
+
+    def drop(self, requests: Collection[Request]) -> None:
+        """Remove ``requests`` without a result; those that are not here are ignored."""
+        self._remove([index for index, row in enumerate(self._rows) if row in requests])
+
+    def clear(self) -> None:
+        """Remove everything and free the memory."""
+        self._rows.clear()
+        self._cache.clear()
+        self._forget_inputs()
+
+    def _remove(self, indices: Sequence[int]) -> None:
+        if not indices:
+            return
+        for index in reversed(indices):
+            self._cache.remove(index)
+            last = self._rows.pop()
+            if index < len(self._rows):
+                self._rows[index] = last
+        self._forget_inputs()
+
+    def _forget_inputs(self) -> None:
+        self._sampler = None
+        self._inputs_BT = None
+
+
+def _chunks(prompts: Sequence[tuple[int, ...]], limit: int) -> list[list[tuple[int, ...]]]:
+    """Cut prompts, sorted by length, into batches of at most ``limit`` padded tokens (one at least)."""
+    chunks: list[list[tuple[int, ...]]] = []
+    for prompt in prompts:
+        if chunks and (len(chunks[-1]) + 1) * len(prompt) <= limit:
+            chunks[-1].append(prompt)
+        else:
+            chunks.append([prompt])
+    return chunks

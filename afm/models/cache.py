@@ -1,0 +1,144 @@
+"""Key and value states of the rows that generate together, ready for rows to join and leave."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_SPARE_COLUMNS = 8
+"""Columns laid out ahead. Few on purpose: gaps between the rows' memory slow attention down on a CPU far
+more than a copy every eighth token (measured: 1.5 times at batch 128 with 64 spare columns)."""
+
+
+class RowCache:
+    """A growable cache in which the newest token of every row stands in the same column.
+
+    Speaks the part of the transformers cache protocol that a decoder's forward uses: ``update``,
+    ``get_seq_length``, ``get_mask_sizes``. Tokens are written in place into spare columns, where
+    ``DynamicCache`` would copy everything at each token. Row ``b`` holds real tokens in columns
+    ``first[b]`` to ``end``; columns before ``min(first)`` are never looked at.
+
+    Buffers have the shape [rows, heads, columns, head size], zeroed: a masked column still takes part in
+    the weighted sum with weight 0, and 0 times a stray NaN would be NaN.
+    """
+
+    is_compileable = False
+
+    def __init__(self) -> None:
+        self._keys: list[Tensor] = []
+        self._values: list[Tensor] = []
+        self._row_capacity = 0
+        self._column_capacity = 0
+        self.first: list[int] = []
+        self._start = 0
+        self._end = 0
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return len(self.first)
+
+    @property
+    def width(self) -> int:
+        """Columns in use."""
+        return self._end - self._start
+
+    def lengths(self) -> list[int]:
+        """Tokens cached per row; at the same time the position of each row's next token."""
+        return [self._end - first for first in self.first]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Columns in use (transformers protocol)."""
+        return self.width
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        """Columns that the coming forward attends to, and their offset (transformers protocol)."""
+        return self.width + query_length, 0
+
+    def update(self, keys: Tensor, values: Tensor, layer_idx: int, *_: object) -> tuple[Tensor, Tensor]:
+        """Write the states of one new token a row; returns all states of the layer (transformers protocol)."""
+        if layer_idx == len(self._keys):
+            self._keys.append(self._buffer(keys))
+            self._values.append(self._buffer(values))
+        rows, start, end = self.rows, self._start, self._end
+        cached_keys, cached_values = self._keys[layer_idx], self._values[layer_idx]
+        cached_keys[:rows, :, end : end + 1] = keys
+        cached_values[:rows, :, end : end + 1] = values
+        return cached_keys[:rows, :, start : end + 1], cached_values[:rows, :, start : end + 1]
+
+    def open_column(self) -> None:
+        """Make room for one more token a row; call before each forward."""
+        if self._end == self._column_capacity:
+            self._lay_out(self.rows, self.width)
+
+    def close_column(self) -> None:
+        """Count the token that the forward has just written."""
+        self._end += 1
+
+    def join(self, lengths: Sequence[int]) -> int:
+        """Append rows that will hold ``lengths`` tokens; returns the index of the first of them."""
+        begin = self.rows
+        rows, width = begin + len(lengths), max(self.width, *lengths)
+        if rows > self._row_capacity or width > self._end or self._end == self._column_capacity:
+            self._lay_out(rows, width)
+        self.first.extend(self._end - length for length in lengths)
+        self._start = min(self.first)
+        return begin
+
+    def fill(self, layer: int, keys: Tensor, values: Tensor, targets: Sequence[int]) -> None:
+        """Copy prefilled states into joined rows of one length.
+
+        Args:
+            layer: Layer index.
+            keys: Shape [rows, heads, length, head size], one row a target.
+            values: Same shape.
+            targets: Row indices of this cache.
+        """
+        if layer == len(self._keys):
+            self._keys.append(self._buffer(keys))
+            self._values.append(self._buffer(values))
+        begin = self._end - keys.shape[2]
+        rows = list(targets)
+        self._keys[layer][rows, :, begin : self._end] = keys
+        self._values[layer][rows, :, begin : self._end] = values
+
+    def remove(self, row: int) -> None:
+        """Drop a row; the last row takes its index."""
+        last = self.rows - 1
+        if row != last:
+            begin, end = self.first[last], self._end
+            for buffer in (*self._keys, *self._values):
+                buffer[row, :, begin:end] = buffer[last, :, begin:end]
+            self.first[row] = self.first[last]
+        self.first.pop()
+        self._start = min(self.first, default=0)
+        if not self.first:
+            self._end = 0
+
+    def clear(self) -> None:
+        """Drop all rows and free the memory."""
+        self.__init__()  # type: ignore[misc]
+
+    def _buffer(self, like: Tensor) -> Tensor:
+        _, heads, _, size = like.shape
+        return like.new_zeros((self._row_capacity, heads, self._column_capacity, size))
+
+    def _lay_out(self, rows: int, width: int) -> None:
+        """Move everything into buffers for at least ``rows`` rows, so that ``width`` columns end at ``end``."""
+        old_rows, start, end = self.rows, self._start, self._end
+        used = end - start
+        self._row_capacity = max(self._row_capacity, 1 << (rows - 1).bit_length())
+        self._column_capacity = width + _SPARE_COLUMNS
+        for buffers in (self._keys, self._values):
+            for layer, old in enumerate(buffers):
+                new = old.new_empty((self._row_capacity, old.shape[1], self._column_capacity, old.shape[3]))
+                new[:, :, : width - used] = 0
+                new[:, :, width:] = 0
+                new[old_rows:, :, width - used : width] = 0
+                new[:old_rows, :, width - used : width] = old[:old_rows, :, start:end]
+                buffers[layer] = new
+        self.first = [first + width - end for first in self.first]
+        self._start, self._end = width - used, width

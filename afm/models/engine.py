@@ -1,0 +1,312 @@
+"""Continuous batching over a Hugging Face causal language model, in a thread of this process.
+
+Requests join and leave between tokens, so a short generation never waits for a long one. Used by
+:class:`afm.models.transformers.TransformersModel` and as the rollout engine of reinforcement learning.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, InvalidStateError
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from afm.errors import ConfigError, EngineError, suggestion
+from afm.models.base import FinishReason, Generation, SamplingParams
+from afm.models.batch import Request, RunningBatch
+from afm.models.sampling import check_params, stream_key
+from afm.models.stop import StopMatcher
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class EngineStats:
+    """Counters since the engine was made."""
+
+    requests: int = 0
+    steps: int = 0
+    sampled_tokens: int = 0
+    aborted: int = 0
+
+
+class BatchEngine:
+    """Generates for many callers at once with one model.
+
+    Must be used from asyncio; every method may be called from any event loop. The model's forward, its
+    weights and the cache are touched by the engine's own thread only.
+
+    With equal seeds a request gives equal tokens whatever shares its batch, up to the rounding of batched
+    matrix products (about 1e-6 in a log-probability).
+
+    Args:
+        model: A decoder in evaluation mode that takes transformers' ``past_key_values``, with rotary or
+            other relative positions (rows are left-padded; explicit positions are passed).
+        eos_ids: Tokens that end a text.
+        pad_id: Any valid id, for padding; never attended to.
+        decode: Text of token ids, for stop strings.
+        vocabulary_size: Ids below it can be decoded and may stand in a prompt.
+        max_batch: Rows that generate together; further requests wait their turn.
+        device: Moves the model there first; ``None`` leaves it.
+        threads: CPU threads of the forward; ``None`` leaves torch's setting.
+        seed: Makes requests without a seed of their own reproducible, in the order of their arrival.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        eos_ids: Iterable[int],
+        pad_id: int,
+        decode: Callable[[Sequence[int]], str],
+        vocabulary_size: int,
+        max_batch: int = 64,
+        device: str | None = None,
+        threads: int | None = None,
+        seed: int | None = None,
+    ) -> None:
+        if max_batch < 1:
+            raise ConfigError(f"max_batch is {max_batch}, expected at least 1")
+        self._model = model.eval() if device is None else model.eval().to(device)
+        self._weights: dict[str, Tensor] = dict(model.state_dict())
+        self._vocabulary_size = vocabulary_size
+        self._max_batch = max_batch
+        self._threads = threads
+        self._random = random.Random(seed)
+        self._batch = RunningBatch(
+            model, eos_ids=frozenset(eos_ids), pad_id=pad_id, stops=StopMatcher(decode, vocabulary_size)
+        )
+        self._changed = threading.Condition()
+        self._waiting: deque[Request] = deque()
+        self._cancelled: deque[Request] = deque()
+        self._commands: deque[Callable[[], None]] = deque()
+        self._paused = False
+        self._closed = False
+        self._thread: threading.Thread | None = None
+        self.stats = EngineStats()
+
+    async def generate(
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        on_token: Callable[[int], None] | None = None,
+    ) -> Generation:
+        """Continue ``prompt_ids``. Cancelling the caller frees the row at the next token.
+
+        Args:
+            prompt_ids: At least one id.
+            params: How to sample.
+            on_token: Called in this event loop with each token as it is sampled.
+
+        Raises:
+            ConfigError: ``params`` mean nothing.
+            EngineError: The prompt is impossible, the model failed, or the engine was closed.
+        """
+        check_params(params)
+        prompt = tuple(prompt_ids)
+        if not prompt or min(prompt) < 0 or max(prompt) >= self._vocabulary_size:
+            raise EngineError(
+                f"the prompt of {len(prompt)} tokens cannot be fed to the model: expected at least one id, "
+                f"each from 0 to {self._vocabulary_size - 1}"
+            )
+        seed = self._random.getrandbits(64) if params.seed is None else params.seed
+        request = Request(prompt, params, stream_key(seed), Future(), _in_this_loop(on_token))
+        request.future.add_done_callback(lambda _: self._forget(request))
+        with self._changed:
+            self._start()
+            self._waiting.append(request)
+            self.stats.requests += 1
+            self._changed.notify()
+        return await asyncio.wrap_future(request.future)
+
+    def pause(self) -> None:
+        """Admit no waiting request until :meth:`resume`; rows in flight go on."""
+        with self._changed:
+            self._paused = True
+
+    def resume(self) -> None:
+        """Admit waiting requests again."""
+        with self._changed:
+            self._paused = False
+            self._changed.notify()
+
+    async def abort_all(self) -> int:
+        """End every request, waiting ones too, with ``ABORTED`` and the tokens so far; returns how many."""
+        return await self._between_steps(self._abort_all)
+
+    async def update_weights(self, named_tensors: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]) -> int:
+        """Overwrite weights between two tokens; returns how many tensors.
+
+        Rows in flight go on with the new weights and the states cached under the old ones: finish or
+        abort them first when that matters. Nothing is written when a name or a shape is wrong.
+
+        Raises:
+            EngineError: Unknown name or wrong shape.
+        """
+        named = dict(named_tensors)
+        return await self._between_steps(lambda: self._write_weights(named))
+
+    async def close(self) -> None:
+        """Fail what is still asked for, stop the thread and free the cache; calling it again is harmless."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join)
+
+    def _start(self) -> None:
+        if self._closed:
+            raise EngineError("the engine is closed; make a new one")
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="afm-engine", daemon=True)
+            self._thread.start()
+
+    async def _between_steps(self, command: Callable[[], T]) -> T:
+        done: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                done.set_result(command())
+            except Exception as error:  # noqa: BLE001 - handed to the caller, who runs in another thread
+                done.set_exception(error)
+
+        with self._changed:
+            self._start()
+            self._commands.append(run)
+            self._changed.notify()
+        return await asyncio.shield(asyncio.wrap_future(done))
+
+    def _forget(self, request: Request) -> None:
+        if not request.future.cancelled():
+            return
+        with self._changed:
+            self._cancelled.append(request)
+            self._changed.notify()
+
+    def _work(self) -> None:
+        import torch
+
+        if self._threads is not None:
+            torch.set_num_threads(self._threads)
+        with torch.inference_mode():
+            while self._turn():
+                pass
+
+    def _turn(self) -> bool:
+        """Wait for work and do a piece of it: commands, or a token for every row. False ends the thread."""
+        with self._changed:
+            while not self._has_work():
+                self._changed.wait()
+            closed = self._closed
+            commands = list(self._commands)
+            self._commands.clear()
+            gone = set(self._cancelled)
+            self._cancelled.clear()
+            if gone:
+                self._waiting = deque(request for request in self._waiting if request not in gone)
+            admitted = [] if commands else self._next_requests()
+        for command in commands:
+            command()
+        if closed:
+            self._fail(EngineError("the engine was closed while requests were waiting"))
+            return False
+        try:
+            self._advance(admitted, gone)
+        except Exception as error:  # noqa: BLE001 - the thread's border: callers get it as EngineError
+            self._fail(_as_engine_error(error), admitted)
+        return True
+
+    def _has_work(self) -> bool:
+        admissible = self._waiting and not self._paused and len(self._batch) < self._max_batch
+        return bool(self._closed or self._commands or self._cancelled or len(self._batch) or admissible)
+
+    def _next_requests(self) -> list[Request]:
+        if self._paused:
+            return []
+        free = min(self._max_batch - len(self._batch), len(self._waiting))
+        return [self._waiting.popleft() for _ in range(free)]
+
+    def _advance(self, admitted: list[Request], gone: set[Request]) -> None:
+        if gone:
+            self._batch.drop(gone)
+        if admitted:
+            self._batch.admit(admitted)
+        if not len(self._batch):
+            return
+        self.stats.steps += 1
+        self.stats.sampled_tokens += len(self._batch)
+        for request, reason in self._batch.step():
+            _deliver(request, request.generation(reason))
+
+    def _abort_all(self) -> int:
+        requests = self._take_all()
+        for request in requests:
+            _deliver(request, request.generation(FinishReason.ABORTED))
+        self.stats.aborted += len(requests)
+        return len(requests)
+
+    def _fail(self, error: EngineError, admitted: Sequence[Request] = ()) -> None:
+        for request in {*self._take_all(), *admitted}:
+            _deliver(request, error)
+
+    def _take_all(self) -> list[Request]:
+        with self._changed:
+            requests = [*self._batch.requests, *self._waiting]
+            self._waiting.clear()
+        self._batch.clear()
+        return requests
+
+    def _write_weights(self, named: Mapping[str, Tensor]) -> int:
+        import torch
+
+        for name, tensor in named.items():
+            if name not in self._weights:
+                raise EngineError(f"the model has no weight {name!r}; {suggestion(name, self._weights)}")
+            if tensor.shape != self._weights[name].shape:
+                raise EngineError(
+                    f"weight {name!r} has shape {tuple(tensor.shape)}, "
+                    f"expected {tuple(self._weights[name].shape)}"
+                )
+        with torch.no_grad():
+            for name, tensor in named.items():
+                self._weights[name].copy_(tensor)
+        return len(named)
+
+
+def _deliver(request: Request, outcome: Generation | EngineError) -> None:
+    try:
+        if isinstance(outcome, Generation):
+            request.future.set_result(outcome)
+        else:
+            request.future.set_exception(outcome)
+    except InvalidStateError:
+        return  # the caller gave up in the meantime
+
+
+def _in_this_loop(on_token: Callable[[int], None] | None) -> Callable[[int], None] | None:
+    """``on_token`` for use in the engine's thread: it runs in the event loop that asked."""
+    if on_token is None:
+        return None
+    loop = asyncio.get_running_loop()
+
+    def call(token: int) -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(on_token, token)
+
+    return call
+
+
+def _as_engine_error(error: Exception) -> EngineError:
+    if isinstance(error, EngineError):
+        return error
+    failure = EngineError(f"the model's forward failed: {type(error).__name__}: {error}")
+    failure.__cause__ = error
+    return failure

@@ -1,0 +1,310 @@
+import asyncio
+import copy
+import math
+import random
+
+import pytest
+import torch
+
+from afm.errors import ConfigError, EngineError
+from afm.models.base import FinishReason, SamplingParams
+from afm.models.engine import BatchEngine
+
+
+def engine_of(model, tokenizer, *, eos_ids=(), max_batch=64, **options):
+    return BatchEngine(
+        model,
+        eos_ids=eos_ids,
+        pad_id=tokenizer.pad_token_id,
+        decode=lambda ids: tokenizer.decode(ids, skip_special_tokens=False),
+        vocabulary_size=len(tokenizer),
+        max_batch=max_batch,
+        **options,
+    )
+
+
+@pytest.fixture
+async def engine(tiny):
+    engine = engine_of(*tiny)
+    yield engine
+    await engine.close()
+
+
+def prompts(count, *, shortest=1, longest=60, seed=0):
+    rng = random.Random(seed)
+    return [[rng.randrange(3, 300) for _ in range(rng.randint(shortest, longest))] for _ in range(count)]
+
+
+def greedy_by_transformers(model, prompt, count):
+    ids = torch.tensor([prompt])
+    out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False)
+    return out[0, len(prompt) :].tolist()
+
+
+def forward_logprobs(model, prompt, token_ids, temperature=1.0):
+    with torch.no_grad():
+        logits = model(torch.tensor([[*prompt, *token_ids]])).logits[0].float() / temperature
+    rows = torch.log_softmax(logits, -1)[len(prompt) - 1 : -1]
+    return rows.gather(1, torch.tensor(token_ids).unsqueeze(1)).squeeze(1).tolist()
+
+
+async def reached(condition):
+    for _ in range(2000):
+        if condition():
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError("never reached")
+
+
+async def test_greedy_equals_transformers_generate_for_mixed_lengths_in_one_batch(engine, tiny):
+    model, _ = tiny
+    model = copy.deepcopy(model)
+    asked = prompts(12)
+    lengths = [5 + 3 * index for index in range(12)]
+    results = await asyncio.gather(
+        *[
+            engine.generate(prompt, SamplingParams(length, temperature=0))
+            for prompt, length in zip(asked, lengths, strict=True)
+        ]
+    )
+    for prompt, length, result in zip(asked, lengths, results, strict=True):
+        assert list(result.token_ids) == greedy_by_transformers(model, prompt, length)
+        assert result.finish is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7, 1.6])
+async def test_logprobs_are_those_of_a_plain_forward_at_the_sampling_temperature(engine, tiny, temperature):
+    asked = prompts(6)
+    params = SamplingParams(40, temperature=temperature)
+    results = await asyncio.gather(*[engine.generate(prompt, params) for prompt in asked])
+    for prompt, result in zip(asked, results, strict=True):
+        expected = forward_logprobs(tiny[0], prompt, result.token_ids, temperature)
+        assert result.logprobs == pytest.approx(expected, abs=1e-4)
+
+
+async def test_greedy_logprobs_are_at_temperature_one_and_filters_do_not_change_logprobs(engine, tiny):
+    prompt = prompts(1)[0]
+    for params in (SamplingParams(10, temperature=0), SamplingParams(10, top_k=3, top_p=0.6)):
+        result = await engine.generate(prompt, params)
+        assert result.logprobs == pytest.approx(forward_logprobs(tiny[0], prompt, result.token_ids), abs=1e-4)
+
+
+async def test_results_do_not_depend_on_who_shares_the_batch(engine):
+    asked = prompts(8, seed=1)
+    kinds = [
+        SamplingParams(30, temperature=0),
+        SamplingParams(30, seed=11),
+        SamplingParams(30, temperature=0.8, top_k=20, top_p=0.9, seed=12),
+    ]
+    wanted = [(prompt, kinds[index % 3]) for index, prompt in enumerate(asked)]
+    alone = [await engine.generate(prompt, params) for prompt, params in wanted]
+    crowd = [SamplingParams(length) for length in range(1, 40, 2)]
+
+    async def later(delay, prompt, params):
+        await asyncio.sleep(delay)
+        return await engine.generate(prompt, params)
+
+    others = [
+        asyncio.create_task(later(0.002 * index, prompt, crowd[index]))
+        for index, prompt in enumerate(prompts(20, longest=150, seed=2))
+    ]
+    together = await asyncio.gather(*[later(0.004 * index, *pair) for index, pair in enumerate(wanted)])
+    await asyncio.gather(*others)
+    assert [result.token_ids for result in together] == [result.token_ids for result in alone]
+    for one, other in zip(alone, together, strict=True):
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+
+
+async def test_equal_seeds_repeat_and_other_seeds_differ(engine):
+    prompt = prompts(1, shortest=5)[0]
+    runs = [await engine.generate(prompt, SamplingParams(20, seed=seed)) for seed in (7, 7, 8)]
+    assert runs[0].token_ids == runs[1].token_ids != runs[2].token_ids
+
+
+async def test_an_engine_seed_repeats_unseeded_requests(tiny):
+    results = []
+    for _ in range(2):
+        engine = engine_of(*tiny, seed=5)
+        results.append([await engine.generate([5, 6], SamplingParams(15)) for _ in range(2)])
+        await engine.close()
+    first, second = results
+    assert [item.token_ids for item in first] == [item.token_ids for item in second]
+    assert first[0].token_ids != first[1].token_ids
+
+
+async def test_more_requests_than_rows_all_finish(tiny):
+    engine = engine_of(*tiny, max_batch=3)
+    results = await asyncio.gather(
+        *[engine.generate(prompt, SamplingParams(1 + index)) for index, prompt in enumerate(prompts(11))]
+    )
+    assert [len(result.token_ids) for result in results] == list(range(1, 12))
+    await engine.close()
+
+
+async def test_an_end_token_ends_the_text_and_is_kept(tiny):
+    model, _ = tiny
+    free = greedy_by_transformers(model, [10, 20, 30], 30)
+    end = free[12]
+    engine = engine_of(*tiny, eos_ids=[end])
+    result = await engine.generate([10, 20, 30], SamplingParams(30, temperature=0))
+    assert list(result.token_ids) == free[: free.index(end) + 1]
+    assert result.finish is FinishReason.END_OF_TEXT
+    await engine.close()
+
+
+async def test_a_stop_string_over_several_tokens_ends_at_the_token_that_completes_it(engine, tiny):
+    model, tokenizer = tiny
+    prompt = [10, 20, 30]
+    free = greedy_by_transformers(model, prompt, 40)
+    stop = tokenizer.decode(free[18:21])
+    shortest = next(n for n in range(1, 41) if stop in tokenizer.decode(free[:n]))
+    result = await engine.generate(prompt, SamplingParams(40, temperature=0, stop=("@@nowhere", stop)))
+    assert list(result.token_ids) == free[:shortest]
+    assert result.finish is FinishReason.STOP
+    assert result.token_ids != tuple(free)
+
+
+async def test_tokens_are_reported_in_the_callers_loop_as_they_come(engine):
+    seen = []
+    result = await engine.generate([5, 6, 7], SamplingParams(12, seed=1), on_token=seen.append)
+    assert seen == list(result.token_ids)
+
+
+async def test_cancelling_the_caller_frees_the_row(tiny):
+    engine = engine_of(*tiny, max_batch=1)
+    endless = asyncio.create_task(engine.generate([5, 6], SamplingParams(1_000_000)))
+    await asyncio.sleep(0.1)
+    waiting = asyncio.create_task(engine.generate([5, 6], SamplingParams(1_000_000)))
+    await asyncio.sleep(0.05)
+    for task in (endless, waiting):
+        task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await endless
+    result = await asyncio.wait_for(engine.generate([5, 6], SamplingParams(3)), 5)
+    assert len(result.token_ids) == 3
+    await engine.close()
+
+
+async def test_abort_returns_the_tokens_so_far_and_the_engine_goes_on(tiny):
+    engine = engine_of(*tiny, max_batch=2)
+    tasks = [
+        asyncio.create_task(engine.generate([5, 6], SamplingParams(1_000_000, seed=3))) for _ in range(3)
+    ]
+    await reached(lambda: engine.stats.sampled_tokens >= 30)
+    assert await engine.abort_all() == 3
+    results = await asyncio.gather(*tasks)
+    assert {result.finish for result in results} == {FinishReason.ABORTED}
+    assert [len(result.token_ids) > 10 for result in results] == [True, True, False]
+    assert results[2].token_ids == ()
+    length = len(results[0].token_ids)
+    again = await engine.generate([5, 6], SamplingParams(length, seed=3))
+    assert again.token_ids == results[0].token_ids
+    await engine.close()
+
+
+async def test_a_paused_engine_finishes_its_rows_and_admits_no_other(engine):
+    running = asyncio.create_task(engine.generate([5, 6], SamplingParams(300)))
+    await reached(lambda: engine.stats.steps >= 2)
+    engine.pause()
+    parked = asyncio.create_task(engine.generate([5, 6], SamplingParams(2)))
+    assert len((await running).token_ids) == 300
+    await asyncio.sleep(0.05)
+    assert not parked.done()
+    engine.resume()
+    assert len((await parked).token_ids) == 2
+
+
+async def test_new_weights_change_the_output_and_bad_ones_change_nothing(tiny):
+    model, tokenizer = tiny
+    model = copy.deepcopy(model)
+    engine = engine_of(model, tokenizer)
+    greedy = SamplingParams(20, temperature=0)
+    before = await engine.generate([5, 6, 7], greedy)
+    name = "model.layers.1.mlp.down_proj.weight"
+    good = model.state_dict()[name].clone()
+    other = torch.randn_like(good)
+    with pytest.raises(EngineError, match=r"no weight 'model\.layers\.9.*did you mean"):
+        await engine.update_weights({name: other, "model.layers.9.mlp.down_proj.weight": other})
+    with pytest.raises(EngineError, match="has shape"):
+        await engine.update_weights([(name, other), ("model.norm.weight", torch.ones(3))])
+    assert (await engine.generate([5, 6, 7], greedy)).token_ids == before.token_ids
+    assert await engine.update_weights({name: other}) == 1
+    after = await engine.generate([5, 6, 7], greedy)
+    assert list(after.token_ids) == greedy_by_transformers(model, [5, 6, 7], 20)
+    assert after.token_ids != before.token_ids
+    await engine.update_weights({name: good})
+    assert (await engine.generate([5, 6, 7], greedy)).token_ids == before.token_ids
+    await engine.close()
+
+
+async def test_weights_may_change_while_rows_are_in_flight(tiny):
+    model, tokenizer = tiny
+    engine = engine_of(copy.deepcopy(model), tokenizer)
+    weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    tasks = [asyncio.create_task(engine.generate([5, 6], SamplingParams(60, seed=4))) for _ in range(2)]
+    for _ in range(5):
+        await engine.update_weights(weights)
+    results = await asyncio.gather(*tasks)
+    assert results[0].token_ids == results[1].token_ids
+    await engine.close()
+
+
+async def test_a_failing_model_fails_every_request_and_the_engine_recovers(tiny):
+    model, tokenizer = tiny
+    model = copy.deepcopy(model)
+    engine = engine_of(model, tokenizer, max_batch=2)
+    good = model.state_dict()["model.norm.weight"].clone()
+    await engine.update_weights({"model.norm.weight": torch.full_like(good, math.nan)})
+    tasks = [asyncio.create_task(engine.generate([5, 6], SamplingParams(5))) for _ in range(4)]
+    outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+    assert all(isinstance(outcome, EngineError) for outcome in outcomes)
+    assert "not finite" in str(outcomes[0])
+    await engine.update_weights({"model.norm.weight": good})
+    assert len((await engine.generate([5, 6], SamplingParams(5))).token_ids) == 5
+    await engine.close()
+
+
+async def test_closing_fails_what_is_running_and_refuses_more(tiny):
+    engine = engine_of(*tiny)
+    running = asyncio.create_task(engine.generate([5, 6], SamplingParams(1_000_000)))
+    await asyncio.sleep(0.05)
+    await engine.close()
+    await engine.close()
+    with pytest.raises(EngineError, match="closed"):
+        await running
+    with pytest.raises(EngineError, match="closed"):
+        await engine.generate([5, 6], SamplingParams(1))
+
+
+@pytest.mark.parametrize("prompt", [[], [-1], [4, 10_000]])
+async def test_impossible_prompts_are_refused(engine, prompt):
+    with pytest.raises(EngineError, match="cannot be fed"):
+        await engine.generate(prompt, SamplingParams(1))
+
+
+@pytest.mark.parametrize(
+    ("params", "word"),
+    [
+        (SamplingParams(0), "max_new_tokens"),
+        (SamplingParams(1, temperature=-1), "temperature"),
+        (SamplingParams(1, temperature=math.nan), "temperature"),
+        (SamplingParams(1, top_p=0), "top_p"),
+        (SamplingParams(1, top_k=-1), "top_k"),
+        (SamplingParams(1, stop=("",)), "empty"),
+    ],
+)
+async def test_meaningless_parameters_are_refused(engine, params, word):
+    with pytest.raises(ConfigError, match=word):
+        await engine.generate([5], params)
+
+
+async def test_prompts_over_the_prefill_budget_and_growing_batches_stay_exact(tiny):
+    model, tokenizer = tiny
+    engine = engine_of(model, tokenizer)
+    long = prompts(6, shortest=1500, longest=2500, seed=9)
+    short = asyncio.create_task(engine.generate([5, 6], SamplingParams(200, temperature=0)))
+    results = await asyncio.gather(*[engine.generate(p, SamplingParams(4, temperature=0)) for p in long])
+    for prompt, result in zip(long, results, strict=True):
+        assert list(result.token_ids) == greedy_by_transformers(model, prompt, 4)
+    assert list((await short).token_ids) == greedy_by_transformers(model, [5, 6], 200)
+    await engine.close()
