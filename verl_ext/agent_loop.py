@@ -75,7 +75,7 @@ class AfmAgentLoop(AgentLoopBase):
 
     def __init__(self, *args: Any, settings: str, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._shared = surroundings(str(settings))
+        self._settings = str(settings)
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> AgentLoopOutput:
         """Answer the question of ``row`` and score the answer.
@@ -83,22 +83,19 @@ class AfmAgentLoop(AgentLoopBase):
         A failing tool is part of the episode. A failing engine, or a row that cannot be read, is not: the
         error is written down and raised, and our sampler ends the run.
         """
-        question = ""
         try:
-            task = _task(row)
-            question = task.question
-            return await self._run(task, sampling_params, row)
-        except AfmError as error:
-            record_failure(self._shared.output_dir, question, error)
-            raise
+            return await self._run(surroundings(self._settings), _task(row), sampling_params, row)
         except Exception as error:
-            record_failure(self._shared.output_dir, question, error)
+            output_dir = load_episode_settings(self._settings).output_dir
+            record_failure(output_dir, row.get("raw_prompt"), error)
+            if isinstance(error, AfmError):
+                raise
             raise EngineError(f"the episode failed: {type(error).__name__}: {error}") from error
 
     async def _run(
-        self, task: Task, sampling_params: Mapping[str, Any], row: Mapping[str, Any]
+        self, shared: Surroundings, task: Task, sampling_params: Mapping[str, Any], row: Mapping[str, Any]
     ) -> AgentLoopOutput:
-        shared, rollout = self._shared, self.rollout_config
+        rollout = self.rollout_config
         model = ServerModel(
             self.server_manager,
             self.tokenizer,
@@ -111,7 +108,7 @@ class AfmAgentLoop(AgentLoopBase):
             model,
             shared.tools,
             task.question,
-            prompt_ids=self._prompt(model, task),
+            prompt_ids=self._prompt(shared.spec, model, task),
             sampling=_sampling(sampling_params, rollout.response_length),
             seed=_seed(shared.seed, task, row),
         )
@@ -120,9 +117,9 @@ class AfmAgentLoop(AgentLoopBase):
         verdict = await shared.reward.score(_sample(shared.spec, task, episode))
         return _output(episode, verdict, model, score_seconds=time.perf_counter() - begun)
 
-    def _prompt(self, model: ServerModel, task: Task) -> list[int]:
+    def _prompt(self, spec: AgentSpec, model: ServerModel, task: Task) -> list[int]:
         """The agent's own prompt, exactly as in SFT and evaluation, whatever prompt the row holds."""
-        ids = model.encode_prompt(self._shared.spec.prompt_messages(task.question))
+        ids = model.encode_prompt(spec.prompt_messages(task.question))
         limit = self.rollout_config.prompt_length
         if len(ids) > limit:
             raise DataError(
@@ -210,8 +207,8 @@ def _output(
 def facts(episode: Episode, verdict: Verdict) -> dict[str, float]:
     """What is logged for a sample, and what groups can be filtered by.
 
-    The parts of the reward (``correct``, ``format`` ...), ``score`` (their combination), ``acc`` (what the
-    task itself gives, without shaping by length), counts and shares.
+    The parts of the reward (``correct``, ``format`` ...), ``score`` (their combination), ``acc`` (solved in
+    valid form, without any shaping), counts and shares.
     """
     cost = episode.cost
     parts = {key: float(value) for key, value in verdict.parts.items()}
@@ -219,7 +216,7 @@ def facts(episode: Episode, verdict: Verdict) -> dict[str, float]:
     return {
         **parts,
         "score": score,
-        "acc": score - parts.get("overlong", 0.0),
+        "acc": parts.get("correct", 0.0) * parts.get("format", 0.0),
         ABSTAINED: float(verdict.abstained),
         "tool_calls": float(cost.tool_calls),
         "tool_failures": float(cost.tool_failures),

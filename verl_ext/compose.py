@@ -131,6 +131,9 @@ def overrides_of(settings: RlSettings, ray: Flat | None = None) -> Flat:
                 f"({fixed[fixed_keys[name]]!r}); remove it from `verl:`"
             )
         result[by_key.get(name, key)] = value
+    if result.get("actor_rollout_ref.rollout.name") == "sglang":
+        # SGLang finds stop strings only with its tokenizer, which verl switches off.
+        result["actor_rollout_ref.rollout.skip_tokenizer_init"] = False
     return result | fixed
 
 

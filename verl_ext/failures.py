@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import traceback
 from pathlib import Path
+from typing import Any
 
 FAILURES_FILE = "failures.jsonl"
 """One line for each episode that could not be finished."""
@@ -12,12 +13,12 @@ VERDICT_FILE = "failure.json"
 """Why the run was ended on purpose; shown by the launcher."""
 
 
-def record_failure(output_dir: str | Path | None, question: str, error: BaseException) -> None:
+def record_failure(output_dir: str | Path | None, prompt: Any, error: BaseException) -> None:
     """Append an episode's failure; several processes may write at once."""
     if output_dir is None:
         return
     row = {
-        "question": question,
+        "prompt": str(prompt),
         "error": type(error).__name__,
         "message": str(error),
         "traceback": "".join(traceback.format_exception(error)),

@@ -108,8 +108,7 @@ class Run:
     def _write_settings(self) -> None:
         agent = self._out / AGENT_FILE
         save_agent(self._spec, agent)
-        plain = as_plain(self._settings) | {"agent": str(agent), "output_dir": str(self._out), "model": ""}
-        plain |= {"trained_from": self._settings.model, "limits": {}}
+        plain = as_plain(self._settings) | {"agent": str(agent), "output_dir": str(self._out)}
         for key in ("tools", "rewards"):
             if isinstance(plain.get(key), str):
                 plain[key] = str(Path(plain[key]).absolute())

@@ -30,7 +30,8 @@ def environment(settings: RlSettings) -> dict[str, str]:
         values |= {
             "VERL_PLATFORM": "cpu",
             "OMP_NUM_THREADS": str(len(os.sched_getaffinity(0))),
-            "CUDA_VISIBLE_DEVICES": "",
+            # Hides real GPUs, yet names one device for each logical slot, which Ray insists on.
+            "CUDA_VISIBLE_DEVICES": ",".join(["-1"] * _slots(settings)),
             "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",
             # Ray would start one idle worker for each of its logical CPUs.
             "RAY_enable_worker_prestart": "0",
@@ -74,11 +75,16 @@ def ray_overrides(settings: RlSettings, scratch: str) -> Flat:
         # Logical slots: actors of one small machine share its cores.
         values |= {
             f"{init}.num_cpus": 16,
-            f"+{init}.num_gpus": 1,
+            f"+{init}.num_gpus": _slots(settings),
             f"+{init}._node_ip_address": "127.0.0.1",
             f"+{init}.object_store_memory": 512 << 20,
         }
     return values
+
+
+def _slots(settings: RlSettings) -> int:
+    """Training processes of a CPU run."""
+    return int(settings.verl.get("trainer", {}).get("n_gpus_per_node", 1))
 
 
 def command(settings: RlSettings, scratch: str) -> tuple[list[str], Any]:
@@ -113,7 +119,9 @@ def check(config: Any) -> None:
     if rest:
         raise ConfigError(f"mini batch of {mini} x {samples} samples does not divide by {shards} data ranks")
     micro = config.actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu
-    if not config.actor_rollout_ref.actor.use_dynamic_bsz and (micro is None or per_rank % micro):
+    if config.actor_rollout_ref.actor.use_dynamic_bsz:
+        _check_token_budget(config)
+    elif micro is None or per_rank % micro:
         raise ConfigError(
             f"actor.ppo_micro_batch_size_per_gpu is {micro}; expected a divisor of the {per_rank} samples "
             "that a rank has in a mini batch"
@@ -121,6 +129,17 @@ def check(config: Any) -> None:
     if config.algorithm.filter_groups.enable and samples < 2:
         raise ConfigError(
             f"algorithm.filter_groups needs at least 2 samples a prompt, rollout.n is {samples}"
+        )
+
+
+def _check_token_budget(config: Any) -> None:
+    actor = config.actor_rollout_ref.actor
+    longest = config.data.max_prompt_length + config.data.max_response_length
+    budget = actor.ppo_max_token_len_per_gpu * actor.ulysses_sequence_parallel_size
+    if budget < longest:
+        raise ConfigError(
+            f"actor.ppo_max_token_len_per_gpu x ulysses_sequence_parallel_size is {budget} tokens; the "
+            f"longest sample has {longest} (data.max_prompt_length + data.max_response_length)"
         )
 
 

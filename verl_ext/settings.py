@@ -132,14 +132,30 @@ def _yaml(text: str) -> Any:
     return yaml.load(text, _Loader)
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path, children: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """A YAML merged over the one it ``extends`` (path relative to itself); lists and values replace."""
+    if path.resolve() in children:
+        chain = " -> ".join(map(str, (*children, path.resolve())))
+        raise ConfigError(f"{path}: `extends` goes in a circle: {chain}")
     try:
         data = _yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"{path}: cannot be read as YAML: {error}") from None
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: got {type(data).__name__}, expected a mapping of settings")
-    return data
+    parent = data.pop("extends", None)
+    if parent is None:
+        return data
+    return _merged(_read(path.parent / str(parent), (*children, path.resolve())), data)
+
+
+def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    result = dict(base)
+    for key, value in over.items():
+        inherited = result.get(key)
+        both = isinstance(inherited, dict) and isinstance(value, dict)
+        result[key] = _merged(inherited, value) if both else value
+    return result
 
 
 def _apply(data: dict[str, Any], override: str) -> None:

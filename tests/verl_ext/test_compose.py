@@ -141,7 +141,7 @@ def test_the_callers_environment_wins_where_there_is_a_choice(
     cpu = trainer_environment(settings(tmp_path))
     assert cpu["OMP_NUM_THREADS"] == "7"
     assert "RAY_ADDRESS" not in cpu
-    assert cpu["CUDA_VISIBLE_DEVICES"] == ""
+    assert cpu["CUDA_VISIBLE_DEVICES"] == "-1"
     assert cpu["VERL_USE_EXTERNAL_MODULES"] == "verl_ext,mine"
     assert trainer_environment(settings(tmp_path, platform="gpu"))["CUDA_VISIBLE_DEVICES"] == "0,1"
 

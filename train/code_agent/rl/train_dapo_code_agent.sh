@@ -1,0 +1,9 @@
+#!/usr/bin/env bash
+# DAPO of the code agent on GPUs. SIZE is 7b, 32b (16k tokens, 40 steps) or 32b_long (32k, to step 120).
+# Usage: SIZE=7b MODEL=models/code_agent_7b_sft train/code_agent/rl/train_dapo_code_agent.sh [--dry-run] [key=value ...]
+# More than one node: start a Ray cluster, then add ray_address=HOST:PORT.
+set -euo pipefail
+cd "$(dirname "$0")/../../.."
+SIZE=${SIZE:-7b}
+MODEL=${MODEL:?set it to the folder of the SFT model, for example MODEL=models/code_agent_7b_sft}
+exec afm rl "configs/rl/code_dapo_$SIZE.yaml" "model=$MODEL" "$@"
