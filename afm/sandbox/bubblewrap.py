@@ -1,8 +1,10 @@
 """The sandbox that starts one bubblewrap jail for each run.
 
 What a program inside sees: its own user, process, network, IPC, UTS and cgroup namespaces, process ids
-from 1 on, no network device, the files of its Python read-only, a private ``/tmp`` of bounded size, an
-empty environment, no capabilities, and a kernel without the calls of :mod:`afm.sandbox.seccomp`.
+from 1 on, no network device, the files of its Python read-only, a private ``/tmp`` of bounded size, a
+nearly empty environment, no capabilities, and a kernel without the calls of :mod:`afm.sandbox.seccomp`.
+There is no ``/proc``: it tells about the host, and it would let a program reach into the launcher, which
+reports the program's end.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import os
 import shutil
 import signal
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -50,6 +53,15 @@ class _Jail:
     system_calls: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class _Descriptors:
+    """What bubblewrap reads: the program, the seccomp rules, a copy of stdin for ``/dev/stdin``."""
+
+    code: int
+    rules: int
+    stdin: int
+
+
 class BubblewrapSandbox:
     """Runs each program in a fresh bubblewrap jail.
 
@@ -76,6 +88,7 @@ class BubblewrapSandbox:
         self._opening = asyncio.Lock()
         self._jail: _Jail | None = None
         self._running: set[JailedProcess] = set()
+        self._spawner = _spawner()
 
     async def run(self, code: str, stdin: str = "", limits: SandboxLimits | None = None) -> RunResult:
         """See :class:`afm.sandbox.base.Sandbox`.
@@ -95,7 +108,9 @@ class BubblewrapSandbox:
         running = tuple(self._running)
         for process in running:
             process.stop(ExitReason.KILLED)
-        await asyncio.gather(*(process.wait() for process in running))
+        await asyncio.gather(*(process.gone() for process in running))
+        self._spawner.shutdown()
+        self._spawner = _spawner()
 
     async def _ready(self) -> _Jail:
         """The jail, after one real run has shown that it works here."""
@@ -124,20 +139,29 @@ class BubblewrapSandbox:
             code_fd = memory_file("program", program, files.callback)
             rules_fd = memory_file("rules", jail.system_calls, files.callback)
             stdin_fd = memory_file("stdin", stdin, files.callback)
+            copy_fd = memory_file("stdin", stdin, files.callback)
             process = JailedProcess(
-                _command(jail, limits, code_fd, rules_fd),
+                _command(jail, limits, _Descriptors(code_fd, rules_fd, copy_fd)),
                 stdin=stdin_fd,
-                inherited=(code_fd, rules_fd),
+                inherited=(code_fd, rules_fd, copy_fd),
                 identity=jail.identity,
                 output_bytes=limits.output_bytes,
                 wall_s=limits.wall_s,
+                spawner=self._spawner,
             )
-        self._running.add(process)
-        try:
-            ended = await process.wait()
-        finally:
-            self._running.discard(process)
+            self._running.add(process)
+            try:
+                ended = await process.run()
+            except OSError as error:
+                raise SandboxError(f"{jail.bubblewrap} could not be started: {error}") from error
+            finally:
+                self._running.discard(process)
         return _result(ended, limits)
+
+
+def _spawner() -> ThreadPoolExecutor:
+    # Threads start with the first run. A jail dies with the thread that started it, so they are our own.
+    return ThreadPoolExecutor(max_workers=2, thread_name_prefix="sandbox")
 
 
 def _candidates(python: str | None, binds: tuple[str, ...]) -> list[_Jail]:
@@ -153,9 +177,7 @@ def _candidates(python: str | None, binds: tuple[str, ...]) -> list[_Jail]:
             f"{path} is too old, it lacks {', '.join(missing)}; {_INSTALL}: install bubblewrap 0.7 or newer"
         )
     rules = filter_program()
-    variants: list[tuple[str, ...]] = [("--proc", "/proc"), ()]
-    if "--disable-userns" in known:
-        variants.insert(0, ("--proc", "/proc", "--disable-userns"))
+    variants: list[tuple[str, ...]] = [("--disable-userns",), ()] if "--disable-userns" in known else [()]
     return [
         _Jail(path, identity, interpreter, _options(interpreter, variant, binds), rules)
         for variant in variants
@@ -177,8 +199,6 @@ def _options(python: Interpreter, variant: tuple[str, ...], binds: tuple[str, ..
         options += ("--symlink", target, name)
     for device in _DEVICES:
         options += ("--dev-bind", device, device)
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
-        options += ("--symlink", f"/proc/self/fd/{number}", f"/dev/{name}")
     return (*options, *variant)
 
 
@@ -187,7 +207,7 @@ def _launcher() -> str:
     return Path(__file__).with_name("launcher.py").read_text(encoding="utf-8")
 
 
-def _command(jail: _Jail, limits: SandboxLimits, code_fd: int, rules_fd: int) -> list[str]:
+def _command(jail: _Jail, limits: SandboxLimits, files: _Descriptors) -> list[str]:
     size = str(limits.file_bytes)
     bounds = {
         "AS": limits.memory_bytes,
@@ -203,8 +223,10 @@ def _command(jail: _Jail, limits: SandboxLimits, code_fd: int, rules_fd: int) ->
     return [
         *(jail.bubblewrap, *jail.options),
         *("--size", size, "--tmpfs", "/tmp", "--size", size, "--tmpfs", "/dev/shm"),
-        *("--perms", "0444", "--file", str(code_fd), _PROGRAM, "--chdir", "/tmp", "--remount-ro", "/"),
-        *("--seccomp", str(rules_fd), "--info-fd", "{info}"),
+        *("--perms", "0444", "--file", str(files.code), _PROGRAM),
+        *("--perms", "0444", "--file", str(files.stdin), "/dev/stdin"),
+        *("--chdir", "/tmp", "--remount-ro", "/"),
+        *("--seccomp", str(files.rules), "--info-fd", "{info}"),
         *("--", jail.python.binary, "-s", "-S", "-B", "-X", "utf8", "-c", _launcher(), "{report}"),
         *(_PROGRAM, ",".join(f"{name}={value}={value + (name == 'CPU')}" for name, value in bounds.items())),
         ":".join(jail.python.imports),
@@ -216,7 +238,10 @@ def _result(ended: Ended, limits: SandboxLimits) -> RunResult:
     if lines[0] != "ready":
         if ended.reason is ExitReason.KILLED:
             return _as_result(ended, ExitReason.KILLED, None, None)
-        raise SandboxError(f"the jail did not start: {ended.stderr.text().strip()[-500:] or 'no message'}")
+        message = ended.stderr.text().strip()[-500:]
+        if ended.reason is ExitReason.TIMEOUT:
+            message = f"not within {limits.wall_s:g} s; is this machine overloaded?"
+        raise SandboxError(f"the jail did not start: {message or 'no message'}")
     status, peak = _parsed(lines[1:])
     if ended.reason is not None:
         return _as_result(ended, ended.reason, None, peak)
@@ -232,10 +257,7 @@ def _result(ended: Ended, limits: SandboxLimits) -> RunResult:
 
 
 def _parsed(lines: list[str]) -> tuple[int | None, int | None]:
-    """Exit status and peak memory in bytes from the launcher's report.
-
-    The program could forge the report, but only about itself; whatever is malformed counts as absent.
-    """
+    """Exit status and peak memory in bytes from the launcher's report; ``None`` when it did not get that far."""
     try:
         wait_status, peak_kib = (int(word) for word in lines[0].split())
         return os.waitstatus_to_exitcode(wait_status), peak_kib * 1024
@@ -267,7 +289,6 @@ def _encoded(what: str, text: str, limit: int) -> bytes:
 def _explained(trouble: str) -> str:
     """The trouble in bubblewrap's words, and what to do about it."""
     advice = {
-        "mount proc": "this container masks /proc; start it with --security-opt systempaths=unconfined",
         "seccomp": "the kernel lacks seccomp filters (CONFIG_SECCOMP_FILTER)",
         "namespace": "the kernel forbids user namespaces; set kernel.unprivileged_userns_clone=1, "
         "user.max_user_namespaces above 0 and kernel.apparmor_restrict_unprivileged_userns=0, or in Docker "

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from afm.errors import SandboxUnavailableError
 
@@ -22,6 +23,7 @@ print(json.dumps({"binary": binary, "version": sys.version_info[:2], "paths": pa
                   "stdlib": os.path.realpath(sysconfig.get_path("stdlib")), "dynamic": dynamic}))
 """
 _EXTRA_FILES = ("/usr/share/zoneinfo", "/etc/alternatives")
+_SYSTEM_FOLDER = re.compile(r"(?:/usr)?/lib(?:32|64|/[a-z0-9_]+-linux-[a-z0-9]+)?")
 _OLDEST = (3, 9)
 
 
@@ -43,7 +45,7 @@ class Identity:
         entry = pwd.getpwnam("nobody")
         return cls(entry.pw_uid, entry.pw_gid)
 
-    def popen_arguments(self) -> dict[str, object]:
+    def popen_arguments(self) -> dict[str, Any]:
         """Keyword arguments that make ``subprocess.Popen`` start a program as this user."""
         if self.uid is None:
             return {}
@@ -94,7 +96,7 @@ def find_interpreter(python: str | None, identity: Identity) -> Interpreter:
     return Interpreter(binary, version, imports, binds, _links())
 
 
-def _ask(path: str, identity: Identity) -> dict[str, list[str]]:
+def _ask(path: str, identity: Identity) -> dict[str, Any]:
     """Run a fixed question (no user code) in the interpreter as the sandbox's user."""
     try:
         done = subprocess.run(
@@ -105,9 +107,9 @@ def _ask(path: str, identity: Identity) -> dict[str, list[str]]:
             cwd="/",
             check=True,
             env={"PATH": "/usr/bin:/bin"},
-            **identity.popen_arguments(),  # type: ignore[call-overload]
+            **identity.popen_arguments(),
         )
-        answer: dict[str, list[str]] = json.loads(done.stdout)
+        answer: dict[str, Any] = json.loads(done.stdout)
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         user = "nobody" if identity.uid is not None else "this user"
         reason = getattr(error, "stderr", None) or error
@@ -119,16 +121,18 @@ def _ask(path: str, identity: Identity) -> dict[str, list[str]]:
 
 
 def _libraries(files: list[str]) -> set[str]:
-    """Directories of the shared libraries that ``files`` are linked against."""
-    done = subprocess.run(["ldd", *files], capture_output=True, text=True, timeout=60, check=False)
-    found = re.findall(r"(?:=> |^\s+)(/\S+) \(0x", done.stdout, flags=re.MULTILINE)
-    return {str(directory) for name in found for directory in _directories(name)}
-
-
-def _directories(library: str) -> list[Path]:
-    real = Path(library).resolve()
-    named = Path(os.path.realpath(Path(library).parent))
-    return [real.parent, named]
+    """Where the shared libraries of ``files`` are: the system's library folders, and single files elsewhere."""
+    try:
+        done = subprocess.run(["ldd", *files], capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise SandboxUnavailableError(f"ldd cannot list the libraries of {files[0]}: {error}") from None
+    named = re.findall(r"(?:=> |^\s+)(/\S+) \(0x", done.stdout, flags=re.MULTILINE)
+    found: set[str] = set()
+    for name in named:
+        for library in (name, os.path.realpath(name)):
+            folder = os.path.realpath(os.path.dirname(library))  # noqa: PTH120 - a name, not a file
+            found.add(folder if _SYSTEM_FOLDER.fullmatch(folder) else library)
+    return found
 
 
 def _links() -> tuple[tuple[str, str], ...]:

@@ -1,7 +1,7 @@
 """One jailed process on the event loop: capped output, wall clock, certain death.
 
-Nothing here waits in the event loop: pipes are read when they have data, and the end of the process is
-an event on its pidfd. Only starting it costs about a millisecond (fork and exec).
+Nothing here waits in the event loop: the process is started in a thread, pipes are read when they have
+data, and the end of the process is an event on its pidfd.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ import subprocess
 import time
 from codecs import getincrementaldecoder
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from afm.sandbox.base import ExitReason
 from afm.sandbox.interpreter import Identity
@@ -76,10 +78,11 @@ class JailedProcess:
     """Starts a jail and follows it to its end.
 
     Args:
-        command: Program and arguments; ``{report}`` and ``{info}`` in them become the numbers of the
+        command: Program and arguments; ``{report}`` and ``{info}`` among them become the numbers of the
             descriptors for the launcher's report and bubblewrap's information.
-        inherited: Further descriptors the jail keeps open.
         stdin: Descriptor of the program's standard input.
+        inherited: Further descriptors the jail keeps open.
+        spawner: Starts the process; its threads must outlive the jail, which dies with its parent thread.
     """
 
     def __init__(
@@ -91,63 +94,99 @@ class JailedProcess:
         identity: Identity,
         output_bytes: int,
         wall_s: float,
+        spawner: Executor,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[Ended] = self._loop.create_future()
+        self._command, self._stdin, self._inherited = command, stdin, tuple(inherited)
+        self._identity, self._wall_s, self._spawner = identity, wall_s, spawner
         self._reason: ExitReason | None = None
+        self._stopped_cpu_s = 0.0
+        self._timers: list[asyncio.TimerHandle] = []
+        self._process: subprocess.Popen[bytes] | None = None
+        self._following: asyncio.Future[Ended] | None = None
         self._fds = contextlib.ExitStack()
-        with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
-            out, out_end = _pipe(ours, theirs)
-            err, err_end = _pipe(ours, theirs)
-            self._report, report_end = _pipe(ours, theirs)
-            self._info, info_end = _pipe(ours, theirs)
+        self._stdout, self._stderr = Capture(-1, output_bytes), Capture(-1, output_bytes)
+
+    async def run(self) -> Ended:
+        """Start the jail and wait until it is gone. Cancelling kills it, and returns when it is dead.
+
+        Raises:
+            OSError: The process could not be started.
+        """
+        self._following = asyncio.ensure_future(self._follow())
+        try:
+            return await asyncio.shield(self._following)
+        except asyncio.CancelledError:
+            self.stop(ExitReason.KILLED)
+            await self.gone()
+            raise
+
+    async def gone(self) -> None:
+        """Until the jail is gone; cancelling this leaves the jail alone."""
+        if self._following is not None:
+            await asyncio.wait([self._following])
+
+    async def _follow(self) -> Ended:
+        with contextlib.ExitStack() as theirs:
+            self._stdout.fd, out_end = _pipe(self._fds, theirs)
+            self._stderr.fd, err_end = _pipe(self._fds, theirs)
+            self._report, report_end = _pipe(self._fds, theirs)
+            self._info, info_end = _pipe(self._fds, theirs)
+            numbers = {"{report}": str(report_end), "{info}": str(info_end)}
+
+            def start() -> subprocess.Popen[bytes]:
+                return subprocess.Popen(
+                    [numbers.get(word, word) for word in self._command],
+                    stdin=self._stdin,
+                    stdout=out_end,
+                    stderr=err_end,
+                    pass_fds=(*self._inherited, report_end, info_end),
+                    cwd="/",
+                    env={},
+                    start_new_session=True,
+                    **self._identity.popen_arguments(),
+                )
+
             self._started = time.monotonic()
-            process = subprocess.Popen(
-                [part.format(report=report_end, info=info_end) if "{" in part else part for part in command],
-                stdin=stdin,
-                stdout=out_end,
-                stderr=err_end,
-                pass_fds=(*inherited, report_end, info_end),
-                cwd="/",
-                env={},
-                start_new_session=True,
-                **identity.popen_arguments(),  # type: ignore[call-overload]
-            )
-            self._fds = ours.pop_all()
+            try:
+                # In a thread: it waits until the kernel has loaded the program.
+                process = await self._loop.run_in_executor(self._spawner, start)
+            except BaseException:
+                self._fds.close()
+                raise
         self._process = process
-        self._stdout, self._stderr = Capture(out, output_bytes), Capture(err, output_bytes)
-        self._pidfd = os.pidfd_open(process.pid)
+        self._watch(process.pid)
+        return await self._ended
+
+    def _watch(self, pid: int) -> None:
+        self._pidfd = os.pidfd_open(pid)
         self._fds.callback(os.close, self._pidfd)
-        self._clock = self._loop.call_later(wall_s, self.stop, ExitReason.TIMEOUT)
-        self._grace: asyncio.TimerHandle | None = None
+        self._timers.append(self._loop.call_later(self._wall_s, self.stop, ExitReason.TIMEOUT))
         self._loop.add_reader(self._pidfd, self._reap)
         for stream in (self._stdout, self._stderr):
             self._loop.add_reader(stream.fd, self._take, stream)
-
-    async def wait(self) -> Ended:
-        """Until the jail is gone. Cancelling kills it, and returns only when it is dead."""
-        try:
-            return await asyncio.shield(self._ended)
-        except asyncio.CancelledError:
-            self.stop(ExitReason.KILLED)
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.shield(self._ended)
-            raise
+        if self._reason is not None:  # stopped while it was being started
+            self._kill()
 
     def stop(self, reason: ExitReason) -> None:
         """Kill the jail with everything in it; the first reason counts."""
-        if self._reason is not None or self._ended.done():
-            return
-        self._reason = reason
+        if self._reason is None and not self._ended.done():
+            self._reason = reason
+            if self._process is not None:
+                self._kill()
+
+    def _kill(self) -> None:
         # Process 1 of the jail takes every descendant with it, and bubblewrap then ends and reaps it.
         # Before it exists everything is still in bubblewrap's process group.
         inside = self._process_one()
         if inside is None:
             self._kill_group()
             return
+        self._stopped_cpu_s = tree_cpu_s(inside)  # the kernel forgets the time of processes nobody waited for
         with contextlib.suppress(ProcessLookupError):
             os.kill(inside, signal.SIGKILL)
-        self._grace = self._loop.call_later(_GRACE_S, self._kill_group)
+        self._timers.append(self._loop.call_later(_GRACE_S, self._kill_group))
 
     def _process_one(self) -> int | None:
         try:
@@ -158,7 +197,7 @@ class JailedProcess:
         return int(found[1]) if found else None
 
     def _kill_group(self) -> None:
-        if not self._ended.done():
+        if self._process is not None and not self._ended.done():
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
@@ -170,13 +209,13 @@ class JailedProcess:
             self._loop.remove_reader(stream.fd)
 
     def _reap(self) -> None:
+        assert self._process is not None
         pid, status, usage = os.wait4(self._process.pid, os.WNOHANG)
         if pid == 0:
             return
         self._process.returncode = os.waitstatus_to_exitcode(status)
-        self._clock.cancel()
-        if self._grace is not None:
-            self._grace.cancel()
+        for timer in self._timers:
+            timer.cancel()
         for fd in (self._pidfd, self._stdout.fd, self._stderr.fd):
             self._loop.remove_reader(fd)
         for stream in (self._stdout, self._stderr):  # every writer is dead: this ends
@@ -186,11 +225,27 @@ class JailedProcess:
             self._reason = self._reason or ExitReason.OUTPUT
         report = _drained(self._report)
         self._fds.close()
-        if not self._ended.done():
-            wall_s = time.monotonic() - self._started
-            cpu_s = usage.ru_utime + usage.ru_stime
-            ended = Ended(self._stdout, self._stderr, report, self._reason, wall_s, cpu_s)
-            self._ended.set_result(ended)
+        wall_s = time.monotonic() - self._started
+        cpu_s = max(usage.ru_utime + usage.ru_stime, self._stopped_cpu_s)
+        self._ended.set_result(Ended(self._stdout, self._stderr, report, self._reason, wall_s, cpu_s))
+
+
+def tree_cpu_s(pid: int) -> float:
+    """CPU time so far of a process, its descendants, and those they have waited for."""
+    total = 0
+    waiting = [pid]
+    while waiting:
+        folder = Path("/proc") / str(waiting.pop())
+        try:
+            fields = (
+                (folder / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+            )
+            children = (folder / "task" / folder.name / "children").read_text(encoding="ascii")
+        except OSError:  # gone meanwhile, or a kernel that does not list children
+            continue
+        total += sum(map(int, fields[11:15]))
+        waiting += map(int, children.split())
+    return total / os.sysconf("SC_CLK_TCK")
 
 
 def _pipe(ours: contextlib.ExitStack, theirs: contextlib.ExitStack) -> tuple[int, int]:
