@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import afm
 from afm.agents import AgentSpec
+from afm.datasets.atomic import replace_text
 
 
 def sha256_of(path: Path) -> str:
@@ -39,11 +39,3 @@ def write_manifest(
         **facts,
     }
     replace_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
-
-
-def replace_text(path: Path, text: str) -> None:
-    """Write a file so that a reader, or a kill, sees the old content or the new, never half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)

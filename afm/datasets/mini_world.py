@@ -63,21 +63,21 @@ STORIES = (
         },
         "How many {what} does {who} have?",
         _PEOPLE,
-        ("apples", "coins", "shells", "stamps"),
+        ("apples", "coins", "shells"),
     ),
     Story(
         "shop",
         "The {who} has {n} {what}.",
         {"+": "It buys {n} more.", "-": "It sells {n}.", "*": "Then its stock of {what} grows {n} times."},
         "How many {what} does the {who} have?",
-        ("shop", "store", "market"),
-        ("pens", "cards", "beads", "cups"),
+        ("shop", "store"),
+        ("pens", "cards", "beads"),
     ),
     Story(
         "travel",
         "{who} is {n} {what} from home.",
         {
-            "+": "{who} goes {n} further.",
+            "+": "{who} goes {n} more.",
             "-": "{who} goes back {n}.",
             "*": "Then the distance in {what} grows {n} times.",
         },
@@ -88,16 +88,16 @@ STORIES = (
     Story(
         "farm",
         "A {who} has {n} {what}.",
-        {"+": "{n} more come.", "-": "{n} run away.", "*": "Then the group of {what} grows {n} times."},
+        {"+": "{n} more come.", "-": "{n} run away.", "*": "Then the number of {what} grows {n} times."},
         "How many {what} does the {who} have?",
         ("farm", "zoo"),
-        ("hens", "goats", "ducks"),
+        ("hens", "goats"),
     ),
     Story(
         "library",
         "The {who} owns {n} {what}.",
-        {"+": "It gets {n} more.", "-": "It lends {n}.", "*": "Then its list of {what} grows {n} times."},
-        "How many {what} does the {who} hold?",
+        {"+": "It gets {n} more.", "-": "It lends {n}.", "*": "Then its stock of {what} grows {n} times."},
+        "How many {what} does the {who} own?",
         ("library", "school"),
         ("books", "maps"),
     ),
@@ -168,7 +168,7 @@ def write_world(
     out = Path(out_dir)
     paths = {split: out / f"{split.value}.jsonl" for split in sizes}
     for split, path in paths.items():
-        write_tasks(path, generate(split, sizes[split], seed=seed))
+        write_tasks(generate(split, sizes[split], seed=seed), path)
     counts = {split.value: count for split, count in sizes.items()}
     write_manifest(out / "manifest.json", counts=counts, seed=seed, world=DATA_SOURCE)
     return paths

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from afm.agents import AgentSpec
-from afm.datasets.manifest import replace_text, write_manifest
+from afm.datasets.atomic import replace_text, replacing
+from afm.datasets.manifest import write_manifest
 from afm.datasets.schema import Task
 from afm.errors import ConfigError, DataError, MissingExtraError
 from afm.trajectory import validate
@@ -39,21 +39,17 @@ def write_sft(
         DataError: A record belongs to another agent, is refused by ``spec``, or nothing is left.
     """
     out = Path(out_dir)
-    out.mkdir(parents=True, exist_ok=True)
     target = out / f"{name}.json"
-    temporary = target.with_name(f"{target.name}.{os.getpid()}.tmp")
     rows = 0
-    with temporary.open("w", encoding="utf-8") as file:
+    with replacing(target) as temporary, temporary.open("w", encoding="utf-8") as file:
         for record in records:
             if record.kept:
                 file.write("[\n" if rows == 0 else ",\n")
                 file.write(json.dumps(_alpaca(record, spec), ensure_ascii=False))
                 rows += 1
         file.write("\n]\n")
-    if rows == 0:
-        temporary.unlink()
-        raise DataError("no trajectory was kept, so there is nothing to train on", path=str(target))
-    temporary.replace(target)
+        if rows == 0:
+            raise DataError("no trajectory was kept, so there is nothing to train on", path=str(target))
     _register(out / _INFO_FILE, name, target.name)
     write_manifest(out / f"{name}.manifest.json", counts={"rows": rows}, spec=spec, inputs=inputs)
     return rows
@@ -86,18 +82,15 @@ def write_rl(
         raise DataError(f"task id {repeated!r} occurs twice; ids must be unique", path=str(target))
     if not tasks:
         raise DataError("no tasks to write", path=str(target))
-    target.parent.mkdir(parents=True, exist_ok=True)
     extras = _extra_columns(tasks)
     schema = _schema(pa, spec, extras)
-    temporary = target.with_name(f"{target.name}.{os.getpid()}.tmp")
-    with pq.ParquetWriter(temporary, schema) as writer:
+    with replacing(target) as temporary, pq.ParquetWriter(temporary, schema) as writer:
         for begin in range(0, len(tasks), _BATCH_ROWS):
             rows = [
                 rl_row(task, spec, extras, split=split, ability=ability)
                 for task in tasks[begin : begin + _BATCH_ROWS]
             ]
             writer.write_table(pa.Table.from_pylist(rows, schema=schema))
-    temporary.replace(target)
     manifest = target.with_name(f"{target.name}.manifest.json")
     write_manifest(manifest, counts={"rows": len(tasks)}, spec=spec, inputs=inputs, split=split)
     return len(tasks)

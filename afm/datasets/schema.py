@@ -7,7 +7,6 @@ prompt inside (``prompt``, ``reward_model.ground_truth``, ``extra_info``), as pu
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from afm.datasets.atomic import replacing
 from afm.errors import DataError, MissingExtraError
 
 _ASKED = re.compile(r"^(?:Task|Question):[ \t]*\n?", re.MULTILINE)
@@ -100,17 +100,13 @@ def task_of_row(row: Mapping[str, Any], *, default_id: str, data_source: str | N
     )
 
 
-def write_tasks(path: str | Path, tasks: Iterable[Task]) -> int:
+def write_tasks(tasks: Iterable[Task], path: str | Path) -> int:
     """Write tasks as JSONL, one line each, replacing ``path`` once all are written; returns their number."""
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f"{target.name}.{os.getpid()}.tmp")
     count = 0
-    with temporary.open("w", encoding="utf-8") as file:
+    with replacing(Path(path)) as temporary, temporary.open("w", encoding="utf-8") as file:
         for task in tasks:
             file.write(task.model_dump_json() + "\n")
             count += 1
-    temporary.replace(target)
     return count
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from afm.agents import AgentSpec
 from afm.datasets import Task
-from afm.datasets.manifest import replace_text, write_manifest
+from afm.datasets.atomic import replace_text, replacing
+from afm.datasets.manifest import write_manifest
 from afm.distill.collect import Collected, Team, collect
 from afm.distill.filters import Filter, FormatFilter, Funnel, QualityFilter, run_filters
 from afm.distill.merge import RoleMap, merge_log
@@ -176,21 +177,17 @@ async def _merge(
     if reward is not None:
         stages = (FormatFilter(spec), QualityFilter(spec, reward))
     funnel, tool_calls = Funnel(), 0
-    fresh = {name: out / f"{name}.tmp" for name in (KEPT_FILE, DROPPED_FILE)}
-    for path in fresh.values():
-        path.unlink(missing_ok=True)
-    try:
-        with RecordWriter(fresh[KEPT_FILE]) as kept, RecordWriter(fresh[DROPPED_FILE]) as dropped:
-            merged = merge_log(out / EVENTS_FILE, spec, roles, team=team, seed=seed)
-            async for record in run_filters(merged, stages):
-                (kept if record.kept else dropped).write(record)
-                funnel.count(record)
-                tool_calls += record.cost.tool_calls
-                if progress is not None:
-                    progress("filter", funnel.seen, None)
-    finally:
-        if reward is not None:
-            await reward.close()
-    for name, path in fresh.items():
-        path.replace(out / name)
+    with replacing(out / KEPT_FILE) as kept_path, replacing(out / DROPPED_FILE) as dropped_path:
+        try:
+            with RecordWriter(kept_path) as kept, RecordWriter(dropped_path) as dropped:
+                merged = merge_log(out / EVENTS_FILE, spec, roles, team=team, seed=seed)
+                async for record in run_filters(merged, stages):
+                    (kept if record.kept else dropped).write(record)
+                    funnel.count(record)
+                    tool_calls += record.cost.tool_calls
+                    if progress is not None:
+                        progress("filter", funnel.seen, None)
+        finally:
+            if reward is not None:
+                await reward.close()
     return funnel, tool_calls

@@ -65,7 +65,7 @@ def test_our_own_rows_come_back_unchanged(tmp_path):
         Task(id="b", question="r\nZeile ü", ground_truth=["x", "y"], data_source="s"),
     ]
 
-    assert write_tasks(tmp_path / "own.jsonl", tasks) == 2
+    assert write_tasks(tasks, tmp_path / "own.jsonl") == 2
     assert list(read_tasks(tmp_path / "own.jsonl")) == tasks
 
 

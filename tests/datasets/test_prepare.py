@@ -1,0 +1,208 @@
+import hashlib
+import json
+
+import pyarrow.parquet as pq
+import pytest
+
+from afm.agents import load_agent
+from afm.datasets import Task, read_tasks
+from afm.datasets.mini_world import Split, generate
+from afm.datasets.prepare import answers_of, gold_text, write_rl, write_sft
+from afm.errors import ConfigError, DataError
+from afm.trajectory.record import Record, TextSegment
+
+TEXT = "<plan>P.</plan><think>T.</think><answer>\\boxed{7}</answer>"
+
+
+@pytest.fixture
+def spec():
+    return load_agent("math")
+
+
+def record(name="a", text=TEXT, **fields):
+    return Record(
+        id=name,
+        agent=fields.pop("agent", "math"),
+        agent_digest="d",
+        question=f"{name}?",
+        segments=(TextSegment(author="agent", text=text),),
+        **fields,
+    )
+
+
+def test_sft_rows_are_the_user_turn_and_the_whole_response(tmp_path, spec):
+    source = tmp_path / "records.jsonl"
+    source.write_bytes(b"abc")
+    records = [record("ä"), record("b", kept=False), record("c")]
+
+    assert write_sft(records, spec, tmp_path / "out", name="math_sft", inputs=[source]) == 2
+
+    assert json.loads((tmp_path / "out" / "math_sft.json").read_text()) == [
+        {"instruction": spec.user_message("ä?"), "input": "", "output": TEXT},
+        {"instruction": spec.user_message("c?"), "input": "", "output": TEXT},
+    ]
+    assert json.loads((tmp_path / "out" / "dataset_info.json").read_text()) == {
+        "math_sft": {
+            "file_name": "math_sft.json",
+            "columns": {"prompt": "instruction", "query": "input", "response": "output"},
+        }
+    }
+    manifest = json.loads((tmp_path / "out" / "math_sft.manifest.json").read_text())
+    assert manifest["counts"] == {"rows": 2}
+    assert manifest["agent"]["digest"] == spec.digest
+    assert manifest["inputs"] == {"records.jsonl": hashlib.sha256(b"abc").hexdigest()}
+
+
+def test_other_datasets_of_the_folder_stay_registered(tmp_path, spec):
+    (tmp_path / "dataset_info.json").write_text('{"old": {"file_name": "old.json"}}')
+
+    write_sft([record()], spec, tmp_path, name="new")
+
+    assert set(json.loads((tmp_path / "dataset_info.json").read_text())) == {"old", "new"}
+
+
+def test_a_broken_registry_is_not_overwritten(tmp_path, spec):
+    (tmp_path / "dataset_info.json").write_text("{")
+
+    with pytest.raises(ConfigError, match=r"dataset_info\.json: no JSON"):
+        write_sft([record()], spec, tmp_path, name="new")
+    assert (tmp_path / "dataset_info.json").read_text() == "{"
+
+
+@pytest.mark.parametrize(
+    ("records", "message"),
+    [
+        ([record(agent="web")], "record 'a' belongs to agent 'web', expected 'math'"),
+        ([record(text="<think>T.</think>")], "record 'a' breaks the rules of agent 'math': "),
+        ([record(kept=False)], "no trajectory was kept"),
+        ([], "no trajectory was kept"),
+    ],
+)
+def test_what_cannot_be_trained_on_is_refused_and_leaves_nothing_behind(tmp_path, spec, records, message):
+    with pytest.raises(DataError, match=message):
+        write_sft(records, spec, tmp_path, name="x")
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_rl_rows_have_the_published_layout(tmp_path, spec):
+    task = Task(id="m-1", question="1+6?", ground_truth="7", data_source="mini_math", extra_info={"steps": 1})
+
+    assert write_rl([task], spec, tmp_path / "rl.parquet", split="train") == 1
+
+    (row,) = pq.read_table(tmp_path / "rl.parquet").to_pylist()
+    assert row == {
+        "data_source": "mini_math",
+        "prompt": [{"role": "user", "content": spec.system_prompt() + "\n\nQuestion: 1+6?"}],
+        "ability": "math",
+        "reward_model": {"ground_truth": "7", "style": "rule"},
+        "extra_info": {
+            "steps": 1,
+            "index": "m-1",
+            "split": "train",
+            "question": "1+6?",
+            "answer": ["7"],
+            "need_tools_kwargs": True,
+            "tools_kwargs": {
+                "code": {
+                    "create_kwargs": {"ground_truth": "7", "question": "1+6?", "data_source": "mini_math"}
+                }
+            },
+        },
+    }
+
+
+def test_rl_files_read_back_as_the_tasks_they_came_from(tmp_path, spec):
+    tasks = list(generate(Split.RL, 2500, seed=0))
+
+    write_rl(tasks, spec, tmp_path / "rl.parquet")
+    back = list(read_tasks(tmp_path / "rl.parquet"))
+
+    assert [(task.id, task.question, task.ground_truth) for task in back] == [
+        (task.id, task.question, task.ground_truth) for task in tasks
+    ]
+    assert back[0].extra_info["expression"] == tasks[0].extra_info["expression"]
+    manifest = json.loads((tmp_path / "rl.parquet.manifest.json").read_text())
+    assert manifest["counts"] == {"rows": 2500}
+
+
+def test_rows_of_different_kinds_share_one_file(tmp_path, spec):
+    tasks = [
+        Task(id="a", question="q", ground_truth=["x", "y"], data_source="nq", extra_info={"level": 1, "n": 1}),
+        Task(id="b", question="r", ground_truth={"stdin": ["1"]}, data_source="lcb", extra_info={"level": "hard", "n": 0.5}),
+        Task(id="c", question="s", ground_truth="z", data_source="nq", extra_info={"tags": ["k"], "index": "old"}),
+    ]  # fmt: skip
+
+    write_rl(tasks, spec, tmp_path / "rl.parquet")
+    rows = pq.read_table(tmp_path / "rl.parquet").to_pylist()
+    infos = [row["extra_info"] for row in rows]
+
+    assert [row["reward_model"]["ground_truth"] for row in rows] == [
+        '{"target": ["x", "y"]}',
+        '{"stdin": ["1"]}',
+        "z",
+    ]
+    assert [info["answer"] for info in infos] == [["x", "y"], [], ["z"]]
+    assert [info["index"] for info in infos] == ["a", "b", "c"]
+    assert [info["level"] for info in infos] == ["1", '"hard"', None]
+    assert [info["n"] for info in infos] == [1.0, 0.5, None]
+    assert [info["tags"] for info in infos] == [None, None, '["k"]']
+
+
+def test_an_agent_without_tools_needs_no_tool_arguments(tmp_path):
+    (tmp_path / "plain.yaml").write_text(
+        "name: plain\nroles: {out: {kind: answer}}\ntransitions: {start: [out]}\n"
+    )
+
+    write_rl(
+        [Task(id="a", question="q", ground_truth="1")],
+        load_agent(tmp_path / "plain.yaml"),
+        tmp_path / "rl.parquet",
+    )
+
+    (row,) = pq.read_table(tmp_path / "rl.parquet").to_pylist()
+    assert row["extra_info"]["need_tools_kwargs"] is False
+    assert "tools_kwargs" not in row["extra_info"]
+
+
+def test_equal_ids_are_refused_since_their_samples_would_form_one_group(tmp_path, spec):
+    task = Task(id="a", question="q", ground_truth="1")
+
+    with pytest.raises(DataError, match="task id 'a' occurs twice"):
+        write_rl([task, task], spec, tmp_path / "rl.parquet")
+    with pytest.raises(DataError, match="no tasks to write"):
+        write_rl([], spec, tmp_path / "rl.parquet")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_gold_as_text_and_as_list():
+    assert gold_text("7") == "7"
+    assert gold_text(["ä", "b"]) == '{"target": ["ä", "b"]}'
+    assert gold_text({"target": "x"}) == '{"target": "x"}'
+    assert answers_of("7") == ["7"]
+    assert answers_of(["a", "b"]) == ["a", "b"]
+    assert answers_of({"target": ["a"]}) == ["a"]
+    assert answers_of({"stdin": []}) == []
+    assert answers_of(None) == []
+
+
+@pytest.mark.slow
+def test_verl_reads_the_rows(tmp_path, spec):
+    pytest.importorskip("verl")
+    from omegaconf import OmegaConf
+    from transformers import AutoTokenizer
+    from verl.utils.dataset.rl_dataset import RLHFDataset
+
+    from afm.models.tiny import train_tokenizer
+
+    tasks = list(generate(Split.RL, 8, seed=0))
+    write_rl(tasks, spec, tmp_path / "rl.parquet")
+    train_tokenizer([spec.user_message(task.question) for task in tasks], tmp_path / "tok", vocab_size=400)
+    config = OmegaConf.create({"max_prompt_length": 4096, "return_raw_chat": True})
+
+    rows = RLHFDataset(str(tmp_path / "rl.parquet"), AutoTokenizer.from_pretrained(tmp_path / "tok"), config)
+
+    assert len(rows) == 8
+    assert rows[3]["index"] == tasks[3].id
+    assert rows[3]["raw_prompt"] == [{"role": "user", "content": spec.user_message(tasks[3].question)}]
+    assert rows[3]["reward_model"]["ground_truth"] == tasks[3].ground_truth

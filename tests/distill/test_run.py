@@ -1,0 +1,173 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from afm.datasets import Task
+from afm.datasets.mini_world import Split, generate
+from afm.distill import EventKind, ScriptedMathTeam, distill, read_events
+from afm.errors import ConfigError
+from afm.trajectory import author_segments, load_records, validate
+from afm.trajectory.types import Segment
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.sandbox
+
+
+def problems(count):
+    return list(generate(Split.TRAIN, count, seed=0))
+
+
+def without_times(records):
+    return [(record.id, record.text, record.kept, record.reason.partition(":")[0]) for record in records]
+
+
+async def test_math_problems_become_valid_right_trajectories(tmp_path, spec, tools):
+    tasks, seen = problems(40), []
+
+    summary = await distill(tasks, spec, tools, tmp_path, progress=lambda *state: seen.append(state))
+
+    kept = load_records(summary.path)
+    dropped = load_records(tmp_path / "dropped.jsonl")
+    assert (summary.tasks, summary.failed, summary.resumed) == (40, 0, 0)
+    assert summary.kept == len(kept) == 40 - len(dropped) == 40 - sum(summary.dropped.values())
+    assert sorted(record.id for record in (*kept, *dropped)) == sorted(task.id for task in tasks)
+    assert [record.id for record in kept] == sorted(record.id for record in kept)
+    for record in kept:
+        segments = tuple(Segment(part.author, part.text) for part in record.segments)
+        assert validate(segments, spec) == ()
+        assert author_segments(record.text, spec) == segments
+        assert record.text.endswith(f"<answer>\\boxed{{{record.ground_truth}}}</answer>")
+        assert record.verdict.score == 1.0
+    assert 0 < summary.tool_calls < 40
+    assert seen[39] == ("team", 40, 40)
+    assert seen[-1] == ("filter", 40, None)
+
+
+async def test_observations_are_what_the_sandbox_printed(tmp_path, spec, tools):
+    summary = await distill(problems(12), spec, tools, tmp_path)
+    results = {
+        event.task_id: event.content
+        for event in read_events(tmp_path / "events.jsonl")
+        if event.kind == "tool_result"
+    }
+
+    records = [record for record in load_records(summary.path) if record.calls]
+
+    assert len(records) == len(results) > 0
+    for record in records:
+        assert record.segments[1].text == f"\n<observation>\n{results[record.id]}\n</observation>\n"
+        assert results[record.id] == record.ground_truth
+
+
+async def test_a_wrong_demonstration_never_reaches_the_training_set(tmp_path, spec, tools):
+    team = ScriptedMathTeam(spec, p_direct={1: 1.0, 2: 1.0}, p_slip=0.5)
+
+    summary = await distill(problems(40), spec, tools, tmp_path, team=team)
+
+    assert summary.tool_calls == 0
+    assert 5 < summary.dropped["quality"] < 35
+    for record in load_records(tmp_path / "dropped.jsonl"):
+        assert f"\\boxed{{{int(record.ground_truth) - 10}}}" in record.text
+
+
+async def test_the_result_does_not_depend_on_the_parallelism(tmp_path, spec, tools):
+    one = await distill(problems(20), spec, tools, tmp_path / "one", parallel=1)
+    many = await distill(problems(20), spec, tools, tmp_path / "many", parallel=8)
+
+    assert without_times(load_records(one.path)) == without_times(load_records(many.path))
+
+
+async def test_a_second_call_only_does_what_is_new(tmp_path, spec, tools):
+    first = await distill(problems(10), spec, tools, tmp_path)
+    before = (tmp_path / "events.jsonl").read_bytes()
+
+    second = await distill(problems(10), spec, tools, tmp_path)
+
+    assert second.resumed == 10
+    assert (tmp_path / "events.jsonl").read_bytes() == before
+    assert (second.kept, second.tool_calls) == (first.kept, first.tool_calls)
+
+
+async def test_a_folder_made_with_another_seed_is_refused(tmp_path, spec, tools):
+    await distill(problems(2), spec, tools, tmp_path, seed=0)
+
+    with pytest.raises(ConfigError, match="holds a distillation with another seed; choose another folder"):
+        await distill(problems(2), spec, tools, tmp_path, seed=1)
+
+
+async def test_questions_the_team_cannot_read_are_dropped_with_a_reason(tmp_path, spec, tools):
+    odd = Task(id="odd", question="What is 2+2?", ground_truth="4", data_source="mini_math")
+
+    summary = await distill([*problems(3), odd], spec, tools, tmp_path)
+
+    assert summary.failed == 1
+    assert summary.dropped["team failed"] == 1
+    assert "cannot read this question" in load_records(tmp_path / "dropped.jsonl")[-1].reason
+
+
+async def test_the_manifest_says_what_was_made_from_what(tmp_path, spec, tools):
+    summary = await distill(problems(5), spec, tools, tmp_path, seed=4)
+
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    assert manifest["counts"]["tasks"] == 5
+    assert manifest["counts"]["kept"] == summary.kept
+    assert manifest["seed"] == 4
+    assert manifest["agent"] == {"name": "math", "digest": spec.digest}
+    assert len(manifest["inputs"]["events.jsonl"]) == 64
+    assert manifest["roles"]["critic"] == "reflection"
+
+
+WORKER = """
+import asyncio, sys
+from pathlib import Path
+from afm.agents import load_agent
+from afm.datasets.mini_world import Split, generate
+from afm.distill import distill
+from afm.tools import load_tools
+
+async def main():
+    tools = load_tools(Path(sys.argv[1]))
+    await distill(list(generate(Split.TRAIN, 120, seed=0)), load_agent("math"), tools, sys.argv[2], parallel=8)
+    await tools["code"].close()
+
+asyncio.run(main())
+"""
+
+
+def test_killed_and_started_again_the_result_is_that_of_one_quiet_run(tmp_path):
+    def worker(out):
+        return subprocess.Popen(
+            [sys.executable, "-c", WORKER, ROOT / "configs/tools/code_executor.yaml", out]
+        )
+
+    kills = 0
+    for lines in (30, 150, 300):
+        process = worker(tmp_path / "killed")
+        log = tmp_path / "killed" / "events.jsonl"
+        while process.poll() is None and not (log.exists() and log.read_bytes().count(b"\n") >= lines):
+            time.sleep(0.005)
+        if process.poll() is None:
+            os.kill(process.pid, signal.SIGKILL)
+            kills += 1
+        process.wait()
+    assert worker(tmp_path / "killed").wait() == 0
+    assert worker(tmp_path / "quiet").wait() == 0
+
+    ends = Counter(event.task_id for event in read_events(log) if event.kind is EventKind.FINAL)
+    results = [
+        without_times(load_records(tmp_path / run / file))
+        for file in ("trajectories.jsonl", "dropped.jsonl")
+        for run in ("killed", "quiet")
+    ]
+    assert kills == 3
+    assert set(ends.values()) == {1}
+    assert len(ends) == 120
+    assert results[0] == results[1]
+    assert results[2] == results[3]
