@@ -1,17 +1,21 @@
-"""Episodes: a model, its tools and the limits, in one loop."""
+"""The episode loop: a model acts as an agent, with real tools, token by token."""
 
-from afm.rollout.convert import episode_record
+from __future__ import annotations
+
 from afm.rollout.episode import Episode
-from afm.rollout.events import CallFinished, CallStarted, EpisodeEvent, EpisodeStopped, TextAdded
-from afm.rollout.loop import run_episode
+from afm.rollout.events import CallFinished, CallStarted, EpisodeEvent, OnEvent, Stopped, TextWritten
+from afm.rollout.loop import generation_seed, run_episode
+from afm.rollout.record import episode_record
 
 __all__ = [
     "CallFinished",
     "CallStarted",
     "Episode",
     "EpisodeEvent",
-    "EpisodeStopped",
-    "TextAdded",
+    "OnEvent",
+    "Stopped",
+    "TextWritten",
     "episode_record",
+    "generation_seed",
     "run_episode",
 ]

@@ -1,69 +1,103 @@
-"""Tool calls of one episode: duplicates noticed, failures put into words, everything recorded."""
+"""From what an agent wrote between a tool's tags to what it is told."""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping
 
-from afm.agents import AgentSpec
-from afm.agents.spec import Limits
-from afm.errors import ConfigError, SandboxUnavailableError
-from afm.tools import Tool, ToolResult
-from afm.trajectory import observation_text
+from afm.agents.spec import AgentSpec
+from afm.errors import AfmError, ConfigError
+from afm.tools.base import Tool, ToolResult
 from afm.trajectory.record import CallRecord
+from afm.trajectory.types import Step
 
-DUPLICATE_NOTICE = (
-    "This exact call was made before and its result stands above. "
-    "Use that result, change the call, or go on with another function."
+REPEATED = (
+    "This exact call was made before and was not run again. "
+    "Use the result you already have, or make a different call."
 )
 
 
-class Caller:
-    """Runs the tool calls of one episode.
+def tools_by_role(spec: AgentSpec, tools: Mapping[str, Tool]) -> dict[str, Tool]:
+    """The tool behind each tool role.
 
     Raises:
-        ConfigError: The agent has a tool role whose tool is not among ``tools``.
+        ConfigError: A tool is missing.
+    """
+    missing = sorted({name for name in spec.tool_roles.values() if name not in tools})
+    if missing:
+        raise ConfigError(
+            f"agent {spec.name!r} calls tools that were not given: {', '.join(missing)}; "
+            f"given: {', '.join(sorted(tools)) or 'none'}. Add them to the tools file"
+        )
+    return {role: tools[name] for role, name in spec.tool_roles.items()}
+
+
+class ToolCaller:
+    """Runs the calls of one episode: every failure becomes words, and repeated calls are not run.
+
+    Args:
+        tools: Tool by role.
+        run_repeated: Run a call again that was already answered.
     """
 
-    def __init__(self, spec: AgentSpec, tools: Mapping[str, Tool], limits: Limits) -> None:
-        if missing := sorted(set(spec.tool_roles.values()) - set(tools)):
-            given = ", ".join(sorted(tools)) or "none"
-            raise ConfigError(f"agent {spec.name!r} needs the tools {missing}; given: {given}")
-        self._spec = spec
+    def __init__(self, tools: Mapping[str, Tool], *, run_repeated: bool) -> None:
         self._tools = tools
-        self._limits = limits
-        self._seen: set[tuple[str, str]] = set()
-        self.records: list[CallRecord] = []
+        self._run_repeated = run_repeated
+        self._answered: set[tuple[str, str]] = set()
 
-    async def call(self, role: str, argument: str) -> str:
-        """Run the tool of ``role`` and return what the environment appends to the response."""
-        name = self._spec.tool_roles[role]
-        key = (name, argument.strip())
-        duplicate = key in self._seen and self._limits.duplicate_calls == "notice"
-        self._seen.add(key)
+    def tool_name(self, role: str) -> str:
+        """Name of the tool that ``role`` calls."""
+        return self._tools[role].name
+
+    async def call(self, step: Step, seconds_left: float | None) -> tuple[CallRecord, bool]:
+        """Run one call for at most ``seconds_left``.
+
+        A call that failed may be tried again; one that was answered is a duplicate.
+
+        Returns:
+            The call, its ``observation`` raw as the tool gave it, and whether time ran out.
+        """
+        tool = self._tools[step.role]
+        key = (tool.name, step.content.strip())
         begun = time.perf_counter()
-        result = ToolResult(DUPLICATE_NOTICE) if duplicate else await _run(self._tools[name], argument)
-        text = observation_text(result.text, self._spec, self._limits.max_observation_chars)
-        self.records.append(
-            CallRecord(
-                role=role,
-                tool=name,
-                argument=argument,
-                observation=text,
-                ok=result.ok,
-                duplicate=duplicate,
-                seconds=time.perf_counter() - begun,
-            )
+        late, duplicate = False, key in self._answered and not self._run_repeated
+        if duplicate:
+            result = ToolResult(REPEATED)
+        else:
+            result, late = await _bounded(tool, step.content, seconds_left)
+        if result.ok:
+            self._answered.add(key)
+        record = CallRecord(
+            role=step.role,
+            tool=tool.name,
+            argument=step.content,
+            observation=result.text,
+            ok=result.ok,
+            duplicate=duplicate,
+            seconds=time.perf_counter() - begun,
         )
-        return text
+        return record, late
+
+
+async def _bounded(tool: Tool, argument: str, seconds_left: float | None) -> tuple[ToolResult, bool]:
+    try:
+        async with asyncio.timeout(seconds_left) as timer:
+            return await _run(tool, argument), False
+    except TimeoutError:
+        if not timer.expired():
+            raise
+        text = f"The tool {tool.name} gave no answer in the time that was left for this task."
+        return ToolResult(text, ok=False), True
 
 
 async def _run(tool: Tool, argument: str) -> ToolResult:
     try:
-        return await tool.call(argument)
-    except SandboxUnavailableError:
-        raise  # nothing can run on this machine: that is no episode's business
-    except Exception as error:  # noqa: BLE001 - a tool is foreign code; its failure is an observation
-        return ToolResult(
-            f"The tool failed ({type(error).__name__}: {error}). Its result is unknown.", ok=False
-        )
+        result = await tool.call(argument)
+    except AfmError as error:
+        return ToolResult(f"The tool {tool.name} failed: {error}", ok=False)
+    except Exception as error:  # noqa: BLE001 - a tool is foreign code; its failure is the agent's to work around
+        return ToolResult(f"The tool {tool.name} failed: {type(error).__name__}: {error}", ok=False)
+    if not result.ok and not result.text.strip():
+        return ToolResult(f"The tool {tool.name} failed without saying why.", ok=False, meta=result.meta)
+    return result

@@ -1,24 +1,31 @@
-"""What an episode tells while it runs."""
+"""What an episode reports while it runs, for a live view."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from afm.trajectory.record import CallRecord, StopReason
-from afm.trajectory.types import Author
 
 
 @dataclass(frozen=True, slots=True)
-class TextAdded:
-    """Text was appended to the response."""
+class TextWritten:
+    """The agent or the environment wrote a piece of text.
 
-    author: Author
+    Attributes:
+        text: The piece; tags come as pieces of their own.
+        role: The role it belongs to, ``None`` between roles.
+        by_agent: False for an observation.
+    """
+
     text: str
+    role: str | None
+    by_agent: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class CallStarted:
-    """A tool is about to run."""
+    """A tool begins to work."""
 
     role: str
     tool: str
@@ -27,16 +34,17 @@ class CallStarted:
 
 @dataclass(frozen=True, slots=True)
 class CallFinished:
-    """A tool has answered."""
+    """A tool is done, or the call was a repeated one."""
 
     call: CallRecord
 
 
 @dataclass(frozen=True, slots=True)
-class EpisodeStopped:
+class Stopped:
     """The episode is over."""
 
-    stop: StopReason
+    reason: StopReason
 
 
-EpisodeEvent = TextAdded | CallStarted | CallFinished | EpisodeStopped
+EpisodeEvent = TextWritten | CallStarted | CallFinished | Stopped
+OnEvent = Callable[[EpisodeEvent], None]

@@ -1,28 +1,32 @@
-"""The one loop in which a model acts: evaluation, distillation, ``afm ask`` and RL all run it."""
+"""The one loop that lets a model act: evaluation, distillation, ``afm ask`` and reinforcement learning.
+
+Tokens in, tokens out: what the model sampled is kept byte for byte with mask 1, and what the environment
+answered is appended as its own tokens with mask 0.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from afm.agents import AgentSpec
-from afm.agents.spec import Limits
-from afm.errors import ConfigError
+from afm.agents.spec import AgentSpec, Limits
+from afm.errors import EngineError
 from afm.models.base import FinishReason, Generation, SamplingParams, TokenModel
-from afm.rollout.calls import Caller
+from afm.models.streaming import StreamingModel
+from afm.rollout.calls import ToolCaller, tools_by_role
 from afm.rollout.episode import Episode
-from afm.rollout.events import CallFinished, CallStarted, EpisodeEvent, EpisodeStopped, TextAdded
-from afm.rollout.text import IncrementalDecoder
+from afm.rollout.events import CallFinished, CallStarted, OnEvent, Stopped
+from afm.rollout.limits import Clock, Room, TokenBudget
+from afm.rollout.live import LiveText
 from afm.rollout.transcript import Transcript
-from afm.tools import Tool
-from afm.trajectory import StepClosed, StepOpened, StreamEvent, StreamParser
-from afm.trajectory.record import Cost, StopReason
-from afm.trajectory.types import Author, Step
-
-_SEED_STRIDE = 0x9E3779B97F4A7C15
-_SEED_MASK = (1 << 63) - 1
+from afm.tools.base import Tool
+from afm.trajectory.record import CallRecord, Cost, StopReason
+from afm.trajectory.render import observation_text
+from afm.trajectory.stream import StepClosed, StepOpened, StreamEvent, StreamParser
+from afm.trajectory.types import Step
 
 
 async def run_episode(
@@ -35,39 +39,48 @@ async def run_episode(
     sampling: SamplingParams | None = None,
     prompt_ids: Sequence[int] | None = None,
     seed: int | None = None,
-    on_event: Callable[[EpisodeEvent], None] | None = None,
+    on_event: OnEvent | None = None,
 ) -> Episode:
-    """Let ``model`` answer ``question`` as the agent ``spec``, with real tool calls.
+    """Let ``model`` act as ``spec`` until it answers or a limit ends it.
 
-    Reaching a limit is an ordinary end: the episode comes back with its reason. A failing tool is an
-    observation that says so.
+    Whatever ends it, the episode is returned with its :class:`~afm.trajectory.record.StopReason`. A tool that
+    fails is answered with an observation that says so. The response exceeds neither its limits nor the
+    model's context: an observation that would, is not appended and ends the episode.
 
     Args:
-        limits: Replaces ``spec.limits``.
-        sampling: Temperature and so on; its stop strings are replaced by the agent's, its
-            ``max_new_tokens`` bounds every generation.
-        prompt_ids: The prompt as tokens; by default the agent's prompt through the model's template.
-        seed: Makes the episode reproducible; every generation gets a seed of its own from it.
-        on_event: Called with each :data:`afm.rollout.events.EpisodeEvent` as it happens.
+        spec: The agent.
+        model: Samples the agent's text.
+        tools: By name; must hold every tool the agent may call.
+        question: Put into the agent's prompt; not used when ``prompt_ids`` are given.
+        limits: Instead of the agent's own.
+        sampling: How to sample; ``max_new_tokens`` bounds the tokens between two observations, and ``stop``
+            is replaced by the agent's stop strings. Default: temperature 1, bounded by ``limits`` alone.
+        prompt_ids: The encoded prompt, when the caller has it.
+        seed: Makes the episode reproducible; each generation gets a seed of its own from it. Default: the
+            seed in ``sampling``.
+        on_event: Receives what happens, for a live view. Tokens come one by one from a model that streams.
 
     Raises:
-        ConfigError: A tool is missing, or the prompt leaves no room for a response.
+        ConfigError: A tool is missing.
         EngineError: The model failed; there is no episode.
     """
-    bounds = limits or spec.limits
-    prompt = tuple(prompt_ids if prompt_ids is not None else _prompt(spec, model, question))
-    room = model.context_tokens - len(prompt)
-    if room < 1:
-        raise ConfigError(
-            f"the prompt has {len(prompt)} tokens, the model's context {model.context_tokens}; nothing is left"
-        )
-    params = sampling or SamplingParams(max_new_tokens=room)
-    run = _Run(spec, model, Caller(spec, tools, bounds), bounds, prompt, params, seed, on_event)
-    return await run.episode(room)
+    caller = ToolCaller(
+        tools_by_role(spec, tools), run_repeated=(limits or spec.limits).duplicate_calls == "execute"
+    )
+    prompt = tuple(model.encode_prompt(spec.prompt_messages(question)) if prompt_ids is None else prompt_ids)
+    run = _Run(spec, model, caller, prompt, limits or spec.limits, sampling, seed, on_event)
+    return await run.to_the_end()
 
 
-def _prompt(spec: AgentSpec, model: TokenModel, question: str) -> list[int]:
-    return model.encode_prompt(spec.prompt_messages(question))
+def generation_seed(seed: int, index: int) -> int:
+    """Seed of the ``index``-th generation of an episode: 53 bits of a hash, so that no two are related."""
+    digest = hashlib.sha256(f"{seed}/{index}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 11
+
+
+def _between_tags(observation: str) -> str:
+    """What the agent is shown, without the lines of the tags around it."""
+    return "\n".join(observation.split("\n")[2:-2])
 
 
 class _Run:
@@ -77,172 +90,176 @@ class _Run:
         self,
         spec: AgentSpec,
         model: TokenModel,
-        caller: Caller,
-        limits: Limits,
+        caller: ToolCaller,
         prompt: tuple[int, ...],
-        params: SamplingParams,
+        limits: Limits,
+        sampling: SamplingParams | None,
         seed: int | None,
-        on_event: Callable[[EpisodeEvent], None] | None,
+        on_event: OnEvent | None,
     ) -> None:
         self._spec = spec
         self._model = model
         self._caller = caller
-        self._limits = limits
         self._prompt = prompt
-        self._params = params
-        self._seed = seed
-        self._tell = on_event or _ignore
-        self._transcript = Transcript()
-        self._parser = StreamParser(spec)
-        self._decoder = IncrementalDecoder(model.decode)
-        self._generations = 0
-        self._generation_s = 0.0
-
-    async def episode(self, room: int) -> Episode:
-        begun = time.perf_counter()
-        most = min(room, self._limits.max_response_tokens or room)
-        stop = StopReason.SECONDS
-        try:
-            async with asyncio.timeout(self._limits.max_seconds) as clock:
-                stop = await self._turns(most)
-        except TimeoutError:
-            if not clock.expired():
-                raise
-        self._add_text(Author.AGENT, self._decoder.flush())
-        self._tell(EpisodeStopped(stop))
-        script = self._transcript
-        return Episode(
-            prompt_ids=self._prompt,
-            response_ids=tuple(script.token_ids),
-            response_mask=tuple(script.mask),
-            logprobs=tuple(script.logprobs),
-            segments=script.segments,
-            calls=tuple(self._caller.records),
-            stop=stop,
-            cost=self._cost(time.perf_counter() - begun),
+        self._limits = limits
+        self._sampling = sampling or SamplingParams(max_new_tokens=1)
+        self._seed = self._sampling.seed if seed is None else seed
+        self._on_event = on_event
+        self._budget = TokenBudget.of(
+            limits,
+            context_left=model.context_tokens - len(prompt),
+            turn_tokens=sampling.max_new_tokens if sampling else None,
         )
+        self._clock = Clock(limits.max_seconds)
+        self._transcript = Transcript(model.decode)
+        self._parser = StreamParser(spec)
+        self._live = LiveText(spec, model.decode, on_event) if on_event else None
+        self._calls: list[CallRecord] = []
+        self._generations = 0
+        self._generation_seconds = 0.0
 
-    async def _turns(self, most: int) -> StopReason:
-        """Generate and call tools until something ends the episode; ``most`` bounds the response's tokens."""
-        while True:
-            budget, reason = self._budget(most)
-            if budget < 1:
-                return reason
-            generation = await self._generate(budget)
-            event = self._absorb(generation)
-            if isinstance(event, StepOpened):
-                return StopReason.FORGED_OBSERVATION
-            if event is not None and event.step.role == self._spec.answer_role:
-                return StopReason.ANSWER
-            if event is not None:
-                if (ended := await self._call(event.step, most)) is not None:
-                    return ended
-            elif generation.finish is FinishReason.END_OF_TEXT:
+    async def to_the_end(self) -> Episode:
+        stop = None
+        while stop is None:
+            stop = await self._turn()
+        if self._live:
+            self._live.finish()
+        if self._on_event:
+            self._on_event(Stopped(stop))
+        return self._episode(stop)
+
+    async def _turn(self) -> StopReason | None:
+        """One generation and what follows from it; a reason when that is the end."""
+        transcript = self._transcript
+        room = self._budget.room(
+            response=len(transcript.ids), agent=transcript.agent_tokens, turn=transcript.turn_tokens
+        )
+        if room.tokens < 1:
+            return room.reason
+        generation = await self._generate(room.tokens)
+        if generation is None:
+            return StopReason.SECONDS
+        text = transcript.add_generation(generation)
+        event = self._decisive(self._parser.feed(text))
+        if isinstance(event, StepOpened):
+            return StopReason.FORGED_OBSERVATION
+        if event is not None and event.step.role == self._spec.answer_role:
+            return StopReason.ANSWER
+        if event is not None:
+            return await self._call(event.step)
+        return self._after(generation, room)
+
+    def _after(self, generation: Generation, room: Room) -> StopReason | None:
+        """What a generation means that neither called a tool nor answered."""
+        match generation.finish:
+            case FinishReason.END_OF_TEXT:
                 return StopReason.END_OF_TEXT
-            elif generation.finish is FinishReason.ABORTED:
+            case FinishReason.ABORTED:
                 return StopReason.ABORTED
-            elif generation.finish is FinishReason.LENGTH:
-                return self._budget(most)[1]
+            case FinishReason.LENGTH:
+                return room.reason
+        if not generation.token_ids:
+            raise EngineError("the model reports a completed stop string, but returned no token")
+        return None  # a stop string inside another role is text
 
-    def _budget(self, most: int) -> tuple[int, StopReason]:
-        """Tokens the next generation may sample, and why the episode ends once they are used up."""
-        left = most - len(self._transcript)
-        if self._limits.max_agent_tokens is not None:
-            agent_left = self._limits.max_agent_tokens - self._transcript.agent_tokens
-        else:
-            agent_left = left
-        turn = min(self._params.max_new_tokens, self._limits.max_turn_tokens or left)
-        reason = StopReason.RESPONSE_TOKENS if left <= min(agent_left, turn) else StopReason.AGENT_TOKENS
-        return min(left, agent_left, turn), reason
-
-    async def _generate(self, budget: int) -> Generation:
-        seed = None
-        if self._seed is not None:
-            seed = (self._seed + self._generations * _SEED_STRIDE) & _SEED_MASK
-        params = replace(self._params, max_new_tokens=budget, stop=self._spec.stop_strings, seed=seed)
+    async def _generate(self, max_new_tokens: int) -> Generation | None:
+        """The next generation; ``None`` when time ran out in it."""
+        params = replace(
+            self._sampling,
+            max_new_tokens=max_new_tokens,
+            stop=self._spec.stop_strings,
+            seed=None if self._seed is None else generation_seed(self._seed, self._generations),
+        )
+        prompt = [*self._prompt, *self._transcript.ids]
         begun = time.perf_counter()
-        generation = await self._model.generate((*self._prompt, *self._transcript.token_ids), params)
-        self._generation_s += time.perf_counter() - begun
-        self._generations += 1
+        try:
+            async with asyncio.timeout(self._clock.left) as timer:
+                generation = await self._ask(prompt, params)
+        except TimeoutError as error:
+            if not timer.expired():
+                raise EngineError("the model timed out on its own account") from error
+            return None
+        finally:
+            self._generations += 1
+            self._generation_seconds += time.perf_counter() - begun
+        if len(generation.token_ids) > max_new_tokens:
+            raise EngineError(
+                f"the model returned {len(generation.token_ids)} tokens, asked for at most {max_new_tokens}"
+            )
         return generation
 
-    def _absorb(self, generation: Generation) -> StepClosed | StepOpened | None:
-        """Add what was sampled; returns the event that ends this turn, if there is one.
+    async def _ask(self, prompt: Sequence[int], params: SamplingParams) -> Generation:
+        if self._live is None:
+            return await self._model.generate(prompt, params)
+        if isinstance(self._model, StreamingModel):
+            return await self._model.stream(prompt, params, self._live.add_token)
+        generation = await self._model.generate(prompt, params)
+        self._live.add_tokens(generation.token_ids)
+        return generation
 
-        An engine that generates on past a stop string loses what lies behind it.
-        """
-        ids, text = generation.token_ids, ""
-        cut = self._first_stop(ids) if generation.finish is not FinishReason.STOP else len(ids)
-        if cut < len(ids):
-            generation = Generation(ids[:cut], generation.logprobs[:cut], FinishReason.STOP)
-        text = self._decoder.feed(generation.token_ids)
-        self._transcript.add_sampled(generation)
-        self._add_text(Author.AGENT, text)
-        return self._turning_point(self._parser.feed(text))
-
-    def _first_stop(self, ids: Sequence[int]) -> int:
-        """How many of ``ids`` it takes to complete the first stop string; all of them without one."""
-        text = self._model.decode(ids)
-        ends = [at + len(stop) for stop in self._spec.stop_strings if (at := text.find(stop)) >= 0]
-        if not ends:
-            return len(ids)
-        low, high = 1, len(ids)
-        while low < high:
-            middle = (low + high) // 2
-            if len(self._model.decode(ids[:middle])) >= min(ends):
-                high = middle
-            else:
-                low = middle + 1
-        return low
-
-    def _turning_point(self, events: Sequence[StreamEvent]) -> StepClosed | StepOpened | None:
-        ending = {*self._spec.tool_roles, self._spec.answer_role}
-        for event in events:
-            if isinstance(event, StepClosed) and event.step.role in ending:
-                return event
-            if isinstance(event, StepOpened) and event.role == self._spec.observation_role:
-                return event
+    def _decisive(self, events: Sequence[StreamEvent]) -> StepOpened | StepClosed | None:
+        """The event that ends the turn, if there is one; nothing may follow it."""
+        for index, event in enumerate(events):
+            if not self._decides(event):
+                continue
+            if index + 1 < len(events):
+                raise EngineError(
+                    f"the model went on after {self._name(event)} instead of stopping there; "
+                    "the engine must honour stop strings"
+                )
+            return event
         return None
 
-    async def _call(self, step: Step, most: int) -> StopReason | None:
-        turns = self._limits.max_turns
-        if turns is not None and len(self._caller.records) >= turns:
+    def _decides(self, event: StreamEvent) -> bool:
+        if isinstance(event, StepOpened):
+            return event.role == self._spec.observation_role
+        return event.step.role == self._spec.answer_role or event.step.role in self._spec.tool_roles
+
+    def _name(self, event: StreamEvent) -> str:
+        return f"<{event.role}>" if isinstance(event, StepOpened) else f"</{event.step.role}>"
+
+    async def _call(self, step: Step) -> StopReason | None:
+        """Run a tool and append its answer; a reason when that is the end."""
+        if self._limits.max_turns is not None and len(self._calls) >= self._limits.max_turns:
             return StopReason.TURNS
-        self._tell(CallStarted(step.role, self._spec.tool_roles[step.role], step.content))
-        text = await self._caller.call(step.role, step.content)
-        self._tell(CallFinished(self._caller.records[-1]))
+        if self._on_event:
+            self._on_event(CallStarted(step.role, self._caller.tool_name(step.role), step.content))
+        call, late = await self._caller.call(step, self._clock.left)
+        text = observation_text(call.observation, self._spec, self._limits.max_observation_chars)
+        call = call.model_copy(update={"observation": _between_tags(text)})
+        self._calls.append(call)
+        if self._on_event:
+            self._on_event(CallFinished(call))
+        if late:
+            return StopReason.SECONDS
         ids = self._model.encode(text)
-        if len(self._transcript) + len(ids) > most:
+        if len(self._transcript.ids) + len(ids) > self._budget.response:
             return StopReason.RESPONSE_TOKENS
-        held = self._decoder.flush()
-        self._add_text(Author.AGENT, held)
-        self._parser.feed(held)
-        self._transcript.add_observed(ids)
-        self._add_text(Author.ENVIRONMENT, text)
+        self._transcript.add_observation(ids, text)
         self._parser.feed_observation(text)
-        self._decoder = IncrementalDecoder(self._model.decode)
+        if self._live:
+            self._live.add_observation(text)
         return None
 
-    def _add_text(self, author: Author, text: str) -> None:
-        self._transcript.add_text(author, text)
-        if text:
-            self._tell(TextAdded(author, text))
-
-    def _cost(self, wall_s: float) -> Cost:
-        calls = self._caller.records
-        sampled = self._transcript.agent_tokens
-        return Cost(
-            prompt_tokens=len(self._prompt),
-            agent_tokens=sampled,
-            observation_tokens=len(self._transcript) - sampled,
-            generations=self._generations,
-            tool_calls=len(calls),
-            tool_failures=sum(not call.ok for call in calls),
-            generation_seconds=self._generation_s,
-            tool_seconds=sum(call.seconds for call in calls),
-            wall_seconds=wall_s,
+    def _episode(self, stop: StopReason) -> Episode:
+        transcript, calls = self._transcript, self._calls
+        return Episode(
+            prompt_ids=self._prompt,
+            response_ids=tuple(transcript.ids),
+            response_mask=tuple(transcript.mask),
+            logprobs=transcript.logprobs,
+            segments=transcript.segments(),
+            calls=tuple(calls),
+            stop=stop,
+            cost=Cost(
+                prompt_tokens=len(self._prompt),
+                agent_tokens=transcript.agent_tokens,
+                observation_tokens=len(transcript.ids) - transcript.agent_tokens,
+                generations=self._generations,
+                tool_calls=len(calls),
+                tool_failures=sum(not call.ok for call in calls),
+                generation_seconds=self._generation_seconds,
+                tool_seconds=sum(call.seconds for call in calls),
+                wall_seconds=self._clock.elapsed,
+            ),
         )
-
-
-def _ignore(_: EpisodeEvent) -> None:
-    """Nobody listens."""

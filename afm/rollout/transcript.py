@@ -1,52 +1,78 @@
-"""The response while it grows: tokens, masks and text by author, always in step."""
+"""The response of one episode while it grows: tokens, mask, log-probabilities and text by author."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from afm.errors import EngineError
 from afm.models.base import Generation
+from afm.models.streaming import IncrementalDecoder
 from afm.trajectory.types import Author, Segment
 
 
 class Transcript:
-    """Collects what was sampled and what was observed, in order, and never rewrites it."""
+    """Appends what was sampled and what was observed; nothing is ever tokenized again.
 
-    def __init__(self) -> None:
-        self.token_ids: list[int] = []
+    Args:
+        decode: Text of token ids.
+    """
+
+    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
+        self._decoder = IncrementalDecoder(decode)
+        self._agent_text: list[str] = []
+        self._segments: list[Segment] = []
+        self._with_logprobs = True
+        self.ids: list[int] = []
         self.mask: list[int] = []
-        self.logprobs: list[float] = []
-        self._texts: list[tuple[Author, list[str]]] = []
+        self._logprobs: list[float] = []
+        self.agent_tokens = 0
+        self.turn_tokens = 0
 
-    def __len__(self) -> int:
-        return len(self.token_ids)
+    @property
+    def logprobs(self) -> tuple[float, ...]:
+        """One for each token, 0.0 for observed ones; empty when the model reports none."""
+        return tuple(self._logprobs) if self._with_logprobs else ()
 
-    def add_sampled(self, generation: Generation) -> None:
-        """Append tokens of the model; absent log-probabilities become 0."""
+    def add_generation(self, generation: Generation) -> str:
+        """Append what the model sampled; returns its text as far as its characters are whole.
+
+        Raises:
+            EngineError: The model returned log-probabilities for some of its tokens only.
+        """
         count = len(generation.token_ids)
-        self.token_ids += generation.token_ids
+        if len(generation.logprobs) == count:
+            self._logprobs += generation.logprobs
+        elif generation.logprobs:
+            raise EngineError(
+                f"the model returned {count} tokens with {len(generation.logprobs)} log-probabilities; "
+                "expected one for each token, or none at all"
+            )
+        else:
+            self._with_logprobs = False
+        self.ids += generation.token_ids
         self.mask += [1] * count
-        self.logprobs += generation.logprobs or [0.0] * count
+        self.agent_tokens += count
+        self.turn_tokens += count
+        text = self._decoder.feed(generation.token_ids)
+        self._agent_text.append(text)
+        return text
 
-    def add_observed(self, token_ids: Sequence[int]) -> None:
-        """Append tokens of the environment."""
-        self.token_ids += token_ids
+    def add_observation(self, token_ids: Sequence[int], text: str) -> None:
+        """Append what the environment wrote."""
+        self._close_agent_segment()
+        self._segments.append(Segment(Author.ENVIRONMENT, text))
+        self.ids += token_ids
         self.mask += [0] * len(token_ids)
-        self.logprobs += [0.0] * len(token_ids)
+        self._logprobs += [0.0] * len(token_ids)
+        self.turn_tokens = 0
 
-    def add_text(self, author: Author, text: str) -> None:
-        """Append text; neighbours by one author are joined."""
-        if not text:
-            return
-        if not self._texts or self._texts[-1][0] is not author:
-            self._texts.append((author, []))
-        self._texts[-1][1].append(text)
-
-    @property
-    def agent_tokens(self) -> int:
-        """Sampled tokens so far."""
-        return sum(self.mask)
-
-    @property
     def segments(self) -> tuple[Segment, ...]:
-        """The text so far, by author."""
-        return tuple(Segment(author, "".join(parts)) for author, parts in self._texts)
+        """The finished response as text by author; a character cut in half becomes a replacement character."""
+        self._close_agent_segment()
+        return tuple(self._segments)
+
+    def _close_agent_segment(self) -> None:
+        text = "".join(self._agent_text) + self._decoder.finish()
+        self._agent_text.clear()
+        if text:
+            self._segments.append(Segment(Author.AGENT, text))
