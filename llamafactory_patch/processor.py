@@ -55,13 +55,13 @@ class _AuthorMask:
         """
         template = self.template
         if not isinstance(template, AuthorTemplate):
-            return super().preprocess_dataset(examples)  # type: ignore[misc]
+            return super().preprocess_dataset(examples)  # type: ignore
         _refuse_broken_rows(examples, self.data_args.observation_tags)
         self._names = [_row_name(examples, index) for index in range(len(examples["_prompt"]))]
         try:
             self._encode_ahead(template, examples)
             self._next_row = 0
-            return super().preprocess_dataset(examples)  # type: ignore[misc]
+            return super().preprocess_dataset(examples)  # type: ignore
         finally:
             template.forget()
 
@@ -81,7 +81,7 @@ class _AuthorMask:
         author_tokenizer.encode_collected()
 
     def _encode_data_example(self, *args: Any, **kwargs: Any) -> tuple[list[int], list[int]]:
-        input_ids, labels = super()._encode_data_example(*args, **kwargs)  # type: ignore[misc]
+        input_ids, labels = super()._encode_data_example(*args, **kwargs)  # type: ignore
         if not isinstance(self.template, AuthorTemplate):
             return input_ids, labels
         input_ids, labels = ids_and_labels(input_ids, labels, IGNORE_INDEX)

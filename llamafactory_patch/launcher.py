@@ -1,0 +1,165 @@
+"""Start trainings: ``llamafactory-patch-cli`` (all of ``llamafactory-cli``) and :func:`run_sft`."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shlex
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from llamafactory_patch import output
+from llamafactory_patch.config import SftJob, resolve
+from llamafactory_patch.process import (
+    PARENT_VARIABLE,
+    die_with_parent,
+    engine_errors,
+    folder_lock,
+    run_logged,
+)
+
+_TORCHRUN_VARIABLES = (
+    "FORCE_TORCHRUN",
+    "NNODES",
+    "NODE_RANK",
+    "NPROC_PER_NODE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+)
+_SHOWN_VARIABLES = (*_TORCHRUN_VARIABLES, "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
+
+
+def run_sft(
+    config_path: str | Path, overrides: Sequence[str] = (), *, dry_run: bool = False, echo: bool = True
+) -> int:
+    """Fine-tune as a configuration says; the call returns when the training ends.
+
+    The trainer runs as a child process. ``output_dir`` receives the model with its tokenizer, ``agent.yaml`` (if
+    the configuration names an agent), ``sft_config.yaml`` (exactly what the trainer got), ``training.log``,
+    ``trainer_log.jsonl`` (a line per logged step: current_steps, loss, lr) and ``sft_manifest.json``. A finished
+    training is not repeated, an interrupted one continues from its last complete checkpoint;
+    ``overwrite_output_dir=true`` starts anew. In a job of several nodes (``NNODES``, ``NODE_RANK``,
+    ``MASTER_ADDR``), call it on each.
+
+    Args:
+        config_path: YAML of LLaMA-Factory's training arguments, the arguments this package adds, and
+            :data:`llamafactory_patch.config.OWN_KEYS`.
+        overrides: ``key=value`` pairs that replace keys of the YAML.
+        dry_run: Print the resolved command and configuration, and start nothing.
+        echo: Show the trainer's output on standard output, too.
+
+    Returns:
+        The trainer's exit status; 0 also when there was nothing left to do.
+
+    Raises:
+        ConfigError: The configuration is wrong, or ``output_dir`` holds a finished run with other settings.
+        UsageError: An override is no ``key=value``.
+        EngineError: Another process trains into ``output_dir``.
+    """
+    job = resolve(config_path, overrides)
+    if dry_run:
+        print(_described(job))
+        return 0
+    if output.is_finished(job):
+        print(f"{job.output_dir} is finished; for another run choose another output_dir")
+        return 0
+    job.output_dir.mkdir(parents=True, exist_ok=True)
+    rank = os.environ.get("NODE_RANK", "0")
+    with folder_lock(job.output_dir, f".sft.{rank}.lock") as lock:
+        note = output.prepare(job, first_node=rank == "0", progress_bar=echo and sys.stdout.isatty())
+        if note:
+            print(note, flush=True)
+        began = time.monotonic()
+        log_name = "training.log" if rank == "0" else f"training.node{rank}.log"
+        env = os.environ | _variables(job)
+        log_path = job.output_dir / log_name
+        status = run_logged(_command(job), env=env, log_path=log_path, keep_open=(lock,), echo=echo)
+        if status == 0 and rank == "0":
+            output.finish(job, seconds=time.monotonic() - began)
+    return status
+
+
+def main() -> None:
+    """``llamafactory-cli`` with the plugin installed (``train``, ``export``, ``chat``, ... and ``-h``)."""
+    parent = os.environ.pop(PARENT_VARIABLE, None)
+    signal.signal(signal.SIGTERM, _exit_on_signal)
+    if parent is not None:
+        die_with_parent(int(parent), signal.SIGTERM)
+    with engine_errors():
+        from llamafactory_patch.plugin import install
+
+        install()
+        _launch()
+
+
+def _launch() -> None:
+    """Hand over to LLaMA-Factory, whose relaunch under torchrun must run our worker.
+
+    ``llamafactory.launcher.launch`` (0.9.5) gives torchrun its own ``__file__``, finds torchrun on the PATH and
+    splits the command at blanks: so we set the first, extend the second and pass paths without the third.
+    """
+    from subprocess import CalledProcessError
+
+    from llamafactory import launcher
+
+    from llamafactory_patch import worker
+
+    launcher.__file__ = _without_blanks(Path(worker.__file__))
+    if len(sys.argv) > 2 and Path(sys.argv[2]).is_file():
+        sys.argv[2] = _without_blanks(Path(sys.argv[2]))
+    os.environ["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
+    try:
+        launcher.launch()
+    except CalledProcessError as error:  # torchrun has told the reason
+        raise SystemExit(error.returncode if error.returncode > 0 else 128 - error.returncode) from None
+
+
+def _without_blanks(path: Path) -> str:
+    """The path itself, or a link to it that needs no quoting."""
+    if not any(character.isspace() for character in str(path)):
+        return str(path)
+    folder = Path(tempfile.mkdtemp(prefix="llamafactory_patch_"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    link = folder / f"{'_'.join(path.stem.split())}{path.suffix}"
+    link.symlink_to(path.resolve())
+    return str(link)
+
+
+def _exit_on_signal(number: int, frame: object) -> None:
+    raise SystemExit(128 + number)  # unwinds, so that a torchrun below us is ended, too
+
+
+def _command(job: SftJob) -> list[str]:
+    config = str(output.config_path(job))
+    return [sys.executable, "-m", "llamafactory_patch.launcher", "train", config]
+
+
+def _variables(job: SftJob) -> dict[str, str]:
+    """What the child's environment has besides or instead of ours."""
+    wanted = {"PYTHONUNBUFFERED": "1"}
+    if job.threads is not None:
+        wanted["OMP_NUM_THREADS"] = str(job.threads)
+    if job.config.get("deepspeed"):
+        wanted["FORCE_TORCHRUN"] = "1"  # LLaMA-Factory refuses DeepSpeed without, even on one device
+    if not sys.stdout.isatty():
+        wanted |= {"HF_DATASETS_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    chosen = {name: os.environ.get(name, value) for name, value in wanted.items()}
+    return chosen | ({"CUDA_VISIBLE_DEVICES": ""} if job.config.get("use_cpu") else {})
+
+
+def _described(job: SftJob) -> str:
+    env = os.environ | _variables(job)
+    variables: dict[str, Any] = {name: env[name] for name in _SHOWN_VARIABLES if name in env}
+    words = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
+    words += [shlex.quote(word) for word in _command(job)]
+    return f"{output.config_text(job, job.config)}\n{' '.join(words)}"
+
+
+if __name__ == "__main__":
+    main()

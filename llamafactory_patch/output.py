@@ -1,0 +1,158 @@
+"""The output folder of a training: what is in it, how far it got, and what is added in the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from afm.agents import save_agent
+from afm.errors import ConfigError
+from llamafactory_patch.config import SftJob, changed_keys
+
+CONFIG_FILE = "sft_config.yaml"
+MANIFEST_FILE = "sft_manifest.json"
+HISTORY_FILE = "trainer_log.jsonl"
+
+_VERSIONS = ("afm", "llamafactory", "torch", "transformers", "datasets", "accelerate")
+
+
+def config_path(job: SftJob) -> Path:
+    """Where the configuration stands that LLaMA-Factory is given."""
+    return job.output_dir / CONFIG_FILE
+
+
+def config_text(job: SftJob, config: dict[str, Any]) -> str:
+    """``config`` as YAML, with the settings LLaMA-Factory does not see as comments."""
+    agent = f"{job.agent.name} (digest {job.agent.digest})" if job.agent else "none"
+    head = f"# Resolved by `afm sft`. agent: {agent}; threads: {job.threads or 'all'}\n"
+    return head + yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
+
+
+def is_finished(job: SftJob) -> bool:
+    """True when this very training has ended well before.
+
+    Raises:
+        ConfigError: Another training has ended in the same folder.
+    """
+    manifest = job.output_dir / MANIFEST_FILE
+    if not manifest.is_file() or job.config.get("overwrite_output_dir"):
+        return False
+    settings = json.loads(manifest.read_text(encoding="utf-8"))["settings"]
+    if changes := changed_keys(settings, job.settings()):
+        raise ConfigError(
+            f"{job.output_dir} holds a finished training with other settings ({'; '.join(changes)}); choose "
+            "another output_dir, or start anew there with overwrite_output_dir=true"
+        )
+    return True
+
+
+def prepare(job: SftJob, *, first_node: bool, progress_bar: bool) -> str:
+    """Write the configuration so that the training begins, or continues where it was interrupted.
+
+    Returns:
+        What a person should know about that, or nothing.
+    """
+    config = {"disable_tqdm": not progress_bar, **job.config}
+    begun = config_path(job).is_file()
+    notes = []
+    if "resume_from_checkpoint" not in config and not config.get("overwrite_output_dir"):
+        if first_node:
+            notes += _set_aside_incomplete(job.output_dir)
+        checkpoint = _last_checkpoint(job.output_dir)
+        if checkpoint is not None:
+            config["resume_from_checkpoint"] = str(checkpoint)
+            notes.append(f"continuing from {checkpoint}")
+            _cut_history(job.output_dir / HISTORY_FILE, _step(checkpoint))
+        elif begun:
+            config["overwrite_output_dir"] = True  # interrupted before its first checkpoint
+    if first_node:
+        (job.output_dir / MANIFEST_FILE).unlink(missing_ok=True)
+        _replace(config_path(job), config_text(job, config))
+    return "\n".join(notes)
+
+
+def finish(job: SftJob, *, seconds: float) -> None:
+    """Make the trained model complete and leave the mark that this training is finished."""
+    if job.agent is not None:
+        save_agent(job.agent, job.output_dir / "agent.yaml")
+    _allow_cache(job.output_dir / "config.json")
+    manifest = {
+        "settings": job.settings(),
+        "agent": job.agent.name if job.agent else None,
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+        "seconds_since_last_start": round(seconds, 1),
+        "versions": {name: metadata.version(name) for name in _VERSIONS},
+    }
+    _replace(job.output_dir / MANIFEST_FILE, json.dumps(manifest, indent=2, ensure_ascii=False) + "\n")
+
+
+def _allow_cache(config_file: Path) -> None:
+    """LLaMA-Factory saves ``use_cache: false``, which is about training; generation would crawl."""
+    if not config_file.is_file():
+        return
+    config = json.loads(config_file.read_text(encoding="utf-8"))
+    if config.get("use_cache") is False:
+        _replace(config_file, json.dumps({**config, "use_cache": True}, indent=2, ensure_ascii=False) + "\n")
+
+
+def _checkpoints(output_dir: Path) -> list[Path]:
+    found = (path for path in output_dir.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", path.name))
+    return sorted(found, key=_step)
+
+
+def _step(checkpoint: Path) -> int:
+    return int(checkpoint.name.rpartition("-")[2])
+
+
+def _is_complete(checkpoint: Path) -> bool:
+    """The trainer writes ``trainer_state.json`` last (transformers 5.5.4, ``Trainer._save_checkpoint``)."""
+    try:
+        state = json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(state, dict) and state.get("global_step") == _step(checkpoint)
+
+
+def _last_checkpoint(output_dir: Path) -> Path | None:
+    complete = [path for path in _checkpoints(output_dir) if _is_complete(path)]
+    return complete[-1] if complete else None
+
+
+def _set_aside_incomplete(output_dir: Path) -> list[str]:
+    """Rename checkpoints that a killed training left half written: the trainer would stumble over them."""
+    notes = []
+    for checkpoint in _checkpoints(output_dir):
+        if not _is_complete(checkpoint):
+            aside = checkpoint.with_name(f"incomplete-{checkpoint.name}")
+            shutil.rmtree(aside, ignore_errors=True)
+            checkpoint.rename(aside)
+            notes.append(f"{checkpoint} was not saved completely; renamed to {aside.name}")
+    return notes
+
+
+def _cut_history(history: Path, last_step: int) -> None:
+    """Drop lines of steps that are about to be trained again, and a half-written last line."""
+    if not history.is_file():
+        return
+    kept = []
+    for line in history.read_text(encoding="utf-8").splitlines():
+        try:
+            if json.loads(line)["current_steps"] <= last_step:
+                kept.append(line + "\n")
+        except (ValueError, KeyError):
+            continue
+    _replace(history, "".join(kept))
+
+
+def _replace(path: Path, text: str) -> None:
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)

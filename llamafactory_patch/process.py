@@ -1,0 +1,169 @@
+"""Child processes: started, shown and logged, interrupted and never left behind."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, BinaryIO
+
+from afm.errors import AfmError, EngineError
+
+PARENT_VARIABLE = "LLAMAFACTORY_PATCH_PARENT"
+"""Set for a child that must not outlive the process with this id."""
+
+_LOCK_WAIT_S = 30.0
+_PR_SET_PDEATHSIG = 1
+_MAX_LINE_BYTES = 1_000_000
+
+
+def die_with_parent(parent: int | None = None, death_signal: int = signal.SIGKILL) -> None:
+    """Have the kernel signal this process when its parent ends, even by ``kill -9`` (Linux only).
+
+    Without it a killed training would live on and write into the folder of its successor.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    expected = os.getppid() if parent is None else parent
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(death_signal))
+    if os.getppid() != expected:
+        raise SystemExit(128 + death_signal)
+
+
+@contextmanager
+def engine_errors() -> Iterator[None]:
+    """End the process with one clear message for errors raised on purpose."""
+    try:
+        yield
+    except AfmError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        raise SystemExit(1) from None
+    except KeyboardInterrupt:
+        raise SystemExit(128 + signal.SIGINT) from None
+
+
+@contextmanager
+def folder_lock(folder: Path, name: str) -> Iterator[int]:
+    """Hold ``folder`` for one training; yields a file descriptor that its processes must inherit.
+
+    Raises:
+        EngineError: Another training holds it, and did not end within 30 s.
+    """
+    path = folder / name
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        deadline = time.monotonic() + _LOCK_WAIT_S
+        while not _locked(descriptor):
+            if time.monotonic() > deadline:
+                raise EngineError(
+                    f"another process trains into {folder}; wait for it or end it ({path} is held)"
+                )
+            time.sleep(0.2)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def run_logged(
+    command: Sequence[str], *, env: Mapping[str, str], log_path: Path, keep_open: Sequence[int], echo: bool
+) -> int:
+    """Run a command to its end; its output goes to ``log_path`` and, with ``echo``, to our standard output.
+
+    Progress bars stay alive on a terminal; the log keeps their last state only. The first Ctrl-C is passed on,
+    the second one kills.
+
+    Returns:
+        Its exit status; 128 + n when signal n ended it.
+    """
+    child = subprocess.Popen(
+        list(command),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL,
+        env={**env, PARENT_VARIABLE: str(os.getpid())},
+        pass_fds=tuple(keep_open),
+        start_new_session=True,
+    )
+    assert child.stdout is not None
+    with log_path.open("ab") as log:
+        show = _shower() if echo else None
+        try:
+            status = _until_end(child, child.stdout, _LineLog(log, show))
+        finally:
+            if child.poll() is None:
+                _signal_group(child, signal.SIGKILL)
+                child.wait()
+    return status if status >= 0 else 128 - status
+
+
+def _until_end(child: subprocess.Popen[bytes], output: IO[bytes], log: _LineLog) -> int:
+    interrupts = 0
+    while True:
+        try:
+            while chunk := os.read(output.fileno(), 65_536):
+                log.write(chunk)
+            log.close()
+            return child.wait()
+        except KeyboardInterrupt:
+            interrupts += 1
+            _signal_group(child, signal.SIGINT if interrupts == 1 else signal.SIGKILL)
+
+
+def _signal_group(child: subprocess.Popen[bytes], number: int) -> None:
+    try:
+        os.killpg(child.pid, number)
+    except ProcessLookupError:
+        return
+
+
+class _LineLog:
+    """Writes whole lines to a log and shows the output, whole lines or as it comes."""
+
+    def __init__(self, log: BinaryIO, show: Callable[[bytes], None] | None) -> None:
+        self._log = log
+        self._show = show
+        self._raw = show is not None and sys.stdout.isatty()
+        self._rest = b""
+
+    def write(self, chunk: bytes) -> None:
+        if self._raw and self._show is not None:
+            self._show(chunk)
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        self._rest = self._rest[-_MAX_LINE_BYTES:]
+        for line in lines:
+            self._line(line)
+
+    def close(self) -> None:
+        if self._rest:
+            self._line(self._rest)
+            self._rest = b""
+
+    def _line(self, line: bytes) -> None:
+        last = line.rstrip(b"\r").rpartition(b"\r")[2] + b"\n"  # what a progress bar ended at
+        self._log.write(last)
+        self._log.flush()
+        if not self._raw and self._show is not None:
+            self._show(last)
+
+
+def _shower() -> Callable[[bytes], None]:
+    def show(text: bytes) -> None:
+        sys.stdout.write(text.decode("utf-8", errors="replace"))
+        sys.stdout.flush()
+
+    return show

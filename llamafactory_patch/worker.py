@@ -1,0 +1,27 @@
+"""What torchrun starts on every rank: LLaMA-Factory's training with the plugin installed."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+
+def main() -> None:
+    """Train as one rank."""
+    from llamafactory_patch.process import die_with_parent, engine_errors
+
+    die_with_parent()
+    with engine_errors():
+        from llamafactory_patch.plugin import install
+
+        install()
+        from llamafactory.train.tuner import run_exp
+
+        run_exp()
+
+
+if __name__ == "__main__":
+    # Started as a file, this folder stands first on the path and would shadow modules of other packages.
+    package = Path(__file__).resolve().parent
+    sys.path[:1] = [str(package.parent)]
+    main()
