@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 from afm.errors import DataError, SandboxError, SandboxUnavailableError
 from afm.sandbox.base import ExitReason, RunResult, SandboxLimits
@@ -62,6 +63,12 @@ class _Descriptors:
     stdin: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Gate:
+    slots: asyncio.Semaphore
+    opening: asyncio.Lock
+
+
 class BubblewrapSandbox:
     """Runs each program in a fresh bubblewrap jail.
 
@@ -84,8 +91,8 @@ class BubblewrapSandbox:
         self._python = python
         self._limits = limits or SandboxLimits()
         self._binds = tuple(binds)
-        self._slots = asyncio.Semaphore(max_parallel or len(os.sched_getaffinity(0)))
-        self._opening = asyncio.Lock()
+        self._max_parallel = max_parallel or len(os.sched_getaffinity(0))
+        self._gates: WeakKeyDictionary[asyncio.AbstractEventLoop, _Gate] = WeakKeyDictionary()
         self._jail: _Jail | None = None
         self._running: set[JailedProcess] = set()
         self._spawner = _spawner()
@@ -100,7 +107,7 @@ class BubblewrapSandbox:
         program = _encoded("the program", code, limits.file_bytes)
         given = _encoded("stdin", stdin, limits.stdin_bytes)
         jail = await self._ready()
-        async with self._slots:
+        async with self._gate().slots:
             return await self._run_in(jail, program, given, limits)
 
     async def close(self) -> None:
@@ -112,10 +119,17 @@ class BubblewrapSandbox:
         self._spawner.shutdown()
         self._spawner = _spawner()
 
+    def _gate(self) -> _Gate:
+        """The gate of this event loop: locks belong to one loop, a sandbox may serve several in turn."""
+        loop = asyncio.get_running_loop()
+        if loop not in self._gates:
+            self._gates[loop] = _Gate(asyncio.Semaphore(self._max_parallel), asyncio.Lock())
+        return self._gates[loop]
+
     async def _ready(self) -> _Jail:
         """The jail, after one real run has shown that it works here."""
         if self._jail is None:
-            async with self._opening:
+            async with self._gate().opening:
                 if self._jail is None:
                     self._jail = await self._probed()
         return self._jail

@@ -1,0 +1,360 @@
+"""How runs end, what they leave behind, and what the sandbox promises to its callers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from afm.errors import DataError, SandboxUnavailableError
+from afm.sandbox import ExitReason, Sandbox, SandboxLimits, open_sandbox
+
+pytestmark = pytest.mark.sandbox
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> Sandbox:
+    return open_sandbox(limits=SandboxLimits(wall_s=10.0, cpu_s=5))
+
+
+async def test_a_program_runs_as_main_with_its_input(sandbox: Sandbox) -> None:
+    code = "import sys\nprint(__name__, sys.argv, input(), sys.stdin.read())\nprint('to stderr', file=sys.stderr)"
+    result = await sandbox.run(code, "héllo\nrest")
+    assert result.stdout == "__main__ ['/tmp/main.py'] héllo rest\n"
+    assert result.stderr == "to stderr\n"
+    assert (result.reason, result.exit_status) == (ExitReason.OK, 0)
+    assert not result.stdout_cut
+    assert not result.stderr_cut
+    assert 0 < result.cpu_s < result.wall_s + 1
+    assert result.peak_memory_bytes is not None
+    assert 4 << 20 < result.peak_memory_bytes < 64 << 20
+
+
+async def test_stdin_is_also_a_file_and_may_be_empty(sandbox: Sandbox) -> None:
+    assert (await sandbox.run("print(open('/dev/stdin').read() * 2)", "ab")).stdout == "abab\n"
+    assert (await sandbox.run("import sys\nprint(repr(sys.stdin.read()))")).stdout == "''\n"
+
+
+async def test_what_programs_usually_need_works(sandbox: Sandbox) -> None:
+    code = """
+import asyncio, multiprocessing, os, subprocess, sys, threading, zoneinfo, sqlite3, decimal
+async def answer():
+    await asyncio.sleep(0.01)
+    return 42
+print(asyncio.run(answer()))
+thread = threading.Thread(target=print, args=("thread",)); thread.start(); thread.join()
+print(subprocess.run([sys.executable, "-c", "print('child')"], capture_output=True, text=True).stdout, end="")
+with multiprocessing.Pool(2) as pool:
+    print(pool.map(abs, [-1, -2]))
+open("note.txt", "w").write("kept for this run"); print(open("/tmp/note.txt").read())
+exit()
+"""
+    result = await sandbox.run(code)
+    assert result.stderr == ""
+    assert result.stdout == "42\nthread\nchild\n[1, 2]\nkept for this run\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "last"),
+    [
+        ("1/0", 1, "ZeroDivisionError: division by zero"),
+        ("x = ", 1, "SyntaxError: invalid syntax"),
+        ("import sys; sys.exit(3)", 3, ""),
+        ("import sys; sys.exit('no luck')", 1, "no luck"),
+        ("import os; os._exit(200)", 200, ""),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGTERM)", -15, ""),
+        ("import ctypes; ctypes.string_at(0)", -11, ""),
+        ("raise KeyboardInterrupt", 1, "KeyboardInterrupt"),
+    ],
+)
+async def test_a_failing_program(code: str, status: int, last: str, sandbox: Sandbox) -> None:
+    result = await sandbox.run(code)
+    assert (result.reason, result.exit_status) == (ExitReason.ERROR, status)
+    assert result.stderr.rstrip().rpartition("\n")[2] == last
+
+
+async def test_a_traceback_shows_the_program_only(sandbox: Sandbox) -> None:
+    result = await sandbox.run("def f():\n    return [][0]\n\nf()\n")
+    assert result.stderr.splitlines() == [
+        "Traceback (most recent call last):",
+        '  File "main.py", line 4, in <module>',
+        "    f()",
+        '  File "main.py", line 2, in f',
+        "    return [][0]",
+        "           ~~^^^",
+        "IndexError: list index out of range",
+    ]
+
+
+async def test_too_much_memory(sandbox: Sandbox) -> None:
+    result = await sandbox.run("x = b'x' * (300 << 20)", limits=SandboxLimits(memory_bytes=200 << 20))
+    assert (result.reason, result.exit_status) == (ExitReason.MEMORY, None)
+    assert result.stderr.rstrip().endswith("MemoryError")
+
+
+async def test_a_program_that_kills_itself_was_killed(sandbox: Sandbox) -> None:
+    result = await sandbox.run("import os; print('so long', flush=True); os.kill(os.getpid(), 9)")
+    assert (result.reason, result.exit_status, result.stdout) == (ExitReason.KILLED, -9, "so long\n")
+
+
+async def test_output_at_the_limit_is_whole_and_one_byte_more_is_cut(sandbox: Sandbox) -> None:
+    limits = SandboxLimits(output_bytes=1000)
+    whole = await sandbox.run("print('x' * 999)", limits=limits)
+    assert (whole.reason, len(whole.stdout), whole.stdout_cut) == (ExitReason.OK, 1000, False)
+    cut = await sandbox.run("print('x' * 1000)", limits=limits)
+    assert (cut.reason, len(cut.stdout), cut.stdout_cut) == (ExitReason.OUTPUT, 1000, True)
+
+
+async def test_output_need_not_be_text(sandbox: Sandbox) -> None:
+    result = await sandbox.run("import os; os.write(1, b'a\\xff\\xfeb\\x1b[31m\\0')")
+    assert result.stdout == "a\N{REPLACEMENT CHARACTER}\N{REPLACEMENT CHARACTER}b\x1b[31m\0"
+
+
+async def test_a_cut_never_splits_a_character(sandbox: Sandbox) -> None:
+    result = await sandbox.run("print('€' * 100)", limits=SandboxLimits(output_bytes=100))
+    assert result.stdout == "€" * 33
+
+
+async def test_sizes_beyond_the_limits_are_refused_before_anything_runs(sandbox: Sandbox) -> None:
+    with pytest.raises(DataError, match="stdin is 11 bytes long, expected at most 10"):
+        await sandbox.run("print(1)", "x" * 11, SandboxLimits(stdin_bytes=10))
+    with pytest.raises(DataError, match="the program is"):
+        await sandbox.run("#" * 2000, limits=SandboxLimits(file_bytes=1000))
+
+
+async def test_the_same_program_prints_the_same(sandbox: Sandbox) -> None:
+    code = "print({'apple', 'pear', 'plum', 'fig'}, hash('x'))"
+    assert (await sandbox.run(code)).stdout == (await sandbox.run(code)).stdout
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "while True: pass",
+        "import signal\nfor n in (2, 15, 24): signal.signal(n, signal.SIG_IGN)\nwhile True: pass",
+    ],
+    ids=["plain", "signals ignored"],
+)
+async def test_a_busy_loop_ends_at_the_cpu_limit(code: str, sandbox: Sandbox) -> None:
+    result = await sandbox.run(code, limits=SandboxLimits(cpu_s=1, wall_s=30))
+    assert (result.reason, result.exit_status) == (ExitReason.CPU, None)
+    assert 0.8 < result.cpu_s < 3
+
+
+async def test_sleeping_ends_at_the_wall_clock(sandbox: Sandbox) -> None:
+    code = "import time\nprint('begun', flush=True)\ntime.sleep(60)"
+    result = await sandbox.run(code, limits=SandboxLimits(wall_s=1.5))
+    assert (result.reason, result.exit_status, result.stdout) == (ExitReason.TIMEOUT, None, "begun\n")
+    assert 1.5 <= result.wall_s < 4
+
+
+async def test_the_cpu_time_of_a_stopped_program_is_known(sandbox: Sandbox) -> None:
+    result = await sandbox.run("while True: pass", limits=SandboxLimits(wall_s=1.5))
+    assert result.reason is ExitReason.TIMEOUT
+    assert result.cpu_s > 0.3
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import os\nwhile True: os.write(1, b'y' * 65536)",
+        "import os\nwhile True: os.write(2, b'y' * 65536)",
+        "import sys\nsys.stdout.write('y' * (100 << 20))",
+    ],
+    ids=["stdout", "stderr", "one write"],
+)
+async def test_an_output_flood_stops_the_run(code: str, sandbox: Sandbox) -> None:
+    result = await sandbox.run(code, limits=SandboxLimits(output_bytes=5000))
+    assert (result.reason, result.exit_status) == (ExitReason.OUTPUT, None)
+    assert len(result.stdout) + len(result.stderr) == 5000
+    assert result.stdout_cut is bool(result.stdout)
+    assert result.stderr_cut is bool(result.stderr)
+
+
+DAEMON = """
+import os, sys, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        {close}
+        os.execv(sys.executable, ["afm-daemon-canary", "-c", "import time; time.sleep(60)"])
+    os._exit(0)
+time.sleep(0.3)
+print("parent done", flush=True)
+{end}
+"""
+
+
+def alive(marker: str) -> list[str]:
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if (folder / "cmdline").read_bytes().startswith(marker.encode()):
+                found.append(folder.name)
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.parametrize("close", ["os.closerange(0, 3)", "pass"], ids=["silent", "holding stdout"])
+async def test_daemons_die_with_the_program(close: str, sandbox: Sandbox) -> None:
+    begun = time.monotonic()
+    result = await sandbox.run(DAEMON.format(close=close, end=""))
+    assert (result.reason, result.stdout) == (ExitReason.OK, "parent done\n")
+    assert time.monotonic() - begun < 5
+    assert not alive("afm-daemon-canary")
+
+
+@pytest.mark.parametrize(
+    "end", ["time.sleep(60)", "while True: os.write(1, b'y' * 65536)"], ids=["wall clock", "flood"]
+)
+async def test_daemons_die_with_a_stopped_program(end: str, sandbox: Sandbox) -> None:
+    await sandbox.run(DAEMON.format(close="pass", end=end), limits=SandboxLimits(wall_s=2.0))
+    assert not alive("afm-daemon-canary")
+
+
+async def test_cancelling_kills_every_descendant_and_leaves_no_zombie(sandbox: Sandbox) -> None:
+    run = asyncio.create_task(sandbox.run(DAEMON.format(close="pass", end="time.sleep(60)")))
+    for _ in range(200):
+        await asyncio.sleep(0.05)
+        if alive("afm-daemon-canary"):
+            break
+    assert len(alive("afm-daemon-canary")) == 1
+    before = descriptors()
+    run.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await run
+    assert not alive("afm-daemon-canary")
+    assert not children()
+    assert descriptors() < before
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.001, 0.003, 0.006, 0.01, 0.02, 0.04])
+async def test_cancelling_at_any_moment_leaves_nothing(delay_s: float, sandbox: Sandbox) -> None:
+    await sandbox.run("1")
+    before = descriptors()
+    runs = [asyncio.create_task(sandbox.run("import time; time.sleep(30)")) for _ in range(4)]
+    await asyncio.sleep(delay_s)
+    for run in runs:
+        run.cancel()
+    results = await asyncio.gather(*runs, return_exceptions=True)
+    assert all(isinstance(result, asyncio.CancelledError) for result in results)
+    assert not children()
+    assert descriptors() == before
+
+
+def children() -> list[str]:
+    """Children of this process, zombies included."""
+    tasks = Path("/proc/self/task").glob("*/children")
+    return [pid for task in tasks for pid in task.read_text().split()]
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+async def test_many_runs_leave_no_process_and_no_descriptor(sandbox: Sandbox) -> None:
+    await sandbox.run("1")
+    before = descriptors()
+    results = await asyncio.gather(*(sandbox.run(f"print({n})", str(n)) for n in range(30)))
+    assert [result.stdout for result in results] == [f"{n}\n" for n in range(30)]
+    assert descriptors() == before
+    assert not children()
+
+
+async def test_closing_ends_what_still_runs() -> None:
+    sandbox = open_sandbox()
+    run = asyncio.create_task(sandbox.run("import time; time.sleep(60)"))
+    await asyncio.sleep(1.5)
+    assert children()
+    await sandbox.close()
+    assert not children()
+    assert (await run).reason is ExitReason.KILLED
+
+
+async def test_no_more_than_max_parallel_at_a_time() -> None:
+    sandbox = open_sandbox(max_parallel=2)
+    await sandbox.run("1")
+    begun = time.monotonic()
+    await asyncio.gather(*(sandbox.run("import time; time.sleep(0.4)") for _ in range(6)))
+    assert time.monotonic() - begun >= 1.2
+    await sandbox.close()
+
+
+async def test_the_event_loop_is_never_held_up(sandbox: Sandbox) -> None:
+    await sandbox.run("1")
+    longest, over = 0.0, False
+
+    async def tick() -> None:
+        nonlocal longest
+        while not over:
+            begun = time.monotonic()
+            await asyncio.sleep(0.001)
+            longest = max(longest, time.monotonic() - begun)
+
+    ticking = asyncio.create_task(tick())
+    await sandbox.run("import time; time.sleep(1.5)")
+    over = True
+    await ticking
+    assert longest < 0.5  # far above what a busy machine adds, far below the run
+
+
+async def test_nothing_is_left_for_the_next_run(sandbox: Sandbox) -> None:
+    marks = "('/tmp/mark', '/dev/shm/mark', '/dev/mark', '/mark', '/etc/mark', '/usr/mark')"
+    leave = (
+        f"left = []\nfor path in {marks}:\n    try:\n        open(path, 'w').write('M'); left.append(path)\n"
+        "    except OSError: pass\nprint(left)"
+    )
+    find = f"import os\nprint([path for path in {marks} if os.path.exists(path)])"
+    first = await sandbox.run(leave)
+    second = await sandbox.run(find)
+    assert first.stdout == "['/tmp/mark', '/dev/shm/mark']\n"
+    assert second.stdout == "[]\n"
+
+
+async def test_process_one_cannot_be_killed_from_inside(sandbox: Sandbox) -> None:
+    code = "import os\nfor n in range(1, 32):\n    os.kill(os.getppid(), n)\nprint('done')"
+    assert (await sandbox.run(code)).stdout == "done\n"
+
+
+async def test_a_program_cannot_pretend_to_have_ended_well(sandbox: Sandbox) -> None:
+    code = (
+        "import os\nfor fd in range(1, 64):\n    try: os.write(fd, b'ready\\n0 0\\n')\n"
+        "    except OSError: pass\nos._exit(7)"
+    )
+    result = await sandbox.run(code)
+    assert (result.reason, result.exit_status) == (ExitReason.ERROR, 7)
+
+
+async def test_without_bubblewrap_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    with pytest.raises(SandboxUnavailableError, match="apt-get install bubblewrap"):
+        await open_sandbox().run("print(1)")
+
+
+async def test_without_user_namespaces_nothing_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bubblewrap that fails as it does on a kernel that forbids user namespaces."""
+    real = next(Path(folder) / "bwrap" for folder in os.get_exec_path() if (Path(folder) / "bwrap").exists())
+    refusing = tmp_path / "bwrap"
+    refusing.write_text(
+        f'#!/bin/sh\ncase "$1" in --help) exec {real} --help;; esac\n'
+        "echo 'bwrap: No permissions to create a new namespace' >&2; exit 1\n",
+        encoding="utf-8",
+    )
+    refusing.chmod(0o755)
+    for folder in (tmp_path, *tmp_path.parents[:3]):
+        if folder.stat().st_uid == os.getuid() and folder != Path("/tmp"):
+            folder.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    with pytest.raises(SandboxUnavailableError, match=r"No permissions.*unprivileged_userns_clone"):
+        await open_sandbox().run("print(1)")
+
+
+async def test_an_unreadable_python_is_named() -> None:
+    with pytest.raises(
+        SandboxUnavailableError, match=r"'/nonexistent/python' does not exist.*apt-get install python3"
+    ):
+        await open_sandbox(python="/nonexistent/python").run("print(1)")
