@@ -1,0 +1,185 @@
+"""``afm data``: from generated problems and a team's work to the files that training reads."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from afm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from afm.agents import AgentSpec
+    from afm.distill import DistillSummary, Funnel
+    from afm.distill.run import Progress
+    from afm.trajectory.record import Record
+
+app = typer.Typer(help="Make worlds, demonstrations and training files.", no_args_is_help=True)
+prepare = typer.Typer(help="Write the files that the training engines read.", no_args_is_help=True)
+app.add_typer(prepare, name="prepare")
+
+Agent = Annotated[str, typer.Option(help="A shipped agent's name or a YAML.")]
+Seed = Annotated[int, typer.Option(help="Fixes every random choice.")]
+
+
+@app.command()
+def world(
+    out: Annotated[Path, typer.Option(help="Folder for the three JSONL files and their manifest.")],
+    seed: Seed = 0,
+    train: Annotated[int, typer.Option(min=1, help="Problems for demonstrations.")] = 6_000,
+    rl: Annotated[int, typer.Option(min=1, help="Problems for reinforcement.")] = 4_096,
+    heldout: Annotated[int, typer.Option(min=1, help="Problems for evaluation only.")] = 200,
+) -> None:
+    """Generate math word problems with gold answers in three disjoint sets."""
+    from afm.datasets.mini_world import Split, write_world
+
+    sizes = {Split.TRAIN: train, Split.RL: rl, Split.HELDOUT: heldout}
+    for split, path in write_world(out, seed=seed, sizes=sizes).items():
+        print(f"{path}: {sizes[split]} problems")
+
+
+@app.command()
+def distill(
+    tasks: Annotated[Path, typer.Argument(help="Problems as JSONL or parquet.", exists=True, dir_okay=False)],
+    out: Annotated[Path, typer.Option(help="Folder for the event log and the trajectories.")],
+    agent: Agent = "math",
+    tools: Annotated[
+        Path | None,
+        typer.Option(help="Tools YAML; by default the sandboxed code tool.", exists=True, dir_okay=False),
+    ] = None,
+    seed: Seed = 0,
+    parallel: Annotated[int, typer.Option(min=1, help="Problems worked on at the same time.")] = 4,
+) -> None:
+    """Let the scripted team solve problems with real tools and turn its work into trajectories.
+
+    Killed or interrupted, the same command continues with the next problem.
+    """
+    from afm.agents import load_agent
+    from afm.cli.quickstart import ProgressView
+
+    view = ProgressView()
+    summary = asyncio.run(_distill(tasks, load_agent(agent), tools, out, seed, parallel, view.update))
+    view.line(
+        f"{summary.path}: {summary.kept} of {summary.tasks} trajectories kept, "
+        f"{summary.tool_calls} tool calls, {summary.seconds:.0f} s"
+    )
+    for reason, count in sorted(summary.dropped.items()):
+        print(f"  dropped: {count} {reason}")
+
+
+async def _distill(
+    file: Path,
+    spec: AgentSpec,
+    tools_file: Path | None,
+    out: Path,
+    seed: int,
+    parallel: int,
+    progress: Progress,
+) -> DistillSummary:
+    from afm.cli.project import configs_folder
+    from afm.datasets import read_tasks
+    from afm.distill import distill as run
+    from afm.tools import load_tools
+
+    tools = load_tools(tools_file or configs_folder() / "tools/code_executor.yaml")
+    try:
+        tasks = list(read_tasks(file))
+        return await run(tasks, spec, tools, out, seed=seed, parallel=parallel, progress=progress)
+    finally:
+        await asyncio.gather(*(tool.close() for tool in tools.values()))
+
+
+@app.command("filter")
+def filter_records(
+    records: Annotated[Path, typer.Argument(help="Trajectory JSONL.", exists=True, dir_okay=False)],
+    out: Annotated[Path, typer.Option("--out", "-o", help="JSONL of what is kept.")],
+    agent: Agent = "math",
+    reward: Annotated[
+        Path | None, typer.Option(help="Reward YAML; by default by data source.", exists=True)
+    ] = None,
+    min_score: Annotated[float, typer.Option(help="Lowest score that is kept.")] = 1.0,
+) -> None:
+    """Keep the trajectories that follow their agent's rules and that the reward approves.
+
+    What is dropped stands with its reason in `OUT.dropped.jsonl`.
+    """
+    from afm.agents import load_agent
+
+    if out.resolve() == records.resolve():
+        raise ConfigError(f"{out}: input and output are the same file; choose another --out")
+    funnel = asyncio.run(_filter(records, out, load_agent(agent), reward, min_score))
+    print(f"{out}: {funnel.kept} of {funnel.seen} kept")
+    for reason, count in sorted(funnel.dropped.items()):
+        print(f"  dropped: {count} {reason}")
+
+
+async def _filter(
+    file: Path, out: Path, spec: AgentSpec, reward_file: Path | None, min_score: float
+) -> Funnel:
+    from afm.datasets.atomic import replacing
+    from afm.distill import FormatFilter, Funnel, QualityFilter, run_filters
+    from afm.rewards import load_reward
+    from afm.trajectory import RecordWriter
+
+    reward, funnel = load_reward(reward_file), Funnel()
+    stages = (FormatFilter(spec), QualityFilter(spec, reward, min_score))
+    try:
+        with (
+            replacing(out) as kept_path,
+            replacing(out.with_name(f"{out.stem}.dropped.jsonl")) as dropped_path,
+            RecordWriter(kept_path) as kept,
+            RecordWriter(dropped_path) as dropped,
+        ):
+            async for record in run_filters(_records(file), stages):
+                (kept if record.kept else dropped).write(record)
+                funnel.count(record)
+    finally:
+        await reward.close()
+    return funnel
+
+
+@prepare.command("sft")
+def prepare_sft(
+    records: Annotated[Path, typer.Argument(help="Trajectory JSONL.", exists=True, dir_okay=False)],
+    out: Annotated[Path, typer.Option(help="Folder of the data set and its dataset_info.json.")],
+    agent: Agent = "math",
+    name: Annotated[str, typer.Option(help="Name of the data set for LLaMA-Factory.")] = "math_agent_sft",
+) -> None:
+    """Write trajectories as an alpaca data set for `afm sft`."""
+    from afm.agents import load_agent
+    from afm.datasets.prepare import write_sft
+
+    rows = write_sft(_records(records), load_agent(agent), out, name=name, inputs=[records])
+    print(f"{out / name}.json: {rows} rows")
+
+
+@prepare.command("rl")
+def prepare_rl(
+    tasks: Annotated[Path, typer.Argument(help="Problems as JSONL or parquet.", exists=True, dir_okay=False)],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Parquet file.")],
+    agent: Agent = "math",
+    ability: Annotated[str, typer.Option(help="Value of the column of that name.")] = "math",
+    split: Annotated[str, typer.Option(help="Value of extra_info.split.")] = "train",
+) -> None:
+    """Write problems as the parquet rows that `afm rl` reads."""
+    from afm.agents import load_agent
+    from afm.datasets import read_tasks
+    from afm.datasets.prepare import write_rl
+
+    spec = load_agent(agent)
+    rows = write_rl(list(read_tasks(tasks)), spec, out, split=split, ability=ability, inputs=[tasks])
+    print(f"{out}: {rows} rows")
+
+
+def _records(file: Path) -> Iterator[Record]:
+    """Stream a file's records; the first bad line is an error."""
+    from afm.errors import DataError
+    from afm.trajectory import read_records
+
+    for item in read_records(file):
+        if isinstance(item, DataError):
+            raise item
+        yield item
