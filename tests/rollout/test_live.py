@@ -1,0 +1,72 @@
+from afm.agents import Limits
+from afm.models.scripted import ScriptedModel
+from afm.rollout import CallFinished, CallStarted, Stopped, TextWritten, run_episode
+from afm.trajectory.record import StopReason
+
+SCRIPT = ["<think>a < b</think>\n<calc>2 + 3</calc>", "<answer>5 é</answer>"]
+
+
+class TokenByToken(ScriptedModel):
+    async def stream(self, prompt_ids, params, on_token):
+        generation = await self.generate(prompt_ids, params)
+        for token in generation.token_ids:
+            on_token(token)
+        return generation
+
+
+async def events_of(model, spec, calculator, **options):
+    events = []
+    await run_episode(spec, model, {"calculator": calculator}, "Q", on_event=events.append, **options)
+    return events
+
+
+def written(events):
+    """Neighbouring pieces of one role and author joined."""
+    joined = []
+    for event in events:
+        if not isinstance(event, TextWritten):
+            continue
+        key = (event.role, event.by_agent)
+        if joined and joined[-1][0] == key:
+            joined[-1][1] += event.text
+        else:
+            joined.append([key, event.text])
+    return [(*key, text) for key, text in joined]
+
+
+EXPECTED = [
+    ("think", True, "<think>a < b</think>"),
+    (None, True, "\n"),
+    ("calc", True, "<calc>2 + 3</calc>"),
+    ("observation", False, "\n<observation>\n5\n</observation>\n"),
+    ("answer", True, "<answer>5 é</answer>"),
+]
+
+
+async def test_every_piece_of_text_comes_with_its_role(spec, calculator):
+    events = await events_of(ScriptedModel(SCRIPT), spec, calculator)
+    assert written(events) == EXPECTED
+
+
+async def test_a_streaming_model_is_shown_token_by_token(spec, calculator):
+    events = await events_of(TokenByToken(SCRIPT), spec, calculator)
+    assert written(events) == EXPECTED
+    pieces = [event.text for event in events if isinstance(event, TextWritten)]
+    assert pieces[:4] == ["<think>", "a", " ", "< b"]
+
+
+async def test_calls_and_the_end_are_reported_in_order(spec, calculator):
+    events = await events_of(ScriptedModel(SCRIPT), spec, calculator)
+    kinds = [type(event) for event in events if not isinstance(event, TextWritten)]
+    assert kinds == [CallStarted, CallFinished, Stopped]
+    started, finished, stopped = [event for event in events if not isinstance(event, TextWritten)]
+    assert (started.role, started.tool, started.argument) == ("calc", "calculator", "2 + 3")
+    assert finished.call.observation == "5"
+    assert stopped.reason is StopReason.ANSWER
+
+
+async def test_a_tag_that_never_ends_is_shown_at_the_end(spec, calculator):
+    events = await events_of(
+        TokenByToken("<think>a</thi"), spec, calculator, limits=Limits(max_response_tokens=12)
+    )
+    assert "".join(event.text for event in events if isinstance(event, TextWritten)) == "<think>a</th"

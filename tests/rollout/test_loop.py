@@ -1,0 +1,343 @@
+import asyncio
+
+import pytest
+
+from afm.agents import Limits, load_agent
+from afm.errors import ConfigError, EngineError
+from afm.masking import encode_segments
+from afm.models.base import FinishReason, Generation, SamplingParams
+from afm.models.scripted import ScriptedModel
+from afm.rollout import generation_seed, run_episode
+from afm.trajectory.record import StopReason
+from afm.trajectory.types import Author, Segment
+
+AGENT, ENVIRONMENT = Author.AGENT, Author.ENVIRONMENT
+
+
+def bounded(spec, **limits):
+    return spec.model_copy(update={"limits": Limits(**limits)})
+
+
+async def play(spec, script, tools, **options):
+    model = script if hasattr(script, "generate") else ScriptedModel(script)
+    return await run_episode(spec, model, {tool.name: tool for tool in tools}, "What is 2 + 3?", **options)
+
+
+async def test_a_call_is_answered_and_the_answer_ends_the_episode(spec, calculator):
+    script = ["<think>add</think><calc>2 + 3</calc>", "<answer>5</answer>", "never said"]
+    episode = await play(spec, script, [calculator])
+    assert episode.segments == (
+        Segment(AGENT, "<think>add</think><calc>2 + 3</calc>"),
+        Segment(ENVIRONMENT, "\n<observation>\n5\n</observation>\n"),
+        Segment(AGENT, "<answer>5</answer>"),
+    )
+    assert episode.stop is StopReason.ANSWER
+    assert calculator.arguments == ["2 + 3"]
+
+
+async def test_tokens_mask_and_logprobs_line_up(spec, calculator):
+    class Logged(ScriptedModel):
+        async def generate(self, prompt_ids, params):
+            generation = await super().generate(prompt_ids, params)
+            return Generation(generation.token_ids, (-0.5,) * len(generation.token_ids), generation.finish)
+
+    episode = await play(spec, Logged(["<calc>2 + 3</calc>", "<answer>5</answer>"]), [calculator])
+    observation = "\n<observation>\n5\n</observation>\n"
+    text = "<calc>2 + 3</calc>" + observation + "<answer>5</answer>"
+    assert bytes(episode.response_ids).decode() == text == episode.text
+    mask = [1] * 18 + [0] * len(observation) + [1] * 18
+    assert list(episode.response_mask) == mask
+    assert list(episode.logprobs) == [-0.5 * value for value in mask]
+    assert bytes(episode.prompt_ids).decode() == "user: What is 2 + 3?\nassistant: "
+
+
+async def test_costs_are_counted(spec, calculator):
+    script = ["<calc>2 + 3</calc>", "<calc>down</calc>", "<calc>2 + 3</calc>", "<answer>5</answer>"]
+    episode = await play(spec, script, [calculator])
+    cost = episode.cost
+    assert (cost.generations, cost.tool_calls, cost.tool_failures) == (4, 3, 1)
+    assert cost.prompt_tokens == len("user: What is 2 + 3?\nassistant: ")
+    assert cost.agent_tokens == sum(episode.response_mask) == sum(map(len, script))
+    assert cost.observation_tokens == len(episode.response_ids) - cost.agent_tokens
+    assert 0 <= cost.generation_seconds <= cost.wall_seconds
+    assert 0 <= cost.tool_seconds <= cost.wall_seconds
+
+
+async def test_a_stop_string_inside_a_thought_is_text(spec, calculator):
+    script = "<think>write </calc> or <observation> or </answer></think><answer>5</answer>"
+    episode = await play(spec, script, [calculator])
+    assert episode.text == script
+    assert episode.stop is StopReason.ANSWER
+    assert (episode.cost.generations, episode.cost.tool_calls) == (4, 0)
+
+
+async def test_a_call_inside_a_thought_is_not_run(spec, calculator):
+    episode = await play(spec, "<think><calc>2 + 3</calc></think><answer>4</answer>", [calculator])
+    assert calculator.arguments == []
+    assert episode.stop is StopReason.ANSWER
+
+
+async def test_an_observation_by_the_agent_ends_the_episode(spec, calculator):
+    episode = await play(spec, "<calc>2 + 3</calc>", [calculator], limits=Limits(max_turns=0))
+    assert episode.stop is StopReason.TURNS
+    episode = await play(spec, "<think>x</think>\n<observation>\n5", [calculator])
+    assert episode.stop is StopReason.FORGED_OBSERVATION
+    assert episode.text == "<think>x</think>\n<observation>"
+
+
+async def test_end_of_text_without_an_answer_is_kept(spec, calculator):
+    episode = await play(spec, "<think>I give up</think>", [calculator])
+    assert episode.stop is StopReason.END_OF_TEXT
+    assert episode.response_ids[-1] == 256
+    assert episode.text == "<think>I give up</think>"
+
+
+async def test_turns_beyond_the_limit_are_not_run_but_an_answer_is_still_allowed(spec, calculator):
+    spec = bounded(spec, max_turns=1)
+    episode = await play(spec, ["<calc>1 + 1</calc>", "<answer>2</answer>"], [calculator])
+    assert episode.stop is StopReason.ANSWER
+    episode = await play(
+        spec, ["<calc>1 + 1</calc>", "<calc>2 + 2</calc>", "<answer>4</answer>"], [calculator]
+    )
+    assert episode.stop is StopReason.TURNS
+    assert episode.text.endswith("<calc>2 + 2</calc>")
+    assert calculator.arguments == ["1 + 1", "1 + 1"]
+
+
+@pytest.mark.parametrize(
+    ("limits", "reason", "length"),
+    [
+        ({"max_response_tokens": 30}, StopReason.RESPONSE_TOKENS, 30),
+        ({"max_agent_tokens": 25}, StopReason.AGENT_TOKENS, 25),
+        ({"max_turn_tokens": 20}, StopReason.AGENT_TOKENS, 20),
+    ],
+)
+async def test_token_limits_cut_a_generation(spec, calculator, limits, reason, length):
+    episode = await play(bounded(spec, **limits), "<think>" + "long " * 50, [calculator])
+    assert (episode.stop, len(episode.response_ids)) == (reason, length)
+
+
+async def test_max_new_tokens_of_the_sampling_bounds_the_tokens_between_observations(spec, calculator):
+    script = ["<calc>2 + 3</calc>", "<think></calc>" + "x" * 100]
+    episode = await play(spec, script, [calculator], sampling=SamplingParams(40))
+    assert episode.stop is StopReason.AGENT_TOKENS
+    assert episode.cost.agent_tokens == 18 + 40
+
+
+async def test_agent_tokens_count_over_all_turns(spec, calculator):
+    script = ["<calc>2 + 3</calc>", "<think>" + "x" * 100]
+    episode = await play(bounded(spec, max_agent_tokens=40), script, [calculator])
+    assert (episode.stop, episode.cost.agent_tokens) == (StopReason.AGENT_TOKENS, 40)
+
+
+async def test_the_models_context_bounds_the_response(spec, calculator):
+    prompt = list(b"user: What is 2 + 3?\nassistant: ")
+    model = ScriptedModel("<think>" + "x" * 100, context_tokens=len(prompt) + 17)
+    episode = await play(spec, model, [calculator])
+    assert (episode.stop, len(episode.response_ids)) == (StopReason.RESPONSE_TOKENS, 17)
+    full = ScriptedModel("<answer>5</answer>", context_tokens=len(prompt))
+    episode = await play(spec, full, [calculator])
+    assert (episode.stop, episode.response_ids, episode.cost.generations) == (
+        StopReason.RESPONSE_TOKENS,
+        (),
+        0,
+    )
+
+
+@pytest.mark.parametrize("spare", [-1, 0, 1])
+async def test_an_observation_that_does_not_fit_is_not_appended(spec, calculator, spare):
+    call, observation = "<calc>2 + 3</calc>", "\n<observation>\n5\n</observation>\n"
+    limit = len(call) + len(observation) + spare
+    episode = await play(bounded(spec, max_response_tokens=limit), [call, "<answer>5</answer>"], [calculator])
+    assert episode.stop is StopReason.RESPONSE_TOKENS
+    assert episode.text == (call if spare < 0 else call + observation + "<answer>5</answer>"[:spare])
+    assert len(episode.calls) == 1
+
+
+async def test_repeated_calls_are_not_run_again(spec, calculator):
+    script = ["<calc>2 + 3</calc>", "<calc> 2 + 3\n</calc>", "<calc>2 + 4</calc>", "<answer>5</answer>"]
+    episode = await play(spec, script, [calculator])
+    assert calculator.arguments == ["2 + 3", "2 + 4"]
+    assert [call.duplicate for call in episode.calls] == [False, True, False]
+    assert "made before" in episode.segments[3].text
+    assert episode.calls[1].ok
+
+
+async def test_repeated_calls_run_where_the_agent_says_so(spec, calculator):
+    script = ["<calc>2 + 3</calc>", "<calc>2 + 3</calc>", "<answer>5</answer>"]
+    episode = await play(bounded(spec, duplicate_calls="execute"), script, [calculator])
+    assert calculator.arguments == ["2 + 3", "2 + 3"]
+    assert not episode.calls[1].duplicate
+
+
+async def test_a_failed_call_may_be_tried_again(spec, calculator):
+    script = ["<calc>down</calc>", "<calc>down</calc>", "<answer>?</answer>"]
+    episode = await play(spec, script, [calculator])
+    assert calculator.arguments == ["down", "down"]
+    assert [call.ok for call in episode.calls] == [False, False]
+
+
+@pytest.mark.parametrize(
+    ("argument", "words"),
+    [
+        ("down", "The calculator is out of order."),
+        ("crash", "The tool calculator failed: RuntimeError: wire cut"),
+        ("silent", "The tool calculator failed without saying why."),
+    ],
+)
+async def test_a_failing_tool_is_an_observation(spec, calculator, argument, words):
+    episode = await play(spec, [f"<calc>{argument}</calc>", "<answer>?</answer>"], [calculator])
+    assert episode.segments[1].text == f"\n<observation>\n{words}\n</observation>\n"
+    assert episode.calls[0].observation == words
+    assert (episode.calls[0].ok, episode.stop) == (False, StopReason.ANSWER)
+
+
+async def test_what_a_tool_returns_cannot_pose_as_a_role(spec, calculator):
+    episode = await play(spec, ["<calc>forge</calc>", "<answer>5</answer>"], [calculator])
+    content = episode.segments[1].text.removeprefix("\n<observation>\n").removesuffix("\n</observation>\n")
+    assert "<" not in content
+    assert episode.segments[-1].text == "<answer>5</answer>"
+
+
+async def test_a_missing_tool_is_found_before_anything_runs(spec):
+    model = ScriptedModel("<answer>5</answer>")
+    with pytest.raises(ConfigError, match="calculator"):
+        await run_episode(spec, model, {}, "Q")
+    assert model.params == []
+
+
+async def test_time_ends_a_slow_tool(spec, calculator):
+    episode = await play(bounded(spec, max_seconds=0.2), ["<calc>sleep</calc>", "never"], [calculator])
+    assert episode.stop is StopReason.SECONDS
+    assert not episode.calls[0].ok
+    assert 0.15 < episode.cost.wall_seconds < 5
+    assert episode.text == "<calc>sleep</calc>"
+
+
+async def test_time_ends_a_slow_model(spec, calculator):
+    class Slow(ScriptedModel):
+        async def generate(self, prompt_ids, params):
+            if self.params:
+                await asyncio.sleep(30)
+            return await super().generate(prompt_ids, params)
+
+    model = Slow(["<calc>2 + 3</calc>", "<answer>5</answer>"])
+    episode = await play(bounded(spec, max_seconds=0.2), model, [calculator])
+    assert episode.stop is StopReason.SECONDS
+    assert episode.text.endswith("</observation>\n")
+    assert episode.cost.generations == 2
+
+
+async def test_an_aborted_generation_is_kept(spec, calculator):
+    class Aborting(ScriptedModel):
+        async def generate(self, prompt_ids, params):
+            return Generation(tuple(b"<think>hal"), (), FinishReason.ABORTED)
+
+    episode = await play(spec, Aborting("x"), [calculator])
+    assert (episode.stop, episode.text, episode.logprobs) == (StopReason.ABORTED, "<think>hal", ())
+
+
+async def test_engine_failure_is_an_error(spec, calculator):
+    with pytest.raises(EngineError, match="used up after 1 generations"):
+        await play(spec, ["<calc>2 + 3</calc>"], [calculator])
+
+
+@pytest.mark.parametrize(
+    ("generation", "words"),
+    [
+        (Generation((), (), FinishReason.STOP), "no token"),
+        (Generation(tuple(b"<answer>5</answer><think>"), (), FinishReason.STOP), "went on after </answer>"),
+        (Generation(tuple(b"abc"), (0.0,), FinishReason.STOP), "3 tokens with 1 log-prob"),
+        (Generation(tuple(b"abc" * 99), (), FinishReason.LENGTH), "asked for at most 50"),
+    ],
+)
+async def test_an_engine_that_breaks_its_contract_is_an_error(spec, calculator, generation, words):
+    class Broken(ScriptedModel):
+        async def generate(self, prompt_ids, params):
+            return generation
+
+    with pytest.raises(EngineError, match=words):
+        await play(bounded(spec, max_response_tokens=50), Broken("x"), [calculator])
+
+
+async def test_cancelling_cancels_the_tool(spec, calculator):
+    task = asyncio.create_task(play(spec, ["<calc>sleep</calc>"], [calculator]))
+    await asyncio.sleep(0.05)
+    assert calculator.arguments == ["sleep"]
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_each_generation_gets_a_seed_of_its_own(spec, calculator):
+    script = ["<calc>2 + 3</calc>", "<answer>5</answer>"]
+    model = ScriptedModel(script)
+    await play(spec, model, [calculator], seed=4, sampling=SamplingParams(100, temperature=0.5, top_k=7))
+    assert [params.seed for params in model.params] == [generation_seed(4, 0), generation_seed(4, 1)]
+    assert len({generation_seed(seed, index) for seed in range(20) for index in range(20)}) == 400
+    assert {(params.temperature, params.top_k, params.stop) for params in model.params} == {
+        (0.5, 7, spec.stop_strings)
+    }
+    model = ScriptedModel(script)
+    await play(spec, model, [calculator], sampling=SamplingParams(100, seed=4))
+    assert model.params[0].seed == generation_seed(4, 0)
+    model = ScriptedModel(script)
+    await play(spec, model, [calculator])
+    assert model.params[0].seed is None
+
+
+async def test_given_prompt_ids_are_used_as_they_are(spec, calculator):
+    episode = await play(spec, "<answer>5</answer>", [calculator], prompt_ids=[1, 2, 3])
+    assert episode.prompt_ids == (1, 2, 3)
+
+
+async def test_characters_cut_by_a_stop_are_put_together_again(spec, calculator):
+    class Splitting(ScriptedModel):
+        """Reports a stop in the middle of a character, as a byte-level model may."""
+
+        async def generate(self, prompt_ids, params):
+            text = "<think>é</think><answer>5</answer>".encode()
+            self.params.append(params)
+            part = text[:8] if len(self.params) == 1 else text[8:]
+            return Generation(tuple(part), (), FinishReason.STOP)
+
+    episode = await play(spec, Splitting("x"), [calculator])
+    assert episode.segments == (Segment(AGENT, "<think>é</think><answer>5</answer>"),)
+
+
+async def test_a_character_that_is_never_finished_is_replaced(spec, calculator):
+    episode = await play(bounded(spec, max_response_tokens=8), "<think>é</think>", [calculator])
+    assert episode.text == "<think>\ufffd"
+
+
+async def test_tokens_are_those_of_the_masked_encoding(qwen):
+    spec = load_agent("math")
+    from transformers import AutoTokenizer
+
+    class Code:
+        name = "code"
+
+        async def call(self, argument):
+            from afm.tools import ToolResult
+
+            return ToolResult("北京 42\n" if "first" in argument else "  x >\n<tag>\n")
+
+        async def close(self):
+            pass
+
+    script = [
+        "<plan>Zähle 12 + 30.</plan>\n<think>first</think><code>```py\nprint('first')\n```</code>",
+        "<reflection>ok</reflection>\n\n<think>again 🙂</think><code>\n```py\nprint(1)\n```\n</code>",
+        "<reflection>ok</reflection><think>done</think>\n<answer>\\boxed{42}</answer>",
+    ]
+    episode = await run_episode(spec, ScriptedModel(script, qwen), {"code": Code()}, "What is 12 + 30?")
+    tokenizer = AutoTokenizer.from_pretrained(qwen._tokenizer.name_or_path)
+    encoded = encode_segments(tokenizer, episode.segments)
+    assert episode.stop is StopReason.ANSWER
+    assert list(episode.response_ids) == encoded.ids
+    assert list(episode.response_mask) == encoded.mask
+    assert tokenizer.decode(episode.response_ids) == episode.text
+    prompt = tokenizer.apply_chat_template(
+        spec.prompt_messages("What is 12 + 30?"), add_generation_prompt=True, tokenize=True, return_dict=False
+    )
+    assert list(episode.prompt_ids) == prompt
