@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -52,6 +53,7 @@ _WITHOUT_INFLUENCE = frozenset(
 def resolve(config_path: str | Path, overrides: Sequence[str] = ()) -> SftJob:
     """Read a configuration and apply ``key=value`` overrides (values are YAML, dots reach into mappings).
 
+    The files that ``agent`` and ``deepspeed`` name in the YAML are relative to it, all else to the working folder.
     ``agent: NAME_OR_PATH`` switches the author mask on for the tag that agent's environment writes, and
     has the template checked against the tokenizer's chat template; both can be set explicitly.
 
@@ -60,6 +62,7 @@ def resolve(config_path: str | Path, overrides: Sequence[str] = ()) -> SftJob:
         UsageError: An override that is no ``key=value``.
     """
     config = _read(Path(config_path))
+    _anchor_paths(config, Path(config_path).parent)
     for override in overrides:
         _apply(config, override)
     known = engine_keys() | OWN_KEYS.keys()
@@ -121,6 +124,13 @@ def _read(path: Path) -> dict[str, Any]:
     if not isinstance(config, dict) or not all(isinstance(key, str) for key in config):
         raise ConfigError(f"{path}: got {type(config).__name__}, expected a mapping of training arguments")
     return config
+
+
+def _anchor_paths(config: dict[str, Any], folder: Path) -> None:
+    for key, suffix in (("agent", ".yaml"), ("deepspeed", ".json")):
+        value = config.get(key)
+        if isinstance(value, str) and value.endswith(suffix):
+            config[key] = os.path.normpath(folder / value)
 
 
 def _apply(config: dict[str, Any], override: str) -> None:

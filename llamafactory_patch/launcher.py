@@ -19,8 +19,8 @@ from llamafactory_patch.config import SftJob, resolve
 from llamafactory_patch.process import (
     PARENT_VARIABLE,
     die_with_parent,
-    engine_errors,
     folder_lock,
+    process_border,
     run_logged,
 )
 
@@ -86,12 +86,22 @@ def run_sft(
 
 
 def main() -> None:
-    """``llamafactory-cli`` with the plugin installed (``train``, ``export``, ``chat``, ... and ``-h``)."""
-    parent = os.environ.pop(PARENT_VARIABLE, None)
+    """``llamafactory-patch-cli``: ``CONFIG.yaml [key=value ...] [--dry-run]`` calls :func:`run_sft`.
+
+    Every other command line is LLaMA-Factory's own (``train CONFIG``, ``export CONFIG``, ``chat CONFIG``, ...),
+    run with the plugin installed. ``--die-with-parent`` in front ends the process with the one that started it.
+    """
     signal.signal(signal.SIGTERM, _exit_on_signal)
-    if parent is not None:
+    parent = os.environ.pop(PARENT_VARIABLE, None)
+    if sys.argv[1:2] == ["--die-with-parent"]:
+        del sys.argv[1]
+        die_with_parent(death_signal=signal.SIGTERM)
+    elif parent is not None:
         die_with_parent(int(parent), signal.SIGTERM)
-    with engine_errors():
+    with process_border():
+        words = [word for word in sys.argv[1:] if word != "--dry-run"]
+        if words and words[0].endswith((".yaml", ".yml")):
+            raise SystemExit(run_sft(words[0], words[1:], dry_run="--dry-run" in sys.argv))
         from llamafactory_patch.plugin import install
 
         install()
@@ -144,7 +154,10 @@ def _variables(job: SftJob) -> dict[str, str]:
     """What the child's environment has besides or instead of ours."""
     wanted = {"PYTHONUNBUFFERED": "1"}
     if job.threads is not None:
-        wanted["OMP_NUM_THREADS"] = str(job.threads)
+        wanted |= {
+            "OMP_NUM_THREADS": str(job.threads),
+            "OMP_WAIT_POLICY": "PASSIVE",
+        }  # spinning starves busy CPUs
     if job.config.get("deepspeed"):
         wanted["FORCE_TORCHRUN"] = "1"  # LLaMA-Factory refuses DeepSpeed without, even on one device
     if not sys.stdout.isatty():

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, BinaryIO
 
-from afm.errors import AfmError, EngineError
+from afm.errors import AfmError, EngineError, UsageError
 
 PARENT_VARIABLE = "LLAMAFACTORY_PATCH_PARENT"
 """Set for a child that must not outlive the process with this id."""
@@ -38,13 +38,13 @@ def die_with_parent(parent: int | None = None, death_signal: int = signal.SIGKIL
 
 
 @contextmanager
-def engine_errors() -> Iterator[None]:
-    """End the process with one clear message for errors raised on purpose."""
+def process_border() -> Iterator[None]:
+    """End the process with one clear message, and a documented status, for errors raised on purpose."""
     try:
         yield
     except AfmError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
-        raise SystemExit(1) from None
+        raise SystemExit(2 if isinstance(error, UsageError) else 1) from None
     except KeyboardInterrupt:
         raise SystemExit(128 + signal.SIGINT) from None
 

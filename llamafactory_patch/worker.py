@@ -8,10 +8,10 @@ from pathlib import Path
 
 def main() -> None:
     """Train as one rank."""
-    from llamafactory_patch.process import die_with_parent, engine_errors
+    from llamafactory_patch.process import die_with_parent, process_border
 
     die_with_parent()
-    with engine_errors():
+    with process_border():
         from llamafactory_patch.plugin import install
 
         install()

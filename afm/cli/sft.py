@@ -1,0 +1,25 @@
+"""``afm sft``: supervised fine-tuning with LLaMA-Factory, as a process of its own."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+LAUNCHER = "llamafactory_patch.launcher"
+
+
+def sft(
+    config: Annotated[Path, typer.Argument(help="YAML of the run, for example configs/tiny/sft/math.yaml.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="key=value, for example learning_rate=1e-5 output_dir=runs/a.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the resolved command and configuration, start nothing.")
+    ] = False,
+) -> None:
+    """Fine-tune on what the agent wrote; continues an interrupted run, leaves a finished one alone."""
+    launcher = importlib.import_module(LAUNCHER)  # light; the engine itself is a child process of it
+    raise typer.Exit(launcher.run_sft(config, overrides or [], dry_run=dry_run))
