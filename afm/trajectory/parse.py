@@ -11,13 +11,15 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import islice
 
 from afm.agents.spec import AgentSpec
 from afm.errors import Fault, TrajectoryError, suggestion
 from afm.trajectory.types import Author, Segment, Step, Trajectory
 
 _TAG_LIKE = re.compile(r"<(/?)([A-Za-z_][\w-]*)(?:\s[^<>]*)?/?>")
-_MAX_HINTS = 100
+MAX_FAULTS = 1000
+"""As many faults of one text are listed; nobody reads more, and hostile texts have millions."""
 _CUT_TAG = re.compile(r"</?[A-Za-z_][\w-]*\Z|</?\Z")
 
 
@@ -97,9 +99,10 @@ def parse(text: str, spec: AgentSpec, *, path: str | None = None, line: int | No
 
 
 def scan(text: str, spec: AgentSpec) -> Scan:
-    """Read whatever can be read, and list every fault of structure."""
+    """Read whatever can be read, and list every fault of structure, up to ``MAX_FAULTS``."""
     found = split(text, spec)
-    return Scan(Trajectory(found.steps, found.tail), tuple(_issues(text, found, spec)))
+    issues = islice(_issues(text, found, spec), MAX_FAULTS)
+    return Scan(Trajectory(found.steps, found.tail), tuple(issues))
 
 
 def author_segments(text: str, spec: AgentSpec) -> tuple[Segment, ...]:
@@ -175,10 +178,11 @@ def _gap_issues(
 
 
 def _hint(name: str, unknown: set[str], spec: AgentSpec) -> str:
-    """The closest role for a name met for the first time, for so many names as a person would read."""
-    new = name not in unknown and len(unknown) < _MAX_HINTS
+    """The closest role, for a name met for the first time."""
+    if name in unknown:
+        return ""
     unknown.add(name)
-    return f"; {suggestion(name, spec.roles)}" if new else ""
+    return f"; {suggestion(name, spec.roles)}"
 
 
 def _shown(tag: str) -> str:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
 from afm.agents.spec import START, AgentSpec, RoleKind
 from afm.errors import Fault, TrajectoryError
 from afm.trajectory.answer import read_answer
-from afm.trajectory.parse import FaultFinder, scan
+from afm.trajectory.parse import MAX_FAULTS, FaultFinder, scan
 from afm.trajectory.types import Author, Segment, Step
 
 
@@ -18,7 +19,8 @@ def validate(segments: Sequence[Segment], spec: AgentSpec) -> tuple[TrajectoryEr
 
     Checked: the structure (see :func:`afm.trajectory.scan`), what may follow what including grades, required,
     forbidden and doubled thoughts, counts, an observation directly behind every tool call, one answer
-    in its format with nothing behind it, and that the environment wrote the observations and the agent all else.
+    in its format with nothing behind it, and that the environment wrote the observations and the agent all else. Of each of
+    structure, order and authors, the first ``MAX_FAULTS`` are listed.
     """
     text = "".join(segment.text for segment in segments)
     found = scan(text, spec)
@@ -26,8 +28,8 @@ def validate(segments: Sequence[Segment], spec: AgentSpec) -> tuple[TrajectoryEr
     finder = FaultFinder(text)
     faults = [
         *found.issues,
-        *_Order(finder, spec).faults(steps),
-        *_author_faults(segments, steps, finder, spec),
+        *islice(_Order(finder, spec).faults(steps), MAX_FAULTS),
+        *islice(_author_faults(segments, steps, finder, spec), MAX_FAULTS),
     ]
     return tuple(sorted(faults, key=lambda error: error.character))
 

@@ -173,6 +173,10 @@ def test_scan_reports_every_fault_in_order_and_keeps_the_sound_steps() -> None:
     assert render(found.trajectory) == text
 
 
+def test_list_of_faults_ends_where_nobody_reads_on() -> None:
+    assert len(scan("</plan>" * 5000, MATH).issues) == 1000
+
+
 @given(tag_soup)
 def test_scanned_text_always_renders_back(text: str) -> None:
     assert render(scan(text, MATH).trajectory) == text

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from afm.cli.mask import mask
+from afm.errors import UsageError
+
+SHARED = Path(os.environ.get("AFM_SHARED_DATA", Path(__file__).parents[3] / "shared"))
+QWEN = SHARED / "tokenizers/qwen2.5"
+needs_qwen = pytest.mark.skipif(
+    not QWEN.is_dir(), reason=f"no Qwen2.5 tokenizer at {QWEN}; set AFM_SHARED_DATA"
+)
+
+app = typer.Typer()
+app.command()(mask)
+
+TEXT = "<code>a</code><observation>E</observation>\n<reflection>b</reflection>"
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, [*arguments, "--agent", "math", "--tokenizer", str(QWEN)])
+
+
+def alpaca(path: Path, *outputs: str) -> Path:
+    path.write_text(
+        json.dumps([{"instruction": "q", "input": "", "output": text} for text in outputs]), encoding="utf-8"
+    )
+    return path
+
+
+@needs_qwen
+@pytest.mark.parametrize(
+    ("boundary", "tokens", "trained"), [("split", 18, 12), ("mask", 17, 11), ("keep", 17, 12)]
+)
+def test_json_counts_and_shows_what_is_trained_on(
+    tmp_path: Path, boundary: str, tokens: int, trained: int
+) -> None:
+    result = run(str(alpaca(tmp_path / "rows.json", TEXT)), "--json", "--boundary", boundary)
+    (row,) = map(json.loads, result.stdout.splitlines())
+    assert result.exit_code == 0
+    assert (row["id"], row["tokens"], row["trained"]) == ("1", tokens, trained)
+    if boundary == "split":
+        assert row["trained_text"] == "<code>a</code><reflection>b</reflection>"
+        assert row["masked_text"] == "<observation>E</observation>\n"
+
+
+@needs_qwen
+def test_preview_brackets_what_is_masked(tmp_path: Path) -> None:
+    result = run(str(alpaca(tmp_path / "rows.json", TEXT)))
+    assert result.stdout == (
+        "1: 18 tokens, 12 trained on\n<code>a</code>⟦<observation>E</observation>\n⟧<reflection>b</reflection>\n\n"
+    )
+
+
+@needs_qwen
+def test_faulty_rows_are_reported_and_the_status_says_so(tmp_path: Path) -> None:
+    path = alpaca(tmp_path / "rows.json", TEXT, "<think>never closed")
+    result = run(str(path), "--json")
+    assert result.exit_code == 1
+    assert len(result.stdout.splitlines()) == 2
+    assert result.stderr == f"{path}:1: <think> opened at character 0 (line 1 of the text) is never closed\n"
+
+
+def test_folder_without_tokenizer_is_wrong_usage(tmp_path: Path) -> None:
+    path = alpaca(tmp_path / "rows.json", TEXT)
+    result = CliRunner().invoke(app, [str(path), "--tokenizer", str(tmp_path)])
+    assert isinstance(result.exception, UsageError)
+    assert "expected a folder that holds tokenizer.json" in str(result.exception)

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from afm.errors import ConfigError
+from afm.settings import Settings, environment_script, load_settings
+
+SCRIPT = Path(__file__).parents[1] / "environment.sh"
+PUBLISHED = {
+    "SERVER_HOST", "CRAWL_PAGE_PORT", "WEBSEARCH_PORT", "WIKI_RAG_SERVER_URL", "GRM_BASE_URL", "GRM_API_KEY",
+    "GRM_MODEL_NAME", "JINA_BASE_URL", "JINA_API_KEY", "WEB_SEARCH_METHOD_TYPE", "WEB_SEARCH_SERP_NUM",
+    "WEB_SEARCH_SERPER_API_KEY", "SUMMARY_OPENAI_API_BASE_URL", "SUMMARY_OPENAI_API_KEY", "SUMMARY_MODEL",
+    "LIVECODEBENCH_DATA_PATH",
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def empty_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in Settings.model_fields:
+        monkeypatch.delenv(name.upper(), raising=False)
+
+
+def sourced(**variables: str) -> dict[str, str]:
+    names = " ".join(name.upper() for name in Settings.model_fields)
+    command = (
+        f'set -eu; . {shlex.quote(str(SCRIPT))}; for name in {names}; do eval "echo $name=\\$$name"; done'
+    )
+    result = subprocess.run(
+        ["sh", "-c", command],
+        env={"PATH": os.environ["PATH"], **variables},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return dict(line.split("=", 1) for line in result.stdout.splitlines())
+
+
+def test_published_variables_are_all_known() -> None:
+    assert {name.upper() for name in Settings.model_fields} >= PUBLISHED
+
+
+def test_every_variable_is_described() -> None:
+    assert all(field.description for field in Settings.model_fields.values())
+
+
+def test_defaults_need_no_key_and_stay_on_this_machine() -> None:
+    settings = load_settings()
+    assert settings.server_host == "127.0.0.1"
+    assert (settings.crawl_page_port, settings.websearch_port) == (9000, 9001)
+    assert settings.wiki_rag_server_url == "http://127.0.0.1:8000/retrieve"
+    assert settings.web_search_method_type == "local"
+    assert settings.grm_api_key is None
+
+
+def test_values_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CRAWL_PAGE_PORT", "9100")
+    monkeypatch.setenv("GRM_API_KEY", "s3cret")
+    settings = load_settings()
+    assert settings.crawl_page_port == 9100
+    assert settings.grm_api_key is not None
+    assert settings.grm_api_key.get_secret_value() == "s3cret"
+
+
+def test_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CRAWL_PAGE_PORT", "")
+    monkeypatch.setenv("GRM_API_KEY", "")
+    assert load_settings() == Settings()
+    assert load_settings().crawl_page_port == 9000
+    assert load_settings().grm_api_key is None
+
+
+def test_bad_value_names_variable_value_and_expectation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEB_SEARCH_SERP_NUM", "many")
+    with pytest.raises(ConfigError, match=r"environment variable WEB_SEARCH_SERP_NUM: got 'many': .*integer"):
+        load_settings()
+
+
+def test_secrets_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRM_API_KEY", "s3cret")
+    assert "s3cret" not in repr(load_settings())
+    assert "s3cret" not in load_settings().model_dump_json()
+    assert "s3cret" not in environment_script()
+
+
+def test_shell_file_is_the_table() -> None:
+    assert SCRIPT.read_text(encoding="utf-8") == environment_script()
+
+
+def test_sourcing_the_shell_file_gives_the_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = load_settings()
+    for name, value in sourced().items():
+        monkeypatch.setenv(name, value)
+    assert load_settings() == before
+
+
+def test_sourcing_the_shell_file_keeps_what_is_set_blanks_included() -> None:
+    variables = sourced(LIVECODEBENCH_DATA_PATH="/data/my tests", SERVER_HOST="::1")
+    assert variables["LIVECODEBENCH_DATA_PATH"] == "/data/my tests"
+    assert variables["SERVER_HOST"] == "::1"
+    assert variables["CRAWL_PAGE_PORT"] == "9000"
