@@ -1,0 +1,82 @@
+import random
+
+import torch
+
+from afm.models.cache import RowCache
+
+HEADS, SIZE = 2, 3
+
+
+def states(tokens):
+    """States that tell row, token number and side apart: shape [rows, heads, tokens, size]."""
+    keys = torch.tensor(tokens, dtype=torch.float32)[:, None, :, None].expand(-1, HEADS, -1, SIZE)
+    return keys.contiguous(), -keys
+
+
+def seen(cache, layer, row):
+    """What a row's next token would attend to, by writing it."""
+    cache.open_column()
+    new = torch.zeros(cache.rows, HEADS, 1, SIZE)
+    keys, values = cache.update(new, new, layer)
+    first = keys.shape[2] - 1 - cache.lengths()[row]
+    assert torch.equal(keys[row], -values[row])
+    assert bool((keys[row, :, -1] == 0).all())
+    return keys[row, 0, first:-1, 0].tolist()
+
+
+def test_rows_keep_their_states_while_others_come_and_go():
+    """A long random game against plain lists."""
+    rng = random.Random(0)
+    cache, model, fresh = RowCache(), [], iter(range(1, 100_000))
+    for _ in range(300):
+        action = rng.random()
+        if action < 0.25 or not model:
+            rows = [[next(fresh) for _ in range(rng.randrange(0, 30))] for _ in range(rng.randint(1, 3))]
+            begin = cache.join([len(row) for row in rows])
+            assert begin == len(model)
+            for layer in range(2):
+                for index, row in enumerate(rows):
+                    if row:
+                        cache.fill(layer, *states([row]), [begin + index])
+            model += rows
+        elif action < 0.45:
+            index = rng.randrange(len(model))
+            cache.remove(index)
+            model[index] = model[-1]
+            model.pop()
+        else:
+            tokens = [next(fresh) for _ in model]
+            cache.open_column()
+            for layer in range(2):
+                cache.update(*states([[token] for token in tokens]), layer)
+            cache.close_column()
+            for row, token in zip(model, tokens, strict=True):
+                row.append(token)
+        assert cache.lengths() == [len(row) for row in model]
+        assert cache.width == max(map(len, model), default=0)
+        for index, row in enumerate(model):
+            assert all(seen(cache, layer, index) == row for layer in range(2))
+
+
+def test_padding_is_zero_even_where_old_rows_stood():
+    cache = RowCache()
+    cache.join([3])
+    cache.fill(0, *states([[7, 8, 9]]), [0])
+    cache.join([1])
+    cache.fill(0, *states([[5]]), [1])
+    cache.open_column()
+    new = torch.ones(2, HEADS, 1, SIZE)
+    keys, _ = cache.update(new, new, 0)
+    assert keys[1, 0, :, 0].tolist() == [0, 0, 5, 1]
+    assert torch.isfinite(keys).all()
+
+
+def test_clearing_forgets_everything():
+    cache = RowCache()
+    cache.join([2])
+    cache.fill(0, *states([[1, 2]]), [0])
+    cache.clear()
+    assert (cache.rows, cache.width) == (0, 0)
+    cache.join([1])
+    cache.fill(0, *states([[3]]), [0])
+    assert seen(cache, 0, 0) == [3]

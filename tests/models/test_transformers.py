@@ -1,0 +1,59 @@
+import asyncio
+import shutil
+
+import pytest
+
+from afm.errors import ConfigError, EngineError
+from afm.models.base import FinishReason, SamplingParams
+from afm.models.transformers import TransformersModel
+
+
+@pytest.fixture
+async def model(tiny_dir):
+    model = TransformersModel(tiny_dir, threads=1, device="cpu")
+    yield model
+    await model.close()
+
+
+async def test_a_folder_becomes_a_model(model, tiny_dir):
+    prompt = model.encode_prompt([{"role": "user", "content": "Tom has 3 apples."}])
+    results = await asyncio.gather(*[model.generate(prompt, SamplingParams(20, seed=1)) for _ in range(2)])
+    assert results[0] == results[1]
+    assert len(results[0].logprobs) == len(results[0].token_ids)
+    assert (model.name, model.context_tokens) == (str(tiny_dir), 4096)
+
+
+async def test_a_stream_shows_what_generate_returns(model):
+    seen = []
+    params = SamplingParams(15, seed=2)
+    streamed = await model.stream([5, 6, 7], params, seen.append)
+    assert streamed == await model.generate([5, 6, 7], params)
+    assert seen == list(streamed.token_ids)
+
+
+async def test_the_context_is_never_exceeded(model):
+    generation = await model.generate([5] * 4090, SamplingParams(50, seed=1))
+    assert len(generation.token_ids) <= 6
+    assert generation.finish is not FinishReason.STOP
+    with pytest.raises(EngineError, match="4096 tokens"):
+        await model.generate([5] * 4096, SamplingParams(1))
+
+
+async def test_it_stops_at_strings(model):
+    free = await model.generate([5, 6, 7], SamplingParams(60, temperature=0))
+    text = model.decode(free.token_ids)
+    stop = text[len(text) // 2 :][:3]
+    cut = await model.generate([5, 6, 7], SamplingParams(60, temperature=0, stop=(stop,)))
+    assert cut.finish is FinishReason.STOP
+    assert stop in model.decode(cut.token_ids)
+    assert stop not in model.decode(cut.token_ids[:-1])
+
+
+def test_broken_folders_are_named(tiny_dir, tmp_path):
+    with pytest.raises(ConfigError, match="no such folder"):
+        TransformersModel(tmp_path / "absent")
+    folder = tmp_path / "half"
+    shutil.copytree(tiny_dir, folder)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match="no model can be loaded"):
+        TransformersModel(folder)
