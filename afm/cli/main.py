@@ -7,6 +7,8 @@ import sys
 
 import typer
 
+from afm.cli import data, mask, quickstart, report, reward, rl, sandbox, sft, validate
+from afm.cli.eval import evaluation
 from afm.errors import AfmError, UsageError
 
 app = typer.Typer(
@@ -17,6 +19,17 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+app.command()(quickstart.quickstart)
+app.add_typer(data.app, name="data")
+app.command()(validate.validate)
+app.command()(mask.mask)
+app.command()(sft.sft)
+app.command()(rl.rl)
+app.command(name="eval")(evaluation)
+app.command()(report.report)
+app.command()(reward.reward)
+app.add_typer(sandbox.app, name="sandbox")
 
 
 def main() -> None:

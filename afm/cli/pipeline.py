@@ -1,0 +1,236 @@
+"""The main job in stages: world, team, trajectories, SFT, DAPO, evaluations, report."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from afm.agents import AgentSpec, load_agent
+from afm.cli.stages import Stage
+from afm.errors import EngineError
+
+if TYPE_CHECKING:
+    from afm.datasets import Task
+
+Progress = Callable[[str, int, int | None], None]
+"""Receives what is counted, how many are done, and how many there are (``None``: unknown)."""
+
+DATASET_NAME = "math"
+VOCABULARY_SIZE = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much of everything; the overrides are ``key=value`` arguments of ``afm sft`` and ``afm rl``."""
+
+    train_tasks: int
+    rl_tasks: int
+    heldout_tasks: int
+    sft: tuple[str, ...] = ()
+    rl: tuple[str, ...] = ()
+
+
+FULL = Plan(train_tasks=6000, rl_tasks=4096, heldout_tasks=200)
+SMOKE = Plan(
+    train_tasks=400,
+    rl_tasks=64,
+    heldout_tasks=20,
+    sft=("max_steps=120", "save_steps=120"),
+    rl=("verl.trainer.total_training_steps=2", "verl.algorithm.filter_groups.enable=false"),
+)
+"""The same path with so little training that it proves the machinery and nothing else."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One quickstart run.
+
+    Attributes:
+        out: Folder of everything the run makes.
+        configs: The project's ``configs`` folder.
+        real_data: Benchmark file to evaluate on as well.
+    """
+
+    out: Path
+    configs: Path
+    plan: Plan
+    seed: int
+    real_data: Path | None
+    progress: Progress
+
+    def stages(self) -> list[Stage]:
+        """Everything to do, in order."""
+        stages = [
+            Stage("world", "generate the world of problems", self.make_world),
+            Stage("distill", "let the team solve the training problems", self.distill),
+            Stage("prepare", "write training files, tokenizer and a fresh model", self.prepare),
+            Stage("sft", "fine-tune on what the agent wrote (LLaMA-Factory)", self.sft),
+            Stage(
+                "eval_sft",
+                "evaluate after fine-tuning",
+                lambda: self.evaluate("sft", self.world / "heldout.jsonl", "eval_sft"),
+            ),
+            Stage("rl", "reinforce with real tool calls (DAPO on verl)", self.rl),
+            Stage(
+                "eval_rl",
+                "evaluate after reinforcement",
+                lambda: self.evaluate("rl", self.world / "heldout.jsonl", "eval_rl"),
+            ),
+        ]
+        if (real := self.real_data) is not None:
+            title = f"evaluate on {real.name}"
+            stages.append(Stage("eval_real", title, lambda: self.evaluate("rl", real, "eval_real")))
+        return [*stages, Stage("report", "write the report", self.report)]
+
+    @property
+    def spec(self) -> AgentSpec:
+        """The math agent for tiny models."""
+        return load_agent(self.configs / "tiny/agents/math.yaml")
+
+    @property
+    def world(self) -> Path:
+        """Folder of the three sets of problems."""
+        return self.out / "world"
+
+    @property
+    def report_path(self) -> Path:
+        """The report a person opens at the end."""
+        return self.out / "report.html"
+
+    def make_world(self) -> str:
+        """Write the three disjoint sets of problems as JSONL."""
+        from afm.datasets import write_tasks
+        from afm.datasets.mini_world import Split, generate
+
+        sizes = {
+            Split.TRAIN: self.plan.train_tasks,
+            Split.RL: self.plan.rl_tasks,
+            Split.HELDOUT: self.plan.heldout_tasks,
+        }
+        for split, count in sizes.items():
+            write_tasks(generate(split, count, seed=self.seed), self.world / f"{split}.jsonl")
+        return ", ".join(f"{count} {split}" for split, count in sizes.items())
+
+    def distill(self) -> str:
+        """Let the scripted team work with the real sandbox; merge its log into trajectories."""
+        from afm.distill import distill
+        from afm.tools import load_tools
+
+        async def work() -> str:
+            tools = load_tools(self.tools_config)
+            try:
+                summary = await distill(
+                    self._tasks("train"),
+                    self.spec,
+                    tools,
+                    self.out / "distill",
+                    seed=self.seed,
+                    progress=self.progress,
+                )
+            finally:
+                await asyncio.gather(*(tool.close() for tool in tools.values()))
+            return f"{summary.kept} of {summary.tasks} trajectories kept, {summary.tool_calls} tool calls"
+
+        return asyncio.run(work())
+
+    def prepare(self) -> str:
+        """Write the files both trainers read, and a tokenizer and model from scratch."""
+        from afm.datasets.prepare import write_rl, write_sft
+        from afm.models.tiny import create_tiny_model, train_tokenizer
+        from afm.trajectory.io import load_records
+
+        data, start = self.out / "data", self.out / "start"
+        source = self.out / "distill/trajectories.jsonl"
+        rows = write_sft(load_records(source), self.spec, data, name=DATASET_NAME, inputs=[source])
+        write_rl(self._tasks("rl"), self.spec, data / "rl.parquet", inputs=[self.world / "rl.jsonl"])
+        alpaca = json.loads((data / f"{DATASET_NAME}.json").read_text(encoding="utf-8"))
+        train_tokenizer(_texts(alpaca), start, vocab_size=VOCABULARY_SIZE)
+        create_tiny_model(start, start, seed=self.seed)
+        return f"{rows} demonstrations, {self.plan.rl_tasks} problems for reinforcement"
+
+    def sft(self) -> str:
+        """Run LLaMA-Factory through its plugin, in a process of its own."""
+        self._run_engine(
+            "sft",
+            self.configs / "tiny/sft/math.yaml",
+            f"model_name_or_path={self.out / 'start'}",
+            f"dataset_dir={self.out / 'data'}",
+            f"dataset={DATASET_NAME}",
+            f"output_dir={self.out / 'sft'}",
+            f"seed={self.seed}",
+            *self.plan.sft,
+        )
+        return f"model in {self.out / 'sft'}"
+
+    def rl(self) -> str:
+        """Run verl through its plugin, in a process of its own."""
+        self._run_engine(
+            "rl",
+            self.configs / "tiny/rl/math.yaml",
+            f"model={self.out / 'sft'}",
+            f"train_files={self.out / 'data/rl.parquet'}",
+            f"val_files={self.out / 'data/rl.parquet'}",
+            f"output_dir={self.out / 'rl'}",
+            f"seed={self.seed}",
+            *self.plan.rl,
+        )
+        return f"model in {self.out / 'rl'}"
+
+    def evaluate(self, model: str, data: Path, name: str) -> str:
+        """Evaluate a trained model at temperature 1, resuming where an earlier try stopped."""
+        from afm.evaluation.config import EvalConfig
+        from afm.evaluation.job import run_job
+
+        settings = EvalConfig(
+            name=name,
+            data=(data,),
+            agent=self.spec.name,
+            model=str(self.out / model),
+            tools=self.tools_config,
+            seed=self.seed,
+            out_dir=self.out / name,
+        )
+        metrics = asyncio.run(run_job(settings, on_progress=self._count_episodes))
+        score = metrics.pass_at_1
+        return f"pass@1 {score.value:.3f} ({score.low:.3f} to {score.high:.3f})" if score else "no episode was scored"
+
+    def report(self) -> str:
+        """Write the report of all stages."""
+        from afm.evaluation.report import write_run_report
+
+        write_run_report(self.out, self.report_path)
+        return str(self.report_path)
+
+    @property
+    def tools_config(self) -> Path:
+        """The sandboxed code tool."""
+        return self.configs / "tools/code_executor.yaml"
+
+    def _tasks(self, split: str) -> list[Task]:
+        from afm.datasets import read_tasks
+
+        return list(read_tasks(self.world / f"{split}.jsonl"))
+
+    def _count_episodes(self, done: int, total: int) -> None:
+        self.progress("episodes", done, total)
+
+    def _run_engine(self, command: str, config: Path, *overrides: str) -> None:
+        words = [sys.executable, "-m", "afm.cli.main", command, str(config), *overrides]
+        status = subprocess.run(words, check=False).returncode
+        if status != 0:
+            raise EngineError(
+                f"`afm {command}` ended with status {status}; see {self.out / command / 'training.log'}. "
+                "The same command continues from what is finished."
+            )
+
+
+def _texts(alpaca: Sequence[dict[str, str]]) -> Iterable[str]:
+    for row in alpaca:
+        yield row["instruction"]
+        yield row["output"]

@@ -1,0 +1,94 @@
+"""``afm quickstart``: train a tool-using agent on this computer, from nothing to a report."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from afm.cli.project import configs_folder
+from afm.errors import UsageError
+
+
+def quickstart(
+    out: Annotated[Path, typer.Option(help="Folder for everything the run makes.")] = Path("runs/quickstart"),
+    seed: Annotated[int, typer.Option(help="Seed of the world, the model and all sampling.")] = 0,
+    smoke: Annotated[
+        bool, typer.Option("--smoke", help="The same path with hardly any training: about 3 minutes.")
+    ] = False,
+    real_data: Annotated[
+        Optional[Path],  # noqa: UP007, UP045
+        typer.Option(help="Benchmark file (parquet or JSONL) to evaluate on as well.", exists=True),
+    ] = None,
+    show: Annotated[
+        bool, typer.Option("--open/--no-open", help="Open the report in a browser at the end.")
+    ] = False,
+) -> None:
+    """Generate problems, distil a team, fine-tune, reinforce, evaluate, report: about 12 minutes on 2 cores.
+
+    Killed or interrupted, the same command continues where it stopped.
+    """
+    from afm.cli.pipeline import FULL, SMOKE, Job
+    from afm.cli.stages import run_stages
+
+    out = out.resolve()
+    if " " in str(out):
+        raise UsageError(f"--out {out} contains a blank, which the training engines cannot take; choose another")
+    real = real_data.resolve() if real_data else None
+    view = ProgressView()
+    job = Job(out, configs_folder(), SMOKE if smoke else FULL, seed, real, view.update)
+    settings = {"seed": seed, "smoke": smoke, "real_data": str(real) if real else None}
+    begun = time.monotonic()
+    run_stages(job.stages(), out, settings, view.line)
+    _summary(out, job.report_path, time.monotonic() - begun)
+    if show:
+        typer.launch(job.report_path.as_uri())
+
+
+class ProgressView:
+    """A counter that rewrites its line on a terminal and speaks rarely elsewhere."""
+
+    def __init__(self) -> None:
+        self._terminal = sys.stdout.isatty()
+        self._last = 0.0
+        self._open = False
+
+    def line(self, text: str) -> None:
+        """Print one whole line."""
+        if self._open:
+            print("\r\x1b[K", end="")
+            self._open = False
+        print(text, flush=True)
+        self._last = time.monotonic()
+
+    def update(self, what: str, done: int, total: int | None) -> None:
+        """Show how far a stage is."""
+        now = time.monotonic()
+        if now - self._last < (0.1 if self._terminal else 15.0):
+            return
+        self._last = now
+        text = f"      {what}: {done}" + (f" of {total}" if total else "")
+        if self._terminal:
+            print(f"\r\x1b[K{text}", end="", flush=True)
+            self._open = True
+        else:
+            print(text, flush=True)
+
+
+def _summary(out: Path, report: Path, seconds: float) -> None:
+    from afm.evaluation.report import stage_rows
+
+    print(f"\nDone in {seconds / 60:.1f} minutes.\n")
+    print(f"  {'stage':24} {'pass@1':>7}  {'95 % interval':>15}  {'format':>6}  {'tool calls':>10}")
+    for row in stage_rows(out):
+        interval = f"{row.pass_low:.3f} .. {row.pass_high:.3f}"
+        print(f"  {row.name:24} {row.pass_at_1:7.3f}  {interval:>15}  {row.format_valid:6.2f}  {row.tool_calls:10.2f}")
+    print(
+        f"\nReport: {report}\n\nNext:\n"
+        f'  afm ask "Tom has 57 coins. Tom finds 38 more. How many coins does Tom have?" --agent math --model {out}/rl\n'
+        f"  afm view or edit the recipe: configs/tiny/sft/math.yaml, configs/tiny/rl/math.yaml\n"
+        f"  on GPUs: train/code_agent/rl/train_dapo_code_agent.sh --dry-run\n"
+    )

@@ -1,0 +1,111 @@
+"""Run the quickstart for several seeds and print the README's table: quality, time and peak memory.
+
+    .venv/bin/python benchmarks/measure_quickstart.py --seeds 0 1 2 --out runs/measured
+
+Peak memory is the largest sum of proportional set sizes over the whole process tree, sampled twice a second.
+Finished seeds are not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+
+def memory_of_tree(root: psutil.Process) -> int:
+    """Bytes of memory of a process and its descendants, shared pages counted once."""
+    total = 0
+    for process in [root, *root.children(recursive=True)]:
+        try:
+            total += process.memory_full_info().pss
+        except psutil.Error:
+            continue
+    return total
+
+
+def run_seed(seed: int, out: Path, arguments: list[str]) -> dict[str, Any]:
+    """One quickstart run with its wall time in seconds and peak memory in bytes."""
+    result = out / f"seed{seed}.json"
+    if result.exists():
+        return dict(json.loads(result.read_text()))
+    command = [sys.executable, "-m", "afm.cli.main", "quickstart", "--seed", str(seed)]
+    command += ["--out", str(out / f"seed{seed}"), "--no-open", *arguments]
+    begun, peak = time.monotonic(), 0
+    child = subprocess.Popen(command)
+    process = psutil.Process(child.pid)
+    while child.poll() is None:
+        peak = max(peak, memory_of_tree(process))
+        time.sleep(0.5)
+    if child.returncode:
+        raise SystemExit(f"seed {seed} ended with status {child.returncode}")
+    folder = out / f"seed{seed}"
+    row: dict[str, Any] = {
+        "seed": seed,
+        "seconds": round(time.monotonic() - begun, 1),
+        "peak_bytes": peak,
+        "comparison": comparison(folder),
+    }
+    for stage in ("eval_sft", "eval_rl"):
+        row[stage] = json.loads((folder / stage / "metrics.json").read_text())
+    result.write_text(json.dumps(row, indent=2) + "\n")
+    return row
+
+
+def comparison(folder: Path) -> dict[str, float]:
+    """The paired difference in pass@1, RL minus SFT, with its 95 % interval."""
+    from afm.evaluation.metrics import paired_difference
+    from afm.trajectory.io import load_records
+
+    before = load_records(folder / "eval_sft/episodes.jsonl")
+    after = load_records(folder / "eval_rl/episodes.jsonl")
+    difference = paired_difference(before, after)
+    return {"value": difference.value, "low": difference.low, "high": difference.high}
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--out", type=Path, default=Path("runs/measured"))
+    parser.add_argument("--smoke", action="store_true")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    rows = [run_seed(seed, options.out, ["--smoke"] if options.smoke else []) for seed in options.seeds]
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    summary = {
+        "machine": f"{os.cpu_count()} cores, {platform.machine()}, {psutil.virtual_memory().total >> 30} GiB",
+        "commit": commit.stdout.strip(),
+        "versions": {name: version(name) for name in ("torch", "transformers", "verl", "llamafactory")},
+        "runs": rows,
+    }
+    (options.out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+    print(json.dumps(summary["machine"]), summary["commit"])
+    print("| seed | SFT pass@1 | RL pass@1 | paired difference (95 %) | format after RL | tool calls | minutes | peak GiB |")
+    print("|---|---|---|---|---|---|---|---|")
+    for row in rows:
+        print(table_row(row))
+
+
+def table_row(row: dict[str, Any]) -> str:
+    """One line of the Markdown table."""
+    sft, rl, paired = row["eval_sft"], row["eval_rl"], row["comparison"]
+    return (
+        f"| {row['seed']} | {sft['pass_at_1']['value']:.3f} | {rl['pass_at_1']['value']:.3f} "
+        f"| +{paired['value']:.3f} ({paired['low']:.3f} .. {paired['high']:.3f}) | {rl['format_valid']:.3f} "
+        f"| {sft['tool_calls']:.2f} -> {rl['tool_calls']:.2f} "
+        f"| {row['seconds'] / 60:.1f} | {row['peak_bytes'] / 2**30:.1f} |"
+    )
+
+
+if __name__ == "__main__":
+    main()
