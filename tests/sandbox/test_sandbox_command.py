@@ -1,0 +1,40 @@
+"""``afm sandbox run`` as a person or a script uses it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from afm.cli.sandbox import app
+from afm.errors import UsageError
+
+pytestmark = pytest.mark.sandbox
+RUNNER = CliRunner()
+
+
+def test_a_good_program() -> None:
+    done = RUNNER.invoke(app, ["run"], input="print(6 * 7)")
+    assert (done.exit_code, done.stdout) == (0, "42\n")
+
+
+def test_a_failing_program_ends_with_status_1_and_says_why() -> None:
+    done = RUNNER.invoke(app, ["run"], input="print('first')\n1/0")
+    assert (done.exit_code, done.stdout) == (1, "first\n")
+    assert "ZeroDivisionError" in done.stderr
+    assert "[error, exit status 1; " in done.stderr
+
+
+def test_json_and_stdin_from_a_file(tmp_path: Path) -> None:
+    given = tmp_path / "a file.txt"
+    given.write_text("é\n", encoding="utf-8")
+    done = RUNNER.invoke(app, ["run", "--json", "--stdin", str(given)], input="print(input() * 2)")
+    result = json.loads(done.stdout)
+    assert (result["stdout"], result["reason"], result["exit_status"]) == ("éé\n", "ok", 0)
+
+
+def test_no_program_is_wrong_usage() -> None:
+    done = RUNNER.invoke(app, ["run"], input="\n")
+    assert isinstance(done.exception, UsageError)
