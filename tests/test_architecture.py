@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 
 LAYERS = [
-    {"errors", "settings"},
+    {"errors", "settings", "processes"},
     {"agents"},
     {"trajectory"},
     {"masking"},

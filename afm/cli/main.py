@@ -10,6 +10,7 @@ import typer
 from afm.cli import data, mask, quickstart, report, reward, rl, sandbox, sft, validate
 from afm.cli.eval import evaluation
 from afm.errors import AfmError, UsageError
+from afm.processes import die_with_parent
 
 app = typer.Typer(
     name="afm",
@@ -34,12 +35,15 @@ app.add_typer(sandbox.app, name="sandbox")
 
 def main() -> None:
     """Run the command line; expected errors end with one message and a documented exit status."""
+    die_with_parent()
     try:
         app()
     except UsageError as error:
         _fail(error, 2)
     except AfmError as error:
         _fail(error, 1)
+    except KeyboardInterrupt:
+        sys.exit(130)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from afm.agents import AgentSpec, load_agent
 from afm.cli.stages import Stage
 from afm.errors import EngineError
+from afm.processes import tied_environment
 
 if TYPE_CHECKING:
     from afm.datasets import Task
@@ -158,7 +159,8 @@ class Job:
         """Run LLaMA-Factory through its plugin, in a process of its own."""
         self._run_engine(
             "sft",
-            self.configs / "tiny/sft/math.yaml",
+            "--quiet",
+            str(self.configs / "tiny/sft/math.yaml"),
             f"model_name_or_path={self.out / 'start'}",
             f"dataset_dir={self.out / 'data'}",
             f"dataset={DATASET_NAME}",
@@ -172,7 +174,7 @@ class Job:
         """Run verl through its plugin, in a process of its own."""
         self._run_engine(
             "rl",
-            self.configs / "tiny/rl/math.yaml",
+            str(self.configs / "tiny/rl/math.yaml"),
             f"model={self.out / 'sft'}",
             f"train_files={self.out / 'data/rl.parquet'}",
             f"val_files={self.out / 'data/rl.parquet'}",
@@ -198,7 +200,11 @@ class Job:
         )
         metrics = asyncio.run(run_job(settings, on_progress=self._count_episodes))
         score = metrics.pass_at_1
-        return f"pass@1 {score.value:.3f} ({score.low:.3f} to {score.high:.3f})" if score else "no episode was scored"
+        return (
+            f"pass@1 {score.value:.3f} ({score.low:.3f} to {score.high:.3f})"
+            if score
+            else "no episode was scored"
+        )
 
     def report(self) -> str:
         """Write the report of all stages."""
@@ -220,14 +226,37 @@ class Job:
     def _count_episodes(self, done: int, total: int) -> None:
         self.progress("episodes", done, total)
 
-    def _run_engine(self, command: str, config: Path, *overrides: str) -> None:
-        words = [sys.executable, "-m", "afm.cli.main", command, str(config), *overrides]
-        status = subprocess.run(words, check=False).returncode
+    def _run_engine(self, command: str, *arguments: str) -> None:
+        """Run ``afm COMMAND`` as a process that ends when this one does."""
+        words = [sys.executable, "-m", "afm.cli.main", command, *arguments]
+        with subprocess.Popen(words, env=tied_environment()) as child:
+            status = self._wait(child, self.out / command)
         if status != 0:
             raise EngineError(
                 f"`afm {command}` ended with status {status}; see {self.out / command / 'training.log'}. "
-                "The same command continues from what is finished."
+                "Run the same quickstart again to continue from what is finished."
             )
+
+    def _wait(self, child: subprocess.Popen[bytes], folder: Path) -> int:
+        try:
+            while True:
+                try:
+                    return child.wait(timeout=1.0)
+                except subprocess.TimeoutExpired:
+                    self._count_steps(folder / "trainer_log.jsonl")
+        except KeyboardInterrupt:  # the child got it, too, and leaves what is finished
+            child.wait()
+            raise
+
+    def _count_steps(self, log: Path) -> None:
+        if not log.exists():
+            return
+        whole = [
+            line for line in log.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")
+        ]
+        if whole:
+            last = json.loads(whole[-1])
+            self.progress("training steps", last["current_steps"], last["total_steps"])
 
 
 def _texts(alpaca: Sequence[dict[str, str]]) -> Iterable[str]:

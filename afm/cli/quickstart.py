@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -20,7 +20,7 @@ def quickstart(
         bool, typer.Option("--smoke", help="The same path with hardly any training: about 3 minutes.")
     ] = False,
     real_data: Annotated[
-        Optional[Path],  # noqa: UP007, UP045
+        Path | None,
         typer.Option(help="Benchmark file (parquet or JSONL) to evaluate on as well.", exists=True),
     ] = None,
     show: Annotated[
@@ -36,7 +36,9 @@ def quickstart(
 
     out = out.resolve()
     if " " in str(out):
-        raise UsageError(f"--out {out} contains a blank, which the training engines cannot take; choose another")
+        raise UsageError(
+            f"--out {out} contains a blank, which the training engines cannot take; choose another"
+        )
     real = real_data.resolve() if real_data else None
     view = ProgressView()
     job = Job(out, configs_folder(), SMOKE if smoke else FULL, seed, real, view.update)
@@ -85,7 +87,9 @@ def _summary(out: Path, report: Path, seconds: float) -> None:
     print(f"  {'stage':24} {'pass@1':>7}  {'95 % interval':>15}  {'format':>6}  {'tool calls':>10}")
     for row in stage_rows(out):
         interval = f"{row.pass_low:.3f} .. {row.pass_high:.3f}"
-        print(f"  {row.name:24} {row.pass_at_1:7.3f}  {interval:>15}  {row.format_valid:6.2f}  {row.tool_calls:10.2f}")
+        print(
+            f"  {row.name:24} {row.pass_at_1:7.3f}  {interval:>15}  {row.format_valid:6.2f}  {row.tool_calls:10.2f}"
+        )
     print(
         f"\nReport: {report}\n\nNext:\n"
         f'  afm ask "Tom has 57 coins. Tom finds 38 more. How many coins does Tom have?" --agent math --model {out}/rl\n'

@@ -19,7 +19,10 @@ def sft(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the resolved command and configuration, start nothing.")
     ] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", help="Write the trainer's output to its log only.")
+    ] = False,
 ) -> None:
     """Fine-tune on what the agent wrote; continues an interrupted run, leaves a finished one alone."""
     launcher = importlib.import_module(LAUNCHER)  # light; the engine itself is a child process of it
-    raise typer.Exit(launcher.run_sft(config, overrides or [], dry_run=dry_run))
+    raise typer.Exit(launcher.run_sft(config, overrides or [], dry_run=dry_run, echo=not quiet))
