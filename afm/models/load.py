@@ -1,0 +1,82 @@
+"""One way to every model: a folder is loaded into this process, an address is asked over HTTP."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from afm.errors import ConfigError, EngineError, suggestion
+from afm.models.base import TokenModel
+
+API_KEY_VARIABLE = "AFM_MODEL_API_KEY"
+
+
+def load_model(
+    source: str | Path,
+    *,
+    name: str | None = None,
+    threads: int | None = None,
+    max_batch: int = 64,
+    seed: int | None = 0,
+    tokenizer: str | Path | None = None,
+    context_tokens: int | None = None,
+    device: str | None = None,
+) -> TokenModel:
+    """The model at ``source``.
+
+    Args:
+        source: Folder of a Hugging Face model, or the http(s) address of an OpenAI-compatible server that
+            returns token ids. The server's key is read from ``AFM_MODEL_API_KEY``.
+        name: Of the model in records, and on a server of several models which one.
+        threads: CPU threads, for a folder.
+        max_batch: Generations at the same time.
+        seed: Makes generations without a seed of their own reproducible, for a folder.
+        tokenizer: Folder of the served model's tokenizer; required with an address.
+        context_tokens: Bound on prompt and response together, for a server that does not tell.
+        device: ``cpu``, ``cuda`` ..., for a folder; default: a GPU if there is one.
+
+    Raises:
+        ConfigError: The folder holds no model, or something is missing for a server.
+        EngineError: The server cannot be asked.
+    """
+    address = str(source)
+    if address.startswith(("http://", "https://")):
+        return _served(address, name, max_batch, tokenizer, context_tokens)
+    if not Path(source).is_dir():
+        raise ConfigError(f"{source}: no such folder; expected a model's folder or an http(s) address")
+    from afm.models.transformers import TransformersModel
+
+    return TransformersModel(
+        source, name=name, threads=threads, max_batch=max_batch, device=device, seed=seed
+    )
+
+
+def _served(
+    url: str,
+    name: str | None,
+    max_parallel: int,
+    tokenizer: str | Path | None,
+    context_tokens: int | None,
+) -> TokenModel:
+    from afm.models.openai import OpenAIModel, served_models
+    from afm.models.tokenizer import ChatTokenizer
+
+    if tokenizer is None:
+        raise ConfigError(
+            f"{url}: a model behind an address needs the folder of its tokenizer (tokenizer=...)"
+        )
+    codec = ChatTokenizer.load(tokenizer)
+    api_key = os.environ.get(API_KEY_VARIABLE) or None
+    served = {model.name: model for model in served_models(url, api_key)}
+    if name is None and len(served) == 1:
+        name = next(iter(served))
+    if name is None:
+        raise ConfigError(f"{url} serves {len(served)} models, name one of: {', '.join(sorted(served))}")
+    if name not in served:
+        raise ConfigError(f"{url} serves no model {name!r}; {suggestion(name, served)}")
+    context = context_tokens or served[name].context_tokens
+    if context is None:
+        raise EngineError(f"{url} does not tell the context of {name!r}; give context_tokens=...")
+    return OpenAIModel(
+        url, codec, name=name, context_tokens=context, api_key=api_key, max_parallel=max_parallel
+    )

@@ -1,0 +1,290 @@
+"""Against a real HTTP server on the loopback, with the tiny model behind it."""
+
+import asyncio
+import socket
+import threading
+import time
+
+import pytest
+import uvicorn
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
+
+from afm.agents import AgentSpec
+from afm.errors import ConfigError, EngineError
+from afm.models import load_model
+from afm.models.base import FinishReason, SamplingParams
+from afm.models.load import API_KEY_VARIABLE
+from afm.models.openai import OpenAIModel, base_url
+from afm.models.tokenizer import ChatTokenizer
+from afm.models.transformers import TransformersModel
+from afm.rollout import run_episode
+
+KEY = "sk-very-secret"
+
+
+class Server:
+    """Speaks the part of vLLM's protocol that we use; ``faults`` are answered first, one a request."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.faults = []
+        self.form = "token_ids"
+        self.requests = []
+        self.headers = []
+        self._model = None
+        app = FastAPI()
+        app.get("/v1/models")(self.models)
+        app.post("/v1/completions")(self.completions)
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        config = uvicorn.Config(app, host="127.0.0.1", port=self.port, log_level="warning")
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._server.run)
+
+    def start(self):
+        self._thread.start()
+        for _ in range(500):
+            if self._server.started:
+                return self
+            time.sleep(0.02)
+        raise AssertionError("the server did not start")
+
+    def stop(self):
+        self._server.should_exit = True
+        self._thread.join()
+
+    async def models(self):
+        return {"object": "list", "data": [{"id": "tiny", "object": "model", "max_model_len": 4096}]}
+
+    async def completions(self, request: Request):
+        body = await request.json()
+        self.requests.append(body)
+        self.headers.append(dict(request.headers))
+        if self.faults:
+            fault = self.faults.pop(0)
+            return fault if isinstance(fault, Response) else await fault()
+        if self._model is None:
+            self._model = TransformersModel(self.folder, threads=1, device="cpu")
+        params = SamplingParams(
+            body["max_tokens"],
+            temperature=body["temperature"],
+            top_p=body["top_p"],
+            top_k=body.get("top_k", 0),
+            stop=tuple(body["stop"]),
+            seed=body.get("seed"),
+        )
+        generation = await self._model.generate(body["prompt"], params)
+        return {"choices": [self._choice(generation, body)]}
+
+    def _choice(self, generation, body):
+        ids = list(generation.token_ids)
+        text = self._model.decode(ids)
+        stops = [stop for stop in body["stop"] if stop in text]
+        choice = {
+            "index": 0,
+            "text": text,
+            "finish_reason": "length" if generation.finish is FinishReason.LENGTH else "stop",
+            "stop_reason": stops[0] if stops else None,
+            "logprobs": {
+                "tokens": [f"token_id:{token}" for token in ids],
+                "token_logprobs": list(generation.logprobs),
+            },
+        }
+        if self.form == "token_ids":
+            choice["token_ids"] = ids
+        if self.form == "words":
+            choice["logprobs"]["tokens"] = [self._model.decode([token]) for token in ids]
+        if self.form == "trimmed":
+            choice["token_ids"] = ids[:-1]
+        return choice
+
+
+@pytest.fixture(scope="module")
+def shared_server(tiny_dir):
+    server = Server(tiny_dir).start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def server(shared_server):
+    shared_server.faults.clear()
+    shared_server.requests.clear()
+    shared_server.headers.clear()
+    shared_server.form = "token_ids"
+    return shared_server
+
+
+@pytest.fixture
+async def model(server, tiny_dir):
+    tokenizer = ChatTokenizer.load(tiny_dir)
+    model = OpenAIModel(server.url, tokenizer, name="tiny", context_tokens=4096, api_key=KEY, attempts=3)
+    yield model
+    await model.close()
+
+
+@pytest.fixture
+async def local(tiny_dir):
+    model = TransformersModel(tiny_dir, threads=1, device="cpu")
+    yield model
+    await model.close()
+
+
+async def prompt_and_stop(local):
+    """A prompt with a long greedy text, and a string that first occurs in its second half."""
+    for first in range(5, 300):
+        ids = (await local.generate([first, 6], SamplingParams(60, temperature=0))).token_ids
+        text = local.decode(ids)
+        for at in range(30, len(text) - 3):
+            if text[at : at + 3].isascii() and text.find(text[at : at + 3]) == at:
+                return [first, 6], text[at : at + 3]
+    raise AssertionError("no such prompt")
+
+
+@pytest.mark.parametrize("form", ["token_ids", "logprobs"])
+async def test_the_server_gives_what_the_same_model_gives_in_process(model, local, server, form):
+    server.form = form
+    for params in (
+        SamplingParams(30, temperature=0),
+        SamplingParams(30, seed=5, top_k=40, top_p=0.9, temperature=0.8),
+    ):
+        over_http = await model.generate([5, 6, 7], params)
+        in_process = await local.generate([5, 6, 7], params)
+        assert over_http.token_ids == in_process.token_ids
+        assert over_http.logprobs == pytest.approx(in_process.logprobs, abs=1e-6)
+        assert over_http.finish is in_process.finish is FinishReason.LENGTH
+
+
+async def test_stop_strings_and_end_tokens_are_told_apart(model, local, server):
+    prompt, stop = await prompt_and_stop(local)
+    params = SamplingParams(60, temperature=0, stop=("@@nowhere", stop))
+    generation = await model.generate(prompt, params)
+    assert generation.token_ids == (await local.generate(prompt, params)).token_ids
+    assert stop in model.decode(generation.token_ids)
+    assert generation.finish is FinishReason.STOP
+    assert server.requests[-1]["include_stop_str_in_output"] is True
+    ended = {
+        "choices": [{"token_ids": [9, 2], "finish_reason": "stop", "stop_reason": None, "logprobs": None}]
+    }
+    server.faults.append(JSONResponse(ended))
+    generation = await model.generate(prompt, params)
+    assert (generation.token_ids, generation.logprobs) == ((9, 2), ())
+    assert generation.finish is FinishReason.END_OF_TEXT
+
+
+async def test_the_key_is_in_the_header_and_nowhere_else(model, server):
+    await model.generate([5], SamplingParams(1))
+    assert server.headers[0]["authorization"] == f"Bearer {KEY}"
+    assert KEY not in str(server.requests)
+    server.faults.append(PlainTextResponse(f"bad request by {KEY}", status_code=400))
+    with pytest.raises(EngineError, match=r"status 400: bad request by \*\*\*") as caught:
+        await model.generate([5], SamplingParams(1))
+    assert KEY not in str(caught.value)
+    assert len(server.requests) == 2
+
+
+@pytest.mark.parametrize("status", [429, 503])
+async def test_a_busy_server_is_asked_again(model, server, status):
+    server.faults += [PlainTextResponse("busy", status_code=status)] * 2
+    assert len((await model.generate([5], SamplingParams(3, seed=1))).token_ids) == 3
+    assert len(server.requests) == 3
+
+
+async def test_a_server_that_stays_busy_is_an_error(model, server):
+    server.faults += [PlainTextResponse("overloaded", status_code=503)] * 3
+    with pytest.raises(EngineError, match=r"status 503: overloaded \(after 3 attempts\)"):
+        await model.generate([5], SamplingParams(3))
+
+
+async def test_an_absent_server_is_an_error(tiny_dir):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{probe.getsockname()[1]}"
+    model = OpenAIModel(url, ChatTokenizer.load(tiny_dir), name="x", context_tokens=10, attempts=2)
+    with pytest.raises(EngineError, match=r"ConnectError.*after 2 attempts"):
+        await model.generate([5], SamplingParams(3))
+    await model.close()
+
+
+async def test_a_silent_server_runs_into_the_timeout(server, tiny_dir):
+    async def silence():
+        await asyncio.sleep(1.0)
+
+    model = OpenAIModel(
+        server.url, ChatTokenizer.load(tiny_dir), name="tiny", context_tokens=9, attempts=1, timeout_s=0.2
+    )
+    server.faults.append(silence)
+    with pytest.raises(EngineError, match="ReadTimeout"):
+        await model.generate([5], SamplingParams(3))
+    await model.close()
+
+
+@pytest.mark.parametrize(
+    ("form", "words"),
+    [("words", "returned no token ids"), ("trimmed", "cut the stop string 'STOP' away")],
+)
+async def test_servers_that_do_not_return_what_was_sampled_are_refused(model, server, local, form, words):
+    server.form = form
+    prompt, stop = await prompt_and_stop(local)
+    with pytest.raises(EngineError, match=words.replace("'STOP'", ".*")):
+        await model.generate(prompt, SamplingParams(60, temperature=0, stop=(stop,)))
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (PlainTextResponse("<html>"), "no JSON"),
+        (JSONResponse({"error": "x"}), "no single choice"),
+        (
+            JSONResponse({"choices": [{"token_ids": [1], "finish_reason": "content_filter"}]}),
+            "content_filter",
+        ),
+        (JSONResponse({"choices": [{"token_ids": [1, 1], "finish_reason": "length"}]}), "at most 1"),
+        (PlainTextResponse("no such model", status_code=404), "status 404: no such model"),
+    ],
+)
+async def test_strange_answers_are_errors_and_not_asked_again(model, server, answer, words):
+    server.faults.append(answer)
+    with pytest.raises(EngineError, match=words):
+        await model.generate([5], SamplingParams(1))
+    assert len(server.requests) == 1
+
+
+async def test_load_model_asks_the_server_for_name_and_context(server, tiny_dir, monkeypatch):
+    monkeypatch.setenv(API_KEY_VARIABLE, KEY)
+    model = await asyncio.to_thread(load_model, server.url, tokenizer=tiny_dir)
+    assert (model.name, model.context_tokens) == ("tiny", 4096)
+    await model.generate([5], SamplingParams(1))
+    assert server.headers[-1]["authorization"] == f"Bearer {KEY}"
+    await model.close()
+    with pytest.raises(ConfigError, match="no model 'tinny'; did you mean 'tiny'"):
+        await asyncio.to_thread(load_model, server.url, tokenizer=tiny_dir, name="tinny")
+    with pytest.raises(ConfigError, match="tokenizer"):
+        load_model(server.url)
+
+
+async def test_load_model_takes_a_folder(tiny_dir, tmp_path):
+    model = load_model(tiny_dir, name="mine", threads=1, device="cpu")
+    assert isinstance(model, TransformersModel)
+    assert model.name == "mine"
+    await model.close()
+    with pytest.raises(ConfigError, match="no such folder"):
+        load_model(tmp_path / "absent")
+
+
+async def test_an_episode_over_http_equals_one_in_process(model, local):
+    spec = AgentSpec(
+        name="talker", roles={"answer": {"kind": "answer"}}, transitions={"start": ("answer",)}, prompt=""
+    )
+    limits = spec.limits.model_copy(update={"max_response_tokens": 50})
+    episodes = [await run_episode(spec, each, {}, "Hi", limits=limits, seed=3) for each in (model, local)]
+    assert episodes[0].response_ids == episodes[1].response_ids
+    assert len(episodes[0].response_ids) == 50
+
+
+def test_addresses_are_completed():
+    for url in ("http://a:1", "http://a:1/", "http://a:1/v1", "http://a:1/v1/", "http://a:1/v1/completions"):
+        assert base_url(url) == "http://a:1/v1"
