@@ -1,0 +1,22 @@
+"""Evaluation: run tasks through the one episode loop, measure, compare, report."""
+
+from __future__ import annotations
+
+from afm.evaluation.intervals import Interval
+from afm.evaluation.manifest import Manifest, Sources, read_manifest
+from afm.evaluation.metrics import Metrics, PairedDifference, paired_difference, summarise
+from afm.evaluation.play import FailurePolicy
+from afm.evaluation.run import evaluate
+
+__all__ = [
+    "FailurePolicy",
+    "Interval",
+    "Manifest",
+    "Metrics",
+    "PairedDifference",
+    "Sources",
+    "evaluate",
+    "paired_difference",
+    "read_manifest",
+    "summarise",
+]

@@ -1,0 +1,151 @@
+"""Curves as pictures inside the page: PNG data URIs, one for light and one for dark."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from afm.errors import MissingExtraError
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One line of a curve: finite numbers, ``x`` and ``y`` of the same length."""
+
+    label: str
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """One picture.
+
+    Attributes:
+        caption: What a reader should see in it, one sentence.
+        y_from_zero: Whether the vertical axis begins at 0.
+        y_max: Upper end of the vertical axis, ``None`` for automatic.
+    """
+
+    title: str
+    x_label: str
+    series: tuple[Series, ...]
+    caption: str = ""
+    y_from_zero: bool = False
+    y_max: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A drawn curve.
+
+    Attributes:
+        light: ``data:`` URI for a light page.
+        dark: The same for a dark page.
+        alt: The curve in words.
+    """
+
+    title: str
+    caption: str
+    light: str
+    dark: str
+    alt: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Theme:
+    text: str
+    grid: str
+    lines: tuple[str, ...]
+
+
+_LIGHT = _Theme("#4b5563", "#e3e6ea", ("#2563eb", "#d97706", "#0f8a6d", "#9333ea"))
+_DARK = _Theme("#a9b3c1", "#2c343f", ("#7aa8ff", "#f2b04a", "#4ccfa9", "#c99bff"))
+_SIZE_INCHES = (5.2, 2.9)
+_DPI = 170
+_SMOOTH_FROM = 60
+
+
+def draw(curve: Curve) -> Picture:
+    """Draw ``curve`` for both themes.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+    """
+    return Picture(
+        curve.title, curve.caption, _png(curve, _LIGHT), _png(curve, _DARK), f"{curve.title}: {_words(curve)}"
+    )
+
+
+def _words(curve: Curve) -> str:
+    parts = []
+    for line in curve.series:
+        if line.x:
+            first, last = f"{line.y[0]:.3g} at {line.x[0]:g}", f"{line.y[-1]:.3g} at {line.x[-1]:g}"
+            parts.append(f"{line.label} from {first} to {last}")
+    return "; ".join(parts) or "no values"
+
+
+def _png(curve: Curve, theme: _Theme) -> str:
+    try:
+        from matplotlib.figure import Figure
+        from matplotlib.ticker import MaxNLocator
+    except ImportError:
+        raise MissingExtraError("matplotlib", "eval") from None
+    figure = Figure(figsize=_SIZE_INCHES, layout="constrained")
+    axes = figure.add_subplot()
+    for number, line in enumerate(curve.series):
+        _plot(axes, line, theme.lines[number % len(theme.lines)])
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
+    _dress(axes, curve, theme)
+    buffer = io.BytesIO()
+    # No metadata: the same curve gives the same bytes.
+    figure.savefig(buffer, format="png", dpi=_DPI, transparent=True, metadata={"Software": None})
+    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+
+
+def _plot(axes: Any, line: Series, colour: str) -> None:
+    """A short series as a line with its points, a long one faint behind its running mean."""
+    smooth = _smoothed(line.y)
+    if smooth is not None:
+        axes.plot(line.x, line.y, color=colour, alpha=0.28, linewidth=1)
+        axes.plot(line.x, smooth, color=colour, linewidth=2, label=line.label)
+        return
+    marker = "o" if len(line.x) <= 40 else ""
+    axes.plot(line.x, line.y, color=colour, linewidth=1.9, marker=marker, markersize=3.2, label=line.label)
+
+
+def _dress(axes: Any, curve: Curve, theme: _Theme) -> None:
+    axes.set_xlabel(curve.x_label, color=theme.text, fontsize=10)
+    axes.tick_params(colors=theme.text, labelsize=10, length=0)
+    axes.grid(axis="y", color=theme.grid, linewidth=1)
+    axes.set_axisbelow(True)
+    for side, spine in axes.spines.items():
+        spine.set_visible(side == "bottom")
+        spine.set_color(theme.grid)
+    if curve.y_from_zero:
+        axes.set_ylim(bottom=0)
+    if curve.y_max is not None:
+        axes.set_ylim(top=curve.y_max)
+    if len(curve.series) > 1:
+        axes.legend(frameon=False, labelcolor=theme.text, fontsize=10, ncols=3, loc="best")
+
+
+def _smoothed(values: Sequence[float]) -> list[float] | None:
+    """A centred mean over about a twentieth of the points, ``None`` for short curves."""
+    if len(values) < _SMOOTH_FROM:
+        return None
+    reach = max(1, len(values) // 40)
+    sums = [0.0]
+    for value in values:
+        sums.append(sums[-1] + value)
+    means = []
+    for i in range(len(values)):
+        # The window shrinks towards both ends, so that the line does not lag behind the points.
+        span = min(reach, i, len(values) - 1 - i)
+        means.append((sums[i + span + 1] - sums[i - span]) / (2 * span + 1))
+    return means

@@ -1,0 +1,196 @@
+"""The settings of ``afm eval``: one YAML, refused at the first unknown key."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from afm.agents import AgentSpec, Limits, agent_of_model, load_agent
+from afm.errors import ConfigError, UsageError, suggestion
+from afm.tools.config import read_mapping, validated
+
+CONFIG_FILE = "config.yaml"
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ModelSettings(_Strict):
+    """Which model answers.
+
+    Attributes:
+        path: Folder of a model, or address of an OpenAI-compatible server.
+        name: What the server calls it; what records call it.
+        tokenizer: Folder of the tokenizer, for a server.
+        context_tokens: Bound on prompt and response together, for a server that does not tell.
+        threads: CPU threads of an in-process model.
+        max_batch: Sequences an in-process model generates at once.
+    """
+
+    path: str = Field(min_length=1)
+    name: str | None = None
+    tokenizer: str | None = None
+    context_tokens: int | None = Field(default=None, ge=1)
+    threads: int | None = Field(default=None, ge=1)
+    max_batch: int = Field(default=64, ge=1)
+
+    @property
+    def folder(self) -> Path | None:
+        """The model's folder, ``None`` for a server."""
+        return None if "://" in self.path else Path(self.path).expanduser()
+
+
+class SamplingSettings(_Strict):
+    """How the model samples; ``max_new_tokens`` bounds one generation, ``null`` leaves that to the limits."""
+
+    temperature: float = Field(default=1.0, ge=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: int = Field(default=0, ge=0)
+    max_new_tokens: int | None = Field(default=None, ge=1)
+
+
+class EvalConfig(_Strict):
+    """Everything ``afm eval`` needs.
+
+    Attributes:
+        name: What the benchmark is called in reports.
+        data: Files of tasks (JSONL or parquet).
+        data_source: Used where a row names none; chooses the reward.
+        agent: Name of a shipped agent, or path of a YAML; one that a model folder brings along wins if it has
+            the same name.
+        tools: Path of a tools YAML, or its content.
+        rewards: Path of a reward YAML, or its content; ``null`` is the built-in table by data source.
+        limits: Overrides of the agent's limits.
+        rounds: Episodes of every task.
+        limit: Only the first so many tasks of every file.
+        parallel: Episodes in flight.
+        retries: Further attempts at an episode whose engine, tools or reward failed.
+        max_failed_share: Share of episodes that may end without a score before the run ends with an error.
+        keep_tokens: Whether episodes hold token ids, mask and log-probabilities.
+        out_dir: Where everything goes; killed runs continue there.
+    """
+
+    name: str
+    data: tuple[Path, ...] = Field(min_length=1)
+    data_source: str | None = None
+    agent: str
+    model: ModelSettings
+    tools: Path | dict[str, Any] | None = None
+    rewards: Path | dict[str, Any] | None = None
+    sampling: SamplingSettings = SamplingSettings()
+    limits: dict[str, Any] = Field(default_factory=dict)
+    rounds: int = Field(default=1, ge=1)
+    limit: int | None = Field(default=None, ge=1)
+    parallel: int = Field(default=64, ge=1)
+    seed: int = 0
+    retries: int = Field(default=2, ge=0)
+    max_failed_share: float = Field(default=0.1, ge=0, le=1)
+    keep_tokens: bool = False
+    out_dir: Path
+
+    @field_validator("data", mode="before")
+    @classmethod
+    def _one_or_many(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
+
+    @field_validator("model", mode="before")
+    @classmethod
+    def _path_alone(cls, value: Any) -> Any:
+        return {"path": value} if isinstance(value, str) else value
+
+    @field_validator("limits")
+    @classmethod
+    def _known_limits(cls, value: dict[str, Any]) -> dict[str, Any]:
+        for key in value:
+            if key not in Limits.model_fields:
+                raise ValueError(f"a limit; {key!r} is none; {suggestion(key, Limits.model_fields)}")
+        Limits.model_validate(value)
+        return value
+
+    def spec(self) -> AgentSpec:
+        """The agent.
+
+        Raises:
+            ConfigError: No such agent, or a bad declaration.
+        """
+        folder = self.model.folder
+        return load_agent(self.agent) if folder is None else agent_of_model(folder, self.agent)
+
+    def episode_limits(self, spec: AgentSpec) -> Limits:
+        """The agent's limits with these overrides."""
+        return Limits.model_validate({**spec.limits.model_dump(), **self.limits})
+
+
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> EvalConfig:
+    """Read a YAML of ``afm eval`` and apply ``key=value`` overrides (dots reach into mappings, values are YAML).
+
+    A YAML may say ``extends: FILE`` (relative to itself): mappings are merged, other values replaced.
+
+    Raises:
+        ConfigError: A file cannot be read, or a key or value is wrong.
+        UsageError: An override is not of the form ``key=value``.
+    """
+    data = _read(Path(path), ())
+    for override in overrides:
+        _apply(data, override)
+    if not data.get("model"):
+        raise ConfigError(
+            f"{path}: model: missing; give the model's folder or address on the command line: model=DIR_OR_URL"
+        )
+    return validated(EvalConfig, data, str(path))
+
+
+def dump_config(config: EvalConfig) -> str:
+    """The resolved settings as YAML that :func:`load_config` reads back."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def _read(path: Path, children: tuple[Path, ...]) -> dict[str, Any]:
+    own = path.resolve()
+    if own in children:
+        raise ConfigError(f"{path}: `extends` goes in a circle")
+    _, data = read_mapping(path, "evaluation")
+    parent = data.pop("extends", None)
+    if parent is None:
+        return data
+    if not isinstance(parent, str):
+        raise ConfigError(f"{path}: extends: got {parent!r}, expected the path of a YAML")
+    return _merged(_read(path.parent / parent, (*children, own)), data)
+
+
+def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    result = dict(base)
+    for key, value in over.items():
+        old = result.get(key)
+        both = isinstance(old, dict) and isinstance(value, dict)
+        result[key] = _merged(old, value) if both else value  # type: ignore[arg-type]
+    return result
+
+
+def _apply(data: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals or not key.strip():
+        raise UsageError(f"{override!r}: expected key=value, for example sampling.temperature=0.6")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise UsageError(f"{override!r}: the value is no YAML: {error}") from None
+    *path, last = key.strip().split(".")
+    inner = data
+    for part in path:
+        inner[part] = _mapping_at(inner, part)
+        inner = inner[part]
+    inner[last] = value
+
+
+def _mapping_at(data: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """A copy of the mapping under ``key``; a model given by its path alone becomes one."""
+    value = data.get(key)
+    if key == "model" and isinstance(value, str):
+        return {"path": value}
+    return dict(value) if isinstance(value, dict) else {}

@@ -1,0 +1,60 @@
+"""The statistics behind the figures: intervals and pass@k, each with its source."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from pydantic import BaseModel, ConfigDict
+
+from afm.errors import MissingExtraError
+
+RESAMPLES = 10_000
+_Z95 = 1.959963984540054
+_MAX_CELLS = 1 << 22
+
+
+class Interval(BaseModel):
+    """An estimate with the two ends of its 95 % interval."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    value: float
+    low: float
+    high: float
+
+
+def wilson(successes: int, trials: int) -> Interval:
+    """Share of successes with Wilson's score interval (Wilson 1927), which holds for small samples and ends."""
+    share = successes / trials
+    spread = _Z95**2 / trials
+    centre = (share + spread / 2) / (1 + spread)
+    half = _Z95 * math.sqrt(share * (1 - share) / trials + spread / (4 * trials)) / (1 + spread)
+    return Interval(value=share, low=max(0.0, centre - half), high=min(1.0, centre + half))
+
+
+def bootstrap_mean(values: Sequence[float], *, resamples: int = RESAMPLES, seed: int = 0) -> Interval:
+    """Mean of ``values`` with its 95 % percentile-bootstrap interval.
+
+    Resampling n values with replacement is drawing how often each different value occurs from a multinomial
+    distribution, so the work depends on how many different values there are, and not on n.
+    """
+    try:
+        import numpy as np
+    except ImportError:
+        raise MissingExtraError("numpy", "eval") from None
+    different, counts = np.unique(np.asarray(values, dtype=float), return_counts=True)
+    generator = np.random.default_rng(seed)
+    total = len(values)
+    rows = max(1, _MAX_CELLS // len(different))
+    means = [
+        generator.multinomial(total, counts / total, size=min(rows, resamples - done)) @ different / total
+        for done in range(0, resamples, rows)
+    ]
+    low, high = np.quantile(np.concatenate(means), [0.025, 0.975])
+    return Interval(value=math.fsum(values) / total, low=float(low), high=float(high))
+
+
+def pass_at_k(passes: int, rounds: int, k: int) -> float:
+    """Unbiased chance that one of ``k`` episodes passes: 1 - C(n-c, k) / C(n, k) (arXiv 2107.03374, eq. 1)."""
+    return 1 - math.comb(rounds - passes, k) / math.comb(rounds, k)

@@ -1,0 +1,124 @@
+"""From resolved settings to metrics: load everything, evaluate, close everything."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from afm.agents import Limits
+from afm.datasets import Task, read_tasks
+from afm.datasets.atomic import replace_text
+from afm.errors import DataError
+from afm.evaluation.config import CONFIG_FILE, EvalConfig, dump_config
+from afm.evaluation.manifest import Sources
+from afm.evaluation.metrics import Metrics
+from afm.evaluation.play import FailurePolicy
+from afm.evaluation.run import OnProgress, evaluate
+from afm.models import SamplingParams, TokenModel, load_model
+from afm.rewards import load_reward
+from afm.tools import load_tools
+from afm.tools.config import read_mapping
+
+
+async def run_job(config: EvalConfig, *, on_progress: OnProgress | None = None) -> Metrics:
+    """Evaluate as ``config`` says; see :func:`afm.evaluation.evaluate`.
+
+    Raises:
+        ConfigError: Settings of agent, model, tools or rewards are wrong.
+        DataError: A row of the data is wrong.
+    """
+    spec = config.spec()
+    limits = config.episode_limits(spec)
+    tasks = load_tasks(config)
+    reward = load_reward(config.rewards)
+    tools = load_tools(config.tools) if config.tools is not None else {}
+    try:
+        model = open_model(config)
+    except BaseException:
+        await asyncio.gather(reward.close(), *(tool.close() for tool in tools.values()))
+        raise
+    saved = config.out_dir / CONFIG_FILE
+    if not saved.exists():
+        replace_text(saved, dump_config(config))
+    try:
+        metrics = await evaluate(
+            tasks,
+            spec,
+            model,
+            tools,
+            reward,
+            config.out_dir,
+            sampling=_sampling(config, limits, model),
+            limits=limits,
+            rounds=config.rounds,
+            parallel=config.parallel,
+            seed=config.seed,
+            failures=FailurePolicy(config.retries, config.max_failed_share),
+            keep_tokens=config.keep_tokens,
+            sources=sources_of(config),
+            on_progress=on_progress,
+        )
+    finally:
+        await asyncio.gather(model.close(), reward.close(), *(tool.close() for tool in tools.values()))
+    replace_text(saved, dump_config(config))
+    return metrics
+
+
+def load_tasks(config: EvalConfig) -> list[Task]:
+    """The tasks of all files; with several files an id that stands in two gets its file's name in front.
+
+    Raises:
+        DataError: A file or row is wrong, or there is no task at all.
+    """
+    tasks: list[Task] = []
+    seen: set[str] = set()
+    for path in config.data:
+        rows = islice(read_tasks(path, data_source=config.data_source), config.limit)
+        for task in rows:
+            if task.id in seen:
+                task = task.model_copy(update={"id": f"{path.stem}/{task.id}"})
+            seen.add(task.id)
+            tasks.append(task)
+    if not tasks:
+        raise DataError(f"no task in {', '.join(map(str, config.data))}; expected at least one")
+    return tasks
+
+
+def open_model(config: EvalConfig) -> TokenModel:
+    """The model of ``config``, loaded or connected."""
+    settings = config.model
+    return load_model(
+        settings.path,
+        name=settings.name,
+        tokenizer=settings.tokenizer,
+        context_tokens=settings.context_tokens,
+        threads=settings.threads,
+        max_batch=settings.max_batch,
+        seed=config.seed,
+    )
+
+
+def sources_of(config: EvalConfig) -> Sources:
+    """What the manifest says about model, tools, rewards and data."""
+    return Sources(
+        model=config.model.path,
+        tools=_content(config.tools, "tools"),
+        reward=_content(config.rewards, "rewards"),
+        data=tuple(str(path) for path in config.data),
+    )
+
+
+def _content(source: Path | dict[str, Any] | None, what: str) -> dict[str, Any] | None:
+    return None if source is None else read_mapping(source, what)[1]
+
+
+def _sampling(config: EvalConfig, limits: Limits, model: TokenModel) -> SamplingParams:
+    wanted = config.sampling
+    return SamplingParams(
+        max_new_tokens=wanted.max_new_tokens or limits.max_response_tokens or model.context_tokens,
+        temperature=wanted.temperature,
+        top_p=wanted.top_p,
+        top_k=wanted.top_k,
+    )

@@ -1,0 +1,253 @@
+"""What a score depends on, written before the first episode and checked whenever a run goes on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
+from datetime import UTC, datetime
+from fnmatch import fnmatch
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import urlsplit, urlunsplit
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+import afm
+from afm.agents import AgentSpec, Limits
+from afm.datasets import Task
+from afm.datasets.atomic import replace_text
+from afm.errors import ConfigError, DataError
+from afm.models.base import SamplingParams
+
+MANIFEST_FILE = "manifest.json"
+
+_PACKAGES = ("torch", "transformers", "math-verify")
+_MODEL_FILES = (
+    *("config.json", "generation_config.json", "*token*.json", "*.jinja", "vocab*", "merges.txt"),
+    *("*.safetensors", "pytorch_model*.bin"),
+)
+_WHOLE_BYTES = 8 << 20
+_PIECE_BYTES = 1 << 16
+_PIECES = 64
+_SHOWN_CHANGES = 5
+
+
+class Sources(BaseModel):
+    """Where the parts of a run came from.
+
+    Attributes:
+        model: Folder or URL of the model.
+        tools: Tool configuration as loaded.
+        reward: Reward configuration as loaded; ``None`` is the built-in table.
+        data: Files the tasks were read from.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: str | None = None
+    tools: dict[str, Any] | None = None
+    reward: dict[str, Any] | None = None
+    data: tuple[str, ...] = ()
+
+
+class Manifest(BaseModel):
+    """Everything a score depends on.
+
+    Attributes:
+        settings: Agent, model, tools, reward, data, sampling, limits, rounds, seed. Two runs with equal
+            settings and versions measure the same thing.
+        versions: Python and the packages that take part.
+        sources: Paths and addresses; they may change without changing a score.
+        machine: Where it ran first.
+        started: When, in UTC.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    format: Literal[1] = 1
+    settings: dict[str, Any]
+    versions: dict[str, str]
+    sources: dict[str, Any] = Field(default_factory=dict)
+    machine: dict[str, Any] = Field(default_factory=dict)
+    started: str = ""
+
+    @property
+    def spec(self) -> AgentSpec:
+        """The agent as it was declared when the run began."""
+        return AgentSpec.model_validate(self.settings["agent"]["spec"])
+
+
+def make_manifest(
+    tasks: Iterable[Task],
+    spec: AgentSpec,
+    model_name: str,
+    *,
+    sampling: SamplingParams,
+    limits: Limits,
+    rounds: int,
+    seed: int,
+    sources: Sources,
+) -> Manifest:
+    """Describe a run that is about to begin."""
+    count, checksum = _data_checksum(tasks)
+    digest = model_digest(sources.model) if sources.model else None
+    settings = {
+        "agent": {"name": spec.name, "digest": spec.digest, "spec": spec.dump()},
+        "model": {"name": model_name, "digest": digest},
+        "tools": sources.tools,
+        "reward": sources.reward,
+        "data": {"tasks": count, "sha256": checksum},
+        "sampling": {**asdict(sampling), "stop": list(sampling.stop)},
+        "limits": limits.model_dump(mode="json"),
+        "rounds": rounds,
+        "seed": seed,
+    }
+    return Manifest(
+        settings=json.loads(json.dumps(settings)),
+        versions=_versions(),
+        sources={"model": _without_secrets(sources.model), "data": list(sources.data)},
+        machine=_machine(),
+        started=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+
+
+def read_manifest(path: str | Path) -> Manifest:
+    """Read a manifest.
+
+    Raises:
+        DataError: No such file, or it is no manifest of this format.
+    """
+    try:
+        return Manifest.model_validate_json(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DataError(f"cannot be read: {error.strerror}", path=str(path)) from None
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        key = ".".join(map(str, first["loc"])) or "file"
+        raise DataError(f"is no manifest: {key}: {first['msg']}", path=str(path)) from None
+
+
+def claim(out_dir: Path, manifest: Manifest) -> None:
+    """Write the manifest into a new folder, or check that the folder holds a run with an equal one.
+
+    Raises:
+        ConfigError: The folder holds another run.
+    """
+    path = out_dir / MANIFEST_FILE
+    if not path.exists():
+        replace_text(path, manifest.model_dump_json(indent=2) + "\n")
+        return
+    found = differences(read_manifest(path), manifest)
+    if found:
+        more = f", and {len(found) - _SHOWN_CHANGES} more" if len(found) > _SHOWN_CHANGES else ""
+        raise ConfigError(
+            f"{out_dir} holds a run with other settings ({', '.join(found[:_SHOWN_CHANGES])}{more}); "
+            "choose another out_dir, or delete the folder to start over"
+        )
+
+
+def differences(before: Manifest, after: Manifest) -> list[str]:
+    """What two runs do not share, as ``key: old -> new``, in the order of the keys."""
+    old = dict(_flat({"versions": before.versions, **before.settings}))
+    new = dict(_flat({"versions": after.versions, **after.settings}))
+    if old.get("model.digest") is not None and old["model.digest"] == new.get("model.digest"):
+        # The same files under another path are the same model.
+        old["model.name"] = new["model.name"]
+    return [
+        f"{key}: {_short(old.get(key))} -> {_short(new.get(key))}"
+        for key in sorted({*old, *new})
+        # The digest speaks for the whole declaration.
+        if old.get(key) != new.get(key) and not key.startswith("agent.spec.")
+    ]
+
+
+def model_digest(source: str) -> str | None:
+    """Fingerprint of a model folder, ``None`` for anything else (an address has no files to look at).
+
+    SHA-256 over names, sizes and contents of its configuration, tokenizer and weights; of a file larger than 8 MiB
+    64 evenly spaced pieces of 64 KiB are read, so that a model of any size takes well under a second.
+    """
+    folder = Path(source)
+    if not folder.is_dir():
+        return None
+    digest = hashlib.sha256()
+    for file in sorted(folder.iterdir()):
+        if any(fnmatch(file.name, pattern) for pattern in _MODEL_FILES):
+            digest.update(f"{file.name}\0{file.stat().st_size}\0".encode())
+            _add_file(digest, file)
+    return digest.hexdigest()[:32]
+
+
+def _add_file(digest: Any, file: Path) -> None:
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        if size <= _WHOLE_BYTES:
+            digest.update(stream.read())
+            return
+        for piece in range(_PIECES):
+            stream.seek((size - _PIECE_BYTES) * piece // (_PIECES - 1))
+            digest.update(stream.read(_PIECE_BYTES))
+
+
+def _data_checksum(tasks: Iterable[Task]) -> tuple[int, str]:
+    """Number of tasks, and a SHA-256 over all of them in order.
+
+    Raises:
+        DataError: An id stands twice.
+    """
+    digest = hashlib.sha256()
+    seen: set[str] = set()
+    for task in tasks:
+        if task.id in seen:
+            raise DataError(f"task id {task.id!r} stands twice; ids must be unique within one evaluation")
+        seen.add(task.id)
+        row = task.model_dump(mode="json")
+        digest.update(json.dumps(row, sort_keys=True, ensure_ascii=False).encode("utf-8", "surrogatepass"))
+        digest.update(b"\n")
+    return len(seen), digest.hexdigest()
+
+
+def _versions() -> dict[str, str]:
+    versions = {"python": platform.python_version(), "afm": afm.__version__}
+    for package in _PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def _machine() -> dict[str, Any]:
+    facts: dict[str, Any] = {"system": platform.platform(), "cpus": os.cpu_count()}
+    # torch is looked at only where a model has loaded it already: importing it takes seconds.
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        facts["gpus"] = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return facts
+
+
+def _without_secrets(source: str | None) -> str | None:
+    """An address without user, password and query, where keys may stand."""
+    if source is None or "://" not in source:
+        return source
+    parts = urlsplit(source)
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+
+
+def _flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping) and value:
+        for name, inner in value.items():
+            yield from _flat(inner, f"{key}.{name}" if key else str(name))
+    else:
+        yield key, value
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

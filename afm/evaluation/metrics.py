@@ -1,0 +1,265 @@
+"""What a set of episodes is worth: scores with intervals, costs, and the difference between two runs.
+
+An episode counts as passed when its reward's score is at least 1. Episodes without a score (the engine
+failed or the reward abstained) are counted, and never as wrong.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from afm.errors import DataError
+from afm.evaluation.intervals import RESAMPLES, Interval, bootstrap_mean, pass_at_k, wilson
+from afm.trajectory.record import Record
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Metrics(_Frozen):
+    """Figures of one run. Shares are between 0 and 1; ``None`` where nothing could be measured.
+
+    Attributes:
+        questions: Different questions, scored or not.
+        rounds: Largest number of scored episodes of one question.
+        episodes: Rows, failed ones included.
+        scored: Episodes with a score; all shares of right answers are over these.
+        abstained: Episodes whose reward had no verdict.
+        errors: Episodes that an infrastructure failure ended.
+        pass_at_1: Mean over questions of the share of passed episodes (see :func:`pass_interval`).
+        avg_at_k: The same figure under its usual name when there are several rounds.
+        pass_at_k: Chance that one of k episodes passes, for several k; empty for one round.
+        mean_score: Mean reward.
+        correct: Share of right final answers, whatever their format.
+        format_valid: Share of responses that keep the agent's rules.
+        tool_calls: Mean number in an episode.
+        tool_use: Share of episodes with at least one call.
+        passed_with_tool: Share of passed episodes among those that called a tool.
+        passed_without_tool: The same among those that called none.
+        tool_failure_rate: Failed calls over all calls.
+        seconds: Mean wall time of an episode.
+        stop_reasons: Episodes by the reason they ended; errors are not among them.
+        by_source: pass@1 of every data source, when there are several.
+    """
+
+    questions: int
+    rounds: int
+    episodes: int
+    scored: int
+    abstained: int
+    errors: int
+    pass_at_1: Interval | None
+    avg_at_k: float | None = None
+    pass_at_k: dict[int, float] = Field(default_factory=dict)
+    mean_score: float | None = None
+    correct: float | None = None
+    format_valid: float | None = None
+    tool_calls: float | None = None
+    tool_use: float | None = None
+    passed_with_tool: float | None = None
+    passed_without_tool: float | None = None
+    tool_failure_rate: float | None = None
+    agent_tokens: float | None = None
+    observation_tokens: float | None = None
+    seconds: float | None = None
+    stop_reasons: dict[str, int] = Field(default_factory=dict)
+    by_source: dict[str, Interval] = Field(default_factory=dict)
+
+
+class PairedDifference(_Frozen):
+    """How much better the second run is than the first, on the questions both have a score for.
+
+    Attributes:
+        difference: Mean over questions of (second - first) pass share.
+        gained: Questions on which the second run is better.
+        lost: Questions on which it is worse.
+    """
+
+    questions: int
+    difference: Interval
+    gained: int
+    lost: int
+
+
+def task_of(record: Record) -> str:
+    """The question an episode belongs to: all its rounds share it."""
+    return str(record.provenance.get("task", record.id))
+
+
+def passed(record: Record) -> bool | None:
+    """Whether an episode passed; ``None`` when it has no score."""
+    if record.error or record.verdict is None or record.verdict.score is None:
+        return None
+    return record.verdict.score >= 1 - 1e-9
+
+
+class Tally:
+    """Adds up episodes one by one, holding a few numbers of each; their order does not matter."""
+
+    def __init__(self) -> None:
+        self._outcomes: defaultdict[str, list[bool]] = defaultdict(list)
+        self._source: dict[str, str] = {}
+        self._sums: defaultdict[str, array[float]] = defaultdict(lambda: array("d"))
+        self._stops: Counter[str] = Counter()
+        self.episodes = 0
+        self.scored = 0
+        self.abstained = 0
+        self.errors = 0
+        self.passed = 0
+
+    @property
+    def failed(self) -> int:
+        """Episodes without a score."""
+        return self.abstained + self.errors
+
+    def add(self, record: Record) -> None:
+        """Count one episode."""
+        self.episodes += 1
+        task = task_of(record)
+        self._source[task] = record.data_source
+        if record.error:
+            self.errors += 1
+            return
+        self._add_cost(record)
+        outcome = passed(record)
+        if outcome is None or record.verdict is None:
+            self.abstained += 1
+            return
+        self.scored += 1
+        self.passed += outcome
+        self._outcomes[task].append(outcome)
+        self._sums["with_tool" if record.cost.tool_calls else "without_tool"].append(outcome)
+        self._sums["score"].append(record.verdict.score or 0.0)
+        for part in ("correct", "format"):
+            if part in record.verdict.parts:
+                self._sums[part].append(record.verdict.parts[part])
+
+    def _add_cost(self, record: Record) -> None:
+        cost = record.cost
+        self._stops[record.stop] += 1
+        self._sums["tool_calls"].append(cost.tool_calls)
+        self._sums["tool_use"].append(cost.tool_calls > 0)
+        self._sums["tool_failures"].append(cost.tool_failures)
+        self._sums["agent_tokens"].append(cost.agent_tokens)
+        self._sums["observation_tokens"].append(cost.observation_tokens)
+        self._sums["seconds"].append(cost.wall_seconds)
+
+    def metrics(self, *, seed: int = 0) -> Metrics:
+        """The figures so far. ``seed`` is the bootstrap's."""
+        rounds = max(map(len, self._outcomes.values()), default=0)
+        interval = pass_interval(self._outcomes, seed=seed)
+        calls = math.fsum(self._sums["tool_calls"])
+        return Metrics(
+            questions=len(self._source),
+            rounds=rounds,
+            episodes=self.episodes,
+            scored=self.scored,
+            abstained=self.abstained,
+            errors=self.errors,
+            pass_at_1=interval,
+            avg_at_k=interval.value if interval and rounds > 1 else None,
+            pass_at_k=_pass_at_k(self._outcomes, rounds) if rounds > 1 else {},
+            mean_score=_mean(self._sums["score"]),
+            correct=_mean(self._sums["correct"]),
+            format_valid=_mean(self._sums["format"]),
+            tool_calls=_mean(self._sums["tool_calls"]),
+            tool_use=_mean(self._sums["tool_use"]),
+            passed_with_tool=_mean(self._sums["with_tool"]),
+            passed_without_tool=_mean(self._sums["without_tool"]),
+            tool_failure_rate=math.fsum(self._sums["tool_failures"]) / calls if calls else None,
+            agent_tokens=_mean(self._sums["agent_tokens"]),
+            observation_tokens=_mean(self._sums["observation_tokens"]),
+            seconds=_mean(self._sums["seconds"]),
+            stop_reasons=dict(sorted(self._stops.items())),
+            by_source=self._by_source(seed),
+        )
+
+    def _by_source(self, seed: int) -> dict[str, Interval]:
+        groups: defaultdict[str, dict[str, list[bool]]] = defaultdict(dict)
+        for task, outcomes in self._outcomes.items():
+            groups[self._source[task]][task] = outcomes
+        if len(groups) < 2:
+            return {}
+        intervals = {source: pass_interval(group, seed=seed) for source, group in sorted(groups.items())}
+        return {source: interval for source, interval in intervals.items() if interval}
+
+
+def summarise(records: Iterable[Record], *, seed: int = 0) -> Metrics:
+    """Figures of all ``records``."""
+    tally = Tally()
+    for record in records:
+        tally.add(record)
+    return tally.metrics(seed=seed)
+
+
+def pass_interval(outcomes: Mapping[str, Sequence[bool]], *, seed: int = 0) -> Interval | None:
+    """pass@1 of the scored episodes of each question.
+
+    One round: Wilson's interval. Several: the percentile bootstrap over questions, because the rounds of
+    one question are not independent. Where all questions agree on 0 or 1 a bootstrap would claim certainty;
+    there Wilson's interval over the questions stands.
+    """
+    shares = [sum(rounds) / len(rounds) for rounds in outcomes.values() if rounds]
+    if not shares:
+        return None
+    if all(share in (0.0, 1.0) for share in shares) and (
+        max(map(len, outcomes.values())) == 1 or len(set(shares)) == 1
+    ):
+        return wilson(round(sum(shares)), len(shares))
+    return bootstrap_mean(shares, seed=seed)
+
+
+def paired_difference(
+    first: Iterable[Record], second: Iterable[Record], *, resamples: int = RESAMPLES, seed: int = 0
+) -> PairedDifference:
+    """How much better ``second`` is on the same questions, with a bootstrap interval over questions.
+
+    Raises:
+        DataError: No question has a score in both, or one id stands for two different questions.
+    """
+    before, after = _shares(first), _shares(second)
+    common = sorted(before.keys() & after.keys())
+    if not common:
+        raise DataError("the two runs have no scored question in common; expected runs on the same tasks")
+    for task in common:
+        if before[task][0] != after[task][0]:
+            raise DataError(f"task {task!r} is another question in the second run; expected the same tasks")
+    changes = [after[task][1] - before[task][1] for task in common]
+    return PairedDifference(
+        questions=len(common),
+        difference=bootstrap_mean(changes, resamples=resamples, seed=seed),
+        gained=sum(change > 0 for change in changes),
+        lost=sum(change < 0 for change in changes),
+    )
+
+
+def _shares(records: Iterable[Record]) -> dict[str, tuple[int, float]]:
+    """Hash of the question and pass share by task."""
+    outcomes: defaultdict[str, list[bool]] = defaultdict(list)
+    questions: dict[str, int] = {}
+    for record in records:
+        outcome = passed(record)
+        if outcome is not None:
+            outcomes[task_of(record)].append(outcome)
+            questions[task_of(record)] = hash(record.question)
+    return {task: (questions[task], sum(rounds) / len(rounds)) for task, rounds in outcomes.items()}
+
+
+def _pass_at_k(outcomes: Mapping[str, Sequence[bool]], rounds: int) -> dict[int, float]:
+    """For every k up to 16, then powers of two, then all; over the questions with at least k episodes."""
+    chosen = {k for k in range(1, rounds + 1) if k <= 16 or k & (k - 1) == 0 or k == rounds}
+    result = {}
+    for k in sorted(chosen):
+        enough = [done for done in outcomes.values() if len(done) >= k]
+        result[k] = math.fsum(pass_at_k(sum(done), len(done), k) for done in enough) / len(enough)
+    return result
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return math.fsum(values) / len(values) if values else None

@@ -1,0 +1,92 @@
+"""What a report shows, as data: whoever fills a :class:`ReportInput` gets a page."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from afm.agents import AgentSpec
+from afm.evaluation.charts import Curve
+from afm.evaluation.metrics import Metrics, PairedDifference
+from afm.trajectory.record import Record
+
+
+@dataclass(frozen=True, slots=True)
+class StageResult:
+    """One evaluated stage.
+
+    Attributes:
+        name: What a reader calls it: ``after SFT``.
+        episodes: Its episodes file, if it is there.
+        note: A remark under the name: model, benchmark, rounds.
+    """
+
+    name: str
+    metrics: Metrics
+    episodes: Path | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StageDifference:
+    """The paired difference between two stages.
+
+    Attributes:
+        caveats: Why the two may not be comparable, a sentence each.
+    """
+
+    before: str
+    after: str
+    result: PairedDifference
+    caveats: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Episodes on one question, by the name of their stage, shown side by side."""
+
+    title: str
+    episodes: tuple[tuple[str, Record], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """One line of "what was run"."""
+
+    label: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command line to try, and what it does."""
+
+    line: str
+    purpose: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReportInput:
+    """Everything a report shows; empty parts are left out of the page.
+
+    Attributes:
+        spec: The agent; without it trajectories are shown by author only.
+        tool_story: Names of the stages before and after learning when to use the tool; the page then
+            explains why fine-tuning left room.
+        notes: What is missing or was left out, a sentence each.
+    """
+
+    title: str
+    spec: AgentSpec | None = None
+    facts: tuple[Fact, ...] = ()
+    stages: tuple[StageResult, ...] = ()
+    difference: StageDifference | None = None
+    tool_story: tuple[str, str] | None = None
+    curves: tuple[Curve, ...] = ()
+    pairs: tuple[Pair, ...] = ()
+    commands: tuple[Command, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def stage(self, name: str) -> StageResult:
+        """The stage called ``name``."""
+        return next(stage for stage in self.stages if stage.name == name)

@@ -1,0 +1,202 @@
+"""Evaluate a model: every task through the one episode loop, resumable after any kind of death."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from afm.agents import AgentSpec, Limits
+from afm.datasets import Task
+from afm.datasets.atomic import replace_text
+from afm.errors import ConfigError, DataError, EngineError
+from afm.evaluation.manifest import Sources, claim, make_manifest
+from afm.evaluation.metrics import Metrics, Tally
+from afm.evaluation.play import FailurePolicy, Job, Player, has_score
+from afm.models.base import SamplingParams, TokenModel
+from afm.rewards import Reward
+from afm.tools import Tool
+from afm.trajectory.io import RecordWriter, read_records
+from afm.trajectory.record import Record
+
+EPISODES_FILE = "episodes.jsonl"
+METRICS_FILE = "metrics.json"
+
+_LOCK_FILE = ".lock"
+_FAILURES_IN_A_ROW = 20
+
+OnProgress = Callable[[int, int], None]
+"""Receives how many episodes are done, those of earlier starts included, and how many there are."""
+
+
+async def evaluate(
+    tasks: Sequence[Task],
+    spec: AgentSpec,
+    model: TokenModel,
+    tools: Mapping[str, Tool],
+    reward: Reward,
+    out_dir: str | Path,
+    *,
+    sampling: SamplingParams,
+    limits: Limits | None = None,
+    rounds: int = 1,
+    parallel: int = 64,
+    seed: int = 0,
+    failures: FailurePolicy | None = None,
+    keep_tokens: bool = False,
+    sources: Sources | None = None,
+    on_progress: OnProgress | None = None,
+) -> Metrics:
+    """Run every task ``rounds`` times and judge it.
+
+    Writes ``manifest.json`` first, one line of ``episodes.jsonl`` for every finished episode (its id is the
+    task's and the round's), and ``metrics.json`` last. Called again after a kill it skips what is finished and
+    repeats episodes without a score. An episode's randomness depends on seed, task and round only, so an
+    interrupted run gives the same episodes as an undisturbed one, whatever ``parallel``.
+
+    Args:
+        limits: Instead of the agent's own.
+        parallel: Episodes in flight; tasks beyond wait as data, not as coroutines.
+        keep_tokens: Whether episodes hold token ids, mask and log-probabilities.
+        sources: Where model, tools and reward came from, for the manifest.
+
+    Raises:
+        ConfigError: A tool of the agent is missing, ``out_dir`` holds a run with other settings, or another
+            process is at work in it.
+        DataError: A task id stands twice, or a line of an earlier start is broken.
+        EngineError: Too many episodes failed. What is finished stays; run again to repeat the rest.
+        SandboxUnavailableError: Model-written code cannot run on this machine.
+    """
+    out = Path(out_dir)
+    _check_tools(spec, tools)
+    manifest = make_manifest(
+        tasks,
+        spec,
+        model.name,
+        sampling=sampling,
+        limits=limits or spec.limits,
+        rounds=rounds,
+        seed=seed,
+        sources=sources or Sources(),
+    )
+    policy = failures or FailurePolicy()
+    player = Player(spec, model, tools, reward, sampling, limits, seed, policy, keep_tokens)
+    with _lock(out):
+        claim(out, manifest)
+        (out / METRICS_FILE).unlink(missing_ok=True)
+        tally, finished = _resume(out / EPISODES_FILE)
+        every = (Job(task, number) for number in range(rounds) for task in tasks)
+        jobs = (job for job in every if job.id not in finished)
+        with RecordWriter(out / EPISODES_FILE) as writer:
+            run = _Run(player, writer, tally, len(tasks) * rounds, on_progress)
+            await run.work(jobs, parallel)
+        metrics = tally.metrics(seed=seed)
+        replace_text(out / METRICS_FILE, metrics.model_dump_json(indent=2) + "\n")
+    return metrics
+
+
+def _check_tools(spec: AgentSpec, tools: Mapping[str, Tool]) -> None:
+    if missing := sorted(set(spec.tool_roles.values()) - set(tools)):
+        given = ", ".join(sorted(tools)) or "none"
+        raise ConfigError(f"agent {spec.name!r} needs the tools {missing}; given: {given}")
+
+
+@contextmanager
+def _lock(out: Path) -> Iterator[None]:
+    """Keep a second process out; the system drops the lock with the process, however that ends."""
+    out.mkdir(parents=True, exist_ok=True)
+    with (out / _LOCK_FILE).open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(
+                f"{out}: another process is evaluating into this folder; wait for it or choose another out_dir"
+            ) from None
+        yield
+
+
+def _resume(path: Path) -> tuple[Tally, set[str]]:
+    """Count the finished episodes of earlier starts, and forget those without a score."""
+    with RecordWriter(path):
+        pass  # moves a half-written last line away
+    tally, finished, without_score = Tally(), set[str](), False
+    for record in _whole_records(path):
+        if has_score(record):
+            tally.add(record)
+            finished.add(record.id)
+        else:
+            without_score = True
+    if without_score:
+        _keep_scored(path)
+    return tally, finished
+
+
+def _keep_scored(path: Path) -> None:
+    """Replace the file by one that holds its scored episodes only."""
+    fresh = path.with_name(f"{path.name}.scored")
+    fresh.unlink(missing_ok=True)
+    with RecordWriter(fresh) as writer:
+        for record in _whole_records(path):
+            if has_score(record):
+                writer.write(record)
+    fresh.replace(path)
+
+
+def _whole_records(path: Path) -> Iterator[Record]:
+    for item in read_records(path):
+        if isinstance(item, DataError):
+            raise item
+        yield item
+
+
+class _Run:
+    """The workers of one evaluation: they share an iterator of jobs, so only what is in flight is in memory."""
+
+    def __init__(
+        self, player: Player, writer: RecordWriter, tally: Tally, total: int, on_progress: OnProgress | None
+    ) -> None:
+        self._player = player
+        self._writer = writer
+        self._tally = tally
+        self._total = total
+        self._on_progress = on_progress
+        self._failures_in_a_row = 0
+
+    async def work(self, jobs: Iterator[Job], parallel: int) -> None:
+        self._report()
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(min(parallel, self._total)):
+                    group.create_task(self._worker(jobs, parallel))
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+
+    async def _worker(self, jobs: Iterator[Job], parallel: int) -> None:
+        for job in jobs:
+            record = await self._player.play(job)
+            self._writer.write(record)
+            self._tally.add(record)
+            self._report()
+            self._check(record, parallel)
+
+    def _report(self) -> None:
+        if self._on_progress is not None:
+            self._on_progress(self._tally.episodes, self._total)
+
+    def _check(self, record: Record, parallel: int) -> None:
+        """End the run when failures are more than accidents."""
+        self._failures_in_a_row = 0 if has_score(record) else self._failures_in_a_row + 1
+        share = self._player.failures.max_share
+        too_many = self._tally.failed > share * self._total
+        endless = share < 1 and self._failures_in_a_row >= max(_FAILURES_IN_A_ROW, 2 * parallel)
+        if not too_many and not endless:
+            return
+        cause = record.error or (record.verdict.evidence if record.verdict else "")
+        raise EngineError(
+            f"{self._tally.failed} of {self._tally.episodes} episodes ended without a score "
+            f"({self._tally.errors} failures of engine or tools, {self._tally.abstained} abstentions of the "
+            f"reward); at most {share:.0%} of {self._total} may. The last one: {cause or 'no reason given'}. "
+            "Remove the cause and run again: finished episodes are kept, these are repeated"
+        )

@@ -1,0 +1,217 @@
+"""Read a run folder for its report; every part of it may be missing.
+
+A quickstart run holds ``sft/``, ``rl/`` and the evaluations ``eval_sft/``, ``eval_rl/``, ``eval_real/``; any other
+``eval_*`` folder counts as one more stage. The ``out_dir`` of a single evaluation works as well.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from afm.agents import AgentSpec
+from afm.errors import ConfigError, DataError
+from afm.evaluation.curves import read_curves
+from afm.evaluation.facts import facts_of
+from afm.evaluation.manifest import MANIFEST_FILE, Manifest, differences, read_manifest
+from afm.evaluation.metrics import Metrics, paired_difference, summarise
+from afm.evaluation.picks import pick_episodes, pick_pairs
+from afm.evaluation.report_input import Command, Pair, ReportInput, StageDifference, StageResult
+from afm.evaluation.run import EPISODES_FILE, METRICS_FILE
+from afm.trajectory.io import read_records
+from afm.trajectory.record import Record
+
+_KNOWN = {"eval_sft": "after SFT", "eval_rl": "after RL", "eval_real": "real data"}
+_MODEL_KEYS = ("model.", "versions.")
+_TOOL_GAIN = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """One evaluation on disk.
+
+    Attributes:
+        manifest: ``None`` for a folder that was not made by ``evaluate``.
+        finished: Whether it ran to its end.
+    """
+
+    folder: Path
+    name: str
+    metrics: Metrics
+    manifest: Manifest | None
+    finished: bool
+
+    @property
+    def episodes(self) -> Path:
+        """Its episodes file."""
+        return self.folder / EPISODES_FILE
+
+    def records(self) -> Iterator[Record]:
+        """Its readable episodes."""
+        return (item for item in read_records(self.episodes) if isinstance(item, Record))
+
+    def stage(self) -> StageResult:
+        """As the report shows it."""
+        return StageResult(self.name, self.metrics, self.episodes, self._note())
+
+    def _note(self) -> str:
+        parts = [f"{self.metrics.questions:,} questions"]
+        if self.metrics.rounds > 1:
+            parts.append(f"{self.metrics.rounds} rounds")
+        if self.manifest is not None:
+            parts.append(f"temperature {self.manifest.settings['sampling']['temperature']:g}")
+        return ", ".join(parts)
+
+
+def read_run(run_dir: Path) -> ReportInput:
+    """Everything a report can show about ``run_dir``.
+
+    Raises:
+        DataError: The folder holds nothing to report, or a manifest or metrics file is broken.
+    """
+    evaluations = _evaluations(run_dir)
+    curves, notes = read_curves(run_dir)
+    if not evaluations and not curves:
+        raise DataError(
+            f"{run_dir} holds nothing to report; expected {EPISODES_FILE} of an evaluation, or a run folder with "
+            f"{', '.join(_KNOWN)}, sft/trainer_log.jsonl or rl/metrics.jsonl"
+        )
+    notes = [*_unfinished(evaluations), *notes]
+    spec = _spec(evaluations, notes)
+    by_folder = {evaluation.folder.name: evaluation for evaluation in evaluations}
+    before, after = by_folder.get("eval_sft"), by_folder.get("eval_rl")
+    both = (before, after) if before and after else None
+    return ReportInput(
+        title=_title(run_dir, spec),
+        spec=spec,
+        facts=tuple(facts_of(run_dir, [(one.name, one.manifest) for one in evaluations])),
+        stages=tuple(evaluation.stage() for evaluation in evaluations),
+        difference=_difference(*both, notes) if both else None,
+        tool_story=_tool_story(*both) if both else None,
+        curves=tuple(curves),
+        pairs=tuple(_pairs(evaluations, both)),
+        commands=tuple(_commands(run_dir, spec, evaluations)),
+        notes=tuple(notes),
+    )
+
+
+def read_stages(run_dir: Path) -> list[StageResult]:
+    """The evaluated stages of ``run_dir``, in the order of the work.
+
+    Raises:
+        DataError: A manifest or metrics file is broken.
+    """
+    return [evaluation.stage() for evaluation in _evaluations(run_dir)]
+
+
+def _evaluations(run_dir: Path) -> list[Evaluation]:
+    if (run_dir / EPISODES_FILE).exists():
+        return [_evaluation(run_dir, "this run")]
+    others = sorted(
+        folder.name
+        for folder in run_dir.glob("eval_*")
+        if folder.name not in _KNOWN and (folder / EPISODES_FILE).exists()
+    )
+    names = _KNOWN | {name: name.removeprefix("eval_").replace("_", " ") for name in others}
+    return [
+        _evaluation(run_dir / folder, name)
+        for folder, name in names.items()
+        if (run_dir / folder / EPISODES_FILE).exists()
+    ]
+
+
+def _evaluation(folder: Path, name: str) -> Evaluation:
+    manifest_file, metrics_file = folder / MANIFEST_FILE, folder / METRICS_FILE
+    finished = metrics_file.exists()
+    if finished:
+        try:
+            metrics = Metrics.model_validate_json(metrics_file.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise DataError(f"no metrics of this version: {error}", path=str(metrics_file)) from None
+    else:
+        metrics = summarise(item for item in read_records(folder / EPISODES_FILE) if isinstance(item, Record))
+    manifest = read_manifest(manifest_file) if manifest_file.exists() else None
+    return Evaluation(folder, name, metrics, manifest, finished)
+
+
+def _unfinished(evaluations: list[Evaluation]) -> list[str]:
+    return [
+        f"The evaluation {one.name} is not finished: the figures are of its first {one.metrics.episodes} episodes."
+        for one in evaluations
+        if not one.finished
+    ]
+
+
+def _spec(evaluations: list[Evaluation], notes: list[str]) -> AgentSpec | None:
+    manifests = [one.manifest for one in evaluations if one.manifest is not None]
+    if not manifests:
+        return None
+    try:
+        return manifests[0].spec
+    except (ValueError, KeyError, ConfigError) as error:
+        notes.append(
+            f"The agent's declaration in the manifest cannot be read ({error}); roles are not coloured."
+        )
+        return None
+
+
+def _title(run_dir: Path, spec: AgentSpec | None) -> str:
+    name = run_dir.resolve().name
+    return f"The {spec.name} agent, run {name}" if spec else f"Run {name}"
+
+
+def _difference(before: Evaluation, after: Evaluation, notes: list[str]) -> StageDifference | None:
+    try:
+        result = paired_difference(before.records(), after.records())
+    except DataError as error:
+        notes.append(f"No paired difference: {error}.")
+        return None
+    changed: list[str] = []
+    if before.manifest is not None and after.manifest is not None:
+        found = differences(before.manifest, after.manifest)
+        changed = [change for change in found if not change.startswith(_MODEL_KEYS)]
+    caveats = tuple(f"The two stages were not run alike: {change}." for change in changed)
+    return StageDifference(before.name, after.name, result, caveats)
+
+
+def _tool_story(before: Evaluation, after: Evaluation) -> tuple[str, str] | None:
+    used_before, used_after = before.metrics.tool_use, after.metrics.tool_use
+    if used_before is None or used_after is None or used_after - used_before < _TOOL_GAIN:
+        return None
+    return before.name, after.name
+
+
+def _pairs(evaluations: list[Evaluation], both: tuple[Evaluation, Evaluation] | None) -> Iterator[Pair]:
+    if both is None:
+        for evaluation in evaluations[:1]:
+            yield from pick_episodes(evaluation.name, evaluation.records)
+        return
+    before, after = both
+    yield from pick_pairs((before.name, before.records), (after.name, after.records))
+    for evaluation in evaluations:
+        if evaluation is not before and evaluation is not after:
+            yield from pick_episodes(evaluation.name, evaluation.records, count=1)
+
+
+def _commands(run_dir: Path, spec: AgentSpec | None, evaluations: list[Evaluation]) -> Iterator[Command]:
+    models = [run_dir / name for name in ("rl", "sft") if (run_dir / name / "config.json").exists()]
+    question = next((record.question for one in evaluations for record in one.records()), None)
+    if spec is not None and models and question is not None:
+        model = shlex.quote(str(models[0]))
+        yield Command(
+            f"afm ask {shlex.quote(question)} --agent {spec.name} --model {model}",
+            "Watch one episode live with the trained model",
+        )
+        yield Command(
+            f"afm eval configs/tiny/eval/math_world.yaml model={model} "
+            f"data={shlex.quote(str(run_dir / 'world/heldout.jsonl'))} rounds=8 "
+            f"out_dir={shlex.quote(str(run_dir / 'eval_rounds'))}",
+            "Eight rounds a question: how much luck is in one sample, and what pass@8 is",
+        )
+    if (run_dir / "rl").is_dir():
+        yield Command(
+            "MODEL=models/code_agent_7b_sft train/code_agent/rl/train_dapo_code_agent.sh --dry-run",
+            "The same training for a 7B model on GPUs: print what would run",
+        )

@@ -1,0 +1,68 @@
+"""Figures and findings in words, for the page and the terminal."""
+
+from __future__ import annotations
+
+from afm.evaluation.metrics import Metrics
+from afm.evaluation.report_input import ReportInput, StageDifference
+
+
+def percent(value: float | None, digits: int = 1) -> str:
+    """A share as percent: ``0.875`` is ``87.5 %``."""
+    return "–" if value is None else f"{100 * value:.{digits}f} %"
+
+
+def points(value: float) -> str:
+    """A difference of shares in percentage points, with its sign."""
+    return f"{100 * value:+.1f}".replace("-", "−")
+
+
+def number(value: float | None) -> str:
+    """A figure with as many digits as help."""
+    if value is None:
+        return "–"
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+
+
+def rounds_words(metrics: Metrics) -> str:
+    """avg@k and some pass@k of several rounds."""
+    shown = [k for k in metrics.pass_at_k if k > 1 and (k & (k - 1) == 0 or k == metrics.rounds)]
+    parts = [f"avg@{metrics.rounds} {percent(metrics.avg_at_k)}"]
+    parts += [f"pass@{k} {percent(metrics.pass_at_k[k])}" for k in shown]
+    return f"{metrics.rounds} rounds: {', '.join(parts)}"
+
+
+def headline(run: ReportInput) -> str:
+    """The result in one sentence."""
+    if run.difference is not None:
+        before, after = run.stage(run.difference.before), run.stage(run.difference.after)
+        change = run.difference.result.difference
+        if before.metrics.pass_at_1 and after.metrics.pass_at_1 and (change.low > 0 or change.high < 0):
+            verb = "rose" if change.value > 0 else "fell"
+            return (
+                f"pass@1 {verb} from {percent(before.metrics.pass_at_1.value)} {before.name} "
+                f"to {percent(after.metrics.pass_at_1.value)} {after.name}."
+            )
+        return f"No clear difference between {before.name} and {after.name}."
+    scores = [
+        f"{percent(stage.metrics.pass_at_1.value)} {stage.name}"
+        for stage in run.stages
+        if stage.metrics.pass_at_1
+    ]
+    return f"pass@1: {', '.join(scores)}." if scores else "Nothing has been scored yet."
+
+
+def difference_words(difference: StageDifference) -> str:
+    """The paired difference as a paragraph."""
+    result = difference.result
+    change = result.difference
+    text = (
+        f"On the same {result.questions} questions, pass@1 {difference.after} minus pass@1 "
+        f"{difference.before} is {points(change.value)} points, 95 % interval {points(change.low)} to "
+        f"{points(change.high)} (bootstrap over questions). {result.gained} questions went better, "
+        f"{result.lost} went worse."
+    )
+    if change.low <= 0 <= change.high:
+        text += " The interval includes zero: this run does not show a difference."
+    return text

@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# Evaluate the code/math agent. BENCHMARK is a file of configs/eval: aime24, aime25, amc23 or math500 (see each header).
+# Usage: BENCHMARK=aime24 MODEL=models/code_agent_7b evaluation/code_agent/eval.sh [--dry-run] [key=value ...]
+# MODEL is a model's folder, or the address of a server (then add model.tokenizer=DIR model.name=NAME).
+# CPU twin: CONFIGS=configs/tiny/eval MODEL=runs/quickstart/rl evaluation/code_agent/eval.sh data=FILE
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+BENCHMARK=${BENCHMARK:-aime24}
+CONFIGS=${CONFIGS:-configs/eval}
+MODEL=${MODEL:?set it to the folder or address of the model, for example MODEL=models/code_agent_7b}
+exec afm eval "$CONFIGS/$BENCHMARK.yaml" "model.path=$MODEL" "$@"
