@@ -89,9 +89,16 @@ def finish(job: SftJob, *, seconds: float) -> None:
         "agent": job.agent.name if job.agent else None,
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         "seconds_since_last_start": round(seconds, 1),
-        "versions": {name: metadata.version(name) for name in _VERSIONS},
+        "versions": {name: _version(name) for name in _VERSIONS},
     }
     _replace(job.output_dir / MANIFEST_FILE, json.dumps(manifest, indent=2, ensure_ascii=False) + "\n")
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def _allow_cache(config_file: Path) -> None:

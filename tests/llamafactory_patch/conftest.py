@@ -1,0 +1,119 @@
+"""The real data pipeline of LLaMA-Factory with the plugin, over two tokenizers."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+SHARED = Path(os.environ.get("AFM_SHARED_DATA", Path(__file__).parents[3] / "shared"))
+
+CALL = "<think>Use the tool.</think><code>print(17+25)</code>"
+SEEN = "\n<observation>\n42\n</observation>\n"
+SAID = "<reflection>The result is 42.</reflection><answer>42</answer>"
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory):
+    """A fresh tiny model with its tokenizer, as quickstart makes them."""
+    pytest.importorskip("transformers")
+    from afm.models.tiny import create_tiny_model, train_tokenizer
+
+    folder = tmp_path_factory.mktemp("tiny")
+    texts = [f"Tom has {n} coins and finds {n + 8}. {CALL}{SEEN}{SAID}" for n in range(300)]
+    train_tokenizer(texts, folder, vocab_size=400)
+    create_tiny_model(folder, folder, seed=1, hidden_size=32, layers=1, heads=2, mlp=64)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def qwen(tmp_path_factory, tiny):
+    """The Qwen2.5 tokenizer (its weights are not needed)."""
+    source = SHARED / "tokenizers/qwen2.5"
+    if not source.is_dir():
+        pytest.skip(f"{source} is absent; set AFM_SHARED_DATA")
+    folder = tmp_path_factory.mktemp("qwen")
+    for path in [*source.iterdir(), tiny / "config.json"]:
+        (folder / path.name).write_bytes(path.read_bytes())
+    return folder
+
+
+@pytest.fixture(scope="session", params=["tiny", "qwen"])
+def model_dir(request):
+    """Both tokenizers in turn."""
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture
+def data_dir(tmp_path):
+    """Writes rows as a data set called ``rows`` and returns the folder."""
+
+    def write(rows, *, name="rows.json", **info):
+        text = json.dumps(rows, ensure_ascii=False)
+        if name.endswith(".jsonl"):
+            text = "".join(json.dumps(row) + "\n" for row in rows)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+        entry = {"rows": {"file_name": name, **info}}
+        (tmp_path / "dataset_info.json").write_text(json.dumps(entry), encoding="utf-8")
+        return tmp_path
+
+    return write
+
+
+class Pipeline:
+    """What LLaMA-Factory would train on."""
+
+    def __init__(self, model_dir, data_dir, **options):
+        from llamafactory_patch import install
+
+        install()
+        from llamafactory.data import get_dataset, get_template_and_fix_tokenizer
+        from llamafactory.hparams import get_train_args
+        from llamafactory.model import load_tokenizer
+
+        arguments = {
+            "model_name_or_path": str(model_dir),
+            "dataset_dir": str(data_dir),
+            "dataset": "rows",
+            "output_dir": str(data_dir / "out"),
+            "cache_dir": str(data_dir / "cache"),
+            "template": "qwen3_nothink",
+            "cutoff_len": 2048,
+            "ignore_observation": True,
+            "stage": "sft",
+            "do_train": True,
+            "finetuning_type": "full",
+            "report_to": "none",
+            "use_cpu": True,
+            "max_steps": 1,
+        }
+        model, data, training, _, _ = get_train_args({**arguments, **options})
+        module = load_tokenizer(model)
+        self.tokenizer = module["tokenizer"]
+        self.template = get_template_and_fix_tokenizer(self.tokenizer, data)
+        stage = options.get("stage", "sft")
+        dataset = get_dataset(self.template, model, data, training, stage=stage, **module)
+        self.rows = list(dataset["train_dataset"])
+
+    def text(self, row, *, trained):
+        """Decoded tokens of a row that have a label, or those that have none."""
+        pairs = zip(row["input_ids"], row["labels"], strict=True)
+        assert all(label in (-100, token) for token, label in zip(row["input_ids"], row["labels"], strict=True))
+        return self.tokenizer.decode([token for token, label in pairs if (label != -100) is trained])
+
+    def trained(self):
+        """The text with loss of every row."""
+        return [self.text(row, trained=True) for row in self.rows]
+
+    def masked(self):
+        """The text without loss of every row."""
+        return [self.text(row, trained=False) for row in self.rows]
+
+
+@pytest.fixture
+def pipeline(monkeypatch):
+    """Builds a :class:`Pipeline`; nothing is looked up on a hub."""
+    pytest.importorskip("llamafactory")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("LLAMAFACTORY_VERBOSITY", "WARN")
+    return Pipeline

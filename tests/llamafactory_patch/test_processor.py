@@ -1,0 +1,253 @@
+"""What LLaMA-Factory's own pipeline, with the plugin, would train on."""
+
+import pytest
+
+from afm.agents import AgentSpec
+from afm.errors import ConfigError, DataError
+from afm.models.scripted import ScriptedModel
+from afm.models.tokenizer import ChatTokenizer
+from afm.rollout import run_episode
+from afm.tools import ToolResult
+
+CALL = "<think>Use the tool.</think><code>print(17+25)</code>"
+SAID = "<reflection>The result is 42.</reflection><answer>42</answer>"
+JOINTS = {
+    "rollout": "\n<observation>\n42\n</observation>\n",
+    "tight": "<observation>42</observation>",
+    "two newlines": "\n<observation>\n42\n</observation>\n\n",
+    "blank": " <observation>\t42 </observation> ",
+    "twice": "\n<observation>1</observation>\n<observation>中文 é🙂</observation>\n",
+}
+
+
+def alpaca(*responses):
+    return [{"instruction": f"Question {n}?", "input": "", "output": text} for n, text in enumerate(responses)]
+
+
+def test_only_the_agents_text_is_trained_on(pipeline, data_dir, model_dir):
+    rows = alpaca(*(CALL + joint + SAID for joint in JOINTS.values()))
+    built = pipeline(model_dir, data_dir(rows), observation_boundary="split")
+    assert dict(zip(JOINTS, built.trained(), strict=True)) == dict.fromkeys(JOINTS, f"{CALL}{SAID}<|im_end|>")
+
+
+@pytest.mark.parametrize(
+    ("boundary", "trained"),
+    [("split", CALL + SAID), ("mask", CALL[:-1] + SAID), ("keep", f"{CALL}\n{SAID}")],
+)
+def test_the_token_over_a_joint_follows_the_boundary(pipeline, data_dir, qwen, boundary, trained):
+    # Qwen2.5 encodes ">" and the newline behind it as one token
+    rows = alpaca(CALL + JOINTS["rollout"] + SAID)
+    built = pipeline(qwen, data_dir(rows), observation_boundary=boundary)
+    assert built.trained() == [f"{trained}<|im_end|>"]
+
+
+def test_everything_else_is_masked_and_nothing_is_lost(pipeline, data_dir, model_dir):
+    [masked] = pipeline(model_dir, data_dir(alpaca(CALL + JOINTS["rollout"] + SAID))).masked()
+    assert masked == (
+        "<|im_start|>user\nQuestion 0?<|im_end|>\n<|im_start|>assistant\n\n<observation>\n42\n</observation>\n\n"
+    )
+
+
+def test_every_turn_of_a_conversation_is_masked(pipeline, data_dir, model_dir):
+    turns = [
+        ("human", "First?"),
+        ("gpt", f"{CALL}{JOINTS['rollout']}{SAID}"),
+        ("human", "Second, about <observation>?"),
+        ("gpt", f"{JOINTS['tight']}<answer>43</answer>"),
+    ]
+    rows = [{"conversations": [{"from": role, "value": text} for role, text in turns], "system": "Be brief."}]
+    folder = data_dir(rows, formatting="sharegpt", columns={"messages": "conversations", "system": "system"})
+    built = pipeline(model_dir, folder)
+    assert built.trained() == [f"{CALL}{SAID}<|im_end|><answer>43</answer><|im_end|>"]
+    assert built.masked() == [
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nFirst?<|im_end|>\n<|im_start|>assistant\n"
+        "\n<observation>\n42\n</observation>\n\n"
+        "<|im_start|>user\nSecond, about <observation>?<|im_end|>\n<|im_start|>assistant\n"
+        "<observation>42</observation>\n"
+    ]
+    last_only = pipeline(model_dir, folder, mask_history=True)
+    assert last_only.trained() == ["<answer>43</answer><|im_end|>"]
+
+
+def test_packed_sequences_keep_their_masks(pipeline, data_dir, model_dir):
+    rows = alpaca(*(f"{CALL}{JOINTS['tight']}<answer>{n}</answer>" for n in range(6)))
+    built = pipeline(model_dir, data_dir(rows), neat_packing=True, cutoff_len=512)
+    assert len(built.rows) < 6
+    trained = "".join(built.trained()).split("<|im_end|>")
+    assert sorted(trained) == ["", *(f"{CALL}<answer>{n}</answer>" for n in range(6))]
+    for row in built.rows:
+        assert max(row["attention_mask"]) == built.text(row, trained=True).count("<|im_end|>")
+
+
+@pytest.mark.parametrize("boundary", ["mask", "keep"])
+def test_boundaries_over_tokens_leave_the_ids_of_stock_llamafactory(pipeline, data_dir, model_dir, boundary):
+    folder = data_dir(alpaca(*(CALL + joint + SAID for joint in JOINTS.values())))
+    stock = pipeline(model_dir, folder, ignore_observation=False)
+    ours = pipeline(model_dir, folder, observation_boundary=boundary)
+    assert [row["input_ids"] for row in ours.rows] == [row["input_ids"] for row in stock.rows]
+
+
+def test_without_the_option_everything_is_stock(pipeline, data_dir, tiny):
+    text = f"{CALL}{JOINTS['rollout']}{SAID}</observation>"
+    built = pipeline(tiny, data_dir(alpaca(text)), ignore_observation=False)
+    assert built.trained() == [f"{text}<|im_end|>\n"]
+
+
+def test_other_tags_can_be_the_environments(pipeline, data_dir, tiny):
+    rows = alpaca("<a>1</a>\n<seen>2</seen>\n<b>3</b><heard>4</heard>")
+    built = pipeline(tiny, data_dir(rows), ignore_observation_token="seen, heard")
+    assert built.trained() == ["<a>1</a><b>3</b><|im_end|>"]
+
+
+def test_a_cut_off_inside_an_observation_trains_on_what_stands_before(pipeline, data_dir, tiny):
+    rows = alpaca(f"{CALL}\n<observation>\n{'42 ' * 200}\n</observation>\n{SAID}")
+    [row] = pipeline(tiny, data_dir(rows), cutoff_len=100).rows
+    built = pipeline(tiny, data_dir(rows), cutoff_len=100)
+    assert len(row["input_ids"]) == 100
+    assert built.trained() == [CALL]
+
+
+class Adder:
+    """Answers every call with 42."""
+
+    name = "code"
+
+    async def call(self, argument):
+        return ToolResult("42")
+
+    async def close(self):
+        pass
+
+
+AGENT = AgentSpec(
+    name="adder",
+    roles={
+        "think": {"kind": "thought"},
+        "code": {"kind": "tool", "tool": "code"},
+        "observation": {"kind": "observation"},
+        "reflection": {},
+        "answer": {"kind": "answer"},
+    },
+    transitions={
+        "start": ("code", "answer"),
+        "code": ("reflection", "answer"),
+        "reflection": ("code", "answer"),
+    },
+    prompt="Write <observation> never.\n{roles}",
+)
+
+QWEN_DEFAULT_SYSTEM = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."
+QWEN_CHAT_TEMPLATE = (
+    "{%- if messages[0]['role'] != 'system' %}{{- '<|im_start|>system\\n" + QWEN_DEFAULT_SYSTEM + "<|im_end|>\\n' }}"
+    "{%- endif %}{%- for message in messages %}{{- '<|im_start|>' + message['role'] + '\\n' + message['content'] "
+    "+ '<|im_end|>\\n' }}{%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
+)
+
+
+def with_qwens_own_template(folder, target):
+    tokenizer = pytest.importorskip("transformers").AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = QWEN_CHAT_TEMPLATE
+    tokenizer.save_pretrained(target)
+    (target / "config.json").write_bytes((folder / "config.json").read_bytes())
+    return target
+
+
+async def test_training_sees_the_token_ids_of_a_rollout(pipeline, data_dir, model_dir, tmp_path):
+    await same_ids(pipeline, data_dir, model_dir, "qwen3_nothink")
+
+
+async def test_qwens_default_system_prompt_is_trained_as_it_is_asked(pipeline, data_dir, qwen, tmp_path):
+    (tmp_path / "own").mkdir()
+    await same_ids(pipeline, data_dir, with_qwens_own_template(qwen, tmp_path / "own"), "qwen")
+
+
+async def same_ids(pipeline, data_dir, model_dir, template):
+    said = iter([CALL, "<reflection>More.</reflection><code>6*7</code>", SAID])
+    model = ScriptedModel(lambda text: next(said), ChatTokenizer.load(model_dir))
+    episode = await run_episode(AGENT, model, {"code": Adder()}, "17+25?")
+    assert episode.text.count("<observation>") == 2
+    row = {"instruction": AGENT.user_message("17+25?"), "input": "", "output": episode.text}
+    built = pipeline(model_dir, data_dir([row]), template=template, match_chat_template=True)
+    [trained] = built.rows
+    end = built.tokenizer.convert_tokens_to_ids("<|im_end|>")
+    newline = built.tokenizer.encode("\n")
+    rollout = [*episode.prompt_ids, *episode.response_ids]
+    assert trained["input_ids"] == [*rollout, end, *newline]
+    mask = [*[0] * len(episode.prompt_ids), *episode.response_mask, 1, 0]
+    assert [int(label != -100) for label in trained["labels"]] == mask
+
+
+def test_a_template_that_asks_otherwise_than_rollouts_is_refused(pipeline, data_dir, tiny):
+    with pytest.raises(ConfigError, match="You are Qwen, created by Alibaba Cloud"):
+        pipeline(tiny, data_dir(alpaca(SAID)), template="qwen", match_chat_template=True)
+
+
+def test_broken_rows_are_named_not_dropped(pipeline, data_dir, tiny):
+    rows = alpaca(SAID, f"{CALL}\n<observation>42", SAID, f"{CALL}</observation>{SAID}")
+    with pytest.raises(DataError) as caught:
+        pipeline(tiny, data_dir(rows))
+    folder = data_dir(rows)
+    first, second = str(caught.value).splitlines()
+    assert first == (
+        f"{folder}/rows.json, row 2 ('Question 1?'): <observation> opened at character 54 is never closed"
+    )
+    assert second.startswith(f"{folder}/rows.json, row 4 ('Question 3?'): </observation> at character 53")
+
+
+def test_a_broken_line_of_a_jsonl_file_is_named_by_its_line(pipeline, data_dir, tiny):
+    folder = data_dir(alpaca(*[SAID] * 1200, "<observation>"), name="rows.jsonl")
+    with pytest.raises(DataError) as caught:
+        pipeline(tiny, folder)
+    assert str(caught.value).startswith(f"{folder}/rows.jsonl:1201 ('Question 1200?'): <observation> opened")
+
+
+def test_a_row_without_anything_to_train_on_is_named(pipeline, data_dir, tiny):
+    rows = alpaca(SAID, f"<observation>{'42 ' * 200}</observation>{SAID}")
+    with pytest.raises(DataError, match=r"rows.json, row 2 \('Question 1\?'\): nothing to train on.*cutoff_len=100"):
+        pipeline(tiny, data_dir(rows), cutoff_len=100)
+
+
+def test_conversations_that_do_not_end_with_the_assistant_are_named(pipeline, data_dir, tiny):
+    rows = [
+        {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]},
+        {"conversations": [{"from": "human", "value": "a"}]},
+    ]
+    with pytest.raises(DataError, match="rows.json, row 2: expected turns of user and assistant"):
+        pipeline(tiny, data_dir(rows, formatting="sharegpt"))
+
+
+def test_a_text_may_hold_the_characters_of_the_fence(pipeline, data_dir, tiny):
+    rows = alpaca(f"\ue0000\ue001{CALL}{JOINTS['rollout']}\ue0001\ue001{SAID}\ue000")
+    built = pipeline(tiny, data_dir(rows))
+    assert built.trained() == [f"\ue0000\ue001{CALL}\ue0001\ue001{SAID}\ue000<|im_end|>"]
+
+
+def test_a_cached_data_set_is_not_reused_with_another_mask(pipeline, data_dir, tiny):
+    folder = data_dir(alpaca(CALL + JOINTS["rollout"] + SAID))
+    trained = [pipeline(tiny, folder, ignore_observation=flag).trained()[0] for flag in (True, False, True)]
+    assert ["<observation>" in text for text in trained] == [False, True, False]
+
+
+def test_a_stored_data_set_is_refused_with_another_mask(pipeline, data_dir, tiny, tmp_path):
+    folder = data_dir(alpaca(CALL + JOINTS["rollout"] + SAID))
+    stored = str(tmp_path / "stored")
+    first = pipeline(tiny, folder, tokenized_path=stored).trained()
+    assert pipeline(tiny, folder, tokenized_path=stored).trained() == first
+    with pytest.raises(ValueError, match="was masked as .*'boundary': 'split'.* asks for .*False"):
+        pipeline(tiny, folder, tokenized_path=stored, ignore_observation=False)
+    with pytest.raises(ValueError, match="asks for .*'boundary': 'mask'"):
+        pipeline(tiny, folder, tokenized_path=stored, observation_boundary="mask")
+
+
+def test_rows_are_named_by_workers_too(pipeline, data_dir, tiny):
+    rows = alpaca(*[SAID] * 30, "<observation>")
+    with pytest.raises(DataError, match="row 31"):
+        pipeline(tiny, data_dir(rows), preprocessing_num_workers=2)
+
+
+def test_stages_that_cannot_mask_say_so(pipeline, data_dir, tiny):
+    rows = [{"instruction": "a", "input": "", "chosen": SAID, "rejected": CALL}]
+    columns = {"prompt": "instruction", "query": "input", "chosen": "chosen", "rejected": "rejected"}
+    folder = data_dir(rows, ranking=True, columns=columns)
+    with pytest.raises(ValueError, match="works in stage 'sft', got stage 'rm'"):
+        pipeline(tiny, folder, stage="rm")

@@ -1,0 +1,72 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from afm.agents import load_agent
+from afm.errors import Fault, TrajectoryError
+from afm.trajectory import author_segments
+from llamafactory_patch.spans import segments_by_tag
+
+TAGS = ("observation",)
+
+
+def by_author(text, tags=TAGS):
+    return [(segment.author.value, segment.text) for segment in segments_by_tag(text, tags)]
+
+
+def test_an_observation_takes_the_white_space_on_both_sides():
+    assert by_author("<code>1</code>\n<observation>\n2\n</observation>\n\n<think>3</think>\n") == [
+        ("agent", "<code>1</code>"),
+        ("environment", "\n<observation>\n2\n</observation>\n\n"),
+        ("agent", "<think>3</think>\n"),
+    ]
+
+
+def test_neighbouring_observations_are_one_segment():
+    text = "<observation>1</observation> \n <observation>2</observation>"
+    assert by_author(f"a{text}") == [("agent", "a"), ("environment", text)]
+    assert by_author(text) == [("environment", text)]
+
+
+def test_several_tags_may_be_the_environments_and_other_tags_inside_are_content():
+    text = "x<seen>a <note>b</seen>y<note>c</note>"
+    assert by_author(text, ("seen", "note")) == [
+        ("agent", "x"),
+        ("environment", "<seen>a <note>b</seen>"),
+        ("agent", "y"),
+        ("environment", "<note>c</note>"),
+    ]
+
+
+def test_text_without_observations_is_the_agents():
+    assert by_author("<observations> is another tag") == [("agent", "<observations> is another tag")]
+    assert by_author("") == []
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "character", "message"),
+    [
+        ("ab<observation>c", Fault.UNCLOSED, 2, "<observation> opened at character 2 is never closed"),
+        ("ab</observation>", Fault.STRAY_CLOSE, 2, "</observation> at character 2 closes nothing"),
+        (
+            "<observation>a<observation>b</observation>",
+            Fault.NESTED,
+            14,
+            "<observation> opened at character 0 is opened again at character 14 before it is closed",
+        ),
+    ],
+)
+def test_broken_tags_are_refused_with_their_place(text, kind, character, message):
+    with pytest.raises(TrajectoryError) as caught:
+        segments_by_tag(text, TAGS)
+    assert (caught.value.kind, caught.value.character, caught.value.message) == (kind, character, message)
+
+
+PIECES = st.sampled_from(
+    ["<think>a b</think>", "<code>1</code>", "<observation>x\ny</observation>", " ", "\n", "\t\n", "\u2003"]
+)
+
+
+@given(st.lists(PIECES, max_size=12).map("".join))
+def test_sound_trajectories_are_split_as_by_the_agents_declaration(text):
+    assert segments_by_tag(text, TAGS) == author_segments(text, load_agent("math"))
