@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from afm.agents.load import MODEL_AGENT_FILE, agent_of_model, load_agent, save_agent, shipped_agents
+from afm.agents.load import (
+    MODEL_AGENT_FILE,
+    agent_of_model,
+    load_agent,
+    model_folder,
+    save_agent,
+    shipped_agents,
+)
 from afm.agents.spec import START, AgentSpec, AnswerFormat, Grade, Limits, RoleKind, RoleSpec
 
 __all__ = [
@@ -16,6 +23,7 @@ __all__ = [
     "RoleSpec",
     "agent_of_model",
     "load_agent",
+    "model_folder",
     "save_agent",
     "shipped_agents",
 ]

@@ -48,12 +48,19 @@ def save_agent(spec: AgentSpec, path: Path) -> None:
     temporary.replace(path)
 
 
+def model_folder(path: str | Path) -> Path:
+    """The folder that holds the model: ``path`` itself, or its ``model`` when ``path`` is a training run."""
+    folder = Path(path)
+    inner = folder / "model"
+    return inner if not (folder / "config.json").is_file() and (inner / "config.json").is_file() else folder
+
+
 def agent_of_model(model_dir: str | Path, name: str) -> AgentSpec:
     """The spec a model was trained as: its folder's ``agent.yaml`` if that is called ``name``.
 
     Otherwise the shipped agent ``name`` (or the YAML, when ``name`` is a path).
     """
-    own = Path(model_dir) / MODEL_AGENT_FILE
+    own = model_folder(model_dir) / MODEL_AGENT_FILE
     if own.is_file():
         spec = load_agent(own)
         if spec.name == name:

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit, urlunsplit
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 import afm
-from afm.agents import AgentSpec, Limits
+from afm.agents import AgentSpec, Limits, model_folder
 from afm.datasets import Task
 from afm.datasets.atomic import replace_text
 from afm.errors import ConfigError, DataError
@@ -173,7 +173,7 @@ def model_digest(source: str) -> str | None:
     SHA-256 over names, sizes and contents of its configuration, tokenizer and weights; of a file larger than 8 MiB
     64 evenly spaced pieces of 64 KiB are read, so that a model of any size takes well under a second.
     """
-    folder = Path(source)
+    folder = model_folder(source)
     if not folder.is_dir():
         return None
     digest = hashlib.sha256()

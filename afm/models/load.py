@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from afm.agents import model_folder
 from afm.errors import ConfigError, EngineError, suggestion
 from afm.models.base import TokenModel
 
@@ -25,7 +26,7 @@ def load_model(
     """The model at ``source``.
 
     Args:
-        source: Folder of a Hugging Face model, or the http(s) address of an OpenAI-compatible server that
+        source: Folder of a Hugging Face model or of a training run that left one, or the http(s) address of an OpenAI-compatible server that
             returns token ids. The server's key is read from ``AFM_MODEL_API_KEY``.
         name: Of the model in records, and on a server of several models which one.
         threads: CPU threads, for a folder.
@@ -47,7 +48,12 @@ def load_model(
     from afm.models.transformers import TransformersModel
 
     return TransformersModel(
-        source, name=name, threads=threads, max_batch=max_batch, device=device, seed=seed
+        model_folder(source),
+        name=name or address,
+        threads=threads,
+        max_batch=max_batch,
+        device=device,
+        seed=seed,
     )
 
 

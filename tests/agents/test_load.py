@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from afm.agents import AgentSpec, agent_of_model, load_agent, save_agent, shipped_agents
+from afm.agents import AgentSpec, agent_of_model, load_agent, model_folder, save_agent, shipped_agents
 from afm.errors import ConfigError
 
 REPO = Path(__file__).parents[2]
@@ -184,3 +184,12 @@ def test_every_agent_yaml_of_the_repository_loads() -> None:
     files = sorted(REPO.glob("configs/**/agents/*.yaml"))
     assert files
     assert all(isinstance(load_agent(file), AgentSpec) for file in files)
+
+
+def test_a_training_run_stands_for_the_model_inside_it(tmp_path: Path) -> None:
+    assert model_folder(tmp_path) == tmp_path
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/config.json").write_text("{}")
+    assert model_folder(tmp_path) == tmp_path / "model"
+    (tmp_path / "config.json").write_text("{}")
+    assert model_folder(tmp_path) == tmp_path
