@@ -30,7 +30,7 @@ def load_agent(name_or_path: str | Path) -> AgentSpec:
     """Load a shipped agent by name, or a YAML file by path.
 
     A YAML may say ``extends: NAME_OR_PATH`` (paths relative to the file itself). Mappings are merged
-    key by key, lists and values replace, and ``null`` removes an inherited role, grade or transition.
+    key by key, lists and values replace, and ``null`` removes what was inherited.
 
     Raises:
         ConfigError: No such agent, bad YAML, an unknown key, or a declaration that contradicts itself.
@@ -118,8 +118,8 @@ def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     result = dict(base)
     for key, value in over.items():
         inherited = result.get(key)
-        if value is None and isinstance(inherited, (dict, list)):
-            del result[key]
+        if value is None:
+            result.pop(key, None)
         elif isinstance(inherited, dict) and isinstance(value, dict):
             result[key] = _merged(inherited, value)
         else:

@@ -57,13 +57,13 @@ class Split:
 @lru_cache(maxsize=64)
 def opening_pattern(roles: tuple[str, ...]) -> re.Pattern[str]:
     """Matches an opening tag of any of ``roles``; group 1 is the role."""
-    return re.compile(f"<({'|'.join(sorted(roles, key=len, reverse=True))})>")
+    return re.compile(f"<({'|'.join(roles)})>")
 
 
 @lru_cache(maxsize=64)
 def tag_pattern(roles: tuple[str, ...]) -> re.Pattern[str]:
     """Matches an opening or closing tag of any of ``roles``."""
-    return re.compile(f"</?(?:{'|'.join(sorted(roles, key=len, reverse=True))})>")
+    return re.compile(f"</?(?:{'|'.join(roles)})>")
 
 
 def split(text: str, spec: AgentSpec) -> Split:

@@ -52,7 +52,7 @@ def observation_text(result_text: str, spec: AgentSpec, max_chars: int) -> str:
 
 @lru_cache(maxsize=64)
 def _untrusted_tag(roles: tuple[str, ...]) -> re.Pattern[str]:
-    names = "|".join(sorted(roles, key=len, reverse=True))
+    names = "|".join(roles)
     return re.compile(
         rf"<([^\S\n]{{0,8}}/?[^\S\n]{{0,8}}(?:{names})[^\S\n]{{0,8}})>|{_TEMPLATE_TOKEN}", re.IGNORECASE
     )

@@ -113,11 +113,12 @@ def test_extends_merges_mappings_and_replaces_lists(tmp_path: Path) -> None:
     assert mine.rules == ()
 
 
-def test_null_removes_what_was_inherited_but_keeps_its_meaning_for_limits(tmp_path: Path) -> None:
-    text = "extends: web\nname: mine\nroles: {reflection: {grade: null}}\nlimits: {max_turns: null}\n"
+def test_null_removes_what_was_inherited(tmp_path: Path) -> None:
+    text = "extends: web\nname: mine\nroles: {reflection: {grade: null}}\nlimits: {max_turns: null, max_observation_chars: null}\n"
     mine = load_agent(write(tmp_path, "mine.yaml", text))
     assert mine.roles["reflection"].grade is None
     assert mine.limits.max_turns is None
+    assert mine.limits.max_observation_chars == 16_000
 
 
 def test_extends_path_is_relative_to_the_file_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,7 +175,7 @@ def test_tiny_agent_is_math_with_small_limits_and_a_bare_question() -> None:
     assert tiny.prompt_messages("What is 3 + 4?") == [{"role": "user", "content": "What is 3 + 4?"}]
     assert (tiny.limits.max_turns, tiny.limits.max_response_tokens, tiny.limits.max_observation_chars) == (
         2,
-        224,
+        160,
         512,
     )
     assert tiny.digest != math.digest

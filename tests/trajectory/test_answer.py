@@ -53,6 +53,8 @@ def test_last_balanced_box_wins(text: str, content: str | None) -> None:
         ("```\na\n```\nand\n```python\nb\n\nc\n```\n", "b\n\nc"),
         ("````md\n```py\nx\n```\n````", "```py\nx\n```"),
         ("~~~\nx\n~~~", "x"),
+        ("```\na\n``` b\n```", "a\n``` b"),
+        ("```\na\n~~~\n```", "a\n~~~"),
         ("```py\n```", ""),
         ("```py\nx", None),
         ("print(1)", None),

@@ -145,6 +145,13 @@ def test_text_behind_the_last_role_is_stray() -> None:
     assert first_fault("<plan>a</plan> bye")[:2] == (Fault.STRAY_TEXT, 15)
 
 
+def test_text_in_the_middle_is_stray_even_if_the_end_is_cut_off() -> None:
+    assert [issue.kind for issue in scan("hm<plan>a</plan></th", MATH).issues] == [
+        Fault.STRAY_TEXT,
+        Fault.UNCLOSED,
+    ]
+
+
 def test_closing_tag_without_opening_is_stray() -> None:
     assert first_fault("</think><plan>a</plan>")[:2] == (Fault.STRAY_CLOSE, 0)
 

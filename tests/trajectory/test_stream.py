@@ -66,8 +66,8 @@ def test_observation_is_a_step_with_offsets_into_everything() -> None:
 def test_characters_before_an_observation_never_join_its_tag() -> None:
     parser = StreamParser(MATH)
     parser.feed("<code>1</code><")
-    events = parser.feed_observation("observation>x</observation>")
-    assert events == []
+    assert parser.feed_observation("observation>x</observation>") == []
+    assert closed(parser.feed("<plan></plan>")) == [Step("plan", "", "<observation>x</observation>")]
 
 
 def test_observation_inside_an_open_role_is_refused() -> None:
