@@ -215,8 +215,8 @@ class Job:
 
     @property
     def tools_config(self) -> Path:
-        """The sandboxed code tool."""
-        return self.configs / "tools/code_executor.yaml"
+        """The sandboxed code tool, with limits for short programs."""
+        return self.configs / "tiny/tools/code_executor.yaml"
 
     def _tasks(self, split: str) -> list[Task]:
         from afm.datasets import read_tasks
