@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from afm.cli import data, mask, quickstart, report, reward, rl, sandbox, sft, validate
+from afm.cli import ask, data, mask, quickstart, report, reward, rl, sandbox, sft, validate
 from afm.cli.eval import evaluation
 from afm.errors import AfmError, UsageError
 from afm.processes import die_with_parent
@@ -22,6 +22,7 @@ app = typer.Typer(
 )
 
 app.command()(quickstart.quickstart)
+app.command()(ask.ask)
 app.add_typer(data.app, name="data")
 app.command()(validate.validate)
 app.command()(mask.mask)
