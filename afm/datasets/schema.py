@@ -151,10 +151,9 @@ def _decoded(gold: str) -> Any:
     if not gold.lstrip().startswith("{"):
         return gold
     try:
-        value = json.loads(gold)
+        return json.loads(gold)
     except json.JSONDecodeError:
         return gold
-    return value if isinstance(value, dict) else gold
 
 
 def _mapping(row: Mapping[str, Any], key: str) -> Mapping[str, Any]:

@@ -65,7 +65,9 @@ async def test_a_slip_of_the_mind_is_off_by_one_carry(tmp_path, spec):
     assert (await work(tmp_path / "e.jsonl", team, {}))[-1] == ("final", "writer", "158")
 
 
-@pytest.mark.parametrize(("text", "ok"), [("Traceback: no", True), ("The code tool failed", False)])
+@pytest.mark.parametrize(
+    ("text", "ok"), [("Traceback: no", True), ("The code tool failed", False), ("168", False)]
+)
 async def test_the_critic_sends_the_coder_back_once_and_then_the_team_gives_up(tmp_path, spec, text, ok):
     team = ScriptedMathTeam(spec, p_direct=NEVER)
 
