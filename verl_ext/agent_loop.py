@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -114,7 +114,13 @@ class AfmAgentLoop(AgentLoopBase):
         )
         self._check_length(episode, task)
         begun = time.perf_counter()
-        verdict = await shared.reward.score(_sample(shared.spec, task, episode))
+        if episode.response_ids:
+            verdict = await shared.reward.score(_sample(shared.spec, task, episode))
+        else:
+            episode = replace(
+                episode, response_ids=(self.tokenizer.eos_token_id,), response_mask=(0,), logprobs=(0.0,)
+            )
+            verdict = Verdict(score=None, evidence=f"no token before the episode ended ({episode.stop})")
         return _output(episode, verdict, model, score_seconds=time.perf_counter() - begun)
 
     def _prompt(self, spec: AgentSpec, model: ServerModel, task: Task) -> list[int]:
@@ -130,10 +136,10 @@ class AfmAgentLoop(AgentLoopBase):
 
     def _check_length(self, episode: Episode, task: Task) -> None:
         limit = self.rollout_config.response_length
-        if not 0 < len(episode.response_ids) <= limit:
+        if len(episode.response_ids) > limit:
             raise EngineError(
-                f"task {task.id}: the episode has {len(episode.response_ids)} response tokens, expected 1 to "
-                f"{limit} (data.max_response_length and the agent's limits.max_response_tokens must agree)"
+                f"task {task.id}: the episode has {len(episode.response_ids)} response tokens, more than {limit} "
+                "(data.max_response_length and the agent's limits.max_response_tokens must agree)"
             )
 
 
@@ -200,6 +206,7 @@ def _output(
             "min_global_steps": min(versions),
             "max_global_steps": max(versions),
             "stop": episode.stop.value,
+            ABSTAINED: verdict.evidence if verdict.abstained else "",
         },
     )
 

@@ -6,11 +6,14 @@ what it replaces is gone. Line numbers are those of the release named in :data:`
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 from typing import Any
 
 from afm.errors import EngineError, MissingExtraError
+
+Patch = Callable[[ModuleType], None]
 
 VERL_VERSION = "0.9.1"
 """The only release these patches were written for and tested with."""

@@ -84,6 +84,7 @@ class GroupLedger:
     alike: Counter[float] = field(default_factory=Counter)
     samples: list[Mapping[str, Any]] = field(default_factory=list)
     abstained: int = 0
+    evidence: str = ""
 
     def start(self, step: int) -> None:
         """Forget the previous step."""
@@ -92,9 +93,11 @@ class GroupLedger:
         self.alike.clear()
         self.samples.clear()
         self.abstained = 0
+        self.evidence = ""
 
-    def add(self, group: Group) -> GroupFate:
-        """Count one finished group and say what becomes of it."""
+    def add(self, group: Group, evidence: str = "") -> GroupFate:
+        """Count one finished group and say what becomes of it; ``evidence``: why a sample has no score."""
+        self.evidence = self.evidence or evidence
         fate = group.fate(self.metric, self.expected)
         scored = group.scored
         self.fates[fate] += 1
@@ -131,12 +134,14 @@ class GroupLedger:
             values = ", ".join(f"{count} x {value:g}" for value, count in self.alike.most_common(3))
             lines.append(f"In {fates[GroupFate.ALIKE]} all samples have the same {self.metric!r} ({values}).")
         if fates[GroupFate.VOID]:
-            lines.append(f"In {fates[GroupFate.VOID]} the reward abstained (its judge or verifier failed).")
+            lines.append(
+                f"In {fates[GroupFate.VOID]} the reward abstained: {self.evidence or 'no reason given'}."
+            )
         return " ".join([*lines, self._advice()])
 
     def _advice(self) -> str:
         if self.fates[GroupFate.VOID] > self.fates[GroupFate.ALIKE]:
-            return "Look for the verifier's errors in the log, and repair it."
+            return "Repair the data or the verifier first."
         common = self.alike.most_common(1)
         if common and common[0][0] > 0:
             return (

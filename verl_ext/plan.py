@@ -35,6 +35,8 @@ def environment(settings: RlSettings) -> dict[str, str]:
             "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",
             # Ray would start one idle worker for each of its logical CPUs.
             "RAY_enable_worker_prestart": "0",
+            # Its workers would give way to anything else on the machine.
+            "RAY_worker_niceness": "0",
         }
     return values
 

@@ -100,6 +100,7 @@ class _Guarded(ReplayBuffer):
         self._fates: dict[str, GroupFate] = {}
         self._alike: dict[str, float] = {}
         self._unscored: set[str] = set()
+        self._evidence: dict[str, str] = {}
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[Any, dict[str, Any]]:
         """A batch and, for training, the metrics of how it came about.
@@ -147,7 +148,7 @@ class _Guarded(ReplayBuffer):
     def _judge(self, uid: str, group: dict[str, Mapping[str, Any]]) -> None:
         samples = Group(list(group.values()))
         try:
-            fate = self._ledger.add(samples)
+            fate = self._ledger.add(samples, self._evidence.pop(uid, ""))
         except KeyError as error:
             known = sorted({key for sample in group.values() for key in sample})
             raise ConfigError(
@@ -170,6 +171,8 @@ class _Guarded(ReplayBuffer):
             )
             for key, extra, scores in zip(keys, data["extra_fields"], data["rm_scores"], strict=True):
                 fields_of = getattr(extra, "data", extra)
+                if reason := fields_of.get(ABSTAINED):
+                    self._evidence[key.split("_")[0]] = str(reason)
                 facts = {"reward": float(scores.sum())} | dict(fields_of.get("reward_extra_info") or {})
                 groups[key.split("_")[0]][key] = facts
         return groups
@@ -183,8 +186,8 @@ class _Guarded(ReplayBuffer):
             snapshot = {key: tag for key, tag in snapshot.items() if key not in self._unscored}
         if partition_id == TRAIN and not any(key.split("_")[0] in chosen for key in snapshot):
             raise RewardError(
-                f"the reward abstained for every sample of the batch ({len(unscored)}): nothing to train on; "
-                "look for the verifier's errors in the log, and repair it"
+                f"the reward abstained for every sample of the batch ({len(unscored)}), so there is nothing to "
+                f"train on: {self._ledger.evidence or 'no reason given'}"
             )
         return super()._materialize_batch(partition_id, selected, snapshot)
 

@@ -74,9 +74,11 @@ def test_solved_prompts_get_another_advice_than_hopeless_ones() -> None:
 
 def test_abstaining_rewards_are_named_as_the_cause() -> None:
     book = ledger(max_gen_batches=1)
-    book.add(group(abstained=4))
-    book.add(group(abstained=4))
-    with pytest.raises(GroupsAlikeError, match=r"In 2 the reward abstained .* repair it"):
+    book.add(group(abstained=4), "no gold answer")
+    book.add(group(abstained=4), "another reason")
+    with pytest.raises(
+        GroupsAlikeError, match=r"In 2 the reward abstained: no gold answer\. Repair the data"
+    ):
         book.check()
 
 

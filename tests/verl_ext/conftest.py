@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from afm.models.tiny import train_tokenizer
+
+TEXTS = [
+    "Tom has 12 coins. Tom finds 13 more. How many coins does Tom have?",
+    "<plan>Write one expression and run it.</plan><think>The expression is 12+13.</think>",
+    "<code>\n```py\nprint(12+13)\n```\n</code>\n<observation>\n25\n</observation>\n",
+    "<reflection>The result is 25.</reflection><think>Done.</think><answer>\\boxed{25}</answer>",
+]
+
+
+@pytest.fixture(scope="session")
+def tokenizer_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    train_tokenizer(TEXTS * 20, folder, vocab_size=300)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tokenizer_dir: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(tokenizer_dir)
+
+
+@dataclass
+class ServerOutput:
+    """What verl's servers return (verl.workers.rollout.replica.TokenOutput)."""
+
+    token_ids: list[int]
+    log_probs: list[float] | None
+    stop_reason: str | None = "completed"
+    num_preempted: int | None = None
+    extra_fields: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class ScriptedServers:
+    """Stands where verl's ``LLMServerClient`` stands: plays back what an engine returned."""
+
+    outputs: Sequence[ServerOutput | Exception]
+    requests: list[dict[str, Any]] = field(default_factory=list)
+
+    async def generate(
+        self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]
+    ) -> ServerOutput:
+        output = self.outputs[len(self.requests)]
+        self.requests.append({"id": request_id, "prompt": prompt_ids, "params": sampling_params})
+        if isinstance(output, Exception):
+            raise output
+        return output
+
+
+@pytest.fixture
+def scripted() -> type[ScriptedServers]:
+    return ScriptedServers
+
+
+@pytest.fixture
+def said(tokenizer: Any) -> Callable[..., ServerOutput]:
+    """Makes what a server returns for a text it generated."""
+
+    def make(text: str, **changes: Any) -> ServerOutput:
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        return ServerOutput(**{"token_ids": ids, "log_probs": [-0.5] * len(ids)} | changes)
+
+    return make

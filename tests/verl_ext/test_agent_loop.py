@@ -1,0 +1,192 @@
+"""The agent loop as verl calls it: stock base class, scripted servers, real tool, sandbox and reward."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+pytest.importorskip("verl")
+
+CODE = "<plan>Run it.</plan><think>12+13.</think><code>\n```py\nprint(12+13)\n```\n</code>"
+OBSERVED = "\n<observation>\n25\n</observation>\n"
+ANSWER = "<reflection>25.</reflection><think>Done.</think><answer>\\boxed{25}</answer>"
+TOOLS = {
+    "tools": [
+        {
+            "class_name": "afm.tools.code.CodeTool",
+            "tool_schema": {"type": "function", "function": {"name": "code"}},
+        }
+    ]
+}
+ROW = {
+    "uid": "u1",
+    "session_id": 2,
+    "global_steps": 4,
+    "data_source": "mini_math",
+    "reward_model": {"ground_truth": "25"},
+    "extra_info": {"index": "q7", "question": "12+13?"},
+    "raw_prompt": [{"role": "user", "content": "another prompt, Question: 12+13?"}],
+}
+SAMPLING = {"temperature": 0.9, "top_p": 1.0, "top_k": -1, "logprobs": True}
+
+
+@pytest.fixture
+def make_loop(tmp_path: Path, tokenizer: Any) -> Callable[..., Any]:
+    from omegaconf import OmegaConf
+    from verl.experimental.agent_loop.agent_loop import DictConfigWrap
+    from verl.utils.dataset.rl_dataset import RLHFDataset
+
+    from verl_ext.agent_loop import AfmAgentLoop
+
+    def make(servers: Any, *, prompt_length: int = 64, response_length: int = 200, **settings: Any) -> Any:
+        agent = {"extends": "math", "prompt": "", "question_format": "{question}"}
+        (tmp_path / "agent.yaml").write_text(yaml.safe_dump(agent))
+        (tmp_path / "tools.yaml").write_text(yaml.safe_dump(TOOLS))
+        given = {
+            "agent": str(tmp_path / "agent.yaml"),
+            "tools": str(tmp_path / "tools.yaml"),
+            "limits": {"max_turns": 2, "max_response_tokens": response_length},
+            "output_dir": str(tmp_path),
+        }
+        path = tmp_path / "settings.yaml"
+        path.write_text(yaml.safe_dump(given | settings))
+        rollout = {"name": "afm_cpu", "prompt_length": prompt_length, "response_length": response_length}
+        config = OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}, "data": {}})
+        return AfmAgentLoop(
+            trainer_config=DictConfigWrap(config),
+            server_manager=servers,
+            tokenizer=tokenizer,
+            processor=None,
+            dataset_cls=RLHFDataset,
+            data_config=DictConfigWrap(config.data),
+            settings=str(path),
+        )
+
+    return make
+
+
+@pytest.mark.sandbox
+async def test_a_tool_episode_is_trained_on_exactly_as_sampled(
+    make_loop: Any, scripted: Any, said: Any, tokenizer: Any
+) -> None:
+    versions = {"min_global_steps": 3, "max_global_steps": 3}
+    servers = scripted(
+        [said(CODE, extra_fields=versions), said(ANSWER + "<|im_end|>", extra_fields=versions)]
+    )
+    output = await make_loop(servers).run(dict(SAMPLING), **ROW)
+    prompt, code, observed, answer = (
+        tokenizer.encode(text, add_special_tokens=False)
+        for text in (
+            "<|im_start|>user\n12+13?<|im_end|>\n<|im_start|>assistant\n",
+            CODE,
+            OBSERVED,
+            ANSWER + "<|im_end|>",
+        )
+    )
+    kept = len(output.response_ids) - len(code) - len(observed)
+    assert output.prompt_ids == prompt
+    assert output.response_ids == [*code, *observed, *answer[:kept]]
+    assert output.response_mask == [1] * len(code) + [0] * len(observed) + [1] * kept
+    assert output.response_logprobs == [-0.5] * len(code) + [0.0] * len(observed) + [-0.5] * kept
+    assert servers.requests[1]["prompt"] == [*prompt, *code, *observed]
+    assert output.reward_score == 1.0
+    facts = output.extra_fields["reward_extra_info"]
+    assert {key: facts[key] for key in ("acc", "correct", "format", "tool_calls", "abstained")} == {
+        "acc": 1.0,
+        "correct": 1.0,
+        "format": 1.0,
+        "tool_calls": 1.0,
+        "abstained": 0.0,
+    }
+    assert facts["response_tokens"] == len(output.response_ids)
+    assert (output.extra_fields["min_global_steps"], output.extra_fields["max_global_steps"]) == (3, 3)
+
+
+async def test_sampling_parameters_and_stop_strings_reach_the_server(
+    make_loop: Any, scripted: Any, said: Any
+) -> None:
+    servers = scripted([said("<plan>p</plan><think>t</think><answer>1</answer>")])
+    await make_loop(servers).run(dict(SAMPLING), **ROW)
+    params = servers.requests[0]["params"]
+    assert params["temperature"] == 0.9
+    assert params["top_k"] == -1
+    assert params["max_tokens"] == 200
+    assert set(params["stop"]) == {"</code>", "</answer>", "<observation>"}
+
+
+async def test_equal_samples_have_equal_seeds_and_different_ones_differ(
+    make_loop: Any, scripted: Any, said: Any
+) -> None:
+    async def seed(**changes: Any) -> int:
+        servers = scripted([said("<plan>p</plan><|im_end|>")])
+        await make_loop(servers).run(dict(SAMPLING), **(ROW | changes))
+        return int(servers.requests[0]["params"]["seed"])
+
+    first = await seed()
+    assert await seed(uid="u2") == first
+    assert len({first, await seed(session_id=3), await seed(global_steps=5)}) == 3
+
+
+async def test_an_abstaining_reward_masks_the_whole_response(
+    make_loop: Any, scripted: Any, said: Any
+) -> None:
+    loop = make_loop(scripted([said("<plan>p</plan><think>t</think><answer>\\boxed{25}</answer>")]))
+    output = await loop.run(dict(SAMPLING), **(ROW | {"reward_model": {"ground_truth": {"tests": 3}}}))
+    assert set(output.response_mask) == {0}
+    assert output.extra_fields["reward_extra_info"]["abstained"] == 1.0
+    assert "gold" in output.extra_fields["abstained"] or "target" in output.extra_fields["abstained"]
+    assert output.reward_score == 0.0
+
+
+async def test_a_failing_engine_ends_the_episode_loudly_and_is_written_down(
+    make_loop: Any, scripted: Any, tmp_path: Path
+) -> None:
+    from afm.errors import EngineError
+
+    with pytest.raises(EngineError, match="server died"):
+        await make_loop(scripted([RuntimeError("server died")])).run(dict(SAMPLING), **ROW)
+    [row] = [json.loads(line) for line in (tmp_path / "failures.jsonl").read_text().splitlines()]
+    assert row["error"] == "EngineError"
+    assert "server died" in row["message"]
+    assert "12+13?" in row["prompt"]
+
+
+async def test_a_prompt_over_the_limit_is_an_error_and_never_cut(make_loop: Any, scripted: Any) -> None:
+    from afm.errors import DataError
+
+    loop = make_loop(scripted([]), prompt_length=10)
+    with pytest.raises(DataError, match=r"task q7: its prompt has \d+ tokens, data\.max_prompt_length is 10"):
+        await loop.run(dict(SAMPLING), **ROW)
+
+
+async def test_a_row_without_a_question_is_an_error(make_loop: Any, scripted: Any) -> None:
+    from afm.errors import DataError
+
+    row = {key: value for key, value in ROW.items() if key not in ("extra_info", "raw_prompt")}
+    with pytest.raises(DataError, match="question"):
+        await make_loop(scripted([])).run(dict(SAMPLING), **row)
+
+
+async def test_an_episode_cut_off_before_its_first_token_is_left_out_of_the_loss(
+    make_loop: Any, scripted: Any, said: Any, tokenizer: Any
+) -> None:
+    servers = scripted([said("", stop_reason="aborted")])
+    output = await make_loop(servers).run(dict(SAMPLING), **ROW)
+    assert output.response_ids == [tokenizer.eos_token_id]
+    assert output.response_mask == [0]
+    assert output.extra_fields["reward_extra_info"]["abstained"] == 1.0
+    assert output.extra_fields["stop"] == "aborted"
+
+
+async def test_the_output_has_the_shape_that_verl_stores(make_loop: Any, scripted: Any, said: Any) -> None:
+    output = await make_loop(scripted([said("<plan>p</plan><|im_end|>")])).run(dict(SAMPLING), **ROW)
+    stored = output.as_dict()
+    size = len(output.response_ids)
+    assert stored["rm_scores"].tolist() == [0.0] * size
+    assert stored["response_mask"].tolist() == [1] * size
+    assert stored["rollout_log_probs"].shape == (size,)

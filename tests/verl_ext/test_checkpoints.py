@@ -1,0 +1,90 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from afm.agents import agent_of_model, load_agent
+from afm.errors import EngineError
+from verl_ext.checkpoints import TRACKER_FILE, export_model, exported_step, resumable_step
+
+
+def checkpoint(folder: Path, step: int, *, data: bool = True, shards: bool = True) -> Path:
+    actor = folder / f"global_step_{step}" / "actor"
+    actor.mkdir(parents=True)
+    if shards:
+        (actor / "extra_state_world_size_1_rank_0.pt").touch()
+    if data:
+        (actor.parent / "data.pt").touch()
+    return actor
+
+
+def test_the_newest_complete_checkpoint_is_resumed(tmp_path: Path) -> None:
+    checkpoint(tmp_path, 2)
+    checkpoint(tmp_path, 10)
+    (tmp_path / TRACKER_FILE).write_text("10")
+    assert resumable_step(tmp_path) == 10
+
+
+@pytest.mark.parametrize("tracker", [None, "", "10", "7"])
+def test_a_wrong_tracker_is_repaired(tmp_path: Path, tracker: str | None) -> None:
+    checkpoint(tmp_path, 4)
+    checkpoint(tmp_path, 10, data=False)
+    checkpoint(tmp_path, 2, shards=False)
+    if tracker is not None:
+        (tmp_path / TRACKER_FILE).write_text(tracker)
+    assert resumable_step(tmp_path) == 4
+    assert (tmp_path / TRACKER_FILE).read_text() == "4"
+
+
+def test_without_a_complete_checkpoint_training_starts_anew(tmp_path: Path) -> None:
+    checkpoint(tmp_path, 4, data=False)
+    (tmp_path / TRACKER_FILE).write_text("4")
+    assert resumable_step(tmp_path) == 0
+    assert not (tmp_path / TRACKER_FILE).exists()
+    assert resumable_step(tmp_path / "absent") == 0
+
+
+def trained(folder: Path, step: int, dtype: str = "float32") -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    model = checkpoint(folder, step) / "huggingface"
+    model.mkdir()
+    save_file({"w": torch.ones(2, dtype=getattr(torch, dtype))}, model / "model.safetensors")
+    (model / "config.json").write_text(json.dumps({"model_type": "qwen2", "dtype": "bfloat16"}))
+    (model / "tokenizer.json").write_text("{}")
+
+
+def test_the_export_is_the_model_with_its_agent_and_the_data_type_of_its_weights(tmp_path: Path) -> None:
+    trained(tmp_path, 6)
+    spec = load_agent("math").model_copy(update={"prompt": "short"})
+    export_model(tmp_path, 6, tmp_path / "model", spec)
+    assert json.loads((tmp_path / "model" / "config.json").read_text())["dtype"] == "float32"
+    assert (tmp_path / "model" / "tokenizer.json").exists()
+    assert agent_of_model(tmp_path / "model", "math").prompt == "short"
+    assert exported_step(tmp_path / "model") == 6
+
+
+def test_a_later_export_replaces_the_earlier_one_whole(tmp_path: Path) -> None:
+    spec = load_agent("math")
+    trained(tmp_path, 6)
+    export_model(tmp_path, 6, tmp_path / "model", spec)
+    (tmp_path / "model" / "left_over").touch()
+    trained(tmp_path, 8, dtype="bfloat16")
+    export_model(tmp_path, 8, tmp_path / "model", spec)
+    assert not (tmp_path / "model" / "left_over").exists()
+    assert json.loads((tmp_path / "model" / "config.json").read_text())["dtype"] == "bfloat16"
+    assert exported_step(tmp_path / "model") == 8
+
+
+def test_a_checkpoint_without_an_exported_model_says_what_to_set(tmp_path: Path) -> None:
+    checkpoint(tmp_path, 3)
+    with pytest.raises(EngineError, match="add hf_model to"):
+        export_model(tmp_path, 3, tmp_path / "model", load_agent("math"))
+
+
+@pytest.mark.parametrize("content", ["", "{}", '{"global_step": '])
+def test_a_half_written_export_counts_as_none(tmp_path: Path, content: Any) -> None:
+    (tmp_path / "training.json").write_text(content)
+    assert exported_step(tmp_path) is None

@@ -1,0 +1,188 @@
+"""Our sampler on a real TransferQueue: groups, abstentions, failures."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from afm.errors import ConfigError, EngineError, RewardError
+
+pytest.importorskip("verl")
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def queue() -> Iterator[Any]:
+    import ray
+    import transfer_queue as tq
+    from omegaconf import OmegaConf
+
+    with tempfile.TemporaryDirectory(prefix="afm-rl-", ignore_cleanup_errors=True) as folder:
+        ray.init(
+            address="local",
+            num_cpus=4,
+            _temp_dir=folder,
+            include_dashboard=False,
+            _node_ip_address="127.0.0.1",
+            object_store_memory=100 << 20,
+        )
+        tq.init(OmegaConf.create({"backend": {"SimpleStorage": {"num_data_storage_units": 1}}}))
+        yield tq
+        tq.close()
+        ray.shutdown()
+
+
+@pytest.fixture
+def put(queue: Any) -> Iterator[Callable[..., None]]:
+    """Puts a finished group: one value of ``acc`` a sample, ``None`` for an abstention."""
+    import torch
+    from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+
+    def put_group(uid: str, *values: float | None, status: str = "finished", step: int = 1) -> None:
+        queue.kv_put(
+            key=uid, partition_id="train", tag={"is_prompt": True, "status": status, "global_steps": step}
+        )
+        rows = [
+            {
+                "rm_scores": torch.tensor([0.0, value or 0.0]),
+                "extra_fields": {
+                    "reward_extra_info": {"acc": value or 0.0, "abstained": float(value is None)},
+                    "abstained": "no gold" if value is None else "",
+                },
+            }
+            for value in values
+        ]
+        if rows:
+            queue.kv_batch_put(
+                keys=[f"{uid}_{number}_0" for number in range(len(rows))],
+                partition_id="train",
+                fields=list_of_dict_to_tensordict(rows),
+                tags=[{"status": "success", "seq_len": 2}] * len(rows),
+            )
+
+    yield put_group
+    left = (queue.kv_list() or {}).get("train", {})
+    if left:
+        queue.kv_clear(partition_id="train", keys=list(left))
+
+
+def sampler(tmp_path: Path, refill: Callable[[int], None] | None = None, **changes: Any) -> Any:
+    from verl_ext.sampler import sampler_for
+
+    options = {
+        "filter_groups": {"enable": True, "metric": "acc", "max_num_gen_batches": 2},
+        "train_batch_size": 2,
+        "samples_per_prompt": 3,
+        "output_dir": str(tmp_path),
+        "poll_interval_s": 0.01,
+    }
+    return sampler_for(
+        trainer_mode="sync",
+        trainer_config={},
+        max_off_policy_threshold=8,
+        max_off_policy_strategy="drop",
+        sampler_kwargs=options | changes,
+        refill_fn=refill or (lambda count: None),
+    )
+
+
+def test_groups_that_are_alike_are_replaced_and_counted(put: Any, tmp_path: Path) -> None:
+    fresh = iter([("c", (1, 0, 1)), ("d", (0, 0, 1))])
+
+    def refill(count: int) -> None:
+        for _ in range(count):
+            name, values = next(fresh)
+            put(name, *values)
+
+    put("a", 1, 0, 0)
+    put("b", 0, 0, 0)
+    batch, metrics = sampler(tmp_path, refill).sample(1, "train", 2)
+    kept = {key.split("_")[0] for key in batch.keys}
+    assert "a" in kept
+    assert len(kept) == 2
+    assert "b" not in kept
+    assert len(batch.keys) == 6
+    assert metrics["groups/generated"] == 4
+    assert metrics["groups/kept"] == 3
+    assert metrics["groups/alike_failed"] == 1
+    assert metrics["rollout/acc"] == pytest.approx(4 / 12)
+
+
+def test_samples_without_a_score_leave_their_group(put: Any, tmp_path: Path) -> None:
+    put("a", 1, 0, None)
+    put("b", 1, 0, 0)
+    batch, metrics = sampler(tmp_path).sample(1, "train", 2)
+    assert sorted(batch.keys) == ["a_0_0", "a_1_0", "b_0_0", "b_1_0", "b_2_0"]
+    assert metrics["groups/abstained_samples"] == 1
+    assert metrics["rollout/acc"] == pytest.approx(2 / 5)
+
+
+def test_without_filtering_a_group_with_a_single_score_is_left_out(put: Any, tmp_path: Path) -> None:
+    put("a", 1, None, None)
+    put("b", 1, 1, 1)
+    filtering = {"enable": False, "metric": "acc"}
+    batch, metrics = sampler(tmp_path, filter_groups=filtering).sample(1, "train", 2)
+    assert sorted(batch.keys) == ["b_0_0", "b_1_0", "b_2_0"]
+    assert metrics["groups/void"] == 1
+    assert metrics["groups/alike"] == 0
+
+
+def test_a_batch_without_any_score_ends_the_run(put: Any, tmp_path: Path) -> None:
+    put("a", None, None, None)
+    put("b", None, None, None)
+    with pytest.raises(
+        RewardError, match=r"every sample of the batch \(6\), so there is nothing to train on: no gold"
+    ):
+        sampler(tmp_path, filter_groups={"enable": False, "metric": "acc"}).sample(1, "train", 2)
+    assert "abstained for every sample" in json.loads((tmp_path / "failure.json").read_text())["message"]
+
+
+def test_a_reward_that_never_differs_ends_the_run_with_advice(put: Any, tmp_path: Path) -> None:
+    from verl_ext.guard import GroupsAlikeError
+
+    names = iter(f"more{number}" for number in range(100))
+
+    def refill(count: int) -> None:
+        for _ in range(count):
+            put(next(names), 0, 0, 0)
+
+    put("a", 0, 0, 0)
+    put("b", 0, 0, 0)
+    with pytest.raises(GroupsAlikeError, match="the reward cannot be earned"):
+        sampler(tmp_path, refill).sample(1, "train", 2)
+    assert json.loads((tmp_path / "failure.json").read_text())["error"] == "GroupsAlikeError"
+
+
+def test_an_episode_that_failed_ends_the_run_with_its_reason(put: Any, tmp_path: Path) -> None:
+    row = {"prompt": "p", "error": "EngineError", "message": "server died", "traceback": ""}
+    (tmp_path / "failures.jsonl").write_text(json.dumps(row) + "\n")
+    put("a", 1, 0, 1)
+    put("b", 1, status="failure")
+    with pytest.raises(EngineError, match="1 prompts could not be rolled out: EngineError: server died"):
+        sampler(tmp_path).sample(1, "train", 2)
+
+
+def test_a_metric_that_the_reward_does_not_report_is_named(put: Any, tmp_path: Path) -> None:
+    put("a", 1, 0, 1)
+    filtering = {"enable": True, "metric": "accuracy", "max_num_gen_batches": 2}
+    with pytest.raises(ConfigError, match=r"no 'accuracy'; expected one of: abstained, acc, reward"):
+        sampler(tmp_path, filter_groups=filtering).sample(1, "train", 2)
+
+
+def test_the_next_step_counts_from_zero(put: Any, tmp_path: Path) -> None:
+    buffer = sampler(tmp_path)
+    for step in (1, 2):
+        put(f"a{step}", 1, 0, 1, step=step)
+        put(f"b{step}", 1, 0, 0, step=step)
+        _, metrics = buffer.sample(step, "train", 2)
+        assert metrics["groups/generated"] == 2
+
+
+def test_an_unknown_option_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="did you mean 'poll_interval_s'"):
+        sampler(tmp_path, poll_interval=1)

@@ -1,0 +1,192 @@
+"""Real steps of verl on a freshly made model: weights move, probabilities agree, a killed run goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from verl_ext.processes import descendants, end
+
+pytest.importorskip("verl")
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def settings(folder: Path, model: Path) -> dict[str, Any]:
+    """A random model never solves anything, so it is paid for ending early: that reward differs at once."""
+    tiny = yaml.safe_load((ROOT / "configs/tiny/rl/math.yaml").read_text())
+    verl = tiny["verl"]
+    verl["data"] |= {"train_batch_size": 4, "max_prompt_length": 160}
+    verl["algorithm"]["filter_groups"] = {"enable": True, "metric": "score"}
+    verl["actor_rollout_ref"]["actor"] |= {"ppo_mini_batch_size": 2, "ppo_micro_batch_size_per_gpu": 8}
+    verl["actor_rollout_ref"]["rollout"] |= {"n": 4, "log_prob_micro_batch_size_per_gpu": 8}
+    verl["trainer"] |= {"total_training_steps": 3, "save_freq": 1}
+    return tiny | {
+        "agent": str(ROOT / "configs/tiny/agents/math.yaml"),
+        "tools": str(ROOT / "configs/tools/code_executor.yaml"),
+        "model": str(model),
+        "train_files": str(folder / "rl.parquet"),
+        "output_dir": str(folder / "a run"),
+        "limits": {"max_response_tokens": 96},
+        "rewards": {"formula": "overlong", "overlong": {"max_tokens": 96, "buffer_tokens": 96}},
+        "verl": verl,
+    }
+
+
+def write_rows(path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    rows = [
+        {
+            "data_source": "mini_math",
+            "prompt": [{"role": "user", "content": f"{number}+1?"}],
+            "reward_model": {"ground_truth": str(number + 1)},
+            "extra_info": {"index": f"q{number}", "question": f"{number}+1?"},
+        }
+        for number in range(64)
+    ]
+    pa.parquet.write_table(pa.Table.from_pylist(rows), path)
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory, tokenizer_dir: Path) -> Path:
+    from afm.models.tiny import create_tiny_model
+
+    folder = tmp_path_factory.mktemp("rl")
+    create_tiny_model(tokenizer_dir, folder / "model", seed=0, hidden_size=32, layers=1)
+    write_rows(folder / "rl.parquet")
+    path = folder / "rl.yaml"
+    path.write_text(yaml.safe_dump(settings(folder, folder / "model")))
+    return path
+
+
+def start(config: Path, *overrides: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "verl_ext.launcher", "--die-with-parent", str(config), *overrides],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def run(config: Path, *overrides: str) -> str:
+    process = start(config, *overrides)
+    output, _ = process.communicate(timeout=600)
+    assert process.returncode == 0, output
+    return output
+
+
+def ray_processes() -> set[int]:
+    found = set()
+    for entry in Path("/proc").iterdir():
+        try:
+            words = (entry / "cmdline").read_bytes() if entry.name.isdigit() else b""
+        except OSError:
+            continue
+        if words.startswith(b"ray::") or b"raylet" in words or b"gcs_server" in words:
+            found.add(int(entry.name))
+    return found
+
+
+@pytest.fixture(scope="module")
+def trained(config: Path) -> tuple[Path, str]:
+    """A run whose launcher is killed after its first step and started again: folder, second output."""
+    before = ray_processes()
+    process = start(config)
+    assert process.stdout is not None
+    seen = []
+    for line in process.stdout:
+        seen.append(line)
+        if line.startswith("step 1/3"):
+            break
+    assert seen[-1].startswith("step 1/3"), seen
+    family = descendants(process.pid)
+    process.kill()
+    process.wait()
+    output = run(config)
+    left = [mark for mark in family if mark.alive]
+    end(left)
+    assert left == []
+    assert ray_processes() <= before
+    return config.parent / "a run", output
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def weights(folder: Path) -> dict[str, Any]:
+    from safetensors.torch import load_file
+
+    return dict(load_file(folder / "model.safetensors"))
+
+
+def test_each_step_is_one_line_of_documented_metrics(trained: tuple[Path, str]) -> None:
+    folder, output = trained
+    found = rows(folder)
+    assert [row["step"] for row in found] == [1, 2, 3]
+    for row in found:
+        assert {"reward", "format", "entropy", "grad_norm", "response_tokens", "seconds", "kl"} <= row.keys()
+        assert -1 <= row["reward"] <= 0
+        assert row["groups_kept"] >= 4
+    assert "step 3/3  reward -" in output
+
+
+def test_rollout_and_trainer_agree_on_every_probability(trained: tuple[Path, str]) -> None:
+    for row in rows(trained[0]):
+        assert row["engine"]["training/rollout_probs_diff_valid"] == 1
+        assert 0 < row["probs_diff_max"] < 1e-4
+
+
+def test_the_exported_model_loads_and_has_moved(trained: tuple[Path, str], config: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from afm.agents import load_agent
+
+    folder = trained[0] / "model"
+    before, after = weights(config.parent / "model"), weights(folder)
+    moved = [name for name in before if not torch.equal(before[name], after[name])]
+    assert len(moved) > len(before) // 2
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    assert model.dtype == torch.float32
+    assert len(AutoTokenizer.from_pretrained(folder)) == model.config.vocab_size
+    assert load_agent(folder / "agent.yaml").name == "math"
+
+
+def test_a_finished_run_says_so(trained: tuple[Path, str], config: Path) -> None:
+    begun = time.monotonic()
+    assert "already trained for 3 steps" in run(config)
+    assert time.monotonic() - begun < 30
+
+
+def test_a_killed_run_goes_on_from_its_checkpoint(trained: tuple[Path, str]) -> None:
+    folder, output = trained
+    assert re.search(r"resuming after step [12]\n", output)
+    assert json.loads((folder / "model" / "training.json").read_text())["global_step"] == 3
+    assert not (folder / "processes.json").exists()
+
+
+def test_an_interrupted_run_ends_cleanly(trained: tuple[Path, str], config: Path) -> None:
+    process = start(config, "verl.trainer.total_training_steps=50")
+    assert process.stdout is not None
+    time.sleep(8)
+    family = descendants(process.pid)
+    assert family
+    os.kill(process.pid, signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "start again to continue" in output
+    assert [mark for mark in family if mark.alive] == []
