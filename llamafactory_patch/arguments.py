@@ -15,6 +15,8 @@ from typing import Any, Literal
 from llamafactory.hparams import parser
 from llamafactory.hparams.data_args import DataArguments
 
+from afm.masking import Boundary
+
 MASKING_REVISION = 1
 """Counts changes of the masking itself: data sets cached or stored by another revision are not reused."""
 
@@ -54,6 +56,10 @@ class AgentDataArguments(DataArguments):
                     f"ignore_observation_token: {tag!r} is no tag name; expected a name without brackets, or "
                     f"several with commas between, got {self.ignore_observation_token!r}"
                 )
+        if self.observation_boundary not in (boundaries := [str(boundary) for boundary in Boundary]):
+            raise ValueError(
+                f"observation_boundary: got {self.observation_boundary!r}, expected one of {boundaries}"
+            )
         if self.ignore_observation and self.train_on_prompt:
             raise ValueError("ignore_observation trains on the agent's text only; switch train_on_prompt off")
         if self.tokenized_path is not None and _holds_data(Path(self.tokenized_path)):

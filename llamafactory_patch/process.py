@@ -19,7 +19,6 @@ from afm.errors import AfmError, EngineError, UsageError
 PARENT_VARIABLE = "LLAMAFACTORY_PATCH_PARENT"
 """Set for a child that must not outlive the process with this id."""
 
-_LOCK_WAIT_S = 30.0
 _PR_SET_PDEATHSIG = 1
 _MAX_LINE_BYTES = 1_000_000
 
@@ -50,16 +49,16 @@ def process_border() -> Iterator[None]:
 
 
 @contextmanager
-def folder_lock(folder: Path, name: str) -> Iterator[int]:
+def folder_lock(folder: Path, name: str, *, wait_s: float = 30.0) -> Iterator[int]:
     """Hold ``folder`` for one training; yields a file descriptor that its processes must inherit.
 
     Raises:
-        EngineError: Another training holds it, and did not end within 30 s.
+        EngineError: Another training holds it, and did not end within ``wait_s``.
     """
     path = folder / name
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        deadline = time.monotonic() + _LOCK_WAIT_S
+        deadline = time.monotonic() + wait_s
         while not _locked(descriptor):
             if time.monotonic() > deadline:
                 raise EngineError(

@@ -98,7 +98,9 @@ class Pipeline:
     def text(self, row, *, trained):
         """Decoded tokens of a row that have a label, or those that have none."""
         pairs = zip(row["input_ids"], row["labels"], strict=True)
-        assert all(label in (-100, token) for token, label in zip(row["input_ids"], row["labels"], strict=True))
+        assert all(
+            label in (-100, token) for token, label in zip(row["input_ids"], row["labels"], strict=True)
+        )
         return self.tokenizer.decode([token for token, label in pairs if (label != -100) is trained])
 
     def trained(self):

@@ -21,7 +21,9 @@ JOINTS = {
 
 
 def alpaca(*responses):
-    return [{"instruction": f"Question {n}?", "input": "", "output": text} for n, text in enumerate(responses)]
+    return [
+        {"instruction": f"Question {n}?", "input": "", "output": text} for n, text in enumerate(responses)
+    ]
 
 
 def test_only_the_agents_text_is_trained_on(pipeline, data_dir, model_dir):
@@ -138,7 +140,9 @@ AGENT = AgentSpec(
 
 QWEN_DEFAULT_SYSTEM = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."
 QWEN_CHAT_TEMPLATE = (
-    "{%- if messages[0]['role'] != 'system' %}{{- '<|im_start|>system\\n" + QWEN_DEFAULT_SYSTEM + "<|im_end|>\\n' }}"
+    "{%- if messages[0]['role'] != 'system' %}{{- '<|im_start|>system\\n"
+    + QWEN_DEFAULT_SYSTEM
+    + "<|im_end|>\\n' }}"
     "{%- endif %}{%- for message in messages %}{{- '<|im_start|>' + message['role'] + '\\n' + message['content'] "
     "+ '<|im_end|>\\n' }}{%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
 )
@@ -203,7 +207,9 @@ def test_a_broken_line_of_a_jsonl_file_is_named_by_its_line(pipeline, data_dir, 
 
 def test_a_row_without_anything_to_train_on_is_named(pipeline, data_dir, tiny):
     rows = alpaca(SAID, f"<observation>{'42 ' * 200}</observation>{SAID}")
-    with pytest.raises(DataError, match=r"rows.json, row 2 \('Question 1\?'\): nothing to train on.*cutoff_len=100"):
+    with pytest.raises(
+        DataError, match=r"rows.json, row 2 \('Question 1\?'\): nothing to train on.*cutoff_len=100"
+    ):
         pipeline(tiny, data_dir(rows), cutoff_len=100)
 
 
@@ -212,7 +218,7 @@ def test_conversations_that_do_not_end_with_the_assistant_are_named(pipeline, da
         {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]},
         {"conversations": [{"from": "human", "value": "a"}]},
     ]
-    with pytest.raises(DataError, match="rows.json, row 2: expected turns of user and assistant"):
+    with pytest.raises(DataError, match=r"rows.json, row 2: expected turns of user and assistant"):
         pipeline(tiny, data_dir(rows, formatting="sharegpt"))
 
 
@@ -233,9 +239,9 @@ def test_a_stored_data_set_is_refused_with_another_mask(pipeline, data_dir, tiny
     stored = str(tmp_path / "stored")
     first = pipeline(tiny, folder, tokenized_path=stored).trained()
     assert pipeline(tiny, folder, tokenized_path=stored).trained() == first
-    with pytest.raises(ValueError, match="was masked as .*'boundary': 'split'.* asks for .*False"):
+    with pytest.raises(ValueError, match=r"was masked as .*'boundary': 'split'.* asks for .*False"):
         pipeline(tiny, folder, tokenized_path=stored, ignore_observation=False)
-    with pytest.raises(ValueError, match="asks for .*'boundary': 'mask'"):
+    with pytest.raises(ValueError, match=r"asks for .*'boundary': 'mask'"):
         pipeline(tiny, folder, tokenized_path=stored, observation_boundary="mask")
 
 

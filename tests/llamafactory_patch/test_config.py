@@ -1,0 +1,135 @@
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from afm.errors import ConfigError, UsageError
+from llamafactory_patch.config import resolve
+from llamafactory_patch.keys import engine_keys
+
+pytest.importorskip("llamafactory")
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+
+
+@pytest.fixture
+def config(tmp_path):
+    def write(text):
+        path = tmp_path / "run.yaml"
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return write
+
+
+def test_keys_read_from_the_source_are_those_of_the_classes():
+    from llamafactory_patch import install
+
+    install()
+    from llamafactory.hparams.parser import _TRAIN_ARGS
+
+    fields = (field for cls in _TRAIN_ARGS for field in dataclasses.fields(cls))
+    assert engine_keys() == {field.name for field in fields if field.init}
+
+
+def test_overrides_replace_values_and_reach_into_mappings(config):
+    path = config("output_dir: a\nlearning_rate: 3e-5\nlr_scheduler_kwargs: {num_cycles: 2}")
+    job = resolve(path, ["learning_rate=1e-4", "lr_scheduler_kwargs.min_lr=0.1", "dataset=a,b", "bf16=true"])
+    assert job.config == {
+        "stage": "sft",
+        "do_train": True,
+        "output_dir": "a",
+        "learning_rate": 1e-4,
+        "lr_scheduler_kwargs": {"num_cycles": 2, "min_lr": 0.1},
+        "dataset": "a,b",
+        "bf16": True,
+    }
+    assert resolve(path).config["learning_rate"] == 3e-5
+
+
+def test_unknown_keys_are_refused_with_a_suggestion(config):
+    with pytest.raises(
+        ConfigError, match=r"run.yaml: unknown key 'learn_rate'; did you mean 'learning_rate'\?"
+    ):
+        resolve(config("output_dir: a\nlearn_rate: 1"))
+    with pytest.raises(ConfigError, match="unknown key 'xyzzy'; see LLaMA-Factory's training arguments"):
+        resolve(config("output_dir: a"), ["xyzzy=1"])
+
+
+@pytest.mark.parametrize("override", ["learning_rate", "=1", "learning_rate.x=1", "dataset=[a"])
+def test_overrides_that_are_none_are_wrong_usage(config, override):
+    with pytest.raises(UsageError, match="override"):
+        resolve(config("output_dir: a\nlearning_rate: 1"), [override])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("- a", "expected a mapping"),
+        ("a: [", "cannot be read as YAML"),
+        ("bf16: true", "output_dir: got None"),
+        ("output_dir: a\nthreads: 0", "threads: got 0"),
+        ("output_dir: a\nagent: mathe", "agent 'mathe' is not shipped .did you mean 'math'"),
+    ],
+)
+def test_bad_configurations_are_explained(config, text, message):
+    with pytest.raises(ConfigError, match=message):
+        resolve(config(text))
+    with pytest.raises(ConfigError, match="no such configuration"):
+        resolve("absent.yaml")
+
+
+def test_an_agent_switches_its_mask_on_and_is_not_llamafactorys_business(config):
+    job = resolve(config("output_dir: a\nagent: math\nthreads: 3"))
+    assert (job.agent.name, job.threads) == ("math", 3)
+    assert job.config == {
+        "stage": "sft",
+        "do_train": True,
+        "output_dir": "a",
+        "match_chat_template": True,
+        "ignore_observation": True,
+        "ignore_observation_token": "observation",
+    }
+
+
+def test_a_mask_for_another_tag_than_the_agents_is_refused(config):
+    with pytest.raises(ConfigError, match="agent 'math' writes 'observation'; leave the key out"):
+        resolve(config("output_dir: a\nagent: math\nignore_observation_token: result"))
+    job = resolve(config("output_dir: a\nagent: math\nignore_observation_token: result,observation"))
+    assert job.config["ignore_observation_token"] == "result,observation"
+
+
+def test_files_beside_the_configuration_are_found_from_anywhere(config, tmp_path):
+    path = config("output_dir: a\nagent: own.yaml\ndeepspeed: ../z.json")
+    (tmp_path / "own.yaml").write_text("extends: math\nname: own", encoding="utf-8")
+    job = resolve(path)
+    assert job.agent.name == "own"
+    assert job.config["deepspeed"] == str(tmp_path.parent / "z.json")
+    assert resolve(path, ["deepspeed=z.json"]).config["deepspeed"] == "z.json"
+
+
+@pytest.mark.parametrize(
+    "path", [*CONFIGS.glob("sft/*.yaml"), *CONFIGS.glob("tiny/sft/*.yaml")], ids=lambda p: p.stem
+)
+def test_every_shipped_configuration_resolves(path):
+    job = resolve(path)
+    assert job.config["ignore_observation"]
+    assert Path(job.config.get("deepspeed", path)).is_file()
+    header = path.read_text(encoding="utf-8").split("\n\n")[0]
+    assert all(word in header for word in ("Hardware:", "Expected:", "Example"))
+
+
+@pytest.mark.parametrize(("size", "rate"), [("7b", 3e-5), ("32b", 1.4e-5)])
+def test_code_agent_recipes_have_the_published_hyper_parameters(size, rate):
+    config = resolve(CONFIGS / f"sft/code_agent_qwen2.5_{size}.yaml").config
+    wanted = {"gradient_accumulation_steps": 4, "num_train_epochs": 2, "cutoff_len": 32768, "bf16": True}
+    wanted |= {"per_device_train_batch_size": 1, "template": "qwen", "finetuning_type": "full"}
+    assert config["learning_rate"] == rate
+    assert {key: config[key] for key in wanted} == wanted
+
+
+def test_the_tiny_recipe_is_the_measured_one():
+    config = resolve(CONFIGS / "tiny/sft/math.yaml").config
+    wanted = {"learning_rate": 3e-3, "warmup_steps": 50, "max_steps": 1400, "lr_scheduler_type": "linear"}
+    wanted |= {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 1, "bf16": False, "seed": 0}
+    assert {key: config[key] for key in wanted} == wanted

@@ -1,0 +1,85 @@
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from afm.agents import load_agent
+from afm.errors import ConfigError
+from llamafactory_patch import output
+from llamafactory_patch.config import SftJob
+
+
+@pytest.fixture
+def job(tmp_path):
+    def make(**config):
+        return SftJob({"output_dir": str(tmp_path), "seed": 1, **config}, tmp_path, load_agent("math"), None)
+
+    return make
+
+
+def checkpoint(folder, step, state=None):
+    path = folder / f"checkpoint-{step}"
+    path.mkdir()
+    text = json.dumps({"global_step": step}) if state is None else state
+    (path / "trainer_state.json").write_text(text, encoding="utf-8")
+
+
+def prepared(job):
+    note = output.prepare(job, first_node=True, progress_bar=False)
+    return yaml.safe_load(output.config_path(job).read_text("utf-8")), note
+
+
+def test_a_first_start_is_told_to_resume_nothing(job):
+    config, note = prepared(job())
+    assert config == {"disable_tqdm": True, "output_dir": str(job().output_dir), "seed": 1}
+    assert note == ""
+
+
+def test_training_continues_from_the_last_complete_checkpoint(job, tmp_path):
+    prepared(job())
+    checkpoint(tmp_path, 90)
+    checkpoint(tmp_path, 100)
+    checkpoint(tmp_path, 110, state='{"global_st')
+    steps = [{"current_steps": step, "loss": 1.0} for step in (50, 100, 105)]
+    history = "".join(json.dumps(step) + "\n" for step in steps) + '{"current'
+    (tmp_path / "trainer_log.jsonl").write_text(history, encoding="utf-8")
+    config, note = prepared(job())
+    assert config["resume_from_checkpoint"] == str(tmp_path / "checkpoint-100")
+    assert "continuing from" in note
+    assert "checkpoint-110 was not saved completely; renamed to incomplete-checkpoint-110" in note
+    assert not (tmp_path / "checkpoint-110").exists()
+    kept = (tmp_path / "trainer_log.jsonl").read_text("utf-8").splitlines()
+    assert [json.loads(line)["current_steps"] for line in kept] == [50, 100]
+
+
+def test_a_start_interrupted_before_its_first_checkpoint_begins_anew(job):
+    prepared(job())
+    config, _ = prepared(job())
+    assert config["overwrite_output_dir"] is True
+
+
+def test_starting_anew_ignores_checkpoints(job, tmp_path):
+    checkpoint(tmp_path, 100)
+    config, note = prepared(job(overwrite_output_dir=True))
+    assert "resume_from_checkpoint" not in config
+    assert note == ""
+
+
+def test_a_finished_training_is_known_and_guarded(job, tmp_path):
+    (tmp_path / "config.json").write_text('{"use_cache": false, "hidden_size": 8}', encoding="utf-8")
+    assert not output.is_finished(job())
+    output.finish(job(), seconds=1.0)
+    assert output.is_finished(job(logging_steps=7))
+    with pytest.raises(ConfigError, match=r"other settings \(seed: 1 -> 2\).*overwrite_output_dir=true"):
+        output.is_finished(job(seed=2))
+    assert not output.is_finished(job(seed=2, overwrite_output_dir=True))
+    assert load_agent(tmp_path / "agent.yaml") == load_agent("math")
+    assert json.loads((tmp_path / "config.json").read_text("utf-8")) == {"use_cache": True, "hidden_size": 8}
+
+
+def test_starting_anew_removes_the_mark_of_the_finished_one(job, tmp_path):
+    output.finish(job(), seconds=1.0)
+    prepared(job(overwrite_output_dir=True))
+    assert not (tmp_path / "sft_manifest.json").exists()
+    assert Path(output.config_path(job())).is_file()

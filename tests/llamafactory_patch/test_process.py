@@ -1,0 +1,110 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from afm.errors import EngineError
+from llamafactory_patch.process import folder_lock, run_logged
+
+
+def logged(code, tmp_path, *, echo=True):
+    log = tmp_path / "run.log"
+    command = [sys.executable, "-c", code]
+    return run_logged(command, env=os.environ, log_path=log, keep_open=(), echo=echo), log.read_text("utf-8")
+
+
+def test_output_is_logged_and_shown(tmp_path, capsys):
+    code = "import sys; print('Größe'); print('to stderr', file=sys.stderr); sys.stdout.write('no end')"
+    status, log = logged(code, tmp_path)
+    assert status == 0
+    assert sorted(log.splitlines()) == ["Größe", "no end", "to stderr"]
+    assert sorted(capsys.readouterr().out.splitlines()) == ["Größe", "no end", "to stderr"]
+
+
+def test_of_a_progress_bar_the_log_keeps_the_end(tmp_path, capsys):
+    status, log = logged(r"print('\r 1/3\r 2/3\r 3/3\r\n next')", tmp_path, echo=False)
+    assert (status, log) == (0, " 3/3\n next\n")
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("code", "status"), [("raise SystemExit(3)", 3), ("import os; os.kill(os.getpid(), 9)", 137)]
+)
+def test_the_exit_status_is_the_childs(tmp_path, code, status):
+    assert logged(code, tmp_path)[0] == status
+
+
+CHILD = """
+import pathlib, signal, sys, time
+from llamafactory_patch.process import PARENT_VARIABLE, die_with_parent
+import os
+die_with_parent(int(os.environ[PARENT_VARIABLE]), signal.SIGTERM)
+pathlib.Path("pid").write_text(str(os.getpid()))
+try:
+    time.sleep(60)
+except KeyboardInterrupt:
+    pathlib.Path("interrupted").touch()
+    raise SystemExit(5)
+"""
+
+PARENT = """
+import os, pathlib, sys
+from llamafactory_patch.process import run_logged
+command = [sys.executable, "-c", pathlib.Path("child.py").read_text()]
+sys.exit(run_logged(command, env=os.environ, log_path=pathlib.Path("log"), keep_open=(), echo=False))
+"""
+
+
+@pytest.fixture
+def family(tmp_path):
+    """A parent that runs a child, once the child is up."""
+    (tmp_path / "child.py").write_text(CHILD, encoding="utf-8")
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    parent = subprocess.Popen([sys.executable, "-c", PARENT], cwd=tmp_path, env=env)
+    pid_file = tmp_path / "pid"
+    wait_until(lambda: pid_file.exists() and pid_file.read_text())
+    yield parent, int(pid_file.read_text()), tmp_path
+    parent.kill()
+    parent.wait()
+
+
+def wait_until(condition, seconds=30):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def alive(pid):
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text("utf-8")
+    except FileNotFoundError:
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"
+
+
+def test_ctrl_c_reaches_the_child_once_and_its_status_comes_back(family):
+    parent, child, folder = family
+    parent.send_signal(signal.SIGINT)
+    assert parent.wait(timeout=30) == 5
+    assert (folder / "interrupted").exists()
+    assert not alive(child)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs the kernel's parent-death signal")
+def test_a_child_dies_with_a_parent_that_is_killed(family):
+    parent, child, _ = family
+    assert alive(child)
+    parent.kill()
+    wait_until(lambda: not alive(child))
+
+
+def test_a_folder_is_held_by_one_training(tmp_path):
+    with folder_lock(tmp_path, "lock"), pytest.raises(EngineError, match="another process trains into"):
+        folder_lock(tmp_path, "lock", wait_s=0.3).__enter__()
+    with folder_lock(tmp_path, "lock", wait_s=0.3):
+        pass

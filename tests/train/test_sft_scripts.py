@@ -1,0 +1,60 @@
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+pytest.importorskip("llamafactory")
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = sorted((ROOT / "train").glob("*/sft/*.sh"))
+SET = {"RANK": "1", "NNODES": "2", "MASTER_ADDR": "node0", "MODEL": "my model", "DATA_DIR": "my data"}
+UNSET = {"RANK", "NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "MODEL", "DATA_DIR", "OUTPUT_DIR"}
+
+
+def dry_run(script, *arguments, **variables):
+    env = {key: value for key, value in os.environ.items() if key not in UNSET} | variables
+    env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env["PATH"]])
+    command = [script, "--dry-run", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=env, cwd="/", check=False)
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_every_script_prints_the_command_it_would_run(script, tmp_path):
+    target = tmp_path / "to here"
+    result = dry_run(script, f"output_dir={target}", "learning_rate=1e-6", **SET)
+    assert result.returncode == 0, result.stderr
+    config = yaml.safe_load(result.stdout.rpartition("\n\n")[0])
+    assert config["model_name_or_path"] == "my model"
+    assert config["dataset_dir"] == "my data"
+    assert config["learning_rate"] == 1e-6
+    assert shlex.split(result.stdout)[-2:] == ["train", f"{target}/sft_config.yaml"]
+    assert not target.exists()
+
+
+@pytest.mark.parametrize(
+    "script", [path for path in SCRIPTS if "qwen" in path.name], ids=lambda path: path.name
+)
+def test_gpu_scripts_hand_the_nodes_on_to_torchrun(script):
+    words = shlex.split(dry_run(script, **SET).stdout.splitlines()[-1])
+    wanted = {"FORCE_TORCHRUN=1", "NNODES=2", "NODE_RANK=1", "MASTER_ADDR=node0", "MASTER_PORT=29500"}
+    assert wanted <= set(words)
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_scripts_are_thin_and_say_how_they_are_used(script):
+    lines = script.read_text(encoding="utf-8").splitlines()
+    assert len(lines) < 40
+    assert any(line.startswith("# Usage") for line in lines)
+    assert "set -euo pipefail" in lines
+    assert lines[-1].endswith('"$@"')
+    assert os.access(script, os.X_OK)
+
+
+def test_a_script_says_which_variable_is_missing():
+    result = dry_run(ROOT / "train/code_agent/sft/sft_qwen2.5_32b.sh", MASTER_ADDR="node0")
+    assert result.returncode != 0
+    assert "RANK: set it to the number of this node" in result.stderr
