@@ -12,7 +12,7 @@ from tenacity.wait import wait_random_exponential
 
 from afm.agents import AgentSpec, Limits
 from afm.datasets import Task
-from afm.errors import ConfigError, EngineError, ToolError
+from afm.errors import EngineError, ToolError
 from afm.models.base import SamplingParams, TokenModel
 from afm.rewards import Reward, Sample
 from afm.rollout import Episode, episode_record, run_episode
@@ -91,8 +91,7 @@ class Player:
         try:
             attempts = self._retrying(retry_if_exception_type((EngineError, _ToolsDownError)))
             episode: Episode = await attempts(self._episode, job)
-        except (EngineError, _ToolsDownError, ConfigError) as error:
-            # A ConfigError is about this question alone: its prompt is longer than the model's context.
+        except (EngineError, _ToolsDownError) as error:
             return self._failed(job, error)
         return episode_record(
             episode,

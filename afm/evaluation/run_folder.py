@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from afm.agents import AgentSpec
+from afm.agents import AgentSpec, model_folder
 from afm.errors import ConfigError, DataError
 from afm.evaluation.curves import read_curves
 from afm.evaluation.facts import facts_of
@@ -196,7 +196,9 @@ def _pairs(evaluations: list[Evaluation], both: tuple[Evaluation, Evaluation] | 
 
 
 def _commands(run_dir: Path, spec: AgentSpec | None, evaluations: list[Evaluation]) -> Iterator[Command]:
-    models = [run_dir / name for name in ("rl", "sft") if (run_dir / name / "config.json").exists()]
+    models = [
+        folder for name in ("rl", "sft") if (model_folder(folder := run_dir / name) / "config.json").exists()
+    ]
     question = next((record.question for one in evaluations for record in one.records()), None)
     if spec is not None and models and question is not None:
         model = shlex.quote(str(models[0]))

@@ -1,0 +1,45 @@
+"""Records made by hand, and the scripted solver."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from afm.trajectory.record import Cost, Record, TextSegment, Verdict
+
+HERE = Path(__file__).parent
+
+
+def make_record(task, score, *, number=0, text="", calls=0, source="mini_math", **fields):
+    """An episode of ``task``; ``score=None`` means that the reward abstained."""
+    verdict = Verdict(score=score, parts={} if score is None else {"correct": score, "format": 1.0})
+    return Record(
+        **{
+            "id": f"{task}#{number}",
+            "agent": "math",
+            "agent_digest": "0" * 16,
+            "question": f"question of {task}",
+            "segments": (TextSegment(author="agent", text=text),) if text else (),
+            "ground_truth": "1",
+            "data_source": source,
+            "verdict": verdict,
+            "cost": Cost(tool_calls=calls, agent_tokens=10, observation_tokens=4 * calls, wall_seconds=0.5),
+            "provenance": {"task": task, "round": number},
+            **fields,
+        }
+    )
+
+
+@pytest.fixture(scope="session")
+def record():
+    return make_record
+
+
+@pytest.fixture(scope="session")
+def solver():
+    """The module ``scripted_solver.py`` beside this file."""
+    path = HERE / "scripted_solver.py"
+    spec = importlib.util.spec_from_file_location("scripted_solver", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,77 @@
+"""Curves from the logs of the engines."""
+
+import json
+import math
+
+from afm.evaluation.charts import Curve, Series, draw
+from afm.evaluation.curves import read_curves
+
+
+def write(path, rows, tail=""):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows) + tail)
+
+
+def test_the_loss_comes_from_the_trainers_log(tmp_path) -> None:
+    rows = [{"current_steps": 10 * i, "loss": 3.0 / i, "lr": 1e-3} for i in range(1, 4)]
+    write(
+        tmp_path / "sft/trainer_log.jsonl", [*rows, {"current_steps": 40, "total_steps": 40}], tail='{"curr'
+    )
+    (curve,), notes = read_curves(tmp_path)
+    assert curve.title == "Loss of fine-tuning"
+    assert curve.series == (Series("loss", (10.0, 20.0, 30.0), (3.0, 1.5, 1.0)),)
+    assert notes == []
+
+
+def test_steps_logged_again_after_a_resume_count_once(tmp_path) -> None:
+    rows = [(1, 3.0), (2, 2.0), (3, 9.0), (3, 1.0)]
+    write(tmp_path / "sft/trainer_log.jsonl", [{"current_steps": step, "loss": loss} for step, loss in rows])
+    (curve,), _ = read_curves(tmp_path)
+    assert curve.series[0].y == (3.0, 2.0, 1.0)
+
+
+def test_our_rl_metrics_give_every_curve(tmp_path) -> None:
+    names = ("reward", "correct", "tool_share", "entropy", "response_tokens", "agent_tokens")
+    names += ("groups_generated", "groups_kept", "clip_fraction")
+    write(tmp_path / "rl/metrics.jsonl", [{"step": i} | dict.fromkeys(names, 0.5) for i in (1, 2)])
+    curves, notes = read_curves(tmp_path)
+    assert notes == []
+    assert sorted(line.label for curve in curves for line in curve.series) == sorted(
+        ["reward", "answer right", "share", "share", "entropy", "response", "agent", "generated", "kept"]
+    )
+    reward = next(curve for curve in curves if curve.title == "Reward")
+    assert reward.y_max is not None
+    assert reward.y_from_zero
+
+
+def test_missing_series_are_noted_and_the_engines_own_names_help_out(tmp_path) -> None:
+    row = {
+        "step": 1,
+        "data": {"critic/score/mean": 0.5, "actor/entropy": math.nan, "response_length/mean": 90},
+    }
+    write(tmp_path / "rl/metrics.jsonl", [row, {"step": 2, "engine": {"critic/score/mean": 0.75}}])
+    curves, notes = read_curves(tmp_path)
+    assert [curve.title for curve in curves] == ["Reward", "Response length"]
+    assert curves[0].series == (Series("reward", (1.0, 2.0), (0.5, 0.75)),)
+    assert "rl/metrics.jsonl holds no series 'entropy'." in notes
+    assert "rl/metrics.jsonl holds no series 'groups_generated'." in notes
+
+
+def test_negative_rewards_are_not_cut_off(tmp_path) -> None:
+    write(tmp_path / "rl/metrics.jsonl", [{"step": 1, "reward": -0.5}])
+    assert not read_curves(tmp_path)[0][0].y_from_zero
+
+
+def test_no_logs_give_no_curves(tmp_path) -> None:
+    assert read_curves(tmp_path) == ([], [])
+
+
+def test_a_picture_is_a_png_for_each_theme_and_says_what_it_shows() -> None:
+    xs = tuple(float(x) for x in range(100))
+    curve = Curve("Loss", "step", (Series("loss", xs, tuple(2.0 - x / 100 for x in xs)),))
+    picture = draw(curve)
+    assert picture.light.startswith("data:image/png;base64,iVBORw0KGgo")
+    assert picture.dark.startswith("data:image/png;base64,iVBORw0KGgo")
+    assert picture.light != picture.dark
+    assert picture.alt == "Loss: loss from 2 at 0 to 1.01 at 99"
+    assert draw(curve) == picture

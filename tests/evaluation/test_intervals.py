@@ -1,0 +1,66 @@
+"""Intervals and pass@k against values worked out by hand."""
+
+import math
+
+import pytest
+
+from afm.evaluation.intervals import bootstrap_mean, pass_at_k, wilson
+
+
+def test_wilson_of_8_of_10() -> None:
+    # z = 1.96: centre (0.8 + 0.19207) / 1.38415 = 0.71674, half-width 0.22658 (Agresti and Coull 1998, table)
+    interval = wilson(8, 10)
+    assert interval.value == 0.8
+    assert (round(interval.low, 4), round(interval.high, 4)) == (0.4902, 0.9433)
+
+
+def test_wilson_at_the_ends_is_neither_empty_nor_outside() -> None:
+    # For 0 of n the upper end is z^2 / (n + z^2): 3.8415 / 33.8415.
+    nothing, everything = wilson(0, 30), wilson(30, 30)
+    assert nothing.low == 0
+    assert math.isclose(nothing.high, 3.841459 / 33.841459, rel_tol=1e-6)
+    assert math.isclose(everything.low, 1 - nothing.high, rel_tol=1e-9)
+    assert math.isclose(everything.high, 1)
+
+
+def test_the_bootstrap_of_a_fair_coin_is_the_binomial() -> None:
+    # Means of 100 resampled coin tosses are Binomial(100, 1/2) / 100: its 2.5 % and 97.5 % points are 40 and 60.
+    interval = bootstrap_mean([0.0] * 50 + [1.0] * 50)
+    assert (interval.value, interval.low, interval.high) == (0.5, 0.4, 0.6)
+
+
+def test_the_bootstrap_does_not_depend_on_the_order_and_repeats_with_its_seed() -> None:
+    values = [0.1, 0.9, 0.4, 0.4, 0.25, 0.75, 0.3]
+    assert bootstrap_mean(values, seed=3) == bootstrap_mean(values[::-1], seed=3)
+    assert bootstrap_mean(values, seed=3) != bootstrap_mean(values, seed=4)
+
+
+def test_the_bootstrap_agrees_with_plain_resampling() -> None:
+    import numpy as np
+
+    values = np.random.default_rng(1).random(40)
+    draws = np.random.default_rng(2).choice(values, size=(10_000, 40)).mean(axis=1)
+    low, high = np.quantile(draws, [0.025, 0.975])
+    interval = bootstrap_mean(list(values))
+    assert abs(interval.low - low) < 0.005
+    assert abs(interval.high - high) < 0.005
+
+
+def test_equal_values_leave_no_width() -> None:
+    interval = bootstrap_mean([0.25] * 8)
+    assert (interval.value, interval.low, interval.high) == (0.25, 0.25, 0.25)
+
+
+@pytest.mark.parametrize(
+    ("passes", "rounds", "k", "expected"),
+    [
+        (1, 3, 1, 1 / 3),
+        (1, 3, 2, 2 / 3),  # 1 - C(2,2)/C(3,2) = 1 - 1/3
+        (2, 4, 2, 5 / 6),  # 1 - C(2,2)/C(4,2) = 1 - 1/6
+        (0, 5, 5, 0.0),
+        (1, 5, 5, 1.0),
+        (3, 4, 2, 1.0),  # two failures cannot be drawn
+    ],
+)
+def test_pass_at_k(passes: int, rounds: int, k: int, expected: float) -> None:
+    assert math.isclose(pass_at_k(passes, rounds, k), expected)

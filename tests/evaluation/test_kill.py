@@ -1,0 +1,66 @@
+"""A real process, killed in the middle of an evaluation."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).with_name("scripted_solver.py")
+TASKS = 24
+
+pytestmark = pytest.mark.sandbox
+
+
+def start(out_dir, pause_s):
+    command = [sys.executable, str(SCRIPT), str(out_dir), str(TASKS), str(pause_s), "4"]
+    # A session of its own, so that the kill takes the reward's workers and the sandboxes along.
+    return subprocess.Popen(command, start_new_session=True)
+
+
+def rows(out_dir):
+    """Whole lines by id, without the times."""
+    file = out_dir / "episodes.jsonl"
+    found = {}
+    for line in file.read_bytes().splitlines(keepends=True) if file.exists() else []:
+        if not line.endswith(b"\n"):
+            continue
+        row = json.loads(line)
+        assert row["id"] not in found
+        row["verdict"].pop("seconds")
+        for call in row["calls"]:
+            call.pop("seconds")
+        row["cost"] = {key: value for key, value in row["cost"].items() if not key.endswith("seconds")}
+        found[row["id"]] = row
+    return found
+
+
+def test_killed_at_any_moment_the_run_continues_and_ends_like_an_undisturbed_one(tmp_path) -> None:
+    assert start(tmp_path / "whole", 0.0).wait(timeout=120) == 0
+    cut = tmp_path / "cut"
+    rng = random.Random(5)
+    progress = []
+    for goal in sorted(rng.sample(range(1, TASKS - 4), 3)):
+        process = start(cut, 0.15)
+        while len(rows(cut)) < goal and process.poll() is None:
+            time.sleep(0.01)
+        os.killpg(process.pid, signal.SIGKILL)
+        assert process.wait(timeout=30) == -signal.SIGKILL
+        progress.append(rows(cut))
+        assert not (cut / "metrics.json").exists()
+    assert start(cut, 0.0).wait(timeout=120) == 0
+    final = rows(cut)
+    for earlier in progress:
+        assert earlier.items() <= final.items()
+    assert 0 < len(progress[0]) < TASKS
+    assert final == rows(tmp_path / "whole")
+    assert len(final) == TASKS
+    metrics = [json.loads((tmp_path / name / "metrics.json").read_text()) for name in ("whole", "cut")]
+    for one in metrics:
+        one.pop("seconds")
+    assert metrics[0] == metrics[1]

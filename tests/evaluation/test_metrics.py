@@ -1,0 +1,155 @@
+"""Figures of hand-made episodes."""
+
+import random
+
+import pytest
+
+from afm.errors import DataError
+from afm.evaluation import paired_difference, summarise
+from afm.evaluation.metrics import passed
+from afm.trajectory.record import Cost, StopReason, Verdict
+
+
+def test_one_round_gives_shares_and_wilsons_interval(record) -> None:
+    records = [record(f"t{i}", 1.0 if i < 8 else 0.0, calls=2 if i < 5 else 0) for i in range(10)]
+    metrics = summarise(records)
+    assert (metrics.questions, metrics.episodes, metrics.scored, metrics.rounds) == (10, 10, 10, 1)
+    assert metrics.pass_at_1.value == 0.8
+    assert (round(metrics.pass_at_1.low, 4), round(metrics.pass_at_1.high, 4)) == (0.4902, 0.9433)
+    assert metrics.tool_calls == 1.0
+    assert metrics.tool_use == 0.5
+    assert metrics.passed_with_tool == 1.0
+    assert metrics.passed_without_tool == 0.6
+    assert (metrics.agent_tokens, metrics.observation_tokens, metrics.seconds) == (10, 4, 0.5)
+    assert metrics.avg_at_k is None
+    assert metrics.pass_at_k == {}
+
+
+def test_episodes_without_a_score_are_counted_and_never_wrong(record) -> None:
+    records = [
+        record("a", 1.0),
+        record("b", None),
+        record("c", 0.0, verdict=None, stop=StopReason.ERROR, error="EngineError: gone", segments=()),
+    ]
+    metrics = summarise(records)
+    assert (metrics.episodes, metrics.scored, metrics.abstained, metrics.errors) == (3, 1, 1, 1)
+    assert metrics.pass_at_1.value == 1.0
+    assert metrics.questions == 3
+    assert metrics.stop_reasons == {"answer": 2}
+    assert [passed(one) for one in records] == [True, None, None]
+
+
+def test_nothing_scored_gives_no_figures(record) -> None:
+    metrics = summarise([record("a", None)])
+    assert metrics.pass_at_1 is None
+    assert metrics.format_valid is None
+    assert summarise([]).episodes == 0
+
+
+def test_several_rounds_give_avg_and_pass_at_k(record) -> None:
+    # One question with 1 of 3 passed, one with 2 of 3.
+    scores = {"a": [1, 0, 0], "b": [1, 1, 0]}
+    metrics = summarise(
+        record(task, float(score), number=i) for task, row in scores.items() for i, score in enumerate(row)
+    )
+    assert metrics.rounds == 3
+    assert metrics.pass_at_1.value == metrics.avg_at_k == 0.5
+    assert metrics.pass_at_k[1] == pytest.approx(0.5)
+    assert metrics.pass_at_k[2] == pytest.approx((2 / 3 + 1) / 2)
+    assert metrics.pass_at_k[3] == 1.0
+    # The bootstrap draws both questions, one of them twice, or the other: 1/3, 1/2 or 2/3.
+    assert (metrics.pass_at_1.low, metrics.pass_at_1.high) == (pytest.approx(1 / 3), pytest.approx(2 / 3))
+
+
+def test_questions_that_agree_in_all_rounds_do_not_make_the_score_certain(record) -> None:
+    metrics = summarise(record(f"t{i}", 0.0, number=r) for i in range(30) for r in range(4))
+    assert metrics.pass_at_1.low == 0
+    assert metrics.pass_at_1.high == pytest.approx(0.1135, abs=1e-4)  # Wilson of 0 of 30
+
+
+def test_unequal_rounds_count_each_question_once(record) -> None:
+    # a: 4 of 4, b: 0 of 1; the mean over questions is 1/2, not 4/5.
+    rows = [record("a", 1.0, number=r) for r in range(4)] + [record("b", 0.0)]
+    metrics = summarise(rows)
+    assert metrics.pass_at_1.value == 0.5
+    assert metrics.pass_at_k == {1: 0.5, 2: 1.0, 3: 1.0, 4: 1.0}  # b has too few rounds for k > 1
+
+
+def test_the_order_of_episodes_changes_nothing(record) -> None:
+    rng = random.Random(0)
+    rows = [
+        record(f"t{i}", float(rng.random() < 0.4), number=r, cost=Cost(wall_seconds=rng.random()))
+        for i in range(50)
+        for r in range(3)
+    ]
+    shuffled = rng.sample(rows, len(rows))
+    assert summarise(rows) == summarise(shuffled)
+
+
+def test_several_sources_are_shown_apart(record) -> None:
+    rows = [
+        record("a", 1.0, source="aime24"),
+        record("b", 0.0, source="amc23"),
+        record("c", 1.0, source="amc23"),
+    ]
+    assert {name: score.value for name, score in summarise(rows).by_source.items()} == {
+        "aime24": 1.0,
+        "amc23": 0.5,
+    }
+
+
+def test_format_and_right_answers_are_measured_apart(record) -> None:
+    rows = [
+        record("a", 0.0, verdict=Verdict(score=0.0, parts={"correct": 1.0, "format": 0.0})),
+        record("b", 0.0, verdict=Verdict(score=0.0, parts={"correct": 0.0, "format": 1.0})),
+        record("c", 1.0),
+        record("d", 1.0),
+    ]
+    metrics = summarise(rows)
+    assert (metrics.correct, metrics.format_valid, metrics.pass_at_1.value) == (0.75, 0.75, 0.5)
+
+
+def test_tool_failures_are_a_share_of_the_calls(record) -> None:
+    rows = [
+        record("a", 1.0, cost=Cost(tool_calls=3, tool_failures=1)),
+        record("b", 1.0, cost=Cost(tool_calls=1)),
+    ]
+    assert summarise(rows).tool_failure_rate == 0.25
+    assert summarise([record("c", 1.0)]).tool_failure_rate is None
+
+
+def test_paired_difference_counts_what_went_better_and_worse(record) -> None:
+    before = [record(f"t{i}", float(i < 4)) for i in range(10)]  # 0..3 passed
+    after = [record(f"t{i}", float(i >= 1 and i < 9)) for i in range(10)]  # 1..8 passed
+    result = paired_difference(before, after)
+    assert (result.questions, result.gained, result.lost) == (10, 5, 1)
+    assert result.difference.value == pytest.approx(0.4)
+    assert result.difference.low < 0.4 < result.difference.high
+    opposite = paired_difference(after, before)
+    assert opposite.difference.value == pytest.approx(-0.4)
+
+
+def test_paired_difference_of_a_constant_gain_is_certain(record) -> None:
+    before = [record(f"t{i}", 0.0) for i in range(5)]
+    after = [record(f"t{i}", 1.0) for i in range(5)]
+    difference = paired_difference(before, after).difference
+    assert (difference.value, difference.low, difference.high) == (1.0, 1.0, 1.0)
+
+
+def test_paired_difference_uses_only_common_scored_questions(record) -> None:
+    before = [record("a", 0.0), record("b", 1.0), record("c", None)]
+    after = [record("a", 1.0), record("c", 1.0), record("d", 1.0)]
+    assert paired_difference(before, after).questions == 1
+
+
+def test_paired_difference_pairs_all_rounds_of_a_question(record) -> None:
+    before = [record("a", 0.0), record("a", 1.0, number=1)]
+    after = [record("a", 1.0)]
+    assert paired_difference(before, after).difference.value == 0.5
+
+
+def test_runs_without_a_common_question_cannot_be_compared(record) -> None:
+    with pytest.raises(DataError, match="no scored question in common"):
+        paired_difference([record("a", 1.0)], [record("b", 1.0)])
+    with pytest.raises(DataError, match="'a' is another question"):
+        paired_difference([record("a", 1.0)], [record("a", 1.0, question="something else")])

@@ -1,0 +1,243 @@
+"""The page: complete, self-contained, and safe from what models write."""
+
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from afm.errors import DataError
+from afm.evaluation import paired_difference, summarise
+from afm.evaluation.report import stage_rows, write_report, write_run_report
+from afm.evaluation.report_input import Command, Fact, Pair, ReportInput, StageDifference, StageResult
+from afm.evaluation.words import difference_words, headline, number, percent, points, rounds_words
+from afm.trajectory.io import RecordWriter
+from afm.trajectory.record import TextSegment, Verdict
+from afm.trajectory.types import Author
+
+HOSTILE = (
+    "</div></pre><script>alert(1)</script><img src=x onerror=alert(2)><style>*{display:none}</style>"
+    '" onmouseover="alert(3)\' <iframe src="http://evil.example"></iframe> {{ 7*7 }} {% raw %} ‮ \x00 \ud800'
+)
+
+
+class Page(HTMLParser):
+    """Tags, attributes and text of a page."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.tags, self.attributes, self.text = [], [], []
+        self.source = path.read_text(encoding="utf-8")
+        self.feed(self.source)
+        self.all_text = " ".join("".join(self.text).split())
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+def hostile_run(record, spec):
+    episode = record(
+        "x",
+        0.0,
+        question=HOSTILE,
+        ground_truth=HOSTILE,
+        model=HOSTILE,
+        segments=(
+            TextSegment.model_construct(
+                author=Author.AGENT, text=f"<plan>{HOSTILE}</plan>{HOSTILE}<code>{HOSTILE}"
+            ),
+            TextSegment.model_construct(author=Author.ENVIRONMENT, text=HOSTILE),
+        ),
+        verdict=Verdict.model_construct(score=0.0, parts={}, evidence=HOSTILE, seconds=0.0),
+    )
+    return ReportInput(
+        title=HOSTILE,
+        spec=spec,
+        facts=(Fact(HOSTILE, HOSTILE),),
+        stages=(StageResult(HOSTILE, summarise([record("x", 0.0)]), note=HOSTILE),),
+        pairs=(Pair(HOSTILE, ((HOSTILE, episode),)),),
+        commands=(Command(HOSTILE, HOSTILE),),
+        notes=(HOSTILE,),
+    )
+
+
+def test_hostile_text_is_shown_and_never_run(tmp_path, record, solver) -> None:
+    page = Page(write_report(hostile_run(record, solver.spec()), tmp_path / "page.html"))
+    assert not {"script", "iframe", "object", "embed", "link", "base", "form"} & set(page.tags)
+    assert page.tags.count("style") == 1
+    assert "img" not in page.tags
+    assert not [item for item in page.attributes if item[1].startswith("on")]
+    assert page.all_text.count("<script>alert(1)</script>") >= 10
+    assert "{{ 7*7 }}" in page.all_text
+
+
+def test_the_page_loads_nothing(tmp_path, run_folder) -> None:
+    page = Page(write_run_report(run_folder, tmp_path / "page.html"))
+    for tag, name, value in page.attributes:
+        if name in {"src", "srcset", "href", "action", "data"}:
+            assert value.startswith("data:image/png;base64,"), (tag, name, value[:60])
+    assert (
+        "meta",
+        "content",
+        "default-src 'none'; img-src data:; style-src 'unsafe-inline'",
+    ) in page.attributes
+    assert "@import" not in page.source
+    assert not re.search(r"url\(", page.source)
+    assert "script" not in page.tags
+
+
+@pytest.fixture
+def run_folder(tmp_path, record, solver):
+    """A run folder as a quickstart leaves it, with hand-made episodes."""
+    run = tmp_path / "my run"
+    text = "<plan>p</plan>\n<think>t</think>\n<answer>\\boxed{1}</answer>"
+    before = [record(f"t{i}", float(i < 4), text=text, calls=int(i < 4)) for i in range(10)]
+    after = [record(f"t{i}", float(i < 9), text=text, calls=1) for i in range(10)]
+    real = [record("aime-1", 0.0, text="no tags at all", source="aime24")]
+    for name, rows in (("eval_sft", before), ("eval_rl", after), ("eval_real", real)):
+        with RecordWriter(run / name / "episodes.jsonl") as writer:
+            for row in rows:
+                writer.write(row)
+        (run / name / "metrics.json").write_text(summarise(rows).model_dump_json())
+    (run / "sft").mkdir()
+    (run / "sft/trainer_log.jsonl").write_text(
+        '{"current_steps": 1, "loss": 2.0}\n{"current_steps": 2, "loss": 1.0}\n'
+    )
+    (run / "rl").mkdir()
+    (run / "rl/metrics.jsonl").write_text('{"step": 1, "reward": 0.4}\n{"step": 2, "reward": 0.6}\n')
+    (run / "stages.jsonl").write_text('{"name": "world", "seconds": 1.5, "note": "x"}\n{"name": "sf')
+    return run
+
+
+def test_a_run_folder_becomes_a_whole_page(tmp_path, run_folder) -> None:
+    page = Page(write_run_report(run_folder, tmp_path / "page.html"))
+    text = page.all_text
+    assert "pass@1 rose from 40.0 % after SFT to 90.0 % after RL." in text
+    assert "On the same 10 questions, pass@1 after RL minus pass@1 after SFT is +50.0 points" in text
+    assert "5 questions went better, 0 went worse." in text
+    assert "Why fine-tuning was left with room" in text
+    assert "after SFT it called a tool in 40.0 % of the episodes" in text
+    assert "Loss of fine-tuning" in text
+    assert "rl/metrics.jsonl holds no series 'entropy'." in text
+    assert "Solved after RL, with the tool it did not use after SFT" in text
+    assert "Not passed, real data" in text
+    assert "2 s in all: world 2 s" in text
+    assert page.tags.count("article") == 4
+    assert page.tags.count("picture") == 2
+
+
+def test_any_part_of_a_run_may_be_missing(tmp_path, run_folder) -> None:
+    import shutil
+
+    for name in ("eval_real", "rl", "eval_rl"):
+        shutil.rmtree(run_folder / name)
+        page = Page(write_run_report(run_folder, tmp_path / "page.html"))
+        assert "after SFT" in page.all_text
+    assert "pass@1: 40.0 % after SFT." in page.all_text
+    shutil.rmtree(run_folder / "eval_sft")
+    page = Page(write_run_report(run_folder, tmp_path / "page.html"))
+    assert "Nothing has been scored yet." in page.all_text
+    assert "Loss of fine-tuning" in page.all_text
+    shutil.rmtree(run_folder / "sft")
+    with pytest.raises(DataError, match="holds nothing to report; expected"):
+        write_run_report(run_folder, tmp_path / "page.html")
+
+
+def test_an_unfinished_evaluation_is_shown_as_one(tmp_path, run_folder) -> None:
+    (run_folder / "eval_rl/metrics.json").unlink()
+    with (run_folder / "eval_rl/episodes.jsonl").open("a") as file:
+        file.write('{"schema_version": 1, "id": "t11#0", "agent')
+    text = Page(write_run_report(run_folder, tmp_path / "page.html")).all_text
+    assert "The evaluation after RL is not finished: the figures are of its first 10 episodes." in text
+
+
+async def test_a_single_evaluation_has_a_page_with_prompt_and_settings(tmp_path, solver) -> None:
+    await solver.run(tmp_path / "out", 50, 6, rounds=2)
+    page = Page(write_run_report(tmp_path / "out", tmp_path / "page.html"))
+    assert "The math agent, run out" in page.all_text
+    assert "2 rounds: avg@2" in page.all_text
+    assert "scripted-50" in page.all_text
+    assert "temperature 1, top-p 1, 2 rounds" in page.all_text
+    classes = {value for _, name, value in page.attributes if name == "class"}
+    assert {"block c0", "block c1", "block c4"} <= classes
+
+
+def test_stage_rows_give_the_headline_figures(run_folder) -> None:
+    rows = stage_rows(run_folder)
+    assert [(row.name, row.pass_at_1, row.tool_calls) for row in rows] == [
+        ("after SFT", 0.4, 0.4),
+        ("after RL", 0.9, 1.0),
+        ("real data", 0.0, 0.0),
+    ]
+    assert rows[1].pass_low < 0.9 < rows[1].pass_high
+
+
+def test_stages_that_were_not_run_alike_are_called_so(tmp_path, record) -> None:
+    stages = tuple(
+        StageResult(name, summarise([record("a", score)])) for name, score in (("x", 0.0), ("y", 1.0))
+    )
+    result = paired_difference([record("a", 0.0)], [record("a", 1.0)])
+    caveat = "The two stages were not run alike: sampling.temperature: 1.0 -> 0.0."
+    run = ReportInput("t", stages=stages, difference=StageDifference("x", "y", result, (caveat,)))
+    assert caveat in Page(write_report(run, tmp_path / "page.html")).all_text
+
+
+def test_a_difference_that_may_be_chance_is_not_called_one(record) -> None:
+    before = [record(f"t{i}", float(i < 5)) for i in range(10)]
+    after = [record(f"t{i}", float(i > 3)) for i in range(10)]
+    result = paired_difference(before, after)
+    difference = StageDifference("x", "y", result)
+    stages = (StageResult("x", summarise(before)), StageResult("y", summarise(after)))
+    assert (
+        headline(ReportInput("t", stages=stages, difference=difference))
+        == "No clear difference between x and y."
+    )
+    assert difference_words(difference).endswith("includes zero: this run does not show a difference.")
+
+
+@pytest.mark.parametrize(
+    ("shown", "expected"),
+    [
+        (percent(0.875), "87.5 %"),
+        (percent(None), "–"),
+        (points(-0.031), "−3.1"),
+        (points(0.5), "+50.0"),
+        (number(1234.5), "1,234"),
+        (number(12.34), "12.3"),
+        (number(0.456), "0.46"),
+        (number(None), "–"),
+    ],
+)
+def test_figures_in_words(shown, expected) -> None:
+    assert shown == expected
+
+
+def test_rounds_show_a_few_values_of_k(record) -> None:
+    metrics = summarise(record("a", float(i == 0), number=i) for i in range(6))
+    assert rounds_words(metrics) == "6 rounds: avg@6 16.7 %, pass@2 33.3 %, pass@4 66.7 %, pass@6 100.0 %"
+
+
+def test_a_page_is_replaced_only_when_complete(tmp_path, record, solver) -> None:
+    target = tmp_path / "page.html"
+    target.write_text("old")
+    broken = ReportInput("t", pairs=(Pair("no episodes", ()),))
+    with pytest.raises(IndexError):
+        write_report(broken, target)
+    assert target.read_text() == "old"
+    assert [file.name for file in tmp_path.iterdir()] == ["page.html"]
+
+
+def test_the_manifest_supplies_the_agent_so_that_a_renamed_one_still_shows(tmp_path, solver) -> None:
+    import asyncio
+
+    asyncio.run(solver.run(tmp_path / "out", 100, 2))
+    manifest = tmp_path / "out/manifest.json"
+    data = json.loads(manifest.read_text())
+    data["settings"]["agent"]["spec"] = {"name": "broken"}
+    manifest.write_text(json.dumps(data))
+    text = Page(write_run_report(tmp_path / "out", tmp_path / "page.html")).all_text
+    assert "roles are not coloured" in text

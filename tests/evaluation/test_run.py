@@ -1,0 +1,304 @@
+"""Evaluation with the scripted solver, the real code tool and the real reward."""
+
+import asyncio
+import json
+from collections import Counter
+
+import pytest
+
+from afm.errors import ConfigError, DataError, EngineError
+from afm.evaluation import FailurePolicy, Metrics, Sources, evaluate
+from afm.evaluation.play import episode_seed
+from afm.models.base import FinishReason, Generation
+from afm.models.scripted import ScriptedModel
+from afm.rewards import load_reward
+from afm.tools import ToolResult, load_tools
+from afm.trajectory.io import load_records
+
+pytestmark = pytest.mark.sandbox
+
+
+def strip(record):
+    """What two runs of the same episode share: everything but the time they took."""
+    row = record.model_dump(mode="json")
+    for call in row["calls"]:
+        call.pop("seconds")
+    row["verdict"].pop("seconds")
+    row["cost"] = {key: value for key, value in row["cost"].items() if not key.endswith("seconds")}
+    return row
+
+
+class FailingModel(ScriptedModel):
+    """Fails for the questions that ``fails`` picks, so many times each."""
+
+    def __init__(self, script, fails, times):
+        super().__init__(script)
+        self.fails, self.times = fails, times
+        self.failures = Counter()
+
+    async def generate(self, prompt_ids, params):
+        text = self.decode(prompt_ids)
+        question = text.partition("\nassistant: ")[0]
+        if self.fails(question) and self.failures[question] < self.times:
+            self.failures[question] += 1
+            raise EngineError("connection lost")
+        return await super().generate(prompt_ids, params)
+
+
+async def run_with(solver, model, out_dir, tasks, *, tools=None, reward=None, **options):
+    tools = tools or load_tools(solver.CODE_TOOL)
+    reward = reward or load_reward()
+    try:
+        return await evaluate(
+            solver.tasks(tasks) if isinstance(tasks, int) else tasks,
+            solver.spec(),
+            model,
+            tools,
+            reward,
+            out_dir,
+            sampling=solver.SAMPLING,
+            **options,
+        )
+    finally:
+        await asyncio.gather(reward.close(), *(tool.close() for tool in tools.values()))
+
+
+async def test_every_episode_is_a_judged_row_and_the_figures_follow(tmp_path, solver) -> None:
+    seen = []
+    metrics = await solver.run(tmp_path, 50, 12, on_progress=lambda *count: seen.append(count))
+    records = load_records(tmp_path / "episodes.jsonl")
+    with_tool = [task for task in solver.tasks(12) if solver.share_of(task.question) < 50]
+    assert 0 < len(with_tool) < 12
+    assert sorted(record.id for record in records) == sorted(f"{task.id}#0" for task in solver.tasks(12))
+    assert metrics.pass_at_1.value == len(with_tool) / 12
+    assert metrics.tool_use == metrics.tool_calls == len(with_tool) / 12
+    assert metrics.format_valid == 1.0
+    assert metrics == Metrics.model_validate_json((tmp_path / "metrics.json").read_text())
+    assert seen[0] == (0, 12)
+    assert seen[-1] == (12, 12)
+    solved = next(record for record in records if record.cost.tool_calls)
+    assert solved.verdict.parts == {"correct": 1.0, "format": 1.0}
+    assert solved.calls[0].observation == solved.ground_truth
+    assert solved.segments[1].text == f"\n<observation>\n{solved.ground_truth}\n</observation>\n"
+    assert solved.seed == episode_seed(0, solved.provenance["task"], 0)
+
+
+async def test_rounds_have_seeds_of_their_own_and_do_not_depend_on_parallelism(tmp_path, solver) -> None:
+    wide = await solver.run(tmp_path / "wide", 50, 4, rounds=3, parallel=12)
+    narrow = await solver.run(tmp_path / "narrow", 50, 4, rounds=3, parallel=1)
+    rows = [
+        {record.id: strip(record) for record in load_records(tmp_path / name / "episodes.jsonl")}
+        for name in ("wide", "narrow")
+    ]
+    assert rows[0] == rows[1]
+    assert len({row["seed"] for row in rows[0].values()}) == 12
+    assert wide.model_copy(update={"seconds": 0}) == narrow.model_copy(update={"seconds": 0})
+    assert wide.rounds == 3
+
+
+async def test_a_second_start_repeats_nothing(tmp_path, solver) -> None:
+    first = await solver.run(tmp_path, 50, 6)
+    before = (tmp_path / "episodes.jsonl").read_bytes()
+    model = ScriptedModel([], name="scripted-50")  # would fail at the first generation
+    assert await run_with(solver, model, tmp_path, 6) == first
+    assert (tmp_path / "episodes.jsonl").read_bytes() == before
+
+
+async def test_an_interrupted_run_continues_with_what_is_missing(tmp_path, solver) -> None:
+    await solver.run(tmp_path / "whole", 50, 8)
+    await solver.run(tmp_path / "cut", 50, 8)
+    file = tmp_path / "cut/episodes.jsonl"
+    lines = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(b"".join(lines[:3]) + lines[3][:50])
+    await solver.run(tmp_path / "cut", 50, 8)
+    whole, cut = (
+        {record.id: strip(record) for record in load_records(tmp_path / name / "episodes.jsonl")}
+        for name in ("whole", "cut")
+    )
+    assert cut == whole
+    assert file.read_bytes().splitlines(keepends=True)[:3] == lines[:3]
+
+
+async def test_another_run_in_the_same_folder_is_refused_by_name(tmp_path, solver) -> None:
+    await solver.run(tmp_path, 50, 3)
+    with pytest.raises(ConfigError, match=r"other settings \(seed: 0 -> 1\); choose another out_dir"):
+        await solver.run(tmp_path, 50, 3, seed=1)
+    with pytest.raises(ConfigError, match=r"model.name: 'scripted-50' -> 'scripted-60'"):
+        await solver.run(tmp_path, 60, 3)
+    with pytest.raises(ConfigError, match=r"data.sha256: .*, data.tasks: 3 -> 4"):
+        await solver.run(tmp_path, 50, 4)
+    assert (tmp_path / "metrics.json").exists()
+
+
+async def test_two_processes_cannot_write_into_one_folder(tmp_path, solver) -> None:
+    inner = []
+
+    def try_again(done, total):
+        if done == 1 and not inner:
+            inner.append(asyncio.ensure_future(solver.run(tmp_path, 50, 3)))
+
+    await solver.run(tmp_path, 50, 3, parallel=1, on_progress=try_again)
+    with pytest.raises(ConfigError, match="another process is evaluating"):
+        await inner[0]
+    assert len(load_records(tmp_path / "episodes.jsonl")) == 3
+
+
+async def test_a_failure_that_passes_is_retried(tmp_path, solver) -> None:
+    model = FailingModel(solver.solver(50), lambda _: True, times=1)
+    metrics = await run_with(solver, model, tmp_path, 4, failures=FailurePolicy(retries=1))
+    assert (metrics.scored, metrics.errors) == (4, 0)
+
+
+async def test_a_failure_that_stays_is_a_row_without_a_score(tmp_path, solver) -> None:
+    broken = solver.tasks(10)[3].question
+    model = FailingModel(solver.solver(100), lambda text: broken in text, times=100)
+    metrics = await run_with(solver, model, tmp_path, 10, failures=FailurePolicy(retries=1, max_share=0.1))
+    assert (metrics.episodes, metrics.scored, metrics.errors) == (10, 9, 1)
+    assert metrics.pass_at_1.value == 1.0
+    assert model.failures[next(iter(model.failures))] == 2
+    row = next(record for record in load_records(tmp_path / "episodes.jsonl") if record.error)
+    assert (row.question, row.stop, row.verdict) == (broken, "error", None)
+    assert row.error == "EngineError: connection lost"
+
+
+async def test_the_next_start_repeats_failed_rows_without_doubling_them(tmp_path, solver) -> None:
+    broken = solver.tasks(10)[3].question
+    bad = FailingModel(solver.solver(100), lambda text: broken in text, times=100)
+    await run_with(solver, bad, tmp_path, 10, failures=FailurePolicy(retries=0))
+    good = ScriptedModel(solver.solver(100))
+    metrics = await run_with(solver, good, tmp_path, 10, failures=FailurePolicy(retries=0))
+    assert (metrics.episodes, metrics.scored, metrics.errors) == (10, 10, 0)
+    assert len(good.params) == 2  # one question, two generations: before and behind its tool call
+    ids = [record.id for record in load_records(tmp_path / "episodes.jsonl")]
+    assert len(ids) == len(set(ids)) == 10
+
+
+async def test_too_many_failures_end_the_run_and_keep_what_is_done(tmp_path, solver) -> None:
+    questions = [task.question for task in solver.tasks(10)]
+    model = FailingModel(solver.solver(100), lambda text: any(q in text for q in questions[4:]), times=100)
+    with pytest.raises(EngineError) as caught:
+        await run_with(
+            solver, model, tmp_path, 10, parallel=1, failures=FailurePolicy(retries=0, max_share=0.2)
+        )
+    assert str(caught.value).startswith(
+        "3 of 7 episodes ended without a score (3 failures of engine or tools, 0 abstentions of the reward); "
+        "at most 20% of 10 may. The last one: EngineError: connection lost."
+    )
+    assert not (tmp_path / "metrics.json").exists()
+    metrics = await run_with(solver, ScriptedModel(solver.solver(100)), tmp_path, 10)
+    assert metrics.scored == 10
+
+
+async def test_a_run_of_failures_ends_a_long_run_early(tmp_path, solver) -> None:
+    model = FailingModel(solver.solver(100), lambda _: True, times=100)
+    with pytest.raises(EngineError, match="20 of 20 episodes"):
+        await run_with(
+            solver, model, tmp_path, 200, parallel=4, failures=FailurePolicy(retries=0, max_share=0.9)
+        )
+
+
+async def test_an_abstaining_reward_never_counts_as_wrong(tmp_path, solver) -> None:
+    # No gold answer: the reward cannot judge.
+    tasks = [task.model_copy(update={"ground_truth": []}) for task in solver.tasks(2)] + solver.tasks(4)[2:]
+    policy = FailurePolicy(retries=1, max_share=0.5)
+    metrics = await run_with(solver, ScriptedModel(solver.solver(100)), tmp_path, tasks, failures=policy)
+    assert (metrics.episodes, metrics.scored, metrics.abstained, metrics.errors) == (4, 2, 2, 0)
+    assert metrics.pass_at_1.value == 1.0
+    with pytest.raises(EngineError, match="0 failures of engine or tools, 2 abstentions of the reward"):
+        await run_with(
+            solver,
+            ScriptedModel(solver.solver(100)),
+            tmp_path,
+            tasks,
+            failures=FailurePolicy(0, 0.25),
+            parallel=1,
+        )
+
+
+class BrokenTool:
+    """A tool whose server is down."""
+
+    name = "code"
+
+    async def call(self, argument):
+        return ToolResult("The server does not answer.", ok=False)
+
+    async def close(self):
+        pass
+
+
+async def test_an_episode_whose_tool_calls_all_failed_says_nothing_about_the_agent(tmp_path, solver) -> None:
+    policy = FailurePolicy(retries=0, max_share=1.0)
+    metrics = await run_with(
+        solver, ScriptedModel(solver.solver(50)), tmp_path, 6, tools={"code": BrokenTool()}, failures=policy
+    )
+    called = sum(solver.share_of(task.question) < 50 for task in solver.tasks(6))
+    assert (metrics.errors, metrics.scored) == (called, 6 - called)
+    errors = [record.error for record in load_records(tmp_path / "episodes.jsonl") if record.error]
+    assert "every tool call failed" in errors[0]
+    assert "The server does not answer." in errors[0]
+
+
+async def test_a_question_that_does_not_fit_the_context_is_not_passed(tmp_path, solver) -> None:
+    lengths = sorted(len(task.question) for task in solver.tasks(8))
+    model = ScriptedModel(solver.solver(0), context_tokens=lengths[-1] + len("user: \nassistant: "))
+    metrics = await run_with(solver, model, tmp_path, 8)
+    assert metrics.scored == 8
+    assert metrics.stop_reasons == {"response_tokens": 8}
+    empty = [record for record in load_records(tmp_path / "episodes.jsonl") if not record.segments]
+    assert len(empty) == lengths.count(lengths[-1])
+
+
+class CountingModel(ScriptedModel):
+    """Knows how many generations run at once."""
+
+    running = most = 0
+
+    async def generate(self, prompt_ids, params):
+        CountingModel.running += 1
+        CountingModel.most = max(CountingModel.most, CountingModel.running)
+        await asyncio.sleep(0.01)
+        CountingModel.running -= 1
+        return Generation(tuple(self.encode("no")), (0.0, 0.0), FinishReason.END_OF_TEXT)
+
+
+async def test_no_more_episodes_are_in_flight_than_allowed(tmp_path, solver) -> None:
+    await run_with(solver, CountingModel(""), tmp_path, 40, parallel=7)
+    assert CountingModel.most == 7
+
+
+async def test_wrong_calls_are_refused_before_anything_is_written(tmp_path, solver) -> None:
+    tasks, model, reward = solver.tasks(2), ScriptedModel(solver.solver(0)), load_reward()
+    with pytest.raises(ConfigError, match=r"agent 'math' needs the tools \['code'\]; given: none"):
+        await evaluate(tasks, solver.spec(), model, {}, reward, tmp_path / "a", sampling=solver.SAMPLING)
+    with pytest.raises(DataError, match="stands twice"):
+        await run_with(solver, model, tmp_path / "a", [*tasks, tasks[0]])
+    assert not (tmp_path / "a").exists()
+
+
+async def test_tokens_are_kept_on_demand(tmp_path, solver) -> None:
+    await solver.run(tmp_path / "without", 100, 1)
+    await solver.run(tmp_path / "with", 100, 1, keep_tokens=True)
+    without, kept = (load_records(tmp_path / name / "episodes.jsonl")[0] for name in ("without", "with"))
+    assert without.response_ids is None
+    assert (
+        len(kept.response_ids)
+        == len(kept.response_mask)
+        == kept.cost.agent_tokens + kept.cost.observation_tokens
+    )
+
+
+async def test_the_manifest_says_what_the_score_depends_on(tmp_path, solver) -> None:
+    sources = Sources(model="http://user:secret@127.0.0.1:8000/v1?key=secret", tools=solver.CODE_TOOL)
+    await solver.run(tmp_path, 50, 3, sources=sources)
+    text = (tmp_path / "manifest.json").read_text()
+    assert "secret" not in text
+    manifest = json.loads(text)
+    settings = manifest["settings"]
+    assert settings["agent"]["digest"] == solver.spec().digest
+    assert settings["data"]["tasks"] == 3
+    assert settings["sampling"]["max_new_tokens"] == 2000
+    assert (settings["rounds"], settings["seed"]) == (1, 0)
+    assert settings["tools"] == solver.CODE_TOOL
+    assert manifest["sources"]["model"] == "http://127.0.0.1:8000/v1"
+    assert manifest["versions"]["afm"]
