@@ -8,16 +8,16 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
-from afm.errors import EngineError
+from afm.errors import ConfigError, EngineError
 from afm.models.base import FinishReason, Generation, SamplingParams
 from afm.models.cache import RowCache
+from afm.models.prefill import Continuation, Prefiller
+from afm.models.prefix import PrefixStore
 from afm.models.sampling import BatchSampler, Draw
 from afm.models.stop import StopMatcher
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-_PREFILL_TOKENS = 8192
 
 
 @dataclass(slots=True, eq=False)
@@ -32,6 +32,7 @@ class Request:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     watched: frozenset[int] = frozenset()
+    version: int = 0
 
     def generation(self, finish: FinishReason) -> Generation:
         """The result so far."""
@@ -45,17 +46,34 @@ class RunningBatch:
     else's last token: sampling happens in one place, and padding never reaches a result.
     """
 
-    def __init__(self, model: Any, *, eos_ids: frozenset[int], pad_id: int, stops: StopMatcher) -> None:
+    def __init__(
+        self,
+        model: Any,
+        *,
+        eos_ids: frozenset[int],
+        pad_id: int,
+        stops: StopMatcher,
+        prefix_tokens: int = 0,
+    ) -> None:
+        kinds = set(getattr(model.config, "layer_types", None) or ["full_attention"])
+        if kinds != {"full_attention"}:
+            raise ConfigError(
+                f"the model has layers of the kinds {sorted(kinds)}; this engine computes full_attention only. "
+                "Serve the model with vLLM and give the server's address"
+            )
         self._model = model
         self._device = next(model.parameters()).device
         self._direct_mask = getattr(model.config, "_attn_implementation", "") == "sdpa"
         self._eos_ids = eos_ids
-        self._pad_id = pad_id
+        self._prefiller = Prefiller(model, pad_id, self._device)
+        self._prefixes = PrefixStore(prefix_tokens)
+        self._version = 0
         self._stops = stops
         self._cache = RowCache()
         self._rows: list[Request] = []
         self._sampler: BatchSampler | None = None
         self._inputs_BT: Tensor | None = None
+        self.reused_tokens = 0
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -66,42 +84,27 @@ class RunningBatch:
         return tuple(self._rows)
 
     def admit(self, requests: Sequence[Request]) -> None:
-        """Prefill ``requests`` and let them join; equal prompts are computed once."""
-        places: dict[tuple[int, ...], list[int]] = {}
+        """Prefill ``requests`` and let them join.
+
+        Equal prompts are computed once, and what a finished row left of a prompt's beginning not again.
+        """
         self._forget_inputs()
         begin = self._cache.join([len(request.prompt_ids) - 1 for request in requests])
-        for index, request in enumerate(requests):
+        fresh: dict[tuple[int, ...], list[int]] = {}
+        continued: list[Continuation] = []
+        for row, request in enumerate(requests, begin):
             request.watched = self._eos_ids | self._stops.watch(request.params.stop)
+            request.version = self._version
             self._rows.append(request)
-            places.setdefault(request.prompt_ids[:-1], []).append(begin + index)
-        prompts = sorted((prompt for prompt in places if prompt), key=len)
-        for chunk in _chunks(prompts, _PREFILL_TOKENS):
-            self._prefill(chunk, [places[prompt] for prompt in chunk])
-
-    def _prefill(self, prompts: Sequence[tuple[int, ...]], targets: Sequence[Sequence[int]]) -> None:
-        import torch
-        from transformers import DynamicCache
-
-        width = len(prompts[-1])
-        # Padding stands on the right: causal attention keeps it out of sight, so no mask is needed.
-        padded = [[*prompt, *[self._pad_id] * (width - len(prompt))] for prompt in prompts]
-        cache = DynamicCache()
-        self._model(
-            input_ids=torch.tensor(padded, device=self._device),
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
-        by_length: dict[int, tuple[list[int], list[int]]] = {}
-        for source, (prompt, rows) in enumerate(zip(prompts, targets, strict=True)):
-            sources, destinations = by_length.setdefault(len(prompt), ([], []))
-            sources += [source] * len(rows)
-            destinations += rows
-        for layer, states in enumerate(cache.layers):
-            for length, (sources, destinations) in by_length.items():
-                keys = states.keys[sources, :, :length]
-                values = states.values[sources, :, :length]
-                self._cache.fill(layer, keys, values, destinations)
+            prompt = request.prompt_ids[:-1]
+            length, known = self._prefixes.take(prompt)
+            if length:
+                self.reused_tokens += length
+                continued.append(Continuation(row, known, prompt[length:]))
+            else:
+                fresh.setdefault(prompt, []).append(row)
+        self._prefiller.fresh(self._cache, fresh)
+        self._prefiller.continued(self._cache, continued)
 
     def step(self) -> list[tuple[Request, FinishReason]]:
         """Sample one token for every row; returns the rows that are finished, already removed."""
@@ -128,8 +131,17 @@ class RunningBatch:
                 reason = self._finish_reason(row, token)
                 if reason is not None:
                     finished.append((index, row, reason))
+        for index, row, reason in finished:
+            if reason is FinishReason.STOP:
+                self._keep(index, row)
         self._remove([index for index, _, _ in finished])
         return [(row, reason) for _, row, reason in finished]
+
+    def _keep(self, index: int, row: Request) -> None:
+        """Save a row that stopped at a string: its episode probably goes on, and soon."""
+        if self._direct_mask and row.version == self._version:
+            ids = (*row.prompt_ids, *row.token_ids[:-1])
+            self._prefixes.put(ids, self._cache.states(index))
 
     def _forward(self) -> Tensor:
         import torch
@@ -170,10 +182,16 @@ class RunningBatch:
         """Remove ``requests`` without a result; those that are not here are ignored."""
         self._remove([index for index, row in enumerate(self._rows) if row in requests])
 
+    def forget_prefixes(self) -> None:
+        """States computed so far are of other weights: rows in flight go on with them, new rows must not."""
+        self._version += 1
+        self._prefixes.clear()
+
     def clear(self) -> None:
         """Remove everything and free the memory."""
         self._rows.clear()
         self._cache.clear()
+        self._prefixes.clear()
         self._forget_inputs()
 
     def _remove(self, indices: Sequence[int]) -> None:
@@ -189,14 +207,3 @@ class RunningBatch:
     def _forget_inputs(self) -> None:
         self._sampler = None
         self._inputs_BT = None
-
-
-def _chunks(prompts: Sequence[tuple[int, ...]], limit: int) -> list[list[tuple[int, ...]]]:
-    """Cut prompts, sorted by length, into batches of at most ``limit`` padded tokens (one at least)."""
-    chunks: list[list[tuple[int, ...]]] = []
-    for prompt in prompts:
-        if chunks and (len(chunks[-1]) + 1) * len(prompt) <= limit:
-            chunks[-1].append(prompt)
-        else:
-            chunks.append([prompt])
-    return chunks

@@ -105,6 +105,14 @@ class RowCache:
         self._keys[layer][rows, :, begin : self._end] = keys
         self._values[layer][rows, :, begin : self._end] = values
 
+    def states(self, row: int) -> list[tuple[Tensor, Tensor]]:
+        """Copies of a row's keys and values, a pair a layer, each of shape [heads, tokens, head size]."""
+        span = slice(self.first[row], self._end)
+        return [
+            (keys[row, :, span].clone(), values[row, :, span].clone())
+            for keys, values in zip(self._keys, self._values, strict=True)
+        ]
+
     def remove(self, row: int) -> None:
         """Drop a row; the last row takes its index."""
         last = self.rows - 1

@@ -29,11 +29,12 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class EngineStats:
-    """Counters since the engine was made."""
+    """Counters since the engine was made; ``reused_tokens`` of prompts were not computed again."""
 
     requests: int = 0
     steps: int = 0
     sampled_tokens: int = 0
+    reused_tokens: int = 0
     aborted: int = 0
 
 
@@ -57,6 +58,8 @@ class BatchEngine:
         device: Moves the model there first; ``None`` leaves it.
         threads: CPU threads of the forward; ``None`` leaves torch's setting.
         seed: Makes requests without a seed of their own reproducible, in the order of their arrival.
+        prefix_tokens: So many tokens of rows that stopped at a string are remembered, so that the next turn
+            of their episodes computes only what is new; 0 switches it off.
     """
 
     def __init__(
@@ -71,6 +74,7 @@ class BatchEngine:
         device: str | None = None,
         threads: int | None = None,
         seed: int | None = None,
+        prefix_tokens: int = 16_384,
     ) -> None:
         if max_batch < 1:
             raise ConfigError(f"max_batch is {max_batch}, expected at least 1")
@@ -81,7 +85,11 @@ class BatchEngine:
         self._threads = threads
         self._random = random.Random(seed)
         self._batch = RunningBatch(
-            model, eos_ids=frozenset(eos_ids), pad_id=pad_id, stops=StopMatcher(decode, vocabulary_size)
+            model,
+            eos_ids=frozenset(eos_ids),
+            pad_id=pad_id,
+            stops=StopMatcher(decode, vocabulary_size),
+            prefix_tokens=prefix_tokens,
         )
         self._changed = threading.Condition()
         self._waiting: deque[Request] = deque()
@@ -239,6 +247,7 @@ class BatchEngine:
             self._batch.drop(gone)
         if admitted:
             self._batch.admit(admitted)
+            self.stats.reused_tokens = self._batch.reused_tokens
         if not len(self._batch):
             return
         self.stats.steps += 1
@@ -278,6 +287,7 @@ class BatchEngine:
         with torch.no_grad():
             for name, tensor in named.items():
                 self._weights[name].copy_(tensor)
+        self._batch.forget_prefixes()
         return len(named)
 
 

@@ -308,3 +308,77 @@ async def test_prompts_over_the_prefill_budget_and_growing_batches_stay_exact(ti
         assert list(result.token_ids) == greedy_by_transformers(model, prompt, 4)
     assert list((await short).token_ids) == greedy_by_transformers(model, [5, 6], 200)
     await engine.close()
+
+
+async def stopped_turns(engine, tokenizer, count):
+    """First turns that stopped at a string, with the prompts their second turns would have."""
+    stops = tuple(tokenizer.decode([token]) for token in range(40, 300, 12))
+    params = SamplingParams(200, stop=stops)
+    asked = prompts(count, seed=3)
+    turns = await asyncio.gather(*[engine.generate(prompt, params) for prompt in asked])
+    assert {turn.finish for turn in turns} == {FinishReason.STOP}
+    observation = [9, 8, 7, 6, 5]
+    return [
+        [*prompt, *turn.token_ids, *observation[: index % 6]]
+        for index, (prompt, turn) in enumerate(zip(asked, turns, strict=True))
+    ]
+
+
+async def test_a_second_turn_computes_only_what_is_new_and_gives_the_same(engine, tiny):
+    model, tokenizer = tiny
+    second = await stopped_turns(engine, tokenizer, 12)
+    mixed = [*second, *prompts(4, seed=4)]
+    results = await asyncio.gather(*[engine.generate(prompt, SamplingParams(20, seed=1)) for prompt in mixed])
+    assert engine.stats.reused_tokens == sum(
+        len(prompt) - 1 - index % 6 for index, prompt in enumerate(second)
+    )
+    for prompt, result in zip(mixed, results, strict=True):
+        expected = forward_logprobs(model, prompt, result.token_ids)
+        assert result.logprobs == pytest.approx(expected, abs=1e-4)
+    plain = engine_of(model, tokenizer, prefix_tokens=0)
+    again = await asyncio.gather(*[plain.generate(prompt, SamplingParams(20, seed=1)) for prompt in mixed])
+    assert [result.token_ids for result in again] == [result.token_ids for result in results]
+    assert plain.stats.reused_tokens == 0
+    await plain.close()
+
+
+async def test_nothing_is_reused_after_the_weights_changed(tiny):
+    model, tokenizer = tiny
+    model = copy.deepcopy(model)
+    engine = engine_of(model, tokenizer)
+    second = await stopped_turns(engine, tokenizer, 3)
+    weight = model.state_dict()["model.norm.weight"]
+    await engine.update_weights({"model.norm.weight": weight * 1.5})
+    results = await asyncio.gather(*[engine.generate(p, SamplingParams(20, temperature=0)) for p in second])
+    assert engine.stats.reused_tokens == 0
+    for prompt, result in zip(second, results, strict=True):
+        assert list(result.token_ids) == greedy_by_transformers(model, prompt, 20)
+    await engine.close()
+
+
+async def test_rows_in_flight_while_weights_change_leave_nothing_behind(tiny):
+    model, tokenizer = tiny
+    model = copy.deepcopy(model)
+    engine = engine_of(model, tokenizer)
+    free = (await engine.generate([5, 6, 7], SamplingParams(1000, seed=2))).token_ids
+    text = tokenizer.decode(free)
+    stop = next(
+        text[at : at + 4] for at in range(len(text) * 3 // 4, len(text)) if text.find(text[at : at + 4]) == at
+    )
+    task = asyncio.create_task(engine.generate([5, 6, 7], SamplingParams(1000, seed=2, stop=(stop,))))
+    await reached(lambda: engine.stats.steps >= 1020)
+    await engine.update_weights(dict(model.state_dict()))
+    turn = await task
+    assert turn.finish is FinishReason.STOP
+    assert len(turn.token_ids) > 30
+    await engine.generate([5, 6, 7, *turn.token_ids], SamplingParams(1))
+    assert engine.stats.reused_tokens == 0
+    await engine.close()
+
+
+async def test_layers_with_windows_are_refused(tiny):
+    model, tokenizer = tiny
+    model = copy.deepcopy(model)
+    model.config.layer_types = ["full_attention", "sliding_attention", "full_attention"]
+    with pytest.raises(ConfigError, match="sliding_attention"):
+        engine_of(model, tokenizer)
