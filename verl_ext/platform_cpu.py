@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
@@ -45,10 +46,8 @@ class CpuDevice(ModuleType):
 
     def mem_get_info(self, device: object = None) -> tuple[int, int]:
         """Free and total bytes of main memory."""
-        import psutil
-
-        memory = psutil.virtual_memory()
-        return memory.available, memory.total
+        page = os.sysconf("SC_PAGE_SIZE")
+        return page * os.sysconf("SC_AVPHYS_PAGES"), page * os.sysconf("SC_PHYS_PAGES")
 
     def set_device(self, device: object) -> None:
         """There is one device."""

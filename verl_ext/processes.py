@@ -135,6 +135,14 @@ def _reap(processes: Iterable[Process]) -> None:
             continue
 
 
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    boot: str
+    launcher: Process
+    processes: tuple[Process, ...]
+    scratch: Path
+
+
 class ProcessBook:
     """The processes of a run on disk, so that a later start can end what a crash left over.
 
@@ -154,16 +162,15 @@ class ProcessBook:
         """
         ended = 0
         before = self._read()
-        if before is not None and before["boot"] == _boot_id():
-            launcher = Process(**before["launcher"])
-            if launcher.alive and launcher != this_process():
+        if before is not None and before.boot == _boot_id():
+            if before.launcher.alive and before.launcher != this_process():
                 raise ConfigError(
-                    f"{self._path.parent}: process {launcher.pid} is training here; wait for it, end it, "
+                    f"{self._path.parent}: process {before.launcher.pid} is training here; wait for it, end it, "
                     "or choose another output_dir"
                 )
-            ended = end([Process(**row) for row in before["processes"]])
-        if before is not None and Path(before["scratch"]) != scratch:
-            _remove_tree(Path(before["scratch"]))
+            ended = end(before.processes)
+        if before is not None and before.scratch != scratch:
+            _remove_tree(before.scratch)
         self._scratch = scratch
         self._write(set())
         return ended
@@ -178,12 +185,17 @@ class ProcessBook:
         """The run has ended and left nothing behind."""
         self._path.unlink(missing_ok=True)
 
-    def _read(self) -> dict[str, object] | None:
+    def _read(self) -> _Entry | None:
         try:
             data = json.loads(self._path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return None
-        return data if isinstance(data, dict) else None
+            return _Entry(
+                boot=data["boot"],
+                launcher=Process(**data["launcher"]),
+                processes=tuple(Process(**row) for row in data["processes"]),
+                scratch=Path(data["scratch"]),
+            )
+        except (OSError, ValueError, KeyError, TypeError):
+            return None  # absent, or cut off by the crash: then there is nothing to go by
 
     def _write(self, processes: set[Process]) -> None:
         data = {

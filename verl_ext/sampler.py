@@ -177,7 +177,9 @@ class _Guarded(ReplayBuffer):
                 groups[key.split("_")[0]][key] = facts
         return groups
 
-    def _materialize_batch(self, partition_id: str, selected: list[str], snapshot: dict[str, dict]) -> Any:
+    def _materialize_batch(
+        self, partition_id: str, selected: list[str], snapshot: dict[str, dict[str, Any]]
+    ) -> Any:
         """Leave out the samples without a score: they would shift their group's mean."""
         chosen = set(selected)
         unscored = [key for key in snapshot if key in self._unscored and key.split("_")[0] in chosen]

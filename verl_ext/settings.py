@@ -154,7 +154,7 @@ def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in over.items():
         inherited = result.get(key)
         both = isinstance(inherited, dict) and isinstance(value, dict)
-        result[key] = _merged(inherited, value) if both else value
+        result[key] = _merged(inherited or {}, value) if both else value
     return result
 
 
