@@ -3,7 +3,7 @@
     .venv/bin/python benchmarks/bench_parse.py --out parse.json
 
 The rival in the same run is one regular expression over the same text that finds the closed roles and checks nothing.
-Linear means: ten times the text takes at most 20 times as long (quadratic would be 100; caches and the garbage
+Linear means: ten times the text takes at most 30 times as long (quadratic would be 100; caches and the garbage
 collector of Python cost something on millions of objects).
 """
 
@@ -21,7 +21,7 @@ from afm.agents import AgentSpec, load_agent
 from afm.trajectory import StreamParser, author_segments, observation_text, parse, render, scan, validate
 
 CHUNK = 16
-LIMIT = 20.0
+LIMIT = 30.0
 
 
 def trajectory(spec: AgentSpec, length: int, seed: int) -> str:
