@@ -1,0 +1,166 @@
+"""``afm eval`` and ``afm report`` as a person runs them: a tiny model, and the rows of real benchmarks."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from afm.evaluation import evaluate
+from afm.models.scripted import ScriptedModel
+from afm.rewards import load_reward
+from afm.tools import load_tools
+from afm.trajectory.io import load_records
+
+ROOT = Path(__file__).resolve().parents[2]
+SHARED = Path(os.environ.get("AFM_SHARED_DATA", ROOT.parent / "shared"))
+
+pytestmark = pytest.mark.sandbox
+
+
+def afm(*words, cwd=None, status=0):
+    command = [sys.executable, "-m", "afm.cli.main", *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=cwd or ROOT, timeout=300)
+    assert done.returncode == status, done.stderr
+    return done
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory, solver):
+    """A random model: it writes nonsense, but the same nonsense for the same seeds."""
+    from afm.models.tiny import create_tiny_model, train_tokenizer
+
+    folder = tmp_path_factory.mktemp("tiny model")
+    train_tokenizer([task.question for task in solver.tasks(50)], folder, vocab_size=300)
+    create_tiny_model(folder, folder, seed=0, hidden_size=32, layers=1, heads=2, mlp=64)
+    return folder
+
+
+@pytest.fixture
+def world(tmp_path, solver):
+    from afm.datasets import write_tasks
+
+    file = tmp_path / "held out.jsonl"
+    write_tasks(solver.tasks(6), file)
+    return file
+
+
+async def test_a_tiny_model_answers_alike_whatever_runs_beside_it(tmp_path, tiny_model, world) -> None:
+    from afm.evaluation.config import load_config
+    from afm.evaluation.job import run_job
+
+    words = [
+        f"model={tiny_model}",
+        "model.threads=1",
+        f"data={world}",
+        "limits.max_response_tokens=24",
+        "rounds=2",
+    ]
+    rows = {}
+    for parallel in (1, 12):
+        out = tmp_path / f"out {parallel}"
+        more = [
+            f"parallel={parallel}",
+            f"out_dir={out}",
+            f"tools={ROOT / 'configs/tools/code_executor.yaml'}",
+        ]
+        config = load_config(ROOT / "configs/tiny/eval/math_world.yaml", words + more)
+        metrics = await run_job(config)
+        assert (metrics.scored, metrics.rounds, metrics.avg_at_k) == (12, 2, 0.0)
+        rows[parallel] = {record.id: record.text for record in load_records(out / "episodes.jsonl")}
+        assert load_config(out / "config.yaml") == config
+    assert rows[1] == rows[12]
+    assert len(set(rows[1].values())) == 12
+    manifest = json.loads((tmp_path / "out 12/manifest.json").read_text())
+    assert len(manifest["settings"]["model"]["digest"]) == 32
+    assert manifest["settings"]["tools"]["tools"][0]["class_name"] == "afm.tools.code.CodeTool"
+
+
+def test_the_commands_evaluate_and_report(tmp_path, tiny_model, world) -> None:
+    out = tmp_path / "out"
+    words = (
+        f"model={tiny_model}",
+        f"data={world}",
+        "limits.max_response_tokens=24",
+        "limit=3",
+        f"out_dir={out}",
+    )
+    done = afm("eval", "configs/tiny/eval/math_world.yaml", *words)
+    assert "math world: pass@1 0.0 % (95 % interval 0.0 % to 56.1 %)" in done.stdout
+    assert "3 of 3 episodes scored" in done.stdout
+    assert "math world: 3 of 3 episodes" in done.stderr
+    page = Path(afm("report", out).stdout.strip())
+    assert page == out / "report.html"
+    assert "The math agent, run out" in page.read_text()
+
+
+def test_a_dry_run_checks_and_prints_everything_and_runs_nothing(tmp_path, tiny_model, world) -> None:
+    config = ROOT / "configs/tiny/eval/math_world.yaml"
+    words = ("eval", config, f"data={world}", f"out_dir={tmp_path / 'out'}", "--dry-run")
+    done = afm(*words, f"model={tiny_model}", "rounds=3")
+    assert "rounds: 3" in done.stdout
+    assert "# 6 tasks x 3 rounds" in done.stdout
+    assert not (tmp_path / "out").exists()
+    assert "is no folder; expected a model's folder" in afm(*words, "model=nowhere", status=1).stderr
+    assert "did you mean 'rounds'?" in afm(*words, f"model={tiny_model}", "round=3", status=1).stderr
+    assert "no such file" in afm("eval", "nowhere.yaml", status=2).stderr
+    assert "no such folder" in afm("report", tmp_path / "nowhere", status=2).stderr
+
+
+def test_the_script_passes_everything_on(tmp_path, tiny_model, world) -> None:
+    script = ROOT / "evaluation/code_agent/eval.sh"
+    settings = {"BENCHMARK": "amc23", "CONFIGS": "configs/tiny/eval", "MODEL": str(tiny_model)}
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        [script, "--dry-run", f"data={world}", f"out_dir={tmp_path / 'a b'}"],
+        env={**os.environ, **settings, "PATH": path},
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "name: amc23" in done.stdout
+    assert f"# 5 tasks x 2 rounds into {tmp_path / 'a b'}; nothing was run" in done.stdout
+    bare = {key: value for key, value in os.environ.items() if key != "MODEL"}
+    failed = subprocess.run([script], env=bare, capture_output=True, text=True)
+    assert failed.returncode != 0
+    assert "MODEL: set it to the folder or address" in failed.stderr
+
+
+@pytest.mark.parametrize("name", ["aime24", "aime25", "amc23", "math500"])
+async def test_on_real_rows_an_oracle_scores_everything_and_silence_nothing(tmp_path, solver, name) -> None:
+    from afm.evaluation.config import load_config
+    from afm.evaluation.job import load_tasks
+
+    data = SHARED / f"data/code_math/{name}.parquet"
+    if not data.exists():
+        pytest.skip(f"{data} is absent; set AFM_SHARED_DATA to the folder that holds data/code_math")
+    config = load_config(ROOT / f"configs/eval/{name}.yaml", ["model=none", f"data={data}"])
+    tasks = load_tasks(config)
+    assert len(tasks) == {"aime24": 30, "aime25": 30, "amc23": 40, "math500": 500}[name]
+    spec = config.spec()
+    answer = {spec.user_message(task.question): task.ground_truth for task in tasks}
+
+    def oracle(text):
+        gold = answer[text.removeprefix("user: ").removesuffix("\nassistant: ")]
+        return f"<plan>Recall it.</plan>\n<think>Known.</think>\n<answer>\\boxed{{{gold}}}</answer>"
+
+    tools, reward = load_tools(ROOT / config.tools), load_reward(ROOT / config.rewards)
+    try:
+        for script, score in ((oracle, 1.0), (lambda text: "", 0.0)):
+            metrics = await evaluate(
+                tasks,
+                spec,
+                ScriptedModel(script),
+                tools,
+                reward,
+                tmp_path / str(score),
+                sampling=solver.SAMPLING,
+            )
+            assert (metrics.pass_at_1.value, metrics.scored) == (score, len(tasks))
+            assert metrics.format_valid == score
+    finally:
+        await reward.close()
+        await tools["code"].close()
