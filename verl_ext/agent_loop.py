@@ -24,6 +24,7 @@ from afm.datasets import Task
 from afm.datasets.schema import task_of_row
 from afm.errors import AfmError, DataError, EngineError
 from afm.models.base import SamplingParams
+from afm.models.tokenizer import ChatTokenizer, generation_end_ids
 from afm.rewards import Reward, Sample, load_reward
 from afm.rollout import Episode, run_episode
 from afm.tools import Tool, load_tools
@@ -70,6 +71,11 @@ def surroundings(settings_path: str) -> Surroundings:
     )
 
 
+@cache
+def _end_ids(model_path: str) -> frozenset[int]:
+    return generation_end_ids(model_path)
+
+
 class AfmAgentLoop(AgentLoopBase):
     """Runs one episode; verl makes an instance for each."""
 
@@ -98,7 +104,7 @@ class AfmAgentLoop(AgentLoopBase):
         rollout = self.rollout_config
         model = ServerModel(
             self.server_manager,
-            self.tokenizer,
+            ChatTokenizer(self.tokenizer, _end_ids(self.config.actor_rollout_ref.model.path)),
             engine=rollout.name,
             request_id=uuid4().hex,
             context_tokens=rollout.prompt_length + rollout.response_length,

@@ -1,6 +1,6 @@
 """Start a reinforcement-learning run, follow it, resume it, export its model.
 
-``python -m verl_ext.launcher [--dry-run] [--die-with-parent] CONFIG [key=value ...]``, or :func:`run_rl`.
+``python -m verl_ext.launcher [--dry-run] CONFIG [key=value ...]``, or :func:`run_rl`.
 The exit status is the trainer's.
 """
 
@@ -16,6 +16,7 @@ import yaml
 
 from afm.agents import save_agent
 from afm.errors import AfmError, UsageError
+from afm.processes import die_with_parent
 from verl_ext import processes
 from verl_ext.checkpoints import export_model, exported_step, resumable_step
 from verl_ext.compose import AGENT_LOOP_FILE, AGENT_LOOP_NAME, CHECKPOINT_DIR
@@ -143,13 +144,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Command line of this module."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     flags = {word for word in words if word.startswith("--")}
-    if unknown := flags - {"--dry-run", "--die-with-parent"}:
-        raise UsageError(f"unknown option {sorted(unknown)[0]!r}; expected --dry-run or --die-with-parent")
+    if unknown := flags - {"--dry-run"}:
+        raise UsageError(f"unknown option {sorted(unknown)[0]!r}; expected --dry-run")
     rest = [word for word in words if word not in flags]
     if not rest:
         raise UsageError("usage: python -m verl_ext.launcher [--dry-run] CONFIG [key=value ...]")
-    if "--die-with-parent" in flags:
-        processes.die_with_parent()
+    die_with_parent()
     return run_rl(rest[0], rest[1:], dry_run="--dry-run" in flags)
 
 

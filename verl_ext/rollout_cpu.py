@@ -19,6 +19,7 @@ from verl.workers.rollout.utils import ensure_async_iterator
 
 from afm.errors import EngineError
 from afm.models.base import FinishReason, SamplingParams
+from afm.models.tokenizer import ChatTokenizer, generation_end_ids
 from verl_ext.register import CPU_ENGINE
 
 
@@ -31,19 +32,18 @@ class CpuServer:
         from afm.models.engine import BatchEngine
 
         options = dict((config.engine_kwargs or {}).get(CPU_ENGINE) or {})
-        tokenizer = model_config.tokenizer
+        path = model_config.local_path or model_config.path
+        tokenizer = ChatTokenizer(model_config.tokenizer, generation_end_ids(path))
         self._response_tokens = config.response_length
         self._total_tokens = config.prompt_length + config.response_length
         self._step: int | None = None
-        model = AutoModelForCausalLM.from_pretrained(
-            model_config.local_path or model_config.path, dtype=torch.float32, attn_implementation="sdpa"
-        )
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="sdpa")
         self._engine = BatchEngine(
             model,
-            eos_ids=_end_ids(model, tokenizer),
-            pad_id=tokenizer.pad_token_id or 0,
+            eos_ids=tokenizer.end_ids,
+            pad_id=tokenizer.pad_id,
             decode=tokenizer.decode,
-            vocabulary_size=len(tokenizer),
+            vocabulary_size=tokenizer.size,
             max_batch=options.get("max_batch", config.max_num_seqs),
             threads=options.get("threads"),
             seed=config.seed,
@@ -200,12 +200,3 @@ def _server_name(replica_rank: int) -> str:
 def _node_of(worker: object) -> str:
     node: str = ray.get_runtime_context().get_node_id()
     return node
-
-
-def _end_ids(model: Any, tokenizer: Any) -> set[int]:
-    """Every id that ends a text, by the generation config and by the tokenizer."""
-    ids: set[int] = set()
-    for value in (model.generation_config.eos_token_id, tokenizer.eos_token_id):
-        if value is not None:
-            ids.update([value] if isinstance(value, int) else value)
-    return ids

@@ -7,6 +7,7 @@ from typing import Any
 
 from afm.errors import EngineError
 from afm.models.base import FinishReason, Generation, SamplingParams
+from afm.models.tokenizer import ChatTokenizer
 from verl_ext.register import CPU_ENGINE
 
 _STOP_WINDOW = 8
@@ -48,28 +49,27 @@ class ServerModel:
 
     Args:
         servers: verl's ``LLMServerClient``.
-        tokenizer: Hugging Face tokenizer of the model.
+        tokenizer: That of the model.
         engine: ``actor_rollout_ref.rollout.name``.
         request_id: Unique for the episode.
         context_tokens: Prompt and response together.
     """
 
     def __init__(
-        self, servers: Any, tokenizer: Any, *, engine: str, request_id: str, context_tokens: int
+        self, servers: Any, tokenizer: ChatTokenizer, *, engine: str, request_id: str, context_tokens: int
     ) -> None:
         self._servers = servers
         self._tokenizer = tokenizer
         self._engine = engine
         self._request_id = request_id
         self._context_tokens = context_tokens
-        self._end_ids = _end_ids(tokenizer)
         self.weight_versions: list[int] = []
         self.preempted = -1
 
     @property
     def name(self) -> str:
         """Identifies the model in records."""
-        return str(getattr(self._tokenizer, "name_or_path", ""))
+        return f"verl/{self._engine}"
 
     @property
     def context_tokens(self) -> int:
@@ -78,20 +78,15 @@ class ServerModel:
 
     def encode(self, text: str) -> list[int]:
         """Ids of ``text`` alone."""
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
-        return ids
+        return self._tokenizer.encode(text)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of ``token_ids``, end-of-sequence tokens rendered as nothing."""
-        kept = [token for token in token_ids if token not in self._end_ids]
-        return self._raw(kept)
+        return self._tokenizer.decode(token_ids)
 
     def encode_prompt(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """Chat messages through the model's template, ready for the assistant to begin."""
-        text = self._tokenizer.apply_chat_template(
-            [dict(message) for message in messages], add_generation_prompt=True, tokenize=False
-        )
-        return self.encode(text)
+        return self._tokenizer.encode_prompt(messages)
 
     async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
         """Continue ``prompt_ids`` on a rollout server.
@@ -125,22 +120,16 @@ class ServerModel:
         # vLLM and SGLang report a stop string, the end of text and the limit alike: look at the tokens.
         if stop_reason in ("aborted", "abort"):
             return FinishReason.ABORTED
-        if ids and ids[-1] in self._end_ids:
+        if ids and ids[-1] in self._tokenizer.end_ids:
             return FinishReason.END_OF_TEXT
         if params.stop:
             window = max(map(len, params.stop)) + _STOP_WINDOW
-            tail = self._raw(ids[-window:])
+            tail = self._tokenizer.decode(ids[-window:])
             if any(stop in tail for stop in params.stop):
                 return FinishReason.STOP
         if len(ids) >= params.max_new_tokens:
             return FinishReason.LENGTH
         return FinishReason.END_OF_TEXT
-
-    def _raw(self, ids: Sequence[int]) -> str:
-        text: str = self._tokenizer.decode(
-            list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
-        )
-        return text
 
     def _remember(self, extra_fields: Mapping[str, Any], preempted: int | None) -> None:
         for key in ("min_global_steps", "max_global_steps"):
@@ -149,8 +138,3 @@ class ServerModel:
                 self.weight_versions.append(int(version))
         if preempted is not None:
             self.preempted = max(self.preempted, 0) + preempted
-
-
-def _end_ids(tokenizer: Any) -> frozenset[int]:
-    end = tokenizer.eos_token_id
-    return frozenset() if end is None else frozenset([end])

@@ -89,6 +89,9 @@ class RlSettings(EpisodeSettings):
 def load_settings(path: str | Path, overrides: Sequence[str] = ()) -> RlSettings:
     """Read a YAML of ``afm rl`` and apply ``key=value`` overrides (keys may be dotted, values are YAML).
 
+    The files that ``agent``, ``tools``, ``rewards`` and ``extends`` name in the YAML are relative to it;
+    everything else, and every override, to the working folder.
+
     Raises:
         ConfigError: The file cannot be read, or a key or value is wrong.
         UsageError: An override is not of the form ``key=value``.
@@ -143,10 +146,19 @@ def _read(path: Path, children: tuple[Path, ...] = ()) -> dict[str, Any]:
         raise ConfigError(f"{path}: cannot be read as YAML: {error}") from None
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: got {type(data).__name__}, expected a mapping of settings")
+    _anchor(data, path.parent)
     parent = data.pop("extends", None)
     if parent is None:
         return data
     return _merged(_read(path.parent / str(parent), (*children, path.resolve())), data)
+
+
+def _anchor(data: dict[str, Any], folder: Path) -> None:
+    """Files that a YAML names beside data and models are relative to it: agent, tools, rewards."""
+    for key in ("agent", "tools", "rewards"):
+        value = data.get(key)
+        if isinstance(value, str) and (key != "agent" or value.endswith((".yaml", ".yml"))):
+            data[key] = str(folder / value)
 
 
 def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

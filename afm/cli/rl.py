@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from afm.errors import MissingExtraError, UsageError
+from afm.processes import tied_environment
 
 LAUNCHER = "verl_ext.launcher"
 
@@ -30,14 +31,14 @@ def rl(
         raise UsageError(f"{config}: no such file; see configs/rl and configs/tiny/rl")
     if importlib.util.find_spec("verl") is None:
         raise MissingExtraError("verl", "rl")
-    options = ["--dry-run"] if dry_run else ["--die-with-parent"]
+    options = ["--dry-run"] if dry_run else []
     words = [sys.executable, "-m", LAUNCHER, *options, str(config), *(overrides or [])]
     raise typer.Exit(_run(words))
 
 
 def _run(words: list[str]) -> int:
     """Run ``words``, hand signals on, and return the exit status."""
-    with subprocess.Popen(words) as process:
+    with subprocess.Popen(words, env=tied_environment()) as process:
         # A terminal sends Ctrl-C to both: the launcher stops the trainer, this process only waits for it.
         before = {
             signal.SIGINT: signal.signal(signal.SIGINT, lambda number, frame: None),

@@ -56,7 +56,9 @@ def make_loop(tmp_path: Path, tokenizer: Any) -> Callable[..., Any]:
         path = tmp_path / "settings.yaml"
         path.write_text(yaml.safe_dump(given | settings))
         rollout = {"name": "afm_cpu", "prompt_length": prompt_length, "response_length": response_length}
-        config = OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}, "data": {}})
+        config = OmegaConf.create(
+            {"actor_rollout_ref": {"rollout": rollout, "model": {"path": "none"}}, "data": {}}
+        )
         return AfmAgentLoop(
             trainer_config=DictConfigWrap(config),
             server_manager=servers,

@@ -7,6 +7,7 @@ import pytest
 
 from afm.errors import EngineError
 from afm.models.base import FinishReason, SamplingParams
+from afm.models.tokenizer import ChatTokenizer
 from verl_ext.server_model import ServerModel, engine_params
 
 PARAMS = SamplingParams(
@@ -18,7 +19,9 @@ PARAMS = SamplingParams(
 def model(tokenizer: Any, scripted: Any) -> Callable[..., tuple[ServerModel, Any]]:
     def make(*outputs: Any) -> tuple[ServerModel, Any]:
         servers = scripted(outputs)
-        made = ServerModel(servers, tokenizer, engine="vllm", request_id="one", context_tokens=100)
+        made = ServerModel(
+            servers, ChatTokenizer(tokenizer), engine="vllm", request_id="one", context_tokens=100
+        )
         return made, servers
 
     return make

@@ -77,3 +77,32 @@ def test_a_user_of_stock_verl_writes_only_the_agent(tmp_path: Path) -> None:
     settings = load_episode_settings(write(tmp_path, "agent: code\n"))
     assert settings.spec().name == "code"
     assert settings.output_dir is None
+
+
+def test_files_named_in_the_yaml_are_relative_to_it_and_overrides_are_not(tmp_path: Path) -> None:
+    text = MINIMAL.replace("agent: math", "agent: ../agents/mine.yaml") + "tools: tools.yaml\n"
+    path = write(tmp_path, text)
+    settings = load_settings(path)
+    assert settings.agent == str(tmp_path / "../agents/mine.yaml")
+    assert settings.tools == tmp_path / "tools.yaml"
+    assert settings.model == "some/model"
+    assert load_settings(path, ["tools=mine.yaml", "agent=code"]).tools == Path("mine.yaml")
+    assert load_settings(path, ["agent=code"]).agent == "code"
+
+
+def test_a_yaml_extends_another_and_changes_single_keys(tmp_path: Path) -> None:
+    (tmp_path / "base").mkdir()
+    base = MINIMAL + "tools: tools.yaml\nverl: {a: {b: 1, c: [1, 2]}}\n"
+    (tmp_path / "base" / "base.yaml").write_text(base)
+    path = write(tmp_path, "extends: base/base.yaml\nverl: {a: {c: [3]}}\nseed: 4\n")
+    settings = load_settings(path)
+    assert settings.verl == {"a": {"b": 1, "c": [3]}}
+    assert settings.tools == tmp_path / "base" / "tools.yaml"
+    assert settings.seed == 4
+
+
+def test_a_circle_of_extensions_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "one.yaml").write_text("extends: two.yaml")
+    (tmp_path / "two.yaml").write_text("extends: one.yaml")
+    with pytest.raises(ConfigError, match="goes in a circle"):
+        load_settings(tmp_path / "one.yaml")

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
+from afm.processes import tied_environment
 from verl_ext.processes import descendants, end
 
 pytest.importorskip("verl")
@@ -74,10 +75,11 @@ def config(tmp_path_factory: pytest.TempPathFactory, tokenizer_dir: Path) -> Pat
 
 def start(config: Path, *overrides: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "verl_ext.launcher", "--die-with-parent", str(config), *overrides],
+        [sys.executable, "-m", "verl_ext.launcher", str(config), *overrides],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        env=tied_environment(),
     )
 
 
