@@ -75,7 +75,7 @@ def _as_number(text: str) -> Fraction | None:
 
 
 def algebra_verdict(gold: str, answer: str) -> bool:
-    """Math-Verify's verdict. Slow, and for hostile input unbounded: call it in a worker process."""
+    """Math-Verify's verdict. Slow, and for hostile input unbounded: run it in :mod:`afm.rewards.verifier`."""
     from math_verify import LatexExtractionConfig, parse, verify
 
     config = [LatexExtractionConfig(boxed_match_priority=0)]
@@ -83,15 +83,3 @@ def algebra_verdict(gold: str, answer: str) -> bool:
         parse(f"\\boxed{{{text}}}", extraction_config=config, parsing_timeout=None) for text in (gold, answer)
     )
     return bool(verify(expected, given, timeout_seconds=None))
-
-
-def prepare_worker(memory_bytes: int) -> None:
-    """Bound this process's memory, silence the library's advice on time-outs, load it."""
-    import logging
-    import resource
-
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    limit = memory_bytes if hard == resource.RLIM_INFINITY else min(memory_bytes, hard)
-    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
-    logging.disable(logging.CRITICAL)
-    import math_verify  # noqa: F401 - the first pair should not pay for it

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
 
-from afm.errors import DataError, MissingExtraError
+from afm.errors import DataError, MissingExtraError, RewardError
 from afm.rewards.base import Sample
-from afm.rewards.equality import algebra_verdict, prepare_worker, quick_verdict
+from afm.rewards.equality import quick_verdict
 from afm.rewards.gold import gold_answers
 from afm.rewards.part import Part
+from afm.rewards.workers import WorkerCrashError, WorkerPool, WorkerTimeoutError
 from afm.trajectory import answers
 
-if TYPE_CHECKING:
-    from pebble import ProcessPool
-
 _WORKER_MEMORY_BYTES = 4 << 30
-_TASKS_PER_WORKER = 5000  # sympy's caches only grow
 
 
 class MathVerify:
@@ -37,13 +31,13 @@ class MathVerify:
     def __init__(self, timeout_s: float = 5.0, workers: int | None = None) -> None:
         self._timeout_s = timeout_s
         self._workers = workers or min(4, len(os.sched_getaffinity(0)))
-        self._pool: ProcessPool | None = None
+        self._pool: WorkerPool | None = None
 
     async def judge(self, sample: Sample) -> Part:
         """Compare the agent's final answer with the gold answers.
 
         Raises:
-            MissingExtraError: Math-Verify or pebble is not installed, and a pair needs them.
+            MissingExtraError: Math-Verify is not installed, and a pair needs it.
         """
         try:
             accepted = gold_answers(sample.ground_truth)
@@ -75,46 +69,26 @@ class MathVerify:
         """End the worker processes."""
         pool, self._pool = self._pool, None
         if pool is not None:
-            pool.stop()
-            await asyncio.to_thread(pool.join)
+            await pool.close()
 
     async def _algebra(self, gold: str, answer: str) -> tuple[bool | None, str]:
         """Math-Verify's verdict and a note; ``None`` when no worker could be had."""
-        from pebble import ProcessExpired
-
+        pool = self._started()
         for _ in range(2):
             try:
-                task = self._started().schedule(algebra_verdict, args=[gold, answer], timeout=self._timeout_s)
-                return bool(await asyncio.wrap_future(task)), ""
-            except (FutureTimeoutError, TimeoutError):
+                reply = await pool.ask({"gold": gold, "answer": answer}, self._timeout_s)
+            except WorkerTimeoutError:
                 return False, f"not decided within {self._timeout_s:g} s"
-            except ProcessExpired:
+            except WorkerCrashError:
                 continue
-            except (RuntimeError, OSError) as error:
-                return None, f"math verifier unavailable: {type(error).__name__}: {error}"
-            except Exception as error:  # noqa: BLE001 - whatever hostile LaTeX does to the verifier
-                return False, f"verifier: {type(error).__name__}"
+            except RewardError as error:
+                return None, f"math verifier unavailable: {error}"
+            return bool(reply.get("equal")), reply.get("error", "")
         return False, "the verifier crashed on it"
 
-    def _started(self) -> ProcessPool:
-        if self._pool is None or not self._pool.active:
-            self._pool = _new_pool(self._workers)
+    def _started(self) -> WorkerPool:
+        if self._pool is None:
+            if find_spec("math_verify") is None:
+                raise MissingExtraError("math_verify", "rewards")
+            self._pool = WorkerPool("afm.rewards.verifier", self._workers, (str(_WORKER_MEMORY_BYTES),))
         return self._pool
-
-
-def _new_pool(workers: int) -> Any:
-    for package in ("pebble", "math_verify"):
-        if find_spec(package) is None:
-            raise MissingExtraError(package, "rewards")
-    import multiprocessing
-
-    from pebble import ProcessPool
-
-    # Not fork: the parent may hold a model, threads and a GPU.
-    return ProcessPool(
-        max_workers=workers,
-        max_tasks=_TASKS_PER_WORKER,
-        initializer=prepare_worker,
-        initargs=[_WORKER_MEMORY_BYTES],
-        context=multiprocessing.get_context("spawn"),
-    )

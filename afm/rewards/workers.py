@@ -1,0 +1,168 @@
+"""Worker processes for work that may never end: one JSON line in, one out, killed when it takes too long.
+
+Each worker has pipes of its own, so a killed one cannot leave a shared lock or half a message behind, and
+nothing is pickled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import queue
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from afm.errors import RewardError
+
+_START_S = 120.0
+_LONGEST_REPLY = 1 << 20
+_REQUESTS_PER_WORKER = 2000  # caches only grow
+
+
+class WorkerCrashError(RewardError):
+    """The worker died over a request."""
+
+
+class WorkerTimeoutError(RewardError, TimeoutError):
+    """The worker was killed because it took too long."""
+
+
+class WorkerPool:
+    """Worker processes that each serve one request at a time.
+
+    They start when needed and are replaced when they die. Any event loop may ask; each request occupies
+    one thread, which waits for its worker.
+
+    Args:
+        module: Module that a worker runs with ``python -m``. It prints a line when it is ready, then for each
+            line of JSON it reads, one line of JSON.
+        size: Number of workers.
+        arguments: Command line arguments of the module.
+    """
+
+    def __init__(self, module: str, size: int, arguments: tuple[str, ...] = ()) -> None:
+        command = [sys.executable, "-m", module, *arguments]
+        self._workers = [_Worker(command) for _ in range(size)]
+        self._idle: queue.LifoQueue[_Worker] = queue.LifoQueue()
+        for worker in reversed(self._workers):
+            self._idle.put(worker)
+        # A worker dies with the thread that started it; these live until the pool is closed.
+        self._threads = ThreadPoolExecutor(max_workers=size, thread_name_prefix=module)
+
+    async def ask(self, request: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
+        """The reply to ``request``. The time runs from when a worker takes it up.
+
+        Raises:
+            WorkerTimeoutError: No reply in time; the worker was killed.
+            WorkerCrashError: The worker died over it.
+            RewardError: No worker could be started, or the pool is closed.
+        """
+        line = json.dumps(request).encode()
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(self._threads, self._ask, line, timeout_s)
+        except RuntimeError as error:
+            if isinstance(error, RewardError):
+                raise
+            raise RewardError(f"the workers are closed: {error}") from None
+
+    async def close(self) -> None:
+        """Kill the workers; requests under way end with an error."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for worker in self._workers:
+            worker.kill()
+        await asyncio.to_thread(self._threads.shutdown)
+        for worker in self._workers:
+            worker.stop()
+
+    def _ask(self, line: bytes, timeout_s: float) -> dict[str, Any]:
+        worker = self._idle.get()
+        try:
+            return worker.ask(line, timeout_s)
+        finally:
+            self._idle.put(worker)
+
+
+class _Worker:
+    """One process, used by one thread at a time."""
+
+    def __init__(self, command: list[str]) -> None:
+        self._command = command
+        self._closed = False
+        self._served = 0
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def ask(self, line: bytes, timeout_s: float) -> dict[str, Any]:
+        process = self._started()
+        try:
+            assert process.stdin is not None
+            process.stdin.write(line + b"\n")
+            process.stdin.flush()
+            reply: dict[str, Any] = json.loads(self._line(process, timeout_s))
+        except BrokenPipeError:
+            self.stop()
+            raise WorkerCrashError("the worker died before the request") from None
+        except BaseException:
+            self.stop()
+            raise
+        self._served += 1
+        if self._served >= _REQUESTS_PER_WORKER:
+            self.stop()
+        return reply
+
+    def kill(self) -> None:
+        """End the process for good; safe from any thread."""
+        self._closed = True
+        if (process := self._process) is not None:
+            process.kill()
+
+    def stop(self) -> None:
+        """End the process and forget it."""
+        process, self._process, self._served = self._process, None, 0
+        if process is not None:
+            process.kill()
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    with contextlib.suppress(BrokenPipeError):
+                        pipe.close()
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        if self._process is not None and self._process.poll() is not None:
+            self.stop()  # it died while idle
+        if self._process is None:
+            try:
+                self._process = subprocess.Popen(
+                    self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+                )
+                if self._closed:
+                    self._process.kill()
+                self._line(self._process, _START_S)
+            except (OSError, WorkerCrashError, WorkerTimeoutError) as error:
+                self.stop()
+                raise RewardError(f"worker {self._command[2]} does not start: {error}") from None
+        return self._process
+
+    def _line(self, process: subprocess.Popen[bytes], timeout_s: float) -> bytes:
+        assert process.stdout is not None
+        fd = process.stdout.fileno()
+        end = time.monotonic() + timeout_s
+        data = b""
+        poll = select.poll()
+        poll.register(fd, select.POLLIN)
+        while not data.endswith(b"\n"):
+            left = end - time.monotonic()
+            if left <= 0 or not poll.poll(left * 1000):
+                raise WorkerTimeoutError(f"not finished within {timeout_s:g} s")
+            chunk = os.read(fd, 65536)
+            data += chunk
+            if not chunk or len(data) > _LONGEST_REPLY:
+                raise WorkerCrashError("the worker died" if not chunk else "the worker's reply has no end")
+        return data

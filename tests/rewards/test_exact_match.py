@@ -1,0 +1,69 @@
+"""Exact match: normalisation, and which of several answers count."""
+
+from __future__ import annotations
+
+import pytest
+
+from afm.agents import load_agent
+from afm.rewards import Sample
+from afm.rewards.exact_match import ExactMatch, MatchVariant, normalised
+from afm.trajectory import author_segments
+
+SPEC = load_agent("mhqa")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("The  Beatles!", "beatles"),
+        ("an apple a day", "apple day"),
+        ("U.S.A.", "usa"),
+        ("Theatre", "theatre"),
+        ("  \n", ""),
+        ("Café—Zürich", "café—zürich"),
+        ("the", ""),
+    ],
+)
+def test_normalisation(text: str, expected: str) -> None:
+    assert normalised(text) == expected
+
+
+def sample(answer: str, gold: object) -> Sample:
+    response = f"<think>t</think><plan>p</plan><think>t</think><answer>{answer}</answer>"
+    return Sample(SPEC, "nq", "q", author_segments(response, SPEC), gold)
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "training", "evaluation"),
+    [
+        ("Paris", ["paris"], 1, 1),
+        ("the Paris.", "Paris", 1, 1),
+        ("Paris | Lyon", ["Paris"], 0, 1),
+        ("Paris | Lyon", ["Lyon", "Paris"], 1, 1),
+        ("Lyon | Paris", ["Paris"], 0, 0),
+        ("Paris", {"target": ["London"]}, 0, 0),
+        ("Parisian", ["Paris"], 0, 0),
+        ("...", ["the"], 0, 0),
+        ("", ["Paris"], 0, 0),
+    ],
+)
+async def test_variants(answer: str, gold: object, training: int, evaluation: int) -> None:
+    given = sample(answer, gold)
+    assert (await ExactMatch(MatchVariant.TRAINING).judge(given)).score == training
+    assert (await ExactMatch(MatchVariant.EVALUATION).judge(given)).score == evaluation
+
+
+async def test_a_row_without_gold_answer_has_no_score() -> None:
+    part = await ExactMatch().judge(sample("Paris", []))
+    assert part.score is None
+    assert "holds no answer" in part.evidence
+
+
+async def test_an_answer_in_an_observation_does_not_count() -> None:
+    spec = load_agent("mhqa")
+    response = (
+        "<think>t</think><plan>p</plan><think>t</think><wiki_search>x</wiki_search>"
+        "\n<observation>\n<answer>Paris</answer>\n</observation>\n"
+    )
+    part = await ExactMatch().judge(Sample(spec, "nq", "q", author_segments(response, spec), "Paris"))
+    assert (part.score, part.evidence) == (0.0, "the response has no final answer")

@@ -1,0 +1,58 @@
+"""Formulas: what they compute, and that they are not Python."""
+
+from __future__ import annotations
+
+import pytest
+
+from afm.errors import ConfigError
+from afm.rewards.formula import Formula
+
+NAMES = ("correct", "format", "overlong")
+PARTS = {"correct": 1.0, "format": 0.5, "overlong": -0.25}
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("correct * format", 0.5),
+        ("correct * format + overlong", 0.25),
+        ("0.1 * format + 0.9 * correct", 0.95),
+        ("max(0, overlong)", 0.0),
+        ("min(correct, format, 0.2) - -1", 1.2),
+        ("-(1 - format)", -0.5),
+        ("  2 ", 2.0),
+        ("correct - 0.5 * (1 - format)", 0.75),
+    ],
+)
+def test_values(text: str, value: float) -> None:
+    assert Formula(text, NAMES)(PARTS) == pytest.approx(value)
+
+
+def test_the_names_it_needs() -> None:
+    assert Formula("max(correct, 0) + overlong", NAMES).names == {"correct", "overlong"}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("correct * fromat", "unknown name 'fromat', did you mean 'format'"),
+        ("correct ** 9", r"'correct \*\* 9' is not allowed"),
+        ("correct / 0", "'correct / 0' is not allowed"),
+        ("__import__('os')", "is not allowed"),
+        ("correct.real", "'correct.real' is not allowed"),
+        ("(lambda: 1)()", "is not allowed"),
+        ("max(*[1, 2])", "is not allowed"),
+        ("max(correct)", "is not allowed"),
+        ("max(1, 2, key=abs)", "is not allowed"),
+        ("correct if format else 0", "is not allowed"),
+        ("'1'", "is not allowed"),
+        ("True", "'True' is not allowed"),
+        ("", "is no expression"),
+        ("correct +", "is no expression"),
+        ("correct; format", "is no expression"),
+        ("(" * 300 + "1" + ")" * 300, "is no expression"),
+    ],
+)
+def test_anything_else_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Formula(text, NAMES)

@@ -1,0 +1,164 @@
+"""The math reward on hostile answers and on real benchmark rows."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from afm.agents import load_agent
+from afm.rewards import Reward, Sample, load_reward
+from afm.rewards.equality import algebra_verdict, quick_verdict
+from afm.rewards.math import MathVerify
+from afm.trajectory import author_segments
+
+SPEC = load_agent("math")
+DATA = Path(os.environ.get("AFM_SHARED_DATA", Path(__file__).resolve().parents[3] / "shared"))
+BENCHMARKS = ("aime24", "aime25", "amc23", "math500")
+
+
+def sample(answer: str, gold: Any, source: str = "math_dapo") -> Sample:
+    response = f"<plan>p</plan>\n<think>t</think>\n<answer>{answer}</answer>"
+    return Sample(SPEC, source, "q", author_segments(response, SPEC), gold)
+
+
+@pytest.fixture(scope="module")
+def verifier() -> Iterator[MathVerify]:
+    made = MathVerify(timeout_s=1.5, workers=1)
+    yield made
+    asyncio.run(made.close())
+
+
+async def test_easy_pairs_need_no_worker() -> None:
+    verifier = MathVerify()
+    assert (await verifier.judge(sample(r"\boxed{204}", "204"))).score == 1.0
+    assert (await verifier.judge(sample(r"\boxed{205}", "204"))).score == 0.0
+    assert verifier._pool is None
+
+
+async def test_the_last_box_counts(verifier: MathVerify) -> None:
+    assert (await verifier.judge(sample(r"\boxed{1} no, \boxed{2}", "2"))).score == 1.0
+    assert (await verifier.judge(sample(r"\boxed{2} no, \boxed{1}", "2"))).score == 0.0
+
+
+@pytest.mark.parametrize("answer", ["", "204", "I give up", r"\boxed{}", r"\boxed{204"])
+async def test_no_boxed_answer_is_wrong(answer: str, verifier: MathVerify) -> None:
+    part = await verifier.judge(sample(answer, "204"))
+    assert (part.score, part.evidence) == (0.0, "the response has no final answer")
+
+
+async def test_any_of_several_gold_answers_will_do(verifier: MathVerify) -> None:
+    assert (await verifier.judge(sample(r"\boxed{\frac12}", {"target": ["3", "0.5"]}))).score == 1.0
+    assert (await verifier.judge(sample(r"\boxed{\frac13}", ["3", "0.5"]))).score == 0.0
+
+
+async def test_a_row_without_gold_answer_has_no_score(verifier: MathVerify) -> None:
+    assert (await verifier.judge(sample(r"\boxed{1}", None))).score is None
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "9^{9^{9^{9^{9^{9}}}}}",
+        "10^{10^{10}}",
+        "(10^9)!",
+        r"\binom{10^8}{10^7}",
+        "1" * 5000,
+        "(" * 1500 + "1" + ")" * 1500,
+        r"\sqrt{" * 300 + "2" + "}" * 300,
+        "{" * 400 + "}" * 400,
+        r"\int_0^1 \sin(x^{x^{x}}) dx",
+        r"\left\{" * 50,
+        "\0\ud800",
+        "x=" * 500 + "1",
+    ],
+    ids=lambda answer: answer[:12].encode("ascii", "replace").decode().replace("\0", "0"),
+)
+async def test_hostile_answers_are_wrong_within_the_limit(answer: str, verifier: MathVerify) -> None:
+    await verifier.compare((r"\frac{\pi}{7}",), r"\frac{2\pi}{14}")  # the worker is warm
+    begun = time.monotonic()
+    part = await verifier.compare((r"\frac{\pi}{7}",), answer)
+    assert part.score == 0.0
+    assert time.monotonic() - begun < 8
+    assert (await verifier.compare(("0.5",), r"\frac12")).score == 1.0
+
+
+async def test_a_hanging_pair_does_not_hold_up_the_others() -> None:
+    verifier = MathVerify(timeout_s=4.0, workers=2)
+    await asyncio.gather(*(verifier.compare(("0.5",), rf"\frac{{{n}}}{{{2 * n}}}") for n in (1, 2)))
+    slow = asyncio.create_task(verifier.compare(("4",), "10^{10^{10}}"))
+    await asyncio.sleep(0.3)
+    assert (await verifier.compare(("0.25",), r"\frac14")).score == 1.0
+    assert not slow.done()
+    part = await slow
+    assert part.evidence == "'10^{10^{10}}' is not '4' (not decided within 4 s)"
+    await verifier.close()
+
+
+async def test_closing_leaves_no_process_and_is_not_the_end() -> None:
+    verifier = MathVerify(workers=1)
+    before = children()
+    await verifier.compare(("0.5",), r"\frac12")
+    assert children() > before
+    await verifier.close()
+    assert children() == before
+    assert (await verifier.compare(("0.5",), r"\frac12")).score == 1.0
+    await verifier.close()
+
+
+def children() -> int:
+    """Number of worker processes; the tracker of the standard library's own resources stays."""
+    found = [pid for task in Path("/proc/self/task").glob("*/children") for pid in task.read_text().split()]
+    return sum("resource_tracker" not in Path(f"/proc/{pid}/cmdline").read_text() for pid in found)
+
+
+def golds(benchmark: str) -> list[tuple[str, str]]:
+    """(data_source, gold answer) of a real benchmark."""
+    path = DATA / "data" / "code_math" / f"{benchmark}.parquet"
+    if not path.exists():
+        pytest.skip(f"{path} is absent; set AFM_SHARED_DATA to the folder that holds data/code_math")
+    import pyarrow.parquet as pq
+
+    rows = pq.read_table(path, columns=["data_source", "reward_model"]).to_pylist()
+    return [(row["data_source"], row["reward_model"]["ground_truth"]) for row in rows]
+
+
+async def right_and_wrong(reward: Reward, rows: list[tuple[str, str]]) -> tuple[list[str], list[str]]:
+    """Gold answers not accepted, and wrong answers accepted: a negated large number and the next row's gold."""
+    refused, accepted = [], []
+    for number, (source, gold) in enumerate(rows):
+        if (await reward.score(sample(rf"\boxed{{{gold}}}", gold, source))).score != 1.0:
+            refused.append(gold)
+        following = rows[(number + 1) % len(rows)][1]
+        for wrong in ("-31415926", following):
+            if quick_verdict(gold, wrong) or (gold, wrong) == ("5", "x=5"):
+                continue  # not wrong at all
+            if (await reward.score(sample(rf"\boxed{{{wrong}}}", gold, source))).score != 0.0:
+                accepted.append(f"{wrong} for {gold}")
+    return refused, accepted
+
+
+async def test_real_rows_score_as_they_deserve() -> None:
+    """Every seventh of 600 rows; all of them in the slow test."""
+    reward = load_reward()
+    rows = [row for benchmark in BENCHMARKS for row in golds(benchmark)][::7]
+    assert len(rows) == 86
+    assert await right_and_wrong(reward, rows) == ([], [])
+    await reward.close()
+
+
+@pytest.mark.slow
+async def test_all_real_rows_score_as_they_deserve() -> None:
+    reward = load_reward()
+    rows = [row for benchmark in BENCHMARKS for row in golds(benchmark)]
+    assert len(rows) == 600
+    refused, accepted = await right_and_wrong(reward, rows)
+    await reward.close()
+    assert (refused, accepted) == ([], [])
+    by_algebra = [gold for _, gold in rows if algebra_verdict(gold, gold)]
+    assert len(by_algebra) == 600  # without the short cut for equal texts

@@ -1,0 +1,36 @@
+"""Soft overlong punishment, worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from afm.agents import load_agent
+from afm.rewards import Sample
+from afm.rewards.overlong import CountedTokens, OverlongPenalty
+from afm.trajectory.types import Author, Segment
+
+
+def sample(agent_tokens: int | None, response_tokens: int | None) -> Sample:
+    spec = load_agent("math")
+    return Sample(spec, "aime24", "q", (Segment(Author.AGENT, "x"),), "1", agent_tokens, response_tokens)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "penalty"),
+    [(0, 0), (800, 0), (801, -0.005), (900, -0.5), (999, -0.995), (1000, -1), (5000, -1)],
+)
+async def test_linear_over_the_buffer(tokens: int, penalty: float) -> None:
+    part = await OverlongPenalty(1000, 200).judge(sample(tokens, 10**6))
+    assert part.score == pytest.approx(penalty)
+
+
+async def test_all_tokens_on_request() -> None:
+    agent = await OverlongPenalty(1000, 200).judge(sample(100, 900))
+    everything = await OverlongPenalty(1000, 200, CountedTokens.ALL).judge(sample(100, 900))
+    assert (agent.score, everything.score) == (0.0, -0.5)
+
+
+async def test_an_unknown_length_has_no_penalty_and_no_score() -> None:
+    part = await OverlongPenalty(1000, 200).judge(sample(None, 900))
+    assert part.score is None
+    assert "agent tokens is unknown" in part.evidence

@@ -1,0 +1,158 @@
+"""The combined reward: parts, formula, data sources, abstention, configuration errors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from afm.agents import load_agent
+from afm.errors import ConfigError
+from afm.rewards import Sample, load_reward
+from afm.rewards.sources import BY_SOURCE, scorer_name
+from afm.trajectory import author_segments
+from afm.trajectory.types import Author, Segment
+
+ROOT = Path(__file__).resolve().parents[2]
+SPEC = load_agent("math")
+GOOD = r"<plan>p</plan><think>t</think><answer>\boxed{204}</answer>"
+NO_PLAN = r"<think>t</think><answer>\boxed{204}</answer>"
+
+
+def sample(response: str, *, source: str = "aime24", gold: Any = "204", tokens: int | None = None) -> Sample:
+    return Sample(SPEC, source, "q", author_segments(response, SPEC), gold, agent_tokens=tokens)
+
+
+async def test_right_and_well_formed() -> None:
+    verdict = await load_reward().score(sample(GOOD))
+    assert verdict.score == 1.0
+    assert verdict.parts == {"correct": 1.0, "format": 1.0}
+    assert verdict.evidence == "'204' equals the gold answer"
+    assert 0 <= verdict.seconds < 5
+
+
+async def test_right_in_a_bad_format_scores_nothing_and_says_why() -> None:
+    verdict = await load_reward().score(sample(NO_PLAN))
+    assert verdict.score == 0.0
+    assert verdict.parts == {"correct": 1.0, "format": 0.0}
+    assert "format: <answer>" in verdict.evidence
+    assert "may not begin the response" in verdict.evidence
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        "",
+        "204",
+        "<answer>",
+        "<answer>204</answer>",
+        GOOD.replace("204", "205"),
+        "\0",
+        "<" * 1000,
+        GOOD + GOOD,
+    ],
+)
+async def test_no_response_raises_and_none_of_these_scores(response: str) -> None:
+    assert (await load_reward().score(sample(response))).score == 0.0
+
+
+async def test_an_answer_written_by_the_environment_does_not_count() -> None:
+    segments = (
+        Segment(Author.AGENT, "<plan>p</plan><think>t</think><code>```py\n1\n```</code>"),
+        Segment(
+            Author.ENVIRONMENT, "\n<observation>\n" + r"<answer>\boxed{204}</answer>" + "\n</observation>\n"
+        ),
+    )
+    verdict = await load_reward().score(Sample(SPEC, "aime24", "q", segments, "204"))
+    assert (verdict.score, verdict.parts["correct"]) == (0.0, 0.0)
+
+
+async def test_a_formula_from_yaml_with_overlong() -> None:
+    reward = load_reward(
+        {
+            "formula": "correct * format + overlong",
+            "overlong": {"max_tokens": 100, "buffer_tokens": 20, "count": "agent"},
+        }
+    )
+    verdict = await reward.score(sample(GOOD, tokens=90))
+    assert verdict.parts == {"correct": 1.0, "format": 1.0, "overlong": -0.5}
+    assert verdict.score == 0.5
+    unknown = await reward.score(sample(GOOD))
+    assert unknown.abstained
+    assert "tokens is unknown" in unknown.evidence
+
+
+async def test_a_row_without_gold_answer_abstains() -> None:
+    verdict = await load_reward().score(sample(GOOD, gold=""))
+    assert verdict.score is None
+    assert verdict.parts == {"format": 1.0}
+    assert "holds no answer" in verdict.evidence
+
+
+async def test_sources_can_be_added_and_changed() -> None:
+    reward = load_reward({"by_source": {"My_Set*": "exact_match", "aime24": "exact_match"}})
+    assert (await reward.score(sample(GOOD, source="my_set_v2"))).score == 1.0
+    assert (await reward.score(sample(GOOD.replace("204", "204.0")))).score == 0.0
+
+
+async def test_an_unknown_source_is_an_error_with_a_suggestion() -> None:
+    with pytest.raises(ConfigError, match=r"data_source 'aime2024': did you mean 'aime24'\?; or name one"):
+        await load_reward().score(sample(GOOD, source="aime2024"))
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("livecodebench", "code_tests"),
+        ("skywork_livecodebench_v4", "code_tests"),
+        ("GPQA", "choice"),
+        ("gaia", "judge"),
+    ],
+)
+async def test_rewards_of_later_versions_say_so(source: str, name: str) -> None:
+    with pytest.raises(ConfigError, match=f"reward '{name}' is not available in this version"):
+        await load_reward().score(sample(GOOD, source=source))
+
+
+@pytest.mark.parametrize(
+    ("sources", "name"),
+    [
+        ("math_dapo aime24 aime25 MATH MATH500 gsm8k amc23 OlympiadBench skywork_math", "math"),
+        ("nq triviaqa popqa hotpotqa 2wikimultihopqa musique bamboogle mercury tq", "exact_match"),
+    ],
+)
+def test_the_published_sources(sources: str, name: str) -> None:
+    assert {scorer_name(source, BY_SOURCE) for source in sources.split()} == {name}
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("configs/**/rewards/*.yaml")), ids=lambda path: path.name)
+async def test_every_shipped_file_loads_and_judges(path: Path) -> None:
+    verdict = await load_reward(path).score(sample(GOOD, tokens=10))
+    assert verdict.score == 1.0
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"formular": "correct"}, r"formular: unknown key; did you mean 'formula'\?"),
+        ({"formula": "correct * wrong"}, "unknown name 'wrong'"),
+        ({"formula": "correct + overlong"}, "`overlong` belong together"),
+        ({"overlong": {"max_tokens": 9, "buffer_tokens": 3}}, "`overlong` belong together"),
+        (
+            {"formula": "overlong", "overlong": {"max_tokens": 9, "buffer_tokens": 10}},
+            "at most max_tokens = 9",
+        ),
+        ({"math": {"timeout_s": 0}}, r"math\.timeout_s: got 0 \(int\), expected greater than 0"),
+        (
+            {"exact_match": {"variant": "test"}},
+            r"exact_match\.variant: got 'test' \(str\), expected 'training'",
+        ),
+        ({"by_source": {"x": "mth"}}, r"by_source\.x: reward 'mth' is unknown, did you mean 'math'"),
+        ({"by_source": {"x": "judge"}}, r"by_source\.x: reward 'judge' is not available in this version"),
+    ],
+)
+def test_a_wrong_configuration_is_explained(data: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        load_reward(data)
+    assert str(caught.value).startswith("reward configuration: ")

@@ -1,0 +1,92 @@
+"""``afm reward FILE`` on good and bad rows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import typer
+from click.testing import Result
+from typer.testing import CliRunner
+
+from afm.cli.reward import reward
+from afm.errors import UsageError
+
+APP = typer.Typer()
+APP.command()(reward)
+ANSWER = r"<plan>p</plan><think>t</think><answer>\boxed{%s}</answer>"
+
+
+def row(answer: str, **more: object) -> str:
+    fields = {"data_source": "aime24", "question": "q", "response": ANSWER % answer, "ground_truth": "204"}
+    return json.dumps(fields | more)
+
+
+def run(folder: Path, lines: list[str], *options: str) -> Result:
+    path = folder / "some rows.jsonl"
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return CliRunner().invoke(APP, [str(path), *options])
+
+
+def test_rows_are_judged_in_order(tmp_path: Path) -> None:
+    done = run(tmp_path, [row("204"), "", row("7"), row("408/2")], "--json")
+    judged = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(item["line"], item["score"], item["verdict"]) for item in judged] == [
+        (1, 1.0, "correct"),
+        (3, 0.0, "wrong"),
+        (4, 1.0, "correct"),
+    ]
+    assert judged[1]["evidence"] == "'7' is not '204'"
+    assert judged[1]["parts"] == {"correct": 0.0, "format": 1.0}
+    assert judged[1]["seconds"] >= 0
+    assert done.exit_code == 0
+
+
+def test_a_row_may_name_its_agent(tmp_path: Path) -> None:
+    response = "<think>t</think><plan>p</plan><think>t</think><wiki_search>x</wiki_search>"
+    response += "\n<observation>\nThe Beatles\n</observation>\n<think>t</think><reflection>r</reflection>"
+    response += "<think>t</think><answer>The Beatles</answer>"
+    done = run(
+        tmp_path, [row("", agent="mhqa", response=response, data_source="nq", ground_truth=["Beatles"])]
+    )
+    assert done.exit_code == 0
+    assert "correct, score 1" in done.stdout
+    assert "1 rows: 1 correct" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "no JSON"),
+        ("[1]", "got list, expected an object"),
+        ('{"data_source": "aime24", "response": "x"}', "'ground_truth' is missing"),
+        (row("1", response=3), "response: got int, expected str"),
+        (row("1", data_source="aime2024"), "did you mean 'aime24'"),
+        (row("1", agent="mat"), "did you mean 'math'"),
+    ],
+)
+def test_a_bad_row_is_named_and_the_rest_is_judged(line: str, message: str, tmp_path: Path) -> None:
+    done = run(tmp_path, [row("204"), line, row("204")])
+    assert done.exit_code == 1
+    [complaint] = [text for text in done.stdout.splitlines() if "some rows.jsonl:2: " in text]
+    assert message in complaint
+    assert "3 rows: 1 bad, 2 correct" in done.stdout
+    assert json.loads(run(tmp_path, [line], "--json").stdout)["error"]
+
+
+def test_an_abstention_is_no_score_and_no_success(tmp_path: Path) -> None:
+    done = run(tmp_path, [row("1", ground_truth="")], "--json")
+    judged = json.loads(done.stdout)
+    assert (judged["score"], judged["verdict"], done.exit_code) == (None, "abstained", 1)
+
+
+def test_the_formula_comes_from_a_file(tmp_path: Path) -> None:
+    config = tmp_path / "reward.yaml"
+    config.write_text("formula: 0.25 * format", encoding="utf-8")
+    assert json.loads(run(tmp_path, [row("7")], "--json", "--config", str(config)).stdout)["score"] == 0.25
+
+
+def test_a_missing_file_is_wrong_usage(tmp_path: Path) -> None:
+    done = CliRunner().invoke(APP, [str(tmp_path / "none.jsonl")])
+    assert isinstance(done.exception, UsageError)

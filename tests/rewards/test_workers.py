@@ -1,0 +1,95 @@
+"""Worker processes that hang, die and talk nonsense."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from afm.errors import RewardError
+from afm.rewards.workers import WorkerCrashError, WorkerPool, WorkerTimeoutError
+
+WORKER = """
+import json, os, sys, time
+print("ready", flush=True)
+for line in sys.stdin:
+    request = json.loads(line)
+    if "sleep" in request: time.sleep(request["sleep"])
+    if "exit" in request: os._exit(request["exit"])
+    if "flood" in request:
+        while True: sys.stdout.write("x" * 65536)
+    print(json.dumps({"pid": os.getpid(), "text": request.get("text")}), flush=True)
+"""
+
+
+@pytest.fixture
+async def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[WorkerPool]:
+    (tmp_path / "echo_worker.py").write_text(WORKER, encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    made = WorkerPool("echo_worker", 2)
+    yield made
+    await made.close()
+
+
+def is_alive(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+async def test_requests_are_answered_by_the_same_workers(pool: WorkerPool) -> None:
+    replies = await asyncio.gather(*(pool.ask({"text": f"é\n\ud800{n}"}, 20) for n in range(20)))
+    assert [reply["text"] for reply in replies] == [f"é\n\ud800{n}" for n in range(20)]
+    assert len({reply["pid"] for reply in replies}) <= 2
+
+
+async def test_a_hanging_worker_is_killed_and_replaced(pool: WorkerPool) -> None:
+    pid = (await pool.ask({}, 20))["pid"]
+    begun = time.monotonic()
+    with pytest.raises(WorkerTimeoutError, match=r"not finished within 0\.5 s"):
+        await pool.ask({"sleep": 60}, 0.5)
+    assert time.monotonic() - begun < 5
+    assert not is_alive(pid)
+    assert (await pool.ask({}, 20))["pid"] != pid
+
+
+async def test_a_dying_worker_is_replaced(pool: WorkerPool) -> None:
+    with pytest.raises(WorkerCrashError):
+        await pool.ask({"exit": 3}, 20)
+    assert (await pool.ask({"text": "again"}, 20))["text"] == "again"
+
+
+async def test_a_worker_that_died_idle_is_replaced_unnoticed(pool: WorkerPool) -> None:
+    pid = (await pool.ask({}, 20))["pid"]
+    os.kill(pid, signal.SIGKILL)
+    await asyncio.sleep(0.3)
+    assert (await pool.ask({}, 20))["pid"] != pid
+
+
+async def test_a_reply_without_end_is_refused(pool: WorkerPool) -> None:
+    with pytest.raises(WorkerCrashError, match="has no end"):
+        await pool.ask({"flood": 1}, 20)
+
+
+async def test_a_missing_module_is_an_infrastructure_error() -> None:
+    pool = WorkerPool("afm.no_such_worker", 1)
+    with pytest.raises(RewardError, match=r"worker afm\.no_such_worker does not start"):
+        await pool.ask({}, 20)
+    await pool.close()
+
+
+async def test_closing_ends_requests_under_way(pool: WorkerPool) -> None:
+    pid = (await pool.ask({}, 20))["pid"]
+    request = asyncio.create_task(pool.ask({"sleep": 60}, 100))
+    await asyncio.sleep(0.3)
+    begun = time.monotonic()
+    await pool.close()
+    assert time.monotonic() - begun < 5
+    assert not is_alive(pid)
+    with pytest.raises(RewardError):
+        await request
+    with pytest.raises(RewardError, match="closed"):
+        await pool.ask({}, 20)
