@@ -13,7 +13,6 @@ import asyncio
 import contextlib
 import os
 import shutil
-import signal
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -24,7 +23,8 @@ from weakref import WeakKeyDictionary
 from afm.errors import DataError, SandboxError, SandboxUnavailableError
 from afm.sandbox.base import ExitReason, RunResult, SandboxLimits
 from afm.sandbox.interpreter import Identity, Interpreter, find_interpreter
-from afm.sandbox.process import Ended, JailedProcess, memory_file
+from afm.sandbox.outcome import outcome
+from afm.sandbox.process import JailedProcess, memory_file
 from afm.sandbox.seccomp import filter_program
 
 _PROGRAM = "/tmp/main.py"
@@ -115,7 +115,7 @@ class BubblewrapSandbox:
         running = tuple(self._running)
         for process in running:
             process.stop(ExitReason.KILLED)
-        await asyncio.gather(*(process.gone() for process in running))
+        await asyncio.gather(*(process.wait() for process in running), return_exceptions=True)
         self._spawner.shutdown()
         self._spawner = _spawner()
 
@@ -149,28 +149,36 @@ class BubblewrapSandbox:
         raise SandboxUnavailableError(f"bubblewrap cannot isolate programs here: {_explained(trouble)}")
 
     async def _run_in(self, jail: _Jail, program: bytes, stdin: bytes, limits: SandboxLimits) -> RunResult:
-        with contextlib.ExitStack() as files:
+        try:
+            process = self._start(jail, program, stdin, limits)
+            self._running.add(process)
+            try:
+                return outcome(await process.wait(), limits)
+            finally:
+                self._running.discard(process)
+        except OSError as error:
+            raise SandboxError(f"{jail.bubblewrap} could not be started: {error}") from error
+
+    def _start(self, jail: _Jail, program: bytes, stdin: bytes, limits: SandboxLimits) -> JailedProcess:
+        files = contextlib.ExitStack()
+        try:
             code_fd = memory_file("program", program, files.callback)
             rules_fd = memory_file("rules", jail.system_calls, files.callback)
             stdin_fd = memory_file("stdin", stdin, files.callback)
             copy_fd = memory_file("stdin", stdin, files.callback)
-            process = JailedProcess(
+            return JailedProcess(
                 _command(jail, limits, _Descriptors(code_fd, rules_fd, copy_fd)),
                 stdin=stdin_fd,
                 inherited=(code_fd, rules_fd, copy_fd),
+                files=files,
                 identity=jail.identity,
                 output_bytes=limits.output_bytes,
                 wall_s=limits.wall_s,
                 spawner=self._spawner,
             )
-            self._running.add(process)
-            try:
-                ended = await process.run()
-            except OSError as error:
-                raise SandboxError(f"{jail.bubblewrap} could not be started: {error}") from error
-            finally:
-                self._running.discard(process)
-        return _result(ended, limits)
+        except BaseException:
+            files.close()
+            raise
 
 
 def _spawner() -> ThreadPoolExecutor:
@@ -245,52 +253,6 @@ def _command(jail: _Jail, limits: SandboxLimits, files: _Descriptors) -> list[st
         *(_PROGRAM, ",".join(f"{name}={value}={value + (name == 'CPU')}" for name, value in bounds.items())),
         ":".join(jail.python.imports),
     ]
-
-
-def _result(ended: Ended, limits: SandboxLimits) -> RunResult:
-    lines = ended.report.split("\n")
-    if lines[0] != "ready":
-        if ended.reason is ExitReason.KILLED:
-            return _as_result(ended, ExitReason.KILLED, None, None)
-        message = ended.stderr.text().strip()[-500:]
-        if ended.reason is ExitReason.TIMEOUT:
-            message = f"not within {limits.wall_s:g} s; is this machine overloaded?"
-        raise SandboxError(f"the jail did not start: {message or 'no message'}")
-    status, peak = _parsed(lines[1:])
-    if ended.reason is not None:
-        return _as_result(ended, ended.reason, None, peak)
-    if status is None:
-        return _as_result(ended, ExitReason.KILLED, None, None)
-    if status == -signal.SIGXCPU or (status == -signal.SIGKILL and ended.cpu_s >= limits.cpu_s):
-        return _as_result(ended, ExitReason.CPU, None, peak)
-    if status == -signal.SIGKILL:
-        return _as_result(ended, ExitReason.KILLED, status, peak)
-    if status == 1 and ended.stderr.data.rstrip().rpartition(b"\n")[2].startswith(b"MemoryError"):
-        return _as_result(ended, ExitReason.MEMORY, None, peak)
-    return _as_result(ended, ExitReason.OK if status == 0 else ExitReason.ERROR, status, peak)
-
-
-def _parsed(lines: list[str]) -> tuple[int | None, int | None]:
-    """Exit status and peak memory in bytes from the launcher's report; ``None`` when it did not get that far."""
-    try:
-        wait_status, peak_kib = (int(word) for word in lines[0].split())
-        return os.waitstatus_to_exitcode(wait_status), peak_kib * 1024
-    except (IndexError, ValueError):
-        return None, None
-
-
-def _as_result(ended: Ended, reason: ExitReason, status: int | None, peak: int | None) -> RunResult:
-    return RunResult(
-        stdout=ended.stdout.text(),
-        stderr=ended.stderr.text(),
-        exit_status=status,
-        reason=reason,
-        wall_s=ended.wall_s,
-        cpu_s=ended.cpu_s,
-        peak_memory_bytes=peak,
-        stdout_cut=ended.stdout.cut,
-        stderr_cut=ended.stderr.cut,
-    )
 
 
 def _encoded(what: str, text: str, limit: int) -> bytes:

@@ -24,6 +24,7 @@ from afm.sandbox.interpreter import Identity
 
 _CHUNK = 1 << 16
 _GRACE_S = 1.0
+_START_S = 60.0
 
 
 @dataclass(slots=True)
@@ -77,11 +78,14 @@ class Ended:
 class JailedProcess:
     """Starts a jail and follows it to its end.
 
+    It lives by callbacks, not by a task that somebody could cancel halfway.
+
     Args:
         command: Program and arguments; ``{report}`` and ``{info}`` among them become the numbers of the
             descriptors for the launcher's report and bubblewrap's information.
         stdin: Descriptor of the program's standard input.
         inherited: Further descriptors the jail keeps open.
+        files: Closes ``stdin`` and ``inherited``; called when the jail has its own copies.
         spawner: Starts the process; its threads must outlive the jail, which dies with its parent thread.
     """
 
@@ -91,6 +95,7 @@ class JailedProcess:
         *,
         stdin: int,
         inherited: Sequence[int],
+        files: contextlib.ExitStack,
         identity: Identity,
         output_bytes: int,
         wall_s: float,
@@ -98,76 +103,83 @@ class JailedProcess:
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[Ended] = self._loop.create_future()
-        self._command, self._stdin, self._inherited = command, stdin, tuple(inherited)
-        self._identity, self._wall_s, self._spawner = identity, wall_s, spawner
         self._reason: ExitReason | None = None
+        self._wall_s = wall_s
         self._stopped_cpu_s = 0.0
         self._timers: list[asyncio.TimerHandle] = []
         self._process: subprocess.Popen[bytes] | None = None
-        self._following: asyncio.Future[Ended] | None = None
-        self._fds = contextlib.ExitStack()
-        self._stdout, self._stderr = Capture(-1, output_bytes), Capture(-1, output_bytes)
+        with contextlib.ExitStack() as ours:
+            out, out_end = _pipe(ours, files)
+            err, err_end = _pipe(ours, files)
+            self._report, report_end = _pipe(ours, files)
+            self._info, info_end = _pipe(ours, files)
+            self._fds = ours.pop_all()
+        self._stdout, self._stderr = Capture(out, output_bytes), Capture(err, output_bytes)
+        numbers = {"{report}": str(report_end), "{info}": str(info_end)}
 
-    async def run(self) -> Ended:
-        """Start the jail and wait until it is gone. Cancelling kills it, and returns when it is dead.
+        def start() -> subprocess.Popen[bytes]:
+            with files:
+                return subprocess.Popen(
+                    [numbers.get(word, word) for word in command],
+                    stdin=stdin,
+                    stdout=out_end,
+                    stderr=err_end,
+                    pass_fds=(*inherited, report_end, info_end),
+                    cwd="/",
+                    env={},
+                    start_new_session=True,
+                    **identity.popen_arguments(),
+                )
+
+        self._started = time.monotonic()
+        # In a thread: it waits until the kernel has loaded the program.
+        self._loop.run_in_executor(spawner, start).add_done_callback(self._spawned)
+
+    async def wait(self) -> Ended:
+        """Until the jail is gone. Cancelling kills it, and returns when it is dead.
 
         Raises:
             OSError: The process could not be started.
         """
-        self._following = asyncio.ensure_future(self._follow())
         try:
-            return await asyncio.shield(self._following)
+            return await asyncio.shield(self._ended)
         except asyncio.CancelledError:
             self.stop(ExitReason.KILLED)
-            await self.gone()
+            await asyncio.wait([self._ended])
             raise
 
-    async def gone(self) -> None:
-        """Until the jail is gone; cancelling this leaves the jail alone."""
-        if self._following is not None:
-            await asyncio.wait([self._following])
-
-    async def _follow(self) -> Ended:
-        with contextlib.ExitStack() as theirs:
-            self._stdout.fd, out_end = _pipe(self._fds, theirs)
-            self._stderr.fd, err_end = _pipe(self._fds, theirs)
-            self._report, report_end = _pipe(self._fds, theirs)
-            self._info, info_end = _pipe(self._fds, theirs)
-            numbers = {"{report}": str(report_end), "{info}": str(info_end)}
-
-            def start() -> subprocess.Popen[bytes]:
-                return subprocess.Popen(
-                    [numbers.get(word, word) for word in self._command],
-                    stdin=self._stdin,
-                    stdout=out_end,
-                    stderr=err_end,
-                    pass_fds=(*self._inherited, report_end, info_end),
-                    cwd="/",
-                    env={},
-                    start_new_session=True,
-                    **self._identity.popen_arguments(),
-                )
-
-            self._started = time.monotonic()
-            try:
-                # In a thread: it waits until the kernel has loaded the program.
-                process = await self._loop.run_in_executor(self._spawner, start)
-            except BaseException:
-                self._fds.close()
-                raise
-        self._process = process
-        self._watch(process.pid)
-        return await self._ended
+    def _spawned(self, spawning: asyncio.Future[subprocess.Popen[bytes]]) -> None:
+        if (error := spawning.exception()) is not None:
+            self._fds.close()
+            self._ended.set_exception(error)
+            return
+        self._process = spawning.result()
+        self._watch(self._process.pid)
 
     def _watch(self, pid: int) -> None:
         self._pidfd = os.pidfd_open(pid)
         self._fds.callback(os.close, self._pidfd)
-        self._timers.append(self._loop.call_later(self._wall_s, self.stop, ExitReason.TIMEOUT))
+        self._limit_time(_START_S)
         self._loop.add_reader(self._pidfd, self._reap)
+        self._loop.add_reader(self._report, self._begun)
         for stream in (self._stdout, self._stderr):
             self._loop.add_reader(stream.fd, self._take, stream)
         if self._reason is not None:  # stopped while it was being started
             self._kill()
+
+    def _limit_time(self, seconds: float) -> None:
+        self._timers.append(self._loop.call_later(seconds, self.stop, ExitReason.TIMEOUT))
+
+    def _begun(self) -> None:
+        """The launcher is about to run the program: only now its time begins, however busy the machine."""
+        self._loop.remove_reader(self._report)
+        if self._reason is None:
+            self._cancel_timers()
+            self._limit_time(self._wall_s)
+
+    def _cancel_timers(self) -> None:
+        while self._timers:
+            self._timers.pop().cancel()
 
     def stop(self, reason: ExitReason) -> None:
         """Kill the jail with everything in it; the first reason counts."""
@@ -214,9 +226,8 @@ class JailedProcess:
         if pid == 0:
             return
         self._process.returncode = os.waitstatus_to_exitcode(status)
-        for timer in self._timers:
-            timer.cancel()
-        for fd in (self._pidfd, self._stdout.fd, self._stderr.fd):
+        self._cancel_timers()
+        for fd in (self._pidfd, self._report, self._stdout.fd, self._stderr.fd):
             self._loop.remove_reader(fd)
         for stream in (self._stdout, self._stderr):  # every writer is dead: this ends
             while not stream.cut and stream.read():

