@@ -41,7 +41,7 @@ _RL_CURVES = (
     ),
     _Wanted(
         "Episodes that call a tool",
-        "What reinforcement learning changes first.",
+        "Share of sampled episodes with at least one call.",
         (_Line("share", ("tool_share",)),),
         share=True,
     ),

@@ -40,14 +40,16 @@ def facts_of(run_dir: Path, stages: Sequence[tuple[str, Manifest | None]]) -> It
 
 
 def _each(label: str, values: Sequence[tuple[str, str]]) -> Iterator[Fact]:
-    """One fact when all stages agree, else one that names the stages."""
-    different = {value for _, value in values}
-    if different == {""}:
-        return
-    if len(different) == 1:
-        yield Fact(label, values[0][1])
+    """One fact: the value all stages share, or each value with the stages that have it."""
+    stages: dict[str, list[str]] = {}
+    for name, value in values:
+        stages.setdefault(value, []).append(name)
+    if len(stages) == 1:
+        yield from [Fact(label, value) for value in stages if value]
     else:
-        yield Fact(label, "; ".join(f"{name}: {value or 'none'}" for name, value in values))
+        yield Fact(
+            label, "; ".join(f"{', '.join(names)}: {value or 'none'}" for value, names in stages.items())
+        )
 
 
 def _model(manifest: Manifest) -> str:

@@ -61,13 +61,13 @@ def render_report(run: ReportInput) -> str:
     )
 
 
-def _problem(pair: Pair, spec: AgentSpec | None) -> _Problem:
+def _problem(pair: Pair, agent: AgentSpec | None) -> _Problem:
+    spec = pair.spec or agent
     first = pair.episodes[0][1]
-    prompt = spec.user_message(first.question) if spec else ""
     return _Problem(
         title=pair.title,
         question=first.question,
-        prompt="" if prompt == first.question else prompt,
+        prompt=spec.user_message(first.question) if spec else "",
         gold=_gold_text(first.ground_truth),
         panels=[
             _Panel(name, record, passed(record), blocks_of(record, spec)) for name, record in pair.episodes

@@ -43,10 +43,15 @@ class StageDifference:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Episodes on one question, by the name of their stage, shown side by side."""
+    """Episodes on one question, by the name of their stage, shown side by side.
+
+    Attributes:
+        spec: Their agent, where it is another than the report's.
+    """
 
     title: str
     episodes: tuple[tuple[str, Record], ...]
+    spec: AgentSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)

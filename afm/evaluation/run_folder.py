@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from afm.agents import AgentSpec, model_folder
@@ -26,6 +26,7 @@ from afm.trajectory.record import Record
 _KNOWN = {"eval_sft": "after SFT", "eval_rl": "after RL", "eval_real": "real data"}
 _MODEL_KEYS = ("model.", "versions.")
 _TOOL_GAIN = 0.05
+_WORLD = "world"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +58,16 @@ class Evaluation:
         return StageResult(self.name, self.metrics, self.episodes, self._note())
 
     def _note(self) -> str:
-        parts = [f"{self.metrics.questions:,} questions"]
+        parts = [f"{self.metrics.questions:,} questions{self._files()}"]
         if self.metrics.rounds > 1:
             parts.append(f"{self.metrics.rounds} rounds")
         if self.manifest is not None:
             parts.append(f"temperature {self.manifest.settings['sampling']['temperature']:g}")
         return ", ".join(parts)
+
+    def _files(self) -> str:
+        data = self.manifest.sources.get("data", ()) if self.manifest is not None else ()
+        return f" of {', '.join(Path(path).name for path in data)}" if data else ""
 
 
 def read_run(run_dir: Path) -> ReportInput:
@@ -89,7 +94,7 @@ def read_run(run_dir: Path) -> ReportInput:
         facts=tuple(facts_of(run_dir, [(one.name, one.manifest) for one in evaluations])),
         stages=tuple(evaluation.stage() for evaluation in evaluations),
         difference=_difference(*both, notes) if both else None,
-        tool_story=_tool_story(*both) if both else None,
+        tool_story=_tool_story(run_dir, *both) if both else None,
         curves=tuple(curves),
         pairs=tuple(_pairs(evaluations, both)),
         commands=tuple(_commands(run_dir, spec, evaluations)),
@@ -176,7 +181,10 @@ def _difference(before: Evaluation, after: Evaluation, notes: list[str]) -> Stag
     return StageDifference(before.name, after.name, result, caveats)
 
 
-def _tool_story(before: Evaluation, after: Evaluation) -> tuple[str, str] | None:
+def _tool_story(run_dir: Path, before: Evaluation, after: Evaluation) -> tuple[str, str] | None:
+    """The stages to explain; only the team of the generated world is known to answer without the tool."""
+    if not (run_dir / _WORLD).is_dir():
+        return None
     used_before, used_after = before.metrics.tool_use, after.metrics.tool_use
     if used_before is None or used_after is None or used_after - used_before < _TOOL_GAIN:
         return None
@@ -192,7 +200,8 @@ def _pairs(evaluations: list[Evaluation], both: tuple[Evaluation, Evaluation] | 
     yield from pick_pairs((before.name, before.records), (after.name, after.records))
     for evaluation in evaluations:
         if evaluation is not before and evaluation is not after:
-            yield from pick_episodes(evaluation.name, evaluation.records, count=1)
+            for pair in pick_episodes(evaluation.name, evaluation.records, count=1):
+                yield replace(pair, spec=_spec([evaluation], []))
 
 
 def _commands(run_dir: Path, spec: AgentSpec | None, evaluations: list[Evaluation]) -> Iterator[Command]:
@@ -208,7 +217,7 @@ def _commands(run_dir: Path, spec: AgentSpec | None, evaluations: list[Evaluatio
         )
         yield Command(
             f"afm eval configs/tiny/eval/math_world.yaml model={model} "
-            f"data={shlex.quote(str(run_dir / 'world/heldout.jsonl'))} rounds=8 "
+            f"data={shlex.quote(str(run_dir / _WORLD / 'heldout.jsonl'))} rounds=8 "
             f"out_dir={shlex.quote(str(run_dir / 'eval_rounds'))}",
             "Eight rounds a question: how much luck is in one sample, and what pass@8 is",
         )

@@ -32,7 +32,9 @@ def test_equal_runs_share_a_folder_and_others_are_told_apart(tmp_path, solver) -
     claim(tmp_path, manifest(solver))
     other = solver.spec().model_copy(update={"rules": ("One rule.",)})
     fresh = type(other).model_validate(other.model_dump())
-    with pytest.raises(ConfigError, match=r"agent.digest: .* -> .*\); choose another out_dir"):
+    with pytest.raises(
+        ConfigError, match=r"settings \(agent.digest: '\w+' -> '\w+'\); choose another out_dir"
+    ):
         claim(tmp_path, manifest(solver, spec=fresh))
     changes = differences(manifest(solver), manifest(solver, temperature=0.0))
     assert changes == ["sampling.temperature: 1.0 -> 0.0"]

@@ -103,11 +103,11 @@ def run_folder(tmp_path, record, solver):
             for row in rows:
                 writer.write(row)
         (run / name / "metrics.json").write_text(summarise(rows).model_dump_json())
-    (run / "sft").mkdir()
+    for name in ("world", "sft", "rl"):
+        (run / name).mkdir()
     (run / "sft/trainer_log.jsonl").write_text(
         '{"current_steps": 1, "loss": 2.0}\n{"current_steps": 2, "loss": 1.0}\n'
     )
-    (run / "rl").mkdir()
     (run / "rl/metrics.jsonl").write_text('{"step": 1, "reward": 0.4}\n{"step": 2, "reward": 0.6}\n')
     (run / "stages.jsonl").write_text('{"name": "world", "seconds": 1.5, "note": "x"}\n{"name": "sf')
     return run
