@@ -251,6 +251,20 @@ def test_rows_are_named_by_workers_too(pipeline, data_dir, tiny):
         pipeline(tiny, data_dir(rows), preprocessing_num_workers=2)
 
 
+def test_streamed_rows_are_masked_and_broken_ones_refused(pipeline, data_dir, tiny):
+    options = {"streaming": True, "dataloader_num_workers": 1}
+    built = pipeline(tiny, data_dir(alpaca(CALL + JOINTS["rollout"] + SAID)), **options)
+    assert built.trained() == [f"{CALL}{SAID}<|im_end|>"]
+    with pytest.raises(DataError, match=r"'Question 1\?'.*is never closed"):
+        pipeline(tiny, data_dir(alpaca(SAID, "<observation>")), **options)
+
+
+def test_rows_held_out_for_validation_are_masked_too(pipeline, data_dir, tiny):
+    rows = alpaca(*[CALL + JOINTS["rollout"] + SAID] * 10)
+    built = pipeline(tiny, data_dir(rows), val_size=0.2)
+    assert built.trained() == [f"{CALL}{SAID}<|im_end|>"] * 8
+
+
 def test_stages_that_cannot_mask_say_so(pipeline, data_dir, tiny):
     rows = [{"instruction": "a", "input": "", "chosen": SAID, "rejected": CALL}]
     columns = {"prompt": "instruction", "query": "input", "chosen": "chosen", "rejected": "rejected"}
