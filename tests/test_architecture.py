@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 
 LAYERS = [
-    {"errors", "settings", "processes"},
+    {"errors", "settings", "processes", "configuration"},
     {"agents"},
     {"trajectory"},
     {"masking"},
@@ -24,7 +24,7 @@ LAYERS = [
     {"cli"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
-SIDEWAYS = {("tools", "sandbox"), ("settings", "errors"), ("errors", "settings")}
+SIDEWAYS = {("tools", "sandbox"), ("configuration", "errors"), ("processes", "errors"), ("settings", "errors"), ("errors", "settings")}
 
 
 def python_files(package: str) -> list[Path]:

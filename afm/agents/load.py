@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Hashable, Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import yaml
-from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
 
-from afm.agents.spec import AgentSpec, Grade, Limits, RoleSpec
+from afm.agents.spec import AgentSpec
+from afm.configuration import read_extended, validated
 from afm.errors import ConfigError, suggestion
 
 _SHIPPED_FOLDER = Path(__file__).parent
@@ -69,11 +66,7 @@ def agent_of_model(model_dir: str | Path, name: str) -> AgentSpec:
 
 
 def _load(source: Path) -> AgentSpec:
-    data = _resolve(source, ())
-    try:
-        return AgentSpec.model_validate(data)
-    except ValidationError as error:
-        raise ConfigError(_explain(source, error, data)) from None
+    return validated(AgentSpec, read_extended(source, "agent settings", find=_find), str(source))
 
 
 _shipped = lru_cache(maxsize=None)(_load)
@@ -96,51 +89,6 @@ def _find(name_or_path: str | Path, base: Path) -> Path:
     return path
 
 
-def _resolve(source: Path, children: tuple[Path, ...]) -> dict[str, Any]:
-    own = source.resolve()
-    if own in children:
-        chain = " -> ".join(str(path) for path in (*children, own))
-        raise ConfigError(f"{source}: `extends` goes in a circle: {chain}")
-    data = _read(source)
-    parent = data.pop("extends", None)
-    if parent is None:
-        return data
-    if not isinstance(parent, str):
-        raise ConfigError(f"{source}: extends: got {parent!r}, expected the name or the path of an agent")
-    try:
-        base = _find(parent, source.parent)
-    except ConfigError as error:
-        raise ConfigError(f"{source}: extends: {error}") from None
-    return _merged(_resolve(base, (*children, own)), data)
-
-
-def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    result = dict(base)
-    for key, value in over.items():
-        inherited = result.get(key)
-        if value is None:
-            result.pop(key, None)
-        elif isinstance(inherited, dict) and isinstance(value, dict):
-            result[key] = _merged(inherited, value)
-        else:
-            result[key] = value
-    return result
-
-
-class _UniqueKeyLoader(yaml.SafeLoader):
-    """A safe loader that refuses a mapping with the same key twice."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen: set[str] = set()
-        for key_node, _ in node.value:
-            if key_node.value in seen and isinstance(key_node, yaml.ScalarNode):
-                line = key_node.start_mark.line + 1
-                raise ConfigError(f"line {line}: key {key_node.value!r} stands twice in one mapping")
-            if isinstance(key_node, yaml.ScalarNode):
-                seen.add(key_node.value)
-        return super().construct_mapping(node, deep=deep)
-
-
 class _BlockDumper(yaml.SafeDumper):
     """Writes texts of several lines as blocks, so that a saved prompt stays readable."""
 
@@ -151,45 +99,3 @@ def _block_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 
 
 _BlockDumper.add_representer(str, _block_text)
-
-
-def _read(source: Path) -> dict[str, Any]:
-    try:
-        data = yaml.load(source.read_text(encoding="utf-8"), _UniqueKeyLoader)
-    except ConfigError as error:
-        raise ConfigError(f"{source}: {error}") from None
-    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
-        raise ConfigError(f"{source}: cannot be read as YAML: {error}") from None
-    if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
-        raise ConfigError(f"{source}: got {type(data).__name__}, expected a mapping of agent settings")
-    return data
-
-
-def _explain(source: Path, error: ValidationError, data: Mapping[str, Any]) -> str:
-    lines = [_explain_one(details, data) for details in error.errors()]
-    return "\n".join(f"{source}: {line}" for line in lines)
-
-
-def _explain_one(details: ErrorDetails, data: Mapping[str, Any]) -> str:
-    location = details["loc"]
-    key = ".".join(str(part) for part in location)
-    if details["type"] == "extra_forbidden":
-        model = _model_at(location[:-1])
-        return f"unknown key {key!r}; {suggestion(str(location[-1]), model.model_fields)}"
-    if details["type"] == "missing":
-        return f"{key}: missing; give it or extend an agent that has it"
-    message = details["msg"].removeprefix("Value error, ")
-    if not location:
-        return f"agent {data.get('name', '?')!r}: {message}"
-    return f"{key}: got {_short(details['input'])}: {message}"
-
-
-def _model_at(location: tuple[int | str, ...]) -> type[BaseModel]:
-    if location[:1] == ("roles",):
-        return Grade if location[2:] == ("grade",) else RoleSpec
-    return Limits if location == ("limits",) else AgentSpec
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."

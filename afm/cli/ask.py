@@ -105,9 +105,9 @@ async def _ask(
 
 
 def _agent(agent: str | None, model: str) -> AgentSpec:
-    from afm.agents import MODEL_AGENT_FILE, agent_of_model, load_agent
+    from afm.agents import MODEL_AGENT_FILE, agent_of_model, load_agent, model_folder
 
-    own = Path(model) / MODEL_AGENT_FILE
+    own = model_folder(model) / MODEL_AGENT_FILE
     if agent is not None:
         return agent_of_model(model, agent)
     if own.is_file():
@@ -118,8 +118,8 @@ def _agent(agent: str | None, model: str) -> AgentSpec:
 def _tools(spec: AgentSpec, source: Path | None) -> dict[str, Tool]:
     """The tools of ``source``, or from ``configs/tools`` those that the agent calls."""
     from afm.cli.project import configs_folder
+    from afm.configuration import read_mapping
     from afm.tools import load_tools
-    from afm.tools.config import read_mapping
 
     if source is not None:
         return load_tools(source)

@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from afm.configuration import read_mapping, validated
 from afm.errors import ConfigError, suggestion
 from afm.rewards.base import Reward, Sample
 from afm.rewards.exact_match import ExactMatch, MatchVariant
@@ -18,7 +19,6 @@ from afm.rewards.math import MathVerify
 from afm.rewards.overlong import CountedTokens, OverlongPenalty
 from afm.rewards.part import Part, Scorer
 from afm.rewards.sources import BY_SOURCE, LATER, SCORERS, scorer_name
-from afm.tools.config import read_mapping, validated
 from afm.trajectory.record import Verdict
 
 CORRECT, FORMAT, OVERLONG = "correct", "format", "overlong"

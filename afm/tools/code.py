@@ -14,10 +14,10 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from afm.configuration import validated
 from afm.errors import ConfigError, DataError, SandboxError
 from afm.sandbox import ExitReason, RunResult, Sandbox, SandboxLimits, limits_from, open_sandbox
 from afm.tools.base import ToolResult
-from afm.tools.config import validated
 from afm.tools.registry import ToolContext, ToolSchema
 from afm.tools.traceback import shortened
 

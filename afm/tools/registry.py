@@ -19,10 +19,10 @@ from typing import Any, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from afm.configuration import read_mapping, validated
 from afm.errors import ConfigError, suggestion
 from afm.sandbox import Sandbox
 from afm.tools.base import Tool
-from afm.tools.config import read_mapping, validated
 
 
 class FunctionSchema(BaseModel):

@@ -55,7 +55,7 @@ def test_path_object_is_never_taken_for_a_shipped_name(
 
 def test_unknown_key_is_refused_with_file_key_path_and_suggestion(tmp_path: Path) -> None:
     path = write(tmp_path, "bad.yaml", "extends: math\nlimits: {max_turn: 3}\n")
-    assert failure(path) == f"{path}: unknown key 'limits.max_turn'; did you mean 'max_turns'?"
+    assert failure(path) == f"{path}: limits.max_turn: unknown key; did you mean 'max_turns'?"
 
 
 def test_unknown_key_of_a_role_and_of_its_grade_are_suggested_from_their_own_keys(tmp_path: Path) -> None:
@@ -66,26 +66,26 @@ def test_unknown_key_of_a_role_and_of_its_grade_are_suggested_from_their_own_key
     )
     lines = failure(path).splitlines()
     assert lines == [
-        f"{path}: unknown key 'roles.plan.purpos'; did you mean 'purpose'?",
-        f"{path}: unknown key 'roles.reflection.grade.patern'; did you mean 'pattern'?",
+        f"{path}: roles.plan.purpos: unknown key; did you mean 'purpose'?",
+        f"{path}: roles.reflection.grade.patern: unknown key; did you mean 'pattern'?",
     ]
 
 
 def test_wrong_value_names_key_value_and_expectation(tmp_path: Path) -> None:
     path = write(tmp_path, "bad.yaml", "extends: math\nlimits: {max_turns: many}\n")
     message = failure(path)
-    assert message.startswith(f"{path}: limits.max_turns: got 'many': ")
+    assert message.startswith(f"{path}: limits.max_turns: got 'many' (str), expected ")
     assert "integer" in message
 
 
 def test_missing_name_is_a_clear_error(tmp_path: Path) -> None:
     path = write(tmp_path, "bad.yaml", "roles: {answer: {kind: answer}}\ntransitions: {start: [answer]}\n")
-    assert failure(path) == f"{path}: name: missing; give it or extend an agent that has it"
+    assert failure(path) == f"{path}: name: missing, but required"
 
 
 def test_contradiction_names_the_agent(tmp_path: Path) -> None:
     path = write(tmp_path, "bad.yaml", "extends: math\nname: mine\ntransitions: {plan: [cod]}\n")
-    assert failure(path).startswith(f"{path}: agent 'mine': transitions.plan: ['cod'] cannot follow")
+    assert failure(path).startswith(f"{path}: transitions.plan: ['cod'] cannot follow")
 
 
 def test_duplicate_key_is_refused_with_its_line(tmp_path: Path) -> None:

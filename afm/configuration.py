@@ -1,0 +1,218 @@
+"""Configuration files: YAML in, ``extends`` and ``key=value`` overrides applied, validated models out.
+
+Every error names the file, the key path, the value found and what was expected.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from afm.errors import ConfigError, UsageError, suggestion
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+Find = Callable[[str, Path], Path]
+"""Finds the file that ``extends`` names, given the folder of the file that says so."""
+
+Anchor = Callable[[dict[str, Any], Path], None]
+"""Rewrites, in place, the paths of one file that are relative to its folder."""
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe; ``3e-5`` is a number as in YAML 1.2, and a key that stands twice is refused."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in seen:
+                    line = key.start_mark.line + 1
+                    raise ConfigError(f"line {line}: key {key.value!r} stands twice in one mapping")
+                seen.add(key.value)
+        return super().construct_mapping(node, deep=deep)
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)[eE][-+]?[0-9]+\Z"),
+    list("-+.0123456789"),
+)
+
+
+def parse_yaml(text: str) -> Any:
+    """The value of a YAML text.
+
+    Raises:
+        ConfigError: A key stands twice in one mapping.
+        yaml.YAMLError: It is no YAML.
+    """
+    return yaml.load(text, _Loader)
+
+
+def read_file(path: Path, what: str = "settings") -> dict[str, Any]:
+    """The mapping in a YAML file; ``what`` names its content in errors.
+
+    Raises:
+        ConfigError: The file is missing, is no YAML, or holds no mapping with words as keys.
+    """
+    try:
+        data = parse_yaml(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file; expected a YAML of {what}") from None
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+        raise ConfigError(f"{path}: cannot be read as YAML: {error}") from None
+    if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
+        raise ConfigError(f"{path}: got {type(data).__name__}, expected a mapping of {what}")
+    return data
+
+
+def read_mapping(source: str | Path | Mapping[str, Any], what: str) -> tuple[str, dict[str, Any]]:
+    """Settings that are given as they are or as the path of a YAML, and the name that errors call them by."""
+    if isinstance(source, Mapping):
+        return f"{what} configuration", dict(source)
+    return str(source), read_file(Path(source), f"{what} settings")
+
+
+def read_extended(
+    path: Path, what: str = "settings", *, find: Find | None = None, anchor: Anchor | None = None
+) -> dict[str, Any]:
+    """A YAML file merged over the one it ``extends``; see :func:`merged`.
+
+    Args:
+        find: Where ``extends`` looks; by default a path relative to the file.
+        anchor: Applied to every file by itself.
+
+    Raises:
+        ConfigError: A file cannot be read, or ``extends`` goes in a circle.
+    """
+    return _extended(path, what, find or _beside, anchor or _nothing, ())
+
+
+def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """``over`` laid over ``base``: mappings key by key, other values replace, ``null`` removes what was inherited."""
+    result = dict(base)
+    for key, value in over.items():
+        inherited = result.get(key)
+        if value is None and key in result:
+            del result[key]
+        elif isinstance(inherited, dict) and isinstance(value, dict):
+            result[key] = merged(inherited, value)
+        else:
+            result[key] = value
+    return result
+
+
+def apply_overrides(data: dict[str, Any], overrides: Sequence[str]) -> None:
+    """Set ``key=value`` pairs in place: keys may be dotted, values are YAML, an empty value is ``null``.
+
+    Raises:
+        UsageError: Not of that form, or the key leads through a plain value.
+    """
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        if not equals or not key.strip():
+            raise UsageError(f"override {override!r}: expected key=value, for example seed=1")
+        try:
+            value = parse_yaml(text)
+        except (yaml.YAMLError, ConfigError) as error:
+            raise UsageError(f"override {override!r}: the value is no YAML: {error}") from None
+        *parents, last = key.strip().split(".")
+        level = data
+        for parent in parents:
+            inner = level.get(parent)
+            if inner is not None and not isinstance(inner, dict):
+                raise UsageError(f"override {override!r}: {parent!r} is a value, not a group of settings")
+            level[parent] = dict(inner or {})
+            level = level[parent]
+        level[last] = value
+
+
+def validated(model: type[ModelT], data: object, label: str, at: str = "") -> ModelT:
+    """``data`` as a ``model``.
+
+    Args:
+        label: File or name that errors begin with.
+        at: Key path of ``data`` within the file, e.g. ``tools[0].config``.
+
+    Raises:
+        ConfigError: One line for each fault: file, key path, value got, what was expected.
+    """
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        lines = [f"{label}: {_explained(details, at, model)}" for details in error.errors()]
+        raise ConfigError("\n".join(lines)) from None
+
+
+def _extended(
+    path: Path, what: str, find: Find, anchor: Anchor, children: tuple[Path, ...]
+) -> dict[str, Any]:
+    own = path.resolve()
+    if own in children:
+        chain = " -> ".join(str(file) for file in (*children, own))
+        raise ConfigError(f"{path}: `extends` goes in a circle: {chain}")
+    data = read_file(path, what)
+    anchor(data, path.parent)
+    parent = data.pop("extends", None)
+    if parent is None:
+        return data
+    if not isinstance(parent, str):
+        raise ConfigError(f"{path}: extends: got {parent!r}, expected a name or a path")
+    try:
+        base = find(parent, path.parent)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: extends: {error}") from None
+    return merged(_extended(base, what, find, anchor, (*children, own)), data)
+
+
+def _beside(name: str, folder: Path) -> Path:
+    return folder / name
+
+
+def _nothing(data: dict[str, Any], folder: Path) -> None:
+    """No path to rewrite."""
+
+
+def _explained(details: ErrorDetails, at: str, model: type[BaseModel]) -> str:
+    location = details["loc"]
+    path = at
+    for part in location:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
+    if details["type"] == "extra_forbidden":
+        known = _fields(model, location[:-1])
+        hint = f"; {suggestion(str(location[-1]), known)}" if known else ""
+        return f"{path}: unknown key{hint}"
+    if details["type"] == "missing":
+        return f"{path}: missing, but required"
+    if not location and not at:
+        return details["msg"].removeprefix("Value error, ")
+    expected = details["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    given = repr(details["input"])
+    shown = given if len(given) <= 80 else f"{given[:77]}..."
+    return f"{path}: got {shown} ({type(details['input']).__name__}), expected {expected}"
+
+
+def _fields(model: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:
+    """Names of the fields at ``location`` inside ``model``; empty when it is no model."""
+    current: object = model
+    for part in location:
+        field = getattr(current, "model_fields", {}).get(part)
+        if field is not None:
+            candidates = _models(field.annotation)
+            current = candidates[0] if candidates else None
+    return list(getattr(current, "model_fields", {}))
+
+
+def _models(annotation: object) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for part in getattr(annotation, "__args__", ()) for model in _models(part)]
