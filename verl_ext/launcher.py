@@ -73,6 +73,7 @@ class Run:
 
     def start(self) -> int:
         """Train what is left to train, then export the model."""
+        check_files(self._settings)
         total = total_steps(self._settings)
         if (exported_step(self._model) or 0) >= total:
             print(f"{self._out}: already trained for {total} steps; the model is in {self._model}")
@@ -84,15 +85,16 @@ class Run:
             if ended:
                 print(f"ended {ended} processes that an earlier start left over")
             step = resumable_step(self._checkpoints)
-            status = 0 if step >= total else self._train(scratch, book, step, total)
-            book.release()
+            try:
+                status = 0 if step >= total else self._train(scratch, book, step, total)
+            finally:
+                book.release()
         if status == 0:
             self._export()
         return status
 
     def _train(self, scratch: Path, book: processes.ProcessBook, step: int, total: int) -> int:
         words, _ = command(self._settings, str(scratch))
-        check_files(self._settings)
         self._write_settings()
         forget_failures(self._out)
         metrics = MetricsLog(self._out, step)
@@ -159,3 +161,5 @@ if __name__ == "__main__":
     except AfmError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2 if isinstance(error, UsageError) else 1)
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -172,13 +172,20 @@ def check_files(settings: RlSettings) -> None:
 
 
 def total_steps(settings: RlSettings) -> int:
-    """Training steps of the whole run, as verl counts them."""
-    trainer = settings.verl.get("trainer", {})
-    steps = trainer.get("total_training_steps")
-    if steps is not None:
-        return int(steps)
+    """Training steps of the whole run: as asked for, at most as many as the epochs hold.
+
+    Raises:
+        ConfigError: There are fewer rows than a training batch has.
+    """
     import pyarrow.parquet
 
-    rows = sum(pyarrow.parquet.read_metadata(file).num_rows for file in settings.train_files)
     config = compose(overrides_of(settings))
-    return int(rows // config.data.train_batch_size * config.trainer.total_epochs)
+    rows = sum(pyarrow.parquet.read_metadata(file).num_rows for file in settings.train_files)
+    batch = config.data.train_batch_size
+    if rows < batch:
+        raise ConfigError(
+            f"train_files hold {rows} rows, fewer than a batch (data.train_batch_size: {batch})"
+        )
+    most = int(rows // batch * config.trainer.total_epochs)
+    steps = config.trainer.total_training_steps
+    return most if steps is None else min(int(steps), most)

@@ -5,7 +5,7 @@ import pytest
 
 from afm.errors import ConfigError
 from verl_ext.compose import compose, flatten, hydra_text, overrides_of
-from verl_ext.plan import check, command, environment, trainer_environment
+from verl_ext.plan import check, command, environment, total_steps, trainer_environment
 from verl_ext.settings import RlSettings
 
 pytest.importorskip("verl")
@@ -152,3 +152,21 @@ def test_a_given_cluster_is_joined_and_told_the_environment(tmp_path: Path) -> N
     assert config.ray_kwargs.ray_init.address == "10.0.0.1:6379"
     assert config.ray_kwargs.ray_init.runtime_env.env_vars.VERL_PLATFORM == "cpu"
     assert not any("_temp_dir" in word for word in words)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "steps"), [({}, 90), ({"total_training_steps": 7}, 7), ({"total_epochs": 2}, 6)]
+)
+def test_steps_are_counted_as_verl_counts_them(tmp_path: Path, trainer: dict[str, int], steps: int) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    pa.parquet.write_table(pa.table({"row": range(31)}), tmp_path / "train.parquet")
+    verl = {"data": {"train_batch_size": 10}, "trainer": trainer}
+    made = settings(tmp_path, verl=verl, train_files=[str(tmp_path / "train.parquet")])
+    assert total_steps(made) == steps
+    few = settings(
+        tmp_path, verl={"data": {"train_batch_size": 32}}, train_files=[str(tmp_path / "train.parquet")]
+    )
+    with pytest.raises(ConfigError, match="31 rows, fewer than a batch"):
+        total_steps(few)

@@ -1,0 +1,48 @@
+"""``afm rl`` from the outside: exit statuses and messages."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("verl")
+
+ROOT = Path(__file__).resolve().parents[2]
+TINY = str(ROOT / "configs/tiny/rl/math.yaml")
+
+
+def afm(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "afm.cli.main", "rl", *words], capture_output=True, text=True, cwd=cwd
+    )
+
+
+def test_a_dry_run_prints_a_command_and_leaves_nothing(tmp_path: Path) -> None:
+    result = afm(TINY, "output_dir=out", "--dry-run", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "main_ppo" in result.stdout
+    assert f"trainer.default_local_dir={tmp_path}/out/checkpoints" in result.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "message"),
+    [
+        (["absent.yaml"], 2, "absent.yaml: no such file; see configs/rl"),
+        ([TINY, "seed"], 2, "override 'seed': expected key=value"),
+        ([TINY, "sed=1"], 1, "unknown key 'sed'; did you mean 'seed'?"),
+        ([TINY, "--dry-run", "verl.trainer.nodes=1"], 1, "did you mean 'nnodes'?"),
+        ([TINY, "train_files=absent.parquet"], 1, "absent.parquet: no such file (train_files"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_starts(
+    tmp_path: Path, words: list[str], status: int, message: str
+) -> None:
+    result = afm(*words, cwd=tmp_path)
+    assert result.returncode == status
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not (tmp_path / "runs" / "tiny" / "rl" / "training.log").exists()
