@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +10,8 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from afm.agents import AgentSpec, Limits, agent_of_model, load_agent
-from afm.errors import ConfigError, UsageError, suggestion
-from afm.tools.config import read_mapping, validated
+from afm.configuration import apply_overrides, read_extended, validated
+from afm.errors import ConfigError, suggestion
 
 CONFIG_FILE = "config.yaml"
 
@@ -135,9 +135,10 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> EvalConfig:
         ConfigError: A file cannot be read, or a key or value is wrong.
         UsageError: An override is not of the form ``key=value``.
     """
-    data = _read(Path(path), ())
-    for override in overrides:
-        _apply(data, override)
+    data = read_extended(Path(path), "evaluation settings")
+    if isinstance(data.get("model"), str):
+        data["model"] = {"path": data["model"]}
+    apply_overrides(data, [_model_path(override) for override in overrides])
     if not data.get("model"):
         raise ConfigError(
             f"{path}: model: missing; give the model's folder or address on the command line: model=DIR_OR_URL"
@@ -150,47 +151,8 @@ def dump_config(config: EvalConfig) -> str:
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
-def _read(path: Path, children: tuple[Path, ...]) -> dict[str, Any]:
-    own = path.resolve()
-    if own in children:
-        raise ConfigError(f"{path}: `extends` goes in a circle")
-    _, data = read_mapping(path, "evaluation")
-    parent = data.pop("extends", None)
-    if parent is None:
-        return data
-    if not isinstance(parent, str):
-        raise ConfigError(f"{path}: extends: got {parent!r}, expected the path of a YAML")
-    return _merged(_read(path.parent / parent, (*children, own)), data)
-
-
-def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    result = dict(base)
-    for key, value in over.items():
-        old = result.get(key)
-        both = isinstance(old, dict) and isinstance(value, dict)
-        result[key] = _merged(old, value) if both else value  # type: ignore[arg-type]
-    return result
-
-
-def _apply(data: dict[str, Any], override: str) -> None:
-    key, equals, text = override.partition("=")
-    if not equals or not key.strip():
-        raise UsageError(f"{override!r}: expected key=value, for example sampling.temperature=0.6")
-    try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise UsageError(f"{override!r}: the value is no YAML: {error}") from None
-    *path, last = key.strip().split(".")
-    inner = data
-    for part in path:
-        inner[part] = _mapping_at(inner, part)
-        inner = inner[part]
-    inner[last] = value
-
-
-def _mapping_at(data: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """A copy of the mapping under ``key``; a model given by its path alone becomes one."""
-    value = data.get(key)
-    if key == "model" and isinstance(value, str):
-        return {"path": value}
-    return dict(value) if isinstance(value, dict) else {}
+def _model_path(override: str) -> str:
+    """``model=DIR`` is short for ``model.path=DIR``."""
+    key, _, value = override.partition("=")
+    short = key.strip() == "model" and not value.lstrip().startswith("{")
+    return f"model.path={value}" if short else override

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from afm.agents import Limits
+from afm.configuration import read_mapping
 from afm.datasets import Task, read_tasks
 from afm.datasets.atomic import replace_text
 from afm.errors import DataError
@@ -19,7 +20,6 @@ from afm.evaluation.run import OnProgress, evaluate
 from afm.models import SamplingParams, TokenModel, load_model
 from afm.rewards import load_reward
 from afm.tools import load_tools
-from afm.tools.config import read_mapping
 
 
 async def run_job(config: EvalConfig, *, on_progress: OnProgress | None = None) -> Metrics:
