@@ -30,6 +30,8 @@ def environment(settings: RlSettings) -> dict[str, str]:
         values |= {
             "VERL_PLATFORM": "cpu",
             "OMP_NUM_THREADS": str(len(os.sched_getaffinity(0))),
+            # Trainer and engine take turns: threads that spin while they wait would slow the other one.
+            "OMP_WAIT_POLICY": "PASSIVE",
             # Hides real GPUs, yet names one device for each logical slot, which Ray insists on.
             "CUDA_VISIBLE_DEVICES": ",".join(["-1"] * _slots(settings)),
             "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",

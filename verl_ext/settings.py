@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
-from pydantic_core import ErrorDetails
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from afm.agents import AgentSpec, Limits, agent_of_model, load_agent
-from afm.errors import ConfigError, UsageError, suggestion
+from afm.configuration import apply_overrides, read_extended, validated
+from afm.errors import suggestion
 
 SETTINGS_FILE = "rl_config.yaml"
 """The resolved settings, written into the output folder; worker processes read them there."""
@@ -96,13 +94,9 @@ def load_settings(path: str | Path, overrides: Sequence[str] = ()) -> RlSettings
         ConfigError: The file cannot be read, or a key or value is wrong.
         UsageError: An override is not of the form ``key=value``.
     """
-    data = _read(Path(path))
-    for override in overrides:
-        _apply(data, override)
-    try:
-        return RlSettings.model_validate(data)
-    except ValidationError as error:
-        raise ConfigError("\n".join(_explain(str(path), item) for item in error.errors())) from None
+    data = read_extended(Path(path), "afm rl settings", anchor=_anchor)
+    apply_overrides(data, overrides)
+    return validated(RlSettings, data, str(path))
 
 
 def load_episode_settings(path: str | Path) -> EpisodeSettings:
@@ -111,93 +105,21 @@ def load_episode_settings(path: str | Path) -> EpisodeSettings:
     Raises:
         ConfigError: The file cannot be read, or a key or value is wrong.
     """
-    data = _read(Path(path))
-    own = {key: value for key, value in data.items() if key not in _LAUNCHER_KEYS}
-    try:
-        return EpisodeSettings.model_validate(own)
-    except ValidationError as error:
-        raise ConfigError("\n".join(_explain(str(path), item) for item in error.errors())) from None
-
-
-_LAUNCHER_KEYS = set(RlSettings.model_fields) - set(EpisodeSettings.model_fields)
-
-
-class _Loader(yaml.SafeLoader):
-    """Reads ``1e-6`` as a number, as YAML 1.2 and every user do; PyYAML takes it for a text."""
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(?:\.\d*)?[eE][-+]?\d+"), list("-+0123456789")
-)
-
-
-def _yaml(text: str) -> Any:
-    return yaml.load(text, _Loader)
-
-
-def _read(path: Path, children: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """A YAML merged over the one it ``extends`` (path relative to itself); lists and values replace."""
-    if path.resolve() in children:
-        chain = " -> ".join(map(str, (*children, path.resolve())))
-        raise ConfigError(f"{path}: `extends` goes in a circle: {chain}")
-    try:
-        data = _yaml(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path}: cannot be read as YAML: {error}") from None
-    if not isinstance(data, dict):
-        raise ConfigError(f"{path}: got {type(data).__name__}, expected a mapping of settings")
-    _anchor(data, path.parent)
-    parent = data.pop("extends", None)
-    if parent is None:
-        return data
-    return _merged(_read(path.parent / str(parent), (*children, path.resolve())), data)
+    data = read_extended(Path(path), "episode settings", anchor=_anchor)
+    launcher_keys = set(RlSettings.model_fields) - set(EpisodeSettings.model_fields)
+    own = {key: value for key, value in data.items() if key not in launcher_keys}
+    return validated(EpisodeSettings, own, str(path))
 
 
 def _anchor(data: dict[str, Any], folder: Path) -> None:
-    """Files that a YAML names beside data and models are relative to it: agent, tools, rewards."""
+    """Files that a YAML names, data and models aside, are relative to it."""
     for key in ("agent", "tools", "rewards"):
         value = data.get(key)
         if isinstance(value, str) and (key != "agent" or value.endswith((".yaml", ".yml"))):
             data[key] = str(folder / value)
 
 
-def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    result = dict(base)
-    for key, value in over.items():
-        inherited = result.get(key)
-        both = isinstance(inherited, dict) and isinstance(value, dict)
-        result[key] = _merged(inherited or {}, value) if both else value
-    return result
-
-
-def _apply(data: dict[str, Any], override: str) -> None:
-    key, equals, text = override.partition("=")
-    if not equals or not key:
-        raise UsageError(f"override {override!r}: expected key=value, for example seed=1")
-    try:
-        value = _yaml(text)
-    except yaml.YAMLError as error:
-        raise UsageError(f"override {override!r}: the value is no YAML: {error}") from None
-    *parents, last = key.split(".")
-    level = data
-    for parent in parents:
-        level = level.setdefault(parent, {})
-        if not isinstance(level, dict):
-            raise UsageError(f"override {override!r}: {parent!r} is a value, not a group of settings")
-    level[last] = value
-
-
-def _explain(path: str, details: ErrorDetails) -> str:
-    key = ".".join(str(part) for part in details["loc"])
-    if details["type"] == "extra_forbidden":
-        return f"{path}: unknown key {key!r}; {suggestion(key, RlSettings.model_fields)}"
-    if details["type"] == "missing":
-        return f"{path}: {key}: missing"
-    message = details["msg"].removeprefix("Value error, ")
-    return f"{path}: {key}: got {details['input']!r}: {message}"
-
-
-def as_plain(settings: Mapping[str, Any] | BaseModel) -> dict[str, Any]:
+def as_plain(settings: BaseModel) -> dict[str, Any]:
     """JSON-like form of settings, for writing them to a file."""
-    data = settings.model_dump(mode="json") if isinstance(settings, BaseModel) else dict(settings)
+    data = settings.model_dump(mode="json")
     return {key: value for key, value in data.items() if value is not None}

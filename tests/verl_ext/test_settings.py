@@ -48,7 +48,7 @@ def test_limits_override_the_agents_and_keep_the_rest(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("extra", "message"),
     [
-        ("agnet: code", "unknown key 'agnet'; did you mean 'agent'?"),
+        ("agnet: code", "agnet: unknown key; did you mean 'agent'?"),
         ("limits: {max_turn: 2}", "unknown limit 'max_turn'; did you mean 'max_turns'?"),
         ("platform: tpu", "platform: got 'tpu'"),
         ("train_files: []", "train_files: got"),
