@@ -172,7 +172,7 @@ def _summarise(episode: Episode, spec: AgentSpec, console: Console) -> None:
     console.print(
         Text(
             f"cost: {cost.agent_tokens} tokens written and {cost.observation_tokens} observed after a prompt of "
-            f"{cost.prompt_tokens}, {cost.tool_calls} tool calls ({cost.tool_failures} failed), "
+            f"{cost.prompt_tokens}, tool calls: {cost.tool_calls} ({cost.tool_failures} failed), "
             f"{cost.wall_seconds:.1f} s",
             "dim",
         )

@@ -170,6 +170,5 @@ class _Filter:
         share_BV = sorted_BV / sorted_BV.sum(dim=-1, keepdim=True)
         before_BV = share_BV.cumsum(dim=-1) - share_BV
         beyond_BV = before_BV >= self._top_p_BT
-        beyond_BV[:, 0] = False
         kept_BV = torch.zeros_like(chosen_BV).scatter_(1, order_BV, sorted_BV.masked_fill(beyond_BV, 0.0))
         return probs_BV.index_copy(0, self._rows, kept_BV)

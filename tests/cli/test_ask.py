@@ -43,7 +43,7 @@ def run(*arguments):
 def test_the_episode_is_shown_with_answer_and_cost(folder):
     shown = run("What is 2 + 2?", "--model", folder, "--seed", 1)
     assert re.search(r"answer: .* \(stopped: \w+\)\n", shown)
-    assert re.search(r"cost: \d+ tokens written and 0 observed after a prompt of \d+, 0 tool calls", shown)
+    assert re.search(r"cost: \d+ tokens written and 0 observed after a prompt of \d+, tool calls: 0", shown)
     assert "\x1b" not in shown
 
 
