@@ -5,12 +5,15 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from afm.cli.project import configs_folder
 from afm.errors import UsageError
+
+if TYPE_CHECKING:
+    from afm.evaluation.report import StageRow
 
 
 def quickstart(
@@ -86,13 +89,17 @@ def _summary(out: Path, report: Path, seconds: float) -> None:
     print(f"\nDone in {seconds / 60:.1f} minutes.\n")
     print(f"  {'stage':24} {'pass@1':>7}  {'95 % interval':>15}  {'format':>6}  {'tool calls':>10}")
     for row in stage_rows(out):
-        interval = f"{row.pass_low:.3f} .. {row.pass_high:.3f}"
-        print(
-            f"  {row.name:24} {row.pass_at_1:7.3f}  {interval:>15}  {row.format_valid:6.2f}  {row.tool_calls:10.2f}"
-        )
+        print(f"  {row.name:24} {_stage_figures(row)}")
     print(
         f"\nReport: {report}\n\nNext:\n"
         f'  afm ask "Tom has 57 coins. Tom finds 38 more. How many coins does Tom have?" --agent math --model {out}/rl\n'
-        f"  afm view or edit the recipe: configs/tiny/sft/math.yaml, configs/tiny/rl/math.yaml\n"
+        f"  ./quickstart.sh --seed 1 --out runs/seed1, or change the recipe: configs/tiny/sft/math.yaml, configs/tiny/rl/math.yaml\n"
         f"  on GPUs: train/code_agent/rl/train_dapo_code_agent.sh --dry-run\n"
     )
+
+
+def _stage_figures(row: StageRow) -> str:
+    if row.pass_at_1 is None:
+        return "no episode was scored"
+    interval = f"{row.pass_low:.3f} .. {row.pass_high:.3f}"
+    return f"{row.pass_at_1:7.3f}  {interval:>15}  {row.format_valid or 0:6.2f}  {row.tool_calls or 0:10.2f}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -129,13 +130,15 @@ class EvalConfig(_Strict):
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> EvalConfig:
     """Read a YAML of ``afm eval`` and apply ``key=value`` overrides (dots reach into mappings, values are YAML).
 
-    A YAML may say ``extends: FILE`` (relative to itself): mappings are merged, other values replaced.
+    A YAML may say ``extends: FILE``: mappings are merged, other values replaced. The files that ``extends``,
+    ``agent``, ``tools`` and ``rewards`` name in a YAML are relative to it; data, models, ``out_dir`` and every
+    override are relative to the working folder.
 
     Raises:
         ConfigError: A file cannot be read, or a key or value is wrong.
         UsageError: An override is not of the form ``key=value``.
     """
-    data = read_extended(Path(path), "evaluation settings")
+    data = read_extended(Path(path), "evaluation settings", anchor=_anchored)
     if isinstance(data.get("model"), str):
         data["model"] = {"path": data["model"]}
     apply_overrides(data, [_model_path(override) for override in overrides])
@@ -149,6 +152,13 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> EvalConfig:
 def dump_config(config: EvalConfig) -> str:
     """The resolved settings as YAML that :func:`load_config` reads back."""
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def _anchored(data: dict[str, Any], folder: Path) -> None:
+    for key in ("agent", "tools", "rewards"):
+        value = data.get(key)
+        if isinstance(value, str) and value.endswith((".yaml", ".yml")):
+            data[key] = os.path.normpath(folder / value)
 
 
 def _model_path(override: str) -> str:
