@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -14,6 +15,10 @@ from afm.errors import UsageError
 
 if TYPE_CHECKING:
     from afm.evaluation.report import StageRow
+
+
+_QUIET = {"TQDM_DISABLE": "1", "DS_ACCELERATOR": "cpu", "TOKENIZERS_PARALLELISM": "false"}
+"""Libraries' own progress bars and warnings would bury ours; what is set already stays."""
 
 
 def quickstart(
@@ -37,6 +42,7 @@ def quickstart(
     from afm.cli.pipeline import FULL, SMOKE, Job
     from afm.cli.stages import run_stages
 
+    os.environ |= _QUIET | os.environ
     out = out.resolve()
     if " " in str(out):
         raise UsageError(
