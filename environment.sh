@@ -50,5 +50,8 @@ export GRM_MODEL_NAME="${GRM_MODEL_NAME:-gpt-4.1-mini}"
 # Folder with the LiveCodeBench test cases.
 export LIVECODEBENCH_DATA_PATH="${LIVECODEBENCH_DATA_PATH:-}"
 
+# Key of the OpenAI-compatible endpoint that serves the agent's model.
+export AFM_MODEL_API_KEY="${AFM_MODEL_API_KEY:-}"
+
 # Show the whole traceback of an error on the command line.
 export AFM_TRACEBACK="${AFM_TRACEBACK:-}"

@@ -52,6 +52,9 @@ class Settings(BaseSettings):
     livecodebench_data_path: Path | None = Field(
         default=None, description="Folder with the LiveCodeBench test cases."
     )
+    afm_model_api_key: SecretStr | None = Field(
+        default=None, description="Key of the OpenAI-compatible endpoint that serves the agent's model."
+    )
     afm_traceback: bool = Field(
         default=False, description="Show the whole traceback of an error on the command line."
     )

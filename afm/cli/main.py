@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def _fail(error: AfmError, status: int) -> None:
-    if os.environ.get("AFM_TRACEBACK"):
+    if os.environ.get("AFM_TRACEBACK", "0") not in ("", "0", "false"):
         raise error
     print(f"error: {error}", file=sys.stderr)
     sys.exit(status)

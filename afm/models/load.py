@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from afm.agents import model_folder
 from afm.errors import ConfigError, EngineError, suggestion
 from afm.models.base import TokenModel
-
-API_KEY_VARIABLE = "AFM_MODEL_API_KEY"
+from afm.settings import load_settings
 
 
 def load_model(
@@ -72,7 +70,8 @@ def _served(
             f"{url}: a model behind an address needs the folder of its tokenizer (tokenizer=...)"
         )
     codec = ChatTokenizer.load(tokenizer)
-    api_key = os.environ.get(API_KEY_VARIABLE) or None
+    secret = load_settings().afm_model_api_key
+    api_key = secret.get_secret_value() if secret is not None and secret.get_secret_value() else None
     served = {model.name: model for model in served_models(url, api_key)}
     if name is None and len(served) == 1:
         name = next(iter(served))
