@@ -14,7 +14,6 @@ from afm.agents import AgentSpec
 from afm.errors import ConfigError, EngineError
 from afm.models import load_model
 from afm.models.base import FinishReason, SamplingParams
-from afm.models.load import API_KEY_VARIABLE
 from afm.models.openai import OpenAIModel, base_url
 from afm.models.tokenizer import ChatTokenizer
 from afm.models.transformers import TransformersModel
@@ -254,7 +253,7 @@ async def test_strange_answers_are_errors_and_not_asked_again(model, server, ans
 
 
 async def test_load_model_asks_the_server_for_name_and_context(server, tiny_dir, monkeypatch):
-    monkeypatch.setenv(API_KEY_VARIABLE, KEY)
+    monkeypatch.setenv("AFM_MODEL_API_KEY", KEY)
     model = await asyncio.to_thread(load_model, server.url, tokenizer=tiny_dir)
     assert (model.name, model.context_tokens) == ("tiny", 4096)
     await model.generate([5], SamplingParams(1))
