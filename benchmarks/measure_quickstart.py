@@ -74,14 +74,18 @@ def comparison(folder: Path) -> dict[str, float]:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--out", type=Path, default=Path("runs/measured"))
     parser.add_argument("--smoke", action="store_true")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     rows = [run_seed(seed, options.out, ["--smoke"] if options.smoke else []) for seed in options.seeds]
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+    )
     summary = {
         "machine": f"{os.cpu_count()} cores, {platform.machine()}, {psutil.virtual_memory().total >> 30} GiB",
         "commit": commit.stdout.strip(),
@@ -90,7 +94,9 @@ def main() -> None:
     }
     (options.out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
     print(json.dumps(summary["machine"]), summary["commit"])
-    print("| seed | SFT pass@1 | RL pass@1 | paired difference (95 %) | format after RL | tool calls | minutes | peak GiB |")
+    print(
+        "| seed | SFT pass@1 | RL pass@1 | paired difference (95 %) | format after RL | tool calls | minutes | peak GiB |"
+    )
     print("|---|---|---|---|---|---|---|---|")
     for row in rows:
         print(table_row(row))

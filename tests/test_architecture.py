@@ -24,7 +24,13 @@ LAYERS = [
     {"cli"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
-SIDEWAYS = {("tools", "sandbox"), ("configuration", "errors"), ("processes", "errors"), ("settings", "errors"), ("errors", "settings")}
+SIDEWAYS = {
+    ("tools", "sandbox"),
+    ("configuration", "errors"),
+    ("processes", "errors"),
+    ("settings", "errors"),
+    ("errors", "settings"),
+}
 
 
 def python_files(package: str) -> list[Path]:

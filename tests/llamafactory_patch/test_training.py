@@ -91,6 +91,20 @@ def test_two_processes_train_what_one_does(arguments, monkeypatch):
     assert history(pair) == pytest.approx(alone, rel=1e-3)
 
 
+def test_the_gpu_recipe_trains_under_zero3_on_two_processes(arguments, monkeypatch):
+    pytest.importorskip("deepspeed")
+    monkeypatch.setenv("NPROC_PER_NODE", "2")
+    recipe = CONFIG.parents[2] / "sft/code_agent_qwen2.5_7b.yaml"
+    small = {"bf16": False, "template": "qwen3_nothink", "preprocessing_num_workers": 2}
+    assert run_sft(recipe, arguments(max_steps=2, **small), echo=False) == 0
+    log = (arguments.target / "training.log").read_text("utf-8")
+    assert "Initializing 2 distributed tasks" in log
+    assert "DeepSpeed ZeRO3 detected" in log
+    assert sorted(history(arguments.target)) == [1, 2]
+    assert agent_of_model(arguments.target, "code") == load_agent("code")
+    assert (arguments.target / "model.safetensors").stat().st_size > 50_000
+
+
 def test_the_trainers_failure_is_the_exit_status_and_is_logged(arguments):
     assert run_sft(CONFIG, arguments(dataset="absent"), echo=False) == 1
     assert "Undefined dataset absent" in (arguments.target / "training.log").read_text("utf-8")
