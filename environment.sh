@@ -1,3 +1,4 @@
+# shellcheck shell=sh
 # Environment variables of this project with their defaults; what is set already stays.
 # Usage: source environment.sh
 # Generated from the table in afm/settings.py: python -m afm.settings > environment.sh

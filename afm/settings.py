@@ -75,6 +75,7 @@ def load_settings() -> Settings:
 def environment_script() -> str:
     """The table as a shell file to source: what is set already stays, the rest gets its default."""
     lines = [
+        "# shellcheck shell=sh",
         "# Environment variables of this project with their defaults; what is set already stays.",
         "# Usage: source environment.sh",
         "# Generated from the table in afm/settings.py: python -m afm.settings > environment.sh",
