@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import subprocess
 import sys
@@ -42,7 +43,7 @@ SMOKE = Plan(
     train_tasks=400,
     rl_tasks=64,
     heldout_tasks=20,
-    sft=("max_steps=120", "save_steps=120"),
+    sft=("max_steps=120", "save_steps=40"),
     rl=("verl.trainer.total_training_steps=2", "verl.algorithm.filter_groups.enable=false"),
 )
 """The same path with so little training that it proves the machinery and nothing else."""
@@ -85,9 +86,11 @@ class Job:
             ),
         ]
         if (real := self.real_data) is not None:
+            folder = f"eval_{real.stem}"
+            key = hashlib.sha256(real.read_bytes()).hexdigest()[:8]
             title = f"evaluate on {real.name}"
-            stages.append(Stage("eval_real", title, lambda: self.evaluate("rl", real, "eval_real")))
-        return [*stages, Stage("report", "write the report", self.report)]
+            stages.append(Stage(f"{folder}_{key}", title, lambda: self.evaluate("rl", real, folder)))
+        return stages
 
     @property
     def spec(self) -> AgentSpec:
@@ -206,12 +209,25 @@ class Job:
             else "no episode was scored"
         )
 
-    def report(self) -> str:
-        """Write the report of all stages."""
+    def check_real_data(self) -> None:
+        """Find out before all the work whether the benchmark file can be read and judged."""
+        from afm.datasets import read_tasks
+        from afm.rewards.sources import BY_SOURCE, scorer_name
+
+        if self.real_data is not None:
+            for task in read_tasks(self.real_data):
+                scorer_name(task.data_source, BY_SOURCE)
+
+    def recipe_digest(self) -> str:
+        """Fingerprint of the configuration files the results depend on."""
+        files = sorted((self.configs / "tiny").rglob("*.yaml"))
+        return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
+
+    def report(self) -> None:
+        """Write the report of everything that is finished."""
         from afm.evaluation.report import write_run_report
 
         write_run_report(self.out, self.report_path)
-        return str(self.report_path)
 
     @property
     def tools_config(self) -> Path:

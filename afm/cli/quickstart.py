@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from afm.cli.project import configs_folder
-from afm.errors import UsageError
 
 if TYPE_CHECKING:
     from afm.evaluation.report import StageRow
@@ -29,7 +28,11 @@ def quickstart(
     ] = False,
     real_data: Annotated[
         Path | None,
-        typer.Option(help="Benchmark file (parquet or JSONL) to evaluate on as well.", exists=True),
+        typer.Option(
+            help="Benchmark file (parquet or JSONL) to evaluate on as well; also for a finished run.",
+            exists=True,
+            dir_okay=False,
+        ),
     ] = None,
     show: Annotated[
         bool, typer.Option("--open/--no-open", help="Open the report in a browser at the end.")
@@ -44,16 +47,14 @@ def quickstart(
 
     os.environ |= _QUIET | os.environ
     out = out.resolve()
-    if " " in str(out):
-        raise UsageError(
-            f"--out {out} contains a blank, which the training engines cannot take; choose another"
-        )
     real = real_data.resolve() if real_data else None
     view = ProgressView()
     job = Job(out, configs_folder(), SMOKE if smoke else FULL, seed, real, view.update)
-    settings = {"seed": seed, "smoke": smoke, "real_data": str(real) if real else None}
+    job.check_real_data()
+    settings = {"seed": seed, "smoke": smoke, "recipe": job.recipe_digest()}
     begun = time.monotonic()
     run_stages(job.stages(), out, settings, view.line)
+    job.report()
     _summary(out, job.report_path, time.monotonic() - begun)
     if show:
         typer.launch(job.report_path.as_uri())
@@ -100,7 +101,7 @@ def _summary(out: Path, report: Path, seconds: float) -> None:
         f"\nReport: {report}\n\nNext:\n"
         f'  afm ask "Tom has 57 coins. Tom finds 38 more. How many coins does Tom have?" --agent math --model {out}/rl\n'
         f"  ./quickstart.sh --seed 1 --out runs/seed1, or change the recipe: configs/tiny/sft/math.yaml, configs/tiny/rl/math.yaml\n"
-        f"  on GPUs: train/code_agent/rl/train_dapo_code_agent.sh --dry-run\n"
+        f"  on GPUs: MODEL=DIR train/code_agent/rl/train_dapo_code_agent.sh --dry-run\n"
     )
 
 

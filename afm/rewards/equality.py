@@ -15,6 +15,15 @@ MAX_ANSWER_CHARS = 4000
 _NUMBER = re.compile(r"[+-]?(?:\d{1,300}(?:\.\d{0,300})?|\.\d{1,300})")
 _TEXT = re.compile(r"\\(?:text|textbf|textit|mbox|mathrm|mathbf)\s*\{([^{}\\]*)\}")
 _WORD = re.compile(r"[A-Za-z][A-Za-z '-]+")
+_HARMLESS = re.compile(  # powers of ten and degrees
+    r"(?:\\times|\\cdot|\*)\s*10\s*\^\s*(?:\{\s*[+-]?\d+\s*\}|\d)|\^\s*(?:\{\s*\\circ\s*\}|\\circ)"
+)
+_NAME = re.compile(r"[A-Za-z]\w?\s*=(?!=)")
+_OPERATION = re.compile(
+    r"[*+=^!]|(?<=[\w)}\]])\s*-|\\(?:cdot|times|div|sum|prod|int|binom|sqrt|log|ln|lim|ast|pmod|bmod|max|min|gcd|d?frac)"
+    r"(?![A-Za-z])"
+)
+_FRACTION = re.compile(r"[+-]?\s*\\[dt]?frac\s*\{\s*[+-]?\d+\s*\}\s*\{\s*[+-]?\d+\s*\}")
 _IN_BASE = re.compile(r"(-?[0-9A-Za-z.]+)_\{?(\d+)\}?")
 _SIZES = re.compile(r"\\(?:left|right|displaystyle)(?![A-Za-z])|\\[!,;:]|~")
 
@@ -44,6 +53,20 @@ def quick_verdict(gold: str, answer: str) -> bool | None:
         return True
     # Math-Verify rounds: leave close numbers to it.
     return False if abs(first - second) * 1000 > abs(first) else None
+
+
+def is_unevaluated(gold: str, answer: str) -> bool:
+    r"""Whether the gold answer is a plain number and the answer an expression that was never worked out.
+
+    ``60+12``, ``6 \cdot 12`` or a sum equal 72, but whoever writes them has not found 72: to accept them would pay a
+    model for copying the question. Simple fractions, powers of ten and a name in front (``x = 72``) are values.
+    """
+    if _as_number(_tidied(gold)) is None:
+        return False
+    value = _NAME.sub("", _tidied(answer), count=1).strip()
+    if _FRACTION.fullmatch(value):
+        return False
+    return _OPERATION.search(_HARMLESS.sub("", value)) is not None
 
 
 def _tidied(text: str) -> str:

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 
 from afm.errors import DataError, MissingExtraError, RewardError
 from afm.rewards.base import Sample
-from afm.rewards.equality import quick_verdict
+from afm.rewards.equality import is_unevaluated, quick_verdict
 from afm.rewards.gold import gold_answers
 from afm.rewards.part import Part
 from afm.rewards.workers import WorkerCrashError, WorkerPool, WorkerTimeoutError
@@ -56,7 +56,9 @@ class MathVerify:
             return Part(1.0, f"{shown} equals the gold answer")
         problem = ""
         for gold, verdict in verdicts:
-            if verdict is None:
+            if verdict is None and is_unevaluated(gold, answer):
+                problem = problem or "an expression that was not worked out"
+            elif verdict is None:
                 equal, note = await self._algebra(gold, answer)
                 if equal:
                     return Part(1.0, f"{shown} equals {gold!r}")

@@ -55,6 +55,7 @@ DENIED: dict[str, tuple[int | None, int | None]] = {
     "semget": (64, 190),
     "mq_open": (240, 180),
     "memfd_secret": (447, 447),
+    "memfd_create": (319, 279),  # memory that no limit of a process counts
     # frequent sources of kernel exploits
     "bpf": (321, 280),
     "perf_event_open": (298, 241),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from afm.rewards.equality import algebra_verdict, quick_verdict
+from afm.rewards.equality import algebra_verdict, is_unevaluated, quick_verdict
 
 EQUAL = [
     ("204", "204"),
@@ -87,3 +87,47 @@ def test_left_to_algebra(gold: str, answer: str) -> None:
 )
 def test_algebra(gold: str, answer: str, equal: bool) -> None:
     assert algebra_verdict(gold, answer) is equal
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        *(
+            "60+12",
+            r"6 \cdot 12",
+            r"\sum_{i=1}^{72} 1",
+            "71=72",
+            "100-28",
+            r"\frac{60+84}{2}",
+            r"\sqrt{5184}",
+        ),
+        *("8!", "x=60+12", r"36\times 2", "36*2", r"\int_0^{72} 1 dx", "2^{3}", "(80)-8"),
+    ],
+)
+def test_an_expression_that_was_not_worked_out_is_no_number(answer: str) -> None:
+    assert is_unevaluated("72", answer)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "72",
+        "-72",
+        "x=72",
+        "x = -72",
+        r"72\text{ cm}",
+        "72^{\\circ}",
+        r"7.2 \times 10^{1}",
+        r"\frac{144}{2}",
+        "144/2",
+        r"72\%",
+        "1{,}072",
+        r"\$72",
+    ],
+)
+def test_a_number_in_other_clothes_is_a_value(answer: str) -> None:
+    assert not is_unevaluated("72", answer)
+
+
+def test_only_plain_gold_numbers_ask_for_a_value() -> None:
+    assert not is_unevaluated(r"2\sqrt{3}", r"\sqrt{12}")

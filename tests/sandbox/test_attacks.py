@@ -53,6 +53,8 @@ os.symlink(SECRET_PATH, "link")
 verdict(attempt(lambda: open("link").read()))""",
     "read it through a hard link": """
 verdict(attempt(lambda: os.link(SECRET_PATH, "link")))""",
+    "memory in anonymous files, which no limit counts": """
+verdict(attempt(lambda: os.close(os.memfd_create("hoard"))))""",
     "see more than Python": """
 extra = set(os.listdir("/")) - {"bin", "dev", "etc", "lib", "lib32", "lib64", "sbin", "tmp", "usr"}
 homes = [p for p in ("/root", "/home", "/var", "/proc", "/sys", "/run", "/opt", "/mnt") if os.path.exists(p)]

@@ -4,6 +4,7 @@
 # More than one node: start a Ray cluster, then add ray_address=HOST:PORT.
 set -euo pipefail
 cd "$(dirname "$0")/../../.."
+command -v afm >/dev/null || PATH="$PWD/.venv/bin:$PATH"
 SIZE=${SIZE:-7b}
 MODEL=${MODEL:?set it to the folder of the SFT model, for example MODEL=models/code_agent_7b_sft}
 exec afm rl "configs/rl/code_dapo_$SIZE.yaml" "model=$MODEL" "$@"

@@ -4,6 +4,7 @@
 # DATA_DIR, MODEL and OUTPUT_DIR must be on a shared file system. Started again, it continues.
 set -euo pipefail
 cd "$(dirname "$0")/../../.."
+command -v afm >/dev/null || PATH="$PWD/.venv/bin:$PATH"
 export NNODES=${NNODES:-2} NODE_RANK=${RANK:?set it to the number of this node, 0 on the first}
 export MASTER_ADDR=${MASTER_ADDR:?set it to the host name of node 0} MASTER_PORT=${MASTER_PORT:-29500}
 MODEL=${MODEL:-Qwen/Qwen2.5-Coder-32B-Instruct}

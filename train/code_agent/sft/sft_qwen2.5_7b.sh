@@ -4,6 +4,7 @@
 # More nodes: run it on each with NNODES, RANK, MASTER_ADDR and MASTER_PORT set. Started again, it continues.
 set -euo pipefail
 cd "$(dirname "$0")/../../.."
+command -v afm >/dev/null || PATH="$PWD/.venv/bin:$PATH"
 export NNODES=${NNODES:-1} NODE_RANK=${RANK:-0} MASTER_ADDR=${MASTER_ADDR:-127.0.0.1} MASTER_PORT=${MASTER_PORT:-29500}
 MODEL=${MODEL:-Qwen/Qwen2.5-Coder-7B-Instruct}
 DATA_DIR=${DATA_DIR:-data/code_agent/sft}

@@ -3,6 +3,7 @@
 # Usage: MODEL=runs/tiny/start DATA_DIR=runs/tiny/data train/code_agent/sft/sft_tiny.sh [--dry-run] [key=value ...]
 set -euo pipefail
 cd "$(dirname "$0")/../../.."
+command -v afm >/dev/null || PATH="$PWD/.venv/bin:$PATH"
 MODEL=${MODEL:?set it to the folder of a fresh tiny model, for example MODEL=runs/quickstart/start}
 DATA_DIR=${DATA_DIR:?set it to the folder with dataset_info.json, for example DATA_DIR=runs/quickstart/data}
 OUTPUT_DIR=${OUTPUT_DIR:-runs/tiny/sft}

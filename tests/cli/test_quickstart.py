@@ -1,0 +1,91 @@
+"""The whole main job with hardly any training, killed in the middle and started again."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+REAL_ROWS = Path(os.environ.get("AFM_SHARED_DATA", ROOT.parent / "shared")) / "data/code_math/aime24.parquet"
+
+AFM = [sys.executable, "-m", "afm.cli.main"]
+STAGES = ["world", "distill", "prepare", "sft", "eval_sft", "rl", "eval_rl"]
+
+
+def quickstart(out: Path, real: list[str]) -> list[str]:
+    return [*AFM, "quickstart", "--smoke", "--no-open", "--out", str(out), *real]
+
+
+def finished(out: Path) -> list[str]:
+    log = out / "stages.jsonl"
+    return [json.loads(line)["name"] for line in log.read_text().splitlines()] if log.exists() else []
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def kill_when(command: list[str], reached: Callable[[], bool]) -> None:
+    """Start the job and ``kill -9`` it once ``reached``."""
+    with subprocess.Popen(command, cwd=ROOT) as job:
+        deadline = time.monotonic() + 300
+        while not reached():
+            assert job.poll() is None, f"the job ended with {job.returncode} too early"
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        job.send_signal(signal.SIGKILL)
+
+
+@pytest.mark.slow
+@pytest.mark.sandbox
+def test_the_main_job_survives_kill_minus_nine_and_ends_with_a_report(tmp_path: Path) -> None:
+    out = tmp_path / "a run"
+    real = ["--real-data", str(REAL_ROWS)] if REAL_ROWS.exists() else []
+    stages = [*STAGES, *(["eval_aime24"] if real else [])]
+    command = quickstart(out, real)
+
+    events = out / "distill/events.jsonl"
+    kill_when(command, lambda: events.exists() and events.stat().st_size > 100_000)
+    kill_when(command, lambda: (out / "sft/checkpoint-40/trainer_state.json").exists())
+    assert finished(out) == ["world", "distill", "prepare"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    assert [name[: len("eval_aime24")] for name in finished(out)] == stages
+
+    tasks = {row["id"] for row in rows(out / "world/train.jsonl")}
+    kept, dropped = rows(out / "distill/trajectories.jsonl"), rows(out / "distill/dropped.jsonl")
+    told = [row["id"] for row in (*kept, *dropped)]
+    assert sorted(told) == sorted(tasks)
+    losses = [row["loss"] for row in rows(out / "sft/trainer_log.jsonl") if "loss" in row]
+    assert losses[-1] < losses[0] / 4
+    steps = rows(out / "rl/metrics.jsonl")
+    assert [row["step"] for row in steps] == [1, 2]
+    assert max(row["probs_diff_max"] for row in steps) < 1e-4
+    for name in ("eval_sft", "eval_rl"):
+        assert json.loads((out / name / "metrics.json").read_text())["scored"] == 20
+    if real:
+        assert json.loads((out / "eval_aime24/metrics.json").read_text())["scored"] == 30
+    report = (out / "report.html").read_text()
+    assert "http://" not in report.replace("http://www.w3.org", "")
+    assert "https://" not in report
+
+    question = rows(out / "world/heldout.jsonl")[0]["question"]
+    ask = [*AFM, "ask", question, "--agent", "math", "--model", str(out / "rl"), "--json", "--seed", "1"]
+    answered = subprocess.run(ask, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert json.loads(answered.stdout)["question"] == question
+
+
+def test_a_folder_of_another_seed_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "settings.json").write_text('{"seed": 1, "smoke": true}')
+    result = subprocess.run(quickstart(tmp_path, []), cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 1
+    assert "seed: 1 -> 0" in result.stderr
