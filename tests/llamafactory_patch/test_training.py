@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -25,6 +26,7 @@ def arguments(tiny, data_dir, tmp_path, monkeypatch):
     """Overrides of the tiny recipe for a small data set, in a folder whose name has a blank."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("LLAMAFACTORY_VERBOSITY", "INFO")
     outputs = [f"{CALL}\n<observation>\n{n}\n</observation>\n<answer>{n}</answer>" for n in range(64)]
     rows = [{"instruction": f"What is {n}?", "input": "", "output": text} for n, text in enumerate(outputs)]
     folder = data_dir(rows)
@@ -93,6 +95,9 @@ def test_two_processes_train_what_one_does(arguments, monkeypatch):
 
 def test_the_gpu_recipe_trains_under_zero3_on_two_processes(arguments, monkeypatch):
     pytest.importorskip("deepspeed")
+    if shutil.which("g++") is None:
+        pytest.skip("DeepSpeed compiles its CPU optimizer; install g++")
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(arguments.target.with_name("extensions")))
     monkeypatch.setenv("NPROC_PER_NODE", "2")
     recipe = CONFIG.parents[2] / "sft/code_agent_qwen2.5_7b.yaml"
     small = {"bf16": False, "template": "qwen3_nothink", "preprocessing_num_workers": 2}
