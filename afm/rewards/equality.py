@@ -23,7 +23,7 @@ _OPERATION = re.compile(
     r"[*+=^!]|(?<=[\w)}\]])\s*-|\\(?:cdot|times|div|sum|prod|int|binom|sqrt|log|ln|lim|ast|pmod|bmod|max|min|gcd|d?frac)"
     r"(?![A-Za-z])"
 )
-_FRACTION = re.compile(r"[+-]?\s*\\[dt]?frac\s*\{\s*[+-]?\d+\s*\}\s*\{\s*[+-]?\d+\s*\}")
+_FRACTION = re.compile(r"[+-]?\s*\d*\s*\\[dt]?frac\s*(?:\{\s*[+-]?\d+\s*\}|\d)\s*(?:\{\s*[+-]?\d+\s*\}|\d)")
 _IN_BASE = re.compile(r"(-?[0-9A-Za-z.]+)_\{?(\d+)\}?")
 _SIZES = re.compile(r"\\(?:left|right|displaystyle)(?![A-Za-z])|\\[!,;:]|~")
 
