@@ -116,6 +116,9 @@ def _sample(line: str, agent: str) -> Sample:
     )
 
 
+_OPTIONAL = {"question": str, "agent": str, "agent_tokens": int, "response_tokens": int, "extra_info": dict}
+
+
 def _checked(line: str) -> dict[str, Any]:
     try:
         row = json.loads(line)
@@ -127,6 +130,9 @@ def _checked(line: str) -> dict[str, Any]:
         if key not in row:
             raise DataError(f"{key!r} is missing; expected data_source, question, response, ground_truth")
         if not isinstance(row[key], kind):
+            raise DataError(f"{key}: got {type(row[key]).__name__}, expected {kind.__name__}")
+    for key, kind in _OPTIONAL.items():
+        if row.get(key) is not None and not isinstance(row[key], kind):
             raise DataError(f"{key}: got {type(row[key]).__name__}, expected {kind.__name__}")
     return row
 

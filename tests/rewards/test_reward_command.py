@@ -58,6 +58,8 @@ def test_a_row_may_name_its_agent(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
+        (row("204", agent=["math"]), "agent: got list, expected str"),
+        (row("204", agent_tokens="7"), "agent_tokens: got str, expected int"),
         ("{", "no JSON"),
         ("[1]", "got list, expected an object"),
         ('{"data_source": "aime24", "response": "x"}', "'ground_truth' is missing"),
