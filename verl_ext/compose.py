@@ -40,6 +40,7 @@ def base_overrides(settings: RlSettings) -> Flat:
         "+trainer.v1.sampler.sampler_kwargs.gen_batch_size": "${data.gen_batch_size}",
         "+trainer.v1.sampler.sampler_kwargs.samples_per_prompt": f"${{{rollout}.n}}",
         "+trainer.v1.sampler.sampler_kwargs.output_dir": str(out),
+        "+trainer.v1.sampler.sampler_kwargs.short_batch": settings.short_batch.value,
     }
     limit = settings.spec().limits.max_response_tokens
     if limit is not None:
@@ -52,6 +53,8 @@ def default_overrides(settings: RlSettings) -> Flat:
     name = settings.output_dir.absolute().name
     values: Flat = {
         "data.return_raw_chat": True,
+        # Our agent loop scores its episodes itself; verl's reward workers would only take memory.
+        "reward.num_workers": 0,
         "algorithm.filter_groups.max_num_gen_batches": 10,
         "actor_rollout_ref.rollout.multi_turn.enable": True,
         "actor_rollout_ref.rollout.calculate_log_probs": True,
@@ -89,9 +92,8 @@ _CPU_DEFAULTS: Flat = {
     "actor_rollout_ref.rollout.name": CPU_ENGINE,
     "actor_rollout_ref.rollout.tensor_model_parallel_size": 1,
     "actor_rollout_ref.rollout.agent.num_workers": 1,
-    "reward.num_workers": 1,
     "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
-    "+trainer.v1.sampler.sampler_kwargs.poll_interval_s": 0.05,
+    "+trainer.v1.sampler.sampler_kwargs.poll_interval_s": 0.1,
     "trainer.device": "cpu",
     "trainer.nnodes": 1,
     "trainer.n_gpus_per_node": 1,

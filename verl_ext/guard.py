@@ -23,6 +23,16 @@ class GroupsAlikeError(AfmError, RuntimeError):
     """Too many batches were generated without a full batch of groups that differ."""
 
 
+class ShortBatch(StrEnum):
+    """What to do when the allowed generation did not fill a training batch."""
+
+    STOP = "stop"
+    """End the run and say why."""
+    FILL = "fill"
+    """Fill up with groups that are alike: their advantages are zero, so they change nothing but the time a
+    step takes. Only a step without any group to learn from ends the run."""
+
+
 class GroupFate(StrEnum):
     """What becomes of the samples of one prompt."""
 
@@ -73,17 +83,20 @@ class GroupLedger:
         expected: Samples per prompt.
         max_gen_batches: Generated batches after which an unfilled training batch ends the run; 0 or less
             means no bound (verl's meaning of ``algorithm.filter_groups.max_num_gen_batches``).
+        short_batch: What to do then.
     """
 
     metric: str | None
     batch_groups: int
     expected: int
     max_gen_batches: int = 0
+    short_batch: ShortBatch = ShortBatch.STOP
     step: int = 0
     fates: Counter[GroupFate] = field(default_factory=Counter)
     alike: Counter[float] = field(default_factory=Counter)
     samples: list[Mapping[str, Any]] = field(default_factory=list)
     abstained: int = 0
+    filled: int = 0
     evidence: str = ""
 
     def start(self, step: int) -> None:
@@ -93,6 +106,7 @@ class GroupLedger:
         self.alike.clear()
         self.samples.clear()
         self.abstained = 0
+        self.filled = 0
         self.evidence = ""
 
     def add(self, group: Group, evidence: str = "") -> GroupFate:
@@ -112,15 +126,21 @@ class GroupLedger:
         """Groups finished in this step."""
         return self.fates.total()
 
+    @property
+    def exhausted(self) -> bool:
+        """Whether the allowed generation is used up without a full batch of groups to learn from."""
+        if self.max_gen_batches <= 0 or self.fates[GroupFate.KEPT] >= self.batch_groups:
+            return False
+        return self.generated >= self.max_gen_batches * self.batch_groups
+
     def check(self) -> None:
-        """End a step that has generated its share without filling a batch.
+        """End a step that is exhausted, unless it may be filled up.
 
         Raises:
             GroupsAlikeError: See the class.
         """
-        if self.max_gen_batches <= 0 or self.fates[GroupFate.KEPT] >= self.batch_groups:
-            return
-        if self.generated >= self.max_gen_batches * self.batch_groups:
+        fillable = self.short_batch is ShortBatch.FILL and self.fates[GroupFate.KEPT] > 0
+        if self.exhausted and not fillable:
             raise GroupsAlikeError(self._complaint())
 
     def _complaint(self) -> str:
@@ -145,8 +165,9 @@ class GroupLedger:
         common = self.alike.most_common(1)
         if common and common[0][0] > 0:
             return (
-                "The prompts are too easy: use harder ones, or stop here. To go on all the same, raise "
-                "algorithm.filter_groups.max_num_gen_batches or set algorithm.filter_groups.enable=false."
+                "The prompts are too easy: use harder ones, or stop here. To go on all the same, set "
+                "short_batch=fill, raise algorithm.filter_groups.max_num_gen_batches, or set "
+                "algorithm.filter_groups.enable=false."
             )
         return (
             "The prompts are too hard, or the reward cannot be earned: check it on a few responses with "
@@ -162,6 +183,7 @@ class GroupLedger:
         for value, count in self.alike.items():
             side = "groups/alike_solved" if value > 0 else "groups/alike_failed"
             found[side] = found.get(side, 0.0) + count
+        found["groups/fillers"] = float(self.filled)
         found["groups/abstained_samples"] = float(self.abstained)
         for key in sorted({key for sample in self.samples for key in sample} - {ABSTAINED}):
             values = [float(sample[key]) for sample in self.samples if sample.get(key) is not None]

@@ -34,6 +34,7 @@ NAMES = {
     "groups_generated": "groups/generated",
     "groups_kept": "groups/kept",
     "groups_alike": "groups/alike",
+    "groups_fillers": "groups/fillers",
     "abstained_samples": "groups/abstained_samples",
     "probs_diff_max": "training/rollout_probs_diff_max",
     "seconds": "timing_s/step",

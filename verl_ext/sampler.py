@@ -16,7 +16,7 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
 from afm.errors import AfmError, ConfigError, EngineError, RewardError, suggestion
 from verl_ext.failures import first_failure, write_verdict
-from verl_ext.guard import ABSTAINED, Group, GroupFate, GroupLedger
+from verl_ext.guard import ABSTAINED, Group, GroupFate, GroupLedger, ShortBatch
 
 TRAIN = "train"
 
@@ -31,6 +31,7 @@ class SamplerOptions:
         gen_batch_size: Prompts fetched at once; verl forces 1 with group filtering.
         samples_per_prompt: ``actor_rollout_ref.rollout.n``.
         output_dir: Where failures are read and the reason of an end is written.
+        short_batch: What to do when ``max_num_gen_batches`` did not fill a training batch.
         poll_interval_s: How often finished rollouts are looked for (verl: 2 s).
     """
 
@@ -39,6 +40,7 @@ class SamplerOptions:
     samples_per_prompt: int
     gen_batch_size: int | None = None
     output_dir: str | None = None
+    short_batch: str = ShortBatch.STOP
     poll_interval_s: float = 0.5
 
     @classmethod
@@ -95,10 +97,12 @@ class _Guarded(ReplayBuffer):
             batch_groups=options.train_batch_size,
             expected=options.samples_per_prompt,
             max_gen_batches=int(options.filter_groups.get("max_num_gen_batches", 0)),
+            short_batch=ShortBatch(options.short_batch),
         )
         # Fate of each finished group, and the keys of samples that must not be trained on.
         self._fates: dict[str, GroupFate] = {}
         self._alike: dict[str, float] = {}
+        self._fillers: set[str] = set()
         self._unscored: set[str] = set()
         self._evidence: dict[str, str] = {}
 
@@ -136,13 +140,31 @@ class _Guarded(ReplayBuffer):
             self._ledger.check()
         if self.filter_groups_metric is None:
             return set(), Counter()
-        dropped = {uid for uid in finished if self._fates[uid] is not GroupFate.KEPT}
+        self._fill(finished)
+        dropped = {uid for uid in finished if self._fates[uid] is not GroupFate.KEPT} - self._fillers
         return dropped, Counter(self._alike[uid] for uid in dropped if uid in self._alike)
+
+    def _fill(self, finished: set[str]) -> None:
+        """Spare as many groups without a signal as an exhausted step still needs."""
+        if not self._ledger.exhausted:
+            return
+        usable = sum(self._fates[uid] is GroupFate.KEPT for uid in finished) + len(self._fillers)
+        spare = [uid for uid in finished if uid in self._alike and uid not in self._fillers]
+        taken = spare[: max(0, self._options.train_batch_size - usable)]
+        self._fillers.update(taken)
+        self._ledger.filled += len(taken)
+
+    def _select_prompt_uids(self, partition_id: str, sampleable_keys: set[str], batch_size: int) -> Any:
+        """Prefer groups with a signal to fillers."""
+        kept = sampleable_keys - self._fillers
+        chosen = kept if len(kept) >= batch_size else sampleable_keys
+        return super()._select_prompt_uids(partition_id, chosen, batch_size)
 
     def _forget_all_but(self, uids: set[str]) -> None:
         for uid in self._fates.keys() - uids:
             del self._fates[uid]
             self._alike.pop(uid, None)
+        self._fillers &= uids
         self._unscored = {key for key in self._unscored if key.split("_")[0] in uids}
 
     def _judge(self, uid: str, group: dict[str, Mapping[str, Any]]) -> None:

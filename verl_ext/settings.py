@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from afm.agents import AgentSpec, Limits, agent_of_model, load_agent
 from afm.configuration import apply_overrides, read_extended, validated
 from afm.errors import suggestion
+from verl_ext.guard import ShortBatch
 
 SETTINGS_FILE = "rl_config.yaml"
 """The resolved settings, written into the output folder; worker processes read them there."""
@@ -66,6 +67,7 @@ class RlSettings(EpisodeSettings):
         platform: ``cpu`` adds the CPU platform and rollout engine; ``gpu`` leaves both to ``verl``.
         train_files: Parquet files with one question a row.
         val_files: The same for verl's own validation; the training files when empty.
+        short_batch: What to do when ``algorithm.filter_groups.max_num_gen_batches`` did not fill a batch.
         ray_address: Join this running Ray cluster; ``None`` starts one for this run alone.
         verl: verl's own configuration, nested; see :mod:`verl_ext.compose`.
     """
@@ -75,6 +77,7 @@ class RlSettings(EpisodeSettings):
     platform: Literal["cpu", "gpu"] = "gpu"
     train_files: tuple[str, ...] = Field(min_length=1)
     val_files: tuple[str, ...] = ()
+    short_batch: ShortBatch = ShortBatch.STOP
     ray_address: str | None = None
     verl: dict[str, Any] = Field(default_factory=dict)
 

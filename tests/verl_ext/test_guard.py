@@ -1,6 +1,6 @@
 import pytest
 
-from verl_ext.guard import Group, GroupFate, GroupLedger, GroupsAlikeError
+from verl_ext.guard import Group, GroupFate, GroupLedger, GroupsAlikeError, ShortBatch
 
 
 def group(*scores: float, abstained: int = 0) -> Group:
@@ -90,6 +90,20 @@ def test_a_filled_batch_never_ends_the_run() -> None:
     book.check()
 
 
+def test_a_batch_that_may_be_filled_up_ends_the_run_only_without_any_signal() -> None:
+    book = ledger(max_gen_batches=1, short_batch=ShortBatch.FILL)
+    book.add(group(1, 1, 1, 1))
+    assert not book.exhausted
+    book.add(group(1, 0, 1, 1))
+    assert book.exhausted
+    book.check()
+    hopeless = ledger(max_gen_batches=1, short_batch=ShortBatch.FILL)
+    hopeless.add(group(0, 0, 0, 0))
+    hopeless.add(group(0, 0, 0, 0))
+    with pytest.raises(GroupsAlikeError):
+        hopeless.check()
+
+
 def test_zero_means_no_bound() -> None:
     book = ledger(max_gen_batches=0)
     for _ in range(100):
@@ -117,6 +131,7 @@ def test_metrics_are_over_every_scored_sample_dropped_groups_included() -> None:
         "groups/void": 0.0,
         "groups/alike_solved": 1.0,
         "groups/alike_failed": 1.0,
+        "groups/fillers": 0.0,
         "groups/abstained_samples": 1.0,
         "rollout/acc": 5 / 11,
         "rollout/tool_calls": 10 / 11,

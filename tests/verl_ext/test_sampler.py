@@ -158,6 +158,24 @@ def test_a_reward_that_never_differs_ends_the_run_with_advice(put: Any, tmp_path
     assert json.loads((tmp_path / "failure.json").read_text())["error"] == "GroupsAlikeError"
 
 
+def test_an_exhausted_step_is_filled_up_with_groups_that_change_nothing(put: Any, tmp_path: Path) -> None:
+    names = iter(f"more{number}" for number in range(100))
+
+    def refill(count: int) -> None:
+        for _ in range(count):
+            put(next(names), 1, 1, 1)
+
+    put("a", 1, 0, 1)
+    put("b", 1, 1, 1)
+    batch, metrics = sampler(tmp_path, refill, short_batch="fill").sample(1, "train", 2)
+    kept = {key.split("_")[0] for key in batch.keys}
+    assert len(kept) == 2
+    assert "a" in kept
+    assert metrics["groups/kept"] == 1
+    assert metrics["groups/fillers"] == 1
+    assert 4 <= metrics["groups/generated"] <= 6
+
+
 def test_an_episode_that_failed_ends_the_run_with_its_reason(put: Any, tmp_path: Path) -> None:
     row = {"prompt": "p", "error": "EngineError", "message": "server died", "traceback": ""}
     (tmp_path / "failures.jsonl").write_text(json.dumps(row) + "\n")
