@@ -116,7 +116,13 @@ def _sample(line: str, agent: str) -> Sample:
     )
 
 
-_OPTIONAL = {"question": str, "agent": str, "agent_tokens": int, "response_tokens": int, "extra_info": dict}
+_OPTIONAL: dict[str, type] = {
+    "question": str,
+    "agent": str,
+    "agent_tokens": int,
+    "response_tokens": int,
+    "extra_info": dict,
+}
 
 
 def _checked(line: str) -> dict[str, Any]:
