@@ -137,9 +137,9 @@ def _checked(line: str) -> dict[str, Any]:
             raise DataError(f"{key!r} is missing; expected data_source, question, response, ground_truth")
         if not isinstance(row[key], kind):
             raise DataError(f"{key}: got {type(row[key]).__name__}, expected {kind.__name__}")
-    for key, kind in _OPTIONAL.items():
-        if row.get(key) is not None and not isinstance(row[key], kind):
-            raise DataError(f"{key}: got {type(row[key]).__name__}, expected {kind.__name__}")
+    for key, wanted in _OPTIONAL.items():
+        if row.get(key) is not None and not isinstance(row[key], wanted):
+            raise DataError(f"{key}: got {type(row[key]).__name__}, expected {wanted.__name__}")
     return row
 
 
