@@ -68,7 +68,7 @@ def comparison(folder: Path) -> dict[str, float]:
 
     before = load_records(folder / "eval_sft/episodes.jsonl")
     after = load_records(folder / "eval_rl/episodes.jsonl")
-    difference = paired_difference(before, after)
+    difference = paired_difference(before, after).difference
     return {"value": difference.value, "low": difference.low, "high": difference.high}
 
 
