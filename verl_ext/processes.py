@@ -154,26 +154,39 @@ class ProcessBook:
         self._path = path
         self._written: set[Process] = set()
 
-    def claim(self, scratch: Path) -> int:
+    def claim(self, scratch: Path, *, patience_s: float = 60.0) -> int:
         """Take the run over; returns how many left-over processes were ended.
+
+        Args:
+            patience_s: How long to wait for another launcher: one whose caller was killed needs a while to
+                end its trainer.
 
         Raises:
             ConfigError: Another launcher is at work on it.
         """
         ended = 0
-        before = self._read()
-        if before is not None and before.boot == _boot_id():
-            if before.launcher.alive and before.launcher != this_process():
+        deadline = time.monotonic() + patience_s
+        while (other := self._other_launcher()) is not None:
+            if time.monotonic() >= deadline:
                 raise ConfigError(
-                    f"{self._path.parent}: process {before.launcher.pid} is training here; wait for it, end it, "
+                    f"{self._path.parent}: process {other.pid} is training here; wait for it, end it, "
                     "or choose another output_dir"
                 )
+            time.sleep(0.2)
+        before = self._read()
+        if before is not None and before.boot == _boot_id():
             ended = end(before.processes)
         if before is not None and before.scratch != scratch:
             _remove_tree(before.scratch)
         self._scratch = scratch
         self._write(set())
         return ended
+
+    def _other_launcher(self) -> Process | None:
+        entry = self._read()
+        if entry is None or entry.boot != _boot_id() or entry.launcher == this_process():
+            return None
+        return entry.launcher if entry.launcher.alive else None
 
     def note_descendants(self) -> None:
         """Write down who is there now, if that changed."""

@@ -2,6 +2,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -118,6 +119,20 @@ def test_a_later_start_ends_what_a_crash_left_and_nothing_else(tmp_path: Path) -
         process.wait()
 
 
+def test_a_launcher_that_is_ending_is_waited_for(tmp_path: Path) -> None:
+    other, _ = start(
+        "from verl_ext.processes import *; import pathlib, time\n"
+        f"ProcessBook(pathlib.Path({str(tmp_path)!r}) / 'p.json').claim(pathlib.Path('/nowhere'))\n"
+        "print(1, flush=True); time.sleep(1.0)"
+    )
+    begun = time.monotonic()
+    reaper = threading.Thread(target=other.wait)
+    reaper.start()
+    assert ProcessBook(tmp_path / "p.json").claim(scratch(tmp_path, "new"), patience_s=20) == 0
+    assert time.monotonic() - begun > 0.5
+    reaper.join()
+
+
 def test_a_folder_where_somebody_trains_is_refused(tmp_path: Path) -> None:
     other, _ = start(
         "from verl_ext.processes import *; import pathlib, time\n"
@@ -125,7 +140,7 @@ def test_a_folder_where_somebody_trains_is_refused(tmp_path: Path) -> None:
         "print(1, flush=True); time.sleep(60)"
     )
     with pytest.raises(ConfigError, match=f"process {other.pid} is training here"):
-        ProcessBook(tmp_path / "p.json").claim(scratch(tmp_path, "new"))
+        ProcessBook(tmp_path / "p.json").claim(scratch(tmp_path, "new"), patience_s=0.5)
     other.kill()
     other.wait()
 
