@@ -103,9 +103,8 @@ def test_groups_that_are_alike_are_replaced_and_counted(put: Any, tmp_path: Path
     put("b", 0, 0, 0)
     batch, metrics = sampler(tmp_path, refill).sample(1, "train", 2)
     kept = {key.split("_")[0] for key in batch.keys}
-    assert "a" in kept
     assert len(kept) == 2
-    assert "b" not in kept
+    assert kept <= {"a", "c", "d"}
     assert len(batch.keys) == 6
     assert metrics["groups/generated"] == 4
     assert metrics["groups/kept"] == 3
