@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -109,30 +110,50 @@ def check(config: Any) -> None:
     """Arithmetic that verl finds out about late or not at all.
 
     Raises:
-        ConfigError: Batch sizes do not divide.
+        ConfigError: Batch sizes do not divide, or a sample does not fit.
     """
-    batch, mini = config.data.train_batch_size, config.actor_rollout_ref.actor.ppo_mini_batch_size
-    samples = config.actor_rollout_ref.rollout.n
-    workers = config.trainer.n_gpus_per_node * config.trainer.nnodes
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    batch, mini, samples = config.data.train_batch_size, actor.ppo_mini_batch_size, rollout.n
     if batch % mini:
         raise ConfigError(
             f"data.train_batch_size is {batch}, actor.ppo_mini_batch_size {mini}: the first must be a multiple"
         )
-    shards = workers // config.actor_rollout_ref.actor.ulysses_sequence_parallel_size
-    per_rank, rest = divmod(mini * samples, shards)
-    if rest:
-        raise ConfigError(f"mini batch of {mini} x {samples} samples does not divide by {shards} data ranks")
-    micro = config.actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu
-    if config.actor_rollout_ref.actor.use_dynamic_bsz:
-        _check_token_budget(config)
-    elif micro is None or per_rank % micro:
-        raise ConfigError(
-            f"actor.ppo_micro_batch_size_per_gpu is {micro}; expected a divisor of the {per_rank} samples "
-            "that a rank has in a mini batch"
-        )
     if config.algorithm.filter_groups.enable and samples < 2:
         raise ConfigError(
             f"algorithm.filter_groups needs at least 2 samples a prompt, rollout.n is {samples}"
+        )
+    ranks = config.trainer.n_gpus_per_node * config.trainer.nnodes // actor.ulysses_sequence_parallel_size
+    if mini * samples % ranks:
+        raise ConfigError(f"mini batch of {mini} x {samples} samples does not divide by {ranks} data ranks")
+    if actor.use_dynamic_bsz:
+        _check_token_budget(config)
+        return
+    for key, size, count in _micro_batches(config, ranks):
+        if size is None or count % size:
+            raise ConfigError(
+                f"{key} is {size}; expected a divisor of the {count} samples that a rank has there"
+            )
+
+
+def _micro_batches(config: Any, ranks: int) -> Iterator[tuple[str, int | None, int]]:
+    """Key, value and number of samples of every micro batch that is used."""
+    parts, samples = config.actor_rollout_ref, config.actor_rollout_ref.rollout.n
+    per_step = config.data.train_batch_size * samples // ranks
+    yield (
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
+        parts.actor.ppo_micro_batch_size_per_gpu,
+        parts.actor.ppo_mini_batch_size * samples // ranks,
+    )
+    key = "log_prob_micro_batch_size_per_gpu"
+    yield f"actor_rollout_ref.rollout.{key}", parts.rollout[key], per_step
+    if parts.actor.use_kl_loss or config.algorithm.use_kl_in_reward:
+        yield f"actor_rollout_ref.ref.{key}", parts.ref[key], per_step
+    if config.algorithm.adv_estimator == "gae":
+        size = config.critic.ppo_micro_batch_size_per_gpu
+        yield (
+            "critic.ppo_micro_batch_size_per_gpu",
+            size,
+            config.critic.ppo_mini_batch_size * samples // ranks,
         )
 
 

@@ -22,7 +22,7 @@ def settings(tmp_path: Path, **changes: Any) -> RlSettings:
             "data": {"train_batch_size": 8},
             "actor_rollout_ref": {
                 "actor": {"ppo_mini_batch_size": 4, "ppo_micro_batch_size_per_gpu": 16},
-                "rollout": {"n": 8},
+                "rollout": {"n": 8, "log_prob_micro_batch_size_per_gpu": 32},
             },
         },
     }
@@ -112,12 +112,23 @@ def test_a_default_of_ours_can_be_changed_with_and_without_its_plus(tmp_path: Pa
             "expected a divisor of the 32 samples",
         ),
         ("trainer.n_gpus_per_node", 5, "does not divide by 5 data ranks"),
+        (
+            "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu",
+            48,
+            "log_prob_micro_batch_size_per_gpu is 48; expected a divisor of the 64 samples",
+        ),
+        ("algorithm.adv_estimator", "gae", "critic.ppo_micro_batch_size_per_gpu is None"),
+        ("algorithm.use_kl_in_reward", True, "ref.log_prob_micro_batch_size_per_gpu is None"),
+        ("actor_rollout_ref.actor.use_dynamic_bsz", True, None),
     ],
 )
 def test_batch_arithmetic_is_checked_before_anything_starts(
-    tmp_path: Path, key: str, value: Any, message: str
+    tmp_path: Path, key: str, value: Any, message: str | None
 ) -> None:
     config = compose(overrides_of(settings(tmp_path)) | {key: value})
+    if message is None:
+        check(config)
+        return
     with pytest.raises(ConfigError, match=message):
         check(config)
 
