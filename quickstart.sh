@@ -3,5 +3,6 @@
 # Usage: ./quickstart.sh [--smoke] [--seed N] [--real-data FILE] [--out DIR]     (./quickstart.sh --help)
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
-"$here/requirements/install-cpu.sh"
-exec "${VENV:-$here/.venv}/bin/afm" quickstart "$@"
+VENV=$(realpath -m "${VENV:-$here/.venv}")
+VENV=$VENV "$here/requirements/install-cpu.sh"
+exec "$VENV/bin/afm" quickstart "$@"

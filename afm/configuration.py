@@ -136,21 +136,35 @@ def apply_overrides(data: dict[str, Any], overrides: Sequence[str]) -> None:
         level[last] = value
 
 
-def validated(model: type[ModelT], data: object, label: str, at: str = "") -> ModelT:
+def override_key(override: str) -> str:
+    """The dotted key of a ``key=value`` pair."""
+    return override.partition("=")[0].strip()
+
+
+def validated(
+    model: type[ModelT], data: object, label: str, at: str = "", overrides: Sequence[str] = ()
+) -> ModelT:
     """``data`` as a ``model``.
 
     Args:
         label: File or name that errors begin with.
         at: Key path of ``data`` within the file, e.g. ``tools[0].config``.
+        overrides: The ``key=value`` pairs that ``data`` holds already; what they broke is blamed on them.
 
     Raises:
         ConfigError: One line for each fault: file, key path, value got, what was expected.
+        UsageError: The same, when overrides alone are at fault.
     """
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        lines = [f"{label}: {_explained(details, at, model)}" for details in error.errors()]
-        raise ConfigError("\n".join(lines)) from None
+        faults = error.errors()
+        typed = [_typed(details["loc"], overrides) for details in faults]
+        lines = [
+            f"{f'override {override!r}' if override else label}: {_explained(details, at, model)}"
+            for override, details in zip(typed, faults, strict=True)
+        ]
+        raise (UsageError if all(typed) else ConfigError)("\n".join(lines)) from None
 
 
 def _extended(
@@ -180,6 +194,15 @@ def _beside(name: str, folder: Path) -> Path:
 
 def _nothing(data: dict[str, Any], folder: Path) -> None:
     """No path to rewrite."""
+
+
+def _typed(location: tuple[int | str, ...], overrides: Sequence[str]) -> str | None:
+    """The override that set what stands at ``location``, or something in it."""
+    for override in reversed(overrides):
+        key = override_key(override).split(".")
+        if all(str(part) == name for part, name in zip(location, key, strict=False)) and location:
+            return override
+    return None
 
 
 def _explained(details: ErrorDetails, at: str, model: type[BaseModel]) -> str:

@@ -50,6 +50,7 @@ class Fault(StrEnum):
     TRANSITION = "transition"
     THOUGHT = "thought"
     COUNT = "count"
+    EMPTY = "empty"
     OBSERVATION = "observation"
     AUTHOR = "author"
     NO_ANSWER = "no_answer"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -9,9 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from afm.agents import AgentSpec, load_agent
+from afm.configuration import apply_overrides, override_key, read_extended
 from afm.errors import ConfigError, UsageError, suggestion
 from llamafactory_patch.keys import engine_keys
 
@@ -59,18 +59,11 @@ def resolve(config_path: str | Path, overrides: Sequence[str] = ()) -> SftJob:
 
     Raises:
         ConfigError: No such file, bad YAML, an unknown key, or settings that contradict each other.
-        UsageError: An override that is no ``key=value``.
+        UsageError: An override is wrong.
     """
-    config = _read(Path(config_path))
-    _anchor_paths(config, Path(config_path).parent)
-    for override in overrides:
-        _apply(config, override)
-    known = engine_keys() | OWN_KEYS.keys()
-    for key in config:
-        if key not in known:
-            close = suggestion(key, known)
-            hint = close if close.startswith("did you mean") else "see LLaMA-Factory's training arguments"
-            raise ConfigError(f"{config_path}: unknown key {key!r}; {hint}")
+    config = read_extended(Path(config_path), "training arguments", anchor=_anchor_paths)
+    apply_overrides(config, overrides)
+    _checked(config, config_path, overrides)
     output_dir = config.get("output_dir")
     if not isinstance(output_dir, str) or not output_dir:
         raise ConfigError(f"{config_path}: output_dir: got {output_dir!r}, expected a folder; output_dir=DIR")
@@ -99,33 +92,6 @@ def _with_agent(config: dict[str, Any], agent: AgentSpec, config_path: str | Pat
     return config
 
 
-class _Loader(yaml.SafeLoader):
-    """Reads ``3e-5`` as a number, which YAML 1.1 takes for text."""
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)[eE][-+]?[0-9]+\Z"),
-    list("-+.0123456789"),
-)
-
-
-def _parse(text: str) -> Any:
-    return yaml.load(text, _Loader)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        config = _parse(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such configuration; shipped ones are under configs/") from None
-    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
-        raise ConfigError(f"{path}: cannot be read as YAML: {error}") from None
-    if not isinstance(config, dict) or not all(isinstance(key, str) for key in config):
-        raise ConfigError(f"{path}: got {type(config).__name__}, expected a mapping of training arguments")
-    return config
-
-
 def _anchor_paths(config: dict[str, Any], folder: Path) -> None:
     for key, suffix in (("agent", ".yaml"), ("deepspeed", ".json")):
         value = config.get(key)
@@ -133,20 +99,50 @@ def _anchor_paths(config: dict[str, Any], folder: Path) -> None:
             config[key] = os.path.normpath(folder / value)
 
 
-def _apply(config: dict[str, Any], override: str) -> None:
-    key, equals, text = override.partition("=")
-    if not equals or not key.strip():
-        raise UsageError(f"override {override!r}: expected key=value, for example learning_rate=1e-5")
-    *parents, last = key.strip().split(".")
-    target: Any = config
-    for name in parents:
-        target = target.setdefault(name, {}) if isinstance(target, dict) else None
-    if not isinstance(target, dict):
-        raise UsageError(f"override {override!r}: {'.'.join(parents)} is no mapping")
-    try:
-        target[last] = _parse(text) if text else None
-    except yaml.YAMLError as error:
-        raise UsageError(f"override {override!r}: the value is no YAML: {error}") from None
+def _checked(config: Mapping[str, Any], config_path: str | Path, overrides: Sequence[str]) -> None:
+    """Refuse unknown keys, and words where LLaMA-Factory needs numbers, before it spends a minute on them."""
+    known = engine_keys()
+    typed = {override_key(override).split(".")[0]: override for override in overrides}
+    for key, value in config.items():
+        if key in OWN_KEYS:
+            continue
+        if key not in known:
+            close = suggestion(key, [*known, *OWN_KEYS])
+            hint = close if close.startswith("did you mean") else "see LLaMA-Factory's training arguments"
+            fault = f"unknown key {key!r}; {hint}"
+        elif known[key] is not None and not known[key].holds(value):
+            fault = f"{key}: got {value!r}, expected {known[key].words}"
+        else:
+            continue
+        if key in typed:
+            raise UsageError(f"override {typed[key]!r}: {fault}")
+        raise ConfigError(f"{config_path}: {fault}")
+
+
+def check_sources(job: SftJob) -> None:
+    """Whether the model and the data sets are there, which LLaMA-Factory finds out about late.
+
+    Raises:
+        ConfigError: One is missing, and is no name on a model hub either.
+    """
+    model = str(job.config.get("model_name_or_path", ""))
+    hub_name = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", model) and not model.startswith(".")
+    if not hub_name and not Path(model).expanduser().is_dir():
+        raise ConfigError(f"model_name_or_path: {model!r} is no folder; expected one, or a name on the hub")
+    folder, names = job.config.get("dataset_dir", "data"), job.config.get("dataset")
+    if names is None or not isinstance(folder, str) or folder == "ONLINE" or folder.startswith("REMOTE:"):
+        return
+    index = Path(folder) / "dataset_info.json"
+    if not index.is_file():
+        raise ConfigError(
+            f"dataset_dir: {index} is missing; `afm data prepare sft` writes it beside the data"
+        )
+    known = json.loads(index.read_text(encoding="utf-8"))
+    for name in names.split(",") if isinstance(names, str) else names:
+        if str(name).strip() not in known:
+            raise ConfigError(
+                f"dataset: {index} has no {str(name).strip()!r}; {suggestion(str(name), known)}"
+            )
 
 
 def changed_keys(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[str, ...]:

@@ -6,7 +6,8 @@ They are read from the source text of the argument classes; a test holds them ag
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,9 +21,33 @@ _SOURCES = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What a key takes, for keys that take a number or a switch.
+
+    Attributes:
+        words: For errors.
+        types: Python types of the value; a switch is no number here.
+    """
+
+    words: str
+    types: tuple[type, ...]
+
+    def holds(self, value: object) -> bool:
+        """Whether LLaMA-Factory can take ``value``."""
+        return isinstance(value, self.types) and (bool in self.types or not isinstance(value, bool))
+
+
+_KINDS = {
+    "bool": Kind("true or false", (bool,)),
+    "int": Kind("a whole number", (int,)),
+    "float": Kind("a number", (int, float)),
+}
+
+
 @cache
-def engine_keys() -> frozenset[str]:
-    """Keys that LLaMA-Factory with this package's options understands.
+def engine_keys() -> Mapping[str, Kind | None]:
+    """Keys that LLaMA-Factory with this package's options understands, each with its kind if that is a plain one.
 
     Raises:
         MissingExtraError: LLaMA-Factory or transformers is not installed.
@@ -33,10 +58,10 @@ def engine_keys() -> frozenset[str]:
         if spec is None or not spec.submodule_search_locations:
             raise MissingExtraError(package, "sft")
         files += [Path(spec.submodule_search_locations[0]) / name for name in names]
-    return frozenset(field for file in files for field in _fields(ast.parse(file.read_text("utf-8"))))
+    return dict(field for file in files for field in _fields(ast.parse(file.read_text("utf-8"))))
 
 
-def _fields(tree: ast.Module) -> Iterator[str]:
+def _fields(tree: ast.Module) -> Iterator[tuple[str, Kind | None]]:
     for class_def in tree.body:
         if not isinstance(class_def, ast.ClassDef) or not _is_dataclass(class_def):
             continue
@@ -44,7 +69,7 @@ def _fields(tree: ast.Module) -> Iterator[str]:
             if not isinstance(statement, ast.AnnAssign) or _is_hidden(statement.value):
                 continue
             if isinstance(statement.target, ast.Name):
-                yield statement.target.id
+                yield statement.target.id, _KINDS.get(ast.unparse(statement.annotation))
 
 
 def _is_dataclass(class_def: ast.ClassDef) -> bool:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from llamafactory_patch import output
-from llamafactory_patch.config import SftJob, resolve
+from llamafactory_patch.config import SftJob, check_sources, resolve
 from llamafactory_patch.process import (
     PARENT_VARIABLE,
     die_with_parent,
@@ -66,6 +66,7 @@ def run_sft(
     if dry_run:
         print(_described(job))
         return 0
+    check_sources(job)
     if output.is_finished(job):
         print(f"{job.output_dir} is finished; for another run choose another output_dir")
         return 0

@@ -40,18 +40,20 @@ def is_finished(job: SftJob) -> bool:
     """True when this very training has ended well before.
 
     Raises:
-        ConfigError: Another training has ended in the same folder.
+        ConfigError: Another training has begun or ended in the same folder.
     """
     manifest = job.output_dir / MANIFEST_FILE
     if not manifest.is_file() or job.config.get("overwrite_output_dir"):
         return False
-    settings = json.loads(manifest.read_text(encoding="utf-8"))["settings"]
-    if changes := changed_keys(settings, job.settings()):
+    data = json.loads(manifest.read_text(encoding="utf-8"))
+    finished = bool(data["finished"])
+    if changes := changed_keys(data["settings"], job.settings()):
         raise ConfigError(
-            f"{job.output_dir} holds a finished training with other settings ({'; '.join(changes)}); choose "
-            "another output_dir, or start anew there with overwrite_output_dir=true"
+            f"{job.output_dir} holds {'a finished' if finished else 'an interrupted'} training with other "
+            f"settings ({'; '.join(changes)}); choose another output_dir, or start anew there with "
+            "overwrite_output_dir=true"
         )
-    return True
+    return finished
 
 
 def prepare(job: SftJob, *, first_node: bool, progress_bar: bool) -> str:
@@ -74,7 +76,7 @@ def prepare(job: SftJob, *, first_node: bool, progress_bar: bool) -> str:
         elif begun:
             config["overwrite_output_dir"] = True  # interrupted before its first checkpoint
     if first_node:
-        (job.output_dir / MANIFEST_FILE).unlink(missing_ok=True)
+        _write_manifest(job, finished=None)
         _replace(config_path(job), config_text(job, config))
     return "\n".join(notes)
 
@@ -84,13 +86,16 @@ def finish(job: SftJob, *, seconds: float) -> None:
     if job.agent is not None:
         save_agent(job.agent, job.output_dir / "agent.yaml")
     _allow_cache(job.output_dir / "config.json")
-    manifest = {
-        "settings": job.settings(),
-        "agent": job.agent.name if job.agent else None,
-        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-        "seconds_since_last_start": round(seconds, 1),
-        "versions": {name: _version(name) for name in _VERSIONS},
-    }
+    _write_manifest(
+        job,
+        finished=datetime.now(UTC).isoformat(timespec="seconds"),
+        seconds_since_last_start=round(seconds, 1),
+        versions={name: _version(name) for name in _VERSIONS},
+    )
+
+
+def _write_manifest(job: SftJob, **progress: Any) -> None:
+    manifest = {"settings": job.settings(), "agent": job.agent.name if job.agent else None, **progress}
     _replace(job.output_dir / MANIFEST_FILE, json.dumps(manifest, indent=2, ensure_ascii=False) + "\n")
 
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import unicodedata
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,6 @@ from afm.errors import ConfigError
 from afm.masking import Boundary, encode_batch, encode_segments
 from afm.trajectory import Author, Segment, author_segments, observation_text
 
-SHARED = Path(os.environ.get("AFM_SHARED_DATA", Path(__file__).parents[2] / "shared"))
-QWEN = SHARED / "tokenizers/qwen2.5"
 MATH = load_agent("math")
 AGENT, ENVIRONMENT = Author.AGENT, Author.ENVIRONMENT
 
@@ -23,11 +20,9 @@ Token = tuple[str, int]
 
 
 @pytest.fixture(scope="session")
-def qwen() -> Any:
-    if not QWEN.is_dir():
-        pytest.skip(f"no Qwen2.5 tokenizer at {QWEN}; set AFM_SHARED_DATA")
+def qwen(qwen_folder: Path) -> Any:
     transformers = pytest.importorskip("transformers")
-    return transformers.AutoTokenizer.from_pretrained(str(QWEN))
+    return transformers.AutoTokenizer.from_pretrained(str(qwen_folder))
 
 
 @pytest.fixture(scope="session")

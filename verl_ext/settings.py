@@ -95,11 +95,11 @@ def load_settings(path: str | Path, overrides: Sequence[str] = ()) -> RlSettings
 
     Raises:
         ConfigError: The file cannot be read, or a key or value is wrong.
-        UsageError: An override is not of the form ``key=value``.
+        UsageError: An override is wrong.
     """
     data = read_extended(Path(path), "afm rl settings", anchor=_anchor)
     apply_overrides(data, overrides)
-    return validated(RlSettings, data, str(path))
+    return validated(RlSettings, data, str(path), overrides=overrides)
 
 
 def load_episode_settings(path: str | Path) -> EpisodeSettings:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from afm.cli.options import given_agent, given_model
 from afm.errors import UsageError
 
 if TYPE_CHECKING:
@@ -20,13 +21,6 @@ if TYPE_CHECKING:
     from afm.tools import Tool
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-_STYLES = {
-    "thought": "dim",
-    "text": "magenta",
-    "tool": "cyan",
-    "observation": "green",
-    "answer": "bold yellow",
-}
 
 
 def ask(
@@ -55,7 +49,7 @@ def ask(
     """
     if not question.strip():
         raise UsageError("the question is empty")
-    spec = _agent(agent, model)
+    spec = _agent(agent, given_model(model))
     boxes = _tools(spec, tools)
 
     async def work() -> None:
@@ -105,11 +99,11 @@ async def _ask(
 
 
 def _agent(agent: str | None, model: str) -> AgentSpec:
-    from afm.agents import MODEL_AGENT_FILE, agent_of_model, load_agent, model_folder
+    from afm.agents import MODEL_AGENT_FILE, load_agent, model_folder
 
     own = model_folder(model) / MODEL_AGENT_FILE
     if agent is not None:
-        return agent_of_model(model, agent)
+        return given_agent(agent, model)
     if own.is_file():
         return load_agent(own)
     raise UsageError(f"{model} does not say which agent it is; give --agent NAME")

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from afm.errors import ConfigError
+from afm.cli.options import given_agent
+from afm.errors import UsageError
 
 if TYPE_CHECKING:
     from afm.agents import AgentSpec
@@ -57,11 +58,10 @@ def distill(
 
     Killed or interrupted, the same command continues with the next problem.
     """
-    from afm.agents import load_agent
     from afm.cli.quickstart import ProgressView
 
     view = ProgressView()
-    summary = asyncio.run(_distill(tasks, load_agent(agent), tools, out, seed, parallel, view.update))
+    summary = asyncio.run(_distill(tasks, given_agent(agent), tools, out, seed, parallel, view.update))
     view.line(
         f"{summary.path}: {summary.kept} of {summary.tasks} trajectories kept, "
         f"{summary.tool_calls} tool calls, {summary.seconds:.0f} s"
@@ -106,11 +106,9 @@ def filter_records(
 
     What is dropped stands with its reason in `OUT.dropped.jsonl`.
     """
-    from afm.agents import load_agent
-
     if out.resolve() == records.resolve():
-        raise ConfigError(f"{out}: input and output are the same file; choose another --out")
-    funnel = asyncio.run(_filter(records, out, load_agent(agent), reward, min_score))
+        raise UsageError(f"{out}: input and output are the same file; choose another --out")
+    funnel = asyncio.run(_filter(records, out, given_agent(agent), reward, min_score))
     print(f"{out}: {funnel.kept} of {funnel.seen} kept")
     for reason, count in sorted(funnel.dropped.items()):
         print(f"  dropped: {count} {reason}")
@@ -149,10 +147,9 @@ def prepare_sft(
     name: Annotated[str, typer.Option(help="Name of the data set for LLaMA-Factory.")] = "math_agent_sft",
 ) -> None:
     """Write trajectories as an alpaca data set for `afm sft`."""
-    from afm.agents import load_agent
     from afm.datasets.prepare import write_sft
 
-    rows = write_sft(_records(records), load_agent(agent), out, name=name, inputs=[records])
+    rows = write_sft(_records(records), given_agent(agent), out, name=name, inputs=[records])
     print(f"{out / name}.json: {rows} rows")
 
 
@@ -165,11 +162,10 @@ def prepare_rl(
     split: Annotated[str, typer.Option(help="Value of extra_info.split.")] = "train",
 ) -> None:
     """Write problems as the parquet rows that `afm rl` reads."""
-    from afm.agents import load_agent
     from afm.datasets import read_tasks
     from afm.datasets.prepare import write_rl
 
-    spec = load_agent(agent)
+    spec = given_agent(agent)
     rows = write_rl(list(read_tasks(tasks)), spec, out, split=split, ability=ability, inputs=[tasks])
     print(f"{out}: {rows} rows")
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from afm.errors import ConfigError, UsageError
+from afm.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -22,7 +22,12 @@ _PLAIN_INTERVAL_S = 10.0
 
 
 def evaluation(
-    config: Annotated[Path, typer.Argument(help="YAML of the benchmark, e.g. configs/eval/aime24.yaml.")],
+    config: Annotated[
+        Path,
+        typer.Argument(
+            help="YAML of the benchmark, e.g. configs/eval/aime24.yaml.", exists=True, dir_okay=False
+        ),
+    ],
     overrides: Annotated[
         list[str] | None,
         typer.Argument(
@@ -38,8 +43,6 @@ def evaluation(
 
     Writes manifest.json, episodes.jsonl and metrics.json into out_dir.
     """
-    if not config.is_file():
-        raise UsageError(f"{config}: no such file; see configs/eval and configs/tiny/eval")
     from afm.evaluation.config import load_config
 
     settings = load_config(config, overrides or [])

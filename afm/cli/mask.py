@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from afm.cli.options import given_agent
 from afm.errors import DataError, MissingExtraError, UsageError
 from afm.masking import Boundary, MaskedIds, encode_batch
 
@@ -21,7 +22,12 @@ _BATCH_ROWS = 256
 
 
 def mask(
-    file: Annotated[Path, typer.Argument(help="Trajectory JSONL, or alpaca rows as JSON or JSONL.")],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="Trajectory JSONL, or alpaca rows as JSON or JSONL.", exists=True, dir_okay=False
+        ),
+    ],
     tokenizer: Annotated[Path, typer.Option(help="Folder of a fast Hugging Face tokenizer.")],
     agent: Annotated[
         str | None,
@@ -38,8 +44,8 @@ def mask(
     """
     from afm.trajectory.rows import read_rows
 
-    if not file.is_file():
-        raise UsageError(f"{file}: no such file")
+    if agent is not None:
+        given_agent(agent)
     loaded = _load_tokenizer(tokenizer)
     show = _print_json if as_json else _print_preview
     faulty = 0

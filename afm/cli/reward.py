@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from afm.errors import AfmError, DataError, UsageError
+from afm.cli.options import given_agent
+from afm.errors import AfmError, DataError
 
 if TYPE_CHECKING:
     from afm.agents import AgentSpec
@@ -22,7 +23,12 @@ _WINDOW = 64
 
 
 def reward(
-    file: Annotated[Path, typer.Argument(help="JSONL: data_source, question, response, ground_truth, ...")],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="JSONL: data_source, question, response, ground_truth, ...", exists=True, dir_okay=False
+        ),
+    ],
     agent: Annotated[
         str, typer.Option(help="Agent of rows that name none: a shipped name or a YAML.")
     ] = "math",
@@ -37,8 +43,6 @@ def reward(
     Bad rows are reported with file and line, the rest is judged; then the exit status is 1, as it is when
     a verdict could not be reached.
     """
-    if not file.is_file():
-        raise UsageError(f"{file}: no such file")
     counts = asyncio.run(_judge_file(file, agent, config, as_json))
     if not as_json:
         total = sum(counts.values())
@@ -49,9 +53,7 @@ def reward(
 
 @cache
 def _agent(name: str) -> AgentSpec:
-    from afm.agents import load_agent
-
-    return load_agent(name)
+    return given_agent(name)
 
 
 async def _judge_file(file: Path, agent: str, config: Path | None, as_json: bool) -> Counter[str]:

@@ -11,14 +11,19 @@ from typing import Annotated
 
 import typer
 
-from afm.errors import MissingExtraError, UsageError
+from afm.errors import MissingExtraError
 from afm.processes import tied_environment
 
 LAUNCHER = "verl_ext.launcher"
 
 
 def rl(
-    config: Annotated[Path, typer.Argument(help="YAML of the run, for example configs/tiny/rl/math.yaml.")],
+    config: Annotated[
+        Path,
+        typer.Argument(
+            help="YAML of the run, for example configs/tiny/rl/math.yaml.", exists=True, dir_okay=False
+        ),
+    ],
     overrides: Annotated[
         list[str] | None, typer.Argument(help="key=value, for example seed=1 verl.trainer.save_freq=5.")
     ] = None,
@@ -27,8 +32,6 @@ def rl(
     ] = False,
 ) -> None:
     """Train an agent by reinforcement learning; continues from the last checkpoint if there is one."""
-    if not config.is_file():
-        raise UsageError(f"{config}: no such file; see configs/rl and configs/tiny/rl")
     if importlib.util.find_spec("verl") is None:
         raise MissingExtraError("verl", "rl")
     options = ["--dry-run"] if dry_run else []

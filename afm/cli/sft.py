@@ -12,7 +12,12 @@ LAUNCHER = "llamafactory_patch.launcher"
 
 
 def sft(
-    config: Annotated[Path, typer.Argument(help="YAML of the run, for example configs/tiny/sft/math.yaml.")],
+    config: Annotated[
+        Path,
+        typer.Argument(
+            help="YAML of the run, for example configs/tiny/sft/math.yaml.", exists=True, dir_okay=False
+        ),
+    ],
     overrides: Annotated[
         list[str] | None, typer.Argument(help="key=value, for example learning_rate=1e-5 output_dir=runs/a.")
     ] = None,

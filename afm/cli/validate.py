@@ -9,14 +9,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from afm.errors import DataError, TrajectoryError, UsageError
+from afm.cli.options import given_agent
+from afm.errors import DataError, TrajectoryError
 
 if TYPE_CHECKING:
     from afm.trajectory.rows import TrajectoryRow
 
 
 def validate(
-    file: Annotated[Path, typer.Argument(help="Trajectory JSONL, or alpaca rows as JSON or JSONL.")],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="Trajectory JSONL, or alpaca rows as JSON or JSONL.", exists=True, dir_okay=False
+        ),
+    ],
     agent: Annotated[
         str | None,
         typer.Option(
@@ -31,8 +37,8 @@ def validate(
     """
     from afm.trajectory.rows import read_rows
 
-    if not file.is_file():
-        raise UsageError(f"{file}: no such file")
+    if agent is not None:
+        given_agent(agent)
     rows = faulty = 0
     for row in read_rows(file, agent):
         rows += 1

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from afm.agents import AgentSpec, Limits, agent_of_model, load_agent
 from afm.configuration import apply_overrides, read_extended, validated
-from afm.errors import ConfigError, suggestion
+from afm.errors import UsageError, suggestion
 
 CONFIG_FILE = "config.yaml"
 
@@ -136,17 +136,18 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> EvalConfig:
 
     Raises:
         ConfigError: A file cannot be read, or a key or value is wrong.
-        UsageError: An override is not of the form ``key=value``.
+        UsageError: An override is wrong, or no model is given.
     """
     data = read_extended(Path(path), "evaluation settings", anchor=_anchored)
     if isinstance(data.get("model"), str):
         data["model"] = {"path": data["model"]}
-    apply_overrides(data, [_model_path(override) for override in overrides])
+    overrides = [_model_path(override) for override in overrides]
+    apply_overrides(data, overrides)
     if not data.get("model"):
-        raise ConfigError(
+        raise UsageError(
             f"{path}: model: missing; give the model's folder or address on the command line: model=DIR_OR_URL"
         )
-    return validated(EvalConfig, data, str(path))
+    return validated(EvalConfig, data, str(path), overrides=overrides)
 
 
 def dump_config(config: EvalConfig) -> str:

@@ -136,3 +136,5 @@ def _array_items(path: Path) -> Iterator[tuple[int, Any]]:
         position = following
     if position >= len(text):
         yield line, DataError("the JSON array is never closed", path=str(path), line=line)
+    elif text[position + 1 :].strip():
+        yield line, DataError("the JSON array ends here, but the file goes on", path=str(path), line=line)

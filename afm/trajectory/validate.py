@@ -18,7 +18,7 @@ def validate(segments: Sequence[Segment], spec: AgentSpec) -> tuple[TrajectoryEr
     """Every fault of a response, in the order of its text; an empty result means it is valid.
 
     Checked: the structure (see :func:`afm.trajectory.scan`), what may follow what including grades, required,
-    forbidden and doubled thoughts, counts, an observation directly behind every tool call, one answer
+    forbidden and doubled thoughts, counts, empty steps, an observation directly behind every tool call, one answer
     in its format with nothing behind it, and that the environment wrote the observations and the agent all else. Of each of
     structure, order and authors, the first ``MAX_FAULTS`` are listed.
     """
@@ -57,6 +57,8 @@ class _Order:
                 yield from self._observation(step)
             else:
                 yield from self._unanswered_call(step)
+                if kind is not RoleKind.ANSWER and not step.content.strip():
+                    yield self._fault(Fault.EMPTY, step, "holds nothing; expected text")
                 yield from self._thought_step(step) if kind is RoleKind.THOUGHT else self._function(step)
         if not self._answered:
             complaint = f"has no closed <{self._spec.answer_role}> before it"

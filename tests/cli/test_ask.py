@@ -1,5 +1,6 @@
 import json
 import re
+import shutil
 
 import pytest
 import typer
@@ -75,11 +76,17 @@ def test_an_agent_given_by_path_wins(folder, tmp_path):
 
 
 def test_wrong_usage_says_what_is_missing(folder, tmp_path):
-    with pytest.raises(UsageError, match="does not say which agent"):
+    with pytest.raises(UsageError, match="holds no model"):
         run("Q", "--model", tmp_path)
+    bare = tmp_path / "bare"
+    shutil.copytree(folder, bare, ignore=shutil.ignore_patterns("agent.yaml"))
+    with pytest.raises(UsageError, match="does not say which agent"):
+        run("Q", "--model", bare)
+    with pytest.raises(UsageError, match=r"--agent mat: .*did you mean 'math'"):
+        run("Q", "--model", folder, "--agent", "mat")
     with pytest.raises(UsageError, match="empty"):
         run(" ", "--model", folder)
-    with pytest.raises(ConfigError, match="no such folder"):
+    with pytest.raises(UsageError, match="is no folder"):
         run("Q", "--model", tmp_path / "absent", "--agent", folder / "agent.yaml")
     with pytest.raises(ConfigError, match="tokenizer"):
         run("Q", "--model", "http://127.0.0.1:9", "--agent", folder / "agent.yaml")

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import json
-import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,20 +11,18 @@ from typer.testing import CliRunner, Result
 from afm.cli.mask import mask
 from afm.errors import UsageError
 
-SHARED = Path(os.environ.get("AFM_SHARED_DATA", Path(__file__).parents[3] / "shared"))
-QWEN = SHARED / "tokenizers/qwen2.5"
-needs_qwen = pytest.mark.skipif(
-    not QWEN.is_dir(), reason=f"no Qwen2.5 tokenizer at {QWEN}; set AFM_SHARED_DATA"
-)
-
 app = typer.Typer()
 app.command()(mask)
 
 TEXT = "<code>a</code><observation>E</observation>\n<reflection>b</reflection>"
 
 
-def run(*arguments: str) -> Result:
-    return CliRunner().invoke(app, [*arguments, "--agent", "math", "--tokenizer", str(QWEN)])
+@pytest.fixture
+def run(qwen_folder: Path) -> Callable[..., Result]:
+    def invoke(*arguments: str) -> Result:
+        return CliRunner().invoke(app, [*arguments, "--agent", "math", "--tokenizer", str(qwen_folder)])
+
+    return invoke
 
 
 def alpaca(path: Path, *outputs: str) -> Path:
@@ -34,12 +32,11 @@ def alpaca(path: Path, *outputs: str) -> Path:
     return path
 
 
-@needs_qwen
 @pytest.mark.parametrize(
     ("boundary", "tokens", "trained"), [("split", 18, 12), ("mask", 17, 11), ("keep", 17, 12)]
 )
 def test_json_counts_and_shows_what_is_trained_on(
-    tmp_path: Path, boundary: str, tokens: int, trained: int
+    tmp_path: Path, run: Callable[..., Result], boundary: str, tokens: int, trained: int
 ) -> None:
     result = run(str(alpaca(tmp_path / "rows.json", TEXT)), "--json", "--boundary", boundary)
     (row,) = map(json.loads, result.stdout.splitlines())
@@ -50,16 +47,14 @@ def test_json_counts_and_shows_what_is_trained_on(
         assert row["masked_text"] == "<observation>E</observation>\n"
 
 
-@needs_qwen
-def test_preview_brackets_what_is_masked(tmp_path: Path) -> None:
+def test_preview_brackets_what_is_masked(tmp_path: Path, run: Callable[..., Result]) -> None:
     result = run(str(alpaca(tmp_path / "rows.json", TEXT)))
     assert result.stdout == (
         "1: 18 tokens, 12 trained on\n<code>a</code>⟦<observation>E</observation>\n⟧<reflection>b</reflection>\n\n"
     )
 
 
-@needs_qwen
-def test_faulty_rows_are_reported_and_the_status_says_so(tmp_path: Path) -> None:
+def test_faulty_rows_are_reported_and_the_status_says_so(tmp_path: Path, run: Callable[..., Result]) -> None:
     path = alpaca(tmp_path / "rows.json", TEXT, "<think>never closed")
     result = run(str(path), "--json")
     assert result.exit_code == 1

@@ -1,6 +1,4 @@
 import json
-import os
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -9,8 +7,6 @@ import pytest
 from afm.datasets import Task, read_tasks, scan_tasks, write_tasks
 from afm.datasets.schema import question_of_prompt
 from afm.errors import DataError
-
-SHARED = Path(os.environ.get("AFM_SHARED_DATA", Path(__file__).parents[2].parent / "shared"))
 
 
 def write_lines(path, *rows):
@@ -191,10 +187,8 @@ def test_rows_are_streamed(tmp_path):
         ("math500", 500, "\\left( 3, \\frac{\\pi}{2} \\right)", "Convert the point $(0,3)$ in rectangular"),
     ],
 )
-def test_real_math_rows(name, count, gold, begin):
-    file = SHARED / "data" / "code_math" / f"{name}.parquet"
-    if not file.exists():
-        pytest.skip(f"no real data at {SHARED}; set AFM_SHARED_DATA")
+def test_real_math_rows(name, count, gold, begin, shared):
+    file = shared(f"data/code_math/{name}.parquet")
 
     tasks = list(read_tasks(file))
 
@@ -205,10 +199,8 @@ def test_real_math_rows(name, count, gold, begin):
     assert not any("special tokens" in task.question for task in tasks)
 
 
-def test_real_code_rows_carry_their_tests_as_a_mapping():
-    file = SHARED / "data" / "code_math" / "livecodebench_v4.parquet"
-    if not file.exists():
-        pytest.skip(f"no real data at {SHARED}; set AFM_SHARED_DATA")
+def test_real_code_rows_carry_their_tests_as_a_mapping(shared):
+    file = shared("data/code_math/livecodebench_v4.parquet")
 
     tasks = list(read_tasks(file))
 
@@ -219,10 +211,8 @@ def test_real_code_rows_carry_their_tests_as_a_mapping():
     assert tasks[0].extra_info["starter_code"] == ""
 
 
-def test_real_question_rows():
-    file = SHARED / "data" / "qa" / "nq_full.jsonl"
-    if not file.exists():
-        pytest.skip(f"no real data at {SHARED}; set AFM_SHARED_DATA")
+def test_real_question_rows(shared):
+    file = shared("data/qa/nq_full.jsonl")
 
     tasks = list(read_tasks(file))
 

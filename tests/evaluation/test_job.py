@@ -15,7 +15,6 @@ from afm.tools import load_tools
 from afm.trajectory.io import load_records
 
 ROOT = Path(__file__).resolve().parents[2]
-SHARED = Path(os.environ.get("AFM_SHARED_DATA", ROOT.parent / "shared"))
 
 pytestmark = pytest.mark.sandbox
 
@@ -130,13 +129,13 @@ def test_the_script_passes_everything_on(tmp_path, tiny_model, world) -> None:
 
 
 @pytest.mark.parametrize("name", ["aime24", "aime25", "amc23", "math500"])
-async def test_on_real_rows_an_oracle_scores_everything_and_silence_nothing(tmp_path, solver, name) -> None:
+async def test_on_real_rows_an_oracle_scores_everything_and_silence_nothing(
+    tmp_path, solver, name, shared
+) -> None:
     from afm.evaluation.config import load_config
     from afm.evaluation.job import load_tasks
 
-    data = SHARED / f"data/code_math/{name}.parquet"
-    if not data.exists():
-        pytest.skip(f"{data} is absent; set AFM_SHARED_DATA to the folder that holds data/code_math")
+    data = shared(f"data/code_math/{name}.parquet")
     config = load_config(ROOT / f"configs/eval/{name}.yaml", ["model=none", f"data={data}"])
     tasks = load_tasks(config)
     assert len(tasks) == {"aime24": 30, "aime25": 30, "amc23": 40, "math500": 500}[name]

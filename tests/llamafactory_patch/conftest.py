@@ -1,12 +1,8 @@
 """The real data pipeline of LLaMA-Factory with the plugin, over two tokenizers."""
 
 import json
-import os
-from pathlib import Path
 
 import pytest
-
-SHARED = Path(os.environ.get("AFM_SHARED_DATA", Path(__file__).parents[3] / "shared"))
 
 CALL = "<think>Use the tool.</think><code>print(17+25)</code>"
 SEEN = "\n<observation>\n42\n</observation>\n"
@@ -27,13 +23,10 @@ def tiny(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def qwen(tmp_path_factory, tiny):
+def qwen(tmp_path_factory, tiny, qwen_folder):
     """The Qwen2.5 tokenizer (its weights are not needed)."""
-    source = SHARED / "tokenizers/qwen2.5"
-    if not source.is_dir():
-        pytest.skip(f"{source} is absent; set AFM_SHARED_DATA")
     folder = tmp_path_factory.mktemp("qwen")
-    for path in [*source.iterdir(), tiny / "config.json"]:
+    for path in [*qwen_folder.iterdir(), tiny / "config.json"]:
         (folder / path.name).write_bytes(path.read_bytes())
     return folder
 

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from afm.errors import ConfigError, UsageError
-from llamafactory_patch.config import resolve
+from llamafactory_patch.config import check_sources, resolve
 from llamafactory_patch.keys import engine_keys
 
 pytest.importorskip("llamafactory")
@@ -29,7 +29,7 @@ def test_keys_read_from_the_source_are_those_of_the_classes():
     from llamafactory.hparams.parser import _TRAIN_ARGS
 
     fields = (field for cls in _TRAIN_ARGS for field in dataclasses.fields(cls))
-    assert engine_keys() == {field.name for field in fields if field.init}
+    assert engine_keys().keys() == {field.name for field in fields if field.init}
 
 
 def test_overrides_replace_values_and_reach_into_mappings(config):
@@ -52,7 +52,7 @@ def test_unknown_keys_are_refused_with_a_suggestion(config):
         ConfigError, match=r"run.yaml: unknown key 'learn_rate'; did you mean 'learning_rate'\?"
     ):
         resolve(config("output_dir: a\nlearn_rate: 1"))
-    with pytest.raises(ConfigError, match="unknown key 'xyzzy'; see LLaMA-Factory's training arguments"):
+    with pytest.raises(UsageError, match="override 'xyzzy=1': unknown key 'xyzzy'; see LLaMA-Factory's"):
         resolve(config("output_dir: a"), ["xyzzy=1"])
 
 
@@ -75,8 +75,32 @@ def test_overrides_that_are_none_are_wrong_usage(config, override):
 def test_bad_configurations_are_explained(config, text, message):
     with pytest.raises(ConfigError, match=message):
         resolve(config(text))
-    with pytest.raises(ConfigError, match="no such configuration"):
+    with pytest.raises(ConfigError, match=r"absent.yaml: no such file"):
         resolve("absent.yaml")
+
+
+def test_words_where_numbers_belong_are_refused_at_once(config):
+    with pytest.raises(ConfigError, match=r"run.yaml: bf16: got 1, expected true or false"):
+        resolve(config("output_dir: a\nbf16: 1"))
+    path = config("output_dir: a")
+    with pytest.raises(UsageError, match="'learning_rate=abc': learning_rate: got 'abc', expected a number"):
+        resolve(path, ["learning_rate=abc"])
+    with pytest.raises(UsageError, match="max_steps: got True, expected a whole number"):
+        resolve(path, ["max_steps=true"])
+
+
+def test_missing_models_and_data_sets_are_found_before_anything_starts(config, tmp_path):
+    def check(*overrides):
+        check_sources(resolve(config("output_dir: a\ndataset: rows"), overrides))
+
+    with pytest.raises(ConfigError, match="'runs/no/model' is no folder; expected one, or a name on the hub"):
+        check("model_name_or_path=runs/no/model")
+    with pytest.raises(ConfigError, match=r"dataset_info.json is missing; `afm data prepare sft`"):
+        check("model_name_or_path=Qwen/Qwen2.5-7B", f"dataset_dir={tmp_path}")
+    (tmp_path / "dataset_info.json").write_text('{"row": {}}', encoding="utf-8")
+    with pytest.raises(ConfigError, match="has no 'rows'; did you mean 'row'"):
+        check("model_name_or_path=Qwen/Qwen2.5-7B", f"dataset_dir={tmp_path}")
+    check(f"model_name_or_path={tmp_path}", f"dataset_dir={tmp_path}", "dataset=row")
 
 
 def test_an_agent_switches_its_mask_on_and_is_not_llamafactorys_business(config):

@@ -81,5 +81,13 @@ def test_a_finished_training_is_known_and_guarded(job, tmp_path):
 def test_starting_anew_removes_the_mark_of_the_finished_one(job, tmp_path):
     output.finish(job(), seconds=1.0)
     prepared(job(overwrite_output_dir=True))
-    assert not (tmp_path / "sft_manifest.json").exists()
+    assert not output.is_finished(job())
     assert Path(output.config_path(job())).is_file()
+
+
+def test_an_interrupted_training_does_not_continue_with_other_settings(job, tmp_path):
+    prepared(job())
+    assert not output.is_finished(job())
+    with pytest.raises(ConfigError, match=r"an interrupted training with other settings \(seed: 1 -> 2\)"):
+        output.is_finished(job(seed=2))
+    assert not output.is_finished(job(seed=2, overwrite_output_dir=True))

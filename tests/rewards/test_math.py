@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from afm.rewards.math import MathVerify
 from afm.trajectory import author_segments
 
 SPEC = load_agent("math")
-DATA = Path(os.environ.get("AFM_SHARED_DATA", Path(__file__).resolve().parents[3] / "shared"))
 BENCHMARKS = ("aime24", "aime25", "amc23", "math500")
 
 
@@ -117,14 +115,14 @@ def children() -> int:
     return sum("resource_tracker" not in Path(f"/proc/{pid}/cmdline").read_text() for pid in found)
 
 
-def golds(benchmark: str) -> list[tuple[str, str]]:
-    """(data_source, gold answer) of a real benchmark."""
-    path = DATA / "data" / "code_math" / f"{benchmark}.parquet"
-    if not path.exists():
-        pytest.skip(f"{path} is absent; set AFM_SHARED_DATA to the folder that holds data/code_math")
+@pytest.fixture(scope="session")
+def golds(shared: Callable[[str], Path]) -> list[tuple[str, str]]:
+    """(data_source, gold answer) of every row of the real benchmarks."""
     import pyarrow.parquet as pq
 
-    rows = pq.read_table(path, columns=["data_source", "reward_model"]).to_pylist()
+    columns = ["data_source", "reward_model"]
+    tables = [pq.read_table(shared(f"data/code_math/{name}.parquet"), columns=columns) for name in BENCHMARKS]
+    rows = [row for table in tables for row in table.to_pylist()]
     return [(row["data_source"], row["reward_model"]["ground_truth"]) for row in rows]
 
 
@@ -143,22 +141,21 @@ async def right_and_wrong(reward: Reward, rows: list[tuple[str, str]]) -> tuple[
     return refused, accepted
 
 
-async def test_real_rows_score_as_they_deserve() -> None:
+async def test_real_rows_score_as_they_deserve(golds: list[tuple[str, str]]) -> None:
     """Every seventh of 600 rows; all of them in the slow test."""
     reward = load_reward()
-    rows = [row for benchmark in BENCHMARKS for row in golds(benchmark)][::7]
+    rows = golds[::7]
     assert len(rows) == 86
     assert await right_and_wrong(reward, rows) == ([], [])
     await reward.close()
 
 
 @pytest.mark.slow
-async def test_all_real_rows_score_as_they_deserve() -> None:
+async def test_all_real_rows_score_as_they_deserve(golds: list[tuple[str, str]]) -> None:
     reward = load_reward()
-    rows = [row for benchmark in BENCHMARKS for row in golds(benchmark)]
-    assert len(rows) == 600
-    refused, accepted = await right_and_wrong(reward, rows)
+    assert len(golds) == 600
+    refused, accepted = await right_and_wrong(reward, golds)
     await reward.close()
     assert (refused, accepted) == ([], [])
-    by_algebra = [gold for _, gold in rows if algebra_verdict(gold, gold)]
+    by_algebra = [gold for _, gold in golds if algebra_verdict(gold, gold)]
     assert len(by_algebra) == 600  # without the short cut for equal texts

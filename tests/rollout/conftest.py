@@ -1,8 +1,6 @@
 """A small agent with a calculator, and the Qwen2.5 tokenizer."""
 
 import asyncio
-import os
-from pathlib import Path
 
 import pytest
 
@@ -64,11 +62,7 @@ def spec():
 
 
 @pytest.fixture(scope="session")
-def qwen():
+def qwen(qwen_folder):
     from afm.models.tokenizer import ChatTokenizer
 
-    shared = Path(os.environ.get("AFM_SHARED_DATA", Path(__file__).parents[2].parent / "shared"))
-    folder = shared / "tokenizers/qwen2.5"
-    if not folder.is_dir():
-        pytest.skip(f"{folder} is absent; set AFM_SHARED_DATA")
-    return ChatTokenizer.load(folder)
+    return ChatTokenizer.load(qwen_folder)

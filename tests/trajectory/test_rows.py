@@ -127,6 +127,7 @@ def test_unknown_agent_on_the_command_line_is_an_error_of_the_call(tmp_path: Pat
         ("[3]", ":1: got int, expected an object"),
         ("[\n{,", ":2: no JSON from here on"),
         ('[\n{"a": 1},\n', ":3: the JSON array is never closed"),
+        ('[\n{"a": 1}\n]\n[{"a": 2}]', ":3: the JSON array ends here, but the file goes on"),
     ],
 )
 def test_broken_arrays_say_where(tmp_path: Path, text: str, message: str) -> None:

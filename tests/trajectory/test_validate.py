@@ -229,3 +229,18 @@ def test_every_walk_along_the_declared_transitions_is_valid(choices: list[int]) 
     text = web(*parts)
     expected = [] if role == WEB.answer_role else [Fault.NO_ANSWER]
     assert [kind for kind, _ in kinds(text, WEB) if kind is not Fault.OBSERVATION] == expected
+
+
+@pytest.mark.parametrize("text", ["<plan>p</plan>", "<think>t</think>"])
+def test_a_step_must_hold_something(text: str) -> None:
+    tag = text[1 : text.index(">")]
+    valid = "<plan>p</plan><think>t</think><answer>\\boxed{4}</answer>"
+    emptied = valid.replace(text, f"<{tag}> \n</{tag}>")
+    assert kinds(valid) == []
+    assert kinds(emptied) == [(Fault.EMPTY, valid.index(text))]
+
+
+def test_an_observation_may_be_empty() -> None:
+    text = f"<plan>p</plan>{CODE}{END}"
+    begin, end = text.index("<observation>"), text.index("</observation>")
+    assert kinds(text[: begin + len("<observation>")] + text[end:]) == []

@@ -62,6 +62,17 @@ def test_a_wrong_setting_is_named_with_a_way_out(tmp_path: Path, extra: str, mes
     assert "rl.yaml" in str(caught.value)
 
 
+def test_what_an_override_broke_is_blamed_on_it(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="override 'platform=tpu': platform: got 'tpu'"):
+        load_settings(write(tmp_path, MINIMAL), ["seed=3", "platform=tpu"])
+    with pytest.raises(
+        UsageError, match=r"override 'limits.max_turn=2': limits: got .*unknown limit 'max_turn'"
+    ):
+        load_settings(write(tmp_path, MINIMAL), ["limits.max_turn=2"])
+    with pytest.raises(ConfigError, match=r"rl.yaml: agnet: unknown key"):
+        load_settings(write(tmp_path, MINIMAL + "agnet: x\n"), ["platform=tpu"])
+
+
 @pytest.mark.parametrize("override", ["seed", "=3", "agent.name=x", "seed=[1"])
 def test_a_malformed_override_is_wrong_usage(tmp_path: Path, override: str) -> None:
     with pytest.raises(UsageError, match="override"):
