@@ -7,6 +7,7 @@ from typing import Any
 
 from afm.errors import EngineError
 from afm.models.base import FinishReason, Generation, SamplingParams
+from afm.models.codec import CodecModel
 from afm.models.tokenizer import ChatTokenizer
 from verl_ext.register import CPU_ENGINE
 
@@ -41,7 +42,7 @@ def engine_params(engine: str, params: SamplingParams) -> dict[str, Any]:
     )
 
 
-class ServerModel:
+class ServerModel(CodecModel):
     """One episode's view of verl's servers.
 
     All turns of an episode go to the same server (its prefix cache), and the versions of the weights that
@@ -58,35 +59,12 @@ class ServerModel:
     def __init__(
         self, servers: Any, tokenizer: ChatTokenizer, *, engine: str, request_id: str, context_tokens: int
     ) -> None:
+        super().__init__(tokenizer, name=f"verl/{engine}", context_tokens=context_tokens)
         self._servers = servers
-        self._tokenizer = tokenizer
         self._engine = engine
         self._request_id = request_id
-        self._context_tokens = context_tokens
         self.weight_versions: list[int] = []
         self.preempted = -1
-
-    @property
-    def name(self) -> str:
-        """Identifies the model in records."""
-        return f"verl/{self._engine}"
-
-    @property
-    def context_tokens(self) -> int:
-        """Prompt and response together may not exceed this."""
-        return self._context_tokens
-
-    def encode(self, text: str) -> list[int]:
-        """Ids of ``text`` alone."""
-        return self._tokenizer.encode(text)
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of ``token_ids``, end-of-sequence tokens rendered as nothing."""
-        return self._tokenizer.decode(token_ids)
-
-    def encode_prompt(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """Chat messages through the model's template, ready for the assistant to begin."""
-        return self._tokenizer.encode_prompt(messages)
 
     async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
         """Continue ``prompt_ids`` on a rollout server.
@@ -120,11 +98,11 @@ class ServerModel:
         # vLLM and SGLang report a stop string, the end of text and the limit alike: look at the tokens.
         if stop_reason in ("aborted", "abort"):
             return FinishReason.ABORTED
-        if ids and ids[-1] in self._tokenizer.end_ids:
+        if ids and ids[-1] in self._codec.end_ids:
             return FinishReason.END_OF_TEXT
         if params.stop:
             window = max(map(len, params.stop)) + _STOP_WINDOW
-            tail = self._tokenizer.decode(ids[-window:])
+            tail = self._codec.decode(ids[-window:])
             if any(stop in tail for stop in params.stop):
                 return FinishReason.STOP
         if len(ids) >= params.max_new_tokens:

@@ -58,7 +58,7 @@ def distill(
 
     Killed or interrupted, the same command continues with the next problem.
     """
-    from afm.cli.quickstart import ProgressView
+    from afm.cli.progress import ProgressView
 
     view = ProgressView()
     summary = asyncio.run(_distill(tasks, given_agent(agent), tools, out, seed, parallel, view.update))

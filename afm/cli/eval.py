@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from afm.cli.progress import ProgressView
 from afm.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
-
     from afm.evaluation import Metrics
     from afm.evaluation.config import EvalConfig
-
-_PLAIN_INTERVAL_S = 10.0
 
 
 def evaluation(
@@ -82,55 +78,16 @@ def _dry_run(settings: EvalConfig) -> None:
 def _run(settings: EvalConfig) -> Metrics:
     from afm.evaluation.job import run_job
 
+    view = ProgressView(sys.stderr)
+
+    def show(done: int, total: int) -> None:
+        view.update(f"{settings.name}, episodes", done, total)
+
     try:
-        with _Counter(settings.name) as counter:
-            return asyncio.run(run_job(settings, on_progress=counter.show))
+        return asyncio.run(run_job(settings, on_progress=show))
     except KeyboardInterrupt:
         print(f"\nstopped; the same command continues in {settings.out_dir}", file=sys.stderr)
         raise typer.Exit(130) from None
-
-
-class _Counter:
-    """A bar on a terminal, a plain line now and then elsewhere; both on standard error."""
-
-    def __init__(self, title: str) -> None:
-        self._title = title
-        self._last = 0.0
-        self._first: int | None = None
-        self._bar: Progress | None = None
-
-    def __enter__(self) -> _Counter:
-        if sys.stderr.isatty():
-            from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-            columns = (
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TimeRemainingColumn(),
-            )
-            self._bar = Progress(*columns, console=Console(stderr=True))
-            self._bar.start()
-            self._bar.add_task(self._title, total=None)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-    def show(self, done: int, total: int) -> None:
-        if self._first is None:
-            self._first = done
-            if done:
-                print(f"{self._title}: {done} of {total} episodes were finished before", file=sys.stderr)
-        if self._bar is not None:
-            self._bar.update(self._bar.task_ids[0], completed=done, total=total)
-            return
-        now = time.monotonic()
-        if done == total or now - self._last >= _PLAIN_INTERVAL_S:
-            self._last = now
-            print(f"{self._title}: {done} of {total} episodes", file=sys.stderr, flush=True)
 
 
 def _summary(settings: EvalConfig, metrics: Metrics) -> None:

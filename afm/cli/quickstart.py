@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from afm.cli.progress import ProgressView
 from afm.cli.project import configs_folder
 
 if TYPE_CHECKING:
@@ -58,36 +58,6 @@ def quickstart(
     _summary(out, job.report_path, time.monotonic() - begun)
     if show:
         typer.launch(job.report_path.as_uri())
-
-
-class ProgressView:
-    """A counter that rewrites its line on a terminal and speaks rarely elsewhere."""
-
-    def __init__(self) -> None:
-        self._terminal = sys.stdout.isatty()
-        self._last = 0.0
-        self._open = False
-
-    def line(self, text: str) -> None:
-        """Print one whole line."""
-        if self._open:
-            print("\r\x1b[K", end="")
-            self._open = False
-        print(text, flush=True)
-        self._last = time.monotonic()
-
-    def update(self, what: str, done: int, total: int | None) -> None:
-        """Show how far a stage is."""
-        now = time.monotonic()
-        if now - self._last < (0.1 if self._terminal else 15.0):
-            return
-        self._last = now
-        text = f"      {what}: {done}" + (f" of {total}" if total else "")
-        if self._terminal:
-            print(f"\r\x1b[K{text}", end="", flush=True)
-            self._open = True
-        else:
-            print(text, flush=True)
 
 
 def _summary(out: Path, report: Path, seconds: float) -> None:

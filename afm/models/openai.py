@@ -12,6 +12,7 @@ from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt,
 
 from afm.errors import EngineError
 from afm.models.base import FinishReason, Generation, SamplingParams
+from afm.models.codec import CodecModel
 from afm.models.sampling import check_params
 from afm.models.stop import first_stop
 from afm.models.tokenizer import ChatTokenizer
@@ -33,7 +34,7 @@ class ServedModel:
     context_tokens: int | None
 
 
-class OpenAIModel:
+class OpenAIModel(CodecModel):
     """Completions with a prompt of token ids, from ``URL/v1/completions``.
 
     The server must return the ids it sampled: vLLM does (``return_token_ids``, or
@@ -63,10 +64,9 @@ class OpenAIModel:
         attempts: int = 5,
         max_parallel: int = 64,
     ) -> None:
+        super().__init__(tokenizer, name=name, context_tokens=context_tokens)
         self._url = base_url(url)
-        self._tokenizer = tokenizer
-        self._name = name
-        self._context_tokens = context_tokens
+        self._end_ids = tokenizer.end_ids
         self._api_key = api_key
         self._attempts = attempts
         self._free = asyncio.Semaphore(max_parallel)
@@ -75,28 +75,6 @@ class OpenAIModel:
             timeout=httpx.Timeout(timeout_s, connect=_CONNECT_TIMEOUT_S),
             limits=httpx.Limits(max_connections=max_parallel, max_keepalive_connections=max_parallel),
         )
-
-    @property
-    def name(self) -> str:
-        """Identifies the model in records."""
-        return self._name
-
-    @property
-    def context_tokens(self) -> int:
-        """Prompt and response together may not exceed this."""
-        return self._context_tokens
-
-    def encode(self, text: str) -> list[int]:
-        """Ids of ``text`` alone."""
-        return self._tokenizer.encode(text)
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of ``token_ids``, end-of-sequence tokens rendered as nothing."""
-        return self._tokenizer.decode(token_ids)
-
-    def encode_prompt(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """Chat messages through the model's template, ready for the assistant to begin."""
-        return self._tokenizer.encode_prompt(messages)
 
     async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
         """Continue ``prompt_ids`` on the server.
@@ -174,9 +152,9 @@ class OpenAIModel:
     def _stopped(self, choice: Mapping[str, Any], ids: Sequence[int], stop: Sequence[str]) -> FinishReason:
         """The end token or a stop string: servers report both as ``stop``."""
         reason = choice.get("stop_reason")
-        if (ids and ids[-1] in self._tokenizer.end_ids) or isinstance(reason, int):
+        if (ids and ids[-1] in self._end_ids) or isinstance(reason, int):
             return FinishReason.END_OF_TEXT
-        if first_stop(self._tokenizer.decode(ids), stop) >= 0:
+        if first_stop(self._codec.decode(ids), stop) >= 0:
             return FinishReason.STOP
         if isinstance(reason, str):
             raise EngineError(

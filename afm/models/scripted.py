@@ -3,36 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol
 
 from afm.errors import EngineError
 from afm.models.base import FinishReason, Generation, SamplingParams
+from afm.models.codec import Codec, CodecModel
 from afm.models.sampling import check_params
 from afm.models.stop import first_stop
 
 Script = Callable[[str], str]
 """From the text so far (prompt and response, decoded) to what comes next."""
-
-
-class Codec(Protocol):
-    """What :class:`ScriptedModel` needs of a tokenizer."""
-
-    @property
-    def end_id(self) -> int:
-        """The end-of-sequence token."""
-        ...
-
-    def encode(self, text: str) -> list[int]:
-        """Ids of ``text`` alone."""
-        ...
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of ``token_ids``, end tokens rendered as nothing."""
-        ...
-
-    def encode_prompt(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """Chat messages, ready for the assistant to begin."""
-        ...
 
 
 class ByteCodec:
@@ -54,7 +33,7 @@ class ByteCodec:
         return self.encode("".join(lines) + "assistant: ")
 
 
-class ScriptedModel:
+class ScriptedModel(CodecModel):
     """Emits a script token by token, up to the first stop string like a real model.
 
     What follows a stop string in a response comes with the next generation. A response that is used up
@@ -76,35 +55,11 @@ class ScriptedModel:
         context_tokens: int = 1_000_000,
         name: str = "scripted",
     ) -> None:
-        self._codec = codec or ByteCodec()
+        super().__init__(codec or ByteCodec(), name=name, context_tokens=context_tokens)
         self._script = script if callable(script) else None
         texts = [script] if isinstance(script, str) else [] if callable(script) else list(script)
         self._responses = [self._codec.encode(text) for text in texts]
-        self._name = name
-        self._context_tokens = context_tokens
         self.params: list[SamplingParams] = []
-
-    @property
-    def name(self) -> str:
-        """Identifies the model in records."""
-        return self._name
-
-    @property
-    def context_tokens(self) -> int:
-        """Prompt and response together may not exceed this."""
-        return self._context_tokens
-
-    def encode(self, text: str) -> list[int]:
-        """Ids of ``text`` alone."""
-        return self._codec.encode(text)
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of ``token_ids``."""
-        return self._codec.decode(token_ids)
-
-    def encode_prompt(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """Chat messages, ready for the assistant to begin."""
-        return self._codec.encode_prompt(messages)
 
     async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
         """The next piece of the script; every log-probability is 0.

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from afm.errors import ConfigError, EngineError, MissingExtraError
 from afm.models.base import Generation, SamplingParams
+from afm.models.codec import CodecModel
 from afm.models.engine import BatchEngine
 from afm.models.tokenizer import ChatTokenizer
 
 
-class TransformersModel:
+class TransformersModel(CodecModel):
     """A model folder as a :class:`afm.models.base.TokenModel`; many episodes share its batches.
 
     float32 on a CPU, bfloat16 on a GPU.
@@ -47,49 +48,28 @@ class TransformersModel:
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         if threads is not None:
             torch.set_num_threads(threads)
-        self._tokenizer = ChatTokenizer.load(path)
+        tokenizer = ChatTokenizer.load(path)
         model = _load_model(Path(path), torch.float32 if device == "cpu" else torch.bfloat16)
         rows = model.get_input_embeddings().weight.shape[0]
-        if self._tokenizer.size > rows:
+        if tokenizer.size > rows:
             raise ConfigError(
-                f"{path}: the tokenizer has {self._tokenizer.size} tokens, the model {rows}; "
+                f"{path}: the tokenizer has {tokenizer.size} tokens, the model {rows}; "
                 "they do not belong together"
             )
-        self._name = name or str(path)
-        self._context_tokens = int(model.config.max_position_embeddings)
+        super().__init__(
+            tokenizer, name=name or str(path), context_tokens=int(model.config.max_position_embeddings)
+        )
         self._engine = BatchEngine(
             model,
-            eos_ids=self._tokenizer.end_ids,
-            pad_id=self._tokenizer.pad_id,
-            decode=self._tokenizer.decode,
+            eos_ids=tokenizer.end_ids,
+            pad_id=tokenizer.pad_id,
+            decode=tokenizer.decode,
             vocabulary_size=rows,
             max_batch=max_batch,
             device=device,
             threads=threads,
             seed=seed,
         )
-
-    @property
-    def name(self) -> str:
-        """Identifies the model in records."""
-        return self._name
-
-    @property
-    def context_tokens(self) -> int:
-        """Prompt and response together may not exceed this."""
-        return self._context_tokens
-
-    def encode(self, text: str) -> list[int]:
-        """Ids of ``text`` alone."""
-        return self._tokenizer.encode(text)
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of ``token_ids``, end-of-sequence tokens rendered as nothing."""
-        return self._tokenizer.decode(token_ids)
-
-    def encode_prompt(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """Chat messages through the model's template, ready for the assistant to begin."""
-        return self._tokenizer.encode_prompt(messages)
 
     async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
         """Continue ``prompt_ids``; a limit that exceeds the model's context is lowered to it.

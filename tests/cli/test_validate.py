@@ -7,7 +7,6 @@ import typer
 from typer.testing import CliRunner, Result
 
 from afm.cli.validate import validate
-from afm.errors import UsageError
 
 app = typer.Typer()
 app.command()(validate)
@@ -61,4 +60,5 @@ def test_json_is_one_object_a_row(tmp_path: Path) -> None:
 
 
 def test_missing_file_is_wrong_usage(tmp_path: Path) -> None:
-    assert isinstance(run(str(tmp_path / "none.jsonl")).exception, UsageError)
+    assert run(str(tmp_path / "none.jsonl")).exit_code == 2
+    assert run(str(tmp_path)).exit_code == 2

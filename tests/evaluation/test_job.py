@@ -89,7 +89,7 @@ def test_the_commands_evaluate_and_report(tmp_path, tiny_model, world) -> None:
     done = afm("eval", "configs/tiny/eval/math_world.yaml", *words)
     assert "math world: pass@1 0.0 % (95 % interval 0.0 % to 56.1 %)" in done.stdout
     assert "3 of 3 episodes scored" in done.stdout
-    assert "math world: 3 of 3 episodes" in done.stderr
+    assert "math world, episodes: 3 of 3" in done.stderr
     page = Path(afm("report", out).stdout.strip())
     assert page == out / "report.html"
     assert "The math agent, run out" in page.read_text()
@@ -103,8 +103,8 @@ def test_a_dry_run_checks_and_prints_everything_and_runs_nothing(tmp_path, tiny_
     assert "# 6 tasks x 3 rounds" in done.stdout
     assert not (tmp_path / "out").exists()
     assert "is no folder; expected a model's folder" in afm(*words, "model=nowhere", status=1).stderr
-    assert "did you mean 'rounds'?" in afm(*words, f"model={tiny_model}", "round=3", status=1).stderr
-    assert "no such file" in afm("eval", "nowhere.yaml", status=2).stderr
+    assert "did you mean 'rounds'?" in afm(*words, f"model={tiny_model}", "round=3", status=2).stderr
+    assert "nowhere.yaml' does not exist" in afm("eval", "nowhere.yaml", status=2).stderr
     assert "no such folder" in afm("report", tmp_path / "nowhere", status=2).stderr
 
 
