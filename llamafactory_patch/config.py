@@ -106,12 +106,13 @@ def _checked(config: Mapping[str, Any], config_path: str | Path, overrides: Sequ
     for key, value in config.items():
         if key in OWN_KEYS:
             continue
+        kind = known.get(key)
         if key not in known:
             close = suggestion(key, [*known, *OWN_KEYS])
             hint = close if close.startswith("did you mean") else "see LLaMA-Factory's training arguments"
             fault = f"unknown key {key!r}; {hint}"
-        elif known[key] is not None and not known[key].holds(value):
-            fault = f"{key}: got {value!r}, expected {known[key].words}"
+        elif kind is not None and not kind.holds(value):
+            fault = f"{key}: got {value!r}, expected {kind.words}"
         else:
             continue
         if key in typed:

@@ -61,6 +61,7 @@ class ServerModel(CodecModel):
     ) -> None:
         super().__init__(tokenizer, name=f"verl/{engine}", context_tokens=context_tokens)
         self._servers = servers
+        self._end_ids = tokenizer.end_ids
         self._engine = engine
         self._request_id = request_id
         self.weight_versions: list[int] = []
@@ -98,7 +99,7 @@ class ServerModel(CodecModel):
         # vLLM and SGLang report a stop string, the end of text and the limit alike: look at the tokens.
         if stop_reason in ("aborted", "abort"):
             return FinishReason.ABORTED
-        if ids and ids[-1] in self._codec.end_ids:
+        if ids and ids[-1] in self._end_ids:
             return FinishReason.END_OF_TEXT
         if params.stop:
             window = max(map(len, params.stop)) + _STOP_WINDOW
