@@ -31,9 +31,9 @@ def test_a_dry_run_prints_a_command_and_leaves_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "status", "message"),
     [
-        (["absent.yaml"], 2, "absent.yaml: no such file; see configs/rl"),
+        (["absent.yaml"], 2, "absent.yaml' does not exist"),
         ([TINY, "seed"], 2, "override 'seed': expected key=value"),
-        ([TINY, "sed=1"], 1, "sed: unknown key; did you mean 'seed'?"),
+        ([TINY, "sed=1"], 2, "override 'sed=1': sed: unknown key; did you mean 'seed'?"),
         ([TINY, "--dry-run", "verl.trainer.nodes=1"], 1, "did you mean 'nnodes'?"),
         ([TINY, "train_files=absent.parquet"], 1, "absent.parquet: no such file (train_files"),
     ],
