@@ -44,7 +44,7 @@ SMOKE = Plan(
     rl_tasks=64,
     heldout_tasks=20,
     sft=("max_steps=120", "save_steps=40"),
-    rl=("verl.trainer.total_training_steps=2", "verl.algorithm.filter_groups.enable=false"),
+    rl=("verl.trainer.total_training_steps=2", "verl.algorithm.filter_groups.max_num_gen_batches=2"),
 )
 """The same path with so little training that it proves the machinery and nothing else."""
 
