@@ -14,15 +14,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from afm.processes import follow_parent
 from llamafactory_patch import output
 from llamafactory_patch.config import SftJob, check_sources, resolve
-from llamafactory_patch.process import (
-    PARENT_VARIABLE,
-    die_with_parent,
-    folder_lock,
-    process_border,
-    run_logged,
-)
+from llamafactory_patch.process import folder_lock, process_border, run_logged
 
 _TORCHRUN_VARIABLES = (
     "FORCE_TORCHRUN",
@@ -90,15 +85,10 @@ def main() -> None:
     """``llamafactory-patch-cli``: ``CONFIG.yaml [key=value ...] [--dry-run]`` calls :func:`run_sft`.
 
     Every other command line is LLaMA-Factory's own (``train CONFIG``, ``export CONFIG``, ``chat CONFIG``, ...),
-    run with the plugin installed. ``--die-with-parent`` in front ends the process with the one that started it.
+    run with the plugin installed.
     """
     signal.signal(signal.SIGTERM, _exit_on_signal)
-    parent = os.environ.pop(PARENT_VARIABLE, None)
-    if sys.argv[1:2] == ["--die-with-parent"]:
-        del sys.argv[1]
-        die_with_parent(death_signal=signal.SIGTERM)
-    elif parent is not None:
-        die_with_parent(int(parent), signal.SIGTERM)
+    follow_parent()
     with process_border():
         words = [word for word in sys.argv[1:] if word != "--dry-run"]
         if words and words[0].endswith((".yaml", ".yml")):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import os
 import signal
@@ -15,25 +14,9 @@ from pathlib import Path
 from typing import IO, BinaryIO
 
 from afm.errors import AfmError, EngineError, UsageError
+from afm.processes import PARENT_VARIABLE
 
-PARENT_VARIABLE = "LLAMAFACTORY_PATCH_PARENT"
-"""Set for a child that must not outlive the process with this id."""
-
-_PR_SET_PDEATHSIG = 1
 _MAX_LINE_BYTES = 1_000_000
-
-
-def die_with_parent(parent: int | None = None, death_signal: int = signal.SIGKILL) -> None:
-    """Have the kernel signal this process when its parent ends, even by ``kill -9`` (Linux only).
-
-    Without it a killed training would live on and write into the folder of its successor.
-    """
-    if not sys.platform.startswith("linux"):
-        return
-    expected = os.getppid() if parent is None else parent
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(death_signal))
-    if os.getppid() != expected:
-        raise SystemExit(128 + death_signal)
 
 
 @contextmanager

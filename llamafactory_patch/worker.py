@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 
 
 def main() -> None:
     """Train as one rank."""
-    from llamafactory_patch.process import die_with_parent, process_border
+    from afm.processes import die_with_parent
+    from llamafactory_patch.process import process_border
 
-    die_with_parent()
+    die_with_parent(signal.SIGKILL)
     with process_border():
         from llamafactory_patch.plugin import install
 

@@ -16,7 +16,7 @@ import yaml
 
 from afm.agents import save_agent
 from afm.errors import AfmError, UsageError
-from afm.processes import die_with_parent
+from afm.processes import follow_parent
 from verl_ext import processes
 from verl_ext.checkpoints import export_model, exported_step, resumable_step
 from verl_ext.compose import AGENT_LOOP_FILE, AGENT_LOOP_NAME, CHECKPOINT_DIR
@@ -151,7 +151,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rest = [word for word in words if word not in flags]
     if not rest:
         raise UsageError("usage: python -m verl_ext.launcher [--dry-run] CONFIG [key=value ...]")
-    die_with_parent()
+    follow_parent()
     return run_rl(rest[0], rest[1:], dry_run="--dry-run" in flags)
 
 

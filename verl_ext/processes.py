@@ -16,7 +16,6 @@ from pathlib import Path
 
 from afm.errors import ConfigError
 
-_SET_PDEATHSIG = 1
 _SET_CHILD_SUBREAPER = 36
 
 
@@ -83,18 +82,9 @@ def descendants(root: int) -> set[Process]:
 
 def adopt_orphans() -> None:
     """Become the parent of grandchildren whose parent dies, so that none can escape :func:`descendants`."""
-    _prctl(_SET_CHILD_SUBREAPER, 1)
-
-
-def die_with_parent() -> None:
-    """Receive SIGTERM when the parent dies; for use in a child between fork and exec, or right at its start."""
-    _prctl(_SET_PDEATHSIG, int(signal.SIGTERM))
-
-
-def _prctl(option: int, value: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(option, value, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), f"prctl({option}) failed")
+    if libc.prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
 
 
 def end(processes: Collection[Process], grace_s: float = 5.0) -> int:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from afm.processes import die_with_parent
 from verl_ext import processes
 from verl_ext.metrics import MetricsLog, progress_line
 
@@ -49,7 +50,7 @@ class Trainer:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
                 # It would train on without anyone to follow it if this process were killed.
-                preexec_fn=processes.die_with_parent,
+                preexec_fn=die_with_parent,
             )
         self._before = {
             number: signal.signal(number, self._stop) for number in (signal.SIGINT, signal.SIGTERM)

@@ -10,7 +10,7 @@ import typer
 from afm.cli import ask, data, mask, quickstart, report, reward, rl, sandbox, sft, validate
 from afm.cli.eval import evaluation
 from afm.errors import AfmError, UsageError
-from afm.processes import die_with_parent
+from afm.processes import follow_parent
 
 app = typer.Typer(
     name="afm",
@@ -36,7 +36,7 @@ app.add_typer(sandbox.app, name="sandbox")
 
 def main() -> None:
     """Run the command line; expected errors end with one message and a documented exit status."""
-    die_with_parent()
+    follow_parent()
     try:
         app()
     except UsageError as error:

@@ -40,9 +40,9 @@ def test_the_exit_status_is_the_childs(tmp_path, code, status):
 
 CHILD = """
 import pathlib, signal, sys, time
-from llamafactory_patch.process import PARENT_VARIABLE, die_with_parent
+from afm.processes import follow_parent
 import os
-die_with_parent(int(os.environ[PARENT_VARIABLE]), signal.SIGTERM)
+follow_parent()
 pathlib.Path("pid").write_text(str(os.getpid()))
 try:
     time.sleep(60)

@@ -69,7 +69,7 @@ def test_orphans_of_a_launcher_stay_its_descendants() -> None:
 
 
 def test_a_child_hears_of_its_parents_death() -> None:
-    child = "from verl_ext import processes; import time; processes.die_with_parent(); print(1, flush=True); time.sleep(60)"
+    child = "from afm.processes import die_with_parent; import time; die_with_parent(); print(1, flush=True); time.sleep(60)"
     parent, pid = start(
         "import subprocess, sys, time\n"
         f"child = subprocess.Popen([sys.executable, '-c', {child!r}], stdout=subprocess.PIPE)\n"
