@@ -136,6 +136,17 @@ def apply_overrides(data: dict[str, Any], overrides: Sequence[str]) -> None:
         level[last] = value
 
 
+def read_in_place(data: dict[str, Any], key: str, overrides: Sequence[str]) -> None:
+    """Put the content of the file that ``data[key]`` names in its place, if an override reaches into it.
+
+    Raises:
+        ConfigError: The file cannot be read.
+    """
+    reaches = any(override_key(override).startswith(f"{key}.") for override in overrides)
+    if reaches and isinstance(data.get(key), str):
+        data[key] = read_file(Path(data[key]), f"{key} settings")
+
+
 def override_key(override: str) -> str:
     """The dotted key of a ``key=value`` pair."""
     return override.partition("=")[0].strip()

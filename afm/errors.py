@@ -99,6 +99,10 @@ class ToolError(AfmError, RuntimeError):
     """A tool's infrastructure failed (never the agent's fault)."""
 
 
+class ReplayError(AfmError, LookupError):
+    """A call is not on the cassette that a run replays."""
+
+
 class SandboxError(ToolError):
     """The sandbox itself failed, as opposed to the program inside it."""
 

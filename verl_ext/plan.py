@@ -190,8 +190,12 @@ def check_files(settings: RlSettings) -> None:
     missing = needed - set(load_tools(settings.tools))
     if missing:
         raise ConfigError(
-            f"{settings.tools}: agent {settings.agent!r} calls {sorted(missing)}, not declared there"
+            f"{_named(settings.tools)}: agent {settings.agent!r} calls {sorted(missing)}, not declared there"
         )
+
+
+def _named(tools: Path | dict[str, Any]) -> str:
+    return "tools" if isinstance(tools, dict) else str(tools)
 
 
 def total_steps(settings: RlSettings) -> int:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from afm.agents import AgentSpec, Limits, agent_of_model, load_agent
-from afm.configuration import apply_overrides, read_extended, validated
+from afm.configuration import apply_overrides, read_extended, read_in_place, validated
 from afm.errors import suggestion
 from verl_ext.guard import ShortBatch
 
@@ -23,7 +23,7 @@ class EpisodeSettings(BaseModel):
     Attributes:
         agent: Name of a shipped agent, or path of a YAML.
         model: Folder of the model; an agent declared there (``agent.yaml``) wins over the shipped one.
-        tools: Path of a tool YAML; ``None`` for an agent without tools.
+        tools: Path of a tool YAML, or its content; ``None`` for an agent without tools.
         rewards: Path of a reward YAML, or its content; ``None`` is the default table by data source.
         limits: Overrides of the agent's limits.
         seed: Seeds prompts' order and, on the CPU engine, every sampled token.
@@ -34,7 +34,7 @@ class EpisodeSettings(BaseModel):
 
     agent: str
     model: str = ""
-    tools: Path | None = None
+    tools: Path | dict[str, Any] | None = None
     rewards: Path | dict[str, Any] | None = None
     limits: dict[str, Any] = Field(default_factory=dict)
     seed: int = 0
@@ -98,6 +98,8 @@ def load_settings(path: str | Path, overrides: Sequence[str] = ()) -> RlSettings
         UsageError: An override is wrong.
     """
     data = read_extended(Path(path), "afm rl settings", anchor=_anchor)
+    for key in ("tools", "rewards"):
+        read_in_place(data, key, overrides)
     apply_overrides(data, overrides)
     return validated(RlSettings, data, str(path), overrides=overrides)
 

@@ -11,7 +11,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from afm.agents import AgentSpec, Limits, agent_of_model, load_agent
-from afm.configuration import apply_overrides, read_extended, validated
+from afm.configuration import apply_overrides, read_extended, read_in_place, validated
 from afm.errors import UsageError, suggestion
 
 CONFIG_FILE = "config.yaml"
@@ -142,6 +142,8 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> EvalConfig:
     if isinstance(data.get("model"), str):
         data["model"] = {"path": data["model"]}
     overrides = [_model_path(override) for override in overrides]
+    for key in ("tools", "rewards"):
+        read_in_place(data, key, overrides)
     apply_overrides(data, overrides)
     if not data.get("model"):
         raise UsageError(

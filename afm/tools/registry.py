@@ -12,17 +12,18 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from afm.configuration import read_mapping, validated
 from afm.errors import ConfigError, suggestion
 from afm.sandbox import Sandbox
 from afm.tools.base import Tool
+from afm.tools.cassette import Cassette, CassetteSettings, CassetteTool, Mode, OnMiss, tool_version
 
 
 class FunctionSchema(BaseModel):
@@ -60,6 +61,12 @@ class ToolsFile(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     tools: tuple[ToolEntry, ...]
+    cassette: CassetteSettings | None = None
+
+    @field_validator("cassette", mode="before")
+    @classmethod
+    def _path_alone(cls, value: Any) -> Any:
+        return {"file": value} if isinstance(value, str | Path) else value
 
 
 @dataclass(slots=True)
@@ -103,7 +110,8 @@ def load_tools(source: Path | Mapping[str, Any]) -> dict[str, Tool]:
         ConfigError: Names the file, the key path, the value and what was expected.
     """
     label, data = read_mapping(source, "tools")
-    entries = validated(ToolsFile, data, label).tools
+    file = validated(ToolsFile, data, label)
+    entries = file.tools
     sandboxes: dict[str, Sandbox] = {}
     tools: dict[str, Tool] = {}
     for number, entry in enumerate(entries):
@@ -114,7 +122,19 @@ def load_tools(source: Path | Mapping[str, Any]) -> dict[str, Tool]:
         kind = _tool_class(entry.class_name, f"{label}: {at}.class_name")
         context = ToolContext(label, f"{at}.config", entry.tool_schema, sandboxes)
         tools[name] = kind.from_config(entry.config, context)
-    return tools
+    return tools if file.cassette is None else _behind_cassette(tools, entries, file.cassette)
+
+
+def _behind_cassette(
+    tools: Mapping[str, Tool], entries: Sequence[ToolEntry], settings: CassetteSettings
+) -> dict[str, Tool]:
+    must_exist = settings.mode is Mode.REPLAY and settings.on_miss is not OnMiss.LIVE
+    cassette = Cassette(settings.file, readonly=must_exist)
+    versions = [tool_version(entry.class_name, entry.config) for entry in entries]
+    return {
+        name: CassetteTool(tool, cassette, settings, version)
+        for (name, tool), version in zip(tools.items(), versions, strict=True)
+    }
 
 
 def _tool_class(name: str, where: str) -> type[ConfiguredTool]:

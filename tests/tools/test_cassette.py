@@ -1,0 +1,197 @@
+"""Recorded calls: replayed as they were, never with a secret, whole after any kill."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from afm.errors import ConfigError, ReplayError
+from afm.tools import ToolResult, load_tools
+from afm.tools.cassette import (
+    Cassette,
+    CassetteSettings,
+    CassetteTool,
+    Recorded,
+    normalised,
+    staleness,
+    tool_version,
+)
+
+
+class Counter:
+    """Answers with the number of its calls."""
+
+    name = "count"
+
+    def __init__(self):
+        self.calls = 0
+
+    async def call(self, argument):
+        self.calls += 1
+        return ToolResult(f"{argument} {self.calls}", ok="down" not in argument, meta={"hits": self.calls})
+
+    async def close(self):
+        self.calls = -1
+
+
+def taped(path, tool=None, version="v1", **settings):
+    return CassetteTool(tool or Counter(), Cassette(path), CassetteSettings(file=path, **settings), version)
+
+
+async def test_a_replay_answers_as_the_recording_did(tmp_path):
+    path = tmp_path / "a run/x.cassette"
+    live = taped(path, mode="record")
+    assert (await live.call("q")).text == "q 1"
+    assert (await live.call("q")).text == "q 2"
+    await live.close()
+    played = taped(path)
+    result = await played.call(" q\r\n")
+    assert (result.text, result.ok, result.meta) == (
+        "q 2",
+        True,
+        {"hits": 2, "cassette": "hit", "stale": False},
+    )
+    assert (await taped(path, version="v2").call("q")).meta["stale"]
+
+
+async def test_what_a_miss_does_is_a_choice(tmp_path):
+    path = tmp_path / "x"
+    with pytest.raises(ReplayError, match=r"no recorded call of count with argument 'q'.*on_miss to live"):
+        await taped(path).call("q")
+    assert (await taped(path, on_miss="empty").call("q")).text == "Nothing was found."
+    assert (await taped(path, on_miss="live").call("q")).text == "q 1"
+    assert (await taped(path).call("q")).text == "q 1"
+
+
+async def test_failures_of_the_infrastructure_are_not_recorded(tmp_path):
+    live = taped(tmp_path / "x", mode="record")
+    assert not (await live.call("down")).ok
+    with pytest.raises(ReplayError):
+        await taped(tmp_path / "x").call("down")
+
+
+async def test_secrets_never_reach_the_file(tmp_path, monkeypatch):
+    monkeypatch.setenv("SOME_API_KEY", "sk-very-secret-1")
+    path = tmp_path / "x"
+    live = taped(path, mode="record")
+    assert "sk-very-secret-1" in (await live.call("GET ?key=sk-very-secret-1")).text
+    await live.close()
+    assert b"very-secret" not in b"".join(file.read_bytes() for file in tmp_path.iterdir())
+    assert (await taped(path).call("GET ?key=sk-very-secret-1")).text == "GET ?key=[secret] 1"
+
+
+def test_arguments_differ_only_in_what_a_tool_sees():
+    assert normalised("a  \r\nb\n") == "a\nb"
+    assert normalised("  a") == "a"
+    assert normalised("a\n  b") == "a\n  b"
+    assert normalised("e\u0301") == "\u00e9"
+
+
+def test_versions_depend_on_the_settings():
+    assert tool_version("a.B", {"x": 1, "y": 2}) == tool_version("a.B", {"y": 2, "x": 1})
+    assert tool_version("a.B", {"x": 1}) != tool_version("a.B", {"x": 2})
+
+
+async def test_age_is_reported_by_tool(tmp_path):
+    cassette = Cassette(tmp_path / "x")
+    for number, tool, version in ((1, "a", "v1"), (2, "a", "v2"), (9, "b", "v1")):
+        await cassette.add(Recorded(tool, str(number), ToolResult(""), version, float(number)))
+    report = staleness(cassette, max_age_s=8.0, now=10.0)
+    assert (report["a"].calls, report["a"].outdated, report["a"].versions) == (2, 1, {"v1": 1, "v2": 1})
+    assert (report["b"].oldest, report["b"].outdated) == (9.0, 0)
+
+
+WRITER = """
+import asyncio, sys
+from pathlib import Path
+from afm.tools import ToolResult
+from afm.tools.cassette import Cassette, Recorded
+
+async def work():
+    cassette = Cassette(Path(sys.argv[1]))
+    for number in range(50):
+        await cassette.add(Recorded("t", f"{sys.argv[2]}-{number}", ToolResult("x"), "v", 1.0))
+
+asyncio.run(work())
+"""
+
+
+def test_several_processes_write_one_cassette(tmp_path):
+    path = tmp_path / "x"
+    writers = [
+        subprocess.Popen([sys.executable, "-c", WRITER, str(path), str(number)]) for number in range(3)
+    ]
+    assert [writer.wait() for writer in writers] == [0, 0, 0]
+    assert len(list(Cassette(path).calls())) == 150
+
+
+def test_a_killed_recorder_loses_nothing_that_it_had_acknowledged(tmp_path):
+    path = tmp_path / "x"
+    code = (
+        "import asyncio, sys, itertools; from pathlib import Path; from afm.tools import ToolResult\n"
+        "from afm.tools.cassette import Cassette, Recorded\n"
+        "async def main():\n"
+        "    cassette = Cassette(Path(sys.argv[1]))\n"
+        "    for n in itertools.count():\n"
+        "        await cassette.add(Recorded('t', str(n), ToolResult('x' * 5000), 'v', float(n)))\n"
+        "        print(n, flush=True)\n"
+        "asyncio.run(main())\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True
+    ) as child:
+        seen = [child.stdout.readline() for _ in range(30)]
+        os.kill(child.pid, signal.SIGKILL)
+        rest = child.stdout.read().splitlines(keepends=True)
+    acknowledged = {line.strip() for line in seen + rest if line.endswith("\n")}
+    assert acknowledged <= {call.argument for call in Cassette(path).calls()}
+
+
+def test_files_that_are_none_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match="no such cassette"):
+        Cassette(tmp_path / "none", readonly=True)
+    (tmp_path / "text").write_text("hello " * 200)
+    with pytest.raises(ConfigError, match="cannot be used as a cassette"):
+        Cassette(tmp_path / "text")
+
+
+SCHEMA = {"function": {"name": "code"}}
+ENTRY = {"class_name": "afm.tools.code.CodeTool", "tool_schema": SCHEMA}
+
+
+@pytest.mark.sandbox
+async def test_a_tools_file_puts_its_tools_behind_a_cassette(tmp_path):
+    call = "```py\nimport time; print(time.time_ns())\n```"
+    file = str(tmp_path / "x")
+    recorder = load_tools({"tools": [ENTRY], "cassette": {"file": file, "mode": "record"}})["code"]
+    first = await recorder.call(call)
+    await recorder.close()
+    player = load_tools({"tools": [ENTRY], "cassette": file})["code"]
+    assert (await player.call(call)).text == first.text
+    await player.close()
+    with pytest.raises(ConfigError, match=r"tools configuration: cassette.mode: got 'play'"):
+        load_tools({"tools": [ENTRY], "cassette": {"file": file, "mode": "play"}})
+
+
+def test_the_command_line_puts_a_cassette_into_a_tools_file():
+    from afm.evaluation.config import load_config
+
+    config = Path(__file__).parents[2] / "configs/tiny/eval/math_world.yaml"
+    settings = load_config(config, ["model=m", "tools.cassette=runs/x.cassette"])
+    assert isinstance(settings.tools, dict)
+    assert settings.tools["cassette"] == "runs/x.cassette"
+    assert settings.tools["tools"][0]["class_name"] == "afm.tools.code.CodeTool"
+
+
+async def test_the_command_reports_age_and_versions(tmp_path):
+    cassette = Cassette(tmp_path / "x")
+    for number in range(3):
+        await cassette.add(Recorded("a", str(number), ToolResult(""), f"v{number % 2}", 86_400.0))
+    words = [sys.executable, "-m", "afm.cli.main", "cassette", str(tmp_path / "x")]
+    shown = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    assert (
+        shown == "a: 3 calls from 1970-01-02 to 1970-01-02, 3 older than 30 days, versions of the tool: 2\n"
+    )
