@@ -1,5 +1,6 @@
 """Recorded calls: replayed as they were, never with a secret, whole after any kill."""
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -186,12 +187,14 @@ def test_the_command_line_puts_a_cassette_into_a_tools_file():
     assert settings.tools["tools"][0]["class_name"] == "afm.tools.code.CodeTool"
 
 
-async def test_the_command_reports_age_and_versions(tmp_path):
-    cassette = Cassette(tmp_path / "x")
-    for number in range(3):
-        await cassette.add(Recorded("a", str(number), ToolResult(""), f"v{number % 2}", 86_400.0))
+def test_the_command_reports_age_and_versions(tmp_path):
+    async def fill():
+        cassette = Cassette(tmp_path / "x")
+        for number in range(3):
+            await cassette.add(Recorded("a", str(number), ToolResult(""), f"v{number % 2}", 86_400.0))
+
+    asyncio.run(fill())
     words = [sys.executable, "-m", "afm.cli.main", "cassette", str(tmp_path / "x")]
     shown = subprocess.run(words, capture_output=True, text=True, check=True).stdout
-    assert (
-        shown == "a: 3 calls from 1970-01-02 to 1970-01-02, 3 older than 30 days, versions of the tool: 2\n"
-    )
+    facts = "3 calls from 1970-01-02 to 1970-01-02, 3 older than 30 days, versions of the tool: 2"
+    assert shown == f"a: {facts}\n"
