@@ -10,15 +10,17 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from afm.configuration import read_mapping, validated
-from afm.errors import ConfigError, suggestion
+from afm.errors import ConfigError
 from afm.rewards.base import Reward, Sample
+from afm.rewards.choice import ChoiceLetter
 from afm.rewards.exact_match import ExactMatch, MatchVariant
 from afm.rewards.format import FormatCheck
 from afm.rewards.formula import Formula
 from afm.rewards.math import MathVerify
 from afm.rewards.overlong import CountedTokens, OverlongPenalty
 from afm.rewards.part import Part, Scorer
-from afm.rewards.sources import BY_SOURCE, LATER, SCORERS, scorer_name
+from afm.rewards.sources import BY_SOURCE, checked_name, scorer_name
+from afm.rewards.text_match import Substring, TokenF1
 from afm.trajectory.record import Verdict
 
 CORRECT, FORMAT, OVERLONG = "correct", "format", "overlong"
@@ -41,6 +43,13 @@ class ExactMatchSettings(_Strict):
     variant: MatchVariant = MatchVariant.TRAINING
 
 
+class TextMatchSettings(_Strict):
+    """See :class:`TokenF1` and :class:`Substring`."""
+
+    variant: MatchVariant = MatchVariant.TRAINING
+    max_words: int = Field(default=30, ge=1)
+
+
 class OverlongSettings(_Strict):
     """See :class:`OverlongPenalty`."""
 
@@ -60,7 +69,9 @@ class RewardSettings(_Strict):
 
     Attributes:
         formula: How the parts ``correct``, ``format`` and ``overlong`` make the score.
-        by_source: data_source to scorer, beside or instead of the built-in table; ``*`` stands for anything.
+        by_source: data_source to scorer, beside or instead of the built-in table; ``*`` stands for anything. A row
+            whose ``extra_info`` names a scorer under ``reward`` is judged by that one.
+        text_match: Of the scorers ``f1`` and ``substring``.
         overlong: Needed when the formula uses it.
     """
 
@@ -68,6 +79,7 @@ class RewardSettings(_Strict):
     by_source: dict[str, str] = Field(default_factory=dict)
     math: MathSettings = MathSettings()
     exact_match: ExactMatchSettings = ExactMatchSettings()
+    text_match: TextMatchSettings = TextMatchSettings()
     overlong: OverlongSettings | None = None
 
 
@@ -96,6 +108,9 @@ class CombinedReward:
         self._makers: dict[str, Callable[[], Scorer]] = {
             "math": lambda: MathVerify(settings.math.timeout_s, settings.math.workers),
             "exact_match": lambda: ExactMatch(settings.exact_match.variant),
+            "f1": lambda: TokenF1(settings.text_match.variant),
+            "substring": lambda: Substring(settings.text_match.variant, settings.text_match.max_words),
+            "choice": ChoiceLetter,
         }
         self._scorers: dict[str, Scorer] = {}
         self._extra: dict[str, Scorer] = {FORMAT: FormatCheck()}
@@ -106,11 +121,11 @@ class CombinedReward:
         """Judge ``sample``.
 
         Raises:
-            ConfigError: No scorer for its data source.
+            ConfigError: No scorer for its data source, or the row names one that does not exist.
             MissingExtraError: The scorer's packages are not installed.
         """
         started = time.monotonic()
-        scorer = self._scorer(sample.data_source)
+        scorer = self._scorer(sample)
         parts = {CORRECT: await scorer.judge(sample)}
         for name, extra in self._extra.items():
             parts[name] = await extra.judge(sample)
@@ -121,8 +136,12 @@ class CombinedReward:
         for scorer in self._scorers.values():
             await scorer.close()
 
-    def _scorer(self, data_source: str) -> Scorer:
-        name = scorer_name(data_source, self._table)
+    def _scorer(self, sample: Sample) -> Scorer:
+        own = sample.extra_info.get("reward")
+        if own:
+            name = checked_name(str(own), f"extra_info.reward of a {sample.data_source!r} row")
+        else:
+            name = scorer_name(sample.data_source, self._table)
         if name not in self._scorers:
             self._scorers[name] = self._makers[name]()
         return self._scorers[name]
@@ -152,9 +171,5 @@ def load_reward(source: Path | Mapping[str, Any] | None = None) -> Reward:
 
 def _table(own: Mapping[str, str], label: str) -> dict[str, str]:
     for source, name in own.items():
-        if name not in SCORERS:
-            reason = "is not available in this version" if name in LATER else "is unknown"
-            raise ConfigError(
-                f"{label}: by_source.{source}: reward {name!r} {reason}, {suggestion(name, SCORERS)}"
-            )
+        checked_name(name, f"{label}: by_source.{source}")
     return BY_SOURCE | {source.lower(): name for source, name in own.items()}

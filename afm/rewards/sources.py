@@ -7,8 +7,8 @@ from fnmatch import fnmatchcase
 
 from afm.errors import ConfigError, suggestion
 
-SCORERS = ("math", "exact_match")
-LATER = ("code_tests", "choice", "judge")
+SCORERS = ("math", "exact_match", "f1", "substring", "choice")
+LATER = ("code_tests", "judge")
 """Scorers that the table names and this version lacks."""
 
 BY_SOURCE: dict[str, str] = {
@@ -39,9 +39,16 @@ def scorer_name(data_source: str, table: Mapping[str, str]) -> str:
                 "or name one under `by_source` in the reward YAML"
             )
         name = table[max(patterns, key=len)]
-    if name in LATER:
-        raise ConfigError(
-            f"reward {name!r} is not available in this version (data_source {data_source!r}); "
-            f"available: {', '.join(SCORERS)}"
-        )
-    return name
+    return checked_name(name, f"data_source {data_source!r}")
+
+
+def checked_name(name: str, place: str) -> str:
+    """``name``, when it is a scorer of this version.
+
+    Raises:
+        ConfigError: It is not; the message begins with ``place``.
+    """
+    if name in SCORERS:
+        return name
+    reason = "is not available in this version" if name in LATER else "is unknown"
+    raise ConfigError(f"{place}: reward {name!r} {reason}, {suggestion(name, SCORERS)}")

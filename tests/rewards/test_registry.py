@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,17 @@ async def test_sources_can_be_added_and_changed() -> None:
     assert (await reward.score(sample(GOOD.replace("204", "204.0")))).score == 0.0
 
 
+async def test_a_row_can_name_its_scorer() -> None:
+    named = replace(sample(GOOD, gold="204.0"), extra_info={"reward": "exact_match"})
+    assert (await load_reward().score(sample(GOOD, gold="204.0"))).score == 1.0
+    assert (await load_reward().score(named)).score == 0.0
+    wrong = replace(named, extra_info={"reward": "exact"})
+    with pytest.raises(
+        ConfigError, match=r"extra_info\.reward of a 'aime24' row: reward 'exact' is unknown, did you"
+    ):
+        await load_reward().score(wrong)
+
+
 async def test_an_unknown_source_is_an_error_with_a_suggestion() -> None:
     with pytest.raises(ConfigError, match=r"data_source 'aime2024': did you mean 'aime24'\?; or name one"):
         await load_reward().score(sample(GOOD, source="aime2024"))
@@ -106,7 +118,6 @@ async def test_an_unknown_source_is_an_error_with_a_suggestion() -> None:
     [
         ("livecodebench", "code_tests"),
         ("skywork_livecodebench_v4", "code_tests"),
-        ("GPQA", "choice"),
         ("gaia", "judge"),
     ],
 )
@@ -120,6 +131,7 @@ async def test_rewards_of_later_versions_say_so(source: str, name: str) -> None:
     [
         ("math_dapo aime24 aime25 MATH MATH500 gsm8k amc23 OlympiadBench skywork_math", "math"),
         ("nq triviaqa popqa hotpotqa 2wikimultihopqa musique bamboogle mercury tq", "exact_match"),
+        ("GPQA gpqa_diamond", "choice"),
     ],
 )
 def test_the_published_sources(sources: str, name: str) -> None:

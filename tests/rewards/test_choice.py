@@ -1,0 +1,80 @@
+"""Multiple choice: which letter an answer names."""
+
+from __future__ import annotations
+
+import pytest
+
+from afm.agents import load_agent
+from afm.rewards import Sample
+from afm.rewards.choice import ChoiceLetter, choice_letter
+from afm.trajectory import author_segments
+
+SPEC = load_agent("mhqa")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "C",
+        "(c)",
+        "C.",
+        "[C]",
+        r"\boxed{C}",
+        r"\boxed{\text{C}}",
+        "**C**",
+        "**(C)** 5 m/s",
+        "Answer: C",
+        "option c",
+        "The correct answer is (C).",
+        "C) because B is wrong",
+        "C. Vitamin C",
+        "C: 5 m/s",
+        "$C$",
+        " C\n",
+    ],
+)
+def test_one_option(text: str) -> None:
+    assert choice_letter(text) == "C"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "C or D",
+        "C, D",
+        "C and D",
+        "(C) (D)",
+        "A. B. C.",
+        "C) x D) y",
+        "C cat",
+        "CD",
+        "I think C",
+        "5",
+        "C, D, A",
+        "C. D",
+        "C" * 5000,
+        r"\boxed{" * 1000 + "C",
+        "(" * 5000,
+    ],
+)
+def test_none_or_several(text: str) -> None:
+    assert choice_letter(text) is None
+
+
+def sample(answer: str, gold: object) -> Sample:
+    response = f"<think>t</think><plan>p</plan><think>t</think><answer>{answer}</answer>"
+    return Sample(SPEC, "gpqa_diamond", "q", author_segments(response, SPEC), gold)
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "score"),
+    [("B", "B", 1), ("(b) 7", "B", 1), ("A", "B", 0), ("A | B", "B", 0), ("B | B", "(B)", 1), ("", "B", 0)],
+)
+async def test_verdicts(answer: str, gold: str, score: int) -> None:
+    assert (await ChoiceLetter().judge(sample(answer, gold))).score == score
+
+
+@pytest.mark.parametrize("gold", ["", "seven", ["A", "B"], None])
+async def test_a_row_without_a_letter_has_no_score(gold: object) -> None:
+    assert (await ChoiceLetter().judge(sample("A", gold))).score is None

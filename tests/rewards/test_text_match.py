@@ -1,0 +1,60 @@
+"""Token F1 and substring match."""
+
+from __future__ import annotations
+
+import pytest
+
+from afm.agents import load_agent
+from afm.rewards import Sample
+from afm.rewards.exact_match import MatchVariant
+from afm.rewards.text_match import Substring, TokenF1, token_f1
+from afm.trajectory import author_segments
+
+SPEC = load_agent("mhqa")
+
+
+def sample(answer: str, gold: object) -> Sample:
+    response = f"<think>t</think><plan>p</plan><think>t</think><answer>{answer}</answer>"
+    return Sample(SPEC, "nq", "q", author_segments(response, SPEC), gold)
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "expected"),
+    [
+        ("the Beatles", "Beatles", 1.0),
+        ("George Washington Carver", "George Washington", 0.8),  # precision 2/3, recall 1
+        ("no no no", "no", 0.5),  # precision 1/3, recall 1
+        ("Paris", "London", 0.0),
+        ("...", "the", 0.0),
+    ],
+)
+def test_token_f1(answer: str, gold: str, expected: float) -> None:
+    assert token_f1(answer, gold) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("variant", "expected"), [(MatchVariant.TRAINING, 0.0), (MatchVariant.EVALUATION, 0.8)]
+)
+async def test_f1_of_several_answers(variant: MatchVariant, expected: float) -> None:
+    given = sample("George Washington Carver | nobody", ["x", "George Washington"])
+    assert (await TokenF1(variant).judge(given)).score == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "score"),
+    [
+        ("It was the Eiffel Tower.", ["Eiffel tower"], 1),
+        ("Parisian", "Paris", 0),
+        ("in Paris | in Lyon", "Paris", 0),
+        ("", "Paris", 0),
+        (" ".join(["Lyon"] * 30 + ["Paris"]), "Paris", 0),
+        ("anything", "the", 0),
+    ],
+)
+async def test_substring(answer: str, gold: object, score: int) -> None:
+    assert (await Substring().judge(sample(answer, gold))).score == score
+
+
+@pytest.mark.parametrize("scorer", [TokenF1(), Substring()])
+async def test_a_row_without_gold_answer_has_no_score(scorer: TokenF1 | Substring) -> None:
+    assert (await scorer.judge(sample("Paris", []))).score is None
