@@ -42,6 +42,7 @@ CHILD = """
 import pathlib, signal, sys, time
 from afm.processes import follow_parent
 import os
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a test run in the background ignores Ctrl-C
 follow_parent()
 pathlib.Path("pid").write_text(str(os.getpid()))
 try:
@@ -52,8 +53,9 @@ except KeyboardInterrupt:
 """
 
 PARENT = """
-import os, pathlib, sys
+import os, pathlib, signal, sys
 from llamafactory_patch.process import run_logged
+signal.signal(signal.SIGINT, signal.default_int_handler)
 command = [sys.executable, "-c", pathlib.Path("child.py").read_text()]
 sys.exit(run_logged(command, env=os.environ, log_path=pathlib.Path("log"), keep_open=(), echo=False))
 """

@@ -111,8 +111,8 @@ def test_the_gpu_recipe_trains_under_zero3_on_two_processes(arguments, monkeypat
 
 
 def test_the_trainers_failure_is_the_exit_status_and_is_logged(arguments):
-    assert run_sft(CONFIG, arguments(dataset="absent"), echo=False) == 1
-    assert "Undefined dataset absent" in (arguments.target / "training.log").read_text("utf-8")
+    assert run_sft(CONFIG, arguments(template="absent"), echo=False) == 1
+    assert "Template absent does not exist" in (arguments.target / "training.log").read_text("utf-8")
     assert not (arguments.target / "agent.yaml").exists()
 
 

@@ -11,7 +11,6 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from afm.cli.reward import reward
-from afm.errors import UsageError
 
 APP = typer.Typer()
 APP.command()(reward)
@@ -91,4 +90,4 @@ def test_the_formula_comes_from_a_file(tmp_path: Path) -> None:
 
 def test_a_missing_file_is_wrong_usage(tmp_path: Path) -> None:
     done = CliRunner().invoke(APP, [str(tmp_path / "none.jsonl")])
-    assert isinstance(done.exception, UsageError)
+    assert done.exit_code == 2
