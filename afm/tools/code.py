@@ -19,12 +19,14 @@ from afm.errors import ConfigError, DataError, SandboxError
 from afm.sandbox import ExitReason, RunResult, Sandbox, SandboxLimits, limits_from, open_sandbox
 from afm.tools.base import ToolResult
 from afm.tools.registry import ToolContext, ToolSchema
+from afm.tools.screen import plain
 from afm.tools.traceback import shortened
 
 _PROGRAM_LANGUAGES = ("py", "python", "python3")
 _STDIN_LANGUAGES = ("sh", "bash", "shell")
 _HOW_TO = "Write the program between a line ```py and a line ```."
-_ADDRESS = re.compile(r"(?<= at )0x[0-9a-fA-F]{6,16}(?=>)")
+_ADDRESS = re.compile(r"(?<= at )0x[0-9a-fA-F]{6,16}(?=[>,])")
+_THREAD = re.compile(r"(?<=started )\d{9,}(?=\)>)|(?<=started daemon )\d{9,}(?=\)>)")
 NOTHING_PRINTED = "(The program printed nothing; use print() to see a value.)"
 
 
@@ -185,16 +187,21 @@ def observation(result: RunResult, limits: SandboxLimits, max_chars: int) -> str
     """What the agent is shown of a run: output, errors of its own code, why it was stopped.
 
     At most ``max_chars`` characters: the middle is cut and the cut is marked. The same program gives the
-    same text: no host paths, no addresses, no timings.
+    same text: no host paths, no addresses, no timings. Nothing in it can steer a terminal.
     """
-    output = _ADDRESS.sub("0x...", result.stdout).rstrip()
-    errors = _ADDRESS.sub("0x...", shortened(result.stderr)).rstrip()
+    output = _repeatable(plain(result.stdout)).rstrip()
+    errors = _repeatable(shortened(plain(result.stderr))).rstrip()
     text = "\n".join(part for part in (output, errors) if part)
     note = _note(result, limits)
     if not text and not note:
         return NOTHING_PRINTED
     room = max_chars - len(note) - 1 if note else max_chars
     return "\n".join(part for part in (cut_middle(text, room), note) if part)
+
+
+def _repeatable(text: str) -> str:
+    """``text`` without what differs from run to run: addresses of objects, numbers of threads."""
+    return _THREAD.sub("...", _ADDRESS.sub("0x...", text))
 
 
 def cut_middle(text: str, max_chars: int) -> str:

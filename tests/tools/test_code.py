@@ -108,6 +108,16 @@ def test_addresses_do_not_differ_between_runs() -> None:
     assert shown(run("0x7f3a5c0b4190 look at 0x7f3a5c0b4190\n")) == "0x7f3a5c0b4190 look at 0x7f3a5c0b4190"
 
 
+def test_addresses_of_code_and_numbers_of_threads_do_not_differ_either() -> None:
+    told = '<code object f at 0x7f3a5c0b4190, file "main.py", line 1> <Thread(T-1, started 140234567890123)>'
+    assert shown(run(told)) == '<code object f at 0x..., file "main.py", line 1> <Thread(T-1, started ...)>'
+
+
+def test_output_cannot_steer_a_terminal() -> None:
+    result = run("\x1b]0;title\x07\x1b[31mred\x1b[0m\n", "\x1b[1mTraceback\x07\n", 1, ExitReason.ERROR)
+    assert shown(result) == "red\nTraceback\\x07"
+
+
 def test_long_text_keeps_head_and_tail() -> None:
     text = "".join(f"{number:04d}" for number in range(1000))
     cut = cut_middle(text, 200)
@@ -181,6 +191,23 @@ async def test_the_same_failure_gives_the_same_text(tool: CodeTool) -> None:
     results = await asyncio.gather(*(tool.call(argument) for _ in range(3)))
     assert len({result.text for result in results}) == 1
     assert "/usr" not in results[0].text
+
+
+@pytest.mark.sandbox
+async def test_bytes_that_are_no_text_and_escapes_are_shown_harmlessly(tool: CodeTool) -> None:
+    program = "import os\nos.write(1, b'\\xff\\xfe\\x1b[2J\\x00 \\xc3\\xa9\\n')\nos.write(2, b'\\x9b31m\\n')"
+    result = await tool.call(f"```py\n{program}\n```")
+    assert result.text == "\ufffd\ufffd\\x00 \u00e9\n\ufffd31m"
+
+
+@pytest.mark.sandbox
+async def test_a_deep_recursion_leaves_room_for_what_was_printed(tool: CodeTool) -> None:
+    program = "def f(n):\n    return g(n)\ndef g(n):\n    return f(n)\nprint('begin')\nf(0)"
+    text = (await tool.call(f"```py\n{program}\n```")).text
+    assert text.startswith("begin\nTraceback")
+    assert "frames cut" in text
+    assert text.endswith("RecursionError: maximum recursion depth exceeded")
+    assert len(text) < 1200
 
 
 @pytest.mark.sandbox
