@@ -15,7 +15,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
@@ -24,6 +24,8 @@ from afm.errors import ConfigError, suggestion
 from afm.sandbox import Sandbox
 from afm.tools.base import Tool
 from afm.tools.cassette import Cassette, CassetteSettings, CassetteTool, Mode, OnMiss, tool_version
+
+SharedT = TypeVar("SharedT")
 
 
 class FunctionSchema(BaseModel):
@@ -75,20 +77,24 @@ class ToolContext:
 
     Attributes:
         label: File and key path of its settings, for errors: ``tools.yaml`` and ``tools[0].config``.
-        sandboxes: Sandboxes opened so far by their settings, so that equal settings share one.
+        opened: What tools of this file opened so far (sandboxes, connections), by settings.
     """
 
     label: str
     at: str
     schema: ToolSchema
-    sandboxes: dict[str, Sandbox] = field(default_factory=dict)
+    opened: dict[str, Any] = field(default_factory=dict)
+
+    def shared(self, settings: Mapping[str, Any], opener: Callable[[], SharedT]) -> SharedT:
+        """What an earlier tool opened with equal ``settings``, or something new."""
+        key = json.dumps(settings, sort_keys=True, default=str)
+        if key not in self.opened:
+            self.opened[key] = opener()
+        return cast("SharedT", self.opened[key])
 
     def sandbox(self, settings: Mapping[str, Any], opener: Callable[[], Sandbox]) -> Sandbox:
-        """The sandbox for ``settings``: the one an earlier tool opened, or a new one."""
-        key = json.dumps(settings, sort_keys=True, default=str)
-        if key not in self.sandboxes:
-            self.sandboxes[key] = opener()
-        return self.sandboxes[key]
+        """The sandbox for ``settings``; see :meth:`shared`."""
+        return self.shared({"sandbox": dict(settings)}, opener)
 
 
 class ConfiguredTool(Protocol):
@@ -112,7 +118,7 @@ def load_tools(source: Path | Mapping[str, Any]) -> dict[str, Tool]:
     label, data = read_mapping(source, "tools")
     file = validated(ToolsFile, data, label)
     entries = file.tools
-    sandboxes: dict[str, Sandbox] = {}
+    opened: dict[str, Any] = {}
     tools: dict[str, Tool] = {}
     for number, entry in enumerate(entries):
         at = f"tools[{number}]"
@@ -120,7 +126,7 @@ def load_tools(source: Path | Mapping[str, Any]) -> dict[str, Tool]:
         if name in tools:
             raise ConfigError(f"{label}: {at}.tool_schema.function.name: {name!r} stands twice")
         kind = _tool_class(entry.class_name, f"{label}: {at}.class_name")
-        context = ToolContext(label, f"{at}.config", entry.tool_schema, sandboxes)
+        context = ToolContext(label, f"{at}.config", entry.tool_schema, opened)
         tools[name] = kind.from_config(entry.config, context)
     return tools if file.cassette is None else _behind_cassette(tools, entries, file.cassette)
 
