@@ -12,6 +12,12 @@ export CRAWL_PAGE_PORT="${CRAWL_PAGE_PORT:-9000}"
 # Port of the web search server.
 export WEBSEARCH_PORT="${WEBSEARCH_PORT:-9001}"
 
+# Port of the code server.
+export CODE_SERVER_PORT="${CODE_SERVER_PORT:-9002}"
+
+# Shared by code servers and the code tool; needed beyond this machine.
+export CODE_SERVER_TOKEN="${CODE_SERVER_TOKEN:-}"
+
 # Address to which wiki queries are posted.
 export WIKI_RAG_SERVER_URL="${WIKI_RAG_SERVER_URL:-http://127.0.0.1:8000/retrieve}"
 

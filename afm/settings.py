@@ -27,6 +27,10 @@ class Settings(BaseSettings):
     )
     crawl_page_port: int = Field(default=9000, ge=1, le=65535, description="Port of the page reader.")
     websearch_port: int = Field(default=9001, ge=1, le=65535, description="Port of the web search server.")
+    code_server_port: int = Field(default=9002, ge=1, le=65535, description="Port of the code server.")
+    code_server_token: SecretStr | None = Field(
+        default=None, description="Shared by code servers and the code tool; needed beyond this machine."
+    )
     wiki_rag_server_url: str = Field(
         default="http://127.0.0.1:8000/retrieve", description="Address to which wiki queries are posted."
     )

@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from afm.cli import ask, cassette, data, mask, quickstart, report, reward, rl, sandbox, sft, validate
+from afm.cli import ask, cassette, data, mask, quickstart, report, reward, rl, sandbox, serve, sft, validate
 from afm.cli.eval import evaluation
 from afm.errors import AfmError, UsageError
 from afm.processes import follow_parent
@@ -32,6 +32,7 @@ app.command(name="eval")(evaluation)
 app.command()(report.report)
 app.command()(reward.reward)
 app.add_typer(sandbox.app, name="sandbox")
+app.add_typer(serve.app, name="serve")
 app.command()(cassette.cassette)
 
 

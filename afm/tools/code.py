@@ -12,13 +12,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from afm.configuration import validated
 from afm.errors import ConfigError, DataError, SandboxError
 from afm.sandbox import ExitReason, RunResult, Sandbox, SandboxLimits, limits_from, open_sandbox
+from afm.settings import load_settings
 from afm.tools.base import ToolResult
 from afm.tools.registry import ToolContext, ToolSchema
+from afm.tools.remote import RemoteSandbox
 from afm.tools.screen import plain
 from afm.tools.traceback import shortened
 
@@ -103,13 +105,27 @@ class SandboxSettings(BaseModel):
 
 
 class CodeSettings(BaseModel):
-    """Settings of :class:`CodeTool` in a tools file."""
+    """Settings of :class:`CodeTool` in a tools file.
+
+    Attributes:
+        sandbox: Where programs run on this machine.
+        urls: Code servers that run the programs instead (``python -m tool_servers.code``).
+        limits: Bounds of one run, by field of :class:`SandboxLimits`.
+        max_observation_chars: Longer observations lose their middle.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    sandbox: SandboxSettings = SandboxSettings()
+    sandbox: SandboxSettings | None = None
+    urls: tuple[str, ...] = ()
     limits: dict[str, float | int] = Field(default_factory=dict)
     max_observation_chars: int = Field(default=1536, ge=200)
+
+    @model_validator(mode="after")
+    def _one_place(self) -> CodeSettings:
+        if self.urls and self.sandbox is not None:
+            raise ValueError("either `urls` of code servers or a local `sandbox`, not both")
+        return self
 
 
 class CodeTool:
@@ -143,10 +159,7 @@ class CodeTool:
         settings = validated(CodeSettings, config, context.label, context.at)
         try:
             limits = limits_from(settings.limits)
-            options = settings.sandbox.model_dump(exclude={"backend"})
-            sandbox = context.sandbox(
-                settings.sandbox.model_dump(), lambda: open_sandbox(settings.sandbox.backend, **options)
-            )
+            sandbox = _sandbox(settings, context)
         except ConfigError as error:
             raise ConfigError(f"{context.label}: {context.at}: {error}") from None
         return cls(
@@ -181,6 +194,16 @@ class CodeTool:
     async def close(self) -> None:
         """Close the sandbox."""
         await self._sandbox.close()
+
+
+def _sandbox(settings: CodeSettings, context: ToolContext) -> Sandbox:
+    if settings.urls:
+        secret = load_settings().code_server_token
+        token = secret.get_secret_value() if secret else None
+        return context.sandbox({"urls": settings.urls}, lambda: RemoteSandbox(settings.urls, token=token))
+    local = settings.sandbox or SandboxSettings()
+    options = local.model_dump(exclude={"backend"})
+    return context.sandbox(local.model_dump(), lambda: open_sandbox(local.backend, **options))
 
 
 def observation(result: RunResult, limits: SandboxLimits, max_chars: int) -> str:

@@ -1,0 +1,212 @@
+"""Sandboxes on other machines: programs go to the code server that is least busy, and to the next when it fails."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+import httpx
+
+from afm.errors import ConfigError, DataError, SandboxError
+from afm.sandbox import RunResult, SandboxLimits
+from afm.tools.run_message import RUN_PATH, request_for, result_from
+
+_CONNECT_TIMEOUT_S = 5.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
+_REST_S = 10.0
+"""How long a server that failed is asked after all others."""
+_SHOWN_CHARACTERS = 200
+
+
+class _FailedError(Exception):
+    """One server did not run the program.
+
+    Attributes:
+        busy: It is well, but full.
+        lasting: Asking again will not help.
+        wait_s: It asked for this pause.
+    """
+
+    def __init__(
+        self, reason: str, *, busy: bool = False, lasting: bool = False, wait_s: float = 0.0
+    ) -> None:
+        super().__init__(reason)
+        self.busy = busy
+        self.lasting = lasting
+        self.wait_s = wait_s
+
+
+@dataclass(slots=True)
+class _Server:
+    url: str
+    in_flight: int = 0
+    failed_at: float = float("-inf")
+
+    def resting(self) -> bool:
+        return time.monotonic() - self.failed_at < _REST_S
+
+
+class RemoteSandbox:
+    """A sandbox (:class:`afm.sandbox.Sandbox`) made of code servers.
+
+    A program whose connection broke is sent to another server, so it may run twice: programs in a sandbox have no
+    effect outside.
+
+    Args:
+        urls: Code servers, e.g. ``http://node1:9002``.
+        token: Sent in the header ``Authorization`` and nowhere else.
+        rounds: How often all servers are asked before a failure counts.
+        busy_s: How long to keep asking servers that are well but full.
+        reply_s: Longest wait for the answer to one request, the wait in the server's queue included.
+
+    Raises:
+        ConfigError: No address, one that is not ``http://`` or ``https://``, or a token that no header can carry.
+    """
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        *,
+        token: str | None = None,
+        rounds: int = 3,
+        busy_s: float = 120.0,
+        reply_s: float = 120.0,
+    ) -> None:
+        if not urls:
+            raise ConfigError("urls: got an empty list, expected addresses such as http://127.0.0.1:9002")
+        if token is not None and not (token.isascii() and token.isprintable() and token == token.strip()):
+            raise ConfigError("CODE_SERVER_TOKEN: expected printable ASCII without blanks around it")
+        self._servers = [_Server(_checked(url)) for url in urls]
+        self._turn = itertools.count()
+        self._token = token
+        self._rounds = rounds
+        self._busy_s = busy_s
+        self._timeout = httpx.Timeout(reply_s, connect=_CONNECT_TIMEOUT_S)
+        self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient] = WeakKeyDictionary()
+
+    async def run(self, code: str, stdin: str = "", limits: SandboxLimits | None = None) -> RunResult:
+        """Run ``code`` on one of the servers. Cancelling closes the connection, and the server kills the run.
+
+        Raises:
+            DataError: The program or its input is larger than the servers take.
+            SandboxError: No server could run it; the message says what each of them answered.
+        """
+        body = request_for(code, stdin, limits or SandboxLimits()).model_dump_json().encode()
+        began = time.monotonic()
+        failures = 0
+        for attempt in itertools.count():
+            answer = await self._one_round(body)
+            if isinstance(answer, RunResult):
+                return answer
+            busy = any(reason.busy for reason in answer.values())
+            failures += not busy
+            late = time.monotonic() - began > self._busy_s
+            if failures >= self._rounds or late or all(reason.lasting for reason in answer.values()):
+                told = "; ".join(f"{url}: {reason}" for url, reason in answer.items())
+                raise SandboxError(f"no code server could run the program: {told}")
+            asked = min((reason.wait_s for reason in answer.values() if reason.busy), default=0.0)
+            await asyncio.sleep(_pause_s(attempt, asked))
+        raise AssertionError("unreachable")
+
+    async def close(self) -> None:
+        """Close the connections of this event loop."""
+        client = self._clients.pop(asyncio.get_running_loop(), None)
+        if client is not None:
+            await client.aclose()
+
+    async def _one_round(self, body: bytes) -> RunResult | dict[str, _FailedError]:
+        """Ask the servers one after the other, the least busy first."""
+        trouble: dict[str, _FailedError] = {}
+        for server in self._order():
+            server.in_flight += 1
+            try:
+                result = await self._ask(server.url, body)
+            except _FailedError as error:
+                trouble[server.url] = error
+                if not error.busy:
+                    server.failed_at = time.monotonic()
+                continue
+            finally:
+                server.in_flight -= 1
+            server.failed_at = float("-inf")
+            return result
+        return trouble
+
+    def _order(self) -> list[_Server]:
+        turn = next(self._turn) % len(self._servers)
+        in_turn = self._servers[turn:] + self._servers[:turn]
+        return sorted(in_turn, key=lambda server: (server.resting(), server.in_flight))
+
+    async def _ask(self, url: str, body: bytes) -> RunResult:
+        try:
+            response = await self._client().post(f"{url}{RUN_PATH}", content=body)
+        except (httpx.TransportError, httpx.DecodingError) as error:
+            raise _FailedError(f"{type(error).__name__}: {error}".rstrip(": ")) from error
+        match response.status_code:
+            case 200:
+                try:
+                    return result_from(response.content)
+                except ValueError as error:
+                    raise _FailedError(f"its answer is {error}", lasting=True) from None
+            case 413:
+                raise DataError(_told(response))
+            case 429:
+                raise _FailedError(f"busy: {_told(response)}", busy=True, wait_s=_retry_after_s(response))
+            case 401 | 403:
+                raise _FailedError("refused the token; set CODE_SERVER_TOKEN to the server's", lasting=True)
+            case status:
+                reason = f"status {status}: {_told(response)}"
+                raise _FailedError(reason, lasting=status < 500 and status != 408)
+
+    def _client(self) -> httpx.AsyncClient:
+        """The connections of this event loop. No proxy: code servers are machines of the same cluster."""
+        loop = asyncio.get_running_loop()
+        if loop not in self._clients:
+            headers = {"Content-Type": "application/json"}
+            if self._token:
+                headers["Authorization"] = f"Bearer {self._token}"
+            self._clients[loop] = httpx.AsyncClient(
+                headers=headers,
+                timeout=self._timeout,
+                limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
+                trust_env=False,
+            )
+        return self._clients[loop]
+
+
+def _checked(url: str) -> str:
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL as error:
+        raise ConfigError(f"urls: got {url!r}: {error}") from None
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise ConfigError(f"urls: got {url!r}, expected an address such as http://127.0.0.1:9002")
+    if parsed.userinfo:
+        raise ConfigError("urls: an address holds a password; put the token into CODE_SERVER_TOKEN instead")
+    return url.rstrip("/").removesuffix(RUN_PATH)
+
+
+def _pause_s(attempt: int, asked_s: float) -> float:
+    """Exponential, with jitter so that clients do not come back together; at least what a server asked for."""
+    longest = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**attempt)
+    return asked_s + random.uniform(longest / 2, longest)
+
+
+def _retry_after_s(response: httpx.Response) -> float:
+    try:
+        return min(_LONGEST_PAUSE_S, max(0.0, float(response.headers.get("Retry-After", "0"))))
+    except ValueError:
+        return 0.0
+
+
+def _told(response: httpx.Response) -> str:
+    try:
+        message = response.json()["error"]
+    except (ValueError, KeyError, TypeError):
+        message = response.text
+    return str(message)[:_SHOWN_CHARACTERS] or "no text"

@@ -1,0 +1,73 @@
+"""Real code servers: processes of their own on the loopback."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+TOKEN = "a-long-random-token"
+
+
+@dataclass
+class Server:
+    process: subprocess.Popen[str]
+    url: str
+
+    def post(self, *, token: str = TOKEN, **body: Any) -> httpx.Response:
+        headers = {"Authorization": f"Bearer {token}"}
+        return httpx.post(f"{self.url}/run", json=body, headers=headers, timeout=30, trust_env=False)
+
+    def metric(self, name: str) -> float:
+        headers = {"Authorization": f"Bearer {TOKEN}"}
+        text = httpx.get(f"{self.url}/metrics", headers=headers, trust_env=False).text
+        [line] = [line for line in text.splitlines() if line.startswith(f"{name} ")]
+        return float(line.rpartition(" ")[2])
+
+    def end(self, number: signal.Signals = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(20)
+
+
+StartServer = Callable[..., Server]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[StartServer]:
+    """Starts a code server with these settings."""
+    servers: list[Server] = []
+
+    def started(*, port: int = 0, token: str = TOKEN, **settings: Any) -> Server:
+        config = tmp_path / f"server {len(servers)}.yaml"
+        config.write_text(yaml.safe_dump(settings or {"max_parallel": 2}), encoding="utf-8")
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tool_servers.code", "--config", str(config), "--port", str(port)],
+            stdout=subprocess.PIPE,
+            stderr=(tmp_path / f"log {len(servers)}").open("w"),
+            text=True,
+            cwd=ROOT,
+            env=os.environ | {"CODE_SERVER_TOKEN": token, "SERVER_HOST": "127.0.0.1"},
+        )
+        assert process.stdout is not None
+        told = process.stdout.readline()
+        assert told.startswith("listening on "), told
+        servers.append(Server(process, told.split()[-1]))
+        return servers[-1]
+
+    yield started
+    for server in servers:
+        server.process.kill()
+        server.process.wait()
+        server.process.stdout.close()  # type: ignore[union-attr]
+    for log in tmp_path.glob("log *"):
+        assert TOKEN not in log.read_text()

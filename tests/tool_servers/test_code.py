@@ -1,0 +1,217 @@
+"""The code server over real HTTP."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from afm.errors import ConfigError
+from tool_servers.code.settings import load_server_settings
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.sandbox
+
+
+def until(condition: Any, seconds: float = 5.0) -> bool:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_programs_run_and_their_failures_are_results(start: Any) -> None:
+    server = start()
+    good = server.post(code="print(input())", stdin="hi\n")
+    assert (good.status_code, good.json()["stdout"], good.json()["reason"]) == (200, "hi\n", "ok")
+    bad = server.post(code="raise SystemExit(3)").json()
+    assert (bad["exit_status"], bad["reason"]) == (3, "error")
+    slow = server.post(code="import time; time.sleep(9)", limits={"wall_s": 0.5}).json()
+    assert slow["reason"] == "timeout"
+    assert server.metric('afm_code_runs_total{reason="ok"}') == 1
+    assert server.metric('afm_code_runs_total{reason="timeout"}') == 1
+    assert server.metric("afm_code_request_seconds_count") == 3
+    assert server.metric("afm_code_running") == 0
+
+
+def test_only_the_token_opens_it(start: Any) -> None:
+    server = start()
+    for token in ("wrong", "a-long-random-toke"):
+        refused = server.post(token=token, code="print(1)")
+        assert (refused.status_code, "stdout" in refused.text) == (401, False)
+    for header in (b"Bearer a-long-random-token\xe9", b"a-long-random-token", b"Basic a-long-random-token"):
+        odd = httpx.post(f"{server.url}/run", json={"code": "1"}, headers={b"Authorization": header})
+        assert odd.status_code == 401
+    assert httpx.get(f"{server.url}/metrics").status_code == 401
+    health = httpx.get(f"{server.url}/health")
+    assert (health.status_code, health.json()) == (200, {"status": "ok", "running": 0, "waiting": 0})
+    assert server.metric('afm_code_refused_total{why="token"}') == 6
+    assert server.metric('afm_code_runs_total{reason="ok"}') == 0
+    assert httpx.get(f"{server.url}/docs").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({}, "code: Field required"),
+        ({"code": 3}, "code: Input should be a valid string"),
+        ({"code": "1", "cod": "1"}, "cod: Extra inputs are not permitted"),
+        ({"code": "1", "limits": {"wal_s": 1}}, "unknown sandbox limit 'wal_s', did you mean 'wall_s'"),
+        ({"code": "1", "limits": {"cpu_s": 1.5}}, "cpu_s: expected a positive int, got 1.5"),
+    ],
+)
+def test_wrong_requests_are_explained(start: Any, body: dict[str, Any], message: str) -> None:
+    refused = start().post(**body)
+    assert refused.status_code == 400
+    assert message in refused.json()["error"]
+
+
+def test_requests_are_bounded(start: Any) -> None:
+    server = start(max_parallel=1, max_request_bytes=4096, max_limits={"wall_s": 10})
+    assert server.post(code="#" * 5000).status_code == 413
+    headers = {"Authorization": "Bearer a-long-random-token"}
+    chunked = httpx.post(f"{server.url}/run", content=(b"x" * 1000 for _ in range(9)), headers=headers)
+    assert chunked.status_code == 413
+    assert server.post(code="1", stdin="0123456789", limits={"stdin_bytes": 5}).status_code == 413
+    beyond = server.post(code="1", limits={"wall_s": 11})
+    assert beyond.status_code == 422
+    assert "limits.wall_s: got 11, this server allows at most 10" in beyond.json()["error"]
+    assert httpx.post(f"{server.url}/run", content=b"{", headers=headers).status_code == 400
+
+
+def test_a_full_server_sends_away_and_recovers(start: Any) -> None:
+    server = start(max_parallel=1, max_waiting=1, max_wait_s=20)
+    with ThreadPoolExecutor(6) as pool:
+        sleepers = [pool.submit(server.post, code="import time; time.sleep(1.0); print(1)") for _ in range(6)]
+        answers = [sleeper.result() for sleeper in sleepers]
+    statuses = sorted(answer.status_code for answer in answers)
+    assert statuses == [200, 200, 429, 429, 429, 429]
+    busy = next(answer for answer in answers if answer.status_code == 429)
+    assert int(busy.headers["retry-after"]) >= 1
+    assert "1 running, 1 waiting" in busy.json()["error"]
+    assert server.post(code="print(2)").status_code == 200
+
+
+def test_waiting_has_an_end(start: Any) -> None:
+    server = start(max_parallel=1, max_waiting=5, max_wait_s=0.3)
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(server.post, code="import time; time.sleep(1.5); print(1)")
+        assert until(lambda: server.metric("afm_code_running") == 1)
+        assert server.post(code="print(2)").status_code == 429
+        assert running.result().status_code == 200
+
+
+def test_the_run_of_a_client_that_left_is_killed(start: Any) -> None:
+    server = start(max_parallel=1)
+    host, _, port = server.url.removeprefix("http://").partition(":")
+    body = b'{"code": "import time; time.sleep(30)", "limits": {"wall_s": 40}}'
+    request = (
+        b"POST /run HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer a-long-random-token\r\nContent-Length: "
+    )
+    with socket.create_connection((host, int(port))) as client:
+        client.sendall(request + str(len(body)).encode() + b"\r\n\r\n" + body)
+        assert until(lambda: server.metric("afm_code_running") == 1)
+        assert children(server.process.pid)
+    assert until(lambda: server.metric("afm_code_running") == 0)
+    assert server.metric('afm_code_refused_total{why="gone"}') == 1
+    assert server.post(code="print(2)").json()["stdout"] == "2\n"
+
+
+def children(pid: int) -> list[str]:
+    return subprocess.run(
+        ["pgrep", "-P", str(pid)], capture_output=True, text=True, check=False
+    ).stdout.split()
+
+
+def test_sigterm_lets_programs_finish(start: Any) -> None:
+    server = start(max_parallel=1, finish_s=15)
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(server.post, code="import time; time.sleep(1); print('done')")
+        assert until(lambda: server.metric("afm_code_running") == 1)
+        server.process.send_signal(signal.SIGTERM)
+        assert running.result().json()["stdout"] == "done\n"
+    assert server.process.wait(10) == 0
+    with pytest.raises(httpx.ConnectError):
+        server.post(code="print(1)")
+
+
+def test_sigterm_does_not_wait_for_ever(start: Any) -> None:
+    server = start(max_parallel=1, finish_s=1)
+    client = threading.Thread(target=_ignoring_failure, args=(server,))
+    client.start()
+    assert until(lambda: server.metric("afm_code_running") == 1)
+    jails = children(server.process.pid)
+    began = time.monotonic()
+    assert server.end() == 0
+    assert time.monotonic() - began < 8
+    client.join()
+    assert jails
+    assert until(lambda: not any(os.path.exists(f"/proc/{jail}") for jail in jails))  # noqa: PTH110
+
+
+def _ignoring_failure(server: Any) -> None:
+    with contextlib.suppress(httpx.TransportError):
+        server.post(code="import time; time.sleep(30)", limits={"wall_s": 40})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--host", "0.0.0.0"), "set CODE_SERVER_TOKEN"),
+        (("--config", "absent.yaml"), "absent.yaml: no such file"),
+        (("--host", "192.0.2.1"), "needs a token"),
+    ],
+)
+def test_it_does_not_start_without_what_it_needs(arguments: tuple[str, ...], message: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tool_servers.code", "--port", "0", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=os.environ | {"CODE_SERVER_TOKEN": ""},
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_script_says_what_it_would_start() -> None:
+    script = ROOT / "tool_servers/servers.sh"
+    shown = subprocess.run(
+        [script, "code", "--port", "9", "--dry-run"], capture_output=True, text=True, cwd="/", check=False
+    )
+    assert shown.stdout.split()[1:] == ["-m", "tool_servers.code", "--port", "9"]
+    wrong = subprocess.run([script, "cod"], capture_output=True, text=True, cwd="/", check=False)
+    assert (wrong.returncode, "expected one of: code" in wrong.stderr) == (2, True)
+
+
+def test_the_shipped_settings_are_read() -> None:
+    settings = load_server_settings(ROOT / "configs/servers/code.yaml")
+    assert settings.ceiling().memory_bytes == 4 << 30
+    assert settings.parallel() >= 1
+
+
+def test_wrong_settings_are_explained(tmp_path: Path) -> None:
+    path = tmp_path / "server.yaml"
+    for text, message in (
+        ("max_limits: {wal_s: 1}", "max_limits: unknown sandbox limit 'wal_s', did you mean 'wall_s'"),
+        ("max_wating: 1", "max_wating: unknown key; did you mean 'max_waiting'"),
+    ):
+        path.write_text(text, encoding="utf-8")
+        with pytest.raises(ConfigError, match=message):
+            load_server_settings(path)

@@ -1,0 +1,213 @@
+"""The code tool with code servers behind it: spread, fail over, wait, give up."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import time
+from typing import Any
+
+import pytest
+
+from afm.errors import ConfigError, DataError, SandboxError
+from afm.sandbox import ExitReason, SandboxLimits
+from afm.tools import load_tools
+from afm.tools.remote import RemoteSandbox
+
+TOKEN = "a-long-random-token"
+pytestmark = pytest.mark.sandbox
+
+
+def nowhere() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{probe.getsockname()[1]}"
+
+
+def remote(*servers: Any, **options: Any) -> RemoteSandbox:
+    urls = [server if isinstance(server, str) else server.url for server in servers]
+    return RemoteSandbox(urls, token=TOKEN, **options)
+
+
+async def test_a_remote_run_is_like_a_local_one(start: Any) -> None:
+    sandbox = remote(start())
+    result = await sandbox.run("print(input())\nraise SystemExit(3)", "a\ud800\u00e9\n")
+    assert (result.stdout, result.exit_status, result.reason) == ("a?\u00e9\n", 3, ExitReason.ERROR)
+    slow = await sandbox.run("while True: pass", "", SandboxLimits(wall_s=0.5))
+    assert (slow.reason, slow.exit_status) == (ExitReason.TIMEOUT, None)
+    with pytest.raises(DataError, match="stdin is 11 bytes long, expected at most 5"):
+        await sandbox.run("1", "0123456789\n", SandboxLimits(stdin_bytes=5))
+    await sandbox.close()
+
+
+async def test_the_tool_spreads_its_programs(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CODE_SERVER_TOKEN", TOKEN)
+    servers = [start(max_parallel=1), start(max_parallel=1)]
+    entry = {
+        "class_name": "afm.tools.code.CodeTool",
+        "config": {"urls": [server.url for server in servers]},
+        "tool_schema": {"function": {"name": "code"}},
+    }
+    tool = load_tools({"tools": [entry]})["code"]
+    results = await asyncio.gather(*(tool.call(f"```py\nprint({n} * 2)\n```") for n in range(10)))
+    assert [result.text for result in results] == [str(n * 2) for n in range(10)]
+    assert [server.metric('afm_code_runs_total{reason="ok"}') for server in servers] == [5, 5]
+    await tool.close()
+
+
+async def test_a_server_that_dies_in_the_middle_loses_nothing(start: Any) -> None:
+    dying, living = start(max_parallel=2), start(max_parallel=2)
+    sandbox = remote(dying, living)
+    runs = [asyncio.create_task(sandbox.run(f"import time; time.sleep(0.4); print({n})")) for n in range(12)]
+    await asyncio.sleep(0.7)
+    assert await asyncio.to_thread(dying.end, signal.SIGKILL) == -signal.SIGKILL
+    results = await asyncio.gather(*runs)
+    assert [result.stdout for result in results] == [f"{n}\n" for n in range(12)]
+    again = await sandbox.run("print(1)")
+    assert again.stdout == "1\n"
+    await sandbox.close()
+
+
+async def test_a_server_that_comes_back_is_used_again(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("afm.tools.remote._REST_S", 0.2)
+    first, second = start(), start()
+    port = int(first.url.rpartition(":")[2])
+    sandbox = remote(first, second)
+    first.end()
+    for _ in range(4):
+        await sandbox.run("print(1)")
+    reborn = start(port=port)
+    await asyncio.sleep(0.3)
+    for _ in range(4):
+        await sandbox.run("print(1)")
+    assert reborn.metric('afm_code_runs_total{reason="ok"}') >= 1
+    await sandbox.close()
+
+
+async def test_when_all_are_down_it_is_no_fault_of_the_program() -> None:
+    urls = nowhere(), nowhere()
+    sandbox = remote(*urls, rounds=2)
+    with pytest.raises(SandboxError, match="no code server could run the program") as caught:
+        await sandbox.run("print(1)")
+    assert all(f"{url}: ConnectError" in str(caught.value) for url in urls)
+    await sandbox.close()
+    entry = {
+        "class_name": "afm.tools.code.CodeTool",
+        "config": {"urls": list(urls)},
+        "tool_schema": {"function": {"name": "code"}},
+    }
+    tool = load_tools({"tools": [entry]})["code"]
+    result = await tool.call("```py\nprint(1)\n```")
+    assert not result.ok
+    assert result.meta["reason"] == "sandbox"
+    await tool.close()
+
+
+async def test_a_full_server_is_waited_for(start: Any) -> None:
+    server = start(max_parallel=1, max_waiting=0)
+    sandbox = remote(server, rounds=1)
+    results = await asyncio.gather(*(sandbox.run("import time; time.sleep(0.3)") for _ in range(3)))
+    assert [result.reason for result in results] == [ExitReason.OK] * 3
+    assert server.metric('afm_code_refused_total{why="busy"}') >= 2
+    await sandbox.close()
+    impatient = remote(server, busy_s=0.2)
+    blocker = asyncio.create_task(sandbox.run("import time; time.sleep(5)"))
+    await asyncio.sleep(0.5)
+    with pytest.raises(SandboxError, match="busy: 1 running, 0 waiting"):
+        await impatient.run("print(1)")
+    blocker.cancel()
+    await impatient.close()
+    await sandbox.close()
+
+
+async def test_a_wrong_token_is_not_tried_again(start: Any) -> None:
+    server = start()
+    sandbox = RemoteSandbox([server.url], token="other", rounds=9)
+    began = time.monotonic()
+    with pytest.raises(SandboxError, match="refused the token; set CODE_SERVER_TOKEN") as caught:
+        await sandbox.run("print(1)")
+    assert time.monotonic() - began < 2
+    assert "other" not in str(caught.value)
+    assert server.metric('afm_code_refused_total{why="token"}') == 1
+    with pytest.raises(SandboxError, match="got 100, this server allows at most 60"):
+        await remote(server).run("1", "", SandboxLimits(wall_s=100))
+    await sandbox.close()
+
+
+async def test_cancelling_kills_the_program_over_there(start: Any) -> None:
+    server = start(max_parallel=1)
+    sandbox = remote(server)
+    run = asyncio.create_task(sandbox.run("import time; time.sleep(30)", "", SandboxLimits(wall_s=40)))
+    assert await comes_to(server, running=1)
+    run.cancel()
+    await asyncio.wait([run])
+    assert await comes_to(server, running=0)
+    await sandbox.close()
+
+
+async def comes_to(server: Any, *, running: int) -> bool:
+    for _ in range(100):
+        if server.metric("afm_code_running") == running:
+            return True
+        await asyncio.sleep(0.05)
+    return False
+
+
+async def test_strange_answers_are_failures_of_the_server() -> None:
+    async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b'HTTP/1.1 200 OK\r\nContent-Length: 14\r\n\r\n{"stdout": 3 }')
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(speak, "127.0.0.1", 0) as odd:
+        port = odd.sockets[0].getsockname()[1]
+        with pytest.raises(SandboxError, match="its answer is not a result of a run: stdout: "):
+            await remote(f"http://127.0.0.1:{port}").run("print(1)")
+
+
+def test_several_event_loops_may_use_it_in_turn(start: Any) -> None:
+    sandbox = remote(start())
+
+    async def once() -> str:
+        try:
+            return (await sandbox.run("print(1)")).stdout
+        finally:
+            await sandbox.close()
+
+    assert [asyncio.run(once()) for _ in range(2)] == ["1\n", "1\n"]
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("localhost:9002", "expected an address such as http://"),
+        ("ftp://x", "expected an address such as http://"),
+        ("http://u:secret@x", "holds a password"),
+        ("http://", "expected an address such as http://"),
+    ],
+)
+def test_wrong_addresses_are_refused(url: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        RemoteSandbox([url])
+    assert "secret" not in str(caught.value)
+    with pytest.raises(ConfigError, match="empty list"):
+        RemoteSandbox([])
+
+
+def test_a_token_that_no_header_can_carry_is_refused_without_being_shown() -> None:
+    for token in ("secret\n", " secret", "s\u00e9cret", "sec\0ret"):
+        with pytest.raises(ConfigError, match="CODE_SERVER_TOKEN: expected printable ASCII") as caught:
+            RemoteSandbox(["http://x:1"], token=token)
+        assert "cret" not in str(caught.value)
+
+
+def test_urls_and_a_local_sandbox_exclude_each_other() -> None:
+    entry = {
+        "class_name": "afm.tools.code.CodeTool",
+        "config": {"urls": ["http://x:1"], "sandbox": {}},
+        "tool_schema": {"function": {"name": "code"}},
+    }
+    with pytest.raises(ConfigError, match="either `urls` of code servers or a local `sandbox`, not both"):
+        load_tools({"tools": [entry]})

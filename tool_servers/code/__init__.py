@@ -1,0 +1,1 @@
+"""The code server: a sandbox pool for programs from other machines."""

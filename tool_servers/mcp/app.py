@@ -1,0 +1,107 @@
+"""The tools of a tools YAML as an MCP server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import mcp_types as types
+from mcp.server import Server
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from afm import __version__
+from afm.configuration import read_mapping, validated
+from afm.errors import AfmError
+from afm.tools import Tool, load_tools
+from afm.tools.registry import FunctionSchema, ToolsFile
+from tool_servers.shared.access import allowed
+
+MCP_PATH = "/mcp"
+
+
+def mcp_server(source: Path | Mapping[str, Any]) -> tuple[Server[Any], dict[str, Tool]]:
+    """An MCP server for the tools of ``source``, and those tools, for closing them.
+
+    A tool whose schema has one parameter gets that parameter's text, any other its arguments as a JSON object. A
+    tool that failed answers with ``is_error``.
+
+    Raises:
+        ConfigError: ``source`` is no valid tools YAML.
+    """
+    tools = load_tools(source)
+    label, data = read_mapping(source, "tools")
+    functions = [entry.tool_schema.function for entry in validated(ToolsFile, data, label).tools]
+    offered = {function.name: function for function in functions}
+
+    async def list_tools(_: Any, __: types.PaginatedRequestParams | None) -> types.ListToolsResult:
+        return types.ListToolsResult(tools=[_declared(function) for function in functions])
+
+    async def call_tool(_: Any, params: types.CallToolRequestParams) -> types.CallToolResult:
+        if params.name not in tools:
+            return _answer(f"no tool {params.name!r}; expected one of: {', '.join(tools)}", failed=True)
+        try:
+            argument = _argument(offered[params.name], params.arguments or {})
+            result = await tools[params.name].call(argument)
+        except (AfmError, ValueError) as error:
+            return _answer(str(error), failed=True)
+        return _answer(result.text, failed=not result.ok)
+
+    server = Server("afm", version=__version__, on_list_tools=list_tools, on_call_tool=call_tool)
+    return server, tools
+
+
+def http_app(server: Server[Any], *, host: str, token: str | None) -> ASGIApp:
+    """``server`` behind Streamable HTTP at ``/mcp``; ``GET /health`` needs no token.
+
+    Args:
+        host: Where it listens; requests for other names are refused (DNS rebinding).
+    """
+
+    async def health(_: Request) -> JSONResponse:
+        return JSONResponse({"status": "ok"})
+
+    app = server.streamable_http_app(
+        streamable_http_path=MCP_PATH,
+        json_response=True,
+        stateless_http=True,
+        host=host,
+        custom_starlette_routes=[Route("/health", health)],
+    )
+
+    async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] != "/health" and not allowed(Headers(scope=scope), token):
+            refusal = JSONResponse({"error": "the token is missing or wrong"}, 401, {"WWW-Authenticate": "Bearer"})
+            await refusal(scope, receive, send)
+            return
+        await app(scope, receive, send)
+
+    return guarded
+
+
+def _declared(function: FunctionSchema) -> types.Tool:
+    return types.Tool(
+        name=function.name, description=function.description or None, input_schema={"type": "object", **function.parameters}
+    )
+
+
+def _argument(function: FunctionSchema, arguments: Mapping[str, Any]) -> str:
+    names = list(function.parameters.get("properties", {}))
+    unknown = sorted(set(arguments) - set(names))
+    if unknown:
+        raise ValueError(f"unknown argument {unknown[0]!r}; expected: {', '.join(names) or 'none'}")
+    if len(names) != 1:
+        return json.dumps(arguments, ensure_ascii=False)
+    if names[0] not in arguments:
+        raise ValueError(f"argument {names[0]!r} is missing")
+    value = arguments[names[0]]
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _answer(text: str, *, failed: bool) -> types.CallToolResult:
+    return types.CallToolResult(content=[types.TextContent(text=text)], is_error=failed)

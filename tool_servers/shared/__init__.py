@@ -1,0 +1,1 @@
+"""What the tool servers have in common: token, admission, request bodies, metrics, starting and stopping."""

@@ -1,0 +1,68 @@
+"""Reading requests that may be too large, too slow, or given up by their sender."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from starlette.requests import ClientDisconnect, Request
+
+ResultT = TypeVar("ResultT")
+
+
+class TooLargeError(Exception):
+    """The body is larger than allowed."""
+
+
+class GoneError(Exception):
+    """The sender has closed the connection."""
+
+
+async def bounded_body(request: Request, max_bytes: int, seconds: float) -> bytes:
+    """The body of a request.
+
+    Raises:
+        TooLargeError: It is, or says that it is, larger than ``max_bytes``.
+        TimeoutError: It did not arrive within ``seconds``.
+        GoneError: The sender left in between.
+    """
+    told = request.headers.get("content-length", "0")
+    if not told.isdecimal() or int(told) > max_bytes:
+        raise TooLargeError(f"the request is {told} bytes long, expected at most {max_bytes}")
+    body = bytearray()
+    try:
+        async with asyncio.timeout(seconds):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > max_bytes:
+                    raise TooLargeError(f"the request is longer than {max_bytes} bytes")
+    except ClientDisconnect:
+        raise GoneError from None
+    return bytes(body)
+
+
+async def while_connected(request: Request, work: Coroutine[Any, Any, ResultT]) -> ResultT:
+    """The result of ``work``, which is cancelled when the sender closes the connection.
+
+    Call it when the body has been read.
+
+    Raises:
+        GoneError: The sender left; the work has ended.
+    """
+    task = asyncio.create_task(work)
+    watcher = asyncio.create_task(_disconnected(request))
+    try:
+        await asyncio.wait((task, watcher), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise GoneError
+        return task.result()
+    finally:
+        task.cancel()
+        watcher.cancel()
+        await asyncio.gather(task, watcher, return_exceptions=True)
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

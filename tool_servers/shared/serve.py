@@ -1,0 +1,55 @@
+"""Running an application until it is told to stop."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from typing import TYPE_CHECKING
+
+from afm.errors import ConfigError
+from afm.processes import follow_parent
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+_BACKLOG = 2048
+
+
+def serve(app: FastAPI, host: str, port: int, *, finish_s: float) -> None:
+    """Listen until SIGTERM or Ctrl-C; then finish what is under way, for at most ``finish_s``, and return.
+
+    One line on standard output says where it listens. Nothing that a request contains is logged.
+
+    Args:
+        port: 0 takes a free one.
+
+    Raises:
+        ConfigError: The address cannot be listened on.
+    """
+    import uvicorn
+
+    follow_parent()
+    listener = _listener(host, port)
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=max(1, round(finish_s)),
+        timeout_keep_alive=75,
+    )
+    # The server handles these signals itself and sends them again when it is done; then they are old news.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+    name = f"[{host}]" if ":" in host else host
+    print(f"listening on http://{name}:{listener.getsockname()[1]}", flush=True)
+    with listener:
+        uvicorn.Server(config).run(sockets=[listener])
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {host}, port {port}: {error.strerror or error}") from None
