@@ -111,6 +111,10 @@ class SandboxUnavailableError(SandboxError):
     """No isolation is available here; model-written code does not run without it."""
 
 
+class SandboxBusyError(SandboxError):
+    """Too many runs wait for the sandbox already; try again later."""
+
+
 class RewardError(AfmError, RuntimeError):
     """A verifier's infrastructure failed: the sample has no score."""
 
