@@ -18,6 +18,12 @@ export CODE_SERVER_PORT="${CODE_SERVER_PORT:-9002}"
 # Shared by code servers and the code tool; needed beyond this machine.
 export CODE_SERVER_TOKEN="${CODE_SERVER_TOKEN:-}"
 
+# Port on which tools are offered to MCP clients.
+export MCP_SERVER_PORT="${MCP_SERVER_PORT:-9004}"
+
+# Shared by the MCP server and its clients; needed beyond this machine.
+export MCP_SERVER_TOKEN="${MCP_SERVER_TOKEN:-}"
+
 # Address to which wiki queries are posted.
 export WIKI_RAG_SERVER_URL="${WIKI_RAG_SERVER_URL:-http://127.0.0.1:8000/retrieve}"
 

@@ -31,6 +31,12 @@ class Settings(BaseSettings):
     code_server_token: SecretStr | None = Field(
         default=None, description="Shared by code servers and the code tool; needed beyond this machine."
     )
+    mcp_server_port: int = Field(
+        default=9004, ge=1, le=65535, description="Port on which tools are offered to MCP clients."
+    )
+    mcp_server_token: SecretStr | None = Field(
+        default=None, description="Shared by the MCP server and its clients; needed beyond this machine."
+    )
     wiki_rag_server_url: str = Field(
         default="http://127.0.0.1:8000/retrieve", description="Address to which wiki queries are posted."
     )

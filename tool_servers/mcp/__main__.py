@@ -25,8 +25,12 @@ def main() -> int:
         prog="python -m tool_servers.mcp",
         description=f"Offer tools to MCP clients, on standard streams or HTTP. The token comes from {_TOKEN}.",
     )
-    parser.add_argument("--tools", type=Path, required=True, help="YAML, e.g. configs/tools/code_executor.yaml")
-    parser.add_argument("--http", action="store_true", help="listen on HOST:PORT/mcp instead of standard input")
+    parser.add_argument(
+        "--tools", type=Path, required=True, help="YAML, e.g. configs/tools/code_executor.yaml"
+    )
+    parser.add_argument(
+        "--http", action="store_true", help="listen on HOST:PORT/mcp instead of standard input"
+    )
     parser.add_argument("--host", help="address to listen on (SERVER_HOST; 127.0.0.1)")
     parser.add_argument("--port", type=int, help="port, 0 for a free one (MCP_SERVER_PORT; 9004)")
     given = parser.parse_args()

@@ -75,8 +75,14 @@ def http_app(server: Server[Any], *, host: str, token: str | None) -> ASGIApp:
     )
 
     async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] != "/health" and not allowed(Headers(scope=scope), token):
-            refusal = JSONResponse({"error": "the token is missing or wrong"}, 401, {"WWW-Authenticate": "Bearer"})
+        if (
+            scope["type"] == "http"
+            and scope["path"] != "/health"
+            and not allowed(Headers(scope=scope), token)
+        ):
+            refusal = JSONResponse(
+                {"error": "the token is missing or wrong"}, 401, {"WWW-Authenticate": "Bearer"}
+            )
             await refusal(scope, receive, send)
             return
         await app(scope, receive, send)
@@ -86,7 +92,9 @@ def http_app(server: Server[Any], *, host: str, token: str | None) -> ASGIApp:
 
 def _declared(function: FunctionSchema) -> types.Tool:
     return types.Tool(
-        name=function.name, description=function.description or None, input_schema={"type": "object", **function.parameters}
+        name=function.name,
+        description=function.description or None,
+        input_schema={"type": "object", **function.parameters},
     )
 
 

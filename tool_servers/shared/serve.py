@@ -10,12 +10,12 @@ from afm.errors import ConfigError
 from afm.processes import follow_parent
 
 if TYPE_CHECKING:
-    from fastapi import FastAPI
+    from starlette.types import ASGIApp
 
 _BACKLOG = 2048
 
 
-def serve(app: FastAPI, host: str, port: int, *, finish_s: float) -> None:
+def serve(app: ASGIApp, host: str, port: int, *, finish_s: float) -> None:
     """Listen until SIGTERM or Ctrl-C; then finish what is under way, for at most ``finish_s``, and return.
 
     One line on standard output says where it listens. Nothing that a request contains is logged.

@@ -1,0 +1,88 @@
+"""Our tools as a real MCP client and plain HTTP see them."""
+
+import sys
+
+import httpx
+import pytest
+
+pytest.importorskip("mcp")
+pytestmark = pytest.mark.sandbox
+
+TOOLS = """
+tools:
+  - class_name: afm.tools.code.CodeTool
+    tool_schema:
+      function:
+        name: code
+        description: Runs a program.
+        parameters: {type: object, properties: {code: {type: string}}, required: [code]}
+"""
+PROGRAM = {"code": "```py\nprint(6 * 7)\n```"}
+
+
+@pytest.fixture
+def tools_file(tmp_path):
+    path = tmp_path / "the tools.yaml"
+    path.write_text(TOOLS, encoding="utf-8")
+    return path
+
+
+async def use(client):
+    (tool,) = (await client.list_tools()).tools
+    assert (tool.name, tool.description) == ("code", "Runs a program.")
+    assert tool.input_schema["required"] == ["code"]
+    result = await client.call_tool("code", PROGRAM)
+    assert (result.content[0].text, result.is_error) == ("42", False)
+    assert (await client.call_tool("code", {})).is_error
+    other = await client.call_tool("cod", PROGRAM)
+    assert "expected one of: code" in other.content[0].text
+
+
+async def test_on_standard_streams(tools_file):
+    from mcp import Client, StdioServerParameters
+
+    words = ["-m", "tool_servers.mcp", "--tools", str(tools_file)]
+    async with Client(StdioServerParameters(command=sys.executable, args=words)) as client:
+        await use(client)
+
+
+async def test_over_http_with_a_token(tools_file, mcp_process):
+    from mcp import Client
+    from mcp.client.streamable_http import streamable_http_client
+    from mcp.shared._httpx_utils import create_mcp_http_client
+
+    url = mcp_process(tools_file, token="s3cret-token")
+    async with (
+        create_mcp_http_client(headers={"Authorization": "Bearer s3cret-token"}) as http,
+        Client(streamable_http_client(f"{url}/mcp", http_client=http)) as client,
+    ):
+        await use(client)
+    async with httpx.AsyncClient() as plain:
+        assert (await plain.post(f"{url}/mcp", json={})).status_code == 401
+        assert (await plain.get(f"{url}/health")).json() == {"status": "ok"}
+        wrong = {"Authorization": "Bearer s3cret-tokem"}
+        assert (await plain.post(f"{url}/mcp", json={}, headers=wrong)).status_code == 401
+
+
+async def test_a_page_cannot_reach_it_by_another_name(tools_file, mcp_process):
+    url = mcp_process(tools_file)
+    headers = {"Host": "evil.example", "Accept": "application/json, text/event-stream"}
+    async with httpx.AsyncClient() as plain:
+        answer = await plain.post(
+            f"{url}/mcp", json={"jsonrpc": "2.0", "id": 1, "method": "ping"}, headers=headers
+        )
+    assert answer.status_code in (403, 421)
+
+
+async def test_an_agents_tool_can_come_from_it(tools_file, mcp_process):
+    from afm.tools import load_tools
+
+    config = {"url": f"{mcp_process(tools_file)}/mcp", "argument": "code"}
+    entry = {
+        "class_name": "afm.tools.mcp.McpTool",
+        "config": config,
+        "tool_schema": {"function": {"name": "code"}},
+    }
+    tool = load_tools({"tools": [entry]})["code"]
+    assert (await tool.call(PROGRAM["code"])).text == "42"
+    await tool.close()
