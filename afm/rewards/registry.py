@@ -13,14 +13,19 @@ from afm.configuration import read_mapping, validated
 from afm.errors import ConfigError
 from afm.rewards.base import Reward, Sample
 from afm.rewards.choice import ChoiceLetter
+from afm.rewards.code_tests import CodeTests
+from afm.rewards.code_tests.runner import CaseLimits
+from afm.rewards.code_tests.scorer import TestPolicy
 from afm.rewards.exact_match import ExactMatch, MatchVariant
 from afm.rewards.format import FormatCheck
 from afm.rewards.formula import Formula
+from afm.rewards.judge import JudgeSettings, ModelJudge
 from afm.rewards.math import MathVerify
 from afm.rewards.overlong import CountedTokens, OverlongPenalty
 from afm.rewards.part import Part, Scorer
 from afm.rewards.sources import BY_SOURCE, checked_name, scorer_name
 from afm.rewards.text_match import Substring, TokenF1
+from afm.sandbox import open_sandbox
 from afm.trajectory.record import Verdict
 
 CORRECT, FORMAT, OVERLONG = "correct", "format", "overlong"
@@ -48,6 +53,34 @@ class TextMatchSettings(_Strict):
 
     variant: MatchVariant = MatchVariant.TRAINING
     max_words: int = Field(default=30, ge=1)
+
+
+class CodeTestsSettings(_Strict):
+    """See :class:`CodeTests`, :class:`TestPolicy` and :class:`CaseLimits`.
+
+    Attributes:
+        sandbox: Options of :func:`afm.sandbox.open_sandbox`, e.g. ``backend`` and ``max_parallel``.
+        livecodebench: File or folder of LiveCodeBench's JSONL files with the complete tests.
+    """
+
+    early_stop: bool = True
+    case_s: float = Field(default=6.0, gt=0)
+    total_s: float = Field(default=60.0, gt=0)
+    memory_bytes: int = Field(default=1 << 30, ge=1 << 26)
+    output_bytes: int = Field(default=1 << 16, ge=1024)
+    tolerance: float = Field(default=1e-6, ge=0, lt=1)
+    livecodebench: Path | None = None
+    sandbox: dict[str, Any] = Field(default_factory=dict)
+
+    def scorer(self) -> CodeTests:
+        """The scorer with these settings; nothing is started yet.
+
+        Raises:
+            ConfigError: An option that the sandbox does not have.
+        """
+        limits = CaseLimits(self.case_s, self.total_s, self.output_bytes, self.memory_bytes)
+        policy = TestPolicy(limits, self.early_stop, self.tolerance)
+        return CodeTests(open_sandbox(**self.sandbox), policy, livecodebench=self.livecodebench)
 
 
 class OverlongSettings(_Strict):
@@ -80,6 +113,8 @@ class RewardSettings(_Strict):
     math: MathSettings = MathSettings()
     exact_match: ExactMatchSettings = ExactMatchSettings()
     text_match: TextMatchSettings = TextMatchSettings()
+    code_tests: CodeTestsSettings = CodeTestsSettings()
+    judge: JudgeSettings = JudgeSettings()
     overlong: OverlongSettings | None = None
 
 
@@ -111,6 +146,8 @@ class CombinedReward:
             "f1": lambda: TokenF1(settings.text_match.variant),
             "substring": lambda: Substring(settings.text_match.variant, settings.text_match.max_words),
             "choice": ChoiceLetter,
+            "judge": lambda: ModelJudge(settings.judge),
+            "code_tests": lambda: settings.code_tests.scorer(),
         }
         self._scorers: dict[str, Scorer] = {}
         self._extra: dict[str, Scorer] = {FORMAT: FormatCheck()}

@@ -7,8 +7,8 @@ from fnmatch import fnmatchcase
 
 from afm.errors import ConfigError, suggestion
 
-SCORERS = ("math", "exact_match", "f1", "substring", "choice")
-LATER = ("code_tests", "judge")
+SCORERS = ("math", "exact_match", "f1", "substring", "choice", "code_tests")
+LATER = ("judge",)
 """Scorers that the table names and this version lacks."""
 
 BY_SOURCE: dict[str, str] = {

@@ -116,8 +116,6 @@ async def test_an_unknown_source_is_an_error_with_a_suggestion() -> None:
 @pytest.mark.parametrize(
     ("source", "name"),
     [
-        ("livecodebench", "code_tests"),
-        ("skywork_livecodebench_v4", "code_tests"),
         ("gaia", "judge"),
     ],
 )
@@ -132,6 +130,10 @@ async def test_rewards_of_later_versions_say_so(source: str, name: str) -> None:
         ("math_dapo aime24 aime25 MATH MATH500 gsm8k amc23 OlympiadBench skywork_math", "math"),
         ("nq triviaqa popqa hotpotqa 2wikimultihopqa musique bamboogle mercury tq", "exact_match"),
         ("GPQA gpqa_diamond", "choice"),
+        (
+            "livecodebench lcbv4 lcbv5 skywork_livecodebench_v4 codecontests codecontests_test codeforces codeforces_1",
+            "code_tests",
+        ),
     ],
 )
 def test_the_published_sources(sources: str, name: str) -> None:

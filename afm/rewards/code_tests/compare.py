@@ -1,0 +1,74 @@
+"""Whether what a program printed or returned is what was expected."""
+
+from __future__ import annotations
+
+import math
+import re
+from decimal import Decimal
+from typing import Any
+
+_NUMBER = re.compile(r"[+-]?(?:\d{1,400}(?:\.\d{0,400})?|\.\d{1,400})(?:[eE][+-]?\d{1,4})?", re.ASCII)
+_WHOLE = re.compile(r"[+-]?\d+", re.ASCII)
+
+
+def same_output(given: str, expected: str, tolerance: float) -> bool:
+    """Equal word by word, whatever the blanks between the words.
+
+    Where a number with a fraction is expected, one within ``tolerance`` will do, absolute or relative; whole numbers
+    must have the same value, words the same letters.
+    """
+    left, right = given.split(), expected.split()
+    if left == right:
+        return True
+    if len(left) != len(right) or not tolerance:
+        return False
+    return all(_same_word(*pair, tolerance) for pair in zip(left, right, strict=True))
+
+
+def layout_matters(cases: list[tuple[str, str]], tolerance: float) -> bool:
+    """Whether a program that copies its input would pass all ``cases`` by tolerance alone.
+
+    Then the task is how a number is written (print 12.340 without the zero), and only the same text will do.
+    """
+    if not cases or all(given.split() == expected.split() for given, expected in cases):
+        return False
+    return all(same_output(given, expected, tolerance) for given, expected in cases)
+
+
+def same_value(given: Any, expected: Any, tolerance: float) -> bool:
+    """Equal values, where ``expected`` comes from JSON: tuples count as lists, fractions may differ a little."""
+    if isinstance(given, tuple):
+        given = list(given)
+    if isinstance(expected, list):
+        if not isinstance(given, list) or len(given) != len(expected):
+            return False
+        return all(same_value(*pair, tolerance) for pair in zip(given, expected, strict=True))
+    if isinstance(expected, dict):
+        if not isinstance(given, dict) or len(given) != len(expected):
+            return False
+        named = {key if isinstance(key, str) else repr(key): value for key, value in given.items()}
+        return named.keys() == expected.keys() and all(
+            same_value(named[key], value, tolerance) for key, value in expected.items()
+        )
+    if isinstance(expected, bool) or isinstance(given, bool):
+        return isinstance(given, bool | int) and given == expected
+    if isinstance(expected, float) and isinstance(given, int | float):
+        return given == expected or _close(given, expected, tolerance)
+    return type(given) in (str, int, float, type(None)) and bool(given == expected)
+
+
+def _same_word(given: str, expected: str, tolerance: float) -> bool:
+    if given == expected:
+        return True
+    if not _NUMBER.fullmatch(given) or not _NUMBER.fullmatch(expected):
+        return False
+    if _WHOLE.fullmatch(expected):
+        return Decimal(given) == Decimal(expected)
+    return _close(float(given), float(expected), tolerance)
+
+
+def _close(given: float, expected: float, tolerance: float) -> bool:
+    try:
+        return math.isfinite(given) and math.isclose(given, expected, rel_tol=tolerance, abs_tol=tolerance)
+    except OverflowError:  # an int beyond every float
+        return False

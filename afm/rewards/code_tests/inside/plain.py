@@ -1,0 +1,95 @@
+"""Plain Python values as JSON and back, exactly: what a program returned, without any code of its own.
+
+JSON's own types stand for themselves; everything else is an object with one key, the tag:
+``int`` (hexadecimal, when large), ``float`` (``inf``, ``nan``), ``complex``, ``bytes``, ``tuple``, ``set``,
+``frozenset``, ``dict`` (pairs), ``range``, ``iterator``. Subclasses count as their plain base.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+_EXACT = 1 << 53
+_LONGEST_ITERATOR = 100_000
+
+
+class NotPlainError(ValueError):
+    """A value that is no plain data; its text is the name of the type."""
+
+
+def encode(value: Any) -> Any:
+    """``value`` as something that JSON can hold.
+
+    Raises:
+        NotPlainError: Some part is not plain.
+        RecursionError: It is nested too deeply.
+    """
+    if value is None or isinstance(value, bool):
+        return value
+    for kind, encoder in _ENCODERS:
+        if isinstance(value, kind):
+            return encoder(value)
+    name = type(value).__name__
+    if type(value).__module__.partition(".")[0] == "numpy":
+        return encode(value.tolist())
+    if hasattr(value, "__next__"):
+        return {"iterator": [encode(item) for item in itertools.islice(value, _LONGEST_ITERATOR)]}
+    raise NotPlainError(name)
+
+
+def _integer(value: int) -> Any:
+    value = int.__index__(value)
+    return value if -_EXACT < value < _EXACT else {"int": int.__format__(value, "x")}
+
+
+def _float(value: float) -> Any:
+    text = float.__repr__(value)
+    return {"float": text} if text.strip("-") in ("inf", "nan") else float(text)
+
+
+def _items(tag: str) -> Any:
+    return lambda value: {tag: [encode(item) for item in value]}
+
+
+_ENCODERS: tuple[tuple[type, Any], ...] = (
+    (int, _integer),
+    (float, _float),
+    (str, lambda value: str.__str__(value)),
+    (list, lambda value: [encode(item) for item in list.__iter__(value)]),
+    (tuple, _items("tuple")),
+    (dict, lambda value: {"dict": [[encode(key), encode(item)] for key, item in dict.items(value)]}),
+    (set, _items("set")),
+    (frozenset, _items("frozenset")),
+    (bytes, lambda value: {"bytes": bytes.hex(value)}),
+    (complex, lambda value: {"complex": [_float(value.real), _float(value.imag)]}),
+    (range, lambda value: {"range": [value.start, value.stop, value.step]}),
+)
+
+
+def decode(data: Any) -> Any:
+    """The value that :func:`encode` was given.
+
+    Raises:
+        ValueError: ``data`` is not of that form; TypeError, KeyError or RecursionError likewise.
+    """
+    if isinstance(data, list):
+        return [decode(item) for item in data]
+    if not isinstance(data, dict):
+        return data
+    ((tag, inner),) = data.items()
+    return _DECODERS[tag](inner)
+
+
+_DECODERS: dict[str, Any] = {
+    "int": lambda inner: int(inner, 16),
+    "float": float,
+    "complex": lambda inner: complex(*(decode(part) for part in inner)),
+    "bytes": bytes.fromhex,
+    "tuple": lambda inner: tuple(decode(item) for item in inner),
+    "set": lambda inner: {decode(item) for item in inner},
+    "frozenset": lambda inner: frozenset(decode(item) for item in inner),
+    "dict": lambda inner: {decode(key): decode(item) for key, item in inner},
+    "range": lambda inner: range(*inner),
+    "iterator": lambda inner: iter([decode(item) for item in inner]),
+}

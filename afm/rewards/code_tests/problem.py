@@ -1,0 +1,219 @@
+"""The tests of a row: test cases, test programs and checkers, in whichever of the published layouts they come."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from afm.errors import DataError
+from afm.rewards.code_tests.packed import unpacked
+
+_SETUP = ("import_prefix", "test_imports", "test_setup_code")
+_TESTS = ("functional", "test", "test_list", "asserts", "assert_case", "challenge_test_list")
+_SPLIT = ("public_tests", "private_tests", "generated_tests")
+_CHECKERS = ("checker", "generated_checker")
+_KNOWN = (
+    "stdin + expected_output, inputs + outputs (+ fn_name), public_test_cases / private_test_cases, public_tests / "
+    "private_tests / generated_tests, a list of {input, output}, functional, test + entry_point, test_list; checker"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PrintCase:
+    """A text for standard input and the output it should give; ``None`` when only a checker can tell."""
+
+    stdin: str
+    expected: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class CallCase:
+    """Arguments for the function :attr:`Problem.function`, and the value it should return (JSON data).
+
+    Attributes:
+        wrapped: The value may also be the only item of the list ``expected``.
+    """
+
+    arguments: tuple[Any, ...]
+    expected: Any
+    wrapped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Everything a program is judged by; one of the three kinds of tests is not empty.
+
+    Attributes:
+        checker: A Python program, called with the files input, expected and output as its arguments.
+        tests: A test program: asserts about functions that the program defines.
+        function: The function that call cases call, and that tests know as ``candidate``.
+    """
+
+    printing: tuple[PrintCase, ...] = ()
+    calling: tuple[CallCase, ...] = ()
+    tests: str = ""
+    function: str | None = None
+    checker: str | None = None
+
+
+def question_id(ground_truth: Any) -> str | None:
+    """The name under which the row's benchmark knows the problem."""
+    data = _loaded(ground_truth)
+    found = data.get("question_id") if isinstance(data, Mapping) else None
+    return None if found is None else str(found)
+
+
+def read_problem(ground_truth: Any, extra_info: Mapping[str, Any] | None = None) -> Problem:
+    """The tests of a row.
+
+    Args:
+        ground_truth: As in the row, also as a JSON string.
+        extra_info: Of the row; ``metadata`` may name the function.
+
+    Raises:
+        DataError: No tests in it, or damaged ones.
+    """
+    data = _loaded(ground_truth)
+    if isinstance(data, Mapping) and set(data) == {"target"}:
+        data = _loaded(data["target"])
+    if isinstance(data, Mapping) and "input_output" in data:
+        data = {**data, **_mapping(_loaded(data["input_output"]), "input_output")}
+    if _is_list(data):
+        data = {"test_list": data} if all(isinstance(item, str) for item in data) else {"cases": data}
+    found = _Reader(_mapping(data, "the ground truth"), dict(extra_info or {})).read()
+    if not (found.printing or found.calling or found.tests):
+        raise DataError(f"the row has no tests, it has {sorted(data)}; expected one of: {_KNOWN}")
+    return found
+
+
+@dataclass
+class _Reader:
+    data: Mapping[str, Any]
+    info: Mapping[str, Any]
+    printing: list[PrintCase] = field(default_factory=list)
+    calling: list[CallCase] = field(default_factory=list)
+
+    def read(self) -> Problem:
+        function = self._function()
+        self._pairs(self._column("stdin"), self._column("expected_output"), None)
+        self._pairs(self._column("inputs"), self._column("outputs"), function)
+        for name in _SPLIT:
+            if (part := _loaded(self.data.get(name))) is not None:
+                part = _mapping(part, name)
+                self._pairs(_column(part, "input"), _column(part, "output"), None)
+        for name in ("cases", "public_test_cases", "private_test_cases"):
+            for case in _cases(self.data.get(name), name):
+                self._case(_mapping(case, name), function)
+        checker = next((str(self.data[name]) for name in _CHECKERS if self.data.get(name)), None)
+        return Problem(tuple(self.printing), tuple(self.calling), self._tests(function), function, checker)
+
+    def _function(self) -> str | None:
+        for source in (self.data, self.info):
+            for place in (source, _loaded(source.get("metadata"))):
+                if isinstance(place, Mapping):
+                    for key in ("fn_name", "func_name", "entry_point"):
+                        if place.get(key):
+                            return str(place[key])
+        return None
+
+    def _column(self, name: str) -> Sequence[Any]:
+        return _column(self.data, name)
+
+    def _pairs(self, inputs: Sequence[Any], outputs: Sequence[Any], function: str | None) -> None:
+        if len(inputs) != len(outputs) and not (inputs and not outputs and self._has_checker()):
+            raise DataError(f"the row has {len(inputs)} inputs and {len(outputs)} outputs, expected as many")
+        for number, given in enumerate(inputs):
+            expected = outputs[number] if outputs else None
+            if function is not None:
+                wanted = _value(expected) if isinstance(given, str) else expected
+                self.calling.append(CallCase(_arguments(given), wanted, wrapped=True))
+            else:
+                self.printing.append(PrintCase(_lines(given), None if expected is None else _lines(expected)))
+
+    def _has_checker(self) -> bool:
+        return any(self.data.get(name) for name in _CHECKERS)
+
+    def _case(self, case: Mapping[str, Any], function: str | None) -> None:
+        if "input" not in case or not ("output" in case or self._has_checker()):
+            raise DataError(f"a test case has {sorted(case)}, expected input and output")
+        if case.get("testtype") == "functional" and function is None:
+            raise DataError("functional test cases, and no function named; expected metadata.func_name")
+        if case.get("testtype") == "functional":
+            self.calling.append(CallCase(_arguments(case["input"]), _value(case["output"])))
+        else:
+            self._pairs([case["input"]], [case["output"]] if "output" in case else [], None)
+
+    def _tests(self, function: str | None) -> str:
+        parts = [_joined(self.data.get(name)) for name in (*_SETUP, *_TESTS)]
+        if not any(parts[len(_SETUP) :]):
+            return ""
+        if "def check(" in "\n".join(parts) and function is not None:
+            parts.append(f"check({function})")
+        return "\n".join(part for part in parts if part)
+
+
+def _loaded(value: Any) -> Any:
+    """``value``, read as JSON when it is a text that holds a list or an object."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
+        try:
+            return json.loads(value)
+        except (ValueError, RecursionError):
+            return value
+    return value
+
+
+def _mapping(value: Any, what: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise DataError(f"{what}: got {type(value).__name__}, expected an object with tests: {_KNOWN}")
+    return value
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
+
+
+def _column(data: Mapping[str, Any], name: str) -> Sequence[Any]:
+    value = _loaded(data.get(name))
+    if value is None:
+        return ()
+    return value if _is_list(value) else (value,)
+
+
+def _cases(value: Any, name: str) -> Iterable[Any]:
+    if isinstance(value, str) and value.strip() and value.lstrip()[:1] not in "[{":
+        value = unpacked(value)
+    value = _loaded(value)
+    if value is None or value == "":
+        return ()
+    if not _is_list(value):
+        raise DataError(f"{name}: got {type(value).__name__}, expected a list of test cases")
+    return list(value)
+
+
+def _lines(value: Any) -> str:
+    """A text; a list is its lines."""
+    return "\n".join(map(str, value)) if _is_list(value) else str(value)
+
+
+def _arguments(value: Any) -> tuple[Any, ...]:
+    """Arguments as a list, or as a text with one JSON value a line."""
+    if isinstance(value, str):
+        return tuple(_value(line) for line in value.splitlines() if line.strip())
+    return tuple(value) if _is_list(value) else (value,)
+
+
+def _value(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return value
+
+
+def _joined(value: Any) -> str:
+    return "\n".join(map(str, value)) if _is_list(value) else str(value or "")

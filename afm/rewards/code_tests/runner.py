@@ -1,0 +1,217 @@
+"""Runs programs on cases in the sandbox, many cases a run, and reads what they answered."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+from afm.errors import RewardError
+from afm.rewards.code_tests.inside import program
+from afm.sandbox import RunResult, Sandbox, SandboxLimits
+
+_FIRST_BATCH = 4
+_LARGEST_BATCH = 64
+_BATCH_BYTES = 8 << 20
+_NOTE_CHARS = 300
+_SLACK_S = 5.0
+
+
+class CaseEnd(StrEnum):
+    """How one case ended."""
+
+    OK = "ok"
+    ERROR = "error"
+    CPU = "cpu"
+    """Computed longer than allowed."""
+    WALL = "wall"
+    """Lasted longer than allowed."""
+    OUTPUT = "output"
+    """Printed or returned more than allowed."""
+    LOST = "lost"
+    """The program brought down the run, or the time for all cases together was over."""
+
+
+@dataclass(frozen=True, slots=True)
+class CaseRun:
+    """What a program did in one case.
+
+    Attributes:
+        output: Its standard output.
+        values: Outcomes of a session's steps (see ``inside/candidate.py``), ``None`` when there are none.
+        note: Why it did not end well, in one line.
+    """
+
+    end: CaseEnd
+    output: str = ""
+    values: tuple[Mapping[str, Any], ...] | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CaseLimits:
+    """Bounds of the cases of one program.
+
+    Attributes:
+        case_s: CPU seconds of a case; the clock may run twice as long, and a second.
+        total_s: Seconds of all cases together, by the clock.
+        output_bytes: Output of a case.
+        memory_bytes: Address space of each process.
+    """
+
+    case_s: float = 6.0
+    total_s: float = 60.0
+    output_bytes: int = 1 << 16
+    memory_bytes: int = 1 << 30
+
+    @property
+    def wall_s(self) -> float:
+        """The clock's limit of a case: a busy machine must not fail a fast program."""
+        return 2 * self.case_s + 1
+
+
+class CaseRunner:
+    """Runs cases in a sandbox.
+
+    Args:
+        sandbox: Where; closed by its owner.
+    """
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self._sandbox = sandbox
+
+    async def run(
+        self, source: str, cases: Sequence[Mapping[str, Any]], limits: CaseLimits, *, growing: bool
+    ) -> AsyncIterator[list[CaseRun]]:
+        """What ``source`` did in each of ``cases``, batch by batch; each batch is one run of the sandbox.
+
+        Args:
+            cases: As ``inside/candidate.py`` takes them.
+            growing: Begin with few cases a batch and stop a batch at its first case that did not end well: for
+                callers that stop at the first failure. The rest of such a batch is missing.
+
+        Raises:
+            SandboxError: The sandbox failed.
+        """
+        left_s = limits.total_s
+        for batch in _batches(cases, growing):
+            if left_s <= 0:
+                yield [CaseRun(CaseEnd.LOST, note="the time for all cases together is over") for _ in batch]
+                continue
+            ran, seconds = await self._batch(source, batch, replace(limits, total_s=left_s), growing)
+            left_s -= seconds
+            yield ran
+
+    async def _batch(
+        self, source: str, batch: Sequence[Mapping[str, Any]], limits: CaseLimits, growing: bool
+    ) -> tuple[list[CaseRun], float]:
+        total_s = min(limits.total_s, len(batch) * limits.wall_s)
+        task = {
+            "program": source,
+            "cases": batch,
+            "cpu_s": limits.case_s,
+            "wall_s": limits.wall_s,
+            "total_s": total_s,
+            "output_bytes": limits.output_bytes,
+            "stop_early": growing,
+            "prelude": "session" in batch[0],
+        }
+        given = json.dumps(task)
+        result = await self._sandbox.run(
+            program("plain", "serve", "candidate"),
+            given,
+            _limits(given, total_s, limits.memory_bytes, 6 * len(batch) * (limits.output_bytes + 4096)),
+        )
+        return _read(result, len(batch), growing, total_s), result.wall_s
+
+    async def judge(self, task: Mapping[str, Any], limits: CaseLimits) -> dict[str, Any]:
+        """The answer of ``inside/judge.py``.
+
+        Raises:
+            SandboxError: The sandbox failed.
+            RewardError: The test program did not end well.
+        """
+        given = json.dumps(task)
+        bounds = _limits(given, limits.total_s, limits.memory_bytes, 64 << 20)
+        result = await self._sandbox.run(program("plain", "stand_ins", "judge"), given, bounds)
+        try:
+            answer: dict[str, Any] = json.loads(result.stdout)
+        except (ValueError, RecursionError):
+            reason = result.stderr.strip().rpartition("\n")[2][:_NOTE_CHARS]
+            raise RewardError(
+                f"the test program ended with {result.reason}: {reason or 'no message'}"
+            ) from None
+        return answer
+
+
+def _limits(given: str, total_s: float, memory_bytes: int, output_bytes: int) -> SandboxLimits:
+    size = len(given)
+    return SandboxLimits(
+        wall_s=total_s + _SLACK_S,
+        cpu_s=math.ceil(total_s + _SLACK_S),
+        memory_bytes=memory_bytes + 8 * size,
+        file_bytes=(16 << 20) + 2 * size,
+        output_bytes=output_bytes,
+        stdin_bytes=size,
+    )
+
+
+def _batches(cases: Sequence[Mapping[str, Any]], growing: bool) -> Iterator[Sequence[Mapping[str, Any]]]:
+    size = _FIRST_BATCH if growing else _LARGEST_BATCH
+    batch: list[Mapping[str, Any]] = []
+    weight = 0
+    for case in cases:
+        more = len(case.get("stdin", "")) + sum(map(len, case.get("files", {}).values()))
+        if batch and (len(batch) >= size or weight + more > _BATCH_BYTES):
+            yield batch
+            batch, weight = [], 0
+            size = min(4 * size, _LARGEST_BATCH)
+        batch.append(case)
+        weight += more
+    if batch:
+        yield batch
+
+
+def _read(result: RunResult, count: int, growing: bool, total_s: float) -> list[CaseRun]:
+    """The cases in the lines that the run printed; every line is as untrustworthy as the program."""
+    found: dict[int, CaseRun] = {}
+    for line in result.stdout.splitlines():
+        try:
+            frame = json.loads(line)
+            if "broken" in frame:
+                lost = CaseRun(CaseEnd.ERROR, note=_short(str(frame["broken"])))
+                return [lost] * (1 if growing else count)
+            found.setdefault(int(frame["case"]), _case(frame))
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            continue
+    last = max(found, default=-1)
+    complete = [found.get(number, _lost(result, total_s)) for number in range(count)]
+    stopped = growing and last >= 0 and found[last].end is not CaseEnd.OK
+    return complete[: last + 1] if stopped else complete
+
+
+def _case(frame: Mapping[str, Any]) -> CaseRun:
+    end, note = CaseEnd(frame["end"]), str(frame.get("note", ""))
+    status = frame.get("status", 0)
+    if end is CaseEnd.ERROR and isinstance(status, int) and (status < 0 or not note.strip()):
+        note = f"died of signal {-status}" if status < 0 else f"exit status {status}"
+    values = frame.get("values")
+    if not isinstance(values, list) or not all(isinstance(value, dict) for value in values):
+        values = None
+    return CaseRun(end, str(frame.get("out", "")), None if values is None else tuple(values), _short(note))
+
+
+def _lost(result: RunResult, total_s: float) -> CaseRun:
+    if result.wall_s >= total_s:
+        return CaseRun(CaseEnd.LOST, note="the time for all cases together is over")
+    return CaseRun(
+        CaseEnd.LOST, note=f"the run ended with {result.reason}: {_short(result.stderr)}".rstrip(": ")
+    )
+
+
+def _short(note: str) -> str:
+    lines = note.strip().splitlines()
+    return lines[-1][:_NOTE_CHARS] if lines else ""

@@ -1,0 +1,241 @@
+"""The scorer of programs: takes the program out of the answer, runs its row's tests, says how many passed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from afm.agents.spec import AnswerFormat
+from afm.errors import DataError, SandboxError
+from afm.rewards.base import Sample
+from afm.rewards.code_tests.compare import layout_matters, same_output, same_value
+from afm.rewards.code_tests.inside.plain import decode, encode
+from afm.rewards.code_tests.livecodebench import PrivateTests
+from afm.rewards.code_tests.problem import CallCase, PrintCase, Problem, question_id, read_problem
+from afm.rewards.code_tests.rounds import TestRounds
+from afm.rewards.code_tests.runner import CaseEnd, CaseLimits, CaseRun, CaseRunner
+from afm.rewards.part import Part
+from afm.sandbox import Sandbox
+from afm.trajectory.answer import answer_content, fenced
+
+_MAX_PROGRAM_CHARS = 1 << 18
+_ACCEPTED = {"1", "1.0", "ok", "true", "accepted", "yes", "correct"}
+_WORDS = {
+    CaseEnd.ERROR: "the program failed",
+    CaseEnd.CPU: "computed for more than {case_s:g} s",
+    CaseEnd.WALL: "lasted more than {wall_s:g} s",
+    CaseEnd.OUTPUT: "more than {output_bytes} bytes of output",
+    CaseEnd.LOST: "not finished",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TestPolicy:
+    """How programs are tested.
+
+    Attributes:
+        early_stop: Stop at the first failing case (training); otherwise every case is run and counted.
+        tolerance: Of numbers with a fraction, absolute or relative; 0 compares them as text.
+    """
+
+    __test__ = False
+
+    limits: CaseLimits = field(default_factory=CaseLimits)
+    early_stop: bool = True
+    tolerance: float = 1e-6
+
+
+class CodeTests:
+    """1 when the program in the final answer passes all tests of its row, else 0.
+
+    Expected values, test programs and checkers are never where the program runs: outputs and returned values leave
+    the sandbox and are compared here; test programs and checkers run in sandbox runs of their own. A program that
+    crashes, hangs or destroys its run has failed; a sandbox that fails abstains, and so does a row whose tests
+    cannot be run.
+
+    Args:
+        sandbox: Where programs run; closed with the scorer.
+        livecodebench: Files of LiveCodeBench whose complete tests replace the samples in its rows.
+    """
+
+    def __init__(
+        self, sandbox: Sandbox, policy: TestPolicy | None = None, *, livecodebench: Path | None = None
+    ) -> None:
+        self._sandbox = sandbox
+        self._policy = policy or TestPolicy()
+        self._runner = CaseRunner(sandbox)
+        self._rounds = TestRounds(self._runner, early_stop=self._policy.early_stop)
+        self._private = PrivateTests(livecodebench) if livecodebench is not None else None
+
+    async def judge(self, sample: Sample) -> Part:
+        """Test the program in the agent's final answer."""
+        content = answer_content(sample.segments, sample.spec)
+        program = None if content is None else fenced(content)
+        if program is None and content is not None and sample.spec.answer_format is not AnswerFormat.FENCE:
+            program = content
+        if not (program or "").strip():
+            return Part(0.0, "the response has no final program")
+        try:
+            problem = await asyncio.to_thread(self._problem, sample)
+            return await self.test(str(program), problem)
+        except DataError as error:
+            return Part(None, error.message)
+        except SandboxError as error:
+            return Part(None, f"sandbox: {error}")
+
+    async def test(self, program: str, problem: Problem) -> Part:
+        """Test one program.
+
+        Raises:
+            SandboxError: The sandbox failed.
+        """
+        if len(program) > _MAX_PROGRAM_CHARS:
+            return Part(0.0, f"the program has more than {_MAX_PROGRAM_CHARS} characters")
+        faults: list[str] = []
+        total = len(problem.printing) + len(problem.calling)
+        for cases in (self._printed(program, problem), self._called(program, problem)):
+            async with aclosing(cases):
+                async for fault in cases:
+                    faults.append(fault)
+                    if fault and self._policy.early_stop:
+                        return self._part(faults, total)
+        if problem.tests:
+            checks = await self._rounds.judge(program, problem.tests, problem.function, self._policy.limits)
+            if checks.trouble or not checks.faults:
+                return Part(None, f"tests: {checks.trouble or 'they check nothing'}")
+            faults += checks.faults
+            total += len(checks.faults)
+        return self._part(faults, total)
+
+    async def close(self) -> None:
+        """Close the sandbox."""
+        await self._sandbox.close()
+
+    def _problem(self, sample: Sample) -> Problem:
+        name = question_id(sample.ground_truth) if self._private is not None else None
+        truth: Any = sample.ground_truth
+        if self._private is not None and name is not None:
+            truth = self._private.row(name) or truth
+        return read_problem(truth, sample.extra_info)
+
+    def _part(self, faults: Sequence[str], total: int) -> Part:
+        passed = sum(not fault for fault in faults)
+        if passed == total:
+            return Part(1.0, f"{passed}/{total} cases pass")
+        number, fault = next((number, fault) for number, fault in enumerate(faults, 1) if fault)
+        if self._policy.early_stop:
+            return Part(0.0, f"case {number} of {total} fails: {fault}")
+        return Part(0.0, f"{passed}/{total} cases pass; case {number}: {fault}")
+
+    async def _printed(self, program: str, problem: Problem) -> AsyncGenerator[str]:
+        """The fault of each case with standard input, ``""`` when it passes."""
+        cases = problem.printing
+        pairs = [(case.stdin, case.expected or "") for case in cases if case.expected is not None]
+        tolerance = 0.0 if layout_matters(pairs, self._policy.tolerance) else self._policy.tolerance
+        limits = self._bounds(cases)
+        waiting = iter(cases)
+        inputs = [{"stdin": case.stdin} for case in cases]
+        async for batch in self._runner.run(program, inputs, limits, growing=self._policy.early_stop):
+            pairs_run = list(zip(islice(waiting, len(batch)), batch, strict=True))
+            judged = await self._checked(problem, pairs_run) if problem.checker else None
+            for number, (case, run) in enumerate(pairs_run):
+                if run.end is not CaseEnd.OK:
+                    yield self._failure(run)
+                elif judged is not None:
+                    yield judged[number]
+                elif same_output(run.output, case.expected or "", tolerance):
+                    yield ""
+                else:
+                    yield _difference(run.output, case.expected or "", case.stdin)
+
+    async def _checked(self, problem: Problem, runs: Sequence[tuple[PrintCase, CaseRun]]) -> list[str]:
+        """What the problem's checker says of each output."""
+        cases = [
+            {"files": {"input": case.stdin, "expected": case.expected or "", "output": run.output}}
+            for case, run in runs
+        ]
+        verdicts: list[CaseRun] = []
+        limits = replace(self._policy.limits, output_bytes=1 << 16)
+        async for batch in self._runner.run(problem.checker or "", cases, limits, growing=False):
+            verdicts += batch
+        if all(verdict.note.startswith("SyntaxError") for verdict in verdicts):
+            raise DataError(f"the row's checker is no program: {verdicts[0].note}")
+        return [
+            ""
+            if _accepts(verdict)
+            else f"the checker does not accept {_shown(run.output)}: {_reason(verdict)}"
+            for verdict, (_, run) in zip(verdicts, runs, strict=True)
+        ]
+
+    async def _called(self, program: str, problem: Problem) -> AsyncGenerator[str]:
+        """The fault of each function call, ``""`` when it passes."""
+        limits = self._bounds(problem.calling)
+        sessions = [
+            {"session": [["entry", problem.function, encode(list(case.arguments)), {"dict": []}, None]]}
+            for case in problem.calling
+        ]
+        waiting = iter(problem.calling)
+        async for batch in self._runner.run(program, sessions, limits, growing=self._policy.early_stop):
+            for case, run in zip(islice(waiting, len(batch)), batch, strict=True):
+                yield self._call_fault(case, run)
+
+    def _call_fault(self, case: CallCase, run: CaseRun) -> str:
+        if run.end is not CaseEnd.OK or run.values is None or len(run.values) != 1:
+            return self._failure(run)
+        outcome = run.values[0]
+        if "value" not in outcome:
+            return str(outcome.get("text") or f"returned an object of type {outcome.get('object')}")[:300]
+        try:
+            value = decode(outcome["value"])
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError, MemoryError):
+            return "returned something that cannot be read"
+        wanted = [case.expected]
+        if case.wrapped and isinstance(case.expected, list) and len(case.expected) == 1:
+            wanted += case.expected
+        if any(same_value(value, expected, self._policy.tolerance) for expected in wanted):
+            return ""
+        return f"returned {_shown(_repr(value))}, expected {_shown(_repr(wanted[-1]))}"
+
+    def _bounds(self, cases: Sequence[PrintCase | CallCase]) -> CaseLimits:
+        longest = max((len(str(case.expected)) for case in cases), default=0)
+        return replace(self._policy.limits, output_bytes=self._policy.limits.output_bytes + 4 * longest)
+
+    def _failure(self, run: CaseRun) -> str:
+        limits = self._policy.limits
+        words = _WORDS.get(run.end, "no answer").format(
+            case_s=limits.case_s, wall_s=limits.wall_s, output_bytes=limits.output_bytes
+        )
+        return f"{words}: {run.note}" if run.note else words
+
+
+def _accepts(verdict: CaseRun) -> bool:
+    if verdict.end is not CaseEnd.OK:
+        return False
+    words = verdict.output.split()
+    return not words or words[-1].lower() in _ACCEPTED
+
+
+def _reason(verdict: CaseRun) -> str:
+    words = verdict.output.split()
+    return verdict.note or (words[-1][:80] if words else str(verdict.end))
+
+
+def _difference(output: str, expected: str, stdin: str) -> str:
+    return f"printed {_shown(output)}, expected {_shown(expected)}, for the input {_shown(stdin)}"
+
+
+def _repr(value: Any) -> str:
+    try:
+        return repr(value)
+    except ValueError:  # a whole number of more digits than Python prints
+        return "a huge number"
+
+
+def _shown(text: str, length: int = 120) -> str:
+    text = text.strip()
+    return repr(text if len(text) <= length else f"{text[: length - 3]}...")

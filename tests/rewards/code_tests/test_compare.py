@@ -1,0 +1,106 @@
+"""Which outputs and values count as right."""
+
+from __future__ import annotations
+
+import pytest
+
+from afm.rewards.code_tests.compare import layout_matters, same_output, same_value
+
+INF = float("inf")
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("3\n", "3"),
+        ("1 2\n3", "1\n2 3 \n"),
+        ("", "\n"),
+        ("0.3333333", "0.33333333333"),
+        ("1000000.4", "1000000.0"),  # relative: 4e-7
+        ("-0.0", "0.0"),
+        ("1e-7", "0.0"),
+        ("5.0", "5"),
+        ("05", "5"),
+        ("YES 0.5000001", "YES 0.5"),
+        ("nan", "nan"),
+    ],
+)
+def test_right_outputs(given: str, expected: str) -> None:
+    assert same_output(given, expected, 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("4", "3"),
+        ("3 3", "3"),
+        ("", "3"),
+        ("yes", "YES"),
+        ("0.33", "0.3333333"),
+        ("1000000001", "1000000000"),  # a whole number is exact, whatever the tolerance
+        ("1000000000.1", "1000000000"),
+        ("nan", "0.5"),
+        ("inf", "1.5"),
+        ("1e999", "1.5"),
+        ("1_0.5", "10.5"),
+        ("٣.5", "3.5"),
+        ("9" * 5000 + ".0", "1.5"),
+        ("0x10", "16"),
+        ("True", "1"),
+    ],
+)
+def test_wrong_outputs(given: str, expected: str) -> None:
+    assert not same_output(given, expected, 1e-6)
+
+
+def test_without_tolerance_numbers_are_text() -> None:
+    assert not same_output("0.50", "0.5", 0)
+    assert same_output("0.5 ", "0.5", 0)
+
+
+def test_the_way_a_number_is_written_can_be_the_task() -> None:
+    assert layout_matters([("1.012", "1.012"), ("12.340", "12.34"), ("0.000", "0")], 1e-6)
+    assert not layout_matters([("1.012", "1.012"), ("2", "3")], 1e-6)
+    assert not layout_matters([("1.0", "1.0")], 1e-6)  # the task is to copy
+    assert not layout_matters([], 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ((1, 2), [1, 2]),
+        ([(1, 2)], [[1, 2]]),
+        (0.1 + 0.2, 0.3),
+        (3, 3.0),
+        (True, True),
+        (1, True),  # Python's own opinion, and LiveCodeBench's
+        ({1: "a"}, {"1": "a"}),
+        ("x", "x"),
+        (None, None),
+        (10**400, 10**400),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_right_values(given: object, expected: object) -> None:
+    assert same_value(given, expected, 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (4, 3),
+        ("3", 3),
+        ([1], [1, 2]),
+        (None, 0),
+        (0.5, True),
+        (10**400, 1.5),
+        (float("nan"), 1.0),
+        (INF, 1.0),
+        ({1}, [1]),
+        ({"1": "a", 1: "b"}, {"1": "a"}),
+        (b"x", "x"),
+        (10**9 + 1, 10**9),
+    ],
+)
+def test_wrong_values(given: object, expected: object) -> None:
+    assert not same_value(given, expected, 1e-6)

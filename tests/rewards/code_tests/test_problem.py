@@ -1,0 +1,129 @@
+"""The layouts in which rows bring their tests."""
+
+from __future__ import annotations
+
+import base64
+import json
+import pickle
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from afm.errors import DataError
+from afm.rewards.code_tests.livecodebench import PrivateTests
+from afm.rewards.code_tests.problem import CallCase, PrintCase, Problem, question_id, read_problem
+
+ONE = Problem(printing=(PrintCase("1\n", "2\n"),))
+
+
+def packed(cases: list[dict[str, str]]) -> str:
+    return base64.b64encode(zlib.compress(pickle.dumps(json.dumps(cases)))).decode()
+
+
+@pytest.mark.parametrize(
+    "truth",
+    [
+        {"stdin": ["1\n"], "expected_output": ["2\n"]},
+        json.dumps({"stdin": ["1\n"], "expected_output": ["2\n"], "question_id": "x"}),
+        {"inputs": ["1\n"], "outputs": ["2\n"]},
+        {"input_output": json.dumps({"inputs": ["1\n"], "outputs": ["2\n"]})},
+        {
+            "public_tests": {"input": ["1\n"], "output": ["2\n"]},
+            "generated_tests": {"input": [], "output": []},
+        },
+        [{"input": "1\n", "output": "2\n", "testtype": "stdin"}],
+        {"target": ['[{"input": "1\\n", "output": "2\\n"}]'][0]},
+        {"public_test_cases": '[{"input": "1\\n", "output": "2\\n"}]', "private_test_cases": ""},
+        {"public_test_cases": "[]", "private_test_cases": packed([{"input": "1\n", "output": "2\n"}])},
+    ],
+)
+def test_standard_input_and_output(truth: Any) -> None:
+    assert read_problem(truth) == ONE
+
+
+def test_lines_as_lists() -> None:
+    assert read_problem({"inputs": [["1", "2"]], "outputs": [["3"]]}).printing == (PrintCase("1\n2", "3"),)
+
+
+def test_function_calls_of_livecodebench() -> None:
+    cases = [{"input": '[1, 2]\n"a"', "output": "true", "testtype": "functional"}]
+    problem = read_problem({"private_test_cases": packed(cases)}, {"metadata": '{"func_name": "f"}'})
+    assert problem == Problem(calling=(CallCase(([1, 2], "a"), True),), function="f")
+
+
+def test_function_calls_of_apps() -> None:
+    problem = read_problem({"fn_name": "f", "inputs": [[[1, 2], "5"]], "outputs": [["5"]]})
+    assert problem == Problem(calling=(CallCase(([1, 2], "5"), ["5"], wrapped=True),), function="f")
+
+
+@pytest.mark.parametrize(
+    ("truth", "tests"),
+    [
+        ({"functional": "assert f(1) == 2"}, "assert f(1) == 2"),
+        ({"test_list": ["assert f(1)", "assert g()"]}, "assert f(1)\nassert g()"),
+        (["assert f(1)"], "assert f(1)"),
+        ({"target": ["assert f(1)"]}, "assert f(1)"),
+        ({"test_setup_code": "import math", "test_list": ["assert f()"]}, "import math\nassert f()"),
+        (
+            {"entry_point": "f", "test": "def check(candidate):\n    assert candidate(1)"},
+            "def check(candidate):\n    assert candidate(1)\ncheck(f)",
+        ),
+    ],
+)
+def test_test_programs(truth: Any, tests: str) -> None:
+    assert read_problem(truth).tests == tests
+
+
+def test_a_checker_needs_no_outputs() -> None:
+    problem = read_problem({"inputs": ["1"], "checker": "print(1)"})
+    assert problem == Problem(printing=(PrintCase("1", None),), checker="print(1)")
+
+
+@pytest.mark.parametrize(
+    ("truth", "message"),
+    [
+        ("", "got str, expected an object with tests"),
+        (None, "got NoneType"),
+        ("42", "got str"),
+        ({}, r"the row has no tests, it has \[\]"),
+        ({"question_id": "x"}, r"it has \['question_id'\]; expected one of: stdin"),
+        ({"stdin": ["1"], "expected_output": []}, "1 inputs and 0 outputs"),
+        ([{"input": "1"}], r"a test case has \['input'\], expected input and output"),
+        ([{"input": "1", "output": "1", "testtype": "functional"}], "no function named"),
+        ({"private_test_cases": "rubbish!"}, "neither base64 nor zlib"),
+        ({"private_test_cases": packed([])[:-9]}, "packed tests"),
+        ({"public_test_cases": {"a": 1}}, "expected a list of test cases"),
+    ],
+)
+def test_rows_without_usable_tests(truth: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        read_problem(truth)
+
+
+def test_every_real_row_has_tests(shared: Callable[[str], Path]) -> None:
+    import pyarrow.parquet as pq
+
+    rows = pq.read_table(shared("data/code_math/livecodebench_v4.parquet")).to_pylist()
+    problems = [read_problem(row["reward_model"]["ground_truth"], row["extra_info"]) for row in rows]
+    assert sum(bool(problem.printing) for problem in problems) == 65
+    assert sum(bool(problem.tests) and bool(problem.function) for problem in problems) == 35
+
+
+def test_complete_tests_are_found_by_their_problem(tmp_path: Path) -> None:
+    rows = [
+        {"question_id": f"q{number}", "question_content": "é" * number, "private_test_cases": packed([])}
+        for number in range(5)
+    ]
+    (tmp_path / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:3]))
+    (tmp_path / "test2.jsonl").write_text(
+        "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows[3:])
+    )
+    tests = PrivateTests(tmp_path)
+    assert [tests.row(f"q{number}") for number in range(5)] == rows
+    assert tests.row("q9") is None
+    assert question_id('{"question_id": "q1"}') == "q1"
+    with pytest.raises(DataError, match=r"no LiveCodeBench files; expected a \.jsonl file"):
+        PrivateTests(tmp_path / "none").row("q1")

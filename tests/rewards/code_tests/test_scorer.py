@@ -1,0 +1,302 @@
+"""Programs judged by cases, test programs and checkers, in the real sandbox."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from afm.agents import load_agent
+from afm.errors import SandboxError
+from afm.rewards import Sample, load_reward
+from afm.rewards.code_tests import CodeTests
+from afm.sandbox import RunResult, SandboxLimits
+from afm.trajectory import author_segments
+
+pytestmark = pytest.mark.sandbox
+
+SPEC = load_agent("code")
+SUMS = {"stdin": ["1 2\n", "3 4\n"] * 5, "expected_output": ["3\n", "7\n"] * 5}
+ADD = "a, b = map(int, input().split())\nprint(a + b)"
+
+
+def sample(program: str, truth: Any = SUMS, **info: Any) -> Sample:
+    response = f"<plan>p</plan><think>t</think><answer>```py\n{program}\n```</answer>"
+    return Sample(SPEC, "livecodebench", "q", author_segments(response, SPEC), truth, extra_info=info)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        ADD,
+        "import sys\nprint(sum(map(int, sys.stdin.readline().split())))",
+        "print(sum(map(int, open(0).read().split())))",
+        "import sys\ndata = sys.stdin.buffer.read().split()\nsys.stdout.write(str(int(data[0]) + int(data[1])))",
+        "import os\nos.write(1, b'%d' % sum(map(int, os.read(0, os.fstat(0).st_size).split())))",
+        "import sys\nsys.stdin = open('/dev/stdin')\nprint(sum(map(int, input().split())))",
+        "import sys, threading\nsys.setrecursionlimit(10**6)\nthreading.stack_size(1 << 26)\n"
+        "def main():\n    print(sum(map(int, input().split())))\nthreading.Thread(target=main).start()",
+        "if __name__ == '__main__':\n    print(sum(map(int, input().split())))\n    exit()",
+        "import atexit\natexit.register(lambda: print(total))\ntotal = sum(map(int, input().split()))",
+        "from __future__ import annotations\nprint(sum(map(int, input().split())), flush=True); raise SystemExit",
+        "def down(n):\n    return n and 1 + down(n - 1)\nimport sys\nsys.setrecursionlimit(9999)\ndown(9000)\n"
+        + ADD,
+    ],
+)
+async def test_right_programs_pass(program: str, scorer: CodeTests) -> None:
+    part = await scorer.judge(sample(program))
+    assert (part.score, part.evidence) == (1.0, "10/10 cases pass")
+
+
+@pytest.mark.parametrize(
+    ("program", "in_training", "in_evaluation"),
+    [
+        (
+            "print(3)",
+            "case 2 of 10 fails: printed '3', expected '7', for the input '3 4'",
+            "5/10 cases pass; case 2: ",
+        ),
+        (
+            "1 / 0",
+            "case 1 of 10 fails: the program failed: ZeroDivisionError: division by zero (line 1)",
+            "0/10",
+        ),
+        (f"{ADD}\nraise ValueError", "case 1 of 10 fails: the program failed: ValueError (line 3)", "0/10"),
+        (f"{ADD}\nexit(3)", "case 1 of 10 fails: the program failed: exit status 3", "0/10"),
+        (
+            "x = (",
+            "case 1 of 10 fails: the program failed: SyntaxError: '(' was never closed (line 1)",
+            "0/10",
+        ),
+        ("", "the response has no final program", "the response has no final program"),
+        ("print('x' * 10**6)", "case 1 of 10 fails: more than 65536 bytes of output", "0/10 cases pass"),
+        ("import os\nos.abort()", "case 1 of 10 fails: the program failed: died of signal 6", "0/10"),
+        ("x = [0] * 10**10", "case 1 of 10 fails: the program failed: MemoryError (line 1)", "0/10"),
+        ("import numbers_of_mine", "ModuleNotFoundError: No module named 'numbers_of_mine' (line 1)", "0/10"),
+        ("\0", "case 1 of 10 fails: the program failed: ", "0/10"),
+        ("(" * 5000, "case 1 of 10 fails: the program failed: ", "0/10"),
+    ],
+)
+async def test_wrong_programs_fail_and_say_why(
+    program: str, in_training: str, in_evaluation: str, training: CodeTests, evaluation: CodeTests
+) -> None:
+    for scorer, words in ((training, in_training), (evaluation, in_evaluation)):
+        part = await scorer.judge(sample(program))
+        assert part.score == 0.0
+        assert words in part.evidence
+
+
+async def test_a_slow_case_fails_alone(evaluation: CodeTests) -> None:
+    program = f"{ADD}\nwhile a == 3: pass"
+    part = await evaluation.judge(sample(program, {"stdin": ["1 2", "3 4"], "expected_output": ["3", "7"]}))
+    assert (part.score, part.evidence) == (0.0, "1/2 cases pass; case 2: computed for more than 1 s")
+
+
+async def test_sleeping_counts_by_the_clock(training: CodeTests) -> None:
+    part = await training.judge(sample("import time\ntime.sleep(60)"))
+    assert part.evidence == "case 1 of 10 fails: lasted more than 3 s"
+
+
+async def test_cases_share_nothing(training: CodeTests) -> None:
+    program = "import math\nprint(hasattr(math, 'seen') or 'first')\nmath.seen = 1"
+    truth = {"stdin": [""] * 10, "expected_output": ["first"] * 10}
+    assert (await training.judge(sample(program, truth))).score == 1.0
+
+
+async def test_large_inputs_and_outputs(training: CodeTests) -> None:
+    numbers = " ".join(map(str, range(400_000)))
+    truth = {"stdin": [numbers, "é€\n"], "expected_output": [numbers, "é€"]}
+    assert (await training.judge(sample("print(input())", truth))).score == 1.0
+
+
+@pytest.mark.parametrize(
+    ("program", "score"),
+    [("print(input())", 0), ("s = input().rstrip('0')\nprint(s.rstrip('.'))", 1)],
+)
+async def test_copying_the_input_is_no_answer_where_layout_is_the_task(
+    program: str, score: int, training: CodeTests
+) -> None:
+    truth = {
+        "stdin": ["1.012\n", "12.340\n", "99.900\n", "0.000\n"],
+        "expected_output": ["1.012\n", "12.34\n", "99.9\n", "0\n"],
+    }
+    assert (await training.judge(sample(program, truth))).score == score
+
+
+CALLS = [
+    {"input": "[1, 2]\n3", "output": "6", "testtype": "functional"},
+    {"input": "[]\n0", "output": "0", "testtype": "functional"},
+]
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        (
+            "class Solution:\n    def f(self, a: List[int], b: int) -> int:\n        return sum(a) + b",
+            "2/2 cases pass",
+        ),
+        ("def f(a, b):\n    print('noise')\n    return sum(a, b)", "2/2 cases pass"),
+        ("from fractions import Fraction\ndef f(a, b): return float(sum(a) + Fraction(b))", "2/2 cases pass"),
+        ("def f(a, b): return 6", "case 2 of 2 fails: returned '6', expected '0'"),
+        ("def g(a, b): return 6", "case 1 of 2 fails: NameError: name 'f' is not defined"),
+        ("def f(a, b): return lambda: 6", "case 1 of 2 fails: returned an object of type function"),
+        ("def f(a, b): raise KeyError('x')", "case 1 of 2 fails: KeyError: 'x' (line 1)"),
+        ("def f(a, b): return 10**5000", "case 1 of 2 fails: returned 'a huge number', expected '6'"),
+        ("def f(a, b): return f(a, b)", "case 1 of 2 fails: RecursionError"),
+        ("def f(a, b):\n    while True: pass", "case 1 of 2 fails: computed for more than 1 s"),
+        ("def f(a, b):\n    x = []\n    x.append(x)\n    return x", "case 1 of 2 fails: "),
+    ],
+)
+async def test_function_calls(program: str, words: str, training: CodeTests) -> None:
+    part = await training.judge(sample(program, CALLS, metadata='{"func_name": "f"}'))
+    assert words in part.evidence
+    assert part.score == ("cases pass" in words)
+
+
+STACK = """
+class Stack:
+    def __init__(self):
+        self.items, self.size = [], 0
+    def push(self, item):
+        self.items.append(item); self.size += 1
+    def pop(self):
+        self.size -= 1
+        return self.items.pop()
+    def __eq__(self, other):
+        return True
+"""
+
+
+@pytest.mark.parametrize(
+    ("tests", "program", "passes"),
+    [
+        (["assert f(1) == 2", "assert f(2) == 3"], "def f(x): return x + 1", True),
+        (["assert f(1) == 2", "assert f(2) == 3"], "def f(x): return 2", False),
+        (["assert set(f([1, 1, 2])) == {1, 2}"], "def f(x): return list(x)", True),
+        (["assert f({1: (2, {3})}) == {1: (2, {3})}"], "def f(x): return x", True),
+        (["import math\nassert math.isclose(f(2), 2 ** 0.5)"], "def f(x): return x ** 0.5", True),
+        (["a = [3, 1]\nf(a)\nassert a == [1, 3]"], "def f(x): x.sort()", True),
+        (["a = [3, 1]\nf(a)\nassert a == [1, 3]"], "def f(x): sorted(x)", False),
+        (
+            ["try:\n    f(-1)\n    assert False\nexcept ValueError:\n    pass"],
+            "def f(x): raise ValueError('no')",
+            True,
+        ),
+        (["try:\n    f(-1)\n    assert False\nexcept ValueError:\n    pass"], "def f(x): return 1", False),
+        (["assert all(f(n) == n * n for n in range(50))"], "def f(n): return n * n", True),
+        (["assert all(f(n) == n * n for n in range(50))"], "def f(n): return n * n if n < 40 else 0", False),
+        (
+            ["import random\nfor _ in range(9):\n    n = random.random()\n    assert f(n) == -n"],
+            "def f(n): return -n",
+            True,
+        ),
+        (
+            [
+                "s = Stack()\ns.push(1)\ns.push(2)\nassert s.pop() == 2\nassert s.size == 1\nassert s.items[0] == 1"
+            ],
+            STACK,
+            True,
+        ),
+        (["s = Stack()\nassert s == 5"], STACK, False),
+        (["def g(x):\n    return f(x)\nassert g(f(1)) == 3"], "def f(x): return x + 1", True),
+        (
+            ["x = f(1)\nassert x == 1", "x = f(2)\nassert x == 1"],
+            "def f(x):\n    if x == 2: raise OSError\n    return 1",
+            False,
+        ),
+    ],
+)
+async def test_test_programs(tests: list[str], program: str, passes: bool, scorer: CodeTests) -> None:
+    assert (await scorer.judge(sample(program, {"test_list": tests}))).score == passes
+
+
+async def test_every_check_is_counted_in_evaluation(evaluation: CodeTests) -> None:
+    tests = [f"assert f({n}) == {n}" for n in range(10)]
+    part = await evaluation.judge(sample("def f(n): return n % 7", {"test_list": tests}))
+    assert part.evidence == "7/10 cases pass; case 8: AssertionError:  in `assert f(7) == 7`"
+
+
+async def test_humaneval(training: CodeTests) -> None:
+    truth = {
+        "entry_point": "add",
+        "test": "def check(candidate):\n    assert candidate(2, 3) == 5\n    assert candidate(0, 0) == 0",
+    }
+    assert (await training.judge(sample("def add(a, b): return a + b", truth))).score == 1.0
+    assert (await training.judge(sample("def add(a, b): return 5", truth))).score == 0.0
+
+
+@pytest.mark.parametrize(
+    ("tests", "words"),
+    [
+        ("def check(f): pass", "the tests never call the program"),
+        ("assert True", "the tests never call the program"),
+        ("assert (", "the tests are no Python"),
+        ("assert f(lambda x: x) == 1", "the tests pass an object of type 'function' to 'f'"),
+        ("while True: f", "the test program ended with"),
+    ],
+)
+async def test_tests_that_cannot_judge_abstain(tests: str, words: str, training: CodeTests) -> None:
+    short = CodeTests(
+        training._sandbox, replace(training._policy, limits=replace(training._policy.limits, total_s=1))
+    )
+    part = await short.judge(sample("def f(x): return 1", {"functional": tests}))
+    assert part.score is None
+    assert words in part.evidence
+
+
+CHECKER = """
+import sys
+given, expected, output = (open(path).read().split() for path in sys.argv[1:])
+numbers = [int(word) for word in output]
+print(1 if len(numbers) == 2 and sum(numbers) == int(given[0]) else 0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "score"),
+    [("n = int(input())\nprint(1, n - 1)", 1), ("print(5, 5)", 0), ("print('1')", 0), ("print()", 0)],
+)
+async def test_a_checker_decides_where_many_answers_are_right(
+    program: str, score: int, scorer: CodeTests
+) -> None:
+    truth = {"inputs": ["10", "7"], "checker": CHECKER}
+    assert (await scorer.judge(sample(program, truth))).score == score
+
+
+async def test_a_checker_that_is_no_program_abstains(training: CodeTests) -> None:
+    part = await training.judge(sample("print(1)", {"inputs": ["1"], "checker": "def ("}))
+    assert part.score is None
+    assert "the row's checker is no program: SyntaxError" in part.evidence
+
+
+async def test_a_row_without_tests_abstains(training: CodeTests) -> None:
+    part = await training.judge(sample(ADD, {"question_id": "x"}))
+    assert part.score is None
+    assert "the row has no tests" in part.evidence
+
+
+class BrokenSandbox:
+    """Infrastructure that fails."""
+
+    async def run(self, code: str, stdin: str = "", limits: SandboxLimits | None = None) -> RunResult:
+        raise SandboxError("the pool is gone")
+
+    async def close(self) -> None:
+        """Nothing to end."""
+
+
+@pytest.mark.parametrize("truth", [SUMS, {"test_list": ["assert f(1)"]}])
+async def test_a_failing_sandbox_abstains(truth: Any) -> None:
+    part = await CodeTests(BrokenSandbox()).judge(sample(ADD, truth))
+    assert (part.score, part.evidence) == (None, "sandbox: the pool is gone")
+
+
+async def test_through_the_reward_file() -> None:
+    reward = load_reward({"code_tests": {"early_stop": False, "sandbox": {"max_parallel": 1}}})
+    verdict = await reward.score(sample(ADD))
+    assert (verdict.score, verdict.parts) == (1.0, {"correct": 1.0, "format": 1.0})
+    prose = replace(sample(ADD), segments=author_segments(f"<think>t</think><answer>{ADD}</answer>", SPEC))
+    assert (await reward.score(prose)).parts == {"correct": 0.0, "format": 0.0}
+    await reward.close()
