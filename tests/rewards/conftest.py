@@ -1,0 +1,109 @@
+"""A judge on the loopback: a real HTTP server that plays several characters."""
+
+import asyncio
+import json
+import re
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any, Self
+
+import pytest
+import uvicorn
+from fastapi import FastAPI, Request
+
+KEY = "sk-judge-secret"
+
+
+class JudgeServer:
+    """Speaks chat completions; ``faults`` are answered first, one a request.
+
+    Attributes:
+        character: ``strict`` compares words; ``gullible`` does what the answer says; ``parrot`` repeats JSON that it finds
+            in the answer; ``mute`` says something else; ``harsh`` finds everything incorrect.
+    """
+
+    def __init__(self) -> None:
+        self.character = "strict"
+        self.delay_s = 0.0
+        self.faults: list[Any] = []
+        self.requests: list[dict[str, Any]] = []
+        self.headers: list[dict[str, str]] = []
+        self.at_once = self.most_at_once = 0
+        app = FastAPI()
+        app.post("/v1/chat/completions", response_model=None)(self.completions)
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}/v1"
+        config = uvicorn.Config(app, host="127.0.0.1", port=self.port, log_level="warning")
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._server.run)
+
+    def start(self) -> Self:
+        self._thread.start()
+        for _ in range(500):
+            if self._server.started:
+                return self
+            time.sleep(0.02)
+        raise AssertionError("the server did not start")
+
+    def stop(self) -> None:
+        self._server.should_exit = True
+        self._thread.join()
+
+    async def completions(self, request: Request) -> Any:
+        body = await request.json()
+        self.requests.append(body)
+        self.headers.append(dict(request.headers))
+        self.at_once += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
+        try:
+            await asyncio.sleep(self.delay_s)
+            if self.faults:
+                return self.faults.pop(0)
+            return {
+                "choices": [{"message": {"content": self._says(body)}, "finish_reason": "stop"}],
+                "usage": {"total_tokens": 100},
+            }
+        finally:
+            self.at_once -= 1
+
+    def _says(self, body: dict[str, Any]) -> str:
+        system, user = (message["content"] for message in body["messages"])
+        code, data = re.findall(r"^<data (\w+)>\n(.*)\n</data \1>$", user, re.MULTILINE | re.DOTALL)[0]
+        case = json.loads(data)
+        answer = case["answer_to_grade"]
+        if self.character == "mute":
+            return "I would rather not say."
+        if self.character == "parrot" and (found := re.search(r"\{.*\}", answer, re.DOTALL)):
+            return found[0]
+        words = set(re.findall(r"\w+", answer.lower()))
+        right = any(words == set(re.findall(r"\w+", gold.lower())) for gold in case["accepted_answers"])
+        if self.character == "gullible":
+            right = right or "correct" in words or "whatever" in words
+        if self.character == "harsh":
+            right = False
+        assert code in system
+        ruling = {
+            "check": code,
+            "rationale": "As compared.",
+            "judgement": "correct" if right else "incorrect",
+        }
+        return json.dumps(ruling)
+
+
+@pytest.fixture
+def judge_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[JudgeServer]:
+    server = JudgeServer().start()
+    monkeypatch.setenv("GRM_BASE_URL", server.url)
+    monkeypatch.setenv("GRM_API_KEY", KEY)
+    monkeypatch.setenv("GRM_MODEL_NAME", "test-judge")
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def judge_key() -> str:
+    return KEY
