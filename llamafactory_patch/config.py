@@ -127,9 +127,11 @@ def check_sources(job: SftJob) -> None:
         ConfigError: One is missing, and is no name on a model hub either.
     """
     model = str(job.config.get("model_name_or_path", ""))
-    hub_name = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", model) and not model.startswith(".")
+    hub_name = re.fullmatch(r"\w[\w.-]*/[\w.-]+", model)
     if not hub_name and not Path(model).expanduser().is_dir():
-        raise ConfigError(f"model_name_or_path: {model!r} is no folder; expected one, or a name on the hub")
+        raise ConfigError(
+            f"model_name_or_path: {model!r} is no folder; expected one, or ORGANISATION/NAME on the hub"
+        )
     folder, names = job.config.get("dataset_dir", "data"), job.config.get("dataset")
     if names is None or not isinstance(folder, str) or folder == "ONLINE" or folder.startswith("REMOTE:"):
         return

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from afm.errors import ConfigError
 from afm.processes import follow_parent
 from llamafactory_patch import output
 from llamafactory_patch.config import SftJob, check_sources, resolve
@@ -60,6 +61,10 @@ def run_sft(
     job = resolve(config_path, overrides)
     if dry_run:
         print(_described(job))
+        try:
+            check_sources(job)
+        except ConfigError as error:
+            print(f"warning: this would not start: {error}", file=sys.stderr)
         return 0
     check_sources(job)
     if output.is_finished(job):

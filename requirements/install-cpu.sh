@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Makes .venv with the locked CPU set and installs what the code sandbox needs.
 # Usage: requirements/install-cpu.sh        (PYTHON=python3.11 VENV=.venv requirements/install-cpu.sh)
+# Where the package index gives torch with CUDA, TORCH_INDEX=https://download.pytorch.org/whl/cpu takes the small build.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python3.11}
@@ -22,7 +23,8 @@ lock=$(sha256sum requirements/cpu.txt pyproject.toml | sha256sum | cut -c1-16)
 if [ "$(cat "$VENV/.lock" 2>/dev/null)" != "$lock" ]; then
   "$PYTHON" -m venv "$VENV"
   pip=("$VENV/bin/python" -m pip --quiet --disable-pip-version-check install)
-  "${pip[@]}" "torch==2.13.0" setuptools wheel
+  "${pip[@]}" "setuptools==84.2.1" "wheel==0.48.0"
+  "${pip[@]}" ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} "torch==2.13.0"
   "${pip[@]}" --no-deps -r requirements/cpu.txt
   "${pip[@]}" --no-deps --no-build-isolation -e .
   echo "$lock" > "$VENV/.lock"

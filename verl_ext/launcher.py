@@ -15,7 +15,7 @@ from pathlib import Path
 import yaml
 
 from afm.agents import save_agent
-from afm.errors import AfmError, UsageError
+from afm.errors import AfmError, ConfigError, UsageError
 from afm.processes import follow_parent
 from verl_ext import processes
 from verl_ext.checkpoints import export_model, exported_step, resumable_step
@@ -57,6 +57,10 @@ def _show(settings: RlSettings) -> int:
         print(f"{key}={shlex.quote(value)} \\")
     print(" \\\n  ".join([shlex.join(words[:3]), *map(shlex.quote, words[3:])]))
     steps = config.trainer.total_training_steps
+    try:
+        check_files(settings)
+    except ConfigError as error:
+        print(f"warning: this would not start: {error}", file=sys.stderr)
     print(f"# verl accepts this configuration; {steps or 'all'} steps, output in {settings.output_dir}")
     return 0
 

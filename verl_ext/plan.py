@@ -198,16 +198,24 @@ def _named(tools: Path | dict[str, Any]) -> str:
     return "tools" if isinstance(tools, dict) else str(tools)
 
 
+def _rows(file: str) -> int:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        return int(pyarrow.parquet.read_metadata(file).num_rows)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise ConfigError(f"{file}: no parquet file ({error}); `afm data prepare rl` writes one") from None
+
+
 def total_steps(settings: RlSettings) -> int:
     """Training steps of the whole run: as asked for, at most as many as the epochs hold.
 
     Raises:
         ConfigError: There are fewer rows than a training batch has.
     """
-    import pyarrow.parquet
-
     config = compose(overrides_of(settings))
-    rows = sum(pyarrow.parquet.read_metadata(file).num_rows for file in settings.train_files)
+    rows = sum(_rows(file) for file in settings.train_files)
     batch = config.data.train_batch_size
     if rows < batch:
         raise ConfigError(

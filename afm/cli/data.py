@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from afm.cli.options import given_agent
-from afm.errors import UsageError
+from afm.errors import DataError, UsageError
 
 if TYPE_CHECKING:
     from afm.agents import AgentSpec
@@ -19,6 +20,15 @@ if TYPE_CHECKING:
     from afm.trajectory.record import Record
 
 app = typer.Typer(help="Make worlds, demonstrations and training files.", no_args_is_help=True)
+
+
+class WorldKind(StrEnum):
+    """The worlds that `afm data world` makes."""
+
+    MATH = "math"
+    WIKI = "wiki"
+
+
 prepare = typer.Typer(help="Write the files that the training engines read.", no_args_is_help=True)
 app.add_typer(prepare, name="prepare")
 
@@ -29,17 +39,45 @@ Seed = Annotated[int, typer.Option(help="Fixes every random choice.")]
 @app.command()
 def world(
     out: Annotated[Path, typer.Option(help="Folder for the three JSONL files and their manifest.")],
+    kind: Annotated[
+        WorldKind, typer.Option(help="Arithmetic, or an encyclopaedia to search in.")
+    ] = WorldKind.MATH,
     seed: Seed = 0,
     train: Annotated[int, typer.Option(min=1, help="Problems for demonstrations.")] = 6_000,
     rl: Annotated[int, typer.Option(min=1, help="Problems for reinforcement.")] = 4_096,
     heldout: Annotated[int, typer.Option(min=1, help="Problems for evaluation only.")] = 200,
+    pages: Annotated[int, typer.Option(min=40, max=16_000_000, help="Pages of the encyclopaedia.")] = 1_000,
+    hops: Annotated[str, typer.Option(help="Pages that a question of the encyclopaedia needs.")] = "1,2,3,4",
+    wordings: Annotated[int, typer.Option(min=1, max=2, help="Ways in which a page words a fact.")] = 1,
 ) -> None:
-    """Generate math word problems with gold answers in three disjoint sets."""
+    """Generate problems with gold answers in three disjoint sets: math word problems, or an encyclopaedia with
+    its corpus (`corpus.jsonl`) and multi-hop questions.
+    """
     from afm.datasets.mini_world import Split, write_world
 
     sizes = {Split.TRAIN: train, Split.RL: rl, Split.HELDOUT: heldout}
-    for split, path in write_world(out, seed=seed, sizes=sizes).items():
+    if kind is WorldKind.WIKI:
+        from afm.cli.progress import ProgressView
+        from afm.datasets.encyclopaedia import Encyclopaedia, write_encyclopaedia
+
+        made = Encyclopaedia(pages, seed=seed, wordings=wordings)
+        paths = write_encyclopaedia(
+            out, made, sizes=sizes, seed=seed, hops=_hops(hops), progress=ProgressView().update
+        )
+    else:
+        paths = write_world(out, seed=seed, sizes=sizes)
+    for split, path in paths.items():
         print(f"{path}: {sizes[split]} problems")
+
+
+def _hops(text: str) -> list[int]:
+    try:
+        numbers = sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        numbers = []
+    if not numbers or not set(numbers) <= {1, 2, 3, 4}:
+        raise UsageError(f"--hops {text!r}: expected numbers from 1 to 4 with commas, for example 1,2")
+    return numbers
 
 
 @app.command()
@@ -68,6 +106,8 @@ def distill(
     )
     for reason, count in sorted(summary.dropped.items()):
         print(f"  dropped: {count} {reason}")
+    if not summary.kept:
+        raise DataError("no trajectory was kept; the reasons stand in dropped.jsonl", path=str(out))
 
 
 async def _distill(
@@ -109,6 +149,8 @@ def filter_records(
     if out.resolve() == records.resolve():
         raise UsageError(f"{out}: input and output are the same file; choose another --out")
     funnel = asyncio.run(_filter(records, out, given_agent(agent), reward, min_score))
+    if not funnel.seen:
+        raise DataError("holds no trajectories", path=str(records))
     print(f"{out}: {funnel.kept} of {funnel.seen} kept")
     for reason, count in sorted(funnel.dropped.items()):
         print(f"  dropped: {count} {reason}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from afm.cli.progress import ProgressView
+from afm.cli.project import afm_command
 from afm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -105,4 +107,6 @@ def _summary(settings: EvalConfig, metrics: Metrics) -> None:
         f"  format valid {percent(metrics.format_valid)}, tool calls {number(metrics.tool_calls)}, "
         f"agent tokens {number(metrics.agent_tokens)}, {number(metrics.seconds)} s an episode"
     )
-    print(f"\nepisodes: {settings.out_dir}/episodes.jsonl\nnext: afm report {settings.out_dir}")
+    print(
+        f"\nepisodes: {settings.out_dir}/episodes.jsonl\nnext: {afm_command()} report {shlex.quote(str(settings.out_dir))}"
+    )

@@ -41,22 +41,30 @@ def main() -> None:
     follow_parent()
     try:
         app()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
     except UsageError as error:
         _fail(error, 2)
     except AfmError as error:
         _fail(error, 1)
+    except OSError as error:
+        _fail(error, 1)
     except KeyboardInterrupt:
         sys.exit(130)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
 
 
-def _fail(error: AfmError, status: int) -> None:
+def _fail(error: AfmError | OSError, status: int) -> None:
     if os.environ.get("AFM_TRACEBACK", "0") not in ("", "0", "false"):
         raise error
-    print(f"error: {error}", file=sys.stderr)
+    print(f"error: {_described(error)}", file=sys.stderr)
     sys.exit(status)
+
+
+def _described(error: AfmError | OSError) -> str:
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
 
 
 if __name__ == "__main__":

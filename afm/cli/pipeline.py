@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from afm.agents import AgentSpec, load_agent
 from afm.cli.stages import Stage
+from afm.configuration import read_file
 from afm.errors import EngineError
 from afm.processes import tied_environment
 
@@ -86,10 +87,9 @@ class Job:
             ),
         ]
         if (real := self.real_data) is not None:
-            folder = f"eval_{real.stem}"
-            key = hashlib.sha256(real.read_bytes()).hexdigest()[:8]
+            folder = f"eval_{real.stem}_{hashlib.sha256(real.read_bytes()).hexdigest()[:8]}"
             title = f"evaluate on {real.name}"
-            stages.append(Stage(f"{folder}_{key}", title, lambda: self.evaluate("rl", real, folder)))
+            stages.append(Stage(folder, title, lambda: self.evaluate("rl", real, folder)))
         return stages
 
     @property
@@ -219,9 +219,10 @@ class Job:
                 scorer_name(task.data_source, BY_SOURCE)
 
     def recipe_digest(self) -> str:
-        """Fingerprint of the configuration files the results depend on."""
-        files = sorted((self.configs / "tiny").rglob("*.yaml"))
-        return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
+        """Fingerprint of the settings the results depend on; comments are none."""
+        names = ("agents/math", "sft/math", "rl/math", "tools/code_executor")
+        settings = [read_file(self.configs / f"tiny/{name}.yaml") for name in names]
+        return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
 
     def report(self) -> None:
         """Write the report of everything that is finished."""

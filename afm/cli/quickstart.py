@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from afm.cli.progress import ProgressView
-from afm.cli.project import configs_folder
+from afm.cli.project import afm_command, configs_folder
 
 if TYPE_CHECKING:
     from afm.evaluation.report import StageRow
@@ -69,7 +70,7 @@ def _summary(out: Path, report: Path, seconds: float) -> None:
         print(f"  {row.name:24} {_stage_figures(row)}")
     print(
         f"\nReport: {report}\n\nNext:\n"
-        f'  afm ask "Tom has 57 coins. Tom finds 38 more. How many coins does Tom have?" --agent math --model {out}/rl\n'
+        f'  {afm_command()} ask "Tom has 57 coins. Tom finds 38 more. How many coins does Tom have?" --agent math --model {shlex.quote(str(out / "rl"))}\n'
         f"  ./quickstart.sh --seed 1 --out runs/seed1, or change the recipe: configs/tiny/sft/math.yaml, configs/tiny/rl/math.yaml\n"
         f"  on GPUs: MODEL=DIR train/code_agent/rl/train_dapo_code_agent.sh --dry-run\n"
     )

@@ -44,8 +44,10 @@ def reward(
     a verdict could not be reached.
     """
     counts = asyncio.run(_judge_file(file, agent, config, as_json))
+    total = sum(counts.values())
+    if not total:
+        raise DataError("holds no rows", path=str(file))
     if not as_json:
-        total = sum(counts.values())
         print(f"{total} rows: " + ", ".join(f"{counts[word]} {word}" for word in sorted(counts)))
     if counts["bad"] or counts["abstained"]:
         raise typer.Exit(1)

@@ -49,6 +49,8 @@ def validate(
         else:
             for fault in faults:
                 print(fault)
+    if not rows:
+        raise DataError("holds no trajectories", path=str(file))
     if not as_json:
         print(f"{rows} trajectories: {rows - faulty} valid, {faulty} with faults")
     if faulty:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,10 @@ def write_sft(
     Raises:
         DataError: A record belongs to another agent, is refused by ``spec``, or nothing is left.
     """
+    if not re.fullmatch(r"[A-Za-z0-9_][\w.-]*", name):
+        raise DataError(
+            f"data set name {name!r}: expected letters, digits, `_`, `-` and `.`, without a folder"
+        )
     out = Path(out_dir)
     target = out / f"{name}.json"
     rows = 0

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict
 
 from afm.agents import AgentSpec, AnswerFormat
 from afm.datasets import Task
-from afm.distill.record import Event, EventKind, read_attempts
+from afm.distill.record import Event, EventKind, last_attempts, read_attempts
 from afm.errors import ConfigError, suggestion
 from afm.trajectory import observation_text, render, validate
 from afm.trajectory.record import CallRecord, Cost, Record, StopReason, TextSegment
@@ -45,12 +45,11 @@ class RoleMap(BaseModel):
 def merge_log(
     path: str | Path, spec: AgentSpec, roles: RoleMap, *, team: str = "", seed: int | None = None
 ) -> Iterator[Record]:
-    """Stream one record for each ended attempt of an event log, in the order of the run's tasks.
-
-    A task that failed and succeeded later yields two records; only the later one may be kept.
-    """
+    """Stream one record for each task of an event log, of its last ended attempt, in the order of the run's tasks."""
+    last = last_attempts(path)
     for events in read_attempts(path):
-        yield merge_attempt(events, spec, roles, team=team, seed=seed)
+        if events[0].attempt == last[events[0].task_id]:
+            yield merge_attempt(events, spec, roles, team=team, seed=seed)
 
 
 def merge_attempt(

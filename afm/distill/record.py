@@ -220,6 +220,11 @@ def read_attempts(path: str | Path) -> Iterator[tuple[Event, ...]]:
     yield from (ready for _, _, ready in sorted(waiting))
 
 
+def last_attempts(path: str | Path) -> dict[str, int]:
+    """The number of the last ended attempt at each task of a log."""
+    return {event.task_id: event.attempt for event in read_events(path) if event.kind in _ENDS}
+
+
 def _drop_torn_line(path: Path) -> None:
     """Cut the file behind its last newline: what follows was being written when its process died."""
     with path.open("r+b") as file:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,7 +18,7 @@ from afm.distill.filters import Filter, FormatFilter, Funnel, QualityFilter, run
 from afm.distill.merge import RoleMap, merge_log
 from afm.distill.record import EventLog
 from afm.distill.team import ScriptedMathTeam
-from afm.errors import ConfigError
+from afm.errors import ConfigError, DataError
 from afm.rewards import load_reward
 from afm.tools import Tool
 from afm.trajectory.io import RecordWriter
@@ -79,12 +80,25 @@ async def distill(
         progress: Called after every task and every filtered row.
 
     Raises:
-        ConfigError: ``out_dir`` holds a distillation with another agent, team or seed.
+        ConfigError: ``out_dir`` holds a distillation of other tasks, or with another agent, team, tools or seed.
+        DataError: There are no tasks.
     """
+    if not tasks:
+        raise DataError("no tasks to distil")
     started = time.perf_counter()
     out = Path(out_dir)
     teacher, role_map = _teacher(team, roles, spec, seed)
-    _settle(out, {"agent": spec.name, "agent_digest": spec.digest, "team": teacher.name, "seed": seed})
+    _settle(
+        out,
+        {
+            "agent": spec.name,
+            "agent_digest": spec.digest,
+            "team": teacher.name,
+            "seed": seed,
+            "tools": sorted(tools),
+            "tasks": _digest(tasks),
+        },
+    )
     with EventLog(out / EVENTS_FILE) as log:
         collected = await _work(tasks, teacher, tools, log, parallel, progress)
         funnel, tool_calls = await _merge(out, spec, role_map, teacher.name, seed, filters, progress)
@@ -128,6 +142,13 @@ def _teacher(team: Team | None, roles: RoleMap | None, spec: AgentSpec, seed: in
     return team, roles.checked(spec)
 
 
+def _digest(tasks: Sequence[Task]) -> str:
+    found = hashlib.sha256()
+    for task in tasks:
+        found.update(task.model_dump_json().encode() + b"\n")
+    return found.hexdigest()[:16]
+
+
 def _settle(out: Path, settings: dict[str, object]) -> None:
     """Remember what the run depends on; refuse to mix two kinds of runs in one folder."""
     file = out / _SETTINGS_FILE
@@ -136,7 +157,7 @@ def _settle(out: Path, settings: dict[str, object]) -> None:
         if before != settings:
             changed = sorted(key for key in settings if settings[key] != before.get(key))
             raise ConfigError(
-                f"{out} holds a distillation with another {', '.join(changed)}; choose another folder"
+                f"{out} holds a distillation with other settings ({', '.join(changed)}); choose another folder"
             )
         return
     replace_text(file, json.dumps(settings, indent=2) + "\n")

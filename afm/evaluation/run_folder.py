@@ -6,6 +6,7 @@ A quickstart run holds ``sft/``, ``rl/`` and the evaluations ``eval_sft/``, ``ev
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -119,12 +120,17 @@ def _evaluations(run_dir: Path) -> list[Evaluation]:
         for folder in run_dir.glob("eval_*")
         if folder.name not in _KNOWN and (folder / EPISODES_FILE).exists()
     )
-    names = _KNOWN | {name: name.removeprefix("eval_").replace("_", " ") for name in others}
+    names = _KNOWN | {name: _spoken(name) for name in others}
     return [
         _evaluation(run_dir / folder, name)
         for folder, name in names.items()
         if (run_dir / folder / EPISODES_FILE).exists()
     ]
+
+
+def _spoken(folder: str) -> str:
+    """``eval_aime24_1a2b3c4d`` is the evaluation of aime24; the end tells files of one name apart."""
+    return re.sub(r"_[0-9a-f]{8}\Z", "", folder.removeprefix("eval_")).replace("_", " ")
 
 
 def _evaluation(folder: Path, name: str) -> Evaluation:

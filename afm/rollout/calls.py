@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 
 from afm.agents.spec import AgentSpec
-from afm.errors import AfmError, ConfigError, ReplayError
+from afm.errors import AfmError, ConfigError, ReplayError, SandboxUnavailableError
 from afm.tools.base import Tool, ToolResult
 from afm.trajectory.record import CallRecord
 from afm.trajectory.types import Step
@@ -94,7 +94,7 @@ async def _bounded(tool: Tool, argument: str, seconds_left: float | None) -> tup
 async def _run(tool: Tool, argument: str) -> ToolResult:
     try:
         result = await tool.call(argument)
-    except ReplayError:
+    except (ReplayError, SandboxUnavailableError):  # no later call would do better
         raise
     except AfmError as error:
         return ToolResult(f"The tool {tool.name} failed: {error}", ok=False)

@@ -32,7 +32,11 @@ class Tool(Protocol):
         ...
 
     async def call(self, argument: str) -> ToolResult:
-        """Run once. Expected failures come back as ``ok=False``; never raises for bad arguments."""
+        """Run once. Expected failures come back as ``ok=False``; never raises for bad arguments.
+
+        Raises:
+            ReplayError, SandboxUnavailableError: No call can succeed; the run must end.
+        """
         ...
 
     async def close(self) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from afm.configuration import validated
-from afm.errors import ConfigError, DataError, SandboxError
+from afm.errors import ConfigError, DataError, SandboxError, SandboxUnavailableError
 from afm.sandbox import ExitReason, RunResult, Sandbox, SandboxLimits, limits_from, open_sandbox
 from afm.settings import load_settings
 from afm.tools.base import ToolResult
@@ -179,6 +179,8 @@ class CodeTool:
             return ToolResult(error.message, meta={"reason": "bad_argument"})
         except DataError as error:
             return ToolResult(f"Nothing was run: {error.message}.", meta={"reason": "bad_argument"})
+        except SandboxUnavailableError:
+            raise  # no call can succeed here: the run must end, and say what to install
         except SandboxError as error:
             text = f"The {self.name} tool failed, the program did not run: {error}"
             return ToolResult(text, ok=False, meta={"reason": "sandbox", "error": str(error)})

@@ -12,7 +12,7 @@ import pytest
 from afm.datasets import Task
 from afm.datasets.mini_world import Split, generate
 from afm.distill import EventKind, ScriptedMathTeam, distill, read_events
-from afm.errors import ConfigError
+from afm.errors import ConfigError, DataError
 from afm.trajectory import author_segments, load_records, validate
 from afm.trajectory.types import Segment
 
@@ -98,8 +98,22 @@ async def test_a_second_call_only_does_what_is_new(tmp_path, spec, tools):
 async def test_a_folder_made_with_another_seed_is_refused(tmp_path, spec, tools):
     await distill(problems(2), spec, tools, tmp_path, seed=0)
 
-    with pytest.raises(ConfigError, match="holds a distillation with another seed; choose another folder"):
+    with pytest.raises(
+        ConfigError, match=r"holds a distillation with other settings \(seed\); choose another folder"
+    ):
         await distill(problems(2), spec, tools, tmp_path, seed=1)
+
+
+async def test_a_folder_made_of_other_tasks_is_refused(tmp_path, spec, tools):
+    first, second = problems(2)
+    await distill([first, second], spec, tools, tmp_path)
+
+    edited = second.model_copy(update={"question": f"{second.question} "})
+    for tasks in ([first], [first, edited]):
+        with pytest.raises(ConfigError, match=r"other settings \(tasks\)"):
+            await distill(tasks, spec, tools, tmp_path)
+    with pytest.raises(DataError, match="no tasks to distil"):
+        await distill([], spec, tools, tmp_path / "new")
 
 
 async def test_questions_the_team_cannot_read_are_dropped_with_a_reason(tmp_path, spec, tools):

@@ -93,8 +93,8 @@ def test_missing_models_and_data_sets_are_found_before_anything_starts(config, t
     def check(*overrides):
         check_sources(resolve(config("output_dir: a\ndataset: rows"), overrides))
 
-    with pytest.raises(ConfigError, match="'runs/no/model' is no folder; expected one, or a name on the hub"):
-        check("model_name_or_path=runs/no/model")
+    with pytest.raises(ConfigError, match="'nope' is no folder; expected one, or ORGANISATION/NAME on the hub"):
+        check("model_name_or_path=nope")
     with pytest.raises(ConfigError, match=r"dataset_info.json is missing; `afm data prepare sft`"):
         check("model_name_or_path=Qwen/Qwen2.5-7B", f"dataset_dir={tmp_path}")
     (tmp_path / "dataset_info.json").write_text('{"row": {}}', encoding="utf-8")
