@@ -7,31 +7,38 @@ from dataclasses import fields
 from typing import Any
 
 from afm.errors import ConfigError, suggestion
-from afm.sandbox.base import Sandbox, SandboxLimits
+from afm.sandbox.auto import AutoSandbox
+from afm.sandbox.base import LocalSandbox, SandboxLimits
 from afm.sandbox.bubblewrap import BubblewrapSandbox
+from afm.sandbox.zygote import ZygoteSandbox
 
-_BACKENDS: dict[str, Callable[..., Sandbox]] = {"bubblewrap": BubblewrapSandbox}
+BACKENDS: dict[str, Callable[..., LocalSandbox]] = {
+    "auto": AutoSandbox,
+    "zygote": ZygoteSandbox,
+    "bubblewrap": BubblewrapSandbox,
+}
 
 
-def open_sandbox(backend: str = "bubblewrap", **options: Any) -> Sandbox:
+def open_sandbox(backend: str = "auto", **options: Any) -> LocalSandbox:
     """A sandbox by its backend's name.
 
     Nothing is started yet: the first run looks for isolation, and fails when there is none.
 
     Args:
-        backend: ``bubblewrap``.
+        backend: ``zygote`` (warm and fast), ``bubblewrap`` (a jail for each run), or ``auto``: the first, and
+            where the kernel does not allow it the second, which is logged once.
         options: Arguments of the backend's class. ``limits`` may be a mapping of
             :class:`SandboxLimits` fields.
 
     Raises:
         ConfigError: Unknown backend, option or limit.
     """
-    if backend not in _BACKENDS:
-        raise ConfigError(f"unknown sandbox backend {backend!r}, {suggestion(backend, _BACKENDS)}")
+    if backend not in BACKENDS:
+        raise ConfigError(f"unknown sandbox backend {backend!r}, {suggestion(backend, BACKENDS)}")
     if isinstance(options.get("limits"), dict):
         options["limits"] = limits_from(options["limits"])
     try:
-        return _BACKENDS[backend](**options)
+        return BACKENDS[backend](**options)
     except TypeError as error:
         raise ConfigError(f"sandbox {backend!r}: {error}") from None
 

@@ -16,10 +16,13 @@ class ExitReason(StrEnum):
     TIMEOUT = "timeout"
     """The wall-clock limit was reached."""
     CPU = "cpu"
+    """A process of the program took more CPU time than allowed."""
     MEMORY = "memory"
+    """The program wanted more memory than allowed."""
     OUTPUT = "output"
     """More output than allowed; the program was stopped."""
     KILLED = "killed"
+    """By a signal that no limit explains, or because the sandbox was closed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,19 +62,42 @@ class RunResult:
     stdout_cut: bool = False
     stderr_cut: bool = False
 
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """What was cut off, and on which side: ``end of stdout``, ``end of stderr``, both or neither."""
+        cuts = {"end of stdout": self.stdout_cut, "end of stderr": self.stderr_cut}
+        return tuple(name for name, cut in cuts.items() if cut)
+
 
 class Sandbox(Protocol):
-    """Runs Python programs in isolation. Cancelling :meth:`run` kills every descendant of the run."""
+    """Runs Python programs in isolation. Cancelling :meth:`run` kills every descendant of the run.
+
+    The program's failure is a :class:`RunResult`; the sandbox's own is an exception, and tells nothing about
+    the program.
+    """
 
     async def run(self, code: str, stdin: str = "", limits: SandboxLimits | None = None) -> RunResult:
         """Run ``code`` once.
 
         Raises:
             SandboxUnavailableError: No isolation on this machine (the message names what to install).
+            SandboxBusyError: Too many runs wait already.
             SandboxError: The sandbox itself failed.
         """
         ...
 
     async def close(self) -> None:
         """End every process the sandbox holds."""
+        ...
+
+
+class LocalSandbox(Sandbox, Protocol):
+    """A sandbox on this machine."""
+
+    async def isolation(self) -> list[str]:
+        """What stands between programs and the host, in sentences.
+
+        Raises:
+            SandboxUnavailableError: No isolation on this machine.
+        """
         ...

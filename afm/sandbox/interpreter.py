@@ -8,11 +8,13 @@ import pwd
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from afm.errors import SandboxUnavailableError
+from afm.sandbox.packages import package_folders
 
 _ASK = """
 import glob, json, os, sys, sysconfig
@@ -70,8 +72,13 @@ class Interpreter:
     links: tuple[tuple[str, str], ...]
 
 
-def find_interpreter(python: str | None, identity: Identity) -> Interpreter:
+def find_interpreter(
+    python: str | None, identity: Identity, packages: Sequence[str] | None = None
+) -> Interpreter:
     """Look up ``python`` (``/usr/bin/python3`` when ``None``) as the sandbox's user sees it.
+
+    Args:
+        packages: Folders of further packages; those of :func:`afm.sandbox.packages.install` when ``None``.
 
     Raises:
         SandboxUnavailableError: It does not exist, is not readable by that user, or is too old.
@@ -90,10 +97,20 @@ def find_interpreter(python: str | None, identity: Identity) -> Interpreter:
     binary, stdlib = str(facts["binary"]), str(facts["stdlib"])
     paths = [str(entry) for entry in facts["paths"]]
     libraries = _libraries([binary, *facts["dynamic"]])
-    imports = tuple(entry for entry in paths if not _inside(entry, stdlib) and Path(entry).is_dir())
-    wanted = {binary, stdlib, *paths, *libraries, *filter(os.path.exists, _EXTRA_FILES)}
+    extra = [str(folder) for folder in package_folders(version)] if packages is None else packages
+    folders = [os.path.realpath(folder) for folder in extra if _readable(folder, identity)]
+    installed = [entry for entry in paths if not _inside(entry, stdlib) and Path(entry).is_dir()]
+    imports = (*folders, *installed)
+    wanted = {binary, stdlib, *paths, *folders, *libraries, *filter(os.path.exists, _EXTRA_FILES)}
     binds = tuple(sorted(p for p in wanted if not any(_inside(p, other) for other in wanted if other != p)))
     return Interpreter(binary, version, imports, binds, _links())
+
+
+def _readable(folder: str, identity: Identity) -> bool:
+    """Whether the sandbox's user can enter the folder."""
+    command = ["/usr/bin/env", "ls", folder]
+    done = subprocess.run(command, capture_output=True, check=False, cwd="/", **identity.popen_arguments())
+    return done.returncode == 0
 
 
 def _ask(path: str, identity: Identity) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import signal
 
 from afm.errors import SandboxError
 from afm.sandbox.base import ExitReason, RunResult, SandboxLimits
-from afm.sandbox.process import Ended
+from afm.sandbox.capture import Ended
 
 
 def outcome(ended: Ended, limits: SandboxLimits) -> RunResult:
@@ -20,13 +20,15 @@ def outcome(ended: Ended, limits: SandboxLimits) -> RunResult:
     if lines[0] != "ready":
         if ended.reason is ExitReason.KILLED:
             return _as_result(ended, ExitReason.KILLED, None, None)
-        message = ended.stderr.text().strip()[-500:]
+        message = (ended.report.removeprefix("failed: ") or ended.stderr.text()).strip()[-500:]
         if ended.reason is ExitReason.TIMEOUT:
             message = "it took too long; is this machine overloaded?"
         raise SandboxError(f"the jail did not start: {message or 'no message'}")
     status, peak = _parsed(lines[1:])
     if ended.reason is not None:
         return _as_result(ended, ended.reason, None, peak)
+    if ended.out_of_memory and status != 0:
+        return _as_result(ended, ExitReason.MEMORY, None, peak)
     if status is None:
         return _as_result(ended, ExitReason.KILLED, None, None)
     if status == -signal.SIGXCPU or (status == -signal.SIGKILL and ended.cpu_s >= limits.cpu_s):
@@ -41,7 +43,7 @@ def outcome(ended: Ended, limits: SandboxLimits) -> RunResult:
 def _parsed(lines: list[str]) -> tuple[int | None, int | None]:
     """Exit status and peak memory in bytes from the launcher's report; ``None`` when it did not get that far."""
     try:
-        wait_status, peak_kib = (int(word) for word in lines[0].split())
+        wait_status, peak_kib = (int(word) for word in lines[0].split()[:2])
         return os.waitstatus_to_exitcode(wait_status), peak_kib * 1024
     except (IndexError, ValueError):
         return None, None

@@ -13,66 +13,15 @@ import re
 import signal
 import subprocess
 import time
-from codecs import getincrementaldecoder
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
-from pathlib import Path
 
 from afm.sandbox.base import ExitReason
+from afm.sandbox.capture import Capture, Ended, drained, pipe, tree_cpu_s
 from afm.sandbox.interpreter import Identity
 
-_CHUNK = 1 << 16
 _GRACE_S = 1.0
 _START_S = 60.0
-
-
-@dataclass(slots=True)
-class Capture:
-    """The first ``limit`` bytes of a stream; everything behind them is dropped."""
-
-    fd: int
-    limit: int
-    data: bytearray = field(default_factory=bytearray)
-    cut: bool = False
-    open: bool = True
-
-    def read(self) -> bool:
-        """Take what is there; False when nothing more will come now."""
-        try:
-            chunk = os.read(self.fd, _CHUNK)
-        except BlockingIOError:
-            return False
-        if not chunk:
-            self.open = False
-            return False
-        room = self.limit - len(self.data)
-        self.data += chunk[:room]
-        self.cut = self.cut or len(chunk) > room
-        return not self.cut
-
-    def text(self) -> str:
-        """Decoded as UTF-8, invalid bytes replaced; a character cut in two at the end is left out."""
-        decoder = getincrementaldecoder("utf-8")("replace")
-        return decoder.decode(bytes(self.data), final=not self.cut)
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """How a jailed process ended.
-
-    Attributes:
-        reason: Why the host stopped it; ``None`` when it ended by itself.
-        report: What the launcher wrote about the program inside.
-        cpu_s: CPU time of the jail and everything in it.
-    """
-
-    stdout: Capture
-    stderr: Capture
-    report: str
-    reason: ExitReason | None
-    wall_s: float
-    cpu_s: float
 
 
 class JailedProcess:
@@ -109,10 +58,10 @@ class JailedProcess:
         self._timers: list[asyncio.TimerHandle] = []
         self._process: subprocess.Popen[bytes] | None = None
         with contextlib.ExitStack() as ours:
-            out, out_end = _pipe(ours, files)
-            err, err_end = _pipe(ours, files)
-            self._report, report_end = _pipe(ours, files)
-            self._info, info_end = _pipe(ours, files)
+            out, out_end = pipe(ours, files)
+            err, err_end = pipe(ours, files)
+            self._report, report_end = pipe(ours, files)
+            self._info, info_end = pipe(ours, files)
             self._fds = ours.pop_all()
         self._stdout, self._stderr = Capture(out, output_bytes), Capture(err, output_bytes)
         numbers = {"{report}": str(report_end), "{info}": str(info_end)}
@@ -234,56 +183,8 @@ class JailedProcess:
                 pass
         if self._stdout.cut or self._stderr.cut:
             self._reason = self._reason or ExitReason.OUTPUT
-        report = _drained(self._report)
+        report = drained(self._report)
         self._fds.close()
         wall_s = time.monotonic() - self._started
         cpu_s = max(usage.ru_utime + usage.ru_stime, self._stopped_cpu_s)
         self._ended.set_result(Ended(self._stdout, self._stderr, report, self._reason, wall_s, cpu_s))
-
-
-def tree_cpu_s(pid: int) -> float:
-    """CPU time so far of a process, its descendants, and those they have waited for."""
-    total = 0
-    waiting = [pid]
-    while waiting:
-        folder = Path("/proc") / str(waiting.pop())
-        try:
-            fields = (
-                (folder / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-            )
-            children = (folder / "task" / folder.name / "children").read_text(encoding="ascii")
-        except OSError:  # gone meanwhile, or a kernel that does not list children
-            continue
-        total += sum(map(int, fields[11:15]))
-        waiting += map(int, children.split())
-    return total / os.sysconf("SC_CLK_TCK")
-
-
-def _pipe(ours: contextlib.ExitStack, theirs: contextlib.ExitStack) -> tuple[int, int]:
-    """A pipe whose reading end is ours and does not block."""
-    reading, writing = os.pipe()
-    ours.callback(os.close, reading)
-    theirs.callback(os.close, writing)
-    os.set_blocking(reading, False)
-    return reading, writing
-
-
-def _drained(fd: int) -> str:
-    try:
-        return os.read(fd, 4096).decode("ascii", "replace")
-    except BlockingIOError:
-        return ""
-
-
-def memory_file(name: str, data: bytes, close_with: Callable[[Callable[..., None], int], object]) -> int:
-    """An anonymous file that holds ``data`` and can never change, positioned at its beginning."""
-    import fcntl
-
-    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    close_with(os.close, fd)
-    with open(fd, "wb", closefd=False) as file:
-        file.write(data)
-    os.lseek(fd, 0, os.SEEK_SET)
-    sealed = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
-    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, sealed)
-    return fd

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import subprocess
@@ -232,8 +233,10 @@ NUMBERS = {name.upper(): numbers[COLUMN] for name, numbers in (DENIED | {"clone"
 
 
 @pytest.fixture(scope="module")
-def sandbox() -> Sandbox:
-    return open_sandbox(limits=LIMITS)
+def sandbox(backend: str) -> Iterator[Sandbox]:
+    made = open_sandbox(backend, limits=LIMITS)
+    yield made
+    asyncio.run(made.close())
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,167 @@
+"""The zygote: a warm Python that forks every run. Runs as process 1 of the outer jail.
+
+Arguments: descriptor of the control socket, then one JSON object: ``preload`` (modules to import),
+``imports`` (import paths of installed packages), ``root`` (the folder that becomes a run's ``/``); then the
+file of the seccomp rules.
+
+On the control socket a request is one packet, JSON (:class:`afm.sandbox.zygote_process.Request`) with the
+descriptors of program, stdin, stdout, stderr and report. The answer is ``started`` with a pidfd of the
+run's process 1, or ``failed: REASON``. That process writes to the report: ``ready`` and a newline when the
+program is about to run, then ``STATUS PEAK_KIB CPU_SECONDS`` and a newline, STATUS being what ``waitpid``
+gave; or ``failed: REASON`` when the run could not be isolated.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import resource
+import signal
+import socket
+import sys
+
+from afm.sandbox.inside import kernel, program
+
+OWN_MODULES = {"afm", "afm.sandbox", "afm.sandbox.inside", kernel.__name__, program.__name__}
+PROGRAM = "/tmp/main.py"
+
+
+def warm_up(modules: list[str], imports: list[str]) -> list[str]:
+    """Import ``modules``; those that fail are left out, with the reason in the answer."""
+    folder, sys.path[0] = sys.path[0], "/nonexistent"
+    sys.path += imports
+    failed = []
+    for name in modules:
+        try:
+            importlib.import_module(name)
+        except Exception as error:  # noqa: BLE001 - a package may fail in any way
+            failed.append(f"{name}: {type(error).__name__}: {error}")
+    del sys.path[len(sys.path) - len(imports) :]
+    sys.path[0] = folder
+    return failed
+
+
+def serve(control: socket.socket, root: str, imports: list[str], rules: bytes) -> None:
+    """Fork a run for each request. Returns only in the program's process."""
+    while True:
+        data, fds, _, _ = socket.recv_fds(control, 65536, 5)
+        if not data:  # the owner is gone
+            os._exit(0)
+        try:
+            pid, pidfd = kernel.clone_into_namespaces()
+        except OSError as error:
+            control.send(f"failed: {error}".encode())
+            pid = -1
+        if pid == 0:
+            control.close()
+            return begin(json.loads(data), fds, root, imports, rules)
+        if pid > 0:
+            socket.send_fds(control, [b"started"], [pidfd])
+            fds.append(pidfd)
+        for fd in fds:
+            os.close(fd)
+
+
+def begin(request: dict[str, object], fds: list[int], root: str, imports: list[str], rules: bytes) -> None:
+    """As process 1 of the run: isolate, fork the program, wait for it. Returns only in the program."""
+    code, stdin, stdout, stderr, report = fds
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        isolate(request, code, stdin, root, rules)
+        os.write(report, b"ready\n")
+        child = os.fork()
+    except BaseException as error:  # noqa: BLE001 - whatever it is, the host must hear of it
+        os.write(report, f"failed: {type(error).__name__}: {error}"[:4000].encode())
+        os._exit(1)
+    if child:
+        attend(child, report)
+    for number, fd in enumerate((stdin, stdout, stderr)):
+        os.dup2(fd, number)
+    kernel.close_from(3)
+    limits = request["limits"]
+    assert isinstance(limits, dict)
+    program.become_program(
+        PROGRAM, {name: tuple(pair) for name, pair in limits.items()}, imports, OWN_MODULES
+    )
+
+
+def isolate(request: dict[str, object], code: int, stdin: int, root: str, rules: bytes) -> None:
+    """Everything that separates this run from the host and from other runs."""
+    kernel.map_user(os.getuid(), os.getgid())
+    kernel.prefer_as_victim()
+    os.setsid()
+    kernel.mount(None, "/", None, kernel.RECURSIVE | kernel.PRIVATE)
+    kernel.mount(root, root, None, kernel.BIND | kernel.RECURSIVE)
+    size, stdin_size = request["file_bytes"], os.fstat(stdin).st_size
+    assert isinstance(size, int)
+    flags = kernel.NO_SUID | kernel.NO_DEV
+    for folder, extra in (("/tmp", stdin_size), ("/dev/shm", 0)):
+        options = f"size={size + extra},nr_inodes={request['inodes']},mode=0755"
+        kernel.mount("tmpfs", root + folder, "tmpfs", flags, options)
+    copy(code, root + PROGRAM)
+    if stdin_size:  # /dev/stdin; an empty file is there already
+        kept = root + "/tmp/stdin"
+        copy(stdin, kept)
+        kernel.mount(kept, root + "/dev/stdin", None, kernel.BIND)
+        kernel.mount(None, root + "/dev/stdin", None, kernel.BIND | kernel.REMOUNT | kernel.READ_ONLY | flags)
+        os.unlink(kept)  # noqa: PTH108 - pathlib is not loaded here
+    kernel.become_root_directory(root)
+    os.chdir("/tmp")
+    kernel.drop_capabilities()
+    kernel.filter_calls(rules)
+
+
+def copy(source: int, target: str) -> None:
+    """The whole content of a descriptor as a read-only file."""
+    fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o444)
+    offset = 0
+    while data := os.pread(source, 1 << 20, offset):
+        offset += os.write(fd, data)
+    os.close(fd)
+
+
+def attend(child: int, report: int) -> None:
+    """Reap whatever ends in the run until the program does, and report that. Never returns."""
+    kernel.close_from(report + 1)
+    os.closerange(0, report)
+    while True:
+        pid, status, usage = os.wait4(-1, 0)
+        if pid == child:
+            break
+    own = resource.getrusage(resource.RUSAGE_SELF)
+    reaped = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu_s = own.ru_utime + own.ru_stime + reaped.ru_utime + reaped.ru_stime
+    os.write(report, b"%d %d %.4f\n" % (status, usage.ru_maxrss, cpu_s))
+    os._exit(0)
+
+
+def main() -> None:
+    """Warm up, say so, serve. Returns only in a program's process."""
+    control = socket.socket(fileno=int(sys.argv[1]))
+    settings = json.loads(sys.argv[2])
+    with open(sys.argv[3], "rb") as file:  # noqa: PTH123 - pathlib is not loaded here
+        rules = file.read()
+    failed = warm_up(settings["preload"], settings["imports"])
+    if len(os.listdir("/proc/self/task")) > 1:  # noqa: PTH208 - as above
+        raise SystemExit(
+            "a preloaded module started a thread; a process with threads cannot be forked safely"
+        )
+    null = os.open("/dev/null", os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(null, fd)
+    os.close(null)
+    kernel.protect_from_peers()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps
+    gc.disable()
+    gc.collect()
+    gc.freeze()
+    control.send(json.dumps({"failed": failed}).encode())
+    serve(control, settings["root"], settings["imports"], rules)
+
+
+if __name__ == "__main__":
+    main()
+    program.execute(PROGRAM)

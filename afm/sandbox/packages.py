@@ -1,0 +1,63 @@
+"""Packages for the sandbox's Python, in a folder of their own that every user can read."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from afm.errors import SandboxError
+
+WARM = (("numpy", "sympy"), ("scipy", "pandas"))
+"""What programs of agents import most, in groups: a program of the second group needs the first as well."""
+
+MODULES = {
+    "numpy": ("numpy", "numpy.random", "numpy.linalg", "numpy.fft"),
+    "scipy": ("scipy", "scipy.optimize", "scipy.stats", "scipy.special", "scipy.integrate", "scipy.linalg"),
+}
+"""Modules that are loaded beforehand for a package, where that is more than the package itself."""
+
+STANDARD = (
+    *("random", "json", "re", "math", "itertools", "collections", "functools", "operator", "string"),
+    *("fractions", "decimal", "statistics", "datetime", "heapq", "bisect", "typing", "dataclasses"),
+    *("copy", "time", "traceback", "linecache", "textwrap", "io", "enum", "queue", "struct", "tempfile"),
+)
+"""Standard modules that every zygote loads beforehand."""
+
+
+def package_folders(version: tuple[int, int]) -> tuple[Path, ...]:
+    """Where :func:`install` puts packages for a Python: for every user of the machine, and for this one."""
+    name = f"python{version[0]}.{version[1]}"
+    home = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
+    return Path("/var/lib/afm/sandbox") / name, home / "afm" / "sandbox" / name
+
+
+def install(
+    packages: Sequence[str], python: str, version: tuple[int, int], folder: Path | None = None
+) -> Path:
+    """Install ``packages`` for the sandbox's Python; started as root, for every user.
+
+    Args:
+        python: The sandbox's Python. It needs no pip: this process's own is used.
+        folder: Another place than :func:`package_folders` names.
+
+    Raises:
+        SandboxError: pip failed.
+    """
+    target = folder or package_folders(version)[0 if os.geteuid() == 0 else 1]
+    target.mkdir(parents=True, exist_ok=True)
+    command = [
+        *(sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"),
+        *("--only-binary=:all:", "--upgrade", "--target", str(target)),
+        *("--python-version", f"{version[0]}.{version[1]}", *packages),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SandboxError(
+            f"pip could not install {' '.join(packages)} for {python}: {done.stderr.strip()[-500:]}"
+        )
+    for path in (target, *target.rglob("*")):
+        path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o100 else 0o644)
+    return target

@@ -1,0 +1,219 @@
+"""The sandbox whose runs are forked from a warm Python, each into namespaces of its own.
+
+An outer bubblewrap jail holds a *zygote*: the sandbox's Python with common packages imported. A run is a fork
+of it in fresh user, process, mount, IPC and UTS namespaces, with what a jail of
+:class:`afm.sandbox.bubblewrap.BubblewrapSandbox` grants and nothing more. No run can reach its zygote: it has
+no descriptor of it, does not see its processes or files, and changes only its own copy of its memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import logging
+import os
+import re
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from afm.errors import SandboxError, SandboxUnavailableError
+from afm.sandbox.base import RunResult, SandboxLimits
+from afm.sandbox.bubblewrap import find_bubblewrap
+from afm.sandbox.cgroup import memory_groups
+from afm.sandbox.interpreter import Identity, Interpreter, find_interpreter
+from afm.sandbox.packages import MODULES, STANDARD, WARM
+from afm.sandbox.policy import encoded, user_namespace_advice
+from afm.sandbox.seccomp import filter_program
+from afm.sandbox.slots import Slots
+from afm.sandbox.zygote_place import Job, Place
+from afm.sandbox.zygote_process import ZygoteJail, jail_options
+from afm.sandbox.zygote_run import ZygoteLostError
+
+_LOG = logging.getLogger(__name__)
+_WORD = re.compile(r"\w+")
+_TRIAL = b"import os\nprint(os.getuid() != 0, os.getpid() != 1, os.listdir('/tmp') == ['main.py'])"
+_PROBE = Job(_TRIAL, b"", SandboxLimits(wall_s=30.0), 0)
+_ATTEMPTS = 2
+_PROCS = (("--proc", "/proc"), ("--bind", "/proc", "/proc"))  # the second where the first is forbidden
+
+
+class ZygoteSandbox:
+    """Runs each program in a fork of a warm Python.
+
+    Args:
+        python: The sandbox's Python; ``/usr/bin/python3`` when ``None``.
+        limits: Bounds of a run that names none.
+        max_parallel: Runs at the same time, each in a zygote of its own; the number of cores when ``None``.
+        max_waiting: Runs that may wait for a zygote; further ones raise ``SandboxBusyError`` at once.
+        binds: Further host paths that programs may read.
+        packages: Folders of further packages; those of ``afm sandbox install`` when ``None``.
+        warm: Packages to import beforehand, in groups. A program gets the first zygote that covers the names it
+            mentions; one that mentions none gets a small and faster zygote. It can import the others all the same.
+        start_s: How long a zygote may take to get a program started before it counts as hung.
+    """
+
+    def __init__(
+        self,
+        *,
+        python: str | None = None,
+        limits: SandboxLimits | None = None,
+        max_parallel: int | None = None,
+        max_waiting: int = 1 << 16,
+        binds: Sequence[str] = (),
+        packages: Sequence[str] | None = None,
+        warm: Sequence[Sequence[str]] = WARM,
+        start_s: float = 20.0,
+    ) -> None:
+        self._python = python
+        self._limits = limits or SandboxLimits()
+        self._max_parallel = max_parallel or len(os.sched_getaffinity(0))
+        self._max_waiting = max_waiting
+        self._binds = tuple(binds)
+        self._packages = packages
+        self._warm = tuple(tuple(group) for group in warm)
+        self._start_s = start_s
+        self._reset()
+
+    def _reset(self) -> None:
+        self._owner = os.getpid()
+        self._lock = threading.Lock()
+        self._opening: concurrent.futures.Future[_Pool] | None = None
+        self._starter = _starter()
+
+    async def run(self, code: str, stdin: str = "", limits: SandboxLimits | None = None) -> RunResult:
+        """See :class:`afm.sandbox.base.Sandbox`.
+
+        Raises:
+            DataError: ``code`` or ``stdin`` is larger than the limits allow.
+            SandboxBusyError: Too many runs wait already.
+        """
+        limits = limits or self._limits
+        program = encoded("the program", code, limits.file_bytes)
+        given = encoded("stdin", stdin, limits.stdin_bytes)
+        trouble: ZygoteLostError | None = None
+        for _ in range(_ATTEMPTS):
+            pool = await self._ready()
+            await _reclaim(pool)
+            place = await pool.slots.acquire()
+            try:
+                return await place.perform(Job(program, given, limits, pool.level_for(code)))
+            except ZygoteLostError as error:
+                _LOG.warning("a zygote was lost: %s", error)
+                trouble = error
+            finally:
+                pool.slots.release(place)
+        raise SandboxError(f"{_ATTEMPTS} zygotes were lost with the same program, the last one: {trouble}")
+
+    async def close(self) -> None:
+        """Kill what still runs, end the zygotes, remove the cgroups. A later run opens the sandbox again."""
+        with self._lock:
+            opening, self._opening = self._opening, None
+            starter, self._starter = self._starter, _starter()
+        if opening is not None and self._owner == os.getpid():
+            with contextlib.suppress(SandboxError):
+                pool = await asyncio.wrap_future(opening)
+                for place in pool.places:
+                    place.stop()
+                await asyncio.gather(*(asyncio.to_thread(place.close) for place in pool.places))
+                await asyncio.sleep(0)  # the runs learn of it
+        starter.shutdown(wait=False)
+
+    async def isolation(self) -> list[str]:
+        """What stands between programs and the host, in sentences.
+
+        Raises:
+            SandboxUnavailableError: No isolation on this machine.
+        """
+        pool = await self._ready()
+        warm = "; ".join(", ".join(group) for group in pool.groups) or "no packages"
+        return [
+            f"zygotes in {pool.jail.bubblewrap}, {self._max_parallel} parallel runs",
+            f"Python {'.'.join(map(str, pool.jail.python.version))} ({pool.jail.python.binary}); warm: {warm}",
+            pool.memory,
+        ]
+
+    async def _ready(self) -> _Pool:
+        """The pool, after one real run has shown that it works here."""
+        if self._owner != os.getpid():  # a fork of the owner: the zygotes belong to the parent
+            self._reset()
+        with self._lock:
+            if self._opening is None:
+                self._opening = self._starter.submit(self._open)
+            opening = self._opening
+        try:
+            return await asyncio.shield(asyncio.wrap_future(opening))
+        except SandboxError:
+            with self._lock:
+                if self._opening is opening:
+                    self._opening = None
+            raise
+
+    def _open(self) -> _Pool:
+        """In a starter's thread: find a jail that works, by a trial run that keeps its zygote."""
+        bubblewrap = find_bubblewrap("--as-pid-1", "--perms", "--clearenv", "--file")
+        identity = Identity.for_process()
+        python = find_interpreter(self._python, identity, self._packages)
+        rules = filter_program()
+        groups = tuple(group for group in self._warm if _installed(group, python))
+        levels = [STANDARD, *(_modules(groups[: n + 1]) for n in range(len(groups)))]
+        trouble = ""
+        for proc in _PROCS:
+            jail = ZygoteJail(bubblewrap, identity, python, jail_options(python, self._binds, proc), rules)
+            cgroups, memory = memory_groups(self._max_parallel)
+            places = [
+                Place(jail, levels, self._starter, group, self._start_s)
+                for group in cgroups or (None,) * self._max_parallel
+            ]
+            try:
+                result = asyncio.run(places[-1].perform(_PROBE))
+                if result.stdout == "True True True\n":
+                    return _Pool(jail, groups, memory, places, Slots(places, self._max_waiting))
+                trouble = trouble or f"the trial run printed {result.stdout!r} {result.stderr!r}"
+            except SandboxError as error:
+                trouble = trouble or str(error)
+            for place in places:
+                place.close()
+        raise SandboxUnavailableError(f"no zygote works here: {user_namespace_advice(trouble)}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Pool:
+    """Groups of warm packages that are installed, and the places of the runs."""
+
+    jail: ZygoteJail
+    groups: tuple[tuple[str, ...], ...]
+    memory: str
+    places: list[Place]
+    slots: Slots[Place]
+
+    def level_for(self, code: str) -> int:
+        """The first level whose packages cover those that the program mentions."""
+        mentioned = set(_WORD.findall(code))
+        return max((n for n, group in enumerate(self.groups, 1) if mentioned & set(group)), default=0)
+
+
+async def _reclaim(pool: _Pool) -> None:
+    """Free the places whose event loop was closed in the middle of a run."""
+    for place in pool.places:
+        if place.run is not None and place.run.abandoned:
+            place.run = None
+            await asyncio.to_thread(place.end_zygotes)
+            pool.slots.release(place)
+
+
+def _starter() -> ThreadPoolExecutor:
+    # Threads start when needed. A zygote dies with the thread that started it, so they are our own.
+    return ThreadPoolExecutor(max_workers=4, thread_name_prefix="zygote")
+
+
+def _installed(group: Sequence[str], python: Interpreter) -> bool:
+    return any(Path(folder, name).exists() for folder in python.imports for name in group)
+
+
+def _modules(groups: Sequence[Sequence[str]]) -> tuple[str, ...]:
+    names = [name for group in groups for name in group]
+    return (*STANDARD, *(module for name in names for module in MODULES.get(name, (name,))))

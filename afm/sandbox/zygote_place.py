@@ -1,0 +1,138 @@
+"""Room for one run at a time: its zygotes, its memory cgroup, the run in it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass, replace
+
+from afm.errors import SandboxError
+from afm.sandbox.base import ExitReason, RunResult, SandboxLimits
+from afm.sandbox.cgroup import MemoryGroup, group_limit
+from afm.sandbox.outcome import outcome
+from afm.sandbox.policy import INODES, kernel_limits
+from afm.sandbox.zygote_process import Request, Zygote, ZygoteJail
+from afm.sandbox.zygote_run import ZygoteRun
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A program to run.
+
+    Attributes:
+        level: Index of the zygote that suits it.
+    """
+
+    program: bytes
+    stdin: bytes
+    limits: SandboxLimits
+    level: int
+
+
+class Place:
+    """A zygote for each level of preloaded modules, started when first needed.
+
+    Args:
+        levels: Modules to preload at each level.
+        starter: Starts zygotes; its threads must outlive them.
+        group: Memory cgroup of the runs, if there is one.
+        start_s: How long a zygote may take to get a program started.
+    """
+
+    def __init__(
+        self,
+        jail: ZygoteJail,
+        levels: Sequence[Sequence[str]],
+        starter: Executor,
+        group: MemoryGroup | None,
+        start_s: float,
+    ) -> None:
+        self.run: ZygoteRun | None = None
+        self._closed = False
+        self._jail = jail
+        self._levels = levels
+        self._starter = starter
+        self._group = group
+        self._start_s = start_s
+        self._zygotes: dict[int, Future[Zygote]] = {}
+
+    async def perform(self, job: Job) -> RunResult:
+        """Run a program to its end.
+
+        Raises:
+            ZygoteLostError: The zygote died or hung; nothing is known about the program.
+            SandboxError: No zygote could be started, or the run could not be isolated.
+        """
+        if self._closed:
+            raise SandboxError("the sandbox was closed while the run waited for its turn")
+        zygote = await self._zygote(job.level)
+        kills = self._kills()
+        limits = job.limits
+        if self._group is not None:
+            with contextlib.suppress(OSError):  # a lower limit waits until the last run's memory is free
+                self._group.limit(group_limit(limits.memory_bytes, limits.file_bytes))
+        self.run = ZygoteRun(
+            zygote,
+            Request(kernel_limits(limits), limits.file_bytes, INODES),
+            job.program,
+            job.stdin,
+            output_bytes=limits.output_bytes,
+            wall_s=limits.wall_s,
+            start_s=self._start_s,
+        )
+        try:
+            ended = await self.run.wait()
+        finally:
+            self.run = None
+        return outcome(replace(ended, out_of_memory=self._kills() > kills), limits)
+
+    def stop(self) -> None:
+        """Kill the run in it, if any, and take no other."""
+        self._closed = True
+        if self.run is not None and not self.run.abandoned:
+            self.run.stop(ExitReason.KILLED)
+
+    async def _zygote(self, level: int) -> Zygote:
+        starting = self._zygotes.get(level)
+        if starting is not None and starting.done() and not _lives(starting):
+            del self._zygotes[level]
+            await asyncio.to_thread(_end, starting)
+            starting = None
+        if starting is None:
+            starting = self._starter.submit(self._start, level)
+            self._zygotes[level] = starting
+        return await asyncio.shield(asyncio.wrap_future(starting))
+
+    def _start(self, level: int) -> Zygote:
+        return Zygote(self._jail, self._levels[level], self._admit)
+
+    def _admit(self, pid: int) -> None:
+        if self._group is not None:
+            self._group.add(pid)
+
+    def _kills(self) -> int:
+        return self._group.kills() if self._group is not None else 0
+
+    def end_zygotes(self) -> None:
+        """Kill the zygotes with all they forked; blocks until they are gone."""
+        while self._zygotes:
+            _end(self._zygotes.popitem()[1])
+
+    def close(self) -> None:
+        """:meth:`end_zygotes`, and remove the cgroup."""
+        self.end_zygotes()
+        if self._group is not None:
+            self._group.remove()
+
+
+def _lives(starting: Future[Zygote]) -> bool:
+    return not starting.cancelled() and starting.exception() is None and starting.result().alive
+
+
+def _end(starting: Future[Zygote]) -> None:
+    starting.cancel()
+    with contextlib.suppress(SandboxError, asyncio.CancelledError):
+        if not starting.cancelled():
+            starting.result().end()

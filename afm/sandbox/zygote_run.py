@@ -1,0 +1,202 @@
+"""One run in a zygote on the event loop: capped output, wall clock, certain death.
+
+Like :class:`afm.sandbox.process.JailedProcess` it lives by callbacks and waits for nothing: the end of the
+run is an event on the pidfd of its process 1, which ends after every other process of the run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+import socket
+import time
+from pathlib import Path
+
+from afm.errors import SandboxError
+from afm.sandbox.base import ExitReason
+from afm.sandbox.capture import Capture, Ended, drained, memory_file, pipe, tree_cpu_s
+from afm.sandbox.zygote_process import Request, Zygote
+
+_GRACE_S = 2.0
+
+
+class ZygoteLostError(SandboxError):
+    """The zygote died or hung before the run's end; the run says nothing about the program."""
+
+
+class ZygoteRun:
+    """Starts a run and follows it to its end.
+
+    Args:
+        request: Limits of the run.
+        wall_s: Time from the program's start.
+        start_s: Time the zygote has to get the program started.
+    """
+
+    def __init__(
+        self,
+        zygote: Zygote,
+        request: Request,
+        program: bytes,
+        stdin: bytes,
+        *,
+        output_bytes: int,
+        wall_s: float,
+        start_s: float,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._ended: asyncio.Future[Ended] = self._loop.create_future()
+        self._zygote = zygote
+        self._reason: ExitReason | None = None
+        self._wall_s = wall_s
+        self._stopped_cpu_s = 0.0
+        self._pidfd: int | None = None
+        self._told = ""
+        self._timers: list[asyncio.TimerHandle] = []
+        self._started = time.monotonic()
+        with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
+            code_fd = memory_file("program", program, theirs.callback)
+            stdin_fd = memory_file("stdin", stdin, theirs.callback)
+            out, out_end = pipe(ours, theirs)
+            err, err_end = pipe(ours, theirs)
+            self._report, report_end = pipe(ours, theirs)
+            try:
+                given = [code_fd, stdin_fd, out_end, err_end, report_end]
+                socket.send_fds(zygote.control, [request.packet()], given)
+            except OSError as error:
+                raise ZygoteLostError(f"the zygote takes no run: {error}") from error
+            self._fds = ours.pop_all()
+        self._stdout, self._stderr = Capture(out, output_bytes), Capture(err, output_bytes)
+        self._loop.add_reader(zygote.control, self._answered)
+        self._loop.add_reader(self._report, self._begun)
+        for stream in (self._stdout, self._stderr):
+            self._loop.add_reader(stream.fd, self._take, stream)
+        self._after(start_s, self._lose, "the zygote does not answer")
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether the event loop was closed before the run ended."""
+        return self._loop.is_closed() and not self._ended.done()
+
+    async def wait(self) -> Ended:
+        """Until every process of the run is gone. Cancelling kills them, and returns when they are dead.
+
+        Raises:
+            ZygoteLostError: See there.
+        """
+        try:
+            return await asyncio.shield(self._ended)
+        except asyncio.CancelledError:
+            self.stop(ExitReason.KILLED)
+            await asyncio.wait([self._ended])
+            if not self._ended.cancelled():
+                self._ended.exception()  # it was looked at
+            raise
+
+    def stop(self, reason: ExitReason) -> None:
+        """Kill everything in the run; the first reason counts."""
+        if self._reason is None and not self._ended.done():
+            self._reason = reason
+            if self._pidfd is not None:
+                self._kill()
+
+    def _after(self, seconds: float, action: object, *arguments: object) -> None:
+        self._timers.append(self._loop.call_later(seconds, action, *arguments))  # type: ignore[arg-type]
+
+    def _cancel_timers(self) -> None:
+        while self._timers:
+            self._timers.pop().cancel()
+
+    def _answered(self) -> None:
+        """The zygote has forked the run, or could not, or is dead."""
+        try:
+            data, fds, _, _ = socket.recv_fds(self._zygote.control, 4096, 1)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._lose(f"the zygote's socket failed: {error}")
+            return
+        if not data or not fds:
+            self._lose(data.decode("utf-8", "replace") or "the zygote died")
+            return
+        self._pidfd = fds[0]
+        self._fds.callback(os.close, self._pidfd)
+        self._loop.add_reader(self._pidfd, self._finish)
+        if self._reason is not None:  # stopped before it was there
+            self._kill()
+
+    def _begun(self) -> None:
+        """The program is about to run: only now its time begins, however busy the machine."""
+        self._loop.remove_reader(self._report)
+        self._told = drained(self._report)
+        if self._reason is None and self._told.startswith("ready"):
+            self._cancel_timers()
+            self._after(self._wall_s, self.stop, ExitReason.TIMEOUT)
+
+    def _kill(self) -> None:
+        assert self._pidfd is not None
+        self._cancel_timers()
+        if (pid := _process_of(self._pidfd)) is not None:
+            self._stopped_cpu_s = tree_cpu_s(pid)
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        self._after(_GRACE_S, self._zygote.kill)
+
+    def _take(self, stream: Capture) -> None:
+        more = stream.read()
+        if stream.cut:
+            self.stop(ExitReason.OUTPUT)
+        if not more and (stream.cut or not stream.open):
+            self._loop.remove_reader(stream.fd)
+
+    def _lose(self, why: str) -> None:
+        """The zygote is of no use any more; what it forked dies with it."""
+        self._zygote.kill()
+        if self._ended.done():
+            return
+        if self._reason is not None and self._told.startswith("ready"):  # it was being stopped anyway
+            self._conclude(self._told)
+        else:
+            self._release()
+            self._ended.set_exception(ZygoteLostError(why))
+
+    def _finish(self) -> None:
+        for stream in (self._stdout, self._stderr):  # every writer is dead: this ends
+            while not stream.cut and stream.read():
+                pass
+        if self._stdout.cut or self._stderr.cut:
+            self._reason = self._reason or ExitReason.OUTPUT
+        report = self._told + drained(self._report)
+        if self._reason is None and report == "ready\n" and not self._zygote.alive:
+            self._lose("the zygote died during the run")
+        else:
+            self._conclude(report)
+
+    def _conclude(self, report: str) -> None:
+        self._release()
+        wall_s = time.monotonic() - self._started
+        cpu_s = max(_reported_cpu_s(report), self._stopped_cpu_s)
+        self._ended.set_result(Ended(self._stdout, self._stderr, report, self._reason, wall_s, cpu_s))
+
+    def _release(self) -> None:
+        self._cancel_timers()
+        for fd in (self._zygote.control, self._report, self._stdout.fd, self._stderr.fd, self._pidfd):
+            if fd is not None:
+                self._loop.remove_reader(fd)
+        self._fds.close()
+
+
+def _process_of(pidfd: int) -> int | None:
+    text = Path(f"/proc/self/fdinfo/{pidfd}").read_text(encoding="ascii")
+    found = re.search(r"^Pid:\s+(\d+)$", text, flags=re.MULTILINE)
+    return int(found[1]) if found else None
+
+
+def _reported_cpu_s(report: str) -> float:
+    try:
+        return float(report.split("\n")[1].split()[2])
+    except (IndexError, ValueError):
+        return 0.0
