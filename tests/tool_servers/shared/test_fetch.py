@@ -1,0 +1,277 @@
+"""Servers that hang, drip, lie, break off and flood: bounded time, bounded memory, a typed error."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import gzip
+import resource
+import ssl
+import time
+import zlib
+
+import pytest
+
+from tool_servers.shared.fetch import Fault, Fetcher, FetchError, FetchLimits
+from tool_servers.shared.fetch_body import text_of
+
+LIMITS = FetchLimits(max_bytes=1 << 20, total_s=1.0, connect_s=0.5, redirects=3)
+
+
+@pytest.fixture
+async def fetcher(internet):
+    fetcher = Fetcher(limits=LIMITS, resolve=internet.resolve, dial=internet.dial)
+    yield fetcher
+    await fetcher.close()
+
+
+async def fault_of(fetcher, url="http://example.org/"):
+    began = time.monotonic()
+    with pytest.raises(FetchError) as caught:
+        await fetcher.fetch(url)
+    assert time.monotonic() - began < LIMITS.total_s + 1
+    return caught.value
+
+
+def always(internet, *chunks, pause_s=0.0, close=True):
+    async def handler(head, reader, writer):
+        for chunk in chunks:
+            writer.write(chunk)
+            await writer.drain()
+            await asyncio.sleep(pause_s)
+        if close:
+            writer.close()
+
+    internet.handler = handler
+
+
+async def test_a_page_comes_with_type_charset_and_address(internet, fetcher, answering):
+    always(internet, answering("ü".encode("latin-1"), media_type='Text/HTML; Charset="ISO-8859-1"'))
+    page = await fetcher.fetch("http://EXAMPLE.org")
+    assert (page.url, page.status, page.media_type) == ("http://example.org/", 200, "text/html")
+    assert (page.charset, page.body) == ("ISO-8859-1", b"\xfc")
+
+
+async def test_a_server_that_hangs(internet, fetcher):
+    always(internet, pause_s=30, close=False)
+    internet.handler = lambda *_: asyncio.sleep(30)
+    assert (await fault_of(fetcher)).fault is Fault.TIMEOUT
+
+
+async def test_bytes_that_drip(internet, fetcher):
+    always(internet, b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n", *[b"x"] * 100, pause_s=0.1)
+    assert (await fault_of(fetcher)).fault is Fault.TIMEOUT
+
+
+async def test_headers_that_drip(internet, fetcher):
+    always(internet, b"HTTP/1.1 200 OK\r\n", *[b"X-A: b\r\n"] * 100, pause_s=0.1)
+    assert (await fault_of(fetcher)).fault is Fault.TIMEOUT
+
+
+async def test_interim_answers_without_end(internet, fetcher):
+    always(internet, *[b"HTTP/1.1 103 Early Hints\r\n\r\n"] * 1000, pause_s=0.01)
+    assert (await fault_of(fetcher)).fault is Fault.TIMEOUT
+
+
+async def test_a_name_server_that_hangs(internet, fetcher):
+    async def resolve(host, port):
+        await asyncio.sleep(30)
+
+    slow = Fetcher(limits=LIMITS, resolve=resolve, dial=internet.dial)
+    assert (await fault_of(slow)).fault is Fault.NAME
+    await slow.close()
+
+
+async def test_a_name_without_address(internet, fetcher):
+    internet.names["none.example.org"] = []
+    assert (await fault_of(fetcher, "http://none.example.org")).fault is Fault.NAME
+
+
+@pytest.mark.parametrize("status", ["500 Oops", "503 Busy", "404 Gone", "429 Slow down", "401 Who"])
+async def test_a_bad_status(internet, fetcher, answering, status):
+    always(internet, answering(b"boom", status=status))
+    error = await fault_of(fetcher)
+    assert (error.fault, error.status) == (Fault.STATUS, int(status[:3]))
+
+
+async def test_half_a_body(internet, fetcher, answering):
+    always(internet, answering(b"x" * 100)[:-50])
+    assert (await fault_of(fetcher)).fault is Fault.BROKEN
+
+
+async def test_no_answer_at_all(internet, fetcher):
+    always(internet, b"")
+    assert (await fault_of(fetcher)).fault is Fault.BROKEN
+
+
+async def test_something_that_is_no_http(internet, fetcher):
+    always(internet, b"SSH-2.0-OpenSSH_9.2\r\n")
+    assert (await fault_of(fetcher)).fault is Fault.BROKEN
+
+
+async def test_endless_headers(internet, fetcher):
+    always(internet, b"HTTP/1.1 200 OK\r\n", *[b"X-A: " + b"b" * 65000 + b"\r\n"] * 100)
+    assert (await fault_of(fetcher)).fault is Fault.BROKEN
+
+
+async def test_a_gigabyte_is_refused_by_its_length_before_it_comes(internet, fetcher):
+    always(internet, b"HTTP/1.1 200 OK\r\nContent-Length: 1073741824\r\n\r\n", pause_s=5)
+    assert (await fault_of(fetcher)).fault is Fault.TOO_LARGE
+
+
+async def test_a_gigabyte_without_length_is_cut_off(internet, fetcher):
+    sent = 0
+
+    async def flood(head, reader, writer):
+        nonlocal sent
+        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        while sent < 1 << 30:
+            writer.write(b"100000\r\n" + b"x" * (1 << 20) + b"\r\n")
+            await writer.drain()
+            sent += 1 << 20
+
+    internet.handler = flood
+    assert (await fault_of(fetcher)).fault is Fault.TOO_LARGE
+    assert sent < 64 << 20
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate"])
+async def test_a_small_file_that_unpacks_to_a_gigabyte(internet, fetcher, answering, coding):
+    packer = zlib.compressobj(9, zlib.DEFLATED, 31 if coding == "gzip" else 15)
+    bomb = b"".join(packer.compress(bytes(1 << 20)) for _ in range(1024)) + packer.flush()
+    assert len(bomb) < LIMITS.max_bytes + 10_000
+    always(internet, answering(bomb[: LIMITS.max_bytes - 1], headers=[f"Content-Encoding: {coding}"]))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert (await fault_of(fetcher)).fault is Fault.TOO_LARGE
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10  # KiB
+
+
+@pytest.mark.parametrize(
+    ("coding", "packed"),
+    [
+        ("gzip", gzip.compress(b"hello")),
+        ("x-gzip", gzip.compress(b"hello")),
+        ("deflate", zlib.compress(b"hello")),
+        ("deflate", zlib.compress(b"hello")[2:-4]),
+        ("identity", b"hello"),
+    ],
+)
+async def test_compressed_pages(internet, fetcher, answering, coding, packed):
+    always(internet, answering(packed, headers=[f"Content-Encoding: {coding}"]))
+    assert (await fetcher.fetch("http://example.org/")).body == b"hello"
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate", "br", "gzip, gzip", "zstd", "nonsense"])
+async def test_a_body_in_another_coding_than_it_says(internet, fetcher, answering, coding):
+    always(internet, answering(b"plain text", headers=[f"Content-Encoding: {coding}"]))
+    assert (await fault_of(fetcher)).fault is Fault.BROKEN
+
+
+async def test_a_compressed_body_that_breaks_off(internet, fetcher, answering):
+    always(internet, answering(gzip.compress(b"hello" * 1000)[:-9], headers=["Content-Encoding: gzip"]))
+    assert (await fault_of(fetcher)).fault is Fault.BROKEN
+
+
+@pytest.mark.parametrize(
+    "media_type", ["video/mp4", "application/zip", "image/png", "application/octet-stream"]
+)
+async def test_files_of_other_types_are_not_loaded(internet, fetcher, answering, media_type):
+    always(internet, answering(b"x", media_type=media_type))
+    assert (await fault_of(fetcher)).fault is Fault.TYPE
+
+
+async def test_redirects_without_end(internet, fetcher, answering):
+    always(internet, answering(status="301 Moved", headers=["Location: /again"]))
+    assert (await fault_of(fetcher)).fault is Fault.REDIRECTS
+    assert len(internet.requests) == LIMITS.redirects + 1
+
+
+@pytest.mark.parametrize("location", ["", "http://[", "https://exa mple.org/"])
+async def test_redirects_to_nowhere(internet, fetcher, answering, location):
+    always(internet, answering(status="301 Moved", headers=[f"Location: {location}"]))
+    assert (await fault_of(fetcher)).fault in (Fault.REDIRECTS, Fault.BLOCKED)
+
+
+async def test_a_redirect_is_followed_to_where_it_leads(internet, fetcher, answering):
+    async def handler(head, reader, writer):
+        moved = head.startswith(b"GET /old ")
+        to = "Location: //other.example.org/n%C3%A9w?x=1"
+        writer.write(answering(status="308 Moved", headers=[to]) if moved else answering(b"here"))
+
+    internet.handler = handler
+    page = await fetcher.fetch("http://example.org/old")
+    assert (page.url, page.body) == ("http://other.example.org/n%C3%A9w?x=1", b"here")
+
+
+async def test_tls_checks_the_name_while_the_socket_goes_to_the_judged_address(internet, answering, tmp_path):
+    authority, chain = certificate_for("secure.example.org", tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(chain)
+    names = []
+    context.sni_callback = lambda sock, name, ctx: names.append(name)
+
+    async def connected(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answering(b"secret page"))
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(connected, "127.0.0.1", 0, ssl=context)
+    internet.port = server.sockets[0].getsockname()[1]
+    trusted = ssl.create_default_context(cafile=authority)
+    fetcher = Fetcher(limits=LIMITS, resolve=internet.resolve, dial=internet.dial, ssl_context=trusted)
+    assert (await fetcher.fetch("https://secure.example.org/")).body == b"secret page"
+    assert names == ["secure.example.org"]
+    assert internet.dialled == [("93.184.215.14", 443)]
+    assert (await fault_of(fetcher, "https://other.example.org/")).fault is Fault.CONNECT
+    await fetcher.close()
+    server.close()
+
+
+def certificate_for(name, folder):
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
+    now = datetime.datetime.now(datetime.UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
+        .sign(key, hashes.SHA256())
+    ).public_bytes(serialization.Encoding.PEM)
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    (folder / "authority.pem").write_bytes(certificate)
+    (folder / "chain.pem").write_bytes(certificate + private)
+    return folder / "authority.pem", folder / "chain.pem"
+
+
+@pytest.mark.parametrize(
+    ("body", "charset", "text"),
+    [
+        ("naïve".encode(), None, "naïve"),
+        ("naïve".encode("latin-1"), None, "naïve"),
+        ("naïve".encode("latin-1"), "iso-8859-1", "naïve"),
+        ("“x”".encode("cp1252"), "iso-8859-1", "“x”"),
+        ("漢字".encode("shift_jis"), "Shift_JIS", "漢字"),
+        ("漢字".encode("utf-16"), "utf-8", "漢字"),
+        (b'<meta charset="gbk">' + "漢字".encode("gbk"), None, '<meta charset="gbk">漢字'),
+        (b"\xff\xfex\x00", None, "x"),
+        ("naïve".encode(), "no-such-charset", "naïve"),
+        (b"aGk=", "base64", "aGk="),
+        (b"\\x41", "unicode_escape", "\\x41"),
+        (b"xn--a", "punycode", "xn--a"),
+        (b"a\x00\xff", "utf-8", "a\x00\ufffd"),
+    ],
+)
+def test_text_of_pages_with_right_wrong_and_hostile_charsets(body, charset, text):
+    assert text_of(body, charset) == text

@@ -1,0 +1,274 @@
+"""Fetching one public page for an agent: guarded, bounded in bytes, time and redirects, every failure typed."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterable
+from dataclasses import dataclass
+from enum import StrEnum
+from urllib.parse import urljoin
+
+import httpcore
+import httpx
+
+from afm.errors import ToolError
+from tool_servers.shared.fetch_body import CodingError, Inflater, TooLongError
+from tool_servers.shared.fetch_connect import (
+    Dial,
+    GuardedNetwork,
+    Resolve,
+    SystemResolver,
+    UnresolvedError,
+    dial,
+)
+from tool_servers.shared.guard import BlockedError, Policy, Target, target_of
+
+_REDIRECTS = (301, 302, 303, 307, 308)
+_MAX_CONNECTIONS = 200
+_KEEP_ALIVE_S = 10.0
+USER_AGENT = "Mozilla/5.0 (compatible; afm-page-reader/0.1)"
+
+
+class Fault(StrEnum):
+    """Why a page was not fetched."""
+
+    BLOCKED = "blocked"
+    """The address, or one it redirects to, is no public web address."""
+    NAME = "name"
+    """The host's name cannot be resolved."""
+    CONNECT = "connect"
+    """Nobody answers, or TLS fails."""
+    TIMEOUT = "timeout"
+    STATUS = "status"
+    """An HTTP status other than 2xx."""
+    REDIRECTS = "redirects"
+    """Too many of them, or one to nowhere."""
+    TOO_LARGE = "too_large"
+    TYPE = "type"
+    """A kind of file that is not read."""
+    BROKEN = "broken"
+    """The answer breaks off, is no HTTP, or is not compressed as it says."""
+    PARSE = "parse"
+    """The page arrived, but its text could not be extracted."""
+
+
+class FetchError(ToolError):
+    """A page that was not fetched.
+
+    Attributes:
+        fault: The kind of failure.
+        status: HTTP status, if there was an answer.
+    """
+
+    def __init__(self, fault: Fault, message: str, *, status: int | None = None) -> None:
+        super().__init__(message)
+        self.fault = fault
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class FetchLimits:
+    """Bounds of one fetch.
+
+    Attributes:
+        max_bytes: Of the body, as it is sent and after decompression.
+        total_s: Redirects and name look-ups included.
+        connect_s: For one connection.
+        redirects: Most redirects followed.
+        types: Prefixes of the media types that are read.
+    """
+
+    max_bytes: int = 10 << 20
+    total_s: float = 30.0
+    connect_s: float = 10.0
+    redirects: int = 5
+    types: tuple[str, ...] = (
+        "text/",
+        "application/xhtml",
+        "application/xml",
+        "application/json",
+        "application/pdf",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """A page as it came.
+
+    Attributes:
+        url: Where it was found after redirects.
+        media_type: Lower case, without parameters; empty when the server named none.
+        charset: As the header says.
+    """
+
+    url: str
+    status: int
+    media_type: str
+    charset: str | None
+    body: bytes
+
+
+class Fetcher:
+    """Fetches pages over one pool of connections; no proxy, no cookies, no credentials.
+
+    Args:
+        resolve: Name look-up; the system's by default.
+        dial: How sockets are opened; plain TCP by default.
+        ssl_context: Trusted certificate authorities.
+    """
+
+    def __init__(
+        self,
+        policy: Policy | None = None,
+        limits: FetchLimits | None = None,
+        *,
+        resolve: Resolve | None = None,
+        dial: Dial = dial,
+        ssl_context: ssl.SSLContext | None = None,
+    ) -> None:
+        self._policy = policy or Policy()
+        self._limits = limits or FetchLimits()
+        self._resolver = SystemResolver() if resolve is None else None
+        self._network = GuardedNetwork(self._policy, resolve or self._resolver or SystemResolver(), dial)
+        self._pool = httpcore.AsyncConnectionPool(
+            ssl_context=ssl_context or httpx.create_ssl_context(),
+            max_connections=_MAX_CONNECTIONS,
+            keepalive_expiry=_KEEP_ALIVE_S,
+            network_backend=self._network,
+        )
+
+    async def fetch(self, url: str) -> Fetched:
+        """The page at ``url``, redirects followed.
+
+        Raises:
+            FetchError: It could not be fetched; the message is fit for the agent.
+        """
+        try:
+            async with asyncio.timeout(self._limits.total_s):
+                return await self._followed(url)
+        except BlockedError as error:
+            raise FetchError(Fault.BLOCKED, str(error)) from None
+        except (TimeoutError, httpcore.TimeoutException):
+            raise FetchError(Fault.TIMEOUT, f"no complete answer within {self._limits.total_s:g} s") from None
+        except UnresolvedError as error:
+            raise FetchError(Fault.NAME, str(error)) from None
+        except httpcore.ConnectError as error:
+            raise FetchError(Fault.CONNECT, f"the server cannot be reached: {error}".rstrip(": ")) from None
+        except (httpcore.NetworkError, httpcore.ProtocolError) as error:
+            raise FetchError(Fault.BROKEN, f"the answer is broken: {error}".rstrip(": ")) from None
+
+    async def check(self, url: str) -> None:
+        """Judge an address that somebody else will fetch; a name that cannot be resolved here passes.
+
+        Raises:
+            FetchError: It is no public web address.
+        """
+        try:
+            target = target_of(url, self._policy)
+            await self._network.judged(target.host, target.port, self._limits.connect_s)
+        except BlockedError as error:
+            raise FetchError(Fault.BLOCKED, str(error)) from None
+        except UnresolvedError:
+            return
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._pool.aclose()
+        if self._resolver is not None:
+            self._resolver.close()
+
+    async def _followed(self, url: str) -> Fetched:
+        for _ in range(self._limits.redirects + 1):
+            target = target_of(url, self._policy)
+            answer = await self._asked(target)
+            if isinstance(answer, Fetched):
+                return answer
+            url = answer
+        raise FetchError(Fault.REDIRECTS, f"more than {self._limits.redirects} redirects")
+
+    async def _asked(self, target: Target) -> Fetched | str:
+        """The page, or the address it redirects to."""
+        limits = self._limits
+        seconds = {
+            "connect": limits.connect_s,
+            "read": limits.total_s,
+            "write": limits.connect_s,
+            "pool": limits.total_s,
+        }
+        url = httpcore.URL(scheme=target.scheme, host=target.host, port=target.port, target=target.path)
+        async with self._pool.stream(
+            "GET", url, headers=_headers(target), extensions={"timeout": seconds}
+        ) as response:
+            headers = _Headers(response.headers)
+            if response.status in _REDIRECTS:
+                return _next_url(target, headers.get("location"))
+            if not 200 <= response.status < 300:
+                message = f"the server answers with status {response.status}"
+                raise FetchError(Fault.STATUS, message, status=response.status)
+            media_type, charset = _media_type(headers.get("content-type"))
+            if media_type and not self._reads(media_type):
+                message = f"the address leads to a file of type {media_type[:60]!r}, which is not read"
+                raise FetchError(Fault.TYPE, message, status=response.status)
+            body = await self._body(response.aiter_stream(), headers)
+        return Fetched(target.url, response.status, media_type, charset, body)
+
+    async def _body(self, chunks: AsyncIterable[bytes], headers: _Headers) -> bytes:
+        most = self._limits.max_bytes
+        told = headers.get("content-length")
+        try:
+            if told.isdecimal() and int(told[:20]) > most:
+                raise TooLongError
+            inflater = Inflater(headers.get("content-encoding"), most)
+            async for chunk in chunks:
+                inflater.add(chunk)
+            return inflater.body()
+        except TooLongError:
+            raise FetchError(Fault.TOO_LARGE, f"the page is larger than {most} bytes") from None
+        except CodingError as error:
+            raise FetchError(Fault.BROKEN, str(error)) from None
+
+    def _reads(self, media_type: str) -> bool:
+        return media_type.startswith(self._limits.types) or media_type.endswith(("+json", "+xml"))
+
+
+class _Headers:
+    """Response headers by lower-case name; of one that stands twice, the first."""
+
+    def __init__(self, raw: list[tuple[bytes, bytes]]) -> None:
+        self._values: dict[str, str] = {}
+        for name, value in raw:
+            self._values.setdefault(name.decode("latin-1").lower(), value.decode("latin-1"))
+
+    def get(self, name: str) -> str:
+        return self._values.get(name, "")
+
+
+def _headers(target: Target) -> list[tuple[str, str]]:
+    return [
+        ("Host", target.authority),
+        ("User-Agent", USER_AGENT),
+        ("Accept", "text/html,application/xhtml+xml,application/pdf,application/json;q=0.9,text/*;q=0.8"),
+        ("Accept-Language", "en,*;q=0.5"),
+        ("Accept-Encoding", "gzip"),
+    ]
+
+
+def _next_url(target: Target, location: str) -> str:
+    """Where a redirect leads; header bytes beyond ASCII are UTF-8 in practice."""
+    if not location:
+        raise FetchError(Fault.REDIRECTS, "a redirect that does not say where to")
+    try:
+        return urljoin(target.url, location.encode("latin-1").decode("utf-8", "replace").strip())
+    except ValueError:
+        raise FetchError(Fault.REDIRECTS, "a redirect to something that is no address") from None
+
+
+def _media_type(header: str) -> tuple[str, str | None]:
+    media_type, _, parameters = header.partition(";")
+    charset = None
+    for parameter in parameters.split(";"):
+        name, _, value = parameter.partition("=")
+        if name.strip().lower() == "charset":
+            charset = value.strip().strip("\"'") or None
+    return media_type.strip().lower(), charset

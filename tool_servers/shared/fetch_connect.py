@@ -1,0 +1,134 @@
+"""Connections to addresses that were judged: a name is resolved once, and what was judged is what is dialled."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from ipaddress import ip_address
+
+import httpcore
+
+from tool_servers.shared.guard import BlockedError, Policy, check_address
+
+Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
+"""Addresses of a name, best first; raises ``OSError`` when there are none."""
+
+Dial = Callable[[str, int, float | None], Awaitable[httpcore.AsyncNetworkStream]]
+"""A connection to an IP address and port within so many seconds."""
+
+SocketOptions = Iterable[
+    tuple[int, int, int] | tuple[int, int, bytes | bytearray] | tuple[int, int, None, int]
+]
+
+_MAX_TRIED = 4
+_NAME_SERVER_THREADS = 32
+
+
+class UnresolvedError(httpcore.ConnectError):
+    """The name has no address."""
+
+
+class SystemResolver:
+    """The operating system's resolver, in threads of its own: a slow name server holds up nothing else."""
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(_NAME_SERVER_THREADS, thread_name_prefix="resolve")
+
+    async def __call__(self, host: str, port: int) -> Sequence[str]:
+        """Addresses of ``host``, each once."""
+        loop = asyncio.get_running_loop()
+        found = await loop.run_in_executor(
+            self._threads, lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        )
+        return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+
+    def close(self) -> None:
+        """Start no further look-ups."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+async def dial(address: str, port: int, timeout_s: float | None) -> httpcore.AsyncNetworkStream:
+    """Connect. A public address of this very machine is refused: its services are not public pages."""
+    stream = await httpcore.AnyIOBackend().connect_tcp(address, port, timeout=timeout_s)
+    own, other = stream.get_extra_info("client_addr"), stream.get_extra_info("server_addr")
+    if own and other and own[0] == other[0] and not ip_address(address).is_loopback:
+        await stream.aclose()
+        raise BlockedError(f"{address} is this machine; only public web pages are fetched")
+    return stream
+
+
+class GuardedNetwork(httpcore.AsyncNetworkBackend):
+    """Opens connections for a connection pool. TLS keeps the name; the socket goes to the judged address."""
+
+    def __init__(self, policy: Policy, resolve: Resolve, dial: Dial) -> None:
+        self._policy = policy
+        self._resolve = resolve
+        self._dial = dial
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,  # noqa: ASYNC109 - the pool's interface
+        local_address: str | None = None,
+        socket_options: SocketOptions | None = None,
+    ) -> httpcore.AsyncNetworkStream:
+        """Resolve, judge every address, connect to the first that answers.
+
+        Raises:
+            BlockedError: One of the addresses is not public.
+            httpcore.ConnectError: None answers, or the name has no address.
+        """
+        loop = asyncio.get_running_loop()
+        until = None if timeout is None else loop.time() + timeout
+        addresses = await self.judged(host, port, timeout)
+        trouble: Exception = httpcore.ConnectError("no address answers")
+        for place, address in enumerate(addresses):
+            left = None if until is None else max(0.1, (until - loop.time()) / (len(addresses) - place))
+            try:
+                return await self._dial(address, port, left)
+            except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
+                trouble = error
+        raise trouble
+
+    async def judged(self, host: str, port: int, timeout_s: float | None = None) -> Sequence[str]:
+        """The addresses of ``host``, all of them fit to be fetched.
+
+        Raises:
+            BlockedError: One of them is not.
+            UnresolvedError: There are none, or the name server was too slow.
+        """
+        addresses = await self._addresses(host, port, timeout_s)
+        if not self._policy.trusts_pair(host, port):
+            for address in addresses:
+                check_address(ip_address(address))
+        return addresses[:_MAX_TRIED]
+
+    async def _addresses(self, host: str, port: int, timeout_s: float | None) -> Sequence[str]:
+        try:
+            return [str(ip_address(host))]
+        except ValueError:
+            pass
+        try:
+            async with asyncio.timeout(timeout_s):
+                addresses = await self._resolve(host, port)
+        except (OSError, TimeoutError, UnicodeError) as error:
+            raise UnresolvedError(f"the name {host!r} cannot be resolved") from error
+        if not addresses:
+            raise UnresolvedError(f"the name {host!r} has no address")
+        return addresses
+
+    async def connect_unix_socket(
+        self,
+        path: str,
+        timeout: float | None = None,  # noqa: ASYNC109 - the pool's interface
+        socket_options: SocketOptions | None = None,
+    ) -> httpcore.AsyncNetworkStream:
+        """Never."""
+        raise BlockedError("sockets of this machine are not fetched")
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait."""
+        await asyncio.sleep(seconds)
