@@ -143,7 +143,7 @@ def _exit_on_signal(number: int, frame: object) -> None:
 
 def _command(job: SftJob) -> list[str]:
     config = str(output.config_path(job))
-    return [sys.executable, "-m", "llamafactory_patch.launcher", "train", config]
+    return [sys.executable, "-P", "-m", "llamafactory_patch.launcher", "train", config]
 
 
 def _variables(job: SftJob) -> dict[str, str]:

@@ -55,7 +55,7 @@ def _show(settings: RlSettings) -> int:
     words, config = command(settings, "${RAY_SCRATCH}")
     for key, value in environment(settings).items():
         print(f"{key}={shlex.quote(value)} \\")
-    print(" \\\n  ".join([shlex.join(words[:3]), *map(shlex.quote, words[3:])]))
+    print(" \\\n  ".join([shlex.join(words[:4]), *map(shlex.quote, words[4:])]))
     steps = config.trainer.total_training_steps
     try:
         check_files(settings)

@@ -103,7 +103,7 @@ def command(settings: RlSettings, scratch: str) -> tuple[list[str], Any]:
     check(config)
     # Hydra would otherwise leave a folder `outputs/` wherever the run was started.
     hydra = arguments({"hydra.run.dir": str(settings.output_dir.absolute() / "hydra")})
-    return [sys.executable, "-m", "verl.trainer.main_ppo", *arguments(overrides), *hydra], config
+    return [sys.executable, "-P", "-m", "verl.trainer.main_ppo", *arguments(overrides), *hydra], config
 
 
 def check(config: Any) -> None:

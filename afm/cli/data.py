@@ -50,8 +50,9 @@ def world(
     hops: Annotated[str, typer.Option(help="Pages that a question of the encyclopaedia needs.")] = "1,2,3,4",
     wordings: Annotated[int, typer.Option(min=1, max=2, help="Ways in which a page words a fact.")] = 1,
 ) -> None:
-    """Generate problems with gold answers in three disjoint sets: math word problems, or an encyclopaedia with
-    its corpus (`corpus.jsonl`) and multi-hop questions.
+    """Generate problems with gold answers in three disjoint sets.
+
+    Kind wiki also writes the encyclopaedia that holds the answers, as `corpus.jsonl`.
     """
     from afm.datasets.mini_world import Split, write_world
 

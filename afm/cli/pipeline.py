@@ -245,7 +245,7 @@ class Job:
 
     def _run_engine(self, command: str, *arguments: str) -> None:
         """Run ``afm COMMAND`` as a process that ends when this one does."""
-        words = [sys.executable, "-m", "afm.cli.main", command, *arguments]
+        words = [sys.executable, "-P", "-m", "afm.cli.main", command, *arguments]
         with subprocess.Popen(words, env=tied_environment()) as child:
             status = self._wait(child, self.out / command)
         if status != 0:

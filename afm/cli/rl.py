@@ -35,7 +35,7 @@ def rl(
     if importlib.util.find_spec("verl") is None:
         raise MissingExtraError("verl", "rl")
     options = ["--dry-run"] if dry_run else []
-    words = [sys.executable, "-m", LAUNCHER, *options, str(config), *(overrides or [])]
+    words = [sys.executable, "-P", "-m", LAUNCHER, *options, str(config), *(overrides or [])]
     raise typer.Exit(_run(words))
 
 
