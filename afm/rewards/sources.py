@@ -15,7 +15,7 @@ BY_SOURCE: dict[str, str] = {
     **dict.fromkeys(("math_dapo", "aime24", "aime25", "math", "math500", "gsm8k", "amc23"), "math"),
     **dict.fromkeys(("olympiadbench", "skywork_math", "mini_math"), "math"),
     **dict.fromkeys(("nq", "triviaqa", "popqa", "hotpotqa", "2wikimultihopqa"), "exact_match"),
-    **dict.fromkeys(("musique", "bamboogle", "mercury", "tq"), "exact_match"),
+    **dict.fromkeys(("musique", "bamboogle", "mercury", "tq", "mini_wiki"), "exact_match"),
     **dict.fromkeys(("livecodebench*", "lcbv4", "lcbv5", "skywork_livecodebench*"), "code_tests"),
     **dict.fromkeys(("codecontests*", "codeforces*"), "code_tests"),
     "gpqa*": "choice",

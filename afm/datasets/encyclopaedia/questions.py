@@ -1,0 +1,267 @@
+"""Multi-hop questions about a world: chains (depth), comparisons and intersections (width).
+
+A hop is a page that must be read. Questions of different splits never name the same entities, whatever the seeds: a hash of
+the entities that a question names decides its split.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from afm.datasets.encyclopaedia.relations import ATTRIBUTE_OF, OF_KIND, RELATION, Kind, Relation
+from afm.datasets.encyclopaedia.world import Encyclopaedia
+from afm.datasets.mini_world import Split
+from afm.datasets.schema import Task
+from afm.errors import ConfigError
+
+DATA_SOURCE = "mini_wiki"
+HOPS = (1, 2, 3, 4)
+
+_SPLIT_BELOW = {Split.TRAIN: 55, Split.RL: 92, Split.HELDOUT: 100}
+_MAX_MISSES = 5_000
+
+
+class Shape(StrEnum):
+    """How the facts of a question hang together."""
+
+    CHAIN = "chain"
+    COMPARISON = "comparison"
+    INTERSECTION = "intersection"
+
+
+LEAST_HOPS = {Shape.CHAIN: 1, Shape.COMPARISON: 2, Shape.INTERSECTION: 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """One fact on the way: what to look for on which page, and what stands there."""
+
+    page: int
+    asks: str
+    gives: str
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question with its gold answer and gold path.
+
+    Attributes:
+        named: The entities whose names stand in the text.
+    """
+
+    shape: Shape
+    text: str
+    answer: str
+    path: tuple[Hop, ...]
+    named: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Meeting:
+    """Two relations whose lists of subjects are crossed."""
+
+    relations: tuple[str, str]
+    words: str
+
+
+_MEETINGS = (
+    _Meeting(("birthplace", "guild"), "person {that} was born in {a} and works for the guild {b}"),
+    _Meeting(("realm", "river"), "town {that} belongs to the realm {a} and lies on the river {b}"),
+)
+
+
+def generate(
+    world: Encyclopaedia,
+    split: Split,
+    count: int,
+    *,
+    seed: int,
+    hops: Sequence[int] = HOPS,
+    shapes: Sequence[Shape] = tuple(Shape),
+) -> Iterator[Task]:
+    """Stream ``count`` distinct tasks of a split; the same arguments give the same tasks.
+
+    Hops are dealt evenly, and among the shapes that can have so many hops evenly too.
+
+    Raises:
+        ConfigError: No shape fits the hops, or the world holds fewer questions than asked for.
+    """
+    kinds = [(n, shape) for n in hops for shape in shapes if n >= LEAST_HOPS[shape]]
+    if not kinds or not set(hops) <= set(HOPS):
+        raise ConfigError(
+            f"hops {list(hops)}, shapes {[str(s) for s in shapes]}: expected hops from 1 to 4 that a shape allows"
+        )
+    rng = random.Random(f"{DATA_SOURCE}/{world.size}/{world.seed}/{split}/{seed}")
+    seen: set[bytes] = set()
+    levels = sorted({n for n, _ in kinds})
+    for number in range(count):
+        wanted = levels[number % len(levels)]
+        choices = [shape for n, shape in kinds if n == wanted]
+        question = _draw_new(rng, world, split, wanted, choices, seen)
+        yield Task(
+            id=f"{DATA_SOURCE}-{world.size}-{world.seed}-{split}-{seed}-{number:06d}",
+            question=question.text,
+            ground_truth=question.answer,
+            data_source=DATA_SOURCE,
+            extra_info={
+                "shape": question.shape.value,
+                "hops": len(question.path),
+                "path": [
+                    {
+                        "passage": str(hop.page),
+                        "title": world.names.name(hop.page),
+                        "asks": hop.asks,
+                        "gives": hop.gives,
+                    }
+                    for hop in question.path
+                ],
+            },
+        )
+
+
+def split_of(question: Question) -> Split:
+    """The split to which a question belongs by the hash of the entities that it names."""
+    key = "/".join(str(number) for number in sorted(question.named))
+    bucket = int.from_bytes(hashlib.sha256(key.encode()).digest()[:4], "big") % 100
+    return next(split for split, bound in _SPLIT_BELOW.items() if bucket < bound)
+
+
+def _draw_new(
+    rng: random.Random,
+    world: Encyclopaedia,
+    split: Split,
+    hops: int,
+    shapes: Sequence[Shape],
+    seen: set[bytes],
+) -> Question:
+    draw = {Shape.CHAIN: _chain, Shape.COMPARISON: _comparison, Shape.INTERSECTION: _intersection}
+    for _ in range(_MAX_MISSES):
+        question = draw[rng.choice(shapes)](rng, world, hops)
+        if question is None or split_of(question) is not split:
+            continue
+        mark = hashlib.sha256(question.text.encode()).digest()[:12]
+        if mark not in seen:
+            seen.add(mark)
+            return question
+    raise ConfigError(
+        f"a world of {world.size:,} pages ran out of {hops}-hop questions of split {split.value!r} after "
+        f"{len(seen):,}; ask for fewer, or for a larger world"
+    )
+
+
+def _chain(rng: random.Random, world: Encyclopaedia, hops: int) -> Question | None:
+    kind = rng.choice(tuple(Kind))
+    start = rng.choice(world.ranges[kind])
+    walk = _walk(rng, world, start, hops - 1)
+    if walk is None:
+        return None
+    path, end = walk
+    last = _last_hop(rng, world, end, {start, *(hop.page for hop in path)})
+    if last is None:
+        return None
+    path = [*path, last]
+    text = f"What is the {_of(path)} {world.names.name(start)}?"
+    return Question(Shape.CHAIN, text, last.gives, tuple(path), (start,))
+
+
+def _comparison(rng: random.Random, world: Encyclopaedia, hops: int) -> Question | None:
+    """``hops`` branches of one page each, or half as many of two pages."""
+    kind = rng.choice(tuple(Kind))
+    attribute = ATTRIBUTE_OF[kind]
+    ways = [relation for relation in RELATION.values() if relation.object is kind]
+    deep = hops == 4 and bool(ways) and rng.random() < 0.5
+    named: list[int] = []
+    branches: list[tuple[str, int, list[Hop]]] = []
+    for _ in range(hops // 2 if deep else hops):
+        if deep:
+            relation = rng.choice(ways)
+            start = rng.choice(world.ranges[relation.subject])
+            target = world.object_of(relation, start)
+            first = [Hop(start, relation.name, world.names.name(target))]
+            words = f"the {relation.name} of {world.names.name(start)}"
+        else:
+            start = target = rng.choice(world.ranges[kind])
+            first, words = [], world.names.name(start)
+        named.append(start)
+        branches.append(
+            (words, target, [*first, Hop(target, attribute.name, str(world.value(attribute, target)))])
+        )
+    values = [world.value(attribute, target) for _, target, _ in branches]
+    pages = [hop.page for _, _, part in branches for hop in part]
+    if len(set(values)) < len(values) or len(set(pages)) < len(pages):
+        return None
+    pick, words = rng.choice(((min, attribute.less), (max, attribute.more)))
+    winner = branches[values.index(pick(values))][1]
+    asked = [words for words, _, _ in branches]
+    than = "" if len(asked) == 2 else " than the others"
+    text = f"Which {words}{than}: {', '.join(asked[:-1])} or {asked[-1]}?"
+    path = tuple(hop for _, _, part in branches for hop in part)
+    return Question(Shape.COMPARISON, text, world.names.name(winner), path, tuple(named))
+
+
+def _intersection(rng: random.Random, world: Encyclopaedia, hops: int) -> Question | None:
+    """Two lists that share one entity, and a chain that goes on from there."""
+    meeting = rng.choice(_MEETINGS)
+    one, two = (RELATION[name] for name in meeting.relations)
+    common = rng.choice(world.ranges[one.subject])
+    a, b = world.object_of(one, common), world.object_of(two, common)
+    if set(world.subjects_of(one, a)) & set(world.subjects_of(two, b)) != {common}:
+        return None
+    name = world.names.name(common)
+    path = [Hop(a, f"{one.name} of whom", name), Hop(b, f"{two.name} of whom", name)]
+    slots = {"a": world.names.name(a), "b": world.names.name(b)}
+    if hops == 2:
+        text = f"Which {meeting.words.format(that='', **slots)}?".replace("  ", " ")
+        return Question(Shape.INTERSECTION, text, name, tuple(path), (a, b))
+    walk = _walk(rng, world, common, hops - 3, {a, b})
+    if walk is None:
+        return None
+    more, end = walk
+    last = _last_hop(rng, world, end, {common, a, b, *(hop.page for hop in more)})
+    if last is None:
+        return None
+    more = [*more, last]
+    that = "who" if one.subject is Kind.PERSON else "that"
+    text = f"What is the {_of(more)} the {meeting.words.format(that=that, **slots)}?"
+    return Question(Shape.INTERSECTION, text, last.gives, (*path, *more), (a, b))
+
+
+def _walk(
+    rng: random.Random,
+    world: Encyclopaedia,
+    start: int,
+    steps: int,
+    avoid: frozenset[int] | set[int] = frozenset(),
+) -> tuple[list[Hop], int] | None:
+    """Follow ``steps`` random relations without coming to a page twice; the facts, and where they end."""
+    path: list[Hop] = []
+    been, here = {start, *avoid}, start
+    for _ in range(steps):
+        relation: Relation = rng.choice(OF_KIND[world.kind(here)])
+        target = world.object_of(relation, here)
+        if target in been:
+            return None
+        path.append(Hop(here, relation.name, world.names.name(target)))
+        been.add(target)
+        here = target
+    return path, here
+
+
+def _last_hop(rng: random.Random, world: Encyclopaedia, page: int, been: set[int]) -> Hop | None:
+    """Any fact of ``page`` but one that leads back."""
+    kind = world.kind(page)
+    attribute = ATTRIBUTE_OF[kind]
+    asked = rng.choice((*OF_KIND[kind], None))
+    if asked is None:
+        return Hop(page, attribute.name, str(world.value(attribute, page)))
+    target = world.object_of(asked, page)
+    return None if target in been | {page} else Hop(page, asked.name, world.names.name(target))
+
+
+def _of(path: Sequence[Hop]) -> str:
+    """``teacher of the author of``: the last fact first."""
+    return " of the ".join(hop.asks for hop in reversed(path)) + " of"
