@@ -19,7 +19,7 @@ from pathlib import Path
 from afm.errors import SandboxUnavailableError
 from afm.sandbox.base import SandboxLimits
 from afm.sandbox.capture import memory_file
-from afm.sandbox.interpreter import Identity, Interpreter, find_interpreter
+from afm.sandbox.interpreter import Identity, Interpreter, check_binds, find_interpreter
 from afm.sandbox.percall import PerCallSandbox
 from afm.sandbox.policy import (
     DEVICES,
@@ -61,6 +61,7 @@ class BubblewrapSandbox(PerCallSandbox[_Jail]):
         path = find_bubblewrap("--as-pid-1", "--size", "--seccomp", "--clearenv")
         identity = Identity.for_process()
         interpreter = find_interpreter(self._python, identity, self._packages)
+        check_binds(self._binds)
         rules = filter_program()
         known = _help_text(path)
         variants: list[tuple[str, ...]] = [("--disable-userns",), ()] if "--disable-userns" in known else [()]

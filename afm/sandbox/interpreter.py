@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from afm.errors import SandboxUnavailableError
+from afm.errors import ConfigError, SandboxUnavailableError
 from afm.sandbox.packages import package_folders
 
 _ASK = """
@@ -99,11 +99,25 @@ def find_interpreter(
     libraries = _libraries([binary, *facts["dynamic"]])
     extra = [str(folder) for folder in package_folders(version)] if packages is None else packages
     folders = [os.path.realpath(folder) for folder in extra if _readable(folder, identity)]
+    check_binds(folders)
     installed = [entry for entry in paths if not _inside(entry, stdlib) and Path(entry).is_dir()]
     imports = (*folders, *installed)
     wanted = {binary, stdlib, *paths, *folders, *libraries, *filter(os.path.exists, _EXTRA_FILES)}
     binds = tuple(sorted(p for p in wanted if not any(_inside(p, other) for other in wanted if other != p)))
     return Interpreter(binary, version, imports, binds, _links())
+
+
+def check_binds(paths: Sequence[str]) -> None:
+    """Refuse host paths that programs could not see, because a run has its own folders there.
+
+    Raises:
+        ConfigError: A path lies below ``/tmp`` or ``/dev``.
+    """
+    for path in paths:
+        if _inside(path, "/tmp") or _inside(path, "/dev"):
+            raise ConfigError(
+                f"{path} cannot be shown to programs: they have a /tmp and /dev of their own; move it"
+            )
 
 
 def _readable(folder: str, identity: Identity) -> bool:

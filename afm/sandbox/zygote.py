@@ -24,7 +24,7 @@ from afm.errors import SandboxError, SandboxUnavailableError
 from afm.sandbox.base import RunResult, SandboxLimits
 from afm.sandbox.bubblewrap import find_bubblewrap
 from afm.sandbox.cgroup import memory_groups
-from afm.sandbox.interpreter import Identity, Interpreter, find_interpreter
+from afm.sandbox.interpreter import Identity, Interpreter, check_binds, find_interpreter
 from afm.sandbox.packages import MODULES, STANDARD, WARM
 from afm.sandbox.policy import encoded, user_namespace_advice
 from afm.sandbox.seccomp import filter_program
@@ -157,6 +157,7 @@ class ZygoteSandbox:
         bubblewrap = find_bubblewrap("--as-pid-1", "--perms", "--clearenv", "--file")
         identity = Identity.for_process()
         python = find_interpreter(self._python, identity, self._packages)
+        check_binds(self._binds)
         rules = filter_program()
         groups = tuple(group for group in self._warm if _installed(group, python))
         levels = [STANDARD, *(_modules(groups[: n + 1]) for n in range(len(groups)))]

@@ -103,6 +103,7 @@ class Zygote:
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         messages = os.memfd_create("messages", os.MFD_CLOEXEC)
         self._ended = threading.Lock()
+        self._killed = False
         self._pidfd = -1
         with contextlib.ExitStack() as files:
             files.callback(theirs.close)
@@ -161,6 +162,8 @@ class Zygote:
     def alive(self) -> bool:
         """Whether it can take a run."""
         # The kernel closes a dying zygote's end before it kills what the zygote has forked.
+        if self._killed:
+            return False
         try:
             return bool(self.control.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
         except BlockingIOError:
@@ -171,6 +174,7 @@ class Zygote:
     def kill(self) -> None:
         """Kill it with everything in it, without waiting; :meth:`end` reaps it."""
         with self._ended:
+            self._killed = True
             if self._pidfd >= 0:
                 with contextlib.suppress(ProcessLookupError):
                     signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)

@@ -47,6 +47,7 @@ def become_program(path: str, limits: dict[str, tuple[int, int]], imports: list[
 
 def execute(path: str) -> None:
     """Run the program as ``__main__`` and end the process as Python would. Never returns."""
+    leave = os._exit  # the program may overwrite whatever has a name
     module = types.ModuleType("__main__")
     scope = module.__dict__
     scope.update(__builtins__=builtins, __file__=path, __cached__=None)
@@ -60,7 +61,10 @@ def execute(path: str) -> None:
         trace = error.__traceback__
         status = _status_of(error.with_traceback(trace and trace.tb_next))
         del error, trace
-    os._exit(_finished(status, scope) & 0xFF)
+    try:
+        status = _finished(status, scope)
+    finally:
+        leave(status & 0xFF)
 
 
 def _stream(fd: int, mode: str, name: str, errors: str) -> Any:

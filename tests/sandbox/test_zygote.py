@@ -1,0 +1,313 @@
+"""What is particular to the zygotes: warm packages, what happens when they die, hang or lose their owner."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from afm.errors import SandboxBusyError, SandboxError
+from afm.sandbox import ExitReason, SandboxLimits
+from afm.sandbox.auto import AutoSandbox
+from afm.sandbox.zygote import ZygoteSandbox
+
+pytestmark = pytest.mark.sandbox
+
+
+@pytest.fixture
+async def sandbox() -> AsyncIterator[ZygoteSandbox]:
+    made = ZygoteSandbox(max_parallel=1)
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+def packages() -> Iterator[Path]:
+    """A package that takes its time to import and a broken one; not below /tmp, which runs have for themselves."""
+    folder = Path(tempfile.mkdtemp(dir="/var/tmp"))
+    folder.chmod(0o755)
+    (folder / "slowpoke").mkdir(parents=True)
+    (folder / "slowpoke" / "__init__.py").write_text("import time\ntime.sleep(0.5)\nloaded = []\n")
+    (folder / "broken.py").write_text("raise ValueError('not today')\n")
+    yield folder
+    shutil.rmtree(folder)
+
+
+def python(code: str) -> subprocess.CompletedProcess[str]:
+    """The same program under the ordinary Python."""
+    command = [sys.executable, "-I", "-X", "utf8", "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, check=False, input="")
+
+
+def zygotes() -> list[int]:
+    """Process ids of the zygotes of this process."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, IndexError):
+            command = (folder / "cmdline").read_bytes().split(b"\0")
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            grandparent = int(Path("/proc", str(parent), "stat").read_text().rpartition(")")[2].split()[1])
+            if (
+                b"/zygote/serve.py" in command
+                and not command[0].endswith(b"bwrap")
+                and grandparent == os.getpid()
+            ):
+                found.append(int(folder.name))
+    return found
+
+
+async def test_a_mentioned_package_is_warm(packages: Path) -> None:
+    sandbox = ZygoteSandbox(max_parallel=1, packages=[str(packages)], warm=[["slowpoke"]])
+    code = (
+        "import time; begun = time.time()\nimport slowpoke\nprint(time.time() - begun < 0.1, slowpoke.loaded)"
+    )
+    code += "\nslowpoke.loaded.append(1)"
+    results = [await sandbox.run(code) for _ in range(2)]
+    await sandbox.close()
+    assert [result.stdout for result in results] == ["True []\n"] * 2
+
+
+async def test_a_package_that_is_not_mentioned_can_be_imported(packages: Path) -> None:
+    sandbox = ZygoteSandbox(max_parallel=1, packages=[str(packages)], warm=[["slowpoke"]])
+    result = await sandbox.run("print(__import__('slow' + 'poke').loaded)")
+    await sandbox.close()
+    assert result.stdout == "[]\n"
+    assert result.wall_s > 0.5
+
+
+async def test_a_package_that_cannot_be_imported_fails_in_the_program_only(packages: Path) -> None:
+    sandbox = ZygoteSandbox(max_parallel=1, packages=[str(packages)], warm=[["broken"]])
+    result = await sandbox.run("import broken")
+    await sandbox.close()
+    assert (result.reason, result.stderr.splitlines()[-1]) == (ExitReason.ERROR, "ValueError: not today")
+
+
+async def test_runs_do_not_share_random_numbers(sandbox: ZygoteSandbox) -> None:
+    code = "import random, uuid, secrets\nprint(random.random(), uuid.uuid4(), secrets.token_hex(4))"
+    printed = [(await sandbox.run(code)).stdout for _ in range(3)]
+    words = [word for line in printed for word in line.split()]
+    assert len(set(words)) == 9
+
+
+async def test_the_end_of_a_program_is_that_of_python(sandbox: ZygoteSandbox) -> None:
+    """Threads are waited for, then atexit, then destructors; an exception in one of them changes nothing."""
+    code = """
+import atexit, threading, time
+class Loud:
+    def __init__(self, name): self.name = name
+    def __del__(self):
+        print("destroyed", self.name)
+        if self.name == "b": raise ValueError("in a destructor")
+a = Loud("a")
+b = Loud("b")
+cycle = Loud("c"); cycle.own = cycle
+atexit.register(print, "atexit")
+threading.Thread(target=lambda: (time.sleep(0.2), print("thread"))).start()
+print("main", end="\\n")
+"""
+    here = python(code)
+    result = await sandbox.run(code)
+    assert result.stdout == here.stdout == "main\nthread\natexit\ndestroyed a\ndestroyed b\ndestroyed c\n"
+    assert "ValueError: in a destructor" in result.stderr
+    assert (result.reason, result.exit_status) == (ExitReason.OK, 0)
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        ("import sys; sys.exit(-1)", 255),
+        ("import sys; sys.exit(True)", 1),
+        ("import sys, threading; threading.Thread(target=sys.exit, args=(5,)).start()", 0),
+        ("import atexit, os; atexit.register(os._exit, 9)", 9),
+        ("import sys; sys.excepthook = None; 1/0", 1),
+        ("import sys; sys.stdout.close()", 0),
+        ("import sys; sys.stdout = None; sys.stderr = None; 1/0", 1),
+        ("import sys\nclass S:\n    def flush(self): 1/0\n    closed = False\nsys.stdout = S()", 120),
+        ("import builtins; builtins.__dict__.clear()", 0),
+        ("import sys; sys.modules.clear(); raise SystemExit(4)", 4),
+    ],
+)
+async def test_exit_statuses_are_those_of_python(code: str, status: int, sandbox: ZygoteSandbox) -> None:
+    assert (await sandbox.run(code)).exit_status == status == python(code).returncode
+
+
+async def test_the_standard_streams_look_as_usual(sandbox: ZygoteSandbox) -> None:
+    code = (
+        "import sys\nfor s in (sys.stdin, sys.stdout, sys.stderr):\n"
+        "    print(s.name, s.mode, s.encoding, s.errors, s.line_buffering, s.fileno(), s is getattr(sys, '__' + s.name[1:-1] + '__'))"
+    )
+    assert (await sandbox.run(code)).stdout == python(code).stdout
+
+
+async def test_a_recursion_may_go_as_deep_as_usual(sandbox: ZygoteSandbox) -> None:
+    code = "def depth(n):\n    try: return depth(n + 1)\n    except RecursionError: return n\nprint(depth(1) >= 990)"
+    assert (await sandbox.run(code)).stdout == "True\n"
+
+
+async def test_several_processes_together_keep_the_memory_limit(sandbox: ZygoteSandbox) -> None:
+    if not any(line.startswith("memory cgroup") for line in await sandbox.isolation()):
+        pytest.skip("no memory cgroup is writable")
+    code = """
+import os, time
+children = []
+for _ in range(4):
+    child = os.fork()
+    if child == 0:
+        block = bytearray(200 << 20); time.sleep(0.5); os._exit(0)
+    children.append(child)
+ends = [os.waitpid(child, 0)[1] for child in children]
+os._exit(any(ends))
+"""
+    limits = SandboxLimits(memory_bytes=400 << 20)
+    assert (await sandbox.run(code, limits=limits)).reason is ExitReason.MEMORY
+    assert (await sandbox.run("print('next')", limits=limits)).stdout == "next\n"
+
+
+async def test_a_zygote_that_dies_between_runs_is_replaced(sandbox: ZygoteSandbox) -> None:
+    await sandbox.run("1")
+    (first,) = zygotes()
+    os.kill(first, signal.SIGKILL)
+    assert (await sandbox.run("print('again')")).stdout == "again\n"
+    assert len(zygotes()) == 1
+    assert zygotes() != [first]
+
+
+async def test_a_run_whose_zygote_dies_is_repeated(sandbox: ZygoteSandbox) -> None:
+    await sandbox.run("1")
+    run = asyncio.create_task(sandbox.run("import time; time.sleep(1); print('done')"))
+    await asyncio.sleep(0.3)
+    os.kill(zygotes()[0], signal.SIGKILL)
+    result = await run
+    assert (result.reason, result.stdout) == (ExitReason.OK, "done\n")
+
+
+async def test_a_program_whose_zygotes_keep_dying_is_not_blamed(sandbox: ZygoteSandbox) -> None:
+    await sandbox.run("1")
+    run = asyncio.create_task(sandbox.run("import time; time.sleep(5)"))
+    for _ in range(2):
+        await asyncio.sleep(0.8)
+        os.kill(zygotes()[0], signal.SIGKILL)
+    with pytest.raises(SandboxError, match="2 zygotes were lost"):
+        await run
+
+
+async def test_a_zygote_that_hangs_is_replaced() -> None:
+    sandbox = ZygoteSandbox(max_parallel=1, start_s=0.5)
+    await sandbox.run("1")
+    (first,) = zygotes()
+    os.kill(first, signal.SIGSTOP)
+    begun = time.monotonic()
+    assert (await sandbox.run("print('again')")).stdout == "again\n"
+    assert 0.5 < time.monotonic() - begun < 5
+    assert first not in zygotes()
+    await sandbox.close()
+
+
+async def test_cancelling_a_run_in_a_zygote_that_hangs_ends() -> None:
+    sandbox = ZygoteSandbox(max_parallel=1, start_s=0.5)
+    await sandbox.run("1")
+    os.kill(zygotes()[0], signal.SIGSTOP)
+    with pytest.raises(asyncio.TimeoutError):
+        await asyncio.wait_for(sandbox.run("print(1)"), 0.2)
+    assert (await sandbox.run("print('again')")).stdout == "again\n"
+    await sandbox.close()
+
+
+async def test_a_full_queue_turns_callers_away() -> None:
+    sandbox = ZygoteSandbox(max_parallel=1, max_waiting=2)
+    await sandbox.run("1")
+    runs = [asyncio.create_task(sandbox.run("import time; time.sleep(0.3); print(1)")) for _ in range(4)]
+    ends = await asyncio.gather(*runs, return_exceptions=True)
+    await sandbox.close()
+    assert [isinstance(end, SandboxBusyError) for end in ends] == [False, False, False, True]
+
+
+async def test_a_waiting_run_that_is_cancelled_leaves_the_queue(sandbox: ZygoteSandbox) -> None:
+    await sandbox.run("1")
+    runs = [asyncio.create_task(sandbox.run("import time; time.sleep(0.3); print(1)")) for _ in range(3)]
+    await asyncio.sleep(0.1)
+    runs[1].cancel()
+    ends = await asyncio.gather(*runs, return_exceptions=True)
+    assert isinstance(ends[1], asyncio.CancelledError)
+    assert (await sandbox.run("print(2)")).stdout == "2\n"
+
+
+OWNER = """
+import asyncio
+from afm.sandbox.zygote import ZygoteSandbox
+async def main():
+    sandbox = ZygoteSandbox(max_parallel=1)
+    await sandbox.run("1")
+    run = asyncio.create_task(sandbox.run("import time; print('begun', flush=True); time.sleep(60)"))
+    await asyncio.sleep(0.5)
+    print("ready", flush=True)
+    await run
+asyncio.run(main())
+"""
+
+
+def test_everything_dies_with_an_owner_killed_by_kill_9() -> None:
+    owner = subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True)
+    assert owner.stdout is not None
+    assert owner.stdout.readline() == "ready\n"
+    family = descendants(owner.pid)
+    assert len(family) >= 4  # bubblewrap, zygote, process 1 of the run, the program
+    owner.kill()
+    owner.wait()
+    owner.stdout.close()
+    deadline = time.monotonic() + 5
+    while any(Path("/proc", pid).exists() for pid in family) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not [pid for pid in family if Path("/proc", pid).exists()]
+
+
+def descendants(pid: int | str) -> list[str]:
+    found = []
+    for task in Path("/proc", str(pid), "task").glob("*/children"):
+        for child in task.read_text().split():
+            found += [child, *descendants(child)]
+    return found
+
+
+def test_a_fork_of_the_owner_gets_zygotes_of_its_own() -> None:
+    sandbox = ZygoteSandbox(max_parallel=1)
+    assert asyncio.run(sandbox.run("print(1)")).stdout == "1\n"
+    child = os.fork()
+    if child == 0:
+        status = 1
+        with contextlib.suppress(BaseException):
+            good = asyncio.run(sandbox.run("print(2)")).stdout == "2\n"
+            asyncio.run(sandbox.close())
+            status = 0 if good else 1
+        os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert asyncio.run(sandbox.run("print(3)")).stdout == "3\n"
+    asyncio.run(sandbox.close())
+
+
+def test_a_loop_that_stops_in_the_middle_of_a_run_does_not_cost_a_place() -> None:
+    sandbox = ZygoteSandbox(max_parallel=1)
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(sandbox.run("1"))
+    lost = loop.create_task(sandbox.run("import time; time.sleep(60)"))
+    loop.run_until_complete(asyncio.sleep(0.2))
+    loop.close()
+    assert not lost.done()
+    assert asyncio.run(sandbox.run("print('free')")).stdout == "free\n"
+    asyncio.run(sandbox.close())
+
+
+async def test_auto_takes_zygotes_here_and_says_so() -> None:
+    sandbox = AutoSandbox(max_parallel=1)
+    assert (await sandbox.isolation())[0].startswith("zygotes in ")
+    await sandbox.close()
