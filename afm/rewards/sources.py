@@ -7,9 +7,7 @@ from fnmatch import fnmatchcase
 
 from afm.errors import ConfigError, suggestion
 
-SCORERS = ("math", "exact_match", "f1", "substring", "choice", "code_tests")
-LATER = ("judge",)
-"""Scorers that the table names and this version lacks."""
+SCORERS = ("math", "exact_match", "f1", "substring", "choice", "code_tests", "judge")
 
 BY_SOURCE: dict[str, str] = {
     **dict.fromkeys(("math_dapo", "aime24", "aime25", "math", "math500", "gsm8k", "amc23"), "math"),
@@ -27,7 +25,7 @@ def scorer_name(data_source: str, table: Mapping[str, str]) -> str:
     """Name of the scorer for ``data_source``; letter case does not matter, ``*`` in the table stands for anything.
 
     Raises:
-        ConfigError: The table has no such source, or this version lacks its scorer.
+        ConfigError: The table has no such source.
     """
     key = data_source.lower()
     name = table.get(key)
@@ -50,5 +48,4 @@ def checked_name(name: str, place: str) -> str:
     """
     if name in SCORERS:
         return name
-    reason = "is not available in this version" if name in LATER else "is unknown"
-    raise ConfigError(f"{place}: reward {name!r} {reason}, {suggestion(name, SCORERS)}")
+    raise ConfigError(f"{place}: reward {name!r} is unknown, {suggestion(name, SCORERS)}")

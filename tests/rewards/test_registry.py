@@ -114,22 +114,12 @@ async def test_an_unknown_source_is_an_error_with_a_suggestion() -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "name"),
-    [
-        ("gaia", "judge"),
-    ],
-)
-async def test_rewards_of_later_versions_say_so(source: str, name: str) -> None:
-    with pytest.raises(ConfigError, match=f"reward '{name}' is not available in this version"):
-        await load_reward().score(sample(GOOD, source=source))
-
-
-@pytest.mark.parametrize(
     ("sources", "name"),
     [
         ("math_dapo aime24 aime25 MATH MATH500 gsm8k amc23 OlympiadBench skywork_math", "math"),
         ("nq triviaqa popqa hotpotqa 2wikimultihopqa musique bamboogle mercury tq", "exact_match"),
         ("GPQA gpqa_diamond", "choice"),
+        ("search gaia gaia_text hle webwalker browsecomp", "judge"),
         (
             "livecodebench lcbv4 lcbv5 skywork_livecodebench_v4 codecontests codecontests_test codeforces codeforces_1",
             "code_tests",
@@ -163,7 +153,6 @@ async def test_every_shipped_file_loads_and_judges(path: Path) -> None:
             r"exact_match\.variant: got 'test' \(str\), expected 'training'",
         ),
         ({"by_source": {"x": "mth"}}, r"by_source\.x: reward 'mth' is unknown, did you mean 'math'"),
-        ({"by_source": {"x": "judge"}}, r"by_source\.x: reward 'judge' is not available in this version"),
     ],
 )
 def test_a_wrong_configuration_is_explained(data: dict[str, Any], message: str) -> None:
