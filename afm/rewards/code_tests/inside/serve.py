@@ -47,7 +47,9 @@ def _message(error: BaseException) -> str:
 
 
 def _raised(error: BaseException) -> dict[str, str]:
-    return {"raised": type(error).__name__, "message": _message(error), "text": described(error)}
+    given = error.args[0] if len(error.args) == 1 else None
+    message = given[:300] if isinstance(given, str) else _message(error)
+    return {"raised": type(error).__name__, "message": message, "text": described(error)}
 
 
 def serve(code: types.CodeType, session: Any, arguments: list[str]) -> None:
