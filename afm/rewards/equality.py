@@ -9,21 +9,14 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
+from afm.rewards.worked_out import is_worked_out
+
 MAX_ANSWER_CHARS = 4000
 """Longer answers are wrong unless they are the gold answer letter for letter."""
 
 _NUMBER = re.compile(r"[+-]?(?:\d{1,300}(?:\.\d{0,300})?|\.\d{1,300})")
 _TEXT = re.compile(r"\\(?:text|textbf|textit|mbox|mathrm|mathbf)\s*\{([^{}\\]*)\}")
 _WORD = re.compile(r"[A-Za-z][A-Za-z '-]+")
-_HARMLESS = re.compile(  # powers of ten and degrees
-    r"(?:\\times|\\cdot|\*)\s*10\s*\^\s*(?:\{\s*[+-]?\d+\s*\}|\d)|\^\s*(?:\{\s*\\circ\s*\}|\\circ)"
-)
-_NAME = re.compile(r"[A-Za-z]\w?\s*=(?!=)")
-_OPERATION = re.compile(
-    r"[*+=^!]|(?<=[\w)}\]])\s*-|\\(?:cdot|times|div|sum|prod|int|binom|sqrt|log|ln|lim|ast|pmod|bmod|max|min|gcd|d?frac)"
-    r"(?![A-Za-z])"
-)
-_FRACTION = re.compile(r"[+-]?\s*\d*\s*\\[dt]?frac\s*(?:\{\s*[+-]?\d+\s*\}|\d)\s*(?:\{\s*[+-]?\d+\s*\}|\d)")
 _IN_BASE = re.compile(r"(-?[0-9A-Za-z.]+)_\{?(\d+)\}?")
 _SIZES = re.compile(r"\\(?:left|right|displaystyle)(?![A-Za-z])|\\[!,;:]|~")
 
@@ -56,17 +49,15 @@ def quick_verdict(gold: str, answer: str) -> bool | None:
 
 
 def is_unevaluated(gold: str, answer: str) -> bool:
-    r"""Whether the gold answer is a plain number and the answer an expression that was never worked out.
+    r"""Whether the gold answer is one number and the answer an expression that was never worked out.
 
-    ``60+12``, ``6 \cdot 12`` or a sum equal 72, but whoever writes them has not found 72: to accept them would pay a
-    model for copying the question. Simple fractions, powers of ten and a name in front (``x = 72``) are values.
+    See :mod:`afm.rewards.worked_out`. A gold answer that is a fraction admits fractions that are not reduced.
     """
-    if _as_number(_tidied(gold)) is None:
+    expected = _tidied(gold)
+    if not is_worked_out(expected, reduced=False):
         return False
-    value = _NAME.sub("", _tidied(answer), count=1).strip()
-    if _FRACTION.fullmatch(value):
-        return False
-    return _OPERATION.search(_HARMLESS.sub("", value)) is not None
+    is_fraction = not is_worked_out(expected, reduced=True) or "frac" in expected or "/" in expected
+    return not is_worked_out(_tidied(answer), reduced=not is_fraction)
 
 
 def _tidied(text: str) -> str:

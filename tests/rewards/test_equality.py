@@ -102,6 +102,25 @@ def test_algebra(gold: str, answer: str, equal: bool) -> None:
             r"\sqrt{5184}",
         ),
         *("8!", "x=60+12", r"36\times 2", "36*2", r"\int_0^{72} 1 dx", "2^{3}", "(80)-8"),
+        *("36×2", "36 · 2", "80−8", "144÷2", "80--8", "144/2", "144/4*2", "144:2", r"80\ -\ 8", "80$-$8"),
+        *(
+            r"{9 \choose 2}",
+            r"144 \over 2",
+            "(144)/(2)",
+            r"\frac{144}{2}",
+            r"\Gamma(5)",
+            r"\lfloor 72.9\rfloor",
+        ),
+        *(
+            r"\operatorname{lcm}(8,9)",
+            "72_{9}",
+            r"\lceil\pi\rceil",
+            "3 6 x 2",
+            "36 x 2",
+            r"\frac{72}{1}",
+            "72,73",
+        ),
+        *(r"72 \pm 0", "72 or 73", r"\left|-72\right|", "72.5.1", "seventy-two", "a=b", "1=72", "", "=72"),
     ],
 )
 def test_an_expression_that_was_not_worked_out_is_no_number(answer: str) -> None:
@@ -118,11 +137,42 @@ def test_an_expression_that_was_not_worked_out_is_no_number(answer: str) -> None
         r"72\text{ cm}",
         "72^{\\circ}",
         r"7.2 \times 10^{1}",
-        r"\frac{144}{2}",
-        "144/2",
         r"72\%",
         "1{,}072",
         r"\$72",
+        *(
+            "$72$",
+            "£72.50",
+            "72 cm",
+            "72 cm^2",
+            "72 km/h",
+            r"72\ \mathrm{m/s^2}",
+            "72 square units",
+            "72°",
+            "7.2e1",
+        ),
+        *(
+            "−72",
+            "７２",
+            "(72)",
+            r"\mathbf{72}",
+            r"\approx 72",
+            "1 072",
+            r"1\,072",
+            "72_{10}",
+            r"f(3) = 72",
+            r"\theta=72",
+        ),
+        *(
+            "60+12 = 72",
+            r"6 \cdot 12 = 72",
+            r"\frac{1}{2}",
+            "1/2",
+            r"1\frac{1}{2}",
+            r"\frac12",
+            r"0.\overline{3}",
+            "72 ",
+        ),
     ],
 )
 def test_a_number_in_other_clothes_is_a_value(answer: str) -> None:
@@ -131,3 +181,10 @@ def test_a_number_in_other_clothes_is_a_value(answer: str) -> None:
 
 def test_only_plain_gold_numbers_ask_for_a_value() -> None:
     assert not is_unevaluated(r"2\sqrt{3}", r"\sqrt{12}")
+
+
+def test_a_fraction_is_a_value_of_a_fraction() -> None:
+    assert not is_unevaluated(r"\frac{5}{6}", r"\frac{10}{12}")
+    assert is_unevaluated(r"\frac{5}{6}", r"\frac{1}{2}+\frac{1}{3}")
+    assert is_unevaluated("0.5", r"\frac{2}{4}")
+    assert is_unevaluated("10\\%", "5\\%+5\\%")

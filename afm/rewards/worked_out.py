@@ -1,0 +1,85 @@
+r"""Whether an answer is a value or an expression that somebody still has to work out.
+
+``60+12``, ``6 × 12`` or a sum equal 72, but whoever writes them has not found 72: to accept them would pay a model
+for copying the question. What counts as a value is a list of forms, not a list of forbidden operators: languages have
+too many of those.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import unicodedata
+
+_GROUP = r"(?:,|\{,\}|\\,|\\ |[ \u00a0\u2009\u202f])"
+_DIGITS = rf"(?:\d{{1,3}}(?:{_GROUP}\d{{3}})+|\d+)"
+_DECIMALS = r"(?:\.\d*(?:\\overline\{\d+\}|\(\d+\))?)"
+_NUMBER = rf"(?:{_DIGITS}{_DECIMALS}?|\.\d+)"
+_POWER_OF_TEN = r"(?:\s*(?:×|\\times|\\cdot|\*)\s*10\s*\^\s*(?:\{\s*[+-]?\d+\s*\}|\d+)|[eE][+-]?\d+)"
+_CURRENCY = r"(?:\\?\$|\\pounds|\\euro|[£€¥])"
+_UNIT_WORD = r"[A-Za-z][A-Za-z.°]*(?:\s*\^\s*\{?\s*-?\d\s*\}?)?"
+_SYMBOL = r"\\?%|°|\^\s*\{?\s*\\circ\s*\}?|\\degree"
+_UNIT = rf"(?:\s*(?:{_SYMBOL})|(?:\s+|\\ |\\,|~)*{_UNIT_WORD}(?:(?:\s*/\s*|\s+|\\cdot\s*){_UNIT_WORD})*)"
+_SIGN = r"[+-]?\s*"
+
+_VALUE = re.compile(rf"{_SIGN}{_CURRENCY}?\s*{_SIGN}{_NUMBER}{_POWER_OF_TEN}?(?:_\{{?10\}}?)?{_UNIT}?\s*")
+_FRACTION = re.compile(
+    rf"{_SIGN}(?P<whole>\d+\s*)?(?:\\frac\s*(?:\{{\s*(?P<a>-?\d+)\s*\}}|(?P<b>\d))\s*"
+    rf"(?:\{{\s*(?P<c>\d+)\s*\}}|(?P<d>\d))|(?P<e>\d+)\s*/\s*(?P<f>\d+)){_UNIT}?\s*"
+)
+_NAME = re.compile(r"\\?[A-Za-z]+(?:_\{?\w+\}?)?(?:\([^()=]*\))?\s*")
+_WRAPPED = re.compile(
+    r"\\(?:mathbf|boldsymbol|bf|mathrm|mathit|text|textbf|mathsf|operatorname)\s*\{([^{}]*)\}"
+)
+_LONGEST = 400
+
+
+def is_worked_out(answer: str, *, reduced: bool = True) -> bool:
+    r"""Whether ``answer`` is one number: with sign, separators, currency, unit, power of ten, as ``x = 72``.
+
+    Args:
+        answer: LaTeX or plain text, already without ``\boxed``.
+        reduced: Whether a fraction must be in lowest terms and no whole number (144/2 is a sum to do).
+    """
+    if len(answer) > _LONGEST:
+        return False
+    text = _plain(answer)
+    *before, value = text.split("=")
+    if before and not _leads_to(before):
+        return False
+    value = _unwrapped(value.removeprefix("\\approx").strip())
+    if _VALUE.fullmatch(value):
+        return True
+    fraction = _FRACTION.fullmatch(value)
+    return fraction is not None and (not reduced or _is_reduced(fraction))
+
+
+def _plain(text: str) -> str:
+    """Letters, digits and minus signs in their ordinary form; only text and number wrappers taken off."""
+    text = unicodedata.normalize("NFKC", text).replace("\u2212", "-").replace("\u2013", "-")
+    for _ in range(3):
+        text = _WRAPPED.sub(r" \1 ", text)
+    return " ".join(text.split())
+
+
+def _leads_to(before: list[str]) -> bool:
+    """Whether what stands before the last ``=`` is a name, or work that was done (``60 + 12 = 72``)."""
+    return all(part.strip() and not _VALUE.fullmatch(_unwrapped(part.strip())) for part in before) and (
+        len(before) > 1 or _NAME.fullmatch(before[0]) is not None or re.search(r"\d", before[0]) is not None
+    )
+
+
+def _unwrapped(value: str) -> str:
+    """Without one pair of brackets, or dollar signs, around everything."""
+    value = value.strip()
+    for opening, closing in (("(", ")"), ("{", "}"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]")):
+        inner = value[len(opening) : -len(closing)]
+        if len(value) > 1 and value.startswith(opening) and value.endswith(closing) and closing not in inner:
+            return inner.strip()
+    return value
+
+
+def _is_reduced(fraction: re.Match[str]) -> bool:
+    above = int(fraction["a"] or fraction["b"] or fraction["e"])
+    below = int(fraction["c"] or fraction["d"] or fraction["f"])
+    return below > 1 and math.gcd(above, below) == 1
