@@ -48,7 +48,7 @@ class WorkerPool:
     """
 
     def __init__(self, module: str, size: int, arguments: tuple[str, ...] = ()) -> None:
-        command = [sys.executable, "-m", module, *arguments]
+        command = [sys.executable, "-P", "-m", module, *arguments]
         self._workers = [_Worker(command) for _ in range(size)]
         self._idle: queue.LifoQueue[_Worker] = queue.LifoQueue()
         for worker in reversed(self._workers):
