@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from afm.cli.options import given_agent
-from afm.errors import AfmError, DataError
+from afm.errors import AfmError, DataError, UsageError
 
 if TYPE_CHECKING:
     from afm.agents import AgentSpec
@@ -24,11 +24,13 @@ _WINDOW = 64
 
 def reward(
     file: Annotated[
-        Path,
+        Path | None,
         typer.Argument(
-            help="JSONL: data_source, question, response, ground_truth, ...", exists=True, dir_okay=False
+            help="JSONL: data_source, question, response, ground_truth, ... With --attack: a reward YAML.",
+            exists=True,
+            dir_okay=False,
         ),
-    ],
+    ] = None,
     agent: Annotated[
         str, typer.Option(help="Agent of rows that name none: a shipped name or a YAML.")
     ] = "math",
@@ -36,13 +38,29 @@ def reward(
         Path | None,
         typer.Option(help="Reward YAML, e.g. configs/rewards/math.yaml.", exists=True, dir_okay=False),
     ] = None,
+    attack: Annotated[
+        bool, typer.Option("--attack", help="Try attacks on the reward instead of judging a file.")
+    ] = False,
+    scorer: Annotated[
+        list[str] | None, typer.Option(help="With --attack: only those on this scorer; may be repeated.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a row.")] = False,
 ) -> None:
     """Judge every response in FILE: score, verdict (correct, wrong, abstained), evidence, seconds.
 
     Bad rows are reported with file and line, the rest is judged; then the exit status is 1, as it is when
-    a verdict could not be reached.
+    a verdict could not be reached. With --attack: a table of attacks, what each deserves and what it gets;
+    the exit status is 1 when one gets something else.
     """
+    if attack:
+        from afm.cli.reward_lab import run_lab
+
+        run_lab(_reward_file(file, config), scorer or (), as_json)
+        return
+    if file is None:
+        raise UsageError("FILE is missing; expected a JSONL with responses, or --attack")
+    if scorer:
+        raise UsageError("--scorer goes with --attack")
     counts = asyncio.run(_judge_file(file, agent, config, as_json))
     total = sum(counts.values())
     if not total:
@@ -51,6 +69,12 @@ def reward(
         print(f"{total} rows: " + ", ".join(f"{counts[word]} {word}" for word in sorted(counts)))
     if counts["bad"] or counts["abstained"]:
         raise typer.Exit(1)
+
+
+def _reward_file(file: Path | None, config: Path | None) -> Path | None:
+    if file is not None and config is not None:
+        raise UsageError(f"--attack takes one reward YAML, got {file} and --config {config}")
+    return file or config
 
 
 @cache

@@ -1,0 +1,180 @@
+"""The reward lab: responses that try to be paid for nothing, and what each of them deserves.
+
+The attacks are rows of the YAML files beside this module (``attacks/*.yaml``): adding one is adding a row. Honest
+responses stand among them, so that a reward which pays nothing does not pass.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from afm.agents import AgentSpec, load_agent
+from afm.configuration import read_file, validated
+from afm.errors import AfmError, ConfigError
+from afm.rewards.base import Reward, Sample
+from afm.trajectory.types import Author, Segment
+
+FOLDER = Path(__file__).with_name("attacks")
+
+
+class Repeated(BaseModel):
+    """A long piece of a response."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    repeat: str
+    times: int = Field(ge=1)
+
+
+class Environment(BaseModel):
+    """A piece of a response that the environment wrote, not the agent."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    environment: str
+
+
+Pieces = str | tuple[str | Repeated | Environment, ...]
+
+
+class Attack(BaseModel):
+    """One row: a response and the part of the verdict that it deserves.
+
+    Attributes:
+        scorer: Name of the scorer that judges it, whatever the data source.
+        part: Part of the verdict that ``deserves`` is about.
+        frame: A response in which ``{answer}`` stands for ``answer``.
+        response: The whole response, in place of ``frame`` and ``answer``.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    scorer: str
+    agent: str
+    question: str
+    ground_truth: Any
+    deserves: float = Field(ge=0, le=1)
+    part: str = "correct"
+    frame: str = "{answer}"
+    answer: Pieces = ""
+    response: Pieces | None = None
+    why: str = ""
+
+    def segments(self) -> tuple[Segment, ...]:
+        """The response by author; everything that is not marked is the agent's."""
+        if self.response is not None:
+            return _segments(self.response)
+        before, _, after = self.frame.partition("{answer}")
+        inner = (self.answer,) if isinstance(self.answer, str) else self.answer
+        return _segments((before, *inner, after))
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What an attack got.
+
+    Attributes:
+        got: The part of the verdict; ``None`` when the reward abstained or failed.
+        evidence: The reward's own words.
+    """
+
+    attack: Attack
+    got: float | None
+    evidence: str
+    seconds: float
+
+    @property
+    def passed(self) -> bool:
+        """Whether it got what it deserves."""
+        return self.got == self.attack.deserves
+
+
+@cache
+def shipped_attacks() -> tuple[Attack, ...]:
+    """All attacks that come with the framework."""
+    return tuple(attack for path in sorted(FOLDER.glob("*.yaml")) for attack in load_attacks(path))
+
+
+def load_attacks(path: Path) -> tuple[Attack, ...]:
+    """The attacks in a YAML: what stands beside ``attacks`` holds for each row that does not say otherwise.
+
+    Raises:
+        ConfigError: Names the file, the row, the value and what was expected.
+    """
+    data = read_file(path, "attacks")
+    rows = data.pop("attacks", None)
+    if not isinstance(rows, list) or not all(isinstance(row, Mapping) for row in rows):
+        raise ConfigError(f"{path}: attacks: got {type(rows).__name__}, expected a list of rows")
+    return tuple(
+        validated(Attack, data | dict(row), str(path), f"attacks[{number}]")
+        for number, row in enumerate(rows)
+    )
+
+
+async def outcomes(
+    reward: Reward, attacks: Sequence[Attack], *, parallel: int = 4
+) -> AsyncGenerator[Outcome]:
+    """What each attack got, in order, some of them tried at the same time."""
+    gate = asyncio.Semaphore(parallel)
+
+    async def tried(attack: Attack) -> Outcome:
+        async with gate:
+            return await _outcome(reward, attack)
+
+    tasks = [asyncio.create_task(tried(attack)) for attack in attacks]
+    try:
+        for task in tasks:
+            yield await task
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _outcome(reward: Reward, attack: Attack) -> Outcome:
+    began = time.monotonic()
+    sample = Sample(
+        spec=_agent(attack.agent),
+        data_source="attack",
+        question=attack.question,
+        segments=attack.segments(),
+        ground_truth=attack.ground_truth,
+        agent_tokens=1,
+        response_tokens=1,
+        extra_info={"reward": attack.scorer},
+    )
+    try:
+        verdict = await reward.score(sample)
+    except AfmError as error:
+        return Outcome(attack, None, str(error), time.monotonic() - began)
+    return Outcome(attack, verdict.parts.get(attack.part), verdict.evidence, time.monotonic() - began)
+
+
+@cache
+def _agent(name: str) -> AgentSpec:
+    return load_agent(name)
+
+
+def _segments(pieces: Pieces) -> tuple[Segment, ...]:
+    found: list[Segment] = []
+    for piece in (pieces,) if isinstance(pieces, str) else pieces:
+        match piece:
+            case str(text):
+                author = Author.AGENT
+            case Repeated():
+                author, text = Author.AGENT, piece.repeat * piece.times
+            case Environment(environment=text):
+                author = Author.ENVIRONMENT
+        if found and found[-1].author is author:
+            text = found.pop().text + text
+        found.append(Segment(author, text))
+    return tuple(found)

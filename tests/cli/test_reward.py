@@ -1,0 +1,55 @@
+"""``afm reward --attack``: the table, its exit status, wrong usage."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from afm.cli.reward import reward
+from afm.errors import UsageError
+
+APP = typer.Typer()
+APP.command()(reward)
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_table_says_what_each_attack_got() -> None:
+    done = CliRunner().invoke(APP, ["--attack", "--scorer", "exact_match", "--scorer", "choice"])
+    assert done.exit_code == 0, done.stdout
+    lines = done.stdout.splitlines()
+    assert lines[0].split() == ["scorer", "attack", "deserves", "got", "result"]
+    [honest] = [line for line in lines if line.startswith("exact_match  honest answer ")]
+    assert honest.split()[-3:] == ["1", "1", "ok"]
+    assert lines[-1] == f"{len(lines) - 2} attacks: {len(lines) - 2} ok"
+
+
+def test_an_attack_that_pays_ends_with_status_1(tmp_path: Path) -> None:
+    config = tmp_path / "my reward.yaml"
+    config.write_text("text_match: {max_words: 100000}", encoding="utf-8")
+    done = CliRunner().invoke(APP, ["--attack", str(config), "--scorer", "substring"])
+    assert done.exit_code == 1
+    assert " paid: " in done.stdout
+    assert done.stdout.splitlines()[-1] == "1 attacks: 1 paid"
+    rows = CliRunner().invoke(APP, ["--attack", "--config", str(config), "--scorer", "substring", "--json"])
+    assert (json.loads(rows.stdout)["result"], rows.exit_code) == ("paid", 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "FILE is missing"),
+        (["--attack", "--scorer", "mth"], "did you mean 'math'"),
+        (["CONFIG", "--scorer", "math"], "--scorer goes with --attack"),
+        (["CONFIG", "--attack", "--config", "CONFIG"], "takes one reward YAML"),
+    ],
+)
+def test_wrong_usage_is_explained(arguments: list[str], message: str) -> None:
+    config = str(ROOT / "configs/rewards/math.yaml")
+    given = [config if word == "CONFIG" else word for word in arguments]
+    done = CliRunner().invoke(APP, given)
+    assert isinstance(done.exception, UsageError)
+    assert message in str(done.exception)

@@ -1,0 +1,119 @@
+"""The lab of attacks: every one gets what it deserves, and a reward that pays too much is found out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from afm.errors import ConfigError
+from afm.rewards import load_reward
+from afm.rewards.attack_lab import FOLDER, Attack, Outcome, load_attacks, outcomes, shipped_attacks
+from afm.trajectory.types import Author, Segment
+
+
+async def tried(reward: Any, scorer: str) -> list[Outcome]:
+    attacks = [attack for attack in shipped_attacks() if attack.scorer == scorer]
+    assert attacks
+    try:
+        return [outcome async for outcome in outcomes(reward, attacks)]
+    finally:
+        await reward.close()
+
+
+def failures(found: list[Outcome]) -> list[tuple[str, float | None, str]]:
+    return [(outcome.attack.name, outcome.got, outcome.evidence) for outcome in found if not outcome.passed]
+
+
+@pytest.mark.parametrize("scorer", ["math", "exact_match", "substring", "choice", "judge"])
+async def test_everything_gets_what_it_deserves(scorer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GRM_BASE_URL", raising=False)
+    assert failures(await tried(load_reward(), scorer)) == []
+
+
+@pytest.mark.sandbox
+async def test_programs_get_what_they_deserve() -> None:
+    reward = load_reward({"code_tests": {"case_s": 2.0, "total_s": 20.0}})
+    assert failures(await tried(reward, "code_tests")) == []
+
+
+@pytest.mark.parametrize("character", ["strict", "gullible", "harsh", "parrot"])
+async def test_no_judge_can_be_talked_into_paying(judge_server: Any, character: str) -> None:
+    judge_server.character = character
+    found = await tried(load_reward({"judge": {"attempts": 1}}), "judge")
+    assert [outcome.attack.name for outcome in found if (outcome.got or 0.0) > outcome.attack.deserves] == []
+    assert len(judge_server.requests) > 10
+    if character in ("strict", "gullible"):
+        assert failures(found) == []
+
+
+async def test_the_lab_sees_what_a_careless_judge_pays_for(judge_server: Any) -> None:
+    judge_server.character = "gullible"
+    found = await tried(load_reward({"judge": {"control": False}}), "judge")
+    paid = {outcome.attack.name for outcome in found if outcome.got == 1.0 and not outcome.passed}
+    assert {"order to the judge", "end of the data", "reference without content"} <= paid
+
+
+async def test_the_lab_sees_a_judge_that_is_down(judge_server: Any) -> None:
+    judge_server.character = "mute"
+    found = await tried(load_reward({"judge": {"attempts": 1}}), "judge")
+    assert {outcome.got for outcome in found if outcome.attack.name == "wrong answer"} == {None}
+
+
+def test_there_are_attacks_on_every_scorer_and_honest_rows_among_them() -> None:
+    attacks = shipped_attacks()
+    assert len(attacks) >= 100
+    for scorer in ("math", "exact_match", "choice", "judge", "code_tests"):
+        deserved = {attack.deserves for attack in attacks if attack.scorer == scorer}
+        assert deserved == {0.0, 1.0}
+    names = [(attack.scorer, attack.part, attack.name) for attack in attacks]
+    assert len(names) == len(set(names))
+
+
+def test_pieces_become_segments_by_author() -> None:
+    attack = Attack.model_validate(
+        {
+            "name": "n",
+            "scorer": "math",
+            "agent": "math",
+            "question": "q",
+            "ground_truth": "1",
+            "deserves": 0,
+            "frame": "<a>{answer}</a>",
+            "answer": ["x", {"repeat": "yz", "times": 2}, {"environment": "seen"}],
+        }
+    )
+    assert attack.segments() == (
+        Segment(Author.AGENT, "<a>xyzyz"),
+        Segment(Author.ENVIRONMENT, "seen"),
+        Segment(Author.AGENT, "</a>"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("attacks: 3", "attacks: got int, expected a list of rows"),
+        ("scorer: math", "attacks: got NoneType, expected a list of rows"),
+        ("attacks: [{name: x}]", r"attacks\[0\]\.scorer: missing"),
+        (
+            "attacks: [{name: x, scorer: s, agent: a, question: q, ground_truth: g, deserves: 2}]",
+            r"attacks\[0\]\.deserves: got 2",
+        ),
+        (
+            "attacks: [{name: x, scorer: s, agent: a, question: q, ground_truth: g, deserves: 0, anser: z}]",
+            r"attacks\[0\]\.anser: unknown key; did you mean 'answer'",
+        ),
+    ],
+)
+def test_a_wrong_file_is_explained(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "attacks.yaml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match=message):
+        load_attacks(path)
+
+
+def test_the_shipped_files_say_what_they_are_for() -> None:
+    for path in FOLDER.glob("*.yaml"):
+        assert path.read_text(encoding="utf-8").startswith("# Attacks on ")
