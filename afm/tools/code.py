@@ -94,14 +94,22 @@ def _fence_end(lines: list[str], start: int) -> tuple[int | None, str]:
 
 
 class SandboxSettings(BaseModel):
-    """Which sandbox, and how (see :func:`afm.sandbox.open_sandbox`)."""
+    """Which sandbox, and how: the arguments of :func:`afm.sandbox.open_sandbox`; its defaults where not given."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    backend: str = "bubblewrap"
+    backend: str = "auto"
     python: str | None = None
     max_parallel: int | None = Field(default=None, ge=1)
-    binds: tuple[str, ...] = ()
+    max_waiting: int | None = Field(default=None, ge=0)
+    binds: tuple[str, ...] | None = None
+    packages: tuple[str, ...] | None = None
+    warm: tuple[tuple[str, ...], ...] | None = None
+    nsjail_path: str | None = None
+
+    def options(self) -> dict[str, Any]:
+        """Everything that is given."""
+        return self.model_dump(exclude_none=True)
 
 
 class CodeSettings(BaseModel):
@@ -204,8 +212,7 @@ def _sandbox(settings: CodeSettings, context: ToolContext) -> Sandbox:
         token = secret.get_secret_value() if secret else None
         return context.sandbox({"urls": settings.urls}, lambda: RemoteSandbox(settings.urls, token=token))
     local = settings.sandbox or SandboxSettings()
-    options = local.model_dump(exclude={"backend"})
-    return context.sandbox(local.model_dump(), lambda: open_sandbox(local.backend, **options))
+    return context.sandbox(local.options(), lambda: open_sandbox(**local.options()))
 
 
 def observation(result: RunResult, limits: SandboxLimits, max_chars: int) -> str:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 from afm.errors import AfmError, MissingExtraError, SandboxError
-from afm.sandbox import Sandbox, SandboxLimits, open_sandbox
+from afm.sandbox import Sandbox, open_sandbox
 from afm.settings import load_settings
-from tool_servers.code.settings import CodeServerSettings, load_server_settings
+from tool_servers.code.settings import load_server_settings
 from tool_servers.shared.access import check_exposure
 from tool_servers.shared.serve import serve
 
@@ -48,30 +47,21 @@ def _serve(config: Path | None, host: str | None, port: int | None) -> None:
     token = secret.get_secret_value() if secret else None
     host = host or environment.server_host
     check_exposure(host, token, _TOKEN)
-    sandbox = _opened(settings)
+    sandbox = open_sandbox(**settings.sandbox.options() | {"max_parallel": settings.parallel()})
     app = CodeServer(sandbox, settings, token).app()
-    serve(app, host, environment.code_server_port if port is None else port, finish_s=settings.finish_s)
+    port = environment.code_server_port if port is None else port
+    serve(app, host, port, finish_s=settings.finish_s, prepare=lambda: _tried(sandbox))
 
 
-def _opened(settings: CodeServerSettings) -> Sandbox:
-    """The sandbox, after a program has run in it.
+async def _tried(sandbox: Sandbox) -> None:
+    """Run a program.
 
     Raises:
         SandboxError: None can run here; the message names what to install.
     """
-    options = settings.sandbox.model_dump(exclude={"backend"}) | {"max_parallel": settings.parallel()}
-    sandbox = open_sandbox(settings.sandbox.backend, **options)
-
-    async def trial() -> None:
-        try:
-            result = await sandbox.run("print(6 * 7)", "", SandboxLimits())
-        finally:
-            await sandbox.close()
-        if result.stdout != "42\n":
-            raise SandboxError(f"the trial program printed {result.stdout!r} {result.stderr!r}, expected 42")
-
-    asyncio.run(trial())
-    return sandbox
+    result = await sandbox.run("print(6 * 7)")
+    if result.stdout != "42\n":
+        raise SandboxError(f"the trial program printed {result.stdout!r} {result.stderr!r}, expected 42")
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from pydantic import ValidationError
 
-from afm.errors import ConfigError, DataError, SandboxError
+from afm.errors import ConfigError, DataError, SandboxBusyError, SandboxError
 from afm.sandbox import ExitReason, RunResult, Sandbox, SandboxLimits, limits_from
 from afm.tools.run_message import RUN_PATH, RunRequest, result_body
 from tool_servers.code.settings import CodeServerSettings, excess
@@ -103,6 +103,8 @@ class CodeServer:
             return self._refusal(_GONE, "gone", "the client has left")
         except BusyError as error:
             return self._refusal(429, "busy", str(error), {"Retry-After": str(error.retry_after_s)})
+        except SandboxBusyError as error:
+            return self._refusal(429, "busy", str(error), {"Retry-After": "1"})
         except SandboxError as error:
             return self._refusal(503, "sandbox", str(error))
         self._runs.add(result.reason.value)
@@ -115,7 +117,7 @@ class CodeServer:
         try:
             if time.monotonic() - self._worked_at > _FRESH_S:
                 await self._run(RunRequest(code=_TRIAL), SandboxLimits())
-        except BusyError:
+        except (BusyError, SandboxBusyError):
             pass  # full of work is well
         except SandboxError as error:
             return JSONResponse({"status": "failing", "error": str(error), **state}, status_code=503)

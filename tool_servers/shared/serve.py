@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import socket
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from afm.errors import ConfigError
@@ -15,13 +17,21 @@ if TYPE_CHECKING:
 _BACKLOG = 2048
 
 
-def serve(app: ASGIApp, host: str, port: int, *, finish_s: float) -> None:
+def serve(
+    app: ASGIApp,
+    host: str,
+    port: int,
+    *,
+    finish_s: float,
+    prepare: Callable[[], Awaitable[None]] | None = None,
+) -> None:
     """Listen until SIGTERM or Ctrl-C; then finish what is under way, for at most ``finish_s``, and return.
 
     One line on standard output says where it listens. Nothing that a request contains is logged.
 
     Args:
         port: 0 takes a free one.
+        prepare: Runs before the first request, in the same event loop; what it raises ends the server.
 
     Raises:
         ConfigError: The address cannot be listened on.
@@ -38,13 +48,19 @@ def serve(app: ASGIApp, host: str, port: int, *, finish_s: float) -> None:
         timeout_graceful_shutdown=max(1, round(finish_s)),
         timeout_keep_alive=75,
     )
-    # The server handles these signals itself and sends them again when it is done; then they are old news.
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: None)
     name = f"[{host}]" if ":" in host else host
-    print(f"listening on http://{name}:{listener.getsockname()[1]}", flush=True)
+
+    async def run() -> None:
+        if prepare is not None:
+            await prepare()
+        # The server handles these signals itself and sends them again when it is done; then they are old news.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: None)
+        print(f"listening on http://{name}:{listener.getsockname()[1]}", flush=True)
+        await uvicorn.Server(config).serve(sockets=[listener])
+
     with listener:
-        uvicorn.Server(config).run(sockets=[listener])
+        asyncio.run(run())
 
 
 def _listener(host: str, port: int) -> socket.socket:
