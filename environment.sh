@@ -27,6 +27,9 @@ export MCP_SERVER_TOKEN="${MCP_SERVER_TOKEN:-}"
 # Address to which wiki queries are posted.
 export WIKI_RAG_SERVER_URL="${WIKI_RAG_SERVER_URL:-http://127.0.0.1:8000/retrieve}"
 
+# Shared by wiki servers and the wiki search tool; needed beyond this machine.
+export WIKI_SERVER_TOKEN="${WIKI_SERVER_TOKEN:-}"
+
 # Source of web search results: local needs no key, serper does.
 export WEB_SEARCH_METHOD_TYPE="${WEB_SEARCH_METHOD_TYPE:-local}"
 

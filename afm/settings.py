@@ -40,6 +40,9 @@ class Settings(BaseSettings):
     wiki_rag_server_url: str = Field(
         default="http://127.0.0.1:8000/retrieve", description="Address to which wiki queries are posted."
     )
+    wiki_server_token: SecretStr | None = Field(
+        default=None, description="Shared by wiki servers and the wiki search tool; needed beyond this machine."
+    )
     web_search_method_type: Literal["local", "serper"] = Field(
         default="local", description="Source of web search results: local needs no key, serper does."
     )
