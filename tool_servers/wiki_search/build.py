@@ -1,0 +1,233 @@
+"""``python -m tool_servers.wiki_search.build CORPUS --out FOLDER``: make an index that the wiki server serves.
+
+Killed at any moment, the same command goes on. What is finished is not made again; a dense part can be added later.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from afm.cli.progress import ProgressView
+from afm.errors import AfmError, DataError, MissingExtraError, UsageError
+from afm.processes import follow_parent
+from tool_servers.wiki_search.collect import Collector, Note, Progress
+from tool_servers.wiki_search.manifest import (
+    Bm25Facts,
+    DenseFacts,
+    Manifest,
+    facts_of,
+    read_manifest,
+    write_manifest,
+)
+from tool_servers.wiki_search.need import check_space, estimated
+from tool_servers.wiki_search.passages import OFFSETS, STORE, PassageStore
+
+WORK = "unfinished"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to build.
+
+    Attributes:
+        model: Embedding model of the dense part; ``None``: no dense part.
+        faiss: ``flat``, ``ivf`` or ``hnsw``, or the path of a ready index.
+        prefixes: Before queries and passages; by the model's name when ``None``.
+    """
+
+    corpus: Path
+    folder: Path
+    bm25: bool = True
+    model: str | None = None
+    faiss: str = "flat"
+    prefixes: tuple[str, str] | None = None
+    device: str | None = None
+
+
+def build(plan: Plan, progress: Progress) -> Manifest:
+    """Make or complete an index.
+
+    Raises:
+        DataError: The corpus is wrong, or the folder holds an index of another one.
+        MissingExtraError: A library that the plan needs is absent.
+    """
+    _check_libraries(plan)
+    work = plan.folder / WORK
+    finished = read_manifest(plan.folder)
+    _check_same(finished, plan)
+    if _complete(finished, plan) and finished:
+        return finished
+    plan.folder.mkdir(parents=True, exist_ok=True)
+    need_bm25 = plan.bm25 and not (finished and finished.bm25)
+    if finished is None or need_bm25:
+        note = Collector(plan.corpus, plan.folder, work).run(None, progress)
+        _write_offsets(plan.folder, work)
+    else:
+        note = Note(plan.corpus.name, finished.corpus_bytes, 0, 0, finished.passages, 0, {}, True)
+    bm25 = finished.bm25 if finished else None
+    if need_bm25:
+        bm25 = _bm25(note, plan, work, progress)
+    dense = finished.dense if finished else None
+    if plan.model and dense is None:
+        dense = _dense(plan, work, progress)
+    files = [
+        path for path in sorted(plan.folder.rglob("*")) if path.is_file() and _belongs(path, plan.folder)
+    ]
+    progress("checksums", 0, len(files))
+    manifest = Manifest(
+        passages=note.passages,
+        corpus=note.corpus,
+        corpus_bytes=note.corpus_bytes,
+        files={path.relative_to(plan.folder).as_posix(): facts_of(path) for path in files},
+        bm25=bm25,
+        dense=dense,
+    )
+    write_manifest(plan.folder, manifest)
+    shutil.rmtree(work, ignore_errors=True)
+    return manifest
+
+
+def _bm25(note: Note, plan: Plan, work: Path, progress: Progress) -> Bm25Facts:
+    from tool_servers.wiki_search.bm25_build import build_bm25
+
+    return build_bm25(note, plan.folder, work, progress)
+
+
+def _dense(plan: Plan, work: Path, progress: Progress) -> DenseFacts:
+    from tool_servers.wiki_search.dense_build import build_faiss, encode_passages, take_faiss
+    from tool_servers.wiki_search.encoder import Encoder, default_prefixes
+
+    assert plan.model is not None
+    query, passage = plan.prefixes or default_prefixes(plan.model)
+    store = PassageStore(plan.folder)
+    work.mkdir(exist_ok=True)
+    if plan.faiss in ("flat", "ivf", "hnsw"):
+        encoder = Encoder(plan.model, query, passage, device=plan.device)
+        dimensions = encoder.dimensions
+        vectors = encode_passages(store, encoder, work, progress)
+        build_faiss(vectors, dimensions, plan.faiss, plan.folder, progress)  # type: ignore[arg-type]
+        kind = plan.faiss
+    else:
+        dimensions, kind = take_faiss(Path(plan.faiss), len(store), plan.folder), "imported"
+    store.close()
+    return DenseFacts.model_validate(
+        {
+            "model": plan.model,
+            "dimensions": dimensions,
+            "faiss": kind,
+            "query_prefix": query,
+            "passage_prefix": passage,
+        }
+    )
+
+
+def _check_libraries(plan: Plan) -> None:
+    needed = ["numpy"] + (["faiss"] if plan.model else [])
+    for package in needed:
+        if find_spec(package) is None:
+            raise MissingExtraError(
+                "faiss-cpu" if package == "faiss" else package, "dense" if package == "faiss" else "servers"
+            )
+
+
+def _check_same(finished: Manifest | None, plan: Plan) -> None:
+    if not plan.corpus.is_file():
+        raise DataError("no such file; expected a corpus of JSON lines", path=str(plan.corpus))
+    here = (plan.corpus.name, plan.corpus.stat().st_size)
+    if finished and (finished.corpus, finished.corpus_bytes) != here:
+        raise DataError(
+            f"holds an index of {finished.corpus} ({finished.corpus_bytes:,} bytes), got {here[0]} ({here[1]:,} bytes); "
+            "choose another --out",
+            path=str(plan.folder),
+        )
+    if finished and finished.dense and plan.model and finished.dense.model != plan.model:
+        raise DataError(
+            f"was encoded by {finished.dense.model!r}, got {plan.model!r}; choose another --out",
+            path=str(plan.folder),
+        )
+
+
+def _complete(finished: Manifest | None, plan: Plan) -> bool:
+    return (
+        finished is not None
+        and (not plan.bm25 or finished.bm25 is not None)
+        and (not plan.model or finished.dense is not None)
+    )
+
+
+def _belongs(path: Path, folder: Path) -> bool:
+    place = path.relative_to(folder)
+    return place.parts[0] in ("bm25", "dense", STORE, OFFSETS) and path.suffix != ".tmp"
+
+
+def _write_offsets(folder: Path, work: Path) -> None:
+    import numpy as np
+
+    ends = np.fromfile(work / "ends.bin", np.int64)
+    np.save(folder / OFFSETS, np.concatenate(([0], ends)))
+
+
+def main() -> int:
+    """Build. Exit status 0 when the index is finished, 1 when it failed, 2 for wrong usage."""
+    follow_parent()
+    parser = argparse.ArgumentParser(
+        prog="afm serve wiki build", description="Make an index of a corpus for the wiki server."
+    )
+    parser.add_argument("corpus", type=Path, help='JSON lines {"id", "contents"}, also .gz')
+    parser.add_argument("--out", type=Path, required=True, help="folder of the index")
+    parser.add_argument("--engine", choices=("bm25", "dense", "hybrid"), default="bm25")
+    parser.add_argument("--model", help="sentence-transformers model of the dense part: a folder or a name")
+    parser.add_argument("--faiss", default="flat", help="flat, ivf, hnsw, or the path of a ready FAISS index")
+    parser.add_argument("--query-prefix", help="by default 'query: ' for E5 models, else nothing")
+    parser.add_argument("--passage-prefix", help="by default 'passage: ' for E5 models, else nothing")
+    parser.add_argument("--device", help="of the embedding model: cpu, cuda")
+    given = parser.parse_args()
+    try:
+        plan = _plan(given)
+        dimensions = 768 if plan.model else None
+        need = estimated(plan.corpus, bm25=plan.bm25, dimensions=dimensions)
+        view = ProgressView()
+        view.line(f"{plan.corpus}: {need.told()}")
+        plan.folder.mkdir(parents=True, exist_ok=True)
+        check_space(need, plan.folder)
+        manifest = build(plan, view.update)
+    except UsageError as error:
+        parser.error(str(error))
+    except AfmError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("stopped; the same command continues", file=sys.stderr)
+        return 130
+    view.line(f"{plan.folder}: {manifest.passages:,} passages, {manifest.bytes / 2**20:,.0f} MiB")
+    return 0
+
+
+def _plan(given: argparse.Namespace) -> Plan:
+    if given.engine == "bm25" and given.model:
+        raise UsageError("--model is for --engine dense and hybrid")
+    if given.engine != "bm25" and not given.model:
+        raise UsageError(f"--engine {given.engine} needs --model, for example intfloat/e5-base-v2")
+    if given.faiss not in ("flat", "ivf", "hnsw") and not Path(given.faiss).is_file():
+        raise UsageError(f"--faiss {given.faiss!r}: expected flat, ivf, hnsw, or the path of a FAISS index")
+    prefixes = None
+    if given.query_prefix is not None or given.passage_prefix is not None:
+        prefixes = (given.query_prefix or "", given.passage_prefix or "")
+    return Plan(
+        corpus=given.corpus,
+        folder=given.out,
+        bm25=given.engine != "dense",
+        model=given.model,
+        faiss=given.faiss,
+        prefixes=prefixes,
+        device=given.device,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,147 @@
+"""What an index folder holds, written last: a folder without it is unfinished, one that differs from it is refused."""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from afm.datasets.atomic import replace_text
+from afm.errors import DataError
+
+NAME = "manifest.json"
+_EDGE = 1 << 16
+
+
+class FileFacts(BaseModel):
+    """Size and checksums of a file.
+
+    Attributes:
+        edges: CRC-32 of its first and last 64 KiB: tells two builds apart without reading everything.
+        crc32: Of all its bytes.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    bytes: int
+    edges: int
+    crc32: int
+
+
+class Bm25Facts(BaseModel):
+    """Parameters of the BM25 part."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    k1: float
+    b: float
+    terms: int
+    postings: int
+
+
+class DenseFacts(BaseModel):
+    """Parameters of the dense part; queries must be encoded by the same model in the same way."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: str
+    dimensions: int
+    faiss: Literal["flat", "ivf", "hnsw", "imported"]
+    query_prefix: str
+    passage_prefix: str
+
+
+class Manifest(BaseModel):
+    """The whole of ``manifest.json``.
+
+    Attributes:
+        corpus: Name of the corpus file.
+        corpus_bytes: Its size as it lay on disk.
+        files: By path below the index folder.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    format: Literal[1] = 1
+    passages: int
+    corpus: str
+    corpus_bytes: int
+    files: dict[str, FileFacts]
+    bm25: Bm25Facts | None = None
+    dense: DenseFacts | None = None
+
+    @property
+    def bytes(self) -> int:
+        """Size of the index on disk."""
+        return sum(facts.bytes for facts in self.files.values())
+
+
+def facts_of(path: Path) -> FileFacts:
+    """Read a file for the manifest."""
+    crc, size = 0, path.stat().st_size
+    with path.open("rb") as file:
+        while piece := file.read(1 << 22):
+            crc = zlib.crc32(piece, crc)
+    return FileFacts(bytes=size, edges=_edges(path), crc32=crc)
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Declare the index finished."""
+    replace_text(folder / NAME, manifest.model_dump_json(indent=2, exclude_none=True) + "\n")
+
+
+def read_manifest(folder: Path) -> Manifest | None:
+    """The manifest of an index folder; ``None`` when there is none.
+
+    Raises:
+        DataError: It cannot be understood.
+    """
+    path = folder / NAME
+    if not path.is_file():
+        return None
+    try:
+        return Manifest.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        where = ".".join(map(str, problem["loc"]))
+        raise DataError(f"{where}: {problem['msg']}; build the index again", path=str(path)) from None
+
+
+def checked_manifest(folder: Path, *, whole: bool = False) -> Manifest:
+    """The manifest of an index whose files are the ones it names.
+
+    Args:
+        whole: Read every byte; else sizes and both ends of every file.
+
+    Raises:
+        DataError: The index is unfinished, truncated, or mixed from different builds.
+    """
+    manifest = read_manifest(folder)
+    if manifest is None:
+        raise DataError(
+            f"no finished index here ({NAME} is missing); build it with: afm serve wiki build",
+            path=str(folder),
+        )
+    for name, facts in manifest.files.items():
+        path = folder / name
+        size = path.stat().st_size if path.is_file() else None
+        if size != facts.bytes:
+            got = "it is missing" if size is None else f"it has {size:,} bytes"
+            raise DataError(
+                f"{got}, expected {facts.bytes:,}: the index is truncated; build it again", path=str(path)
+            )
+        same = facts_of(path) == facts if whole else _edges(path) == facts.edges
+        if not same:
+            raise DataError(
+                "its content is not what the index was built with; build the index again", path=str(path)
+            )
+    return manifest
+
+
+def _edges(path: Path) -> int:
+    with path.open("rb") as file:
+        crc = zlib.crc32(file.read(_EDGE))
+        file.seek(max(0, path.stat().st_size - _EDGE))
+        return zlib.crc32(file.read(_EDGE), crc)
