@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from afm.trajectory.answer import answers
+from afm.trajectory.hygiene import neutralise, readable
 from afm.trajectory.io import RecordWriter, finished_ids, load_records, read_records
 from afm.trajectory.parse import Scan, author_segments, parse, scan
 from afm.trajectory.record import Record, StopReason
-from afm.trajectory.render import neutralise, observation_text, render
+from afm.trajectory.render import observation_text, render
 from afm.trajectory.stream import StepClosed, StepOpened, StreamEvent, StreamParser
 from afm.trajectory.types import Author, Segment, Step, Trajectory
 from afm.trajectory.validate import validate
@@ -32,6 +33,7 @@ __all__ = [
     "observation_text",
     "parse",
     "read_records",
+    "readable",
     "render",
     "scan",
     "validate",

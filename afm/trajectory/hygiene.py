@@ -1,0 +1,82 @@
+"""Text that others wrote, made harmless before an agent reads it: no control characters, no tags, nothing hidden."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+from afm.agents.spec import AgentSpec
+
+_ESCAPE = re.compile(
+    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]?"  # terminal colours, cursor movements
+    r"|(?:\x1b[]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)?"  # titles, device strings
+    r"|\x1b[ -~]?"
+)
+_LINE_END = re.compile(r"\r\n?|[\x0b\x0c\u2028\u2029]")
+# Control characters but tab and line feed; characters without width; those that turn the direction of writing;
+# annotation marks; "tag" characters and supplementary selectors, in which whole sentences can be hidden.
+_HIDDEN = re.compile(
+    r"[\x00-\x08\x0e-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
+    r"\U000e0000-\U000e0fff]"
+)
+# What joins emoji and letters of some scripts has no business inside words of Latin letters.
+_JOINER = re.compile(
+    r"(?<=[!-~\uff01-\uff5e])[\u034f\u115f\u1160\u200c\u200d\u3164\ufe00-\ufe0f\uffa0]+(?=[!-~\uff01-\uff5e])"
+)
+_LONE_SURROGATE = re.compile(r"[\ud800-\udfff]")
+_OPEN, _CLOSE = "[<＜﹤‹〈⟨]", "[>＞﹥›〉⟩]"
+_TEMPLATE_TOKEN = rf"{_OPEN}([|｜][^<>\s]{{1,64}}[|｜]){_CLOSE}"
+_INSTRUCTION = r"\[(/?INST)\]"
+_TEMPLATE_TAGS = (
+    *("s", "bos", "eos", "pad", "unk", "start_of_turn", "end_of_turn", "sys", "system", "user", "assistant"),
+    *(
+        "tools",
+        "tool_call",
+        "tool_calls",
+        "tool_response",
+        "function_call",
+        "function_calls",
+        "function_results",
+    ),
+    *("think",),
+)
+"""Tags that chat templates of common models give a meaning, whatever the agent's own roles are."""
+
+
+def readable(text: str) -> str:
+    """``text`` without terminal sequences, control characters and hidden characters; lines end with a line feed.
+
+    Lone surrogates become U+FFFD. Never longer than ``text``.
+    """
+    text = _LINE_END.sub("\n", _ESCAPE.sub("", text))
+    text = _JOINER.sub("", _HIDDEN.sub("", text))
+    return _LONE_SURROGATE.sub("\ufffd", text)
+
+
+def neutralise(text: str, spec: AgentSpec) -> str:
+    """Make untrusted text unable to open or close a role, however it is written around.
+
+    ``<role>`` becomes ``[role]``, in any letter case, with blanks or attributes inside, and in full-width letters
+    or look-alikes of the brackets; so do tokens and tags of chat templates such as ``<|im_end|>``. Hidden
+    characters go first (:func:`readable`). The result is never longer than ``text``.
+    """
+    return _untrusted(tuple(spec.roles)).sub(_bracketed, readable(text))
+
+
+@lru_cache(maxsize=64)
+def _untrusted(roles: tuple[str, ...]) -> re.Pattern[str]:
+    names = sorted({*roles, *_TEMPLATE_TAGS}, key=lambda name: (-len(name), name))
+    name = "|".join("".join(map(_either_width, word)) for word in names)
+    tag = rf"{_OPEN}(\s{{0,8}}[\\/／]{{0,2}}\s{{0,8}}(?:{name})(?:\s[^<>＜＞]{{0,200}})?[/／]?){_CLOSE}"
+    return re.compile(f"{tag}|{_TEMPLATE_TOKEN}|{_INSTRUCTION}", re.IGNORECASE)
+
+
+def _either_width(letter: str) -> str:
+    """A pattern of an ASCII letter or its full-width form."""
+    return f"[{re.escape(letter)}{chr(ord(letter) + 0xFEE0)}]" if "!" <= letter <= "~" else re.escape(letter)
+
+
+def _bracketed(match: re.Match[str]) -> str:
+    if match[3]:
+        return f"({match[3]})"
+    return f"[{match[1] or match[2]}]"
