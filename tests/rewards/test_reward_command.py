@@ -29,7 +29,7 @@ def run(folder: Path, lines: list[str], *options: str) -> Result:
 
 
 def test_rows_are_judged_in_order(tmp_path: Path) -> None:
-    done = run(tmp_path, [row("204"), "", row("7"), row("408/2")], "--json")
+    done = run(tmp_path, [row("204"), "", row("7"), row("204.0")], "--json")
     judged = [json.loads(line) for line in done.stdout.splitlines()]
     assert [(item["line"], item["score"], item["verdict"]) for item in judged] == [
         (1, 1.0, "correct"),
