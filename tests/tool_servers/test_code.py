@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -77,6 +80,33 @@ def test_wrong_requests_are_explained(start: Any, body: dict[str, Any], message:
     refused = start().post(**body)
     assert refused.status_code == 400
     assert message in refused.json()["error"]
+
+
+@pytest.fixture
+def needed() -> Iterator[Path]:
+    """A file that the sandbox's user can read."""
+    folder = Path(tempfile.mkdtemp(dir="/var/tmp"))
+    folder.chmod(0o755)
+    (folder / "needed").touch(0o644)
+    yield folder / "needed"
+    shutil.rmtree(folder)
+
+
+def test_a_broken_sandbox_shows_and_its_recovery_too(start: Any, needed: Path) -> None:
+    server = start(sandbox={"backend": "bubblewrap", "binds": [str(needed)]})
+    needed.unlink()
+    failed = server.post(code="print(1)")
+    assert failed.status_code == 503
+    assert "needed" in failed.json()["error"]
+    headers = {"Authorization": "Bearer a-long-random-token"}
+    for given, told in ((None, False), (headers, True)):
+        health = httpx.get(f"{server.url}/health", headers=given)
+        assert (health.status_code, health.json()["status"]) == (503, "failing")
+        assert ("error" in health.json()) is told
+    assert server.metric('afm_code_refused_total{why="sandbox"}') == 1
+    needed.touch(0o644)
+    assert server.post(code="print(1)").status_code == 200
+    assert httpx.get(f"{server.url}/health").status_code == 200
 
 
 def test_requests_are_bounded(start: Any) -> None:

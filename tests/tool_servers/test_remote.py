@@ -56,6 +56,19 @@ async def test_the_tool_spreads_its_programs(start: Any, monkeypatch: pytest.Mon
     await tool.close()
 
 
+async def test_the_least_busy_server_is_asked(start: Any) -> None:
+    first, second = start(max_parallel=1), start(max_parallel=1)
+    sandbox = remote(first, second)
+    long = asyncio.create_task(sandbox.run("import time; time.sleep(3)"))
+    assert await comes_to(first, running=1)
+    for _ in range(4):
+        await sandbox.run("print(1)")
+    assert second.metric('afm_code_runs_total{reason="ok"}') == 4
+    assert not long.done()
+    long.cancel()
+    await sandbox.close()
+
+
 async def test_a_server_that_dies_in_the_middle_loses_nothing(start: Any) -> None:
     dying, living = start(max_parallel=2), start(max_parallel=2)
     sandbox = remote(dying, living)
@@ -82,6 +95,22 @@ async def test_a_server_that_comes_back_is_used_again(start: Any, monkeypatch: p
     for _ in range(4):
         await sandbox.run("print(1)")
     assert reborn.metric('afm_code_runs_total{reason="ok"}') >= 1
+    await sandbox.close()
+
+
+async def test_a_server_that_failed_is_left_in_peace_for_a_while(start: Any) -> None:
+    visits = 0
+
+    async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal visits
+        visits += 1
+        writer.close()
+
+    async with await asyncio.start_server(hang_up, "127.0.0.1", 0) as broken:
+        sandbox = remote(f"http://127.0.0.1:{broken.sockets[0].getsockname()[1]}", start())
+        for _ in range(6):
+            assert (await sandbox.run("print(1)")).stdout == "1\n"
+    assert visits == 1
     await sandbox.close()
 
 

@@ -12,6 +12,7 @@ Every other status is ``{"error": "..."}``: 400 no valid request, 401 no token, 
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -30,7 +31,7 @@ from tool_servers.shared.metrics import CONTENT_TYPE, Count, Durations, Level, p
 from tool_servers.shared.requests import GoneError, TooLargeError, bounded_body, while_connected
 
 _BODY_S = 15.0
-_FRESH_S = 10.0
+_FRESH_S = 5.0
 _TRIAL = "print(6 * 7)"
 _GONE = 499  # nobody reads it
 
@@ -49,7 +50,8 @@ class CodeServer:
         self._most = settings.ceiling()
         self._max_bytes = settings.max_request_bytes
         self._admission = Admission(settings.parallel(), settings.max_waiting, settings.max_wait_s)
-        self._worked_at = float("-inf")
+        self._trying = asyncio.Lock()
+        self._known_at, self._trouble = float("-inf"), ""
         self._refused = Count(
             "afm_code_refused_total",
             "Requests that ran no program.",
@@ -111,16 +113,18 @@ class CodeServer:
         self._seconds.add(time.monotonic() - began)
         return Response(result_body(result), media_type="application/json")
 
-    async def health(self) -> Response:
-        """Whether programs run here; tried out when none has run in the last seconds."""
+    async def health(self, request: Request) -> Response:
+        """Whether programs run here; tried out, by one request at a time, when none has run in the last seconds.
+
+        Why they do not run is told only to those who have the token.
+        """
+        async with self._trying:
+            if time.monotonic() - self._known_at > _FRESH_S:
+                await self._try()
         state = {"running": self._admission.running, "waiting": self._admission.waiting}
-        try:
-            if time.monotonic() - self._worked_at > _FRESH_S:
-                await self._run(RunRequest(code=_TRIAL), SandboxLimits())
-        except (BusyError, SandboxBusyError):
-            pass  # full of work is well
-        except SandboxError as error:
-            return JSONResponse({"status": "failing", "error": str(error), **state}, status_code=503)
+        if self._trouble:
+            reason = {"error": self._trouble} if allowed(request.headers, self._token) else {}
+            return JSONResponse({"status": "failing", **reason, **state}, status_code=503)
         return JSONResponse({"status": "ok", **state})
 
     async def metrics(self, request: Request) -> Response:
@@ -131,11 +135,28 @@ class CodeServer:
             )
         return PlainTextResponse(page(self._metrics), media_type=CONTENT_TYPE)
 
+    async def _try(self) -> None:
+        try:
+            await self._run(RunRequest(code=_TRIAL), SandboxLimits())
+        except (BusyError, SandboxBusyError):
+            self._known(trouble="")  # full of work is well
+        except SandboxError:
+            pass  # noted
+
     async def _run(self, asked: RunRequest, limits: SandboxLimits) -> RunResult:
         async with self._admission.place():
-            result = await self._sandbox.run(asked.code, asked.stdin, limits)
-        self._worked_at = time.monotonic()
+            try:
+                result = await self._sandbox.run(asked.code, asked.stdin, limits)
+            except SandboxBusyError:
+                raise
+            except SandboxError as error:
+                self._known(trouble=str(error))
+                raise
+        self._known(trouble="")
         return result
+
+    def _known(self, *, trouble: str) -> None:
+        self._known_at, self._trouble = time.monotonic(), trouble
 
     def _asked(self, body: bytes) -> tuple[RunRequest, SandboxLimits]:
         try:
