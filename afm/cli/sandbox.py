@@ -16,17 +16,14 @@ from afm.errors import UsageError
 if TYPE_CHECKING:
     from afm.sandbox import RunResult
 
+Backend = Annotated[str, typer.Option(help="Kind of isolation: auto, zygote, bubblewrap or nsjail.")]
+
 app = typer.Typer(help="Run model-written programs in isolation.", no_args_is_help=True)
-
-
-@app.callback()
-def sandbox() -> None:
-    """Keeps ``run`` a sub-command while it is the only one."""
 
 
 @app.command()
 def run(
-    backend: Annotated[str, typer.Option(help="Kind of isolation.")] = "bubblewrap",
+    backend: Backend = "auto",
     stdin: Annotated[
         Path | None,
         typer.Option(help="File that becomes the program's standard input.", exists=True, dir_okay=False),
@@ -63,9 +60,84 @@ async def _run(backend: str, python: str | None, code: str, stdin: str) -> RunRe
         await box.close()
 
 
+@app.command()
+def check(
+    backend: Backend = "auto",
+    only: Annotated[str, typer.Option(help="Attacks whose name holds this text.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
+) -> None:
+    """Attack the sandbox in every known way and print what came of it, e.g. `afm sandbox check --backend zygote`.
+
+    Exit status 1 when an attack got through. A known limit of a backend is shown as such and does not count.
+    """
+    failed = asyncio.run(_check(backend, only, as_json))
+    raise typer.Exit(1 if failed else 0)
+
+
+async def _check(backend: str, only: str, as_json: bool) -> int:
+    from afm.sandbox import open_sandbox
+    from afm.sandbox.conformance import ATTACKS, check_sandbox
+
+    attacks = [attack for attack in ATTACKS if only in attack.name]
+    if not attacks:
+        raise UsageError(f"no attack's name holds {only!r}")
+    box = open_sandbox(backend)
+    verdicts = {"stopped": 0, "known limit": 0, "GOT THROUGH": 0}
+    try:
+        isolation = await box.isolation()
+        if not as_json:
+            print(*isolation, "", f"{'it tries to':62} {'expected':16} {'verdict':12} seen", sep="\n")
+        async for finding in check_sandbox(box, attacks):
+            verdict = "stopped" if finding.passed else "known limit" if finding.known_limit else "GOT THROUGH"
+            verdicts[verdict] += 1
+            row = {"attack": finding.attack.name, "expected": finding.attack.expected(), "verdict": verdict}
+            if as_json:
+                print(
+                    json.dumps(row | {"seen": finding.seen, "known_limit": finding.known_limit}), flush=True
+                )
+            else:
+                seen = finding.known_limit or finding.seen
+                print(f"{row['attack']:62} {row['expected']:16} {verdict:12} {seen}", flush=True)
+    finally:
+        await box.close()
+    if not as_json:
+        print("", ", ".join(f"{number} {verdict}" for verdict, number in verdicts.items()), sep="\n")
+    return verdicts["GOT THROUGH"]
+
+
+@app.command()
+def install(
+    packages: Annotated[
+        list[str] | None,
+        typer.Argument(help="What pip shall install.", show_default="numpy sympy scipy pandas"),
+    ] = None,
+    python: Annotated[str | None, typer.Option(help="The sandbox's Python.")] = None,
+    folder: Annotated[
+        Path | None,
+        typer.Option(help="Another folder than /var/lib/afm/sandbox (root) or ~/.local/share/afm."),
+    ] = None,
+) -> None:
+    """Install packages for the sandbox's Python where its unprivileged user can read them."""
+    from afm.sandbox.interpreter import Identity, find_interpreter
+    from afm.sandbox.packages import WARM
+    from afm.sandbox.packages import install as install_packages
+
+    found = find_interpreter(python, Identity.for_process())
+    names = packages or [name for group in WARM for name in group]
+    target = install_packages(names, found.binary, found.version, folder)
+    print(f"{' '.join(names)} for {found.binary} in {target}")
+
+
 def _show(result: RunResult) -> None:
-    print(result.stdout, end="")
-    print(result.stderr, end="", file=sys.stderr)
+    for text, stream in ((result.stdout, sys.stdout), (result.stderr, sys.stderr)):
+        print(_harmless(text) if stream.isatty() else text, end="", file=stream)
+    for missing in result.missing:
+        print(f"[the {missing} is missing]", file=sys.stderr)
     if result.reason != "ok":
         status = "" if result.exit_status is None else f", exit status {result.exit_status}"
         print(f"[{result.reason}{status}; {result.wall_s:.2f} s, {result.cpu_s:.2f} s CPU]", file=sys.stderr)
+
+
+def _harmless(text: str) -> str:
+    """Text that cannot steer a terminal."""
+    return "".join(c if c.isprintable() or c in "\n\t" else f"\\x{ord(c):02x}" for c in text)

@@ -72,7 +72,7 @@ class BubblewrapSandbox(PerCallSandbox[_Jail]):
 
     def _described(self, jail: _Jail) -> list[str]:
         return [
-            f"a fresh {jail.bubblewrap} for each run, {self._max_parallel} at a time",
+            f"bubblewrap ({jail.bubblewrap}) for each run, {self._max_parallel} at a time",
             f"Python {'.'.join(map(str, jail.python.version))} ({jail.python.binary})",
         ]
 

@@ -8,6 +8,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from afm.sandbox.policy import MEMORY_PER_PROCESS
+
 _PREFIX = "afm-sandbox"
 _SLACK_BYTES = 64 << 20  # page tables, namespaces, copied pages of the zygote
 
@@ -74,7 +76,7 @@ def group_limit(memory_bytes: int, file_bytes: int) -> int:
 
 def memory_groups(count: int, root: Path = Path("/sys/fs/cgroup")) -> tuple[list[MemoryGroup], str]:
     """Groups for ``count`` parallel runs, and where they are; or none, and why not."""
-    trouble = "no memory cgroup is mounted"
+    trouble = "no memory cgroup is writable"
     for parent in _parents(root, Path("/proc/self/cgroup").read_text(encoding="utf-8")):
         _remove_stale(parent)
         groups: list[MemoryGroup] = []
@@ -88,7 +90,7 @@ def memory_groups(count: int, root: Path = Path("/sys/fs/cgroup")) -> tuple[list
                 group.remove()
             continue
         return groups, f"memory cgroup below {parent}"
-    return [], f"{trouble}: memory is bounded for each process, not for all of a run together"
+    return [], f"{trouble}: {MEMORY_PER_PROCESS}"
 
 
 def _parents(root: Path, memberships: str) -> list[Path]:

@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 from afm.errors import SandboxError, SandboxUnavailableError
 from afm.sandbox.base import ExitReason, RunResult, SandboxLimits
 from afm.sandbox.outcome import outcome
-from afm.sandbox.policy import encoded, user_namespace_advice
+from afm.sandbox.policy import MEMORY_PER_PROCESS, encoded, user_namespace_advice
 from afm.sandbox.process import JailedProcess
 from afm.sandbox.slots import Slots
 
@@ -106,7 +106,7 @@ class PerCallSandbox(ABC, Generic[J]):
             SandboxUnavailableError: No isolation on this machine.
         """
         described = self._described(await self._ready())
-        return [*described, "memory is bounded for each process, not for all of a run together"]
+        return [*described, MEMORY_PER_PROCESS]
 
     async def _ready(self) -> J:
         """The jail, after one real run has shown that it works here."""

@@ -18,6 +18,7 @@ ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",
     "OMP_NUM_THREADS": "1",
 }
+MEMORY_PER_PROCESS = "memory is bounded for each process, not for all of a run together"
 NO_ISOLATION = "model-written code does not run without isolation"
 
 

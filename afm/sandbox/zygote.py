@@ -131,7 +131,7 @@ class ZygoteSandbox:
         pool = await self._ready()
         warm = "; ".join(", ".join(group) for group in pool.groups) or "no packages"
         return [
-            f"zygotes in {pool.jail.bubblewrap}, {self._max_parallel} parallel runs",
+            f"zygote in {pool.jail.bubblewrap}, {self._max_parallel} runs at a time",
             f"Python {'.'.join(map(str, pool.jail.python.version))} ({pool.jail.python.binary}); warm: {warm}",
             pool.memory,
         ]

@@ -15,6 +15,18 @@ pytestmark = pytest.mark.sandbox
 RUNNER = CliRunner()
 
 
+def test_check_prints_a_table_and_ends_well() -> None:
+    done = RUNNER.invoke(app, ["check", "--only", "daemon"])
+    assert done.exit_code == 0
+    assert "leave a daemon behind" in done.stdout
+    assert "4 stopped, 0 known limit, 0 GOT THROUGH" in done.stdout
+
+
+def test_check_of_nothing_is_wrong_usage() -> None:
+    done = RUNNER.invoke(app, ["check", "--only", "no such attack"])
+    assert isinstance(done.exception, UsageError)
+
+
 def test_a_good_program() -> None:
     done = RUNNER.invoke(app, ["run"], input="print(6 * 7)")
     assert (done.exit_code, done.stdout) == (0, "42\n")

@@ -309,5 +309,5 @@ def test_a_loop_that_stops_in_the_middle_of_a_run_does_not_cost_a_place() -> Non
 
 async def test_auto_takes_zygotes_here_and_says_so() -> None:
     sandbox = AutoSandbox(max_parallel=1)
-    assert (await sandbox.isolation())[0].startswith("zygotes in ")
+    assert (await sandbox.isolation())[0].startswith("zygote in ")
     await sandbox.close()

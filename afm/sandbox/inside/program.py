@@ -38,6 +38,7 @@ def become_program(path: str, limits: dict[str, tuple[int, int]], imports: list[
     sys.path[0] = path.rpartition("/")[0]
     sys.path += imports
     sys.argv = [path]
+    os.environ["PWD"] = sys.path[0]
     for name in own:
         sys.modules.pop(name, None)
     if "numpy.random" in sys.modules:  # the standard library's generator reseeds itself after a fork
@@ -47,7 +48,7 @@ def become_program(path: str, limits: dict[str, tuple[int, int]], imports: list[
 
 def execute(path: str) -> None:
     """Run the program as ``__main__`` and end the process as Python would. Never returns."""
-    leave = os._exit  # the program may overwrite whatever has a name
+    leave, anything = os._exit, BaseException  # the program may overwrite whatever has a name
     module = types.ModuleType("__main__")
     scope = module.__dict__
     scope.update(__builtins__=builtins, __file__=path, __cached__=None)
@@ -57,7 +58,7 @@ def execute(path: str) -> None:
         with open(path, "rb") as file:  # noqa: PTH123 - pathlib is not loaded here
             source = file.read()
         exec(compile(source, path.rpartition("/")[2], "exec", dont_inherit=True), scope)
-    except BaseException as error:  # noqa: BLE001 - the border to the program
+    except anything as error:
         trace = error.__traceback__
         status = _status_of(error.with_traceback(trace and trace.tb_next))
         del error, trace
@@ -76,17 +77,18 @@ def _stream(fd: int, mode: str, name: str, errors: str) -> Any:
     return text
 
 
-def _status_of(error: BaseException) -> int:
+def _status_of(error: BaseException, exiting: type = SystemExit, whole: type = int) -> int:
     """What Python does with an exception that nobody caught."""
-    if not isinstance(error, SystemExit):
+    if type(error) is not exiting and exiting not in type(error).__mro__:
         _show(error)
         return 1
-    if error.code is None:
+    code: Any = error.code  # type: ignore[attr-defined]
+    if code is None:
         return 0
-    if isinstance(error.code, int):
-        return error.code
+    if whole in type(code).__mro__:
+        return whole(code)  # type: ignore[no-any-return]
     with contextlib.suppress(BaseException):
-        print(error.code, file=sys.stderr)
+        print(code, file=sys.stderr)
     return 1
 
 

@@ -21,11 +21,21 @@ import resource
 import signal
 import socket
 import sys
+from typing import Any, NamedTuple
 
 from afm.sandbox.inside import kernel, program
 
 OWN_MODULES = {"afm", "afm.sandbox", "afm.sandbox.inside", kernel.__name__, program.__name__}
 PROGRAM = "/tmp/main.py"
+
+
+class Jail(NamedTuple):
+    """What is the same for every run."""
+
+    root: str
+    imports: list[str]
+    user: tuple[int, int]
+    rules: bytes
 
 
 def warm_up(modules: list[str], imports: list[str]) -> list[str]:
@@ -43,7 +53,7 @@ def warm_up(modules: list[str], imports: list[str]) -> list[str]:
     return failed
 
 
-def serve(control: socket.socket, root: str, imports: list[str], rules: bytes) -> None:
+def serve(control: socket.socket, jail: Jail) -> None:
     """Fork a run for each request. Returns only in the program's process."""
     while True:
         data, fds, _, _ = socket.recv_fds(control, 65536, 5)
@@ -56,7 +66,7 @@ def serve(control: socket.socket, root: str, imports: list[str], rules: bytes) -
             pid = -1
         if pid == 0:
             control.close()
-            return begin(json.loads(data), fds, root, imports, rules)
+            return begin(json.loads(data), fds, jail)
         if pid > 0:
             socket.send_fds(control, [b"started"], [pidfd])
             fds.append(pidfd)
@@ -64,13 +74,13 @@ def serve(control: socket.socket, root: str, imports: list[str], rules: bytes) -
             os.close(fd)
 
 
-def begin(request: dict[str, object], fds: list[int], root: str, imports: list[str], rules: bytes) -> None:
+def begin(request: dict[str, Any], fds: list[int], jail: Jail) -> None:
     """As process 1 of the run: isolate, fork the program, wait for it. Returns only in the program."""
     code, stdin, stdout, stderr, report = fds
     try:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        isolate(request, code, stdin, root, rules)
+        isolate(request, code, stdin, jail)
         os.write(report, b"ready\n")
         child = os.fork()
     except BaseException as error:  # noqa: BLE001 - whatever it is, the host must hear of it
@@ -81,22 +91,19 @@ def begin(request: dict[str, object], fds: list[int], root: str, imports: list[s
     for number, fd in enumerate((stdin, stdout, stderr)):
         os.dup2(fd, number)
     kernel.close_from(3)
-    limits = request["limits"]
-    assert isinstance(limits, dict)
-    program.become_program(
-        PROGRAM, {name: tuple(pair) for name, pair in limits.items()}, imports, OWN_MODULES
-    )
+    limits = {name: (soft, hard) for name, (soft, hard) in request["limits"].items()}
+    program.become_program(PROGRAM, limits, jail.imports, OWN_MODULES)
 
 
-def isolate(request: dict[str, object], code: int, stdin: int, root: str, rules: bytes) -> None:
+def isolate(request: dict[str, Any], code: int, stdin: int, jail: Jail) -> None:
     """Everything that separates this run from the host and from other runs."""
-    kernel.map_user(os.getuid(), os.getgid())
+    root = jail.root
+    kernel.map_user(*jail.user)
     kernel.prefer_as_victim()
     os.setsid()
     kernel.mount(None, "/", None, kernel.RECURSIVE | kernel.PRIVATE)
     kernel.mount(root, root, None, kernel.BIND | kernel.RECURSIVE)
     size, stdin_size = request["file_bytes"], os.fstat(stdin).st_size
-    assert isinstance(size, int)
     flags = kernel.NO_SUID | kernel.NO_DEV
     for folder, extra in (("/tmp", stdin_size), ("/dev/shm", 0)):
         options = f"size={size + extra},nr_inodes={request['inodes']},mode=0755"
@@ -111,7 +118,7 @@ def isolate(request: dict[str, object], code: int, stdin: int, root: str, rules:
     kernel.become_root_directory(root)
     os.chdir("/tmp")
     kernel.drop_capabilities()
-    kernel.filter_calls(rules)
+    kernel.filter_calls(jail.rules)
 
 
 def copy(source: int, target: str) -> None:
@@ -159,7 +166,8 @@ def main() -> None:
     gc.collect()
     gc.freeze()
     control.send(json.dumps({"failed": failed}).encode())
-    serve(control, settings["root"], settings["imports"], rules)
+    user = (os.getuid(), os.getgid())  # a new user namespace does not know them yet
+    serve(control, Jail(settings["root"], settings["imports"], user, rules))
 
 
 if __name__ == "__main__":

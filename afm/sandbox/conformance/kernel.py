@@ -1,0 +1,190 @@
+"""Attacks through system calls."""
+
+from __future__ import annotations
+
+from afm.sandbox.base import ExitReason
+from afm.sandbox.conformance.attack import Attack
+
+ATTACKS = (
+    Attack(
+        "make a user namespace",
+        """
+verdict(call(UNSHARE, 0x10000000), call(CLONE, 0x10000000 | 17, 0, 0, 0, 0))""",
+    ),
+    Attack(
+        "make a user namespace by clone3",
+        """
+import struct
+arguments = struct.pack("<11Q", 0x10000000, 0, 0, 0, 17, 0, 0, 0, 0, 0, 0)
+verdict(call(435, ctypes.create_string_buffer(arguments), len(arguments)))""",
+    ),
+    Attack(
+        "make other namespaces",
+        """
+verdict(*(call(UNSHARE, flag) for flag in (0x20000, 0x40000000, 0x20000000, 0x8000000, 0x4000000, 0x80)))""",
+    ),
+    Attack(
+        "mount",
+        """
+verdict(libc.mount(b"t", b"/tmp", b"tmpfs", 0, None) == 0, libc.umount2(b"/tmp", 2) == 0,
+    call(428, -100, b"/usr", 1), call(430, b"tmpfs", 0), call(CHROOT, b"/tmp"))""",
+    ),
+    Attack(
+        "make a device",
+        """
+verdict(attempt(lambda: os.mknod("/tmp/disk", 0o60666, os.makedev(8, 0))))""",
+    ),
+    Attack(
+        "trace other processes",
+        """
+child = os.fork()
+if child == 0:
+    time.sleep(3); os._exit(0)
+attached = [libc.ptrace(16, p, 0, 0) == 0 for p in (1, os.getppid(), child)]
+os.kill(child, 9)
+verdict(*attached)""",
+    ),
+    Attack(
+        "read another process's memory",
+        """
+buffer = ctypes.create_string_buffer(64)
+vector = (ctypes.c_void_p * 2)(ctypes.addressof(buffer), 64)
+verdict(call(PROCESS_VM_READV, 1, vector, 1, vector, 1, 0), attempt(lambda: open("/proc/1/mem", "rb")))""",
+    ),
+    Attack(
+        "steal a descriptor of process 1",
+        """
+verdict(call(438, os.pidfd_open(1), 3, 0))""",
+    ),
+    Attack(
+        "forge the launcher's report",
+        """
+paths = ("/proc/1/fd/3", "/proc/1/fd/4", "/proc/self/fd/3")
+verdict(*(attempt(lambda p=p: os.open(p, os.O_WRONLY)) for p in paths),
+    *(attempt(lambda fd=fd: os.write(fd, b"0 0\\n")) for fd in range(3, 64)))""",
+    ),
+    Attack(
+        "use the kernel keyring",
+        """
+verdict(call(ADD_KEY, b"user", b"k", b"v", 1, -4), call(KEYCTL, 10, -4, b"user", b"k", 0))""",
+    ),
+    Attack(
+        "use shared memory and queues that outlive it",
+        """
+verdict(call(SHMGET, 0x5b5b, 4096, 0o1666), call(MSGGET, 0x5b5b, 0o1666), call(SEMGET, 0x5b5b, 1, 0o1666),
+    call(MQ_OPEN, b"mark", 0o102, 0o666, 0))""",
+    ),
+    Attack(
+        "use bpf, perf, userfaultfd and io_uring",
+        """
+buffer = ctypes.create_string_buffer(256)
+verdict(call(BPF, 0, buffer, 128), call(PERF_EVENT_OPEN, buffer, 0, -1, -1, 0), call(USERFAULTFD, 0), call(425, 4, buffer),
+    call(426, 0, 0, 0, 0), call(447, 0))""",
+    ),
+    Attack(
+        "change the clock and the host name",
+        """
+verdict(attempt(lambda: socket.sethostname("owned")), attempt(lambda: time.clock_settime(0, 0)))""",
+    ),
+    Attack(
+        "push keys into a terminal",
+        """
+import fcntl
+verdict(attempt(lambda: os.open("/dev/tty", os.O_RDWR)), *(attempt(lambda f=f: fcntl.ioctl(f, 0x5412, b"x")) for f in (0, 1, 2)))""",
+    ),
+    Attack(
+        "signal everything",
+        """
+seen = []
+for pid in range(1, 5000):
+    if pid not in (1, os.getpid()):
+        try:
+            os.kill(pid, 0); seen.append(pid)
+        except OSError:
+            pass
+for number in (9, 15, 19, 2):
+    try:
+        os.kill(1, number); os.kill(-1, number)
+    except OSError:
+        pass
+time.sleep(0.2)
+verdict(bool(seen), seen)""",
+    ),
+    Attack(
+        "signal the runs beside it through process groups",
+        """
+import signal
+for number in (signal.SIGTERM, signal.SIGKILL):
+    for target in (lambda: os.killpg(1, number), lambda: os.kill(-1, number), lambda: os.killpg(2, 0) if False else None):
+        try:
+            target()
+        except OSError:
+            pass
+print("OK:")""",
+        reasons=(ExitReason.OK, ExitReason.ERROR, ExitReason.KILLED),
+        beside="import time; time.sleep(1); print('unharmed')",
+    ),
+    Attack(
+        "raise its priority",
+        """
+def realtime(): os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+verdict(attempt(lambda: os.setpriority(os.PRIO_PROCESS, 0, -5)), attempt(realtime))""",
+    ),
+    Attack(
+        "open files by handle",
+        """
+buffer = ctypes.create_string_buffer(128)
+verdict(call(NAME_TO_HANDLE_AT, -100, b"/usr", buffer, buffer, 0), call(OPEN_BY_HANDLE_AT, -100, buffer, 0))""",
+    ),
+    Attack(
+        "call the kernel by a foreign convention",
+        """
+import mmap
+if os.uname().machine != "x86_64":
+    print("OK: no foreign convention here"); raise SystemExit
+code = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+code.write(bytes.fromhex("b827000040" "0f05" "c3"))  # getpid by the x32 convention
+child = os.fork()
+if child == 0:
+    ctypes.CFUNCTYPE(ctypes.c_long)(ctypes.addressof(ctypes.c_char.from_buffer(code)))()
+    os._exit(0)
+verdict(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0)""",
+    ),
+    Attack(
+        "bring process 1 down by its limits",
+        """
+import resource
+for name in ("CPU", "AS", "NOFILE", "FSIZE"):
+    try:
+        resource.prlimit(1, getattr(resource, "RLIMIT_" + name), (0, 0))
+    except (OSError, ValueError):
+        pass
+os._exit(7)""",
+        reasons=(ExitReason.ERROR, ExitReason.KILLED),
+    ),
+    Attack(
+        "give process 1 a child that it takes for the program",
+        """
+child = libc.syscall(CLONE, 0x8000 | 17, 0, 0, 0, 0)
+if child == 0:
+    os._exit(0)
+time.sleep(0.3)
+os._exit(5)""",
+        reasons=(ExitReason.ERROR,),
+        status=5,
+    ),
+    Attack(
+        "signal process 1 through a pidfd",
+        """
+import signal
+fd = os.pidfd_open(1)
+for number in (signal.SIGKILL, signal.SIGSTOP, signal.SIGINT, signal.SIGTERM):
+    try:
+        signal.pidfd_send_signal(fd, number)
+    except OSError:
+        pass
+time.sleep(0.2); os._exit(6)""",
+        reasons=(ExitReason.ERROR,),
+        status=6,
+    ),
+)
