@@ -49,7 +49,8 @@ def start(tmp_path: Path) -> Iterator[StartServer]:
 
     def started(*, port: int = 0, token: str = TOKEN, **settings: Any) -> Server:
         config = tmp_path / f"server {len(servers)}.yaml"
-        config.write_text(yaml.safe_dump(settings or {"max_parallel": 2}), encoding="utf-8")
+        quick = {"max_parallel": 2, "sandbox": {"backend": "bubblewrap"}}
+        config.write_text(yaml.safe_dump(quick | settings), encoding="utf-8")
         process = subprocess.Popen(
             [sys.executable, "-m", "tool_servers.code", "--config", str(config), "--port", str(port)],
             stdout=subprocess.PIPE,
