@@ -33,3 +33,12 @@ def test_masking_benchmark_checks_before_it_measures(tmp_path: Path) -> None:
     rival = result["correctness"]["marker search"]
     assert rival["dropped"] + rival["inexact"] == 40
     assert result["times_stock"]["stock"] == 1.0
+
+
+@pytest.mark.sandbox
+def test_rewards_benchmark_checks_verdicts_before_it_measures(tmp_path: Path) -> None:
+    pytest.importorskip("math_verify")
+    result = smoke("bench_rewards.py", tmp_path / "rewards.json")
+    assert result["math"]["pairs_per_s"]["score_many"] > 0
+    assert result["code_tests"]["cases"] == 12
+    assert {"cpu", "cores", "commit", "versions"} <= set(result["environment"])

@@ -147,7 +147,7 @@ class _Worker:
                 self._line(self._process, _START_S)
             except (OSError, WorkerCrashError, WorkerTimeoutError) as error:
                 self.stop()
-                raise RewardError(f"worker {self._command[2]} does not start: {error}") from None
+                raise RewardError(f"worker {self._command[3]} does not start: {error}") from None
         return self._process
 
     def _line(self, process: subprocess.Popen[bytes], timeout_s: float) -> bytes:

@@ -234,6 +234,14 @@ async def test_humaneval(training: CodeTests) -> None:
         ("assert True", "the tests never call the program"),
         ("assert (", "the tests are no Python"),
         ("assert f(lambda x: x) == 1", "the tests pass an object of type 'function' to 'f'"),
+        (
+            "try:\n    f(1)\n    f.x()\nexcept Problem:\n    pass",
+            "the tests use a class of the program in `except`",
+        ),
+        (
+            "assert isinstance(f(1), Problem)",
+            "the tests use a class of the program in `except` or `isinstance`",
+        ),
         ("while True: f", "the test program ended with"),
     ],
 )

@@ -42,6 +42,7 @@ _SILENT = (
     ast.AnnAssign,
     ast.AugAssign,
 )
+_CLASS_WANTED = ("catching classes that do not inherit", "isinstance() arg 2 must be", "issubclass() arg")
 _MOST_WANTED = 20_000
 _SEED = 20_250_813
 
@@ -141,6 +142,8 @@ class _Round:
             self._trouble = str(error)
             return str(error)
         except BaseException as error:  # noqa: BLE001 - a failed check
+            if isinstance(error, TypeError) and any(words in str(error) for words in _CLASS_WANTED):
+                self._trouble = "the tests use a class of the program in `except` or `isinstance`"
             return f"{type(error).__name__}: {error}"[:500] + f" in `{ast.unparse(statement)[:200]}`"
         return ""
 
