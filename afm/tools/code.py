@@ -17,10 +17,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from afm.configuration import validated
 from afm.errors import ConfigError, DataError, SandboxError, SandboxUnavailableError
 from afm.sandbox import ExitReason, RunResult, Sandbox, SandboxLimits, limits_from, open_sandbox
-from afm.settings import load_settings
 from afm.tools.base import ToolResult
 from afm.tools.registry import ToolContext, ToolSchema
-from afm.tools.remote import RemoteSandbox
+from afm.tools.remote import remote_sandbox
 from afm.tools.screen import plain
 from afm.tools.traceback import shortened
 
@@ -208,9 +207,7 @@ class CodeTool:
 
 def _sandbox(settings: CodeSettings, context: ToolContext) -> Sandbox:
     if settings.urls:
-        secret = load_settings().code_server_token
-        token = secret.get_secret_value() if secret else None
-        return context.sandbox({"urls": settings.urls}, lambda: RemoteSandbox(settings.urls, token=token))
+        return context.sandbox({"urls": settings.urls}, lambda: remote_sandbox(settings.urls))
     local = settings.sandbox or SandboxSettings()
     return context.sandbox(local.options(), lambda: open_sandbox(**local.options()))
 

@@ -14,6 +14,7 @@ import httpx
 
 from afm.errors import ConfigError, DataError, SandboxError
 from afm.sandbox import RunResult, SandboxLimits
+from afm.settings import load_settings
 from afm.tools.run_message import RUN_PATH, request_for, result_from
 
 _CONNECT_TIMEOUT_S = 5.0
@@ -62,7 +63,7 @@ class RemoteSandbox:
         token: Sent in the header ``Authorization`` and nowhere else.
         rounds: How often all servers are asked before a failure counts.
         busy_s: How long to keep asking servers that are well but full.
-        reply_s: Longest wait for the answer to one request, the wait in the server's queue included.
+        queue_s: Longest wait for an answer beyond the run's own ``wall_s``: the server's queue, the transfer.
 
     Raises:
         ConfigError: No address, one that is not ``http://`` or ``https://``, or a token that no header can carry.
@@ -75,7 +76,7 @@ class RemoteSandbox:
         token: str | None = None,
         rounds: int = 3,
         busy_s: float = 120.0,
-        reply_s: float = 120.0,
+        queue_s: float = 60.0,
     ) -> None:
         if not urls:
             raise ConfigError("urls: got an empty list, expected addresses such as http://127.0.0.1:9002")
@@ -86,7 +87,7 @@ class RemoteSandbox:
         self._token = token
         self._rounds = rounds
         self._busy_s = busy_s
-        self._timeout = httpx.Timeout(reply_s, connect=_CONNECT_TIMEOUT_S)
+        self._queue_s = queue_s
         self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient] = WeakKeyDictionary()
 
     async def run(self, code: str, stdin: str = "", limits: SandboxLimits | None = None) -> RunResult:
@@ -96,11 +97,13 @@ class RemoteSandbox:
             DataError: The program or its input is larger than the servers take.
             SandboxError: No server could run it; the message says what each of them answered.
         """
-        body = request_for(code, stdin, limits or SandboxLimits()).model_dump_json().encode()
+        limits = limits or SandboxLimits()
+        body = request_for(code, stdin, limits).model_dump_json().encode()
+        timeout = httpx.Timeout(limits.wall_s + self._queue_s, connect=_CONNECT_TIMEOUT_S)
         began = time.monotonic()
         failures = 0
         for attempt in itertools.count():
-            answer = await self._one_round(body)
+            answer = await self._one_round(body, timeout)
             if isinstance(answer, RunResult):
                 return answer
             busy = any(reason.busy for reason in answer.values())
@@ -119,13 +122,13 @@ class RemoteSandbox:
         if client is not None:
             await client.aclose()
 
-    async def _one_round(self, body: bytes) -> RunResult | dict[str, _FailedError]:
+    async def _one_round(self, body: bytes, patience: httpx.Timeout) -> RunResult | dict[str, _FailedError]:
         """Ask the servers one after the other, the least busy first."""
         trouble: dict[str, _FailedError] = {}
         for server in self._order():
             server.in_flight += 1
             try:
-                result = await self._ask(server.url, body)
+                result = await self._ask(server.url, body, patience)
             except _FailedError as error:
                 trouble[server.url] = error
                 if not error.busy:
@@ -142,9 +145,9 @@ class RemoteSandbox:
         in_turn = self._servers[turn:] + self._servers[:turn]
         return sorted(in_turn, key=lambda server: (server.resting(), server.in_flight))
 
-    async def _ask(self, url: str, body: bytes) -> RunResult:
+    async def _ask(self, url: str, body: bytes, patience: httpx.Timeout) -> RunResult:
         try:
-            response = await self._client().post(f"{url}{RUN_PATH}", content=body)
+            response = await self._client().post(f"{url}{RUN_PATH}", content=body, timeout=patience)
         except (httpx.TransportError, httpx.DecodingError) as error:
             raise _FailedError(f"{type(error).__name__}: {error}".rstrip(": ")) from error
         match response.status_code:
@@ -172,11 +175,20 @@ class RemoteSandbox:
                 headers["Authorization"] = f"Bearer {self._token}"
             self._clients[loop] = httpx.AsyncClient(
                 headers=headers,
-                timeout=self._timeout,
                 limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
                 trust_env=False,
             )
         return self._clients[loop]
+
+
+def remote_sandbox(urls: Sequence[str]) -> RemoteSandbox:
+    """The sandbox behind these code servers, with the token of CODE_SERVER_TOKEN.
+
+    Raises:
+        ConfigError: An address or the token is wrong.
+    """
+    secret = load_settings().code_server_token
+    return RemoteSandbox(urls, token=secret.get_secret_value() if secret else None)
 
 
 def _checked(url: str) -> str:

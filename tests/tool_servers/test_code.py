@@ -137,6 +137,17 @@ def test_a_full_server_sends_away_and_recovers(start: Any) -> None:
     assert server.post(code="print(2)").status_code == 200
 
 
+def test_requests_that_wait_may_not_fill_the_memory(start: Any) -> None:
+    server = start(max_parallel=1, max_request_bytes=50_000, max_held_bytes=70_000)
+    with ThreadPoolExecutor(1) as pool:
+        large = pool.submit(server.post, code="import time; time.sleep(1.5)" + "#" * 40_000)
+        assert until(lambda: server.metric("afm_code_running") == 1)
+        refused = server.post(code="#" * 40_000)
+        assert (refused.status_code, "bytes of requests are held" in refused.text) == (429, True)
+        assert large.result().status_code == 200
+    assert server.post(code="print(1)" + "#" * 40_000).status_code == 200
+
+
 def test_waiting_has_an_end(start: Any) -> None:
     server = start(max_parallel=1, max_waiting=5, max_wait_s=0.3)
     with ThreadPoolExecutor(1) as pool:
@@ -234,7 +245,7 @@ def test_the_script_says_what_it_would_start() -> None:
 
 def test_the_shipped_settings_are_read() -> None:
     settings = load_server_settings(ROOT / "configs/servers/code.yaml")
-    assert settings.ceiling().memory_bytes == 4 << 30
+    assert settings.ceiling().memory_bytes == 8 << 30
     assert settings.parallel() >= 1
 
 

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
@@ -28,7 +28,13 @@ from tool_servers.code.settings import CodeServerSettings, excess
 from tool_servers.shared.access import allowed
 from tool_servers.shared.admission import Admission, BusyError
 from tool_servers.shared.metrics import CONTENT_TYPE, Count, Durations, Level, page
-from tool_servers.shared.requests import GoneError, TooLargeError, bounded_body, while_connected
+from tool_servers.shared.requests import (
+    GoneError,
+    TooLargeError,
+    announced_bytes,
+    bounded_body,
+    while_connected,
+)
 
 _BODY_S = 15.0
 _FRESH_S = 5.0
@@ -49,6 +55,8 @@ class CodeServer:
         self._token = token
         self._most = settings.ceiling()
         self._max_bytes = settings.max_request_bytes
+        self._most_held = max(settings.max_held_bytes, settings.max_request_bytes)
+        self._held_bytes = 0
         self._admission = Admission(settings.parallel(), settings.max_waiting, settings.max_wait_s)
         self._trying = asyncio.Lock()
         self._known_at, self._trouble = float("-inf"), ""
@@ -90,9 +98,10 @@ class CodeServer:
             )
         began = time.monotonic()
         try:
-            body = await bounded_body(request, self._max_bytes, _BODY_S)
-            asked, limits = self._asked(body)
-            result = await while_connected(request, self._run(asked, limits))
+            with self._held(min(self._max_bytes, announced_bytes(request, self._max_bytes))):
+                body = await bounded_body(request, self._max_bytes, _BODY_S)
+                asked, limits = self._asked(body)
+                result = await while_connected(request, self._run(asked, limits))
         except (DataError, TooLargeError) as error:
             return self._refusal(413, "too_large", str(error), {"Connection": "close"})
         except ValueError as error:
@@ -134,6 +143,21 @@ class CodeServer:
                 401, "token", "the token is missing or wrong", {"WWW-Authenticate": "Bearer"}
             )
         return PlainTextResponse(page(self._metrics), media_type=CONTENT_TYPE)
+
+    @contextmanager
+    def _held(self, size: int) -> Iterator[None]:
+        """Room for a request of this size.
+
+        Raises:
+            BusyError: There is none.
+        """
+        if self._held_bytes + size > self._most_held:
+            raise BusyError(f"{self._held_bytes} bytes of requests are held", 1)
+        self._held_bytes += size
+        try:
+            yield
+        finally:
+            self._held_bytes -= size
 
     async def _try(self) -> None:
         try:

@@ -14,12 +14,12 @@ from afm.sandbox import SandboxLimits, limits_from
 from afm.tools.code import SandboxSettings
 
 _CEILING = {
-    "wall_s": 60.0,
-    "cpu_s": 60,
-    "memory_bytes": 4 << 30,
-    "file_bytes": 64 << 20,
-    "output_bytes": 1 << 20,
-    "stdin_bytes": 4 << 20,
+    "wall_s": 180.0,
+    "cpu_s": 180,
+    "memory_bytes": 8 << 30,
+    "file_bytes": 256 << 20,
+    "output_bytes": 64 << 20,
+    "stdin_bytes": 64 << 20,
     "processes": 64,
     "open_files": 1024,
 }
@@ -35,6 +35,7 @@ class CodeServerSettings(BaseModel):
         max_waiting: Requests that may wait for one of those places; further ones get status 429.
         max_wait_s: The longest wait; then status 429.
         max_request_bytes: Size of a request.
+        max_held_bytes: Size of all requests that run or wait together; further ones get status 429.
         finish_s: How long programs may go on when the server is told to stop.
     """
 
@@ -45,7 +46,8 @@ class CodeServerSettings(BaseModel):
     max_parallel: int | None = Field(default=None, ge=1)
     max_waiting: int = Field(default=256, ge=0)
     max_wait_s: float = Field(default=30.0, gt=0)
-    max_request_bytes: int = Field(default=8 << 20, ge=1024)
+    max_request_bytes: int = Field(default=64 << 20, ge=1024)
+    max_held_bytes: int = Field(default=1 << 30, ge=1024)
     finish_s: float = Field(default=10.0, gt=0)
 
     def parallel(self) -> int:

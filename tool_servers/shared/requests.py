@@ -19,6 +19,12 @@ class GoneError(Exception):
     """The sender has closed the connection."""
 
 
+def announced_bytes(request: Request, unknown: int) -> int:
+    """The length that a request says its body has; ``unknown`` when it does not say."""
+    told = request.headers.get("content-length", "")
+    return int(told) if told.isdecimal() else unknown
+
+
 async def bounded_body(request: Request, max_bytes: int, seconds: float) -> bytes:
     """The body of a request.
 
@@ -27,9 +33,8 @@ async def bounded_body(request: Request, max_bytes: int, seconds: float) -> byte
         TimeoutError: It did not arrive within ``seconds``.
         GoneError: The sender left in between.
     """
-    told = request.headers.get("content-length", "0")
-    if not told.isdecimal() or int(told) > max_bytes:
-        raise TooLargeError(f"the request is {told} bytes long, expected at most {max_bytes}")
+    if announced_bytes(request, 0) > max_bytes:
+        raise TooLargeError(f"the request is longer than {max_bytes} bytes")
     body = bytearray()
     try:
         async with asyncio.timeout(seconds):
