@@ -26,6 +26,7 @@ from afm.rewards.part import Part, Scorer
 from afm.rewards.sources import BY_SOURCE, checked_name, scorer_name
 from afm.rewards.text_match import Substring, TokenF1
 from afm.sandbox import open_sandbox
+from afm.tools.remote import remote_sandbox
 from afm.trajectory.record import Verdict
 
 CORRECT, FORMAT, OVERLONG = "correct", "format", "overlong"
@@ -60,6 +61,7 @@ class CodeTestsSettings(_Strict):
 
     Attributes:
         sandbox: Options of :func:`afm.sandbox.open_sandbox`, e.g. ``backend`` and ``max_parallel``.
+        urls: Code servers that run the programs in its place.
         livecodebench: File or folder of LiveCodeBench's JSONL files with the complete tests.
     """
 
@@ -71,16 +73,20 @@ class CodeTestsSettings(_Strict):
     tolerance: float = Field(default=1e-6, ge=0, lt=1)
     livecodebench: Path | None = None
     sandbox: dict[str, Any] = Field(default_factory=dict)
+    urls: tuple[str, ...] = ()
 
     def scorer(self) -> CodeTests:
         """The scorer with these settings; nothing is started yet.
 
         Raises:
-            ConfigError: An option that the sandbox does not have.
+            ConfigError: An option that the sandbox does not have, or both kinds of place.
         """
+        if self.urls and self.sandbox:
+            raise ConfigError("code_tests: either `urls` of code servers or a local `sandbox`, not both")
+        sandbox = remote_sandbox(self.urls) if self.urls else open_sandbox(**self.sandbox)
         limits = CaseLimits(self.case_s, self.total_s, self.output_bytes, self.memory_bytes)
         policy = TestPolicy(limits, self.early_stop, self.tolerance)
-        return CodeTests(open_sandbox(**self.sandbox), policy, livecodebench=self.livecodebench)
+        return CodeTests(sandbox, policy, livecodebench=self.livecodebench)
 
 
 class OverlongSettings(_Strict):

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from afm.errors import ConfigError, DataError, SandboxError
+from afm.rewards import load_reward
+from afm.rewards.attack_lab import outcomes, shipped_attacks
 from afm.sandbox import ExitReason, SandboxLimits
 from afm.tools import load_tools
 from afm.tools.remote import RemoteSandbox
@@ -194,6 +196,22 @@ async def test_strange_answers_are_failures_of_the_server() -> None:
         port = odd.sockets[0].getsockname()[1]
         with pytest.raises(SandboxError, match="its answer is not a result of a run: stdout: "):
             await remote(f"http://127.0.0.1:{port}").run("print(1)")
+
+
+async def test_rewards_may_run_their_programs_there(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CODE_SERVER_TOKEN", TOKEN)
+    server = start()
+    reward = load_reward({"code_tests": {"urls": [server.url]}})
+    wanted = ("honest program", "wrong program", "asserts honestly passed", "exit before the asserts")
+    attacks = [attack for attack in shipped_attacks() if attack.name in wanted]
+    found = {outcome.attack.name: outcome.got async for outcome in outcomes(reward, attacks)}
+    assert found == dict(zip(wanted, (1.0, 0.0, 1.0, 0.0), strict=True))
+    assert server.metric('afm_code_runs_total{reason="ok"}') >= 4
+    await reward.close()
+    nobody = load_reward({"code_tests": {"urls": [nowhere()]}})
+    [lost] = [outcome async for outcome in outcomes(nobody, attacks[:1])]
+    assert (lost.got, "no code server could run" in lost.evidence) == (None, True)
+    await nobody.close()
 
 
 def test_several_event_loops_may_use_it_in_turn(start: Any) -> None:
