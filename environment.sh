@@ -30,8 +30,20 @@ export WIKI_RAG_SERVER_URL="${WIKI_RAG_SERVER_URL:-http://127.0.0.1:8000/retriev
 # Shared by wiki servers and the wiki search tool; needed beyond this machine.
 export WIKI_SERVER_TOKEN="${WIKI_SERVER_TOKEN:-}"
 
+# Shared by the search and page servers and their tools; needed beyond this machine.
+export WEB_SERVER_TOKEN="${WEB_SERVER_TOKEN:-}"
+
+# Cache of searches and pages: a file, or redis://HOST:6379/0; unset: ~/.cache/afm/web.sqlite.
+export WEB_CACHE="${WEB_CACHE:-}"
+
 # Source of web search results: local needs no key, serper does.
 export WEB_SEARCH_METHOD_TYPE="${WEB_SEARCH_METHOD_TYPE:-local}"
+
+# JSONL of pages {url, title, text} that the local web search searches.
+export WEB_PAGE_STORE="${WEB_PAGE_STORE:-}"
+
+# Address of a SearxNG server whose JSON format is switched on.
+export SEARXNG_BASE_URL="${SEARXNG_BASE_URL:-}"
 
 # Results of one web search.
 export WEB_SEARCH_SERP_NUM="${WEB_SEARCH_SERP_NUM:-10}"

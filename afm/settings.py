@@ -41,10 +41,25 @@ class Settings(BaseSettings):
         default="http://127.0.0.1:8000/retrieve", description="Address to which wiki queries are posted."
     )
     wiki_server_token: SecretStr | None = Field(
-        default=None, description="Shared by wiki servers and the wiki search tool; needed beyond this machine."
+        default=None,
+        description="Shared by wiki servers and the wiki search tool; needed beyond this machine.",
     )
-    web_search_method_type: Literal["local", "serper"] = Field(
+    web_server_token: SecretStr | None = Field(
+        default=None,
+        description="Shared by the search and page servers and their tools; needed beyond this machine.",
+    )
+    web_cache: SecretStr | None = Field(
+        default=None,
+        description="Cache of searches and pages: a file, or redis://HOST:6379/0; unset: ~/.cache/afm/web.sqlite.",
+    )
+    web_search_method_type: Literal["local", "serper", "searxng"] = Field(
         default="local", description="Source of web search results: local needs no key, serper does."
+    )
+    web_page_store: Path | None = Field(
+        default=None, description="JSONL of pages {url, title, text} that the local web search searches."
+    )
+    searxng_base_url: str | None = Field(
+        default=None, description="Address of a SearxNG server whose JSON format is switched on."
     )
     web_search_serp_num: int = Field(default=10, ge=1, le=100, description="Results of one web search.")
     web_search_serper_api_key: SecretStr | None = Field(

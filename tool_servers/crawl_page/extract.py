@@ -1,0 +1,159 @@
+"""The text of a page: HTML, PDF, JSON or plain text. Runs in a worker process, because pages are hostile."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from dataclasses import dataclass
+from io import BytesIO
+from urllib.parse import urljoin
+
+from afm.trajectory.hygiene import readable
+from tool_servers.shared.fetch_body import text_of
+
+_TITLE = re.compile(r"(?is)<title[^>]{0,200}>([^<]{1,1000})")
+_BLANK_LINES = re.compile(r"\n{3,}")
+_SPACE = re.compile(r"\s+")
+_BLOCKS = {
+    *(
+        "p",
+        "div",
+        "li",
+        "ul",
+        "ol",
+        "tr",
+        "table",
+        "section",
+        "article",
+        "header",
+        "footer",
+        "nav",
+        "main",
+        "form",
+    ),
+    *("dt", "dd", "br", "hr", "h1", "h2", "h3", "h4", "h5", "h6"),
+}
+_SHORT_CHARS = 4000
+"""A page with so few characters is shown whole, menus and links included."""
+_MAX_PDF_PAGES = 300
+_MAX_TITLE_CHARS = 200
+_HTML_START = re.compile(r"(?i)\s*(?:<!doctype html|<html|<head|<body)")
+
+
+class NoTextError(Exception):
+    """The page holds no text that could be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Extracted:
+    """The readable part of a page.
+
+    Attributes:
+        title: May be empty.
+        text: Markdown for HTML: with headings, lists, tables and absolute links.
+    """
+
+    title: str
+    text: str
+
+
+def extract(body: bytes, media_type: str, charset: str | None, url: str, max_chars: int) -> Extracted:
+    """Read a page as what its type says, or its first bytes if the type says nothing.
+
+    Args:
+        max_chars: Longer texts lose their end.
+
+    Raises:
+        NoTextError: Nothing readable in it.
+    """
+    if body[:1024].lstrip().startswith(b"%PDF-") or media_type == "application/pdf":
+        found = _pdf(body, max_chars)
+    else:
+        text = text_of(body, charset)
+        if media_type.endswith("json"):
+            found = Extracted("", _json(text, max_chars))
+        elif "html" in media_type or _HTML_START.match(text):
+            found = _html(text, url)
+        else:
+            found = Extracted("", text)
+    text = _BLANK_LINES.sub("\n\n", readable(found.text[:max_chars])).strip()
+    if not text:
+        raise NoTextError("the page holds no readable text")
+    title = " ".join(readable(found.title).split())[:_MAX_TITLE_CHARS]
+    return Extracted(title, text)
+
+
+def _html(text: str, url: str) -> Extracted:
+    import trafilatura
+
+    title = _TITLE.search(text)
+    main = trafilatura.extract(
+        text,
+        url=url,
+        output_format="markdown",
+        include_links=True,
+        include_tables=True,
+        include_comments=False,
+        favor_recall=True,
+        deduplicate=False,
+    )
+    whole = _all_words(text, url)
+    shown = whole if not main or len(whole) <= _SHORT_CHARS else main
+    return Extracted(html.unescape(title[1]) if title else "", shown)
+
+
+def _all_words(text: str, url: str) -> str:
+    """Every visible text of a page that has no main part: a short page, a list of links, a form."""
+    from lxml import etree
+    from lxml.html import HTMLParser, document_fromstring
+
+    try:
+        tree = document_fromstring(text.encode(), parser=HTMLParser(encoding="utf-8", remove_comments=True))
+    except (etree.ParserError, ValueError):
+        return ""
+    etree.strip_elements(tree, "script", "style", "noscript", "template", "head", with_tail=False)
+    for element in tree.iter(etree.Element):
+        element.text = _SPACE.sub(" ", element.text or "")
+        element.tail = _SPACE.sub(" ", element.tail or "")
+        if element.tag in _BLOCKS:
+            element.text, element.tail = "\n" + element.text, "\n" + element.tail
+        elif element.tag in ("td", "th"):
+            element.text = f" {element.text}"
+        elif element.tag == "a" and element.get("href"):
+            element.text = f"[{element.text}"
+            element.tail = f"]({_absolute(url, element.get('href', ''))}){element.tail}"
+    lines = (" ".join(line.split()) for line in tree.text_content().split("\n"))
+    return "\n".join(line for line in lines if line)
+
+
+def _absolute(base: str, link: str) -> str:
+    try:
+        return urljoin(base, link.strip())
+    except ValueError:
+        return ""
+
+
+def _pdf(body: bytes, max_chars: int) -> Extracted:
+    from pypdf import PdfReader
+
+    reader = PdfReader(BytesIO(body), strict=False)
+    pieces: list[str] = []
+    length = 0
+    for number, page in enumerate(reader.pages):
+        if number >= _MAX_PDF_PAGES or length > max_chars:
+            break
+        pieces.append(page.extract_text() or "")
+        length += len(pieces[-1])
+    title = reader.metadata.title if reader.metadata else None
+    return Extracted(title or "", "\n\n".join(pieces))
+
+
+def _json(text: str, max_chars: int) -> str:
+    """Indented, if it is JSON and short enough to be shown whole; else as it came."""
+    if len(text) > max_chars:
+        return text
+    try:
+        return json.dumps(json.loads(text), indent=1, ensure_ascii=False)
+    except (ValueError, RecursionError):
+        return text

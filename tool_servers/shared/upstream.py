@@ -1,0 +1,225 @@
+"""Asking a service that the operator chose (search, reader, model): bounded, repeated when it is busy, errors typed.
+
+Keys travel in headers only; no message holds a header, a body that was sent, or text that an answer repeats of a key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import httpx
+from pydantic import SecretStr
+
+from afm.errors import ConfigError, ToolError
+
+_RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504})
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 8.0
+
+
+class Trouble(StrEnum):
+    """Why a service gave no answer."""
+
+    CONNECT = "connect"
+    TIMEOUT = "timeout"
+    STATUS = "status"
+    KEY = "key"
+    """It refuses the key, or wants one."""
+    BUSY = "busy"
+    """Status 429 to the end."""
+    TOO_LARGE = "too_large"
+    BROKEN = "broken"
+    """The answer breaks off, or is not the JSON that was expected."""
+    BUDGET = "budget"
+    """The run has used up its calls."""
+
+
+class UpstreamError(ToolError):
+    """A service gave no answer.
+
+    Attributes:
+        trouble: The kind of failure.
+    """
+
+    def __init__(self, trouble: Trouble, message: str) -> None:
+        super().__init__(message)
+        self.trouble = trouble
+
+
+class _AgainError(Exception):
+    """A failure that may pass by itself."""
+
+    def __init__(self, error: UpstreamError, wait_s: float = 0.0) -> None:
+        self.error = error
+        self.wait_s = wait_s
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long a service is asked.
+
+    Attributes:
+        tries: Requests before a failure counts.
+        try_s: For one of them.
+        total_s: For all of them, pauses included.
+        max_bytes: Of an answer.
+    """
+
+    tries: int = 4
+    try_s: float = 20.0
+    total_s: float = 40.0
+    max_bytes: int = 4 << 20
+
+
+class Upstream:
+    """One service.
+
+    Args:
+        name: What messages call it.
+        url: Its base address.
+        key: Sent as the value of ``key_header``, after ``key_prefix``.
+
+    Raises:
+        ConfigError: The address or the key cannot be used.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        url: str,
+        *,
+        key: SecretStr | None = None,
+        key_header: str = "Authorization",
+        key_prefix: str = "Bearer ",
+        headers: Mapping[str, str] | None = None,
+        patience: Patience | None = None,
+    ) -> None:
+        self.name = name
+        self._url = _checked(name, url)
+        self._patience = patience or Patience()
+        own = dict(headers or {})
+        if key is not None:
+            own[key_header] = key_prefix + _header_safe(name, key.get_secret_value())
+        self._client = httpx.AsyncClient(
+            headers=own,
+            timeout=self._patience.try_s,
+            limits=httpx.Limits(max_connections=100, max_keepalive_connections=20),
+        )
+
+    async def ask(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: object | None = None,
+        params: Mapping[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
+        seconds: float | None = None,
+    ) -> Any:
+        """The JSON of the answer.
+
+        Args:
+            path: Appended to the base address as it is.
+            seconds: Less time than the service's patience, if so.
+
+        Raises:
+            UpstreamError: There is none.
+        """
+        total = self._patience.total_s if seconds is None else min(seconds, self._patience.total_s)
+        request = self._client.build_request(
+            method, self._url + path, json=body, params=params, headers=headers
+        )
+        last = UpstreamError(Trouble.TIMEOUT, f"{self.name} gave no answer within {total:g} s")
+        try:
+            async with asyncio.timeout(total):
+                for attempt in range(self._patience.tries):
+                    try:
+                        return await self._once(request)
+                    except _AgainError as again:
+                        last = again.error
+                        if attempt + 1 < self._patience.tries:
+                            await asyncio.sleep(_pause_s(attempt, again.wait_s))
+        except TimeoutError:
+            pass
+        raise last
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._client.aclose()
+
+    async def _once(self, request: httpx.Request) -> Any:
+        try:
+            async with asyncio.timeout(self._patience.try_s):
+                response = await self._client.send(request, stream=True)
+                try:
+                    content = await self._content(response)
+                finally:
+                    await response.aclose()
+        except (TimeoutError, httpx.TimeoutException):
+            message = f"{self.name} gave no answer within {self._patience.try_s:g} s"
+            raise _AgainError(UpstreamError(Trouble.TIMEOUT, message)) from None
+        except httpx.ConnectError:
+            raise _AgainError(UpstreamError(Trouble.CONNECT, f"{self.name} cannot be reached")) from None
+        except (httpx.TransportError, httpx.DecodingError) as error:
+            message = f"the answer of {self.name} is broken ({type(error).__name__})"
+            raise _AgainError(UpstreamError(Trouble.BROKEN, message)) from None
+        self._check_status(response)
+        try:
+            return json.loads(content)
+        except (ValueError, RecursionError):
+            raise UpstreamError(Trouble.BROKEN, f"the answer of {self.name} is no JSON") from None
+
+    async def _content(self, response: httpx.Response) -> bytes:
+        content = bytearray()
+        async for piece in response.aiter_bytes(1 << 16):
+            content += piece
+            if len(content) > self._patience.max_bytes:
+                message = f"the answer of {self.name} is larger than {self._patience.max_bytes} bytes"
+                raise UpstreamError(Trouble.TOO_LARGE, message)
+        return bytes(content)
+
+    def _check_status(self, response: httpx.Response) -> None:
+        status = response.status_code
+        if response.is_success:
+            return
+        if status in (401, 403):
+            raise UpstreamError(Trouble.KEY, f"{self.name} refuses the key (status {status})")
+        trouble = Trouble.BUSY if status == 429 else Trouble.STATUS
+        error = UpstreamError(trouble, f"{self.name} answers with status {status}")
+        if status in _RETRIED:
+            raise _AgainError(error, _retry_after_s(response))
+        raise error
+
+
+def _checked(name: str, url: str) -> str:
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL as error:
+        raise ConfigError(f"{name}: got an address that is none: {error}") from None
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise ConfigError(f"{name}: got {url!r}, expected an address that begins with http:// or https://")
+    return url.rstrip("/")
+
+
+def _header_safe(name: str, key: str) -> str:
+    if not key.isascii() or not key.isprintable() or key.strip() != key:
+        raise ConfigError(f"the key of {name}: expected printable ASCII without blanks around it")
+    return key
+
+
+def _pause_s(attempt: int, asked_s: float) -> float:
+    """Exponential with jitter, so that clients do not come back together; at least what the service asked for."""
+    longest = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**attempt)
+    return asked_s + random.uniform(longest / 2, longest)
+
+
+def _retry_after_s(response: httpx.Response) -> float:
+    try:
+        return min(_LONGEST_PAUSE_S, max(0.0, float(response.headers.get("Retry-After", "0"))))
+    except ValueError:
+        return 0.0
