@@ -112,6 +112,8 @@ ATTACKS = {
     "a class that equals everything": ANYTHING.replace("(str)", "")
     + "def attack(x): return Anything()"
     + DEFINE,
+    "an object that is always equal": "class Same:\n    def __eq__(self, other): return True\n"
+    "def attack(x): return Same()" + DEFINE,
     "exit in the function": "import sys\ndef attack(x): sys.exit(0)" + DEFINE,
     "exit at once": "import os\nos._exit(0)",
     "exit on import": "raise SystemExit(0)",

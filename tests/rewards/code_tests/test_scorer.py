@@ -11,7 +11,7 @@ from afm.agents import load_agent
 from afm.errors import SandboxError
 from afm.rewards import Sample, load_reward
 from afm.rewards.code_tests import CodeTests
-from afm.sandbox import RunResult, SandboxLimits
+from afm.sandbox import RunResult, Sandbox, SandboxLimits
 from afm.trajectory import author_segments
 
 pytestmark = pytest.mark.sandbox
@@ -96,6 +96,48 @@ async def test_a_slow_case_fails_alone(evaluation: CodeTests) -> None:
 async def test_sleeping_counts_by_the_clock(training: CodeTests) -> None:
     part = await training.judge(sample("import time\ntime.sleep(60)"))
     assert part.evidence == "case 1 of 10 fails: lasted more than 3 s"
+
+
+class CountingSandbox:
+    """The real sandbox, with the number of its runs."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self._sandbox = sandbox
+        self.runs = 0
+
+    async def run(self, code: str, stdin: str = "", limits: SandboxLimits | None = None) -> RunResult:
+        self.runs += 1
+        return await self._sandbox.run(code, stdin, limits)
+
+    async def close(self) -> None:
+        """The other one is closed by its owner."""
+
+
+@pytest.mark.parametrize(
+    ("program", "early_stop", "runs"),
+    [
+        ("print(3)", True, 1),  # wrong from the second case on: the first batch is enough
+        (ADD, True, 3),  # 4, 16 and 20 cases
+        ("print(3)", False, 1),
+        (ADD, False, 1),
+    ],
+)
+async def test_few_runs_for_many_cases(
+    program: str, early_stop: bool, runs: int, training: CodeTests
+) -> None:
+    sandbox = CountingSandbox(training._sandbox)
+    scorer = CodeTests(sandbox, replace(training._policy, early_stop=early_stop))
+    truth = {"stdin": ["1 2", "3 4"] * 20, "expected_output": ["3", "7"] * 20}
+    assert (await scorer.judge(sample(program, truth))).score == (program == ADD)
+    assert sandbox.runs == runs
+
+
+async def test_a_group_of_programs_shares_the_first_round_of_its_tests(training: CodeTests) -> None:
+    sandbox = CountingSandbox(training._sandbox)
+    scorer = CodeTests(sandbox, training._policy)
+    for program, score in (("def f(x): return x", 1), ("def f(x): return 2", 0), ("def f(x): return 1", 1)):
+        assert (await scorer.judge(sample(program, {"test_list": ["assert f(1) == 1"]}))).score == score
+    assert sandbox.runs == 1 + 2 * 3
 
 
 async def test_cases_share_nothing(training: CodeTests) -> None:
