@@ -6,9 +6,9 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-.venv/bin/python}
 known=$(for file in tool_servers/*/__main__.py; do basename "$(dirname "$file")"; done | paste -sd ' ')
-server=${1:?which server? one of: $known}
-shift
+server=${1:-}
 [ -f "tool_servers/$server/__main__.py" ] || { echo "error: no server '$server', expected one of: $known" >&2; exit 2; }
+shift
 
 command=("$PYTHON" -m "tool_servers.$server")
 for argument in "$@"; do

@@ -15,7 +15,7 @@ from afm.rewards.base import Sample
 from afm.rewards.exact_match import ExactMatch, normalised
 from afm.rewards.gold import gold_answers
 from afm.rewards.judge_client import JudgeClient
-from afm.rewards.judge_prompt import SCHEMA, Case, Ruling, decoy, shown_rationale
+from afm.rewards.judge_prompt import SCHEMA, Case, Ruling, bystander, decoy, shown_rationale
 from afm.rewards.judge_store import Ledger, VerdictCache
 from afm.rewards.part import Part
 from afm.settings import load_settings
@@ -146,7 +146,9 @@ class ModelJudge:
             ruling = await client.ruling(case)
             if ruling.judgement == "incorrect":
                 return Part(0.0, self._said(ruling, case))
-            if self._settings.control and (await client.ruling(decoy(case))).judgement == "correct":
+            if self._settings.control and await _accepts(client, decoy(case)):
+                if await _accepts(client, bystander(case)):
+                    return Part(None, f"judge {self._model} accepts any answer")
                 wrong = decoy(case).accepted[0]
                 return Part(
                     0.0, f"judge {self._model} takes this answer for {wrong!r} too: it steers the judge"
@@ -158,6 +160,10 @@ class ModelJudge:
     def _said(self, ruling: Ruling, case: Case) -> str:
         rationale = shown_rationale(ruling, case)
         return f"judge {self._model}: {ruling.judgement}" + (f": {rationale}" if rationale else "")
+
+
+async def _accepts(client: JudgeClient, case: Case) -> bool:
+    return (await client.ruling(case)).judgement == "correct"
 
 
 def request_fields(settings: JudgeSettings, model: str) -> dict[str, Any]:

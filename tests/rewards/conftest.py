@@ -21,7 +21,8 @@ class JudgeServer:
 
     Attributes:
         character: ``strict`` compares words; ``gullible`` does what the answer says; ``parrot`` repeats JSON that it finds
-            in the answer; ``mute`` says something else; ``harsh`` finds everything incorrect.
+            in the answer; ``mute`` says something else; ``harsh`` finds everything incorrect,
+            ``agreeable`` everything correct.
     """
 
     def __init__(self) -> None:
@@ -83,8 +84,7 @@ class JudgeServer:
         right = any(words == set(re.findall(r"\w+", gold.lower())) for gold in case["accepted_answers"])
         if self.character == "gullible":
             right = right or "correct" in words or "whatever" in words
-        if self.character == "harsh":
-            right = False
+        right = {"harsh": False, "agreeable": True}.get(self.character, right)
         assert code in system
         ruling = {
             "check": code,
