@@ -109,6 +109,8 @@ STOP = "stop the harness"  # costs the run's whole time
 ATTACKS = {
     "look everywhere": LOOK_EVERYWHERE,
     "equals everything": ANYTHING + "def attack(x): return Anything()" + DEFINE,
+    "methods that agree": "class Agrees:\n    def startswith(self, *a): return True\n    def split(self): return self\n"
+    "    def count(self, *a): return 1\ndef attack(x): return Agrees()" + DEFINE,
     "a class that equals everything": ANYTHING.replace("(str)", "")
     + "def attack(x): return Anything()"
     + DEFINE,

@@ -208,6 +208,14 @@ class Stack:
         return self.items.pop()
     def __eq__(self, other):
         return True
+    def __len__(self):
+        return self.size
+    def __str__(self):
+        return f"<{self.size}>"
+    def __getitem__(self, index):
+        return self.items[index]
+    def __contains__(self, item):
+        return item in self.items
 """
 
 
@@ -242,6 +250,14 @@ class Stack:
             True,
         ),
         (["s = Stack()\nassert s == 5"], STACK, False),
+        (
+            ["s = Stack()", "s.push(7)", "assert len(s) == 1 and s[0] == 7 and str(s) == '<1>' and 7 in s"],
+            STACK,
+            True,
+        ),
+        (["s = Stack()", "assert len(s) == 1"], STACK, False),
+        (["add = adder(5)", "assert add(3) == 8"], "def adder(n): return lambda m: n + m", True),
+        (["add = adder(5)", "assert add(3) == 8"], "def adder(n): return lambda m: n", False),
         (["def g(x):\n    return f(x)\nassert g(f(1)) == 3"], "def f(x): return x + 1", True),
         (
             ["x = f(1)\nassert x == 1", "x = f(2)\nassert x == 1"],

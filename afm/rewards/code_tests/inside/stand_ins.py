@@ -37,14 +37,18 @@ class _Steps:
         self.steps.append([how, name, arguments, named, index])
         outcome = self.table.outcome(list(self.steps))
         if outcome is None:
-            return _Hole(self, len(self.steps) - 1)
+            # What a class returns is an object: its calls can be foreseen. Of a function's or a method's result they
+            # cannot be: `f(1).startswith("gold")` would hand the gold answer to the program.
+            return _Hole(self, 0) if _makes_instances(how, name) else _Hole(None, 0)
         if "failed" in outcome:
             raise FailedError(outcome["failed"])
         if "raised" in outcome:
             raise _exception(outcome["raised"], outcome.get("message", ""))
         for argument, now in zip(given, decode(outcome.get("arguments", []))):  # noqa: B905 - Python 3.9
             _change(argument, now)
-        return decode(outcome["value"]) if "value" in outcome else _Thing(self, len(self.steps) - 1)
+        if "value" in outcome:
+            return decode(outcome["value"])
+        return (_Instance if _makes_instances(how, name) else _Thing)(self, len(self.steps) - 1)
 
 
 def _encoded(value: Any, name: str) -> Any:
@@ -88,16 +92,58 @@ class Function:
         return _Steps(self.__table, []).take("call", self.__name, given, keywords, None)
 
 
+def _makes_instances(how: str, name: str) -> bool:
+    return how == "call" and name.lstrip("_")[:1].isupper()
+
+
 class _Thing:
-    """An object of the program. It equals nothing but itself, whatever the program's ``__eq__`` would say."""
+    """An object that a function of the program returned.
+
+    It equals nothing but itself, whatever the program's ``__eq__`` would say, and has no method that text, numbers or
+    collections have: who tests ``f(1).startswith("a")`` expects text.
+    """
 
     def __init__(self, steps: _Steps, index: int) -> None:
-        self.__steps, self.__index = steps, index
+        self._steps, self._index = steps, index
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return _Member(self.__steps, self.__index, name)
+        if name.startswith("__") or any(hasattr(kind, name) for kind in self._not_of()):
+            raise AttributeError(f"the program returned an object without {name!r}")
+        return _Member(self._steps, self._index, name)
+
+    def __call__(self, *given: Any, **keywords: Any) -> Any:
+        return self._steps.take("method", "__call__", given, keywords, self._index)
+
+    def _not_of(self) -> tuple[type, ...]:
+        return (str, bytes, int, float, complex, list, tuple, dict, set, range)
+
+
+class _Instance(_Thing):
+    """An object of a class of the program: its own methods count, whatever their names."""
+
+    def __len__(self) -> int:
+        return int(self._asked("__len__"))
+
+    def __str__(self) -> str:
+        return str(self._asked("__str__"))
+
+    def __repr__(self) -> str:
+        return str(self._asked("__repr__"))
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._asked("__getitem__", key)
+
+    def __contains__(self, item: Any) -> bool:
+        return bool(self._asked("__contains__", item))
+
+    def __bool__(self) -> bool:
+        return True
+
+    def _asked(self, name: str, *given: Any) -> Any:
+        return self._steps.take("method", name, given, {}, self._index)
+
+    def _not_of(self) -> tuple[type, ...]:
+        return ()
 
 
 class _Member:
