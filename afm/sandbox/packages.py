@@ -19,6 +19,28 @@ MODULES = {
 }
 """Modules that are loaded beforehand for a package, where that is more than the package itself."""
 
+EXERCISES = {
+    "numpy": """
+import numpy as np
+a = np.arange(6.0).reshape(2, 3); str(a); a @ a.T; np.linalg.inv(np.eye(2)); np.fft.fft(a); np.random.default_rng(0).random()
+""",
+    "sympy": """
+import sympy as s
+x, y = s.symbols("x y")
+for value in (s.expand((x + 1) ** 2), s.factor(x**2 - 1), s.solve(x**2 - 2, x), s.solve([x + y - 1, x - y], [x, y]),
+              s.simplify(s.sin(x) ** 2 + s.cos(x) ** 2), s.integrate(x**2 * s.sin(x), x), s.diff(x**2, x),
+              s.limit(s.sin(x) / x, x, 0), s.summation(x, (x, 1, 10)), s.Matrix([[1, 2], [3, 4]]).inv(),
+              s.N(s.pi, 20), s.factorint(360), s.nsimplify(0.5), s.Rational(1, 3), s.solveset(x**2 - 1, x),
+              s.sympify("x + 1"), s.binomial(5, 2), s.isprime(7), s.nsolve(x**2 - 2, x, 1), s.series(s.exp(x), x, 0, 3)):
+    str(value); s.latex(value)
+""",
+    "pandas": """
+import pandas as pd
+frame = pd.DataFrame({"a": [1, 2], "b": ["x", "y"]}); str(frame); frame.groupby("b").sum(); frame.merge(frame, on="b")
+""",
+}
+"""What is run beforehand for a package: much of it is loaded and computed at first use only."""
+
 STANDARD = (
     *("random", "json", "re", "math", "itertools", "collections", "functools", "operator", "string"),
     *("fractions", "decimal", "statistics", "datetime", "heapq", "bisect", "typing", "dataclasses"),

@@ -25,12 +25,12 @@ from afm.sandbox.base import RunResult, SandboxLimits
 from afm.sandbox.bubblewrap import find_bubblewrap
 from afm.sandbox.cgroup import memory_groups
 from afm.sandbox.interpreter import Identity, Interpreter, check_binds, find_interpreter
-from afm.sandbox.packages import MODULES, STANDARD, WARM
+from afm.sandbox.packages import EXERCISES, MODULES, STANDARD, WARM
 from afm.sandbox.policy import encoded, user_namespace_advice
 from afm.sandbox.seccomp import filter_program
 from afm.sandbox.slots import Slots
 from afm.sandbox.zygote_place import Job, Place
-from afm.sandbox.zygote_process import ZygoteJail, jail_options
+from afm.sandbox.zygote_process import Warmth, ZygoteJail, jail_options
 from afm.sandbox.zygote_run import ZygoteLostError
 
 _LOG = logging.getLogger(__name__)
@@ -160,7 +160,7 @@ class ZygoteSandbox:
         check_binds(self._binds)
         rules = filter_program()
         groups = tuple(group for group in self._warm if _installed(group, python))
-        levels = [STANDARD, *(_modules(groups[: n + 1]) for n in range(len(groups)))]
+        levels = [_warmth(groups[:n]) for n in range(len(groups) + 1)]
         trouble = ""
         for proc in _PROCS:
             jail = ZygoteJail(bubblewrap, identity, python, jail_options(python, self._binds, proc), rules)
@@ -215,6 +215,7 @@ def _installed(group: Sequence[str], python: Interpreter) -> bool:
     return any(Path(folder, name).exists() for folder in python.imports for name in group)
 
 
-def _modules(groups: Sequence[Sequence[str]]) -> tuple[str, ...]:
+def _warmth(groups: Sequence[Sequence[str]]) -> Warmth:
     names = [name for group in groups for name in group]
-    return (*STANDARD, *(module for name in names for module in MODULES.get(name, (name,))))
+    modules = (*STANDARD, *(module for name in names for module in MODULES.get(name, (name,))))
+    return Warmth(modules, tuple(EXERCISES[name] for name in names if name in EXERCISES))

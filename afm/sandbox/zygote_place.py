@@ -13,7 +13,7 @@ from afm.sandbox.base import ExitReason, RunResult, SandboxLimits
 from afm.sandbox.cgroup import MemoryGroup, group_limit
 from afm.sandbox.outcome import outcome
 from afm.sandbox.policy import INODES, kernel_limits
-from afm.sandbox.zygote_process import Request, Zygote, ZygoteJail
+from afm.sandbox.zygote_process import Request, Warmth, Zygote, ZygoteJail
 from afm.sandbox.zygote_run import ZygoteRun
 
 
@@ -35,7 +35,7 @@ class Place:
     """A zygote for each level of preloaded modules, started when first needed.
 
     Args:
-        levels: Modules to preload at each level.
+        levels: How warm a zygote is at each level.
         starter: Starts zygotes; its threads must outlive them.
         group: Memory cgroup of the runs, if there is one.
         start_s: How long a zygote may take to get a program started.
@@ -44,7 +44,7 @@ class Place:
     def __init__(
         self,
         jail: ZygoteJail,
-        levels: Sequence[Sequence[str]],
+        levels: Sequence[Warmth],
         starter: Executor,
         group: MemoryGroup | None,
         start_s: float,

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -44,7 +44,8 @@ class Request:
 
     def packet(self) -> bytes:
         """As it is sent."""
-        return json.dumps(asdict(self)).encode()
+        fields = {"limits": self.limits, "file_bytes": self.file_bytes, "inodes": self.inodes}
+        return json.dumps(fields).encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,14 @@ class ZygoteJail:
     python: Interpreter
     options: tuple[str, ...]
     system_calls: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Warmth:
+    """What a zygote does before its first run: modules to import, programs to run."""
+
+    modules: tuple[str, ...]
+    exercises: tuple[str, ...] = ()
 
 
 def jail_options(python: Interpreter, binds: Sequence[str], proc: Sequence[str]) -> tuple[str, ...]:
@@ -92,14 +101,14 @@ class Zygote:
     """A running zygote, one run at a time.
 
     Args:
-        preload: Modules it imports before the first run.
+        warm: What it does before the first run.
         moved: Called with the zygote's process id before it serves, e.g. to put it into a cgroup.
 
     Raises:
         SandboxError: It did not start.
     """
 
-    def __init__(self, jail: ZygoteJail, preload: Sequence[str], moved: Callable[[int], None]) -> None:
+    def __init__(self, jail: ZygoteJail, warm: Warmth, moved: Callable[[int], None]) -> None:
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         messages = os.memfd_create("messages", os.MFD_CLOEXEC)
         self._ended = threading.Lock()
@@ -113,7 +122,7 @@ class Zygote:
             close_info = files.enter_context(contextlib.ExitStack())
             close_info.callback(os.close, info_end)
             inside = {path: memory_file("file", text, files.callback) for path, text in _files(jail).items()}
-            command = _command(jail, preload, inside, info_end, theirs.fileno())
+            command = _command(jail, warm, inside, info_end, theirs.fileno())
             try:
                 self._process = subprocess.Popen(
                     command,
@@ -211,10 +220,13 @@ def _files(jail: ZygoteJail) -> dict[str, bytes]:
     return {**_sources(), _RULES: jail.system_calls, f"{_ROOT}/dev/stdin": b""}
 
 
-def _command(
-    jail: ZygoteJail, preload: Sequence[str], files: dict[str, int], info: int, control: int
-) -> list[str]:
-    settings = {"preload": list(preload), "imports": list(jail.python.imports), "root": _ROOT}
+def _command(jail: ZygoteJail, warm: Warmth, files: dict[str, int], info: int, control: int) -> list[str]:
+    settings = {
+        "preload": warm.modules,
+        "exercises": warm.exercises,
+        "imports": jail.python.imports,
+        "root": _ROOT,
+    }
     written = [word for path, fd in files.items() for word in ("--perms", "0444", "--file", str(fd), path)]
     return [
         *(jail.bubblewrap, *jail.options, *written),

@@ -127,7 +127,7 @@ def canaries() -> Iterator[dict[str, object]]:
         try:
             yield {"PORT": port.getsockname()[1], "SOCKET": name, "SECRET_PATH": str(secret)}
         finally:
-            del os.environ["AFM_CANARY"]
+            os.environ.pop("AFM_CANARY", None)
             for server in (port, abstract):
                 server.shutdown(socket.SHUT_RDWR)  # ends the thread that accepts
 

@@ -56,7 +56,9 @@ def _call(name: str, *arguments: Any) -> int:
 
 
 def clone_into_namespaces() -> tuple[int, int]:
-    """Fork into fresh user, process, mount, IPC and UTS namespaces.
+    """Fork into fresh user, process, mount, IPC and UTS namespaces, from a process without threads.
+
+    The child must do no more than fork again: Python's own work after a fork is left to that one.
 
     Returns:
         Process id and pidfd of the child; ``(0, -1)`` in the child, which is process 1 of its namespace.
@@ -66,21 +68,28 @@ def clone_into_namespaces() -> tuple[int, int]:
     ctypes.pythonapi.PyOS_BeforeFork()
     try:
         pid = _call("clone", flags, 0, ctypes.byref(pidfd), 0, 0)
-    except OSError:
-        ctypes.pythonapi.PyOS_AfterFork_Parent()
-        raise
-    if pid == 0:
-        ctypes.pythonapi.PyOS_AfterFork_Child()
-        return 0, -1
-    ctypes.pythonapi.PyOS_AfterFork_Parent()
-    return pid, pidfd.value
+    finally:
+        ctypes.pythonapi.PyOS_AfterFork_Parent()  # in both: it only gives the import lock back
+    return pid, pidfd.value if pid else -1
 
 
-def map_user(uid: int, gid: int) -> None:
-    """Be the same user inside the new user namespace as outside."""
+def map_user(uid: int, gid: int, groups_fixed: bool) -> None:
+    """Be the same user inside the new user namespace as outside.
+
+    Args:
+        groups_fixed: What :func:`groups_are_fixed` said outside.
+    """
     _prctl(_SET_DUMPABLE, 1)  # or the files below belong to root
-    for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
-        _write(f"/proc/self/{name}", text)
+    if not groups_fixed:
+        _write("/proc/self/setgroups", "deny")
+    _write("/proc/self/uid_map", f"{uid} {uid} 1")
+    _write("/proc/self/gid_map", f"{gid} {gid} 1")
+
+
+def groups_are_fixed() -> bool:
+    """Whether the zygote's namespace forbids changing groups, which new namespaces below it inherit."""
+    with open("/proc/self/setgroups", encoding="ascii") as file:  # noqa: PTH123 - pathlib is not loaded here
+        return file.read().strip() == "deny"
 
 
 def prefer_as_victim() -> None:

@@ -1,7 +1,7 @@
 """The zygote: a warm Python that forks every run. Runs as process 1 of the outer jail.
 
 Arguments: descriptor of the control socket, then one JSON object: ``preload`` (modules to import),
-``imports`` (import paths of installed packages), ``root`` (the folder that becomes a run's ``/``); then the
+``exercises`` (programs to run), ``imports`` (import paths of installed packages), ``root`` (the folder that becomes a run's ``/``); then the
 file of the seccomp rules.
 
 On the control socket a request is one packet, JSON (:class:`afm.sandbox.zygote_process.Request`) with the
@@ -34,7 +34,7 @@ class Jail(NamedTuple):
 
     root: str
     imports: list[str]
-    user: tuple[int, int]
+    user: tuple[int, int, bool]
     rules: bytes
 
 
@@ -50,6 +50,17 @@ def warm_up(modules: list[str], imports: list[str]) -> list[str]:
             failed.append(f"{name}: {type(error).__name__}: {error}")
     del sys.path[len(sys.path) - len(imports) :]
     sys.path[0] = folder
+    return failed
+
+
+def exercise(programs: list[str]) -> list[str]:
+    """Run what packages load and compute only when they are first used."""
+    failed = []
+    for code in programs:
+        try:
+            exec(code, {})
+        except Exception as error:  # noqa: BLE001 - a package may fail in any way
+            failed.append(f"{type(error).__name__}: {error}")
     return failed
 
 
@@ -156,6 +167,7 @@ def main() -> None:
         raise SystemExit(
             "a preloaded module started a thread; a process with threads cannot be forked safely"
         )
+    failed += exercise(settings["exercises"])
     null = os.open("/dev/null", os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(null, fd)
@@ -166,7 +178,11 @@ def main() -> None:
     gc.collect()
     gc.freeze()
     control.send(json.dumps({"failed": failed}).encode())
-    user = (os.getuid(), os.getgid())  # a new user namespace does not know them yet
+    user = (
+        os.getuid(),
+        os.getgid(),
+        kernel.groups_are_fixed(),
+    )  # a new user namespace does not know them yet
     serve(control, Jail(settings["root"], settings["imports"], user, rules))
 
 
