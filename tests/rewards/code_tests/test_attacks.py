@@ -21,6 +21,9 @@ KINDS: dict[str, Any] = {
     "calls": {"fn_name": "f", "inputs": [["a"], ["b"]], "outputs": [SECRET, SECRET]},
     "asserts": {"test_list": [f"assert f('a') == {SECRET!r}", f"assert f('b') == {SECRET!r}"]},
     "method": {"functional": f"result = Solution().f('a')\nassert result == {SECRET!r}"},
+    "string method": {"test_list": [f"assert f('a').startswith({SECRET!r})"]},
+    "method's method": {"test_list": [f"assert Solution().f('a').split().count({SECRET!r}) == 1"]},
+    "result's method": {"test_list": [f"result = f('a')\nassert result.count({SECRET!r}) == 1"]},
     "humaneval": {
         "entry_point": "f",
         "test": f"def check(candidate):\n    assert candidate('a') == {SECRET!r}",
