@@ -132,6 +132,8 @@ def _options(python: Interpreter, variant: tuple[str, ...], binds: tuple[str, ..
         options += ("--setenv", name, value)
     for path in (*python.binds, *binds):
         options += ("--ro-bind", path, path)
+    for path, inside in python.packages:
+        options += ("--ro-bind", path, inside)
     for name, target in python.links:
         options += ("--symlink", target, name)
     for device in DEVICES:

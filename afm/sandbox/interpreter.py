@@ -63,6 +63,7 @@ class Interpreter:
         imports: Import paths beside the standard library (the packages installed for it).
         binds: Host paths it needs, none inside another.
         links: Symbolic links of the root directory that lead to them: (name, target).
+        packages: Folders of further packages: (host path, path inside).
     """
 
     binary: str
@@ -70,6 +71,7 @@ class Interpreter:
     imports: tuple[str, ...]
     binds: tuple[str, ...]
     links: tuple[tuple[str, str], ...]
+    packages: tuple[tuple[str, str], ...] = ()
 
 
 def find_interpreter(
@@ -99,12 +101,12 @@ def find_interpreter(
     libraries = _libraries([binary, *facts["dynamic"]])
     extra = [str(folder) for folder in package_folders(version)] if packages is None else packages
     folders = [os.path.realpath(folder) for folder in extra if _readable(folder, identity)]
-    check_binds(folders)
     installed = [entry for entry in paths if not _inside(entry, stdlib) and Path(entry).is_dir()]
-    imports = (*folders, *installed)
-    wanted = {binary, stdlib, *paths, *folders, *libraries, *filter(os.path.exists, _EXTRA_FILES)}
+    packages_at = tuple((folder, f"/packages/{number}") for number, folder in enumerate(folders))
+    imports = (*(inside for _, inside in packages_at), *installed)
+    wanted = {binary, stdlib, *paths, *libraries, *filter(os.path.exists, _EXTRA_FILES)}
     binds = tuple(sorted(p for p in wanted if not any(_inside(p, other) for other in wanted if other != p)))
-    return Interpreter(binary, version, imports, binds, _links())
+    return Interpreter(binary, version, imports, binds, _links(), packages_at)
 
 
 def check_binds(paths: Sequence[str]) -> None:

@@ -212,7 +212,12 @@ def _starter() -> ThreadPoolExecutor:
 
 
 def _installed(group: Sequence[str], python: Interpreter) -> bool:
-    return any(Path(folder, name).exists() for folder in python.imports for name in group)
+    folders = (*(path for path, _ in python.packages), *python.imports)
+    return any(
+        Path(folder, name).exists() or Path(folder, f"{name}.py").exists()
+        for folder in folders
+        for name in group
+    )
 
 
 def _warmth(groups: Sequence[Sequence[str]]) -> Warmth:

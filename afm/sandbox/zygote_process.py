@@ -88,6 +88,8 @@ def jail_options(python: Interpreter, binds: Sequence[str], proc: Sequence[str])
     for root, paths in (("", python.binds), (_ROOT, (*python.binds, *binds))):
         for path in paths:
             options += ("--ro-bind", path, root + path)
+        for path, inside in python.packages:
+            options += ("--ro-bind", path, root + inside)
         for name, target in python.links:
             options += ("--symlink", target, root + name)
         for device in DEVICES:

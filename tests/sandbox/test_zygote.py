@@ -33,8 +33,8 @@ async def sandbox() -> AsyncIterator[ZygoteSandbox]:
 
 @pytest.fixture
 def packages() -> Iterator[Path]:
-    """A package that takes its time to import and a broken one; not below /tmp, which runs have for themselves."""
-    folder = Path(tempfile.mkdtemp(dir="/var/tmp"))
+    """A package that takes its time to import and a broken one, readable by everyone."""
+    folder = Path(tempfile.mkdtemp())
     folder.chmod(0o755)
     (folder / "slowpoke").mkdir(parents=True)
     (folder / "slowpoke" / "__init__.py").write_text("import time\ntime.sleep(0.5)\nloaded = []\n")

@@ -50,7 +50,7 @@ verdict(attempt(lambda: os.link(SECRET_PATH, "link")))""",
     Attack(
         "see more than Python",
         """
-extra = set(os.listdir("/")) - {"bin", "dev", "etc", "lib", "lib32", "lib64", "sbin", "tmp", "usr"}
+extra = set(os.listdir("/")) - {"bin", "dev", "etc", "lib", "lib32", "lib64", "packages", "sbin", "tmp", "usr"}
 homes = [p for p in ("/root", "/home", "/var", "/proc", "/sys", "/run", "/opt", "/mnt") if os.path.exists(p)]
 shells = [p for p in ("/bin/sh", "/usr/bin/env", "/usr/bin/su", "/usr/bin/mount") if os.path.exists(p)]
 verdict(*(["BAD"] if extra or homes or shells else []), extra, homes, shells)""",
