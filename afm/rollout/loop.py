@@ -23,6 +23,7 @@ from afm.rollout.limits import Clock, Room, TokenBudget
 from afm.rollout.live import LiveText
 from afm.rollout.transcript import Transcript
 from afm.tools.base import Tool
+from afm.tools.goal import working_toward
 from afm.trajectory.record import CallRecord, Cost, StopReason
 from afm.trajectory.render import observation_text
 from afm.trajectory.stream import StepClosed, StepOpened, StreamEvent, StreamParser
@@ -51,7 +52,7 @@ async def run_episode(
         spec: The agent.
         model: Samples the agent's text.
         tools: By name; must hold every tool the agent may call.
-        question: Put into the agent's prompt; not used when ``prompt_ids`` are given.
+        question: Put into the agent's prompt, unless ``prompt_ids`` are given; tools see it as the goal.
         limits: Instead of the agent's own.
         sampling: How to sample; ``max_new_tokens`` bounds the tokens between two observations, and ``stop``
             is replaced by the agent's stop strings. Default: temperature 1, bounded by ``limits`` alone.
@@ -68,7 +69,7 @@ async def run_episode(
         tools_by_role(spec, tools), run_repeated=(limits or spec.limits).duplicate_calls == "execute"
     )
     prompt = tuple(model.encode_prompt(spec.prompt_messages(question)) if prompt_ids is None else prompt_ids)
-    run = _Run(spec, model, caller, prompt, limits or spec.limits, sampling, seed, on_event)
+    run = _Run(spec, model, caller, question, prompt, limits or spec.limits, sampling, seed, on_event)
     return await run.to_the_end()
 
 
@@ -91,6 +92,7 @@ class _Run:
         spec: AgentSpec,
         model: TokenModel,
         caller: ToolCaller,
+        question: str,
         prompt: tuple[int, ...],
         limits: Limits,
         sampling: SamplingParams | None,
@@ -100,6 +102,8 @@ class _Run:
         self._spec = spec
         self._model = model
         self._caller = caller
+        self._question = question
+        self._thought = ""
         self._prompt = prompt
         self._limits = limits
         self._sampling = sampling or SamplingParams(max_new_tokens=1)
@@ -201,6 +205,8 @@ class _Run:
         """The event that ends the turn, if there is one; nothing may follow it."""
         for index, event in enumerate(events):
             if not self._decides(event):
+                if isinstance(event, StepClosed) and event.step.role in self._spec.thought_roles:
+                    self._thought = event.step.content
                 continue
             if index + 1 < len(events):
                 raise EngineError(
@@ -224,7 +230,8 @@ class _Run:
             return StopReason.TURNS
         if self._on_event:
             self._on_event(CallStarted(step.role, self._caller.tool_name(step.role), step.content))
-        call, late = await self._caller.call(step, self._clock.left)
+        with working_toward(self._question, self._thought):
+            call, late = await self._caller.call(step, self._clock.left)
         text = observation_text(call.observation, self._spec, self._limits.max_observation_chars)
         call = call.model_copy(update={"observation": _between_tags(text)})
         self._calls.append(call)

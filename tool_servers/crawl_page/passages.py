@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 
+from tool_servers.wiki_search.terms import terms_of
+
 _PARAGRAPHS = re.compile(r"\n\s*\n|\n(?=#)")
 _SENTENCES = re.compile(r"(?<=[.!?。！？])\s+|\n")
-_WORD = re.compile(r"\w+")
 _CUT = "\n[...]\n"
 
 

@@ -9,7 +9,7 @@ import time
 from dataclasses import asdict
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
 from tool_servers.crawl_page.digest import Digester
 from tool_servers.crawl_page.sources import Page, Source
@@ -28,7 +28,7 @@ class CrawlRequest(BaseModel):
     Attributes:
         urls: Addresses: a list, or as an agent writes them, separated by ``|`` or as markdown links.
         goal: What the agent looks for; may be empty.
-        seconds: How long the sender waits.
+        seconds: How long the sender waits, a place in the queue included.
     """
 
     model_config = ConfigDict(extra="ignore", frozen=True)
@@ -36,6 +36,11 @@ class CrawlRequest(BaseModel):
     urls: str | list[str] = Field(max_length=100_000)
     goal: str = Field(default="", max_length=8_000)
     seconds: float | None = Field(default=None, gt=0)
+    _arrived: float = PrivateAttr(default_factory=time.monotonic)
+
+    def until(self, longest_s: float) -> float:
+        """When the answer must be on its way, on the monotonic clock."""
+        return self._arrived + min(self.seconds or longest_s, longest_s)
 
 
 class PageShown(BaseModel):
@@ -79,7 +84,7 @@ class PageReader:
 
     async def answer(self, asked: CrawlRequest) -> dict[str, Any]:
         """The pages in the order asked for."""
-        until = time.monotonic() + min(asked.seconds or self._request_s, self._request_s)
+        until = asked.until(self._request_s)
         listed = asked.urls if isinstance(asked.urls, str) else "\n".join(asked.urls)
         urls = urls_in(listed)
         shown = await asyncio.gather(*(self._shown(url, asked.goal, until) for url in urls[: self._max_urls]))

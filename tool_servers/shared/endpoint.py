@@ -25,6 +25,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from pydantic import BaseModel, ValidationError
 
+from afm.errors import DataError
 from tool_servers.shared.access import allowed
 from tool_servers.shared.admission import Admission, BusyError
 from tool_servers.shared.metrics import CONTENT_TYPE, Count, Durations, Level, page
@@ -64,7 +65,7 @@ class Endpoint(Generic[RequestT]):
     Args:
         name: In the names of the metrics.
         model: What the body of a request must be.
-        work: Its answer; an ``UpstreamError`` becomes status 502, or 402 when a budget is spent.
+        work: Its answer; a ``DataError`` becomes status 400, an ``UpstreamError`` 502, or 402 when a budget is spent.
         token: What requests must carry; ``None`` lets everyone in.
         metrics: Numbers of its own.
         close: Called when the server stops.
@@ -145,6 +146,8 @@ class Endpoint(Generic[RequestT]):
             return JSONResponse(await while_connected(request, self._placed(asked)))
         except BusyError as error:
             return self._refusal(429, "busy", str(error), {"Retry-After": str(error.retry_after_s)})
+        except DataError as error:
+            return self._refusal(400, "request", error.message)
         except UpstreamError as error:
             status = _SPENT if error.trouble is Trouble.BUDGET else 502
             return self._refusal(status, error.trouble, str(error))

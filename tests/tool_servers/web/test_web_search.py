@@ -1,0 +1,266 @@
+"""The web search server as its users meet it: a process, HTTP, a provider that is a real server too."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tool_servers.wiki_search import build as wiki_build
+
+PAGES = [
+    {
+        "url": "http://a.example.org/anduin",
+        "title": "Anduin",
+        "text": "The Anduin is a river, 1388 miles long.",
+    },
+    {"url": "http://a.example.org/bree", "title": "Bree", "text": "Bree is a village of men and hobbits."},
+    {
+        "url": "http://a.example.org/rivers",
+        "title": "Rivers",
+        "text": "Long rivers: Anduin, Isen. " + "Hills. " * 200,
+    },
+]
+RESULTS = [
+    {
+        "title": f"Title {n}\u202e",
+        "link": f"https://example.org/{n}",
+        "snippet": f"Snippet\x00 {n}",
+        "position": n,
+    }
+    for n in range(1, 13)
+]
+
+
+@pytest.fixture
+def provider(site):
+    site.pages["/search"] = lambda handler: reply({"organic": [*RESULTS, "junk", {"link": "javascript:x"}]})
+    return site
+
+
+def reply(value, status=200):
+    body = value if isinstance(value, bytes) else json.dumps(value).encode()
+    return (status, "application/json", body)
+
+
+def serper(start, site, **settings):
+    settings = {"serper_url": site.url, "try_s": 1, "total_s": 3} | settings
+    return start(
+        "web_search", settings, WEB_SEARCH_METHOD_TYPE="serper", WEB_SEARCH_SERPER_API_KEY="serper-secret"
+    )
+
+
+def test_serper_results_cached_the_key_in_the_header_only(start, provider):
+    server = serper(start, provider)
+    answer = server.post("/search", q="  long\n river ", num=10).json()
+    assert answer["searchParameters"]["q"] == "long river"
+    assert answer["organic"][0] == {
+        "title": "Title 1",
+        "link": "https://example.org/1",
+        "snippet": "Snippet 1",
+        "position": 1,
+    }
+    assert [hit["position"] for hit in answer["organic"]] == list(range(1, 11))
+    assert not answer["cached"]
+    assert server.post("/search", q="long river").json()["cached"]
+    assert not server.post("/search", q="long river", num=3).json()["cached"]
+    assert [json.loads(body) for body in provider.bodies] == [
+        {"q": "long river", "num": 10},
+        {"q": "long river", "num": 3},
+    ]
+    assert provider.headers[0]["X-API-KEY"] == "serper-secret"
+    assert all(
+        "serper-secret" not in text for text in (*provider.asked, server.log.read_text(), server.metrics())
+    )
+    assert not any(b"serper-secret" in body for body in provider.bodies)
+
+
+def test_the_cache_outlives_the_server(start, provider):
+    first = serper(start, provider)
+    assert len(first.post("/search", q="x").json()["organic"]) == 10
+    first.process.kill()
+    assert serper(start, provider).post("/search", q="x").json()["cached"]
+
+
+def test_busy_and_failing_providers_are_asked_again(start, provider):
+    turns = iter([reply(b"slow down", 429), reply(b"oops", 500), reply({"organic": RESULTS[:1]})])
+    provider.pages["/search"] = lambda handler: next(turns)
+    assert len(serper(start, provider).post("/search", q="x").json()["organic"]) == 1
+    assert len(provider.asked) == 3
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "asked"),
+    [
+        (reply(b"serper-secret is no key", 403), "key", 1),
+        (reply(b"serper-secret went wrong", 400), "status", 1),
+        (reply(b"serper-secret oops", 500), "status", 4),
+        (reply(b"serper-secret not json"), "broken", 1),
+        (reply([1]), "broken", 1),
+        (reply({"organic": "many"}), "broken", 1),
+        (reply(b'"' + b"x" * (5 << 20) + b'"'), "too_large", 1),
+    ],
+    ids=["key", "bad", "500", "no JSON", "list", "no list", "large"],
+)
+def test_what_a_provider_does_wrong_is_told_without_the_key(start, provider, answer, kind, asked):
+    provider.pages["/search"] = answer
+    server = serper(start, provider)
+    response = server.post("/search", q="x")
+    assert (response.status_code, response.json()["kind"]) == (502, kind)
+    assert len(provider.asked) == asked
+    assert "serper-secret" not in response.text + server.log.read_text()
+
+
+def hang(handler):
+    time.sleep(3)
+
+
+def half(handler):
+    handler.send_response(200)
+    handler.send_header("Content-Length", "1000")
+    handler.end_headers()
+    handler.wfile.write(b'{"organic": [')
+    handler.wfile.flush()
+    handler.close_connection = True
+
+
+def drip(handler):
+    handler.send_response(200)
+    handler.send_header("Content-Length", "1000")
+    handler.end_headers()
+    for _ in range(30):
+        handler.wfile.write(b" ")
+        handler.wfile.flush()
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize(
+    ("fault", "kinds"), [(hang, {"timeout"}), (half, {"broken", "timeout"}), (drip, {"timeout"})]
+)
+def test_providers_that_hang_break_off_or_drip_in_bounded_time(start, provider, fault, kinds):
+    provider.pages["/search"] = fault
+    server = serper(start, provider)
+    began = time.monotonic()
+    response = server.post("/search", q="x")
+    assert time.monotonic() - began < 4.5
+    assert response.status_code == 502
+    assert response.json()["kind"] in kinds
+
+
+def test_a_run_has_a_budget_and_the_cache_is_free(start, provider):
+    server = serper(start, provider, searches_per_run=2)
+    statuses = [server.post("/search", q=query, run="r1").status_code for query in ("a", "b", "a", "c", "b")]
+    assert statuses == [200, 200, 200, 402, 200]
+    assert server.post("/search", q="c", run="r1").json()["kind"] == "budget"
+    assert server.post("/search", q="c", run="r2").status_code == 200
+    assert len(provider.asked) == 3
+
+
+async def test_equal_searches_at_the_same_time_are_paid_once(start, provider, client):
+    provider.pages["/search"] = lambda handler: (time.sleep(0.4), reply({"organic": RESULTS}))[1]
+    server = serper(start, provider)
+    answers = await asyncio.gather(*(server.apost(client, "/search", q="x") for _ in range(50)))
+    assert {answer.status_code for answer in answers} == {200}
+    assert len(provider.asked) == 1
+
+
+def test_searxng_json(start, site):
+    found = [{"title": "T", "url": "https://example.org/", "content": "C", "engine": "e"}]
+    site.pages["/search"] = reply({"results": found * 20})
+    server = start("web_search", WEB_SEARCH_METHOD_TYPE="searxng", SEARXNG_BASE_URL=site.url)
+    answer = server.post("/search", q="a & b", num=4).json()
+    assert answer["organic"][0] == {
+        "title": "T",
+        "link": "https://example.org/",
+        "snippet": "C",
+        "position": 1,
+    }
+    assert len(answer["organic"]) == 4
+    assert site.asked == ["/search?q=a+%26+b&format=json"]
+
+
+@pytest.fixture
+def page_file(tmp_path):
+    path = tmp_path / "pages.jsonl"
+    path.write_text("\n".join(json.dumps(page) for page in PAGES) + "\n\n")
+    return path
+
+
+def test_local_pages_without_key_or_network(start, page_file):
+    server = start("web_search", WEB_PAGE_STORE=page_file)
+    hits = server.post("/search", q="How long is the Anduin?").json()["organic"]
+    assert [hit["link"] for hit in hits] == ["http://a.example.org/anduin", "http://a.example.org/rivers"]
+    assert hits[0]["snippet"] == "The Anduin is a river, 1388 miles long."
+    assert hits[1]["snippet"].startswith("Long rivers: Anduin, Isen.")
+    assert len(hits[1]["snippet"]) <= 300
+    assert server.post("/search", q="xylophone").json()["organic"] == []
+
+
+def test_a_wiki_index_as_local_pages(start, tmp_path):
+    corpus = tmp_path / "corpus.jsonl"
+    rows = [
+        {"id": str(n), "contents": f'"{page["title"]} Peak"\n{page["text"]}'} for n, page in enumerate(PAGES)
+    ]
+    corpus.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    command = [sys.executable, "-m", wiki_build.__name__, str(corpus), "--out", str(tmp_path / "index")]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"CI": "1"})
+    assert done.returncode == 0, done.stderr
+    server = start(
+        "web_search", {"page_url": "http://127.0.0.1:8008/wiki/{title}"}, WEB_PAGE_STORE=tmp_path / "index"
+    )
+    hits = server.post("/search", q="length of the Anduin").json()["organic"]
+    assert hits[0]["link"] == "http://127.0.0.1:8008/wiki/Anduin_Peak"
+    assert hits[0]["title"] == "Anduin Peak"
+
+
+@pytest.mark.parametrize(
+    ("variables", "told"),
+    [
+        ({}, "WEB_PAGE_STORE is not set"),
+        ({"WEB_PAGE_STORE": "/no/such/file"}, "no such file or folder"),
+        ({"WEB_SEARCH_METHOD_TYPE": "serper"}, "WEB_SEARCH_SERPER_API_KEY is not set"),
+        ({"WEB_SEARCH_METHOD_TYPE": "searxng"}, "SEARXNG_BASE_URL is not set"),
+        ({"WEB_SEARCH_METHOD_TYPE": "bing"}, "WEB_SEARCH_METHOD_TYPE: got 'bing'"),
+        ({"SERVER_HOST": "0.0.0.0"}, "set WEB_SERVER_TOKEN"),
+    ],
+    ids=["no pages", "no file", "no key", "no address", "no such provider", "no token"],
+)
+def test_what_is_missing_is_told_before_the_start(variables, told):
+    environment = {
+        key: value for key, value in os.environ.items() if not key.startswith(("WEB_", "SEARXNG_"))
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "tool_servers.web_search", "--port", "0"],
+        capture_output=True,
+        text=True,
+        env=environment | variables,
+        timeout=30,
+    )
+    assert done.returncode == 1
+    assert told in done.stderr
+
+
+def test_a_damaged_page_file_is_named_with_its_line(page_file, tmp_path):
+    page_file.write_text(json.dumps(PAGES[0]) + '\n{"url": "x"}\n')
+    environment = os.environ | {"WEB_PAGE_STORE": str(page_file), "WEB_CACHE": str(tmp_path / "cache")}
+    done = subprocess.run(
+        [sys.executable, "-m", "tool_servers.web_search", "--port", "0"],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=30,
+    )
+    assert f"{page_file}:2: no page ('title')" in done.stderr
+
+
+def test_wrong_requests_get_structured_errors(start, page_file):
+    server = start("web_search", {"max_query_chars": 20}, WEB_PAGE_STORE=page_file)
+    assert server.post("/search", token="wrong", q="x").status_code == 401
+    for body in ({}, {"q": ""}, {"q": "x", "num": 0}, {"q": "x" * 21}):
+        response = server.post("/search", **body)
+        assert (response.status_code, response.json()["kind"]) == (400, "request")

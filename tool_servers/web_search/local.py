@@ -1,0 +1,157 @@
+"""Search in pages of one's own, without key or network: a JSONL of pages, or an index built for wiki search."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from afm.errors import ConfigError, DataError
+from tool_servers.crawl_page.passages import best_passages
+from tool_servers.web_search.providers import Hit, Provider
+from tool_servers.wiki_search.index import Index, open_index
+from tool_servers.wiki_search.terms import terms_of
+
+_SNIPPET_CHARS = 300
+_TITLE_WEIGHT = 3
+
+
+class PageFile:
+    """BM25 over a JSONL of ``{url, title, text}``; the pages stay in the file, terms and places in memory.
+
+    Args:
+        page_url: Address of rows without one; see ``SearchSettings.page_url``.
+
+    Raises:
+        DataError: A row is no page; names file and line.
+    """
+
+    name = "local"
+    paid = False
+
+    def __init__(self, path: Path, page_url: str | None) -> None:
+        import bm25s
+
+        self._path = path
+        self._page_url = page_url
+        self._places: list[int] = []
+        corpus = []
+        for place, row in _rows(path, page_url):
+            self._places.append(place)
+            corpus.append(terms_of(row["title"]) * _TITLE_WEIGHT + terms_of(row["text"]) or ["-"])
+        if not corpus:
+            raise DataError("holds no page; expected rows {url, title, text}", path=str(path))
+        self._words = set().union(*map(set, corpus))
+        self._index = bm25s.BM25()
+        self._index.index(corpus, show_progress=False)
+
+    async def search(self, query: str, count: int) -> list[Hit]:
+        """At most ``count`` pages that share a word with ``query``."""
+        return await asyncio.to_thread(self._search, query, count)
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+    def _search(self, query: str, count: int) -> list[Hit]:
+        import numpy as np
+
+        asked = [word for word in dict.fromkeys(terms_of(query)) if word in self._words]
+        if not asked:
+            return []
+        scores = self._index.get_scores(asked)
+        order = np.argsort(-scores, kind="stable")[:count]
+        with self._path.open("rb") as file:
+            return [self._hit(file, int(number), query) for number in order if scores[number] > 0]
+
+    def _hit(self, file: Any, number: int, query: str) -> Hit:
+        file.seek(self._places[number])
+        row = _page(json.loads(file.readline()), self._page_url)
+        return Hit(row["title"], row["url"], _snippet(row["text"], query))
+
+
+class PageIndex:
+    """An index folder made by ``afm serve wiki build``, its passages as pages of a site."""
+
+    name = "local"
+    paid = False
+
+    def __init__(self, index: Index, page_url: str) -> None:
+        self._index = index
+        self._page_url = page_url
+
+    async def search(self, query: str, count: int) -> list[Hit]:
+        """The best ``count`` pages."""
+        return await asyncio.to_thread(self._search, query, count)
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+    def _search(self, query: str, count: int) -> list[Hit]:
+        [hits] = self._index.engine.search([query], count)
+        found = []
+        for number, _ in hits:
+            row = _page(json.loads(self._index.store.raw(number)), self._page_url)
+            found.append(Hit(row["title"], row["url"], _snippet(row["text"], query)))
+        return found
+
+
+def open_local(store: Path | None, page_url: str | None) -> Provider:
+    """The pages at ``store``.
+
+    Raises:
+        ConfigError: There is no store, or its pages have no address.
+        DataError: It is damaged.
+    """
+    if store is None:
+        raise ConfigError(
+            "WEB_SEARCH_METHOD_TYPE is local, but WEB_PAGE_STORE is not set; name a JSONL of pages {url, title, text} "
+            "or the folder of a wiki index, or choose serper or searxng"
+        )
+    if not store.exists():
+        raise ConfigError(f"WEB_PAGE_STORE: {store}: no such file or folder")
+    if page_url is not None and "{title}" not in page_url and "{id}" not in page_url:
+        raise ConfigError(f"page_url: got {page_url!r}, expected an address with {{title}} or {{id}} in it")
+    if store.is_file():
+        return PageFile(store, page_url)
+    if page_url is None:
+        raise ConfigError(
+            f"{store}: the pages of an index have no address; set page_url in the server's YAML"
+        )
+    return PageIndex(open_index(store), page_url)
+
+
+def _rows(path: Path, page_url: str | None) -> Iterator[tuple[int, dict[str, str]]]:
+    """Byte offset and page of each row."""
+    place = 0
+    with path.open("rb") as file:
+        for line, raw in enumerate(file, 1):
+            if raw.strip():
+                try:
+                    yield place, _page(json.loads(raw), page_url)
+                except (ValueError, TypeError, KeyError) as error:
+                    message = f"no page ({error}); expected {{url, title, text}}"
+                    raise DataError(message, path=str(path), line=line) from None
+            place += len(raw)
+
+
+def _page(row: dict[str, Any], page_url: str | None) -> dict[str, str]:
+    """``{url, title, text}`` of a row of pages, or of one of passages ``{id, contents}``."""
+    if "contents" in row:
+        title, _, text = str(row["contents"]).partition("\n")
+        title = title.strip().strip('"')
+    else:
+        title, text = str(row["title"]), str(row["text"])
+    url = row.get("url")
+    if url is None:
+        if page_url is None:
+            raise ValueError("the page has no url, and page_url is not set")
+        name = quote(title.replace(" ", "_"))
+        url = page_url.replace("{title}", name).replace("{id}", quote(str(row.get("id", ""))))
+    return {"url": str(url), "title": title, "text": text}
+
+
+def _snippet(text: str, query: str) -> str:
+    return " ".join(best_passages(text, query, _SNIPPET_CHARS, _SNIPPET_CHARS).split())
