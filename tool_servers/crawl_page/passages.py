@@ -75,10 +75,8 @@ def _ranking(found: list[str], goal: str) -> list[int]:
 
 
 def _words(text: str) -> list[str]:
-    """Lower-case words; of longer ones a plural's ending is dropped."""
-    return [
-        word[:-1] if len(word) > 3 and word.endswith("s") else word for word in _WORD.findall(text.lower())
-    ]
+    """Lower-case words but the most common ones; of longer ones a plural's ending is dropped."""
+    return [word[:-1] if len(word) > 3 and word.endswith("s") else word for word in terms_of(text)]
 
 
 def _joined(found: list[str], numbers: list[int]) -> str:
