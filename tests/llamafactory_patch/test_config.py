@@ -93,7 +93,9 @@ def test_missing_models_and_data_sets_are_found_before_anything_starts(config, t
     def check(*overrides):
         check_sources(resolve(config("output_dir: a\ndataset: rows"), overrides))
 
-    with pytest.raises(ConfigError, match="'nope' is no folder; expected one, or ORGANISATION/NAME on the hub"):
+    with pytest.raises(
+        ConfigError, match="'nope' is no folder; expected one, or ORGANISATION/NAME on the hub"
+    ):
         check("model_name_or_path=nope")
     with pytest.raises(ConfigError, match=r"dataset_info.json is missing; `afm data prepare sft`"):
         check("model_name_or_path=Qwen/Qwen2.5-7B", f"dataset_dir={tmp_path}")
