@@ -10,12 +10,14 @@ from afm.errors import ConfigError, suggestion
 from afm.sandbox.auto import AutoSandbox
 from afm.sandbox.base import LocalSandbox, SandboxLimits
 from afm.sandbox.bubblewrap import BubblewrapSandbox
+from afm.sandbox.nsjail import NsjailSandbox
 from afm.sandbox.zygote import ZygoteSandbox
 
 BACKENDS: dict[str, Callable[..., LocalSandbox]] = {
     "auto": AutoSandbox,
     "zygote": ZygoteSandbox,
     "bubblewrap": BubblewrapSandbox,
+    "nsjail": NsjailSandbox,
 }
 
 
@@ -25,7 +27,7 @@ def open_sandbox(backend: str = "auto", **options: Any) -> LocalSandbox:
     Nothing is started yet: the first run looks for isolation, and fails when there is none.
 
     Args:
-        backend: ``zygote`` (warm and fast), ``bubblewrap`` (a jail for each run), or ``auto``: the first, and
+        backend: ``zygote`` (warm and fast), ``bubblewrap`` or ``nsjail`` (a jail for each run), or ``auto``: the first, and
             where the kernel does not allow it the second, which is logged once.
         options: Arguments of the backend's class. ``limits`` may be a mapping of
             :class:`SandboxLimits` fields.

@@ -13,20 +13,17 @@ import contextlib
 import shutil
 import subprocess
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 
 from afm.errors import SandboxUnavailableError
 from afm.sandbox.base import SandboxLimits
 from afm.sandbox.capture import memory_file
 from afm.sandbox.interpreter import Identity, Interpreter, check_binds, find_interpreter
-from afm.sandbox.percall import PerCallSandbox
+from afm.sandbox.percall import PerCallSandbox, launch
 from afm.sandbox.policy import (
     DEVICES,
     ENVIRONMENT,
     NO_ISOLATION,
     PROGRAM,
-    kernel_limits,
 )
 from afm.sandbox.process import JailedProcess
 from afm.sandbox.seccomp import filter_program
@@ -76,7 +73,9 @@ class BubblewrapSandbox(PerCallSandbox[_Jail]):
             f"Python {'.'.join(map(str, jail.python.version))} ({jail.python.binary})",
         ]
 
-    def _start(self, jail: _Jail, program: bytes, stdin: bytes, limits: SandboxLimits) -> JailedProcess:
+    def _start(
+        self, jail: _Jail, program: bytes, stdin: bytes, limits: SandboxLimits, kept: contextlib.ExitStack
+    ) -> JailedProcess:
         files = contextlib.ExitStack()
         try:
             code_fd = memory_file("program", program, files.callback)
@@ -141,14 +140,8 @@ def _options(python: Interpreter, variant: tuple[str, ...], binds: tuple[str, ..
     return (*options, *variant)
 
 
-@cache
-def _launcher() -> str:
-    return Path(__file__).with_name("launcher.py").read_text(encoding="utf-8")
-
-
 def _command(jail: _Jail, limits: SandboxLimits, files: _Descriptors) -> list[str]:
     size = str(limits.file_bytes)
-    bounds = kernel_limits(limits)
     return [
         *(jail.bubblewrap, *jail.options),
         *("--size", size, "--tmpfs", "/tmp", "--size", size, "--tmpfs", "/dev/shm"),
@@ -156,7 +149,5 @@ def _command(jail: _Jail, limits: SandboxLimits, files: _Descriptors) -> list[st
         *("--perms", "0444", "--file", str(files.stdin), "/dev/stdin"),
         *("--chdir", "/tmp", "--remount-ro", "/"),
         *("--seccomp", str(files.rules), "--info-fd", "{info}"),
-        *("--", jail.python.binary, "-s", "-S", "-B", "-X", "utf8", "-c", _launcher(), "{report}"),
-        *(PROGRAM, ",".join(f"{name}={soft}={hard}" for name, (soft, hard) in bounds.items())),
-        ":".join(jail.python.imports),
+        *("--", *launch(jail.python, limits)),
     ]

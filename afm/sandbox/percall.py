@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
 from typing import Generic, TypeVar
 
 from afm.errors import SandboxError, SandboxUnavailableError
 from afm.sandbox.base import ExitReason, RunResult, SandboxLimits
+from afm.sandbox.interpreter import Interpreter
 from afm.sandbox.outcome import outcome
-from afm.sandbox.policy import MEMORY_PER_PROCESS, encoded, user_namespace_advice
+from afm.sandbox.policy import MEMORY_PER_PROCESS, PROGRAM, encoded, kernel_limits, user_namespace_advice
 from afm.sandbox.process import JailedProcess
 from afm.sandbox.slots import Slots
 
@@ -66,8 +70,10 @@ class PerCallSandbox(ABC, Generic[J]):
         """
 
     @abstractmethod
-    def _start(self, jail: J, program: bytes, stdin: bytes, limits: SandboxLimits) -> JailedProcess:
-        """Start a run."""
+    def _start(
+        self, jail: J, program: bytes, stdin: bytes, limits: SandboxLimits, kept: contextlib.ExitStack
+    ) -> JailedProcess:
+        """Start a run; ``kept`` is closed at its end."""
 
     @abstractmethod
     def _described(self, jail: J) -> list[str]:
@@ -137,14 +143,31 @@ class PerCallSandbox(ABC, Generic[J]):
 
     async def _run_in(self, jail: J, program: bytes, stdin: bytes, limits: SandboxLimits) -> RunResult:
         try:
-            process = self._start(jail, program, stdin, limits)
-            self._running.add(process)
-            try:
+            with contextlib.ExitStack() as kept:
+                process = self._start(jail, program, stdin, limits, kept)
+                self._running.add(process)
+                kept.callback(self._running.discard, process)
                 return outcome(await process.wait(), limits)
-            finally:
-                self._running.discard(process)
         except OSError as error:
             raise SandboxError(f"{self.name} could not be started: {error}") from error
+
+
+@cache
+def _launcher() -> str:
+    return Path(__file__).with_name("launcher.py").read_text(encoding="utf-8")
+
+
+def launch(python: Interpreter, limits: SandboxLimits, rules: bytes = b"") -> list[str]:
+    """The command that runs inside a jail: the launcher, which starts the program at its usual place.
+
+    Args:
+        rules: Seccomp filter that the launcher installs, where the jail does not.
+    """
+    bounds = ",".join(f"{name}={soft}={hard}" for name, (soft, hard) in kernel_limits(limits).items())
+    return [
+        *(python.binary, "-s", "-S", "-B", "-X", "utf8", "-c", _launcher()),
+        *("{report}", PROGRAM, bounds, ":".join(python.imports), rules.hex()),
+    ]
 
 
 def _spawner() -> ThreadPoolExecutor:

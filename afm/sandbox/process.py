@@ -15,6 +15,7 @@ import subprocess
 import time
 from collections.abc import Sequence
 from concurrent.futures import Executor
+from pathlib import Path
 
 from afm.sandbox.base import ExitReason
 from afm.sandbox.capture import Capture, Ended, drained, pipe, tree_cpu_s
@@ -52,6 +53,7 @@ class JailedProcess:
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[Ended] = self._loop.create_future()
+        self._informed = "{info}" in command
         self._reason: ExitReason | None = None
         self._wall_s = wall_s
         self._stopped_cpu_s = 0.0
@@ -140,7 +142,7 @@ class JailedProcess:
     def _kill(self) -> None:
         # Process 1 of the jail takes every descendant with it, and bubblewrap then ends and reaps it.
         # Before it exists everything is still in bubblewrap's process group.
-        inside = self._process_one()
+        inside = self._process_one() if self._informed else self._first_child()
         if inside is None:
             self._kill_group()
             return
@@ -156,6 +158,16 @@ class JailedProcess:
             return None
         found = re.search(rb'"child-pid": (\d+)', told)
         return int(found[1]) if found else None
+
+    def _first_child(self) -> int | None:
+        """Process 1 of a jail that does not tell which it is: the only child of what was started."""
+        assert self._process is not None
+        pid = str(self._process.pid)
+        try:
+            children = Path("/proc", pid, "task", pid, "children").read_text(encoding="ascii").split()
+        except OSError:
+            return None
+        return int(children[0]) if children else None
 
     def _kill_group(self) -> None:
         if self._process is not None and not self._ended.done():

@@ -178,7 +178,10 @@ class ZygoteSandbox:
                 trouble = trouble or str(error)
             for place in places:
                 place.close()
-        raise SandboxUnavailableError(f"no zygote works here: {user_namespace_advice(trouble)}")
+        raise SandboxUnavailableError(
+            f"no zygote works here: {user_namespace_advice(trouble)}; a zygote needs user namespaces inside "
+            "a user namespace, the backend 'bubblewrap' does without"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import pytest
 from afm.errors import SandboxUnavailableError
 from afm.sandbox import open_sandbox
 
-BACKENDS = ("zygote", "bubblewrap")
+BACKENDS = ("zygote", "bubblewrap", "nsjail")
 
 
 def _works(backend: str) -> str | None:

@@ -146,7 +146,7 @@ async def test_the_same_program_prints_the_same(sandbox: Sandbox) -> None:
 async def test_a_busy_loop_ends_at_the_cpu_limit(code: str, sandbox: Sandbox) -> None:
     result = await sandbox.run(code, limits=SandboxLimits(cpu_s=1, wall_s=30))
     assert (result.reason, result.exit_status) == (ExitReason.CPU, None)
-    assert 0.8 < result.cpu_s < 3
+    assert 0.5 < result.cpu_s < 3  # the kernel counts ticks for the limit, and time for the report
 
 
 async def test_sleeping_ends_at_the_wall_clock(sandbox: Sandbox) -> None:

@@ -18,7 +18,6 @@ import pytest
 
 from afm.errors import SandboxBusyError, SandboxError
 from afm.sandbox import ExitReason, SandboxLimits
-from afm.sandbox.auto import AutoSandbox
 from afm.sandbox.zygote import ZygoteSandbox
 
 pytestmark = pytest.mark.sandbox
@@ -305,9 +304,3 @@ def test_a_loop_that_stops_in_the_middle_of_a_run_does_not_cost_a_place() -> Non
     assert not lost.done()
     assert asyncio.run(sandbox.run("print('free')")).stdout == "free\n"
     asyncio.run(sandbox.close())
-
-
-async def test_auto_takes_zygotes_here_and_says_so() -> None:
-    sandbox = AutoSandbox(max_parallel=1)
-    assert (await sandbox.isolation())[0].startswith("zygote in ")
-    await sandbox.close()

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from afm.sandbox.base import ExitReason, SandboxLimits
 
 LIMITS = SandboxLimits(wall_s=8.0, cpu_s=4, memory_bytes=512 << 20, file_bytes=8 << 20)
-PER_CALL = ("bubblewrap", "nsjail")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +45,3 @@ class Attack:
         """In words, for the table."""
         words = "/".join(self.reasons) or ("given output" if self.printed is not None else "OK")
         return words if self.status is None else f"{words} {self.status}"
-
-
-def per_call(reason: str) -> dict[str, str]:
-    """``not_by`` of what only a zygote's jail can bound."""
-    return dict.fromkeys(PER_CALL, reason)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from afm.sandbox.base import ExitReason
-from afm.sandbox.conformance.attack import LIMITS, Attack, per_call
+from afm.sandbox.conformance.attack import LIMITS, Attack
+
+_NO_INODE_LIMIT = {"bubblewrap": "bubblewrap mounts /tmp without a limit on files; CPU time bounds them"}
 
 ATTACKS = (
     Attack(
@@ -184,7 +186,7 @@ try:
 except OSError:
     pass
 verdict(count > 10000, count)""",
-        not_by=per_call("bubblewrap and nsjail mount /tmp without a limit on files; CPU time bounds them"),
+        not_by=_NO_INODE_LIMIT,
     ),
     Attack(
         "nest folders without end",
@@ -196,7 +198,7 @@ try:
 except OSError:
     pass
 verdict(depth > 10000, depth)""",
-        not_by=per_call("bubblewrap and nsjail mount /tmp without a limit on files; CPU time bounds them"),
+        not_by=_NO_INODE_LIMIT,
     ),
     Attack(
         "make a file of a terabyte with holes",

@@ -69,8 +69,9 @@ def execute(path: str) -> None:
 
 
 def _stream(fd: int, mode: str, name: str, errors: str) -> Any:
+    """A standard stream; what is written shows line by line, so that a stopped program keeps what it printed."""
     text: Any = open(  # noqa: SIM115 - the standard streams stay open
-        fd, mode, encoding="utf-8", errors=errors, closefd=False, buffering=1 if fd == 2 else -1
+        fd, mode, encoding="utf-8", errors=errors, closefd=False, buffering=1 if mode == "w" else -1
     )
     text.buffer.raw.name = name
     text.mode = mode
