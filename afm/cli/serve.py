@@ -33,6 +33,42 @@ def code(
     _become("tool_servers.code", {"--config": config, "--host": host, "--port": port})
 
 
+@app.command()
+def search(
+    config: Annotated[
+        Path | None,
+        typer.Option(help="YAML, e.g. configs/servers/web_search.yaml.", exists=True, dir_okay=False),
+    ] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on (SERVER_HOST).")] = None,
+    port: Annotated[
+        int | None, typer.Option(help="Port, 0 for a free one (WEBSEARCH_PORT).", min=0, max=65535)
+    ] = None,
+) -> None:
+    """Search the web for web_search tools: by Serper or SearxNG, or in local pages (WEB_SEARCH_METHOD_TYPE).
+
+    WEB_SERVER_TOKEN is asked of every request; without one the server listens on this machine only.
+    """
+    _become("tool_servers.web_search", {"--config": config, "--host": host, "--port": port})
+
+
+@app.command()
+def crawl(
+    config: Annotated[
+        Path | None,
+        typer.Option(help="YAML, e.g. configs/servers/crawl_page.yaml.", exists=True, dir_okay=False),
+    ] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on (SERVER_HOST).")] = None,
+    port: Annotated[
+        int | None, typer.Option(help="Port, 0 for a free one (CRAWL_PAGE_PORT).", min=0, max=65535)
+    ] = None,
+) -> None:
+    """Read public web pages for crawl_page tools, summed up toward the question.
+
+    WEB_SERVER_TOKEN is asked of every request; without one the server listens on this machine only.
+    """
+    _become("tool_servers.crawl_page", {"--config": config, "--host": host, "--port": port})
+
+
 class WikiEngine(StrEnum):
     """How passages are found."""
 

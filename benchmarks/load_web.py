@@ -1,0 +1,263 @@
+"""The web servers under load and faults: many clients at once, and an upstream that hangs, breaks, floods and lies.
+
+    .venv/bin/python benchmarks/load_web.py --clients 500 --seconds 60 --out web_load.json
+
+Half of the requests are searches (a fifth of them repeated), half are pages; of the pages one in eight hangs, answers 500,
+breaks off, floods, drips, is no HTML, redirects into a private network, or is a gzip that unpacks without end. Every
+answer must be 200 or a counted 429; a bad page must be reported as such, within the request's time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gzip
+import json
+import multiprocessing
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import httpx
+import yaml
+from timing import environment, report
+
+ROOT = Path(__file__).parents[1]
+FAULTS = ("hang", "500", "half", "flood", "drip", "binary", "private", "bomb")
+KINDS = {"hang": "timeout", "500": "status", "half": "broken", "flood": "too_large", "drip": "timeout"}
+KINDS |= {"binary": "type", "private": "blocked", "bomb": "too_large"}
+FETCH_S, REQUEST_S = 3.0, 20.0
+PARAGRAPH = (
+    "<p>The river number {n} of page {name} is {n} miles long, says the survey of hills and clouds.</p>"
+)
+
+
+class Upstream:
+    """Search provider and web site in one, as a process of its own."""
+
+    def __init__(self) -> None:
+        self._bomb = gzip.compress(bytes(64 << 20))
+
+    async def serve(self, place: Any) -> None:
+        """Listen, tell the port through ``place``, never return."""
+        server = await asyncio.start_server(self._connected, "127.0.0.1", 0, backlog=2048)
+        place.send(server.sockets[0].getsockname()[1])
+        await server.serve_forever()
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                length = re.search(rb"(?i)content-length: (\d+)", head)
+                body = await reader.readexactly(int(length[1])) if length else b""
+                if not await self._answered(head.split(b" ")[1].decode(), body, writer):
+                    break
+                await writer.drain()
+        except (OSError, EOFError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            writer.close()
+
+    async def _answered(self, path: str, body: bytes, writer: asyncio.StreamWriter) -> bool:
+        if path == "/search":
+            query = json.loads(body)["q"]
+            hits = [
+                {"title": f"{query} {n}", "link": f"https://e.org/{n}", "snippet": "s"} for n in range(10)
+            ]
+            writer.write(_http(json.dumps({"organic": hits}).encode(), "application/json"))
+            return True
+        fault, _, name = path.strip("/").partition("-")
+        match fault:
+            case "hang":
+                await asyncio.sleep(60)
+            case "500":
+                writer.write(_http(b"oops", status="500 Oops"))
+                return True
+            case "half":
+                writer.write(_http(b"x" * 9000)[:4000])
+            case "flood":
+                writer.write(
+                    b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nTransfer-Encoding: chunked\r\n\r\n"
+                )
+                for _ in range(1024):
+                    writer.write(b"100000\r\n" + b"x" * (1 << 20) + b"\r\n")
+                    await writer.drain()
+            case "drip":
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 1000\r\n\r\n")
+                for _ in range(600):
+                    writer.write(b"x")
+                    await writer.drain()
+                    await asyncio.sleep(0.1)
+            case "binary":
+                writer.write(_http(b"\0" * 99, "application/octet-stream"))
+                return True
+            case "private":
+                writer.write(_http(b"", status="302 Found", more="Location: http://169.254.169.254/\r\n"))
+                return True
+            case "bomb":
+                writer.write(_http(self._bomb, more="Content-Encoding: gzip\r\n"))
+                return True
+            case _:
+                text = "".join(PARAGRAPH.format(n=n, name=name) for n in range(60))
+                writer.write(_http(f"<title>{name}</title>{text}".encode()))
+                return True
+        await writer.drain()
+        return False
+
+
+def _http(body: bytes, media_type: str = "text/html", *, status: str = "200 OK", more: str = "") -> bytes:
+    head = f"HTTP/1.1 {status}\r\nContent-Type: {media_type}\r\nContent-Length: {len(body)}\r\n{more}\r\n"
+    return head.encode() + body
+
+
+def upstream(place: Any) -> None:
+    """The upstream's process."""
+    asyncio.run(Upstream().serve(place))
+
+
+def started(
+    name: str, settings: dict[str, Any], folder: Path, port: int
+) -> tuple[subprocess.Popen[str], str]:
+    """A server of ours and its address."""
+    config = folder / f"{name}.yaml"
+    config.write_text(yaml.safe_dump(settings))
+    variables = {
+        "WEB_CACHE": str(folder / f"{name}.sqlite"),
+        "WEB_SEARCH_METHOD_TYPE": "serper",
+        "WEB_SEARCH_SERPER_API_KEY": "none",
+        "NO_PROXY": "127.0.0.1",
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-m", f"tool_servers.{name}", "--config", str(config), "--port", "0"],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env=os.environ | variables,
+    )
+    assert process.stdout is not None
+    return process, process.stdout.readline().split()[-1]
+
+
+class Clients:
+    """Sends requests and judges the answers."""
+
+    def __init__(self, search_url: str, crawl_url: str, site: str) -> None:
+        self._search_url, self._crawl_url, self._site = search_url, crawl_url, site
+        self.outcomes: Counter[str] = Counter()
+        self.pages: Counter[str] = Counter()
+        self.seconds: dict[str, list[float]] = {"search": [], "crawl": []}
+
+    async def run(self, clients: int, seconds: float) -> None:
+        """Let so many clients ask for so long."""
+        until = time.monotonic() + seconds
+        limits = httpx.Limits(max_connections=clients, max_keepalive_connections=clients)
+        async with httpx.AsyncClient(trust_env=False, limits=limits, timeout=60) as client:
+            await asyncio.gather(*(self._client(client, number, until) for number in range(clients)))
+
+    async def _client(self, client: httpx.AsyncClient, number: int, until: float) -> None:
+        draw = random.Random(number)
+        await asyncio.sleep(draw.random())
+        while time.monotonic() < until:
+            ask = self._search if draw.random() < 0.5 else self._crawl
+            try:
+                status = await ask(client, draw)
+            except httpx.TransportError as error:
+                status = type(error).__name__
+            self.outcomes[status] += 1
+            await asyncio.sleep(0.2 if status == "429" else 0.02)
+
+    async def _search(self, client: httpx.AsyncClient, draw: random.Random) -> str:
+        query = f"query {draw.randrange(100) if draw.random() < 0.2 else draw.random()}"
+        began = time.monotonic()
+        answer = await client.post(f"{self._search_url}/search", json={"q": query})
+        if answer.status_code == 200:
+            self.seconds["search"].append(time.monotonic() - began)
+            if answer.json()["organic"][0]["title"] != f"{query} 0":
+                return "wrong result"
+        return str(answer.status_code)
+
+    async def _crawl(self, client: httpx.AsyncClient, draw: random.Random) -> str:
+        kind = draw.choice(FAULTS) if draw.random() < 1 / 8 else "page"
+        name = f"{kind}-{draw.randrange(2000)}"
+        body = {"urls": f"{self._site}/{name}", "goal": "which river is 17 miles long?", "seconds": REQUEST_S}
+        began = time.monotonic()
+        answer = await client.post(f"{self._crawl_url}/crawl_page", json=body)
+        if answer.status_code != 200:
+            return str(answer.status_code)
+        self.seconds["crawl"].append(time.monotonic() - began)
+        [page] = answer.json()["pages"]
+        self.pages[f"{kind}: {page['kind'] or 'read'}"] += 1
+        if time.monotonic() - began > REQUEST_S + 2:
+            return "late"
+        if kind == "page" and page["kind"] is None and "17 miles long" not in page["text"]:
+            return "wrong page"
+        if page["kind"] not in (KINDS.get(kind), "timeout"):
+            return "wrong kind"
+        return "200"
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    """Milliseconds."""
+    ordered = sorted(values) or [0.0]
+    return {
+        f"p{p}": round(1000 * ordered[min(len(ordered) - 1, len(ordered) * p // 100)], 1) for p in (50, 99)
+    }
+
+
+def resident_mib(process: subprocess.Popen[str]) -> float:
+    """The most memory that the process itself has held."""
+    text = Path(f"/proc/{process.pid}/status").read_text()
+    match = re.search(r"VmHWM:\s+(\d+)", text)
+    return round(int(match[1]) / 1024, 1) if match else 0.0
+
+
+def main() -> None:
+    """Run and report."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--clients", type=int, default=500)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--smoke", action="store_true", help="few clients, a few seconds")
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    clients, seconds = (20, 4.0) if given.smoke else (given.clients, given.seconds)
+    ours, theirs = multiprocessing.Pipe()
+    other = multiprocessing.Process(target=upstream, args=(theirs,), daemon=True)
+    other.start()
+    site = f"127.0.0.1:{ours.recv()}"
+    with tempfile.TemporaryDirectory() as folder:
+        crawl_settings = {"trusted": [site], "fetch_s": FETCH_S, "max_bytes": 4 << 20}
+        search, search_url = started("web_search", {"serper_url": f"http://{site}"}, Path(folder))
+        crawl, crawl_url = started("crawl_page", crawl_settings, Path(folder))
+        asked = Clients(search_url, crawl_url, f"http://{site}")
+        asyncio.run(asked.run(clients, seconds))
+        memory = {"web_search": resident_mib(search), "crawl_page": resident_mib(crawl)}
+        for process in (search, crawl):
+            process.send_signal(signal.SIGTERM)
+        ended = [process.wait(30) for process in (search, crawl)]
+    other.terminate()
+    result = {
+        "clients": clients,
+        "seconds": seconds,
+        "answers": dict(asked.outcomes),
+        "errors": sum(count for status, count in asked.outcomes.items() if status not in ("200", "429")),
+        "pages": dict(sorted(asked.pages.items())),
+        "milliseconds": {name: spread(values) for name, values in asked.seconds.items()},
+        "peak_memory_mib": memory,
+        "exit_statuses": ended,
+        "environment": environment(["fastapi", "httpcore", "httpx", "trafilatura", "uvicorn"]),
+    }
+    report(result, given.out)
+
+
+if __name__ == "__main__":
+    main()
