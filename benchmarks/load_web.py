@@ -123,9 +123,7 @@ def upstream(place: Any) -> None:
     asyncio.run(Upstream().serve(place))
 
 
-def started(
-    name: str, settings: dict[str, Any], folder: Path, port: int
-) -> tuple[subprocess.Popen[str], str]:
+def started(name: str, settings: dict[str, Any], folder: Path) -> tuple[subprocess.Popen[str], str]:
     """A server of ours and its address."""
     config = folder / f"{name}.yaml"
     config.write_text(yaml.safe_dump(settings))
