@@ -7,7 +7,6 @@ from afm.sandbox import ExitReason, SandboxLimits, open_sandbox
 pytestmark = pytest.mark.sandbox
 
 
-@pytest.mark.parametrize("backend", ["zygote", "bubblewrap"])
 async def test_whole_lines_survive_a_limit(backend):
     box = open_sandbox(backend)
     code = "print('step 1')\nprint('step 2')\nprint('half', end='')\nwhile True: pass"
