@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections import Counter
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from timing import environment, report
@@ -28,7 +28,8 @@ from afm.sandbox import SandboxLimits, open_sandbox
 from afm.sandbox.base import LocalSandbox
 
 GROWTH = 1.05
-LIMITS = SandboxLimits(wall_s=0.6, cpu_s=1, memory_bytes=256 << 20, output_bytes=4096)
+LIMITS = SandboxLimits(wall_s=20.0, cpu_s=1, memory_bytes=256 << 20, output_bytes=4096)
+SHORT = replace(LIMITS, wall_s=0.6)
 PLAIN = ("print(input())", "ok")
 MIX = {
     "raise": ("1/0", "error"),
@@ -119,7 +120,8 @@ async def one(sandbox: LocalSandbox, number: int, dice: random.Random, seen: Cou
     else:
         name = dice.choice([*MIX, CANCEL])
         code, reason = MIX.get(name, ("import time; time.sleep(9)", CANCEL))
-    run = asyncio.create_task(sandbox.run(code, str(number), LIMITS))
+    limits = SHORT if reason == "timeout" else LIMITS
+    run = asyncio.create_task(sandbox.run(code, str(number), limits))
     if name == CANCEL:
         await asyncio.sleep(dice.random() * 0.1)
         run.cancel()

@@ -140,12 +140,15 @@ async def test_exit_statuses_are_those_of_python(code: str, status: int, sandbox
     assert (await sandbox.run(code)).exit_status == status == python(code).returncode
 
 
-async def test_the_standard_streams_look_as_usual(sandbox: ZygoteSandbox) -> None:
+async def test_the_standard_streams_look_as_usual_but_show_whole_lines(sandbox: ZygoteSandbox) -> None:
+    """Python would hold back what goes to a pipe; here each line goes out, so that a stopped program keeps it."""
     code = (
         "import sys\nfor s in (sys.stdin, sys.stdout, sys.stderr):\n"
-        "    print(s.name, s.mode, s.encoding, s.errors, s.line_buffering, s.fileno(), s is getattr(sys, '__' + s.name[1:-1] + '__'))"
+        "    print(s.name, s.mode, s.encoding, s.errors, s.fileno(), s is getattr(sys, '__' + s.name[1:-1] + '__'))"
     )
     assert (await sandbox.run(code)).stdout == python(code).stdout
+    buffering = "import sys\nprint([s.line_buffering for s in (sys.stdin, sys.stdout, sys.stderr)])"
+    assert (await sandbox.run(buffering)).stdout == "[False, True, True]\n"
 
 
 async def test_a_recursion_may_go_as_deep_as_usual(sandbox: ZygoteSandbox) -> None:
