@@ -40,7 +40,7 @@ def main() -> int:
 
 
 def _serve(given: argparse.Namespace) -> None:
-    for package in ("fastapi", "uvicorn", "numpy"):
+    for package in ("starlette", "uvicorn", "numpy"):
         if find_spec(package) is None:
             raise MissingExtraError(package, "servers")
     from tool_servers.wiki_search.app import WikiServer

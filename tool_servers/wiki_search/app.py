@@ -17,9 +17,11 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from pydantic import BaseModel, ValidationError
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
 
 from tool_servers.shared.access import allowed
 from tool_servers.shared.admission import Admission, BusyError
@@ -82,13 +84,14 @@ class WikiServer:
             Level("afm_wiki_waiting", "Requests waiting now.", lambda: self._admission.waiting),
         )
 
-    def app(self) -> FastAPI:
+    def app(self) -> Starlette:
         """The application."""
-        app = FastAPI(lifespan=self._life, docs_url=None, redoc_url=None, openapi_url=None)
-        app.post("/retrieve")(self.retrieve)
-        app.get("/health")(self.health)
-        app.get("/metrics")(self.metrics)
-        return app
+        routes = [
+            Route("/retrieve", self.retrieve, methods=["POST"]),
+            Route("/health", self.health),
+            Route("/metrics", self.metrics),
+        ]
+        return Starlette(routes=routes, lifespan=self._life)
 
     async def retrieve(self, request: Request) -> Response:
         """Search for each query."""
@@ -117,7 +120,7 @@ class WikiServer:
         self._seconds.add(time.monotonic() - began)
         return Response(b'{"result":' + result + b"}", media_type="application/json")
 
-    async def health(self) -> Response:
+    async def health(self, _: Request) -> Response:
         """That the server answers, and with what."""
         facts = {"engine": self._index.engine_name, "passages": self._index.manifest.passages}
         return JSONResponse(
@@ -164,7 +167,7 @@ class WikiServer:
         return JSONResponse({"error": message}, status_code=status, headers=headers)
 
     @asynccontextmanager
-    async def _life(self, _: FastAPI) -> AsyncIterator[None]:
+    async def _life(self, _: Starlette) -> AsyncIterator[None]:
         self._batcher.start()
         yield
         await self._batcher.stop()

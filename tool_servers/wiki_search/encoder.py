@@ -35,6 +35,10 @@ class Encoder:
         if find_spec("sentence_transformers") is None:
             raise MissingExtraError("sentence-transformers", "dense")
         from sentence_transformers import SentenceTransformer
+        from transformers.utils import logging
+
+        logging.disable_progress_bar()
+        logging.set_verbosity_error()
 
         self._query_prefix, self._passage_prefix = query_prefix, passage_prefix
         try:
