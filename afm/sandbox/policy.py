@@ -17,6 +17,7 @@ ENVIRONMENT = {
     "PYTHONHASHSEED": "0",  # the same program prints the same text
     "OPENBLAS_NUM_THREADS": "1",
     "OMP_NUM_THREADS": "1",
+    "MALLOC_ARENA_MAX": "1",  # or each thread reserves 64 MiB of the address space that is its limit
 }
 MEMORY_PER_PROCESS = "memory is bounded for each process, not for all of a run together"
 NO_ISOLATION = "model-written code does not run without isolation"

@@ -419,3 +419,12 @@ async def test_an_unreadable_python_is_named(kind: str) -> None:
         SandboxUnavailableError, match=r"'/nonexistent/python' does not exist.*apt-get install python3"
     ):
         await open_sandbox(kind, python="/nonexistent/python").run("print(1)")
+
+
+async def test_many_threads_fit_into_the_usual_memory_limit(sandbox: Sandbox) -> None:
+    code = (
+        "import threading\ngate = threading.Barrier(25)\n"
+        "threads = [threading.Thread(target=gate.wait) for _ in range(24)]\n"
+        "for thread in threads: thread.start()\ngate.wait(); print('all')"
+    )
+    assert (await sandbox.run(code)).stdout == "all\n"
