@@ -116,7 +116,7 @@ class WikiSearchTool:
 
     async def call(self, argument: str) -> ToolResult:
         """Search for the text of ``argument``."""
-        query = " ".join(argument.split())
+        query = " ".join(argument.encode("utf-8", "replace").decode().split())
         if not query:
             return ToolResult("Nothing was searched: the query is empty.", meta={"reason": "bad_argument"})
         if len(query) > _MAX_QUERY_CHARS:

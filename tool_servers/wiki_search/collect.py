@@ -21,7 +21,7 @@ from tool_servers.wiki_search.passages import STORE, Row, read_corpus
 from tool_servers.wiki_search.terms import terms_of
 
 Progress = Callable[[str, int, int | None], None]
-CHECKPOINT = 50_000
+CHECKPOINT = 10_000
 NOTE = "collected.json"
 VOCABULARY = "vocabulary.txt"
 SPILLS = {"ends": "q", "lengths": "I", "distinct": "H", "terms": "I", "counts": "H"}

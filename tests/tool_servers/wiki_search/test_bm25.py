@@ -1,0 +1,99 @@
+import math
+import random
+from collections import Counter
+
+import bm25s
+import numpy as np
+import pytest
+
+from afm.datasets.encyclopaedia import generate
+from afm.datasets.mini_world import Split
+from tool_servers.wiki_search.bm25 import Bm25
+from tool_servers.wiki_search.build import Plan, build
+from tool_servers.wiki_search.hits import fused
+from tool_servers.wiki_search.passages import PassageStore
+from tool_servers.wiki_search.terms import terms_of
+
+
+def by_hand(texts, query, k1=1.5, b=0.75):
+    """BM25 as Lucene has it, passage by passage."""
+    bags = [Counter(terms_of(text)) for text in texts]
+    mean = sum(sum(bag.values()) for bag in bags) / len(bags)
+    scores = []
+    for bag in bags:
+        score = 0.0
+        for word in terms_of(query):
+            holding = sum(word in other for other in bags)
+            if word in bag:
+                idf = math.log(1 + (len(bags) - holding + 0.5) / (holding + 0.5))
+                score += idf * bag[word] / (bag[word] + k1 * (1 - b + b * sum(bag.values()) / mean))
+        scores.append(score)
+    return scores
+
+
+def queries(world):
+    tasks = list(generate(world, Split.TRAIN, 150, seed=2))
+    return [task.question for task in tasks] + [
+        f"{hop['asks']} {hop['title']}" for task in tasks for hop in task.extra_info["path"]
+    ]
+
+
+def test_scores_are_those_of_the_formula(world, index):
+    store, engine = PassageStore(index), Bm25(index)
+    texts = [store[number].contents for number in range(len(store))]
+    for query in random.Random(0).sample(queries(world), 12):
+        expected = by_hand(texts, query)
+        best = sorted(range(len(texts)), key=lambda n: (-expected[n], n))[:5]
+        [hits] = engine.search([query], 5)
+        assert [score for _, score in hits] == pytest.approx([expected[n] for n in best], rel=1e-4)
+
+
+@pytest.mark.parametrize("k", [1, 3, 50])
+def test_stopping_early_changes_nothing_against_bm25s_over_the_same_files(world, index, k):
+    engine, other = Bm25(index), bm25s.BM25.load(index / "bm25", mmap=True)
+    asked = queries(world)
+    for query, hits in zip(asked, engine.search(asked, k), strict=True):
+        words = [word for word in terms_of(query) if word in other.vocab_dict]
+        _, scores = other.retrieve([words], k=k, show_progress=False)
+        expected = [score for score in scores[0] if score > 0]
+        assert np.allclose([score for _, score in hits], expected, rtol=1e-4)
+
+
+def test_the_gold_page_of_a_fact_is_among_the_first_three(world, index):
+    engine = Bm25(index)
+    hops = [hop for task in generate(world, Split.HELDOUT, 60, seed=0) for hop in task.extra_info["path"]]
+    results = engine.search([f"{hop['asks']} of {hop['title']}" for hop in hops], 3)
+    found = [hop["passage"] in [str(n) for n, _ in hits] for hop, hits in zip(hops, results, strict=True)]
+    assert sum(found) / len(found) > 0.98
+
+
+def test_repeated_words_count_and_unknown_ones_do_not(tmp_path):
+    corpus = tmp_path / "c.jsonl"
+    corpus.write_text(
+        "\n".join(
+            f'{{"id": "{n}", "contents": "{text}"}}'
+            for n, text in enumerate(["red fox", "blue fox", "red sea"])
+        )
+    )
+    build(Plan(corpus, tmp_path / "i"), lambda *_: None)
+    engine = Bm25(tmp_path / "i")
+    once, twice, unknown, nothing, common = engine.search(
+        ["blue sea", "blue sea sea", "zebra", "", "the of"], 3
+    )
+    assert [n for n, _ in once] == [1, 2]
+    assert [n for n, _ in twice] == [2, 1]
+    assert twice[0][1] == pytest.approx(2 * once[1][1])
+    assert unknown == nothing == common == []
+
+
+def test_equal_scores_come_in_the_order_of_the_corpus(tmp_path):
+    corpus = tmp_path / "c.jsonl"
+    corpus.write_text("\n".join(f'{{"id": "{n}", "contents": "same words"}}' for n in range(50)))
+    build(Plan(corpus, tmp_path / "i"), lambda *_: None)
+    [hits] = Bm25(tmp_path / "i").search(["same"], 7)
+    assert [n for n, _ in hits] == list(range(7))
+
+
+def test_fusion_adds_reciprocal_ranks():
+    hits = fused([[(1, 9.0), (2, 8.0)], [(2, 0.5), (3, 0.4)]], 3)
+    assert hits == [(2, 1 / 62 + 1 / 61), (1, 1 / 61), (3, 1 / 62)]

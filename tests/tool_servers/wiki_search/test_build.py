@@ -1,0 +1,179 @@
+import gzip
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from afm.datasets.encyclopaedia import Encyclopaedia, write_corpus
+from afm.errors import ConfigError, DataError
+from tool_servers.wiki_search.index import open_index
+from tool_servers.wiki_search.passages import PassageStore, read_corpus
+
+ROOT = Path(__file__).parents[3]
+
+
+def build(corpus, out, *options):
+    command = [
+        sys.executable,
+        "-m",
+        "tool_servers.wiki_search.build",
+        str(corpus),
+        "--out",
+        str(out),
+        *options,
+    ]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+
+
+def parts(folder):
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def test_a_build_tells_its_need_first_and_holds_every_passage(corpus, index, world, tmp_path):
+    done = build(corpus, tmp_path / "index")
+    first, *_, last = done.stdout.splitlines()
+    assert "about 2,000 passages; disk" in first
+    assert "memory" in first
+    assert "2,000 passages" in last
+    store = PassageStore(tmp_path / "index")
+    assert [store[n].contents for n in range(len(store))] == [world.page(n).contents for n in range(2_000)]
+    assert store[7].id == "7"
+    assert not (tmp_path / "index/unfinished").exists()
+    assert parts(tmp_path / "index") == parts(index)
+
+
+def test_a_compressed_corpus_gives_the_same_index(corpus, index, tmp_path):
+    packed = tmp_path / "corpus.jsonl.gz"
+    packed.write_bytes(gzip.compress(corpus.read_bytes()))
+    assert build(packed, tmp_path / "index").returncode == 0
+    ours, theirs = parts(tmp_path / "index"), parts(index)
+    assert {n: b for n, b in ours.items() if n != "manifest.json"} == {
+        n: b for n, b in theirs.items() if n != "manifest.json"
+    }
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_a_build_that_is_killed_goes_on_and_ends_with_the_same_files(tmp_path, suffix):
+    corpus = tmp_path / f"corpus.jsonl{suffix}"
+    write_corpus(Encyclopaedia(60_000), corpus)
+    assert build(corpus, tmp_path / "whole").returncode == 0
+    out = tmp_path / "killed"
+    command = [sys.executable, "-m", "tool_servers.wiki_search.build", str(corpus), "--out", str(out)]
+    note = out / "unfinished/collected.json"
+    kills = 0
+    for _ in range(3):
+        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
+        before = note.read_text() if note.exists() else ""
+        while process.poll() is None and (note.read_text() if note.exists() else "") == before:
+            time.sleep(0.005)
+        time.sleep(0.1)
+        process.send_signal(signal.SIGKILL)
+        kills += process.wait() == -signal.SIGKILL
+    assert kills >= 2
+    assert not (out / "manifest.json").exists()
+    assert json.loads(note.read_text())["passages"] >= 20_000
+    with pytest.raises(DataError, match="no finished index"):
+        open_index(out)
+    assert build(corpus, out).returncode == 0
+    assert parts(out) == parts(tmp_path / "whole")
+
+
+def test_a_finished_build_is_not_made_again(corpus, index):
+    before = (index / "manifest.json").stat().st_mtime_ns
+    assert build(corpus, index).returncode == 0
+    assert (index / "manifest.json").stat().st_mtime_ns == before
+
+
+def test_an_index_of_another_corpus_is_not_written_over(index, tmp_path):
+    other = tmp_path / "other.jsonl"
+    write_corpus(Encyclopaedia(50), other)
+    done = build(other, index)
+    assert done.returncode == 1
+    assert "holds an index of corpus.jsonl" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("name", ["passages.jsonl", "bm25/data.csc.index.npy", "passages.offsets.npy"])
+def test_truncated_and_missing_files_are_refused(index, tmp_path, name):
+    copy = tmp_path / "copy"
+    shutil.copytree(index, copy)
+    with (copy / name).open("r+b") as file:
+        file.truncate((index / name).stat().st_size - 1)
+    with pytest.raises(DataError, match=r"expected [\d,]+: the index is truncated"):
+        open_index(copy)
+    (copy / name).unlink()
+    with pytest.raises(DataError, match="it is missing"):
+        open_index(copy)
+
+
+def test_files_of_two_builds_do_not_mix(index, tmp_path):
+    corpus, other, copy = tmp_path / "corpus.jsonl", tmp_path / "other", tmp_path / "copy"
+    write_corpus(Encyclopaedia(2_000, seed=2, wordings=2), corpus)
+    assert build(corpus, other).returncode == 0
+    shutil.copytree(index, copy)
+    source = (other / "passages.jsonl").read_bytes()
+    size = (index / "passages.jsonl").stat().st_size
+    (copy / "passages.jsonl").write_bytes(source[:size].ljust(size, b"\n"))
+    with pytest.raises(DataError, match="not what the index was built with"):
+        open_index(copy)
+
+
+def test_verify_finds_one_changed_byte_in_the_middle(index, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(index, copy)
+    with (copy / "passages.jsonl").open("r+b") as file:
+        file.seek(300_000)
+        file.write(b"#")
+    open_index(copy).store.close()
+    with pytest.raises(DataError, match=r"passages\.jsonl: its content is not"):
+        open_index(copy, verify=True)
+
+
+def test_an_engine_that_the_index_lacks_is_refused_with_the_command_that_adds_it(index):
+    with pytest.raises(ConfigError, match=r"no dense part; add it: afm serve wiki build"):
+        open_index(index, "hybrid")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "the corpus holds no passage"),
+        ('{"id": "1", "contents": "two words"}\n{"id": 2}\n', r"c\.jsonl:2: contents: got None"),
+        ("[1]\n", r"c\.jsonl:1: expected an object"),
+        ('{"id": "1", "contents"', r"c\.jsonl:1: no JSON"),
+        ('{"id": "1", "contents": "a b c"}\n', "holds a word of two letters"),
+    ],
+)
+def test_bad_corpora_are_refused_with_file_and_line(tmp_path, text, told):
+    import re
+
+    corpus = tmp_path / "c.jsonl"
+    corpus.write_text(text)
+    done = build(corpus, tmp_path / "out")
+    assert done.returncode == 1
+    assert re.search(told, done.stderr), done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_half_a_gzip_file_is_refused(corpus, tmp_path):
+    packed = tmp_path / "c.jsonl.gz"
+    whole = gzip.compress(corpus.read_bytes())
+    packed.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DataError, match="broken compressed data"):
+        list(read_corpus(packed))
+
+
+@pytest.mark.parametrize("options", [["--engine", "dense"], ["--model", "x"], ["--faiss", "square"]])
+def test_wrong_usage_ends_with_status_2(corpus, tmp_path, options):
+    assert build(corpus, tmp_path / "out", *options).returncode == 2
+
+
+def test_rows_with_title_and_text_are_passages_too(tmp_path):
+    (tmp_path / "c.jsonl").write_text('{"id": 5, "title": "Ada", "text": "A person."}\n\n')
+    [row] = read_corpus(tmp_path / "c.jsonl")
+    assert (row.passage.id, row.passage.contents) == ("5", '"Ada"\nA person.')

@@ -1,0 +1,211 @@
+import asyncio
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tool_servers.wiki_search.bm25 import Bm25
+
+ROOT = Path(__file__).parents[3]
+TOKEN = "a-long-random-token"
+
+
+def test_a_client_written_for_search_r1_gets_what_it_expects(start, world):
+    server, title = start(), world.page(1500).title
+    payload = {"queries": [title, "mayor"], "topk": 2, "return_scores": True}
+    response = server.post(**payload).json()["result"]
+    assert [len(found) for found in response] == [2, 2]
+    # The formatting of Search-R1's own client.
+    content = response[0][0]["document"]["contents"]
+    assert content.split("\n")[0].strip('"') == title
+    assert "\n".join(content.split("\n")[1:]) == world.page(1500).text
+    assert response[0][0]["document"]["id"] == "1500"
+    assert response[0][0]["score"] > response[0][1]["score"] > 0
+
+
+def test_without_scores_the_passages_stand_alone_and_topk_has_a_default(start):
+    server = start()
+    for body in (
+        {"queries": ["mayor"]},
+        {"queries": ["mayor"], "topk": None},
+        {"queries": ["mayor"], "other": 1},
+    ):
+        [found] = server.post(**body).json()["result"]
+        assert [set(passage) for passage in found] == [{"id", "contents"}] * 3
+
+
+def test_results_are_those_of_the_engine_and_nothing_found_is_an_empty_list(start, index):
+    result = (
+        start()
+        .post(queries=["friend of the mayor", "xyzzy", ""], topk=5, return_scores=True)
+        .json()["result"]
+    )
+    [expected] = Bm25(index).search(["friend of the mayor"], 5)
+    assert [(int(hit["document"]["id"]), hit["score"]) for hit in result[0]] == expected
+    assert result[1:] == [[], []]
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        (b"{", "body: Invalid JSON"),
+        (b'{"queries": "one"}', "queries: Input should be a valid"),
+        (b'{"queries": ["x"], "topk": 101}', "topk: got 101, expected 1 to 100"),
+        (b'{"queries": ["x"], "topk": -1}', "topk: got -1"),
+        (json.dumps({"queries": ["x"] * 1025}).encode(), "queries: got 1025, expected at most 1024"),
+        (json.dumps({"queries": ["x" * 8193]}).encode(), "queries: one has 8193 characters"),
+        (b'{"queries": ["\\ud800"]}', "body: Invalid JSON"),
+    ],
+)
+def test_wrong_requests_get_a_structured_error(start, body, told):
+    response = httpx.post(f"{start().url}/retrieve", content=body, trust_env=False)
+    assert response.status_code == 400
+    assert response.json()["error"].startswith(told)
+
+
+def test_more_passages_than_there_are_is_no_error(start, tmp_path):
+    corpus = tmp_path / "c.jsonl"
+    corpus.write_text('{"id": "a", "contents": "one fox"}\n{"id": "b", "contents": "two"}\n')
+    command = [
+        sys.executable,
+        "-m",
+        "tool_servers.wiki_search.build",
+        str(corpus),
+        "--out",
+        str(tmp_path / "i"),
+    ]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    [found] = start(folder=tmp_path / "i").post(queries=["fox"], topk=50).json()["result"]
+    assert found == [{"id": "a", "contents": "one fox"}]
+
+
+def test_a_body_that_is_too_large_is_not_read(start):
+    response = httpx.post(f"{start().url}/retrieve", content=b" " * (9 << 20), trust_env=False)
+    assert response.status_code == 413
+    assert "at most" in response.json()["error"]
+
+
+def test_the_token_is_asked_of_every_request_but_health(start):
+    server = start(token=TOKEN)
+    assert server.post(queries=["x"]).status_code == 401
+    assert server.post(queries=["x"], token="wrong").status_code == 401
+    assert server.post(queries=["x"], token=TOKEN).status_code == 200
+    assert httpx.get(f"{server.url}/metrics", trust_env=False).status_code == 401
+    assert httpx.get(f"{server.url}/health", trust_env=False).json()["status"] == "ok"
+
+
+def test_no_token_no_other_machines(index):
+    command = [sys.executable, "-m", "tool_servers.wiki_search", "--index", str(index), "--host", "0.0.0.0"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 1
+    assert "set WIKI_SERVER_TOKEN" in done.stderr
+
+
+def test_an_unfinished_index_is_not_served(tmp_path):
+    command = [sys.executable, "-m", "tool_servers.wiki_search", "--index", str(tmp_path), "--port", "0"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 1
+    assert "no finished index here" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+async def test_many_clients_at_once_get_their_own_answers(start, world):
+    server = start()
+    async with httpx.AsyncClient(
+        trust_env=False, timeout=30, limits=httpx.Limits(max_connections=64)
+    ) as client:
+
+        async def ask(number):
+            body = {"queries": [f"{world.page(number).title} {number}"], "topk": 1 + number % 3}
+            response = await client.post(f"{server.url}/retrieve", json=body)
+            return [passage["id"] for passage in response.json()["result"][0]]
+
+        numbers = range(0, 2_000, 10)
+        answers = await asyncio.gather(*(ask(number) for number in numbers))
+        text = (await client.get(f"{server.url}/metrics")).text
+    assert all(ids[0] == str(number) for number, ids in zip(numbers, answers, strict=True))
+    assert [len(ids) for ids in answers] == [1 + number % 3 for number in numbers]
+    assert 'afm_wiki_answered_total{engine="bm25"} 200' in text
+
+
+def test_a_full_queue_answers_429_and_says_when_to_come_back(start, tmp_path):
+    config = tmp_path / "wiki.yaml"
+    config.write_text("max_parallel: 1\nmax_waiting: 0\nthreads: 1\n")
+    server = start("--config", str(config))
+    statuses = []
+
+    def ask():
+        response = server.post(queries=[f"birth year person town {n}" for n in range(1000)], topk=100)
+        statuses.append((response.status_code, response.headers.get("retry-after")))
+
+    threads = [threading.Thread(target=ask) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    codes = {code for code, _ in statuses}
+    assert codes == {200, 429}
+    assert all(int(wait) >= 1 for code, wait in statuses if code == 429)
+
+
+def test_told_to_stop_it_finishes_what_is_under_way(start):
+    server = start()
+    answers = []
+    body = {"queries": [f"birth year person town guild {n}" for n in range(1000)], "topk": 100}
+    thread = threading.Thread(target=lambda: answers.append(server.post(**body)))
+    thread.start()
+    time.sleep(0.25)
+    assert server.end(signal.SIGTERM) == 0
+    thread.join()
+    assert answers[0].status_code == 200
+    assert len(answers[0].json()["result"]) == 1000
+
+
+def test_a_port_in_use_is_told(index):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        command = [sys.executable, "-m", "tool_servers.wiki_search", "--index", str(index), "--port", port]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 1
+    assert f"port {port}: Address already in use" in done.stderr
+
+
+def test_an_answer_does_not_wait_for_the_acknowledgement_of_its_head(start):
+    """Regression: 40 ms a request without TCP_NODELAY."""
+    server = start()
+    times = []
+    with httpx.Client(trust_env=False) as client:
+        for _ in range(15):
+            began = time.perf_counter()
+            client.post(f"{server.url}/retrieve", json={"queries": ["mayor"]})
+            times.append(time.perf_counter() - began)
+    assert sorted(times)[len(times) // 2] < 0.03
+
+
+def test_the_afm_command_builds_and_serves(corpus, tmp_path):
+    afm = Path(sys.executable).with_name("afm")
+    done = subprocess.run(
+        [afm, "serve", "wiki", "build", corpus, "--out", tmp_path / "my index"],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    command = [str(afm), "serve", "wiki", "--index", str(tmp_path / "my index"), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        url = process.stdout.readline().split()[-1]
+        request = urllib.request.Request(
+            f"{url}/retrieve",
+            json.dumps({"queries": ["mayor"]}).encode(),
+            {"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request) as response:
+            assert len(json.load(response)["result"][0]) == 3
+        process.terminate()
