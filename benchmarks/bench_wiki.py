@@ -179,7 +179,7 @@ def run(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "corpus_s": round(time.perf_counter() - began, 1),
         "build": {"bm25": build(corpus, index)},
     }
-    asked = queries(world, min(arguments.queries, 4 * world.size))
+    asked = queries(world, min(arguments.queries, 2 * world.size))
     result["bm25"] = one_engine(index, "bm25", asked, arguments.seconds)
     if arguments.model:
         options = ("--engine", "dense", "--model", arguments.model)
