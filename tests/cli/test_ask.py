@@ -101,6 +101,8 @@ def test_the_math_agent_finds_its_tool(folder, tmp_path):
     assert (record.agent, record.cost.agent_tokens) == ("math", 5)
 
 
-def test_an_agent_whose_tools_are_nowhere_is_named(folder):
-    with pytest.raises(UsageError, match=r"web_search.*--tools"):
-        run("Q", "--model", folder, "--agent", "web")
+def test_an_agent_whose_tools_are_nowhere_is_named(folder, tmp_path):
+    own = tmp_path / "own.yaml"
+    own.write_text("extends: math\nname: own\nroles: {code: {tool: teleport}}\n")
+    with pytest.raises(UsageError, match=r"teleport.*--tools"):
+        run("Q", "--model", folder, "--agent", own)
