@@ -18,6 +18,9 @@ export CODE_SERVER_PORT="${CODE_SERVER_PORT:-9002}"
 # Shared by code servers and the code tool; needed beyond this machine.
 export CODE_SERVER_TOKEN="${CODE_SERVER_TOKEN:-}"
 
+# Port of the image server.
+export VISUAL_INSPECTOR_PORT="${VISUAL_INSPECTOR_PORT:-9003}"
+
 # Port on which tools are offered to MCP clients.
 export MCP_SERVER_PORT="${MCP_SERVER_PORT:-9004}"
 
@@ -30,10 +33,10 @@ export WIKI_RAG_SERVER_URL="${WIKI_RAG_SERVER_URL:-http://127.0.0.1:8000/retriev
 # Shared by wiki servers and the wiki search tool; needed beyond this machine.
 export WIKI_SERVER_TOKEN="${WIKI_SERVER_TOKEN:-}"
 
-# Shared by the search and page servers and their tools; needed beyond this machine.
+# Shared by the search, page and image servers and their tools; needed beyond this machine.
 export WEB_SERVER_TOKEN="${WEB_SERVER_TOKEN:-}"
 
-# Cache of searches and pages: a file, or redis://HOST:6379/0; unset: ~/.cache/afm/web.sqlite.
+# Cache of searches, pages and looks at images: a file, or redis://HOST:6379/0; unset: ~/.cache/afm/web.sqlite.
 export WEB_CACHE="${WEB_CACHE:-}"
 
 # Source of web search results: local needs no key, serper does.
@@ -65,6 +68,18 @@ export SUMMARY_OPENAI_API_KEY="${SUMMARY_OPENAI_API_KEY:-}"
 
 # Model that summarises pages.
 export SUMMARY_MODEL="${SUMMARY_MODEL:-}"
+
+# OpenAI-compatible endpoint that looks at images; the image server needs it.
+export VISION_OPENAI_API_BASE_URL="${VISION_OPENAI_API_BASE_URL:-}"
+
+# Key of the vision endpoint.
+export VISION_OPENAI_API_KEY="${VISION_OPENAI_API_KEY:-}"
+
+# Model that looks at images.
+export VISION_MODEL="${VISION_MODEL:-}"
+
+# Images below this folder may be named by their path; unset: by address only.
+export VISION_IMAGE_FOLDER="${VISION_IMAGE_FOLDER:-}"
 
 # OpenAI-compatible endpoint of the judge; unset: exact match instead.
 export GRM_BASE_URL="${GRM_BASE_URL:-}"

@@ -31,6 +31,7 @@ class Settings(BaseSettings):
     code_server_token: SecretStr | None = Field(
         default=None, description="Shared by code servers and the code tool; needed beyond this machine."
     )
+    visual_inspector_port: int = Field(default=9003, ge=1, le=65535, description="Port of the image server.")
     mcp_server_port: int = Field(
         default=9004, ge=1, le=65535, description="Port on which tools are offered to MCP clients."
     )
@@ -46,11 +47,11 @@ class Settings(BaseSettings):
     )
     web_server_token: SecretStr | None = Field(
         default=None,
-        description="Shared by the search and page servers and their tools; needed beyond this machine.",
+        description="Shared by the search, page and image servers and their tools; needed beyond this machine.",
     )
     web_cache: SecretStr | None = Field(
         default=None,
-        description="Cache of searches and pages: a file, or redis://HOST:6379/0; unset: ~/.cache/afm/web.sqlite.",
+        description="Cache of searches, pages and looks at images: a file, or redis://HOST:6379/0; unset: ~/.cache/afm/web.sqlite.",
     )
     web_search_method_type: Literal["local", "serper", "searxng"] = Field(
         default="local", description="Source of web search results: local needs no key, serper does."
@@ -72,6 +73,16 @@ class Settings(BaseSettings):
     )
     summary_openai_api_key: SecretStr | None = Field(default=None, description="Key of the summary endpoint.")
     summary_model: str | None = Field(default=None, description="Model that summarises pages.")
+    vision_openai_api_base_url: str | None = Field(
+        default=None,
+        description="OpenAI-compatible endpoint that looks at images; the image server needs it.",
+    )
+    vision_openai_api_key: SecretStr | None = Field(default=None, description="Key of the vision endpoint.")
+    vision_model: str | None = Field(default=None, description="Model that looks at images.")
+    vision_image_folder: Path | None = Field(
+        default=None,
+        description="Images below this folder may be named by their path; unset: by address only.",
+    )
     grm_base_url: str | None = Field(
         default=None, description="OpenAI-compatible endpoint of the judge; unset: exact match instead."
     )

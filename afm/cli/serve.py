@@ -69,6 +69,24 @@ def crawl(
     _become("tool_servers.crawl_page", {"--config": config, "--host": host, "--port": port})
 
 
+@app.command()
+def vision(
+    config: Annotated[
+        Path | None,
+        typer.Option(help="YAML, e.g. configs/servers/visual_inspector.yaml.", exists=True, dir_okay=False),
+    ] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on (SERVER_HOST).")] = None,
+    port: Annotated[
+        int | None, typer.Option(help="Port, 0 for a free one (VISUAL_INSPECTOR_PORT).", min=0, max=65535)
+    ] = None,
+) -> None:
+    """Look at images for visual_inspector tools, with the model at VISION_OPENAI_API_BASE_URL.
+
+    WEB_SERVER_TOKEN is asked of every request; without one the server listens on this machine only.
+    """
+    _become("tool_servers.visual_inspector", {"--config": config, "--host": host, "--port": port})
+
+
 class WikiEngine(StrEnum):
     """How passages are found."""
 

@@ -77,6 +77,7 @@ class FetchLimits:
         connect_s: For one connection.
         redirects: Most redirects followed.
         types: Prefixes of the media types that are read.
+        accept: What servers are told to send, the header ``Accept``.
     """
 
     max_bytes: int = 10 << 20
@@ -90,6 +91,7 @@ class FetchLimits:
         "application/json",
         "application/pdf",
     )
+    accept: str = "text/html,application/xhtml+xml,application/pdf,application/json;q=0.9,text/*;q=0.8"
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +200,7 @@ class Fetcher:
         }
         url = httpcore.URL(scheme=target.scheme, host=target.host, port=target.port, target=target.path)
         async with self._pool.stream(
-            "GET", url, headers=_headers(target), extensions={"timeout": seconds}
+            "GET", url, headers=_headers(target, limits.accept), extensions={"timeout": seconds}
         ) as response:
             headers = _Headers(response.headers)
             if response.status in _REDIRECTS:
@@ -244,11 +246,11 @@ class _Headers:
         return self._values.get(name, "")
 
 
-def _headers(target: Target) -> list[tuple[str, str]]:
+def _headers(target: Target, accept: str) -> list[tuple[str, str]]:
     return [
         ("Host", target.authority),
         ("User-Agent", USER_AGENT),
-        ("Accept", "text/html,application/xhtml+xml,application/pdf,application/json;q=0.9,text/*;q=0.8"),
+        ("Accept", accept),
         ("Accept-Language", "en,*;q=0.5"),
         ("Accept-Encoding", "gzip"),
     ]

@@ -1,0 +1,262 @@
+from __future__ import annotations
+
+import base64
+import io
+import json
+import os
+import struct
+import zlib
+from pathlib import Path
+
+import httpx
+import pytest
+from PIL import Image
+
+from afm.tools.registry import load_tools
+from tool_servers.visual_inspector.picture import NoPictureError, prepared
+from tool_servers.visual_inspector.settings import InspectorSettings, load_inspector_settings
+
+ROOT = Path(__file__).parents[3]
+TOKEN = "a-long-random-token"
+KEY = "sk-a-secret-key"
+RED = (255, 0, 0)
+
+
+def encoded(kind="PNG", size=(40, 30), colour=RED, mode="RGB", **options):
+    sink = io.BytesIO()
+    Image.new(mode, size, colour).save(sink, kind, **options)
+    return sink.getvalue()
+
+
+def png_that_claims(width, height):
+    """A tiny file whose header announces a large picture."""
+    chunk = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    head = b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + chunk + struct.pack(">I", zlib.crc32(chunk))
+    data = b"IDAT" + zlib.compress(bytes(1000))
+    return head + struct.pack(">I", len(data) - 4) + data + struct.pack(">I", zlib.crc32(data))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    folder = tmp_path / "pictures"
+    (folder / "inner").mkdir(parents=True)
+    (folder / "red.png").write_bytes(encoded())
+    (folder / "inner/a map: part 1.jpg").write_bytes(encoded("JPEG"))
+    (tmp_path / "secret.png").write_bytes(encoded(colour=(0, 0, 255)))
+    (folder / "link.png").symlink_to(tmp_path / "secret.png")
+    (folder / "inside.png").symlink_to(folder / "red.png")
+    (folder / "out").symlink_to(tmp_path)
+    os.mkfifo(folder / "pipe.png")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [("PNG", {}), ("JPEG", {}), ("GIF", {}), ("WEBP", {"lossless": True}), ("BMP", {}), ("TIFF", {})],
+)
+def test_formats_are_known_by_their_content_and_sent_as_png_or_jpeg(kind, options):
+    picture = prepared(encoded(kind, **options), 10_000, 100)
+    assert (picture.width, picture.height, picture.kind) == (40, 30, kind)
+    assert picture.media_type == ("image/jpeg" if kind == "JPEG" else "image/png")
+    with Image.open(io.BytesIO(picture.body)) as again:
+        assert all(abs(a - b) < 4 for a, b in zip(again.convert("RGB").getpixel((5, 5)), RED, strict=True))
+
+
+def test_a_large_picture_is_scaled_and_turned_upright_and_loses_its_metadata():
+    exif = Image.Exif()
+    exif[0x0112] = 6  # stored lying on its side
+    exif[0x010F] = "camera of a private person"
+    picture = prepared(encoded("JPEG", size=(400, 200), exif=exif), 100_000, 100)
+    assert (picture.width, picture.height) == (200, 400)
+    with Image.open(io.BytesIO(picture.body)) as again:
+        assert again.size == (50, 100)
+    assert b"private" not in picture.body
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "it is no picture, or not one of: PNG, JPEG"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "it is no picture"),
+        (b"", "it is no picture"),
+        (encoded()[:60], "it is damaged or breaks off"),
+        (encoded(size=(101, 100)), "it has more than 10000 pixels"),
+        (png_that_claims(60_000, 60_000), "it has more than 10000 pixels"),
+    ],
+)
+def test_what_is_no_usable_picture_is_refused(body, message):
+    with pytest.raises(NoPictureError, match=message):
+        prepared(body, 10_000, 100)
+
+
+def test_an_address_is_fetched_and_the_model_is_shown_the_picture(start, eyes, pictures):
+    pictures.files["/red.png"] = (200, "application/octet-stream", encoded("JPEG"))
+    server = start({"trusted": [pictures.host]})
+    answer = server.ask(f"{pictures.url}/red.png", "Which colour?").json()
+    assert answer["text"].startswith("data:image/jpeg (40, 30) (25")
+    assert answer["text"].endswith("Which colour?")
+    assert (answer["kind"], answer["cached"]) == (None, False)
+    assert (answer["width"], answer["height"], answer["format"]) == (40, 30, "JPEG")
+    [asked] = eyes.requests
+    assert (asked["model"], asked["messages"][0]["role"]) == ("eyes", "system")
+    assert eyes.headers[0]["Authorization"] == f"Bearer {KEY}"
+    assert pictures.accepted == ["image/*"]
+
+
+def test_equal_questions_about_equal_pictures_are_asked_once_also_after_a_restart(start, eyes, folder):
+    first = start(VISION_IMAGE_FOLDER=folder)
+    assert first.ask("red.png", "Which colour?").json()["cached"] is False
+    assert first.ask("inside.png", " Which colour? ").json()["cached"] is True
+    assert first.ask("red.png", "Which shape?").json()["cached"] is False
+    first.process.kill()
+    first.process.wait()
+    first.process.returncode = 0  # as asked for
+    assert start(VISION_IMAGE_FOLDER=folder).ask("red.png", "Which colour?").json()["cached"] is True
+    assert len(eyes.requests) == 2
+
+
+def test_nothing_outside_the_folder_is_reached(start, eyes, folder):
+    server = start(VISION_IMAGE_FOLDER=folder)
+    for place in (
+        "link.png", "out/secret.png", "../secret.png", "inner/../../secret.png", "/etc/passwd", "pipe.png", "inner",
+        ".", "absent.png", "red.png/x", "\0", "x" * 5000, "C:\\red.png", "~/red.png", "out/pictures/../secret.png",
+        "/dev/zero", "/proc/self/environ", str(folder.parent / "secret.png"), str(folder) + "x/red.png",
+    ):  # fmt: skip
+        text = "there is no such file in the folder of pictures"
+        assert server.ask(place).json() == {"text": text, "kind": "name"}, place
+    assert server.ask("").status_code == 400
+    assert eyes.requests == []
+
+
+def test_paths_below_the_folder_are_read(start, folder):
+    server = start(VISION_IMAGE_FOLDER=folder)
+    for place in (
+        "red.png",
+        "inner/a map: part 1.jpg",
+        "inside.png",
+        "inner/../red.png",
+        str(folder / "red.png"),
+    ):
+        assert server.ask(place).json()["kind"] is None, place
+
+
+def test_pictures_that_cannot_be_had_say_why_and_cost_no_call_of_the_model(start, eyes, pictures):
+    pictures.more["Location"] = "http://10.0.0.1/a.png"
+    pictures.files |= {
+        "/page": (200, "text/html", b"<p>"),
+        "/large.png": (200, "image/png", bytes(200_000)),
+        "/text.png": (200, "image/png", b"I am no picture, I am a text."),
+        "/bomb.png": (200, "image/png", png_that_claims(50_000, 50_000)),
+        "/private.png": (302, "image/png", b""),
+    }
+    server = start({"trusted": [pictures.host], "max_bytes": 100_000})
+    for place, kind in (
+        ("http://127.0.0.1:1/a.png", "blocked"),
+        ("http://169.254.169.254/latest/meta-data", "blocked"),
+        ("file:///etc/passwd", "blocked"),
+        ("ftp://example.org/a.png", "blocked"),
+        ("red.png", "blocked"),  # no folder is set
+        ("data:image/png;base64,!!!", "broken"),
+        (f"{pictures.url}/page", "type"),
+        (f"{pictures.url}/absent.png", "status"),
+        (f"{pictures.url}/large.png", "too_large"),
+        (f"{pictures.url}/text.png", "parse"),
+        (f"{pictures.url}/bomb.png", "parse"),
+        (f"{pictures.url}/private.png", "blocked"),
+    ):
+        answer = server.ask(place).json()
+        assert (answer["kind"], len(answer["text"]) > 10) == (kind, True), place
+    assert eyes.requests == []
+
+
+def test_an_inline_picture_is_taken(start):
+    inline = "data:image/png;base64," + base64.b64encode(encoded()).decode()
+    text = start().ask(inline, "?").json()["text"]
+    assert text == "data:image/png (40, 30) (255, 0, 0) ?"
+
+
+def test_a_model_that_fails_is_named_and_its_words_are_not_passed_on(start, eyes):
+    inline = "data:image/png;base64," + base64.b64encode(encoded()).decode()
+    server = start({"model_s": 2.0})
+    for status, kind in ((500, "status"), (401, "key"), (400, "status"), (429, "busy")):
+        eyes.status = status
+        response = server.ask(inline)
+        assert (response.status_code, response.json()["kind"]) == (502, kind)
+        assert KEY not in response.text
+    eyes.status, eyes.reply = 200, {"choices": []}
+    assert server.ask(inline).json() == {"error": "the vision model's answer holds no text", "kind": "broken"}
+    eyes.reply, eyes.delay_s = None, 5.0
+    assert server.ask(inline, "slow", seconds=2).json()["kind"] == "timeout"
+
+
+def test_requests_need_the_token_and_the_numbers_are_there(start):
+    server = start()
+    assert server.ask("a.png", token="wrong").status_code == 401
+    assert httpx.get(f"{server.url}/health", trust_env=False).json()["status"] == "ok"
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    server.ask("a.png")
+    text = httpx.get(f"{server.url}/metrics", headers=headers, trust_env=False).text
+    assert 'afm_vision_pictures_total{end="blocked"} 1' in text
+
+
+def test_without_a_model_it_does_not_start_and_says_what_to_set(failed):
+    status, told = failed()
+    assert status == 1
+    assert "VISION_OPENAI_API_BASE_URL and VISION_MODEL not set" in told
+    assert "Traceback" not in told
+
+
+def test_a_folder_that_is_not_there_is_named(failed):
+    status, told = failed(
+        VISION_OPENAI_API_BASE_URL="http://x/v1", VISION_MODEL="m", VISION_IMAGE_FOLDER="/nowhere"
+    )
+    assert (status, "folder of pictures /nowhere: no such folder" in told) == (1, True)
+
+
+async def test_the_tool_reads_the_agents_json(start, folder, monkeypatch):
+    server = start(VISION_IMAGE_FOLDER=folder)
+    monkeypatch.setenv("WEB_SERVER_TOKEN", TOKEN)
+    monkeypatch.setenv("VISUAL_INSPECTOR_PORT", server.url.rpartition(":")[2])
+    tool = load_tools(ROOT / "configs/tools/visual_inspector.yaml")["visual_inspector"]
+    fenced = '```json\n{"file_path": "red.png", "question": "Which colour?"}\n```'
+    for argument in (fenced, '{"file_path": "red.png", "question": "Which colour?"}', f"\n {fenced}\n"):
+        seen = await tool.call(argument)
+        assert (seen.ok, seen.text) == (True, "data:image/png (40, 30) (255, 0, 0) Which colour?")
+    described = await tool.call('{"file_path": "red.png"}')
+    assert "Describe the picture" in described.text
+    missing = await tool.call('{"file_path": "blue.png"}')
+    assert missing.ok
+    assert (
+        missing.text == "This image could not be looked at: there is no such file in the folder of pictures."
+    )
+    for argument in ("red.png", "", "```json\n{}\n```", '{"file_path": 3}', "[" * 100_000):
+        told = await tool.call(argument)
+        assert (told.ok, told.meta["reason"]) == (True, "bad_argument")
+        assert "```json" in told.text
+    await tool.close()
+
+
+async def test_a_failing_model_is_the_tools_failure_not_the_agents(start, eyes, folder):
+    server = start({"model_s": 1.0}, VISION_IMAGE_FOLDER=folder)
+    eyes.status = 500
+    entry = {"class_name": "afm.tools.visual_inspector.VisualInspectorTool", "config": {"urls": [server.url]}}
+    entry["tool_schema"] = {"type": "function", "function": {"name": "look"}}
+    os.environ["WEB_SERVER_TOKEN"], before = TOKEN, os.environ.get("WEB_SERVER_TOKEN")
+    try:
+        tool = load_tools({"tools": [entry]})["look"]
+    finally:
+        os.environ.pop("WEB_SERVER_TOKEN") if before is None else os.environ.update(WEB_SERVER_TOKEN=before)
+    seen = await tool.call(json.dumps({"file_path": "red.png"}))
+    assert (seen.ok, seen.meta["reason"]) == (False, "status")
+    assert "the vision model answers with status 500" in seen.text
+    await tool.close()
+
+
+def test_the_shipped_settings_are_the_defaults():
+    assert load_inspector_settings(ROOT / "configs/servers/visual_inspector.yaml") == InspectorSettings()
+
+
+@pytest.mark.parametrize("folder_name", ["configs/tools", "configs/tiny/tools"])
+def test_the_shipped_file_of_all_tools_serves_the_full_agent(folder_name):
+    tools = load_tools(ROOT / folder_name / "all.yaml")
+    assert list(tools) == ["code", "web_search", "crawl_page", "visual_inspector", "wiki_search"]

@@ -1,0 +1,1 @@
+"""The image server: looks at pictures for agents with a vision model."""

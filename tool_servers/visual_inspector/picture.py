@@ -1,0 +1,77 @@
+"""A picture as a vision model takes it: judged by its content, bounded, upright, without metadata."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from dataclasses import dataclass
+
+_FORMATS = ("PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF")
+_JPEG_QUALITY = 90
+
+
+class NoPictureError(Exception):
+    """The bytes are no picture that is read; the message is fit for the agent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A picture that a model may be sent.
+
+    Attributes:
+        width: Pixels of the original, upright.
+        height: Pixels of the original, upright.
+        kind: Format of the original, e.g. ``PNG``.
+        media_type: Of ``body``: ``image/png`` or ``image/jpeg``.
+        body: The picture, encoded anew.
+    """
+
+    width: int
+    height: int
+    kind: str
+    media_type: str
+    body: bytes
+
+
+def prepared(body: bytes, max_pixels: int, max_side: int) -> Picture:
+    """The picture in ``body``; of an animation, the first frame.
+
+    JPEGs stay JPEGs; everything else becomes PNG, because pictures with text and lines suffer from JPEG.
+
+    Raises:
+        NoPictureError: The format is not read, the picture is too large or damaged.
+    """
+    from PIL import Image, ImageOps, UnidentifiedImageError
+
+    Image.MAX_IMAGE_PIXELS = max_pixels
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            with Image.open(io.BytesIO(body), formats=_FORMATS) as opened:
+                kind = opened.format or ""
+                upright = ImageOps.exif_transpose(opened)
+    except UnidentifiedImageError:
+        raise NoPictureError(f"it is no picture, or not one of: {', '.join(_FORMATS)}") from None
+    except (Image.DecompressionBombWarning, Image.DecompressionBombError):
+        raise NoPictureError(f"it has more than {max_pixels} pixels") from None
+    except (OSError, SyntaxError, ValueError, EOFError):
+        raise NoPictureError("it is damaged or breaks off") from None
+    width, height = upright.size
+    upright.thumbnail((max_side, max_side))
+    media_type, encoded = _encoded(upright, kind)
+    return Picture(width, height, kind, media_type, encoded)
+
+
+def _encoded(image: object, kind: str) -> tuple[str, bytes]:
+    from PIL import Image
+
+    assert isinstance(image, Image.Image)
+    sink = io.BytesIO()
+    clear = "A" in image.getbands() or "transparency" in image.info
+    plain = image.convert("RGBA" if clear else "L" if image.mode in ("1", "L") else "RGB")
+    if kind == "JPEG":
+        plain.save(sink, "JPEG", quality=_JPEG_QUALITY)
+        return "image/jpeg", sink.getvalue()
+    plain.info.clear()
+    plain.save(sink, "PNG")
+    return "image/png", sink.getvalue()
