@@ -79,6 +79,9 @@ def test_a_build_that_is_killed_goes_on_and_ends_with_the_same_files(tmp_path, s
     assert json.loads(note.read_text())["passages"] >= 20_000
     with pytest.raises(DataError, match="no finished index"):
         open_index(out)
+    for file in (*(out / "unfinished").glob("*.bin"), out / "passages.jsonl"):
+        with file.open("ab") as torn:
+            torn.write(b"half a write")
     assert build(corpus, out).returncode == 0
     assert parts(out) == parts(tmp_path / "whole")
 
