@@ -1,13 +1,20 @@
 #!/usr/bin/env bash
-# Starts a tool server in the foreground; the token comes from the environment, never from the command line.
-# Usage: CODE_SERVER_TOKEN=... tool_servers/servers.sh code --host 0.0.0.0 --port 9002
-#        (PYTHON=.venv/bin/python tool_servers/servers.sh code --dry-run)
+# Tool servers: in the background (all that are set up, or those named), or one of them in the foreground.
+# Usage: tool_servers/servers.sh start|stop|status|test [NAME ...] [-- arguments for one server]
+#        CODE_SERVER_TOKEN=... tool_servers/servers.sh code --host 0.0.0.0 --port 9002      (--dry-run shows the command)
+# Keys and tokens come from the environment, never from the command line.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-.venv/bin/python}
 known=$(for file in tool_servers/*/__main__.py; do basename "$(dirname "$file")"; done | paste -sd ' ')
 server=${1:-}
-[ -f "tool_servers/$server/__main__.py" ] || { echo "error: no server '$server', expected one of: $known" >&2; exit 2; }
+case "$server" in
+  start | stop | status | test | -h | --help) exec "$PYTHON" -m tool_servers.shared.control "$@" ;;
+esac
+[ -f "tool_servers/$server/__main__.py" ] || {
+  echo "error: no server '$server', expected one of: $known; or start, stop, status, test" >&2
+  exit 2
+}
 shift
 
 command=("$PYTHON" -m "tool_servers.$server")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from afm.errors import ConfigError
 from afm.processes import follow_parent
+from tool_servers.shared.logs import follow_log
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -39,6 +40,7 @@ def serve(
     import uvicorn
 
     follow_parent()
+    follow_log()
     listener = _listener(host, port)
     config = uvicorn.Config(
         app,

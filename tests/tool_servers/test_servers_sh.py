@@ -1,0 +1,321 @@
+"""``servers.sh`` with real servers."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tool_servers.shared.logs import LOG_VARIABLE
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "tool_servers/servers.sh"
+TOKEN = "a-long-random-token"
+KEY = "sk-a-secret-key"
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
+
+
+class Servers:
+    """The script with a state folder, settings and environment of its own."""
+
+    def __init__(self, folder):
+        self.state = folder / "state"
+        self.configs = folder / "configs"
+        self.configs.mkdir()
+        self.ports = {
+            name: free_port() for name in ("CODE_SERVER", "CRAWL_PAGE", "WEBSEARCH", "VISUAL_INSPECTOR")
+        }
+        wiki = f"http://127.0.0.1:{free_port()}/retrieve"
+        ours = (
+            "WEB_",
+            "VISION_",
+            "SUMMARY_",
+            "SEARXNG_",
+            "CODE_SERVER_",
+            "WIKI_",
+            "MCP_",
+            "AFM_SERVER",
+            "SERVER_",
+        )
+        self.environment = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+        self.environment |= {f"{name}_PORT": str(port) for name, port in self.ports.items()}
+        self.environment |= {
+            "PYTHON": sys.executable,
+            "WEB_CACHE": str(folder / "cache.sqlite"),
+            "WEB_SERVER_TOKEN": TOKEN,
+            "WIKI_RAG_SERVER_URL": wiki,
+        }
+
+    def __call__(self, *words, status=0, **variables):
+        options = ["--state", str(self.state), "--configs", str(self.configs)]
+        verb, *rest = words
+        environment = self.environment | {name: str(value) for name, value in variables.items()}
+        done = subprocess.run(
+            [SCRIPT, verb, *options, *map(str, rest)],
+            capture_output=True,
+            text=True,
+            env=environment,
+            timeout=100,
+            cwd="/",
+        )
+        told = done.stdout + done.stderr
+        assert done.returncode == status, told
+        assert "Traceback" not in told
+        assert TOKEN not in told
+        assert KEY not in told
+        return told
+
+    def pid(self, name):
+        return json.loads((self.state / f"{name}.pid").read_text())["pid"]
+
+    def crawl(self, url, seconds=20):
+        place = f"http://127.0.0.1:{self.ports['CRAWL_PAGE']}/crawl_page"
+        headers = {"Authorization": f"Bearer {TOKEN}"}
+        body = {"urls": url, "seconds": seconds}
+        return httpx.post(place, json=body, headers=headers, timeout=60, trust_env=False)
+
+
+@pytest.fixture
+def servers(tmp_path):
+    servers = Servers(tmp_path)
+    yield servers
+    subprocess.run(
+        [SCRIPT, "stop", "--state", servers.state, "--wait", "5"],
+        env=servers.environment,
+        capture_output=True,
+    )
+    for log in servers.state.glob("*.log*"):
+        assert TOKEN not in log.read_text()
+
+
+@pytest.fixture
+def slow_site():
+    """Answers after two seconds; ``site.asked`` is set when somebody waits."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.server.asked.set()
+            time.sleep(2)
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html")
+            self.end_headers()
+            self.wfile.write(b"<p>The mill was built in 1702.</p>")
+
+        def log_message(self, *args):
+            pass
+
+    site = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    site.asked = threading.Event()
+    threading.Thread(target=site.serve_forever, daemon=True).start()
+    yield site
+    site.shutdown()
+    site.server_close()
+
+
+def trusting(servers, site):
+    host = f"127.0.0.1:{site.server_address[1]}"
+    (servers.configs / "crawl_page.yaml").write_text(f"trusted: ['{host}']\nworkers: 1\n")
+    return f"http://{host}/mill"
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("wiki")
+    corpus = folder / "corpus.jsonl"
+    corpus.write_text(
+        json.dumps({"id": "0", "contents": '"Mill"\nThe mill at the river was built in 1702.'}) + "\n"
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "tool_servers.wiki_search.build",
+        str(corpus),
+        "--out",
+        str(folder / "index"),
+    ]
+    subprocess.run(command, check=True, cwd=ROOT, capture_output=True)
+    return folder / "index"
+
+
+@pytest.mark.sandbox
+def test_all_that_are_set_up_start_work_and_stop(servers, index, tmp_path):
+    pages = tmp_path / "pages.jsonl"
+    pages.write_text(
+        json.dumps({"url": "https://e.org/mill", "title": "Mill", "text": "The mill at the river."})
+    )
+    (servers.configs / "wiki.yaml").write_text(f"index: {index}\n")
+    told = servers("start", WEB_PAGE_STORE=pages)
+    assert told.count(" started, pid ") == 4, told
+    assert "visual_inspector not set up: VISION_OPENAI_API_BASE_URL" in told
+    assert servers("start", WEB_PAGE_STORE=pages).count("runs already") == 4
+    assert servers("status").count(" healthy, pid ") == 4
+    tested = servers("test")
+    for line in ("a program printed 42", "a private address is blocked", "1 results", "1 passages"):
+        assert line in tested
+    assert servers("stop").count(" stopped after ") == 4
+    assert servers("status", status=1).count("stopped") == 6
+    assert "no server runs" in servers("test", status=1)
+
+
+def test_a_stop_lets_requests_finish(servers, slow_site):
+    url = trusting(servers, slow_site)
+    servers("start", "crawl")
+    with ThreadPoolExecutor() as pool:
+        request = pool.submit(servers.crawl, url)
+        assert slow_site.asked.wait(10)
+        assert "crawl_page       stopped after" in servers("stop", "crawl_page")
+        [page] = request.result().json()["pages"]
+    assert "1702" in page["text"]
+    assert not (servers.state / "crawl_page.pid").exists()
+
+
+def test_a_stop_that_takes_too_long_becomes_a_kill_and_says_so(servers, slow_site):
+    url = trusting(servers, slow_site)
+    servers("start", "crawl")
+    pid = servers.pid("crawl_page")
+    with ThreadPoolExecutor() as pool:
+        request = pool.submit(servers.crawl, url)
+        assert slow_site.asked.wait(10)
+        assert "killed after" in servers("stop", "crawl", "--wait", "0.3", status=1)
+        with pytest.raises(httpx.HTTPError):
+            request.result()
+    assert not Path(f"/proc/{pid}/exe").exists()
+
+
+def test_all_problems_are_told_before_anything_starts(servers):
+    with socket.create_server(("127.0.0.1", servers.ports["CRAWL_PAGE"])):
+        told = servers(
+            "start", "code", "crawl_page", "web_search", "visual_inspector", "wiki_search", status=1,
+            WEB_SEARCH_METHOD_TYPE="serper", VISION_MODEL="eyes", VISION_OPENAI_API_KEY=KEY,
+        )  # fmt: skip
+    assert (
+        f"crawl_page       cannot start: port {servers.ports['CRAWL_PAGE']} of 127.0.0.1 cannot be used"
+        in told
+    )
+    assert (
+        "web_search       cannot start: WEB_SEARCH_METHOD_TYPE is serper, but WEB_SEARCH_SERPER_API_KEY"
+        in told
+    )
+    assert "VISION_OPENAI_API_BASE_URL not set" in told
+    assert "wiki_search      not set up: " in told
+    assert "error: nothing was started" in told
+    assert servers("status", status=1).count("stopped") == 6
+
+
+@pytest.mark.parametrize(
+    ("words", "variables", "message"),
+    [
+        (("code", "--", "--host", "0.0.0.0"), {}, "needs a token; set CODE_SERVER_TOKEN"),
+        (("code",), {"SERVER_HOST": "0.0.0.0"}, "needs a token; set CODE_SERVER_TOKEN"),
+        (("mcp", "--", "--tools", "absent.yaml"), {}, "absent.yaml: no such file"),
+        (
+            ("wiki", "--", "--index=absent"),
+            {},
+            "absent: no index there; build one with `afm serve wiki build",
+        ),
+        (("crawl",), {"SUMMARY_OPENAI_API_BASE_URL": "http://x/v1"}, "SUMMARY_MODEL is not"),
+        (("search",), {"WEB_PAGE_STORE": "/absent"}, "WEB_PAGE_STORE: /absent: no such file"),
+    ],
+)
+def test_what_is_missing_is_named(servers, words, variables, message):
+    assert message in servers("start", *words, status=1, **variables)
+
+
+def test_wrong_settings_are_named_with_file_and_key(servers):
+    (servers.configs / "code.yaml").write_text("max_wating: 3\n")
+    assert "code.yaml: max_wating: unknown key; did you mean 'max_waiting'" in servers(
+        "start", "code", status=1
+    )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("start", "cod"), ("begin",), ("start", "--", "--port", "1"), ("start", "code", "--", "--port", "x")],
+)
+def test_wrong_usage_has_status_2(servers, words):
+    if words[0] == "begin":
+        done = subprocess.run([SCRIPT, *words], capture_output=True, text=True, env=servers.environment)
+        assert (done.returncode, "start, stop, status, test" in done.stderr) == (2, True)
+    else:
+        servers(*words, status=2)
+
+
+def test_a_server_that_cannot_read_its_pages_fails_with_its_last_words(servers, tmp_path):
+    pages = tmp_path / "pages.jsonl"
+    pages.write_text("no page\n")
+    told = servers("start", "web_search", status=1, WEB_PAGE_STORE=pages)
+    assert "web_search       failed: ended with status 1" in told
+    assert "pages.jsonl:1: no page" in told
+    assert not (servers.state / "web_search.pid").exists()
+
+
+def test_a_killed_server_is_noticed_and_can_be_started_again(servers):
+    servers("start", "crawl")
+    os.kill(servers.pid("crawl_page"), signal.SIGKILL)
+    assert "crawl_page       has ended by itself; see " in servers("status", status=1)
+    assert "FAILED: does not run" in servers("test", status=1)
+    assert "started" in servers("start", "crawl")
+    assert "healthy" in servers("status", "crawl")
+
+
+def test_a_server_that_hangs_is_not_healthy(servers):
+    servers("start", "crawl")
+    os.kill(servers.pid("crawl_page"), signal.SIGSTOP)
+    try:
+        assert "not healthy" in servers("status", "crawl", status=1)
+    finally:
+        os.kill(servers.pid("crawl_page"), signal.SIGCONT)
+
+
+def test_another_process_with_the_number_of_a_dead_server_is_left_alone(servers):
+    bystander = subprocess.Popen(["sleep", "60"])
+    servers.state.mkdir()
+    about = {"name": "code", "pid": bystander.pid, "born": 1, "url": "http://127.0.0.1:1", "since": 0}
+    (servers.state / "code.pid").write_text(json.dumps(about))
+    assert "has ended by itself" in servers("status", "code", status=1)
+    servers("stop", "code")
+    assert bystander.poll() is None
+    bystander.kill()
+    bystander.wait()
+
+
+def test_a_dry_run_starts_nothing(servers):
+    told = servers("start", "crawl", "--dry-run")
+    assert "-m tool_servers.crawl_page" in told
+    assert not (servers.state / "crawl_page.pid").exists()
+
+
+def test_logs_are_begun_anew_without_losing_a_line(tmp_path):
+    log = tmp_path / "server.log"
+    program = """
+import sys, time
+from tool_servers.shared.logs import follow_log
+follow_log()
+for number in range(300):
+    print(f"line {number} " + "x" * 80, file=sys.stderr if number % 2 else sys.stdout, flush=True)
+    time.sleep(0.01)
+"""
+    with log.open("ab") as sink:
+        environment = os.environ | {LOG_VARIABLE: f"8000:{log}"}
+        subprocess.run(
+            [sys.executable, "-c", program], stdout=sink, stderr=sink, env=environment, cwd=ROOT, check=True
+        )
+    files = sorted(tmp_path.glob("server.log*"), reverse=True)
+    assert 3 <= len(files) <= 4
+    numbers = [int(line.split()[1]) for file in files for line in file.read_text().splitlines()]
+    assert numbers == list(range(300))

@@ -1,0 +1,204 @@
+"""What each server needs before it can start, and how it is started."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from pydantic import SecretStr
+
+from afm.errors import AfmError, ConfigError, UsageError, suggestion
+from afm.settings import Settings
+from tool_servers.shared.access import check_exposure
+
+_OTHER_NAMES = {
+    "crawl": "crawl_page",
+    "search": "web_search",
+    "vision": "visual_inspector",
+    "wiki": "wiki_search",
+}
+
+
+class NotSetUpError(ConfigError):
+    """Nobody has configured this server: `start` without names leaves it out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of server.
+
+    Attributes:
+        config: File name of its settings.
+        check: Raises ``ConfigError`` for what it lacks, given its settings file and further arguments.
+        port: Where it listens when it is not told.
+        token: Its environment variable.
+    """
+
+    config: str | None
+    check: Callable[[Path | None, Mapping[str, str], Settings], None]
+    port: Callable[[Settings], int]
+    token: str
+
+    def secret(self, environment: Settings) -> str | None:
+        """The token itself."""
+        value: SecretStr | None = getattr(environment, self.token.lower())
+        return value.get_secret_value() if value else None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How one server is started.
+
+    Attributes:
+        arguments: After ``python -m tool_servers.NAME``.
+        port: 0 for a free one.
+    """
+
+    name: str
+    arguments: tuple[str, ...]
+    host: str
+    port: int
+
+
+def named(names: Sequence[str]) -> list[str]:
+    """The servers of these names, also those that ``afm serve`` uses.
+
+    Raises:
+        UsageError: There is no such server.
+    """
+    found = [_OTHER_NAMES.get(name, name) for name in names]
+    for name in found:
+        if name not in KINDS:
+            raise UsageError(f"no server {name!r}; {suggestion(name, KINDS)}")
+    return list(dict.fromkeys(found))
+
+
+def planned(name: str, configs: Path, further: Sequence[str], environment: Settings) -> Plan:
+    """How to start ``name``, once everything that it needs is there.
+
+    Raises:
+        NotSetUpError: It has not been configured.
+        ConfigError: It has, but wrongly: settings, keys, token, or a port that is taken.
+    """
+    kind = KINDS[name]
+    options = _options(further)
+    config = configs / kind.config if kind.config and (configs / kind.config).exists() else None
+    if "--config" in options:
+        config = Path(options["--config"])
+    try:
+        kind.check(config, options, environment)
+    except ConfigError:
+        raise
+    except AfmError as error:
+        raise ConfigError(str(error)) from None
+    host = options.get("--host", environment.server_host)
+    check_exposure(host, kind.secret(environment), kind.token)
+    port = _port(options.get("--port", str(kind.port(environment))))
+    _check_free(host, port)
+    given = ("--config", str(config)) if config is not None and "--config" not in options else ()
+    http = ("--http",) if name == "mcp" and "--http" not in further else ()
+    return Plan(name, (*http, *given, *further), host, port)
+
+
+def _options(further: Sequence[str]) -> dict[str, str]:
+    """``--name value`` and ``--name=value``."""
+    found: dict[str, str] = {}
+    for number, word in enumerate(further):
+        name, equals, value = word.partition("=")
+        if equals:
+            found[name] = value
+        elif word.startswith("--") and number + 1 < len(further):
+            found[word] = further[number + 1]
+    return found
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > 65535:
+        raise UsageError(f"--port: got {text!r}, expected a number from 0 to 65535")
+    return int(text)
+
+
+def _check_free(host: str, port: int) -> None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        socket.create_server((host, port), family=family).close()
+    except OSError as error:
+        raise ConfigError(
+            f"port {port} of {host} cannot be used: {error.strerror or error}; stop what listens there, or choose another"
+        ) from None
+
+
+def _check_code(config: Path | None, _: Mapping[str, str], __: Settings) -> None:
+    from tool_servers.code.settings import load_server_settings
+
+    load_server_settings(config)
+
+
+def _check_crawl(config: Path | None, _: Mapping[str, str], environment: Settings) -> None:
+    from tool_servers.crawl_page.digest import open_digester
+    from tool_servers.crawl_page.settings import load_crawl_settings
+
+    open_digester(load_crawl_settings(config), environment)
+
+
+def _check_search(config: Path | None, _: Mapping[str, str], environment: Settings) -> None:
+    from tool_servers.web_search.providers import open_provider
+    from tool_servers.web_search.settings import load_search_settings
+
+    settings = load_search_settings(config)
+    if environment.web_search_method_type != "local":
+        open_provider(settings, environment)
+    elif environment.web_page_store is None:
+        raise NotSetUpError("WEB_PAGE_STORE is not set; name a JSONL of pages, or choose serper or searxng")
+    elif not environment.web_page_store.exists():
+        raise ConfigError(f"WEB_PAGE_STORE: {environment.web_page_store}: no such file or folder")
+
+
+def _check_vision(config: Path | None, _: Mapping[str, str], environment: Settings) -> None:
+    from tool_servers.visual_inspector.settings import load_inspector_settings
+    from tool_servers.visual_inspector.vision import open_vision_model
+
+    settings = load_inspector_settings(config)
+    if environment.vision_openai_api_base_url is None and environment.vision_model is None:
+        raise NotSetUpError("VISION_OPENAI_API_BASE_URL and VISION_MODEL are not set")
+    open_vision_model(settings, environment)
+    folder = settings.folder or environment.vision_image_folder
+    if folder is not None and not folder.is_dir():
+        raise ConfigError(f"folder of pictures {folder}: no such folder (VISION_IMAGE_FOLDER)")
+
+
+def _check_wiki(config: Path | None, options: Mapping[str, str], _: Settings) -> None:
+    from tool_servers.wiki_search.settings import load_server_settings
+
+    named_here = options.get("--index")
+    folder = Path(named_here) if named_here else load_server_settings(config).index
+    if folder is not None and (folder / "manifest.json").is_file():
+        return
+    message = f"{folder}: no index there; build one with `afm serve wiki build CORPUS --out {folder}`"
+    raise ConfigError(message) if named_here else NotSetUpError(message)
+
+
+def _check_mcp(_: Path | None, options: Mapping[str, str], __: Settings) -> None:
+    if "--tools" not in options:
+        raise NotSetUpError(
+            "no tools named; servers.sh start mcp -- --tools configs/tools/code_executor.yaml"
+        )
+    if not Path(options["--tools"]).is_file():
+        raise ConfigError(f"--tools: {options['--tools']}: no such file")
+
+
+KINDS = {
+    "code": Kind("code.yaml", _check_code, lambda e: e.code_server_port, "CODE_SERVER_TOKEN"),
+    "crawl_page": Kind("crawl_page.yaml", _check_crawl, lambda e: e.crawl_page_port, "WEB_SERVER_TOKEN"),
+    "mcp": Kind(None, _check_mcp, lambda e: e.mcp_server_port, "MCP_SERVER_TOKEN"),
+    "visual_inspector": Kind(
+        "visual_inspector.yaml", _check_vision, lambda e: e.visual_inspector_port, "WEB_SERVER_TOKEN"
+    ),
+    "web_search": Kind("web_search.yaml", _check_search, lambda e: e.websearch_port, "WEB_SERVER_TOKEN"),
+    "wiki_search": Kind(
+        "wiki.yaml", _check_wiki, lambda e: urlsplit(e.wiki_rag_server_url).port or 8000, "WIKI_SERVER_TOKEN"
+    ),
+}
