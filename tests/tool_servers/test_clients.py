@@ -1,0 +1,159 @@
+"""The client examples of the docs, as they stand there, with the ports of running servers."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("requests")
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = re.findall(r"```python\n(.*?)\n```", (ROOT / "docs/tools.md").read_text(), re.DOTALL)
+TOKEN = "a-long-random-token"
+
+
+def example(mark):
+    [found] = [text for text in EXAMPLES if mark in text]
+    assert len([line for line in found.splitlines() if line.strip()]) <= 10
+    return found
+
+
+def run(program, places, folder, **variables):
+    for before, after in places.items():
+        assert before in program
+        program = program.replace(before, after)
+    environment = os.environ | {"NO_PROXY": "127.0.0.1"} | variables
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=folder,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def server():
+    """Starts ``python -m tool_servers.NAME``; its address."""
+    processes = []
+
+    def started(name, *options, **variables):
+        process = subprocess.Popen(
+            [sys.executable, "-m", f"tool_servers.{name}", *map(str, options), "--port", "0"],
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            env=os.environ | {"SERVER_HOST": "127.0.0.1"} | variables,
+        )
+        processes.append(process)
+        return process.stdout.readline().split()[-1]
+
+    yield started
+    for process in processes:
+        process.terminate()
+        assert process.wait(20) == 0
+        process.stdout.close()
+
+
+@pytest.fixture
+def model():
+    """A model's endpoint: looks at pictures, calls a tool that it is offered, and repeats what the tool said."""
+    from PIL import Image
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            content = asked["messages"][-1]["content"]
+            if "tools" in asked:
+                name = asked["tools"][0]["function"]["name"]
+                function = {"name": name, "arguments": json.dumps({"queries": [content]})}
+                message = {"tool_calls": [{"id": "1", "type": "function", "function": function}]}
+            elif isinstance(content, list):
+                data = content[1]["image_url"]["url"].partition("base64,")[2]
+                with Image.open(io.BytesIO(base64.b64decode(data))) as picture:
+                    message = {"content": f"{picture.getpixel((0, 0))}"}
+            else:
+                message = {"content": f"The tool said: {content}"}
+            choice = {
+                "index": 0,
+                "finish_reason": "stop",
+                "message": {"role": "assistant", "content": None} | message,
+            }
+            reply = {"id": "1", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]}
+            body = json.dumps(reply).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *args):
+            pass
+
+    endpoint = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=endpoint.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{endpoint.server_address[1]}"
+    endpoint.shutdown()
+    endpoint.server_close()
+
+
+@pytest.mark.sandbox
+def test_requests_runs_a_program(server, tmp_path):
+    url = server("code", CODE_SERVER_TOKEN=TOKEN)
+    printed = run(example("9002"), {"http://127.0.0.1:9002": url}, tmp_path, CODE_SERVER_TOKEN=TOKEN)
+    assert printed == "42\n ok\n"
+
+
+def test_requests_shows_a_picture(server, model, tmp_path):
+    from PIL import Image
+
+    Image.new("RGB", (20, 20), (0, 128, 0)).save(tmp_path / "picture.png")
+    url = server(
+        "visual_inspector",
+        VISION_OPENAI_API_BASE_URL=f"{model}/v1",
+        VISION_MODEL="m",
+        WEB_SERVER_TOKEN=TOKEN,
+        WEB_CACHE=str(tmp_path / "cache.sqlite"),
+    )
+    printed = run(example("9003"), {"http://127.0.0.1:9003": url}, tmp_path, WEB_SERVER_TOKEN=TOKEN)
+    assert printed == "(0, 128, 0)\n"
+
+
+@pytest.mark.sandbox
+def test_an_mcp_client_lists_and_calls_tools(server, tmp_path):
+    pytest.importorskip("mcp")
+    url = server("mcp", "--http", "--tools", ROOT / "configs/tools/code_executor.yaml", MCP_SERVER_TOKEN="")
+    assert run(example("from mcp"), {"http://127.0.0.1:9004": url}, tmp_path) == "['code']\n42\n"
+
+
+def test_the_stock_openai_client_searches_through_a_model(server, model, tmp_path):
+    pytest.importorskip("openai")
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text(json.dumps({"id": "0", "contents": '"Mill"\nThe mill was built in 1702.'}) + "\n")
+    command = [
+        sys.executable,
+        "-m",
+        "tool_servers.wiki_search.build",
+        str(corpus),
+        "--out",
+        str(tmp_path / "index"),
+    ]
+    subprocess.run(command, check=True, cwd=ROOT, capture_output=True)
+    url = server("wiki_search", "--index", tmp_path / "index", WIKI_SERVER_TOKEN="")
+    places = {"http://127.0.0.1:8000": url, "http://127.0.0.1:8001": model}
+    printed = run(example("from openai"), places, tmp_path)
+    assert printed.startswith("The tool said: ")
+    assert "built in 1702" in printed
