@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
 from afm.errors import RewardError
-from afm.rewards.code_tests.inside import program
+from afm.rewards.code_tests.inside import mentioning, program, shared_modules
 from afm.sandbox import RunResult, Sandbox, SandboxLimits
 
 _FIRST_BATCH = 4
@@ -18,6 +19,7 @@ _LARGEST_BATCH = 64
 _BATCH_BYTES = 8 << 20
 _NOTE_CHARS = 300
 _SLACK_S = 5.0
+_ARRAYS = re.compile(r"\b(?:np|numpy)\b")
 
 
 class CaseEnd(StrEnum):
@@ -118,10 +120,11 @@ class CaseRunner:
             "output_bytes": limits.output_bytes,
             "stop_early": growing,
             "prelude": "session" in batch[0],
+            "shared": shared_modules(source),
         }
         given = json.dumps(task)
         result = await self._sandbox.run(
-            program("plain", "serve", "candidate"),
+            mentioning(program("plain", "serve", "candidate"), shared_modules(source)),
             given,
             _limits(given, total_s, limits.memory_bytes, 6 * len(batch) * (limits.output_bytes + 4096)),
         )
@@ -136,7 +139,9 @@ class CaseRunner:
         """
         given = json.dumps(task)
         bounds = _limits(given, limits.total_s, limits.memory_bytes, 64 << 20)
-        result = await self._sandbox.run(program("plain", "stand_ins", "judge"), given, bounds)
+        names = ["numpy"] if _ARRAYS.search(task["tests"]) else []
+        judge = mentioning(program("plain", "stand_ins", "judge"), names)
+        result = await self._sandbox.run(judge, given, bounds)
         try:
             answer: dict[str, Any] = json.loads(result.stdout)
         except (ValueError, RecursionError):

@@ -5,10 +5,16 @@ Python 3.9 must understand them.
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from pathlib import Path
 
 _OURS = "from afm."
+_IMPORT = re.compile(r"^[ \t]*(?:import|from)[ \t]+(\w+)", re.MULTILINE)
+_WELL_KNOWN = (
+    "array bisect collections copy dataclasses datetime decimal enum fractions functools heapq io itertools json math "
+    "networkx numpy operator pandas queue random re scipy sortedcontainers statistics string sympy threading types typing"
+)
 
 
 @cache
@@ -22,3 +28,13 @@ def program(*names: str) -> str:
         if not line.startswith((_OURS, "from __future__"))
     ]
     return "from __future__ import annotations\n" + "\n".join(lines) + "\n"
+
+
+def shared_modules(source: str) -> list[str]:
+    """Well-known modules that ``source`` seems to import: worth importing once before many cases are forked."""
+    return sorted(set(_IMPORT.findall(source)).intersection(_WELL_KNOWN.split()))
+
+
+def mentioning(text: str, names: list[str]) -> str:
+    """``text`` with a comment that names modules: a sandbox with warm interpreters picks one that has them."""
+    return f"{text}# for {' '.join(names)}\n" if names else text

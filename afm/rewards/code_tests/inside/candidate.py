@@ -21,11 +21,6 @@ from typing import Any
 
 from afm.rewards.code_tests.inside.serve import NOTE_BYTES, PRELUDE, PROGRAM, described, serve
 
-_IMPORT = re.compile(r"^[ \t]*(?:import|from)[ \t]+(\w+)", re.MULTILINE)
-_SHARED = (
-    "array bisect collections copy dataclasses datetime decimal enum fractions functools heapq io itertools json math "
-    "networkx numpy operator pandas queue random re scipy sortedcontainers statistics string sympy threading types typing"
-)
 _CHUNK = 1 << 16
 
 
@@ -40,7 +35,7 @@ def main() -> None:
     except BaseException as error:  # noqa: BLE001 - whatever a hostile source does to the compiler
         _send({"broken": described(error)})
         return
-    _import_shared(source, task["prelude"])
+    _import_shared(task["shared"], task["prelude"])
     gc.freeze()  # the cases' collectors need not touch, and copy, what they share
     ends = time.monotonic() + task["total_s"]
     for number, case in enumerate(task["cases"]):
@@ -58,11 +53,11 @@ def _send(frame: dict[str, Any]) -> None:
         data = data[os.write(1, data) :]
 
 
-def _import_shared(source: str, prelude: bool) -> None:
+def _import_shared(names: list[str], prelude: bool) -> None:
     """Import well-known modules once, not once a case."""
     if prelude:
         exec(PRELUDE, {})
-    for name in set(_IMPORT.findall(source)).intersection(_SHARED.split()):
+    for name in names:
         try:
             __import__(name)
         except Exception:  # noqa: BLE001 - absent; the program will find out

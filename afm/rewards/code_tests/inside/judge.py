@@ -18,6 +18,7 @@ import random
 import sys
 from typing import Any
 
+from afm.rewards.code_tests.inside.plain import ARRAYS
 from afm.rewards.code_tests.inside.stand_ins import Function, UnsupportedError
 
 _MODULES = {
@@ -32,7 +33,7 @@ _MODULES = {
     "math",
     "operator",
 }
-_MODULES |= {"random", "re", "string", "sys", "time", "typing", "numpy"}
+_MODULES |= {"random", "re", "string", "sys", "time", "typing", ARRAYS}
 _SILENT = (
     ast.Import,
     ast.ImportFrom,
@@ -67,7 +68,7 @@ class _Names(dict):  # type: ignore[type-arg]
     def __missing__(self, name: str) -> Any:
         if name in builtins.__dict__:
             raise KeyError(name)
-        module = {"np": "numpy"}.get(name, name)
+        module = {"np": ARRAYS}.get(name, name)
         if module in _MODULES:
             return __import__(module)
         return Function(self.table, name)
@@ -94,8 +95,8 @@ class _Round:
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             return {"checks": [], "wanted": [], "trouble": f"the tests are no Python: {error}"}
         random.seed(_SEED)
-        if "numpy" in self._tests or "np." in self._tests:
-            self._seed_numpy()
+        if ARRAYS in self._tests or "np." in self._tests:
+            self._seed_arrays()
         names = _Names(__name__="__main__", __builtins__=builtins)
         names.table = self
         if self._entry:
@@ -109,9 +110,9 @@ class _Round:
         wanted = [session for key, session in self._wanted.items() if key not in prefixes]
         return {"checks": checks, "wanted": wanted, "trouble": self._trouble}
 
-    def _seed_numpy(self) -> None:
+    def _seed_arrays(self) -> None:
         try:
-            __import__("numpy").random.seed(_SEED)
+            __import__(ARRAYS).random.seed(_SEED)
         except ImportError:
             return
 

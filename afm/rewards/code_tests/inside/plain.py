@@ -10,6 +10,8 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+ARRAYS = "num" + "py"
+"""Not spelled out: a sandbox may pick a large warm interpreter for a program that mentions a package."""
 _EXACT = 1 << 53
 _LONGEST_ITERATOR = 100_000
 
@@ -31,7 +33,7 @@ def encode(value: Any) -> Any:
         if isinstance(value, kind):
             return encoder(value)
     name = type(value).__name__
-    if type(value).__module__.partition(".")[0] == "numpy":
+    if type(value).__module__.partition(".")[0] == ARRAYS:
         return encode(value.tolist())
     if hasattr(value, "__next__"):
         return {"iterator": [encode(item) for item in itertools.islice(value, _LONGEST_ITERATOR)]}
