@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-from afm.rewards.worked_out import is_worked_out
+from afm.rewards.worked_out import Form, form_of
 
 MAX_ANSWER_CHARS = 4000
 """Longer answers are wrong unless they are the gold answer letter for letter."""
@@ -51,13 +51,12 @@ def quick_verdict(gold: str, answer: str) -> bool | None:
 def is_unevaluated(gold: str, answer: str) -> bool:
     r"""Whether the gold answer is one number and the answer an expression that was never worked out.
 
-    See :mod:`afm.rewards.worked_out`. A gold answer that is a fraction admits fractions that are not reduced.
+    See :mod:`afm.rewards.worked_out`. ``144/2`` is not worked out for 72; ``10/12`` is for 5/6.
     """
-    expected = _tidied(gold)
-    if not is_worked_out(expected, reduced=False):
+    expected, given = form_of(_tidied(gold)), form_of(_tidied(answer))
+    if expected is None:
         return False
-    is_fraction = not is_worked_out(expected, reduced=True) or "frac" in expected or "/" in expected
-    return not is_worked_out(_tidied(answer), reduced=not is_fraction)
+    return given is None or (given is Form.UNREDUCED and expected is Form.NUMBER)
 
 
 def _tidied(text: str) -> str:

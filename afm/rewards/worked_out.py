@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
+from enum import StrEnum
 
 _GROUP = r"(?:,|\{,\}|\\,|\\ |[ \u00a0\u2009\u202f])"
 _DIGITS = rf"(?:\d{{1,3}}(?:{_GROUP}\d{{3}})+|\d+)"
@@ -34,24 +35,36 @@ _WRAPPED = re.compile(
 _LONGEST = 400
 
 
-def is_worked_out(answer: str, *, reduced: bool = True) -> bool:
-    r"""Whether ``answer`` is one number: with sign, separators, currency, unit, power of ten, as ``x = 72``.
+class Form(StrEnum):
+    """How a value is written."""
+
+    NUMBER = "number"
+    """With sign, separators, currency, unit, power of ten."""
+    FRACTION = "fraction"
+    """In lowest terms."""
+    UNREDUCED = "unreduced"
+    """A fraction that is not in lowest terms, or a whole number: 144/2 is a sum to do."""
+
+
+def form_of(answer: str) -> Form | None:
+    r"""How the one value in ``answer`` is written, as ``x = 72`` too; ``None`` when it is no value.
 
     Args:
         answer: LaTeX or plain text, already without ``\boxed``.
-        reduced: Whether a fraction must be in lowest terms and no whole number (144/2 is a sum to do).
     """
     if len(answer) > _LONGEST:
-        return False
+        return None
     text = _plain(answer)
     *before, value = text.split("=")
     if before and not _leads_to(before):
-        return False
+        return None
     value = _unwrapped(value.removeprefix("\\approx").strip())
     if _VALUE.fullmatch(value):
-        return True
+        return Form.NUMBER
     fraction = _FRACTION.fullmatch(value)
-    return fraction is not None and (not reduced or _is_reduced(fraction))
+    if fraction is None:
+        return None
+    return Form.FRACTION if _is_reduced(fraction) else Form.UNREDUCED
 
 
 def _plain(text: str) -> str:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from afm.rewards.equality import algebra_verdict, is_unevaluated, quick_verdict
+from afm.rewards.worked_out import form_of
 
 EQUAL = [
     ("204", "204"),
@@ -188,3 +191,25 @@ def test_a_fraction_is_a_value_of_a_fraction() -> None:
     assert is_unevaluated(r"\frac{5}{6}", r"\frac{1}{2}+\frac{1}{3}")
     assert is_unevaluated("0.5", r"\frac{2}{4}")
     assert is_unevaluated("10\\%", "5\\%+5\\%")
+    assert is_unevaluated("72 km/h", "144/2")
+
+
+def test_hostile_answers_are_read_in_no_time() -> None:
+    begun = time.perf_counter()
+    for piece in (
+        "1 ",
+        "a ",
+        "a/",
+        "1,111",
+        "\\ ",
+        "\\text{",
+        "((",
+        "=",
+        "$ ",
+        "^{2}",
+        "\\cdot a",
+        "\\frac{1}",
+    ):
+        form_of(piece * (400 // len(piece)))
+        form_of("1 " + piece * (390 // len(piece)) + "!")
+    assert time.perf_counter() - begun < 2
