@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -76,6 +77,9 @@ def ray_overrides(settings: RlSettings, scratch: str) -> Flat:
         f"+{init}._temp_dir": scratch,
         f"+{init}.include_dashboard": False,
     }
+    if (python := shlex.quote(sys.executable)) != sys.executable:
+        # Ray 2.60 starts workers by `bash -c` with the interpreter's path unquoted: a blank in it ends every worker.
+        values[f"+{init}.runtime_env.py_executable"] = python
     if settings.platform == "cpu":
         # Logical slots: actors of one small machine share its cores.
         values |= {

@@ -162,6 +162,14 @@ def test_a_given_cluster_is_joined_and_told_the_environment(tmp_path: Path) -> N
     assert not any("_temp_dir" in word for word in words)
 
 
+def test_an_interpreter_below_a_folder_with_a_blank_starts_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.executable", "/my project/.venv/bin/python")
+    _, config = command(settings(tmp_path), "/unused")
+    assert config.ray_kwargs.ray_init.runtime_env.py_executable == "'/my project/.venv/bin/python'"
+
+
 @pytest.mark.parametrize(
     ("trainer", "steps"), [({}, 90), ({"total_training_steps": 7}, 7), ({"total_epochs": 2}, 6)]
 )
