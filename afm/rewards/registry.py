@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from afm.configuration import read_mapping, validated
-from afm.errors import ConfigError
+from afm.errors import AfmError, ConfigError
 from afm.rewards.base import Reward, Sample
 from afm.rewards.choice import ChoiceLetter
 from afm.rewards.code_tests import CodeTests
@@ -28,6 +29,8 @@ from afm.rewards.text_match import Substring, TokenF1
 from afm.sandbox import open_sandbox
 from afm.tools.remote import remote_sandbox
 from afm.trajectory.record import Verdict
+
+_LOG = logging.getLogger(__name__)
 
 CORRECT, FORMAT, OVERLONG = "correct", "format", "overlong"
 
@@ -169,9 +172,9 @@ class CombinedReward:
         """
         started = time.monotonic()
         scorer = self._scorer(sample)
-        parts = {CORRECT: await scorer.judge(sample)}
-        for name, extra in self._extra.items():
-            parts[name] = await extra.judge(sample)
+        parts = {
+            name: await _part(name, judge, sample) for name, judge in {CORRECT: scorer, **self._extra}.items()
+        }
         return self._verdict(parts, time.monotonic() - started)
 
     async def close(self) -> None:
@@ -210,6 +213,17 @@ def load_reward(source: Path | Mapping[str, Any] | None = None) -> Reward:
     """
     label, data = read_mapping({} if source is None else source, "reward")
     return CombinedReward(validated(RewardSettings, data, label), label)
+
+
+async def _part(name: str, scorer: Scorer, sample: Sample) -> Part:
+    """A part of the verdict; a fault of ours that some response has found must not end the run."""
+    try:
+        return await scorer.judge(sample)
+    except AfmError:
+        raise
+    except Exception as error:  # noqa: BLE001 - the border to what models write
+        _LOG.warning("%s of a %r row: unexpected error, no score", name, sample.data_source, exc_info=error)
+        return Part(None, f"{name}: unexpected {type(error).__name__}, see the log")
 
 
 def _table(own: Mapping[str, str], label: str) -> dict[str, str]:

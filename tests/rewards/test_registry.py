@@ -10,7 +10,8 @@ import pytest
 
 from afm.agents import load_agent
 from afm.errors import ConfigError
-from afm.rewards import Sample, load_reward
+from afm.rewards import CombinedReward, RewardSettings, Sample, load_reward
+from afm.rewards.part import Part
 from afm.rewards.sources import BY_SOURCE, scorer_name
 from afm.trajectory import author_segments
 from afm.trajectory.types import Author, Segment
@@ -56,6 +57,31 @@ async def test_right_in_a_bad_format_scores_nothing_and_says_why() -> None:
 )
 async def test_no_response_raises_and_none_of_these_scores(response: str) -> None:
     assert (await load_reward().score(sample(response))).score == 0.0
+
+
+class Exploding:
+    """A scorer with a fault that some response has found."""
+
+    async def judge(self, sample: Sample) -> Part:
+        raise ValueError("Exceeds the limit (4300 digits)")
+
+    async def close(self) -> None:
+        """Nothing to free."""
+
+
+async def test_an_unexpected_error_of_a_scorer_is_an_abstention_and_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    reward = CombinedReward(RewardSettings())
+    reward._scorers["math"] = Exploding()
+    verdict = await reward.score(sample(GOOD))
+    assert verdict.abstained
+    assert verdict.parts == {"format": 1.0}
+    assert verdict.evidence == "correct: unexpected ValueError, see the log"
+    [record] = caplog.records
+    assert "correct of a 'aime24' row" in record.getMessage()
+    assert record.exc_info is not None
+    assert "4300 digits" in str(record.exc_info[1])
 
 
 async def test_an_answer_written_by_the_environment_does_not_count() -> None:

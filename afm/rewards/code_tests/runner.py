@@ -190,7 +190,7 @@ def _read(result: RunResult, count: int, growing: bool, total_s: float) -> list[
                 lost = CaseRun(CaseEnd.ERROR, note=_short(str(frame["broken"])))
                 return [lost] * (1 if growing else count)
             found.setdefault(int(frame["case"]), _case(frame))
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
             continue
     last = max(found, default=-1)
     complete = [found.get(number, _lost(result, total_s)) for number in range(count)]

@@ -190,15 +190,15 @@ class CodeTests:
         outcome = run.values[0]
         if "value" not in outcome:
             return str(outcome.get("text") or f"returned an object of type {outcome.get('object')}")[:300]
-        try:
-            value = decode(outcome["value"])
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError, MemoryError):
-            return "returned something that cannot be read"
         wanted = [case.expected]
         if case.wrapped and isinstance(case.expected, list) and len(case.expected) == 1:
             wanted += case.expected
-        if any(same_value(value, expected, self._policy.tolerance) for expected in wanted):
-            return ""
+        try:
+            value = decode(outcome["value"])
+            if any(same_value(value, expected, self._policy.tolerance) for expected in wanted):
+                return ""
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError, MemoryError):
+            return "returned something that cannot be read"
         return f"returned {_shown(_repr(value))}, expected {_shown(_repr(wanted[-1]))}"
 
     def _bounds(self, cases: Sequence[PrintCase | CallCase]) -> CaseLimits:

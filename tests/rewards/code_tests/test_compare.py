@@ -100,6 +100,8 @@ def test_right_values(given: object, expected: object) -> None:
         ({"1": "a", 1: "b"}, {"1": "a"}),
         (b"x", "x"),
         (10**9 + 1, 10**9),
+        ({10**9999: 1}, {"a": 1}),  # a key of more digits than Python prints
+        ([{(1, 10**9999): 1}], [{"a": 1}]),
     ],
 )
 def test_wrong_values(given: object, expected: object) -> None:
