@@ -85,7 +85,7 @@ def read_mapping(source: str | Path | Mapping[str, Any], what: str) -> tuple[str
 def read_extended(
     path: Path, what: str = "settings", *, find: Find | None = None, anchor: Anchor | None = None
 ) -> dict[str, Any]:
-    """A YAML file merged over the one it ``extends``; see :func:`merged`.
+    """A YAML file merged over the one it ``extends``, or over several, the later over the earlier; see :func:`merged`.
 
     Args:
         find: Where ``extends`` looks; by default a path relative to the file.
@@ -187,16 +187,20 @@ def _extended(
         raise ConfigError(f"{path}: `extends` goes in a circle: {chain}")
     data = read_file(path, what)
     anchor(data, path.parent)
-    parent = data.pop("extends", None)
-    if parent is None:
-        return data
-    if not isinstance(parent, str):
-        raise ConfigError(f"{path}: extends: got {parent!r}, expected a name or a path")
-    try:
-        base = find(parent, path.parent)
-    except ConfigError as error:
-        raise ConfigError(f"{path}: extends: {error}") from None
-    return merged(_extended(base, what, find, anchor, (*children, own)), data)
+    named = data.pop("extends", None)
+    parents = named if isinstance(named, list) else [] if named is None else [named]
+    base: dict[str, Any] = {}
+    for parent in parents:
+        if not isinstance(parent, str):
+            raise ConfigError(
+                f"{path}: extends: got {parent!r}, expected a name or a path, or a list of them"
+            )
+        try:
+            found = find(parent, path.parent)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: extends: {error}") from None
+        base = merged(base, _extended(found, what, find, anchor, (*children, own)))
+    return merged(base, data)
 
 
 def _beside(name: str, folder: Path) -> Path:

@@ -44,6 +44,9 @@ class SftJob:
         return kept | ({"agent": self.agent.digest} if self.agent else {})
 
 
+_SECRETS = {"swanlab_api_key": "SWANLAB_API_KEY", "hf_hub_token": "HF_TOKEN"}
+"""Keys that hold secrets, and the variables that their programs read as well."""
+
 _WITHOUT_INFLUENCE = frozenset(
     {"disable_tqdm", "logging_steps", "output_dir", "overwrite_output_dir", "plot_loss", "report_to"}
     | {"resume_from_checkpoint", "save_steps", "save_strategy", "save_total_limit", "run_name"}
@@ -53,7 +56,8 @@ _WITHOUT_INFLUENCE = frozenset(
 def resolve(config_path: str | Path, overrides: Sequence[str] = ()) -> SftJob:
     """Read a configuration and apply ``key=value`` overrides (values are YAML, dots reach into mappings).
 
-    The files that ``agent`` and ``deepspeed`` name in the YAML are relative to it, all else to the working folder.
+    The files that ``agent``, ``deepspeed`` and ``fsdp_config`` name in the YAML are relative to it, all else to the
+    working folder. ``fsdp_config`` alone shards everything (``fsdp: full_shard auto_wrap``).
     ``agent: NAME_OR_PATH`` switches the author mask on for the tag that agent's environment writes, and
     has the template checked against the tokenizer's chat template; both can be set explicitly.
 
@@ -73,6 +77,9 @@ def resolve(config_path: str | Path, overrides: Sequence[str] = ()) -> SftJob:
     agent_name = config.pop("agent", None)
     agent = load_agent(agent_name) if agent_name is not None else None
     config = {"stage": "sft", "do_train": True, **config}
+    if config.get("fsdp_config"):
+        config.setdefault("fsdp", "full_shard auto_wrap")
+    _check_contradictions(config, config_path)
     if agent is not None:
         config = _with_agent(config, agent, config_path)
     return SftJob(config, Path(output_dir), agent, threads)
@@ -92,8 +99,21 @@ def _with_agent(config: dict[str, Any], agent: AgentSpec, config_path: str | Pat
     return config
 
 
+def _check_contradictions(config: Mapping[str, Any], config_path: str | Path) -> None:
+    if config.get("deepspeed") and config.get("fsdp"):
+        raise ConfigError(
+            f"{config_path}: deepspeed and fsdp are both set; switch one off with deepspeed= or fsdp= fsdp_config="
+        )
+    for key in _SECRETS:
+        if config.get(key):
+            raise ConfigError(
+                f"{config_path}: {key}: a secret would end up in saved configurations; leave the key out and "
+                f"set the environment variable {_SECRETS[key]}"
+            )
+
+
 def _anchor_paths(config: dict[str, Any], folder: Path) -> None:
-    for key, suffix in (("agent", ".yaml"), ("deepspeed", ".json")):
+    for key, suffix in (("agent", ".yaml"), ("deepspeed", ".json"), ("fsdp_config", ".json")):
         value = config.get(key)
         if isinstance(value, str) and value.endswith(suffix):
             config[key] = os.path.normpath(folder / value)
@@ -146,6 +166,21 @@ def check_sources(job: SftJob) -> None:
             raise ConfigError(
                 f"dataset: {index} has no {str(name).strip()!r}; {suggestion(str(name), known)}"
             )
+
+
+def fsdp_settings(job: SftJob) -> dict[str, Any]:
+    """What ``fsdp_config`` says, be it a file or a mapping; empty without it.
+
+    Raises:
+        ConfigError: The file is missing or is no JSON.
+    """
+    given = job.config.get("fsdp_config") or {}
+    if isinstance(given, dict):
+        return given
+    try:
+        return dict(json.loads(Path(given).read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"fsdp_config: {given} cannot be read as JSON: {error}") from None
 
 
 def changed_keys(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[str, ...]:

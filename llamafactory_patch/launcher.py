@@ -10,14 +10,14 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from afm.errors import ConfigError
 from afm.processes import follow_parent
 from llamafactory_patch import output
-from llamafactory_patch.config import SftJob, check_sources, resolve
+from llamafactory_patch.config import SftJob, check_sources, fsdp_settings, resolve
 from llamafactory_patch.process import folder_lock, process_border, run_logged
 
 _TORCHRUN_VARIABLES = (
@@ -152,12 +152,27 @@ def _variables(job: SftJob) -> dict[str, str]:
     if job.threads is not None:
         # Threads that spin while they wait made steps ten times slower on a busy machine.
         wanted |= {"OMP_NUM_THREADS": str(job.threads), "OMP_WAIT_POLICY": "PASSIVE"}
-    if job.config.get("deepspeed"):
+    if job.config.get("deepspeed") or job.config.get("fsdp"):
         wanted["FORCE_TORCHRUN"] = "1"  # LLaMA-Factory refuses DeepSpeed without, even on one device
+    if job.config.get("fsdp"):
+        wanted |= _fsdp_variables(fsdp_settings(job))
     if not sys.stdout.isatty():
         wanted |= {"HF_DATASETS_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
     chosen = {name: os.environ.get(name, value) for name, value in wanted.items()}
     return chosen | ({"CUDA_VISIBLE_DEVICES": ""} if job.config.get("use_cpu") else {})
+
+
+def _fsdp_variables(settings: Mapping[str, Any]) -> dict[str, str]:
+    """What LLaMA-Factory and accelerate ask the environment about FSDP while the model is loaded.
+
+    ``TrainingArguments`` hands on the rest of the file, but not ``state_dict_type`` (transformers 5.5.4): the
+    model would be saved in shards that nothing else reads.
+    """
+    return {
+        "ACCELERATE_USE_FSDP": "true",
+        "FSDP_VERSION": str(settings.get("version", 1)),
+        "FSDP_STATE_DICT_TYPE": settings.get("state_dict_type", "FULL_STATE_DICT"),
+    }
 
 
 def _described(job: SftJob) -> str:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from afm.agents import AgentSpec, agent_of_model, load_agent, model_folder, save_agent, shipped_agents
+from afm.configuration import read_extended
 from afm.errors import ConfigError
 
 REPO = Path(__file__).parents[2]
@@ -128,6 +129,18 @@ def test_extends_path_is_relative_to_the_file_itself(tmp_path: Path, monkeypatch
     path = write(tmp_path / "b c", "child.yaml", "extends: ../a/base.yaml\nname: child\n")
     monkeypatch.chdir(tmp_path / "a")
     assert load_agent(path).name == "child"
+
+
+def test_of_several_files_the_later_wins_and_the_file_itself_over_both(tmp_path: Path) -> None:
+    write(tmp_path, "first.yaml", MINIMAL + "description: first\nquestion_format: '1 {question}'\n")
+    write(tmp_path, "second.yaml", "description: second\nquestion_format: '2 {question}'\n")
+    path = write(tmp_path, "mine.yaml", "extends: [first.yaml, second.yaml]\ndescription: mine\n")
+    text = read_extended(path)
+    assert (text["description"], text["question_format"]) == ("mine", "2 {question}")
+    assert text["roles"] == read_extended(tmp_path / "first.yaml")["roles"]
+    assert "extends: got 3, expected a name or a path" in failure(
+        write(tmp_path, "bad.yaml", "extends: [first.yaml, 3]")
+    )
 
 
 def test_extends_in_a_circle_is_refused(tmp_path: Path) -> None:

@@ -3,8 +3,9 @@ from pathlib import Path
 
 import pytest
 
+from afm.configuration import read_file
 from afm.errors import ConfigError, UsageError
-from llamafactory_patch.config import check_sources, resolve
+from llamafactory_patch.config import check_sources, fsdp_settings, resolve
 from llamafactory_patch.keys import engine_keys
 
 pytest.importorskip("llamafactory")
@@ -145,13 +146,94 @@ def test_every_shipped_configuration_resolves(path):
     assert all(word in header for word in ("Hardware:", "Expected:", "Example"))
 
 
-@pytest.mark.parametrize(("size", "rate"), [("7b", 3e-5), ("32b", 1.4e-5)])
-def test_code_agent_recipes_have_the_published_hyper_parameters(size, rate):
-    config = resolve(CONFIGS / f"sft/code_agent_qwen2.5_{size}.yaml").config
-    wanted = {"gradient_accumulation_steps": 4, "num_train_epochs": 2, "cutoff_len": 32768, "bf16": True}
-    wanted |= {"per_device_train_batch_size": 1, "template": "qwen", "finetuning_type": "full"}
-    assert config["learning_rate"] == rate
+PUBLISHED = {
+    # agent and size: learning rate, gradient accumulation, epochs, cut-off, warm-up, model
+    "web_agent_qwen2.5_7b": (1.4e-5, 16, 4, 32768, 0.1, "Qwen2.5-7B-Instruct"),
+    "web_agent_qwen2.5_32b": (1.4e-5, 16, 4, 32768, 0.1, "Qwen2.5-32B-Instruct"),
+    "mhqa_agent_qwen2.5_3b": (1e-5, 16, 4, 5120, 0.03, "Qwen2.5-3B-Instruct"),
+    "mhqa_agent_qwen2.5_7b": (2e-5, 4, 4, 5120, 0.03, "Qwen2.5-7B-Instruct"),
+    "code_agent_qwen2.5_7b": (3e-5, 4, 2, 32768, None, "Qwen2.5-Coder-7B-Instruct"),
+    "code_agent_qwen2.5_32b": (1.4e-5, 4, 2, 32768, None, "Qwen2.5-Coder-32B-Instruct"),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_recipes_have_the_published_hyper_parameters(name):
+    job = resolve(CONFIGS / f"sft/{name}.yaml")
+    config = job.config
+    keys = ("learning_rate", "gradient_accumulation_steps", "num_train_epochs", "cutoff_len", "warmup_steps")
+    assert (*map(config.get, keys), config["model_name_or_path"].split("/")[1]) == PUBLISHED[name]
+    wanted = {"per_device_train_batch_size": 1, "template": "qwen", "finetuning_type": "full", "bf16": True}
+    wanted |= {"lr_scheduler_type": "cosine", "dataset": f"{name.partition('_agent')[0]}_agent_sft"}
     assert {key: config[key] for key in wanted} == wanted
+    assert job.agent.name == name.partition("_agent")[0]
+    assert config["deepspeed"].endswith("configs/deepspeed/zero3.json")
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_every_recipe_has_a_lora_variant_that_differs_in_the_adapters_only(name):
+    full = resolve(CONFIGS / f"sft/{name}.yaml").config
+    lora = resolve(CONFIGS / f"sft/{name}_lora.yaml").config
+    assert lora["finetuning_type"] == "lora"
+    changed = {key for key in lora if lora[key] != full.get(key)} | (full.keys() - lora.keys())
+    allowed = {
+        "finetuning_type",
+        "lora_rank",
+        "lora_alpha",
+        "lora_target",
+        "learning_rate",
+        "deepspeed",
+        "output_dir",
+    }
+    assert changed <= allowed
+
+
+@pytest.mark.parametrize("kind", ["", "_lora"])
+@pytest.mark.parametrize("agent", ["web", "mhqa", "code"])
+def test_twins_are_their_recipes_but_for_what_makes_them_small(agent, kind):
+    twin = resolve(CONFIGS / f"tiny/sft/{agent}_agent{kind}.yaml")
+    recipe = resolve(CONFIGS / f"sft/{agent}_agent_qwen2.5_7b{kind}.yaml")
+    small = read_file(CONFIGS / "tiny/sft/base/shrink.yaml").keys() | {"output_dir"}
+    assert twin.agent == recipe.agent
+    keys = (twin.config.keys() | recipe.config.keys()) - small
+    assert {key: twin.config.get(key) for key in keys} == {key: recipe.config.get(key) for key in keys}
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("sft/*.yaml")), ids=lambda p: p.stem)
+def test_llamafactory_accepts_every_recipe(path, tmp_path, monkeypatch):
+    """Its own parser takes the arguments, without the GPUs: one CPU process instead of DeepSpeed."""
+    from llamafactory_patch import install
+
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    install()
+    from llamafactory.hparams import get_train_args
+
+    job = resolve(path, [f"output_dir={tmp_path}", "deepspeed=", "use_cpu=true"])
+    _, data, training, finetuning, _ = get_train_args(dict(job.config))
+    assert data.ignore_observation
+    assert data.cutoff_len == job.config["cutoff_len"]
+    assert training.learning_rate == job.config["learning_rate"]
+    assert finetuning.finetuning_type == job.config["finetuning_type"]
+
+
+def test_one_key_changes_the_engine(config):
+    recipe = CONFIGS / "sft/web_agent_qwen2.5_7b.yaml"
+    fsdp2 = CONFIGS / "fsdp/fsdp2.json"
+    with pytest.raises(ConfigError, match="deepspeed and fsdp are both set"):
+        resolve(recipe, [f"fsdp_config={fsdp2}"])
+    job = resolve(recipe, ["deepspeed=", f"fsdp_config={fsdp2}"])
+    assert job.config["fsdp"] == "full_shard auto_wrap"
+    assert fsdp_settings(job)["version"] == 2
+    with pytest.raises(ConfigError, match=r"nope.json cannot be read as JSON"):
+        fsdp_settings(resolve(config("output_dir: a"), ["fsdp_config=nope.json"]))
+
+
+def test_secrets_stay_out_of_configurations(config):
+    with pytest.raises(
+        ConfigError, match=r"swanlab_api_key: a secret .* environment variable SWANLAB_API_KEY"
+    ) as error:
+        resolve(config("output_dir: a"), ["swanlab_api_key=hush-hush"])
+    assert "hush-hush" not in str(error.value)
 
 
 def test_the_tiny_recipe_is_the_measured_one():

@@ -12,7 +12,17 @@ pytest.importorskip("llamafactory")
 ROOT = Path(__file__).parents[2]
 SCRIPTS = sorted((ROOT / "train").glob("*/sft/*.sh"))
 SET = {"RANK": "1", "NNODES": "2", "MASTER_ADDR": "node0", "MODEL": "my model", "DATA_DIR": "my data"}
-UNSET = {"RANK", "NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "MODEL", "DATA_DIR", "OUTPUT_DIR"}
+UNSET = {
+    "LORA",
+    "RANK",
+    "NNODES",
+    "NODE_RANK",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "MODEL",
+    "DATA_DIR",
+    "OUTPUT_DIR",
+}
 
 
 def dry_run(script, *arguments, **variables):
@@ -22,7 +32,7 @@ def dry_run(script, *arguments, **variables):
     return subprocess.run(command, capture_output=True, text=True, env=env, cwd="/", check=False)
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: "-".join(path.relative_to(ROOT).parts[1::2]))
 def test_every_script_prints_the_command_it_would_run(script, tmp_path):
     target = tmp_path / "to here"
     result = dry_run(script, f"output_dir={target}", "learning_rate=1e-6", **SET)
@@ -36,7 +46,9 @@ def test_every_script_prints_the_command_it_would_run(script, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "script", [path for path in SCRIPTS if "qwen" in path.name], ids=lambda path: path.name
+    "script",
+    [path for path in SCRIPTS if "qwen" in path.name],
+    ids=lambda path: "-".join(path.relative_to(ROOT).parts[1::2]),
 )
 def test_gpu_scripts_hand_the_nodes_on_to_torchrun(script):
     words = shlex.split(dry_run(script, **SET).stdout.splitlines()[-1])
@@ -44,7 +56,7 @@ def test_gpu_scripts_hand_the_nodes_on_to_torchrun(script):
     assert wanted <= set(words)
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: "-".join(path.relative_to(ROOT).parts[1::2]))
 def test_scripts_are_thin_and_say_how_they_are_used(script):
     lines = script.read_text(encoding="utf-8").splitlines()
     assert len(lines) < 40
@@ -58,3 +70,11 @@ def test_a_script_says_which_variable_is_missing():
     result = dry_run(ROOT / "train/code_agent/sft/sft_qwen2.5_32b.sh", MASTER_ADDR="node0")
     assert result.returncode != 0
     assert "RANK: set it to the number of this node" in result.stderr
+
+
+@pytest.mark.parametrize("name", ["qwen2.5_7b", "tiny"])
+def test_lora_is_a_variable_away(name, tmp_path):
+    script = ROOT / f"train/web_agent/sft/sft_{name}.sh"
+    result = dry_run(script, f"output_dir={tmp_path}", LORA="1", **SET)
+    assert result.returncode == 0, result.stderr
+    assert yaml.safe_load(result.stdout.rpartition("\n\n")[0])["finetuning_type"] == "lora"
