@@ -31,7 +31,7 @@ def kernel_limits(limits: SandboxLimits) -> dict[str, tuple[int, int]]:
         "FSIZE": limits.file_bytes,
         "NOFILE": limits.open_files,
         "NPROC": limits.processes + 1,  # process 1 of the jail counts too
-        "CORE": 0,
+        "CORE": 1,  # no room for a dump; 0 would still start the host's crash handler, see core(5)
         "MEMLOCK": 0,
         "MSGQUEUE": 0,
         "SIGPENDING": 64,

@@ -1,8 +1,10 @@
 """The system-call deny list of the sandbox, as a classic BPF program for ``bwrap --seccomp``.
 
 The list takes away what an untrusted Python program never needs and what kernel exploits are made of:
-new namespaces, mounts, tracing, keyrings, BPF, io_uring, sockets, System V IPC and administration.
-Everything else is allowed. Denied calls fail with EPERM; a foreign call convention kills the program.
+new namespaces, mounts, tracing, keyrings, BPF, io_uring, sockets, System V IPC, administration, and whatever one run
+could take away from the others: locks on shared files, contexts and watches that are counted for a user or the machine.
+Everything else is allowed. Denied calls fail with EPERM, or with what makes honest programs do without
+(:data:`ANSWERS`); a foreign call convention kills the program.
 """
 
 from __future__ import annotations
@@ -56,6 +58,16 @@ DENIED: dict[str, tuple[int | None, int | None]] = {
     "mq_open": (240, 180),
     "memfd_secret": (447, 447),
     "memfd_create": (319, 279),  # memory that no limit of a process counts
+    "setxattr": (188, 5),
+    "lsetxattr": (189, 6),
+    "fsetxattr": (190, 7),
+    "setxattrat": (463, 463),
+    "io_setup": (206, 0),
+    "inotify_init": (253, None),
+    "inotify_init1": (294, 26),
+    "flock": (73, 32),  # also of files that are read-only here
+    "sync": (162, 81),
+    "syncfs": (306, 267),
     # frequent sources of kernel exploits
     "bpf": (321, 280),
     "perf_event_open": (298, 241),
@@ -64,6 +76,11 @@ DENIED: dict[str, tuple[int | None, int | None]] = {
     "io_uring_enter": (426, 426),
     "io_uring_register": (427, 427),
     "socket": (41, 198),
+    "bind": (49, 200),
+    "connect": (42, 203),
+    "listen": (50, 201),
+    "sendmsg": (46, 211),  # descriptors in flight, which are counted for a user; sendto remains
+    "sendmmsg": (307, 269),
     "personality": (135, 92),
     "modify_ldt": (154, None),
     "mbind": (237, 235),
@@ -95,15 +112,26 @@ DENIED: dict[str, tuple[int | None, int | None]] = {
     "lookup_dcookie": (212, 18),
 }
 
+ANSWERS = {
+    "flock": errno.ENOSYS,  # libraries with locks (filelock, HDF5) then do without, or say that there are none
+    "io_setup": errno.ENOSYS,
+    "inotify_init": errno.ENOSYS,
+    "inotify_init1": errno.ENOSYS,
+    **dict.fromkeys(("setxattr", "lsetxattr", "fsetxattr", "setxattrat"), errno.ENOTSUP),  # copying goes on
+}
+"""What denied calls fail with where EPERM would be misleading."""
+
 # Calls judged by an argument, and clone3, whose flags BPF cannot read: ENOSYS makes libc use clone.
 CLONE = (56, 220)
 CLONE3 = (435, 435)
 SOCKETPAIR = (53, 199)
 IOCTL = (16, 29)
+FCNTL = (72, 25)
 
 _NAMESPACE_FLAGS = 0x7E020000
 _AF_UNIX = 1
 _TIOCSTI = 0x5412
+_F_SETLEASE, _F_NOTIFY = 1024, 1026
 
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
@@ -144,13 +172,14 @@ def filter_program(machine: str | None = None) -> bytes:
         code.add(_AT_LEAST, 0x40000000, 0, 1)
         code.give(_KILL)
     code.refuse(CLONE3[target.column], errno.ENOSYS)
-    for numbers in DENIED.values():
+    for name, numbers in DENIED.items():
         number = numbers[target.column]
         if number is not None:
-            code.refuse(number, errno.EPERM)
-    code.refuse_if(CLONE[target.column], argument=0, test=_ANY_BIT, value=_NAMESPACE_FLAGS)
-    code.refuse_if(SOCKETPAIR[target.column], argument=0, test=_EQUAL, value=_AF_UNIX, negate=True)
-    code.refuse_if(IOCTL[target.column], argument=1, test=_EQUAL, value=_TIOCSTI)
+            code.refuse(number, ANSWERS.get(name, errno.EPERM))
+    code.refuse_if(CLONE[target.column], argument=0, test=_ANY_BIT, values=(_NAMESPACE_FLAGS,))
+    code.refuse_if(SOCKETPAIR[target.column], argument=0, test=_EQUAL, values=(_AF_UNIX,), negate=True)
+    code.refuse_if(IOCTL[target.column], argument=1, test=_EQUAL, values=(_TIOCSTI,))
+    code.refuse_if(FCNTL[target.column], argument=1, test=_EQUAL, values=(_F_SETLEASE, _F_NOTIFY))
     code.give(_ALLOW)
     return code.assembled()
 
@@ -169,12 +198,15 @@ class _Assembler:
         self.add(_EQUAL, number, 0, 1)
         self.give(_ERRNO | error)
 
-    def refuse_if(self, number: int, *, argument: int, test: int, value: int, negate: bool = False) -> None:
-        """Refuse call ``number`` when the low half of its argument passes the test."""
-        self.add(_EQUAL, number, 0, 4)
+    def refuse_if(
+        self, number: int, *, argument: int, test: int, values: tuple[int, ...], negate: bool = False
+    ) -> None:
+        """Refuse call ``number`` when the low half of its argument passes the test with one of ``values``."""
+        self.add(_EQUAL, number, 0, 2 + 2 * len(values))
         self.add(_LOAD, _OFFSET_ARGUMENT + 8 * argument)
-        self.add(test, value, *((1, 0) if negate else (0, 1)))
-        self.give(_ERRNO | errno.EPERM)
+        for value in values:
+            self.add(test, value, *((1, 0) if negate else (0, 1)))
+            self.give(_ERRNO | errno.EPERM)
         self.give(_ALLOW)
 
     def assembled(self) -> bytes:

@@ -228,6 +228,7 @@ def _command(jail: ZygoteJail, warm: Warmth, files: dict[str, int], info: int, c
         "exercises": warm.exercises,
         "imports": jail.python.imports,
         "root": _ROOT,
+        "devices": DEVICES,
     }
     written = [word for path, fd in files.items() for word in ("--perms", "0444", "--file", str(fd), path)]
     return [

@@ -62,6 +62,52 @@ exit()
     assert result.stdout == "42\nthread\nchild\n[1, 2]\nkept for this run\n"
 
 
+async def test_what_the_policy_forbids_is_not_missed_by_honest_programs(sandbox: Sandbox) -> None:
+    """Devices can be written to, files copied with their attributes, databases locked, temporary folders removed."""
+    code = """
+import errno, fcntl, os, shutil, socket, sqlite3, subprocess, sys, tempfile
+print("gone", file=open("/dev/null", "w"))
+subprocess.run([sys.executable, "-c", "print(1)"], stdout=subprocess.DEVNULL, check=True)
+with tempfile.TemporaryDirectory() as folder:
+    copied = shutil.copy2(os.__file__, folder)
+    print(os.stat(copied).st_mtime == os.stat(os.__file__).st_mtime)
+    for mode in ("delete", "wal"):
+        base = sqlite3.connect(os.path.join(folder, mode))
+        base.execute("pragma journal_mode=" + mode); base.execute("create table t (n)")
+        base.execute("insert into t values (7)"); base.commit()
+        print(base.execute("select n from t").fetchall()); base.close()
+print(os.path.exists(folder))
+with tempfile.NamedTemporaryFile() as file:
+    fcntl.lockf(file, fcntl.LOCK_EX)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX)
+    except OSError as error:
+        print(errno.errorcode[error.errno])
+left, right = socket.socketpair()
+left.sendall(b"hello"); print(right.recv(9))
+"""
+    result = await sandbox.run(code)
+    assert result.stderr == ""
+    assert result.stdout == "True\n[(7,)]\n[(7,)]\nFalse\nENOSYS\nb'hello'\n"
+
+
+async def test_the_usual_packages_work(sandbox: Sandbox) -> None:
+    code = """
+import numpy, pandas, scipy.optimize, sympy
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+print(numpy.linalg.inv(numpy.eye(2)).sum(), sympy.factor("x**2 - 1"), scipy.optimize.brentq(lambda x: x - 2, 0, 5))
+frame = pandas.DataFrame({"a": [1, 2]}); frame.to_csv("a.csv"); print(pandas.read_csv("a.csv")["a"].sum())
+numpy.savez("b.npz", x=numpy.arange(3)); print(numpy.load("b.npz", mmap_mode="r")["x"].sum())
+with ProcessPoolExecutor(2) as processes, ThreadPoolExecutor(2) as threads:
+    print(list(processes.map(abs, [-1, -2])), list(threads.map(abs, [-3])))
+"""
+    result = await sandbox.run(code)
+    if "ModuleNotFoundError" in result.stderr:
+        pytest.skip("the sandbox has no packages: afm sandbox install")
+    assert result.stderr == ""
+    assert result.stdout == "2.0 (x - 1)*(x + 1) 2.0\n3\n3\n[1, 2] [3]\n"
+
+
 @pytest.mark.parametrize(
     ("code", "status", "last"),
     [

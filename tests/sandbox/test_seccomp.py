@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from afm.errors import SandboxUnavailableError
-from afm.sandbox.seccomp import CLONE, CLONE3, DENIED, IOCTL, SOCKETPAIR, filter_program
+from afm.sandbox.seccomp import ANSWERS, CLONE, CLONE3, DENIED, FCNTL, IOCTL, SOCKETPAIR, filter_program
 
 ALLOW, KILL = 0x7FFF0000, 0x80000000
 AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -49,7 +49,25 @@ def test_every_listed_call_is_refused(machine: str) -> None:
     for name, numbers in DENIED.items():
         number = numbers[COLUMN[machine]]
         if number is not None:
-            assert verdict(machine, number) == refused(errno.EPERM), name
+            assert verdict(machine, number) == refused(ANSWERS.get(name, errno.EPERM)), name
+
+
+@MACHINES
+def test_programs_that_can_do_without_a_call_are_told_that_it_does_not_exist(machine: str) -> None:
+    flock, setxattr, socket = (DENIED[name][COLUMN[machine]] for name in ("flock", "setxattr", "socket"))
+    assert (flock, setxattr, socket) == {"x86_64": (73, 188, 41), "aarch64": (32, 5, 198)}[machine]
+    assert verdict(machine, flock) == refused(errno.ENOSYS)
+    assert verdict(machine, setxattr) == refused(errno.EOPNOTSUPP)  # shutil.copy2 goes on
+    assert verdict(machine, socket) == refused(errno.EPERM)
+
+
+@MACHINES
+def test_files_are_locked_by_programs_but_neither_leased_nor_watched(machine: str) -> None:
+    number = FCNTL[COLUMN[machine]]
+    for command in (6, 7, 4, 1030):  # F_SETLK and F_SETLKW, which SQLite needs; F_SETFL; F_DUPFD_CLOEXEC
+        assert verdict(machine, number, 3, command) == ALLOW
+    for command in (1024, 1026):
+        assert verdict(machine, number, 3, command) == refused(errno.EPERM)
 
 
 @MACHINES
@@ -107,7 +125,13 @@ def test_call_numbers_are_the_kernels(column: int, header: str) -> None:
         pytest.skip(f"{header} is not installed (linux-libc-dev)")
     found = re.findall(r"#define __NR(?:3264)?_(\w+)\s+(\d+)", path.read_text(encoding="utf-8"))
     known = {name: int(number) for name, number in found}
-    ours = DENIED | {"clone": CLONE, "clone3": CLONE3, "socketpair": SOCKETPAIR, "ioctl": IOCTL}
+    ours = DENIED | {
+        "clone": CLONE,
+        "clone3": CLONE3,
+        "socketpair": SOCKETPAIR,
+        "ioctl": IOCTL,
+        "fcntl": FCNTL,
+    }
     wrong = {
         name: (numbers[column], known.get(name))
         for name, numbers in ours.items()

@@ -1,8 +1,8 @@
 """The zygote: a warm Python that forks every run. Runs as process 1 of the outer jail.
 
 Arguments: descriptor of the control socket, then one JSON object: ``preload`` (modules to import),
-``exercises`` (programs to run), ``imports`` (import paths of installed packages), ``root`` (the folder that becomes a run's ``/``); then the
-file of the seccomp rules.
+``exercises`` (programs to run), ``imports`` (import paths of installed packages), ``root`` (the folder that becomes a
+run's ``/``), ``devices`` (files of devices in it); then the file of the seccomp rules.
 
 On the control socket a request is one packet, JSON (:class:`afm.sandbox.zygote_process.Request`) with the
 descriptors of program, stdin, stdout, stderr and report. The answer is ``started`` with a pidfd of the
@@ -30,12 +30,17 @@ PROGRAM = "/tmp/main.py"
 
 
 class Jail(NamedTuple):
-    """What is the same for every run."""
+    """What is the same for every run.
+
+    Attributes:
+        devices: Files of devices below ``root``, and the mount flags that they have.
+    """
 
     root: str
     imports: list[str]
     user: tuple[int, int, bool]
     rules: bytes
+    devices: list[tuple[str, int]]
 
 
 def warm_up(modules: list[str], imports: list[str]) -> list[str]:
@@ -114,6 +119,8 @@ def isolate(request: dict[str, Any], code: int, stdin: int, jail: Jail) -> None:
     os.setsid()
     kernel.mount(None, "/", None, kernel.RECURSIVE | kernel.PRIVATE)
     kernel.mount(root, root, None, kernel.BIND | kernel.RECURSIVE)
+    for device, had in jail.devices:  # still to be written to, but their times are the host's
+        kernel.mount(None, device, None, kernel.BIND | kernel.REMOUNT | kernel.READ_ONLY | had)
     size, stdin_size = request["file_bytes"], os.fstat(stdin).st_size
     flags = kernel.NO_SUID | kernel.NO_DEV
     for folder, extra in (("/tmp", stdin_size), ("/dev/shm", 0)):
@@ -139,6 +146,12 @@ def copy(source: int, target: str) -> None:
     while data := os.pread(source, 1 << 20, offset):
         offset += os.write(fd, data)
     os.close(fd)
+
+
+def mounted(paths: list[str]) -> list[tuple[str, int]]:
+    """The paths with those of their mount flags that a run cannot take away."""
+    kept = kernel.NO_SUID | kernel.NO_DEV | kernel.NO_EXEC
+    return [(path, os.statvfs(path).f_flag & kept) for path in paths]
 
 
 def attend(child: int, report: int) -> None:
@@ -183,7 +196,8 @@ def main() -> None:
         os.getgid(),
         kernel.groups_are_fixed(),
     )  # a new user namespace does not know them yet
-    serve(control, Jail(settings["root"], settings["imports"], user, rules))
+    devices = mounted([settings["root"] + device for device in settings["devices"]])
+    serve(control, Jail(settings["root"], settings["imports"], user, rules, devices))
 
 
 if __name__ == "__main__":
