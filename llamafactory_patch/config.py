@@ -50,6 +50,14 @@ _SECRETS = {"swanlab_api_key": "SWANLAB_API_KEY", "hf_hub_token": "HF_TOKEN"}
 _WITHOUT_INFLUENCE = frozenset(
     {"disable_tqdm", "logging_steps", "output_dir", "overwrite_output_dir", "plot_loss", "report_to"}
     | {"resume_from_checkpoint", "save_steps", "save_strategy", "save_total_limit", "run_name"}
+    | {
+        "use_swanlab",
+        "swanlab_mode",
+        "swanlab_project",
+        "swanlab_workspace",
+        "swanlab_run_name",
+        "swanlab_logdir",
+    }
 )
 
 

@@ -14,11 +14,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from afm.errors import ConfigError
+from afm.errors import ConfigError, MissingExtraError
 from afm.processes import follow_parent
 from llamafactory_patch import output
 from llamafactory_patch.config import SftJob, check_sources, fsdp_settings, resolve
 from llamafactory_patch.process import folder_lock, process_border, run_logged
+from llamafactory_patch.trackers import check_trackers, tracker_variables
 
 _TORCHRUN_VARIABLES = (
     "FORCE_TORCHRUN",
@@ -63,17 +64,19 @@ def run_sft(
         print(_described(job))
         try:
             check_sources(job)
-        except ConfigError as error:
+            check_trackers(job, os.environ)
+        except (ConfigError, MissingExtraError) as error:
             print(f"warning: this would not start: {error}", file=sys.stderr)
         return 0
     check_sources(job)
+    check_trackers(job, os.environ)
     if output.is_finished(job):
         print(f"{job.output_dir} is finished; for another run choose another output_dir")
         return 0
     job.output_dir.mkdir(parents=True, exist_ok=True)
     rank = os.environ.get("NODE_RANK", "0")
     with folder_lock(job.output_dir, f".sft.{rank}.lock") as lock:
-        note = output.prepare(job, first_node=rank == "0", progress_bar=echo and sys.stdout.isatty())
+        note = output.prepare(job, node=rank, progress_bar=echo and sys.stdout.isatty())
         if note:
             print(note, flush=True)
         began = time.monotonic()
@@ -142,18 +145,18 @@ def _exit_on_signal(number: int, frame: object) -> None:
 
 
 def _command(job: SftJob) -> list[str]:
-    config = str(output.config_path(job))
+    config = str(output.config_path(job, os.environ.get("NODE_RANK", "0")))
     return [sys.executable, "-P", "-m", "llamafactory_patch.launcher", "train", config]
 
 
 def _variables(job: SftJob) -> dict[str, str]:
     """What the child's environment has besides or instead of ours."""
-    wanted = {"PYTHONUNBUFFERED": "1"}
+    wanted = {"PYTHONUNBUFFERED": "1"} | tracker_variables(job)
     if job.threads is not None:
         # Threads that spin while they wait made steps ten times slower on a busy machine.
         wanted |= {"OMP_NUM_THREADS": str(job.threads), "OMP_WAIT_POLICY": "PASSIVE"}
-    if job.config.get("deepspeed") or job.config.get("fsdp"):
-        wanted["FORCE_TORCHRUN"] = "1"  # LLaMA-Factory refuses DeepSpeed without, even on one device
+    if job.config.get("deepspeed") or job.config.get("fsdp") or os.environ.get("NNODES", "1") != "1":
+        wanted["FORCE_TORCHRUN"] = "1"  # LLaMA-Factory asks for it even on one device
     if job.config.get("fsdp"):
         wanted |= _fsdp_variables(fsdp_settings(job))
     if not sys.stdout.isatty():

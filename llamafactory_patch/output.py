@@ -16,6 +16,7 @@ import yaml
 from afm.agents import save_agent
 from afm.errors import ConfigError
 from llamafactory_patch.config import SftJob, changed_keys
+from llamafactory_patch.trackers import tracker_settings
 
 CONFIG_FILE = "sft_config.yaml"
 MANIFEST_FILE = "sft_manifest.json"
@@ -24,9 +25,9 @@ HISTORY_FILE = "trainer_log.jsonl"
 _VERSIONS = ("afm", "llamafactory", "torch", "transformers", "datasets", "accelerate")
 
 
-def config_path(job: SftJob) -> Path:
-    """Where the configuration stands that LLaMA-Factory is given."""
-    return job.output_dir / CONFIG_FILE
+def config_path(job: SftJob, node: str = "0") -> Path:
+    """Where the configuration stands that LLaMA-Factory is given; nodes after the first have one of their own."""
+    return job.output_dir / (CONFIG_FILE if node == "0" else f"sft_config.node{node}.yaml")
 
 
 def config_text(job: SftJob, config: dict[str, Any]) -> str:
@@ -56,14 +57,19 @@ def is_finished(job: SftJob) -> bool:
     return finished
 
 
-def prepare(job: SftJob, *, first_node: bool, progress_bar: bool) -> str:
+def prepare(job: SftJob, *, node: str = "0", progress_bar: bool) -> str:
     """Write the configuration so that the training begins, or continues where it was interrupted.
+
+    Args:
+        node: Number of this node. The first one also tidies the folder up; all must come to the same checkpoint,
+            so ``output_dir`` must be on a file system that they share.
 
     Returns:
         What a person should know about that, or nothing.
     """
-    config = {"disable_tqdm": not progress_bar, **job.config}
-    begun = config_path(job).is_file()
+    config = {"disable_tqdm": not progress_bar, **tracker_settings(job), **job.config}
+    first_node = node == "0"
+    begun = config_path(job, node).is_file()
     notes = []
     if "resume_from_checkpoint" not in config and not config.get("overwrite_output_dir"):
         if first_node:
@@ -72,12 +78,13 @@ def prepare(job: SftJob, *, first_node: bool, progress_bar: bool) -> str:
         if checkpoint is not None:
             config["resume_from_checkpoint"] = str(checkpoint)
             notes.append(f"continuing from {checkpoint}")
-            _cut_history(job.output_dir / HISTORY_FILE, _step(checkpoint))
+            if first_node:
+                _cut_history(job.output_dir / HISTORY_FILE, _step(checkpoint))
         elif begun:
             config["overwrite_output_dir"] = True  # interrupted before its first checkpoint
     if first_node:
         _write_manifest(job, finished=None)
-        _replace(config_path(job), config_text(job, config))
+    _replace(config_path(job, node), config_text(job, config))
     return "\n".join(notes)
 
 

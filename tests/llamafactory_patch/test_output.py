@@ -26,7 +26,7 @@ def checkpoint(folder, step, state=None):
 
 
 def prepared(job):
-    note = output.prepare(job, first_node=True, progress_bar=False)
+    note = output.prepare(job, progress_bar=False)
     return yaml.safe_load(output.config_path(job).read_text("utf-8")), note
 
 
@@ -51,6 +51,19 @@ def test_training_continues_from_the_last_complete_checkpoint(job, tmp_path):
     assert not (tmp_path / "checkpoint-110").exists()
     kept = (tmp_path / "trainer_log.jsonl").read_text("utf-8").splitlines()
     assert [json.loads(line)["current_steps"] for line in kept] == [50, 100]
+
+
+def test_another_node_comes_to_the_same_checkpoint_and_leaves_the_folder_alone(job, tmp_path):
+    checkpoint(tmp_path, 90)
+    checkpoint(tmp_path, 100, state="{")
+    history = tmp_path / "trainer_log.jsonl"
+    history.write_text('{"current_steps": 95, "loss": 1.0}\n', encoding="utf-8")
+    output.prepare(job(), node="1", progress_bar=False)
+    config = yaml.safe_load((tmp_path / "sft_config.node1.yaml").read_text("utf-8"))
+    assert config["resume_from_checkpoint"] == str(tmp_path / "checkpoint-90")
+    assert not output.config_path(job()).exists()
+    assert (tmp_path / "checkpoint-100").exists()
+    assert "95" in history.read_text("utf-8")
 
 
 def test_a_start_interrupted_before_its_first_checkpoint_begins_anew(job):
