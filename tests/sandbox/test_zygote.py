@@ -140,6 +140,62 @@ async def test_exit_statuses_are_those_of_python(code: str, status: int, sandbox
     assert (await sandbox.run(code)).exit_status == status == python(code).returncode
 
 
+@pytest.mark.parametrize(
+    ("code", "printed"),
+    [
+        ("import io\nsys.stdout = io.StringIO()\nsys.__stdout__.write('kept')", "kept"),
+        (
+            "import atexit, io\nsys.stdout = io.StringIO()\natexit.register(lambda: sys.__stdout__.write('14'))",
+            "14",
+        ),
+        ("file = open(1, 'w', closefd=False); file.write('14')", "14"),
+        ("class A: pass\na = A(); a.me = a; a.file = open(1, 'w', closefd=False); a.file.write('14')", "14"),
+        ("import math\nmath.file = open(1, 'w', closefd=False); math.file.write('14')", "14"),
+        ("import math\nmath.file = open(os.dup(1), 'wb'); math.file.write(b'raw')", "raw"),
+        (
+            "import threading\nheld = threading.local(); held.file = open(1, 'w', closefd=False); held.file.write('x')",
+            "x",
+        ),
+        ("kept = sys.stdout\nsys.stdout = sys.__stdout__ = None\nkept.write('kept')", "kept"),
+        (
+            "import io\nfile = open(1, 'w', closefd=False); file.write('file ')\nold = sys.stdout\n"
+            "old.write('old '); sys.stdout = io.StringIO()",
+            "file old ",
+        ),
+        ("print('out', end=' ')\nfile = open(1, 'w', closefd=False); file.write('file')", "out file"),
+        (
+            "import io, math\nclass Own(io.TextIOWrapper):\n    def flush(self): os.write(1, b'once '); super().flush()\n"
+            "math.file = Own(open(1, 'wb', closefd=False)); math.file.write('text')",
+            "once text",
+        ),
+        (
+            "class Odd(type):\n    __hash__ = None\n    __eq__ = None\nclass A(metaclass=Odd): pass\na = A()\n"
+            "import math\nmath.file = open(1, 'w', closefd=False); math.file.write('x')",
+            "x",
+        ),
+    ],
+)
+async def test_output_left_in_a_buffer_is_printed_as_by_python(
+    code: str, printed: str, sandbox: ZygoteSandbox
+) -> None:
+    code = f"import os, sys\n{code}"
+    assert (await sandbox.run(code)).stdout == printed == python(code).stdout
+
+
+async def test_a_writer_that_blocks_a_thread_does_not_hold_up_the_end(sandbox: ZygoteSandbox) -> None:
+    code = """
+import os, threading, time
+reading, writing = os.pipe()
+def fill():
+    with open(writing, "wb") as full:
+        full.write(bytes(1 << 20))
+threading.Thread(target=fill, daemon=True).start()
+time.sleep(0.2); print("end")
+"""
+    result = await sandbox.run(code, limits=SandboxLimits(wall_s=5.0))
+    assert (result.reason, result.stdout) == (ExitReason.OK, "end\n")
+
+
 async def test_the_standard_streams_look_as_usual_but_show_whole_lines(sandbox: ZygoteSandbox) -> None:
     """Python would hold back what goes to a pipe; here each line goes out, so that a stopped program keeps it."""
     code = (

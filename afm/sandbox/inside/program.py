@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import _sitebuiltins
-import atexit
 import builtins
 import contextlib
 import gc
@@ -11,9 +10,10 @@ import os
 import resource
 import signal
 import sys
-import threading
 import types
 from typing import Any
+
+from afm.sandbox.inside.ending import Ending
 
 
 def become_program(path: str, limits: dict[str, tuple[int, int]], imports: list[str], own: set[str]) -> None:
@@ -43,12 +43,17 @@ def become_program(path: str, limits: dict[str, tuple[int, int]], imports: list[
         sys.modules.pop(name, None)
     if "numpy.random" in sys.modules:  # the standard library's generator reseeds itself after a fork
         sys.modules["numpy"].random.seed()
+    gc.freeze()  # what is here now is none of the program's
     gc.enable()
 
 
 def execute(path: str) -> None:
     """Run the program as ``__main__`` and end the process as Python would. Never returns."""
-    leave, anything = os._exit, BaseException  # the program may overwrite whatever has a name
+    leave, anything, ending = (
+        os._exit,
+        BaseException,
+        Ending(),
+    )  # the program may overwrite whatever has a name
     module = types.ModuleType("__main__")
     scope = module.__dict__
     scope.update(__builtins__=builtins, __file__=path, __cached__=None)
@@ -63,7 +68,7 @@ def execute(path: str) -> None:
         status = _status_of(error.with_traceback(trace and trace.tb_next))
         del error, trace
     try:
-        status = _finished(status, scope)
+        status = status if ending.finish(scope) else 120
     finally:
         leave(status & 0xFF)
 
@@ -102,31 +107,3 @@ def _show(error: BaseException) -> None:
             sys.__excepthook__(type(second), second, second.__traceback__)
             print("\nOriginal exception was:", file=sys.stderr)
             sys.__excepthook__(type(error), error, error.__traceback__)
-
-
-def _finished(status: int, scope: dict[str, Any]) -> int:
-    """What Python does at its end: threads, ``atexit``, output, destructors, output again."""
-    with contextlib.suppress(BaseException):
-        threading._shutdown()  # type: ignore[attr-defined]
-    with contextlib.suppress(BaseException):
-        atexit._run_exitfuncs()
-    flushed = _flush()
-    sys.modules.pop("__main__", None)
-    for name in [*(n for n in scope if n[0:1] == "_" and n[1:2] != "_"), *scope]:
-        if name != "__builtins__":
-            scope[name] = None
-    with contextlib.suppress(BaseException):
-        gc.collect()
-    flushed = _flush() and flushed
-    return status if flushed else 120
-
-
-def _flush() -> bool:
-    good = True
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            if stream is not None and not stream.closed:
-                stream.flush()
-        except BaseException:  # noqa: BLE001 - it may be anything the program made
-            good = good and stream is not sys.stdout
-    return good

@@ -23,9 +23,14 @@ import socket
 import sys
 from typing import Any, NamedTuple
 
-from afm.sandbox.inside import kernel, program
+from afm.sandbox.inside import ending, kernel, program
 
-OWN_MODULES = {"afm", "afm.sandbox", "afm.sandbox.inside", kernel.__name__, program.__name__}
+OWN_MODULES = {
+    "afm",
+    "afm.sandbox",
+    "afm.sandbox.inside",
+    *(own.__name__ for own in (ending, kernel, program)),
+}
 PROGRAM = "/tmp/main.py"
 
 

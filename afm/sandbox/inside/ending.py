@@ -1,0 +1,97 @@
+"""How a Python program ends when the process does not: what Python would still print is printed.
+
+A forked program leaves by ``os._exit``, which skips all of this.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gc
+import io
+import os
+import sys
+import threading
+from typing import Any, Dict, List, Set, Tuple
+
+_WRITERS = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom, io.BufferedRWPair)
+
+
+class Ending:
+    """The end of the program that is about to begin in this process."""
+
+    def __init__(self) -> None:
+        self._streams = (sys.stdout, sys.stderr)
+        self._outputs: Set[Tuple[int, int]] = {_identity(fd) for fd in (1, 2)}
+
+    def finish(self, scope: Dict[str, Any]) -> bool:
+        """What Python does at its end: threads, ``atexit``, output, destructors, output again.
+
+        Args:
+            scope: Global names of the program.
+
+        Returns:
+            Whether the standard output could be flushed.
+        """
+        with contextlib.suppress(BaseException):
+            threading._shutdown()  # type: ignore[attr-defined]
+        with contextlib.suppress(BaseException):
+            atexit._run_exitfuncs()
+        flushed = _flushed()
+        writers: List[Any] = []
+        with contextlib.suppress(BaseException):
+            writers = self._writers()
+        for writer in writers:  # a collector might otherwise close the file below a buffer first
+            with contextlib.suppress(BaseException):
+                writer.flush()
+        sys.modules.pop("__main__", None)
+        for name in [*(n for n in scope if n[0:1] == "_" and n[1:2] != "_"), *scope]:
+            if name != "__builtins__":
+                scope[name] = None
+        with contextlib.suppress(BaseException):
+            gc.collect()
+        flushed = _flushed() and flushed
+        for writer in (*writers, *self._streams):  # once more, for the destructors
+            with contextlib.suppress(BaseException):
+                next(kind for kind in _WRITERS if issubclass(type(writer), kind)).flush(writer)
+        return flushed
+
+    def _writers(self) -> List[Any]:
+        """What the program has made to write to its standard output or errors with, and holds still."""
+        things = gc.get_objects()
+        kinds = {
+            id(kind) for kind in {id(kind): kind for kind in map(type, things)}.values() if _writes(kind)
+        }
+        found = [thing for thing in things if id(type(thing)) in kinds] if kinds else []
+        return [thing for thing in found if not _is_in(thing, self._streams) and self._leads_out(thing)]
+
+    def _leads_out(self, writer: Any) -> bool:
+        # Others are of no use after the end, and one may block.
+        try:
+            return _identity(writer.fileno()) in self._outputs
+        except BaseException:  # noqa: BLE001 - closed, or a method of the program's own
+            return False
+
+
+def _writes(kind: type) -> bool:
+    return issubclass(kind, _WRITERS)
+
+
+def _is_in(thing: Any, others: Tuple[Any, ...]) -> bool:
+    return any(thing is other for other in others)
+
+
+def _identity(fd: int) -> Tuple[int, int]:
+    found = os.fstat(fd)
+    return found.st_dev, found.st_ino
+
+
+def _flushed() -> bool:
+    good = True
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None and not stream.closed:
+                stream.flush()
+        except BaseException:  # noqa: BLE001 - it may be anything the program made
+            good = good and stream is not sys.stdout
+    return good
