@@ -39,7 +39,8 @@ def run_sft(
 
     The trainer runs as a child process. ``output_dir`` receives the model with its tokenizer, ``agent.yaml`` (if
     the configuration names an agent), ``sft_config.yaml`` (exactly what the trainer got), ``training.log``,
-    ``trainer_log.jsonl`` (a line per logged step: current_steps, loss, lr) and ``sft_manifest.json``. A finished
+    ``trainer_log.jsonl`` (a line per logged step: current_steps, loss, lr), ``data_statistics.json`` and
+    ``data_examples.txt`` (what is trained on, also shown before the first step) and ``sft_manifest.json``. A finished
     training is not repeated, an interrupted one continues from its last complete checkpoint;
     ``overwrite_output_dir=true`` starts anew. In a job of several nodes (``NNODES``, ``NODE_RANK``,
     ``MASTER_ADDR``), call it on each.
@@ -102,8 +103,10 @@ def main() -> None:
         if words and words[0].endswith((".yaml", ".yml")):
             raise SystemExit(run_sft(words[0], words[1:], dry_run="--dry-run" in sys.argv))
         from llamafactory_patch.plugin import install
+        from llamafactory_patch.preview import install_preview
 
         install()
+        install_preview()
         _launch()
 
 

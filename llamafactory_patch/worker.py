@@ -15,8 +15,10 @@ def main() -> None:
     die_with_parent(signal.SIGKILL)
     with process_border():
         from llamafactory_patch.plugin import install
+        from llamafactory_patch.preview import install_preview
 
         install()
+        install_preview()
         from llamafactory.train.tuner import run_exp
 
         run_exp()

@@ -1,0 +1,127 @@
+"""Numbers and examples of the training data, shown and saved before the first step."""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from itertools import groupby, islice
+from pathlib import Path
+from typing import Any
+
+from llamafactory_patch.statistics import IGNORED, DataStatistics, Ids, count_tokens, sequences
+
+STATISTICS_FILE = "data_statistics.json"
+EXAMPLES_FILE = "data_examples.txt"
+
+_SHOWN_CHARS = 300
+_EXAMPLES = 3
+
+
+def install_preview() -> None:
+    """Show the training data of stage ``sft`` where LLaMA-Factory has made it (0.9.5, data/loader.py).
+
+    ``train/sft/workflow.py`` takes ``get_dataset`` from ``llamafactory.data`` when it is first imported, so the
+    name is replaced there, and in the workflow if that is loaded already. Repeating it changes nothing.
+    """
+    import llamafactory.data as data
+
+    if hasattr(data.get_dataset, "shows_data"):
+        return
+    showing = _showing(data.get_dataset)
+    data.get_dataset = showing
+    workflow = sys.modules.get("llamafactory.train.sft.workflow")
+    if workflow is not None:
+        workflow.get_dataset = showing  # type: ignore[attr-defined]
+
+
+def _showing(get_dataset: Any) -> Any:
+    @functools.wraps(get_dataset)
+    def get_and_show(
+        template: Any, model_args: Any, data_args: Any, training_args: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        module = get_dataset(template, model_args, data_args, training_args, *args, **kwargs)
+        dataset = module.get("train_dataset")
+        if training_args.process_index == 0 and _is_supervised(dataset):
+            tokenizer = kwargs["tokenizer"] if "tokenizer" in kwargs else args[1]
+            show_data(dataset, tokenizer, data_args.cutoff_len, Path(training_args.output_dir))
+        return module
+
+    get_and_show.shows_data = True  # type: ignore[attr-defined]
+    return get_and_show
+
+
+def _is_supervised(dataset: Any) -> bool:
+    """True for rows of ids and labels that can be read twice (a stream cannot)."""
+    names = getattr(dataset, "column_names", None) or ()
+    return hasattr(dataset, "__len__") and {"input_ids", "labels"} <= set(names)
+
+
+def show_data(dataset: Any, tokenizer: Any, cutoff_len: int, output_dir: Path) -> DataStatistics:
+    """Print the statistics and three examples; save both whole beside the model."""
+    statistics = count_tokens(dataset, tokenizer, cutoff_len)
+    examples = list(_examples(dataset, statistics))
+    print(statistics_table(statistics), flush=True)
+    for title, ids, labels in examples:
+        print(f"{title}\n{rendered(ids, labels, tokenizer, _SHOWN_CHARS)}\n", flush=True)
+    output_dir.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(asdict(statistics), indent=2, ensure_ascii=False) + "\n"
+    (output_dir / STATISTICS_FILE).write_text(text, encoding="utf-8")
+    whole = [f"{title}\n{rendered(ids, labels, tokenizer)}\n" for title, ids, labels in examples]
+    (output_dir / EXAMPLES_FILE).write_text("\n".join(whole), encoding="utf-8")
+    return statistics
+
+
+def statistics_table(statistics: DataStatistics) -> str:
+    """The numbers as a person reads them."""
+    low, middle, high, top = statistics.length_percentiles
+    packed = f" in {statistics.rows:,} packs" if statistics.rows != statistics.sequences else ""
+    lines = [
+        f"training data: {statistics.sequences:,} sequences{packed}, {statistics.tokens:,} tokens, "
+        f"{_percent(statistics.trained, statistics.tokens)} trained on",
+        f"  length: {low:,} to {top:,} tokens, median {middle:,}, 95 % up to {high:,}",
+        f"  as long as cutoff_len ({statistics.cutoff_len:,}), so probably cut: {statistics.at_cutoff:,}",
+        f"  equal to an earlier one: {statistics.duplicates:,}",
+        f"  by tag, in {statistics.sampled:,} sequences:",
+    ]
+    total = sum(role.tokens for role in statistics.roles.values())
+    for name, role in statistics.roles.items():
+        share = f"{_percent(role.tokens, total):>7} of the tokens"
+        lines.append(f"    {name:<18} {share}, {_percent(role.trained, role.tokens):>7} of them trained on")
+    return "\n".join(lines)
+
+
+def rendered(ids: Ids, labels: Ids, tokenizer: Any, max_chars: int | None = None) -> str:
+    """Decoded tokens; what has no loss stands in ⟦ ⟧. Longer stretches than ``max_chars`` lose their middle."""
+    parts = []
+    pairs = zip(ids.tolist(), (labels != IGNORED).tolist(), strict=True)
+    for trained, run in groupby(pairs, key=lambda pair: pair[1]):
+        text = _shortened(tokenizer.decode([token for token, _ in run]), max_chars)
+        parts.append(text if trained else f"⟦{text}⟧")
+    return "".join(parts)
+
+
+def _examples(dataset: Any, statistics: DataStatistics) -> Iterator[tuple[str, Ids, Ids]]:
+    """The first sequence, one from the middle, and the first of the longest."""
+    longest = next(
+        number
+        for number, (ids, _) in enumerate(sequences(dataset))
+        if len(ids) == statistics.length_percentiles[-1]
+    )
+    for number in sorted({0, statistics.sequences // 2, longest})[:_EXAMPLES]:
+        ids, labels = next(islice(sequences(dataset), number, None))
+        title = f"--- sequence {number + 1}: {len(ids):,} tokens; ⟦no loss⟧"
+        yield title, ids, labels
+
+
+def _shortened(text: str, max_chars: int | None) -> str:
+    if max_chars is None or len(text) <= max_chars:
+        return text
+    half = max_chars // 2
+    return f"{text[:half]} [... {len(text) - 2 * half:,} characters ...] {text[-half:]}"
+
+
+def _percent(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.1f} %" if whole else "0 %"
