@@ -12,7 +12,7 @@ import io
 import os
 import sys
 import threading
-from typing import Any, Dict, List, Set, Tuple
+from typing import Any
 
 _WRITERS = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom, io.BufferedRWPair)
 
@@ -22,9 +22,9 @@ class Ending:
 
     def __init__(self) -> None:
         self._streams = (sys.stdout, sys.stderr)
-        self._outputs: Set[Tuple[int, int]] = {_identity(fd) for fd in (1, 2)}
+        self._outputs: set[tuple[int, int]] = {_identity(fd) for fd in (1, 2)}
 
-    def finish(self, scope: Dict[str, Any]) -> bool:
+    def finish(self, scope: dict[str, Any]) -> bool:
         """What Python does at its end: threads, ``atexit``, output, destructors, output again.
 
         Args:
@@ -38,7 +38,7 @@ class Ending:
         with contextlib.suppress(BaseException):
             atexit._run_exitfuncs()
         flushed = _flushed()
-        writers: List[Any] = []
+        writers: list[Any] = []
         with contextlib.suppress(BaseException):
             writers = self._writers()
         for writer in writers:  # a collector might otherwise close the file below a buffer first
@@ -56,13 +56,12 @@ class Ending:
                 next(kind for kind in _WRITERS if issubclass(type(writer), kind)).flush(writer)
         return flushed
 
-    def _writers(self) -> List[Any]:
+    def _writers(self) -> list[Any]:
         """What the program has made to write to its standard output or errors with, and holds still."""
         things = gc.get_objects()
-        kinds = {
-            id(kind) for kind in {id(kind): kind for kind in map(type, things)}.values() if _writes(kind)
-        }
-        found = [thing for thing in things if id(type(thing)) in kinds] if kinds else []
+        kinds = {id(kind): kind for kind in map(type, things)}  # by id: a type may refuse to be compared
+        writing = {number for number, kind in kinds.items() if issubclass(kind, _WRITERS)}
+        found = [thing for thing in things if id(type(thing)) in writing] if writing else []
         return [thing for thing in found if not _is_in(thing, self._streams) and self._leads_out(thing)]
 
     def _leads_out(self, writer: Any) -> bool:
@@ -73,15 +72,11 @@ class Ending:
             return False
 
 
-def _writes(kind: type) -> bool:
-    return issubclass(kind, _WRITERS)
-
-
-def _is_in(thing: Any, others: Tuple[Any, ...]) -> bool:
+def _is_in(thing: Any, others: tuple[Any, ...]) -> bool:
     return any(thing is other for other in others)
 
 
-def _identity(fd: int) -> Tuple[int, int]:
+def _identity(fd: int) -> tuple[int, int]:
     found = os.fstat(fd)
     return found.st_dev, found.st_ino
 
