@@ -1,6 +1,7 @@
 """Run the quickstart for several seeds and print the README's table: quality, time and peak memory.
 
     .venv/bin/python benchmarks/measure_quickstart.py --seeds 0 1 2 --out runs/measured
+    .venv/bin/python benchmarks/measure_quickstart.py --world wiki --seeds 0 1 2 --out runs/measured-wiki
 
 Peak memory is the largest sum of proportional set sizes over the whole process tree, sampled twice a second.
 Finished seeds are not run again.
@@ -79,14 +80,17 @@ def main() -> None:
     )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--out", type=Path, default=Path("runs/measured"))
+    parser.add_argument("--world", choices=("math", "wiki"), default="math")
     parser.add_argument("--smoke", action="store_true")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    rows = [run_seed(seed, options.out, ["--smoke"] if options.smoke else []) for seed in options.seeds]
+    arguments = ["--world", options.world, *(["--smoke"] if options.smoke else [])]
+    rows = [run_seed(seed, options.out, arguments) for seed in options.seeds]
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
     )
     summary = {
+        "world": options.world,
         "machine": f"{os.cpu_count()} cores, {platform.machine()}, {psutil.virtual_memory().total >> 30} GiB",
         "commit": commit.stdout.strip(),
         "versions": {name: version(name) for name in ("torch", "transformers", "verl", "llamafactory")},
@@ -107,7 +111,7 @@ def table_row(row: dict[str, Any]) -> str:
     sft, rl, paired = row["eval_sft"], row["eval_rl"], row["comparison"]
     return (
         f"| {row['seed']} | {sft['pass_at_1']['value']:.3f} | {rl['pass_at_1']['value']:.3f} "
-        f"| +{paired['value']:.3f} ({paired['low']:.3f} .. {paired['high']:.3f}) | {rl['format_valid']:.3f} "
+        f"| {paired['value']:+.3f} ({paired['low']:.3f} .. {paired['high']:.3f}) | {rl['format_valid']:.3f} "
         f"| {sft['tool_calls']:.2f} -> {rl['tool_calls']:.2f} "
         f"| {row['seconds'] / 60:.1f} | {row['peak_bytes'] / 2**30:.1f} |"
     )

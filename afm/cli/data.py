@@ -123,12 +123,23 @@ async def _distill(
     from afm.cli.project import configs_folder
     from afm.datasets import read_tasks
     from afm.distill import distill as run
+    from afm.distill import scripted_team
     from afm.tools import load_tools
 
+    team = scripted_team(spec, seed)
     tools = load_tools(tools_file or configs_folder() / "tools/code_executor.yaml")
     try:
-        tasks = list(read_tasks(file))
-        return await run(tasks, spec, tools, out, seed=seed, parallel=parallel, progress=progress)
+        return await run(
+            list(read_tasks(file)),
+            spec,
+            tools,
+            out,
+            team=team,
+            roles=team.roles,
+            seed=seed,
+            parallel=parallel,
+            progress=progress,
+        )
     finally:
         await asyncio.gather(*(tool.close() for tool in tools.values()))
 

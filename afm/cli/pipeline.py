@@ -5,50 +5,19 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import subprocess
-import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from afm.agents import AgentSpec, load_agent
+from afm.cli.engines import Progress, run_engine
+from afm.cli.recipes import Plan, Recipe
 from afm.cli.stages import Stage
 from afm.configuration import read_file
-from afm.errors import EngineError
-from afm.processes import tied_environment
 
 if TYPE_CHECKING:
     from afm.datasets import Task
-
-Progress = Callable[[str, int, int | None], None]
-"""Receives what is counted, how many are done, and how many there are (``None``: unknown)."""
-
-DATASET_NAME = "math"
-VOCABULARY_SIZE = 512
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """How much of everything; the overrides are ``key=value`` arguments of ``afm sft`` and ``afm rl``."""
-
-    train_tasks: int
-    rl_tasks: int
-    heldout_tasks: int
-    sft: tuple[str, ...] = ()
-    rl: tuple[str, ...] = ()
-
-
-FULL = Plan(train_tasks=6000, rl_tasks=4096, heldout_tasks=200)
-SMOKE = Plan(
-    train_tasks=400,
-    rl_tasks=64,
-    heldout_tasks=20,
-    sft=("max_steps=120", "save_steps=40"),
-    rl=("verl.trainer.total_training_steps=2", "verl.algorithm.filter_groups.enable=false"),
-)
-"""The same path with so little training that it proves the machinery and nothing else; groups are not filtered, since
-hardly any of them would differ yet."""
 
 
 @dataclass(frozen=True)
@@ -58,11 +27,14 @@ class Job:
     Attributes:
         out: Folder of everything the run makes.
         configs: The project's ``configs`` folder.
+        recipe: The world.
+        plan: How much of everything.
         real_data: Benchmark file to evaluate on as well.
     """
 
     out: Path
     configs: Path
+    recipe: Recipe
     plan: Plan
     seed: int
     real_data: Path | None
@@ -95,12 +67,12 @@ class Job:
 
     @property
     def spec(self) -> AgentSpec:
-        """The math agent for tiny models."""
-        return load_agent(self.configs / "tiny/agents/math.yaml")
+        """The world's agent for tiny models."""
+        return load_agent(self._config("agents"))
 
     @property
     def world(self) -> Path:
-        """Folder of the three sets of problems."""
+        """Folder of the three sets of problems, and of what the tool needs."""
         return self.out / "world"
 
     @property
@@ -109,32 +81,27 @@ class Job:
         return self.out / "report.html"
 
     def make_world(self) -> str:
-        """Write the three disjoint sets of problems as JSONL."""
-        from afm.datasets import write_tasks
-        from afm.datasets.mini_world import Split, generate
-
-        sizes = {
-            Split.TRAIN: self.plan.train_tasks,
-            Split.RL: self.plan.rl_tasks,
-            Split.HELDOUT: self.plan.heldout_tasks,
-        }
-        for split, count in sizes.items():
-            write_tasks(generate(split, count, seed=self.seed), self.world / f"{split}.jsonl")
+        """Write the three disjoint sets of problems as JSONL, and what the tool needs."""
+        self.recipe.make_world(self.world, self.plan, self.seed)
+        sizes = {"train": self.plan.train_tasks, "rl": self.plan.rl_tasks, "heldout": self.plan.heldout_tasks}
         return ", ".join(f"{count} {split}" for split, count in sizes.items())
 
     def distill(self) -> str:
-        """Let the scripted team work with the real sandbox; merge its log into trajectories."""
+        """Let the scripted team work with the real tool; merge its log into trajectories."""
         from afm.distill import distill
         from afm.tools import load_tools
 
         async def work() -> str:
-            tools = load_tools(self.tools_config)
+            spec, tools = self.spec, load_tools(self.tools_config)
+            team = self.recipe.team(spec, self.seed)
             try:
                 summary = await distill(
                     self._tasks("train"),
-                    self.spec,
+                    spec,
                     tools,
                     self.out / "distill",
+                    team=team,
+                    roles=team.roles,
                     seed=self.seed,
                     progress=self.progress,
                 )
@@ -142,7 +109,8 @@ class Job:
                 await asyncio.gather(*(tool.close() for tool in tools.values()))
             return f"{summary.kept} of {summary.tasks} trajectories kept, {summary.tool_calls} tool calls"
 
-        return asyncio.run(work())
+        with self.recipe.serving(self.world):
+            return asyncio.run(work())
 
     def prepare(self) -> str:
         """Write the files both trainers read, and a tokenizer and model from scratch."""
@@ -152,40 +120,48 @@ class Job:
 
         data, start = self.out / "data", self.out / "start"
         source = self.out / "distill/trajectories.jsonl"
-        rows = write_sft(load_records(source), self.spec, data, name=DATASET_NAME, inputs=[source])
+        rows = write_sft(load_records(source), self.spec, data, name=self.recipe.agent, inputs=[source])
         write_rl(self._tasks("rl"), self.spec, data / "rl.parquet", inputs=[self.world / "rl.jsonl"])
-        alpaca = json.loads((data / f"{DATASET_NAME}.json").read_text(encoding="utf-8"))
-        train_tokenizer(_texts(alpaca), start, vocab_size=VOCABULARY_SIZE)
+        alpaca = json.loads((data / f"{self.recipe.agent}.json").read_text(encoding="utf-8"))
+        recipe = self.recipe
+        train_tokenizer(
+            _texts(alpaca), start, vocab_size=recipe.vocabulary_size, whole_tags=recipe.whole_tags
+        )
         create_tiny_model(start, start, seed=self.seed)
         return f"{rows} demonstrations, {self.plan.rl_tasks} problems for reinforcement"
 
     def sft(self) -> str:
         """Run LLaMA-Factory through its plugin, in a process of its own."""
-        self._run_engine(
+        run_engine(
             "sft",
             "--quiet",
-            str(self.configs / "tiny/sft/math.yaml"),
+            str(self._config("sft")),
             f"model_name_or_path={self.out / 'start'}",
             f"dataset_dir={self.out / 'data'}",
-            f"dataset={DATASET_NAME}",
+            f"dataset={self.recipe.agent}",
             f"output_dir={self.out / 'sft'}",
             f"seed={self.seed}",
             *self.plan.sft,
+            folder=self.out / "sft",
+            progress=self.progress,
         )
         return f"model in {self.out / 'sft'}"
 
     def rl(self) -> str:
         """Run verl through its plugin, in a process of its own."""
-        self._run_engine(
-            "rl",
-            str(self.configs / "tiny/rl/math.yaml"),
-            f"model={self.out / 'sft'}",
-            f"train_files={self.out / 'data/rl.parquet'}",
-            f"val_files={self.out / 'data/rl.parquet'}",
-            f"output_dir={self.out / 'rl'}",
-            f"seed={self.seed}",
-            *self.plan.rl,
-        )
+        with self.recipe.serving(self.world):
+            run_engine(
+                "rl",
+                str(self._config("rl")),
+                f"model={self.out / 'sft'}",
+                f"train_files={self.out / 'data/rl.parquet'}",
+                f"val_files={self.out / 'data/rl.parquet'}",
+                f"output_dir={self.out / 'rl'}",
+                f"seed={self.seed}",
+                *self.plan.rl,
+                folder=self.out / "rl",
+                progress=self.progress,
+            )
         return f"model in {self.out / 'rl'}"
 
     def evaluate(self, model: str, data: Path, name: str) -> str:
@@ -202,7 +178,8 @@ class Job:
             seed=self.seed,
             out_dir=self.out / name,
         )
-        metrics = asyncio.run(run_job(settings, on_progress=self._count_episodes))
+        with self.recipe.serving(self.world):
+            metrics = asyncio.run(run_job(settings, on_progress=self._count_episodes))
         score = metrics.pass_at_1
         return (
             f"pass@1 {score.value:.3f} ({score.low:.3f} to {score.high:.3f})"
@@ -221,9 +198,13 @@ class Job:
 
     def recipe_digest(self) -> str:
         """Fingerprint of the settings the results depend on; comments are none."""
-        names = ("agents/math", "sft/math", "rl/math", "tools/code_executor")
-        settings = [read_file(self.configs / f"tiny/{name}.yaml") for name in names]
+        files = [*map(self._config, ("agents", "sft", "rl")), self.tools_config]
+        settings = [read_file(file) for file in files]
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
+
+    def example(self) -> str:
+        """A question that the trained model was never trained on."""
+        return self.recipe.example or self._tasks("heldout")[0].question
 
     def report(self) -> None:
         """Write the report of everything that is finished."""
@@ -233,8 +214,11 @@ class Job:
 
     @property
     def tools_config(self) -> Path:
-        """The sandboxed code tool, with limits for short programs."""
-        return self.configs / "tiny/tools/code_executor.yaml"
+        """The world's tool, with small limits."""
+        return self.configs / f"tiny/tools/{self.recipe.tools}.yaml"
+
+    def _config(self, kind: str) -> Path:
+        return self.configs / f"tiny/{kind}/{self.recipe.agent}.yaml"
 
     def _tasks(self, split: str) -> list[Task]:
         from afm.datasets import read_tasks
@@ -243,38 +227,6 @@ class Job:
 
     def _count_episodes(self, done: int, total: int) -> None:
         self.progress("episodes", done, total)
-
-    def _run_engine(self, command: str, *arguments: str) -> None:
-        """Run ``afm COMMAND`` as a process that ends when this one does."""
-        words = [sys.executable, "-P", "-m", "afm.cli.main", command, *arguments]
-        with subprocess.Popen(words, env=tied_environment()) as child:
-            status = self._wait(child, self.out / command)
-        if status != 0:
-            raise EngineError(
-                f"`afm {command}` ended with status {status}; see {self.out / command / 'training.log'}. "
-                "Run the same quickstart again to continue from what is finished."
-            )
-
-    def _wait(self, child: subprocess.Popen[bytes], folder: Path) -> int:
-        try:
-            while True:
-                try:
-                    return child.wait(timeout=1.0)
-                except subprocess.TimeoutExpired:
-                    self._count_steps(folder / "trainer_log.jsonl")
-        except KeyboardInterrupt:  # the child got it, too, and leaves what is finished
-            child.wait()
-            raise
-
-    def _count_steps(self, log: Path) -> None:
-        if not log.exists():
-            return
-        whole = [
-            line for line in log.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")
-        ]
-        if whole:
-            last = json.loads(whole[-1])
-            self.progress("training steps", last["current_steps"], last["total_steps"])
 
 
 def _texts(alpaca: Sequence[dict[str, str]]) -> Iterable[str]:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 import shlex
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from afm.cli.data import WorldKind
 from afm.cli.progress import ProgressView
 from afm.cli.project import afm_command, configs_folder
 
 if TYPE_CHECKING:
+    from afm.cli.pipeline import Job
     from afm.evaluation.report import StageRow
 
 
@@ -22,7 +25,14 @@ _QUIET = {"TQDM_DISABLE": "1", "DS_ACCELERATOR": "cpu", "TOKENIZERS_PARALLELISM"
 
 
 def quickstart(
-    out: Annotated[Path, typer.Option(help="Folder for everything the run makes.")] = Path("runs/quickstart"),
+    world: Annotated[
+        WorldKind,
+        typer.Option(help="Word problems and programs, or questions and an encyclopaedia to search."),
+    ] = WorldKind.MATH,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for everything the run makes: runs/quickstart, or runs/quickstart-wiki."),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the world, the model and all sampling.")] = 0,
     smoke: Annotated[
         bool, typer.Option("--smoke", help="The same path with hardly any training: about 3 minutes.")
@@ -43,37 +53,54 @@ def quickstart(
 
     Killed or interrupted, the same command continues where it stopped.
     """
-    from afm.cli.pipeline import FULL, SMOKE, Job
+    from afm.cli.pipeline import Job
+    from afm.cli.recipes import recipe_of
     from afm.cli.stages import run_stages
 
     os.environ |= _QUIET | os.environ
-    out = out.resolve()
+    recipe = recipe_of(world)
+    folder = (out or recipe.folder).resolve()
     real = real_data.resolve() if real_data else None
     view = ProgressView()
-    job = Job(out, configs_folder(), SMOKE if smoke else FULL, seed, real, view.update)
+    plan = recipe.smoke if smoke else recipe.full
+    job = Job(folder, configs_folder(), recipe, plan, seed, real, view.update)
     job.check_real_data()
     settings = {"seed": seed, "smoke": smoke, "recipe": job.recipe_digest()}
+    if world is not WorldKind.MATH:  # folders made before there was a choice say nothing about it
+        settings["world"] = world.value
     begun = time.monotonic()
-    run_stages(job.stages(), out, settings, view.line)
+    run_stages(job.stages(), folder, settings, view.line)
     job.report()
-    _summary(out, job.report_path, time.monotonic() - begun)
+    _summary(job, time.monotonic() - begun)
     if show:
         typer.launch(job.report_path.as_uri())
 
 
-def _summary(out: Path, report: Path, seconds: float) -> None:
+def _summary(job: Job, seconds: float) -> None:
     from afm.evaluation.report import stage_rows
 
     print(f"\nDone in {seconds / 60:.1f} minutes.\n")
     print(f"  {'stage':24} {'pass@1':>7}  {'95 % interval':>15}  {'format':>6}  {'tool calls':>10}")
-    for row in stage_rows(out):
+    for row in stage_rows(job.out):
         print(f"  {row.name:24} {_stage_figures(row)}")
-    print(
-        f"\nReport: {report}\n\nNext:\n"
-        f'  {afm_command()} ask "Tom has 57 coins. Tom finds 38 more. How many coins does Tom have?" --agent math --model {shlex.quote(str(out / "rl"))}\n'
-        f"  ./quickstart.sh --seed 1 --out runs/seed1, or change the recipe: configs/tiny/sft/math.yaml, configs/tiny/rl/math.yaml\n"
-        f"  on GPUs: MODEL=DIR train/code_agent/rl/train_dapo_code_agent.sh --dry-run\n"
-    )
+    print(f"\nReport: {job.report_path}\n\nNext:")
+    for line in _next_steps(job):
+        print(f"  {line}")
+    print()
+
+
+def _next_steps(job: Job) -> Iterator[str]:
+    recipe = job.recipe
+    if server := recipe.server_command(job.world):
+        yield f"{afm_command()} {shlex.join(server)}     # leave it running; then in another terminal:"
+    ask = ["ask", job.example(), "--agent", recipe.agent, "--model", str(job.out / "rl")]
+    if recipe.world is not WorldKind.MATH:
+        ask += ["--tools", str(job.tools_config)]
+    yield f"{afm_command()} {shlex.join(ask)}"
+    again = "./quickstart.sh" if recipe.world is WorldKind.MATH else f"./quickstart.sh --world {recipe.world}"
+    files = f"configs/tiny/sft/{recipe.agent}.yaml, configs/tiny/rl/{recipe.agent}.yaml"
+    yield f"{again} --seed 1 --out runs/seed1, or change the recipe: {files}"
+    yield "on GPUs: MODEL=DIR train/code_agent/rl/train_dapo_code_agent.sh --dry-run"
 
 
 def _stage_figures(row: StageRow) -> str:

@@ -5,7 +5,9 @@ from afm.distill.filters import Filter, FormatFilter, Funnel, QualityFilter, run
 from afm.distill.merge import RoleMap, merge_attempt, merge_log
 from afm.distill.record import Event, EventKind, EventLog, Recorder, read_attempts, read_events
 from afm.distill.run import DistillSummary, distill
+from afm.distill.scripted import ScriptedTeam, scripted_team
 from afm.distill.team import ScriptedMathTeam
+from afm.distill.wiki_team import ScriptedWikiTeam
 
 __all__ = [
     "DistillSummary",
@@ -19,6 +21,8 @@ __all__ = [
     "Recorder",
     "RoleMap",
     "ScriptedMathTeam",
+    "ScriptedTeam",
+    "ScriptedWikiTeam",
     "Team",
     "collect",
     "distill",
@@ -27,4 +31,5 @@ __all__ = [
     "read_attempts",
     "read_events",
     "run_filters",
+    "scripted_team",
 ]

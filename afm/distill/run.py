@@ -17,7 +17,6 @@ from afm.distill.collect import Collected, Team, collect
 from afm.distill.filters import Filter, FormatFilter, Funnel, QualityFilter, run_filters
 from afm.distill.merge import RoleMap, merge_log
 from afm.distill.record import EventLog
-from afm.distill.team import ScriptedMathTeam
 from afm.errors import ConfigError, DataError
 from afm.rewards import load_reward
 from afm.tools import Tool
@@ -61,10 +60,10 @@ async def distill(
     tools: Mapping[str, Tool],
     out_dir: str | Path,
     *,
+    team: Team,
+    roles: RoleMap,
     seed: int = 0,
     parallel: int = 4,
-    team: Team | None = None,
-    roles: RoleMap | None = None,
     filters: Sequence[Filter] | None = None,
     progress: Progress | None = None,
 ) -> DistillSummary:
@@ -75,33 +74,25 @@ async def distill(
     and team only, not on ``parallel`` or on interruptions.
 
     Args:
-        team: The teacher; by default the scripted team of the math world. Another team needs ``roles``.
+        team: The teacher, for example :func:`afm.distill.scripted_team`.
+        roles: Which roles of the agent the messages of its members become.
         filters: Stages behind the merge; by default format and quality by the reward of the data source.
         progress: Called after every task and every filtered row.
 
     Raises:
-        ConfigError: ``out_dir`` holds a distillation of other tasks, or with another agent, team, tools or seed.
+        ConfigError: ``out_dir`` holds a distillation of other tasks, or with another agent, team, tools or seed; or
+            ``roles`` names a role that the agent lacks.
         DataError: There are no tasks.
     """
     if not tasks:
         raise DataError("no tasks to distil")
     started = time.perf_counter()
     out = Path(out_dir)
-    teacher, role_map = _teacher(team, roles, spec, seed)
-    _settle(
-        out,
-        {
-            "agent": spec.name,
-            "agent_digest": spec.digest,
-            "team": teacher.name,
-            "seed": seed,
-            "tools": sorted(tools),
-            "tasks": _digest(tasks),
-        },
-    )
+    role_map = roles.checked(spec)
+    _settle(out, _settings(tasks, spec, team, tools, seed))
     with EventLog(out / EVENTS_FILE) as log:
-        collected = await _work(tasks, teacher, tools, log, parallel, progress)
-        funnel, tool_calls = await _merge(out, spec, role_map, teacher.name, seed, filters, progress)
+        collected = await _work(tasks, team, tools, log, parallel, progress)
+        funnel, tool_calls = await _merge(out, spec, role_map, team.name, seed, filters, progress)
     summary = DistillSummary(
         path=out / KEPT_FILE,
         tasks=len(tasks),
@@ -112,34 +103,42 @@ async def distill(
         tool_calls=tool_calls,
         seconds=round(time.perf_counter() - started, 3),
     )
+    _write_manifest(out, summary, spec, team, role_map, seed)
+    return summary
+
+
+def _write_manifest(
+    out: Path, summary: DistillSummary, spec: AgentSpec, team: Team, roles: RoleMap, seed: int
+) -> None:
     write_manifest(
         out / MANIFEST_FILE,
         counts={
-            "tasks": len(tasks),
+            "tasks": summary.tasks,
             "failed": summary.failed,
             "kept": summary.kept,
-            "tool_calls": tool_calls,
+            "tool_calls": summary.tool_calls,
         },
         inputs=[out / EVENTS_FILE],
         spec=spec,
         seed=seed,
-        team=teacher.name,
-        roles=role_map.messages,
+        team=team.name,
+        roles=roles.messages,
         dropped=summary.dropped,
     )
-    return summary
 
 
-def _teacher(team: Team | None, roles: RoleMap | None, spec: AgentSpec, seed: int) -> tuple[Team, RoleMap]:
-    if team is None:
-        team = ScriptedMathTeam(spec, seed)
-    if roles is None:
-        if not isinstance(team, ScriptedMathTeam):
-            raise ConfigError(
-                f"team {team.name!r}: give `roles`, the map from its members to the agent's roles"
-            )
-        roles = team.roles
-    return team, roles.checked(spec)
+def _settings(
+    tasks: Sequence[Task], spec: AgentSpec, team: Team, tools: Mapping[str, Tool], seed: int
+) -> dict[str, object]:
+    """What the result depends on."""
+    return {
+        "agent": spec.name,
+        "agent_digest": spec.digest,
+        "team": team.name,
+        "seed": seed,
+        "tools": sorted(tools),
+        "tasks": _digest(tasks),
+    }
 
 
 def _digest(tasks: Sequence[Task]) -> str:

@@ -13,12 +13,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from afm.agents import AgentSpec, RoleKind
-from afm.agents.spec import START
+from afm.agents import AgentSpec
 from afm.datasets.mini_world import Problem, read_problem
+from afm.distill.casting import Casting
 from afm.distill.merge import RoleMap
 from afm.distill.record import Recorder
-from afm.errors import ConfigError
 
 PLANNER, CODER, CRITIC, WRITER = "planner", "coder", "critic", "writer"
 
@@ -53,14 +52,13 @@ class ScriptedMathTeam:
     @property
     def roles(self) -> RoleMap:
         """Which function of the agent each member's messages become, found by what may follow what."""
-        thought = _only("a thought role", self.spec.thought_roles, self.spec)
-        tool_tag = _only("a tool role", tuple(self.spec.tool_roles), self.spec)
+        cast = self._cast
         return RoleMap(
             messages={
-                PLANNER: _only("a first role", self._texts_after(START), self.spec),
-                CODER: thought,
-                CRITIC: _only("a role behind the tool", self._texts_after(tool_tag), self.spec),
-                WRITER: thought,
+                PLANNER: cast.first,
+                CODER: cast.thought,
+                CRITIC: cast.judge,
+                WRITER: cast.thought,
             }
         )
 
@@ -84,8 +82,7 @@ class ScriptedMathTeam:
 
     async def _answer_with_tool(self, recorder: Recorder, problem: Problem) -> None:
         recorder.say(PLANNER, "Write one expression and run it.")
-        tool = _only("a tool", tuple(self.spec.tool_roles.values()), self.spec)
-        value = ""
+        tool, value = self._cast.tool, ""
         for _ in range(_ATTEMPTS):
             recorder.say(CODER, f"The expression is {problem.expression}.")
             result = await recorder.use(CODER, tool, f"\n```py\nprint({problem.expression})\n```\n")
@@ -98,15 +95,6 @@ class ScriptedMathTeam:
             recorder.say(CRITIC, "No number came back. Run it again.")
         recorder.fail(f"{_ATTEMPTS} tool calls returned no number, the last one: {value}")
 
-    def _texts_after(self, source: str) -> tuple[str, ...]:
-        targets = self.spec.transitions[source]
-        return tuple(tag for tag in targets if self.spec.roles[tag].kind is RoleKind.TEXT)
-
-
-def _only(what: str, found: tuple[str, ...], spec: AgentSpec) -> str:
-    if len(found) != 1:
-        raise ConfigError(
-            f"agent {spec.name!r}: the scripted math team needs exactly one choice for {what}, "
-            f"got {list(found)}; use an agent like `math`"
-        )
-    return found[0]
+    @property
+    def _cast(self) -> Casting:
+        return Casting(self.spec, "scripted math team", "math")

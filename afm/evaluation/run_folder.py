@@ -217,12 +217,17 @@ def _commands(run_dir: Path, spec: AgentSpec | None, evaluations: list[Evaluatio
     question = next((record.question for one in evaluations for record in one.records()), None)
     if spec is not None and models and question is not None:
         model = shlex.quote(str(models[0]))
+        if (index := run_dir / _WORLD / "index").is_dir():
+            yield Command(
+                f"afm serve wiki --index {shlex.quote(str(index))}",
+                "Start the search server that the next two need, and leave it running",
+            )
         yield Command(
             f"afm ask {shlex.quote(question)} --agent {spec.name} --model {model}",
             "Watch one episode live with the trained model",
         )
         yield Command(
-            f"afm eval configs/tiny/eval/math_world.yaml model={model} "
+            f"afm eval configs/tiny/eval/{spec.name}_world.yaml model={model} "
             f"data={shlex.quote(str(run_dir / _WORLD / 'heldout.jsonl'))} rounds=8 "
             f"out_dir={shlex.quote(str(run_dir / 'eval_rounds'))}",
             "Eight rounds a question: how much luck is in one sample, and what pass@8 is",

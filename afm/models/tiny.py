@@ -26,10 +26,19 @@ CHAT_TEMPLATE = (
 _SMALLEST_VOCABULARY = 256 + 3
 
 
-def train_tokenizer(texts: Iterable[str], out_dir: str | Path, *, vocab_size: int = 512) -> int:
+_TAG_OR_WORD = r"</?[a-z_]+>|'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}<]+|<|\s+(?!\S)|\s+"
+"""How GPT-2 cuts text into words, with ``<tag>`` and ``</tag>`` as words of their own."""
+
+
+def train_tokenizer(
+    texts: Iterable[str], out_dir: str | Path, *, vocab_size: int = 512, whole_tags: bool = False
+) -> int:
     """Train a byte-level BPE with single-digit tokens on ``texts`` and save it with the chat template.
 
     Any text can be encoded and decodes to itself.
+
+    Args:
+        whole_tags: Let ``<tag>`` become a single token, as merges allow: trajectories of short texts get a fifth shorter.
 
     Returns:
         The number of tokens, fewer than ``vocab_size`` when the texts offer no more merges.
@@ -42,15 +51,17 @@ def train_tokenizer(texts: Iterable[str], out_dir: str | Path, *, vocab_size: in
             f"vocab_size is {vocab_size}, expected at least {_SMALLEST_VOCABULARY} (256 bytes, 3 special tokens)"
         )
     try:
-        from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+        from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
         from transformers import PreTrainedTokenizerFast
     except ImportError:
         raise MissingExtraError("transformers", "sft") from None
 
     backend = Tokenizer(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    )
+    digits, words = pre_tokenizers.Digits(individual_digits=True), []
+    if whole_tags:
+        words = [pre_tokenizers.Split(Regex(_TAG_OR_WORD), "isolated")]
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not whole_tags)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([digits, *words, to_bytes])
     backend.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,

@@ -21,8 +21,8 @@ AFM = [sys.executable, "-m", "afm.cli.main"]
 STAGES = ["world", "distill", "prepare", "sft", "eval_sft", "rl", "eval_rl"]
 
 
-def quickstart(out: Path, real: list[str]) -> list[str]:
-    return [*AFM, "quickstart", "--smoke", "--no-open", "--out", str(out), *real]
+def quickstart(out: Path, *more: str) -> list[str]:
+    return [*AFM, "quickstart", "--smoke", "--no-open", "--out", str(out), *more]
 
 
 def finished(out: Path) -> list[str]:
@@ -51,7 +51,7 @@ def test_the_main_job_survives_kill_minus_nine_and_ends_with_a_report(tmp_path: 
     out = tmp_path / "a run"
     real = ["--real-data", str(REAL_ROWS)] if REAL_ROWS.exists() else []
     stages = [*STAGES, *(["eval_aime24"] if real else [])]
-    command = quickstart(out, real)
+    command = quickstart(out, *real)
 
     events = out / "distill/events.jsonl"
     kill_when(command, lambda: events.exists() and events.stat().st_size > 100_000)
@@ -84,8 +84,43 @@ def test_the_main_job_survives_kill_minus_nine_and_ends_with_a_report(tmp_path: 
     assert json.loads(answered.stdout)["question"] == question
 
 
+@pytest.mark.slow
+def test_the_wiki_world_goes_the_same_way_with_a_server_of_its_own(tmp_path: Path) -> None:
+    out = tmp_path / "a run"
+    command = quickstart(out, "--world", "wiki")
+    events = out / "distill/events.jsonl"
+
+    kill_when(command, lambda: events.exists() and events.stat().st_size > 100_000)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    assert finished(out) == STAGES
+    kept = rows(out / "distill/trajectories.jsonl")
+    assert len(kept) == len(rows(out / "world/train.jsonl"))
+    searches = [call for row in kept for call in row["calls"]]
+    assert len(searches) > 100
+    assert all(call["tool"] == "wiki_search" and call["ok"] for call in searches)
+    steps = rows(out / "rl/metrics.jsonl")
+    assert [row["step"] for row in steps] == [1, 2]
+    assert max(row["probs_diff_max"] for row in steps) < 1e-4
+    for name in ("eval_sft", "eval_rl"):
+        assert json.loads((out / name / "metrics.json").read_text())["scored"] == 20
+    assert (out / "report.html").exists()
+    assert f"serve wiki --index '{out / 'world/index'}'" in done.stdout
+    question = rows(out / "world/heldout.jsonl")[0]["question"]
+    assert f"ask '{question}' --agent mhqa --model '{out / 'rl'}'" in done.stdout
+
+
+def test_a_folder_of_the_other_world_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "settings.json").write_text('{"seed": 0, "smoke": true}')
+    command = quickstart(tmp_path, "--world", "wiki")
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 1
+    assert "world: None -> 'wiki'" in result.stderr
+
+
 def test_a_folder_of_another_seed_is_refused(tmp_path: Path) -> None:
     (tmp_path / "settings.json").write_text('{"seed": 1, "smoke": true}')
-    result = subprocess.run(quickstart(tmp_path, []), cwd=ROOT, capture_output=True, text=True, check=False)
+    result = subprocess.run(quickstart(tmp_path), cwd=ROOT, capture_output=True, text=True, check=False)
     assert result.returncode == 1
     assert "seed: 1 -> 0" in result.stderr

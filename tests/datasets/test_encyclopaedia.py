@@ -155,3 +155,20 @@ def test_write_makes_corpus_disjoint_questions_and_manifest(tmp_path):
     assert sum(1 for _ in (tmp_path / "corpus.jsonl").open(encoding="utf-8")) == len(
         list(corpus_lines(WORLD))
     )
+
+
+def test_a_brief_page_tells_the_same_facts_and_names_its_entity_at_the_top_only():
+    brief, long = Encyclopaedia(400, seed=3, brief=True), WORLD
+    for number in range(0, 400, 7):
+        page = brief.page(number)
+        title, kind = page.title, brief.kind(number)
+        top = f"{title} is a {kind.value}. Facts about {title} follow. "
+        assert page.text.startswith(top)
+        assert title not in page.text.removeprefix(top)
+        facts = page.text.removeprefix(top).removesuffix(".").split(". ")
+        assert len(facts) == len(OF_KIND[kind]) + 1
+        for fact in facts:
+            told, given = fact.split(" is ", 1)
+            assert f"{told} of {title} is {given}." in long.page(number).text
+        for link in page.links:
+            assert page.text[link.start : link.end] == brief.names.name(link.target)

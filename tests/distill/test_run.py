@@ -11,7 +11,7 @@ import pytest
 
 from afm.datasets import Task
 from afm.datasets.mini_world import Split, generate
-from afm.distill import EventKind, ScriptedMathTeam, distill, read_events
+from afm.distill import EventKind, RoleMap, ScriptedMathTeam, distill, read_events, scripted_team
 from afm.errors import ConfigError, DataError
 from afm.trajectory import author_segments, load_records, validate
 from afm.trajectory.types import Segment
@@ -24,6 +24,11 @@ def problems(count):
     return list(generate(Split.TRAIN, count, seed=0))
 
 
+def taught(spec, seed=0):
+    team = scripted_team(spec, seed)
+    return {"team": team, "roles": team.roles, "seed": seed}
+
+
 def without_times(records):
     return [(record.id, record.text, record.kept, record.reason.partition(":")[0]) for record in records]
 
@@ -31,7 +36,9 @@ def without_times(records):
 async def test_math_problems_become_valid_right_trajectories(tmp_path, spec, tools):
     tasks, seen = problems(40), []
 
-    summary = await distill(tasks, spec, tools, tmp_path, progress=lambda *state: seen.append(state))
+    summary = await distill(
+        tasks, spec, tools, tmp_path, **taught(spec), progress=lambda *state: seen.append(state)
+    )
 
     kept = load_records(summary.path)
     dropped = load_records(tmp_path / "dropped.jsonl")
@@ -51,7 +58,7 @@ async def test_math_problems_become_valid_right_trajectories(tmp_path, spec, too
 
 
 async def test_observations_are_what_the_sandbox_printed(tmp_path, spec, tools):
-    summary = await distill(problems(12), spec, tools, tmp_path)
+    summary = await distill(problems(12), spec, tools, tmp_path, **taught(spec))
     results = {
         event.task_id: event.content
         for event in read_events(tmp_path / "events.jsonl")
@@ -69,7 +76,7 @@ async def test_observations_are_what_the_sandbox_printed(tmp_path, spec, tools):
 async def test_a_wrong_demonstration_never_reaches_the_training_set(tmp_path, spec, tools):
     team = ScriptedMathTeam(spec, p_direct={1: 1.0, 2: 1.0}, p_slip=0.5)
 
-    summary = await distill(problems(40), spec, tools, tmp_path, team=team)
+    summary = await distill(problems(40), spec, tools, tmp_path, team=team, roles=team.roles)
 
     assert summary.tool_calls == 0
     assert 5 < summary.dropped["quality"] < 35
@@ -78,17 +85,17 @@ async def test_a_wrong_demonstration_never_reaches_the_training_set(tmp_path, sp
 
 
 async def test_the_result_does_not_depend_on_the_parallelism(tmp_path, spec, tools):
-    one = await distill(problems(20), spec, tools, tmp_path / "one", parallel=1)
-    many = await distill(problems(20), spec, tools, tmp_path / "many", parallel=8)
+    one = await distill(problems(20), spec, tools, tmp_path / "one", **taught(spec), parallel=1)
+    many = await distill(problems(20), spec, tools, tmp_path / "many", **taught(spec), parallel=8)
 
     assert without_times(load_records(one.path)) == without_times(load_records(many.path))
 
 
 async def test_a_second_call_only_does_what_is_new(tmp_path, spec, tools):
-    first = await distill(problems(10), spec, tools, tmp_path)
+    first = await distill(problems(10), spec, tools, tmp_path, **taught(spec))
     before = (tmp_path / "events.jsonl").read_bytes()
 
-    second = await distill(problems(10), spec, tools, tmp_path)
+    second = await distill(problems(10), spec, tools, tmp_path, **taught(spec))
 
     assert second.resumed == 10
     assert (tmp_path / "events.jsonl").read_bytes() == before
@@ -96,38 +103,46 @@ async def test_a_second_call_only_does_what_is_new(tmp_path, spec, tools):
 
 
 async def test_a_folder_made_with_another_seed_is_refused(tmp_path, spec, tools):
-    await distill(problems(2), spec, tools, tmp_path, seed=0)
+    await distill(problems(2), spec, tools, tmp_path, **taught(spec, seed=0))
 
     with pytest.raises(
         ConfigError, match=r"holds a distillation with other settings \(seed\); choose another folder"
     ):
-        await distill(problems(2), spec, tools, tmp_path, seed=1)
+        await distill(problems(2), spec, tools, tmp_path, **taught(spec, seed=1))
 
 
 async def test_a_folder_made_of_other_tasks_is_refused(tmp_path, spec, tools):
     first, second = problems(2)
-    await distill([first, second], spec, tools, tmp_path)
+    await distill([first, second], spec, tools, tmp_path, **taught(spec))
 
     edited = second.model_copy(update={"question": f"{second.question} "})
     for tasks in ([first], [first, edited]):
         with pytest.raises(ConfigError, match=r"other settings \(tasks\)"):
-            await distill(tasks, spec, tools, tmp_path)
+            await distill(tasks, spec, tools, tmp_path, **taught(spec))
     with pytest.raises(DataError, match="no tasks to distil"):
-        await distill([], spec, tools, tmp_path / "new")
+        await distill([], spec, tools, tmp_path / "new", **taught(spec))
 
 
 async def test_questions_the_team_cannot_read_are_dropped_with_a_reason(tmp_path, spec, tools):
     odd = Task(id="odd", question="What is 2+2?", ground_truth="4", data_source="mini_math")
 
-    summary = await distill([*problems(3), odd], spec, tools, tmp_path)
+    summary = await distill([*problems(3), odd], spec, tools, tmp_path, **taught(spec))
 
     assert summary.failed == 1
     assert summary.dropped["team failed"] == 1
     assert "cannot read this question" in load_records(tmp_path / "dropped.jsonl")[-1].reason
 
 
+async def test_members_that_play_no_role_of_the_agent_are_refused_before_any_work(tmp_path, spec, tools):
+    roles = RoleMap(messages={"planner": "strategy"})
+
+    with pytest.raises(ConfigError, match="'planner' -> 'strategy' is no role of agent 'math'"):
+        await distill(problems(2), spec, tools, tmp_path, team=ScriptedMathTeam(spec), roles=roles)
+    assert not (tmp_path / "events.jsonl").exists()
+
+
 async def test_the_manifest_says_what_was_made_from_what(tmp_path, spec, tools):
-    summary = await distill(problems(5), spec, tools, tmp_path, seed=4)
+    summary = await distill(problems(5), spec, tools, tmp_path, **taught(spec, seed=4))
 
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     assert manifest["counts"]["tasks"] == 5
@@ -143,12 +158,13 @@ import asyncio, sys
 from pathlib import Path
 from afm.agents import load_agent
 from afm.datasets.mini_world import Split, generate
-from afm.distill import distill
+from afm.distill import distill, scripted_team
 from afm.tools import load_tools
 
 async def main():
-    tools = load_tools(Path(sys.argv[1]))
-    await distill(list(generate(Split.TRAIN, 120, seed=0)), load_agent("math"), tools, sys.argv[2], parallel=8)
+    spec, tools = load_agent("math"), load_tools(Path(sys.argv[1]))
+    team, tasks = scripted_team(spec), list(generate(Split.TRAIN, 120, seed=0))
+    await distill(tasks, spec, tools, sys.argv[2], team=team, roles=team.roles, parallel=8)
     await tools["code"].close()
 
 asyncio.run(main())

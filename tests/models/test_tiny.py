@@ -34,6 +34,22 @@ def test_each_digit_is_a_token(tokenizer):
     assert [tokenizer.decode([token]) for token in ids] == ["1", "2", "9", "9"]
 
 
+def test_whole_tags_become_single_tokens_and_still_every_text_survives(tmp_path):
+    from transformers import AutoTokenizer
+
+    train_tokenizer(TEXTS, tmp_path, vocab_size=340, whole_tags=True)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+
+    ids = tokenizer.encode("12 apples.</code>", add_special_tokens=False)
+    assert [tokenizer.decode([token]) for token in ids] == ["1", "2", " apples", ".", "</code>"]
+    for text in (
+        "a<b> < c <<d>> <E> </ x",
+        "Grüße, 北京 🙂\t\x00 1234\r\n  <|x|> it's",
+        "".join(map(chr, range(300))),
+    ):
+        assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
+
+
 def test_the_chat_template_is_chatml_without_a_system_prompt(tokenizer):
     messages = [{"role": "user", "content": "Hi"}]
     text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)

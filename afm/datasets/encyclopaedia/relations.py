@@ -155,6 +155,15 @@ ATTRIBUTES = (
     ),
 )
 
+ABOUT = "Facts about {s} follow."
+"""On brief pages: whose facts these are. Said once more than in the title, so that a search prefers the page."""
+
+
+def brief(told: tuple[str, str]) -> str:
+    """A fact's sentence on brief pages, such as ``The mayor is {o}.`` for mayors."""
+    return told[0].replace(" of {s}", "")
+
+
 OF_KIND = {kind: tuple(r for r in RELATIONS if r.subject is kind) for kind in Kind}
 TOLD_OF = {kind: tuple(r for r in RELATIONS if r.object is kind and r.listed) for kind in Kind}
 ATTRIBUTE_OF = {attribute.subject: attribute for attribute in ATTRIBUTES}

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from afm.datasets.encyclopaedia.names import Names
 from afm.datasets.encyclopaedia.permutation import Permutation
 from afm.datasets.encyclopaedia.relations import (
+    ABOUT,
     ATTRIBUTE_OF,
     OF_KIND,
     RELATION,
@@ -16,6 +17,7 @@ from afm.datasets.encyclopaedia.relations import (
     Attribute,
     Kind,
     Relation,
+    brief,
 )
 from afm.errors import ConfigError
 
@@ -59,17 +61,18 @@ class Encyclopaedia:
         size: Entities and pages.
         seed: Fixes names, facts and wording.
         wordings: 1 tells every fact in the same words, 2 varies.
+        brief: Pages name their entity at the top only and list nothing: ``The mayor is Ba Ka.``
 
     Raises:
         ConfigError: The size is not from 40 to 16 million.
     """
 
-    def __init__(self, size: int, *, seed: int = 0, wordings: int = 1) -> None:
+    def __init__(self, size: int, *, seed: int = 0, wordings: int = 1, brief: bool = False) -> None:
         if not LEAST <= size <= MOST:
             raise ConfigError(f"size: got {size:,} pages, expected {LEAST} to {MOST:,}")
         if wordings not in (1, 2):
             raise ConfigError(f"wordings: got {wordings}, expected 1 or 2")
-        self.size, self.seed, self.wordings = size, seed, wordings
+        self.size, self.seed, self.wordings, self.brief = size, seed, wordings, brief
         key = f"encyclopaedia/{size}/{seed}"
         counts = {kind: max(2, size * share // 100) for kind, share in SHARES.items()}
         counts[Kind.PERSON] = size - sum(counts.values())
@@ -125,17 +128,27 @@ class Encyclopaedia:
         kind, title = self.kind(number), self.names.name(number)
         writer = _Writer(number, title, self._values(number ^ (1 << 39)) if self.wordings > 1 else 0)
         writer.add("{s} is a " + kind.value + ".", [])
+        if self.brief:
+            writer.add(ABOUT, [])
         for relation in OF_KIND[kind]:
             target = self.object_of(relation, number)
-            writer.add(writer.pick(relation.told), [(target, self.names.name(target))])
+            writer.add(self._told(relation.told, writer), [(target, self.names.name(target))])
         attribute = ATTRIBUTE_OF[kind]
-        writer.add(writer.pick(attribute.told).replace("{o}", str(self.value(attribute, number))), [])
+        value = str(self.value(attribute, number))
+        writer.add(self._told(attribute.told, writer).replace("{o}", value), [])
+        if not self.brief:
+            self._add_lists(kind, number, writer)
+        return writer.page()
+
+    def _told(self, wordings: tuple[str, str], writer: _Writer) -> str:
+        return brief(wordings) if self.brief else writer.pick(wordings)
+
+    def _add_lists(self, kind: Kind, number: int, writer: _Writer) -> None:
         for relation in TOLD_OF[kind]:
             subjects = self.subjects_of(relation, number)
             if subjects and relation.listed:
                 told = relation.listed.replace("{o}", "{x}").replace("{s}", "{o}").replace("{x}", "{s}")
                 writer.add(told, [(subject, self.names.name(subject)) for subject in subjects])
-        return writer.page()
 
     def _map(self, relation: Relation, key: str) -> tuple[Permutation, int]:
         """A shuffle of slots, and how many slots each object has."""

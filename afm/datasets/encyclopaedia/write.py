@@ -62,6 +62,7 @@ def write_encyclopaedia(
         seed=seed,
         world=DATA_SOURCE,
         wordings=world.wordings,
+        brief=world.brief,
         hops=list(hops),
         shapes=[shape.value for shape in shapes],
     )

@@ -1,0 +1,65 @@
+import pytest
+
+from afm.datasets.encyclopaedia import Encyclopaedia, Shape, generate
+from afm.datasets.encyclopaedia.reading import Chain, Fact, find_fact, read_chain
+from afm.datasets.mini_world import Split
+
+
+@pytest.mark.parametrize(
+    ("question", "chain"),
+    [
+        ("What is the mayor of Belo Karford?", Chain("Belo Karford", ("mayor",))),
+        ("What is the birth year of the author of Belo Karford?", Chain("Belo Karford", ("author", "birth year"))),
+        ("What is the guild of the friend of the ruler of Ba Ka?", Chain("Ba Ka", ("ruler", "friend", "guild"))),
+        ("What is the colour of Belo Karford?", None),
+        ("Which was founded earlier: Belo Karford or Ba Ka?", None),
+        ("What is the mayor of Belo Karford? And who is that?", None),
+    ],
+)  # fmt: skip
+def test_a_question_by_depth_is_read_from_its_end(question, chain):
+    assert read_chain(question) == chain
+
+
+def test_every_generated_chain_leads_along_its_gold_path():
+    world = Encyclopaedia(300, seed=1)
+    for task in generate(world, Split.TRAIN, 80, seed=0, shapes=[Shape.CHAIN]):
+        chain = read_chain(task.question)
+        path = task.extra_info["path"]
+        assert chain is not None
+        assert (chain.start, list(chain.asks)) == (path[0]["title"], [hop["asks"] for hop in path])
+
+
+@pytest.mark.parametrize("style", [{"wordings": 1}, {"wordings": 2}, {"brief": True}], ids=str)
+def test_every_fact_of_a_gold_path_stands_on_its_page(style):
+    world = Encyclopaedia(300, seed=1, **style)
+    for task in generate(world, Split.TRAIN, 80, seed=0, shapes=[Shape.CHAIN]):
+        for hop in task.extra_info["path"]:
+            fact = find_fact(world.page(int(hop["passage"])).contents, hop["asks"], hop["title"])
+            assert fact is not None
+            assert fact.gives == hop["gives"]
+
+
+@pytest.mark.parametrize(
+    ("text", "fact"),
+    [
+        ("The mouth of Ba Ka is in Do Re. And so on.", Fact("The mouth of Ba Ka is in Do Re.", "Do Re")),
+        ("Of old Ba Ka ends in Do Re.", Fact("Ba Ka ends in Do Re.", "Do Re")),
+        ("The mouth of Ba Mi is in Do Re.", None),
+        ("", None),
+    ],
+)
+def test_a_fact_is_told_in_one_of_its_wordings_or_not_at_all(text, fact):
+    assert find_fact(text, "mouth", "Ba Ka") == fact
+
+
+def test_a_brief_sentence_counts_on_the_page_of_its_entity_only():
+    page = Encyclopaedia(300, seed=1, brief=True).page(40)
+
+    assert find_fact(page.contents, "mayor", page.title) is not None
+    assert find_fact(page.contents, "mayor", "Ba Ka") is None
+
+
+def test_a_number_is_told_without_its_unit():
+    assert find_fact("The length of Ba Ka is 321 miles.", "length", "Ba Ka") == Fact(
+        "The length of Ba Ka is 321 miles.", "321"
+    )
