@@ -1,0 +1,244 @@
+"""One connection and many calls: what goes wrong in one of them is no other's trouble. Servers are real processes."""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from afm.tools import load_tools
+
+pytest.importorskip("mcp")
+
+SERVER = """
+import asyncio, os, signal, sys
+from mcp import MCPError
+from mcp.server import MCPServer
+from mcp_types import METHOD_NOT_FOUND, RequestParams
+
+server = MCPServer("bed")
+given_up = 0
+
+@server.tool()
+def process(text: str) -> str:
+    return str(os.getpid())
+
+@server.tool()
+async def nap(text: str) -> str:
+    global given_up
+    try:
+        await asyncio.sleep(float(text))
+    except asyncio.CancelledError:
+        given_up += 1
+        raise
+    return "rested"
+
+@server.tool()
+def naps_given_up(text: str) -> str:
+    return str(given_up)
+
+@server.tool()
+def freeze(text: str) -> str:
+    os.kill(os.getpid(), signal.SIGSTOP)
+    return "thawed"
+
+@server.tool()
+def refuse(text: str) -> str:
+    raise MCPError(int(text), "not today")
+
+@server.tool()
+def lie(text: str) -> int:
+    return text
+
+async def unknown(*_):
+    raise MCPError(METHOD_NOT_FOUND, "Method not found")
+
+if "old" in sys.argv:  # speaks the protocol of 2025, whose sessions the server remembers
+    server._lowlevel_server.add_request_handler("server/discover", RequestParams, unknown)
+if sys.argv[1].isdecimal():
+    server.run("streamable-http", port=int(sys.argv[1]))
+else:
+    server.run("stdio")
+"""
+NAMES = ("process", "nap", "naps_given_up", "freeze", "refuse", "lie")
+
+
+class StdioServer:
+    """Lives and dies with its client's sessions."""
+
+    def __init__(self, program, *words):
+        self.where = {"command": [sys.executable, str(program), "stdio", *words]}
+
+    def thaw(self):
+        """A client that gave it up has started another one."""
+
+    def revive(self):
+        """Likewise."""
+
+
+class HttpServer:
+    def __init__(self, program, *words):
+        self._log = program.with_name("log")
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self._port = free.getsockname()[1]
+        self.where = {"url": f"http://127.0.0.1:{self._port}/mcp"}
+        self._command = [sys.executable, str(program), str(self._port), *words]
+        self.revive()
+
+    def thaw(self):
+        self.process.send_signal(signal.SIGCONT)
+
+    def revive(self):
+        with self._log.open("w") as log:
+            self.process = subprocess.Popen(self._command, stdout=log, stderr=log)
+        for _ in range(600):
+            if "Uvicorn running" in self._log.read_text():
+                return
+            time.sleep(0.1)
+        self.end()
+        raise AssertionError(self._log.read_text())
+
+    def end(self):
+        self.process.kill()
+        self.process.wait(10)
+
+
+@pytest.fixture
+def program(tmp_path):
+    path = tmp_path / "a server.py"
+    path.write_text(SERVER, encoding="utf-8")
+    return path
+
+
+@pytest.fixture(params=["stdio", "http", "http old"])
+def server(request, program):
+    kind, *words = request.param.split()
+    if kind == "stdio":
+        yield StdioServer(program, *words)
+        return
+    server = HttpServer(program, *words)
+    yield server
+    server.end()
+
+
+def entries(server, timeout_s):
+    config = {**server.where, "argument": "text", "timeout_s": timeout_s}
+    return [
+        {"class_name": "afm.tools.mcp.McpTool", "config": config, "tool_schema": {"function": {"name": name}}}
+        for name in NAMES
+    ]
+
+
+@pytest.fixture
+async def open_tools():
+    """Tools of a server: that of the test, or one of their own."""
+    opened = []
+
+    def of(server, timeout_s):
+        opened.append(load_tools({"tools": entries(server, timeout_s)}))
+        return opened[-1]
+
+    yield of
+    for tools in opened:
+        await asyncio.gather(*(tool.close() for tool in tools.values()))
+
+
+async def process(tools):
+    result = await tools["process"].call("")
+    assert result.ok, result.text
+    return int(result.text)
+
+
+async def test_a_slow_call_disturbs_no_other(server, open_tools):
+    tools = open_tools(server, 5.0)
+    before = await process(tools)
+    slow = [asyncio.create_task(tools["nap"].call("120")) for _ in range(3)]
+    answers = []
+    while not all(call.done() for call in slow):
+        answers += await asyncio.gather(tools["nap"].call("0.2"), *(process(tools) for _ in range(5)))
+    results = [call.result() for call in slow]
+    assert {(result.ok, result.text) for result in results} == {
+        (False, "The tool nap gave no answer within 5 s.")
+    }
+    assert len(answers) > 30
+    assert {answer for answer in answers if isinstance(answer, int)} == {before}
+    assert all(rest.text == "rested" for rest in answers if not isinstance(rest, int))
+    assert await process(tools) == before
+    assert (await tools["naps_given_up"].call("")).text == "3"
+
+
+async def test_a_server_that_hangs_costs_each_call_its_time_and_is_left(server, open_tools):
+    tools = open_tools(server, 2.0)
+    before = await process(tools)
+    began = time.monotonic()
+    results = await asyncio.gather(tools["freeze"].call(""), *(tools["nap"].call("0") for _ in range(4)))
+    results += await asyncio.gather(*(tools["nap"].call("0") for _ in range(4)))
+    assert time.monotonic() - began < 30
+    assert not results[0].ok
+    server.thaw()
+    for _ in range(100):
+        if (last := await tools["process"].call("")).ok:
+            break
+    assert (int(last.text) == before) == ("url" in server.where)
+
+
+async def test_a_call_that_gives_up_late_leaves_only_the_session_it_used(program, open_tools):
+    tools = open_tools(StdioServer(program), 6.0)
+    before = await process(tools)
+    frozen = asyncio.create_task(tools["freeze"].call(""))
+    await asyncio.sleep(4.5)
+    late = asyncio.create_task(tools["nap"].call("0"))
+    assert not (await frozen).ok
+    resting = asyncio.create_task(tools["nap"].call("5"))
+    assert not (await late).ok
+    assert (await resting).text == "rested"
+    after = await process(tools)
+    assert after != before
+    await asyncio.gather(*(tool.close() for tool in tools.values()))
+    for number in (before, after):
+        with pytest.raises(ProcessLookupError):
+            os.kill(number, 0)
+
+
+async def test_a_server_killed_in_the_middle_of_calls_works_again_once_it_is_back(server, open_tools):
+    tools = open_tools(server, 60.0)
+    before = await process(tools)
+    naps = [asyncio.create_task(tools["nap"].call("50")) for _ in range(3)]
+    await asyncio.sleep(0.5)
+    began = time.monotonic()
+    os.kill(before, signal.SIGKILL)
+    results = await asyncio.gather(*naps)
+    assert time.monotonic() - began < 20
+    assert {result.ok for result in results} == {False}
+    await asyncio.to_thread(server.revive)
+    tries = [await tools["process"].call("") for _ in range(2)]
+    assert tries[1].ok, [result.text for result in tries]
+    assert int(tries[1].text) != before
+
+
+async def test_an_error_that_the_server_answers_leaves_the_session_alone(server, open_tools):
+    tools = open_tools(server, 60.0)
+    before = await process(tools)
+    resting = asyncio.create_task(tools["nap"].call("1"))
+    for code in (-32602, -32603, -32001, 7):
+        assert "not today" in (await tools["refuse"].call(str(code))).text
+    await tools["lie"].call("no number")
+    assert (await resting).text == "rested"
+    assert await process(tools) == before
+
+
+async def test_an_episode_that_is_cancelled_leaves_the_session_alone(server, open_tools):
+    tools = open_tools(server, 60.0)
+    before = await process(tools)
+    resting = asyncio.create_task(tools["nap"].call("1"))
+    cancelled = asyncio.create_task(tools["nap"].call("60"))
+    await asyncio.sleep(0.3)
+    cancelled.cancel()
+    await asyncio.wait([cancelled])
+    assert cancelled.cancelled()
+    assert (await resting).text == "rested"
+    assert await process(tools) == before
