@@ -8,10 +8,12 @@ rollouts see the same ids for the same text.
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from itertools import groupby
 from operator import attrgetter, itemgetter
 from typing import Any
@@ -33,7 +35,7 @@ class Boundary(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class MaskedIds:
-    """Token ids and, as long, their mask: 1 where the agent wrote the token, else 0."""
+    """Token ids and, as long, their mask: 1 where the token is trained on, else 0."""
 
     ids: list[int]
     mask: list[int]
@@ -47,7 +49,11 @@ def encode_segments(
 
 
 def encode_batch(
-    tokenizer: Any, rows: Sequence[Sequence[Segment]], boundary: Boundary = Boundary.SPLIT
+    tokenizer: Any,
+    rows: Sequence[Sequence[Segment]],
+    boundary: Boundary = Boundary.SPLIT,
+    *,
+    roles_without_loss: Sequence[str] = (),
 ) -> list[MaskedIds]:
     """Encode many responses in one call of the tokenizer; no special tokens are added.
 
@@ -55,6 +61,8 @@ def encode_batch(
         tokenizer: A fast Hugging Face tokenizer.
         rows: The segments of each response; neighbours by one author count as one text.
         boundary: Treatment of the joints.
+        roles_without_loss: Roles of the agent that are not trained on, tags included. They change no id; a
+            token with any character of one has mask 0.
 
     Raises:
         ConfigError: The tokenizer is a slow one, which cannot say where its tokens stand.
@@ -64,10 +72,11 @@ def encode_batch(
             f"{type(tokenizer).__name__} is a slow tokenizer, expected a fast one (a folder with tokenizer.json)"
         )
     joined = [_joined(row) for row in rows]
+    roles = tuple(roles_without_loss)
     return (
-        _encode_split(tokenizer, joined)
+        _encode_split(tokenizer, joined, roles)
         if boundary is Boundary.SPLIT
-        else _encode_whole(tokenizer, joined, boundary)
+        else _encode_whole(tokenizer, joined, boundary, roles)
     )
 
 
@@ -77,28 +86,65 @@ def _joined(segments: Iterable[Segment]) -> list[Segment]:
     return [Segment(author, "".join(segment.text for segment in group)) for author, group in groups]
 
 
-def _encode_split(tokenizer: Any, rows: Sequence[Sequence[Segment]]) -> list[MaskedIds]:
+def _encode_split(
+    tokenizer: Any, rows: Sequence[Sequence[Segment]], roles: tuple[str, ...]
+) -> list[MaskedIds]:
     texts = [segment.text for row in rows for segment in row]
-    encoded = iter(_encode(tokenizer, texts)["input_ids"]) if texts else iter(())
+    encoded = _encode(tokenizer, texts, offsets=bool(roles)) if texts else {"input_ids": ()}
+    every_ids = iter(encoded["input_ids"])
+    every_offsets = iter(encoded["offset_mapping"] if texts and roles else ())
     result = []
     for row in rows:
         masked = MaskedIds([], [])
         for segment in row:
-            ids = next(encoded)
+            ids = next(every_ids)
+            mask = [int(segment.author is Author.AGENT)] * len(ids)
+            if roles:
+                _silence(mask, next(every_offsets), [segment], roles)
             masked.ids.extend(ids)
-            masked.mask.extend([int(segment.author is Author.AGENT)] * len(ids))
+            masked.mask.extend(mask)
         result.append(masked)
     return result
 
 
-def _encode_whole(tokenizer: Any, rows: Sequence[Sequence[Segment]], boundary: Boundary) -> list[MaskedIds]:
+def _encode_whole(
+    tokenizer: Any, rows: Sequence[Sequence[Segment]], boundary: Boundary, roles: tuple[str, ...]
+) -> list[MaskedIds]:
     if not rows:
         return []
     encoded = _encode(tokenizer, ["".join(segment.text for segment in row) for row in rows], offsets=True)
     result = []
     for ids, offsets, row in zip(encoded["input_ids"], encoded["offset_mapping"], rows, strict=True):
-        result.append(MaskedIds(ids, _mask_of(offsets, row, boundary)))
+        mask = _mask_of(offsets, row, boundary)
+        if roles:
+            _silence(mask, offsets, row, roles)
+        result.append(MaskedIds(ids, mask))
     return result
+
+
+def _silence(
+    mask: list[int], offsets: Sequence[tuple[int, int]], row: Sequence[Segment], roles: tuple[str, ...]
+) -> None:
+    """Set the mask of every token to 0 that touches one of ``roles`` in the agent's text."""
+    position = 0
+    for segment in row:
+        if segment.author is Author.AGENT:
+            for start, stop in role_spans(segment.text, roles):
+                first, last = _tokens_within(offsets, position + start, position + stop, Boundary.MASK)
+                mask[first:last] = [0] * (last - first)
+        position += len(segment.text)
+
+
+def role_spans(text: str, roles: Sequence[str]) -> Iterator[tuple[int, int]]:
+    """Begin and end of each of ``roles`` in the agent's ``text``; one that is never closed reaches to its end."""
+    for match in _role_pattern(tuple(roles)).finditer(text):
+        yield match.span()
+
+
+@lru_cache(maxsize=16)
+def _role_pattern(roles: tuple[str, ...]) -> re.Pattern[str]:
+    names = "|".join(re.escape(role) for role in roles)
+    return re.compile(rf"<({names})>.*?(?:</\1>|\Z)", re.DOTALL)
 
 
 def _mask_of(offsets: Sequence[tuple[int, int]], row: Sequence[Segment], boundary: Boundary) -> list[int]:

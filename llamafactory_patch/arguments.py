@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -17,7 +18,7 @@ from llamafactory.hparams.data_args import DataArguments
 
 from afm.masking import Boundary
 
-MASKING_REVISION = 1
+MASKING_REVISION = 2
 """Counts changes of the masking itself: data sets cached or stored by another revision are not reused."""
 
 
@@ -40,6 +41,20 @@ class AgentDataArguments(DataArguments):
             "`mask` takes no loss on it, `keep` does; the latter two tokenize like LLaMA-Factory without masks."
         },
     )
+    roles_without_loss: str | None = field(
+        default=None,
+        metadata={
+            "help": "Roles of the agent that are not trained on, `plan` say; commas separate several. They stay "
+            "in the text and change no token."
+        },
+    )
+    on_bad_rows: Literal["error", "drop"] = field(
+        default="error",
+        metadata={
+            "help": "Rows that cannot be trained on: `error` stops, `drop` goes on without them; both list every "
+            "one with file, line and reason in `bad_rows.jsonl` of the output folder."
+        },
+    )
     match_chat_template: bool = field(
         default=False,
         metadata={
@@ -50,16 +65,14 @@ class AgentDataArguments(DataArguments):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for tag in self.observation_tags:
-            if not re.fullmatch(r"[^\s<>/]+", tag):
-                raise ValueError(
-                    f"ignore_observation_token: {tag!r} is no tag name; expected a name without brackets, or "
-                    f"several with commas between, got {self.ignore_observation_token!r}"
-                )
-        if self.observation_boundary not in (boundaries := [str(boundary) for boundary in Boundary]):
-            raise ValueError(
-                f"observation_boundary: got {self.observation_boundary!r}, expected one of {boundaries}"
-            )
+        _check_tags("ignore_observation_token", self.observation_tags)
+        _check_tags("roles_without_loss", self.silent_roles)
+        _check_choice("observation_boundary", self.observation_boundary, [str(one) for one in Boundary])
+        _check_choice("on_bad_rows", self.on_bad_rows, ["error", "drop"])
+        if self.silent_roles and not self.ignore_observation:
+            raise ValueError("roles_without_loss needs ignore_observation=true")
+        if both := set(self.silent_roles) & set(self.observation_tags):
+            raise ValueError(f"roles_without_loss: {sorted(both)} are tags of the environment already")
         if self.ignore_observation and self.train_on_prompt:
             raise ValueError("ignore_observation trains on the agent's text only; switch train_on_prompt off")
         if self.tokenized_path is not None and _holds_data(Path(self.tokenized_path)):
@@ -70,6 +83,11 @@ class AgentDataArguments(DataArguments):
         """Names of the tags between which the environment writes."""
         return tuple(tag.strip() for tag in self.ignore_observation_token.split(","))
 
+    @property
+    def silent_roles(self) -> tuple[str, ...]:
+        """Names of the agent's roles that are not trained on."""
+        return tuple(role.strip() for role in (self.roles_without_loss or "").split(",") if role.strip())
+
     def masking_settings(self) -> dict[str, Any]:
         """What the labels of a tokenized data set depend on."""
         if not self.ignore_observation:
@@ -78,6 +96,9 @@ class AgentDataArguments(DataArguments):
             "ignore_observation": True,
             "tags": list(self.observation_tags),
             "boundary": self.observation_boundary,
+            "roles_without_loss": list(self.silent_roles),
+            "mask_history": self.mask_history,
+            "template": self.template,
             "revision": MASKING_REVISION,
         }
 
@@ -102,6 +123,19 @@ class AgentDataArguments(DataArguments):
                 f"tokenized_path: the data set in {tokenized} was masked as {stored or 'unknown'}, this run asks "
                 f"for {self.masking_settings()}; delete the folder or name another"
             )
+
+
+def _check_tags(option: str, tags: Sequence[str]) -> None:
+    for tag in tags:
+        if not re.fullmatch(r"[^\s<>/]+", tag):
+            raise ValueError(
+                f"{option}: {tag!r} is no tag name; expected a name without brackets, or several with commas between"
+            )
+
+
+def _check_choice(option: str, value: str, choices: Sequence[str]) -> None:
+    if value not in choices:
+        raise ValueError(f"{option}: got {value!r}, expected one of {list(choices)}")
 
 
 def _holds_data(folder: Path) -> bool:

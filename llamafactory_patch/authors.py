@@ -37,9 +37,10 @@ class AuthorTokenizer:
     all of it in few calls of the real tokenizer, which is several times faster than text by text.
     """
 
-    def __init__(self, tokenizer: Any, boundary: Boundary) -> None:
+    def __init__(self, tokenizer: Any, boundary: Boundary, roles_without_loss: Sequence[str] = ()) -> None:
         self._tokenizer = tokenizer
         self._boundary = boundary
+        self._silent = tuple(roles_without_loss)
         self._wanted: dict[tuple[str, ...], None] = {}
         self._encoded: dict[tuple[str, ...], list[int]] = {}
         self.collecting = False
@@ -74,7 +75,8 @@ class AuthorTokenizer:
             [Segment(author, text) for author, text in zip(cycle((Author.AGENT, Author.ENVIRONMENT)), row)]
             for row in rows
         ]
-        for row, masked in zip(rows, encode_batch(self._tokenizer, segments, self._boundary), strict=True):
+        encoded = encode_batch(self._tokenizer, segments, self._boundary, roles_without_loss=self._silent)
+        for row, masked in zip(rows, encoded, strict=True):
             pairs = zip(masked.ids, masked.mask, strict=True)
             self._encoded[row] = [token if kept else ~token for token, kept in pairs]
 
@@ -84,13 +86,16 @@ class AuthorTemplate:
 
     It hands every question on to ``template``. Only assistant turns are searched for observations: a prompt
     may explain the tag, and rollouts encode prompts in one piece. Template text behind the end-of-turn token
-    is nobody's, so it is complemented, too.
+    is nobody's, so it is complemented, too, and so is a whole turn whose message says ``loss: False``.
     """
 
-    def __init__(self, template: Any, tags: Sequence[str], boundary: Boundary) -> None:
+    def __init__(
+        self, template: Any, tags: Sequence[str], boundary: Boundary, roles_without_loss: Sequence[str] = ()
+    ) -> None:
         self._template = template
         self._tags = tuple(tags)
         self._boundary = boundary
+        self._silent = tuple(roles_without_loss)
         self._tokenizer: AuthorTokenizer | None = None
 
     def __getattr__(self, name: str) -> Any:
@@ -100,7 +105,7 @@ class AuthorTemplate:
 
     def collect(self, tokenizer: Any) -> AuthorTokenizer:
         """Begin to collect; the tokenizer returned is used until :meth:`forget`."""
-        self._tokenizer = AuthorTokenizer(tokenizer, self._boundary)
+        self._tokenizer = AuthorTokenizer(tokenizer, self._boundary, self._silent)
         self._tokenizer.collecting = True
         return self._tokenizer
 
@@ -109,10 +114,28 @@ class AuthorTemplate:
         self._tokenizer = None
 
     def encode_multiturn(
-        self, tokenizer: Any, messages: Sequence[Mapping[str, str]], *args: Any, **kwargs: Any
+        self, tokenizer: Any, messages: Sequence[Mapping[str, Any]], *args: Any, **kwargs: Any
     ) -> list[tuple[list[int], list[int]]]:
         """Pairs of prompt and response ids, like the template's own."""
-        author_tokenizer = self._tokenizer or AuthorTokenizer(tokenizer, self._boundary)
+        author_tokenizer, fenced = self._prepared(tokenizer, messages)
+        pairs = self._template.encode_multiturn(author_tokenizer, fenced, *args, **kwargs)
+        return [
+            (source, _target_by_author(tokenizer, target, message))
+            for (source, target), message in zip(pairs, messages[1::2], strict=True)
+        ]
+
+    def encode_oneturn(
+        self, tokenizer: Any, messages: Sequence[Mapping[str, Any]], *args: Any, **kwargs: Any
+    ) -> tuple[list[int], list[int]]:
+        """Ids of everything before the last turn, and of the last turn, like the template's own."""
+        author_tokenizer, fenced = self._prepared(tokenizer, messages)
+        source, target = self._template.encode_oneturn(author_tokenizer, fenced, *args, **kwargs)
+        return source, _target_by_author(tokenizer, target, messages[-1])
+
+    def _prepared(
+        self, tokenizer: Any, messages: Sequence[Mapping[str, Any]]
+    ) -> tuple[AuthorTokenizer, list[Mapping[str, Any]]]:
+        author_tokenizer = self._tokenizer or AuthorTokenizer(tokenizer, self._boundary, self._silent)
         author_tokenizer.fence = fence = _unused_fence(messages)
         fenced = [
             {**message, "content": self._fenced(message["content"], fence)}
@@ -120,8 +143,7 @@ class AuthorTemplate:
             else message
             for message in messages
         ]
-        pairs = self._template.encode_multiturn(author_tokenizer, fenced, *args, **kwargs)
-        return [(source, _until_end_of_turn(tokenizer, target)) for source, target in pairs]
+        return author_tokenizer, fenced
 
     def _fenced(self, content: str, fence: str) -> str:
         segments = segments_by_tag(content, self._tags)
@@ -147,7 +169,13 @@ def check_chat_template(template: Any, tokenizer: Any) -> None:
         )
 
 
-def _unused_fence(messages: Iterable[Mapping[str, str]]) -> str:
+def _target_by_author(tokenizer: Any, target: list[int], message: Mapping[str, Any]) -> list[int]:
+    if message.get("loss", True):
+        return _until_end_of_turn(tokenizer, target)
+    return [token if token < 0 else ~token for token in target]
+
+
+def _unused_fence(messages: Iterable[Mapping[str, Any]]) -> str:
     """A text that occurs in no message; it cannot overlap itself, so a split at it is unambiguous."""
     number = 0
     texts = [message["content"] for message in messages]

@@ -8,7 +8,7 @@ _installed = False
 
 
 def install() -> None:
-    """Add the options of :mod:`llamafactory_patch.arguments` and the masking processors; safe to repeat.
+    """Add our options, stages' checks, formats, chat template and masking processors; safe to repeat.
 
     Raises:
         MissingExtraError: LLaMA-Factory is not installed.
@@ -19,8 +19,13 @@ def install() -> None:
         return
     check_version()
     with torchaudio_stub():
+        from llamafactory_patch.agent_flan import install_template
         from llamafactory_patch.arguments import install_arguments
+        from llamafactory_patch.formats import install_formats
+        from llamafactory_patch.loading import install_loading
         from llamafactory_patch.processor import install_processor
-    install_arguments()
+        from llamafactory_patch.stages import install_stages
+    for part in (install_arguments, install_stages, install_template, install_formats, install_loading):
+        part()
     install_processor()
     _installed = True

@@ -53,7 +53,7 @@ def read_rows(path: str | Path, agent: str | None = None) -> Iterator[Trajectory
         UsageError: An alpaca row is met, which names no agent, and ``agent`` is not given.
     """
     agents = _Agents(Path(path), agent)
-    for line, item in _items(Path(path)):
+    for line, item in json_rows(path):
         if isinstance(item, DataError):
             yield item
             continue
@@ -105,8 +105,13 @@ def _record(item: dict[str, Any]) -> Record:
         raise DataError(explain(error)) from None
 
 
-def _items(path: Path) -> Iterator[tuple[int, Any]]:
-    """Decoded rows with the line they begin on; an error in place of a row that is no JSON."""
+def json_rows(path: str | Path) -> Iterator[tuple[int, Any]]:
+    """Decoded rows of JSONL, or of one JSON array, with the line they begin on.
+
+    A :class:`DataError` stands in place of a row that is no JSON. In an array it is the last item: what follows
+    cannot be told apart.
+    """
+    path = Path(path)
     for number, line in raw_lines(path):
         if not line.strip():
             continue

@@ -84,7 +84,7 @@ class Pipeline:
         module = load_tokenizer(model)
         self.tokenizer = module["tokenizer"]
         self.template = get_template_and_fix_tokenizer(self.tokenizer, data)
-        stage = options.get("stage", "sft")
+        stage = options.get("stage", "sft").replace("dpo", "rm")  # under that name DPO loads its data
         dataset = get_dataset(self.template, model, data, training, stage=stage, **module)
         self.rows = list(dataset["train_dataset"])
 

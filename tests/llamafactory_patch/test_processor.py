@@ -81,6 +81,29 @@ def test_packed_sequences_keep_their_masks(pipeline, data_dir, model_dir):
         assert max(row["attention_mask"]) == built.text(row, trained=True).count("<|im_end|>")
 
 
+def test_plain_packing_keeps_the_masks_too(pipeline, data_dir, tiny):
+    rows = alpaca(*(f"{CALL}{JOINTS['rollout']}<answer>{n}</answer>" for n in range(6)))
+    built = pipeline(tiny, data_dir(rows), packing=True, cutoff_len=512)
+    assert len(built.rows) < 6
+    trained = "".join(built.trained()).split("<|im_end|>")
+    assert sorted(trained) == ["", *(f"{CALL}<answer>{n}</answer>" for n in range(6))]
+
+
+def test_roles_without_loss_stay_in_the_text(pipeline, data_dir, model_dir):
+    text = f"<plan>P.</plan>{CALL}{JOINTS['rollout']}<plan>\nQ é🙂.\n</plan>\n{SAID}"
+    folder = data_dir(alpaca(text))
+    whole = pipeline(model_dir, folder)
+    built = pipeline(model_dir, folder, roles_without_loss="plan, reflection")
+    assert [row["input_ids"] for row in built.rows] == [row["input_ids"] for row in whole.rows]
+    [trained] = built.trained()
+    assert not any(role in trained for role in ("plan", "reflection", "Q", "P.", "result"))
+    # a token that also holds the end of such a role has no loss: "><" of Qwen2.5 between two tags
+    assert trained.replace("\n", "") in (
+        f"{CALL}<answer>42</answer><|im_end|>",
+        f"{CALL[1:]}answer>42</answer><|im_end|>",
+    )
+
+
 @pytest.mark.parametrize("boundary", ["mask", "keep"])
 def test_boundaries_over_tokens_leave_the_ids_of_stock_llamafactory(pipeline, data_dir, model_dir, boundary):
     folder = data_dir(alpaca(*(CALL + joint + SAID for joint in JOINTS.values())))
@@ -193,9 +216,9 @@ def test_broken_rows_are_named_not_dropped(pipeline, data_dir, tiny):
     folder = data_dir(rows)
     first, second = str(caught.value).splitlines()
     assert first == (
-        f"{folder}/rows.json, row 2 ('Question 1?'): <observation> opened at character 54 is never closed"
+        f"{folder}/rows.json:1, row 2 ('Question 1?'): <observation> opened at character 54 is never closed"
     )
-    assert second.startswith(f"{folder}/rows.json, row 4 ('Question 3?'): </observation> at character 53")
+    assert second.startswith(f"{folder}/rows.json:1, row 4 ('Question 3?'): </observation> at character 53")
 
 
 def test_a_broken_line_of_a_jsonl_file_is_named_by_its_line(pipeline, data_dir, tiny):
@@ -208,7 +231,7 @@ def test_a_broken_line_of_a_jsonl_file_is_named_by_its_line(pipeline, data_dir, 
 def test_a_row_without_anything_to_train_on_is_named(pipeline, data_dir, tiny):
     rows = alpaca(SAID, f"<observation>{'42 ' * 200}</observation>{SAID}")
     with pytest.raises(
-        DataError, match=r"rows.json, row 2 \('Question 1\?'\): nothing to train on.*cutoff_len=100"
+        DataError, match=r"rows.json:1, row 2 \('Question 1\?'\): nothing to train on.*cutoff_len=100"
     ):
         pipeline(tiny, data_dir(rows), cutoff_len=100)
 
@@ -218,7 +241,9 @@ def test_conversations_that_do_not_end_with_the_assistant_are_named(pipeline, da
         {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]},
         {"conversations": [{"from": "human", "value": "a"}]},
     ]
-    with pytest.raises(DataError, match=r"rows.json, row 2: expected turns of user and assistant"):
+    with pytest.raises(
+        DataError, match=r"rows.json:1, row 2 .*: conversations: got 1 turns, expected turns in alter"
+    ):
         pipeline(tiny, data_dir(rows, formatting="sharegpt"))
 
 
@@ -243,6 +268,10 @@ def test_a_stored_data_set_is_refused_with_another_mask(pipeline, data_dir, tiny
         pipeline(tiny, folder, tokenized_path=stored, ignore_observation=False)
     with pytest.raises(ValueError, match=r"asks for .*'boundary': 'mask'"):
         pipeline(tiny, folder, tokenized_path=stored, observation_boundary="mask")
+    with pytest.raises(ValueError, match=r"asks for .*'roles_without_loss': \['think'\]"):
+        pipeline(tiny, folder, tokenized_path=stored, roles_without_loss="think")
+    with pytest.raises(ValueError, match=r"asks for .*'mask_history': True"):
+        pipeline(tiny, folder, tokenized_path=stored, mask_history=True)
 
 
 def test_rows_are_named_by_workers_too(pipeline, data_dir, tiny):
@@ -263,11 +292,3 @@ def test_rows_held_out_for_validation_are_masked_too(pipeline, data_dir, tiny):
     rows = alpaca(*[CALL + JOINTS["rollout"] + SAID] * 10)
     built = pipeline(tiny, data_dir(rows), val_size=0.2)
     assert built.trained() == [f"{CALL}{SAID}<|im_end|>"] * 8
-
-
-def test_stages_that_cannot_mask_say_so(pipeline, data_dir, tiny):
-    rows = [{"instruction": "a", "input": "", "chosen": SAID, "rejected": CALL}]
-    columns = {"prompt": "instruction", "query": "input", "chosen": "chosen", "rejected": "rejected"}
-    folder = data_dir(rows, ranking=True, columns=columns)
-    with pytest.raises(ValueError, match="works in stage 'sft', got stage 'rm'"):
-        pipeline(tiny, folder, stage="rm")

@@ -120,7 +120,7 @@ def test_a_broken_row_ends_the_training_with_one_clear_line(arguments, data_dir)
     folder = data_dir([{"instruction": "a", "input": "", "output": "b</observation>"}])
     assert run_sft(CONFIG, arguments(), echo=False) == 1
     last = (arguments.target / "training.log").read_text("utf-8").splitlines()[-1]
-    expected = f"error: {folder}/rows.json, row 1 ('a'): </observation> at character 1 closes nothing"
+    expected = f"error: {folder}/rows.json:1, row 1 ('a'): </observation> at character 1 closes nothing"
     assert last == expected
 
 

@@ -1,0 +1,177 @@
+"""Rows of every layout we train on, turned into LLaMA-Factory's aligned form, or into the reason why not.
+
+The aligned form of a row is its ``_prompt`` (turns of user and assistant, the user's last) and ``_response``
+(one assistant turn; two for preference data), each turn ``{role, content, loss}``, and ``_system`` and ``_tools``.
+
+Importing this module imports LLaMA-Factory; :func:`llamafactory_patch.install` does it at the right moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from types import SimpleNamespace
+from typing import Any
+
+from llamafactory.data import converter
+from llamafactory.data.converter import get_dataset_converter
+from llamafactory.data.parser import DatasetAttr
+
+from afm.errors import AfmError, DataError
+from llamafactory_patch.agent_flan import agent_flan_row
+from llamafactory_patch.messages import Aligned, alternating, message_list, text_of, turn
+from llamafactory_patch.openai_messages import openai_row
+from llamafactory_patch.records import RecordReader
+from llamafactory_patch.spans import segments_by_tag
+
+FORMATS = ("trajectory", "agent_flan", "openai_messages")
+"""Values of ``formatting`` in ``dataset_info.json`` that this package adds to alpaca, sharegpt and openai."""
+
+
+@dataclass(frozen=True)
+class Converter:
+    """Converts the rows of one data set.
+
+    Attributes:
+        attr: The data set's entry of ``dataset_info.json``.
+        folder: Where its file stands; an ``agent.yaml`` there is the agent of its records.
+        tags: Tags of the environment; empty when nothing is masked.
+        template: Name of the chat template that the rows will be rendered with.
+        media_dir: Folder of the images, videos and sounds that rows name.
+    """
+
+    attr: DatasetAttr
+    folder: str
+    tags: tuple[str, ...]
+    template: str
+    media_dir: str = "."
+
+    def __call__(self, row: Any) -> dict[str, Any]:
+        """The aligned form of ``row``.
+
+        Raises:
+            DataError: The row cannot be trained on; without location.
+        """
+        if not isinstance(row, Mapping):
+            raise DataError(f"got {type(row).__name__}, expected an object")
+        try:
+            aligned = self._aligned(row)
+            self._check_turns(aligned)
+        except DataError:
+            raise
+        except AfmError as error:
+            raise DataError(str(error)) from None
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+            raise DataError(
+                f"cannot be read as {self.attr.formatting!r}: {type(error).__name__}: {error}"
+            ) from None
+        return aligned
+
+    @cached_property
+    def _records(self) -> RecordReader:
+        return RecordReader(self.folder)
+
+    def _aligned(self, row: Mapping[str, Any]) -> Aligned:
+        formatting: str = self.attr.formatting
+        if formatting == "trajectory":
+            return self._records.aligned(row)
+        if formatting == "agent_flan":
+            return agent_flan_row(row, str(self.attr.messages), self.template)
+        if formatting == "openai_messages":
+            return openai_row(row, self.attr, self.template)
+        if formatting == "alpaca":
+            return _alpaca(row, self.attr, self._stock)
+        if formatting == "sharegpt":
+            return _sharegpt(row, self.attr, self._stock)
+        return self._stock(row)
+
+    def _stock(self, row: Mapping[str, Any]) -> Aligned:
+        """LLaMA-Factory's own conversion of a row that it will not skip."""
+        place = SimpleNamespace(media_dir=self.media_dir)
+        aligned: Aligned = get_dataset_converter(self.attr.formatting, self.attr, place)(dict(row))
+        for key in ("_prompt", "_response"):
+            aligned[key] = [turn(message["role"], message["content"]) for message in aligned[key]]
+        for key in ("_system", "_tools"):
+            aligned[key] = aligned[key] or ""
+        return aligned
+
+    def _check_turns(self, aligned: Aligned) -> None:
+        prompt, response = aligned["_prompt"], aligned["_response"]
+        alternating(prompt)
+        wanted = 2 if self.attr.ranking or self.attr.kto_tag else 1
+        if len(response) != wanted:
+            raise DataError(f"got {len(response)} responses, expected {wanted}")
+        if not any(message["content"] for message in response):
+            raise DataError("the response is empty")
+        for message in (*prompt, *response) if self.tags else ():
+            if message["role"] == "assistant":
+                segments_by_tag(message["content"], self.tags)
+
+
+Stock = Callable[[Mapping[str, Any]], Aligned]
+
+
+def _alpaca(row: Mapping[str, Any], attr: DatasetAttr, stock: Stock) -> Aligned:
+    """Stock conversion; texts are checked, absent optional keys are empty, a ``system`` beside them is used."""
+    columns = (attr.prompt, attr.query, attr.system)
+    filled = {**dict.fromkeys(filter(None, (*columns, attr.history, attr.tools))), **row}
+    for column in columns:
+        if column and filled[column] is not None:
+            text_of(filled, column)
+    if not any(filled[column] for column in (attr.prompt, attr.query) if column):
+        raise DataError(f"got no question, expected a text under {attr.prompt!r}")
+    for column in (attr.chosen, attr.rejected) if attr.ranking else (attr.response,):
+        text_of(filled, str(column))
+    if attr.kto_tag and not isinstance(filled.get(attr.kto_tag), bool):
+        raise DataError(f"{attr.kto_tag}: got {filled.get(attr.kto_tag)!r}, expected true or false")
+    aligned = stock(filled)
+    if attr.system is None and isinstance(row.get("system"), str):
+        aligned["_system"] = row["system"]
+    return aligned
+
+
+def _sharegpt(row: Mapping[str, Any], attr: DatasetAttr, stock: Stock) -> Aligned:
+    """Stock conversion; each way in which it would skip a row in silence is told, and ``loss`` flags are kept."""
+    column = str(attr.messages)
+    messages = message_list(row, column, str(attr.role_tag), str(attr.content_tag))
+    given = messages[1:] if messages[0][attr.role_tag] == attr.system_tag else messages
+    sides = ((attr.user_tag, attr.observation_tag), (attr.assistant_tag, attr.function_tag))
+    for number, message in enumerate(given):
+        role, expected = message[attr.role_tag], sides[number % 2]
+        if role not in expected:
+            place = f"{column}[{len(messages) - len(given) + number}].{attr.role_tag}"
+            raise DataError(f"{place}: got {role!r}, expected {' or '.join(map(repr, expected))}")
+    if len(given) % 2 != int(bool(attr.ranking)):
+        last = "the user's" if attr.ranking else "the assistant's"
+        raise DataError(f"{column}: got {len(given)} turns, expected turns in alternation, {last} last")
+    for side in (attr.chosen, attr.rejected) if attr.ranking else ():
+        answer = row.get(str(side))
+        if not isinstance(answer, Mapping) or answer.get(attr.role_tag) not in sides[1]:
+            raise DataError(f"{side}: got {str(answer)[:80]!r}, expected a message of the assistant")
+        text_of(answer, str(attr.content_tag))
+    if attr.kto_tag and not isinstance(row.get(attr.kto_tag), bool):
+        raise DataError(f"{attr.kto_tag}: got {row.get(attr.kto_tag)!r}, expected true or false")
+    aligned = stock({**dict.fromkeys(filter(None, (attr.system, attr.tools))), **row})
+    for message, source in zip((*aligned["_prompt"], *aligned["_response"]), given, strict=False):
+        message["loss"] = source.get("loss") is not False
+    return aligned
+
+
+class _Registered:
+    """Stands for one of our formats in LLaMA-Factory's own table; its rows come through :class:`Converter`."""
+
+    def __init__(self, attr: DatasetAttr, data_args: Any) -> None:
+        self._convert = Converter(
+            attr, ".", getattr(data_args, "observation_tags", ()), str(data_args.template)
+        )
+
+    def __call__(self, example: Mapping[str, Any]) -> dict[str, Any]:
+        return self._convert(example)
+
+
+def install_formats() -> None:
+    """Add our formats by LLaMA-Factory's own registry of converters (0.9.5, data/converter.py)."""
+    for name in FORMATS:
+        if name not in converter.DATASET_CONVERTERS:
+            converter.register_dataset_converter(name, _Registered)

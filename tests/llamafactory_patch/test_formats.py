@@ -1,0 +1,199 @@
+"""Every layout of rows, through LLaMA-Factory's own pipeline."""
+
+import json
+
+import pytest
+
+from afm.agents import load_agent
+from afm.errors import DataError
+from afm.trajectory.record import Record, TextSegment
+from llamafactory_patch.agent_flan import agent_flan_row
+from llamafactory_patch.bad_rows import REPORT_FILE
+
+PLAN = "<plan>P.</plan><think>T.</think><code>```py\nprint(42)\n```</code>"
+SEEN = "\n<observation>\n42\n</observation>\n"
+SAID = "<reflection>good</reflection><think>T.</think><answer>\\boxed{42}</answer>"
+
+
+def record(name="a", segments=((PLAN, "agent"), (SEEN, "environment"), (SAID, "agent")), **fields):
+    parts = tuple(TextSegment(author=author, text=text) for text, author in segments)
+    made = Record(id=name, agent="math", agent_digest="d", question=f"{name}?", segments=parts, **fields)
+    return json.loads(made.model_dump_json())
+
+
+def test_trajectories_are_trained_on_as_they_are(pipeline, data_dir, model_dir):
+    # a number here and a text there: what one column of a table could not hold
+    rows = [record(ground_truth=42), record("b", ground_truth="x", provenance={"team": ["t"]})]
+    folder = data_dir(rows, name="rows.jsonl", formatting="trajectory")
+    built = pipeline(model_dir, folder)
+    assert built.trained() == [f"{PLAN}{SAID}<|im_end|>"] * 2
+    asked = load_agent("math").user_message("b?")
+    assert built.masked()[1] == f"<|im_start|>user\n{asked}<|im_end|>\n<|im_start|>assistant\n{SEEN}\n"
+
+
+def test_what_a_filter_did_not_keep_is_left_out_and_listed(pipeline, data_dir, tiny, capsys):
+    rows = [record(), record("b", kept=False, reason="wrong answer")]
+    folder = data_dir(rows, name="rows.jsonl", formatting="trajectory")
+    assert len(pipeline(tiny, folder).rows) == 1
+    assert "0 left out, and 1 that a filter had not kept" in capsys.readouterr().err
+    [line] = (folder / "out" / REPORT_FILE).read_text("utf-8").splitlines()
+    assert json.loads(line)["reason"] == "not kept: wrong answer"
+
+
+def test_a_trajectory_against_its_agents_rules_is_named(pipeline, data_dir, tiny):
+    forged = ((f"{PLAN}{SEEN}{SAID}", "agent"),)
+    rows = [record(), record("b", segments=((SAID, "agent"),)), record("c", segments=forged), {"id": "d"}]
+    with pytest.raises(DataError) as caught:
+        pipeline(tiny, data_dir(rows, name="rows.jsonl", formatting="trajectory"))
+    lines = str(caught.value).splitlines()
+    assert [line.split("rows.jsonl:")[1][0] for line in lines] == ["2", "3", "4"]
+    assert "record 'b' breaks the rules of agent 'math'" in lines[0]
+    assert "record 'c' breaks the rules of agent 'math'" in lines[1]
+
+
+CITY = {"type": "function", "function": {"name": "weather", "description": "W.", "parameters": {}}}
+
+
+def call(arguments, **fields):
+    function = {"name": "weather", "arguments": json.dumps(arguments, ensure_ascii=False)}
+    return {
+        "role": "assistant",
+        "tool_calls": [{"id": "1", "type": "function", "function": function}],
+        **fields,
+    }
+
+
+def conversation():
+    return [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Weather in Köln?"},
+        call({"city": "Köln"}, content="I look it up."),
+        {"role": "tool", "tool_call_id": "1", "content": "rain"},
+        {"role": "assistant", "content": [{"type": "text", "text": "Rain."}]},
+    ]
+
+
+def test_tool_calls_are_rendered_as_qwen_writes_them(pipeline, data_dir, qwen):
+    rows = [{"messages": conversation(), "tools": [CITY]}]
+    built = pipeline(qwen, data_dir(rows, formatting="openai_messages"), template="qwen")
+    [row] = built.rows
+    call = '<tool_call>\n{"name": "weather", "arguments": {"city": "Köln"}}\n</tool_call>'
+    assert built.trained() == [f"I look it up.\n{call}<|im_end|>Rain.<|im_end|>"]
+    whole = built.tokenizer.decode(row["input_ids"])
+    assert whole.startswith("<|im_start|>system\nBe brief.\n\n# Tools\n")
+    assert json.dumps(CITY) in whole
+    assert whole.endswith(
+        f"<|im_start|>user\nWeather in Köln?<|im_end|>\n<|im_start|>assistant\nI look it up.\n{call}<|im_end|>\n"
+        "<|im_start|>user\n<tool_response>\nrain\n</tool_response><|im_end|>\n"
+        "<|im_start|>assistant\nRain.<|im_end|>\n"
+    )
+
+
+def test_a_turn_can_be_left_without_loss(pipeline, data_dir, tiny):
+    messages = [
+        *conversation(),
+        {"role": "user", "content": "And?"},
+        {"role": "assistant", "content": "Sun."},
+    ]
+    messages[2]["weight"], messages[4]["loss"] = 0, False
+    folder = data_dir([{"messages": messages}], formatting="openai_messages")
+    assert pipeline(tiny, folder).trained() == ["Sun.<|im_end|>"]
+    turns = [("human", "1"), ("gpt", "a"), ("human", "2"), ("gpt", "b")]
+    given = [{"from": role, "value": text, "loss": text != "a"} for role, text in turns]
+    folder = data_dir([{"conversations": given}], formatting="sharegpt")
+    assert pipeline(tiny, folder).trained() == ["b<|im_end|>"]
+
+
+def test_wrong_tool_calls_are_named(pipeline, data_dir, tiny):
+    changes = [
+        (2, {"role": "assistant", "tool_calls": [{"function": {"name": "w", "arguments": "{"}}]}),
+        (4, {"role": "tool", "content": "more"}),
+        (1, {"role": "robot", "content": "x"}),
+        (1, {"role": "user", "content": None}),
+    ]
+    rows = []
+    for place, message in changes:
+        rows.append({"messages": conversation()})
+        rows[-1]["messages"][place] = message
+    with pytest.raises(DataError) as caught:
+        pipeline(tiny, data_dir(rows, formatting="openai_messages"))
+    faults = [line.split("): ", 1)[1] for line in str(caught.value).splitlines()]
+    assert faults[0].startswith("messages[2]: tool_calls: arguments of 'w' are no JSON")
+    assert faults[1:] == [
+        "messages: the last message is 'tool''s, expected the assistant's",
+        "messages[1]: role: got 'robot', expected one of system, developer, user, assistant, tool",
+        "messages[1]: content: got NoneType, expected a text",
+    ]
+
+
+def flan(*turns):
+    return [{"role": role, "content": text, "loss": loss} for role, text, loss in turns]
+
+
+FLAN = [
+    ("system", "You have tools.", False),
+    ("user", "Buy a cup.", False),
+    ("assistant", "Thought: look.", True),
+    ("user", "Response: a cup.", False),
+    ("assistant", "Action: none", False),
+    ("user", "And now?", False),
+    ("assistant", "Answer: bought.", True),
+]
+
+
+def test_agent_flan_is_written_in_its_protocol_and_trained_by_its_flags(pipeline, data_dir, tiny):
+    folder = data_dir([{"id": "1", "conversation": flan(*FLAN)}], name="rows.jsonl", formatting="agent_flan")
+    built = pipeline(tiny, folder, template="agent_flan", resize_vocab=True)
+    [row] = built.rows
+    human, assistant, end = "<|Human|>\u0d46", "<|Assistant|>\u0d46", "\u0d3f\n "
+    assert built.tokenizer.decode(row["input_ids"]) == (
+        f"{human}You have tools.\n {human}Buy a cup.\n {assistant}Thought: look.{end}"
+        f"{human}Response: a cup.\n {assistant}Action: none{end}"
+        f"{human}And now?\n {assistant}Answer: bought.{end}"
+    )
+    assert built.trained() == ["Thought: look.\u0d3fAnswer: bought.\u0d3f"]
+
+
+def test_two_turns_of_the_user_read_as_the_protocol_writes_them():
+    turns = flan(("user", "a", False), ("user", "b", False), ("assistant", "c", True))
+    row = {"conversation": turns}
+    assert agent_flan_row(row, "messages", "agent_flan")["_prompt"][0]["content"] == "a\n <|Human|>\u0d46b"
+    assert agent_flan_row(row, "messages", "qwen")["_prompt"][0]["content"] == "a\n\nb"
+
+
+@pytest.mark.parametrize(
+    ("turns", "message"),
+    [
+        ([("user", "a", True), ("assistant", "b", True)], "the turn of the user has a loss"),
+        ([("user", "a", False), ("tool", "b", False)], "got 'tool', expected system, user or assistant"),
+        ([("user", "a", False), ("assistant", "b", 1)], "loss: got 1, expected true or false"),
+        ([("user", "a", False)], "the user's first and the assistant's last"),
+        (
+            [("user", "a", False), ("assistant", "b", True), ("assistant", "c", True)],
+            "2 turns of the assistant",
+        ),
+    ],
+)
+def test_wrong_turns_of_agent_flan_are_refused(turns, message):
+    with pytest.raises(DataError, match=message):
+        agent_flan_row({"conversation": flan(*turns)}, "messages", "agent_flan")
+
+
+def test_splits_are_mixed_in_the_ratios_asked_for(pipeline, data_dir, tiny):
+    folder = data_dir([])
+    splits = {"one": 300, "two": 300}
+    info = {}
+    for name, count in splits.items():
+        turns = flan(("user", "q", False), ("assistant", name, True))
+        (folder / f"{name}.jsonl").write_text((json.dumps({"conversation": turns}) + "\n") * count)
+        info[name] = {"file_name": f"{name}.jsonl", "formatting": "agent_flan"}
+    info["two"]["num_samples"] = 50
+    (folder / "dataset_info.json").write_text(json.dumps(info))
+    options = {"dataset": "one,two", "template": "agent_flan", "resize_vocab": True}
+    trained = pipeline(tiny, folder, **options).trained()
+    assert [sum(name in text for text in trained) for name in splits] == [300, 50]
+    del info["two"]["num_samples"]
+    (folder / "dataset_info.json").write_text(json.dumps(info))
+    mixed = {"mix_strategy": "interleave_under", "interleave_probs": "0.9,0.1"}
+    trained = pipeline(tiny, folder, **options, **mixed).trained()
+    assert sum("one" in text for text in trained) / len(trained) == pytest.approx(0.9, abs=0.05)

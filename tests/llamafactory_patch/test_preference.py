@@ -1,0 +1,95 @@
+"""Preference data: both responses of a pair carry masks, and stages that cannot mask say why."""
+
+import pytest
+
+from afm.errors import ConfigError, DataError
+
+CALL = "<think>Use the tool.</think><code>print(17+25)</code>"
+SEEN = "\n<observation>\n42\n</observation>\n"
+SAID = "<answer>42</answer>"
+PAIR = {"prompt": "instruction", "query": "input", "chosen": "chosen", "rejected": "rejected"}
+KTO = {"prompt": "instruction", "query": "input", "response": "output", "kto_tag": "good"}
+
+
+def pairs(*both):
+    return [
+        {"instruction": f"Question {n}?", "input": "", "chosen": chosen, "rejected": rejected}
+        for n, (chosen, rejected) in enumerate(both)
+    ]
+
+
+def trained(built, row, prefix=""):
+    ids, labels = row[f"{prefix}input_ids"], row[f"{prefix}labels"]
+    assert all(label in (-100, token) for token, label in zip(ids, labels, strict=True))
+    return built.tokenizer.decode([label for label in labels if label != -100])
+
+
+def test_both_responses_of_a_pair_are_masked(pipeline, data_dir, model_dir):
+    folder = data_dir(pairs((f"{CALL}{SEEN}{SAID}", f"{SEEN}<answer>7</answer>")), ranking=True, columns=PAIR)
+    built = pipeline(model_dir, folder, stage="dpo")
+    [row] = built.rows
+    assert trained(built, row, "chosen_") == f"{CALL}{SAID}<|im_end|>"
+    assert trained(built, row, "rejected_") == "<answer>7</answer><|im_end|>"
+    whole = built.tokenizer.decode(row["rejected_input_ids"])
+    assert (
+        whole
+        == f"<|im_start|>user\nQuestion 0?<|im_end|>\n<|im_start|>assistant\n{SEEN}<answer>7</answer><|im_end|>\n"
+    )
+
+
+def test_a_pair_is_wrong_when_either_response_is(pipeline, data_dir, tiny):
+    good = (SAID, f"{CALL}{SEEN}{SAID}")
+    cut = f"<observation>{'42 ' * 200}</observation>{SAID}"
+    rows = pairs(
+        good, ("<observation>", SAID), (SAID, "x</observation>"), (SAID, cut), (cut, SAID), (SAID, 7)
+    )
+    folder = data_dir(rows, ranking=True, columns=PAIR)
+    with pytest.raises(DataError) as caught:
+        pipeline(tiny, folder, stage="dpo", cutoff_len=100)
+    faults = [line.split(": ", 1)[1] for line in str(caught.value).splitlines()]
+    assert faults == [
+        "<observation> opened at character 0 is never closed",
+        "</observation> at character 1 closes nothing",
+        "rejected: got int, expected a text",
+    ]
+    built = pipeline(tiny, folder, stage="dpo", cutoff_len=100, on_bad_rows="drop")
+    assert [trained(built, row, "rejected_") for row in built.rows] == [f"{CALL}{SAID}<|im_end|>"]
+    report = (folder / "out/bad_rows.jsonl").read_text("utf-8")
+    assert "nothing to train on in the rejected response" in report
+    assert "nothing to train on in the chosen response" in report
+    assert len(report.splitlines()) == 5
+
+
+def test_desired_and_undesired_responses_are_masked(pipeline, data_dir, tiny):
+    outputs = [(f"{CALL}{SEEN}{SAID}", True), ("<observation>", False), (f"{SEEN}<answer>7</answer>", False)]
+    rows = [{"instruction": "Q?", "input": "", "output": text, "good": good} for text, good in outputs]
+    built = pipeline(
+        tiny, data_dir(rows, columns=KTO), stage="kto", on_bad_rows="drop", preprocessing_batch_size=9
+    )
+    assert [row["kto_tags"] for row in built.rows] == [True, False]
+    assert [trained(built, row) for row in built.rows] == [
+        f"{CALL}{SAID}<|im_end|>",
+        "<answer>7</answer><|im_end|>",
+    ]
+    # the divergence is estimated on the other row's response, whose observation is masked as well
+    assert [trained(built, row, "kl_") for row in built.rows] == [
+        "<answer>7</answer><|im_end|>",
+        f"{CALL}{SAID}<|im_end|>",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"stage": "rm"}, r"got stage 'rm': a reward model scores the last token"),
+        (
+            {"stage": "ppo", "reward_model": "x", "reward_model_type": "full"},
+            r"got stage 'ppo': .* without tools; use `afm rl`",
+        ),
+        ({"stage": "pt"}, r"got stage 'pt': pre-training trains on every token"),
+        ({"stage": "dpo", "ld_alpha": 0.5}, r"does not go together with ld_alpha"),
+    ],
+)
+def test_stages_that_cannot_mask_say_why(pipeline, data_dir, tiny, options, message):
+    with pytest.raises(ConfigError, match=message):
+        pipeline(tiny, data_dir([]), **options)
