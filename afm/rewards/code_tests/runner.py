@@ -12,6 +12,7 @@ from typing import Any
 
 from afm.errors import RewardError
 from afm.rewards.code_tests.inside import mentioning, program, shared_modules
+from afm.rewards.code_tests.inside.serve import PRELUDE
 from afm.sandbox import RunResult, Sandbox, SandboxLimits
 
 _FIRST_BATCH = 4
@@ -137,10 +138,10 @@ class CaseRunner:
             SandboxError: The sandbox failed.
             RewardError: The test program did not end well.
         """
-        given = json.dumps(task)
+        given = json.dumps({**task, "prelude": PRELUDE})
         bounds = _limits(given, limits.total_s, limits.memory_bytes, 64 << 20)
         names = ["numpy"] if _ARRAYS.search(task["tests"]) else []
-        judge = mentioning(program("plain", "stand_ins", "judge"), names)
+        judge = mentioning(program("plain", "scope", "stand_ins", "judge"), names)
         result = await self._sandbox.run(judge, given, bounds)
         try:
             answer: dict[str, Any] = json.loads(result.stdout)

@@ -9,7 +9,7 @@ import re
 from functools import cache
 from pathlib import Path
 
-_OURS = "from afm."
+_DROPPED = re.compile(r"^from (?:__future__|afm\.\S+) import (?:\([^)]*\)|.*)\n", re.MULTILINE)
 _IMPORT = re.compile(r"^[ \t]*(?:import|from)[ \t]+(\w+)", re.MULTILINE)
 _WELL_KNOWN = (
     "array bisect collections copy dataclasses datetime decimal enum fractions functools heapq io itertools json math "
@@ -21,13 +21,7 @@ _WELL_KNOWN = (
 def program(*names: str) -> str:
     """One program made of the modules ``names`` of this folder, the last of which has the ``main``."""
     texts = [Path(__file__).with_name(f"{name}.py").read_text(encoding="utf-8") for name in names]
-    lines = [
-        line
-        for text in texts
-        for line in text.splitlines()
-        if not line.startswith((_OURS, "from __future__"))
-    ]
-    return "from __future__ import annotations\n" + "\n".join(lines) + "\n"
+    return "from __future__ import annotations\n" + "".join(_DROPPED.sub("", text) for text in texts)
 
 
 def shared_modules(source: str) -> list[str]:

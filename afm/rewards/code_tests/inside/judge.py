@@ -4,8 +4,8 @@ The functions under test are stand-ins: a call is looked up in the table of what
 that the table lacks is written down for the next round; meanwhile a placeholder that agrees with everything takes
 its place, so that one round usually finds all calls.
 
-Standard input holds ``{"tests", "entry", "known"}``, ``known`` being pairs of a session and its outcomes (see
-``candidate.py``). The answer is one JSON line: ``{"checks", "wanted", "trouble"}``.
+Standard input holds ``{"tests", "entry", "known", "prelude"}``, ``known`` being pairs of a session and its outcomes
+(see ``candidate.py``). The answer is one JSON line: ``{"checks", "wanted", "trouble"}``.
 """
 
 from __future__ import annotations
@@ -15,25 +15,21 @@ import builtins
 import json
 import os
 import random
+import signal
 import sys
 from typing import Any
 
 from afm.rewards.code_tests.inside.plain import ARRAYS
-from afm.rewards.code_tests.inside.stand_ins import Function, UnsupportedError
+from afm.rewards.code_tests.inside.scope import Scope
+from afm.rewards.code_tests.inside.stand_ins import (
+    FailedError,
+    Function,
+    Hole,
+    NayHole,
+    UnsupportedError,
+    in_place,
+)
 
-_MODULES = {
-    "bisect",
-    "collections",
-    "copy",
-    "datetime",
-    "functools",
-    "heapq",
-    "itertools",
-    "json",
-    "math",
-    "operator",
-}
-_MODULES |= {"random", "re", "string", "sys", "time", "typing", ARRAYS}
 _SILENT = (
     ast.Import,
     ast.ImportFrom,
@@ -46,39 +42,80 @@ _SILENT = (
 _CLASS_WANTED = ("catching classes that do not inherit", "isinstance() arg 2 must be", "issubclass() arg")
 _MOST_WANTED = 20_000
 _SEED = 20_250_813
+_IN_PLACE = "__in_place__"
+_DOUBT_S = 5.0
 
 
 def main() -> None:
-    """Run the tests of standard input once."""
+    """Run the tests of standard input with what is known."""
     with open(0, "rb", closefd=False) as stream:
         task = json.loads(stream.read())
     answer = os.dup(1)
     silence = os.open("/dev/null", os.O_WRONLY)
     os.dup2(silence, 1)
-    data = json.dumps(_Round(task).run()).encode() + b"\n"
+    found = _Round(task, Hole).run()
+    if found["wanted"] and not task["known"] and not any((found["trouble"], *found["checks"])):
+        found["trouble"] = _doubts(task)
+    data = json.dumps(found).encode() + b"\n"
     while data:
         data = data[os.write(answer, data) :]
 
 
+def _doubts(task: dict[str, Any]) -> str:
+    """Why tests that pass with answers that agree with everything do not deserve trust, ``""`` if they do."""
+
+    def stop(*_: Any) -> None:
+        raise TimeoutError("the tests wait for an answer")
+
+    signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, _DOUBT_S, 0.1)
+    checks = _Round(task, NayHole).run()["checks"]
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    return "" if any(checks) else "no wrong answer can fail them"
+
+
 class _Names(dict):  # type: ignore[type-arg]
-    """The global names of the tests; a name that they do not define belongs to the program."""
+    """The global names of the tests, and those that they do not define."""
 
     table: _Round
 
     def __missing__(self, name: str) -> Any:
-        if name in builtins.__dict__:
+        if name in self.table.scope.own:
+            return Function(self.table, name)
+        if name in builtins.__dict__ or name.startswith("__"):
             raise KeyError(name)
-        module = {"np": ARRAYS}.get(name, name)
-        if module in _MODULES:
-            return __import__(module)
-        return Function(self.table, name)
+        try:
+            return self.table.scope.lent(name)
+        except KeyError:
+            raise self.table.refused(
+                f"the tests do not define {name!r}, and it is not what they test"
+            ) from None
+
+
+class _InPlace(ast.NodeTransformer):
+    """Marks the calls whose value nobody looks at."""
+
+    def visit_Expr(self, node: ast.Expr) -> ast.Expr:
+        """Mark a call that is a statement of its own."""
+        if isinstance(node.value, ast.Call):
+            mark = ast.Name(_IN_PLACE, ast.Load())
+            node.value.func = ast.Call(mark, [node.value.func], [])
+        return ast.fix_missing_locations(node)
 
 
 class _Round:
-    """One run of the tests with what is known so far."""
+    """One run of the tests with what is known so far.
 
-    def __init__(self, task: dict[str, Any]) -> None:
-        self._tests, self._entry = task["tests"], task["entry"]
+    Args:
+        task: See above.
+        hole: What stands for an answer that is not known.
+    """
+
+    scope: Scope
+
+    def __init__(self, task: dict[str, Any], hole: type[Hole]) -> None:
+        self._tests, self._entry, self._prelude = task["tests"], task["entry"], task["prelude"]
+        self.hole = hole
         self._known: dict[str, Any] = {}
         for session, outcomes in task["known"]:
             for end, outcome in enumerate(outcomes, 1):
@@ -88,18 +125,23 @@ class _Round:
         self._wanted: dict[str, list[Any]] = {}
         self._trouble = ""
         self._asked = False
+        self._lost = ""
 
     def run(self) -> dict[str, Any]:
+        """The checks of the tests, the calls that they still need, and why they cannot judge."""
         try:
             body = ast.parse(self._tests).body
+            self.scope = Scope(self._tests, self._entry, self._prelude)
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             return {"checks": [], "wanted": [], "trouble": f"the tests are no Python: {error}"}
+        if self.scope.trouble:
+            return {"checks": [], "wanted": [], "trouble": self.scope.trouble}
         random.seed(_SEED)
         if ARRAYS in self._tests or "np." in self._tests:
             self._seed_arrays()
-        names = _Names(__name__="__main__", __builtins__=builtins)
+        names = _Names({"__name__": "__main__", "__builtins__": builtins, _IN_PLACE: in_place})
         names.table = self
-        if self._entry:
+        if self._entry and self._entry.isidentifier():
             names["candidate"] = names[self._entry] = Function(self, self._entry)
         checks = self._checks(body, names)
         if not self._asked and not self._trouble:
@@ -136,26 +178,38 @@ class _Round:
         return checks
 
     def _fault(self, statement: ast.stmt, names: _Names) -> str:
-        module = ast.Module([statement], [])
+        text, self._lost = ast.unparse(statement)[:200], ""
+        module = ast.Module([_InPlace().visit(statement)], [])
         try:
             exec(compile(module, "tests", "exec", dont_inherit=True), names)
-        except UnsupportedError as error:
-            self._trouble = str(error)
-            return str(error)
         except BaseException as error:  # noqa: BLE001 - a failed check
             if isinstance(error, TypeError) and any(words in str(error) for words in _CLASS_WANTED):
                 self._trouble = "the tests use a class of the program in `except` or `isinstance`"
-            return f"{type(error).__name__}: {error}"[:500] + f" in `{ast.unparse(statement)[:200]}`"
-        return ""
+            fault = f"{type(error).__name__}: {error}"[:500]
+        else:
+            fault = self._lost  # the tests may have caught it
+        return self._trouble or (f"{fault} in `{text}`" if fault else "")
+
+    def refused(self, reason: str) -> UnsupportedError:
+        """The error that ends the tests; whether or not they catch it, they cannot judge."""
+        self._trouble = self._trouble or reason
+        return UnsupportedError(reason)
+
+    def lost(self, reason: str) -> FailedError:
+        """The error of a call that crashed or was stopped; whether or not the tests catch it, they have failed."""
+        self._lost = f"FailedError: {reason}"[:500]
+        return FailedError(reason)
 
     def outcome(self, session: list[Any]) -> Any:
         """What the program answered to the last step of ``session``; ``None`` when it was not asked yet."""
         self._asked = True
+        if session[-1][0] != "call" and not self.scope.alone:
+            raise self.refused(self.scope.unclear)
         key = json.dumps(session)
         if key in self._known:
             return self._known[key]
         if len(self._wanted) >= _MOST_WANTED:
-            raise UnsupportedError(f"the tests make more than {_MOST_WANTED} calls")
+            raise self.refused(f"the tests make more than {_MOST_WANTED} calls")
         self._wanted[key] = session
         return None
 

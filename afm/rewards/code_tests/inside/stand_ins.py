@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import builtins
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, NoReturn, Protocol
 
 from afm.rewards.code_tests.inside.plain import NotPlainError, decode, encode
 
@@ -17,10 +18,34 @@ class FailedError(BaseException):
 
 
 class Table(Protocol):
-    """Knows what the program answered."""
+    """Knows what the program answered.
+
+    Attributes:
+        hole: What stands for an answer that is not known.
+    """
+
+    hole: type[Hole]
 
     def outcome(self, session: list[Any]) -> Any:
         """What the program answered to the last step of ``session``; ``None`` when it was not asked yet."""
+
+    def refused(self, reason: str) -> UnsupportedError:
+        """The error to raise when the tests cannot judge."""
+
+    def lost(self, reason: str) -> FailedError:
+        """The error to raise when the program crashed."""
+
+
+class _Call:
+    """A step of a session (see ``candidate.py``), but for its arguments.
+
+    Attributes:
+        in_place: Whether the tests look at what became of the arguments, not at the value.
+    """
+
+    def __init__(self, how: str, name: str, index: Any = None, in_place: bool = False) -> None:
+        self.how, self.name, self.index, self.in_place = how, name, index, in_place
+        self.makes_instance = how == "call" and name.lstrip("_")[:1].isupper()
 
 
 class _Steps:
@@ -29,37 +54,40 @@ class _Steps:
     def __init__(self, table: Table, steps: list[Any]) -> None:
         self.table, self.steps = table, steps
 
-    def take(self, how: str, name: str, given: tuple[Any, ...], keywords: dict[str, Any], index: Any) -> Any:
+    def take(self, call: _Call, given: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """Make a call: its value, or what it raised, or a placeholder."""
-        arguments, named = _encoded(list(given), name), _encoded(keywords, name)
+        arguments, named = self._encoded(list(given), call.name), self._encoded(keywords, call.name)
         if arguments is _UNKNOWN or named is _UNKNOWN:
-            return _Hole(None, 0)
-        self.steps.append([how, name, arguments, named, index])
+            return self.table.hole(None, 0)
+        self.steps.append([call.how, call.name, arguments, named, call.index])
         outcome = self.table.outcome(list(self.steps))
         if outcome is None:
             # What a class returns is an object: its calls can be foreseen. Of a function's or a method's result they
             # cannot be: `f(1).startswith("gold")` would hand the gold answer to the program.
-            return _Hole(self, 0) if _makes_instances(how, name) else _Hole(None, 0)
+            return self.table.hole(self if call.makes_instance else None, 0)
         if "failed" in outcome:
-            raise FailedError(outcome["failed"])
+            raise self.table.lost(outcome["failed"])
         if "raised" in outcome:
             raise _exception(outcome["raised"], outcome.get("message", ""))
-        for argument, now in zip(given, decode(outcome.get("arguments", []))):  # noqa: B905 - Python 3.9
-            _change(argument, now)
-        if "value" in outcome:
-            return decode(outcome["value"])
-        return (_Instance if _makes_instances(how, name) else _Thing)(self, len(self.steps) - 1)
+        if "value" not in outcome:
+            return (_Instance if call.makes_instance else _Thing)(self, len(self.steps) - 1)
+        value = decode(outcome["value"])
+        if value is None or call.in_place:
+            # Only work in place shows: otherwise `f(data) == sum(data)` would compare with what the program made of it.
+            for argument, now in zip(given, decode(outcome.get("arguments", []))):  # noqa: B905 - Python 3.9
+                _change(argument, now)
+        return value
 
-
-def _encoded(value: Any, name: str) -> Any:
-    try:
-        return encode(value)
-    except NotPlainError as error:
-        if str(error) == _Hole.__name__:
+    def _encoded(self, value: Any, name: str) -> Any:
+        try:
+            return encode(value)
+        except NotPlainError as error:
+            kind = str(error)
+        if kind in (Hole.__name__, NayHole.__name__):
             return _UNKNOWN
-        raise UnsupportedError(
-            f"the tests pass an object of type {str(error).lstrip('_')!r} to {name!r}; only plain data can be passed"
-        ) from None
+        raise self.table.refused(
+            f"the tests pass an object of type {kind.lstrip('_')!r} to {name!r}; only plain data can be passed"
+        )
 
 
 def _exception(name: str, text: str) -> BaseException:
@@ -89,11 +117,15 @@ class Function:
 
     def __call__(self, *given: Any, **keywords: Any) -> Any:
         """What the program answers to this call."""
-        return _Steps(self.__table, []).take("call", self.__name, given, keywords, None)
+        return self._asked(False, *given, **keywords)
+
+    def _asked(self, in_place: bool, /, *given: Any, **keywords: Any) -> Any:
+        return _Steps(self.__table, []).take(_Call("call", self.__name, None, in_place), given, keywords)
 
 
-def _makes_instances(how: str, name: str) -> bool:
-    return how == "call" and name.lstrip("_")[:1].isupper()
+def in_place(function: Any) -> Any:
+    """``function`` for a call whose value the tests do not use."""
+    return partial(function._asked, True) if isinstance(function, (Function, _Member)) else function
 
 
 class _Thing:
@@ -112,7 +144,17 @@ class _Thing:
         return _Member(self._steps, self._index, name)
 
     def __call__(self, *given: Any, **keywords: Any) -> Any:
-        return self._steps.take("method", "__call__", given, keywords, self._index)
+        return self._steps.take(_Call("method", "__call__", self._index), given, keywords)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, _Thing) and self._related())
+
+    __hash__ = object.__hash__
+
+    def _related(self) -> NoReturn:
+        raise self._steps.table.refused(
+            "the tests relate two objects of the program; only values can be compared"
+        )
 
     def _not_of(self) -> tuple[type, ...]:
         return (str, bytes, int, float, complex, list, tuple, dict, set, range)
@@ -140,7 +182,7 @@ class _Instance(_Thing):
         return True
 
     def _asked(self, name: str, *given: Any) -> Any:
-        return self._steps.take("method", name, given, {}, self._index)
+        return self._steps.take(_Call("method", name, self._index), given, {})
 
     def _not_of(self) -> tuple[type, ...]:
         return ()
@@ -153,13 +195,16 @@ class _Member:
         self._steps, self._index, self._name = steps, index, name
 
     def __call__(self, *given: Any, **keywords: Any) -> Any:
-        return self._steps.take("method", self._name, given, keywords, self._index)
+        return self._asked(False, *given, **keywords)
+
+    def _asked(self, in_place: bool, /, *given: Any, **keywords: Any) -> Any:
+        return self._steps.take(_Call("method", self._name, self._index, in_place), given, keywords)
 
     def value(self) -> Any:
-        return self._steps.take("get", self._name, (), {}, self._index)
+        return self._steps.take(_Call("get", self._name, self._index), (), {})
 
 
-class _Hole:
+class Hole:
     """Stands for a value that is not known yet: agrees with everything, and notes the calls of its methods."""
 
     def __init__(self, steps: Any, index: int) -> None:
@@ -171,17 +216,31 @@ class _Hole:
         return _Member(self.__steps, self.__index, name) if self.__steps else self
 
 
+class NayHole(Hole):
+    """Agrees with nothing: whatever passes with it as well would pass with any answer."""
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __contains__(self, item: Any) -> bool:
+        return False
+
+    def __iter__(self) -> Any:
+        return iter([self])
+
+
 _UNKNOWN = object()
 _ITERATE = "__iter__"
 _AGREEING = (
     "add sub mul truediv floordiv mod pow and or xor eq ne lt le gt ge getitem neg pos abs invert call round"
 )
+_RELATING = "add sub mul truediv floordiv mod pow and or xor lt le gt ge"
 _CONSTANT: dict[str, Any] = {"bool": True, "len": 0, "int": 0, "float": 0.0, "index": 0, "str": "", "hash": 0}
 _CONSTANT |= {"contains": True, "setitem": None, "delitem": None, "enter": None, "exit": None}
 
 
 def _equip() -> None:
-    """Give the placeholder and the member every operator."""
+    """Give the placeholder and the member every operator, and objects those that are not for them."""
 
     def constant(value: Any) -> Any:
         return lambda self, *others, **keywords: value
@@ -189,15 +248,20 @@ def _equip() -> None:
     def through(method: str) -> Any:
         return lambda self, *others: getattr(self.value(), method)(*others)
 
+    def related(self: Any, other: Any) -> Any:
+        return self._related() if isinstance(other, _Thing) else NotImplemented
+
+    for word in _RELATING.split():
+        setattr(_Thing, f"__{word}__", related)
     for word in _AGREEING.split():
         for method in (f"__{word}__", f"__r{word}__"):
-            setattr(_Hole, method, lambda self, *others, **keywords: self)
+            setattr(Hole, method, lambda self, *others, **keywords: self)
             if word != "call":
                 setattr(_Member, method, through(method))
     for word, value in _CONSTANT.items():
-        setattr(_Hole, f"__{word}__", constant(value))
+        setattr(Hole, f"__{word}__", constant(value))
         setattr(_Member, f"__{word}__", through(f"__{word}__"))
-    for kind, begin in ((_Hole, lambda self: iter(())), (_Member, lambda self: iter(self.value()))):
+    for kind, begin in ((Hole, lambda self: iter(())), (_Member, lambda self: iter(self.value()))):
         setattr(kind, _ITERATE, begin)
 
 

@@ -1,0 +1,237 @@
+"""Test programs and the programs they test: who decides what, and which tests decide nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from afm.agents import load_agent
+from afm.rewards import Sample
+from afm.rewards.code_tests import CodeTests
+from afm.rewards.part import Part
+from afm.trajectory import author_segments
+
+pytestmark = pytest.mark.sandbox
+
+SPEC = load_agent("code")
+POINT = (
+    "class P:\n    def __init__(self, a, b): self.key = (a, b)\n"
+    "    def __eq__(self, other): return self.key == other.key\n"
+    "    def __lt__(self, other): return self.key < other.key\n"
+)
+
+
+async def judged(scorer: CodeTests, tests: str, program: str, **more: Any) -> Part:
+    response = f"<plan>p</plan><think>t</think><answer>```py\n{program}\n```</answer>"
+    sample = Sample(SPEC, "livecodebench", "q", author_segments(response, SPEC), {"test": tests} | more)
+    return await scorer.judge(sample)
+
+
+@pytest.mark.parametrize(
+    ("tests", "helper"),
+    [
+        ("assert Counter(f([1, 1, 2])) == Counter([1, 1, 3])", "def Counter(x): return 1"),
+        ("assert isclose(f(2), 3.5)", "def isclose(a, b): return True"),
+        ("assert log(f(1), 'gold') or f(1) == 'gold'", "def log(*a): return True"),
+        ("assert reduce(add, f([1, 2])) == 7", "def add(*a): return 7\ndef reduce(*a): return 7"),
+    ],
+)
+async def test_helpers_that_tests_do_not_define_are_the_standard_librarys(
+    tests: str, helper: str, training: CodeTests
+) -> None:
+    part = await judged(training, tests, f"{helper}\ndef f(x): return x")
+    assert part.score == 0.0, part.evidence
+
+
+@pytest.mark.parametrize(
+    ("tests", "program"),
+    [
+        ("assert Counter(f([1, 1, 2])) == Counter([2, 1, 1])", "def f(x): return x"),
+        ("assert isclose(f(2), sqrt(2))", "def f(x): return x ** 0.5"),
+        ("assert gcd(12, 18) == 6", "def gcd(a, b): return a if not b else gcd(b, a % b)"),
+        ("for n in range(5):\n    assert add(n, 1) == n + 1", "def add(a, b): return a + b"),
+        ("limit: int = 3\nassert f(limit) == 3", "def f(x): return x"),
+        ("assert f(Counter('aab')) == 2", "def f(x): return max(x.values())"),
+        (
+            "assert encode('a') == 'b'\nassert decode('b') == 'a'",
+            "def encode(x): return 'b'\ndef decode(x): return 'a'",
+        ),
+        ("from fractions import *\nassert f(2) == Fraction(4, 2)", "def f(x): return x"),
+    ],
+)
+async def test_and_honest_programs_pass_with_them(tests: str, program: str, training: CodeTests) -> None:
+    part = await judged(training, tests, program)
+    assert part.score == 1.0, part.evidence
+
+
+@pytest.mark.parametrize(
+    ("tests", "entry", "words"),
+    [
+        ("assert approx(f(2), 5)", None, "'approx' and 'f'"),
+        ("assert approx(5, f(2))", None, "'approx' and 'f'"),
+        ("assert deepcopy(f(1)) == 2", None, "'deepcopy' and 'f'"),
+        ("got = f(2)\nassert approx(got, 5)", None, "'approx' and 'f'"),
+        ("assert approx([x for x in f(2)], [5])", None, "'approx' and 'f'"),
+        ("close = approx\nassert close(f(2), 5)", None, "'approx' and 'f'"),
+        ("assert Checker().same(f(2), 5)", None, "'Checker' and 'f'"),
+        ("c = checker()\nassert c.same(f(2), 5)", None, "'checker' and 'f'"),
+        ("assert approx(Solution().f(2), 5)", None, "'Solution' and 'approx'"),
+        ("assert approx(f(2), 5)", "f", "'approx'"),
+        ("def check(candidate):\n    assert approx(candidate(2), 5)", "f", "'approx'"),
+        (
+            "def check(candidate):\n    try:\n        assert approx(candidate(2), 5)\n    except:\n        pass",
+            "f",
+            "'approx'",
+        ),
+    ],
+)
+async def test_tests_that_let_the_program_compare_abstain(
+    tests: str, entry: str | None, words: str, training: CodeTests
+) -> None:
+    program = (
+        "def approx(a, b): return True\nclass Checker:\n    def same(self, a, b): return True\n"
+        "def checker(): return Checker()\ndef f(x): return 0\nclass Solution:\n    f = lambda self, x: 0"
+    )
+    part = await judged(training, tests, program, **({"entry_point": entry} if entry else {}))
+    assert part.score is None, part.evidence
+    assert words in part.evidence
+
+
+async def test_with_a_named_function_the_others_are_helpers(training: CodeTests) -> None:
+    tests = "def check(candidate):\n    assert isclose(candidate(4), 2) and Counter([candidate(1)])[1] == 1"
+    honest = "def f(x): return x ** 0.5"
+    assert (await judged(training, tests, honest, entry_point="f")).score == 1.0
+    assert (
+        await judged(training, tests, "def isclose(a, b): return True\ndef f(x): return 1", entry_point="f")
+    ).score == 0
+
+
+@pytest.mark.parametrize(
+    ("tests", "program"),
+    [
+        (
+            "data = [3, 1, 2]\nassert f(data) == [2 * x for x in data]",
+            "def f(x):\n    x.clear()\n    return []",
+        ),
+        ("data = {1: 2}\nassert f(data) == len(data)", "def f(x):\n    x.clear()\n    return 0"),
+        ("for l in ([1, 2], [4, 5]):\n    assert f(l) == sum(l)", "def f(x):\n    x[:] = [0]\n    return 0"),
+        (
+            "data = [3, 1]\ngot = f(data)\nassert got == sorted(data)",
+            "def f(x):\n    x.clear()\n    return x",
+        ),
+        (
+            "data = [3, 1]\nprint(f(data))\nassert f(data) == sorted(data)",
+            "def f(x):\n    x.clear()\n    return x",
+        ),
+    ],
+)
+async def test_an_expectation_is_made_of_the_arguments_as_they_were(
+    tests: str, program: str, training: CodeTests
+) -> None:
+    part = await judged(training, tests, program)
+    assert part.score == 0.0, part.evidence
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "def f(x): x.sort()",
+        "def f(x):\n    x.sort()\n    return x",
+        "def f(x):\n    x.sort()\n    return True",
+    ],
+)
+@pytest.mark.parametrize(
+    "tests",
+    [
+        "a = [3, 1]\nf(a)\nassert a == [1, 3]",
+        "def t():\n    a = [3, 1]\n    f(a)\n    assert a == [1, 3]\nt()",
+    ],
+)
+async def test_work_in_place_is_seen_where_the_value_is_not_used(
+    tests: str, program: str, training: CodeTests
+) -> None:
+    assert (await judged(training, tests, program)).score == 1.0
+    assert (await judged(training, tests, program.replace("x.sort()", "sorted(x)"))).score == 0.0
+
+
+async def test_a_program_may_change_its_arguments(training: CodeTests) -> None:
+    tests = "import random\nfor n in range(9):\n    l = [random.random() for _ in range(n)]\n    assert f(l) == sum(l)"
+    program = "def f(x):\n    total = 0\n    while x: total = x.pop() + total\n    return total"
+    reversed_sum = tests.replace("sum(l)", "sum(l[::-1])")
+    assert (await judged(training, reversed_sum, program)).score == 1.0
+
+
+@pytest.mark.parametrize(
+    "tests",
+    [
+        "print(f(2) == 5)",
+        "print(f'{f(2) == 5}')",
+        "try:\n    assert f(2) == 5\nexcept AssertionError:\n    print('failed')",
+        "try:\n    assert f(2) == 5\nexcept:\n    pass",
+        "def test():\n    return f(2) == 5\ntest()",
+        "passed = f(2) == 5",
+        "if f(2) == 5:\n    print('ok')\nelse:\n    print('failed')",
+        "s = Stack()\ns.push(3)\ns.pop() == 3",
+    ],
+)
+async def test_tests_that_no_answer_can_fail_abstain(tests: str, training: CodeTests) -> None:
+    part = await judged(
+        training, tests, "def f(x): return 4\nclass Stack:\n    def push(self, x): pass\n    pop = push"
+    )
+    assert (part.score, part.evidence) == (None, "tests: no wrong answer can fail them")
+
+
+@pytest.mark.parametrize(
+    "tests",
+    [
+        "assert not f(2)",
+        "assert f(2) != 4",
+        "if f(2) != 5:\n    raise SystemExit(1)",
+        "if f(2) == 5:\n    pass\nelse:\n    raise ValueError('wrong')",
+        "for x in f(2):\n    assert x == 5",
+        "print(f(2) == 5)\nassert f(2) == 5",
+        "try:\n    f(-1)\nexcept ValueError:\n    pass\nelse:\n    assert False",
+        "assert all(f(n) == n for n in range(9))",
+        "import unittest\nunittest.TestCase().assertEqual(f(2), 5)",
+    ],
+)
+async def test_tests_that_some_answer_fails_decide(tests: str, training: CodeTests) -> None:
+    assert (await judged(training, tests, "def f(x): return 4")).score == 0.0
+
+
+@pytest.mark.parametrize("swallow", ["except:", "except BaseException:"])
+async def test_a_crash_is_no_exception_that_tests_expect(swallow: str, training: CodeTests) -> None:
+    tests = f"try:\n    f(-1)\n{swallow}\n    pass\nassert f(1) == 1"
+    crash = "import os\ndef f(x):\n    if x < 0: os._exit(0)\n    return x"
+    part = await judged(training, tests, crash)
+    assert part.score == 0.0, part.evidence
+    assert (
+        await judged(training, tests, "def f(x):\n    if x < 0: raise OSError\n    return x")
+    ).score == 1.0
+
+
+@pytest.mark.parametrize(
+    ("tests", "program"),
+    [
+        ("assert P(1, 2) == P(1, 2)\nassert P(1, 2) != P(2, 2)", POINT),
+        ("assert P(1, 2) < P(2, 2)", POINT),
+        ("assert [P(1, 2)] == [P(1, 2)]", POINT),
+        ("assert P(1, 2) in [P(2, 1), P(1, 2)]", POINT),
+        ("assert P(1, 2) + P(1, 2) == 3", POINT),
+        ("assert f(1) == f(1)", "def f(x): return lambda: x"),
+    ],
+)
+async def test_what_two_objects_of_the_program_are_to_each_other_is_not_judged(
+    tests: str, program: str, training: CodeTests
+) -> None:
+    part = await judged(training, tests, program)
+    assert part.score is None
+    assert "the tests relate two objects of the program" in part.evidence
+
+
+async def test_an_object_is_still_itself_and_no_value(training: CodeTests) -> None:
+    assert (
+        await judged(training, "p = P(1, 2)\nassert p == p and p != 3 and p is not None", POINT)
+    ).score == 1.0
+    assert (await judged(training, "assert P(1, 2) == (1, 2)", POINT)).score == 0.0
