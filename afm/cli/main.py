@@ -7,7 +7,21 @@ import sys
 
 import typer
 
-from afm.cli import ask, cassette, data, mask, quickstart, report, reward, rl, sandbox, serve, sft, validate
+from afm.cli import (
+    ask,
+    cassette,
+    data,
+    doctor,
+    mask,
+    quickstart,
+    report,
+    reward,
+    rl,
+    sandbox,
+    serve,
+    sft,
+    validate,
+)
 from afm.cli.eval import evaluation
 from afm.errors import AfmError, UsageError
 from afm.processes import follow_parent
@@ -23,6 +37,7 @@ app = typer.Typer(
 
 app.command()(quickstart.quickstart)
 app.command()(ask.ask)
+app.command()(doctor.doctor)
 app.add_typer(data.app, name="data")
 app.command()(validate.validate)
 app.command()(mask.mask)

@@ -1,0 +1,76 @@
+import pytest
+
+from llamafactory_patch.memory import Sharding, memory_need, model_shape, trained_parameters
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("Qwen/Qwen2.5-3B-Instruct", 3_085_938_688),
+        ("Qwen/Qwen2.5-7B-Instruct", 7_615_616_512),
+        ("Qwen/Qwen2.5-Coder-32B-Instruct", 32_763_876_352),
+    ],
+)
+def test_shapes_known_by_name_have_the_published_number_of_parameters(name, parameters):
+    assert model_shape(name).parameters == parameters
+
+
+@pytest.mark.parametrize("kind", ["Qwen2", "Llama", "Qwen3"])
+def test_parameters_are_those_of_the_model_that_transformers_builds(kind, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    torch = pytest.importorskip("torch")
+    sizes = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2}
+    sizes |= {
+        "intermediate_size": 96,
+        "vocab_size": 130,
+        "tie_word_embeddings": kind == "Qwen3",
+        "head_dim": 16,
+    }
+    config = getattr(transformers, f"{kind}Config")(**sizes)
+    config.save_pretrained(tmp_path)
+    with torch.device("meta"):
+        model = getattr(transformers, f"{kind}ForCausalLM")(config)
+    assert model_shape(str(tmp_path)).parameters == model.num_parameters()
+
+
+def test_adapters_are_those_that_peft_adds(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    peft = pytest.importorskip("peft")
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = transformers.Qwen2Config(**sizes, intermediate_size=96, vocab_size=130)
+    config.save_pretrained(tmp_path)
+    targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    model = peft.get_peft_model(
+        transformers.Qwen2ForCausalLM(config), peft.LoraConfig(r=4, target_modules=targets)
+    )
+    settings = {"finetuning_type": "lora", "lora_rank": 4, "lora_target": "all"}
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    assert trained_parameters(model_shape(str(tmp_path)), settings) == trained
+
+
+def test_states_under_zero_are_what_deepspeed_estimates():
+    zero3 = pytest.importorskip("deepspeed.runtime.zero.stage3")
+    zero2 = pytest.importorskip("deepspeed.runtime.zero.stage_1_and_2")
+    shape = model_shape("Qwen/Qwen2.5-7B")
+    full = {"finetuning_type": "full", "bf16": True, "cutoff_len": 1}
+    _, wanted3, _ = zero3.estimate_zero3_model_states_mem_needs(
+        shape.parameters, shape.embedding, 8, 2, cpu_offload=False, cpu_offload_params=False
+    )
+    assert memory_need(shape, full, Sharding.ZERO3, 16).states == wanted3
+    _, wanted2 = zero2.estimate_zero2_model_states_mem_needs(shape.parameters, 8, 2, cpu_offload=False)
+    assert memory_need(shape, full, Sharding.ZERO2, 16).states == wanted2
+
+
+def test_what_a_setting_saves_is_seen():
+    shape = model_shape("Qwen/Qwen2.5-7B")
+    full = {"finetuning_type": "full", "bf16": True, "cutoff_len": 32768, "per_device_train_batch_size": 1}
+    need = memory_need(shape, full, Sharding.ZERO3, 8)
+    assert need.logits == 32768 * 152064 * 10
+    assert memory_need(shape, {**full, "enable_liger_kernel": True}, Sharding.ZERO3, 8).logits == 0
+    assert memory_need(
+        shape, {**full, "disable_gradient_checkpointing": True}, Sharding.ZERO3, 8
+    ).activations > (10 * need.activations)
+    assert memory_need(shape, {**full, "finetuning_type": "lora"}, Sharding.ZERO3, 8).states < need.states / 4
+    by_gpus = [memory_need(shape, full, Sharding.FSDP2, gpus).states for gpus in (1, 2, 4)]
+    assert by_gpus == sorted(by_gpus, reverse=True)
+    assert model_shape("somebody/unknown") is None
