@@ -35,6 +35,11 @@ def sample(program: str, truth: Any = SUMS, **info: Any) -> Sample:
         "import sys\ndata = sys.stdin.buffer.read().split()\nsys.stdout.write(str(int(data[0]) + int(data[1])))",
         "import os\nos.write(1, b'%d' % sum(map(int, os.read(0, os.fstat(0).st_size).split())))",
         "import sys\nsys.stdin = open('/dev/stdin')\nprint(sum(map(int, input().split())))",
+        "print(sum(map(int, open(f'/dev/stdin').read().split())))",
+        'print(sum(map(int, open(r"/dev/stdin", "rb").read().split())))',
+        "from pathlib import Path\nprint(sum(map(int, Path('/dev/stdin').read_text().split())))",
+        "import sys\nprint(sum(map(int, open('/dev/stdin' if True else 'input.txt').readlines()[0].split())))",
+        "import os\nprint(sum(map(int, os.read(os.open('/dev/stdin', os.O_RDONLY), 99).split())))",
         "import sys, threading\nsys.setrecursionlimit(10**6)\nthreading.stack_size(1 << 26)\n"
         "def main():\n    print(sum(map(int, input().split())))\nthreading.Thread(target=main).start()",
         "if __name__ == '__main__':\n    print(sum(map(int, input().split())))\n    exit()",
@@ -143,6 +148,59 @@ async def test_a_group_of_programs_shares_the_first_round_of_its_tests(training:
 async def test_cases_share_nothing(training: CodeTests) -> None:
     program = "import math\nprint(hasattr(math, 'seen') or 'first')\nmath.seen = 1"
     truth = {"stdin": [""] * 10, "expected_output": ["first"] * 10}
+    assert (await training.judge(sample(program, truth))).score == 1.0
+
+
+async def test_what_one_case_left_is_not_the_next_ones_input(training: CodeTests) -> None:
+    program = "import os\npath = '/dev/stdin'\nprint(open(path).read())\nos.unlink(path)\nos.mkdir(path)"
+    truth = {"stdin": ["1", "2"], "expected_output": ["1", "2"]}
+    part = await training.judge(sample(program, truth))
+    assert "no room for another process" in part.evidence
+    link = "import os\npath = '/dev/stdin'\nprint(open(path).read())\nos.unlink(path)\nos.symlink('/tmp/x', path)"
+    assert (await training.judge(sample(link, truth))).score == 1.0
+
+
+ORPHAN = """
+import os, time
+reading, writing = os.pipe()
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        begun = time.process_time()
+        while time.process_time() - begun < {seconds}: pass
+        os.write(writing, b"3")
+    os._exit(0)
+os.wait()
+print(os.read(reading, 1).decode())
+"""
+
+
+@pytest.mark.parametrize(("seconds", "score"), [("1.5", 0), ("0.1", 1)])
+async def test_the_time_of_orphans_counts(seconds: str, score: int, training: CodeTests) -> None:
+    part = await training.judge(
+        sample(ORPHAN.replace("{seconds}", seconds), {"stdin": [""], "expected_output": ["3"]})
+    )
+    assert part.score == score, part.evidence
+
+
+async def test_nobody_works_on_after_a_case(training: CodeTests) -> None:
+    program = """
+import os, time
+if os.path.exists("/tmp/begun"):
+    time.sleep(0.5)
+    print(os.path.exists("/tmp/done"))
+else:
+    open("/tmp/begun", "w").close()
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            time.sleep(0.3)
+            open("/tmp/done", "w").close()
+        os._exit(0)
+    os.wait()
+    print("first")
+"""
+    truth = {"stdin": ["", ""], "expected_output": ["first", "False"]}
     assert (await training.judge(sample(program, truth))).score == 1.0
 
 

@@ -7,10 +7,11 @@ what they return. For each case one JSON line goes to standard output, a descrip
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import gc
 import json
 import os
-import re
 import resource
 import select
 import signal
@@ -22,6 +23,8 @@ from typing import Any
 from afm.rewards.code_tests.inside.serve import NOTE_BYTES, PRELUDE, PROGRAM, described, serve
 
 _CHUNK = 1 << 16
+_STDIN, _INPUT = "/dev/stdin", "/tmp/stdin"  # the first may hold this program's input, not the case's
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 def main() -> None:
@@ -29,12 +32,11 @@ def main() -> None:
     with open(0, "rb", closefd=False) as stream:
         task = json.loads(stream.read())
     try:
-        # A path of its own: the sandbox's /dev/stdin may hold this program's input, not the case's.
-        source = re.sub(r"(['\"])/dev/stdin\1", "0", task["program"])
-        code = compile(source, PROGRAM, "exec", dont_inherit=True)
+        code = compile(task["program"].replace(_STDIN, _INPUT), PROGRAM, "exec", dont_inherit=True)
     except BaseException as error:  # noqa: BLE001 - whatever a hostile source does to the compiler
         _send({"broken": described(error)})
         return
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     _import_shared(task["shared"], task["prelude"])
     gc.freeze()  # the cases' collectors need not touch, and copy, what they share
     ends = time.monotonic() + task["total_s"]
@@ -76,7 +78,7 @@ class _Case:
 
     def run(self) -> dict[str, Any]:
         try:
-            given = os.open("/tmp", os.O_TMPFILE | os.O_RDWR)
+            given = self._input()
             with open(given, "wb", closefd=False) as file:
                 file.write(self._case.get("stdin", "").encode("utf-8", "replace"))
             os.lseek(given, 0, os.SEEK_SET)
@@ -110,6 +112,14 @@ class _Case:
         if self._case.get("session") is not None:
             return {**result, "values": self._values()}
         return {**result, "out": self._data[1].decode("utf-8", "replace")}
+
+    def _input(self) -> int:
+        """A file for the case's input, under a name where the program opens it by name."""
+        if _STDIN not in self._task["program"]:
+            return os.open("/tmp", os.O_TMPFILE | os.O_RDWR)
+        if os.path.lexists(_INPUT):
+            os.unlink(_INPUT)  # noqa: PTH108 - as above
+        return os.open(_INPUT, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
 
     def _values(self) -> Any:
         try:
@@ -156,19 +166,14 @@ class _Case:
             if ended in ready:
                 break
         os.close(ended)
-        for kill in (os.killpg, os.kill):
-            try:
-                kill(pid, signal.SIGKILL)
-            except OSError:  # it has ended
-                continue
-        _, status, usage = os.wait4(pid, 0)
+        status, cpu_s = _end(pid)
         self._status = os.waitstatus_to_exitcode(status)
         for fd in open_fds:
             while not self._too_much() and self._take(fd, reading[fd]):
                 pass
         if not reason and self._too_much():
             reason = "output"
-        if not reason and usage.ru_utime + usage.ru_stime > self._task["cpu_s"]:
+        if not reason and cpu_s > self._task["cpu_s"]:
             reason = "cpu"
         return reason or ("ok" if status == 0 else "error")
 
@@ -184,6 +189,21 @@ class _Case:
         if stream == 2:
             del self._data[2][:-NOTE_BYTES]
         return len(chunk) > 0
+
+
+def _end(pid: int) -> tuple[int, float]:
+    """End a case and whatever it has left behind: the status of ``pid``, and the CPU seconds of all together."""
+    contained = os.getppid() <= 1  # in a PID namespace of our own; elsewhere -1 would be everybody
+    with contextlib.suppress(OSError):  # nobody is left
+        os.kill(-1 if contained else pid, signal.SIGKILL)
+    status, cpu_s = 0, 0.0
+    while True:
+        try:
+            ended, end, usage = os.wait4(-1 if contained else pid, 0)
+        except ChildProcessError:
+            return status, cpu_s
+        cpu_s += usage.ru_utime + usage.ru_stime
+        status = end if ended == pid else status
 
 
 def _text(fd: int, mode: str, errors: str) -> Any:
