@@ -18,6 +18,7 @@ from itertools import groupby
 from operator import attrgetter, itemgetter
 from typing import Any
 
+from afm.continuation import continuing
 from afm.errors import ConfigError
 from afm.trajectory.types import Author, Segment
 
@@ -89,22 +90,40 @@ def _joined(segments: Iterable[Segment]) -> list[Segment]:
 def _encode_split(
     tokenizer: Any, rows: Sequence[Sequence[Segment]], roles: tuple[str, ...]
 ) -> list[MaskedIds]:
-    texts = [segment.text for row in rows for segment in row]
-    encoded = _encode(tokenizer, texts, offsets=bool(roles)) if texts else {"input_ids": ()}
-    every_ids = iter(encoded["input_ids"])
-    every_offsets = iter(encoded["offset_mapping"] if texts and roles else ())
+    encoded = _encode_pieces(tokenizer, rows, offsets=bool(roles))
     result = []
     for row in rows:
         masked = MaskedIds([], [])
         for segment in row:
-            ids = next(every_ids)
+            ids, offsets = next(encoded)
             mask = [int(segment.author is Author.AGENT)] * len(ids)
             if roles:
-                _silence(mask, next(every_offsets), [segment], roles)
+                _silence(mask, offsets, [segment], roles)
             masked.ids.extend(ids)
             masked.mask.extend(mask)
         result.append(masked)
     return result
+
+
+def _encode_pieces(
+    tokenizer: Any, rows: Sequence[Sequence[Segment]], *, offsets: bool
+) -> Iterator[tuple[list[int], list[tuple[int, int]]]]:
+    """Ids and (if asked for) offsets of every segment, in order; all but the first of a row continue a text."""
+    texts = [segment.text for row in rows for segment in row]
+    if not texts:
+        return
+    variant = continuing(tokenizer)
+    if variant is None:
+        encoded = _encode(tokenizer, texts, offsets=offsets)
+        every = encoded["offset_mapping"] if offsets else [[]] * len(texts)
+        yield from zip(encoded["input_ids"], every, strict=True)
+        return
+    begins = _encode(tokenizer, [row[0].text for row in rows if row], offsets=True)
+    follows = variant([segment.text for row in rows for segment in row[1:]])
+    first, later = (zip(part["input_ids"], part["offset_mapping"], strict=True) for part in (begins, follows))
+    for row in rows:
+        for number in range(len(row)):
+            yield next(later if number else first)
 
 
 def _encode_whole(

@@ -21,6 +21,7 @@ def install() -> None:
     with torchaudio_stub():
         from llamafactory_patch.agent_flan import install_template
         from llamafactory_patch.arguments import install_arguments
+        from llamafactory_patch.batches import install_batches
         from llamafactory_patch.formats import install_formats
         from llamafactory_patch.loading import install_loading
         from llamafactory_patch.processor import install_processor
@@ -28,4 +29,5 @@ def install() -> None:
     for part in (install_arguments, install_stages, install_template, install_formats, install_loading):
         part()
     install_processor()
+    install_batches()
     _installed = True

@@ -15,6 +15,7 @@ LAYERS = [
     {"errors", "settings", "processes", "configuration"},
     {"agents"},
     {"trajectory"},
+    {"continuation"},
     {"masking"},
     {"models", "tools", "sandbox"},
     {"rewards"},

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from afm.continuation import encode_continuation
 from afm.errors import ConfigError, MissingExtraError
 
 
@@ -70,9 +71,8 @@ class ChatTokenizer:
         return int(min(self.end_ids) if own is None else own)
 
     def encode(self, text: str) -> list[int]:
-        """Ids of ``text`` alone."""
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
-        return ids
+        """Ids of ``text`` alone, as it continues a text: no blank is put before it."""
+        return encode_continuation(self._tokenizer, text)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of ``token_ids``; end tokens are rendered as nothing, other special tokens as themselves."""
@@ -94,7 +94,8 @@ class ChatTokenizer:
         text = self._tokenizer.apply_chat_template(
             [dict(message) for message in messages], add_generation_prompt=True, tokenize=False
         )
-        return self.encode(text)
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
+        return ids
 
 
 def generation_end_ids(folder: str | Path) -> frozenset[int]:

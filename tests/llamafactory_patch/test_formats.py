@@ -1,6 +1,7 @@
 """Every layout of rows, through LLaMA-Factory's own pipeline."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -197,3 +198,24 @@ def test_splits_are_mixed_in_the_ratios_asked_for(pipeline, data_dir, tiny):
     mixed = {"mix_strategy": "interleave_under", "interleave_probs": "0.9,0.1"}
     trained = pipeline(tiny, folder, **options, **mixed).trained()
     assert sum("one" in text for text in trained) / len(trained) == pytest.approx(0.9, abs=0.05)
+
+
+def test_the_published_data_sets_are_registered():
+    pytest.importorskip("llamafactory")
+    from llamafactory_patch import install
+
+    install()
+    from llamafactory.data.parser import get_dataset_list
+
+    from llamafactory_patch.agent_flan import SPLITS
+
+    folder = Path(__file__).parents[2] / "data"
+    names = ["web_agent_sft", "mhqa_agent_sft", "code_agent_sft", *SPLITS]
+    found = get_dataset_list(names, str(folder))
+    assert [attr.dataset_name for attr in found[:3]] == [
+        f"PersonalAILab/AFM-{name}-SFT-Dataset" for name in ("WebAgent", "MHQA-Agent", "CodeAgent")
+    ]
+    assert {(attr.dataset_name, attr.formatting, attr.messages) for attr in found[3:]} == {
+        ("internlm/Agent-FLAN", "agent_flan", "conversation")
+    }
+    assert [attr.split for attr in found[3:]] == list(SPLITS)
