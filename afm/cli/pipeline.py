@@ -127,7 +127,7 @@ class Job:
         train_tokenizer(
             _texts(alpaca), start, vocab_size=recipe.vocabulary_size, whole_tags=recipe.whole_tags
         )
-        create_tiny_model(start, start, seed=self.seed)
+        create_tiny_model(start, start, seed=self.seed, heads=recipe.heads)
         return f"{rows} demonstrations, {self.plan.rl_tasks} problems for reinforcement"
 
     def sft(self) -> str:

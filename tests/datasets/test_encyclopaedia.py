@@ -157,18 +157,29 @@ def test_write_makes_corpus_disjoint_questions_and_manifest(tmp_path):
     )
 
 
-def test_a_brief_page_tells_the_same_facts_and_names_its_entity_at_the_top_only():
+def test_a_brief_page_is_a_table_of_the_same_facts_and_names_its_entity_at_the_top_only():
     brief, long = Encyclopaedia(400, seed=3, brief=True), WORLD
     for number in range(0, 400, 7):
         page = brief.page(number)
         title, kind = page.title, brief.kind(number)
-        top = f"{title} is a {kind.value}. Facts about {title} follow. "
-        assert page.text.startswith(top)
-        assert title not in page.text.removeprefix(top)
-        facts = page.text.removeprefix(top).removesuffix(".").split(". ")
-        assert len(facts) == len(OF_KIND[kind]) + 1
-        for fact in facts:
-            told, given = fact.split(" is ", 1)
-            assert f"{told} of {title} is {given}." in long.page(number).text
+        lines = page.text.split("\n")
+        assert lines[:2] == [f"{title} is a {kind.value}.", f"Facts about {title}:"]
+        facts = [relation.name for relation in OF_KIND[kind]] + [ATTRIBUTE_OF[kind].name]
+        for name, line in zip(facts, lines[2:], strict=True):
+            assert line.startswith(f"{name.capitalize()} ")
+            given = line.removeprefix(f"{name.capitalize()} ")
+            assert title not in given
+            assert f"The {name} of {title} is {given}".replace("is in", "is") in long.page(
+                number
+            ).text.replace("is in", "is")
         for link in page.links:
             assert page.text[link.start : link.end] == brief.names.name(link.target)
+
+
+def test_a_brief_page_looks_like_this():
+    page = Encyclopaedia(2_000, brief=True).page(3)
+
+    assert page.contents == (
+        '"Dipo Muvwick"\nDipo Muvwick is a realm.\nFacts about Dipo Muvwick:\n'
+        "Capital Dufu Zazmoor.\nRuler Nesa Zivmere.\nArea 7297 square miles."
+    )

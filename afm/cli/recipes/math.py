@@ -27,6 +27,7 @@ MATH = Recipe(
     folder=Path("runs/quickstart"),
     vocabulary_size=512,
     whole_tags=False,
+    heads=8,
     example="Tom has 57 coins. Tom finds 38 more. How many coins does Tom have?",
     full=Plan(train_tasks=6000, rl_tasks=4096, heldout_tasks=200),
     smoke=Plan(

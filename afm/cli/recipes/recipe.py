@@ -36,6 +36,7 @@ class Recipe:
         folder: Where a run goes when the user names no place.
         vocabulary_size: Most tokens of the tokenizer trained on the demonstrations.
         whole_tags: Whether tags become single tokens.
+        heads: Attention heads of the model; fewer are wider, which names of many letters need more than digits.
         example: Question for ``afm ask``; the first held-out one when empty.
         full: Plan of a real run.
         smoke: Plan that proves the machinery and nothing else.
@@ -51,6 +52,7 @@ class Recipe:
     folder: Path
     vocabulary_size: int
     whole_tags: bool
+    heads: int
     example: str
     full: Plan
     smoke: Plan

@@ -56,6 +56,7 @@ WIKI = Recipe(
     folder=Path("runs/quickstart-wiki"),
     vocabulary_size=1024,
     whole_tags=True,
+    heads=4,
     example="",
     full=Plan(train_tasks=6000, rl_tasks=2048, heldout_tasks=200),
     smoke=Plan(

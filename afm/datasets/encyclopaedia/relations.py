@@ -155,13 +155,14 @@ ATTRIBUTES = (
     ),
 )
 
-ABOUT = "Facts about {s} follow."
-"""On brief pages: whose facts these are. Said once more than in the title, so that a search prefers the page."""
+ABOUT = "Facts about {s}:"
+"""On brief pages: whose facts these are. It repeats the title, so that a search prefers the page to those that name it."""
 
 
 def brief(told: tuple[str, str]) -> str:
-    """A fact's sentence on brief pages, such as ``The mayor is {o}.`` for mayors."""
-    return told[0].replace(" of {s}", "")
+    """A fact's line on brief pages: ``Mayor {o}.``, the noun directly before what it gives."""
+    noun, _, given = told[0].removeprefix("The ").partition(" of {s} is ")
+    return f"{noun.capitalize()} {given.removeprefix('in ')}"
 
 
 OF_KIND = {kind: tuple(r for r in RELATIONS if r.subject is kind) for kind in Kind}

@@ -61,7 +61,7 @@ class Encyclopaedia:
         size: Entities and pages.
         seed: Fixes names, facts and wording.
         wordings: 1 tells every fact in the same words, 2 varies.
-        brief: Pages name their entity at the top only and list nothing: ``The mayor is Ba Ka.``
+        brief: Pages are tables, a line a fact such as ``Mayor Ba Ka.``, and name their entity at the top only.
 
     Raises:
         ConfigError: The size is not from 40 to 16 million.
@@ -126,7 +126,8 @@ class Encyclopaedia:
         if not 0 <= number < self.size:
             raise IndexError(f"page {number}: this world has pages 0 to {self.size - 1}")
         kind, title = self.kind(number), self.names.name(number)
-        writer = _Writer(number, title, self._values(number ^ (1 << 39)) if self.wordings > 1 else 0)
+        wording = self._values(number ^ (1 << 39)) if self.wordings > 1 else 0
+        writer = _Writer(number, title, wording, "\n" if self.brief else " ")
         writer.add("{s} is a " + kind.value + ".", [])
         if self.brief:
             writer.add(ABOUT, [])
@@ -160,8 +161,8 @@ class Encyclopaedia:
 class _Writer:
     """Puts sentences together and notes where links stand."""
 
-    def __init__(self, number: int, title: str, wording: int) -> None:
-        self._number, self._title, self._wording = number, title, wording
+    def __init__(self, number: int, title: str, wording: int, joint: str) -> None:
+        self._number, self._title, self._wording, self._joint = number, title, wording, joint
         self._text = ""
         self._links: list[Link] = []
 
@@ -173,7 +174,7 @@ class _Writer:
     def add(self, sentence: str, others: list[tuple[int, str]]) -> None:
         """Add a sentence with ``{s}`` for the title and ``{o}`` for the others."""
         before, mark, after = sentence.replace("{s}", self._title).partition("{o}")
-        self._text += f" {before}" if self._text else before
+        self._text += self._joint + before if self._text else before
         for place, (target, name) in enumerate(others if mark else []):
             if place:
                 self._text += " and " if place == len(others) - 1 else ", "
