@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from weakref import WeakKeyDictionary
 
 import httpx
 
 from afm.errors import ConfigError, DataError, SandboxError
 from afm.sandbox import RunResult, SandboxLimits
 from afm.settings import load_settings
+from afm.tools.connections import Connections, pause_s, retry_after_s, server_address, told
 from afm.tools.run_message import RUN_PATH, request_for, result_from
 
 _CONNECT_TIMEOUT_S = 5.0
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 _REST_S = 10.0
 """How long a server that failed is asked after all others."""
-_SHOWN_CHARACTERS = 200
+_TOKEN = "CODE_SERVER_TOKEN"
+_EXAMPLE = "http://127.0.0.1:9002"
 
 
 class _FailedError(Exception):
@@ -79,16 +78,13 @@ class RemoteSandbox:
         queue_s: float = 60.0,
     ) -> None:
         if not urls:
-            raise ConfigError("urls: got an empty list, expected addresses such as http://127.0.0.1:9002")
-        if token is not None and not (token.isascii() and token.isprintable() and token == token.strip()):
-            raise ConfigError("CODE_SERVER_TOKEN: expected printable ASCII without blanks around it")
-        self._servers = [_Server(_checked(url)) for url in urls]
+            raise ConfigError(f"urls: got an empty list, expected addresses such as {_EXAMPLE}")
+        self._servers = [_Server(server_address(url, RUN_PATH, _TOKEN, _EXAMPLE)) for url in urls]
         self._turn = itertools.count()
-        self._token = token
+        self._connections = Connections(token, _TOKEN)
         self._rounds = rounds
         self._busy_s = busy_s
         self._queue_s = queue_s
-        self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient] = WeakKeyDictionary()
 
     async def run(self, code: str, stdin: str = "", limits: SandboxLimits | None = None) -> RunResult:
         """Run ``code`` on one of the servers. Cancelling closes the connection, and the server kills the run.
@@ -110,17 +106,15 @@ class RemoteSandbox:
             failures += not busy
             late = time.monotonic() - began > self._busy_s
             if failures >= self._rounds or late or all(reason.lasting for reason in answer.values()):
-                told = "; ".join(f"{url}: {reason}" for url, reason in answer.items())
-                raise SandboxError(f"no code server could run the program: {told}")
+                reasons = "; ".join(f"{url}: {reason}" for url, reason in answer.items())
+                raise SandboxError(f"no code server could run the program: {reasons}")
             asked = min((reason.wait_s for reason in answer.values() if reason.busy), default=0.0)
-            await asyncio.sleep(_pause_s(attempt, asked))
+            await asyncio.sleep(pause_s(attempt, asked))
         raise AssertionError("unreachable")
 
     async def close(self) -> None:
         """Close the connections of this event loop."""
-        client = self._clients.pop(asyncio.get_running_loop(), None)
-        if client is not None:
-            await client.aclose()
+        await self._connections.close()
 
     async def _one_round(self, body: bytes, patience: httpx.Timeout) -> RunResult | dict[str, _FailedError]:
         """Ask the servers one after the other, the least busy first."""
@@ -147,38 +141,16 @@ class RemoteSandbox:
 
     async def _ask(self, url: str, body: bytes, patience: httpx.Timeout) -> RunResult:
         try:
-            response = await self._client().post(f"{url}{RUN_PATH}", content=body, timeout=patience)
+            client = self._connections.client()
+            response = await client.post(f"{url}{RUN_PATH}", content=body, timeout=patience)
         except (httpx.TransportError, httpx.DecodingError) as error:
             raise _FailedError(f"{type(error).__name__}: {error}".rstrip(": ")) from error
-        match response.status_code:
-            case 200:
-                try:
-                    return result_from(response.content)
-                except ValueError as error:
-                    raise _FailedError(f"its answer is {error}", lasting=True) from None
-            case 413:
-                raise DataError(_told(response))
-            case 429:
-                raise _FailedError(f"busy: {_told(response)}", busy=True, wait_s=_retry_after_s(response))
-            case 401 | 403:
-                raise _FailedError("refused the token; set CODE_SERVER_TOKEN to the server's", lasting=True)
-            case status:
-                reason = f"status {status}: {_told(response)}"
-                raise _FailedError(reason, lasting=status < 500 and status != 408)
-
-    def _client(self) -> httpx.AsyncClient:
-        """The connections of this event loop. No proxy: code servers are machines of the same cluster."""
-        loop = asyncio.get_running_loop()
-        if loop not in self._clients:
-            headers = {"Content-Type": "application/json"}
-            if self._token:
-                headers["Authorization"] = f"Bearer {self._token}"
-            self._clients[loop] = httpx.AsyncClient(
-                headers=headers,
-                limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
-                trust_env=False,
-            )
-        return self._clients[loop]
+        if response.status_code != 200:
+            raise _failure(response)
+        try:
+            return result_from(response.content)
+        except ValueError as error:
+            raise _FailedError(f"its answer is {error}", lasting=True) from None
 
 
 def remote_sandbox(urls: Sequence[str]) -> RemoteSandbox:
@@ -191,34 +163,14 @@ def remote_sandbox(urls: Sequence[str]) -> RemoteSandbox:
     return RemoteSandbox(urls, token=secret.get_secret_value() if secret else None)
 
 
-def _checked(url: str) -> str:
-    try:
-        parsed = httpx.URL(url)
-    except httpx.InvalidURL as error:
-        raise ConfigError(f"urls: got {url!r}: {error}") from None
-    if parsed.scheme not in ("http", "https") or not parsed.host:
-        raise ConfigError(f"urls: got {url!r}, expected an address such as http://127.0.0.1:9002")
-    if parsed.userinfo:
-        raise ConfigError("urls: an address holds a password; put the token into CODE_SERVER_TOKEN instead")
-    return url.rstrip("/").removesuffix(RUN_PATH)
-
-
-def _pause_s(attempt: int, asked_s: float) -> float:
-    """Exponential, with jitter so that clients do not come back together; at least what a server asked for."""
-    longest = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**attempt)
-    return asked_s + random.uniform(longest / 2, longest)
-
-
-def _retry_after_s(response: httpx.Response) -> float:
-    try:
-        return min(_LONGEST_PAUSE_S, max(0.0, float(response.headers.get("Retry-After", "0"))))
-    except ValueError:
-        return 0.0
-
-
-def _told(response: httpx.Response) -> str:
-    try:
-        message = response.json()["error"]
-    except (ValueError, KeyError, TypeError):
-        message = response.text
-    return str(message)[:_SHOWN_CHARACTERS] or "no text"
+def _failure(response: httpx.Response) -> _FailedError | DataError:
+    message, _ = told(response.content)
+    match response.status_code:
+        case 413:
+            return DataError(message)
+        case 429:
+            return _FailedError(f"busy: {message}", busy=True, wait_s=retry_after_s(response.headers))
+        case 401 | 403:
+            return _FailedError(f"refused the token; set {_TOKEN} to the server's", lasting=True)
+        case status:
+            return _FailedError(f"status {status}: {message}", lasting=status < 500 and status != 408)

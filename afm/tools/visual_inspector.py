@@ -3,45 +3,30 @@
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from afm.configuration import validated
-from afm.errors import ConfigError
-from afm.settings import load_settings
 from afm.tools.base import ToolResult
-from afm.tools.registry import ToolContext, ToolSchema
-from afm.tools.web_client import WebClient, WebServerError
+from afm.tools.web_client import ServerKind
+from afm.tools.web_tool import MARGIN_S, WebTool, WebToolSettings
 
 HOW_TO = (
     'Nothing was looked at: expected a JSON object {"file_path": "path or address of the image", "question": "..."} '
     "between a line ```json and a line ```."
 )
-_PATH = "/inspect"
-_MARGIN_S = 2.0
-"""Of the time for a request, kept for the way there and back."""
 _FENCE = re.compile(r"\s*```\s*(?:json)?\s*(.*?)\s*```\s*\Z", re.DOTALL | re.IGNORECASE)
 
 
-class VisualInspectorSettings(BaseModel):
-    """Settings of :class:`VisualInspectorTool` in a tools file.
+class VisualInspectorSettings(WebToolSettings):
+    """Settings of :class:`VisualInspectorTool` in a tools file. Without ``urls``: ``SERVER_HOST`` and ``VISUAL_INSPECTOR_PORT``.
 
     Attributes:
-        urls: Servers, with or without ``/inspect``; asked in turn. By default ``SERVER_HOST`` and ``VISUAL_INSPECTOR_PORT``.
         timeout_s: For one request. The server is told, and gives up by then.
-        tries: Requests before a failure counts, each to the next server.
-        busy_s: How long to keep asking servers that are well but full.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    urls: tuple[str, ...] = ()
-    timeout_s: float = Field(default=95.0, gt=2 * _MARGIN_S)
-    tries: int = Field(default=2, ge=1)
-    busy_s: float = Field(default=120.0, ge=0)
+    timeout_s: float = Field(default=95.0, gt=2 * MARGIN_S)
 
 
 class _Asked(BaseModel):
@@ -57,85 +42,37 @@ class _Reply(BaseModel):
     cached: bool = False
 
 
-class VisualInspectorTool:
-    """Looks at one picture a call.
+class VisualInspectorTool(WebTool[VisualInspectorSettings, _Reply]):
+    """Looks at one picture a call: that which a JSON object names, in a fence or not."""
 
-    Args:
-        urls: At least one address; the path ``/inspect`` may be left out.
-        token: Sent in the header ``Authorization`` and nowhere else.
+    settings_type = VisualInspectorSettings
+    reply_type = _Reply
+    server = ServerKind(
+        path="/inspect",
+        answer="{text, kind, cached}",
+        token="WEB_SERVER_TOKEN",
+        address=lambda environment: f"http://{environment.server_host}:{environment.visual_inspector_port}",
+    )
+    usual_name = "visual_inspector"
+    failure = "nothing was looked at"
 
-    Raises:
-        ConfigError: No address, or one that is not ``http://`` or ``https://``.
-    """
-
-    def __init__(
-        self,
-        urls: Sequence[str],
-        *,
-        settings: VisualInspectorSettings | None = None,
-        token: str | None = None,
-        name: str = "visual_inspector",
-        schema: ToolSchema | None = None,
-    ) -> None:
-        self.name = name
-        self.schema = schema
-        self._settings = settings or VisualInspectorSettings()
-        self._client = WebClient(
-            urls,
-            _PATH,
-            token=token,
-            timeout_s=self._settings.timeout_s,
-            tries=self._settings.tries,
-            busy_s=self._settings.busy_s,
-        )
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any], context: ToolContext) -> VisualInspectorTool:
-        """A tool with the settings of a tools file; see :class:`VisualInspectorSettings`."""
-        settings = validated(VisualInspectorSettings, config, context.label, context.at)
-        environment = load_settings()
-        secret = environment.web_server_token
-        urls = settings.urls or (f"http://{environment.server_host}:{environment.visual_inspector_port}",)
-        try:
-            return cls(
-                urls,
-                settings=settings,
-                token=secret.get_secret_value() if secret else None,
-                name=context.schema.function.name,
-                schema=context.schema,
-            )
-        except ConfigError as error:
-            raise ConfigError(f"{context.label}: {context.at}: {error}") from None
-
-    async def call(self, argument: str) -> ToolResult:
-        """Look at the picture that ``argument`` names: a JSON object, in a fence or not."""
+    def request(self, argument: str) -> Mapping[str, Any] | ToolResult:
+        """The picture and the question."""
         fenced = _FENCE.fullmatch(argument)
         try:
             asked = _Asked.model_validate_json(fenced[1] if fenced else argument)
         except ValidationError:
             return ToolResult(HOW_TO, meta={"reason": "bad_argument"})
-        body = {
+        return {
             "image": asked.file_path,
             "question": asked.question or "",
-            "seconds": self._settings.timeout_s - _MARGIN_S,
+            "seconds": self.settings.timeout_s - MARGIN_S,
         }
-        began = time.monotonic()
-        try:
-            reply = _Reply.model_validate(await self._client.post(body))
-        except WebServerError as error:
-            if error.kind == "request":
-                return ToolResult(f"Nothing was looked at: {error}.", meta={"reason": "bad_argument"})
-            text = f"The {self.name} tool failed, nothing was looked at: {error}"
-            return ToolResult(text, ok=False, meta={"reason": error.kind or "server", "error": str(error)})
-        except ValidationError:
-            text = f"The {self.name} tool failed: the server's answer is no look at a picture"
-            return ToolResult(text, ok=False, meta={"reason": "broken"})
-        meta = {"cached": reply.cached, "wall_s": round(time.monotonic() - began, 4)}
+
+    def shown(self, reply: _Reply) -> ToolResult:
+        """What the model saw, or why it saw nothing."""
+        meta = {"cached": reply.cached}
         if reply.kind is not None:
             text = f"This image could not be looked at: {reply.text}."
             return ToolResult(text, meta=meta | {"reason": reply.kind})
         return ToolResult(reply.text, meta=meta)
-
-    async def close(self) -> None:
-        """Close the connections of this event loop."""
-        await self._client.close()
