@@ -12,13 +12,14 @@ from __future__ import annotations
 import contextlib
 import shutil
 import subprocess
+from concurrent.futures import Executor
 from dataclasses import dataclass
 
 from afm.errors import SandboxUnavailableError
 from afm.sandbox.base import SandboxLimits
 from afm.sandbox.capture import memory_file
 from afm.sandbox.interpreter import Identity, Interpreter, check_binds, find_interpreter
-from afm.sandbox.percall import PerCallSandbox, launch
+from afm.sandbox.percall import PerCallSandbox, Task, launch
 from afm.sandbox.policy import (
     DEVICES,
     ENVIRONMENT,
@@ -58,7 +59,7 @@ class BubblewrapSandbox(PerCallSandbox[_Jail]):
         path = find_bubblewrap("--as-pid-1", "--size", "--seccomp", "--clearenv")
         identity = Identity.for_process()
         interpreter = find_interpreter(self._python, identity, self._packages)
-        check_binds(self._binds)
+        check_binds(self._binds, identity)
         rules = filter_program()
         known = _help_text(path)
         variants: list[tuple[str, ...]] = [("--disable-userns",), ()] if "--disable-userns" in known else [()]
@@ -73,24 +74,21 @@ class BubblewrapSandbox(PerCallSandbox[_Jail]):
             f"Python {'.'.join(map(str, jail.python.version))} ({jail.python.binary})",
         ]
 
-    def _start(
-        self, jail: _Jail, program: bytes, stdin: bytes, limits: SandboxLimits, kept: contextlib.ExitStack
-    ) -> JailedProcess:
+    def _start(self, jail: _Jail, task: Task, spawner: Executor, kept: contextlib.ExitStack) -> JailedProcess:
         files = contextlib.ExitStack()
         try:
-            code_fd = memory_file("program", program, files.callback)
+            code_fd = memory_file("program", task.program, files.callback)
             rules_fd = memory_file("rules", jail.system_calls, files.callback)
-            stdin_fd = memory_file("stdin", stdin, files.callback)
-            copy_fd = memory_file("stdin", stdin, files.callback)
+            stdin_fd = memory_file("stdin", task.stdin, files.callback)
+            copy_fd = memory_file("stdin", task.stdin, files.callback)
             return JailedProcess(
-                _command(jail, limits, _Descriptors(code_fd, rules_fd, copy_fd)),
+                _command(jail, task.limits, _Descriptors(code_fd, rules_fd, copy_fd)),
                 stdin=stdin_fd,
                 inherited=(code_fd, rules_fd, copy_fd),
                 files=files,
                 identity=jail.identity,
-                output_bytes=limits.output_bytes,
-                wall_s=limits.wall_s,
-                spawner=self._spawner,
+                limits=task.limits,
+                spawner=spawner,
             )
         except BaseException:
             files.close()

@@ -1,16 +1,21 @@
-"""Memory cgroups: what stops several processes of one run from together taking too much memory."""
+"""Cgroups: what bounds the memory, and counts the CPU time, of all processes of one run together."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
-from afm.sandbox.policy import MEMORY_PER_PROCESS
+from afm.sandbox.policy import CPU_AS_FAR_AS_SEEN, MEMORY_PER_PROCESS
 
+ROOT = Path("/sys/fs/cgroup")
 _PREFIX = "afm-sandbox"
+_NUMBERS = itertools.count()
 _SLACK_BYTES = 64 << 20  # page tables, namespaces, copied pages of the zygote
 
 
@@ -25,18 +30,34 @@ _V1 = _Version("memory.limit_in_bytes", "memory.oom_control", ("memory.swappines
 _V2 = _Version("memory.max", "memory.events", ("memory.swap.max", "0"))
 
 
-class MemoryGroup:
-    """One cgroup, whose processes together keep one limit.
+class Group:
+    """One cgroup."""
+
+    def __init__(self, parent: Path, name: str) -> None:
+        self.path = parent / name
+        with contextlib.suppress(FileExistsError):
+            self.path.mkdir()
+
+    def add(self, pid: int) -> None:
+        """Put a process in; what it forks from then on belongs to the group."""
+        (self.path / "cgroup.procs").write_text(str(pid), encoding="ascii")
+
+    def remove(self) -> None:
+        """Remove the group, if it is empty."""
+        with contextlib.suppress(OSError):
+            self.path.rmdir()
+
+
+class MemoryGroup(Group):
+    """A cgroup whose processes together keep one limit.
 
     Raises:
         OSError: It cannot be made or used here.
     """
 
     def __init__(self, parent: Path, name: str) -> None:
-        self.path = parent / name
+        super().__init__(parent, name)
         self._limit = 0
-        with contextlib.suppress(FileExistsError):
-            self.path.mkdir()
         self._version = _V2 if (self.path / _V2.limit).exists() else _V1
         try:
             self.limit(1 << 30)
@@ -47,9 +68,10 @@ class MemoryGroup:
         with contextlib.suppress(OSError):
             (self.path / file).write_text(value, encoding="ascii")
 
-    def add(self, pid: int) -> None:
-        """Put a process in; what it forks from then on belongs to the group."""
-        (self.path / "cgroup.procs").write_text(str(pid), encoding="ascii")
+    @property
+    def unified(self) -> bool:
+        """Whether it is of version 2, where one cgroup serves for everything."""
+        return self._version is _V2
 
     def limit(self, size_bytes: int) -> None:
         """Bound the memory of the group, files in its ``tmpfs`` included."""
@@ -58,15 +80,52 @@ class MemoryGroup:
             self._limit = size_bytes
 
     def kills(self) -> int:
-        """Processes that the kernel has killed in this group for want of memory."""
-        text = (self.path / self._version.events).read_text(encoding="ascii")
+        """Processes that the kernel has killed in this group for want of memory; 0 once it is removed."""
+        try:
+            text = (self.path / self._version.events).read_text(encoding="ascii")
+        except FileNotFoundError:
+            return 0
         found = re.search(r"^oom_kill (\d+)$", text, flags=re.MULTILINE)
         return int(found[1]) if found else 0
 
-    def remove(self) -> None:
-        """Remove the group, if it is empty."""
-        with contextlib.suppress(OSError):
-            self.path.rmdir()
+
+class CpuGroup(Group):
+    """A cgroup that counts the CPU time of its processes, those that nobody waited for included.
+
+    With version 2 it may be the folder of a :class:`MemoryGroup`.
+
+    Raises:
+        OSError: It cannot be made, or does not count here.
+    """
+
+    def __init__(self, parent: Path, name: str) -> None:
+        super().__init__(parent, name)
+        version_1 = self.path / "cpuacct.usage"
+        self._file = version_1 if version_1.exists() else self.path / "cpu.stat"
+        try:
+            self._read()
+        except OSError:
+            self.remove()
+            raise
+
+    def used_s(self) -> float:
+        """CPU seconds that its processes have taken so far; 0 once it is removed."""
+        try:
+            return self._read()
+        except FileNotFoundError:
+            return 0.0
+
+    def _read(self) -> float:
+        text = self._file.read_text(encoding="ascii")
+        if self._file.name == "cpuacct.usage":
+            return int(text) / 1e9
+        found = re.search(r"^usage_usec (\d+)$", text, flags=re.MULTILINE)
+        if found is None:
+            raise OSError(f"{self._file} has no usage_usec")
+        return int(found[1]) / 1e6
+
+
+G = TypeVar("G", bound=Group)
 
 
 def group_limit(memory_bytes: int, file_bytes: int) -> int:
@@ -74,32 +133,78 @@ def group_limit(memory_bytes: int, file_bytes: int) -> int:
     return memory_bytes + 2 * file_bytes + _SLACK_BYTES
 
 
-def memory_groups(count: int, root: Path = Path("/sys/fs/cgroup")) -> tuple[list[MemoryGroup], str]:
-    """Groups for ``count`` parallel runs, and where they are; or none, and why not."""
-    trouble = "no memory cgroup is writable"
-    for parent in _parents(root, Path("/proc/self/cgroup").read_text(encoding="utf-8")):
+@dataclass(frozen=True, slots=True)
+class RunGroups:
+    """The cgroups of one run at a time, where they can be had."""
+
+    memory: MemoryGroup | None = None
+    cpu: CpuGroup | None = None
+
+    def add(self, pid: int) -> None:
+        """Put a process in; what it forks from then on belongs to them."""
+        for group in (self.memory, self.cpu):
+            if group is not None:
+                group.add(pid)
+
+    def remove(self) -> None:
+        """Remove them, if they are empty."""
+        for group in (self.memory, self.cpu):
+            if group is not None:
+                group.remove()
+
+
+def run_groups(count: int, root: Path = ROOT) -> tuple[list[RunGroups], list[str]]:
+    """Cgroups for ``count`` parallel runs; what is bounded by them, and what only without, in sentences."""
+    memory, where = _groups(MemoryGroup, "memory", count, root)
+    cpu, counted = cpu_groups(memory, count, root)
+    each = [
+        RunGroups(memory[number] if memory else None, cpu[number] if cpu else None) for number in range(count)
+    ]
+    bounded = f"memory cgroup below {where}"
+    return each, [
+        bounded if memory else f"no memory cgroup is writable{where}: {MEMORY_PER_PROCESS}",
+        counted,
+    ]
+
+
+def cpu_groups(memory: Sequence[MemoryGroup], count: int, root: Path = ROOT) -> tuple[list[CpuGroup], str]:
+    """Groups for ``count`` runs that have these memory groups, if any; and where they are, or why there are none."""
+    if memory and memory[0].unified:  # a process is in one cgroup of version 2 only
+        groups, where = (
+            [CpuGroup(group.path.parent, group.path.name) for group in memory],
+            str(memory[0].path.parent),
+        )
+    else:
+        groups, where = _groups(CpuGroup, "cpuacct", count, root)
+    if not groups:
+        return [], f"no cgroup counts CPU time{where}: {CPU_AS_FAR_AS_SEEN}"
+    return groups, f"CPU time is bounded for all of a run together: cgroup below {where}"
+
+
+def _groups(make: Callable[[Path, str], G], controller: str, count: int, root: Path) -> tuple[list[G], str]:
+    """``count`` groups and their folder; or none, and the reason in parentheses."""
+    trouble = ""
+    for parent in _parents(root, controller, Path("/proc/self/cgroup").read_text(encoding="utf-8")):
         _remove_stale(parent)
-        groups: list[MemoryGroup] = []
+        groups: list[G] = []
         try:
-            for number in range(count):
-                group = MemoryGroup(parent, f"{_PREFIX}-{os.getpid()}-{number}")
-                groups.append(group)
+            groups.extend(make(parent, f"{_PREFIX}-{os.getpid()}-{next(_NUMBERS)}") for _ in range(count))
         except OSError as error:
-            trouble = f"no memory cgroup is writable ({error})"
+            trouble = f" ({error})"
             for group in groups:
                 group.remove()
             continue
-        return groups, f"memory cgroup below {parent}"
-    return [], f"{trouble}: {MEMORY_PER_PROCESS}"
+        return groups, str(parent)
+    return [], trouble
 
 
-def _parents(root: Path, memberships: str) -> list[Path]:
+def _parents(root: Path, controller: str, memberships: str) -> list[Path]:
     """Folders in which a group could be made, the nearest first."""
     found: list[Path] = []
     for line in memberships.splitlines():
         _, controllers, path = line.split(":", 2)
-        if "memory" in controllers.split(","):
-            top = root / "memory"
+        if controller in controllers.split(","):
+            top = root / controller
         elif controllers == "" and (root / "cgroup.controllers").exists():
             top = root
         else:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from afm.errors import ConfigError, SandboxUnavailableError
+from afm.sandbox.options import host_paths
 from afm.sandbox.packages import package_folders
 
 _ASK = """
@@ -84,6 +85,7 @@ def find_interpreter(
 
     Raises:
         SandboxUnavailableError: It does not exist, is not readable by that user, or is too old.
+        ConfigError: One of ``packages`` is no folder that programs may see.
     """
     given = python or "/usr/bin/python3"
     path = shutil.which(given)
@@ -99,8 +101,11 @@ def find_interpreter(
     binary, stdlib = str(facts["binary"]), str(facts["stdlib"])
     paths = [str(entry) for entry in facts["paths"]]
     libraries = _libraries([binary, *facts["dynamic"]])
-    extra = [str(folder) for folder in package_folders(version)] if packages is None else packages
-    folders = [os.path.realpath(folder) for folder in extra if _readable(folder, identity)]
+    if packages is None:
+        extra = [str(path) for path in package_folders(version) if _readable(str(path), identity)]
+    else:
+        extra = readable_paths("packages", packages, identity)
+    folders = [os.path.realpath(folder) for folder in extra]
     installed = [entry for entry in paths if not _inside(entry, stdlib) and Path(entry).is_dir()]
     packages_at = tuple((folder, f"/packages/{number}") for number, folder in enumerate(folders))
     imports = (*(inside for _, inside in packages_at), *installed)
@@ -109,22 +114,37 @@ def find_interpreter(
     return Interpreter(binary, version, imports, binds, _links(), packages_at)
 
 
-def check_binds(paths: Sequence[str]) -> None:
-    """Refuse host paths that programs could not see, because a run has its own folders there.
+def check_binds(paths: Sequence[str], identity: Identity) -> None:
+    """Refuse host paths that programs could not see.
 
     Raises:
-        ConfigError: A path lies below ``/tmp`` or ``/dev``.
+        ConfigError: A path does not exist for the sandbox's user, or lies below ``/tmp`` or ``/dev``, where a run has
+            folders of its own.
     """
-    for path in paths:
+    for path in readable_paths("binds", paths, identity):
         if _inside(path, "/tmp") or _inside(path, "/dev"):
             raise ConfigError(
-                f"{path} cannot be shown to programs: they have a /tmp and /dev of their own; move it"
+                f"sandbox option binds: {path} cannot be shown to programs: they have a /tmp and /dev of their own; "
+                "move it"
             )
 
 
+def readable_paths(name: str, paths: Sequence[str], identity: Identity) -> list[str]:
+    """The host paths of the option ``name``.
+
+    Raises:
+        ConfigError: The sandbox's user cannot read one of them, or it would show the host itself.
+    """
+    for path in (checked := host_paths(name, paths)):
+        if not _readable(path, identity):
+            user = "nobody, the sandbox's user," if identity.uid is not None else "this user"
+            raise ConfigError(f"sandbox option {name}: {path} does not exist, or {user} cannot read it")
+    return list(checked)
+
+
 def _readable(folder: str, identity: Identity) -> bool:
-    """Whether the sandbox's user can enter the folder."""
-    command = ["/usr/bin/env", "ls", folder]
+    """Whether the sandbox's user can read the file or enter the folder."""
+    command = ["/usr/bin/env", "ls", "--", folder]
     done = subprocess.run(command, capture_output=True, check=False, cwd="/", **identity.popen_arguments())
     return done.returncode == 0
 

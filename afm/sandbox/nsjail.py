@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from afm.errors import SandboxUnavailableError
 from afm.sandbox.base import SandboxLimits
 from afm.sandbox.capture import memory_file
 from afm.sandbox.interpreter import Identity, Interpreter, check_binds, find_interpreter
-from afm.sandbox.percall import PerCallSandbox, launch
+from afm.sandbox.percall import PerCallSandbox, Task, launch
 from afm.sandbox.policy import DEVICES, ENVIRONMENT, INODES, NO_ISOLATION, PROGRAM
 from afm.sandbox.process import JailedProcess
 from afm.sandbox.seccomp import filter_program
@@ -80,7 +81,7 @@ class NsjailSandbox(PerCallSandbox[NsjailJail]):
             )
         identity = Identity.for_process()
         python = find_interpreter(self._python, identity, self._packages)
-        check_binds(self._binds)
+        check_binds(self._binds, identity)
         setpriv = shutil.which("setpriv")
         tied = (setpriv, "--pdeathsig", "KILL", "--") if setpriv else ()
         nice = "--nice_level" in known
@@ -93,28 +94,22 @@ class NsjailSandbox(PerCallSandbox[NsjailJail]):
         ]
 
     def _start(
-        self,
-        jail: NsjailJail,
-        program: bytes,
-        stdin: bytes,
-        limits: SandboxLimits,
-        kept: contextlib.ExitStack,
+        self, jail: NsjailJail, task: Task, spawner: Executor, kept: contextlib.ExitStack
     ) -> JailedProcess:
         folder = Path(kept.enter_context(tempfile.TemporaryDirectory(prefix="afm-sandbox-")))
         folder.chmod(0o755)
-        code = _written(folder / "main.py", program)
-        given = _written(folder / "stdin", stdin)
+        code = _written(folder / "main.py", task.program)
+        given = _written(folder / "stdin", task.stdin)
         files = contextlib.ExitStack()
         try:
             return JailedProcess(
-                nsjail_command(jail, limits, code=code, stdin=given),
-                stdin=memory_file("stdin", stdin, files.callback),
+                nsjail_command(jail, task.limits, code=code, stdin=given),
+                stdin=memory_file("stdin", task.stdin, files.callback),
                 inherited=(),
                 files=files,
                 identity=jail.identity,
-                output_bytes=limits.output_bytes,
-                wall_s=limits.wall_s,
-                spawner=self._spawner,
+                limits=task.limits,
+                spawner=spawner,
             )
         except BaseException:
             files.close()

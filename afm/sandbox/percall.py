@@ -7,7 +7,8 @@ import contextlib
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -15,14 +16,50 @@ from typing import Generic, TypeVar
 from afm.errors import SandboxError, SandboxUnavailableError
 from afm.sandbox.base import ExitReason, RunResult, SandboxLimits
 from afm.sandbox.interpreter import Interpreter
+from afm.sandbox.options import host_paths, limits_or_default, parallel_runs, path_of_python, whole_number
 from afm.sandbox.outcome import outcome
-from afm.sandbox.policy import MEMORY_PER_PROCESS, PROGRAM, encoded, kernel_limits, user_namespace_advice
+from afm.sandbox.policy import (
+    CPU_AS_FAR_AS_SEEN,
+    MEMORY_PER_PROCESS,
+    PROGRAM,
+    encoded,
+    kernel_limits,
+    user_namespace_advice,
+)
 from afm.sandbox.process import JailedProcess
 from afm.sandbox.slots import Slots
 
-_PROBE = "import os\nprint(os.getuid() != 0, os.listdir('/tmp') == ['main.py'])"
-_PROBE_LIMITS = SandboxLimits(wall_s=30.0)
+_PROBE = b"import os\nprint(os.getuid() != 0, os.listdir('/tmp') == ['main.py'])"
 J = TypeVar("J")
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A program to run."""
+
+    program: bytes
+    stdin: bytes
+    limits: SandboxLimits
+
+
+_PROBE_TASK = Task(_PROBE, b"", SandboxLimits(wall_s=30.0))
+
+
+class _Life:
+    """What a sandbox holds from its opening to its close; a run keeps to the one that it began in."""
+
+    def __init__(self, max_parallel: int, max_waiting: int) -> None:
+        self.owner = os.getpid()
+        self.closed = False
+        self.door = Slots(("the door",), max_waiting)
+        self.slots = Slots(range(max_parallel), max_waiting)
+        self.running: set[JailedProcess] = set()
+        # Threads start with the first run. A jail dies with the thread that started it, so they are our own.
+        self.spawner = ThreadPoolExecutor(max_workers=2, thread_name_prefix="sandbox")
+
+    def check_open(self) -> None:
+        if self.closed:
+            raise SandboxError("the sandbox was closed while the run waited for its turn")
 
 
 class PerCallSandbox(ABC, Generic[J]):
@@ -36,6 +73,9 @@ class PerCallSandbox(ABC, Generic[J]):
         max_waiting: Runs that may wait; further ones raise ``SandboxBusyError`` at once.
         binds: Further host paths that programs may read.
         packages: Folders of further packages; those of ``afm sandbox install`` when ``None``.
+
+    Raises:
+        ConfigError: An argument is of the wrong kind.
     """
 
     name: str
@@ -50,16 +90,14 @@ class PerCallSandbox(ABC, Generic[J]):
         binds: Sequence[str] = (),
         packages: Sequence[str] | None = None,
     ) -> None:
-        self._python = python
-        self._limits = limits or SandboxLimits()
-        self._binds = tuple(binds)
-        self._packages = packages
-        self._max_parallel = max_parallel or len(os.sched_getaffinity(0))
-        self._slots = Slots(range(self._max_parallel), max_waiting)
-        self._opening = Slots(("the door",), max_waiting)
+        self._python = path_of_python(python)
+        self._limits = limits_or_default(limits)
+        self._binds = host_paths("binds", binds)
+        self._packages = None if packages is None else host_paths("packages", packages)
+        self._max_parallel = parallel_runs(max_parallel)
+        self._max_waiting = whole_number("max_waiting", max_waiting, 0)
         self._jail: J | None = None
-        self._running: set[JailedProcess] = set()
-        self._spawner = _spawner()
+        self._life = _Life(self._max_parallel, self._max_waiting)
 
     @abstractmethod
     def _candidates(self) -> list[J]:
@@ -70,9 +108,7 @@ class PerCallSandbox(ABC, Generic[J]):
         """
 
     @abstractmethod
-    def _start(
-        self, jail: J, program: bytes, stdin: bytes, limits: SandboxLimits, kept: contextlib.ExitStack
-    ) -> JailedProcess:
+    def _start(self, jail: J, task: Task, spawner: Executor, kept: contextlib.ExitStack) -> JailedProcess:
         """Start a run; ``kept`` is closed at its end."""
 
     @abstractmethod
@@ -89,21 +125,28 @@ class PerCallSandbox(ABC, Generic[J]):
         limits = limits or self._limits
         program = encoded("the program", code, limits.file_bytes)
         given = encoded("stdin", stdin, limits.stdin_bytes)
-        jail = await self._ready()
-        slot = await self._slots.acquire()
+        life = self._current()
+        jail = await self._ready(life)
+        slot = await life.slots.acquire()
         try:
-            return await self._run_in(jail, program, given, limits)
+            return await self._run_in(life, jail, Task(program, given, limits))
         finally:
-            self._slots.release(slot)
+            life.slots.release(slot)
 
     async def close(self) -> None:
-        """Kill what still runs."""
-        running = tuple(self._running)
+        """Kill what still runs; runs that wait fail. A later run opens the sandbox again."""
+        life, self._life = self._current(), _Life(self._max_parallel, self._max_waiting)
+        life.closed = True
+        running = tuple(life.running)
         for process in running:
             process.stop(ExitReason.KILLED)
         await asyncio.gather(*(process.wait() for process in running), return_exceptions=True)
-        self._spawner.shutdown()
-        self._spawner = _spawner()
+        life.spawner.shutdown()
+
+    def _current(self) -> _Life:
+        if self._life.owner != os.getpid():  # a fork of the owner: threads and jails are the parent's
+            self._life = _Life(self._max_parallel, self._max_waiting)
+        return self._life
 
     async def isolation(self) -> list[str]:
         """What stands between programs and the host, in sentences.
@@ -111,43 +154,46 @@ class PerCallSandbox(ABC, Generic[J]):
         Raises:
             SandboxUnavailableError: No isolation on this machine.
         """
-        described = self._described(await self._ready())
-        return [*described, MEMORY_PER_PROCESS]
+        described = self._described(await self._ready(self._current()))
+        return [*described, MEMORY_PER_PROCESS, CPU_AS_FAR_AS_SEEN]
 
-    async def _ready(self) -> J:
+    async def _ready(self, life: _Life) -> J:
         """The jail, after one real run has shown that it works here."""
         if self._jail is None:
-            door = await self._opening.acquire()
+            door = await life.door.acquire()
             try:
                 if self._jail is None:
-                    self._jail = await self._probed()
+                    self._jail = await self._probed(life)
             finally:
-                self._opening.release(door)
+                life.door.release(door)
         return self._jail
 
-    async def _probed(self) -> J:
+    async def _probed(self, life: _Life) -> J:
         candidates = await asyncio.to_thread(self._candidates)
         trouble = ""
         for jail in candidates:
             try:
-                result = await self._run_in(jail, _PROBE.encode(), b"", _PROBE_LIMITS)
+                result = await self._run_in(life, jail, _PROBE_TASK)
             except SandboxError as error:
+                life.check_open()
                 trouble = trouble or str(error)
                 continue
             if result.stdout == "True True\n":
                 return jail
+            life.check_open()
             trouble = trouble or f"the trial run printed {result.stdout!r} {result.stderr!r}"
         raise SandboxUnavailableError(
             f"{self.name} cannot isolate programs here: {user_namespace_advice(trouble)}"
         )
 
-    async def _run_in(self, jail: J, program: bytes, stdin: bytes, limits: SandboxLimits) -> RunResult:
+    async def _run_in(self, life: _Life, jail: J, task: Task) -> RunResult:
+        life.check_open()
         try:
             with contextlib.ExitStack() as kept:
-                process = self._start(jail, program, stdin, limits, kept)
-                self._running.add(process)
-                kept.callback(self._running.discard, process)
-                return outcome(await process.wait(), limits)
+                process = self._start(jail, task, life.spawner, kept)
+                life.running.add(process)
+                kept.callback(life.running.discard, process)
+                return outcome(await process.wait(), task.limits)
         except OSError as error:
             raise SandboxError(f"{self.name} could not be started: {error}") from error
 
@@ -168,8 +214,3 @@ def launch(python: Interpreter, limits: SandboxLimits, rules: bytes = b"") -> li
         *(python.binary, "-s", "-S", "-B", "-X", "utf8", "-c", _launcher()),
         *("{report}", PROGRAM, bounds, ":".join(python.imports), rules.hex()),
     ]
-
-
-def _spawner() -> ThreadPoolExecutor:
-    # Threads start with the first run. A jail dies with the thread that started it, so they are our own.
-    return ThreadPoolExecutor(max_workers=2, thread_name_prefix="sandbox")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import resource
+
 from afm.errors import DataError
 from afm.sandbox.base import SandboxLimits
 
@@ -20,6 +22,7 @@ ENVIRONMENT = {
     "MALLOC_ARENA_MAX": "1",  # or each thread reserves 64 MiB of the address space that is its limit
 }
 MEMORY_PER_PROCESS = "memory is bounded for each process, not for all of a run together"
+CPU_AS_FAR_AS_SEEN = "CPU time is bounded for all processes of a run that live or were waited for"
 NO_ISOLATION = "model-written code does not run without isolation"
 
 
@@ -37,7 +40,14 @@ def kernel_limits(limits: SandboxLimits) -> dict[str, tuple[int, int]]:
         "SIGPENDING": 64,
     }
     # SIGXCPU at the soft limit can be ignored, SIGKILL a second later cannot.
-    return {name: (value, value + (name == "CPU")) for name, value in bounds.items()}
+    wanted = {name: (value, value + (name == "CPU")) for name, value in bounds.items()}
+    return {name: _allowed(name, *pair) for name, pair in wanted.items()}
+
+
+def _allowed(name: str, soft: int, hard: int) -> tuple[int, int]:
+    """What is wanted, or what this process has if that is less: nobody can raise it."""
+    most = resource.getrlimit(getattr(resource, f"RLIMIT_{name}"))[1]
+    return (soft, hard) if most == resource.RLIM_INFINITY else (min(soft, most), min(hard, most))
 
 
 def encoded(what: str, text: str, limit: int) -> bytes:

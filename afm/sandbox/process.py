@@ -17,8 +17,9 @@ from collections.abc import Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 
-from afm.sandbox.base import ExitReason
+from afm.sandbox.base import ExitReason, SandboxLimits
 from afm.sandbox.capture import Capture, Ended, drained, pipe, tree_cpu_s
+from afm.sandbox.cpu_watch import CpuWatch
 from afm.sandbox.interpreter import Identity
 
 _GRACE_S = 1.0
@@ -36,6 +37,7 @@ class JailedProcess:
         stdin: Descriptor of the program's standard input.
         inherited: Further descriptors the jail keeps open.
         files: Closes ``stdin`` and ``inherited``; called when the jail has its own copies.
+        limits: Those of the run that are kept from outside: output, time from the program's start, CPU time.
         spawner: Starts the process; its threads must outlive the jail, which dies with its parent thread.
     """
 
@@ -47,15 +49,16 @@ class JailedProcess:
         inherited: Sequence[int],
         files: contextlib.ExitStack,
         identity: Identity,
-        output_bytes: int,
-        wall_s: float,
+        limits: SandboxLimits,
         spawner: Executor,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[Ended] = self._loop.create_future()
         self._informed = "{info}" in command
         self._reason: ExitReason | None = None
-        self._wall_s = wall_s
+        self._limits = limits
+        self._cpu_watch: CpuWatch | None = None
+        self._inside: int | None = None
         self._stopped_cpu_s = 0.0
         self._timers: list[asyncio.TimerHandle] = []
         self._process: subprocess.Popen[bytes] | None = None
@@ -65,7 +68,7 @@ class JailedProcess:
             self._report, report_end = pipe(ours, files)
             self._info, info_end = pipe(ours, files)
             self._fds = ours.pop_all()
-        self._stdout, self._stderr = Capture(out, output_bytes), Capture(err, output_bytes)
+        self._stdout, self._stderr = Capture(out, limits.output_bytes), Capture(err, limits.output_bytes)
         numbers = {"{report}": str(report_end), "{info}": str(info_end)}
 
         def start() -> subprocess.Popen[bytes]:
@@ -126,11 +129,19 @@ class JailedProcess:
         self._loop.remove_reader(self._report)
         if self._reason is None:
             self._cancel_timers()
-            self._limit_time(self._wall_s)
+            self._limit_time(self._limits.wall_s)
+            self._cpu_watch = CpuWatch(self._used_s, self._limits.cpu_s, lambda: self.stop(ExitReason.CPU))
+
+    def _used_s(self) -> float:
+        """CPU seconds of the processes that live or were waited for."""
+        inside = self._process_one()
+        return tree_cpu_s(inside) if inside is not None else 0.0
 
     def _cancel_timers(self) -> None:
         while self._timers:
             self._timers.pop().cancel()
+        if self._cpu_watch is not None:
+            self._cpu_watch.cancel()
 
     def stop(self, reason: ExitReason) -> None:
         """Kill the jail with everything in it; the first reason counts."""
@@ -142,7 +153,7 @@ class JailedProcess:
     def _kill(self) -> None:
         # Process 1 of the jail takes every descendant with it, and bubblewrap then ends and reaps it.
         # Before it exists everything is still in bubblewrap's process group.
-        inside = self._process_one() if self._informed else self._first_child()
+        inside = self._process_one()
         if inside is None:
             self._kill_group()
             return
@@ -152,6 +163,12 @@ class JailedProcess:
         self._timers.append(self._loop.call_later(_GRACE_S, self._kill_group))
 
     def _process_one(self) -> int | None:
+        """Process 1 of the jail, once it is known."""
+        if self._inside is None:
+            self._inside = self._told_child() if self._informed else self._first_child()
+        return self._inside
+
+    def _told_child(self) -> int | None:
         try:
             told = os.read(self._info, 4096)
         except BlockingIOError:

@@ -14,17 +14,27 @@ import contextlib
 import logging
 import os
 import re
+import sys
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from afm.errors import SandboxError, SandboxUnavailableError
+from afm.errors import AfmError, ConfigError, SandboxError, SandboxUnavailableError
 from afm.sandbox.base import RunResult, SandboxLimits
 from afm.sandbox.bubblewrap import find_bubblewrap
-from afm.sandbox.cgroup import memory_groups
+from afm.sandbox.cgroup import run_groups
 from afm.sandbox.interpreter import Identity, Interpreter, check_binds, find_interpreter
+from afm.sandbox.options import (
+    groups_of_packages,
+    host_paths,
+    limits_or_default,
+    parallel_runs,
+    path_of_python,
+    seconds,
+    whole_number,
+)
 from afm.sandbox.packages import EXERCISES, MODULES, STANDARD, WARM
 from afm.sandbox.policy import encoded, user_namespace_advice
 from afm.sandbox.seccomp import filter_program
@@ -51,9 +61,13 @@ class ZygoteSandbox:
         max_waiting: Runs that may wait for a zygote; further ones raise ``SandboxBusyError`` at once.
         binds: Further host paths that programs may read.
         packages: Folders of further packages; those of ``afm sandbox install`` when ``None``.
-        warm: Packages to import beforehand, in groups. A program gets the first zygote that covers the names it
-            mentions; one that mentions none gets a small and faster zygote. It can import the others all the same.
+        warm: Packages to import beforehand, in groups; those of :data:`afm.sandbox.packages.WARM` that are installed
+            when ``None``. A program gets the first zygote that covers the names it mentions; one that mentions none
+            gets a small and faster zygote. It can import the others all the same.
         start_s: How long a zygote may take to get a program started before it counts as hung.
+
+    Raises:
+        ConfigError: An argument is of the wrong kind.
     """
 
     def __init__(
@@ -65,24 +79,29 @@ class ZygoteSandbox:
         max_waiting: int = 1 << 16,
         binds: Sequence[str] = (),
         packages: Sequence[str] | None = None,
-        warm: Sequence[Sequence[str]] = WARM,
+        warm: Sequence[Sequence[str]] | None = None,
         start_s: float = 20.0,
     ) -> None:
-        self._python = python
-        self._limits = limits or SandboxLimits()
-        self._max_parallel = max_parallel or len(os.sched_getaffinity(0))
-        self._max_waiting = max_waiting
-        self._binds = tuple(binds)
-        self._packages = packages
-        self._warm = tuple(tuple(group) for group in warm)
-        self._start_s = start_s
+        self._python = path_of_python(python)
+        self._limits = limits_or_default(limits)
+        self._max_parallel = parallel_runs(max_parallel)
+        self._max_waiting = whole_number("max_waiting", max_waiting, 0)
+        self._binds = host_paths("binds", binds)
+        self._packages = None if packages is None else host_paths("packages", packages)
+        self._warm = None if warm is None else groups_of_packages("warm", warm)
+        self._start_s = seconds("start_s", start_s)
         self._reset()
 
     def _reset(self) -> None:
         self._owner = os.getpid()
         self._lock = threading.Lock()
+        self._failed: list[str] = []
         self._opening: concurrent.futures.Future[_Pool] | None = None
         self._starter = _starter()
+
+    def _forget_parents(self) -> None:
+        if self._owner != os.getpid():  # a fork of the owner: lock, threads and zygotes are the parent's
+            self._reset()
 
     async def run(self, code: str, stdin: str = "", limits: SandboxLimits | None = None) -> RunResult:
         """See :class:`afm.sandbox.base.Sandbox`.
@@ -110,11 +129,12 @@ class ZygoteSandbox:
 
     async def close(self) -> None:
         """Kill what still runs, end the zygotes, remove the cgroups. A later run opens the sandbox again."""
+        self._forget_parents()
         with self._lock:
             opening, self._opening = self._opening, None
             starter, self._starter = self._starter, _starter()
-        if opening is not None and self._owner == os.getpid():
-            with contextlib.suppress(SandboxError):
+        if opening is not None:
+            with contextlib.suppress(AfmError):  # it never opened
                 pool = await asyncio.wrap_future(opening)
                 for place in pool.places:
                     place.stop()
@@ -130,16 +150,17 @@ class ZygoteSandbox:
         """
         pool = await self._ready()
         warm = "; ".join(", ".join(group) for group in pool.groups) or "no packages"
+        if self._failed:
+            warm += f"; not warm, because they fail: {'; '.join(self._failed)}"
         return [
             f"zygote in {pool.jail.bubblewrap}, {self._max_parallel} runs at a time",
             f"Python {'.'.join(map(str, pool.jail.python.version))} ({pool.jail.python.binary}); warm: {warm}",
-            pool.memory,
+            *pool.bounded,
         ]
 
     async def _ready(self) -> _Pool:
         """The pool, after one real run has shown that it works here."""
-        if self._owner != os.getpid():  # a fork of the owner: the zygotes belong to the parent
-            self._reset()
+        self._forget_parents()
         with self._lock:
             if self._opening is None:
                 self._opening = self._starter.submit(self._open)
@@ -152,27 +173,35 @@ class ZygoteSandbox:
                     self._opening = None
             raise
 
+    def _note_failed(self, failed: Sequence[str]) -> None:
+        with self._lock:
+            new = [text for text in failed if text not in self._failed]
+            self._failed += new
+        if new:
+            _LOG.warning(
+                "zygotes cannot load everything beforehand, programs will fail likewise: %s", "; ".join(new)
+            )
+
     def _open(self) -> _Pool:
         """In a starter's thread: find a jail that works, by a trial run that keeps its zygote."""
         bubblewrap = find_bubblewrap("--as-pid-1", "--perms", "--clearenv", "--file")
         identity = Identity.for_process()
         python = find_interpreter(self._python, identity, self._packages)
-        check_binds(self._binds)
+        check_binds(self._binds, identity)
         rules = filter_program()
-        groups = tuple(group for group in self._warm if _installed(group, python))
+        groups = _to_warm(self._warm, python)
         levels = [_warmth(groups[:n]) for n in range(len(groups) + 1)]
         trouble = ""
         for proc in _PROCS:
             jail = ZygoteJail(bubblewrap, identity, python, jail_options(python, self._binds, proc), rules)
-            cgroups, memory = memory_groups(self._max_parallel)
+            cgroups, bounded = run_groups(self._max_parallel)
             places = [
-                Place(jail, levels, self._starter, group, self._start_s)
-                for group in cgroups or (None,) * self._max_parallel
+                Place(jail, levels, self._starter, each, self._start_s, self._note_failed) for each in cgroups
             ]
             try:
                 result = asyncio.run(places[-1].perform(_PROBE))
                 if result.stdout == "True True True\n":
-                    return _Pool(jail, groups, memory, places, Slots(places, self._max_waiting))
+                    return _Pool(jail, groups, tuple(bounded), places, Slots(places, self._max_waiting))
                 trouble = trouble or f"the trial run printed {result.stdout!r} {result.stderr!r}"
             except SandboxError as error:
                 trouble = trouble or str(error)
@@ -190,7 +219,7 @@ class _Pool:
 
     jail: ZygoteJail
     groups: tuple[tuple[str, ...], ...]
-    memory: str
+    bounded: tuple[str, ...]
     places: list[Place]
     slots: Slots[Place]
 
@@ -214,16 +243,31 @@ def _starter() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(max_workers=4, thread_name_prefix="zygote")
 
 
-def _installed(group: Sequence[str], python: Interpreter) -> bool:
+def _to_warm(asked: Sequence[tuple[str, ...]] | None, python: Interpreter) -> tuple[tuple[str, ...], ...]:
+    """Groups of packages to load beforehand.
+
+    Raises:
+        ConfigError: One that was asked for is not installed.
+    """
+    if asked is None:
+        return tuple(group for group in WARM if any(_installed(name, python) for name in group))
+    missing = [name for group in asked for name in group if not _installed(name, python)]
+    if missing:
+        raise ConfigError(
+            f"sandbox option warm: {', '.join(missing)} not installed for {python.binary}; "
+            "install with `afm sandbox install`, or name the folder in the option packages"
+        )
+    return tuple(asked)
+
+
+def _installed(name: str, python: Interpreter) -> bool:
     folders = (*(path for path, _ in python.packages), *python.imports)
-    return any(
-        Path(folder, name).exists() or Path(folder, f"{name}.py").exists()
-        for folder in folders
-        for name in group
+    return name in sys.stdlib_module_names or any(
+        Path(folder, name).exists() or any(Path(folder).glob(f"{name}.*")) for folder in folders
     )
 
 
 def _warmth(groups: Sequence[Sequence[str]]) -> Warmth:
     names = [name for group in groups for name in group]
     modules = (*STANDARD, *(module for name in names for module in MODULES.get(name, (name,))))
-    return Warmth(modules, tuple(EXERCISES[name] for name in names if name in EXERCISES))
+    return Warmth(modules, tuple((name, EXERCISES[name]) for name in names if name in EXERCISES))

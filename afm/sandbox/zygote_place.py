@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, replace
 
 from afm.errors import SandboxError
 from afm.sandbox.base import ExitReason, RunResult, SandboxLimits
-from afm.sandbox.cgroup import MemoryGroup, group_limit
+from afm.sandbox.cgroup import RunGroups, group_limit
 from afm.sandbox.outcome import outcome
 from afm.sandbox.policy import INODES, kernel_limits
 from afm.sandbox.zygote_process import Request, Warmth, Zygote, ZygoteJail
@@ -37,8 +37,9 @@ class Place:
     Args:
         levels: How warm a zygote is at each level.
         starter: Starts zygotes; its threads must outlive them.
-        group: Memory cgroup of the runs, if there is one.
+        groups: Cgroups of the runs.
         start_s: How long a zygote may take to get a program started.
+        told: Called with what a new zygote could not load beforehand.
     """
 
     def __init__(
@@ -46,16 +47,18 @@ class Place:
         jail: ZygoteJail,
         levels: Sequence[Warmth],
         starter: Executor,
-        group: MemoryGroup | None,
+        groups: RunGroups,
         start_s: float,
+        told: Callable[[Sequence[str]], None],
     ) -> None:
         self.run: ZygoteRun | None = None
         self._closed = False
         self._jail = jail
         self._levels = levels
         self._starter = starter
-        self._group = group
+        self._groups = groups
         self._start_s = start_s
+        self._told = told
         self._zygotes: dict[int, Future[Zygote]] = {}
 
     async def perform(self, job: Job) -> RunResult:
@@ -69,18 +72,18 @@ class Place:
             raise SandboxError("the sandbox was closed while the run waited for its turn")
         zygote = await self._zygote(job.level)
         kills = self._kills()
-        limits = job.limits
-        if self._group is not None:
+        limits, groups = job.limits, self._groups
+        if groups.memory is not None:
             with contextlib.suppress(OSError):  # a lower limit waits until the last run's memory is free
-                self._group.limit(group_limit(limits.memory_bytes, limits.file_bytes))
+                groups.memory.limit(group_limit(limits.memory_bytes, limits.file_bytes))
         self.run = ZygoteRun(
             zygote,
             Request(kernel_limits(limits), limits.file_bytes, INODES),
             job.program,
             job.stdin,
-            output_bytes=limits.output_bytes,
-            wall_s=limits.wall_s,
+            limits=limits,
             start_s=self._start_s,
+            computed_s=groups.cpu.used_s if groups.cpu is not None else None,
         )
         try:
             ended = await self.run.wait()
@@ -103,17 +106,20 @@ class Place:
         if starting is None:
             starting = self._starter.submit(self._start, level)
             self._zygotes[level] = starting
+        # Another one may still be warming up for a run that was cancelled: its work is not this run's.
+        while others := [
+            other for other in self._zygotes.values() if not other.done() and other is not starting
+        ]:
+            await asyncio.wait([asyncio.ensure_future(_over(other)) for other in others])
         return await asyncio.shield(asyncio.wrap_future(starting))
 
     def _start(self, level: int) -> Zygote:
-        return Zygote(self._jail, self._levels[level], self._admit)
-
-    def _admit(self, pid: int) -> None:
-        if self._group is not None:
-            self._group.add(pid)
+        zygote = Zygote(self._jail, self._levels[level], self._groups.add)
+        self._told(zygote.failed)
+        return zygote
 
     def _kills(self) -> int:
-        return self._group.kills() if self._group is not None else 0
+        return self._groups.memory.kills() if self._groups.memory is not None else 0
 
     def end_zygotes(self) -> None:
         """Kill the zygotes with all they forked; blocks until they are gone."""
@@ -121,10 +127,14 @@ class Place:
             _end(self._zygotes.popitem()[1])
 
     def close(self) -> None:
-        """:meth:`end_zygotes`, and remove the cgroup."""
+        """:meth:`end_zygotes`, and remove the cgroups."""
         self.end_zygotes()
-        if self._group is not None:
-            self._group.remove()
+        self._groups.remove()
+
+
+async def _over(starting: Future[Zygote]) -> None:
+    with contextlib.suppress(SandboxError, asyncio.CancelledError):
+        await asyncio.shield(asyncio.wrap_future(starting))
 
 
 def _lives(starting: Future[Zygote]) -> bool:

@@ -65,10 +65,15 @@ class ZygoteJail:
 
 @dataclass(frozen=True, slots=True)
 class Warmth:
-    """What a zygote does before its first run: modules to import, programs to run."""
+    """What a zygote does before its first run.
+
+    Attributes:
+        modules: What it imports.
+        exercises: Programs that it runs, each with the package it is for.
+    """
 
     modules: tuple[str, ...]
-    exercises: tuple[str, ...] = ()
+    exercises: tuple[tuple[str, str], ...] = ()
 
 
 def jail_options(python: Interpreter, binds: Sequence[str], proc: Sequence[str]) -> tuple[str, ...]:

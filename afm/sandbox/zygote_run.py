@@ -13,11 +13,13 @@ import re
 import signal
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from afm.errors import SandboxError
-from afm.sandbox.base import ExitReason
+from afm.sandbox.base import ExitReason, SandboxLimits
 from afm.sandbox.capture import Capture, Ended, drained, memory_file, pipe, tree_cpu_s
+from afm.sandbox.cpu_watch import CpuWatch
 from afm.sandbox.zygote_process import Request, Zygote
 
 _GRACE_S = 2.0
@@ -31,8 +33,9 @@ class ZygoteRun:
     """Starts a run and follows it to its end.
 
     Args:
-        request: Limits of the run.
-        wall_s: Time from the program's start.
+        request: What the zygote is asked for.
+        limits: Those of the run that are kept from outside: output, time from the program's start, CPU time.
+        computed_s: CPU seconds of all runs in this zygote's place so far; ``None`` where nothing counts them.
         start_s: Time the zygote has to get the program started.
     """
 
@@ -43,15 +46,18 @@ class ZygoteRun:
         program: bytes,
         stdin: bytes,
         *,
-        output_bytes: int,
-        wall_s: float,
+        limits: SandboxLimits,
         start_s: float,
+        computed_s: Callable[[], float] | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[Ended] = self._loop.create_future()
         self._zygote = zygote
         self._reason: ExitReason | None = None
-        self._wall_s = wall_s
+        self._limits = limits
+        self._computed_s = computed_s
+        self._computed_before_s = computed_s() if computed_s is not None else 0.0
+        self._cpu_watch: CpuWatch | None = None
         self._stopped_cpu_s = 0.0
         self._pidfd: int | None = None
         self._told = ""
@@ -69,7 +75,7 @@ class ZygoteRun:
             except OSError as error:
                 raise ZygoteLostError(f"the zygote takes no run: {error}") from error
             self._fds = ours.pop_all()
-        self._stdout, self._stderr = Capture(out, output_bytes), Capture(err, output_bytes)
+        self._stdout, self._stderr = Capture(out, limits.output_bytes), Capture(err, limits.output_bytes)
         self._loop.add_reader(zygote.control, self._answered)
         self._loop.add_reader(self._report, self._begun)
         for stream in (self._stdout, self._stderr):
@@ -109,6 +115,8 @@ class ZygoteRun:
     def _cancel_timers(self) -> None:
         while self._timers:
             self._timers.pop().cancel()
+        if self._cpu_watch is not None:
+            self._cpu_watch.cancel()
 
     def _answered(self) -> None:
         """The zygote has forked the run, or could not, or is dead."""
@@ -134,13 +142,24 @@ class ZygoteRun:
         self._told = drained(self._report)
         if self._reason is None and self._told.startswith("ready"):
             self._cancel_timers()
-            self._after(self._wall_s, self.stop, ExitReason.TIMEOUT)
+            self._after(self._limits.wall_s, self.stop, ExitReason.TIMEOUT)
+            self._cpu_watch = CpuWatch(self._used_s, self._limits.cpu_s, lambda: self.stop(ExitReason.CPU))
+
+    def _counted_s(self) -> float:
+        """CPU seconds of the run so far, as its cgroup counts them; 0 without one."""
+        return self._computed_s() - self._computed_before_s if self._computed_s is not None else 0.0
+
+    def _used_s(self) -> float:
+        """CPU seconds of the run so far, as far as they can be told."""
+        if self._computed_s is not None:
+            return self._counted_s()
+        pid = _process_of(self._pidfd) if self._pidfd is not None else None
+        return tree_cpu_s(pid) if pid is not None else 0.0
 
     def _kill(self) -> None:
         assert self._pidfd is not None
         self._cancel_timers()
-        if (pid := _process_of(self._pidfd)) is not None:
-            self._stopped_cpu_s = tree_cpu_s(pid)
+        self._stopped_cpu_s = self._used_s()
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
         self._after(_GRACE_S, self._zygote.kill)
@@ -176,9 +195,9 @@ class ZygoteRun:
             self._conclude(report)
 
     def _conclude(self, report: str) -> None:
+        cpu_s = max(_reported_cpu_s(report), self._stopped_cpu_s, self._counted_s())
         self._release()
         wall_s = time.monotonic() - self._started
-        cpu_s = max(_reported_cpu_s(report), self._stopped_cpu_s)
         self._ended.set_result(Ended(self._stdout, self._stderr, report, self._reason, wall_s, cpu_s))
 
     def _release(self) -> None:

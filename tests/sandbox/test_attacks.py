@@ -22,6 +22,7 @@ KNOWN_LIMITS = {
     "make a million files",
     "nest folders without end",
     "mark the host's devices",
+    "compute in processes that nobody waits for",
 }
 
 

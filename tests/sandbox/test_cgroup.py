@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from afm.sandbox.cgroup import MemoryGroup, group_limit, memory_groups
+from afm.sandbox.cgroup import CpuGroup, MemoryGroup, RunGroups, cpu_groups, group_limit, run_groups
 
 
 def test_the_limit_leaves_room_for_files() -> None:
@@ -17,18 +18,32 @@ def test_the_limit_leaves_room_for_files() -> None:
 
 
 def test_where_nothing_is_writable_it_says_so(tmp_path: Path) -> None:
-    groups, said = memory_groups(2, tmp_path)
-    assert groups == []
-    assert said.startswith("no memory cgroup is writable")
-    assert "memory is bounded for each process" in said
+    groups, (memory, cpu) = run_groups(2, tmp_path)
+    assert groups == [RunGroups(), RunGroups()]
+    assert memory.startswith("no memory cgroup is writable")
+    assert "memory is bounded for each process" in memory
+    assert cpu.startswith("no cgroup counts CPU time")
 
 
 @pytest.fixture
-def group() -> MemoryGroup:
-    groups, said = memory_groups(1)
-    if not groups:
-        pytest.skip(said)
-    return groups[0]
+def groups() -> Iterator[RunGroups]:
+    (made,), _ = run_groups(1)
+    yield made
+    made.remove()
+
+
+@pytest.fixture
+def group(groups: RunGroups) -> MemoryGroup:
+    if groups.memory is None:
+        pytest.skip("no memory cgroup is writable")
+    return groups.memory
+
+
+@pytest.fixture
+def cpu_group(groups: RunGroups) -> CpuGroup:
+    if groups.cpu is None:
+        pytest.skip("no cgroup counts CPU time")
+    return groups.cpu
 
 
 def test_a_real_group_kills_what_takes_too_much(group: MemoryGroup) -> None:
@@ -54,7 +69,7 @@ def test_groups_of_a_dead_owner_are_removed(group: MemoryGroup) -> None:
     stale = parent / f"afm-sandbox-{gone.stdout.strip()}-0"
     stale.mkdir()
     try:
-        for made in memory_groups(1)[0]:
+        for made in run_groups(1)[0]:
             made.remove()
         assert not stale.exists()
     finally:
@@ -76,3 +91,65 @@ def test_version_2_files(tmp_path: Path) -> None:
     assert (folder / "memory.max").read_text() == "123456"
     assert (folder / "memory.swap.max").read_text() == "0"
     assert (folder / "cgroup.procs").read_text() == str(os.getpid())
+
+
+def test_a_group_that_is_gone_has_killed_nothing(group: MemoryGroup) -> None:
+    group.remove()
+    assert group.kills() == 0
+
+
+def test_a_real_group_counts_the_time_of_processes_that_nobody_waits_for(cpu_group: CpuGroup) -> None:
+    code = """
+import os, signal, sys, time
+sys.stdin.read(1)
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+for _ in range(2):
+    if os.fork() == 0:
+        while time.process_time() < 0.5: pass
+        os._exit(0)
+try: os.wait()
+except ChildProcessError: pass
+"""
+    before = cpu_group.used_s()
+    child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
+    cpu_group.add(child.pid)
+    child.communicate(b"x")
+    assert 0.9 < cpu_group.used_s() - before < 2
+    cpu_group.remove()
+    assert not cpu_group.path.exists()
+    assert cpu_group.used_s() == 0
+
+
+def test_sandboxes_of_one_process_have_groups_of_their_own(groups: RunGroups) -> None:
+    (others,), _ = run_groups(1)
+    try:
+        for one, other in ((groups.memory, others.memory), (groups.cpu, others.cpu)):
+            assert one is None or other is None or one.path != other.path
+    finally:
+        others.remove()
+
+
+def test_cpu_time_of_version_2(tmp_path: Path) -> None:
+    folder = tmp_path / "box"
+    folder.mkdir()
+    (folder / "cgroup.procs").touch()
+    (folder / "cpu.stat").write_text("usage_usec 2500000\nuser_usec 2000000\nsystem_usec 500000\n")
+    assert CpuGroup(tmp_path, "box").used_s() == 2.5
+
+
+def test_a_folder_that_counts_no_time_is_no_cpu_group(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="cpu"):
+        CpuGroup(tmp_path, "box")
+    assert not (tmp_path / "box").exists()
+
+
+def test_version_2_has_one_group_for_memory_and_time(tmp_path: Path) -> None:
+    folder = tmp_path / "box"
+    folder.mkdir()
+    for name in ("memory.max", "memory.swap.max", "cgroup.procs"):
+        (folder / name).touch()
+    (folder / "cpu.stat").write_text("usage_usec 0\n")
+    memory = MemoryGroup(tmp_path, "box")
+    groups, said = cpu_groups([memory], 1, tmp_path)
+    assert [group.path for group in groups] == [memory.path]
+    assert said == f"CPU time is bounded for all of a run together: cgroup below {tmp_path}"

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from afm.errors import DataError, SandboxUnavailableError
-from afm.sandbox import ExitReason, Sandbox, SandboxLimits, open_sandbox
+from afm.errors import DataError, SandboxError, SandboxUnavailableError
+from afm.sandbox import ExitReason, RunResult, Sandbox, SandboxLimits, open_sandbox
 
 pytestmark = pytest.mark.sandbox
 KINDS = ("auto", "zygote", "bubblewrap")
@@ -369,12 +369,74 @@ async def test_many_runs_leave_no_process_and_no_descriptor(sandbox: Sandbox) ->
 async def test_closing_ends_what_still_runs(backend: str) -> None:
     kept = processes()
     sandbox = open_sandbox(backend)
+    await sandbox.run("1")
     run = asyncio.create_task(sandbox.run("import time; time.sleep(60)"))
-    await asyncio.sleep(1.5)
+    await asyncio.sleep(0.5)
     assert processes() > kept
     await sandbox.close()
     assert processes() == kept
     assert (await run).reason is ExitReason.KILLED
+
+
+async def test_closing_starts_nothing_that_waited(backend: str) -> None:
+    sandbox = open_sandbox(backend, max_parallel=1)
+    await sandbox.run("1")
+    runs = [asyncio.create_task(sandbox.run("import time; time.sleep(60)")) for _ in range(4)]
+    await asyncio.sleep(0.5)
+    await sandbox.close()
+    left = processes()
+    first, *waited = await asyncio.wait_for(asyncio.gather(*runs, return_exceptions=True), 20)
+    assert isinstance(first, RunResult)
+    assert first.reason is ExitReason.KILLED
+    assert all(isinstance(end, SandboxError) and "was closed" in str(end) for end in waited)
+    assert not processes() - left
+    assert (await sandbox.run("print('open again')")).stdout == "open again\n"
+    await sandbox.close()
+
+
+async def test_closing_while_it_opens_is_not_blamed_on_the_machine(backend: str) -> None:
+    for moment in (0.0, 0.05, 0.2):
+        sandbox = open_sandbox(backend, max_parallel=1)
+        run = asyncio.create_task(sandbox.run("print(1)"))
+        await asyncio.sleep(moment)
+        await sandbox.close()
+        (end,) = await asyncio.gather(run, return_exceptions=True)
+        assert isinstance(end, RunResult | SandboxError)
+        assert not isinstance(end, SandboxUnavailableError), end
+        await sandbox.close()
+
+
+def test_a_fork_of_the_owner_has_a_sandbox_of_its_own(backend: str) -> None:
+    sandbox = open_sandbox(backend, max_parallel=1)
+    assert asyncio.run(sandbox.run("print(1)")).stdout == "1\n"
+
+    async def both() -> list[str]:
+        results = await asyncio.gather(*(sandbox.run(f"print({n})") for n in (2, 3)))
+        await sandbox.close()
+        return [result.stdout for result in results]
+
+    child = os.fork()
+    if child == 0:
+        status = 1
+        with contextlib.suppress(BaseException):
+            status = 0 if asyncio.run(asyncio.wait_for(both(), 60)) == ["2\n", "3\n"] else 1
+        os._exit(status)
+    assert ended(child, 90) == 0
+    assert asyncio.run(sandbox.run("print(4)")).stdout == "4\n"
+    asyncio.run(sandbox.close())
+
+
+def ended(pid: int, seconds: float) -> int | None:
+    """Exit status of a child that is killed when it takes too long: then ``None``."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        found, status = os.waitpid(pid, os.WNOHANG)
+        if found:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.05)
+    os.kill(pid, 9)
+    os.waitpid(pid, 0)
+    return None
 
 
 async def test_no_more_than_max_parallel_at_a_time(backend: str) -> None:

@@ -26,6 +26,7 @@ class Attack:
         survivor: First word of the command line of a process that must be gone afterwards.
         limits: Bounds of the run.
         needs_memory_group: Only a memory cgroup can stop it.
+        needs_cpu_group: Only a cgroup that counts CPU time can stop it.
         not_by: Backends that cannot stop it, with the reason: a known limit, shown and not hidden.
     """
 
@@ -40,6 +41,7 @@ class Attack:
     limits: SandboxLimits = LIMITS
     not_by: Mapping[str, str] = field(default_factory=dict)
     needs_memory_group: bool = False
+    needs_cpu_group: bool = False
 
     def expected(self) -> str:
         """In words, for the table."""

@@ -17,7 +17,7 @@ from afm.errors import SandboxError
 from afm.sandbox.base import LocalSandbox, RunResult
 from afm.sandbox.conformance.attack import Attack
 from afm.sandbox.conformance.prelude import armed
-from afm.sandbox.policy import MEMORY_PER_PROCESS
+from afm.sandbox.policy import CPU_AS_FAR_AS_SEEN, MEMORY_PER_PROCESS
 
 _SECRET = "SECRET-HOST-FILE"
 _ALIVE = "print('alive')"
@@ -75,8 +75,10 @@ async def attempt(sandbox: LocalSandbox, attack: Attack, host: Mapping[str, obje
 
 
 def _known_limit(attack: Attack, isolation: Sequence[str]) -> str:
-    if attack.needs_memory_group and MEMORY_PER_PROCESS in isolation[-1]:
-        return MEMORY_PER_PROCESS
+    needed = ((attack.needs_memory_group, MEMORY_PER_PROCESS), (attack.needs_cpu_group, CPU_AS_FAR_AS_SEEN))
+    for group, without in needed:
+        if group and any(without in line for line in isolation):
+            return without
     return next((reason for name, reason in attack.not_by.items() if name == isolation[0].split()[0]), "")
 
 

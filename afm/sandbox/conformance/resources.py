@@ -269,6 +269,38 @@ while True: pass""",
         limits=replace(LIMITS, wall_s=1.5),
     ),
     Attack(
+        "compute in one process after the other, each within its limit",
+        """
+for _ in range(12):
+    child = os.fork()
+    if child == 0:
+        while time.process_time() < 0.6: pass
+        os._exit(0)
+    os.waitpid(child, 0)
+print("BAD: 7 s of computing")""",
+        reasons=(ExitReason.CPU,),
+        limits=replace(LIMITS, cpu_s=1, wall_s=60.0),
+    ),
+    Attack(
+        "compute in processes that nobody waits for",
+        """
+import signal
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+for _ in range(12):
+    child = os.fork()
+    if child == 0:
+        while time.process_time() < 0.6: pass
+        os._exit(0)
+    try:
+        os.waitpid(child, 0)  # until it is gone; its time is nobody's
+    except ChildProcessError:
+        pass
+print("BAD: 7 s of computing")""",
+        reasons=(ExitReason.CPU,),
+        limits=replace(LIMITS, cpu_s=1, wall_s=60.0),
+        needs_cpu_group=True,
+    ),
+    Attack(
         "overflow the stack",
         """
 import sys

@@ -1,7 +1,7 @@
 """The zygote: a warm Python that forks every run. Runs as process 1 of the outer jail.
 
 Arguments: descriptor of the control socket, then one JSON object: ``preload`` (modules to import),
-``exercises`` (programs to run), ``imports`` (import paths of installed packages), ``root`` (the folder that becomes a
+``exercises`` (pairs of a package and a program to run), ``imports`` (import paths of installed packages), ``root`` (the folder that becomes a
 run's ``/``), ``devices`` (files of devices in it); then the file of the seccomp rules.
 
 On the control socket a request is one packet, JSON (:class:`afm.sandbox.zygote_process.Request`) with the
@@ -63,14 +63,14 @@ def warm_up(modules: list[str], imports: list[str]) -> list[str]:
     return failed
 
 
-def exercise(programs: list[str]) -> list[str]:
-    """Run what packages load and compute only when they are first used."""
+def exercise(programs: list[tuple[str, str]]) -> list[str]:
+    """Run what packages load and compute only when they are first used: pairs of a package and a program."""
     failed = []
-    for code in programs:
+    for name, code in programs:
         try:
             exec(code, {})
         except Exception as error:  # noqa: BLE001 - a package may fail in any way
-            failed.append(f"{type(error).__name__}: {error}")
+            failed.append(f"{name} in use: {type(error).__name__}: {error}")
     return failed
 
 
