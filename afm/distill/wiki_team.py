@@ -68,7 +68,7 @@ class ScriptedWikiTeam:
         recorder.say(LEADER, "I know this.")
         recorder.say(PLANNER, "Answer at once.")
         recorder.say(LEADER, "Easy.")
-        recorder.finish(WRITER, gold_answers(recorder.task.ground_truth)[0])
+        recorder.finish(WRITER, _written(gold_answers(recorder.task.ground_truth)[0]))
 
     async def _look_up(self, recorder: Recorder, chain: Chain) -> None:
         recorder.say(LEADER, f"{_NUMBERS[len(chain.asks)]} to find.")
@@ -85,8 +85,13 @@ class ScriptedWikiTeam:
             recorder.say(CRITIC, "One more." if number < len(chain.asks) else "That is all.")
             name = fact.gives
         recorder.say(LEADER, "Done.")
-        recorder.finish(WRITER, name)
+        recorder.finish(WRITER, _written(name))
 
     @property
     def _cast(self) -> Casting:
         return Casting(self.spec, "scripted wiki team", "mhqa")
+
+
+def _written(answer: str) -> str:
+    """An answer with the blank before it that it has in a text: a small model knows words with theirs as other tokens."""
+    return f" {answer}"

@@ -74,7 +74,7 @@ async def test_two_facts_are_looked_up_one_after_the_other(tmp_path, spec):
         f"The {last['asks']} of {last['title']} is {last['gives']}.",
         "That is all.",
         "Done.",
-        task.ground_truth,
+        f" {task.ground_truth}",
     ]
 
 
@@ -85,7 +85,7 @@ async def test_from_memory_there_is_no_search(tmp_path, spec):
         ("message", "leader", "I know this."),
         ("message", "planner", "Answer at once."),
         ("message", "leader", "Easy."),
-        ("final", "writer", task.ground_truth),
+        ("final", "writer", f" {task.ground_truth}"),
     ]
 
 
@@ -118,7 +118,7 @@ async def test_its_work_becomes_right_trajectories_that_the_agent_allows(tmp_pat
     for record in records:
         segments = tuple(Segment(part.author, part.text) for part in record.segments)
         assert validate(segments, spec) == ()
-        assert record.text.endswith(f"<answer>{record.ground_truth}</answer>")
+        assert record.text.endswith(f"<answer> {record.ground_truth}</answer>")
         assert len(record.calls) in (0, len(read_path(record)))
     assert {len(record.calls) for record in records} == {0, 1, 2}
 
@@ -177,4 +177,4 @@ async def test_a_gold_answer_that_is_a_list_is_said_as_its_first(tmp_path, spec)
 
     events = await work(tmp_path / "e", ScriptedWikiTeam(spec, p_direct=ALWAYS), None, task)
 
-    assert events[-1] == ("final", "writer", "Zuta Bafmoor")
+    assert events[-1] == ("final", "writer", " Zuta Bafmoor")
