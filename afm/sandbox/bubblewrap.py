@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from afm.errors import SandboxUnavailableError
 from afm.sandbox.base import SandboxLimits
 from afm.sandbox.capture import memory_file
-from afm.sandbox.interpreter import Identity, Interpreter, check_binds, find_interpreter
+from afm.sandbox.interpreter import Identity, Interpreter, check_readable, find_interpreter
 from afm.sandbox.percall import PerCallSandbox, Task, launch
 from afm.sandbox.policy import (
     DEVICES,
@@ -59,7 +59,7 @@ class BubblewrapSandbox(PerCallSandbox[_Jail]):
         path = find_bubblewrap("--as-pid-1", "--size", "--seccomp", "--clearenv")
         identity = Identity.for_process()
         interpreter = find_interpreter(self._python, identity, self._packages)
-        check_binds(self._binds, identity)
+        check_readable("binds", self._binds, identity)
         rules = filter_program()
         known = _help_text(path)
         variants: list[tuple[str, ...]] = [("--disable-userns",), ()] if "--disable-userns" in known else [()]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from afm.errors import ConfigError, SandboxUnavailableError
+from afm.errors import SandboxUnavailableError
 from afm.sandbox.options import host_paths
 from afm.sandbox.packages import package_folders
 
@@ -84,8 +84,8 @@ def find_interpreter(
         packages: Folders of further packages; those of :func:`afm.sandbox.packages.install` when ``None``.
 
     Raises:
-        SandboxUnavailableError: It does not exist, is not readable by that user, or is too old.
-        ConfigError: One of ``packages`` is no folder that programs may see.
+        SandboxUnavailableError: It or one of ``packages`` is not readable by that user, or it is too old.
+        ConfigError: One of ``packages`` would show the host itself.
     """
     given = python or "/usr/bin/python3"
     path = shutil.which(given)
@@ -104,7 +104,8 @@ def find_interpreter(
     if packages is None:
         extra = [str(path) for path in package_folders(version) if _readable(str(path), identity)]
     else:
-        extra = readable_paths("packages", packages, identity)
+        check_readable("packages", packages, identity)
+        extra = list(packages)
     folders = [os.path.realpath(folder) for folder in extra]
     installed = [entry for entry in paths if not _inside(entry, stdlib) and Path(entry).is_dir()]
     packages_at = tuple((folder, f"/packages/{number}") for number, folder in enumerate(folders))
@@ -114,32 +115,19 @@ def find_interpreter(
     return Interpreter(binary, version, imports, binds, _links(), packages_at)
 
 
-def check_binds(paths: Sequence[str], identity: Identity) -> None:
-    """Refuse host paths that programs could not see.
+def check_readable(name: str, paths: Sequence[str], identity: Identity) -> None:
+    """Refuse host paths of the option ``name`` that programs could not see.
 
     Raises:
-        ConfigError: A path does not exist for the sandbox's user, or lies below ``/tmp`` or ``/dev``, where a run has
-            folders of its own.
+        SandboxUnavailableError: One does not exist for the sandbox's user.
+        ConfigError: One would show the host itself.
     """
-    for path in readable_paths("binds", paths, identity):
-        if _inside(path, "/tmp") or _inside(path, "/dev"):
-            raise ConfigError(
-                f"sandbox option binds: {path} cannot be shown to programs: they have a /tmp and /dev of their own; "
-                "move it"
-            )
-
-
-def readable_paths(name: str, paths: Sequence[str], identity: Identity) -> list[str]:
-    """The host paths of the option ``name``.
-
-    Raises:
-        ConfigError: The sandbox's user cannot read one of them, or it would show the host itself.
-    """
-    for path in (checked := host_paths(name, paths)):
+    for path in host_paths(name, paths):
         if not _readable(path, identity):
             user = "nobody, the sandbox's user," if identity.uid is not None else "this user"
-            raise ConfigError(f"sandbox option {name}: {path} does not exist, or {user} cannot read it")
-    return list(checked)
+            raise SandboxUnavailableError(
+                f"sandbox option {name}: {path} does not exist, or {user} cannot read it"
+            )
 
 
 def _readable(folder: str, identity: Identity) -> bool:

@@ -20,7 +20,7 @@ from typing import Any
 from afm.errors import SandboxUnavailableError
 from afm.sandbox.base import SandboxLimits
 from afm.sandbox.capture import memory_file
-from afm.sandbox.interpreter import Identity, Interpreter, check_binds, find_interpreter
+from afm.sandbox.interpreter import Identity, Interpreter, check_readable, find_interpreter
 from afm.sandbox.percall import PerCallSandbox, Task, launch
 from afm.sandbox.policy import DEVICES, ENVIRONMENT, INODES, NO_ISOLATION, PROGRAM
 from afm.sandbox.process import JailedProcess
@@ -81,7 +81,7 @@ class NsjailSandbox(PerCallSandbox[NsjailJail]):
             )
         identity = Identity.for_process()
         python = find_interpreter(self._python, identity, self._packages)
-        check_binds(self._binds, identity)
+        check_readable("binds", self._binds, identity)
         setpriv = shutil.which("setpriv")
         tied = (setpriv, "--pdeathsig", "KILL", "--") if setpriv else ()
         nice = "--nice_level" in known

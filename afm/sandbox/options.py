@@ -11,6 +11,7 @@ from afm.errors import ConfigError
 from afm.sandbox.base import SandboxLimits
 
 _WHOLE_HOST = ("/", "/proc", "/sys")
+_OWN_FOLDERS = ("/tmp", "/dev")
 _LONGEST_START_S = 600.0
 
 
@@ -26,6 +27,22 @@ def host_paths(name: str, value: Any) -> tuple[str, ...]:
             raise ConfigError(f"sandbox option {name}: got {path!r}, expected an absolute path")
         if os.path.realpath(path) in _WHOLE_HOST:
             raise ConfigError(f"sandbox option {name}: {path!r} would show the host's own files to programs")
+    return paths
+
+
+def binds_of_runs(value: Any) -> tuple[str, ...]:
+    """Host paths that programs shall see at the same place.
+
+    Raises:
+        ConfigError: As :func:`host_paths`, or a run has a folder of its own there.
+    """
+    paths = host_paths("binds", value)
+    for path in paths:
+        if any(path == own or path.startswith(f"{own}/") for own in _OWN_FOLDERS):
+            raise ConfigError(
+                f"sandbox option binds: {path} cannot be shown to programs: they have a /tmp and /dev of their own; "
+                "move it"
+            )
     return paths
 
 

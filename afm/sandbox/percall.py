@@ -16,7 +16,14 @@ from typing import Generic, TypeVar
 from afm.errors import SandboxError, SandboxUnavailableError
 from afm.sandbox.base import ExitReason, RunResult, SandboxLimits
 from afm.sandbox.interpreter import Interpreter
-from afm.sandbox.options import host_paths, limits_or_default, parallel_runs, path_of_python, whole_number
+from afm.sandbox.options import (
+    binds_of_runs,
+    host_paths,
+    limits_or_default,
+    parallel_runs,
+    path_of_python,
+    whole_number,
+)
 from afm.sandbox.outcome import outcome
 from afm.sandbox.policy import (
     CPU_AS_FAR_AS_SEEN,
@@ -92,7 +99,7 @@ class PerCallSandbox(ABC, Generic[J]):
     ) -> None:
         self._python = path_of_python(python)
         self._limits = limits_or_default(limits)
-        self._binds = host_paths("binds", binds)
+        self._binds = binds_of_runs(binds)
         self._packages = None if packages is None else host_paths("packages", packages)
         self._max_parallel = parallel_runs(max_parallel)
         self._max_waiting = whole_number("max_waiting", max_waiting, 0)

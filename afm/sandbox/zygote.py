@@ -14,19 +14,19 @@ import contextlib
 import logging
 import os
 import re
-import sys
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from afm.errors import AfmError, ConfigError, SandboxError, SandboxUnavailableError
+from afm.errors import AfmError, SandboxError, SandboxUnavailableError
 from afm.sandbox.base import RunResult, SandboxLimits
 from afm.sandbox.bubblewrap import find_bubblewrap
 from afm.sandbox.cgroup import run_groups
-from afm.sandbox.interpreter import Identity, Interpreter, check_binds, find_interpreter
+from afm.sandbox.interpreter import Identity, Interpreter, check_readable, find_interpreter
 from afm.sandbox.options import (
+    binds_of_runs,
     groups_of_packages,
     host_paths,
     limits_or_default,
@@ -62,7 +62,7 @@ class ZygoteSandbox:
         binds: Further host paths that programs may read.
         packages: Folders of further packages; those of ``afm sandbox install`` when ``None``.
         warm: Packages to import beforehand, in groups; those of :data:`afm.sandbox.packages.WARM` that are installed
-            when ``None``. A program gets the first zygote that covers the names it mentions; one that mentions none
+            when ``None``. One that cannot be imported is logged. A program gets the first zygote that covers the names it mentions; one that mentions none
             gets a small and faster zygote. It can import the others all the same.
         start_s: How long a zygote may take to get a program started before it counts as hung.
 
@@ -86,7 +86,7 @@ class ZygoteSandbox:
         self._limits = limits_or_default(limits)
         self._max_parallel = parallel_runs(max_parallel)
         self._max_waiting = whole_number("max_waiting", max_waiting, 0)
-        self._binds = host_paths("binds", binds)
+        self._binds = binds_of_runs(binds)
         self._packages = None if packages is None else host_paths("packages", packages)
         self._warm = None if warm is None else groups_of_packages("warm", warm)
         self._start_s = seconds("start_s", start_s)
@@ -187,9 +187,11 @@ class ZygoteSandbox:
         bubblewrap = find_bubblewrap("--as-pid-1", "--perms", "--clearenv", "--file")
         identity = Identity.for_process()
         python = find_interpreter(self._python, identity, self._packages)
-        check_binds(self._binds, identity)
+        check_readable("binds", self._binds, identity)
         rules = filter_program()
-        groups = _to_warm(self._warm, python)
+        groups = self._warm
+        if groups is None:
+            groups = tuple(group for group in WARM if any(_installed(name, python) for name in group))
         levels = [_warmth(groups[:n]) for n in range(len(groups) + 1)]
         trouble = ""
         for proc in _PROCS:
@@ -243,28 +245,9 @@ def _starter() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(max_workers=4, thread_name_prefix="zygote")
 
 
-def _to_warm(asked: Sequence[tuple[str, ...]] | None, python: Interpreter) -> tuple[tuple[str, ...], ...]:
-    """Groups of packages to load beforehand.
-
-    Raises:
-        ConfigError: One that was asked for is not installed.
-    """
-    if asked is None:
-        return tuple(group for group in WARM if any(_installed(name, python) for name in group))
-    missing = [name for group in asked for name in group if not _installed(name, python)]
-    if missing:
-        raise ConfigError(
-            f"sandbox option warm: {', '.join(missing)} not installed for {python.binary}; "
-            "install with `afm sandbox install`, or name the folder in the option packages"
-        )
-    return tuple(asked)
-
-
 def _installed(name: str, python: Interpreter) -> bool:
     folders = (*(path for path, _ in python.packages), *python.imports)
-    return name in sys.stdlib_module_names or any(
-        Path(folder, name).exists() or any(Path(folder).glob(f"{name}.*")) for folder in folders
-    )
+    return any(Path(folder, name).exists() or Path(folder, f"{name}.py").exists() for folder in folders)
 
 
 def _warmth(groups: Sequence[Sequence[str]]) -> Warmth:
