@@ -58,6 +58,24 @@ def torchaudio_stub() -> Iterator[None]:
         sys.modules.pop("torchaudio", None)
 
 
+def restore_numbered_cpu() -> None:
+    """Let checkpoints be loaded onto the device ``cpu:0``.
+
+    Symptom: a training of several CPU processes cannot resume, "don't know how to restore data location ...
+    tagged with cpu:0". Cause: the trainer loads the optimizer onto ``args.device``, which accelerate numbers
+    (transformers 5.5.4, ``Trainer._load_optimizer_and_scheduler``; accelerate 1.11.0), and torch 2.13 knows
+    only the name without the number. Repeating it changes nothing.
+    """
+    from torch import serialization
+
+    if not any(entry[2] is _on_numbered_cpu for entry in serialization._package_registry):
+        serialization.register_package(15, lambda storage: None, _on_numbered_cpu)
+
+
+def _on_numbered_cpu(storage: object, location: str) -> object | None:
+    return storage if location.startswith("cpu:") else None
+
+
 def _real_torchaudio() -> bool:
     try:
         importlib.import_module("torchaudio")
