@@ -1,15 +1,10 @@
-"""The tool that runs the agent's Python in the sandbox.
-
-Its argument is a ``py`` fence with the program, optionally followed by an ``sh`` fence whose text becomes
-the program's standard input (layout of the published Chain-of-Agents system).
-"""
+"""The tool that runs the agent's Python in the sandbox; its argument is read by :mod:`afm.tools.program`."""
 
 from __future__ import annotations
 
 import re
 import signal
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -17,98 +12,17 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from afm.configuration import validated
 from afm.errors import ConfigError, DataError, SandboxError, SandboxUnavailableError
 from afm.sandbox import ExitReason, RunResult, Sandbox, SandboxLimits, limits_from, open_sandbox
+from afm.sandbox.settings import SandboxSettings
 from afm.tools.base import ToolResult
+from afm.tools.program import BadArgumentError, parse_program
 from afm.tools.registry import ToolContext, ToolSchema
 from afm.tools.remote import remote_sandbox
 from afm.tools.screen import plain
 from afm.tools.traceback import shortened
 
-_PROGRAM_LANGUAGES = ("py", "python", "python3")
-_STDIN_LANGUAGES = ("sh", "bash", "shell")
-_HOW_TO = "Write the program between a line ```py and a line ```."
 _ADDRESS = re.compile(r"(?<= at )0x[0-9a-fA-F]{6,16}(?=[>,])")
 _THREAD = re.compile(r"(?<=started )\d{9,}(?=\)>)|(?<=started daemon )\d{9,}(?=\)>)")
 NOTHING_PRINTED = "(The program printed nothing; use print() to see a value.)"
-
-
-@dataclass(frozen=True, slots=True)
-class Program:
-    """What the agent asked to run."""
-
-    code: str
-    stdin: str = ""
-
-
-class BadArgumentError(DataError):
-    """The argument holds no program; the message tells the agent what to write."""
-
-
-def parse_program(argument: str) -> Program:
-    """The program and its input in a tool argument.
-
-    Raises:
-        BadArgumentError: No program fence, two of them, or one that is never closed.
-    """
-    programs: list[str] = []
-    inputs: list[str] = []
-    for language, text in _fences(argument):
-        if language in _PROGRAM_LANGUAGES:
-            programs.append(text)
-        elif language in _STDIN_LANGUAGES:
-            inputs.append(text)
-    if len(programs) != 1:
-        found = "no program" if not programs else f"{len(programs)} programs"
-        raise BadArgumentError(f"Nothing was run: found {found}, expected one. {_HOW_TO}")
-    return Program(programs[0], inputs[0] if inputs else "")
-
-
-def _fences(text: str) -> list[tuple[str, str]]:
-    """(language, content) of each fenced block."""
-    found: list[tuple[str, str]] = []
-    lines = text.splitlines(keepends=True)
-    position = 0
-    while position < len(lines):
-        opening = re.fullmatch(r"\s*```\s*(\w*)\s*", lines[position])
-        position += 1
-        if not opening:
-            continue
-        end, content = _fence_end(lines, position)
-        if end is None:
-            raise BadArgumentError(f"Nothing was run: the ``` block is never closed. {_HOW_TO}")
-        found.append((opening[1].lower(), content))
-        position = end + 1
-    return found
-
-
-def _fence_end(lines: list[str], start: int) -> tuple[int | None, str]:
-    """Line that closes the block, and the content before it; a closing at a line's end counts too."""
-    for number in range(start, len(lines)):
-        if lines[number].strip() == "```":
-            return number, "".join(lines[start:number])
-    for number in range(start, len(lines)):
-        if lines[number].rstrip().endswith("```"):
-            last = lines[number].rstrip().removesuffix("```")
-            return number, "".join([*lines[start:number], last])
-    return None, ""
-
-
-class SandboxSettings(BaseModel):
-    """Which sandbox, and how: the arguments of :func:`afm.sandbox.open_sandbox`; its defaults where not given."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    backend: str = "auto"
-    python: str | None = None
-    max_parallel: int | None = Field(default=None, ge=1)
-    max_waiting: int | None = Field(default=None, ge=0)
-    binds: tuple[str, ...] | None = None
-    packages: tuple[str, ...] | None = None
-    warm: tuple[tuple[str, ...], ...] | None = None
-    nsjail_path: str | None = None
-
-    def options(self) -> dict[str, Any]:
-        """Everything that is given."""
-        return self.model_dump(exclude_none=True)
 
 
 class CodeSettings(BaseModel):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 
 import pytest
@@ -10,15 +11,8 @@ import pytest
 from afm.errors import SandboxError
 from afm.sandbox import ExitReason, RunResult, SandboxLimits, open_sandbox
 from afm.tools import ToolResult
-from afm.tools.code import (
-    NOTHING_PRINTED,
-    BadArgumentError,
-    CodeTool,
-    Program,
-    cut_middle,
-    observation,
-    parse_program,
-)
+from afm.tools.code import NOTHING_PRINTED, CodeTool, cut_middle, observation
+from afm.tools.program import BadArgumentError, Program, parse_program
 
 LIMITS = SandboxLimits()
 
@@ -35,6 +29,10 @@ LIMITS = SandboxLimits()
         ("```py\nprint('```')\nprint(2)\n```", Program("print('```')\nprint(2)\n")),
         ("```text\nnot this\n```\n```py\nprint(1)\n```", Program("print(1)\n")),
         ("```py\r\nprint(1)\r\n```\r\n", Program("print(1)\r\n")),
+        ("```python3.11\nprint(1)\n```", Program("print(1)\n")),
+        ("```python main.py\nprint(1)\n```", Program("print(1)\n")),
+        ('```py title="a b"\nprint(input())\n```\n```sh stdin\n5\n```', Program("print(input())\n", "5\n")),
+        ("```c++ x\nint\n```\n```py\nprint(1)\n```", Program("print(1)\n")),
     ],
 )
 def test_programs_are_found(argument: str, program: Program) -> None:
@@ -48,6 +46,9 @@ def test_programs_are_found(argument: str, program: Program) -> None:
         ("print(1)", "found no program"),
         ("```\nprint(1)\n```", "found no program"),
         ("```sh\nls\n```", "found no program"),
+        ("```pypy\nprint(1)\n```", "found no program but a block of 'pypy'"),
+        ("```javascript\n1\n```\n```\n2\n```", "found no program but blocks of 'javascript' and no language"),
+        ("```py print(1) ```", "found no program"),
         ("```py\nprint(1)\n", "never closed"),
         ("```py\n1\n```\n```py\n2\n```", "found 2 programs"),
     ],
@@ -56,6 +57,14 @@ def test_a_missing_program_is_explained(argument: str, complaint: str) -> None:
     with pytest.raises(BadArgumentError, match=complaint) as caught:
         parse_program(argument)
     assert "```py" in str(caught.value)
+
+
+def test_a_hostile_fence_takes_no_time() -> None:
+    begun = time.monotonic()
+    for argument in ("```" + " " * 500_000 + "`", "```py" + " x" * 250_000 + "`", "`" * 500_000):
+        with pytest.raises(BadArgumentError):
+            parse_program(argument)
+    assert time.monotonic() - begun < 2
 
 
 def run(
