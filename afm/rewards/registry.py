@@ -27,6 +27,7 @@ from afm.rewards.part import Part, Scorer
 from afm.rewards.sources import BY_SOURCE, checked_name, scorer_name
 from afm.rewards.text_match import Substring, TokenF1
 from afm.sandbox import open_sandbox
+from afm.sandbox.settings import SandboxSettings
 from afm.tools.remote import remote_sandbox
 from afm.trajectory.record import Verdict
 
@@ -63,7 +64,7 @@ class CodeTestsSettings(_Strict):
     """See :class:`CodeTests`, :class:`TestPolicy` and :class:`CaseLimits`.
 
     Attributes:
-        sandbox: Options of :func:`afm.sandbox.open_sandbox`, e.g. ``backend`` and ``max_parallel``.
+        sandbox: Where programs run on this machine, e.g. ``backend`` and ``max_parallel``.
         urls: Code servers that run the programs in its place.
         livecodebench: File or folder of LiveCodeBench's JSONL files with the complete tests.
     """
@@ -75,7 +76,7 @@ class CodeTestsSettings(_Strict):
     output_bytes: int = Field(default=1 << 16, ge=1024)
     tolerance: float = Field(default=1e-6, ge=0, lt=1)
     livecodebench: Path | None = None
-    sandbox: dict[str, Any] = Field(default_factory=dict)
+    sandbox: SandboxSettings | None = None
     urls: tuple[str, ...] = ()
 
     def scorer(self) -> CodeTests:
@@ -84,9 +85,10 @@ class CodeTestsSettings(_Strict):
         Raises:
             ConfigError: An option that the sandbox does not have, or both kinds of place.
         """
-        if self.urls and self.sandbox:
+        if self.urls and self.sandbox is not None:
             raise ConfigError("code_tests: either `urls` of code servers or a local `sandbox`, not both")
-        sandbox = remote_sandbox(self.urls) if self.urls else open_sandbox(**self.sandbox)
+        local = self.sandbox or SandboxSettings()
+        sandbox = remote_sandbox(self.urls) if self.urls else open_sandbox(**local.options())
         limits = CaseLimits(self.case_s, self.total_s, self.output_bytes, self.memory_bytes)
         policy = TestPolicy(limits, self.early_stop, self.tolerance)
         return CodeTests(sandbox, policy, livecodebench=self.livecodebench)

@@ -185,3 +185,28 @@ def test_a_wrong_configuration_is_explained(data: dict[str, Any], message: str) 
     with pytest.raises(ConfigError, match=message) as caught:
         load_reward(data)
     assert str(caught.value).startswith("reward configuration: ")
+
+
+@pytest.mark.parametrize(
+    ("sandbox", "complaint"),
+    [
+        ({"packages": "/opt/packages"}, "code_tests.sandbox.packages: got '/opt/packages' (str)"),
+        ({"max_parallel": -1}, "code_tests.sandbox.max_parallel: got -1 (int)"),
+        ({"max_paralel": 2}, "code_tests.sandbox.max_paralel: unknown key; did you mean 'max_parallel'"),
+        ({"warm": ["numpy"]}, "code_tests.sandbox.warm[0]: got 'numpy' (str)"),
+        (7, "code_tests.sandbox: got 7 (int)"),
+    ],
+)
+def test_settings_of_the_sandbox_are_checked_when_they_are_read(sandbox: Any, complaint: str) -> None:
+    """A text in place of a list of folders would be taken letter by letter, "/" among them."""
+    with pytest.raises(ConfigError) as caught:
+        load_reward({"code_tests": {"sandbox": sandbox}})
+    assert complaint in str(caught.value)
+
+
+def test_programs_run_here_or_elsewhere() -> None:
+    settings = RewardSettings.model_validate(
+        {"code_tests": {"sandbox": {"backend": "bubblewrap"}, "urls": ["http://127.0.0.1:9"]}}
+    )
+    with pytest.raises(ConfigError, match="either `urls` of code servers or a local `sandbox`, not both"):
+        settings.code_tests.scorer()
