@@ -17,6 +17,9 @@ MAX_ANSWER_CHARS = 4000
 _NUMBER = re.compile(r"[+-]?(?:\d{1,300}(?:\.\d{0,300})?|\.\d{1,300})")
 _TEXT = re.compile(r"\\(?:text|textbf|textit|mbox|mathrm|mathbf)\s*\{([^{}\\]*)\}")
 _WORD = re.compile(r"[A-Za-z][A-Za-z '-]+")
+_TERM = r"(?:[a-z]|[b-df-hj-np-tv-z]{2,3}|a[b-dx-z]{1,2})"
+_SYMBOLS = re.compile(rf"{_TERM}(?:[ -]+{_TERM})*")
+_BOXED = re.compile(r"\\boxed\s*\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}")
 _IN_BASE = re.compile(r"(-?[0-9A-Za-z.]+)_\{?(\d+)\}?")
 _SIZES = re.compile(r"\\(?:left|right|displaystyle)(?![A-Za-z])|\\[!,;:]|~")
 
@@ -29,7 +32,7 @@ def quick_verdict(gold: str, answer: str) -> bool | None:
     """
     if gold.strip() == answer.strip():
         return True
-    left, right = _tidied(gold), _tidied(answer)
+    left, right = tidied(gold), tidied(answer)
     if left == right:
         return True
     if len(answer) > MAX_ANSWER_CHARS or not right:
@@ -53,25 +56,31 @@ def is_unevaluated(gold: str, answer: str) -> bool:
 
     See :mod:`afm.rewards.worked_out`. ``144/2`` is not worked out for 72; ``10/12`` is for 5/6.
     """
-    expected, given = form_of(_tidied(gold)), form_of(_tidied(answer))
+    expected, given = form_of(tidied(gold)), form_of(tidied(answer))
     if expected is None:
         return False
     return given is None or (given is Form.UNREDUCED and expected is Form.NUMBER)
 
 
-def _tidied(text: str) -> str:
+def tidied(text: str) -> str:
     r"""Without spacing commands, ``$`` around it, one ``\boxed`` too many and a closing full stop."""
     text = _SIZES.sub("", text).replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac")
-    text = " ".join(text.split()).strip("$ ").removesuffix(".")
-    return text.strip()
+    text = " ".join(text.split()).strip("$ ").removesuffix(".").strip()
+    boxed = _BOXED.fullmatch(text)
+    return boxed[1].strip() if boxed else text
 
 
 def _as_words(text: str) -> str | None:
-    r"""The words of an answer that is nothing but words, or a ``\text{}`` alone; else ``None``."""
-    tidy = _tidied(text)
+    r"""The words of an answer that is nothing but words, or a ``\text{}`` alone; else ``None``.
+
+    ``xy``, ``ab - c`` and their like are products and differences of letters, no words.
+    """
+    tidy = tidied(text)
     inner = _TEXT.fullmatch(tidy)
-    if inner is None and not _WORD.fullmatch(tidy) and not re.fullmatch(r"\(?[A-Z]\)?", tidy):
-        return None
+    if inner is None:
+        in_words = _WORD.fullmatch(tidy) or re.fullmatch(r"\(?[A-Z]\)?", tidy)
+        if not in_words or _SYMBOLS.fullmatch(tidy):
+            return None
     plain = " ".join((inner[1] if inner else tidy).split()).strip("() .").casefold()
     return plain or None
 

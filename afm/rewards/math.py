@@ -7,6 +7,7 @@ from importlib.util import find_spec
 
 from afm.errors import DataError, MissingExtraError, RewardError
 from afm.rewards.base import Sample
+from afm.rewards.copied import is_copied
 from afm.rewards.equality import is_unevaluated, quick_verdict
 from afm.rewards.gold import gold_answers
 from afm.rewards.part import Part
@@ -46,10 +47,10 @@ class MathVerify:
         given = answers(sample.segments, sample.spec)
         if not given:
             return Part(0.0, "the response has no final answer")
-        return await self.compare(accepted, ", ".join(given))
+        return await self.compare(accepted, ", ".join(given), sample.question)
 
-    async def compare(self, accepted: tuple[str, ...], answer: str) -> Part:
-        """1 when ``answer`` equals one of ``accepted``."""
+    async def compare(self, accepted: tuple[str, ...], answer: str, question: str = "") -> Part:
+        """1 when ``answer`` equals one of ``accepted`` and was not copied from ``question``."""
         shown = f"{answer[:200]!r}"
         verdicts = [(gold, quick_verdict(gold, answer)) for gold in accepted]
         if any(verdict for _, verdict in verdicts):
@@ -60,9 +61,11 @@ class MathVerify:
                 problem = problem or "an expression that was not worked out"
             elif verdict is None:
                 equal, note = await self._algebra(gold, answer)
-                if equal:
+                if equal and is_copied(gold, answer, question):
+                    problem = problem or "copied from the question"
+                elif equal:
                     return Part(1.0, f"{shown} equals {gold!r}")
-                if equal is None:
+                elif equal is None:
                     return Part(None, note)
                 problem = problem or note
         return Part(0.0, f"{shown} is not {accepted[0][:200]!r}{problem and f' ({problem})'}")

@@ -21,16 +21,26 @@ _CURRENCY = r"(?:\\?\$|\\pounds|\\euro|[£€¥])"
 _UNIT_WORD = r"[A-Za-z][A-Za-z.°]*(?:\s*\^\s*\{?\s*-?\d\s*\}?)?"
 _SYMBOL = r"\\?%|°|\^\s*\{?\s*\\circ\s*\}?|\\degree"
 _UNIT = rf"(?:\s*(?:{_SYMBOL})|(?:\s+|\\ |\\,|~)*{_UNIT_WORD}(?:(?:\s*/\s*|\s+|\\cdot\s*){_UNIT_WORD})*)"
+_NOT_UNITS = (  # number words and the closed classes of words: they change what stands before them
+    "hundred thousand million billion trillion dozen gross half halves double twice triple squared cubed factorial inverse "
+    "one two three four five six seven eight nine ten plus minus over choose mod modulo base or and but nor not no never "
+    "neither either none more less fewer most least greater larger smaller below about approximately roughly nearly almost "
+    "than to so if maybe perhaps possibly probably is are was were be equals unless except without wrong false incorrect "
+    "negative"
+)
+_SI = "m s g h d t l L N K C F J W V A H T"
 _SIGN = r"[+-]?\s*"
 
-_VALUE = re.compile(rf"{_SIGN}{_CURRENCY}?\s*{_SIGN}{_NUMBER}{_POWER_OF_TEN}?(?:_\{{?10\}}?)?{_UNIT}?\s*")
+_VALUE = re.compile(
+    rf"{_SIGN}{_CURRENCY}?\s*{_SIGN}{_NUMBER}{_POWER_OF_TEN}?(?:_\{{?10\}}?)?(?P<unit>{_UNIT})?\s*"
+)
 _FRACTION = re.compile(
     rf"{_SIGN}(?P<whole>\d+\s*)?(?:\\frac\s*(?:\{{\s*(?P<a>-?\d+)\s*\}}|(?P<b>\d))\s*"
-    rf"(?:\{{\s*(?P<c>\d+)\s*\}}|(?P<d>\d))|(?P<e>\d+)\s*/\s*(?P<f>\d+)){_UNIT}?\s*"
+    rf"(?:\{{\s*(?P<c>\d+)\s*\}}|(?P<d>\d))|(?P<e>\d+)\s*/\s*(?P<f>\d+))(?P<unit>{_UNIT})?\s*"
 )
 _NAME = re.compile(r"\\?[A-Za-z]+(?:_\{?\w+\}?)?(?:\([^()=]*\))?\s*")
 _WRAPPED = re.compile(
-    r"\\(?:mathbf|boldsymbol|bf|mathrm|mathit|text|textbf|mathsf|operatorname)\s*\{([^{}]*)\}"
+    r"\\(mathbf|boldsymbol|bf|mathrm|mathit|text|textbf|mathsf|operatorname)\s*\{([^{}]*)\}"
 )
 _LONGEST = 400
 
@@ -59,20 +69,30 @@ def form_of(answer: str) -> Form | None:
     if before and not _leads_to(before):
         return None
     value = _unwrapped(value.removeprefix("\\approx").strip())
-    if _VALUE.fullmatch(value):
-        return Form.NUMBER
-    fraction = _FRACTION.fullmatch(value)
-    if fraction is None:
+    found = _VALUE.fullmatch(value)
+    fraction = None if found else _FRACTION.fullmatch(value)
+    unit = (found or fraction or {"unit": None})["unit"]
+    if set(_NOT_UNITS.split()).intersection(re.findall(r"[a-z]+", (unit or "").lower())):
         return None
-    return Form.FRACTION if _is_reduced(fraction) else Form.UNREDUCED
+    if fraction is not None:
+        return Form.FRACTION if _is_reduced(fraction) else Form.UNREDUCED
+    return Form.NUMBER if found else None
 
 
 def _plain(text: str) -> str:
     """Letters, digits and minus signs in their ordinary form; only text and number wrappers taken off."""
     text = unicodedata.normalize("NFKC", text).replace("\u2212", "-").replace("\u2013", "-")
     for _ in range(3):
-        text = _WRAPPED.sub(r" \1 ", text)
+        text = _WRAPPED.sub(_bare, text)
     return " ".join(text.split())
+
+
+def _bare(wrapped: re.Match[str]) -> str:
+    """What a wrapper holds; a letter alone becomes a command, unless it can be a unit: it is a symbol (or i, or e)."""
+    inner = wrapped[2].strip()
+    upright = wrapped[1] in ("mathrm", "text", "mathsf", "operatorname")
+    symbol = len(inner) == 1 and inner.isalpha() and not (upright and inner in _SI.split())
+    return f" \\{inner} " if symbol else f" {wrapped[2]} "
 
 
 def _leads_to(before: list[str]) -> bool:

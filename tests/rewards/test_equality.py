@@ -25,6 +25,8 @@ EQUAL = [
     (r"\text{Evelyn}", r"\textbf{evelyn}"),
     (r"\text{(C)}", "C"),
     (r"\text{east}", "East."),
+    ("72", r"\boxed{72}"),
+    (r"\frac{\sqrt{2}}{2}", r"\boxed{\frac{\sqrt{2}}{2}}"),
     ("52_8", "52_{8}"),
     ("52_8", "52"),
     ("x" * 9000, "x" * 9000),
@@ -38,6 +40,7 @@ DIFFERENT = [
     (r"\text{Evelyn}", "nylevE"),
     (r"\text{even}", r"\text{never}"),
     (r"\text{(C)}", "B"),
+    *(("no", "on"), ("god", "dog"), ("act", "cat"), ("AB", "BA"), ("x-ray", "ray-x"), (r"\text{ab}", "ba")),
     ("52_8", "52_9"),
     ("52_8", "53"),
 ]
@@ -50,6 +53,8 @@ UNDECIDED = [
     (r"90^\circ", "90"),
     (r"\pi", "3.14159"),
     ("5", "x=5"),
+    *(("xy", "yx"), ("ab", "a b"), ("x-y", "-y+x"), ("p - q", "-q + p"), ("ab-c", "-c+ba"), ("bcd", "cdb")),
+    ("6", r"\boxed{7}, \boxed{6}"),
 ]
 
 
@@ -75,6 +80,10 @@ def test_left_to_algebra(gold: str, answer: str) -> None:
         ("10080", "10,080", True),
         ("2", "1+1", True),
         ("p - q", "-q+p", True),
+        ("xy", "yx", True),
+        ("xy", "x+y", False),
+        ("ab", "a b", True),
+        ("x-y", "y-x", False),
         (r"90^\circ", "90", True),
         ("1,-2", "-2,1", True),
         ("y = 2x + 3", "2x+3", True),
@@ -123,6 +132,31 @@ def test_algebra(gold: str, answer: str, equal: bool) -> None:
             r"\frac{72}{1}",
             "72,73",
         ),
+        *(
+            *(
+                rf"72\text{{ {word}}}"
+                for word in ("million", "thousand", "dozen", "squared", "factorial", "Hundred")
+            ),
+            *(
+                rf"72\text{{ {word}}}"
+                for word in ("or less", "is wrong", "at most", "plus one", "not", "times two")
+            ),
+            *(
+                r"72\mathrm{ million}",
+                r"\frac{1}{2}\text{ dozen}",
+                "72 million",
+                r"72\,\text{thousand dollars}",
+            ),
+            *(
+                r"72\mathrm{i}",
+                r"72\mathbf{x}",
+                r"72\mathit{x}",
+                r"72\mathit{m}",
+                r"72\text{k}",
+                r"72\mathrm{e}",
+            ),
+            *(r"\text{not }72", r"\text{about }72", r"-\text{ }72\text{ below}"),
+        ),
         *(r"72 \pm 0", "72 or 73", r"\left|-72\right|", "72.5.1", "seventy-two", "a=b", "1=72", "", "=72"),
     ],
 )
@@ -165,6 +199,22 @@ def test_an_expression_that_was_not_worked_out_is_no_number(answer: str) -> None
             "72_{10}",
             r"f(3) = 72",
             r"\theta=72",
+        ),
+        *(
+            *(r"72\,\mathrm{m}", r"72\text{ s}", r"72\,\text{ cm}^2", r"72\mathrm{L}", r"72\text{ apples}"),
+            *(
+                r"72\text{ miles per hour}",
+                r"72\text{ in}",
+                r"\mathbf{x} = 72",
+                r"\mathrm{x} = 72\text{ years}",
+            ),
+            *(
+                r"\text{Answer} = 72",
+                r"\mathbf{72}\text{ ways}",
+                r"72\text{ square inches}",
+                r"72\text{ times}",
+                r"12\text{ years from now}",
+            ),
         ),
         *(
             "60+12 = 72",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,18 @@ async def test_the_last_box_counts(verifier: MathVerify) -> None:
 async def test_no_boxed_answer_is_wrong(answer: str, verifier: MathVerify) -> None:
     part = await verifier.judge(sample(answer, "204"))
     assert (part.score, part.evidence) == (0.0, "the response has no final answer")
+
+
+async def test_copying_a_formula_of_the_question_does_not_pay(verifier: MathVerify) -> None:
+    simplify = replace(sample(r"\boxed{\sqrt{242}}", r"11\sqrt2"), question=r"Simplify $\sqrt{242}$.")
+    part = await verifier.judge(simplify)
+    assert part.score == 0.0
+    assert part.evidence == r"'\\sqrt{242}' is not '11\\sqrt2' (copied from the question)"
+    assert (await verifier.judge(replace(simplify, question="How long is the diagonal?"))).score == 1.0
+    given = replace(sample(r"\boxed{60}", r"60^\circ"), question=r"Find the angle, if $A = 60^\circ$.")
+    assert (await verifier.judge(given)).score == 1.0
+    both = replace(simplify, ground_truth=[r"11\sqrt2", r"\sqrt{242}"])
+    assert (await verifier.judge(both)).score == 1.0
 
 
 async def test_any_of_several_gold_answers_will_do(verifier: MathVerify) -> None:
