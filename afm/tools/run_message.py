@@ -17,7 +17,7 @@ class RunRequest(BaseModel):
     """The body of ``POST /run``.
 
     Attributes:
-        limits: Some or all of :class:`SandboxLimits`; the rest are its defaults.
+        limits: Some or all of :class:`SandboxLimits`; the rest are its defaults, or the server's most where that is less.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

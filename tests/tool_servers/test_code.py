@@ -84,6 +84,28 @@ def test_wrong_requests_are_explained(start: Any) -> None:
         assert message in refused.json()["error"]
 
 
+def test_limits_that_no_clock_can_keep_are_wrong(start: Any) -> None:
+    server = start()
+    headers = {"Authorization": "Bearer a-long-random-token"}
+    for value in ("NaN", "Infinity", "1e999", "-1", "1" + "0" * 400):
+        body = f'{{"code": "print(1)", "limits": {{"wall_s": {value}}}}}'.encode()
+        refused = httpx.post(f"{server.url}/run", content=body, headers=headers)
+        assert refused.status_code == 400, value
+        assert "wall_s" in refused.json()["error"]
+    assert server.post(code="print(1)").json()["stdout"] == "1\n"
+
+
+def test_a_run_that_names_no_limits_keeps_to_the_servers(start: Any) -> None:
+    server = start(max_limits={"wall_s": 1.5, "output_bytes": 100})
+    assert server.post(code="print(1)").json()["reason"] == "ok"
+    slow = server.post(code="import time; time.sleep(9)")
+    assert (slow.status_code, slow.json()["reason"]) == (200, "timeout")
+    long = server.post(code="print('x' * 200)", limits={"wall_s": 1})
+    assert (long.status_code, long.json()["reason"]) == (200, "output")
+    assert httpx.get(f"{server.url}/health").status_code == 200
+    assert server.post(code="1", limits={"wall_s": 2}).status_code == 422
+
+
 @pytest.fixture
 def needed() -> Iterator[Path]:
     """A file that the sandbox's user can read."""

@@ -16,6 +16,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import asdict
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
@@ -53,7 +54,7 @@ class CodeServer:
     def __init__(self, sandbox: Sandbox, settings: CodeServerSettings, token: str | None) -> None:
         self._sandbox = sandbox
         self._token = token
-        self._most = settings.ceiling()
+        self._most, self._usual = settings.ceiling(), settings.usual()
         self._max_bytes = settings.max_request_bytes
         self._most_held = max(settings.max_held_bytes, settings.max_request_bytes)
         self._held_bytes = 0
@@ -161,7 +162,7 @@ class CodeServer:
 
     async def _try(self) -> None:
         try:
-            await self._run(RunRequest(code=_TRIAL), SandboxLimits())
+            await self._run(RunRequest(code=_TRIAL), self._usual)
         except (BusyError, SandboxBusyError):
             self._known(trouble="")  # full of work is well
         except SandboxError:
@@ -185,7 +186,7 @@ class CodeServer:
     def _asked(self, body: bytes) -> tuple[RunRequest, SandboxLimits]:
         try:
             asked = RunRequest.model_validate_json(body)
-            limits = limits_from(dict(asked.limits))
+            limits = limits_from(asdict(self._usual) | asked.limits)
         except ValidationError as error:
             problem = error.errors(include_url=False, include_input=False, include_context=False)[0]
             raise ValueError(f"{'.'.join(map(str, problem['loc'])) or 'body'}: {problem['msg']}") from None

@@ -62,6 +62,13 @@ class CodeServerSettings(BaseModel):
         """
         return limits_from(_CEILING | self.max_limits)
 
+    def usual(self) -> SandboxLimits:
+        """The limits of a request that names none: the defaults, or the most where that is less."""
+        most = asdict(self.ceiling())
+        return SandboxLimits(
+            **{name: min(value, most[name]) for name, value in asdict(SandboxLimits()).items()}
+        )
+
 
 def load_server_settings(path: Path | None) -> CodeServerSettings:
     """The settings in a YAML, the defaults without one.
