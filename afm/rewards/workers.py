@@ -38,7 +38,7 @@ class WorkerPool:
     """Worker processes that each serve one request at a time.
 
     They start when needed and are replaced when they die. Any event loop may ask; each request occupies
-    one thread, which waits for its worker.
+    one thread, which waits for its worker. A fork of this process gets workers of its own.
 
     Args:
         module: Module that a worker runs with ``python -m``. It prints a line when it is ready, then for each
@@ -48,13 +48,10 @@ class WorkerPool:
     """
 
     def __init__(self, module: str, size: int, arguments: tuple[str, ...] = ()) -> None:
-        command = [sys.executable, "-P", "-m", module, *arguments]
-        self._workers = [_Worker(command) for _ in range(size)]
-        self._idle: queue.LifoQueue[_Worker] = queue.LifoQueue()
-        for worker in reversed(self._workers):
-            self._idle.put(worker)
-        # A worker dies with the thread that started it; these live until the pool is closed.
-        self._threads = ThreadPoolExecutor(max_workers=size, thread_name_prefix=module)
+        self._command = [sys.executable, "-P", "-m", module, *arguments]
+        self._size = size
+        self._closed = False
+        self._crew = _Crew(self._command, size)
 
     async def ask(self, request: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
         """The reply to ``request``. The time runs from when a worker takes it up.
@@ -66,8 +63,9 @@ class WorkerPool:
         """
         line = json.dumps(request).encode()
         loop = asyncio.get_running_loop()
+        crew = self._current()
         try:
-            return await loop.run_in_executor(self._threads, self._ask, line, timeout_s)
+            return await loop.run_in_executor(crew.threads, crew.ask, line, timeout_s)
         except RuntimeError as error:
             if isinstance(error, RewardError):
                 raise
@@ -75,14 +73,36 @@ class WorkerPool:
 
     async def close(self) -> None:
         """Kill the workers; requests under way end with an error."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
-        for worker in self._workers:
+        crew = self._current()
+        self._closed = True
+        crew.threads.shutdown(wait=False, cancel_futures=True)
+        for worker in crew.workers:
             worker.kill()
-        await asyncio.to_thread(self._threads.shutdown)
-        for worker in self._workers:
+        await asyncio.to_thread(crew.threads.shutdown)
+        for worker in crew.workers:
             worker.stop()
 
-    def _ask(self, line: bytes, timeout_s: float) -> dict[str, Any]:
+    def _current(self) -> _Crew:
+        if self._crew.owner != os.getpid():  # a fork of the owner: threads and workers are the parent's
+            self._crew = _Crew(self._command, self._size)
+            if self._closed:
+                self._crew.threads.shutdown()
+        return self._crew
+
+
+class _Crew:
+    """The workers of one process, and the threads that wait for them."""
+
+    def __init__(self, command: list[str], size: int) -> None:
+        self.owner = os.getpid()
+        self.workers = [_Worker(command) for _ in range(size)]
+        self._idle: queue.LifoQueue[_Worker] = queue.LifoQueue()
+        for worker in reversed(self.workers):
+            self._idle.put(worker)
+        # A worker dies with the thread that started it; these live until the pool is closed.
+        self.threads = ThreadPoolExecutor(max_workers=size, thread_name_prefix=command[3])
+
+    def ask(self, line: bytes, timeout_s: float) -> dict[str, Any]:
         worker = self._idle.get()
         try:
             return worker.ask(line, timeout_s)
@@ -102,9 +122,7 @@ class _Worker:
     def ask(self, line: bytes, timeout_s: float) -> dict[str, Any]:
         process = self._started()
         try:
-            assert process.stdin is not None
-            process.stdin.write(line + b"\n")
-            process.stdin.flush()
+            _send(process, line + b"\n")
             reply: dict[str, Any] = json.loads(self._line(process, timeout_s))
         except BrokenPipeError:
             self.stop()
@@ -140,7 +158,11 @@ class _Worker:
         if self._process is None:
             try:
                 self._process = subprocess.Popen(
-                    self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+                    self._command,
+                    bufsize=0,  # a fork must not inherit half a request, and send it when it ends
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
                 )
                 if self._closed:
                     self._process.kill()
@@ -166,3 +188,10 @@ class _Worker:
             if not chunk or len(data) > _LONGEST_REPLY:
                 raise WorkerCrashError("the worker died" if not chunk else "the worker's reply has no end")
         return data
+
+
+def _send(process: subprocess.Popen[bytes], data: bytes) -> None:
+    assert process.stdin is not None
+    left = memoryview(data)
+    while left:
+        left = left[process.stdin.write(left) :]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import os
 import signal
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -93,3 +96,70 @@ async def test_closing_ends_requests_under_way(pool: WorkerPool) -> None:
         await request
     with pytest.raises(RewardError, match="closed"):
         await pool.ask({}, 20)
+
+
+def test_a_fork_of_the_owner_has_workers_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "echo_worker.py").write_text(WORKER, encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    pool = WorkerPool("echo_worker", 1)
+    asyncio.run(pool.ask({}, 20))
+    first = asyncio.run(pool.ask({}, 20))["pid"]
+    child = os.fork()
+    if child == 0:
+        status = 1
+        with contextlib.suppress(BaseException):
+            other = asyncio.run(asyncio.wait_for(pool.ask({"text": "fork"}, 60), 60))
+            asyncio.run(pool.close())
+            status = 0 if other["text"] == "fork" and other["pid"] != first else 1
+        os._exit(status)
+    assert ended(child, 20) == 0
+    assert asyncio.run(pool.ask({"text": "parent"}, 20)) == {"pid": first, "text": "parent"}
+    asyncio.run(pool.close())
+    assert not is_alive(first)
+
+
+def test_a_fork_in_the_middle_of_a_request_disturbs_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "echo_worker.py").write_text(WORKER, encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    pool = WorkerPool("echo_worker", 1)
+
+    async def halfway() -> dict[str, object]:
+        await pool.ask({}, 20)
+        request = asyncio.create_task(pool.ask({"sleep": 1, "text": "x" * 200_000}, 60))
+        await asyncio.sleep(0.3)
+        child = os.fork()
+        if child == 0:
+            status = 1
+            with contextlib.suppress(BaseException):
+                gc.collect()
+                good = in_a_new_loop(lambda: pool.ask({"text": "fork"}, 60))["text"] == "fork"
+                in_a_new_loop(pool.close)
+                status = 0 if good else 1
+            os._exit(status)
+        reply = await request
+        assert await asyncio.to_thread(ended, child, 90.0) == 0
+        return reply
+
+    assert asyncio.run(halfway())["text"] == "x" * 200_000
+    asyncio.run(pool.close())
+
+
+def in_a_new_loop(work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    """A loop of this process: the one that a fork inherits belongs to its parent."""
+    asyncio._set_running_loop(None)
+    return asyncio.run(work())
+
+
+def ended(pid: int, seconds: float) -> int | None:
+    """Exit status of a child that is killed when it takes too long: then ``None``."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        found, status = os.waitpid(pid, os.WNOHANG)
+        if found:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.05)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return None
