@@ -82,9 +82,9 @@ class ScriptedWikiTeam:
                 recorder.fail(f"no passage told the {asks} of {name}: {result.text[:200]}")
                 return
             recorder.say(LEADER, fact.sentence)
-            recorder.say(CRITIC, "One more." if number < len(chain.asks) else "That is all.")
+            if number < len(chain.asks):
+                recorder.say(CRITIC, "One more.")
             name = fact.gives
-        recorder.say(LEADER, "Done.")
         recorder.finish(WRITER, _written(name))
 
     @property

@@ -60,12 +60,18 @@ WIKI = Recipe(
     example="",
     full=Plan(train_tasks=6000, rl_tasks=2048, heldout_tasks=200),
     smoke=Plan(
-        train_tasks=400,
+        train_tasks=300,
         rl_tasks=64,
         heldout_tasks=20,
-        sft=("max_steps=120", "save_steps=40"),
-        # Groups are not filtered: hardly any of them would differ yet.
-        rl=("verl.trainer.total_training_steps=2", "verl.algorithm.filter_groups.enable=false"),
+        sft=("max_steps=60", "save_steps=30"),
+        rl=(
+            "verl.trainer.total_training_steps=2",
+            # Groups are not filtered: hardly any of them would differ yet.
+            "verl.algorithm.filter_groups.enable=false",
+            "verl.actor_rollout_ref.rollout.n=4",
+            "verl.actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=16",
+            "verl.actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=32",
+        ),
     ),
     make_world=make_world,
     team=ScriptedWikiTeam,
