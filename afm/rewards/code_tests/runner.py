@@ -125,7 +125,7 @@ class CaseRunner:
         }
         given = json.dumps(task)
         result = await self._sandbox.run(
-            mentioning(program("plain", "serve", "candidate"), shared_modules(source)),
+            mentioning(program("plain", "ending", "serve", "candidate"), shared_modules(source)),
             given,
             _limits(given, total_s, limits.memory_bytes, 6 * len(batch) * (limits.output_bytes + 4096)),
         )

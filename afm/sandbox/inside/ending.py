@@ -1,6 +1,6 @@
-"""How a Python program ends when the process does not: what Python would still print is printed.
+"""The end of a Python program in a process that goes by ``os._exit``: what Python would still print is printed.
 
-A forked program leaves by ``os._exit``, which skips all of this.
+Everything that forks programs inside the sandbox uses it.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ class Ending:
     """The end of the program that is about to begin in this process."""
 
     def __init__(self) -> None:
+        gc.freeze()  # what is here now is none of the program's
         self._streams = (sys.stdout, sys.stderr)
         self._outputs: set[tuple[int, int]] = {_identity(fd) for fd in (1, 2)}
 
@@ -28,7 +29,7 @@ class Ending:
         """What Python does at its end: threads, ``atexit``, output, destructors, output again.
 
         Args:
-            scope: Global names of the program.
+            scope: Global names of the program, which are wiped.
 
         Returns:
             Whether the standard output could be flushed.

@@ -43,7 +43,6 @@ def become_program(path: str, limits: dict[str, tuple[int, int]], imports: list[
         sys.modules.pop(name, None)
     if "numpy.random" in sys.modules:  # the standard library's generator reseeds itself after a fork
         sys.modules["numpy"].random.seed()
-    gc.freeze()  # what is here now is none of the program's
     gc.enable()
 
 

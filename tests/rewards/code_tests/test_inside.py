@@ -9,7 +9,7 @@ import pytest
 from afm.rewards.code_tests.inside import mentioning, program, shared_modules
 from afm.sandbox.packages import WARM
 
-PROGRAMS = [("plain", "serve", "candidate"), ("plain", "scope", "stand_ins", "judge")]
+PROGRAMS = [("plain", "ending", "serve", "candidate"), ("plain", "scope", "stand_ins", "judge")]
 
 
 @pytest.mark.parametrize("names", PROGRAMS)

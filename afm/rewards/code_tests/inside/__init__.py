@@ -9,6 +9,8 @@ import re
 from functools import cache
 from pathlib import Path
 
+from afm.sandbox.inside import ending
+
 _DROPPED = re.compile(r"^from (?:__future__|afm\.\S+) import (?:\([^)]*\)|.*)\n", re.MULTILINE)
 _IMPORT = re.compile(r"^[ \t]*(?:import|from)[ \t]+(\w+)", re.MULTILINE)
 _WELL_KNOWN = (
@@ -19,9 +21,16 @@ _WELL_KNOWN = (
 
 @cache
 def program(*names: str) -> str:
-    """One program made of the modules ``names`` of this folder, the last of which has the ``main``."""
-    texts = [Path(__file__).with_name(f"{name}.py").read_text(encoding="utf-8") for name in names]
+    """One program made of the modules ``names`` of this folder, the last of which has the ``main``.
+
+    ``ending`` is the sandbox's own.
+    """
+    texts = [_path(name).read_text(encoding="utf-8") for name in names]
     return "from __future__ import annotations\n" + "".join(_DROPPED.sub("", text) for text in texts)
+
+
+def _path(name: str) -> Path:
+    return Path(ending.__file__) if name == "ending" else Path(__file__).with_name(f"{name}.py")
 
 
 def shared_modules(source: str) -> list[str]:

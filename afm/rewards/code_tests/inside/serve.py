@@ -6,11 +6,11 @@ import atexit
 import json
 import os
 import sys
-import threading
 import types
 from typing import Any
 
 from afm.rewards.code_tests.inside.plain import NotPlainError, decode, encode
+from afm.sandbox.inside.ending import Ending
 
 NOTE_BYTES = 2000
 PROGRAM = "program.py"
@@ -59,7 +59,7 @@ def serve(code: types.CodeType, session: Any, arguments: list[str]) -> None:
     sys.modules[module.__name__] = module
     sys.argv = arguments
     atexit._clear()
-    status = 0
+    ending, status = Ending(), 0
     try:
         if session is not None:
             exec(PRELUDE, module.__dict__)
@@ -75,13 +75,8 @@ def serve(code: types.CodeType, session: Any, arguments: list[str]) -> None:
     except BaseException as error:  # noqa: BLE001 - the border to the program
         status = 1
         os.write(2, b"\n" + described(error).encode("utf-8", "replace"))
-    try:
-        threading._shutdown()  # type: ignore[attr-defined]
-        atexit._run_exitfuncs()
-        sys.stdout.flush()
-    except BaseException as error:  # noqa: BLE001 - likewise
-        status = 1
-        os.write(2, b"\n" + described(error).encode("utf-8", "replace"))
+    if session is None and not ending.finish(module.__dict__):
+        status = 120
     os._exit(status)
 
 
