@@ -3,12 +3,14 @@
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+import yaml
 
 from afm.agents import agent_of_model, load_agent
 from afm.errors import ConfigError
@@ -56,10 +58,18 @@ def history(folder):
     return {entry["current_steps"]: entry["loss"] for entry in map(json.loads, lines) if "loss" in entry}
 
 
-def test_a_training_leaves_a_complete_model_and_its_story(arguments, capsys):
+def test_a_training_leaves_a_complete_model_and_its_story(arguments, capsys, monkeypatch):
     target = arguments.target
-    assert run_sft(CONFIG, arguments()) == 0
-    assert "train_loss" in capsys.readouterr().out
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    trackers = {"report_to": "[tensorboard,wandb]", "use_swanlab": True, "swanlab_mode": "offline"}
+    assert run_sft(CONFIG, arguments(plot_loss=True, **trackers)) == 0
+    shown = capsys.readouterr().out
+    assert "train_loss" in shown
+    assert shown.index("training data: 64 sequences") < shown.index("--- sequence 33") < shown.index("'loss'")
+    roles = json.loads((target / "data_statistics.json").read_text("utf-8"))["roles"]
+    assert roles["observation"]["trained"] == 0 < roles["observation"]["tokens"]
+    assert roles["code"]["trained"] == roles["code"]["tokens"] > 0
+    check_trackers(target)
     losses = history(target)
     assert sorted(losses) == [1, 2, 3, 4, 5]
     assert losses[5] < losses[1]
@@ -78,19 +88,51 @@ def test_a_training_leaves_a_complete_model_and_its_story(arguments, capsys):
         run_sft(CONFIG, arguments(max_steps=6))
 
 
-def test_two_processes_train_what_one_does(arguments, monkeypatch):
+def check_trackers(target):
+    """Every tracker has kept the losses; none was reached over the network."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(target / "tensorboard")).Reload().Scalars("train/loss")
+    losses = history(target)
+    assert {event.step: event.value for event in events} == pytest.approx(losses)
+    for pattern in ("wandb/offline-run-*/*.wandb", "swanlab/run-*/*.swanlab"):
+        (kept,) = target.glob(pattern)
+        assert kept.read_bytes().count(b"train/loss") >= len(losses), pattern
+    assert (target / "training_loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_two_nodes_and_fsdp2_train_what_one_process_does(arguments, monkeypatch):
     """Same rows in every step: batch 4 of one process is batch 2 of two."""
-    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     assert run_sft(CONFIG, arguments(disable_shuffling=True), echo=False) == 0
     alone = history(arguments.target)
-    monkeypatch.setenv("FORCE_TORCHRUN", "1")
+
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    nodes = arguments.target.with_name("nodes")
+    halves = {"disable_shuffling": True, "per_device_train_batch_size": 2}
+    job = {"NNODES": "2", "NPROC_PER_NODE": "1", "MASTER_PORT": str(free_port())}
+    command = [sys.executable, "-m", "llamafactory_patch.launcher", str(CONFIG)]
+    command += arguments(output_dir=nodes, **halves)
+    env = {**os.environ, **job, "PYTHONPATH": os.pathsep.join(sys.path)}
+    both = [
+        subprocess.Popen(command, env={**env, "NODE_RANK": rank}, stdout=subprocess.DEVNULL) for rank in "10"
+    ]
+    assert [process.wait() for process in both] == [0, 0], (nodes / "training.log").read_text("utf-8")[-2000:]
+    assert "Multi-node training enabled" in (nodes / "training.node1.log").read_text("utf-8")
+    assert history(nodes) == pytest.approx(alone, rel=1e-3)
+
     monkeypatch.setenv("NPROC_PER_NODE", "2")
-    pair = arguments.target.with_name("pair")
-    options = arguments(disable_shuffling=True, per_device_train_batch_size=2, output_dir=pair)
-    assert run_sft(CONFIG, options, echo=False) == 0, (pair / "training.log").read_text("utf-8")[-2000:]
-    log = (pair / "training.log").read_text("utf-8")
-    assert "Initializing 2 distributed tasks" in log
-    assert history(pair) == pytest.approx(alone, rel=1e-3)
+    sharded = arguments.target.with_name("fsdp2")
+    fsdp2 = CONFIG.parents[2] / "fsdp/fsdp2.json"
+    assert run_sft(CONFIG, arguments(output_dir=sharded, fsdp_config=fsdp2, **halves), echo=False) == 0
+    assert "You are using fsdp2" in (sharded / "training.log").read_text("utf-8")
+    assert history(sharded) == pytest.approx(alone, rel=1e-3)
+    assert (sharded / "model.safetensors").stat().st_size == (nodes / "model.safetensors").stat().st_size
+
+
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
 
 
 def test_the_gpu_recipe_trains_under_zero3_on_two_processes(arguments, monkeypatch):
@@ -124,27 +166,73 @@ def test_a_broken_row_ends_the_training_with_one_clear_line(arguments, data_dir)
     assert last == expected
 
 
-def test_a_killed_training_continues_from_its_checkpoint(arguments, capsys):
+def test_a_killed_training_ends_with_the_same_bits_as_one_that_was_not(arguments, capsys):
     """`kill -9` of the caller after the first checkpoint; the next start takes it up there."""
-    options = arguments(max_steps=400, save_steps=3, save_total_limit=2, seed=3)
-    command = [sys.executable, "-m", "llamafactory_patch.launcher", str(CONFIG), *options]
+    whole = arguments.target.with_name("whole")
+    length = {"max_steps": 60, "save_steps": 3, "save_total_limit": 2, "seed": 3}
+    assert run_sft(CONFIG, arguments(output_dir=whole, **length), echo=False) == 0
+
+    command = [sys.executable, "-m", "llamafactory_patch.launcher", str(CONFIG), *arguments(**length)]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     caller = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 240
     while not list(arguments.target.glob("checkpoint-*/trainer_state.json")):
         assert caller.poll() is None
         assert time.monotonic() < deadline
-        time.sleep(0.05)
+        time.sleep(0.02)
     caller.kill()
     caller.wait()
+    assert not (arguments.target / "train_results.json").exists()
 
-    assert run_sft(CONFIG, arguments(max_steps=400, save_steps=200, logging_steps=100, seed=3)) == 0
+    assert run_sft(CONFIG, arguments(**length)) == 0
     assert "continuing from" in capsys.readouterr().out
-    steps = [
-        entry["step"]
-        for entry in json.loads((arguments.target / "trainer_state.json").read_text())["log_history"]
-    ]
-    assert steps == sorted(steps)
-    assert steps[-1] == 400
-    assert steps[0] == 1
-    assert list(history(arguments.target))[-1] == 400
+    assert list(history(arguments.target)) == list(range(1, 61))
+    assert history(arguments.target) == history(whole)
+    weights = [(folder / "model.safetensors").read_bytes() for folder in (whole, arguments.target)]
+    assert weights[0] == weights[1]
+
+
+def test_a_stock_configuration_needs_two_keys_more(arguments, tmp_path, monkeypatch):
+    """A LoRA run as LLaMA-Factory's users write them, started with our command in the place of theirs."""
+    data, model = (pair.partition("=")[2] for pair in arguments()[1::-1])
+    stock = {
+        "model_name_or_path": model,
+        "trust_remote_code": True,
+        "stage": "sft",
+        "do_train": True,
+        "finetuning_type": "lora",
+        "lora_rank": 8,
+        "lora_target": "all",
+        "dataset": "rows",
+        "dataset_dir": data,
+        "template": "qwen3_nothink",
+        "cutoff_len": 512,
+        "max_samples": 16,
+        "preprocessing_num_workers": 1,
+        "output_dir": str(tmp_path / "saves" / "lora"),
+        "logging_steps": 1,
+        "save_steps": 500,
+        "plot_loss": True,
+        "report_to": "none",
+        "per_device_train_batch_size": 1,
+        "gradient_accumulation_steps": 8,
+        "learning_rate": 1.0e-4,
+        "num_train_epochs": 1.0,
+        "lr_scheduler_type": "cosine",
+        "ddp_timeout": 180000000,
+        "resume_from_checkpoint": None,
+        "use_cpu": True,
+    }
+    ours = {"ignore_observation": True, "ignore_observation_token": "observation"}
+    config = tmp_path / "my lora.yaml"
+    config.write_text(yaml.safe_dump(stock | ours), encoding="utf-8")
+    program = Path(sys.executable).with_name("llamafactory-patch-cli")
+    result = subprocess.run(
+        [program, "train", config], capture_output=True, text=True, cwd=tmp_path, check=False
+    )
+    assert result.returncode == 0, result.stderr[-2000:]
+    saved = tmp_path / "saves/lora"
+    assert (saved / "adapter_model.safetensors").is_file()
+    assert sorted(history(saved)) == [1, 2]
+    roles = json.loads((saved / "data_statistics.json").read_text("utf-8"))["roles"]
+    assert roles["observation"]["trained"] == 0 < roles["observation"]["tokens"]
