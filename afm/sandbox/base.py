@@ -18,7 +18,7 @@ class ExitReason(StrEnum):
     TIMEOUT = "timeout"
     """The wall-clock limit was reached."""
     CPU = "cpu"
-    """A process of the program took more CPU time than allowed."""
+    """A process of the program, or all of them together, took more CPU time than allowed."""
     MEMORY = "memory"
     """The program wanted more memory than allowed."""
     OUTPUT = "output"
