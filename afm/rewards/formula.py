@@ -15,7 +15,8 @@ _BINARY: dict[type[ast.operator], Callable[[float, float], float]] = {
 }
 _UNARY: dict[type[ast.unaryop], Callable[[float], float]] = {ast.UAdd: operator.pos, ast.USub: operator.neg}
 _FUNCTIONS: dict[str, Callable[..., float]] = {"min": min, "max": max}
-_ALLOWED = "numbers, names, + - * ( ), min() and max()"
+_LARGEST = 1_000_000  # whatever is made of such numbers stays finite
+_ALLOWED = f"numbers up to {_LARGEST}, names, + - * ( ), min() and max()"
 
 
 class Formula:
@@ -51,7 +52,7 @@ class Formula:
         match node:
             case ast.Constant(value=bool()):
                 pass
-            case ast.Constant(value=int() | float()):
+            case ast.Constant(value=int() | float() as value) if value <= _LARGEST:
                 return []
             case ast.Name(id=name):
                 if name not in self._known:

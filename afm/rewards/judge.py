@@ -6,10 +6,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+import httpx
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from afm.configuration import merged
-from afm.errors import DataError, RewardError
+from afm.errors import ConfigError, DataError, RewardError
 from afm.models.openai import base_url
 from afm.rewards.base import Sample
 from afm.rewards.exact_match import ExactMatch, normalised
@@ -22,6 +23,9 @@ from afm.settings import load_settings
 from afm.trajectory import answers
 
 _SHOWN = 120
+_ADDRESS = "http://HOST or https://HOST, up to /v1"
+_LIMITS = ("max_tokens", "max_completion_tokens")
+_OURS = ("messages", "stream", "n")
 
 
 class ReplyFormat(StrEnum):
@@ -79,6 +83,25 @@ class JudgeSettings(_Strict):
     budget: BudgetSettings = BudgetSettings()
     request: dict[str, Any] = Field(default_factory=dict)
 
+    @field_validator("url")
+    @classmethod
+    def _check_url(cls, url: str | None) -> str | None:
+        if url is not None and not _is_address(url):
+            raise ValueError(_ADDRESS)
+        return url
+
+    @field_validator("request")
+    @classmethod
+    def _check_request(cls, request: dict[str, Any]) -> dict[str, Any]:
+        given = {key: value for key, value in request.items() if value is not None}
+        for key in _LIMITS:
+            if type(given.get(key, 1)) is not int or given.get(key, 1) < 1:
+                raise ValueError(f"{key} a whole number of at least 1 or null")
+        for key in _OURS:
+            if key in given:
+                raise ValueError(f"no `{key}`: the judge sets it")
+        return request
+
 
 class ModelJudge:
     """1 when a model finds the final answer equal in meaning to a gold answer, else 0; no score when it fails.
@@ -87,7 +110,7 @@ class ModelJudge:
     what keeps the answer from steering the judge.
 
     Raises:
-        ConfigError: The environment is wrong.
+        ConfigError: The environment is wrong: no address, or a key that cannot be sent.
     """
 
     def __init__(self, settings: JudgeSettings) -> None:
@@ -98,6 +121,8 @@ class ModelJudge:
         self._exact = ExactMatch()
         self._client: JudgeClient | None = None
         if url is not None:
+            if not _is_address(url):
+                raise ConfigError(f"GRM_BASE_URL: got {url!r}, expected {_ADDRESS}")
             key = environment.grm_api_key
             budget = settings.budget
             self._client = JudgeClient(
@@ -177,6 +202,14 @@ def request_fields(settings: JudgeSettings, model: str) -> dict[str, Any]:
         case ReplyFormat.TEXT:
             pass
     return {key: value for key, value in merged(fields, settings.request).items() if value is not None}
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL:
+        return False
+    return parsed.scheme in ("http", "https") and bool(parsed.host)
 
 
 def _is_exactly(answer: str, accepted: tuple[str, ...]) -> bool:

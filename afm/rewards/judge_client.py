@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +27,7 @@ _CONNECT_TIMEOUT_S = 10.0
 _LONGEST_REPLY = 1 << 20
 _LONGEST_PAUSE_S = 60.0
 _CHARS_PER_TOKEN = 3
+_MOST_TOKENS = 10_000_000  # of one request; more is a mistake of the server's
 _SHOWN = 200
 _jitter = wait_random_exponential(multiplier=0.25, max=20)
 
@@ -60,7 +62,7 @@ class JudgeClient:
         api_key: Sent in the header ``Authorization`` and nowhere else.
         max_parallel: Requests in flight.
         attempts: How often a request is sent when the server fails or replies with no verdict.
-        timeout_s: For one request.
+        timeout_s: For one request with its whole reply.
 
     Raises:
         ConfigError: The key cannot be sent in a header.
@@ -89,7 +91,7 @@ class JudgeClient:
         self._api_key = api_key
         self._max_parallel = max_parallel
         self._attempts = attempts
-        self._timeout = httpx.Timeout(timeout_s, connect=min(timeout_s, _CONNECT_TIMEOUT_S))
+        self._timeout_s = timeout_s
         self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _Loop] = WeakKeyDictionary()
 
     async def ruling(self, case: Case) -> Ruling:
@@ -125,9 +127,12 @@ class JudgeClient:
     def _loop(self) -> _Loop:
         loop = asyncio.get_running_loop()
         if loop not in self._loops:
-            headers = {"Authorization": f"Bearer {self._api_key}"} if self._api_key else {}
+            headers = {"Accept-Encoding": "identity"}  # a little compressed text can become endless
+            if self._api_key:
+                headers["Authorization"] = f"Bearer {self._api_key}"
             limits = httpx.Limits(max_connections=self._max_parallel)
-            client = httpx.AsyncClient(headers=headers, timeout=self._timeout, limits=limits)
+            timeout = httpx.Timeout(self._timeout_s, connect=min(self._timeout_s, _CONNECT_TIMEOUT_S))
+            client = httpx.AsyncClient(headers=headers, timeout=timeout, limits=limits)
             self._loops[loop] = _Loop(client, asyncio.Semaphore(self._max_parallel))
         return self._loops[loop]
 
@@ -166,22 +171,40 @@ class JudgeClient:
         except ValueError as error:
             raise _TryAgainError(f"no verdict: {error}") from None
 
-    async def _posted(self, client: httpx.AsyncClient, body: Mapping[str, Any]) -> httpx.Response:
+    async def _posted(self, client: httpx.AsyncClient, body: Mapping[str, Any]) -> bytes:
+        """The body of the reply."""
         try:
-            response = await client.post(self._where, json=body)
-        except httpx.TransportError as error:
+            async with (
+                asyncio.timeout(self._timeout_s),
+                client.stream("POST", self._where, json=body) as response,
+            ):
+                data = await _read(response)
+        except TimeoutError:
+            raise _TryAgainError(f"ReadTimeout: no whole reply within {self._timeout_s:g} s") from None
+        except httpx.HTTPError as error:
             raise _TryAgainError(f"{type(error).__name__}: {error}".rstrip(": ")) from error
         if response.status_code in _RETRIED:
-            raise _TryAgainError(self._told(response), _retry_after_s(response))
+            raise _TryAgainError(self._told(response.status_code, data), _retry_after_s(response))
         if not response.is_success:
-            raise RewardError(f"{self._where}: {self._told(response)}")
-        return response
+            raise RewardError(f"{self._where}: {self._told(response.status_code, data)}")
+        if response.headers.get("Content-Encoding", "identity") != "identity":
+            raise _TryAgainError("the reply is compressed, though the request forbids it")
+        return data
 
-    def _told(self, response: httpx.Response) -> str:
-        text = " ".join(response.text.split())
+    def _told(self, status: int, data: bytes) -> str:
+        text = " ".join(data.decode("utf-8", "replace").split())
         if self._api_key:
             text = text.replace(self._api_key, "***")
-        return f"status {response.status_code}: {text[:_SHOWN] or 'no text'}"
+        return f"status {status}: {text[:_SHOWN] or 'no text'}"
+
+
+async def _read(response: httpx.Response) -> bytes:
+    data = bytearray()
+    async for chunk in response.aiter_raw():
+        data += chunk
+        if len(data) > _LONGEST_REPLY:
+            raise _TryAgainError("the reply is too long")
+    return bytes(data)
 
 
 def _forget(loop: _Loop, key: str, task: asyncio.Task[Ruling]) -> None:
@@ -190,24 +213,22 @@ def _forget(loop: _Loop, key: str, task: asyncio.Task[Ruling]) -> None:
         task.exception()  # every waiter may be gone
 
 
-def _reply(response: httpx.Response) -> tuple[str, int | None]:
+def _reply(body: bytes) -> tuple[str, int | None]:
     """The text of a complete reply, and the tokens used if the server tells.
 
     Raises:
         _TryAgainError: There is no complete reply.
     """
-    if len(response.content) > _LONGEST_REPLY:
-        raise _TryAgainError("the reply is too long")
     try:
-        data = response.json()
+        data = json.loads(body)
         [choice] = data["choices"]
         text, finish = choice["message"]["content"], choice.get("finish_reason")
         used = (data.get("usage") or {}).get("total_tokens")
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise _TryAgainError("the answer is no chat completion") from None
     if not isinstance(text, str) or finish not in ("stop", None):
         raise _TryAgainError(f"the reply is incomplete (finish reason {str(finish)[:40]!r})")
-    return text, used if isinstance(used, int) and used >= 0 else None
+    return text, used if isinstance(used, int) and 0 <= used <= _MOST_TOKENS else None
 
 
 def _pause_s(state: RetryCallState) -> float:

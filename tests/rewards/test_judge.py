@@ -8,15 +8,16 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fastapi.responses import JSONResponse, PlainTextResponse
+from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 
 from afm.agents import load_agent
 from afm.errors import ConfigError
-from afm.rewards import Sample
+from afm.rewards import Sample, load_reward
 from afm.rewards.judge import JudgeSettings, ModelJudge
 from afm.rewards.judge_prompt import Case, Ruling, decoy, messages, read_ruling, shown_rationale
 from afm.rewards.judge_store import VerdictCache, cache_key
@@ -194,6 +195,14 @@ def test_a_rationale_that_quotes_the_answer_is_not_shown() -> None:
         (chat(None), "the reply is incomplete"),
         (chat('{"check', "length"), "the reply is incomplete (finish reason 'length')"),
         (chat("correct"), "no verdict: the reply is not one JSON object"),
+        (
+            PlainTextResponse("no gzip", headers={"Content-Encoding": "gzip"}),
+            "the reply is compressed",
+        ),
+        (PlainTextResponse("no gzip", 500, headers={"Content-Encoding": "gzip"}), "status 500: no gzip"),
+        (PlainTextResponse("[" * 200_000), "the answer is no chat completion"),
+        (PlainTextResponse(" " * (1 << 21)), "the reply is too long"),
+        (JSONResponse([1]), "the answer is no chat completion"),
     ],
 )
 async def test_failures_abstain(judge_server: Any, judge_key: str, fault: Any, words: str) -> None:
@@ -202,6 +211,46 @@ async def test_failures_abstain(judge_server: Any, judge_key: str, fault: Any, w
     assert part.score is None
     assert words in part.evidence
     assert judge_key not in part.evidence
+
+
+async def test_a_reply_that_drips_ends_with_the_time_limit(judge_server: Any) -> None:
+    async def drops() -> AsyncIterator[bytes]:
+        for _ in range(100):
+            yield b" "
+            await asyncio.sleep(0.1)
+
+    judge_server.faults.append(StreamingResponse(drops()))
+    begun = time.monotonic()
+    part = await judged("London", timeout_s=0.5, attempts=1)
+    assert (part.score, "ReadTimeout: no whole reply within 0.5 s" in part.evidence) == (None, True)
+    assert time.monotonic() - begun < 6
+
+
+async def test_a_flood_is_cut_off(judge_server: Any) -> None:
+    sent = 0
+
+    async def flood() -> AsyncIterator[bytes]:
+        nonlocal sent
+        for _ in range(1000):
+            sent += 1
+            yield b" " * (1 << 18)
+            await asyncio.sleep(0.001)  # the server notices that nobody listens any more
+
+    judge_server.faults.append(StreamingResponse(flood()))
+    part = await judged("London", attempts=1)
+    assert (part.score, "the reply is too long" in part.evidence) == (None, True)
+    assert sent < 500
+
+
+@pytest.mark.parametrize("told", [10**30, 10**18, -5, "many", 1.5])
+async def test_unlikely_token_counts_are_not_believed(judge_server: Any, tmp_path: Path, told: Any) -> None:
+    code = Case(QUESTION, ("Paris",), "London").code
+    said = json.dumps({"check": code, "rationale": "r", "judgement": "incorrect"})
+    choice = {"message": {"content": said}, "finish_reason": "stop"}
+    judge_server.faults.append(JSONResponse({"choices": [choice], "usage": {"total_tokens": told}}))
+    budget = {"tokens": 5000, "file": tmp_path / "budget"}
+    assert (await judged("London", budget=budget)).score == 0.0
+    assert (await judged("Rome", budget=budget)).score == 0.0  # there is still something left
 
 
 async def test_a_failure_of_the_control_abstains_too(judge_server: Any) -> None:
@@ -354,6 +403,39 @@ async def test_without_an_endpoint_exact_match_stands_in_and_says_so(monkeypatch
     assert (part.score, part.evidence.endswith("(no judge is configured: exact match)")) == (1.0, True)
     nobody = await judged("London", without_endpoint="abstain")
     assert (nobody.score, "set GRM_BASE_URL" in nobody.evidence) == (None, True)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"url": "localhost:8000/v1"},
+            r"judge\.url: got 'localhost:8000/v1'.*expected http://HOST or https://HOST",
+        ),
+        ({"url": "http://[::1"}, r"judge\.url: got 'http://\[::1'.*expected http://HOST or https://HOST"),
+        ({"url": "http://"}, r"judge\.url: got 'http://'"),
+        (
+            {"request": {"max_tokens": "many"}},
+            r"judge\.request: .*max_tokens a whole number of at least 1 or null",
+        ),
+        (
+            {"request": {"max_completion_tokens": 0}},
+            r"max_completion_tokens a whole number of at least 1 or null",
+        ),
+        ({"request": {"messages": []}}, r"judge\.request: .*no `messages`"),
+        ({"request": {"stream": True}}, r"judge\.request: .*no `stream`"),
+        ({"request": {"n": 2}}, r"judge\.request: .*no `n`"),
+    ],
+)
+def test_settings_that_no_request_can_use_are_refused_at_once(settings: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_reward({"judge": settings})
+
+
+def test_an_address_in_the_environment_is_checked_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRM_BASE_URL", "localhost:8000/v1")
+    with pytest.raises(ConfigError, match=r"GRM_BASE_URL: got 'localhost:8000/v1', expected http://HOST"):
+        ModelJudge(JudgeSettings())
 
 
 def test_a_key_that_no_header_can_carry_is_refused_without_being_shown(
