@@ -62,8 +62,9 @@ class ZygoteSandbox:
         binds: Further host paths that programs may read.
         packages: Folders of further packages; those of ``afm sandbox install`` when ``None``.
         warm: Packages to import beforehand, in groups; those of :data:`afm.sandbox.packages.WARM` that are installed
-            when ``None``. One that cannot be imported is logged. A program gets the first zygote that covers the names it mentions; one that mentions none
-            gets a small and faster zygote. It can import the others all the same.
+            when ``None``. One that cannot be imported is logged. A program gets the first zygote that covers the
+            names it mentions; one that mentions none gets a small and faster zygote. It can import the others all
+            the same.
         start_s: How long a zygote may take to get a program started before it counts as hung.
 
     Raises:

@@ -14,7 +14,7 @@ from afm.sandbox.cgroup import RunGroups, group_limit
 from afm.sandbox.outcome import outcome
 from afm.sandbox.policy import INODES, kernel_limits
 from afm.sandbox.zygote_process import Request, Warmth, Zygote, ZygoteJail
-from afm.sandbox.zygote_run import ZygoteRun
+from afm.sandbox.zygote_run import ZygoteLostError, ZygoteRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,28 +68,35 @@ class Place:
             ZygoteLostError: The zygote died or hung; nothing is known about the program.
             SandboxError: No zygote could be started, or the run could not be isolated.
         """
-        if self._closed:
-            raise SandboxError("the sandbox was closed while the run waited for its turn")
+        self._check_open()
         zygote = await self._zygote(job.level)
+        self._check_open()
         kills = self._kills()
         limits, groups = job.limits, self._groups
         if groups.memory is not None:
             with contextlib.suppress(OSError):  # a lower limit waits until the last run's memory is free
                 groups.memory.limit(group_limit(limits.memory_bytes, limits.file_bytes))
-        self.run = ZygoteRun(
-            zygote,
-            Request(kernel_limits(limits), limits.file_bytes, INODES),
-            job.program,
-            job.stdin,
-            limits=limits,
-            start_s=self._start_s,
-            computed_s=groups.cpu.used_s if groups.cpu is not None else None,
-        )
         try:
+            self.run = ZygoteRun(
+                zygote,
+                Request(kernel_limits(limits), limits.file_bytes, INODES),
+                job.program,
+                job.stdin,
+                limits=limits,
+                start_s=self._start_s,
+                computed_s=groups.cpu.used_s if groups.cpu is not None else None,
+            )
             ended = await self.run.wait()
+        except ZygoteLostError:
+            self._check_open()
+            raise
         finally:
             self.run = None
         return outcome(replace(ended, out_of_memory=self._kills() > kills), limits)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise SandboxError("the sandbox was closed while the run waited for its turn")
 
     def stop(self) -> None:
         """Kill the run in it, if any, and take no other."""
@@ -102,6 +109,7 @@ class Place:
         if starting is not None and starting.done() and not _lives(starting):
             del self._zygotes[level]
             await asyncio.to_thread(_end, starting)
+            self._check_open()
             starting = None
         if starting is None:
             starting = self._starter.submit(self._start, level)
