@@ -181,14 +181,19 @@ def _word(result: Verdict | AfmError) -> str:
 
 def _as_json(line: int, result: Verdict | AfmError) -> str:
     if isinstance(result, AfmError):
-        return json.dumps({"line": line, "error": str(result)}, ensure_ascii=False)
+        return json.dumps({"line": line, "error": str(result)})
     row = {"line": line, "score": result.score, "verdict": _word(result), "parts": result.parts}
     row |= {"evidence": result.evidence, "seconds": round(result.seconds, 6)}
-    return json.dumps(row, ensure_ascii=False)
+    return json.dumps(row)
 
 
 def _as_text(file: Path, line: int, word: str, result: Verdict | AfmError) -> str:
+    """One line, whatever control characters the response put into it."""
+    from afm.tools.screen import plain
+
     if isinstance(result, AfmError):
-        return f"{file}:{line}: {result}"
-    score = "-" if result.score is None else f"{result.score:g}"
-    return f"{file}:{line}: {word}, score {score}: {result.evidence or 'no remark'}"
+        text = str(result)
+    else:
+        score = "-" if result.score is None else f"{result.score:g}"
+        text = f"{word}, score {score}: {result.evidence or 'no remark'}"
+    return f"{file}:{line}: {' '.join(plain(text).split())}"

@@ -74,7 +74,7 @@ def _as_json(outcome: Outcome) -> str:
     attack = outcome.attack
     row = {"scorer": attack.scorer, "attack": attack.name, "part": attack.part, "deserves": attack.deserves}
     row |= {"got": outcome.got, "result": _word(outcome), "evidence": outcome.evidence}
-    return json.dumps(row | {"seconds": round(outcome.seconds, 6)}, ensure_ascii=False)
+    return json.dumps(row | {"seconds": round(outcome.seconds, 6)})
 
 
 def _as_text(outcome: Outcome, width: int) -> str:
@@ -85,4 +85,4 @@ def _as_text(outcome: Outcome, width: int) -> str:
         return row
     from afm.tools.screen import plain
 
-    return f"{row}: {plain(' '.join(outcome.evidence.split()))[:_SHOWN_EVIDENCE]}"
+    return f"{row}: {' '.join(plain(outcome.evidence).split())[:_SHOWN_EVIDENCE]}"

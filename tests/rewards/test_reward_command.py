@@ -10,7 +10,9 @@ import typer
 from click.testing import Result
 from typer.testing import CliRunner
 
-from afm.cli.reward import reward
+from afm.cli.reward import _as_json, _as_text, reward
+from afm.errors import DataError
+from afm.trajectory.record import Verdict
 
 APP = typer.Typer()
 APP.command()(reward)
@@ -80,6 +82,28 @@ def test_an_abstention_is_no_score_and_no_success(tmp_path: Path) -> None:
     done = run(tmp_path, [row("1", ground_truth="")], "--json")
     judged = json.loads(done.stdout)
     assert (judged["score"], judged["verdict"], done.exit_code) == (None, "abstained", 1)
+
+
+HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e\ud800\nsome rows.jsonl:1: correct, score 1"
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_nothing_that_a_response_holds_steers_the_terminal(options: list[str], tmp_path: Path) -> None:
+    rows = [row("", agent=HOSTILE), row("", data_source=HOSTILE), row("", extra_info={"reward": HOSTILE})]
+    done = run(tmp_path, rows, *options)
+    assert done.exit_code == 1
+    assert all(character.isprintable() or character == "\n" for character in done.stdout)
+    assert len(done.stdout.splitlines()) == (3 if options else 4)
+
+
+@pytest.mark.parametrize("verdict", [Verdict(score=0.0, evidence=HOSTILE), DataError(HOSTILE)])
+def test_evidence_is_shown_on_one_harmless_line(verdict: Verdict | DataError) -> None:
+    text = _as_text(Path("rows.jsonl"), 1, "wrong", verdict)
+    assert text.startswith("rows.jsonl:1: ")
+    assert text.endswith("\\u202e\\ud800 some rows.jsonl:1: correct, score 1")
+    assert text.isprintable()
+    assert json.loads(_as_json(1, verdict)).get("evidence", HOSTILE) == HOSTILE
+    assert _as_json(1, verdict).isascii()
 
 
 def test_the_formula_comes_from_a_file(tmp_path: Path) -> None:
