@@ -15,23 +15,36 @@ _LEAD = r"(?:(?:the|my|final|correct|best|right)\s+)*(?:answer|option|choice)s?\
 _LETTER = re.compile(
     rf"(?:{_LEAD})?[(\[]?([A-Za-z])(?:(?:[)\]][.:,]?|[.:,])(?:\s+(.*))?)?", re.DOTALL | re.IGNORECASE
 )
+_OPTION = r"[(\[]?(?:[A-HJ]|I(?!\s+[a-z]))\b"
 _ANOTHER = re.compile(  # a second option: (B), B., or B; or nothing but letters
-    r"[(\[][A-J][)\]]|\b[A-J][).:](?=\s)|\b(?:or|and)\s+[(\[]?[A-J]\b|^[A-J]\b[,/|;&.]?\s*(?:$|[A-J]\b)"
+    r"[(\[][A-J][)\]]|\b[A-J][).:](?=\s)|^[A-J]\b[,/|;&.]?\s*(?:$|[A-J]\b)"
+    r"|(?i:\b(?:or|and|also|but|then|actually|maybe|perhaps|possibly)\b)[\s,]+"
+    rf"(?:(?i:maybe|perhaps|possibly|even|the|answer|option|choice)\s+)*{_OPTION}"
 )
+_CLAIM = re.compile(  # another option is called the answer
+    rf"(?i:\b(?:answer|option|choice)s?\b[^.;]{{0,20}}?\b(?:is|are|be)\b)\W*{_OPTION}"
+    rf"|{_OPTION}[)\]]?\s+is\s+(?:also\s+)?(?:right|correct)"
+    r"|(?i:\b(?:so|thus|hence|therefore|choose|pick|take|instead|rather)\b)\W+"
+    rf"(?:(?i:the|answer|option|choice|is)\s+)*{_OPTION}"
+)
+_REASON = re.compile(r"(?:because|since|as)\b", re.IGNORECASE)  # it may name the other options
 _LONGEST = 2000
 
 
 def choice_letter(text: str) -> str | None:
     r"""The option that ``text`` names, a capital letter; ``None`` when it names none or several.
 
-    Understood: ``C``, ``(c)``, ``C.``, ``C) because ...``, ``\boxed{C}``, ``**C**``, ``Answer: C``. A letter that
-    begins a sentence, as in ``A cat``, is no option.
+    Understood: ``C``, ``(c)``, ``C.``, ``C) because A is wrong``, ``\boxed{C}``, ``**C**``, ``Answer: C``. A letter
+    that begins a sentence, as in ``A cat``, is no option.
     """
     bare = text[:_LONGEST]
     for _ in range(3):
         bare = _DRESS.sub(lambda found: found[1] or "", bare)
     found = _LETTER.fullmatch(bare.strip())
-    if found is None or _ANOTHER.search(found[2] or ""):
+    if found is None:
+        return None
+    rest = found[2] or ""
+    if _CLAIM.search(rest) or (not _REASON.match(rest) and _ANOTHER.search(rest)):
         return None
     return found[1].upper()
 

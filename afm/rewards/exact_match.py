@@ -31,6 +31,11 @@ def normalised(text: str) -> str:
     return " ".join(_ARTICLES.sub(" ", bare).split())
 
 
+def comparable(text: str) -> str:
+    """``text`` normalised, or in lower case only when nothing is left of it: "The The", "A", "?"."""
+    return normalised(text) or " ".join(text.lower().split())
+
+
 class ExactMatch:
     """1 when the final answer is a gold answer, else 0."""
 
@@ -40,7 +45,7 @@ class ExactMatch:
     async def judge(self, sample: Sample) -> Part:
         """Compare the agent's final answers with the gold answers."""
         try:
-            accepted = {normalised(text) for text in gold_answers(sample.ground_truth)}
+            accepted = {comparable(text) for text in gold_answers(sample.ground_truth)}
         except DataError as error:
             return Part(None, error.message)
         given = answers(sample.segments, sample.spec)
@@ -48,7 +53,7 @@ class ExactMatch:
             return Part(0.0, "the response has no final answer")
         counted = given[:1] if self._variant is MatchVariant.EVALUATION else given
         for text in counted:
-            if normalised(text) not in accepted or not normalised(text):
+            if comparable(text) not in accepted:
                 return Part(0.0, f"{text[:200]!r} is no gold answer")
         return Part(1.0, f"{' | '.join(counted)[:200]!r} is a gold answer")
 

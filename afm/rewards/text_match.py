@@ -6,7 +6,7 @@ from collections import Counter
 
 from afm.errors import DataError
 from afm.rewards.base import Sample
-from afm.rewards.exact_match import MatchVariant, normalised
+from afm.rewards.exact_match import MatchVariant, comparable, normalised
 from afm.rewards.gold import gold_answers
 from afm.rewards.part import Part
 from afm.trajectory import answers
@@ -74,8 +74,8 @@ class Substring:
 
 
 def token_f1(answer: str, gold: str) -> float:
-    """F1 of the words of two normalised texts; 0 when either has none."""
-    given, wanted = normalised(answer).split(), normalised(gold).split()
+    """F1 of the words of two normalised texts, or of the texts as they stand when nothing is left of them."""
+    given, wanted = comparable(answer).split(), comparable(gold).split()
     shared = sum((Counter(given) & Counter(wanted)).values())
     return 2 * shared / (len(given) + len(wanted)) if shared else 0.0
 

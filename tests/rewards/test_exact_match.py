@@ -44,6 +44,12 @@ def sample(answer: str, gold: object) -> Sample:
         ("Paris", {"target": ["London"]}, 0, 0),
         ("Parisian", ["Paris"], 0, 0),
         ("...", ["the"], 0, 0),
+        ("the  THE", "The The", 1, 1),  # nothing is left of it: compared as it stands
+        ("A", ["A"], 1, 1),
+        ("?", "?", 1, 1),
+        ("an", ["A"], 0, 0),
+        ("the", ["The The"], 0, 0),
+        ("...", ["?", "Paris"], 0, 0),
         ("", ["Paris"], 0, 0),
     ],
 )

@@ -26,6 +26,8 @@ def sample(answer: str, gold: object) -> Sample:
         ("no no no", "no", 0.5),  # precision 1/3, recall 1
         ("Paris", "London", 0.0),
         ("...", "the", 0.0),
+        ("the the", "The The", 1.0),
+        ("a", "The The", 0.0),
     ],
 )
 def test_token_f1(answer: str, gold: str, expected: float) -> None:
