@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable, Iterator
 from decimal import Decimal
 from typing import Any
 
@@ -11,18 +12,28 @@ _NUMBER = re.compile(r"[+-]?(?:\d{1,400}(?:\.\d{0,400})?|\.\d{1,400})(?:[eE][+-]
 _WHOLE = re.compile(r"[+-]?\d+", re.ASCII)
 
 
-def same_output(given: str, expected: str, tolerance: float) -> bool:
+def same_output(given: str, expected: str, tolerance: float, absolute: float | None = None) -> bool:
     """Equal word by word, whatever the blanks between the words.
 
     Where a number with a fraction is expected, one within ``tolerance`` will do, absolute or relative; whole numbers
     must have the same value, words the same letters.
+
+    Args:
+        absolute: The absolute tolerance, when it is another one than the relative.
     """
     left, right = given.split(), expected.split()
     if left == right:
         return True
     if len(left) != len(right) or not tolerance:
         return False
-    return all(_same_word(*pair, tolerance) for pair in zip(left, right, strict=True))
+    absolute = tolerance if absolute is None else absolute
+    return all(_same_word(*pair, tolerance, absolute) for pair in zip(left, right, strict=True))
+
+
+def absolute_tolerance(expected: Iterable[Any], tolerance: float) -> float:
+    """``tolerance``, or 0 when no number with a fraction that is expected is larger: then zeros would pass."""
+    largest = max((abs(number) for item in expected for number in _fractions(item)), default=math.inf)
+    return 0.0 if 0 < largest <= tolerance else tolerance
 
 
 def layout_matters(cases: list[tuple[str, str]], tolerance: float) -> bool:
@@ -35,14 +46,15 @@ def layout_matters(cases: list[tuple[str, str]], tolerance: float) -> bool:
     return all(same_output(given, expected, tolerance) for given, expected in cases)
 
 
-def same_value(given: Any, expected: Any, tolerance: float) -> bool:
+def same_value(given: Any, expected: Any, tolerance: float, absolute: float | None = None) -> bool:
     """Equal values, where ``expected`` comes from JSON: tuples count as lists, fractions may differ a little."""
+    absolute = tolerance if absolute is None else absolute
     if isinstance(given, tuple):
         given = list(given)
     if isinstance(expected, list):
         if not isinstance(given, list) or len(given) != len(expected):
             return False
-        return all(same_value(*pair, tolerance) for pair in zip(given, expected, strict=True))
+        return all(same_value(*pair, tolerance, absolute) for pair in zip(given, expected, strict=True))
     if isinstance(expected, dict):
         if not isinstance(given, dict) or len(given) != len(expected):
             return False
@@ -51,27 +63,40 @@ def same_value(given: Any, expected: Any, tolerance: float) -> bool:
         except ValueError:  # a whole number of more digits than Python prints
             return False
         return named.keys() == expected.keys() and all(
-            same_value(named[key], value, tolerance) for key, value in expected.items()
+            same_value(named[key], value, tolerance, absolute) for key, value in expected.items()
         )
     if isinstance(expected, bool) or isinstance(given, bool):
         return isinstance(given, bool | int) and given == expected
     if isinstance(expected, float) and isinstance(given, int | float):
-        return given == expected or _close(given, expected, tolerance)
+        return given == expected or _close(given, expected, tolerance, absolute)
     return type(given) in (str, int, float, type(None)) and bool(given == expected)
 
 
-def _same_word(given: str, expected: str, tolerance: float) -> bool:
+def _fractions(expected: Any) -> Iterator[float]:
+    """The numbers that may differ a little."""
+    if isinstance(expected, float):
+        yield expected
+    elif isinstance(expected, str):
+        for word in expected.split():
+            if _NUMBER.fullmatch(word) and not _WHOLE.fullmatch(word):
+                yield float(word)
+    elif isinstance(expected, list | dict):
+        for item in expected.values() if isinstance(expected, dict) else expected:
+            yield from _fractions(item)
+
+
+def _same_word(given: str, expected: str, tolerance: float, absolute: float) -> bool:
     if given == expected:
         return True
     if not _NUMBER.fullmatch(given) or not _NUMBER.fullmatch(expected):
         return False
     if _WHOLE.fullmatch(expected):
         return Decimal(given) == Decimal(expected)
-    return _close(float(given), float(expected), tolerance)
+    return _close(float(given), float(expected), tolerance, absolute)
 
 
-def _close(given: float, expected: float, tolerance: float) -> bool:
+def _close(given: float, expected: float, tolerance: float, absolute: float) -> bool:
     try:
-        return math.isfinite(given) and math.isclose(given, expected, rel_tol=tolerance, abs_tol=tolerance)
+        return math.isfinite(given) and math.isclose(given, expected, rel_tol=tolerance, abs_tol=absolute)
     except OverflowError:  # an int beyond every float
         return False

@@ -13,7 +13,7 @@ from typing import Any
 from afm.agents.spec import AnswerFormat
 from afm.errors import DataError, SandboxError
 from afm.rewards.base import Sample
-from afm.rewards.code_tests.compare import layout_matters, same_output, same_value
+from afm.rewards.code_tests.compare import absolute_tolerance, layout_matters, same_output, same_value
 from afm.rewards.code_tests.inside.plain import decode, encode
 from afm.rewards.code_tests.livecodebench import PrivateTests
 from afm.rewards.code_tests.problem import CallCase, PrintCase, Problem, question_id, read_problem
@@ -137,6 +137,7 @@ class CodeTests:
         cases = problem.printing
         pairs = [(case.stdin, case.expected or "") for case in cases if case.expected is not None]
         tolerance = 0.0 if layout_matters(pairs, self._policy.tolerance) else self._policy.tolerance
+        absolute = absolute_tolerance((expected for _, expected in pairs), tolerance)
         limits = self._bounds(cases)
         waiting = iter(cases)
         inputs = [{"stdin": case.stdin} for case in cases]
@@ -148,7 +149,7 @@ class CodeTests:
                     yield self._failure(run)
                 elif judged is not None:
                     yield judged[number]
-                elif same_output(run.output, case.expected or "", tolerance):
+                elif same_output(run.output, case.expected or "", tolerance, absolute):
                     yield ""
                 else:
                     yield _difference(run.output, case.expected or "", case.stdin)
@@ -179,12 +180,13 @@ class CodeTests:
             {"session": [["entry", problem.function, encode(list(case.arguments)), {"dict": []}, None]]}
             for case in problem.calling
         ]
+        absolute = absolute_tolerance((case.expected for case in problem.calling), self._policy.tolerance)
         waiting = iter(problem.calling)
         async for batch in self._runner.run(program, sessions, limits, growing=self._policy.early_stop):
             for case, run in zip(islice(waiting, len(batch)), batch, strict=True):
-                yield self._call_fault(case, run)
+                yield self._call_fault(case, run, absolute)
 
-    def _call_fault(self, case: CallCase, run: CaseRun) -> str:
+    def _call_fault(self, case: CallCase, run: CaseRun, absolute: float) -> str:
         if run.end is not CaseEnd.OK or run.values is None or len(run.values) != 1:
             return self._failure(run)
         outcome = run.values[0]
@@ -195,7 +197,7 @@ class CodeTests:
             wanted += case.expected
         try:
             value = decode(outcome["value"])
-            if any(same_value(value, expected, self._policy.tolerance) for expected in wanted):
+            if any(same_value(value, expected, self._policy.tolerance, absolute) for expected in wanted):
                 return ""
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError, MemoryError):
             return "returned something that cannot be read"

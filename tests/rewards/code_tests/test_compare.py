@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from afm.rewards.code_tests.compare import layout_matters, same_output, same_value
+from afm.rewards.code_tests.compare import absolute_tolerance, layout_matters, same_output, same_value
 
 INF = float("inf")
 
@@ -63,6 +65,32 @@ def test_the_way_a_number_is_written_can_be_the_task() -> None:
     assert not layout_matters([("1.012", "1.012"), ("2", "3")], 1e-6)
     assert not layout_matters([("1.0", "1.0")], 1e-6)  # the task is to copy
     assert not layout_matters([], 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("expected", "absolute"),
+    [
+        (["0.0000004", "1e-7 3"], 0.0),
+        ([[4e-7], {"a": [-1e-9]}], 0.0),
+        (["0.0000004", "0.5"], 1e-6),
+        (["0.0"], 1e-6),  # 1e-9 for nothing is right
+        (["3", "x"], 1e-6),
+        ([[3, "x", None]], 1e-6),
+        ([], 1e-6),
+    ],
+)
+def test_the_tolerance_is_relative_where_everything_is_smaller_than_it(
+    expected: list[Any], absolute: float
+) -> None:
+    assert absolute_tolerance(expected, 1e-6) == absolute
+
+
+def test_without_absolute_tolerance_nothing_is_not_a_little() -> None:
+    assert not same_output("0", "0.0000004", 1e-6, 0.0)
+    assert same_output("4.0000001e-7", "0.0000004", 1e-6, 0.0)
+    assert same_output("0", "0.0000004", 1e-6)
+    assert not same_value(0, 4e-7, 1e-6, 0.0)
+    assert not same_value([{"a": 0.0}], [{"a": 4e-7}], 1e-6, 0.0)
 
 
 @pytest.mark.parametrize(

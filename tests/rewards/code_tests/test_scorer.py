@@ -224,6 +224,20 @@ async def test_copying_the_input_is_no_answer_where_layout_is_the_task(
     assert (await training.judge(sample(program, truth))).score == score
 
 
+@pytest.mark.parametrize(
+    ("program", "score"),
+    [("x = float(input())\nprint(x ** 5)", 1), ("input()\nprint(0)", 0), ("input()\nprint('0.000000')", 0)],
+)
+async def test_zeros_are_no_answer_where_all_numbers_are_tiny(
+    program: str, score: int, training: CodeTests
+) -> None:
+    truth = {"stdin": ["0.05\n", "0.01\n"], "expected_output": ["0.0000003125\n", "1e-10\n"]}
+    assert (await training.judge(sample(program, truth))).score == score
+    called = {"fn_name": "f", "inputs": [[0.05], [0.01]], "outputs": [3.125e-7, 1e-10]}
+    body = "x ** 5" if score else "0"
+    assert (await training.judge(sample(f"def f(x): return {body}", called))).score == score
+
+
 CALLS = [
     {"input": "[1, 2]\n3", "output": "6", "testtype": "functional"},
     {"input": "[]\n0", "output": "0", "testtype": "functional"},
