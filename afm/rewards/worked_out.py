@@ -36,7 +36,7 @@ _VALUE = re.compile(
 )
 _FRACTION = re.compile(
     rf"{_SIGN}(?P<whole>\d+\s*)?(?:\\frac\s*(?:\{{\s*(?P<a>-?\d+)\s*\}}|(?P<b>\d))\s*"
-    rf"(?:\{{\s*(?P<c>\d+)\s*\}}|(?P<d>\d))|(?P<e>\d+)\s*/\s*(?P<f>\d+))(?P<unit>{_UNIT})?\s*"
+    rf"(?:\{{\s*(?P<c>-?\d+)\s*\}}|(?P<d>\d))|(?P<e>\d+)\s*/\s*(?P<f>-?\d+))(?P<unit>{_UNIT})?\s*"
 )
 _NAME = re.compile(r"\\?[A-Za-z]+(?:_\{?\w+\}?)?(?:\([^()=]*\))?\s*")
 _WRAPPED = re.compile(
@@ -114,5 +114,5 @@ def _unwrapped(value: str) -> str:
 
 def _is_reduced(fraction: re.Match[str]) -> bool:
     above = int(fraction["a"] or fraction["b"] or fraction["e"])
-    below = int(fraction["c"] or fraction["d"] or fraction["f"])
+    below = abs(int(fraction["c"] or fraction["d"] or fraction["f"]))
     return below > 1 and math.gcd(above, below) == 1

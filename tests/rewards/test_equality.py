@@ -238,6 +238,9 @@ def test_only_plain_gold_numbers_ask_for_a_value() -> None:
 
 def test_a_fraction_is_a_value_of_a_fraction() -> None:
     assert not is_unevaluated(r"\frac{5}{6}", r"\frac{10}{12}")
+    assert not is_unevaluated(r"\frac{5}{6}", r"\frac{-5}{-6}")
+    assert not is_unevaluated(r"-\frac{5}{6}", "5/-6")
+    assert is_unevaluated("2", r"\frac{-4}{-2}")
     assert is_unevaluated(r"\frac{5}{6}", r"\frac{1}{2}+\frac{1}{3}")
     assert is_unevaluated("0.5", r"\frac{2}{4}")
     assert is_unevaluated("10\\%", "5\\%+5\\%")
