@@ -163,6 +163,37 @@ async def test_real_rows_score_as_they_deserve(golds: list[tuple[str, str]]) -> 
     await reward.close()
 
 
+COPIES = {  # every formula of MATH500's questions that equals the gold answer without being it
+    20: "(1+2i)6-3i",
+    31: r"\sqrt{242}",
+    53: r"\arcsin \left( -\frac{1}{2} \right)",
+    54: r"\frac{3}{20}",
+    74: r"\frac{\sec x}{\sin x} - \frac{\sin x}{\cos x}",
+    98: "(-k + 4) + (-2 + 3k)",
+    102: "ab+5b+2a+10",
+    146: r"\frac{3}{\sqrt{27}}",
+    181: r"\sqrt{\sqrt[3]{\sqrt{\frac{1}{729}}}}",
+    318: r"\frac{4+6a}{5}-\frac{1+3a}{4}",
+    347: "4(3r^3+5r-6)-6(2r^3-r^2+4r)",
+    384: "19x + 1 - 4x - 81",
+    430: r"\frac{9}{2}",
+    433: r"\frac{57}{160}",
+}
+
+
+async def test_no_formula_of_a_real_question_pays(shared: Callable[[str], Path]) -> None:
+    import pyarrow.parquet as pq
+
+    rows = pq.read_table(shared("data/code_math/math500.parquet")).to_pylist()
+    verifier = MathVerify(workers=1)
+    for number, formula in COPIES.items():
+        question, gold = rows[number]["prompt"][-1]["content"], rows[number]["reward_model"]["ground_truth"]
+        assert (await verifier.compare((gold,), formula)).score == 1.0
+        assert (await verifier.compare((gold,), formula, question)).score == 0.0
+        assert (await verifier.compare((gold,), gold, question)).score == 1.0
+    await verifier.close()
+
+
 @pytest.mark.slow
 async def test_all_real_rows_score_as_they_deserve(golds: list[tuple[str, str]]) -> None:
     reward = load_reward()
