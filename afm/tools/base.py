@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,4 +41,13 @@ class Tool(Protocol):
 
     async def close(self) -> None:
         """Free connections and processes."""
+        ...
+
+
+@runtime_checkable
+class ContextTool(Tool, Protocol):
+    """A tool whose answer depends on more than its argument."""
+
+    def context(self) -> str:
+        """What it depends on in the episode that calls; calls with equal arguments and contexts are alike."""
         ...

@@ -1,6 +1,6 @@
 """Tool calls recorded once and replayed for free: the same answers, in evaluation and in training.
 
-A cassette is one SQLite file that several processes may write at once and that survives ``kill -9``. In a tools YAML::
+A cassette is one file (:mod:`afm.tools.tape`). In a tools YAML::
 
     cassette: {file: runs/gaia.cassette, mode: replay, on_miss: error}
 """
@@ -10,14 +10,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import os
-import re
-import sqlite3
-import threading
 import time
-import unicodedata
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -25,14 +19,23 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from afm.errors import ConfigError, ReplayError
-from afm.tools.base import Tool, ToolResult
+from afm.errors import ReplayError
+from afm.tools.base import ContextTool, Tool, ToolResult
+from afm.tools.tape import Cassette, Recorded, normalised
 
-_SCHEMA_VERSION = 1
-_BUSY_TIMEOUT_S = 30.0
-_SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
-_SHORTEST_SECRET = 8
-_HIDDEN = "[secret]"
+__all__ = [
+    "Cassette",
+    "CassetteSettings",
+    "CassetteTool",
+    "Goal",
+    "Mode",
+    "OnMiss",
+    "Recorded",
+    "Staleness",
+    "normalised",
+    "staleness",
+    "tool_version",
+]
 
 
 class Mode(StrEnum):
@@ -55,6 +58,15 @@ class OnMiss(StrEnum):
     """The agent is told that nothing was found."""
 
 
+class Goal(StrEnum):
+    """Which recorded call answers that of a tool whose answer depends on what the episode is after."""
+
+    SAME = "same"
+    """One toward the same goal."""
+    ANY = "any"
+    """The latest toward another goal, too, if there is none: for agents that word their thoughts anew each time."""
+
+
 class CassetteSettings(BaseModel):
     """The ``cassette`` part of a tools YAML; a path alone stands for ``{file: PATH}``.
 
@@ -62,6 +74,7 @@ class CassetteSettings(BaseModel):
         file: The cassette.
         mode: Record or replay.
         on_miss: For replay.
+        goal: Likewise.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -69,125 +82,13 @@ class CassetteSettings(BaseModel):
     file: Path
     mode: Mode = Mode.REPLAY
     on_miss: OnMiss = OnMiss.ERROR
-
-
-@dataclass(frozen=True, slots=True)
-class Recorded:
-    """One call on a cassette.
-
-    Attributes:
-        version: Digest of the tool's class and settings when it was recorded.
-        recorded_at: Seconds since the epoch.
-    """
-
-    tool: str
-    argument: str
-    result: ToolResult
-    version: str
-    recorded_at: float
-
-
-def normalised(argument: str) -> str:
-    """An argument without differences that no tool sees: Unicode form, line ends, blanks at line ends."""
-    lines = unicodedata.normalize("NFC", argument).replace("\r\n", "\n").replace("\r", "\n").split("\n")
-    return "\n".join(line.rstrip() for line in lines).strip()
+    goal: Goal = Goal.SAME
 
 
 def tool_version(class_name: str, config: Mapping[str, Any]) -> str:
     """Digest of what a tool is; a call recorded under another one is stale."""
     text = json.dumps([class_name, config], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-class Cassette:
-    """The recorded calls in one file.
-
-    Args:
-        path: The file; made when the first call is recorded.
-        readonly: Refuse a file that is not there.
-
-    Raises:
-        ConfigError: The file is missing though it must be read, or is no cassette of this version.
-    """
-
-    def __init__(self, path: Path, *, readonly: bool = False) -> None:
-        if readonly and not path.is_file():
-            raise ConfigError(
-                f"{path}: no such cassette; record one with `cassette: {{file: ..., mode: record}}`"
-            )
-        self._path = path
-        self._secrets = _secrets()
-        self._lock = threading.Lock()
-        self._connection: sqlite3.Connection | None = None
-        if path.is_file():
-            with self._opened():
-                pass
-
-    async def find(self, tool: str, argument: str) -> Recorded | None:
-        """The recorded call, if there is one."""
-        return await asyncio.to_thread(self._find, tool, self._without_secrets(normalised(argument)))
-
-    async def add(self, call: Recorded) -> None:
-        """Record a call, in place of an equal one; values of secret environment variables are never stored."""
-        await asyncio.to_thread(self._add, call)
-
-    def calls(self) -> Iterator[Recorded]:
-        """Every call, the oldest first."""
-        if not self._path.is_file():
-            return
-        with self._opened() as connection:
-            rows = connection.execute(
-                "SELECT tool, argument, text, ok, meta, version, recorded_at FROM calls ORDER BY recorded_at, rowid"
-            ).fetchall()
-        yield from map(_call, rows)
-
-    def close(self) -> None:
-        """Close the file."""
-        with self._lock:
-            if self._connection is not None:
-                self._connection.close()
-                self._connection = None
-
-    def _find(self, tool: str, argument: str) -> Recorded | None:
-        if not self._path.is_file():
-            return None
-        with self._opened() as connection:
-            row = connection.execute(
-                "SELECT tool, argument, text, ok, meta, version, recorded_at FROM calls WHERE tool = ? AND argument = ?",
-                (tool, argument),
-            ).fetchone()
-        return None if row is None else _call(row)
-
-    def _add(self, call: Recorded) -> None:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        meta = json.dumps(dict(call.result.meta), ensure_ascii=False, default=str)
-        row = (
-            call.tool,
-            self._without_secrets(normalised(call.argument)),
-            self._without_secrets(call.result.text),
-            call.result.ok,
-            self._without_secrets(meta),
-            call.version,
-            call.recorded_at,
-        )
-        with self._opened() as connection:
-            connection.execute("INSERT OR REPLACE INTO calls VALUES (?, ?, ?, ?, ?, ?, ?)", row)
-
-    @contextmanager
-    def _opened(self) -> Iterator[sqlite3.Connection]:
-        with self._lock:
-            try:
-                if self._connection is None:
-                    self._connection = _connect(self._path)
-                with self._connection:
-                    yield self._connection
-            except sqlite3.DatabaseError as error:
-                raise ConfigError(f"{self._path}: cannot be used as a cassette: {error}") from error
-
-    def _without_secrets(self, text: str) -> str:
-        for secret in self._secrets:
-            text = text.replace(secret, _HIDDEN)
-        return text
 
 
 class CassetteTool:
@@ -212,25 +113,39 @@ class CassetteTool:
     async def call(self, argument: str) -> ToolResult:
         """See :class:`afm.tools.base.Tool`; ``meta`` says ``cassette``: hit, miss or recorded, and ``stale``.
 
+        Stale is a hit that was recorded with other settings of the tool, toward another goal, or toward an unknown one.
+
         Raises:
             ReplayError: The call is not on the cassette, and ``on_miss`` is ``error``.
         """
+        context = self._tool.context() if isinstance(self._tool, ContextTool) else ""
         if self._settings.mode is Mode.REPLAY:
-            found = await self._cassette.find(self.name, argument)
+            found = await self._found(argument, context)
             if found is not None:
-                facts = {"cassette": "hit", "stale": found.version != self._version}
-                return ToolResult(found.result.text, found.result.ok, {**found.result.meta, **facts})
+                return found
             if self._settings.on_miss is OnMiss.ERROR:
+                toward = " toward this goal" if context else ""
+                or_any = ", or cassette.goal to any" if context else ""
                 raise ReplayError(
                     f"{self._settings.file}: no recorded call of {self.name} with argument "
-                    f"{normalised(argument)[:200]!r}; record it, or set cassette.on_miss to live or empty"
+                    f"{normalised(argument)[:200]!r}{toward}; record it, or set cassette.on_miss to live or empty{or_any}"
                 )
             if self._settings.on_miss is OnMiss.EMPTY:
                 return ToolResult("Nothing was found.", meta={"cassette": "miss"})
         result = await self._tool.call(argument)
         if result.ok:  # a failure of the infrastructure would be replayed for ever
-            await self._cassette.add(Recorded(self.name, argument, result, self._version, time.time()))
+            call = Recorded(self.name, argument, result, self._version, time.time(), context)
+            await self._cassette.add(call)
         return ToolResult(result.text, result.ok, {**result.meta, "cassette": "recorded"})
+
+    async def _found(self, argument: str, context: str) -> ToolResult | None:
+        any_context = self._settings.goal is Goal.ANY
+        found = await self._cassette.find(self.name, argument, context, any_context=any_context)
+        if found is None:
+            return None
+        stale = found.version != self._version or not self._cassette.same(found.context, context)
+        meta = {**found.result.meta, "cassette": "hit", "stale": stale}
+        return ToolResult(found.result.text, found.result.ok, meta)
 
     async def close(self) -> None:
         """Close the tool and the cassette."""
@@ -272,43 +187,3 @@ def _staleness(calls: list[Recorded], limit: float) -> Staleness:
     for call in calls:
         versions[call.version] = versions.get(call.version, 0) + 1
     return Staleness(len(calls), min(times), max(times), sum(time < limit for time in times), versions)
-
-
-def _connect(path: Path) -> sqlite3.Connection:
-    connection = sqlite3.connect(path, timeout=_BUSY_TIMEOUT_S, check_same_thread=False)
-    try:
-        (version,) = connection.execute("PRAGMA user_version").fetchone()
-        with closing(connection.execute("SELECT count(*) FROM sqlite_master")) as cursor:
-            (tables,) = cursor.fetchone()
-        if version != _SCHEMA_VERSION and tables:
-            raise ConfigError(
-                f"{path}: a cassette of version {version}, expected {_SCHEMA_VERSION}; record it anew"
-            )
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = NORMAL")
-        if version != _SCHEMA_VERSION:
-            with connection:
-                connection.execute(
-                    "CREATE TABLE IF NOT EXISTS calls (tool TEXT, argument TEXT, text TEXT, ok INTEGER, meta TEXT, "
-                    "version TEXT, recorded_at REAL, PRIMARY KEY (tool, argument))"
-                )
-                connection.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
-
-def _call(row: tuple[Any, ...]) -> Recorded:
-    tool, argument, text, ok, meta, version, recorded_at = row
-    return Recorded(tool, argument, ToolResult(text, bool(ok), json.loads(meta)), version, recorded_at)
-
-
-def _secrets() -> tuple[str, ...]:
-    """Values of environment variables that look like secrets, the longest first."""
-    found = {
-        value
-        for name, value in os.environ.items()
-        if _SECRET_NAME.search(name) and len(value) >= _SHORTEST_SECRET
-    }
-    return tuple(sorted(found, key=len, reverse=True))

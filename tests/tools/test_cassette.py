@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,7 @@ from afm.tools.cassette import (
     staleness,
     tool_version,
 )
+from afm.tools.goal import current_goal, working_toward
 
 
 class Counter:
@@ -65,6 +67,95 @@ async def test_what_a_miss_does_is_a_choice(tmp_path):
     assert (await taped(path, on_miss="empty").call("q")).text == "Nothing was found."
     assert (await taped(path, on_miss="live").call("q")).text == "q 1"
     assert (await taped(path).call("q")).text == "q 1"
+
+
+class Aimed(Counter):
+    """Answers toward the goal of the episode, as the page tool does."""
+
+    def context(self):
+        return current_goal()
+
+    async def call(self, argument):
+        result = await super().call(argument)
+        return ToolResult(f"{result.text} toward {current_goal()}", meta=result.meta)
+
+
+async def called_toward(tool, goal, argument="q"):
+    with working_toward(goal, "I should look."):
+        return await tool.call(argument)
+
+
+async def test_an_answer_toward_one_goal_is_not_replayed_toward_another(tmp_path):
+    path = tmp_path / "x"
+    live = taped(path, Aimed(), mode="record")
+    texts = [(await called_toward(live, goal)).text for goal in ("Who?", "When?", "Who?")]
+    assert [text.split()[1] for text in texts] == ["1", "2", "3"]
+    played = taped(path, Aimed())
+    assert (await called_toward(played, "When?")).text == texts[1]
+    who = await called_toward(played, "Who? ")
+    assert (who.text, who.meta["stale"]) == (texts[2], False)
+    with pytest.raises(
+        ReplayError, match=r"argument 'q' toward this goal; record it.* or cassette.goal to any"
+    ):
+        await called_toward(played, "Where?")
+    loose = await called_toward(taped(path, Aimed(), goal="any"), "Where?")
+    assert (loose.text, loose.meta["stale"]) == (texts[2], True)
+    assert (await called_toward(taped(path, Aimed(), goal="any"), "When?")).text == texts[1]
+
+
+async def test_tools_without_a_goal_do_not_care_for_it(tmp_path):
+    path = tmp_path / "x"
+    first = await called_toward(taped(path, mode="record"), "Who?")
+    second = await called_toward(taped(path), "When?")
+    assert (second.text, second.meta["stale"]) == (first.text, False)
+
+
+def old_cassette(path):
+    """As it was written before calls had a context."""
+    with sqlite3.connect(path) as old:
+        old.execute(
+            "CREATE TABLE calls (tool TEXT, argument TEXT, text TEXT, ok INTEGER, meta TEXT, version TEXT, "
+            "recorded_at REAL, PRIMARY KEY (tool, argument))"
+        )
+        old.executemany(
+            "INSERT INTO calls VALUES (?, ?, ?, 1, '{}', 'v1', 1.0)",
+            [("count", "q", "an old answer"), ("count", "r", "another")],
+        )
+        old.execute("PRAGMA user_version = 1")
+    old.close()
+
+
+async def test_old_cassettes_stay_readable_and_can_be_added_to(tmp_path):
+    path = tmp_path / "x"
+    old_cassette(path)
+    plain, aimed = taped(path), taped(path, Aimed())
+    for _ in range(2):
+        result = await plain.call("q")
+        assert (result.text, result.meta["stale"]) == ("an old answer", False)
+        unknown = await called_toward(aimed, "Who?")
+        assert (unknown.text, unknown.meta["stale"]) == ("an old answer", True)
+    await called_toward(taped(path, Aimed(), mode="record"), "Who?")
+    known = await called_toward(aimed, "Who?")
+    assert (known.text.split()[:2], known.meta["stale"]) == (["q", "1"], False)
+    assert (await called_toward(aimed, "When?")).text == "an old answer"
+    assert len(list(Cassette(path).calls())) == 3
+
+
+OPENER = """
+import sys
+from pathlib import Path
+from afm.tools.cassette import Cassette
+print(len(list(Cassette(Path(sys.argv[1])).calls())))
+"""
+
+
+def test_several_processes_open_an_old_cassette_at_once(tmp_path):
+    old_cassette(tmp_path / "x")
+    openers = [
+        subprocess.Popen([sys.executable, "-c", OPENER, tmp_path / "x"], stdout=subprocess.PIPE, text=True)
+        for _ in range(4)
+    ]
+    assert [opener.communicate()[0] for opener in openers] == ["2\n"] * 4
 
 
 async def test_failures_of_the_infrastructure_are_not_recorded(tmp_path):

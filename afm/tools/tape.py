@@ -1,0 +1,219 @@
+"""The file of a cassette: recorded calls of tools, in SQLite.
+
+Several processes may write it at once, and it survives ``kill -9``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import sqlite3
+import threading
+import unicodedata
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from afm.errors import ConfigError
+from afm.tools.base import ToolResult
+
+_SCHEMA_VERSION = 2
+_COLUMNS = "tool, argument, text, ok, meta, version, recorded_at, context"
+_CREATE = (
+    "CREATE TABLE calls (tool TEXT, argument TEXT, text TEXT, ok INTEGER, meta TEXT, version TEXT, recorded_at REAL, "
+    "context TEXT, PRIMARY KEY (tool, argument, context))"
+)
+_FIND = (
+    f"SELECT {_COLUMNS} FROM calls WHERE tool = ?1 AND argument = ?2 AND (context IN (?3, '') OR ?4) "
+    "ORDER BY context = ?3 DESC, context = '' DESC, recorded_at DESC LIMIT 1"
+)
+_BUSY_TIMEOUT_S = 30.0
+_SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
+_SHORTEST_SECRET = 8
+_HIDDEN = "[secret]"
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """One call on a cassette.
+
+    Attributes:
+        version: Digest of the tool's class and settings when it was recorded.
+        recorded_at: Seconds since the epoch.
+        context: What the answer depends on beside the argument; empty when that is nothing, or not known.
+    """
+
+    tool: str
+    argument: str
+    result: ToolResult
+    version: str
+    recorded_at: float
+    context: str = ""
+
+
+def normalised(argument: str) -> str:
+    """An argument without differences that no tool sees: Unicode form, line ends, blanks at line ends."""
+    lines = unicodedata.normalize("NFC", argument).replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    return "\n".join(line.rstrip() for line in lines).strip()
+
+
+class Cassette:
+    """The recorded calls in one file.
+
+    Args:
+        path: The file; made when the first call is recorded.
+        readonly: Refuse a file that is not there.
+
+    Raises:
+        ConfigError: The file is missing though it must be read, or is no cassette of this version.
+    """
+
+    def __init__(self, path: Path, *, readonly: bool = False) -> None:
+        if readonly and not path.is_file():
+            raise ConfigError(
+                f"{path}: no such cassette; record one with `cassette: {{file: ..., mode: record}}`"
+            )
+        self._path = path
+        self._secrets = _secrets()
+        self._lock = threading.Lock()
+        self._connection: sqlite3.Connection | None = None
+        if path.is_file():
+            with self._opened():
+                pass
+
+    async def find(
+        self, tool: str, argument: str, context: str = "", *, any_context: bool = False
+    ) -> Recorded | None:
+        """The recorded call, if there is one: that of this context, else one that was recorded without any.
+
+        Args:
+            any_context: Take one of another context, too, when there is no better one; the latest.
+        """
+        key = (tool, self._cleaned(argument), self._cleaned(context), any_context)
+        return await asyncio.to_thread(self._find, key)
+
+    async def add(self, call: Recorded) -> None:
+        """Record a call, in place of an equal one; values of secret environment variables are never stored."""
+        await asyncio.to_thread(self._add, call)
+
+    def same(self, recorded: str, text: str) -> bool:
+        """Whether ``text`` is what was ``recorded``, as far as a cassette tells texts apart."""
+        return recorded == self._cleaned(text)
+
+    def calls(self) -> Iterator[Recorded]:
+        """Every call, the oldest first."""
+        if not self._path.is_file():
+            return
+        with self._opened() as connection:
+            rows = connection.execute(f"SELECT {_COLUMNS} FROM calls ORDER BY recorded_at, rowid").fetchall()
+        yield from map(_call, rows)
+
+    def close(self) -> None:
+        """Close the file."""
+        with self._lock:
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
+
+    def _find(self, key: tuple[str, str, str, bool]) -> Recorded | None:
+        if not self._path.is_file():
+            return None
+        with self._opened() as connection:
+            row = connection.execute(_FIND, key).fetchone()
+        return None if row is None else _call(row)
+
+    def _add(self, call: Recorded) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        meta = json.dumps(dict(call.result.meta), ensure_ascii=False, default=str)
+        row = (
+            call.tool,
+            self._cleaned(call.argument),
+            self._without_secrets(call.result.text),
+            call.result.ok,
+            self._without_secrets(meta),
+            call.version,
+            call.recorded_at,
+            self._cleaned(call.context),
+        )
+        with self._opened() as connection:
+            connection.execute(
+                f"INSERT OR REPLACE INTO calls ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row
+            )
+
+    @contextmanager
+    def _opened(self) -> Iterator[sqlite3.Connection]:
+        with self._lock:
+            try:
+                if self._connection is None:
+                    self._connection = _connect(self._path)
+                with self._connection:
+                    yield self._connection
+            except sqlite3.DatabaseError as error:
+                raise ConfigError(f"{self._path}: cannot be used as a cassette: {error}") from error
+
+    def _cleaned(self, text: str) -> str:
+        return self._without_secrets(normalised(text))
+
+    def _without_secrets(self, text: str) -> str:
+        for secret in self._secrets:
+            text = text.replace(secret, _HIDDEN)
+        return text
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, timeout=_BUSY_TIMEOUT_S, check_same_thread=False)
+    try:
+        if _version(connection) != _SCHEMA_VERSION:
+            connection.execute("PRAGMA journal_mode = WAL")
+            _bring_up_to_date(connection, path)
+        connection.execute("PRAGMA synchronous = NORMAL")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _bring_up_to_date(connection: sqlite3.Connection, path: Path) -> None:
+    """Make the table, or give that of the first version, whose calls had no context, its new column."""
+    with connection:
+        connection.execute("BEGIN IMMEDIATE")  # others may be doing the same
+        version = _version(connection)
+        (tables,) = connection.execute("SELECT count(*) FROM sqlite_master WHERE type = 'table'").fetchone()
+        if version == _SCHEMA_VERSION:
+            return
+        if tables and version != 1:
+            raise ConfigError(
+                f"{path}: a cassette of version {version}, expected {_SCHEMA_VERSION}; record it anew"
+            )
+        if tables:
+            connection.execute("ALTER TABLE calls RENAME TO older")
+        connection.execute(_CREATE)
+        if tables:
+            connection.execute(f"INSERT INTO calls ({_COLUMNS}) SELECT *, '' FROM older")
+            connection.execute("DROP TABLE older")
+        connection.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
+
+
+def _version(connection: sqlite3.Connection) -> int:
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    return int(version)
+
+
+def _call(row: tuple[Any, ...]) -> Recorded:
+    tool, argument, text, ok, meta, version, recorded_at, context = row
+    result = ToolResult(text, bool(ok), json.loads(meta))
+    return Recorded(tool, argument, result, version, recorded_at, context)
+
+
+def _secrets() -> tuple[str, ...]:
+    """Values of environment variables that look like secrets, the longest first."""
+    found = {
+        value
+        for name, value in os.environ.items()
+        if _SECRET_NAME.search(name) and len(value) >= _SHORTEST_SECRET
+    }
+    return tuple(sorted(found, key=len, reverse=True))
