@@ -1,0 +1,210 @@
+"""Files of dataset repositories on the Hugging Face Hub, or on the mirror that ``HF_ENDPOINT`` names.
+
+A download that was cut off, or killed, goes on where it stopped, and what has arrived is compared with the checksum that the
+repository states. (``hf_hub_download`` begins anew after a kill and compares sizes alone, which does for files of some GiB.)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from afm.errors import DataError, MissingExtraError
+
+Progress = Callable[[str, int, int | None], None]
+"""Receives what is counted, how many are done, and how many there are."""
+
+MIB = 1 << 20
+_TRIES = 5
+"""In a row without a single byte."""
+_PAUSE_S = 2.0
+_READ_BYTES = 4 * MIB
+_SHOWN_CHARS = 300
+
+
+@dataclass(frozen=True, slots=True)
+class HubFile:
+    """A file at one state of a repository.
+
+    Attributes:
+        checksum: SHA-256, or for small files SHA-1 of a git blob.
+        revision: The repository's commit.
+    """
+
+    repository: str
+    name: str
+    size: int
+    checksum: str
+    revision: str
+
+    def partial(self, folder: Path) -> Path:
+        """Where it grows. The checksum is in the name, so nothing goes on with another state of the file."""
+        return folder / f"{self.name}.{self.checksum[:12]}.partial"
+
+    def arrived(self, folder: Path) -> int:
+        """Bytes of it that are there already."""
+        here = self.partial(folder)
+        return here.stat().st_size if here.is_file() else 0
+
+
+class Checksum:
+    """That of a file, fed piece by piece."""
+
+    def __init__(self, file: HubFile) -> None:
+        self._file = file
+        if len(file.checksum) == hashlib.sha256().digest_size * 2:
+            self._hash = hashlib.sha256()
+        else:
+            self._hash = hashlib.sha1(f"blob {file.size}\0".encode(), usedforsecurity=False)
+
+    def add(self, piece: bytes) -> None:
+        """Take in the next piece."""
+        self._hash.update(piece)
+
+    def check(self, path: Path) -> None:
+        """Compare; a file that is wrong is removed.
+
+        Raises:
+            DataError: It is not what the repository says it is.
+        """
+        if self._hash.hexdigest() != self._file.checksum:
+            path.unlink(missing_ok=True)
+            raise DataError(
+                f"what arrived of {self._file.repository} has checksum {self._hash.hexdigest()}, expected "
+                f"{self._file.checksum}; it was removed, run the same command again",
+                path=str(path),
+            )
+
+
+def hub_files(repository: str) -> list[HubFile]:
+    """The files of a dataset repository, by name.
+
+    Raises:
+        DataError: It cannot be reached, or is not there.
+        MissingExtraError: ``huggingface_hub`` is absent.
+    """
+    import httpx
+
+    try:
+        from huggingface_hub import HfApi
+        from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+    except ImportError:
+        raise MissingExtraError("huggingface_hub", "dense") from None
+    api = HfApi()
+    try:
+        info = api.dataset_info(repository, files_metadata=True)
+    except (httpx.HTTPError, HfHubHTTPError, OfflineModeIsEnabled, OSError) as error:
+        raise DataError(f"dataset {repository} of {api.endpoint}: {_told(error)}") from None
+    found = []
+    for sibling in info.siblings or ():
+        checksum = sibling.lfs.sha256 if sibling.lfs else sibling.blob_id
+        if checksum is not None and sibling.size is not None and info.sha is not None:
+            found.append(HubFile(repository, sibling.rfilename, sibling.size, checksum, info.sha))
+    return sorted(found, key=lambda file: file.name)
+
+
+def fetch(file: HubFile, folder: Path, progress: Progress) -> Path:
+    """The file in ``folder``, checked.
+
+    Raises:
+        DataError: It cannot be had, or is not what it should be.
+    """
+    path = folder / file.name
+    if path.is_file() and path.stat().st_size == file.size:
+        return path
+    partial = fetch_partial(file, folder, progress)
+    checksum = Checksum(file)
+    for piece in pieces(partial):
+        checksum.add(piece)
+    checksum.check(partial)
+    partial.replace(path)
+    return path
+
+
+def fetch_partial(file: HubFile, folder: Path, progress: Progress) -> Path:
+    """All bytes of a file, not checked yet, at :meth:`HubFile.partial`.
+
+    Raises:
+        DataError: It cannot be had.
+    """
+    partial = file.partial(folder)
+    partial.parent.mkdir(parents=True, exist_ok=True)
+    tries = 0
+    while True:
+        arrived = file.arrived(folder)
+        if arrived >= file.size:
+            return partial
+        try:
+            with partial.open("ab") as sink:
+                _get(file, _Counted(sink, file, progress), arrived)
+        except _BrokenError as error:
+            tries = 0 if file.arrived(folder) > arrived else tries + 1
+            if tries >= _TRIES:
+                raise DataError(f"{file.repository}, {file.name}: {error}") from None
+            time.sleep(_PAUSE_S * tries)
+
+
+def pieces(path: Path, start: int = 0) -> Iterator[bytes]:
+    """The bytes of a file."""
+    with path.open("rb") as file:
+        file.seek(start)
+        while piece := file.read(_READ_BYTES):
+            yield piece
+
+
+class _BrokenError(Exception):
+    """A transfer broke off; it may go on."""
+
+
+class _Counted:
+    """A file that tells how much is in it."""
+
+    def __init__(self, sink: IO[bytes], file: HubFile, progress: Progress) -> None:
+        self._sink, self._file, self._progress = sink, file, progress
+
+    def write(self, piece: bytes) -> int:
+        count = self._sink.write(piece)
+        self._progress(f"MiB of {self._file.name}", self._sink.tell() // MIB, -(-self._file.size // MIB))
+        return count
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sink, name)
+
+
+def _get(file: HubFile, sink: Any, arrived: int) -> None:
+    """Append what is missing.
+
+    Raises:
+        _BrokenError: The connection broke.
+        DataError: Asking again is vain.
+    """
+    import httpx
+    from huggingface_hub import hf_hub_url
+    from huggingface_hub.errors import HfHubHTTPError
+    from huggingface_hub.file_download import http_get
+    from huggingface_hub.utils import build_hf_headers, disable_progress_bars  # type: ignore[attr-defined]
+
+    disable_progress_bars()
+    url = hf_hub_url(file.repository, file.name, repo_type="dataset", revision=file.revision)
+    try:
+        http_get(url, sink, resume_size=arrived, headers=build_hf_headers(), expected_size=file.size)
+    except HfHubHTTPError as error:
+        if error.response.status_code >= 500:
+            raise _BrokenError(_told(error)) from None
+        raise DataError(f"{file.repository}, {file.name}: {_told(error)}") from None
+    except httpx.TransportError as error:
+        raise _BrokenError(f"{type(error).__name__}: {error}".rstrip(": ")) from None
+    except OSError as error:
+        if error.errno is not None:  # the disk, not the transfer
+            raise
+        raise _BrokenError(_told(error)) from None
+    except ValueError as error:
+        raise DataError(f"{file.repository}, {file.name}: {_told(error)}") from None
+
+
+def _told(error: Exception) -> str:
+    return " ".join(str(error).split())[:_SHOWN_CHARS] or type(error).__name__

@@ -1,0 +1,200 @@
+"""The Wikipedia of 2018 in 21 million passages, and published E5 indexes of it, for the wiki server.
+
+Source: the corpus and indexes that Search-R1 (arXiv 2503.09516) published; the passages are those of DPR (arXiv 2004.04906).
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from afm.datasets.atomic import replace_text, replacing
+from afm.datasets.hub import MIB, Checksum, HubFile, Progress, fetch, fetch_partial, hub_files, pieces
+from afm.errors import DataError
+
+CORPUS = "wiki-18.jsonl.gz"
+MODEL = "intfloat/e5-base-v2"
+"""Made the vectors of the published indexes; queries must be encoded by it, too."""
+
+_CORPUS_REPOSITORY = "PeterJinGo/wiki-18-corpus"
+_PART = "part_"
+_GUNZIPPED = 3.2
+"""How many times larger the corpus is when it is not compressed, about."""
+_READ_BYTES = 4 * MIB
+
+
+class PublishedIndex(StrEnum):
+    """FAISS indexes that can be had ready-made."""
+
+    FLAT = "flat"
+    """Exact; what the published agents were trained with."""
+    HNSW = "hnsw"
+    """Approximate, fast on CPUs."""
+    NONE = "none"
+    """The corpus alone."""
+
+
+_INDEXES = {
+    PublishedIndex.FLAT: ("PeterJinGo/wiki-18-e5-index", "e5_Flat.index"),
+    PublishedIndex.HNSW: ("PeterJinGo/wiki-18-e5-index-HNSW64", "e5_HNSW64.index"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Download:
+    """What is to be fetched.
+
+    Attributes:
+        folder: Where everything goes.
+        corpus: The corpus file.
+        parts: Of the index, in order; none for the corpus alone.
+        index: Name of the file that they become.
+        gunzip: Whether the corpus is wanted without compression as well.
+    """
+
+    folder: Path
+    corpus: HubFile
+    parts: tuple[HubFile, ...]
+    index: str
+    gunzip: bool
+
+    @property
+    def index_path(self) -> Path | None:
+        """The whole index, once it is there."""
+        return self.folder / self.index if self.parts else None
+
+    @property
+    def bytes_to_fetch(self) -> int:
+        """Of all files, those included that are there already."""
+        return self.corpus.size + sum(part.size for part in self.parts)
+
+    @property
+    def bytes_at_most(self) -> int:
+        """On the disk on the way: everything, and the largest part beside the index that it is appended to."""
+        text = round(self.corpus.size * _GUNZIPPED) if self.gunzip else 0
+        return self.bytes_to_fetch + text + max((part.size for part in self.parts), default=0)
+
+    def told(self) -> str:
+        """In one line."""
+        return f"{_gib(self.bytes_to_fetch)} to fetch; disk at most {_gib(self.bytes_at_most)} on the way"
+
+
+def planned(folder: Path, index: PublishedIndex, *, gunzip: bool = False) -> Download:
+    """Ask the hub what there is.
+
+    Raises:
+        DataError: The hub cannot be reached, or a repository does not hold what it should.
+    """
+    [*corpora] = (file for file in hub_files(_CORPUS_REPOSITORY) if file.name == CORPUS)
+    if len(corpora) != 1:
+        raise DataError(f"dataset {_CORPUS_REPOSITORY} holds no {CORPUS}")
+    if index is PublishedIndex.NONE:
+        return Download(folder, corpora[0], (), "", gunzip)
+    repository, name = _INDEXES[index]
+    parts = tuple(file for file in hub_files(repository) if file.name.startswith(_PART))
+    if not parts:
+        raise DataError(f"dataset {repository} holds no files {_PART}aa, {_PART}ab ...")
+    return Download(folder, corpora[0], parts, name, gunzip)
+
+
+def check_space(download: Download) -> None:
+    """Refuse a download that does not fit on the disk.
+
+    Raises:
+        DataError: Says what is free and what is needed.
+    """
+    download.folder.mkdir(parents=True, exist_ok=True)
+    used = sum(path.stat().st_size for path in download.folder.iterdir() if path.is_file())
+    free = shutil.disk_usage(download.folder).free + used
+    if free < download.bytes_at_most:
+        raise DataError(
+            f"{_gib(free)} free, {_gib(download.bytes_at_most)} needed; choose another disk",
+            path=str(download.folder),
+        )
+
+
+def run(download: Download, progress: Progress) -> None:
+    """Fetch everything; killed at any moment, the same call goes on.
+
+    Raises:
+        DataError: Something cannot be had, or is not what it should be.
+    """
+    corpus = fetch(download.corpus, download.folder, progress)
+    if download.gunzip:
+        _gunzip(corpus, progress)
+    if download.index_path is not None:
+        join(download.parts, download.index_path, progress)
+
+
+def commands(download: Download, index_folder: Path) -> list[list[str]]:
+    """How the wiki server's index is built of what was fetched, and how it is served."""
+    build = ["afm", "serve", "wiki", "build", str(download.folder / CORPUS), "--out", str(index_folder)]
+    if download.index_path is not None:
+        build += ["--engine", "dense", "--model", MODEL, "--faiss", str(download.index_path)]
+    return [build, ["afm", "serve", "wiki", "--index", str(index_folder)]]
+
+
+def join(parts: Sequence[HubFile], path: Path, progress: Progress) -> None:
+    """Fetch parts and append one after the other to a file, each checked, and removed when it is in.
+
+    Raises:
+        DataError: A part cannot be had, or is not what it should be.
+    """
+    if path.is_file() and path.stat().st_size == sum(part.size for part in parts):
+        return
+    growing, note = path.with_name(f"{path.name}.partial"), path.with_name(f"{path.name}.json")
+    joined = _joined(note, parts)
+    growing.touch()
+    for number, part in enumerate(parts[joined:], joined):
+        source = fetch_partial(part, path.parent, progress)
+        _append(source, part, growing, sum(earlier.size for earlier in parts[:number]), progress)
+        replace_text(note, json.dumps([done.checksum for done in parts[: number + 1]]))
+        source.unlink()
+    growing.replace(path)
+    note.unlink(missing_ok=True)
+
+
+def _joined(note: Path, parts: Sequence[HubFile]) -> int:
+    """How many of these parts are in the growing file for certain."""
+    try:
+        noted = json.loads(note.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return 0
+    return len(noted) if noted == [part.checksum for part in parts[: len(noted)]] else 0
+
+
+def _append(source: Path, part: HubFile, growing: Path, start: int, progress: Progress) -> None:
+    checksum = Checksum(part)
+    with growing.open("r+b") as sink:
+        sink.truncate(start)  # what a kill left of this part
+        sink.seek(start)
+        for piece in pieces(source):
+            checksum.add(piece)
+            sink.write(piece)
+            done = sink.tell() - start
+            progress(f"MiB of {part.name} joined", done // MIB, -(-part.size // MIB))
+    checksum.check(source)
+
+
+def _gunzip(packed: Path, progress: Progress) -> None:
+    path = packed.with_suffix("")
+    if path.is_file():
+        return
+    with replacing(path) as temporary:
+        try:
+            with gzip.open(packed) as source, temporary.open("wb") as sink:
+                while piece := source.read(_READ_BYTES):
+                    sink.write(piece)
+                    progress(f"MiB of {path.name}", sink.tell() // MIB, None)
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise DataError(f"cannot be decompressed: {error}", path=str(packed)) from None
+
+
+def _gib(count: int) -> str:
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{max(1, round(count / MIB))} MiB"

@@ -1,0 +1,313 @@
+"""The published wiki corpus and index, fetched from a server that speaks the hub's protocol and has its faults."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from afm.datasets.hub import HubFile
+from afm.datasets.wiki18 import Download, check_space
+from afm.errors import DataError
+
+pytest.importorskip("huggingface_hub")
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "data/mhqa_agent/download.py"
+INDEX = "PeterJinGo/wiki-18-e5-index"
+CORPUS = "PeterJinGo/wiki-18-corpus"
+REVISION = "0123456789abcdef0123456789abcdef01234567"
+TOKEN = "hf_a_secret_of_a_test"
+PASSAGES, DIMENSIONS = 8_000, 768
+CHUNK = 10 << 20
+"""What the hub's client writes at once; what is cut off below it is fetched again."""
+
+
+class Hub:
+    """Repositories behind ``/resolve`` addresses that redirect to another host, with ranges, as the hub has it.
+
+    Attributes:
+        sent: File, first byte and number of bytes of each answer.
+        cut_at: The connection breaks after so many bytes of an answer.
+        ranges: Whether the server knows them.
+        pause_s: Between pieces of 256 KiB.
+    """
+
+    def __init__(self):
+        self.repositories = {}
+        self.sent = []
+        self.header_names = []
+        self.cut_at, self.ranges, self.pause_s = None, True, 0.0
+        hub = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self):
+                kind, *rest = urlsplit(self.path).path.strip("/").split("/")
+                names = {name.lower() for name in self.headers}
+                hub.header_names.append((self.path, names))
+                repository = "/".join(rest[1:3] if kind == "api" else rest[:2])
+                files = hub.repositories.get(repository)
+                if files is None:
+                    body = json.dumps({"error": "Repository not found"}).encode()
+                    self._answer(401, body, {"X-Error-Code": "RepoNotFound"})
+                elif kind == "api":
+                    self._answer(200, json.dumps(hub.described(repository, files)).encode())
+                elif kind == "datasets":
+                    place = f"http://localhost:{hub.port}/store/{repository}/{rest[-1]}"
+                    self._answer(302, b"", {"Location": place, "X-Repo-Commit": REVISION})
+                else:
+                    self._send(rest[-1], files[rest[-1]])
+
+            def _answer(self, status, body, headers=None):
+                self.send_response(status)
+                for name, value in ({"Content-Length": len(body)} | (headers or {})).items():
+                    self.send_header(name, str(value))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def _send(self, name, content):
+                asked = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
+                start = int(asked[1]) if asked and hub.ranges else 0
+                body = content[start : None if hub.cut_at is None else start + hub.cut_at]
+                self.send_response(206 if start else 200)
+                self.send_header("Content-Length", str(len(content) - start))
+                if start:
+                    self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
+                self.end_headers()
+                hub.sent.append((name, start, len(body)))
+                for begin in range(0, len(body), 256 << 10):
+                    self.wfile.write(body[begin : begin + (256 << 10)])
+                    time.sleep(hub.pause_s)
+                self.close_connection = True
+
+            def log_message(self, *_):
+                pass
+
+        class Server(ThreadingHTTPServer):
+            daemon_threads = True
+
+            def handle_error(self, *_):
+                """Clients of these tests are killed."""
+
+        self._server = Server(("127.0.0.1", 0), Handler)
+        self.port = self._server.server_address[1]
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def described(self, repository, files):
+        siblings = [
+            {
+                "rfilename": name,
+                "size": len(content),
+                "blobId": hashlib.sha1(f"blob {len(content)}\0".encode() + content).hexdigest(),
+            }
+            | ({} if name == "README.md" else {"lfs": lfs(content)})
+            for name, content in files.items()
+        ]
+        return {"id": repository, "sha": REVISION, "private": False, "tags": [], "siblings": siblings}
+
+    def close(self):
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def lfs(content):
+    return {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 134}
+
+
+@pytest.fixture(scope="module")
+def published():
+    """A small corpus and a FAISS index of it, as they are published: compressed, and in two parts."""
+    faiss, numpy = pytest.importorskip("faiss"), pytest.importorskip("numpy")
+    index = faiss.IndexFlatIP(DIMENSIONS)
+    index.add(numpy.random.default_rng(1).normal(size=(PASSAGES, DIMENSIONS)).astype("float32"))
+    whole = faiss.serialize_index(index).tobytes()
+    lines = (
+        json.dumps({"id": str(n), "contents": f'"Page {n}"\nPage {n} tells of the number {n}.'})
+        for n in range(PASSAGES)
+    )
+    corpus = gzip.compress(("\n".join(lines) + "\n").encode())
+    half = len(whole) // 2 + 1
+    assert CHUNK < half < 2 * CHUNK
+    return {
+        INDEX: {"README.md": b"# E5 index", "part_aa": whole[:half], "part_ab": whole[half:]},
+        CORPUS: {"README.md": b"# corpus", "wiki-18.jsonl.gz": corpus},
+    }
+
+
+@pytest.fixture
+def hub(published):
+    hub = Hub()
+    hub.repositories = {name: dict(files) for name, files in published.items()}
+    yield hub
+    hub.close()
+
+
+@pytest.fixture
+def command(hub, tmp_path):
+    """The words of the download into a folder, and its environment."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
+    environment |= {
+        "HF_ENDPOINT": f"http://127.0.0.1:{hub.port}",
+        "HF_TOKEN": TOKEN,
+        "HF_HOME": str(tmp_path / "home"),
+        "NO_PROXY": "127.0.0.1,localhost",
+    }
+    return [sys.executable, str(SCRIPT), "--out", str(tmp_path / "a folder")], environment
+
+
+def run(command, *options, status=0):
+    words, environment = command
+    done = subprocess.run([*words, *options], capture_output=True, text=True, env=environment, timeout=120)
+    told = done.stdout + done.stderr
+    assert done.returncode == status, told
+    assert "Traceback" not in told
+    assert TOKEN not in told
+    return told
+
+
+def whole(published):
+    return published[INDEX]["part_aa"] + published[INDEX]["part_ab"]
+
+
+def test_what_is_fetched_is_built_by_the_command_that_is_shown(hub, command, published, tmp_path):
+    folder = tmp_path / "a folder"
+    told = run(command)
+    assert "24 MiB to fetch; disk at most 35 MiB on the way" in told
+    assert (folder / "e5_Flat.index").read_bytes() == whole(published)
+    assert {path.name for path in folder.iterdir()} == {"e5_Flat.index", "wiki-18.jsonl.gz"}
+    named = {path for path, names in hub.header_names if "authorization" in names}
+    asked = {path for path, _ in hub.header_names if "datasets/" in path}
+    assert named >= asked
+    assert not any(path.startswith("/store/") for path in named)
+    assert len([path for path, _ in hub.header_names if path.startswith("/store/")]) == 3
+    build, serve = told.partition("then:\n")[2].splitlines()
+    assert shlex.split(serve) == ["afm", "serve", "wiki", "--index", str(folder / "index")]
+    words = [sys.executable, "-m", "afm.cli.main", *shlex.split(build)[1:]]
+    subprocess.run(words, check=True, capture_output=True, cwd=tmp_path)
+    facts = json.loads((folder / "index/manifest.json").read_text())["dense"]
+    assert (facts["model"], facts["dimensions"], facts["faiss"]) == ("intfloat/e5-base-v2", 768, "imported")
+    assert (facts["query_prefix"], facts["passage_prefix"]) == ("query: ", "passage: ")
+    assert (folder / "index/dense/index.faiss").samefile(folder / "e5_Flat.index")
+    sent = len(hub.sent)
+    run(command)
+    assert len(hub.sent) == sent
+
+
+def test_connections_that_break_off_are_gone_on_with(hub, command, published, tmp_path):
+    hub.cut_at = CHUNK + 1
+    run(command)
+    assert (tmp_path / "a folder/e5_Flat.index").read_bytes() == whole(published)
+    assert [start for name, start, _ in hub.sent if name == "part_aa"] == [0, CHUNK]
+
+
+def test_a_download_that_is_killed_goes_on(hub, command, published, tmp_path):
+    folder, (words, environment) = tmp_path / "a folder", command
+    hub.pause_s = 0.02
+    for name in ("part_aa", "part_ab"):
+        with subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL) as process:
+            for _ in range(1_000):
+                if any(path.stat().st_size for path in folder.glob(f"{name}.*.partial")):
+                    break
+                time.sleep(0.02)
+            process.send_signal(signal.SIGKILL)
+    hub.pause_s, killed = 0.0, len(hub.sent)
+    run(command)
+    assert (folder / "e5_Flat.index").read_bytes() == whole(published)
+    assert hub.sent[killed:] == [("part_ab", CHUNK, len(published[INDEX]["part_ab"]) - CHUNK)]
+    assert [start for name, start, _ in hub.sent if name == "part_aa"] == [0, CHUNK]
+
+
+def test_a_kill_while_parts_are_joined_spoils_nothing(hub, command, published, tmp_path):
+    folder = tmp_path / "a folder"
+    folder.mkdir()
+    first = published[INDEX]["part_aa"]
+    (folder / "e5_Flat.index.partial").write_bytes(first + b"half of the next")
+    (folder / "e5_Flat.index.json").write_text(json.dumps([lfs(first)["sha256"]]))
+    run(command)
+    assert (folder / "e5_Flat.index").read_bytes() == whole(published)
+    assert not any(name == "part_aa" for name, _, _ in hub.sent)
+
+
+def test_a_server_without_ranges_costs_time_only(hub, command, published, tmp_path):
+    folder = tmp_path / "a folder"
+    folder.mkdir()
+    part = published[INDEX]["part_aa"]
+    (folder / f"part_aa.{lfs(part)['sha256'][:12]}.partial").write_bytes(part[:1000])
+    hub.ranges = False
+    run(command)
+    assert (folder / "e5_Flat.index").read_bytes() == whole(published)
+
+
+def test_a_partial_file_of_another_state_is_not_gone_on_with(hub, command, published, tmp_path):
+    folder = tmp_path / "a folder"
+    folder.mkdir()
+    (folder / "part_aa.000000000000.partial").write_bytes(b"x" * 1000)
+    run(command)
+    assert (folder / "e5_Flat.index").read_bytes() == whole(published)
+    assert ("part_aa", 0, len(published[INDEX]["part_aa"])) in hub.sent
+
+
+@pytest.mark.parametrize(("repository", "name"), [(INDEX, "part_ab"), (CORPUS, "wiki-18.jsonl.gz")])
+def test_bytes_that_are_wrong_are_noticed_and_fetched_anew(hub, command, published, repository, name):
+    right = hub.repositories[repository][name]
+    described = hub.described
+    stated = described(repository, hub.repositories[repository])
+    hub.repositories[repository][name] = right[:-1] + bytes([right[-1] ^ 1])
+    hub.described = lambda asked, files: stated if asked == repository else described(asked, files)
+    told = run(command, status=1)
+    assert f"expected {lfs(right)['sha256']}; it was removed, run the same command again" in told
+    hub.repositories[repository][name] = right
+    run(command)
+
+
+def test_a_dry_run_says_what_it_takes(hub, command, tmp_path):
+    told = run(command, "--index", "none", "--gunzip", "--dry-run")
+    assert re.search(r"\d+ MiB to fetch; disk at most \d+ MiB on the way", told)
+    assert "--faiss" not in told
+    assert hub.sent == []
+    assert list((tmp_path / "a folder").iterdir()) == []
+
+
+def test_the_corpus_can_be_had_without_compression(command, published, tmp_path):
+    run(command, "--index", "none", "--gunzip")
+    text = (tmp_path / "a folder/wiki-18.jsonl").read_bytes()
+    assert text == gzip.decompress(published[CORPUS]["wiki-18.jsonl.gz"])
+
+
+def test_what_is_not_there_is_named(hub, command):
+    hub.repositories[INDEX] = {"README.md": b""}
+    assert f"dataset {INDEX} holds no files part_aa, part_ab" in run(command, status=1)
+    del hub.repositories[CORPUS]
+    told = run(command, status=1)
+    assert f"error: dataset {CORPUS} of http://127.0.0.1:{hub.port}: 401" in told
+    assert "Repository Not Found" in told
+    words, environment = command
+    down = environment | {"HF_ENDPOINT": "http://127.0.0.1:9"}
+    assert f"error: dataset {CORPUS} of http://127.0.0.1:9: " in run((words, down), status=1)
+
+
+def test_a_disk_that_is_too_small_is_told_before_the_download(tmp_path):
+    def part(name, size):
+        return HubFile(INDEX, name, size, "0" * 64, REVISION)
+
+    tib = 1 << 40
+    parts = (part("part_aa", 400 * tib), part("part_ab", 200 * tib))
+    download = Download(tmp_path, part("wiki-18.jsonl.gz", tib), parts, "e5_Flat.index", False)
+    assert download.told() == "615424.0 GiB to fetch; disk at most 1025024.0 GiB on the way"
+    with pytest.raises(DataError, match=r"GiB free, 1025024\.0 GiB needed; choose another disk"):
+        check_space(download)
