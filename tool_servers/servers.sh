@@ -9,7 +9,7 @@ PYTHON=${PYTHON:-.venv/bin/python}
 known=$(for file in tool_servers/*/__main__.py; do basename "$(dirname "$file")"; done | paste -sd ' ')
 server=${1:-}
 case "$server" in
-  start | stop | status | test | -h | --help) exec "$PYTHON" -m tool_servers.shared.control "$@" ;;
+  start | stop | status | test | -h | --help) exec "$PYTHON" -P -m tool_servers.shared.control "$@" ;;
 esac
 [ -f "tool_servers/$server/__main__.py" ] || {
   echo "error: no server '$server', expected one of: $known; or start, stop, status, test" >&2
@@ -17,7 +17,7 @@ esac
 }
 shift
 
-command=("$PYTHON" -m "tool_servers.$server")
+command=("$PYTHON" -P -m "tool_servers.$server")
 for argument in "$@"; do
   if [ "$argument" = --dry-run ]; then dry=1; else command+=("$argument"); fi
 done

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Mapping
 from enum import StrEnum
@@ -15,76 +16,72 @@ app = typer.Typer(help="Serve a tool to other machines.", no_args_is_help=True)
 wiki = typer.Typer(invoke_without_command=True)
 app.add_typer(wiki, name="wiki")
 
+Config = Annotated[
+    Path | None, typer.Option(help="YAML as those in configs/servers.", exists=True, dir_okay=False)
+]
+Host = Annotated[str | None, typer.Option(help="Address to listen on (SERVER_HOST).")]
+Port = Annotated[int | None, typer.Option(help="Port; 0 takes a free one.", min=0, max=65535)]
+
 
 @app.command()
-def code(
-    config: Annotated[
-        Path | None, typer.Option(help="YAML, e.g. configs/servers/code.yaml.", exists=True, dir_okay=False)
-    ] = None,
-    host: Annotated[str | None, typer.Option(help="Address to listen on (SERVER_HOST).")] = None,
-    port: Annotated[
-        int | None, typer.Option(help="Port, 0 for a free one (CODE_SERVER_PORT).", min=0, max=65535)
-    ] = None,
-) -> None:
+def code(config: Config = None, host: Host = None, port: Port = None) -> None:
     """Run programs that come by HTTP in this machine's sandbox, for code tools with `urls`.
 
+    It listens on CODE_SERVER_PORT.
     CODE_SERVER_TOKEN is asked of every request; without one the server listens on this machine only.
     """
     _become("tool_servers.code", {"--config": config, "--host": host, "--port": port})
 
 
 @app.command()
-def search(
-    config: Annotated[
-        Path | None,
-        typer.Option(help="YAML, e.g. configs/servers/web_search.yaml.", exists=True, dir_okay=False),
-    ] = None,
-    host: Annotated[str | None, typer.Option(help="Address to listen on (SERVER_HOST).")] = None,
-    port: Annotated[
-        int | None, typer.Option(help="Port, 0 for a free one (WEBSEARCH_PORT).", min=0, max=65535)
-    ] = None,
-) -> None:
+def search(config: Config = None, host: Host = None, port: Port = None) -> None:
     """Search the web for web_search tools: by Serper or SearxNG, or in local pages (WEB_SEARCH_METHOD_TYPE).
 
+    It listens on WEBSEARCH_PORT.
     WEB_SERVER_TOKEN is asked of every request; without one the server listens on this machine only.
     """
     _become("tool_servers.web_search", {"--config": config, "--host": host, "--port": port})
 
 
 @app.command()
-def crawl(
-    config: Annotated[
-        Path | None,
-        typer.Option(help="YAML, e.g. configs/servers/crawl_page.yaml.", exists=True, dir_okay=False),
-    ] = None,
-    host: Annotated[str | None, typer.Option(help="Address to listen on (SERVER_HOST).")] = None,
-    port: Annotated[
-        int | None, typer.Option(help="Port, 0 for a free one (CRAWL_PAGE_PORT).", min=0, max=65535)
-    ] = None,
-) -> None:
+def crawl(config: Config = None, host: Host = None, port: Port = None) -> None:
     """Read public web pages for crawl_page tools, summed up toward the question.
 
+    It listens on CRAWL_PAGE_PORT.
     WEB_SERVER_TOKEN is asked of every request; without one the server listens on this machine only.
     """
     _become("tool_servers.crawl_page", {"--config": config, "--host": host, "--port": port})
 
 
 @app.command()
-def vision(
-    config: Annotated[
-        Path | None,
-        typer.Option(help="YAML, e.g. configs/servers/visual_inspector.yaml.", exists=True, dir_okay=False),
-    ] = None,
-    host: Annotated[str | None, typer.Option(help="Address to listen on (SERVER_HOST).")] = None,
-    port: Annotated[
-        int | None, typer.Option(help="Port, 0 for a free one (VISUAL_INSPECTOR_PORT).", min=0, max=65535)
-    ] = None,
-) -> None:
+def visual(config: Config = None, host: Host = None, port: Port = None) -> None:
     """Look at images for visual_inspector tools, with the model at VISION_OPENAI_API_BASE_URL.
 
+    It listens on VISUAL_INSPECTOR_PORT.
     WEB_SERVER_TOKEN is asked of every request; without one the server listens on this machine only.
     """
     _become("tool_servers.visual_inspector", {"--config": config, "--host": host, "--port": port})
+
+
+@app.command()
+def mcp(
+    tools: Annotated[
+        Path,
+        typer.Option(help="YAML, e.g. configs/tools/code_executor.yaml.", exists=True, dir_okay=False),
+    ],
+    http: Annotated[
+        bool, typer.Option("--http", help="Listen on HOST:PORT/mcp; --host and --port say so, too.")
+    ] = False,
+    host: Host = None,
+    port: Port = None,
+) -> None:
+    """Offer the tools of a YAML to MCP clients: on standard streams, or by HTTP.
+
+    By HTTP it listens on MCP_SERVER_PORT.
+    MCP_SERVER_TOKEN is asked of every request; without one the server listens on this machine only.
+    """
+    options = {"--tools": tools, "--http": http or None, "--host": host, "--port": port}
+    _become("tool_servers.mcp", options)
 
 
 class WikiEngine(StrEnum):
@@ -102,17 +99,14 @@ def serve_wiki(
         Path | None,
         typer.Option(help="Folder that `afm serve wiki build` made.", exists=True, file_okay=False),
     ] = None,
-    config: Annotated[
-        Path | None, typer.Option(help="YAML, e.g. configs/servers/wiki.yaml.", exists=True, dir_okay=False)
-    ] = None,
+    config: Config = None,
     engine: Annotated[WikiEngine | None, typer.Option(help="By default BM25, if the index has it.")] = None,
-    host: Annotated[str | None, typer.Option(help="Address to listen on (SERVER_HOST).")] = None,
-    port: Annotated[
-        int | None, typer.Option(help="Port, 0 for a free one (of WIKI_RAG_SERVER_URL).", min=0, max=65535)
-    ] = None,
+    host: Host = None,
+    port: Port = None,
 ) -> None:
     """Search a local corpus for wiki_search tools and clients of Search-R1's server; `build` makes the index.
 
+    It listens on the port of WIKI_RAG_SERVER_URL.
     WIKI_SERVER_TOKEN is asked of every request; without one the server listens on this machine only.
     """
     if context.invoked_subcommand is None:
@@ -146,9 +140,51 @@ def build(
     _become("tool_servers.wiki_search.build", options, str(corpus))
 
 
+class WikiIndex(StrEnum):
+    """Published indexes: exact, approximate, or the corpus alone."""
+
+    FLAT = "flat"
+    HNSW = "hnsw"
+    NONE = "none"
+
+
+@wiki.command()
+def download(
+    out: Annotated[Path, typer.Option(help="Folder for the files.")],
+    index: Annotated[
+        WikiIndex, typer.Option(help="Exact (60 GiB), for CPUs (hnsw), or none.")
+    ] = WikiIndex.FLAT,
+    gunzip: Annotated[
+        bool, typer.Option("--gunzip", help="Unpack the corpus, too; `build` needs it not.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it takes, fetch nothing.")] = False,
+) -> None:
+    """Fetch the Wikipedia of 2018 and an E5 index of it from the Hugging Face Hub (HF_ENDPOINT, HF_TOKEN).
+
+    Killed or cut off, the same command goes on. At the end it shows how to build and serve.
+    """
+    from afm.cli.progress import ProgressView
+    from afm.datasets.wiki18 import PublishedIndex, check_space, commands, planned, run
+
+    view = ProgressView()
+    wanted = planned(out, PublishedIndex(index), gunzip=gunzip)
+    view.line(f"{out}: {wanted.told()}")
+    check_space(wanted)
+    if not dry_run:
+        run(wanted, view.update)
+    view.line("then:")
+    for words in commands(wanted, out / "index"):
+        view.line(shlex.join(words))
+
+
 def _become(module: str, options: Mapping[str, object | None], *arguments: str) -> None:
-    """Go on as another program, so that signals and the exit status are its own."""
-    given = [f"{name}={value}" for name, value in options.items() if value is not None]
-    os.execv(
-        sys.executable, [sys.executable, "-m", module, *given, *(["--", *arguments] if arguments else [])]
-    )
+    """Go on as another program, so that signals and the exit status are its own.
+
+    Args:
+        options: By their name; ``None`` is not given, ``True`` is a name without a value.
+    """
+    given = [
+        name if value is True else f"{name}={value}" for name, value in options.items() if value is not None
+    ]
+    rest = ["--", *arguments] if arguments else []
+    os.execv(sys.executable, [sys.executable, "-P", "-m", module, *given, *rest])

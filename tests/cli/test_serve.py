@@ -6,29 +6,89 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import httpx
 import pytest
 
+ROOT = Path(__file__).parents[2]
+COMMAND = [sys.executable, "-P", "-m", "afm.cli.main", "serve"]
+
+
+@contextmanager
+def serving(*words: str, cwd: Path | None = None) -> Iterator[str]:
+    """The address of a server, which must end well."""
+    variables = {"CODE_SERVER_TOKEN": "", "WEB_SERVER_TOKEN": "", "MCP_SERVER_TOKEN": "", "SERVER_HOST": ""}
+    with subprocess.Popen(
+        [*COMMAND, *words], stdout=subprocess.PIPE, text=True, env=os.environ | variables, cwd=cwd
+    ) as process:
+        assert process.stdout is not None
+        told = process.stdout.readline()
+        try:
+            assert told.startswith("listening on "), told
+            yield told.split()[-1]
+        finally:
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0
+
 
 @pytest.mark.sandbox
 def test_the_code_server_serves_and_ends_well() -> None:
-    with subprocess.Popen(
-        [sys.executable, "-m", "afm.cli.main", "serve", "code", "--port", "0"],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"CODE_SERVER_TOKEN": "", "SERVER_HOST": ""},
-    ) as process:
-        assert process.stdout is not None
-        url = process.stdout.readline().split()[-1]
-        answer = httpx.post(f"{url}/run", json={"code": "print(6 * 7)"}, trust_env=False)
+    with serving("code", "--port", "0") as url:
+        answer = httpx.post(f"{url}/run", json={"code": "print(6 * 7)"}, trust_env=False, timeout=60)
         assert answer.json()["stdout"] == "42\n"
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+
+
+@pytest.mark.parametrize("name", ["crawl", "search", "visual"])
+def test_every_web_server_can_be_served(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "pages.jsonl").write_text(
+        '{"url": "https://e.org/mill", "title": "Mill", "text": "A mill."}\n'
+    )
+    monkeypatch.setenv("WEB_PAGE_STORE", str(tmp_path / "pages.jsonl"))
+    monkeypatch.setenv("WEB_SEARCH_METHOD_TYPE", "local")
+    monkeypatch.setenv("WEB_CACHE", str(tmp_path / "cache.sqlite"))
+    monkeypatch.setenv("VISION_OPENAI_API_BASE_URL", "http://127.0.0.1:9/v1")
+    monkeypatch.setenv("VISION_MODEL", "eyes")
+    with serving(name, "--port", "0") as url:
+        assert httpx.get(f"{url}/health", trust_env=False, timeout=60).json()["status"] == "ok"
+
+
+@pytest.mark.sandbox
+async def test_tools_are_offered_to_mcp_clients_on_both_ways() -> None:
+    mcp = pytest.importorskip("mcp")
+    words = ["mcp", "--tools", str(ROOT / "configs/tools/code_executor.yaml")]
+    program = {"code": "```py\nprint(6 * 7)\n```"}
+    python, *rest = COMMAND
+    async with mcp.Client(mcp.StdioServerParameters(command=python, args=[*rest, *words])) as client:
+        assert (await client.call_tool("code", program)).content[0].text == "42"
+    with serving(*words, "--port", "0") as url:
+        async with mcp.Client(f"{url}/mcp") as client:
+            assert (await client.call_tool("code", program)).content[0].text == "42"
+
+
+def test_files_in_the_working_folder_are_not_taken_for_libraries(tmp_path: Path) -> None:
+    """Neither by the server nor by the process that reads pages for it."""
+    for name in ("uvicorn", "tool_servers", "trafilatura"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('taken for a library')\n")
+    (tmp_path / "mill.html").write_text("<p>The mill was built in 1702.</p>")
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=tmp_path)) as site:
+        threading.Thread(target=site.serve_forever, daemon=True).start()
+        place = f"127.0.0.1:{site.server_port}"
+        (tmp_path / "crawl.yaml").write_text(f"trusted: ['{place}']\nworkers: 1\n")
+        with serving("crawl", "--config", "crawl.yaml", "--port", "0", cwd=tmp_path) as url:
+            body = {"urls": f"http://{place}/mill.html", "seconds": 60}
+            answer = httpx.post(f"{url}/crawl_page", json=body, trust_env=False, timeout=90).json()
+        site.shutdown()
+    assert "1702" in answer["pages"][0]["text"]
 
 
 def test_a_config_that_is_absent_is_wrong_usage() -> None:
-    command = [sys.executable, "-m", "afm.cli.main", "serve", "code", "--config", "absent.yaml"]
+    command = [*COMMAND, "code", "--config", "absent.yaml"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "absent.yaml" in done.stderr

@@ -1,11 +1,14 @@
-"""Real code servers: processes of their own on the loopback."""
+"""Real code servers and a real Redis: processes of their own on the loopback."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,3 +75,40 @@ def start(tmp_path: Path) -> Iterator[StartServer]:
         server.process.stdout.close()  # type: ignore[union-attr]
     for log in tmp_path.glob("log *"):
         assert TOKEN not in log.read_text()
+
+
+class RedisServer:
+    """A real one, that can be killed and started again on the same port."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port = free.getsockname()[1]
+        self.url = f"redis://127.0.0.1:{self.port}/0"
+
+    def start(self) -> None:
+        command = ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1", "--appendonly", "yes"]
+        command += ["--appendfsync", "always", "--dir", str(self._folder), "--logfile", "redis.log"]
+        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        for _ in range(200):
+            try:
+                socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
+                return
+            except OSError:
+                time.sleep(0.05)
+        raise AssertionError("redis-server did not start")
+
+    def kill(self) -> None:
+        self._process.send_signal(signal.SIGKILL)
+        self._process.wait(10)
+
+
+@pytest.fixture
+def redis_server(tmp_path: Path) -> Iterator[RedisServer]:
+    """Running."""
+    if shutil.which("redis-server") is None:
+        pytest.skip("needs apt-get install redis-server")
+    server = RedisServer(tmp_path)
+    server.start()
+    yield server
+    server.kill()

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import threading
@@ -19,6 +20,7 @@ pytest.importorskip("requests")
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = re.findall(r"```python\n(.*?)\n```", (ROOT / "docs/tools.md").read_text(), re.DOTALL)
+WIKI_DOC = (ROOT / "docs/wiki.md").read_text()
 TOKEN = "a-long-random-token"
 
 
@@ -108,6 +110,23 @@ def model():
     yield f"http://127.0.0.1:{endpoint.server_address[1]}"
     endpoint.shutdown()
     endpoint.server_close()
+
+
+def test_requests_searches_the_wiki_that_the_docs_make(server, tmp_path):
+    """Every word of the first two blocks of docs/wiki.md; only the port is another."""
+    commands, program = re.findall(r"```(?:bash|python)\n(.*?)\n```", WIKI_DOC, re.DOTALL)[:2]
+    world, build, serve = [shlex.split(line, comments=True) for line in commands.splitlines()]
+    for words in (world, build):
+        command = [sys.executable, "-m", "afm.cli.main", *words[1:]]
+        subprocess.run(command, check=True, cwd=tmp_path, capture_output=True)
+    assert serve == ["afm", "serve", "wiki", "--index", "index"]
+    url = server("wiki_search", "--index", tmp_path / "index", WIKI_SERVER_TOKEN="")
+    assert len(program.splitlines()) <= 11
+    printed = run(program, {"http://127.0.0.1:8000": url}, tmp_path)
+    asked = re.search(r'"queries": \["capital of (.*?)"\]', program)[1]
+    first = printed.partition("\n")[0]
+    assert re.fullmatch(rf'[0-9.]+ "{asked}"', first), printed
+    assert "capital" in printed
 
 
 @pytest.mark.sandbox

@@ -14,7 +14,7 @@ from tool_servers.crawl_page.reading import CrawlRequest, PageReader
 from tool_servers.crawl_page.settings import CrawlSettings
 from tool_servers.crawl_page.sources import open_source
 from tool_servers.shared.cache import open_cache
-from tool_servers.shared.endpoint import Endpoint, Places
+from tool_servers.shared.endpoint import Endpoint
 from tool_servers.shared.metrics import Level
 from tool_servers.shared.place import cache_place
 
@@ -34,16 +34,14 @@ def crawl_app(settings: CrawlSettings, environment: Settings, token: str | None)
         cache_place(environment), "pages", max_entries=settings.cached_pages, ttl_s=settings.cached_s
     )
     reader = PageReader(source, digester, cache, max_urls=settings.max_urls, request_s=settings.request_s)
-    places = Places(
-        settings.max_parallel, settings.max_waiting, settings.max_wait_s, settings.request_s + _LATE_S
-    )
     errors = Level("afm_crawl_cache_errors", "Cache operations that failed.", lambda: cache.errors)
     endpoint = Endpoint(
         "crawl",
         PATH,
         CrawlRequest,
         reader.answer,
-        places,
+        settings,
+        work_s=settings.request_s + _LATE_S,
         token=token,
         metrics=(reader.pages, errors),
         close=reader.close,

@@ -14,7 +14,7 @@ from tool_servers.crawl_page.extract import Extracted
 from tool_servers.crawl_page.extract_worker import LENGTH
 from tool_servers.shared.fetch import Fault, Fetched, FetchError
 
-_WORKER = ("-m", "tool_servers.crawl_page.extract_worker")
+_WORKER = ("-P", "-m", "tool_servers.crawl_page.extract_worker")
 _PAGES_PER_WORKER = 500
 _START_S = 30.0
 

@@ -13,8 +13,9 @@ from pathlib import Path
 
 from afm.errors import AfmError, ConfigError, EngineError, UsageError
 from afm.settings import load_settings
-from tool_servers.shared.control_plan import KINDS, NotSetUpError, Plan, named, planned
+from tool_servers.shared.control_plan import NotSetUpError, Plan, named, planned
 from tool_servers.shared.control_process import StateFolder, health, resident_mib
+from tool_servers.shared.kinds import KINDS
 
 ROOT = Path(__file__).parents[2]
 
@@ -93,7 +94,7 @@ def _start(names: list[str], given: argparse.Namespace, further: Sequence[str], 
     failed = 0
     for plan in plans:
         if given.dry_run:
-            _say(plan.name, shlex.join([sys.executable, "-m", f"tool_servers.{plan.name}", *plan.arguments]))
+            _say(plan.name, shlex.join(plan.command()))
             continue
         try:
             running = state.start(plan, ROOT, given.wait)

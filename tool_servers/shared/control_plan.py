@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import socket
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
-
-from pydantic import SecretStr
 
 from afm.errors import AfmError, ConfigError, UsageError, suggestion
 from afm.settings import Settings
 from tool_servers.shared.access import check_exposure
+from tool_servers.shared.kinds import KINDS
+
+Check = Callable[[Path | None, Mapping[str, str], Settings], None]
+"""Raises ``ConfigError`` for what a server lacks, given its settings file and further arguments."""
 
 _OTHER_NAMES = {
     "crawl": "crawl_page",
     "search": "web_search",
-    "vision": "visual_inspector",
+    "visual": "visual_inspector",
     "wiki": "wiki_search",
 }
 
@@ -27,33 +29,11 @@ class NotSetUpError(ConfigError):
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
-    """One kind of server.
-
-    Attributes:
-        config: File name of its settings.
-        check: Raises ``ConfigError`` for what it lacks, given its settings file and further arguments.
-        port: Where it listens when it is not told.
-        token: Its environment variable.
-    """
-
-    config: str | None
-    check: Callable[[Path | None, Mapping[str, str], Settings], None]
-    port: Callable[[Settings], int]
-    token: str
-
-    def secret(self, environment: Settings) -> str | None:
-        """The token itself."""
-        value: SecretStr | None = getattr(environment, self.token.lower())
-        return value.get_secret_value() if value else None
-
-
-@dataclass(frozen=True, slots=True)
 class Plan:
     """How one server is started.
 
     Attributes:
-        arguments: After ``python -m tool_servers.NAME``.
+        arguments: After ``python -P -m tool_servers.NAME``.
         port: 0 for a free one.
     """
 
@@ -61,6 +41,10 @@ class Plan:
     arguments: tuple[str, ...]
     host: str
     port: int
+
+    def command(self) -> list[str]:
+        """The words that start it; Python looks for no module in the working folder."""
+        return [sys.executable, "-P", "-m", f"tool_servers.{self.name}", *self.arguments]
 
 
 def named(names: Sequence[str]) -> list[str]:
@@ -89,7 +73,7 @@ def planned(name: str, configs: Path, further: Sequence[str], environment: Setti
     if "--config" in options:
         config = Path(options["--config"])
     try:
-        kind.check(config, options, environment)
+        _CHECKS[name](config, options, environment)
     except ConfigError:
         raise
     except AfmError as error:
@@ -139,16 +123,16 @@ def _check_code(config: Path | None, _: Mapping[str, str], __: Settings) -> None
 
 def _check_crawl(config: Path | None, _: Mapping[str, str], environment: Settings) -> None:
     from tool_servers.crawl_page.digest import open_digester
-    from tool_servers.crawl_page.settings import load_crawl_settings
+    from tool_servers.crawl_page.settings import CrawlSettings
 
-    open_digester(load_crawl_settings(config), environment)
+    open_digester(CrawlSettings.read(config), environment)
 
 
 def _check_search(config: Path | None, _: Mapping[str, str], environment: Settings) -> None:
     from tool_servers.web_search.providers import open_provider
-    from tool_servers.web_search.settings import load_search_settings
+    from tool_servers.web_search.settings import SearchSettings
 
-    settings = load_search_settings(config)
+    settings = SearchSettings.read(config)
     if environment.web_search_method_type != "local":
         open_provider(settings, environment)
     elif environment.web_page_store is None:
@@ -158,10 +142,10 @@ def _check_search(config: Path | None, _: Mapping[str, str], environment: Settin
 
 
 def _check_vision(config: Path | None, _: Mapping[str, str], environment: Settings) -> None:
-    from tool_servers.visual_inspector.settings import load_inspector_settings
+    from tool_servers.visual_inspector.settings import InspectorSettings
     from tool_servers.visual_inspector.vision import open_vision_model
 
-    settings = load_inspector_settings(config)
+    settings = InspectorSettings.read(config)
     if environment.vision_openai_api_base_url is None and environment.vision_model is None:
         raise NotSetUpError("VISION_OPENAI_API_BASE_URL and VISION_MODEL are not set")
     open_vision_model(settings, environment)
@@ -171,10 +155,10 @@ def _check_vision(config: Path | None, _: Mapping[str, str], environment: Settin
 
 
 def _check_wiki(config: Path | None, options: Mapping[str, str], _: Settings) -> None:
-    from tool_servers.wiki_search.settings import load_server_settings
+    from tool_servers.wiki_search.settings import WikiServerSettings
 
     named_here = options.get("--index")
-    folder = Path(named_here) if named_here else load_server_settings(config).index
+    folder = Path(named_here) if named_here else WikiServerSettings.read(config).index
     if folder is not None and (folder / "manifest.json").is_file():
         return
     message = f"{folder}: no index there; build one with `afm serve wiki build CORPUS --out {folder}`"
@@ -190,15 +174,11 @@ def _check_mcp(_: Path | None, options: Mapping[str, str], __: Settings) -> None
         raise ConfigError(f"--tools: {options['--tools']}: no such file")
 
 
-KINDS = {
-    "code": Kind("code.yaml", _check_code, lambda e: e.code_server_port, "CODE_SERVER_TOKEN"),
-    "crawl_page": Kind("crawl_page.yaml", _check_crawl, lambda e: e.crawl_page_port, "WEB_SERVER_TOKEN"),
-    "mcp": Kind(None, _check_mcp, lambda e: e.mcp_server_port, "MCP_SERVER_TOKEN"),
-    "visual_inspector": Kind(
-        "visual_inspector.yaml", _check_vision, lambda e: e.visual_inspector_port, "WEB_SERVER_TOKEN"
-    ),
-    "web_search": Kind("web_search.yaml", _check_search, lambda e: e.websearch_port, "WEB_SERVER_TOKEN"),
-    "wiki_search": Kind(
-        "wiki.yaml", _check_wiki, lambda e: urlsplit(e.wiki_rag_server_url).port or 8000, "WIKI_SERVER_TOKEN"
-    ),
+_CHECKS: dict[str, Check] = {
+    "code": _check_code,
+    "crawl_page": _check_crawl,
+    "mcp": _check_mcp,
+    "visual_inspector": _check_vision,
+    "web_search": _check_search,
+    "wiki_search": _check_wiki,
 }

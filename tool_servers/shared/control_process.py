@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -78,7 +77,7 @@ class StateFolder:
         with log.open("ab") as sink:
             begin = sink.tell()
             process = subprocess.Popen(
-                [sys.executable, "-m", f"tool_servers.{plan.name}", *plan.arguments],
+                plan.command(),
                 cwd=root,
                 stdin=subprocess.DEVNULL,
                 stdout=sink,

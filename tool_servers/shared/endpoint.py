@@ -18,7 +18,6 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from fastapi import FastAPI, Request
@@ -30,6 +29,7 @@ from tool_servers.shared.access import allowed
 from tool_servers.shared.admission import Admission, BusyError
 from tool_servers.shared.metrics import CONTENT_TYPE, Count, Durations, Level, page
 from tool_servers.shared.requests import GoneError, TooLargeError, bounded_body, while_connected
+from tool_servers.shared.settings import ServerSettings
 from tool_servers.shared.upstream import Trouble, UpstreamError
 
 RequestT = TypeVar("RequestT", bound=BaseModel)
@@ -42,23 +42,6 @@ _MAX_REQUEST_BYTES = 256 << 10
 _BOUNDS_S = (0.005, 0.02, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 120)
 
 
-@dataclass(frozen=True, slots=True)
-class Places:
-    """How much work is let in.
-
-    Attributes:
-        parallel: Requests at work at the same time.
-        waiting: Requests that may wait; further ones get status 429.
-        wait_s: The longest wait; then status 429.
-        work_s: The longest work; then status 503.
-    """
-
-    parallel: int
-    waiting: int
-    wait_s: float
-    work_s: float
-
-
 class Endpoint(Generic[RequestT]):
     """Serves ``work``.
 
@@ -66,6 +49,7 @@ class Endpoint(Generic[RequestT]):
         name: In the names of the metrics.
         model: What the body of a request must be.
         work: Its answer; a ``DataError`` becomes status 400, an ``UpstreamError`` 502, or 402 when a budget is spent.
+        work_s: The longest work; then status 503.
         token: What requests must carry; ``None`` lets everyone in.
         metrics: Numbers of its own.
         close: Called when the server stops.
@@ -77,16 +61,17 @@ class Endpoint(Generic[RequestT]):
         path: str,
         model: type[RequestT],
         work: Callable[[RequestT], Awaitable[Mapping[str, Any]]],
-        places: Places,
+        settings: ServerSettings,
         *,
+        work_s: float,
         token: str | None,
         metrics: Sequence[Count | Level | Durations] = (),
         close: Callable[[], Awaitable[None]],
     ) -> None:
         self._path, self._model, self._work = path, model, work
         self._token, self._close = token, close
-        self._work_s = places.work_s
-        self._admission = Admission(places.parallel, places.waiting, places.wait_s)
+        self._work_s = work_s
+        self._admission = Admission(settings.max_parallel, settings.max_waiting, settings.max_wait_s)
         self._answered = Count(f"afm_{name}_requests_total", "Requests, by status.", "status", ("200",))
         self._seconds = Durations(
             f"afm_{name}_request_seconds", "Time of an answered request, waiting included.", _BOUNDS_S

@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from afm.errors import ConfigError
 from afm.settings import Settings
 from tool_servers.shared.cache import open_cache
-from tool_servers.shared.endpoint import Endpoint, Places
+from tool_servers.shared.endpoint import Endpoint
 from tool_servers.shared.fetch import Fetcher, FetchLimits
 from tool_servers.shared.guard import Policy
 from tool_servers.shared.metrics import Level
@@ -57,9 +57,8 @@ def inspector_app(settings: InspectorSettings, environment: Settings, token: str
         PATH,
         InspectRequest,
         inspector.answer,
-        Places(
-            settings.max_parallel, settings.max_waiting, settings.max_wait_s, settings.request_s + _LATE_S
-        ),
+        settings,
+        work_s=settings.request_s + _LATE_S,
         token=token,
         metrics=(
             inspector.pictures,

@@ -13,7 +13,7 @@ from afm.processes import tied_environment
 from tool_servers.shared.fetch import Fault, FetchError
 from tool_servers.visual_inspector.picture import Picture
 
-_WORKER = ("-m", "tool_servers.visual_inspector.picture_worker")
+_WORKER = ("-P", "-m", "tool_servers.visual_inspector.picture_worker")
 _KEPT = ("PATH", "LANG", "HOME", "TMPDIR", "AFM_PARENT_PROCESS")
 
 

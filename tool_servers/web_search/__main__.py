@@ -2,50 +2,27 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
-from importlib.util import find_spec
-from pathlib import Path
 
-from afm.errors import AfmError, MissingExtraError
-from afm.settings import load_settings
-from tool_servers.shared.access import check_exposure
-from tool_servers.shared.place import TOKEN_VARIABLE, web_token
+from tool_servers.shared.command import Given, ServerCommand
 from tool_servers.shared.serve import serve
-from tool_servers.web_search.settings import load_search_settings
+
+_PACKAGES = ("fastapi", "uvicorn", "bm25s", "numpy")
 
 
 def main() -> int:
     """Serve until told to stop. Exit status 0 then, 1 when it cannot serve, 2 for wrong usage."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tool_servers.web_search",
-        description=f"Search the web for agents. The token comes from {TOKEN_VARIABLE}.",
-    )
-    parser.add_argument("--config", type=Path, help="YAML, e.g. configs/servers/web_search.yaml")
-    parser.add_argument("--host", help="address to listen on (SERVER_HOST; 127.0.0.1)")
-    parser.add_argument("--port", type=int, help="port, 0 for a free one (WEBSEARCH_PORT; 9001)")
-    given = parser.parse_args()
-    try:
-        _serve(given.config, given.host, given.port)
-    except AfmError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
+    return ServerCommand("web_search", "Search the web for agents.", _PACKAGES).run(_serve)
 
 
-def _serve(config: Path | None, host: str | None, port: int | None) -> None:
-    for package in ("fastapi", "uvicorn", "bm25s", "numpy"):
-        if find_spec(package) is None:
-            raise MissingExtraError(package, "servers")
+def _serve(given: Given) -> None:
     from tool_servers.web_search.app import search_app
+    from tool_servers.web_search.settings import SearchSettings
 
-    environment = load_settings()
-    settings = load_search_settings(config)
-    token = web_token(environment)
-    host = host or environment.server_host
-    check_exposure(host, token, TOKEN_VARIABLE)
-    app = search_app(settings, environment, token)
-    serve(app, host, environment.websearch_port if port is None else port, finish_s=settings.finish_s)
+    settings = SearchSettings.read(given.config)
+    place = given.place()
+    app = search_app(settings, given.environment, place.token)
+    serve(app, place.host, place.port, finish_s=settings.finish_s)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from fastapi import FastAPI
 
 from afm.settings import Settings
 from tool_servers.shared.cache import open_cache
-from tool_servers.shared.endpoint import Endpoint, Places
+from tool_servers.shared.endpoint import Endpoint
 from tool_servers.shared.metrics import Level
 from tool_servers.shared.place import cache_place
 from tool_servers.web_search.providers import open_provider
@@ -32,16 +32,14 @@ def search_app(settings: SearchSettings, environment: Settings, token: str | Non
         cache_place(environment), "searches", max_entries=settings.cached_searches, ttl_s=settings.cached_s
     )
     searcher = Searcher(provider, cache, settings, environment.web_search_serp_num)
-    places = Places(
-        settings.max_parallel, settings.max_waiting, settings.max_wait_s, settings.total_s + _LATE_S
-    )
     errors = Level("afm_search_cache_errors", "Cache operations that failed.", lambda: cache.errors)
     endpoint = Endpoint(
         "search",
         PATH,
         SearchRequest,
         searcher.answer,
-        places,
+        settings,
+        work_s=settings.total_s + _LATE_S,
         token=token,
         metrics=(searcher.searches, errors),
         close=searcher.close,

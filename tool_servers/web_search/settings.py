@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from afm.configuration import read_file, validated
+from tool_servers.shared.settings import ServerSettings
 
 
-class SearchSettings(BaseModel):
+class SearchSettings(ServerSettings):
     """The YAML of the web search server. The provider and its key come from the environment.
 
     Attributes:
@@ -24,13 +24,9 @@ class SearchSettings(BaseModel):
         tries: Requests before a failure counts.
         cached_searches: Searches kept.
         cached_s: For how long.
-        max_parallel: Requests at work at the same time.
-        max_waiting: Requests that may wait; further ones get status 429.
-        max_wait_s: The longest wait; then status 429.
-        finish_s: How long requests may go on when the server is told to stop.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    content: ClassVar[str] = "web search settings"
 
     serper_url: str = "https://google.serper.dev"
     page_url: str | None = None
@@ -42,18 +38,4 @@ class SearchSettings(BaseModel):
     tries: int = Field(default=4, ge=1)
     cached_searches: int = Field(default=100_000, ge=1)
     cached_s: float = Field(default=7 * 24 * 3600.0, gt=0)
-    max_parallel: int = Field(default=64, ge=1)
     max_waiting: int = Field(default=1024, ge=0)
-    max_wait_s: float = Field(default=20.0, gt=0)
-    finish_s: float = Field(default=10.0, gt=0)
-
-
-def load_search_settings(path: Path | None) -> SearchSettings:
-    """The settings in a YAML, the defaults without one.
-
-    Raises:
-        ConfigError: Names the file, the key path, the value and what was expected.
-    """
-    if path is None:
-        return SearchSettings()
-    return validated(SearchSettings, read_file(path, "web search settings"), str(path))

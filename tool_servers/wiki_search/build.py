@@ -28,6 +28,7 @@ from tool_servers.wiki_search.need import check_space, estimated
 from tool_servers.wiki_search.passages import OFFSETS, STORE, PassageStore
 
 WORK = "unfinished"
+FAISS_KINDS = ("flat", "ivf", "hnsw")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,11 @@ class Plan:
     faiss: str = "flat"
     prefixes: tuple[str, str] | None = None
     device: str | None = None
+
+    @property
+    def ready_faiss(self) -> Path | None:
+        """The index of vectors that is taken as it is."""
+        return Path(self.faiss) if self.model and self.faiss not in FAISS_KINDS else None
 
 
 def build(plan: Plan, progress: Progress) -> Manifest:
@@ -106,14 +112,14 @@ def _dense(plan: Plan, work: Path, progress: Progress) -> DenseFacts:
     query, passage = plan.prefixes or default_prefixes(plan.model)
     store = PassageStore(plan.folder)
     work.mkdir(exist_ok=True)
-    if plan.faiss in ("flat", "ivf", "hnsw"):
+    if (ready := plan.ready_faiss) is None:
         encoder = Encoder(plan.model, query, passage, device=plan.device)
         dimensions = encoder.dimensions
         vectors = encode_passages(store, encoder, work, progress)
         build_faiss(vectors, dimensions, plan.faiss, plan.folder, progress)  # type: ignore[arg-type]
         kind = plan.faiss
     else:
-        dimensions, kind = take_faiss(Path(plan.faiss), len(store), plan.folder), "imported"
+        dimensions, kind = take_faiss(ready, len(store), plan.folder), "imported"
     store.close()
     return DenseFacts.model_validate(
         {
@@ -190,7 +196,7 @@ def main() -> int:
     try:
         plan = _plan(given)
         dimensions = 768 if plan.model else None
-        need = estimated(plan.corpus, bm25=plan.bm25, dimensions=dimensions)
+        need = estimated(plan.corpus, bm25=plan.bm25, dimensions=dimensions, ready=plan.ready_faiss)
         view = ProgressView()
         view.line(f"{plan.corpus}: {need.told()}")
         plan.folder.mkdir(parents=True, exist_ok=True)
@@ -213,7 +219,7 @@ def _plan(given: argparse.Namespace) -> Plan:
         raise UsageError("--model is for --engine dense and hybrid")
     if given.engine != "bm25" and not given.model:
         raise UsageError(f"--engine {given.engine} needs --model, for example intfloat/e5-base-v2")
-    if given.faiss not in ("flat", "ivf", "hnsw") and not Path(given.faiss).is_file():
+    if given.faiss not in FAISS_KINDS and not Path(given.faiss).is_file():
         raise UsageError(f"--faiss {given.faiss!r}: expected flat, ivf, hnsw, or the path of a FAISS index")
     prefixes = None
     if given.query_prefix is not None or given.passage_prefix is not None:

@@ -5,6 +5,7 @@ Vectors are appended to a file as they are made; after a kill the build goes on 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -56,7 +57,9 @@ def build_faiss(vectors: Path, dimensions: int, kind: FaissKind, folder: Path, p
 
 
 def take_faiss(source: Path, passages: int, folder: Path) -> int:
-    """Copy a ready FAISS index (such as the published one of wiki-18) into the index folder; returns its dimensions.
+    """Put a ready FAISS index (such as the published one of wiki-18) into the index folder; returns its dimensions.
+
+    On the same file system both names stand for one file; elsewhere it is copied.
 
     Raises:
         DataError: It is no FAISS index, or has another number of vectors than the corpus has passages.
@@ -75,7 +78,10 @@ def take_faiss(source: Path, passages: int, folder: Path) -> int:
         )
     (folder / FOLDER).mkdir(exist_ok=True)
     with replacing(folder / FOLDER / INDEX) as temporary:
-        shutil.copyfile(source, temporary)
+        try:
+            os.link(source.resolve(), temporary)
+        except OSError:  # another file system, or one without links
+            shutil.copyfile(source, temporary)
     return int(index.d)
 
 

@@ -41,8 +41,12 @@ class Need:
         )
 
 
-def estimated(corpus: Path, *, bm25: bool, dimensions: int | None) -> Need:
+def estimated(corpus: Path, *, bm25: bool, dimensions: int | None, ready: Path | None = None) -> Need:
     """What building an index of ``corpus`` takes.
+
+    Args:
+        dimensions: Of the vectors that are made; ``None``: none are.
+        ready: An index of vectors that is taken as it is.
 
     Raises:
         DataError: The corpus is missing, or its first lines are no passages.
@@ -62,7 +66,9 @@ def estimated(corpus: Path, *, bm25: bool, dimensions: int | None) -> Need:
         index += passages * distinct * 8 + vocabulary * 40
         spill += passages * (distinct * 6 + 14)
         memory += vocabulary * 200
-    if dimensions:
+    if ready is not None:
+        index += ready.stat().st_size
+    elif dimensions:
         index += passages * dimensions * 4.3
         spill += passages * dimensions * 4
         memory += passages * dimensions * 4.3 + (1 << 30)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from afm.configuration import read_file, validated
+from tool_servers.shared.settings import ServerSettings
 
 
-class WikiServerSettings(BaseModel):
+class WikiServerSettings(ServerSettings):
     """The YAML of a wiki server.
 
     Attributes:
@@ -21,15 +21,11 @@ class WikiServerSettings(BaseModel):
         device: Of the embedding model.
         topk: Passages for a query of a request that does not say how many.
         max_queries: Of one request.
-        max_parallel: Requests at work at the same time.
-        max_waiting: Requests that may wait for one of those places; further ones get status 429.
-        max_wait_s: The longest wait; then status 429.
         search_s: The longest search; then status 503.
         threads: Searches at the same time; the number of cores when ``None``.
-        finish_s: How long requests may go on when the server is told to stop.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    content: ClassVar[str] = "wiki server settings"
 
     index: Path | None = None
     engine: Literal["auto", "bm25", "dense", "hybrid"] = "auto"
@@ -45,19 +41,7 @@ class WikiServerSettings(BaseModel):
     max_wait_s: float = Field(default=30.0, gt=0)
     search_s: float = Field(default=60.0, gt=0)
     threads: int | None = Field(default=None, ge=1)
-    finish_s: float = Field(default=10.0, gt=0)
 
     def workers(self) -> int:
         """Searches at the same time."""
         return self.threads or len(os.sched_getaffinity(0))
-
-
-def load_server_settings(path: Path | None) -> WikiServerSettings:
-    """The settings in a YAML, the defaults without one; ``index`` is relative to the working folder.
-
-    Raises:
-        ConfigError: Names the file, the key path, the value and what was expected.
-    """
-    if path is None:
-        return WikiServerSettings()
-    return validated(WikiServerSettings, read_file(path, "wiki server settings"), str(path))

@@ -1,9 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
-import signal
-import socket
 import subprocess
 import sys
 import time
@@ -13,46 +10,8 @@ import pytest
 from afm.errors import ConfigError
 from tool_servers.shared.cache import open_cache
 
-needs_redis = pytest.mark.skipif(
-    shutil.which("redis-server") is None, reason="needs apt-get install redis-server"
-)
 
-
-class RedisServer:
-    """A real one, that can be killed and started again on the same port."""
-
-    def __init__(self, folder):
-        self._folder = folder
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
-        self.url = f"redis://127.0.0.1:{self.port}/0"
-
-    def start(self):
-        command = ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1", "--appendonly", "yes"]
-        command += ["--appendfsync", "always", "--dir", str(self._folder), "--logfile", "redis.log"]
-        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-        for _ in range(200):
-            try:
-                socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
-                return
-            except OSError:
-                time.sleep(0.05)
-        raise AssertionError("redis-server did not start")
-
-    def kill(self):
-        self._process.send_signal(signal.SIGKILL)
-        self._process.wait(10)
-
-
-@pytest.fixture
-def redis_server(tmp_path):
-    server = RedisServer(tmp_path)
-    server.start()
-    yield server
-    server.kill()
-
-
-@pytest.fixture(params=["sqlite", pytest.param("redis", marks=needs_redis)])
+@pytest.fixture(params=["sqlite", "redis"])
 def where(request, tmp_path):
     return (
         str(tmp_path / "a folder" / "cache.sqlite")
@@ -146,7 +105,6 @@ async def test_what_was_put_is_there_after_kill_9(tmp_path):
     await cache.close()
 
 
-@needs_redis
 async def test_redis_killed_and_started_again_under_load(redis_server):
     cache = open_cache(redis_server.url, "page", max_entries=10_000, ttl_s=600)
     slowest, done, over = 0.0, 0, asyncio.Event()

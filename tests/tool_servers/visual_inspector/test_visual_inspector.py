@@ -14,7 +14,7 @@ from PIL import Image
 
 from afm.tools.registry import load_tools
 from tool_servers.visual_inspector.picture import NoPictureError, prepared
-from tool_servers.visual_inspector.settings import InspectorSettings, load_inspector_settings
+from tool_servers.visual_inspector.settings import InspectorSettings
 
 ROOT = Path(__file__).parents[3]
 TOKEN = "a-long-random-token"
@@ -253,7 +253,7 @@ async def test_a_failing_model_is_the_tools_failure_not_the_agents(start, eyes, 
 
 
 def test_the_shipped_settings_are_the_defaults():
-    assert load_inspector_settings(ROOT / "configs/servers/visual_inspector.yaml") == InspectorSettings()
+    assert InspectorSettings.read(ROOT / "configs/servers/visual_inspector.yaml") == InspectorSettings()
 
 
 @pytest.mark.parametrize("folder_name", ["configs/tools", "configs/tiny/tools"])

@@ -34,7 +34,8 @@ class Site:
                 site.asked.append(self.path)
                 site.headers.append(dict(self.headers))
                 length = int(self.headers.get("Content-Length") or 0)
-                site.bodies.append(self.rfile.read(length))
+                self.body = self.rfile.read(length)
+                site.bodies.append(self.body)
                 page = site.pages.get(self.path.partition("?")[0], (404, "text/plain", b"no"))
                 if callable(page):
                     page = page(self)

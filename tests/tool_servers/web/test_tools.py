@@ -25,14 +25,14 @@ TOKEN = "a-long-random-token"
 def tools(monkeypatch):
     opened = []
 
-    def opened_for(urls, token=TOKEN, **config):
+    def opened_for(urls, token=TOKEN, cassette=None, **config):
         monkeypatch.setenv("WEB_SERVER_TOKEN", token)
         import yaml
 
         data = yaml.safe_load((ROOT / "configs/tools/search.yaml").read_text())
         for entry, url in zip(data["tools"], urls, strict=True):
             entry["config"] |= {"urls": url if isinstance(url, list) else [url]} | config
-        opened.append(load_tools(data))
+        opened.append(load_tools(data | {"cassette": cassette}))
         return opened[-1]
 
     return opened_for
@@ -89,12 +89,16 @@ async def test_a_hostile_page_stays_an_observation_on_its_way_to_the_agent(world
         await each.close()
 
 
-async def test_the_goal_of_the_episode_reaches_the_server(world, tools, site):
-    search, crawl = world
+def two_rivers():
+    """A page that is too long to be shown whole."""
     hills = [f"<p>Paragraph {n} tells of hills and clouds, at length.</p>" for n in range(300)]
     hills[100:100], hills[200:200] = ["<p>The Isen is short.</p>"], ["<p>The Anduin is long.</p>"]
-    body = "".join(hills).encode()
-    site.pages["/both"] = (200, "text/html", body)
+    return (200, "text/html", "".join(hills).encode())
+
+
+async def test_the_goal_of_the_episode_reaches_the_server(world, tools, site):
+    search, crawl = world
+    site.pages["/both"] = two_rivers()
     tool = tools([search.url, crawl.url])["crawl_page"]
 
     async def read(question):
@@ -110,6 +114,23 @@ async def test_the_goal_of_the_episode_reaches_the_server(world, tools, site):
     await tool.close()
 
 
+async def test_a_cassette_keeps_pages_apart_by_what_they_were_read_for(start, tools, site, tmp_path):
+    site.pages["/both"] = two_rivers()
+    crawl = start("crawl_page", {"trusted": [site.host], "workers": 1, "shown_chars": 300})
+
+    async def read(cassette, question):
+        tool = tools(["http://127.0.0.1:9", crawl.url], cassette=cassette)["crawl_page"]
+        with working_toward(question, "I should read."):
+            return (await tool.call(f"{site.url}/both")).text
+
+    file = str(tmp_path / "x.cassette")
+    questions = ("What of the Isen?", "What of the Anduin?")
+    recorded = [await read({"file": file, "mode": "record"}, question) for question in questions]
+    assert ["The Isen is short" in text for text in recorded] == [True, False]
+    crawl.process.kill()
+    assert [await read(file, question) for question in questions] == recorded
+
+
 async def test_servers_that_are_down_or_refuse_are_told_in_words(world, tools):
     search, crawl = world
     down = "http://127.0.0.1:9"
@@ -123,6 +144,25 @@ async def test_servers_that_are_down_or_refuse_are_told_in_words(world, tools):
         assert "wrong-token" not in result.text
     spare = tools([[down, search.url], [down, crawl.url]])
     assert all([(await spare["web_search"].call("Anduin")).ok for _ in range(4)])
+
+
+@pytest.mark.parametrize(
+    "odd", [(200, b"no json"), (401, b"{}"), (404, b"nothing"), (500, b'{"error": "x"}')]
+)
+async def test_a_server_that_is_set_up_wrongly_is_passed_over(world, tools, site, odd):
+    search, crawl = world
+    status, body = odd
+    site.pages["/search"] = site.pages["/crawl_page"] = (status, "application/json", body)
+    for name, each in tools([[site.url, search.url], [site.url, crawl.url]]).items():
+        answers = [
+            await each.call("Anduin" if name == "web_search" else f"{site.url}/Anduin") for _ in range(2)
+        ]
+        assert all(answer.ok and "1388 miles" in answer.text for answer in answers), answers
+
+
+async def test_text_that_no_encoding_can_hold_is_no_accident(world, tools):
+    for each in tools([server.url for server in world]).values():
+        assert (await each.call("Anduin \ud800")).ok
 
 
 async def test_a_server_that_hangs_costs_the_timeout(tools, site):

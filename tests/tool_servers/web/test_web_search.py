@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 
+import httpx
 import pytest
 
 from tool_servers.wiki_search import build as wiki_build
@@ -85,6 +86,25 @@ def test_the_cache_outlives_the_server(start, provider):
     assert len(first.post("/search", q="x").json()["organic"]) == 10
     first.process.kill()
     assert serper(start, provider).post("/search", q="x").json()["cached"]
+
+
+async def test_kill_9_in_the_middle_of_searches_leaves_the_cache_whole(start, provider, client):
+    first = serper(start, provider)
+    for number in range(8):
+        assert not first.post("/search", q=f"known {number}").json()["cached"]
+    quick = provider.pages["/search"]
+    provider.pages["/search"] = lambda handler: (time.sleep(0.8), quick(handler))[1]
+    under_way = [asyncio.create_task(first.apost(client, "/search", q=f"late {n}")) for n in range(8)]
+    await asyncio.sleep(0.3)
+    first.process.kill()
+    broken = await asyncio.gather(*under_way, return_exceptions=True)
+    assert all(isinstance(error, httpx.TransportError) for error in broken)
+    second = serper(start, provider)
+    asked = len(provider.asked)
+    assert all(second.post("/search", q=f"known {number}").json()["cached"] for number in range(8))
+    assert len(provider.asked) == asked
+    assert not second.post("/search", q="late 0").json()["cached"]
+    assert second.post("/search", q="late 0").json()["cached"]
 
 
 def test_busy_and_failing_providers_are_asked_again(start, provider):
