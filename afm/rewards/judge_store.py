@@ -16,6 +16,7 @@ from typing import Any
 
 from afm.errors import ConfigError, RewardError
 from afm.rewards.judge_prompt import Ruling
+from afm.sqlite import write_ahead
 
 _BUSY_S = 30.0
 _VERSION = 1
@@ -66,7 +67,7 @@ class _File:
             self._path.parent.mkdir(parents=True, exist_ok=True)
         connection = sqlite3.connect(self._path or ":memory:", timeout=_BUSY_S, check_same_thread=False)
         try:
-            connection.execute("PRAGMA journal_mode=WAL")
+            write_ahead(connection, timeout_s=_BUSY_S)
             connection.execute("PRAGMA synchronous=NORMAL")
             connection.execute(self._schema)
             connection.commit()

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from afm.errors import ConfigError
+from afm.sqlite import write_ahead
 from afm.tools.base import ToolResult
 
 _SCHEMA_VERSION = 2
@@ -168,7 +169,7 @@ def _connect(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=_BUSY_TIMEOUT_S, check_same_thread=False)
     try:
         if _version(connection) != _SCHEMA_VERSION:
-            connection.execute("PRAGMA journal_mode = WAL")
+            write_ahead(connection, timeout_s=_BUSY_TIMEOUT_S)
             _bring_up_to_date(connection, path)
         connection.execute("PRAGMA synchronous = NORMAL")
     except BaseException:

@@ -218,6 +218,7 @@ def test_connections_that_break_off_are_gone_on_with(hub, command, published, tm
 def test_a_download_that_is_killed_goes_on(hub, command, published, tmp_path):
     folder, (words, environment) = tmp_path / "a folder", command
     hub.pause_s = 0.02
+    kept = {}
     for name in ("part_aa", "part_ab"):
         with subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL) as process:
             for _ in range(1_000):
@@ -225,11 +226,15 @@ def test_a_download_that_is_killed_goes_on(hub, command, published, tmp_path):
                     break
                 time.sleep(0.02)
             process.send_signal(signal.SIGKILL)
+        [partial] = folder.glob(f"{name}.*.partial")
+        kept[name] = partial.stat().st_size
     hub.pause_s, killed = 0.0, len(hub.sent)
     run(command)
     assert (folder / "e5_Flat.index").read_bytes() == whole(published)
-    assert hub.sent[killed:] == [("part_ab", CHUNK, len(published[INDEX]["part_ab"]) - CHUNK)]
-    assert [start for name, start, _ in hub.sent if name == "part_aa"] == [0, CHUNK]
+    assert hub.sent[killed:] == [
+        ("part_ab", kept["part_ab"], len(published[INDEX]["part_ab"]) - kept["part_ab"])
+    ]
+    assert [start for name, start, _ in hub.sent if name == "part_aa"] == [0, kept["part_aa"]]
 
 
 def test_a_kill_while_parts_are_joined_spoils_nothing(hub, command, published, tmp_path):

@@ -260,7 +260,7 @@ def test_the_script_says_what_it_would_start() -> None:
     shown = subprocess.run(
         [script, "code", "--port", "9", "--dry-run"], capture_output=True, text=True, cwd="/", check=False
     )
-    assert shown.stdout.split()[1:] == ["-m", "tool_servers.code", "--port", "9"]
+    assert shown.stdout.split()[1:] == ["-P", "-m", "tool_servers.code", "--port", "9"]
     wrong = subprocess.run([script, "cod"], capture_output=True, text=True, cwd="/", check=False)
     assert (wrong.returncode, "expected one of: code" in wrong.stderr) == (2, True)
 

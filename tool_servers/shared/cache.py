@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from afm.errors import ConfigError, MissingExtraError
+from afm.sqlite import write_ahead
 
 ResultT = TypeVar("ResultT")
 
@@ -156,7 +157,7 @@ def _opened(path: Path) -> sqlite3.Connection:
 def _with_tables(path: Path) -> sqlite3.Connection:
     store = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
     try:
-        store.execute("PRAGMA journal_mode=WAL")
+        write_ahead(store, timeout_s=_BUSY_S)
         store.execute("PRAGMA synchronous=NORMAL")
         store.execute(
             "CREATE TABLE IF NOT EXISTS texts "

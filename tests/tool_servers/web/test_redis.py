@@ -93,10 +93,13 @@ async def test_redis_killed_and_started_again_under_a_servers_load(kind, start, 
     await asyncio.to_thread(redis_server.start)
     phase = "back"
     await enough()
-    await asyncio.sleep(1.5)  # a Redis that failed is left alone for a second
     over.set()
     await asyncio.gather(*clients)
     assert max(seconds) < SLOWEST_S
-    assert await asked.ask(client, "before") == (["before"], True)
-    assert await asked.ask(client, "after") == (["after"], False)
-    assert await asked.ask(client, "after") == (["after"], True)
+    for _ in range(100):  # a Redis that failed is left alone for a second
+        found, cached = await asked.ask(client, "before")
+        assert found == ["before"]
+        if cached:
+            return
+        await asyncio.sleep(0.2)
+    raise AssertionError("a Redis that is back is not used again")
