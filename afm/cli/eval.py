@@ -69,8 +69,8 @@ def _dry_run(settings: EvalConfig) -> None:
         raise ConfigError(
             f"model.path: {folder} is no folder; expected a model's folder or an http(s) address"
         )
-    if settings.tools is not None:
-        load_tools(settings.tools)
+    if settings.tools_in_use is not None:
+        load_tools(settings.tools_in_use)
     load_reward(settings.rewards)
     tasks = load_tasks(settings)
     print(f"# agent {spec.name} ({spec.digest}), {limits.max_turns} tool calls at most")
@@ -93,7 +93,7 @@ def _run(settings: EvalConfig) -> Metrics:
 
 
 def _summary(settings: EvalConfig, metrics: Metrics) -> None:
-    from afm.evaluation.words import number, percent
+    from afm.evaluation.words import hallucination_words, number, percent
 
     score = metrics.pass_at_1
     if score is not None:
@@ -107,6 +107,8 @@ def _summary(settings: EvalConfig, metrics: Metrics) -> None:
         f"  format valid {percent(metrics.format_valid)}, tool calls {number(metrics.tool_calls)}, "
         f"agent tokens {number(metrics.agent_tokens)}, {number(metrics.seconds)} s an episode"
     )
+    if words := hallucination_words(metrics):
+        print(f"  {words}")
     print(
         f"\nepisodes: {settings.out_dir}/episodes.jsonl\nnext: {afm_command()} report {shlex.quote(str(settings.out_dir))}"
     )

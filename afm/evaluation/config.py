@@ -11,6 +11,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from afm.agents import AgentSpec, Limits, agent_of_model, load_agent
+from afm.agents.toolless import without_tools
 from afm.configuration import apply_overrides, read_extended, read_in_place, validated
 from afm.errors import UsageError, suggestion
 
@@ -64,6 +65,8 @@ class EvalConfig(_Strict):
         data_source: Used where a row names none; chooses the reward.
         agent: Name of a shipped agent, or path of a YAML; one that a model folder brings along wins if it has
             the same name.
+        without_tools: Ask the same questions of the agent without its tools, to see whether it calls some; ``tools`` is
+            then ignored.
         tools: Path of a tools YAML, or its content.
         rewards: Path of a reward YAML, or its content; ``null`` is the built-in table by data source.
         limits: Overrides of the agent's limits.
@@ -80,6 +83,7 @@ class EvalConfig(_Strict):
     data: tuple[Path, ...] = Field(min_length=1)
     data_source: str | None = None
     agent: str
+    without_tools: bool = False
     model: ModelSettings
     tools: Path | dict[str, Any] | None = None
     rewards: Path | dict[str, Any] | None = None
@@ -114,13 +118,27 @@ class EvalConfig(_Strict):
         return value
 
     def spec(self) -> AgentSpec:
-        """The agent.
+        """The agent that is evaluated.
+
+        Raises:
+            ConfigError: No such agent, or a bad declaration.
+        """
+        declared = self.declared_spec()
+        return without_tools(declared) if self.without_tools else declared
+
+    def declared_spec(self) -> AgentSpec:
+        """The agent with its tools.
 
         Raises:
             ConfigError: No such agent, or a bad declaration.
         """
         folder = self.model.folder
         return load_agent(self.agent) if folder is None else agent_of_model(folder, self.agent)
+
+    @property
+    def tools_in_use(self) -> Path | dict[str, Any] | None:
+        """``tools``, or ``None`` where the agent has to do without."""
+        return None if self.without_tools else self.tools
 
     def episode_limits(self, spec: AgentSpec) -> Limits:
         """The agent's limits with these overrides."""

@@ -33,7 +33,7 @@ async def run_job(config: EvalConfig, *, on_progress: OnProgress | None = None) 
     limits = config.episode_limits(spec)
     tasks = load_tasks(config)
     reward = load_reward(config.rewards)
-    tools = load_tools(config.tools) if config.tools is not None else {}
+    tools = load_tools(config.tools_in_use) if config.tools_in_use is not None else {}
     try:
         model = open_model(config)
     except BaseException:
@@ -58,6 +58,7 @@ async def run_job(config: EvalConfig, *, on_progress: OnProgress | None = None) 
             failures=FailurePolicy(config.retries, config.max_failed_share),
             keep_tokens=config.keep_tokens,
             sources=sources_of(config),
+            original=config.declared_spec() if config.without_tools else None,
             on_progress=on_progress,
         )
     finally:
@@ -104,7 +105,7 @@ def sources_of(config: EvalConfig) -> Sources:
     """What the manifest says about model, tools, rewards and data."""
     return Sources(
         model=config.model.path,
-        tools=_content(config.tools, "tools"),
+        tools=_content(config.tools_in_use, "tools"),
         reward=_content(config.rewards, "rewards"),
         data=tuple(str(path) for path in config.data),
     )

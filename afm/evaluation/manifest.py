@@ -82,6 +82,12 @@ class Manifest(BaseModel):
         """The agent as it was declared when the run began."""
         return AgentSpec.model_validate(self.settings["agent"]["spec"])
 
+    @property
+    def original(self) -> AgentSpec | None:
+        """The agent before its tools were taken away, ``None`` where they were not."""
+        dumped = self.settings["agent"].get("without_tools_of")
+        return None if dumped is None else AgentSpec.model_validate(dumped)
+
 
 def make_manifest(
     tasks: Iterable[Task],
@@ -93,12 +99,16 @@ def make_manifest(
     rounds: int,
     seed: int,
     sources: Sources,
+    original: AgentSpec | None = None,
 ) -> Manifest:
-    """Describe a run that is about to begin."""
+    """Describe a run that is about to begin; ``original`` is the agent that ``spec`` is without its tools."""
     count, checksum = _data_checksum(tasks)
     digest = model_digest(sources.model) if sources.model else None
+    agent: dict[str, Any] = {"name": spec.name, "digest": spec.digest, "spec": spec.dump()}
+    if original is not None:
+        agent["without_tools_of"] = original.dump()
     settings = {
-        "agent": {"name": spec.name, "digest": spec.digest, "spec": spec.dump()},
+        "agent": agent,
         "model": {"name": model_name, "digest": digest},
         "tools": sources.tools,
         "reward": sources.reward,
@@ -163,7 +173,7 @@ def differences(before: Manifest, after: Manifest) -> list[str]:
         f"{key}: {_short(old.get(key))} -> {_short(new.get(key))}"
         for key in sorted({*old, *new})
         # The digest speaks for the whole declaration.
-        if old.get(key) != new.get(key) and not key.startswith("agent.spec.")
+        if old.get(key) != new.get(key) and not key.startswith(("agent.spec.", "agent.without_tools_of."))
     ]
 
 

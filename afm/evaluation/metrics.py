@@ -13,7 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from afm.agents import AgentSpec
 from afm.errors import DataError
+from afm.evaluation.hallucination import HallucinationTally
 from afm.evaluation.intervals import RESAMPLES, Interval, bootstrap_mean, pass_at_k, wilson
 from afm.trajectory.record import Record
 
@@ -38,6 +40,9 @@ class Metrics(_Frozen):
         mean_score: Mean reward.
         correct: Share of right final answers, whatever their format.
         format_valid: Share of responses that keep the agent's rules.
+        tool_format_without_tool: Share of episodes with the form of a tool call, of an agent that has no tools.
+        invented_tool: Share of episodes with a call of a tool that the agent does not have.
+        invented_tool_calls: Such calls over all calls written.
         tool_calls: Mean number in an episode.
         tool_use: Share of episodes with at least one call.
         passed_with_tool: Share of passed episodes among those that called a tool.
@@ -60,6 +65,9 @@ class Metrics(_Frozen):
     mean_score: float | None = None
     correct: float | None = None
     format_valid: float | None = None
+    tool_format_without_tool: float | None = None
+    invented_tool: float | None = None
+    invented_tool_calls: float | None = None
     tool_calls: float | None = None
     tool_use: float | None = None
     passed_with_tool: float | None = None
@@ -100,9 +108,14 @@ def passed(record: Record) -> bool | None:
 
 
 class Tally:
-    """Adds up episodes one by one, holding a few numbers of each; their order does not matter."""
+    """Adds up episodes one by one, holding a few numbers of each; their order does not matter.
 
-    def __init__(self) -> None:
+    Args:
+        hallucination: Counts calls of tools that are not there; ``None`` when the agent is not known.
+    """
+
+    def __init__(self, hallucination: HallucinationTally | None = None) -> None:
+        self._hallucination = hallucination
         self._outcomes: defaultdict[str, list[bool]] = defaultdict(list)
         self._source: dict[str, str] = {}
         self._sums: defaultdict[str, array[float]] = defaultdict(lambda: array("d"))
@@ -127,6 +140,8 @@ class Tally:
             self.errors += 1
             return
         self._add_cost(record)
+        if self._hallucination is not None:
+            self._hallucination.add(record)
         outcome = passed(record)
         if outcome is None or record.verdict is None:
             self.abstained += 1
@@ -155,6 +170,7 @@ class Tally:
         rounds = max(map(len, self._outcomes.values()), default=0)
         interval = pass_interval(self._outcomes, seed=seed)
         calls = math.fsum(self._sums["tool_calls"])
+        hallucination = self._hallucination
         return Metrics(
             questions=len(self._source),
             rounds=rounds,
@@ -168,6 +184,9 @@ class Tally:
             mean_score=_mean(self._sums["score"]),
             correct=_mean(self._sums["correct"]),
             format_valid=_mean(self._sums["format"]),
+            tool_format_without_tool=hallucination and hallucination.tool_format_without_tool,
+            invented_tool=hallucination and hallucination.invented_tool,
+            invented_tool_calls=hallucination and hallucination.invented_tool_calls,
             tool_calls=_mean(self._sums["tool_calls"]),
             tool_use=_mean(self._sums["tool_use"]),
             passed_with_tool=_mean(self._sums["with_tool"]),
@@ -190,9 +209,20 @@ class Tally:
         return {source: interval for source, interval in intervals.items() if interval}
 
 
-def summarise(records: Iterable[Record], *, seed: int = 0) -> Metrics:
-    """Figures of all ``records``."""
-    tally = Tally()
+def summarise(
+    records: Iterable[Record],
+    *,
+    seed: int = 0,
+    spec: AgentSpec | None = None,
+    original: AgentSpec | None = None,
+) -> Metrics:
+    """Figures of all ``records``.
+
+    Args:
+        spec: Their agent; without it calls of tools that are not there are not counted.
+        original: The agent that ``spec`` is without its tools.
+    """
+    tally = Tally(HallucinationTally(spec, original) if spec else None)
     for record in records:
         tally.add(record)
     return tally.metrics(seed=seed)

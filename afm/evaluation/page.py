@@ -12,7 +12,15 @@ from afm.evaluation.blocks import Block, blocks_of, role_colours
 from afm.evaluation.charts import draw
 from afm.evaluation.metrics import passed
 from afm.evaluation.report_input import Pair, ReportInput
-from afm.evaluation.words import difference_words, headline, number, percent, points, rounds_words
+from afm.evaluation.words import (
+    difference_words,
+    hallucination_words,
+    headline,
+    number,
+    percent,
+    points,
+    rounds_words,
+)
 from afm.trajectory.record import Record
 
 
@@ -48,7 +56,13 @@ def render_report(run: ReportInput) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"percent": percent, "points": points, "number": number, "rounds": rounds_words}
+    environment.filters |= {
+        "percent": percent,
+        "points": points,
+        "number": number,
+        "rounds": rounds_words,
+        "hallucination": hallucination_words,
+    }
     story = run.tool_story and tuple(run.stage(name) for name in run.tool_story)
     return environment.get_template("report.html.j2").render(
         run=run,

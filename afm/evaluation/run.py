@@ -12,6 +12,7 @@ from afm.agents import AgentSpec, Limits
 from afm.datasets import Task
 from afm.datasets.atomic import replace_text
 from afm.errors import ConfigError, DataError, EngineError
+from afm.evaluation.hallucination import HallucinationTally
 from afm.evaluation.manifest import Sources, claim, make_manifest
 from afm.evaluation.metrics import Metrics, Tally
 from afm.evaluation.play import FailurePolicy, Job, Player, has_score
@@ -47,6 +48,7 @@ async def evaluate(
     failures: FailurePolicy | None = None,
     keep_tokens: bool = False,
     sources: Sources | None = None,
+    original: AgentSpec | None = None,
     on_progress: OnProgress | None = None,
 ) -> Metrics:
     """Run every task ``rounds`` times and judge it.
@@ -61,6 +63,7 @@ async def evaluate(
         parallel: Episodes in flight; tasks beyond wait as data, not as coroutines.
         keep_tokens: Whether episodes hold token ids, mask and log-probabilities.
         sources: Where model, tools and reward came from, for the manifest.
+        original: The agent that ``spec`` is without its tools, so that its tags are known.
 
     Raises:
         ConfigError: A tool of the agent is missing, ``out_dir`` holds a run with other settings, or another
@@ -80,13 +83,14 @@ async def evaluate(
         rounds=rounds,
         seed=seed,
         sources=sources or Sources(),
+        original=original,
     )
     policy = failures or FailurePolicy()
     player = Player(spec, model, tools, reward, sampling, limits, seed, policy, keep_tokens)
     with _lock(out):
         claim(out, manifest)
         (out / METRICS_FILE).unlink(missing_ok=True)
-        tally, finished = _resume(out / EPISODES_FILE)
+        tally, finished = _resume(out / EPISODES_FILE, Tally(HallucinationTally(spec, original)))
         every = (Job(task, number) for number in range(rounds) for task in tasks)
         jobs = (job for job in every if job.id not in finished)
         with RecordWriter(out / EPISODES_FILE) as writer:
@@ -117,11 +121,11 @@ def _lock(out: Path) -> Iterator[None]:
         yield
 
 
-def _resume(path: Path) -> tuple[Tally, set[str]]:
+def _resume(path: Path, tally: Tally) -> tuple[Tally, set[str]]:
     """Count the finished episodes of earlier starts, and forget those without a score."""
     with RecordWriter(path):
         pass  # moves a half-written last line away
-    tally, finished, without_score = Tally(), set[str](), False
+    finished, without_score = set[str](), False
     for record in _whole_records(path):
         if has_score(record):
             tally.add(record)

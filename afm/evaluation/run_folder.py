@@ -135,6 +135,7 @@ def _spoken(folder: str) -> str:
 
 def _evaluation(folder: Path, name: str) -> Evaluation:
     manifest_file, metrics_file = folder / MANIFEST_FILE, folder / METRICS_FILE
+    manifest = read_manifest(manifest_file) if manifest_file.exists() else None
     finished = metrics_file.exists()
     if finished:
         try:
@@ -142,9 +143,18 @@ def _evaluation(folder: Path, name: str) -> Evaluation:
         except ValueError as error:
             raise DataError(f"no metrics of this version: {error}", path=str(metrics_file)) from None
     else:
-        metrics = summarise(item for item in read_records(folder / EPISODES_FILE) if isinstance(item, Record))
-    manifest = read_manifest(manifest_file) if manifest_file.exists() else None
+        records = (item for item in read_records(folder / EPISODES_FILE) if isinstance(item, Record))
+        spec, original = _agents(manifest)
+        metrics = summarise(records, spec=spec, original=original)
     return Evaluation(folder, name, metrics, manifest, finished)
+
+
+def _agents(manifest: Manifest | None) -> tuple[AgentSpec | None, AgentSpec | None]:
+    """The agent of an evaluation and, where its tools were taken away, the one before; as far as can be read."""
+    try:
+        return (manifest.spec, manifest.original) if manifest else (None, None)
+    except (ValueError, KeyError, ConfigError):
+        return None, None
 
 
 def _unfinished(evaluations: list[Evaluation]) -> list[str]:

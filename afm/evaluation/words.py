@@ -33,6 +33,17 @@ def rounds_words(metrics: Metrics) -> str:
     return f"{metrics.rounds} rounds: {', '.join(parts)}"
 
 
+def hallucination_words(metrics: Metrics) -> str:
+    """Calls of tools that are not there, in a sentence; empty where they were not counted."""
+    if metrics.tool_format_without_tool is not None:
+        return f"no tool offered: {percent(metrics.tool_format_without_tool)} of the episodes hold the form of a call"
+    if metrics.invented_tool is None:
+        return ""
+    calls = metrics.invented_tool_calls
+    share = "" if calls is None else f" ({percent(calls)} of the calls)"
+    return f"{percent(metrics.invented_tool)} of the episodes call a tool that is not offered{share}"
+
+
 def headline(run: ReportInput) -> str:
     """The result in one sentence."""
     if run.difference is not None:

@@ -1,0 +1,160 @@
+"""Tool calls as a model writes them, in whatever form: those of its agent, and those it made up."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from afm.agents import AgentSpec, load_agent, shipped_agents
+from afm.trajectory.parse import split
+from afm.trajectory.types import Segment
+
+_TAG = re.compile(r"<(/?)([A-Za-z_][\w.-]*)((?:[\s=][^<>]*?)?)(/?)>")
+_TOKEN = re.compile(r"<[|｜][^<>|｜\s]*(?:tool|function|python_tag)[^<>|｜\s]*[|｜]>|\[TOOL_CALLS\]")
+_REACT = re.compile(r"^[ \t]*Action[ \t]*:[ \t]*(\S[^\n]*)\n\s*Action[ \t]*Input[ \t]*:", re.MULTILINE)
+_JSON = re.compile(r'"name"\s*:\s*"([^"\n]{1,200})"\s*,\s*"(?:arguments|parameters)"\s*:\s*["{]')
+_REACH = 400
+_NAME_ATTRIBUTE = re.compile(r"""\bname\s*=\s*["']?([\w.-]+)|^\s*=\s*["']?([\w.-]+)""")
+_CONTAINERS = frozenset(("tool_call", "tool_calls", "tool_use", "function_call", "function_calls"))
+"""Tags around a call in formats of other models; the tool's name stands inside."""
+_HTML = frozenset(
+    re.findall(
+        r"\w+",
+        "a abbr article aside b bdi bdo blockquote body br button caption center cite col colgroup dd del details dfn div "
+        "dl dt em figcaption figure font footer form h1 h2 h3 h4 h5 h6 head header hr html i iframe img input ins kbd "
+        "label li link main mark math meta nav ol option p path pre q rp rt ruby s samp script section select small span "
+        "strike strong style sub summary sup svg table tbody td textarea tfoot th thead time title tr tt u ul var video",
+    )
+)
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenCall:
+    """One tool call in a response.
+
+    Attributes:
+        name: The tag or the tool's name, as written; empty when the form names none.
+        offered: Whether it is a tool of the agent.
+    """
+
+    name: str
+    offered: bool
+
+
+def written_calls(
+    segments: Sequence[Segment], spec: AgentSpec, *, original: AgentSpec | None = None
+) -> tuple[WrittenCall, ...]:
+    """Everything in a response that is a tool call or looks like one, in the order of the text.
+
+    What stands inside a closed role is content: a tag in a thought calls nothing. Outside of closed roles these
+    look like calls: a tag of a tool of any agent we ship; a tag that other models write around calls; any other tag
+    that is closed, but for HTML and for text functions of known agents; the tokens of chat templates; ReAct's
+    ``Action:`` with ``Action Input:``; JSON with ``name`` and ``arguments``.
+
+    Args:
+        original: The agent that ``spec`` is without its tools; its tags are known, too.
+    """
+    known = _Known.of(spec, original)
+    found = split("".join(segment.text for segment in segments), spec)
+    calls: list[WrittenCall] = []
+    for step in found.steps:
+        calls += _calls_in(step.prefix, known)
+        if step.role in spec.tool_roles:
+            calls.append(WrittenCall(step.role, offered=True))
+    if found.open_role not in spec.tool_roles:
+        calls += _calls_in(found.tail, known)
+    return tuple(calls)
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """Names that mean something to an agent or its relatives."""
+
+    offered: frozenset[str]
+    tools: frozenset[str]
+    text: frozenset[str]
+
+    @classmethod
+    def of(cls, spec: AgentSpec, original: AgentSpec | None) -> _Known:
+        tools, text = _shipped_names()
+        for agent in (original, spec):  # what the agent itself declares counts most
+            if agent is not None:
+                own_tools, own_text = _names(agent)
+                tools, text = (tools - own_text) | own_tools, (text - own_tools) | own_text
+        return cls(_names(spec)[0], tools, text)
+
+
+@lru_cache(maxsize=1)
+def _shipped_names() -> tuple[frozenset[str], frozenset[str]]:
+    names = [_names(load_agent(name)) for name in shipped_agents()]
+    tools = frozenset[str]().union(*(own for own, _ in names))
+    return tools, frozenset[str]().union(*(text for _, text in names)) - tools
+
+
+def _names(spec: AgentSpec) -> tuple[frozenset[str], frozenset[str]]:
+    """Tags and names of its tools, and its other tags."""
+    tags = frozenset(spec.tool_roles)
+    return tags | frozenset(spec.tool_roles.values()), frozenset(spec.roles) - tags
+
+
+def _calls_in(text: str, known: _Known) -> Iterator[WrittenCall]:
+    """Calls in text outside of closed roles; a form inside another is the same call."""
+    if not text or text.isspace():
+        return
+    forms = sorted((*_tags(text, known), *_other_forms(text)), key=lambda form: (form[0].start(), -form[1]))
+    done = -1
+    for begun, end in forms:
+        if begun.start() >= done:
+            name = _name(text, begun, end, known)
+            yield WrittenCall(name, offered=name in known.offered)
+            done = end
+
+
+def _other_forms(text: str) -> Iterator[tuple[re.Match[str], int]]:
+    """Every call that is no tag, and where it ends."""
+    for token in _TOKEN.finditer(text):
+        inner = _JSON.search(text, token.end(), token.end() + _REACH)
+        yield token, inner.end() if inner else token.end()
+    for pattern in (_REACT, _JSON):
+        for found in pattern.finditer(text):
+            yield found, found.end()
+
+
+def _tags(text: str, known: _Known) -> Iterator[tuple[re.Match[str], int]]:
+    """Every tag that looks like a call, and where it ends: with its first closing tag."""
+    tags = list(_TAG.finditer(text))
+    closings: defaultdict[str, list[int]] = defaultdict(list)
+    for tag in tags:
+        if tag[1]:
+            closings[tag[2]].append(tag.end())
+    for tag in tags:
+        name = tag[2].lower()
+        if tag[1] or name in known.text:
+            continue
+        ends = closings.get(tag[2], [])
+        index = bisect_right(ends, tag.end())
+        closed = index < len(ends)
+        if name in known.tools or name in _CONTAINERS or (name not in _HTML and (closed or tag[4])):
+            yield tag, ends[index] if closed and not tag[4] else tag.end()
+
+
+def _name(text: str, begun: re.Match[str], end: int, known: _Known) -> str:
+    """The tool that a form calls, as far as it says."""
+    if begun.re is _REACT:
+        return begun[1].strip()
+    if begun.re is _JSON:
+        return begun[1]
+    inner = _JSON.search(text, begun.end(), end)
+    if begun.re is _TOKEN:
+        return inner[1] if inner else ""
+    if begun[2].lower() in known.tools:
+        return begun[2].lower()
+    tags = (begun, *_TAG.finditer(text, begun.end(), end))
+    attribute = next((found for tag in tags if (found := _NAME_ATTRIBUTE.search(tag[3]))), None)
+    if attribute:
+        return attribute[1] or attribute[2]
+    return inner[1] if inner else begun[2]

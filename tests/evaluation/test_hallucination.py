@@ -1,0 +1,173 @@
+"""Calls of tools that are not there: hand-made episodes, and evaluations of an agent without its tools."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from afm.agents import load_agent
+from afm.agents.toolless import without_tools
+from afm.datasets import write_tasks
+from afm.errors import ConfigError
+from afm.evaluation import Metrics, evaluate, read_manifest, summarise
+from afm.evaluation.config import load_config
+from afm.evaluation.report import write_run_report
+from afm.evaluation.words import hallucination_words
+from afm.models.scripted import ScriptedModel
+from afm.rewards import load_reward
+
+ROOT = Path(__file__).resolve().parents[2]
+MATH = load_agent("math")
+BARE = without_tools(MATH)
+SAID = "<think>t</think>\n<answer>\\boxed{1}</answer>"
+CALLED = "<plan>p</plan><think>t</think><code>print(1)</code>"
+
+
+def test_rates_are_shares_of_episodes_and_of_calls(record) -> None:
+    texts = [
+        f"{CALLED}\n<observation>\n1\n</observation>\n<reflection>r</reflection>{SAID}",  # one call
+        f"{CALLED}<calculator>1</calculator><calculator>2</calculator>",  # a call and two of no tool
+        f"<plan>p</plan>{SAID}",
+        f"<plan>p</plan>{SAID}",
+    ]
+    metrics = summarise((record(str(i), 1.0, text=text) for i, text in enumerate(texts)), spec=MATH)
+    assert metrics.tool_format_without_tool is None
+    assert metrics.invented_tool == 1 / 4
+    assert metrics.invented_tool_calls == 2 / 4
+
+
+def test_without_tools_every_form_of_a_call_is_one_too_many(record) -> None:
+    texts = [SAID, "<code>print(1)</code>", "Action: add\nAction Input: 1", f"<plan>p</plan>{SAID}"]
+    rows = [record(str(i), 0.0, text=text) for i, text in enumerate(texts)]
+    metrics = summarise(rows, spec=BARE, original=MATH)
+    assert (metrics.tool_format_without_tool, metrics.invented_tool) == (2 / 4, 2 / 4)
+    assert metrics.invented_tool_calls == 1.0
+    assert hallucination_words(metrics) == "no tool offered: 50.0 % of the episodes hold the form of a call"
+
+
+def test_episodes_that_failed_do_not_count_and_those_without_a_verdict_do(record) -> None:
+    rows = [
+        record("a", 1.0, text=SAID),
+        record("b", None, text="<calculator>1</calculator>"),
+        record("c", None, text="<calculator>1</calculator>", error="EngineError: gone"),
+    ]
+    assert summarise(rows, spec=MATH).invented_tool == 1 / 2
+
+
+def test_without_an_agent_or_an_episode_nothing_is_measured(record) -> None:
+    for metrics in (summarise([record("a", 1.0, text=SAID)]), summarise([], spec=MATH)):
+        assert (metrics.tool_format_without_tool, metrics.invented_tool) == (None, None)
+        assert hallucination_words(metrics) == ""
+    silent = summarise([record("a", 1.0, text=SAID)], spec=MATH)
+    assert (silent.invented_tool, silent.invented_tool_calls) == (0.0, None)
+    assert hallucination_words(silent) == "0.0 % of the episodes call a tool that is not offered"
+
+
+async def run_bare(solver, out, model):
+    """Half of the questions get a tool's tag, though none is offered."""
+    reward = load_reward()
+    try:
+        return await evaluate(
+            solver.tasks(8), BARE, model, {}, reward, out, sampling=solver.SAMPLING, original=MATH
+        )
+    finally:
+        await reward.close()
+
+
+def hallucinating(solver):
+    chosen = {task.question for task in solver.tasks(8)[:4]}
+
+    def speak(text):
+        prompt = text.removeprefix("user: ").partition("\nassistant: ")[0]
+        asked = prompt.rpartition("Question: ")[2]
+        return f"<code>print(1)</code>\n{SAID}" if asked in chosen else SAID
+
+    return ScriptedModel(speak)
+
+
+async def test_an_evaluation_without_tools_counts_them_and_the_report_says_so(tmp_path, solver) -> None:
+    out = tmp_path / "run" / "eval"
+    metrics = await run_bare(solver, out, hallucinating(solver))
+    assert (metrics.tool_format_without_tool, metrics.tool_calls, metrics.format_valid) == (0.5, 0.0, 0.5)
+    assert metrics == Metrics.model_validate_json((out / "metrics.json").read_text())
+    manifest = read_manifest(out / "manifest.json")
+    assert (manifest.spec, manifest.original) == (BARE, MATH)
+    page = write_run_report(out, tmp_path / "page.html").read_text()
+    assert "Invented tool" in page
+    assert '<td data-label="Invented tool">50.0 %</td>' in page
+    assert "no tool offered: 50.0 % of the episodes hold the form of a call" in page
+
+
+async def test_a_resumed_or_unfinished_run_has_the_same_rates(tmp_path, solver) -> None:
+    whole = await run_bare(solver, tmp_path / "a", hallucinating(solver))
+    broken = tmp_path / "b"
+    shutil.copytree(tmp_path / "a", broken)
+    (broken / "metrics.json").unlink()
+    page = write_run_report(broken, tmp_path / "page.html").read_text()
+    assert "no tool offered: 50.0 %" in page
+    lines = (broken / "episodes.jsonl").read_text().splitlines(keepends=True)
+    (broken / "episodes.jsonl").write_text("".join(lines[:3]))
+    resumed = await run_bare(solver, broken, hallucinating(solver))
+    assert resumed.tool_format_without_tool == whole.tool_format_without_tool == 0.5
+    assert resumed.invented_tool_calls == whole.invented_tool_calls == 1.0
+
+
+@pytest.fixture(scope="module")
+def tiny_model(tmp_path_factory, solver):
+    pytest.importorskip("transformers")
+    from afm.models.tiny import create_tiny_model, train_tokenizer
+
+    folder = tmp_path_factory.mktemp("tiny")
+    train_tokenizer([BARE.user_message(task.question) for task in solver.tasks(8)], folder, vocab_size=300)
+    create_tiny_model(folder, folder, seed=0, hidden_size=32, layers=1, heads=2, mlp=64)
+    return folder
+
+
+def test_the_command_asks_the_same_questions_without_tools(tmp_path, solver, tiny_model) -> None:
+    data = tmp_path / "tasks.jsonl"
+    write_tasks(solver.tasks(4), data)
+    out = tmp_path / "out"
+    words = [
+        "configs/tiny/eval/math_world.yaml",
+        "without_tools=true",
+        "tools=nowhere.yaml",
+        f"model={tiny_model}",
+        f"data={data}",
+        "limits.max_response_tokens=12",
+        f"out_dir={out}",
+    ]
+    command = [sys.executable, "-m", "afm.cli.main", "eval", *words]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert "  no tool offered: 0.0 % of the episodes hold the form of a call" in done.stdout
+    metrics = json.loads((out / "metrics.json").read_text())
+    assert (metrics["tool_format_without_tool"], metrics["invented_tool"]) == (0.0, 0.0)
+    manifest = read_manifest(out / "manifest.json")
+    assert manifest.spec.name == "math_without_tools"
+    assert manifest.settings["tools"] is None
+    assert manifest.settings["data"]["tasks"] == 4
+
+
+def test_the_same_folder_is_not_shared_by_both_conditions(tmp_path) -> None:
+    words = ["model=none", f"out_dir={tmp_path}"]
+    plain = load_config(ROOT / "configs/eval/aime24.yaml", words)
+    bare = load_config(ROOT / "configs/eval/aime24.yaml", [*words, "without_tools=true"])
+    assert bare.declared_spec() == plain.spec() == MATH
+    assert bare.spec() == BARE
+    assert bare.tools_in_use is None
+    assert plain.tools_in_use is not None
+
+
+async def test_a_folder_of_the_other_condition_is_refused(tmp_path, solver) -> None:
+    await run_bare(solver, tmp_path, hallucinating(solver))
+    reward, model = load_reward(), hallucinating(solver)
+    try:
+        with pytest.raises(ConfigError, match=r"agent\.digest"):
+            await evaluate(
+                solver.tasks(8), MATH, model, {"code": None}, reward, tmp_path, sampling=solver.SAMPLING
+            )
+    finally:
+        await reward.close()
