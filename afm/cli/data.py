@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from afm.cli.negative import negative
 from afm.cli.options import given_agent
 from afm.errors import DataError, UsageError
 
@@ -31,6 +32,7 @@ class WorldKind(StrEnum):
 
 prepare = typer.Typer(help="Write the files that the training engines read.", no_args_is_help=True)
 app.add_typer(prepare, name="prepare")
+app.command()(negative)
 
 Agent = Annotated[str, typer.Option(help="A shipped agent's name or a YAML.")]
 Seed = Annotated[int, typer.Option(help="Fixes every random choice.")]

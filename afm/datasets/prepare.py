@@ -18,7 +18,7 @@ from afm.trajectory.record import Record
 from afm.trajectory.types import Segment
 
 _INFO_FILE = "dataset_info.json"
-_COLUMNS = {"prompt": "instruction", "query": "input", "response": "output"}
+COLUMNS = {"prompt": "instruction", "query": "input", "response": "output"}
 _BATCH_ROWS = 1_000
 
 
@@ -39,10 +39,7 @@ def write_sft(
     Raises:
         DataError: A record belongs to another agent, is refused by ``spec``, or nothing is left.
     """
-    if not re.fullmatch(r"[A-Za-z0-9_][\w.-]*", name):
-        raise DataError(
-            f"data set name {name!r}: expected letters, digits, `_`, `-` and `.`, without a folder"
-        )
+    check_name(name)
     out = Path(out_dir)
     target = out / f"{name}.json"
     rows = 0
@@ -55,7 +52,7 @@ def write_sft(
         file.write("\n]\n")
         if rows == 0:
             raise DataError("no trajectory was kept, so there is nothing to train on", path=str(target))
-    _register(out / _INFO_FILE, name, target.name)
+    register(out, name, target.name)
     write_manifest(out / f"{name}.manifest.json", counts={"rows": rows}, spec=spec, inputs=inputs)
     return rows
 
@@ -152,14 +149,32 @@ def _alpaca(record: Record, spec: AgentSpec) -> dict[str, str]:
     return {"instruction": spec.user_message(record.question), "input": "", "output": record.text}
 
 
-def _register(info_file: Path, name: str, file_name: str) -> None:
+def check_name(name: str) -> None:
+    """Check the name of a data set, which becomes a file's.
+
+    Raises:
+        DataError: It could lead out of the folder.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9_][\w.-]*", name):
+        raise DataError(
+            f"data set name {name!r}: expected letters, digits, `_`, `-` and `.`, without a folder"
+        )
+
+
+def register(folder: Path, name: str, file_name: str, columns: Mapping[str, str] = COLUMNS) -> None:
+    """Enter an alpaca file in the ``dataset_info.json`` of its folder; other entries stay.
+
+    Raises:
+        ConfigError: That file is broken.
+    """
+    info_file = folder / _INFO_FILE
     known: dict[str, Any] = {}
     if info_file.exists():
         try:
             known = json.loads(info_file.read_text(encoding="utf-8"))
         except json.JSONDecodeError as error:
             raise ConfigError(f"{info_file}: no JSON: {error}; repair or remove it") from None
-    known[name] = {"file_name": file_name, "columns": _COLUMNS}
+    known[name] = {"file_name": file_name, "columns": dict(columns)}
     replace_text(info_file, json.dumps(known, indent=2, ensure_ascii=False) + "\n")
 
 

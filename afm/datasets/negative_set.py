@@ -1,0 +1,230 @@
+"""A data set of negative samples: which rows are chosen, and the files that hold them."""
+
+from __future__ import annotations
+
+import json
+import random
+from array import array
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from afm.datasets.atomic import replace_text, replacing
+from afm.datasets.manifest import write_manifest
+from afm.datasets.negative import DirectAnswer, NegativeKind, NegativeSample, SampleMaker
+from afm.datasets.negative_sources import (
+    NegativeSources,
+    OnRow,
+    SourceRow,
+    Survey,
+    rows_of,
+    samples_of,
+    survey_of,
+)
+from afm.datasets.prepare import COLUMNS, check_name, register
+from afm.errors import ConfigError, DataError
+
+DEFAULT_RATIOS: Final[Mapping[NegativeKind, float]] = {
+    NegativeKind.ABSENT_NOT_NEEDED: 0.1,
+    NegativeKind.ABSENT_NEEDED: 0.1,
+    NegativeKind.PRESENT_NOT_NEEDED: 0.1,
+    NegativeKind.PRESENT_NEEDED: 1.0,
+}
+"""Rows of a kind for each trajectory with a tool call."""
+
+_SHOWN = 5
+_MAKES = {
+    NegativeKind.ABSENT_NOT_NEEDED: "a trajectory without a tool call, or a question of --general FILE",
+    NegativeKind.ABSENT_NEEDED: "a trajectory with a tool call",
+    NegativeKind.PRESENT_NOT_NEEDED: "a trajectory without a tool call, or a question of --general FILE",
+    NegativeKind.PRESENT_NEEDED: "a trajectory with a tool call",
+}
+
+
+@dataclass(frozen=True)
+class NegativeSummary:
+    """What was written.
+
+    Attributes:
+        path: The data set.
+        rows: Rows of each kind.
+        wanted: Rows of each kind that the ratios ask for; more than ``rows`` where the sources hold too few.
+        unused: Rows of the sources that give no sample, by reason.
+        bad_rows: Rows that are wrong; listed in ``report``.
+    """
+
+    path: Path
+    rows: Mapping[NegativeKind, int]
+    wanted: Mapping[NegativeKind, int]
+    unused: Mapping[str, int]
+    bad_rows: int
+    report: Path
+
+
+def write_negative(
+    sources: NegativeSources,
+    maker: SampleMaker,
+    out_dir: str | Path,
+    *,
+    name: str,
+    ratios: Mapping[NegativeKind, float] = DEFAULT_RATIOS,
+    drop_bad_rows: bool = False,
+    on_row: OnRow = lambda rows: None,
+) -> NegativeSummary:
+    """Write samples as ``name.json`` (alpaca rows, each with its origin under ``extra_info``) and register them.
+
+    The files are read twice, first to see what they hold, then to write what was chosen; in memory is one number for
+    each row and kind. The same sources, settings and seed give the same bytes. Nothing appears under ``name.json``
+    until all of it is written.
+
+    Args:
+        ratios: Rows of each kind for each trajectory with a tool call; a missing kind is not made.
+        drop_bad_rows: Go on without rows that are wrong. They are listed in ``name.bad_rows.jsonl`` either way.
+
+    Raises:
+        ConfigError: The agent has no tools, a ratio is negative, or the data set would replace its own source.
+        DataError: A row is wrong and not dropped, or there is nothing to make a kind from.
+    """
+    check_name(name)
+    _check(maker, ratios)
+    out = Path(out_dir)
+    target, report = out / f"{name}.json", out / f"{name}.bad_rows.jsonl"
+    if target.resolve() in {file.resolve() for file in sources.files}:
+        raise ConfigError(f"{target}: input and output are the same file; choose another folder or name")
+    survey = survey_of(sources, maker, on_row)
+    _report(report, survey.bad)
+    if survey.bad and not drop_bad_rows:
+        raise DataError(_listed(survey.bad, report))
+    wanted = {
+        kind: round(ratios.get(kind, 0) * len(survey.places[NegativeKind.PRESENT_NEEDED]))
+        for kind in NegativeKind
+    }
+    _check_sources(sources, maker, ratios, survey)
+    chosen = {
+        kind: _chosen(survey.places[kind], wanted[kind], f"{maker.seed}/{kind}") for kind in NegativeKind
+    }
+    rows = _write(target, _samples(sources, maker, chosen, survey.rows, on_row))
+    register(out, name, target.name, {**COLUMNS, "system": "system"})
+    counts = {
+        **{str(kind): rows[kind] for kind in NegativeKind},
+        "bad_rows": len(survey.bad),
+        **survey.unused,
+    }
+    write_manifest(
+        out / f"{name}.manifest.json",
+        counts=counts,
+        spec=maker.spec,
+        seed=maker.seed,
+        inputs=sources.files,
+        ratios={str(kind): ratios.get(kind, 0) for kind in NegativeKind},
+        absent_answer=maker.absent_answer,
+        direct_answer=maker.direct_answer,
+    )
+    return NegativeSummary(target, rows, wanted, survey.unused, len(survey.bad), report)
+
+
+def _check(maker: SampleMaker, ratios: Mapping[NegativeKind, float]) -> None:
+    if not maker.spec.tool_roles:
+        raise ConfigError(
+            f"agent {maker.spec.name!r} has no tools; expected one whose tools can be taken away"
+        )
+    for kind, ratio in ratios.items():
+        if not 0 <= ratio < float("inf"):
+            raise ConfigError(f"ratio of {kind}: got {ratio}, expected a number that is not negative")
+
+
+def _check_sources(
+    sources: NegativeSources, maker: SampleMaker, ratios: Mapping[NegativeKind, float], survey: Survey
+) -> None:
+    if not survey.places[NegativeKind.PRESENT_NEEDED]:
+        raise DataError(
+            "holds no trajectory with a tool call, by which the ratios count", path=str(sources.records)
+        )
+    for kind in NegativeKind:
+        if not ratios.get(kind, 0) or survey.places[kind]:
+            continue
+        message = f"nothing to make {kind} from: expected {_MAKES[kind]}; or set its ratio to 0"
+        agents_way = kind is NegativeKind.PRESENT_NOT_NEEDED and maker.direct_answer is DirectAnswer.AGENT
+        if agents_way and sources.general is not None and not maker.direct_way:
+            message += (
+                f". Questions of --general cannot be answered in the functions of agent {maker.spec.name!r} without a "
+                "grade that nobody gave; --direct plain answers them as plain text"
+            )
+        raise DataError(message, path=str(sources.records))
+
+
+def _chosen(places: array[int], count: int, seed: str) -> frozenset[int]:
+    if count >= len(places):
+        return frozenset(places)
+    return frozenset(random.Random(seed).sample(places, count))
+
+
+def _samples(
+    sources: NegativeSources,
+    maker: SampleMaker,
+    chosen: Mapping[NegativeKind, frozenset[int]],
+    rows_before: int,
+    on_row: OnRow,
+) -> Iterator[tuple[NegativeSample, SourceRow]]:
+    """The chosen samples in the order of their files, each with the row it is from."""
+    for row in rows_of(sources):
+        on_row(rows_before + row.number + 1)
+        if not any(row.number in numbers for numbers in chosen.values()):
+            continue
+        made = samples_of(row, maker)
+        if not isinstance(made, list):
+            raise DataError(
+                "changed while it was read; run the command again", path=str(row.file), line=row.line
+            )
+        for sample in made:
+            if row.number in chosen[sample.kind]:
+                yield sample, row
+
+
+def _write(target: Path, samples: Iterator[tuple[NegativeSample, SourceRow]]) -> Counter[NegativeKind]:
+    rows: Counter[NegativeKind] = Counter()
+    with replacing(target) as temporary, temporary.open("w", encoding="utf-8") as file:
+        for sample, row in samples:
+            file.write(",\n" if rows else "[\n")
+            file.write(json.dumps(_alpaca(sample, row), ensure_ascii=False))
+            rows[sample.kind] += 1
+        file.write("\n]\n")
+        if not rows:
+            raise DataError("no row was chosen; expected higher ratios", path=str(target))
+    return rows
+
+
+def _alpaca(sample: NegativeSample, row: SourceRow) -> dict[str, Any]:
+    agent = sample.agent
+    return {
+        "instruction": sample.instruction,
+        "input": "",
+        "output": sample.output,
+        "system": sample.system,
+        "extra_info": {
+            "kind": sample.kind,
+            "answer_from": sample.answer_from,
+            "agent": agent.name if agent else "",
+            "agent_digest": agent.digest if agent else "",
+            "file": row.file.name,
+            "line": str(row.line),
+            "id": row.id,
+        },
+    }
+
+
+def _report(path: Path, bad: list[DataError]) -> None:
+    if not bad:
+        path.unlink(missing_ok=True)
+        return
+    lines = [{"file": error.path, "line": error.line, "reason": error.message} for error in bad]
+    replace_text(path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+
+
+def _listed(bad: list[DataError], report: Path) -> str:
+    lines = [str(error) for error in bad[:_SHOWN]]
+    if len(bad) > _SHOWN:
+        lines.append(f"... and {len(bad) - _SHOWN} more rows, all listed in {report}")
+    return "\n".join(lines)
