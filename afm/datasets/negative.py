@@ -8,19 +8,17 @@ made by rule.
 from __future__ import annotations
 
 import random
-import re
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 
-from afm.agents import START, AgentSpec, AnswerFormat, RoleKind
+from afm.agents import AgentSpec
 from afm.agents.toolless import without_tools
 from afm.datasets.general import GeneralQuestion
+from afm.datasets.short_answer import in_format, in_roles, shortest_way, thought_and_answer
 from afm.errors import DataError
-from afm.trajectory import Author, Segment, Step, Trajectory, parse, render, validate
-from afm.trajectory.answer import read_answer
+from afm.trajectory import Author, Segment, Step, parse, validate
 from afm.trajectory.call_forms import written_calls
 from afm.trajectory.parse import tag_pattern
 from afm.trajectory.record import Record
@@ -116,14 +114,18 @@ class SampleMaker:
 
     @cached_property
     def direct_way(self) -> tuple[str, ...]:
-        """The fewest roles from the start to the answer without a tool; empty where a grade would have to be made up.
+        """See :func:`afm.datasets.short_answer.shortest_way`."""
+        return shortest_way(self.spec)
 
-        Thoughts aside; the answer is the last.
-        """
-        return _shortest_way(self.spec)
+    @cached_property
+    def is_silent(self) -> bool:
+        """Whether the agent is asked with the question alone, so that a question without a prompt is its own."""
+        return self.spec.user_message("?") == "?"
 
     def of_record(self, record: Record) -> list[NegativeSample]:
-        """The samples that a trajectory gives: two, or none where it answered wrongly without a tool.
+        """The samples that a trajectory gives: two, none where it answered wrongly without a tool.
+
+        One where an explanation would have to be asked for without a prompt, which is the agent's own.
 
         Raises:
             DataError: It breaks the rules of the agent, or belongs to another (without location).
@@ -138,14 +140,20 @@ class SampleMaker:
         steps = parse(record.text, self.spec).steps
         call = next((step for step in steps if step.role in self.spec.tool_roles), None)
         if call is not None:
-            return [self._as_it_is(NegativeKind.PRESENT_NEEDED, record), self._asked(record, steps, call)]
+            as_it_is = self._as_it_is(NegativeKind.PRESENT_NEEDED, record)
+            explains = self.absent_answer is AbsentAnswer.EXPLAIN or _is_wrong(record)
+            if explains and self.is_silent:
+                return [as_it_is]
+            return [as_it_is, self._asked(record, steps, call, explains)]
         if _is_wrong(record):
             return []
         as_it_is = self._as_it_is(NegativeKind.PRESENT_NOT_NEEDED, record)
         return [self._checked(as_it_is), self._checked(self._without_asking(record, steps))]
 
     def of_question(self, row: GeneralQuestion) -> list[NegativeSample]:
-        """The samples that a question of everyday chat gives: asked of nobody, and of the agent with its tools.
+        """The samples that a question of everyday chat gives: asked without a prompt, and of the agent with its tools.
+
+        Where the agent has no prompt of its own, the first is asked of the agent without its tools.
 
         Raises:
             DataError: Its answer holds a tag of the agent or the form of a tool call (without location).
@@ -153,10 +161,7 @@ class SampleMaker:
         for text in (row.question, row.answer):
             if tag := tag_pattern(tuple(self.spec.roles)).search(text):
                 raise DataError(f"holds {tag[0]}, a tag of agent {self.spec.name!r}; expected plain text")
-        plain = NegativeSample(
-            NegativeKind.ABSENT_NOT_NEEDED, row.question, row.answer, AnswerSource.GIVEN, None, row.system
-        )
-        samples = [self._checked(plain)]
+        samples = [self._checked(self._absent(row))]
         if self.direct_answer is DirectAnswer.PLAIN or self.direct_way:
             samples.append(self._checked(self._direct(row)))
         return samples
@@ -165,7 +170,7 @@ class SampleMaker:
         asked = self.spec.user_message(record.question)
         return NegativeSample(kind, asked, record.text, AnswerSource.TRAJECTORY, self.spec)
 
-    def _asked(self, record: Record, steps: Sequence[Step], call: Step) -> NegativeSample:
+    def _asked(self, record: Record, steps: Sequence[Step], call: Step, explains: bool) -> NegativeSample:
         """The question with a wish for the tool that the trajectory called first, where there is none."""
         rng = self._rng(NegativeKind.ABSENT_NEEDED, record.id)
         names = {
@@ -176,7 +181,7 @@ class SampleMaker:
         question = f"{record.question}\n\n{rng.choice(_REQUESTS).format(**names)}"
         refusal = rng.choice(_REFUSALS).format(**names)
         kind = NegativeKind.ABSENT_NEEDED
-        if self.absent_answer is AbsentAnswer.EXPLAIN or _is_wrong(record):
+        if explains:
             explained = f"{refusal} {_UNANSWERED}"
             return self._checked(NegativeSample(kind, question, explained, AnswerSource.RULE, None))
         output = self._bare_response(f"{refusal} {_FROM_MEMORY}", steps[-1].content)
@@ -200,18 +205,25 @@ class SampleMaker:
         )
 
     def _bare_response(self, thought: str, answer: str) -> str:
-        role = self.bare.answer_role
-        thinks = bool(self.bare.thought_roles) and not self.bare.roles[role].no_thought
-        return render(Trajectory(tuple(_steps(self.bare, role, answer, thought if thinks else None))))
+        return thought_and_answer(self.bare, thought, answer)
+
+    def _absent(self, row: GeneralQuestion) -> NegativeSample:
+        kind = NegativeKind.ABSENT_NOT_NEEDED
+        if not self.is_silent:
+            return NegativeSample(kind, row.question, row.answer, AnswerSource.GIVEN, None, row.system)
+        sentence = self._rng(kind, row.id).choice(_NOT_NEEDED)
+        output = self._bare_response(sentence, in_format(row.answer, self.bare))
+        asked = self.bare.user_message(row.question)
+        return NegativeSample(kind, asked, output, AnswerSource.GIVEN, self.bare, row.system)
 
     def _direct(self, row: GeneralQuestion) -> NegativeSample:
         kind = NegativeKind.PRESENT_NOT_NEEDED
         output = row.answer
         if self.direct_answer is DirectAnswer.AGENT:
             sentence = self._rng(kind, row.id).choice(_NOT_NEEDED)
-            answer = _in_format(row.answer, self.spec)
+            answer = in_format(row.answer, self.spec)
             written = [(role, sentence) for role in self.direct_way[:-1]] + [(self.direct_way[-1], answer)]
-            output = _in_roles(self.spec, written, sentence)
+            output = in_roles(self.spec, written, sentence)
         asked = self.spec.user_message(row.question)
         return NegativeSample(kind, asked, output, AnswerSource.GIVEN, self.spec, row.system)
 
@@ -222,7 +234,8 @@ class SampleMaker:
             raise DataError(
                 f"the answer holds the form of a tool call ({calls[0].name or 'a token'}); expected none"
             )
-        free = sample.answer_from is AnswerSource.GIVEN and self.direct_answer is DirectAnswer.PLAIN
+        given_to_agent = sample.answer_from is AnswerSource.GIVEN and sample.agent is self.spec
+        free = given_to_agent and self.direct_answer is DirectAnswer.PLAIN
         if sample.agent is not None and not free and (issues := validate(segments, sample.agent)):
             raise DataError(f"the answer does not fit agent {sample.agent.name!r}: {issues[0]}")
         return sample
@@ -233,59 +246,3 @@ class SampleMaker:
 
 def _is_wrong(record: Record) -> bool:
     return record.verdict is not None and record.verdict.score is not None and record.verdict.score < 1 - 1e-9
-
-
-def _shortest_way(spec: AgentSpec) -> tuple[str, ...]:
-    """Breadth first over the roles whose text can be made by rule."""
-    ways: deque[tuple[str, ...]] = deque((role,) for role in spec.transitions[START])
-    seen: set[str] = set()
-    while ways:
-        way = ways.popleft()
-        role = spec.roles[way[-1]]
-        if role.kind is RoleKind.ANSWER:
-            return way
-        if way[-1] in seen or role.kind is RoleKind.TOOL or role.grade is not None:
-            continue
-        seen.add(way[-1])
-        ways.extend((*way, follower) for follower in spec.transitions[way[-1]])
-    return ()
-
-
-def _in_roles(spec: AgentSpec, written: Sequence[tuple[str, str]], thought: str) -> str:
-    """Roles in order, the thought before each that needs one."""
-    steps: list[Step] = []
-    for role, content in written:
-        needed = thought if spec.roles[role].needs_thought else None
-        steps += _steps(spec, role, content, needed, prefix="\n" if steps else "")
-    return render(Trajectory(tuple(steps)))
-
-
-def _steps(spec: AgentSpec, role: str, content: str, thought: str | None, prefix: str = "") -> Iterator[Step]:
-    if thought is not None:
-        yield Step(spec.thought_roles[0], thought, prefix)
-        prefix = "\n"
-    yield Step(role, content, prefix)
-
-
-def _in_format(answer: str, spec: AgentSpec) -> str:
-    """``answer`` as the agent writes answers.
-
-    Raises:
-        DataError: Another answer would be read from it, for example because of its braces.
-    """
-    content = _wrapped(answer, spec)
-    read = read_answer(content, spec)
-    if spec.answer_separator is None and [part.strip() for part in read] != [answer.strip()]:
-        wanted = f"{spec.answer_format.value!r} of agent {spec.name!r}"
-        raise DataError(f"the answer cannot be written in the format {wanted}: it would read {read}")
-    return content
-
-
-def _wrapped(answer: str, spec: AgentSpec) -> str:
-    if spec.answer_format is AnswerFormat.BOXED:
-        return f"\\boxed{{{answer}}}"
-    if spec.answer_format is AnswerFormat.FENCE:
-        longest = max((len(run) for run in re.findall(r"`+", answer)), default=0)
-        fence = "`" * max(3, longest + 1)
-        return f"\n{fence}text\n{answer}\n{fence}\n"
-    return answer

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from afm.datasets.atomic import replace_text, replacing
 from afm.datasets.manifest import write_manifest
-from afm.datasets.negative import DirectAnswer, NegativeKind, NegativeSample, SampleMaker
+from afm.datasets.negative import AbsentAnswer, DirectAnswer, NegativeKind, NegativeSample, SampleMaker
 from afm.datasets.negative_sources import (
     NegativeSources,
     OnRow,
@@ -130,6 +130,12 @@ def _check(maker: SampleMaker, ratios: Mapping[NegativeKind, float]) -> None:
         raise ConfigError(
             f"agent {maker.spec.name!r} has no tools; expected one whose tools can be taken away"
         )
+    explains = maker.absent_answer is AbsentAnswer.EXPLAIN and ratios.get(NegativeKind.ABSENT_NEEDED, 0)
+    if explains and maker.is_silent:
+        raise ConfigError(
+            f"agent {maker.spec.name!r} is asked with the question alone, so that it cannot be told apart from a question "
+            "without tools; expected absent answers of kind 'answer', or an agent with a prompt"
+        )
     for kind, ratio in ratios.items():
         if not 0 <= ratio < float("inf"):
             raise ConfigError(f"ratio of {kind}: got {ratio}, expected a number that is not negative")
@@ -149,7 +155,7 @@ def _check_sources(
         agents_way = kind is NegativeKind.PRESENT_NOT_NEEDED and maker.direct_answer is DirectAnswer.AGENT
         if agents_way and sources.general is not None and not maker.direct_way:
             message += (
-                f". Questions of --general cannot be answered in the functions of agent {maker.spec.name!r} without a "
+                f". Questions of --general cannot be answered in the functions of agent {maker.spec.name!r} without a call or a "
                 "grade that nobody gave; --direct plain answers them as plain text"
             )
         raise DataError(message, path=str(sources.records))

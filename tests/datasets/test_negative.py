@@ -135,6 +135,20 @@ def test_the_shortest_way_calls_nothing_and_makes_up_no_grade(name, way):
     assert free[NegativeKind.PRESENT_NOT_NEEDED].instruction == spec.user_message("Capital of France?")
 
 
+def test_an_agent_without_a_prompt_is_never_shown_its_own_prompt_as_one_without_tools():
+    silent = MATH.model_copy(update={"prompt": "", "question_format": "{question}"})
+    bare = without_tools(silent)
+    made = by_kind(SampleMaker(silent).of_question(PARIS))
+    absent = made[NegativeKind.ABSENT_NOT_NEEDED]
+    assert absent.instruction == bare.user_message("Capital of France?") != "Capital of France?"
+    assert absent.output.endswith("</think>\n<answer>\\boxed{Paris}</answer>")
+    assert made[NegativeKind.PRESENT_NOT_NEEDED].instruction == "Capital of France?"
+    wrong = record(CALLED, verdict=Verdict(score=0.0))
+    assert set(by_kind(SampleMaker(silent).of_record(wrong))) == {NegativeKind.PRESENT_NEEDED}
+    asked = by_kind(SampleMaker(silent).of_record(record(CALLED)))[NegativeKind.ABSENT_NEEDED]
+    assert asked.instruction.startswith(bare.user_message("a?"))
+
+
 @pytest.mark.parametrize("answer", ["x", "two\nlines", "```py\nprint(1)\n```", "`````"])
 def test_a_fence_holds_any_answer(answer):
     spec = load_agent("code")
@@ -157,6 +171,23 @@ def test_a_fence_holds_any_answer(answer):
 def test_an_answer_that_calls_something_or_breaks_the_format_is_refused(answer, complaint):
     with pytest.raises(DataError, match=complaint):
         SampleMaker(MATH).of_question(GeneralQuestion("g", "Q?", answer))
+
+
+def test_the_way_to_a_direct_answer_goes_around_tools():
+    roles = {
+        "seek": {"kind": "tool", "tool": "seek"},
+        "seen": {"kind": "observation"},
+        "say": {"kind": "answer"},
+    }
+    roles |= {"muse": {}, "weigh": {}}
+    ways = {"start": ["seek", "muse"], "seek": ["say"], "muse": ["muse", "weigh"], "weigh": ["say"]}
+    assert SampleMaker(AgentSpec(name="slow", roles=roles, transitions=ways)).direct_way == (
+        "muse",
+        "weigh",
+        "say",
+    )
+    ways = {"start": ["seek", "muse"], "seek": ["say"], "muse": ["seek"], "weigh": ["say"]}
+    assert SampleMaker(AgentSpec(name="bound", roles=roles, transitions=ways)).direct_way == ()
 
 
 def test_an_agent_without_thoughts_just_answers():

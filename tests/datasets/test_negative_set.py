@@ -8,7 +8,7 @@ import pytest
 
 from afm.agents import load_agent
 from afm.agents.toolless import without_tools
-from afm.datasets.negative import DirectAnswer, NegativeKind, SampleMaker
+from afm.datasets.negative import AbsentAnswer, DirectAnswer, NegativeKind, SampleMaker
 from afm.datasets.negative_set import write_negative
 from afm.datasets.negative_sources import NegativeSources
 from afm.errors import ConfigError, DataError
@@ -21,6 +21,7 @@ CALLED = (
     ("<reflection>Good.</reflection><think>So.</think><answer>\\boxed{2}</answer>", "agent"),
 )
 DIRECT = (("<plan>P.</plan><think>One and one.</think><answer>\\boxed{2}</answer>", "agent"),)
+SILENT = MATH.model_copy(update={"prompt": "", "question_format": "{question}"})
 EACH = dict.fromkeys(NegativeKind, 1.0)
 
 
@@ -208,7 +209,7 @@ def test_where_a_grade_would_be_made_up_the_message_names_the_way_out(tmp_path, 
     )
     line = row("c0", zip(text, ("agent", "environment", "agent"), strict=True)).replace('"math"', '"web"')
     given = sources([line], chat(2))
-    with pytest.raises(DataError, match="without a grade that nobody gave; --direct plain"):
+    with pytest.raises(DataError, match="without a call or a grade that nobody gave; --direct plain"):
         write_negative(given, SampleMaker(web), tmp_path / "out", name="n", ratios=EACH)
     maker = SampleMaker(web, direct_answer=DirectAnswer.PLAIN)
     summary = write_negative(given, maker, tmp_path / "out", name="n", ratios=EACH)
@@ -221,6 +222,10 @@ def test_where_a_grade_would_be_made_up_the_message_names_the_way_out(tmp_path, 
         ({"ratios": {NegativeKind.ABSENT_NEEDED: -1}}, "ratio of absent_needed: got -1"),
         ({"ratios": {NegativeKind.ABSENT_NEEDED: float("nan")}}, "ratio of absent_needed: got nan"),
         ({"maker": SampleMaker(without_tools(MATH))}, "agent 'math_without_tools' has no tools"),
+        (
+            {"maker": SampleMaker(SILENT, absent_answer=AbsentAnswer.EXPLAIN)},
+            "agent 'math' is asked with the question alone",
+        ),
     ],
 )
 def test_settings_that_mean_nothing_are_refused(tmp_path, sources, options, complaint):
