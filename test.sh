@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Makes the environment from nothing and runs the tests.
 # Usage: ./test.sh [pytest arguments]      (./test.sh -m "not slow" for the quick ones)
+# Two processes share the tests; TEST_PROCESSES=0 runs them in one.
 set -euo pipefail
 cd "$(dirname "$0")"
 requirements/install-cpu.sh
-exec "${VENV:-.venv}/bin/python" -m pytest "$@"
+exec "${VENV:-.venv}/bin/python" -m pytest -n "${TEST_PROCESSES:-2}" --dist loadfile --no-loadscope-reorder "$@"
