@@ -6,8 +6,11 @@ Killed at any moment, the same command goes on. What is finished is not made aga
 from __future__ import annotations
 
 import argparse
+import fcntl
 import shutil
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,6 +31,7 @@ from tool_servers.wiki_search.need import check_space, estimated
 from tool_servers.wiki_search.passages import OFFSETS, STORE, PassageStore
 
 WORK = "unfinished"
+LOCK = ".lock"
 FAISS_KINDS = ("flat", "ivf", "hnsw")
 
 
@@ -59,16 +63,21 @@ def build(plan: Plan, progress: Progress) -> Manifest:
     """Make or complete an index.
 
     Raises:
-        DataError: The corpus is wrong, or the folder holds an index of another one.
+        DataError: The corpus is wrong, the folder holds an index of another one, or another build writes there.
         MissingExtraError: A library that the plan needs is absent.
     """
     _check_libraries(plan)
-    work = plan.folder / WORK
-    finished = read_manifest(plan.folder)
-    _check_same(finished, plan)
+    finished = _finished(plan)
     if _complete(finished, plan) and finished:
         return finished
     plan.folder.mkdir(parents=True, exist_ok=True)
+    with _alone(plan.folder):
+        return _built(plan, progress)
+
+
+def _built(plan: Plan, progress: Progress) -> Manifest:
+    work = plan.folder / WORK
+    finished = _finished(plan)
     need_bm25 = plan.bm25 and not (finished and finished.bm25)
     if finished is None or need_bm25:
         note = Collector(plan.corpus, plan.folder, work).run(None, progress)
@@ -139,6 +148,24 @@ def _check_libraries(plan: Plan) -> None:
             raise MissingExtraError(
                 "faiss-cpu" if package == "faiss" else package, "dense" if package == "faiss" else "servers"
             )
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Keep a second build out; the system drops the lock with the process, however that ends."""
+    with (folder / LOCK).open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            message = "another build is writing into this folder; wait for it, or choose another --out"
+            raise DataError(message, path=str(folder)) from None
+        yield
+
+
+def _finished(plan: Plan) -> Manifest | None:
+    finished = read_manifest(plan.folder)
+    _check_same(finished, plan)
+    return finished
 
 
 def _check_same(finished: Manifest | None, plan: Plan) -> None:

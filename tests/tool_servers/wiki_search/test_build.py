@@ -86,6 +86,30 @@ def test_a_build_that_is_killed_goes_on_and_ends_with_the_same_files(tmp_path, s
     assert parts(out) == parts(tmp_path / "whole")
 
 
+def test_a_second_build_into_the_folder_is_refused_and_the_first_one_is_right(tmp_path):
+    corpus = tmp_path / "corpus.jsonl"
+    write_corpus(Encyclopaedia(15_000), corpus)
+    out = tmp_path / "index"
+    command = [sys.executable, "-m", "tool_servers.wiki_search.build", str(corpus), "--out", str(out)]
+    first = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
+    try:
+        while not (out / "unfinished/collected.json").exists():
+            assert first.poll() is None
+            time.sleep(0.005)
+        first.send_signal(signal.SIGSTOP)  # so that it cannot be done before the second one has begun
+        second = build(corpus, out)
+        first.send_signal(signal.SIGCONT)
+        assert second.returncode == 1
+        assert "index: another build is writing into this folder" in second.stderr
+        assert "Traceback" not in second.stderr
+        assert first.wait(120) == 0
+    finally:
+        first.kill()
+        first.wait()
+    assert (out / "passages.jsonl").read_bytes().count(b"\n") == 15_000
+    open_index(out, verify=True).store.close()
+
+
 def test_a_finished_build_is_not_made_again(corpus, index):
     before = (index / "manifest.json").stat().st_mtime_ns
     assert build(corpus, index).returncode == 0
