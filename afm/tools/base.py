@@ -51,3 +51,12 @@ class ContextTool(Tool, Protocol):
     def context(self) -> str:
         """What it depends on in the episode that calls; calls with equal arguments and contexts are alike."""
         ...
+
+
+@runtime_checkable
+class TrustedTool(Tool, Protocol):
+    """A tool that hands variables of the environment to others."""
+
+    def variables(self) -> tuple[str, ...]:
+        """Their names; what they hold is taken as secret."""
+        ...

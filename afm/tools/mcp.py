@@ -63,6 +63,11 @@ class McpTool:
         """The name an agent's role refers to."""
         return self._name
 
+    def variables(self) -> tuple[str, ...]:
+        """What its server is told of the environment; see :class:`afm.tools.base.TrustedTool`."""
+        token = self._settings.token_variable
+        return (*self._settings.environment, *([token] if token else []))
+
     async def call(self, argument: str) -> ToolResult:
         """See :class:`afm.tools.base.Tool`."""
         arguments = self._arguments(argument)

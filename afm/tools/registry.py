@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from afm.configuration import read_mapping, validated
 from afm.errors import ConfigError, suggestion
 from afm.sandbox import Sandbox
-from afm.tools.base import Tool
+from afm.tools.base import Tool, TrustedTool
 from afm.tools.cassette import Cassette, CassetteSettings, CassetteTool, Mode, OnMiss, tool_version
 
 SharedT = TypeVar("SharedT")
@@ -135,7 +135,8 @@ def _behind_cassette(
     tools: Mapping[str, Tool], entries: Sequence[ToolEntry], settings: CassetteSettings
 ) -> dict[str, Tool]:
     must_exist = settings.mode is Mode.REPLAY and settings.on_miss is not OnMiss.LIVE
-    cassette = Cassette(settings.file, readonly=must_exist)
+    secrets = {name for tool in tools.values() if isinstance(tool, TrustedTool) for name in tool.variables()}
+    cassette = Cassette(settings.file, readonly=must_exist, secrets=secrets)
     versions = [tool_version(entry.class_name, entry.config) for entry in entries]
     return {
         name: CassetteTool(tool, cassette, settings, version)

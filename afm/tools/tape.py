@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
 import sqlite3
 import threading
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any
 from afm.errors import ConfigError
 from afm.sqlite import write_ahead
 from afm.tools.base import ToolResult
+from afm.tools.secrets import Secrets
 
 _SCHEMA_VERSION = 2
 _COLUMNS = "tool, argument, text, ok, meta, version, recorded_at, context"
@@ -33,9 +33,7 @@ _FIND = (
     "ORDER BY context = ?3 DESC, context = '' DESC, recorded_at DESC LIMIT 1"
 )
 _BUSY_TIMEOUT_S = 30.0
-_SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
-_SHORTEST_SECRET = 8
-_HIDDEN = "[secret]"
+_LONE_SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,18 +66,19 @@ class Cassette:
     Args:
         path: The file; made when the first call is recorded.
         readonly: Refuse a file that is not there.
+        secrets: Variables of the environment whose values are secret though their names do not say so.
 
     Raises:
         ConfigError: The file is missing though it must be read, or is no cassette of this version.
     """
 
-    def __init__(self, path: Path, *, readonly: bool = False) -> None:
+    def __init__(self, path: Path, *, readonly: bool = False, secrets: Iterable[str] = ()) -> None:
         if readonly and not path.is_file():
             raise ConfigError(
                 f"{path}: no such cassette; record one with `cassette: {{file: ..., mode: record}}`"
             )
         self._path = path
-        self._secrets = _secrets()
+        self._secrets = Secrets(secrets)
         self._lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None
         if path.is_file():
@@ -98,7 +97,7 @@ class Cassette:
         return await asyncio.to_thread(self._find, key)
 
     async def add(self, call: Recorded) -> None:
-        """Record a call, in place of an equal one; values of secret environment variables are never stored."""
+        """Record a call, in place of an equal one, without secrets (:class:`afm.tools.secrets.Secrets`)."""
         await asyncio.to_thread(self._add, call)
 
     def same(self, recorded: str, text: str) -> bool:
@@ -129,13 +128,13 @@ class Cassette:
 
     def _add(self, call: Recorded) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        meta = json.dumps(dict(call.result.meta), ensure_ascii=False, default=str)
+        meta = json.dumps(self._secrets.hidden_within(call.result.meta), ensure_ascii=False)
         row = (
             call.tool,
             self._cleaned(call.argument),
-            self._without_secrets(call.result.text),
+            _storable(self._secrets.hidden(call.result.text)),
             call.result.ok,
-            self._without_secrets(meta),
+            _storable(meta),
             call.version,
             call.recorded_at,
             self._cleaned(call.context),
@@ -157,12 +156,13 @@ class Cassette:
                 raise ConfigError(f"{self._path}: cannot be used as a cassette: {error}") from error
 
     def _cleaned(self, text: str) -> str:
-        return self._without_secrets(normalised(text))
+        # A secret may be there as it is, or only once blanks and line ends are as those of others.
+        return _storable(self._secrets.hidden(normalised(self._secrets.hidden(text))))
 
-    def _without_secrets(self, text: str) -> str:
-        for secret in self._secrets:
-            text = text.replace(secret, _HIDDEN)
-        return text
+
+def _storable(text: str) -> str:
+    """``text`` as UTF-8 can hold it."""
+    return _LONE_SURROGATE.sub("\ufffd", text)
 
 
 def _connect(path: Path) -> sqlite3.Connection:
@@ -208,13 +208,3 @@ def _call(row: tuple[Any, ...]) -> Recorded:
     tool, argument, text, ok, meta, version, recorded_at, context = row
     result = ToolResult(text, bool(ok), json.loads(meta))
     return Recorded(tool, argument, result, version, recorded_at, context)
-
-
-def _secrets() -> tuple[str, ...]:
-    """Values of environment variables that look like secrets, the longest first."""
-    found = {
-        value
-        for name, value in os.environ.items()
-        if _SECRET_NAME.search(name) and len(value) >= _SHORTEST_SECRET
-    }
-    return tuple(sorted(found, key=len, reverse=True))
