@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 
 LAYERS = [
-    {"errors", "settings", "processes", "configuration"},
+    {"errors", "settings", "processes", "configuration", "sqlite"},
     {"agents"},
     {"trajectory"},
     {"continuation"},
