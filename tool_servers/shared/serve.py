@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
 _BACKLOG = 2048
+_HEAD_S = 15.0
+_MOST_CONNECTIONS = 4096
 
 
 def serve(
@@ -25,6 +27,8 @@ def serve(
     *,
     finish_s: float,
     prepare: Callable[[], Awaitable[None]] | None = None,
+    head_s: float = _HEAD_S,
+    most_connections: int = _MOST_CONNECTIONS,
 ) -> None:
     """Listen until SIGTERM or Ctrl-C; then finish what is under way, for at most ``finish_s``, and return.
 
@@ -32,6 +36,8 @@ def serve(
 
     Args:
         port: 0 takes a free one.
+        head_s: For the head of a request, from the connection on; then status 408.
+        most_connections: Beyond them the one that has longest been without a request is closed.
         prepare: Runs before the first request, in the same event loop; what it raises ends the server.
 
     Raises:
@@ -39,11 +45,15 @@ def serve(
     """
     import uvicorn
 
+    from tool_servers.shared.connections import bounded
+
     follow_parent()
     follow_log()
     listener = _listener(host, port)
     config = uvicorn.Config(
         app,
+        http=bounded(head_s, most_connections),
+        ws="none",
         log_level="warning",
         access_log=False,
         server_header=False,
