@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sqlite3
 import subprocess
 import sys
 import time
@@ -62,6 +64,119 @@ async def test_a_damaged_file_is_set_aside(tmp_path):
     assert await cache.get("a") == "1"
     await cache.close()
     assert path.with_name("cache.sqlite.damaged").read_bytes().startswith(b"this is no database")
+
+
+async def test_a_text_that_cannot_be_read_is_a_counted_miss(tmp_path):
+    path = str(tmp_path / "cache.sqlite")
+    cache = open_cache(path, "page", max_entries=10, ttl_s=60)
+    for value in (b"\x00\x11", None, "text", 7):
+        await cache.put("a", "1")
+        with sqlite3.connect(path) as other:
+            other.execute("UPDATE texts SET value = ?", (value,))
+        assert await cache.get("a") is None
+    assert cache.errors == 4
+    await cache.put("a", "2")
+    assert await cache.get("a") == "2"
+    await cache.close()
+
+
+async def filled(path, count):
+    """A cache whose budget counter stands at 5."""
+    cache = open_cache(str(path), "page", max_entries=10_000, ttl_s=600)
+    for number in range(count):
+        await cache.put(str(number), os.urandom(400).hex())
+    assert await cache.add("run", 5) == 5
+    return cache
+
+
+async def test_damage_found_in_use_is_set_aside_once_and_the_budget_goes_on(tmp_path):
+    path = tmp_path / "cache.sqlite"
+    await (await filled(path, 200)).close()
+    cache = open_cache(str(path), "page", max_entries=10_000, ttl_s=600)
+    neighbour = open_cache(str(path), "page", max_entries=10_000, ttl_s=600)
+    assert await cache.add("run", 1) == 6
+    with sqlite3.connect(path) as other:
+        other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    whole = path.stat().st_size
+    with path.open("r+b") as file:
+        file.seek(8192)
+        file.write(os.urandom(whole - 8192))
+    for number in range(200):
+        await cache.get(str(number))
+        await neighbour.get(str(number))
+    assert 0 < cache.errors < 200
+    for one in (cache, neighbour):
+        await one.put("new", "1")
+    errors = cache.errors + neighbour.errors
+    assert (await cache.get("new"), await neighbour.get("new")) == ("1", "1")
+    assert (await cache.add("run", 1), await neighbour.add("run", 1)) == (7, 8)
+    assert cache.errors + neighbour.errors == errors
+    assert path.with_name("cache.sqlite.damaged").stat().st_size == whole
+    await cache.close()
+    await neighbour.close()
+    with sqlite3.connect(path) as other:
+        assert other.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+
+
+async def test_a_locked_file_costs_a_second_once_and_can_be_read_meanwhile(tmp_path):
+    path = tmp_path / "cache.sqlite"
+    cache = await filled(path, 1)
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    began = time.monotonic()
+    await asyncio.gather(*(cache.put(f"new {number}", "x") for number in range(50)))
+    assert await cache.get("0") is not None
+    assert await cache.get("1") is None
+    assert time.monotonic() - began < 3
+    assert cache.errors == 50
+    assert [await cache.add("run", 1) for _ in range(3)] == [6, 7, 8]
+    other.execute("ROLLBACK")
+    await asyncio.sleep(1.1)
+    assert await cache.add("run", 1) == 9
+    await cache.close()
+    assert other.execute("SELECT value FROM counters").fetchone() == (9,)
+    other.close()
+
+
+async def test_a_budget_goes_on_when_its_counter_is_gone(tmp_path):
+    path = tmp_path / "cache.sqlite"
+    cache = await filled(path, 1)
+    with sqlite3.connect(path) as other:
+        other.execute("DROP TABLE counters")
+    assert [await cache.add("run", 1) for _ in range(3)] == [6, 7, 8]
+    assert await cache.get("0") is not None
+    await cache.close()
+
+
+def test_a_file_of_another_program_is_left_alone(tmp_path):
+    path = tmp_path / "cache.sqlite"
+    with sqlite3.connect(path) as other:
+        other.execute("CREATE TABLE texts (a)")
+    with pytest.raises(ConfigError, match="cannot be opened"):
+        open_cache(str(path), "page", max_entries=10, ttl_s=60)
+    assert not path.with_name("cache.sqlite.damaged").exists()
+
+
+@pytest.mark.parametrize(
+    "url", ["redis://localhost:x/0", "redis://localhost/0?socket_timeout=abc", "redis://localhost/0?bogus=1"]
+)
+def test_a_wrong_redis_address_is_refused_at_opening(url):
+    with pytest.raises(ConfigError, match="no valid Redis address"):
+        open_cache(url, "page", max_entries=10, ttl_s=60)
+
+
+async def test_what_redis_missed_is_added_when_it_is_back(redis_server):
+    cache = open_cache(redis_server.url, "page", max_entries=10, ttl_s=60)
+    assert await cache.add("run", 5) == 5
+    redis_server.kill()
+    assert [await cache.add("run", 1) for _ in range(3)] == [6, 7, 8]
+    redis_server.start()
+    await asyncio.sleep(1.1)
+    assert await cache.add("run", 1) == 9
+    other = open_cache(redis_server.url, "page", max_entries=10, ttl_s=60)
+    assert await other.add("run", 1) == 10
+    await cache.close()
+    await other.close()
 
 
 def test_a_file_that_cannot_be_made_is_named(tmp_path):

@@ -1,0 +1,195 @@
+"""The cache in an SQLite file, shared by the servers of one machine."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import sqlite3
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+from afm.errors import ConfigError
+from afm.sqlite import write_ahead
+from tool_servers.shared.cache_upkeep import OwnCounts, Rest, packed, unpacked
+
+ResultT = TypeVar("ResultT")
+
+_TRIM_EVERY = 64
+_OPENING_S = 5.0
+_BUSY_S = 1.0
+_RENEWAL_S = 60.0
+"""A disk that damages one file after the other is not given a new one all the time."""
+
+
+class SqliteCache:
+    """A file that several processes may use at once and that survives ``kill -9``; one that is damaged is set aside."""
+
+    def __init__(self, path: Path, name: str, *, max_entries: int, ttl_s: float) -> None:
+        self.errors = 0
+        self._path = path
+        self._name = name
+        self._max_entries = max_entries
+        self._ttl_s = ttl_s
+        self._puts = 0
+        self._counts = OwnCounts()
+        self._reading, self._writing = Rest(), Rest()  # a file that is locked for writing can be read
+        self._damaged, self._kept_until = False, float("-inf")
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="cache")
+        try:
+            self._store, self._place = self._thread.submit(_opened, path).result()
+        except (OSError, sqlite3.Error) as error:
+            self._thread.shutdown()
+            raise ConfigError(f"cache {path}: cannot be opened: {error}; choose another place") from None
+
+    async def get(self, key: str) -> str | None:
+        """The text, unless it is absent, too old or unreadable."""
+        return await self._run(lambda: self._tried(lambda: self._read(key), self._reading))
+
+    async def put(self, key: str, text: str) -> None:
+        """Keep a text, if the file can be written."""
+        await self._run(lambda: self._tried(lambda: self._write(key, packed(text)), self._writing))
+
+    async def add(self, key: str, amount: int) -> int:
+        """Add to a counter; while the file cannot be written, this process's own count goes on from what it last saw."""
+        return await self._run(lambda: self._counted(key, amount))
+
+    async def close(self) -> None:
+        """Close the file."""
+        await self._run(lambda: self._store.close())
+        self._thread.shutdown()
+
+    async def _run(self, work: Callable[[], ResultT]) -> ResultT:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._done, work)
+
+    def _done(self, work: Callable[[], ResultT]) -> ResultT:
+        result = work()
+        if self._damaged:
+            self._renew()
+        return result
+
+    def _tried(self, work: Callable[[], ResultT], rest: Rest) -> ResultT | None:
+        """The rest is looked at here, in the cache's thread: whoever queues behind a failure must not wait for another."""
+        try:
+            if rest.over():
+                return work()
+        except sqlite3.Error as error:
+            self._damaged = _is_damage(error)
+            rest.begin()
+        except (ValueError, TypeError):
+            pass  # one bad row
+        self.errors += 1
+        return None
+
+    def _counted(self, key: str, amount: int) -> int:
+        due = self._counts.due(key, amount)
+        stored = self._tried(lambda: self._count(key, due), self._writing)
+        return self._counts.value(key, amount, due, stored)
+
+    def _renew(self) -> None:
+        """Go on with a new file."""
+        self._damaged = False
+        if time.monotonic() < self._kept_until:
+            return
+        self._kept_until = time.monotonic() + _RENEWAL_S
+        old = self._store
+        with suppress(OSError, sqlite3.Error):
+            self._store, self._place = _opened(self._path, self._place)
+            self._counts.lost()
+            self._reading, self._writing = Rest(), Rest()
+            old.close()
+
+    def _read(self, key: str) -> str | None:
+        row = self._store.execute(
+            "SELECT value FROM texts WHERE cache = ? AND key = ? AND stored_at > ?",
+            (self._name, key, time.time() - self._ttl_s),
+        ).fetchone()
+        return None if row is None else unpacked(row[0])
+
+    def _write(self, key: str, value: bytes) -> None:
+        self._store.execute(
+            "INSERT OR REPLACE INTO texts VALUES (?, ?, ?, ?)", (self._name, key, time.time(), value)
+        )
+        self._puts += 1
+        if self._puts % _TRIM_EVERY == 1:
+            self._trim()
+
+    def _trim(self) -> None:
+        self._store.execute(
+            "DELETE FROM texts WHERE cache = ? AND stored_at <= ?", (self._name, time.time() - self._ttl_s)
+        )
+        self._store.execute(
+            "DELETE FROM texts WHERE rowid IN "
+            "(SELECT rowid FROM texts WHERE cache = ? ORDER BY stored_at DESC LIMIT -1 OFFSET ?)",
+            (self._name, self._max_entries),
+        )
+
+    def _count(self, key: str, amount: int) -> int:
+        row = self._store.execute(
+            "INSERT INTO counters VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET value = value + excluded.value "
+            "RETURNING value",
+            (self._name, key, amount),
+        ).fetchone()
+        return int(row[0])
+
+
+def _opened(path: Path, damaged: tuple[int, int] | None = None) -> tuple[sqlite3.Connection, tuple[int, int]]:
+    """The store, and which file it is; a new one in place of one that is damaged.
+
+    Args:
+        damaged: The file that was found to be; another process may have set it aside already.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.with_name(f"{path.name}.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if damaged is not None and path.exists() and _place_of(path) == damaged:
+            _set_aside(path)
+        try:
+            store = _with_tables(path)
+        except sqlite3.Error as error:
+            if not _is_damage(error):
+                raise
+            _set_aside(path)
+            store = _with_tables(path)
+        return store, _place_of(path)
+
+
+def _with_tables(path: Path) -> sqlite3.Connection:
+    store = sqlite3.connect(path, timeout=_OPENING_S, isolation_level=None, check_same_thread=False)
+    try:
+        write_ahead(store, timeout_s=_OPENING_S)
+        store.execute("PRAGMA synchronous=NORMAL")
+        store.execute(
+            "CREATE TABLE IF NOT EXISTS texts "
+            "(cache TEXT, key TEXT, stored_at REAL, value BLOB, PRIMARY KEY (cache, key))"
+        )
+        store.execute("CREATE INDEX IF NOT EXISTS age ON texts (cache, stored_at)")
+        store.execute(
+            "CREATE TABLE IF NOT EXISTS counters (cache TEXT, key TEXT, value INTEGER, PRIMARY KEY (cache, key))"
+        )
+        store.execute(f"PRAGMA busy_timeout = {round(_BUSY_S * 1000)}")
+    except BaseException:
+        store.close()
+        raise
+    return store
+
+
+def _place_of(path: Path) -> tuple[int, int]:
+    about = path.stat()
+    return about.st_dev, about.st_ino
+
+
+def _is_damage(error: sqlite3.Error) -> bool:
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    return code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+
+def _set_aside(path: Path) -> None:
+    """Its log goes first: beside a new file it would be taken for that one's."""
+    for suffix in ("-wal", "-shm", ""):
+        part = path.with_name(path.name + suffix)
+        if part.exists():
+            part.replace(path.with_name(f"{path.name}.damaged{suffix}"))
