@@ -50,13 +50,14 @@ class SystemResolver:
 
 
 async def dial(address: str, port: int, timeout_s: float | None) -> httpcore.AsyncNetworkStream:
-    """Connect. A public address of this very machine is refused: its services are not public pages."""
-    stream = await httpcore.AnyIOBackend().connect_tcp(address, port, timeout=timeout_s)
+    """Connect."""
+    return await httpcore.AnyIOBackend().connect_tcp(address, port, timeout=timeout_s)
+
+
+def _leads_here(stream: httpcore.AsyncNetworkStream) -> bool:
+    """Whether the other end has an address of this machine that is not the loopback's."""
     own, other = stream.get_extra_info("client_addr"), stream.get_extra_info("server_addr")
-    if own and other and own[0] == other[0] and not ip_address(address).is_loopback:
-        await stream.aclose()
-        raise BlockedError(f"{address} is this machine; only public web pages are fetched")
-    return stream
+    return bool(own and other and own[0] == other[0] and not ip_address(other[0]).is_loopback)
 
 
 class GuardedNetwork(httpcore.AsyncNetworkBackend):
@@ -78,7 +79,7 @@ class GuardedNetwork(httpcore.AsyncNetworkBackend):
         """Resolve, judge every address, connect to the first that answers.
 
         Raises:
-            BlockedError: One of the addresses is not public.
+            BlockedError: One of the addresses is not public, or is a public one of this very machine.
             httpcore.ConnectError: None answers, or the name has no address.
         """
         loop = asyncio.get_running_loop()
@@ -88,9 +89,14 @@ class GuardedNetwork(httpcore.AsyncNetworkBackend):
         for place, address in enumerate(addresses):
             left = None if until is None else max(0.1, (until - loop.time()) / (len(addresses) - place))
             try:
-                return await self._dial(address, port, left)
+                stream = await self._dial(address, port, left)
             except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
                 trouble = error
+                continue
+            if _leads_here(stream) and not self._policy.trusts_pair(host, port):
+                await stream.aclose()
+                raise BlockedError(f"{address} is this machine; only public web pages are fetched")
+            return stream
         raise trouble
 
     async def judged(self, host: str, port: int, timeout_s: float | None = None) -> Sequence[str]:

@@ -30,16 +30,19 @@ _KEPT_IN_PATH = frozenset(
     b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~!$&'()*+,;=:@/?%[]|^`{}"
 )
 _PRIVATE_NAMES = (
-    "localhost",
-    "local",
-    "internal",
-    "intranet",
-    "lan",
-    "home.arpa",
-    "corp",
-    "onion",
-    "invalid",
-    "test",
+    *(
+        "localhost",
+        "localdomain",
+        "local",
+        "lan",
+        "home",
+        "home.arpa",
+        "private",
+        "internal",
+        "intranet",
+        "corp",
+    ),
+    *("svc", "consul", "in-addr.arpa", "ip6.arpa", "onion", "invalid", "test"),
 )
 
 _CLOSED_V4 = tuple(
@@ -131,7 +134,8 @@ class Policy:
 
     def trusts_pair(self, host: str, port: int) -> bool:
         """The same for a host without brackets and its port."""
-        return (f"[{host}]:{port}" if ":" in host else f"{host}:{port}") in self.trusted
+        pair = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return any(pair == trusted.lower() for trusted in self.trusted)
 
 
 def target_of(url: str, policy: Policy) -> Target:

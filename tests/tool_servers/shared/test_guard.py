@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
+import socket
 from ipaddress import ip_address
 
 import pytest
@@ -235,6 +237,43 @@ async def test_only_the_very_host_and_port_that_is_trusted_is_exempt(internet):
         assert caught.value.fault is Fault.BLOCKED
     await fetcher.close()
     assert len(internet.requests) == reached
+
+
+async def test_a_trusted_pair_may_be_this_machine_on_its_network_and_be_written_in_any_case():
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # sends nothing
+        except OSError:
+            pytest.skip("needs a network interface beside the loopback")
+        own = probe.getsockname()[0]
+    if ip_address(own).is_loopback:
+        pytest.skip("needs a network interface beside the loopback")
+
+    async def connected(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 2\r\n\r\nok")
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(connected, "0.0.0.0", 0)
+    port = server.sockets[0].getsockname()[1]
+    for pair, url in (
+        (f"{own}:{port}", f"http://{own}:{port}/"),
+        (f"LocalHost:{port}", f"http://localhost:{port}/"),
+    ):
+        fetcher = Fetcher(Policy(trusted=(pair,)))
+        assert (await fetcher.fetch(url)).body == b"ok"
+        await fetcher.close()
+    server.close()
+
+
+@pytest.mark.parametrize(
+    "end", ["svc", "consul", "localdomain", "private", "home", "in-addr.arpa", "ip6.arpa"]
+)
+def test_names_of_private_places_are_closed_and_names_like_them_are_not(end):
+    with pytest.raises(BlockedError, match="private place"):
+        target_of(f"http://db.{end}/", Policy())
+    assert target_of(f"http://db{end}.org/", Policy()).host == f"db{end}.org"
 
 
 async def test_what_another_reader_would_fetch_is_judged_the_same_way(internet, fetcher):
