@@ -10,6 +10,7 @@ from pathlib import Path
 from afm.tools import Tool
 from tool_servers.shared.command import Given, Place, ServerCommand
 from tool_servers.shared.serve import serve
+from tool_servers.shared.settings import ServerSettings
 
 _FINISH_S = 30.0
 
@@ -41,8 +42,9 @@ def _serve_http(tools_file: Path, place: Place) -> None:
 
     server, tools = mcp_server(tools_file)
     try:
-        app = http_app(server, host=place.host, token=place.token)
-        serve(app, place.host, place.port, finish_s=_FINISH_S)
+        limits = ServerSettings(finish_s=_FINISH_S)
+        app = http_app(server, host=place.host, token=place.token, limits=limits)
+        serve(app, place.host, place.port, finish_s=limits.finish_s)
     finally:
         asyncio.run(_closed(tools))
 

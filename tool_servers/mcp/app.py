@@ -9,20 +9,15 @@ from typing import Any
 
 import mcp_types as types
 from mcp.server import Server
-from starlette.datastructures import Headers
-from starlette.requests import Request
-from starlette.responses import JSONResponse
-from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from afm import __version__
 from afm.configuration import read_mapping, validated
 from afm.errors import AfmError
 from afm.tools import Tool, load_tools
 from afm.tools.registry import FunctionSchema, ToolsFile
-from tool_servers.shared.access import allowed
-
-MCP_PATH = "/mcp"
+from tool_servers.mcp.gate import MCP_PATH, Gate
+from tool_servers.shared.settings import ServerSettings
 
 
 def mcp_server(source: Path | Mapping[str, Any]) -> tuple[Server[Any], dict[str, Tool]]:
@@ -56,38 +51,16 @@ def mcp_server(source: Path | Mapping[str, Any]) -> tuple[Server[Any], dict[str,
     return server, tools
 
 
-def http_app(server: Server[Any], *, host: str, token: str | None) -> ASGIApp:
-    """``server`` behind Streamable HTTP at ``/mcp``; ``GET /health`` needs no token.
+def http_app(server: Server[Any], *, host: str, token: str | None, limits: ServerSettings) -> ASGIApp:
+    """``server`` behind Streamable HTTP at ``/mcp``, without sessions; see :mod:`tool_servers.mcp.gate`.
 
     Args:
         host: Where it listens; requests for other names are refused (DNS rebinding).
     """
-
-    async def health(_: Request) -> JSONResponse:
-        return JSONResponse({"status": "ok"})
-
     app = server.streamable_http_app(
-        streamable_http_path=MCP_PATH,
-        json_response=True,
-        stateless_http=True,
-        host=host,
-        custom_starlette_routes=[Route("/health", health)],
+        streamable_http_path=MCP_PATH, json_response=True, stateless_http=True, host=host
     )
-
-    async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
-        if (
-            scope["type"] == "http"
-            and scope["path"] != "/health"
-            and not allowed(Headers(scope=scope), token)
-        ):
-            refusal = JSONResponse(
-                {"error": "the token is missing or wrong"}, 401, {"WWW-Authenticate": "Bearer"}
-            )
-            await refusal(scope, receive, send)
-            return
-        await app(scope, receive, send)
-
-    return guarded
+    return Gate(app, limits, token=token)
 
 
 def _declared(function: FunctionSchema) -> types.Tool:

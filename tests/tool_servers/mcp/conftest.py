@@ -12,12 +12,12 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture
 def mcp_process():
-    """Starts a server for a tools file and returns its address."""
+    """Starts a server for a tools file and returns its address; ``program`` may be another that takes the same words."""
     running = []
 
-    def start(tools_file, token=""):
+    def start(tools_file, token="", program=("-m", "tool_servers.mcp")):
         process = subprocess.Popen(
-            [sys.executable, "-m", "tool_servers.mcp", "--tools", str(tools_file), "--http", "--port", "0"],
+            [sys.executable, *program, "--tools", str(tools_file), "--http", "--port", "0"],
             stdout=subprocess.PIPE,
             text=True,
             cwd=ROOT,

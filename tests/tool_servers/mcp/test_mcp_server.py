@@ -1,6 +1,9 @@
 """Our tools as a real MCP client and plain HTTP see them."""
 
+import asyncio
+import socket
 import sys
+import time
 
 import httpx
 import pytest
@@ -18,6 +21,8 @@ tools:
         parameters: {type: object, properties: {code: {type: string}}, required: [code]}
 """
 PROGRAM = {"code": "```py\nprint(6 * 7)\n```"}
+CALL = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "code", "arguments": PROGRAM}}
+ACCEPT = {"Accept": "application/json, text/event-stream"}
 
 
 @pytest.fixture
@@ -59,9 +64,71 @@ async def test_over_http_with_a_token(tools_file, mcp_process):
         await use(client)
     async with httpx.AsyncClient() as plain:
         assert (await plain.post(f"{url}/mcp", json={})).status_code == 401
-        assert (await plain.get(f"{url}/health")).json() == {"status": "ok"}
+        assert (await plain.get(f"{url}/health")).json() == {"status": "ok", "running": 0, "waiting": 0}
+        assert (await plain.get(f"{url}/metrics")).status_code == 401
         wrong = {"Authorization": "Bearer s3cret-tokem"}
         assert (await plain.post(f"{url}/mcp", json={}, headers=wrong)).status_code == 401
+
+
+def announced(url, size):
+    """The answer to a request that promises a body of this size and sends one byte of it."""
+    host, _, port = url.removeprefix("http://").rpartition(":")
+    head = f"POST /mcp HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Length: {size}\r\n\r\n{{"
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
+        connection.sendall(head.encode())
+        answer = b""
+        while not answer.endswith(b"}"):
+            answer += connection.recv(65536)
+    return answer.decode()
+
+
+async def test_it_counts_what_it_answers_and_refuses_what_it_does_not_serve(tools_file, mcp_process):
+    url = mcp_process(tools_file)
+    async with httpx.AsyncClient(timeout=20) as plain:
+        assert (await plain.post(f"{url}/mcp", json=CALL, headers=ACCEPT)).status_code == 200
+        stream = await plain.get(f"{url}/mcp", headers={"Accept": "text/event-stream"})
+        assert (stream.status_code, stream.headers["Allow"]) == (405, "POST")
+        assert stream.json() == {"error": "expected POST"}
+        assert (await plain.get(f"{url}/other")).json() == {"error": "no such path; expected /mcp"}
+        assert "longer than 4194304 bytes" in await asyncio.to_thread(announced, url, 5 << 20)
+        numbers = (await plain.get(f"{url}/metrics")).text
+    for line in ('{status="200"} 1', '{status="404"} 1', '{status="405"} 1', '{status="413"} 1'):
+        assert f"afm_mcp_requests_total{line}" in numbers
+    assert "afm_mcp_request_seconds_count 1" in numbers
+    assert "afm_mcp_running 0" in numbers
+
+
+def test_a_body_that_does_not_come_is_answered_408(tools_file, mcp_process):
+    began = time.monotonic()
+    assert "the request did not arrive within 15 s" in announced(mcp_process(tools_file), 100)
+    assert time.monotonic() - began >= 14
+
+
+SMALL = """
+import sys
+from pathlib import Path
+from tool_servers.mcp.app import http_app, mcp_server
+from tool_servers.shared.serve import serve
+from tool_servers.shared.settings import ServerSettings
+
+server, _ = mcp_server(Path(sys.argv[2]))
+limits = ServerSettings(max_parallel=1, max_waiting=1)
+serve(http_app(server, host="127.0.0.1", token=None, limits=limits), "127.0.0.1", 0, finish_s=1)
+"""
+
+
+async def test_calls_beyond_its_places_are_answered_429_and_counted(tools_file, mcp_process):
+    url = mcp_process(tools_file, program=("-c", SMALL))
+    async with httpx.AsyncClient(timeout=60) as plain:
+        calls = (plain.post(f"{url}/mcp", json=CALL, headers=ACCEPT) for _ in range(8))
+        answers = await asyncio.gather(*calls)
+        numbers = (await plain.get(f"{url}/metrics")).text
+    refused = [answer for answer in answers if answer.status_code == 429]
+    assert len(refused) >= 1
+    assert all(int(answer.headers["Retry-After"]) >= 1 for answer in refused)
+    assert f'afm_mcp_requests_total{{status="429"}} {len(refused)}' in numbers
+    for answer in answers:
+        assert answer in refused or answer.json()["result"]["content"][0]["text"] == "42"
 
 
 async def test_a_page_cannot_reach_it_by_another_name(tools_file, mcp_process):
