@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -255,13 +256,46 @@ def test_wrong_usage_has_status_2(servers, words):
         servers(*words, status=2)
 
 
-def test_a_server_that_cannot_read_its_pages_fails_with_its_last_words(servers, tmp_path):
+def test_bad_pages_a_bad_index_and_a_port_twice_are_told_before_anything_starts(servers, index, tmp_path):
     pages = tmp_path / "pages.jsonl"
-    pages.write_text("no page\n")
-    told = servers("start", "web_search", status=1, WEB_PAGE_STORE=pages)
-    assert "web_search       failed: ended with status 1" in told
-    assert "pages.jsonl:1: no page" in told
-    assert not (servers.state / "web_search.pid").exists()
+    pages.write_text('{"url": "http://e.org", "title": "Mill", "text": "The mill."}\nno page\n')
+    torn = tmp_path / "torn"
+    shutil.copytree(index, torn)
+    os.truncate(torn / "passages.jsonl", 10)
+    (servers.configs / "wiki.yaml").write_text(f"index: {torn}\n")
+    told = servers(
+        "start", "code", "crawl_page", "web_search", "wiki_search", status=1,
+        WEB_PAGE_STORE=pages, CRAWL_PAGE_PORT=servers.ports["CODE_SERVER"],
+    )  # fmt: skip
+    assert f"crawl_page       cannot start: port {servers.ports['CODE_SERVER']} is that of code, too" in told
+    assert f"web_search       cannot start: {pages}:2: no page" in told
+    assert f"wiki_search      cannot start: {torn}/passages.jsonl: it has 10 bytes, expected" in told
+    assert "error: nothing was started" in told
+    assert not list(servers.state.glob("*.pid"))
+
+
+def test_a_server_that_ends_at_once_fails_with_its_last_words(servers, tmp_path):
+    told = servers("start", "crawl", status=1, WEB_CACHE=tmp_path)
+    assert "crawl_page       failed: ended with status 1" in told
+    assert f"cache {tmp_path}: cannot be opened" in told
+    assert not (servers.state / "crawl_page.pid").exists()
+
+
+def test_tools_of_a_wrong_class_are_told_by_a_dry_run(servers, tmp_path):
+    tools = tmp_path / "tools.yaml"
+    entry = {
+        "class_name": "afm.tools.code.CodeTol",
+        "tool_schema": {"type": "function", "function": {"name": "code"}},
+    }
+    tools.write_text(json.dumps({"tools": [entry]}))
+    told = servers("start", "mcp", "--dry-run", "--", "--tools", tools, status=1)
+    assert "mcp              cannot start: " in told
+    assert "has no class 'CodeTol'; did you mean 'CodeTool'" in told
+
+
+def test_an_engine_that_the_index_lacks_is_told_before_the_start(servers, index):
+    told = servers("start", "wiki", "--", "--index", index, "--engine", "dense", status=1)
+    assert "has no dense part; add it: afm serve wiki build" in told
 
 
 def test_a_killed_server_is_noticed_and_can_be_started_again(servers):

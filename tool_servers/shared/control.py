@@ -13,7 +13,7 @@ from pathlib import Path
 
 from afm.errors import AfmError, ConfigError, EngineError, UsageError
 from afm.settings import load_settings
-from tool_servers.shared.control_plan import NotSetUpError, Plan, named, planned
+from tool_servers.shared.control_plan import NotSetUpError, Plan, check_apart, named, planned
 from tool_servers.shared.control_process import StateFolder, health, resident_mib
 from tool_servers.shared.kinds import KINDS
 
@@ -81,7 +81,9 @@ def _start(names: list[str], given: argparse.Namespace, further: Sequence[str], 
             _say(name, f"runs already, pid {running.pid}, {running.url}")
             continue
         try:
-            plans.append(planned(name, given.configs, further, environment))
+            plan = planned(name, given.configs, further, environment)
+            check_apart(plan, plans)
+            plans.append(plan)
         except NotSetUpError as error:
             wrong += bool(names)
             _say(name, f"not set up: {error}")

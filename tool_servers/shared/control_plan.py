@@ -87,6 +87,19 @@ def planned(name: str, configs: Path, further: Sequence[str], environment: Setti
     return Plan(name, (*http, *given, *further), host, port)
 
 
+def check_apart(plan: Plan, others: Sequence[Plan]) -> None:
+    """Refuse a server that would listen where another one that is to be started does.
+
+    Raises:
+        ConfigError: Names both.
+    """
+    for other in others:
+        if plan.port and plan.port == other.port:
+            raise ConfigError(
+                f"port {plan.port} is that of {other.name}, too; choose another for one of them"
+            )
+
+
 def _options(further: Sequence[str]) -> dict[str, str]:
     """``--name value`` and ``--name=value``."""
     found: dict[str, str] = {}
@@ -129,6 +142,7 @@ def _check_crawl(config: Path | None, _: Mapping[str, str], environment: Setting
 
 
 def _check_search(config: Path | None, _: Mapping[str, str], environment: Settings) -> None:
+    from tool_servers.web_search.local import check_local
     from tool_servers.web_search.providers import open_provider
     from tool_servers.web_search.settings import SearchSettings
 
@@ -137,8 +151,8 @@ def _check_search(config: Path | None, _: Mapping[str, str], environment: Settin
         open_provider(settings, environment)
     elif environment.web_page_store is None:
         raise NotSetUpError("WEB_PAGE_STORE is not set; name a JSONL of pages, or choose serper or searxng")
-    elif not environment.web_page_store.exists():
-        raise ConfigError(f"WEB_PAGE_STORE: {environment.web_page_store}: no such file or folder")
+    else:
+        check_local(environment.web_page_store, settings.page_url)
 
 
 def _check_vision(config: Path | None, _: Mapping[str, str], environment: Settings) -> None:
@@ -155,23 +169,29 @@ def _check_vision(config: Path | None, _: Mapping[str, str], environment: Settin
 
 
 def _check_wiki(config: Path | None, options: Mapping[str, str], _: Settings) -> None:
+    from tool_servers.wiki_search.index import served_engine
+    from tool_servers.wiki_search.manifest import checked_manifest
     from tool_servers.wiki_search.settings import WikiServerSettings
 
+    settings = WikiServerSettings.read(config)
     named_here = options.get("--index")
-    folder = Path(named_here) if named_here else WikiServerSettings.read(config).index
-    if folder is not None and (folder / "manifest.json").is_file():
-        return
-    message = f"{folder}: no index there; build one with `afm serve wiki build CORPUS --out {folder}`"
-    raise ConfigError(message) if named_here else NotSetUpError(message)
+    folder = Path(named_here) if named_here else settings.index
+    if folder is None or not (folder / "manifest.json").is_file():
+        message = f"{folder}: no index there; build one with `afm serve wiki build CORPUS --out {folder}`"
+        raise ConfigError(message) if named_here else NotSetUpError(message)
+    served_engine(folder, checked_manifest(folder), options.get("--engine", settings.engine))
 
 
 def _check_mcp(_: Path | None, options: Mapping[str, str], __: Settings) -> None:
+    from afm.tools import load_tools
+
     if "--tools" not in options:
         raise NotSetUpError(
             "no tools named; servers.sh start mcp -- --tools configs/tools/code_executor.yaml"
         )
     if not Path(options["--tools"]).is_file():
         raise ConfigError(f"--tools: {options['--tools']}: no such file")
+    load_tools(Path(options["--tools"]))
 
 
 _CHECKS: dict[str, Check] = {

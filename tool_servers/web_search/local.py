@@ -13,6 +13,7 @@ from afm.errors import ConfigError, DataError
 from tool_servers.crawl_page.passages import best_passages
 from tool_servers.web_search.providers import Hit, Provider
 from tool_servers.wiki_search.index import Index, open_index
+from tool_servers.wiki_search.manifest import checked_manifest
 from tool_servers.wiki_search.terms import terms_of
 
 _SNIPPET_CHARS = 300
@@ -43,7 +44,7 @@ class PageFile:
             self._places.append(place)
             corpus.append(terms_of(row["title"]) * _TITLE_WEIGHT + terms_of(row["text"]) or ["-"])
         if not corpus:
-            raise DataError("holds no page; expected rows {url, title, text}", path=str(path))
+            raise _no_page(path)
         self._words = set().union(*map(set, corpus))
         self._index = bm25s.BM25()
         self._index.index(corpus, show_progress=False)
@@ -105,6 +106,22 @@ def open_local(store: Path | None, page_url: str | None) -> Provider:
         ConfigError: There is no store, or its pages have no address.
         DataError: It is damaged.
     """
+    store = _named(store, page_url)
+    if page_url is None or store.is_file():
+        return PageFile(store, page_url)
+    return PageIndex(open_index(store), page_url)
+
+
+def check_local(store: Path | None, page_url: str | None) -> None:
+    """Raise what :func:`open_local` would, without making anything of the pages."""
+    store = _named(store, page_url)
+    if not store.is_file():
+        checked_manifest(store)
+    elif not sum(1 for _ in _rows(store, page_url)):  # every row, so that a bad one is met
+        raise _no_page(store)
+
+
+def _named(store: Path | None, page_url: str | None) -> Path:
     if store is None:
         raise ConfigError(
             "WEB_SEARCH_METHOD_TYPE is local, but WEB_PAGE_STORE is not set; name a JSONL of pages {url, title, text} "
@@ -114,13 +131,15 @@ def open_local(store: Path | None, page_url: str | None) -> Provider:
         raise ConfigError(f"WEB_PAGE_STORE: {store}: no such file or folder")
     if page_url is not None and "{title}" not in page_url and "{id}" not in page_url:
         raise ConfigError(f"page_url: got {page_url!r}, expected an address with {{title}} or {{id}} in it")
-    if store.is_file():
-        return PageFile(store, page_url)
-    if page_url is None:
+    if page_url is None and not store.is_file():
         raise ConfigError(
             f"{store}: the pages of an index have no address; set page_url in the server's YAML"
         )
-    return PageIndex(open_index(store), page_url)
+    return store
+
+
+def _no_page(path: Path) -> DataError:
+    return DataError("holds no page; expected rows {url, title, text}", path=str(path))
 
 
 def _rows(path: Path, page_url: str | None) -> Iterator[tuple[int, dict[str, str]]]:
@@ -148,9 +167,15 @@ def _page(row: dict[str, Any], page_url: str | None) -> dict[str, str]:
     if url is None:
         if page_url is None:
             raise ValueError("the page has no url, and page_url is not set")
-        name = quote(title.replace(" ", "_"))
-        url = page_url.replace("{title}", name).replace("{id}", quote(str(row.get("id", ""))))
-    return {"url": str(url), "title": title, "text": text}
+        name = quote(title.replace(" ", "_"), errors="replace")
+        number = quote(str(row.get("id", "")), errors="replace")
+        url = page_url.replace("{title}", name).replace("{id}", number)
+    return {"url": _sendable(str(url)), "title": _sendable(title), "text": _sendable(text)}
+
+
+def _sendable(text: str) -> str:
+    """Without halves of surrogate pairs, which JSON can hold and UTF-8 cannot."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def _snippet(text: str, query: str) -> str:

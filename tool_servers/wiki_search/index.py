@@ -43,23 +43,34 @@ def open_index(
         ConfigError: The index lacks the part that ``engine`` needs.
     """
     manifest = checked_manifest(folder, whole=verify)
-    name = engine if engine != "auto" else "bm25" if manifest.bm25 else "dense"
+    name = served_engine(folder, manifest, engine)
     store = PassageStore(folder, expected=manifest.passages)
     parts: list[Engine] = []
     if name in ("bm25", "hybrid"):
-        if manifest.bm25 is None:
-            raise ConfigError(
-                f"{folder}: has no BM25 part; add it: afm serve wiki build CORPUS --engine bm25 --out {folder}"
-            )
         from tool_servers.wiki_search.bm25 import Bm25
 
         parts.append(Bm25(folder))
     if name in ("dense", "hybrid"):
-        if manifest.dense is None:
-            raise ConfigError(
-                f"{folder}: has no dense part; add it: afm serve wiki build CORPUS --engine dense --model M --out {folder}"
-            )
+        assert manifest.dense is not None
         from tool_servers.wiki_search.dense import Dense
 
         parts.append(Dense(folder, manifest.dense, manifest.passages, model=model, device=device))
     return Index(manifest, store, parts[0] if len(parts) == 1 else Hybrid(parts), name)
+
+
+def served_engine(folder: Path, manifest: Manifest, engine: str) -> str:
+    """``bm25``, ``dense`` or ``hybrid``.
+
+    Raises:
+        ConfigError: The index lacks a part that it needs; the message has the command that adds it.
+    """
+    name = engine if engine != "auto" else "bm25" if manifest.bm25 else "dense"
+    if name != "dense" and manifest.bm25 is None:
+        raise ConfigError(
+            f"{folder}: has no BM25 part; add it: afm serve wiki build CORPUS --engine bm25 --out {folder}"
+        )
+    if name != "bm25" and manifest.dense is None:
+        raise ConfigError(
+            f"{folder}: has no dense part; add it: afm serve wiki build CORPUS --engine dense --model M --out {folder}"
+        )
+    return name

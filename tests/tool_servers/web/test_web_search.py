@@ -12,6 +12,7 @@ import time
 import httpx
 import pytest
 
+from tool_servers.web_search.local import open_local
 from tool_servers.wiki_search import build as wiki_build
 
 PAGES = [
@@ -284,3 +285,15 @@ def test_wrong_requests_get_structured_errors(start, page_file):
     for body in ({}, {"q": ""}, {"q": "x", "num": 0}, {"q": "x" * 21}):
         response = server.post("/search", **body)
         assert (response.status_code, response.json()["kind"]) == (400, "request")
+
+
+async def test_half_a_surrogate_pair_in_a_page_can_be_sent(tmp_path):
+    pages = tmp_path / "pages.jsonl"
+    pages.write_text('{"id": "\\ud800", "title": "River \\ud800", "text": "A long river \\udfff here."}\n')
+    provider = open_local(pages, "http://127.0.0.1:8008/{title}/{id}")
+    [hit] = await provider.search("river", 3)
+    assert (hit.title, hit.snippet, hit.link) == (
+        "River ?",
+        "A long river ? here.",
+        "http://127.0.0.1:8008/River_%3F/%3F",
+    )
