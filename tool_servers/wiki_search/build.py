@@ -25,6 +25,7 @@ from tool_servers.wiki_search.manifest import (
     Manifest,
     facts_of,
     read_manifest,
+    sample_of,
     write_manifest,
 )
 from tool_servers.wiki_search.need import check_space, estimated
@@ -83,7 +84,8 @@ def _built(plan: Plan, progress: Progress) -> Manifest:
         note = Collector(plan.corpus, plan.folder, work).run(None, progress)
         _write_offsets(plan.folder, work)
     else:
-        note = Note(plan.corpus.name, finished.corpus_bytes, 0, 0, finished.passages, 0, {}, True)
+        size, sample = finished.corpus_bytes, finished.corpus_sample
+        note = Note(plan.corpus.name, size, 0, 0, finished.passages, 0, {}, True, sample)
     bm25 = finished.bm25 if finished else None
     if need_bm25:
         bm25 = _bm25(note, plan, work, progress)
@@ -98,6 +100,7 @@ def _built(plan: Plan, progress: Progress) -> Manifest:
         passages=note.passages,
         corpus=note.corpus,
         corpus_bytes=note.corpus_bytes,
+        corpus_sample=note.corpus_sample,
         files={path.relative_to(plan.folder).as_posix(): facts_of(path) for path in files},
         bm25=bm25,
         dense=dense,
@@ -176,6 +179,11 @@ def _check_same(finished: Manifest | None, plan: Plan) -> None:
         raise DataError(
             f"holds an index of {finished.corpus} ({finished.corpus_bytes:,} bytes), got {here[0]} ({here[1]:,} bytes); "
             "choose another --out",
+            path=str(plan.folder),
+        )
+    if finished and finished.corpus_sample not in (None, sample_of(plan.corpus)):
+        raise DataError(
+            f"holds an index of another {finished.corpus} of the same size; choose another --out",
             path=str(plan.folder),
         )
     if finished and finished.dense and plan.model and finished.dense.model != plan.model:

@@ -17,6 +17,7 @@ from typing import IO
 
 from afm.datasets.atomic import replace_text
 from afm.errors import DataError
+from tool_servers.wiki_search.manifest import sample_of
 from tool_servers.wiki_search.passages import STORE, Row, read_corpus
 from tool_servers.wiki_search.terms import terms_of
 
@@ -34,7 +35,7 @@ class Note:
     """How far the pass is.
 
     Attributes:
-        corpus, corpus_bytes: Which file, so that no other is continued with.
+        corpus, corpus_bytes, corpus_sample: Which file, so that no other is continued with.
         position, line: In the uncompressed corpus.
         sizes: Bytes of every file written so far.
     """
@@ -47,6 +48,7 @@ class Note:
     terms: int
     sizes: dict[str, int]
     finished: bool = False
+    corpus_sample: int | None = None
 
 
 class Collector:
@@ -112,13 +114,15 @@ class Collector:
 
     def _begun(self) -> Note:
         size = self._corpus.stat().st_size
+        sample = sample_of(self._corpus)
         if not self._note_path.is_file():
-            return Note(self._corpus.name, size, 0, 0, 0, 0, dict.fromkeys(self._paths, 0))
+            sizes = dict.fromkeys(self._paths, 0)
+            return Note(self._corpus.name, size, 0, 0, 0, 0, sizes, corpus_sample=sample)
         note = Note(**json.loads(self._note_path.read_text(encoding="utf-8")))
-        if (note.corpus, note.corpus_bytes) != (self._corpus.name, size):
+        if (note.corpus, note.corpus_bytes, note.corpus_sample) != (self._corpus.name, size, sample):
             raise DataError(
                 f"{self._note_path.parent} holds a build of {note.corpus} ({note.corpus_bytes:,} bytes), got "
-                f"{self._corpus.name} ({size:,} bytes); delete that folder to begin anew"
+                f"{self._corpus.name} ({size:,} bytes), or another content; delete that folder to begin anew"
             )
         return note
 

@@ -103,7 +103,7 @@ def _skip(file: IO[bytes], count: int) -> None:
 def _passage(raw: bytes, path: Path, number: int) -> Passage:
     try:
         row = json.loads(raw)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"no JSON: {error}", path=str(path), line=number) from None
     if not isinstance(row, dict) or not isinstance(row.get("id"), str | int):
         raise DataError("expected an object with `id` and `contents`", path=str(path), line=number)

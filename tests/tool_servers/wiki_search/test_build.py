@@ -125,6 +125,16 @@ def test_an_index_of_another_corpus_is_not_written_over(index, tmp_path):
     assert "Traceback" not in done.stderr
 
 
+def test_another_corpus_of_the_same_name_and_size_is_another_corpus(corpus, index, tmp_path):
+    other = tmp_path / corpus.name
+    content = bytearray(corpus.read_bytes())
+    content[len(content) // 2 :] = content[len(content) // 2 :].replace(b"the", b"teh")
+    other.write_bytes(content)
+    done = build(other, index)
+    assert done.returncode == 1
+    assert "holds an index of another corpus.jsonl of the same size; choose another --out" in done.stderr
+
+
 @pytest.mark.parametrize("name", ["passages.jsonl", "bm25/data.csc.index.npy", "passages.offsets.npy"])
 def test_truncated_and_missing_files_are_refused(index, tmp_path, name):
     copy = tmp_path / "copy"
@@ -173,6 +183,7 @@ def test_an_engine_that_the_index_lacks_is_refused_with_the_command_that_adds_it
         ('{"id": "1", "contents": "two words"}\n{"id": 2}\n', r"c\.jsonl:2: contents: got None"),
         ("[1]\n", r"c\.jsonl:1: expected an object"),
         ('{"id": "1", "contents"', r"c\.jsonl:1: no JSON"),
+        ('{"id": 1, "contents": "a"}\n{"id": 2, "contents": ' + "[" * 100_000, r"c\.jsonl:2: no JSON"),
         ('{"id": "1", "contents": "a b c"}\n', "holds a word of two letters"),
     ],
 )
