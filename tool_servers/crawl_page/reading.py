@@ -117,8 +117,8 @@ class PageReader:
     async def _page(self, url: str) -> tuple[Page, bool]:
         key = f"page:{_digest_of(url)}"
         kept = await self._cache.get(key)
-        if kept is not None:
-            return Page(**json.loads(kept)), True
+        if kept is not None and (page := _page_in(kept)) is not None:
+            return page, True
         task = self._under_way.get(key)
         if task is None:
             task = asyncio.create_task(self._fetched(url, key))
@@ -147,6 +147,14 @@ class PageReader:
         self._under_way.pop(key, None)
         if not task.cancelled():
             task.exception()  # every waiter may be gone
+
+
+def _page_in(kept: str) -> Page | None:
+    """A cached page; ``None`` when another version of this server wrote it."""
+    try:
+        return Page(**json.loads(kept))
+    except (ValueError, TypeError):
+        return None
 
 
 def _digest_of(*parts: str) -> str:

@@ -93,8 +93,8 @@ class Searcher:
         about = f"{self._provider.name}\0{count}\0{query}".encode("utf-8", "replace")
         key = hashlib.sha256(about).hexdigest()
         kept = await self._cache.get(f"search:{key}")
-        if kept is not None:
-            return [Hit(**hit) for hit in json.loads(kept)], True
+        if kept is not None and (hits := _hits_in(kept)) is not None:
+            return hits, True
         task = self._under_way.get(key)
         known = task is not None
         if task is None:
@@ -118,3 +118,11 @@ class Searcher:
         self._under_way.pop(key, None)
         if not task.cancelled():
             task.exception()  # every waiter may be gone
+
+
+def _hits_in(kept: str) -> list[Hit] | None:
+    """Cached results; ``None`` when another version of this server wrote them."""
+    try:
+        return [Hit(**hit) for hit in json.loads(kept)]
+    except (ValueError, TypeError):
+        return None

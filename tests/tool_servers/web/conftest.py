@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import subprocess
 import sys
 import threading
+import zlib
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -129,6 +131,17 @@ def start(tmp_path):
         process.terminate()
     for process in processes:
         process.wait(20)
+
+
+@pytest.fixture
+def spoil(tmp_path):
+    """Puts this text in place of all that is cached."""
+
+    def spoilt(text):
+        with sqlite3.connect(tmp_path / "cache.sqlite") as store:
+            assert store.execute("UPDATE texts SET value = ?", (zlib.compress(text.encode()),)).rowcount > 0
+
+    return spoilt
 
 
 @pytest.fixture

@@ -60,6 +60,15 @@ def test_a_page_is_read_toward_the_goal_and_cached(server, site):
     assert site.asked == ["/rivers"]
 
 
+@pytest.mark.parametrize("text", ['{"an older": "page"}', "no JSON", "[]"])
+def test_a_cached_page_of_another_version_is_read_again(server, site, spoil, text):
+    site.pages["/rivers"] = html(ARTICLE)
+    server.post("/crawl_page", urls=f"{site.url}/rivers")
+    spoil(text)
+    (page,) = pages(server.post("/crawl_page", urls=f"{site.url}/rivers"))
+    assert (page["title"], page["cached"]) == ("Rivers & seas", False)
+
+
 def test_several_pages_and_each_failure_in_words(server, site, tmp_path):
     site.pages["/a"] = html(b"<p>first page</p>")
     site.pages["/j"] = (200, "application/json", b'{"answer": [42]}')

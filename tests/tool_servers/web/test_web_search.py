@@ -287,6 +287,14 @@ def test_wrong_requests_get_structured_errors(start, page_file):
         assert (response.status_code, response.json()["kind"]) == (400, "request")
 
 
+@pytest.mark.parametrize("text", ['[{"an older": "hit"}]', "no JSON", "[1]"])
+def test_cached_results_of_another_version_are_asked_for_again(start, provider, spoil, text):
+    server = serper(start, provider)
+    found = server.post("/search", q="river").json()
+    spoil(text)
+    assert server.post("/search", q="river").json() == found
+
+
 async def test_half_a_surrogate_pair_in_a_page_can_be_sent(tmp_path):
     pages = tmp_path / "pages.jsonl"
     pages.write_text('{"id": "\\ud800", "title": "River \\ud800", "text": "A long river \\udfff here."}\n')
