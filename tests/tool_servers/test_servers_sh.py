@@ -279,6 +279,7 @@ def test_a_server_that_ends_at_once_fails_with_its_last_words(servers, tmp_path)
     assert "crawl_page       failed: ended with status 1" in told
     assert f"cache {tmp_path}: cannot be opened" in told
     assert not (servers.state / "crawl_page.pid").exists()
+    assert servers.state.joinpath("crawl_page.log").stat().st_mode & 0o777 == 0o600
 
 
 def test_tools_of_a_wrong_class_are_told_by_a_dry_run(servers, tmp_path):

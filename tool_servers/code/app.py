@@ -21,6 +21,7 @@ from dataclasses import asdict
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from pydantic import ValidationError
+from starlette.exceptions import HTTPException
 
 from afm.errors import ConfigError, DataError, SandboxBusyError, SandboxError
 from afm.sandbox import ExitReason, RunResult, Sandbox, SandboxLimits, limits_from
@@ -29,6 +30,7 @@ from tool_servers.code.settings import CodeServerSettings, excess
 from tool_servers.shared.access import allowed
 from tool_servers.shared.admission import Admission, BusyError
 from tool_servers.shared.metrics import CONTENT_TYPE, Count, Durations, Level, page
+from tool_servers.shared.refusals import refused
 from tool_servers.shared.requests import (
     GoneError,
     TooLargeError,
@@ -86,6 +88,7 @@ class CodeServer:
     def app(self) -> FastAPI:
         """The application."""
         app = FastAPI(lifespan=self._life, docs_url=None, redoc_url=None, openapi_url=None)
+        app.add_exception_handler(HTTPException, refused)
         app.post(RUN_PATH)(self.run)
         app.get("/health")(self.health)
         app.get("/metrics")(self.metrics)

@@ -74,7 +74,7 @@ class StateFolder:
         """
         self._folder.mkdir(parents=True, exist_ok=True)
         log = self.log(plan.name)
-        with log.open("ab") as sink:
+        with open(log, "ab", opener=_private) as sink:
             begin = sink.tell()
             process = subprocess.Popen(
                 plan.command(),
@@ -157,6 +157,10 @@ def resident_mib(pid: int) -> float:
         return 0.0
     found = re.search(r"VmRSS:\s+(\d+)", status)
     return int(found[1]) / 1024 if found else 0.0
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def _born(pid: int) -> int:

@@ -23,11 +23,13 @@ from typing import Any, Generic, TypeVar
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from pydantic import BaseModel, ValidationError
+from starlette.exceptions import HTTPException
 
 from afm.errors import DataError
 from tool_servers.shared.access import allowed
 from tool_servers.shared.admission import Admission, BusyError
 from tool_servers.shared.metrics import CONTENT_TYPE, Count, Durations, Level, page
+from tool_servers.shared.refusals import refused
 from tool_servers.shared.requests import GoneError, TooLargeError, bounded_body, while_connected
 from tool_servers.shared.settings import ServerSettings
 from tool_servers.shared.upstream import Trouble, UpstreamError
@@ -87,6 +89,7 @@ class Endpoint(Generic[RequestT]):
     def app(self) -> FastAPI:
         """The application."""
         app = FastAPI(lifespan=self._life, docs_url=None, redoc_url=None, openapi_url=None)
+        app.add_exception_handler(HTTPException, refused)
         app.post(self._path)(self.answer)
         app.get("/health")(self.health)
         app.get("/metrics")(self.metrics)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import socket
 from collections.abc import Awaitable, Callable
@@ -49,6 +50,7 @@ def serve(
 
     follow_parent()
     follow_log()
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING)
     listener = _listener(host, port)
     config = uvicorn.Config(
         app,

@@ -13,12 +13,14 @@ Every other status is ``{"error": "..."}``: 400 no valid request, 401 no token, 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from pydantic import BaseModel, ValidationError
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
@@ -26,11 +28,13 @@ from starlette.routing import Route
 from tool_servers.shared.access import allowed
 from tool_servers.shared.admission import Admission, BusyError
 from tool_servers.shared.metrics import CONTENT_TYPE, Count, Durations, Level, page
+from tool_servers.shared.refusals import refused
 from tool_servers.shared.requests import GoneError, TooLargeError, bounded_body
 from tool_servers.wiki_search.batching import Batcher
 from tool_servers.wiki_search.index import Index
 from tool_servers.wiki_search.settings import WikiServerSettings
 
+_log = logging.getLogger(__name__)
 _BODY_S = 15.0
 _GONE = 499  # nobody reads it
 _BATCH = {"bm25": 8, "dense": 256, "hybrid": 64}
@@ -91,7 +95,7 @@ class WikiServer:
             Route("/health", self.health),
             Route("/metrics", self.metrics),
         ]
-        return Starlette(routes=routes, lifespan=self._life)
+        return Starlette(routes=routes, lifespan=self._life, exception_handlers={HTTPException: refused})
 
     async def retrieve(self, request: Request) -> Response:
         """Search for each query."""
@@ -115,6 +119,7 @@ class WikiServer:
         except TimeoutError:
             return self._refusal(503, "search", f"the search took longer than {self._settings.search_s:g} s")
         except Exception as error:  # noqa: BLE001  the process border: its type alone is told
+            _log.exception("/retrieve failed")
             return self._refusal(503, "search", f"the search failed ({type(error).__name__})")
         self._answered.add(self._index.engine_name)
         self._seconds.add(time.monotonic() - began)
