@@ -68,7 +68,7 @@ def read_file(path: Path, what: str = "settings") -> dict[str, Any]:
         raise ConfigError(f"{path}: no such file; expected a YAML of {what}") from None
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
-    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+    except (yaml.YAMLError, UnicodeDecodeError, OSError, RecursionError) as error:
         raise ConfigError(f"{path}: cannot be read as YAML: {error}") from None
     if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
         raise ConfigError(f"{path}: got {type(data).__name__}, expected a mapping of {what}")
@@ -234,6 +234,7 @@ def _explained(details: ErrorDetails, at: str, model: type[BaseModel]) -> str:
     if not location and not at:
         return details["msg"].removeprefix("Value error, ")
     expected = details["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    expected = expected.replace("a valid tuple", "a list")
     given = repr(details["input"])
     shown = given if len(given) <= 80 else f"{given[:77]}..."
     return f"{path}: got {shown} ({type(details['input']).__name__}), expected {expected}"

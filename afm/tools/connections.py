@@ -15,6 +15,7 @@ from afm.errors import ConfigError
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 5.0
 _KEPT_OPEN = 64
 _SHOWN_CHARS = 300
+_LAST_PORT = 65_535
 
 
 class Connections:
@@ -64,7 +65,7 @@ def server_address(url: str, path: str, variable: str, example: str) -> str:
         parsed = httpx.URL(url)
     except httpx.InvalidURL as error:
         raise ConfigError(f"urls: got {url!r}: {error}") from None
-    if parsed.scheme not in ("http", "https") or not parsed.host:
+    if parsed.scheme not in ("http", "https") or not parsed.host or (parsed.port or 1) > _LAST_PORT:
         raise ConfigError(f"urls: got {url!r}, expected an address such as {example}")
     if parsed.userinfo:
         raise ConfigError(f"urls: an address holds a password; put the token into {variable} instead")

@@ -92,7 +92,7 @@ class McpTool:
             return {self._settings.argument: text.strip()}
         try:
             found = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             return f"The arguments are no JSON: {error}. Write one JSON object with the tool's parameters."
         if not isinstance(found, dict):
             return "The arguments are no JSON object. Write one JSON object with the tool's parameters."

@@ -11,6 +11,7 @@ The file has the shape that verl reads too::
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -150,13 +151,16 @@ def _tool_class(name: str, where: str) -> type[ConfiguredTool]:
         raise ConfigError(f"{where}: got {name!r}, expected a dotted name such as afm.tools.code.CodeTool")
     try:
         module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise ConfigError(f"{where}: {name!r} cannot be imported: {error}") from None
+    except Exception as error:  # whatever a module does when it is loaded
+        told = str(error) if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
+        raise ConfigError(f"{where}: {name!r} cannot be imported: {told}") from error
     found = getattr(module, class_name, None)
     classes = [key for key, value in vars(module).items() if hasattr(value, "from_config")]
     if found is None:
         hint = suggestion(class_name, classes) if classes else "it defines no tool"
         raise ConfigError(f"{where}: {module_name} has no class {class_name!r}; {hint}")
-    if not callable(getattr(found, "from_config", None)):
-        raise ConfigError(f"{where}: {name!r} is no tool class: it lacks the class method from_config")
+    if not callable(getattr(found, "from_config", None)) or inspect.isabstract(found):
+        raise ConfigError(
+            f"{where}: {name!r} is no tool class: it lacks the class method from_config, or leaves methods open"
+        )
     return found  # type: ignore[no-any-return]

@@ -89,6 +89,7 @@ async def test_a_programs_tools_are_an_agents_tools(program):
     assert (result.text, result.ok, result.meta) == ("HELLO </OBSERVATION>", True, {"error": False})
     assert "no JSON object" in (await tools["add"].call("[1]")).text
     assert "no JSON:" in (await tools["add"].call("2+2")).text
+    assert "no JSON:" in (await tools["add"].call("[" * 200_000)).text
     await close(tools)
 
 

@@ -65,7 +65,7 @@ def test_tools_with_equal_sandbox_settings_share_it() -> None:
     ("data", "message"),
     [
         ({}, r"tools: missing, but required"),
-        ({"tools": 3}, r"tools: got 3 \(int\), expected a valid tuple"),
+        ({"tools": 3}, r"tools: got 3 \(int\), expected a list"),
         ({"tool": []}, r"tool: unknown key; did you mean 'tools'\?"),
         ({"tools": [{"class_name": "x.Y"}]}, r"tools\[0\]\.tool_schema: missing"),
         ({"tools": [entry("no blanks")]}, r"tools\[0\]\.tool_schema\.function\.name: got 'no blanks'"),
@@ -80,6 +80,9 @@ def test_tools_with_equal_sandbox_settings_share_it() -> None:
             r"afm\.tools\.code has no class 'CodeTol'; did you mean 'CodeTool'",
         ),
         ({"tools": [entry(class_name="pathlib.Path")]}, r"'pathlib\.Path' is no tool class"),
+        ({"tools": [entry(class_name="..a.Foo")]}, r"'\.\.a\.Foo' cannot be imported: TypeError"),
+        ({"tools": [entry(class_name="afm.tools.web_tool.WebTool")]}, r"WebTool' is no tool class"),
+        ({"tools": [entry(urls=["http://a:99999"])]}, r"urls: got 'http://a:99999', expected an address"),
         (
             {"tools": [entry(max_observation_char=9)]},
             r"config\.max_observation_char: unknown key; did you mean",
