@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import sqlite3
 import threading
@@ -166,12 +167,35 @@ def _storable(text: str) -> str:
 
 
 def _connect(path: Path) -> sqlite3.Connection:
+    if path.is_file() and not os.access(path.parent, os.W_OK):
+        return _connect_where_nothing_can_be_written(path)
     connection = sqlite3.connect(path, timeout=_BUSY_TIMEOUT_S, check_same_thread=False)
     try:
         if _version(connection) != _SCHEMA_VERSION:
             write_ahead(connection, timeout_s=_BUSY_TIMEOUT_S)
             _bring_up_to_date(connection, path)
         connection.execute("PRAGMA synchronous = NORMAL")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _connect_where_nothing_can_be_written(path: Path) -> sqlite3.Connection:
+    """SQLite would put files beside one with a write-ahead log even to read it, unless told that it never changes."""
+    log = path.with_name(f"{path.name}-wal")
+    if log.is_file() and log.stat().st_size:
+        raise ConfigError(
+            f"{path}: its recorder was stopped and left {log.name}; open it once where that can be written: "
+            "afm cassette FILE"
+        )
+    connection = sqlite3.connect(f"{path.resolve().as_uri()}?immutable=1", uri=True, check_same_thread=False)
+    try:
+        if (version := _version(connection)) != _SCHEMA_VERSION:
+            raise ConfigError(
+                f"{path}: a cassette of version {version}, expected {_SCHEMA_VERSION}; where it can be written, "
+                "afm cassette FILE makes one of version 1 new, any other has to be recorded anew"
+            )
     except BaseException:
         connection.close()
         raise

@@ -289,3 +289,54 @@ def test_the_command_reports_age_and_versions(tmp_path):
     shown = subprocess.run(words, capture_output=True, text=True, check=True).stdout
     facts = "3 calls from 1970-01-02 to 1970-01-02, 3 older than 30 days, versions of the tool: 2"
     assert shown == f"a: {facts}\n"
+
+
+READER = """
+import asyncio, sys
+from pathlib import Path
+from afm.tools.cassette import Cassette
+cassette = Cassette(Path(sys.argv[1]), readonly=True)
+print(len(list(cassette.calls())), asyncio.run(cassette.find("count", "q")).result.text)
+"""
+
+
+def read_only(folder, path):
+    """Read a cassette in a folder that is mounted for reading only, which stops even the superuser."""
+    mounted = f"mount --bind '{folder}' '{folder}' && mount -o remount,ro,bind '{folder}'"
+    if subprocess.run(["unshare", "-rm", "sh", "-c", mounted], capture_output=True, check=False).returncode:
+        pytest.skip("needs user and mount namespaces")
+    words = [
+        "unshare",
+        "-rm",
+        "sh",
+        "-c",
+        f'{mounted} && exec "$@"',
+        "sh",
+        sys.executable,
+        "-c",
+        READER,
+        path,
+    ]
+    return subprocess.run(words, capture_output=True, text=True, check=False)
+
+
+async def test_a_place_that_cannot_be_written_is_good_enough_for_replay(tmp_path):
+    path = tmp_path / "x"
+    live = taped(path, mode="record")
+    await live.call("q")
+    await live.close()
+    done = read_only(tmp_path, path)
+    assert done.stdout.startswith("1 q"), done.stderr
+    assert [file.name for file in tmp_path.iterdir()] == ["x"]
+
+
+def test_a_cassette_whose_recorder_was_killed_says_what_to_do_where_it_cannot_be_written(tmp_path):
+    (tmp_path / "x").touch()
+    (tmp_path / "x-wal").write_bytes(b"calls")
+    done = read_only(tmp_path, tmp_path / "x")
+    assert "left x-wal; open it once where that can be written" in done.stderr
+
+
+def test_an_old_cassette_says_what_to_do_where_it_cannot_be_written(tmp_path):
+    old_cassette(tmp_path / "x")
+    assert "a cassette of version 1, expected 2" in read_only(tmp_path, tmp_path / "x").stderr
