@@ -75,7 +75,7 @@ class ScriptedWikiTeam:
         recorder.say(PLANNER, f"Search for the {', then the '.join(chain.asks)}.")
         tool, name = self._cast.tool, chain.start
         for number, asks in enumerate(chain.asks, 1):
-            recorder.say(LEADER, f"Now the {asks}.")
+            recorder.say(LEADER, f"Now the {asks} of {name}.")
             result = await recorder.use(SEARCHER, tool, f"{asks} of {name}")
             fact = find_fact(result.text, asks, name) if result.ok else None
             if fact is None:

@@ -65,11 +65,11 @@ async def test_two_facts_are_looked_up_one_after_the_other(tmp_path, spec):
     assert told == [
         "Two facts to find.",
         f"Search for the {first['asks']}, then the {last['asks']}.",
-        f"Now the {first['asks']}.",
+        f"Now the {first['asks']} of {first['title']}.",
         f"{first['asks']} of {first['title']}",
         f"The {first['asks']} of {first['title']} is {first['gives']}.",
         "One more.",
-        f"Now the {last['asks']}.",
+        f"Now the {last['asks']} of {last['title']}.",
         f"{last['asks']} of {last['title']}",
         f"The {last['asks']} of {last['title']} is {last['gives']}.",
         f" {task.ground_truth}",
