@@ -14,7 +14,7 @@ from afm.distill import ScriptedWikiTeam
 from afm.errors import ToolError
 from afm.processes import tied_environment
 
-PAGES = 2_000
+PAGES = 4_000
 HOPS = (1, 2)
 _INDEX = "index"
 _BUILD_LOG, _SERVER_LOG = "index.log", "wiki_server.log"
@@ -58,7 +58,7 @@ WIKI = Recipe(
     whole_tags=True,
     heads=4,
     example="",
-    full=Plan(train_tasks=6000, rl_tasks=2048, heldout_tasks=200),
+    full=Plan(train_tasks=12000, rl_tasks=2048, heldout_tasks=200),
     smoke=Plan(
         train_tasks=300,
         rl_tasks=64,
