@@ -228,6 +228,7 @@ def test_a_download_that_is_killed_goes_on(hub, command, published, tmp_path):
             process.send_signal(signal.SIGKILL)
         [partial] = folder.glob(f"{name}.*.partial")
         kept[name] = partial.stat().st_size
+        assert 0 < kept[name] < len(published[INDEX][name])
     hub.pause_s, killed = 0.0, len(hub.sent)
     run(command)
     assert (folder / "e5_Flat.index").read_bytes() == whole(published)
