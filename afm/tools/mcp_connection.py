@@ -25,6 +25,8 @@ class McpServer(BaseModel):
         url: Of a Streamable HTTP endpoint, e.g. ``http://127.0.0.1:8000/mcp``.
         token_variable: Environment variable with the bearer token for ``url``.
         timeout_s: For one call.
+        max_bytes: Of one answer. A program that writes a longer line is ended; an HTTP answer that is longer, or an
+            event of its stream, fails its call.
         connect_s: For connecting. By default ``timeout_s`` for an address, and a minute for a program, which may have to
             be installed first.
     """
@@ -36,6 +38,7 @@ class McpServer(BaseModel):
     url: str | None = Field(default=None, pattern=r"^https?://")
     token_variable: str | None = None
     timeout_s: float = Field(default=60.0, gt=0)
+    max_bytes: int = Field(default=16 << 20, ge=1024)
     connect_s: float | None = Field(default=None, gt=0)
 
     @property
@@ -198,17 +201,18 @@ class _Session:
 
 
 async def _client(server: McpServer, stack: AsyncExitStack) -> Any:
-    from mcp import Client, StdioServerParameters
+    from mcp import Client
     from mcp.client.streamable_http import streamable_http_client
-    from mcp.shared._httpx_utils import create_mcp_http_client
+
+    from afm.tools.mcp_http import bounded_client
+    from afm.tools.mcp_stdio import program
 
     if server.url is None:
         missing = [name for name in server.environment if name not in os.environ]
         if missing:
             raise ConfigError(f"environment variables of the MCP server are not set: {', '.join(missing)}")
         given = {name: os.environ[name] for name in server.environment}
-        program, *words = server.command
-        return Client(StdioServerParameters(command=program, args=words, env=given))
+        return Client(program(server.command, given, server.max_bytes))
     headers = {}
     if server.token_variable is not None:
         token = os.environ.get(server.token_variable)
@@ -217,5 +221,5 @@ async def _client(server: McpServer, stack: AsyncExitStack) -> Any:
                 f"environment variable {server.token_variable} is not set; it holds the token for {server.url}"
             )
         headers["Authorization"] = f"Bearer {token}"
-    http = await stack.enter_async_context(create_mcp_http_client(headers=headers))
-    return Client(streamable_http_client(server.url, http_client=http))
+    http = await stack.enter_async_context(bounded_client(headers, server.max_bytes))
+    return Client(streamable_http_client(server.url, http_client=http, max_sse_event_size=server.max_bytes))

@@ -1,0 +1,138 @@
+"""The standard streams of an MCP server's program: as the protocol's own transport, but no line is held without a bound.
+
+The one of the package ``mcp`` (2.3) collects a line until it ends, however long it grows.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+
+import anyio
+from anyio.abc import ObjectReceiveStream, ObjectSendStream, Process
+from anyio.streams.buffered import BufferedByteReceiveStream
+from mcp.client.stdio import get_default_environment
+from mcp.os.posix.utilities import terminate_posix_process_tree
+from mcp.shared.message import SessionMessage
+from mcp_types import jsonrpc_message_adapter
+
+_LOG = logging.getLogger(__name__)
+_FLUSH_S = 0.5
+_EXIT_S = 2.0
+_POLL_S = 0.01
+_GONE = (anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream, OSError)
+
+_Incoming = SessionMessage | Exception
+_Streams = tuple[ObjectReceiveStream[_Incoming], ObjectSendStream[SessionMessage]]
+
+
+@asynccontextmanager
+async def program(
+    command: Sequence[str], environment: dict[str, str], max_bytes: int
+) -> AsyncIterator[_Streams]:
+    """Start a server's program and speak with it, one line of JSON a message; its error output is this process's.
+
+    The connection ends when the program does, or when it writes a line of more than ``max_bytes``. Leaving closes the
+    program's input, waits a moment for it to exit and then kills it with all it has started.
+
+    Raises:
+        OSError: The program cannot be started.
+    """
+    process = await anyio.open_process(
+        command,
+        env=get_default_environment() | environment,
+        stderr=sys.stderr,
+        start_new_session=True,
+    )
+    # No await until the task group is entered: a cancellation in between would leave the program running.
+    arrived, incoming = anyio.create_memory_object_stream[_Incoming](0)
+    outgoing, sent = anyio.create_memory_object_stream[SessionMessage](0)
+    flushed, silent = anyio.Event(), anyio.Event()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_read, process, arrived, max_bytes, silent)
+        tasks.start_soon(_write, process, sent, arrived, flushed)
+        try:
+            yield incoming, outgoing
+        finally:
+            with anyio.CancelScope(shield=True):
+                incoming.close()
+                outgoing.close()
+                with anyio.move_on_after(_FLUSH_S):
+                    await flushed.wait()
+                await _end(process, silent)
+            tasks.cancel_scope.cancel()
+
+
+async def _read(
+    process: Process, arrived: ObjectSendStream[_Incoming], max_bytes: int, silent: anyio.Event
+) -> None:
+    assert process.stdout is not None
+    with suppress(*_GONE, anyio.IncompleteRead):
+        async with arrived:
+            await _pass_on(BufferedByteReceiveStream(process.stdout), arrived, max_bytes)
+    with suppress(*_GONE):
+        async for _ in process.stdout:  # a program that waits for its reader could not exit
+            pass
+    silent.set()
+
+
+async def _pass_on(
+    lines: BufferedByteReceiveStream, arrived: ObjectSendStream[_Incoming], max_bytes: int
+) -> None:
+    while True:
+        try:
+            line = await lines.receive_until(b"\n", max_bytes + 1)
+        except anyio.DelimiterNotFound:
+            _LOG.warning("an MCP server wrote a line of more than %d bytes; its connection ends", max_bytes)
+            return
+        await arrived.send(_message(line))
+
+
+def _message(line: bytes) -> _Incoming:
+    """A line's message; one that is none is told to the session, which goes on."""
+    try:
+        return SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
+    except ValueError as error:
+        return error
+
+
+async def _write(
+    process: Process,
+    sent: ObjectReceiveStream[SessionMessage],
+    arrived: ObjectSendStream[_Incoming],
+    flushed: anyio.Event,
+) -> None:
+    assert process.stdin is not None
+    try:
+        async with sent:
+            async for each in sent:
+                line = each.message.model_dump_json(by_alias=True, exclude_unset=True) + "\n"
+                await process.stdin.send(line.encode("utf-8"))
+    except _GONE:
+        await arrived.aclose()  # calls under way end now, even if the program lives on
+    finally:
+        flushed.set()
+
+
+async def _end(process: Process, silent: anyio.Event) -> None:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with suppress(*_GONE):
+        await process.stdin.aclose()
+    if not await _exited(process):
+        await terminate_posix_process_tree(process, _EXIT_S)
+        await _exited(process)
+    with anyio.move_on_after(_EXIT_S):
+        await silent.wait()
+    with suppress(*_GONE):
+        await process.stdout.aclose()
+
+
+async def _exited(process: Process) -> bool:
+    """Whether it exits in time. Not by ``process.wait()``, which waits for all who inherited the pipes too."""
+    with anyio.move_on_after(_EXIT_S):
+        while process.returncode is None:  # noqa: ASYNC110 - a process has no such event
+            await anyio.sleep(_POLL_S)
+    return process.returncode is not None

@@ -1,0 +1,206 @@
+"""What a hostile MCP server sends is never held beyond the bound. Servers are real processes and real sockets."""
+
+import asyncio
+import gzip
+import http.server
+import json
+import sys
+import threading
+
+import psutil
+import pytest
+
+from afm.tools import load_tools
+
+pytest.importorskip("mcp")
+
+MIB = 1 << 20
+
+TALKATIVE = """
+import sys
+from mcp.server import MCPServer
+
+server = MCPServer("talkative")
+
+@server.tool()
+def repeat(text: str) -> str:
+    return "x" * int(text)
+
+server.run("stdio")
+"""
+
+# Answers the first request that is not part of connecting with a line that never ends.
+ENDLESS = """
+import sys, json
+for line in sys.stdin:
+    request = json.loads(line)
+    if request.get("method") == "initialize":
+        result = {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}, "serverInfo": {"name": "e", "version": "1"}}
+        print(json.dumps({"jsonrpc": "2.0", "id": request["id"], "result": result}), flush=True)
+    elif request.get("method") == "tools/call":
+        while True:
+            sys.stdout.write("x" * 65536)
+    elif "id" in request:
+        error = {"code": -32601, "message": "Method not found"}
+        print(json.dumps({"jsonrpc": "2.0", "id": request["id"], "error": error}), flush=True)
+"""
+
+
+@pytest.fixture
+async def tool():
+    """A tool of a server, by the server's settings; closed at the end."""
+    opened = []
+
+    def of(**config):
+        config = {"argument": "text", "timeout_s": 30, "max_bytes": MIB, **config}
+        schema = {"function": {"name": "repeat"}}
+        entry = {"class_name": "afm.tools.mcp.McpTool", "config": config, "tool_schema": schema}
+        opened.append(load_tools({"tools": [entry]})["repeat"])
+        return opened[-1]
+
+    yield of
+    for each in opened:
+        await each.close()
+
+
+class Answer(http.server.BaseHTTPRequestHandler):
+    """Speaks just enough of the protocol to be asked for a tool, and answers that with ``self.server.sent``."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self):
+        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if request["method"] == "tools/call":
+            self.server.codings.append(self.headers["Accept-Encoding"])
+            self.server.sent(self)
+            self.close_connection = True
+            return
+        if request["method"] == "initialize":
+            info = {"name": "hostile", "version": "1"}
+            result = {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}, "serverInfo": info}
+            body = {"result": result}
+        else:
+            body = {"error": {"code": -32601, "message": "Method not found"}}
+        data = json.dumps({"jsonrpc": "2.0", "id": request.get("id"), **body}).encode()
+        if "id" not in request:
+            self.send_response(202)
+            data = b""
+        else:
+            self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def do_GET(self):
+        self.send_error(405)
+
+    def do_DELETE(self):
+        self.send_error(405)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def hostile():
+    """Starts a server that answers calls by a function of the handler; gives its address."""
+    servers = []
+
+    def of(sent):
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answer)
+        server.sent, server.codings = sent, []
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        servers.append(server)
+        return server, f"http://127.0.0.1:{server.server_port}/mcp"
+
+    yield of
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def headers(handler, kind, coding=None):
+    handler.send_response(200)
+    handler.send_header("Content-Type", kind)
+    if coding:
+        handler.send_header("Content-Encoding", coding)
+    handler.end_headers()
+
+
+def endless(kind, start=b""):
+    def send(handler):
+        headers(handler, kind)
+        handler.wfile.write(start)
+        piece = b"x" * 65536
+        try:
+            for _ in range(16 * 1024):  # 1 GiB
+                handler.wfile.write(piece)
+        except OSError:
+            pass
+
+    return send
+
+
+def bomb(handler):
+    """256 MiB of blanks, as one gzip body of many members."""
+    headers(handler, "application/json", "gzip")
+    member = gzip.compress(b" " * MIB)
+    handler.wfile.write(member * 256)
+
+
+async def peak_while(call):
+    """The call's result, and how much this process grew meanwhile."""
+    process = psutil.Process()
+    before = highest = process.memory_info().rss
+    task = asyncio.ensure_future(call)
+    while not task.done():
+        await asyncio.wait([task], timeout=0.05)
+        highest = max(highest, process.memory_info().rss)
+    return task.result(), highest - before
+
+
+async def test_a_long_answer_fails_its_call_and_the_program_is_started_again(tool, tmp_path):
+    program = tmp_path / "talkative.py"
+    program.write_text(TALKATIVE)
+    repeat = tool(command=[sys.executable, str(program)])
+    assert (await repeat.call("1000")).text == "x" * 1000
+    refused = await repeat.call(str(2 * MIB))
+    assert not refused.ok
+    assert "x" * 100 not in refused.text
+    assert (await repeat.call("1000")).ok
+
+
+async def test_a_line_that_never_ends_is_given_up(tool, tmp_path):
+    program = tmp_path / "endless.py"
+    program.write_text(ENDLESS)
+    result, grown = await peak_while(tool(command=[sys.executable, str(program)]).call("1"))
+    assert not result.ok
+    assert "30 s" not in result.text
+    assert grown < 64 * MIB
+
+
+@pytest.mark.parametrize(
+    ("kind", "start"),
+    [("application/json", b""), ("text/event-stream", b"event: message\ndata: "), ("text/html", b"<p>")],
+)
+async def test_a_body_that_never_ends_is_given_up(tool, hostile, kind, start):
+    server, url = hostile(endless(kind, start))
+    result, grown = await peak_while(tool(url=url).call("1"))
+    assert not result.ok
+    assert "30 s" not in result.text
+    assert grown < 64 * MIB
+    assert server.codings == ["identity"]
+
+
+async def test_a_compressed_body_is_refused_unread(tool, hostile):
+    _, url = hostile(bomb)
+    result, grown = await peak_while(tool(url=url).call("1"))
+    assert not result.ok
+    assert "compressed" in result.text
+    assert grown < 64 * MIB
+
+
+async def test_a_body_too_large_says_so(tool, hostile):
+    _, url = hostile(endless("application/json"))
+    assert f"larger than {MIB} bytes" in (await tool(url=url).call("1")).text
