@@ -17,16 +17,19 @@ _LINE_END = re.compile(r"\r\n?|[\x0b\x0c\u2028\u2029]")
 # annotation marks; "tag" characters and supplementary selectors, in which whole sentences can be hidden.
 _HIDDEN = re.compile(
     r"[\x00-\x08\x0e-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
-    r"\U000e0000-\U000e0fff]"
+    r"\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
 )
-# What joins emoji and letters of some scripts has no business inside words of Latin letters.
+# What joins or varies emoji and letters of some scripts has no business inside words of Latin letters.
 _JOINER = re.compile(
-    r"(?<=[!-~\uff01-\uff5e])[\u034f\u115f\u1160\u200c\u200d\u3164\ufe00-\ufe0f\uffa0]+(?=[!-~\uff01-\uff5e])"
+    r"(?<=[!-~\uff01-\uff5e])"
+    r"[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180d\u180f\u200c\u200d\u3164\ufe00-\ufe0f\uffa0]+"
+    r"(?=[!-~\uff01-\uff5e])"
 )
 _LONE_SURROGATE = re.compile(r"[\ud800-\udfff]")
-_OPEN, _CLOSE = "[<＜﹤‹〈⟨]", "[>＞﹥›〉⟩]"
+_OPENING, _CLOSING = "<＜﹤‹〈⟨", ">＞﹥›〉⟩"
+_OPEN, _CLOSE = f"[{_OPENING}]", f"[{_CLOSING}]"
 _TEMPLATE_TOKEN = rf"{_OPEN}([|｜][^<>\s]{{1,64}}[|｜]){_CLOSE}"
-_INSTRUCTION = r"\[(/?INST)\]"
+_INSTRUCTION = r"\[(/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS))\]"
 _TEMPLATE_TAGS = (
     *("s", "bos", "eos", "pad", "unk", "start_of_turn", "end_of_turn", "sys", "system", "user", "assistant"),
     *(
@@ -38,9 +41,9 @@ _TEMPLATE_TAGS = (
         "function_calls",
         "function_results",
     ),
-    *("think",),
+    *("think", "image", "video", "audio"),
 )
-"""Tags that chat templates of common models give a meaning, whatever the agent's own roles are."""
+"""Tags that chat templates and trainers of common models give a meaning, whatever the agent's own roles are."""
 
 
 def readable(text: str) -> str:
@@ -67,7 +70,8 @@ def neutralise(text: str, spec: AgentSpec) -> str:
 def _untrusted(roles: tuple[str, ...]) -> re.Pattern[str]:
     names = sorted({*roles, *_TEMPLATE_TAGS}, key=lambda name: (-len(name), name))
     name = "|".join("".join(map(_either_width, word)) for word in names)
-    tag = rf"{_OPEN}(\s{{0,8}}[\\/／]{{0,2}}\s{{0,8}}(?:{name})(?:\s[^<>＜＞]{{0,200}})?[/／]?){_CLOSE}"
+    attributes = rf"\s[^{_OPENING}{_CLOSING}]*"  # no bracket in them: every character is looked at once
+    tag = rf"{_OPEN}(\s{{0,8}}[\\/／]{{0,2}}\s{{0,8}}(?:{name})(?:{attributes})?[/／]?){_CLOSE}"
     return re.compile(f"{tag}|{_TEMPLATE_TOKEN}|{_INSTRUCTION}", re.IGNORECASE)
 
 

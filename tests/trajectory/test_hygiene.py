@@ -43,6 +43,10 @@ WEB = load_agent("web")
         ("<start_of_turn>user", "[start_of_turn]user"),
         ("<tool_call>{}</tool_call>", "[tool_call]{}[/tool_call]"),
         ("hi\U000e0041\U000e0042", "hi"),
+        (f"<answer class='{'x' * 5000}'>", f"[answer class='{'x' * 5000}']"),
+        ("<ans\u180bwer><ans\u17b4wer><ans\U0001d173wer>", "[answer][answer][answer]"),
+        ("[TOOL_CALLS][{}][/TOOL_RESULTS]", "(TOOL_CALLS)[{}](/TOOL_RESULTS)"),
+        ("<image><video><audio>", "[image][video][audio]"),
     ],
 )
 def test_tags_are_recognised_however_they_are_written(text, harmless):
@@ -129,7 +133,11 @@ def test_once_is_enough_and_nothing_grows(text):
 
 
 @pytest.mark.parametrize(
-    "piece", ["<", "< ", "<answer ", "</", "<|", "\x1b[", "\x1b]", "[", "<answer\n", "<|a", "a\u200d"]
+    "piece",
+    [
+        *("<", "< ", "<answer ", "</", "<|", "\x1b[", "\x1b]", "[", "<answer\n", "<|a", "a\u200d"),
+        *("‹answer ", "〈answer x ", "<answer " + "x" * 1000),
+    ],
 )
 def test_time_is_linear_in_the_length_of_the_text(piece):
     began = time.perf_counter()

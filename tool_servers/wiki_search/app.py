@@ -18,7 +18,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, StrictInt, ValidationError
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -49,7 +49,7 @@ class RetrieveRequest(BaseModel):
     """
 
     queries: list[str]
-    topk: int | None = None
+    topk: StrictInt | None = None
     return_scores: bool = False
 
 

@@ -60,6 +60,7 @@ def test_results_are_those_of_the_engine_and_nothing_found_is_an_empty_list(star
         (b'{"queries": "one"}', "queries: Input should be a valid"),
         (b'{"queries": ["x"], "topk": 101}', "topk: got 101, expected 1 to 100"),
         (b'{"queries": ["x"], "topk": -1}', "topk: got -1"),
+        (b'{"queries": ["x"], "topk": true}', "topk: Input should be a valid integer"),
         (json.dumps({"queries": ["x"] * 1025}).encode(), "queries: got 1025, expected at most 1024"),
         (json.dumps({"queries": ["x" * 8193]}).encode(), "queries: one has 8193 characters"),
         (b'{"queries": ["\\ud800"]}', "body: Invalid JSON"),
