@@ -30,6 +30,7 @@ def base_overrides(settings: RlSettings) -> Flat:
         "data.val_files": [str(Path(file).absolute()) for file in settings.val_files or settings.train_files],
         "data.seed": settings.seed,
         "actor_rollout_ref.model.path": settings.model,
+        "critic.model.path": settings.model,
         f"{rollout}.agent.default_agent_loop": AGENT_LOOP_NAME,
         f"{rollout}.agent.agent_loop_config_path": str(out / AGENT_LOOP_FILE),
         "trainer.default_local_dir": str(out / CHECKPOINT_DIR),

@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
-import yaml
 
+from afm.models.tiny import create_tiny_model, train_tokenizer
+from verl_ext.parity import PAPER, PAPER_WINS, Recipe, our_recipe, parity_page, said
+from verl_ext.parity import SCRIPTS as SCRIPTS_OF_AFM
 from verl_ext.plan import command
-from verl_ext.settings import load_settings
+from verl_ext.settings import RlSettings, load_settings
 
 pytest.importorskip("verl")
 
@@ -23,6 +27,12 @@ SCRIPTS = sorted((ROOT / "train").glob("*/rl/*.sh"))
 @pytest.fixture(autouse=True)
 def _in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
+
+
+@cache
+def composed(path: Path) -> tuple[RlSettings, Any]:
+    settings = load_settings(path)
+    return settings, command(settings, "/tmp/ray")[1]
 
 
 def dry_run(script: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -38,8 +48,7 @@ def dry_run(script: Path, *arguments: str, **variables: str) -> subprocess.Compl
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: f"{path.parent.parent.name}-{path.stem}")
 def test_every_configuration_composes(path: Path) -> None:
-    settings = load_settings(path)
-    _, config = command(settings, "/tmp/ray")
+    settings, config = composed(path)
     assert config.data.max_response_length == settings.spec().limits.max_response_tokens
     assert config.trainer.save_freq > 0
     head = path.read_text().split("\nagent:")[0].split("\nextends:")[0]
@@ -74,39 +83,55 @@ def test_every_script_is_short_strict_and_shows_an_example(script: Path) -> None
     subprocess.run([str(Path(sys.executable).parent / "shellcheck"), str(script)], check=True)
 
 
-@pytest.mark.parametrize("size", ["7b", "32b", "32b_long"])
-def test_every_size_of_the_code_agent_resolves(size: str) -> None:
-    script = ROOT / "train/code_agent/rl/train_dapo_code_agent.sh"
+@pytest.mark.parametrize(
+    "path", CONFIGS[: len(list((ROOT / "configs/rl").glob("*.yaml")))], ids=lambda path: path.stem
+)
+def test_every_gpu_configuration_has_its_script(path: Path) -> None:
+    agent, method, size = path.stem.split("_", 2)
+    script = ROOT / f"train/{agent}_agent/rl/train_{method}_{agent}_agent.sh"
     result = dry_run(script, SIZE=size, MODEL="m")
     assert result.returncode == 0, result.stderr
 
 
-@pytest.mark.parametrize(
-    ("name", "response", "steps", "nodes"),
-    [("7b", 32768, 150, 2), ("32b", 16384, 40, 8), ("32b_long", 32768, 120, 8)],
-)
-def test_the_code_agent_has_the_published_hyper_parameters(
-    name: str, response: int, steps: int, nodes: int
-) -> None:
-    _, config = command(load_settings(ROOT / f"configs/rl/code_dapo_{name}.yaml"), "/tmp/ray")
-    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
-    assert (config.data.train_batch_size, actor.ppo_mini_batch_size, rollout.n) == (256, 32, 8)
-    assert (config.data.max_prompt_length, config.data.max_response_length) == (4096, response)
-    assert (actor.clip_ratio_low, actor.clip_ratio_high, actor.clip_ratio_c) == (0.2, 0.28, 3.0)
-    assert (actor.optim.lr, actor.optim.lr_warmup_steps, actor.loss_agg_mode) == (1e-6, 10, "token-mean")
-    assert not actor.use_kl_loss
-    assert not config.algorithm.use_kl_in_reward
-    assert config.algorithm.adv_estimator == "grpo"
-    assert config.algorithm.filter_groups.enable
-    assert (rollout.name, rollout.temperature, rollout.tensor_model_parallel_size) == ("sglang", 1.0, 4)
-    assert rollout.gpu_memory_utilization == 0.5
-    assert rollout.skip_tokenizer_init is False
-    assert (config.trainer.total_training_steps, config.trainer.nnodes) == (steps, nodes)
-    assert (config.trainer.save_freq, config.trainer.test_freq) == (5, 10)
+def test_the_page_in_the_docs_is_the_one_the_configurations_give() -> None:
+    page = (ROOT / "docs/rl_parity.md").read_text("utf-8")
+    assert page == parity_page(ROOT / "configs/rl"), "run: python -m verl_ext.parity > docs/rl_parity.md"
+
+
+@pytest.mark.parametrize("name", SCRIPTS_OF_AFM)
+def test_every_published_script_has_its_recipe_with_the_same_settings(name: str) -> None:
+    ours, script, paper = (
+        said(recipe)
+        for recipe in (
+            our_recipe(ROOT / f"configs/rl/{name}.yaml"),
+            SCRIPTS_OF_AFM[name],
+            PAPER.get(name, Recipe()),
+        )
+    )
+    followed = {key: value for key, value in script.items() if (name, key) not in PAPER_WINS}
+    assert {key: ours[key] for key in followed} == followed
+    preferred = {key: value for key, value in paper.items() if (name, key) in PAPER_WINS or key not in script}
+    assert {key: ours[key] for key in preferred} == preferred
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs/rl").glob("*.yaml")), ids=lambda path: path.stem)
+def test_a_sample_fits_where_it_has_to(path: Path) -> None:
+    _, config = composed(path)
+    longest = config.data.max_prompt_length + config.data.max_response_length
+    assert config.actor_rollout_ref.rollout.max_model_len >= longest
+    assert config.critic.model.path == config.actor_rollout_ref.model.path
+    if config.algorithm.adv_estimator == "gae":
+        assert config.critic.ppo_max_token_len_per_gpu >= longest
+
+
+def test_sglang_keeps_the_tokenizer_it_finds_stop_strings_with() -> None:
+    _, config = composed(ROOT / "configs/rl/web_dapo_7b.yaml")
+    assert config.actor_rollout_ref.rollout.name == "sglang"
+    assert config.actor_rollout_ref.rollout.skip_tokenizer_init is False
 
 
 def test_the_overlong_buffer_is_the_last_eighth_of_the_response() -> None:
-    for path in (ROOT / "configs" / "rl").glob("code_*.yaml"):
+    for path in (ROOT / "configs" / "rl").glob("*_dapo_*.yaml"):
         settings = load_settings(path)
         assert isinstance(settings.rewards, dict)
         overlong = settings.rewards["overlong"]
@@ -115,8 +140,10 @@ def test_the_overlong_buffer_is_the_last_eighth_of_the_response() -> None:
 
 
 def test_the_tiny_twin_keeps_the_recipe_of_the_large_one() -> None:
-    large = yaml.safe_load((ROOT / "configs/rl/code_dapo_7b.yaml").read_text())["verl"]
-    tiny = yaml.safe_load((ROOT / "configs/tiny/rl/math.yaml").read_text())["verl"]
+    large, tiny = (
+        load_settings(ROOT / path).verl
+        for path in ("configs/rl/code_dapo_7b.yaml", "configs/tiny/rl/math.yaml")
+    )
     for key in ("clip_ratio_low", "clip_ratio_high", "clip_ratio_c", "loss_agg_mode", "use_kl_loss"):
         assert tiny["actor_rollout_ref"]["actor"][key] == large["actor_rollout_ref"]["actor"][key]
     assert tiny["algorithm"]["filter_groups"]["enable"] is True
@@ -124,15 +151,18 @@ def test_the_tiny_twin_keeps_the_recipe_of_the_large_one() -> None:
 
 
 @pytest.mark.slow
-def test_verls_own_validation_accepts_every_configuration() -> None:
+def test_verls_own_validation_accepts_every_configuration(tmp_path: Path) -> None:
+    model = tmp_path / "model"  # the critic's is read
+    train_tokenizer(["What is 12 + 13? " * 20], tmp_path / "tokenizer", vocab_size=280)
+    create_tiny_model(tmp_path / "tokenizer", model, seed=0, hidden_size=32, layers=1)
     code = """
 import sys
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import validate_config
 from verl_ext.plan import command
 from verl_ext.settings import load_settings
-for path in sys.argv[1:]:
-    _, config = command(load_settings(path), "/tmp/ray")
+for path in sys.argv[2:]:
+    _, config = command(load_settings(path, [f"model={sys.argv[1]}"]), "/tmp/ray")
     validate_config(config, need_reference_policy(config), need_critic(config))
 """
-    subprocess.run([sys.executable, "-c", code, *map(str, CONFIGS)], check=True)
+    subprocess.run([sys.executable, "-c", code, str(model), *map(str, CONFIGS)], check=True)

@@ -1,0 +1,10 @@
+#!/usr/bin/env bash
+# PPO of the multi-hop agent on GPUs. SIZE is 3b or 7b. A wiki server: docs/wiki.md, its address in WIKI_RAG_SERVER_URL.
+# Usage: SIZE=7b MODEL=models/mhqa_agent_7b_sft train/mhqa_agent/rl/train_ppo_mhqa_agent.sh [--dry-run] [key=value ...]
+# More than one node: start a Ray cluster, then add ray_address=HOST:PORT.
+set -euo pipefail
+cd "$(dirname "$0")/../../.."
+command -v afm >/dev/null || PATH="$PWD/.venv/bin:$PATH"
+SIZE=${SIZE:-7b}
+MODEL=${MODEL:?set it to the folder of the SFT model, for example MODEL=models/mhqa_agent_7b_sft}
+exec afm rl "configs/rl/mhqa_ppo_$SIZE.yaml" "model=$MODEL" "$@"
