@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
+from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput
 
 from afm.agents import AgentSpec
 from afm.datasets import Task
@@ -28,19 +28,12 @@ from afm.models.tokenizer import ChatTokenizer, generation_end_ids
 from afm.rewards import Reward, Sample, load_reward
 from afm.rollout import Episode, run_episode
 from afm.tools import Tool, load_tools
-from afm.trajectory.record import StopReason, Verdict
+from afm.trajectory.record import Verdict
 from verl_ext.failures import record_failure
-from verl_ext.guard import ABSTAINED
+from verl_ext.samples import output
 from verl_ext.server_model import ServerModel
 from verl_ext.settings import load_episode_settings
-
-CUT_SHORT = {
-    StopReason.TURNS,
-    StopReason.AGENT_TOKENS,
-    StopReason.RESPONSE_TOKENS,
-    StopReason.SECONDS,
-    StopReason.ABORTED,
-}
+from verl_ext.unfinished import Unfinished, unfinished
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +44,7 @@ class Surroundings:
     tools: Mapping[str, Tool]
     reward: Reward
     seed: int
+    leave_out: frozenset[Unfinished]
     output_dir: Path | None
 
 
@@ -67,6 +61,7 @@ def surroundings(settings_path: str) -> Surroundings:
         tools=load_tools(settings.tools) if settings.tools is not None else {},
         reward=load_reward(settings.rewards),
         seed=settings.seed,
+        leave_out=frozenset(settings.leave_out),
         output_dir=settings.output_dir,
     )
 
@@ -120,14 +115,12 @@ class AfmAgentLoop(AgentLoopBase):
         )
         self._check_length(episode, task)
         begun = time.perf_counter()
-        if episode.response_ids:
-            verdict = await shared.reward.score(_sample(shared.spec, task, episode))
-        else:
-            episode = replace(
-                episode, response_ids=(self.tokenizer.eos_token_id,), response_mask=(0,), logprobs=(0.0,)
-            )
-            verdict = Verdict(score=None, evidence=f"no token before the episode ended ({episode.stop})")
-        return _output(episode, verdict, model, score_seconds=time.perf_counter() - begun)
+        verdict = await _verdict(shared, task, episode)
+        score_seconds = time.perf_counter() - begun
+        if not episode.response_ids:  # verl has no place for a response of no tokens
+            token = self.tokenizer.eos_token_id
+            episode = replace(episode, response_ids=(token,), response_mask=(0,), logprobs=(0.0,))
+        return output(episode, verdict, model, data_source=task.data_source, score_seconds=score_seconds)
 
     def _prompt(self, spec: AgentSpec, model: ServerModel, task: Task) -> list[int]:
         """The agent's own prompt, exactly as in SFT and evaluation, whatever prompt the row holds."""
@@ -147,6 +140,15 @@ class AfmAgentLoop(AgentLoopBase):
                 f"task {task.id}: the episode has {len(episode.response_ids)} response tokens, more than {limit} "
                 "(data.max_response_length and the agent's limits.max_response_tokens must agree)"
             )
+
+
+async def _verdict(shared: Surroundings, task: Task, episode: Episode) -> Verdict:
+    """The episode's score, or why it has none."""
+    if not episode.response_ids:
+        return Verdict(score=None, evidence=f"no token before the episode ended ({episode.stop})")
+    if reasons := unfinished(episode) & shared.leave_out:
+        return Verdict(score=None, evidence=f"left out: {', '.join(sorted(reasons))} ({episode.stop})")
+    return await shared.reward.score(_sample(shared.spec, task, episode))
 
 
 def _task(row: Mapping[str, Any]) -> Task:
@@ -186,57 +188,3 @@ def _sample(spec: AgentSpec, task: Task, episode: Episode) -> Sample:
         response_tokens=len(episode.response_ids),
         extra_info=task.extra_info,
     )
-
-
-def _output(
-    episode: Episode, verdict: Verdict, model: ServerModel, *, score_seconds: float
-) -> AgentLoopOutput:
-    # A sample without a score has no loss: not one of its tokens counts.
-    mask = [0] * len(episode.response_mask) if verdict.abstained else list(episode.response_mask)
-    versions = model.weight_versions or [0]
-    return AgentLoopOutput(
-        prompt_ids=list(episode.prompt_ids),
-        response_ids=list(episode.response_ids),
-        response_mask=mask,
-        response_logprobs=list(episode.logprobs),
-        reward_score=0.0 if verdict.score is None else verdict.score,
-        num_turns=1 + episode.cost.generations + episode.cost.tool_calls,
-        metrics=AgentLoopMetrics(
-            generate_sequences=episode.cost.generation_seconds,
-            tool_calls=episode.cost.tool_seconds,
-            compute_score=score_seconds,
-            num_preempted=model.preempted,
-        ),
-        extra_fields={
-            "reward_extra_info": facts(episode, verdict),
-            "min_global_steps": min(versions),
-            "max_global_steps": max(versions),
-            "stop": episode.stop.value,
-            ABSTAINED: verdict.evidence if verdict.abstained else "",
-        },
-    )
-
-
-def facts(episode: Episode, verdict: Verdict) -> dict[str, float]:
-    """What is logged for a sample, and what groups can be filtered by.
-
-    The parts of the reward (``correct``, ``format`` ...), ``score`` (their combination), ``acc`` (solved in
-    valid form, without any shaping), counts and shares.
-    """
-    cost = episode.cost
-    parts = {key: float(value) for key, value in verdict.parts.items()}
-    score = 0.0 if verdict.score is None else verdict.score
-    return {
-        **parts,
-        "score": score,
-        "acc": parts.get("correct", 0.0) * parts.get("format", 0.0),
-        ABSTAINED: float(verdict.abstained),
-        "tool_calls": float(cost.tool_calls),
-        "tool_failures": float(cost.tool_failures),
-        "duplicate_calls": float(sum(call.duplicate for call in episode.calls)),
-        "used_tool": float(cost.tool_calls > 0),
-        "agent_tokens": float(sum(episode.response_mask)),
-        "response_tokens": float(len(episode.response_ids)),
-        "cut_short": float(episode.stop in CUT_SHORT),
-        "answered": float(episode.stop is StopReason.ANSWER),
-    }

@@ -17,6 +17,12 @@ from afm.errors import AfmError
 
 ABSTAINED = "abstained"
 """Key of a sample's facts: 1 when its reward abstained, so that the sample has no score."""
+SOURCE = "data_source"
+"""Key of a sample's facts: where its question comes from."""
+DRIFT = "token_drift"
+"""Key of a sample's facts: tokens trained on that were not sampled exactly so. Anything but 0 ends the run."""
+PARTS = ("score", "acc", "correct", "format", "overlong")
+"""Facts that are also averaged by source."""
 
 
 class GroupsAlikeError(AfmError, RuntimeError):
@@ -185,7 +191,17 @@ class GroupLedger:
             found[side] = found.get(side, 0.0) + count
         found["groups/fillers"] = float(self.filled)
         found["groups/abstained_samples"] = float(self.abstained)
-        for key in sorted({key for sample in self.samples for key in sample} - {ABSTAINED}):
-            values = [float(sample[key]) for sample in self.samples if sample.get(key) is not None]
-            found[f"rollout/{key}"] = sum(values) / len(values)
+        for key in sorted({key for sample in self.samples for key in sample} - {ABSTAINED, SOURCE}):
+            found[f"rollout/{key}"] = _mean(self.samples, key)
+        for source in sorted({str(sample[SOURCE]) for sample in self.samples if sample.get(SOURCE)}):
+            part_of = [sample for sample in self.samples if sample.get(SOURCE) == source]
+            known = {key for sample in part_of for key in sample}
+            for key in PARTS:
+                if key in known:
+                    found[f"source/{source}/{key}"] = _mean(part_of, key)
         return found
+
+
+def _mean(samples: Sequence[Mapping[str, Any]], key: str) -> float:
+    values = [float(sample[key]) for sample in samples if sample.get(key) is not None]
+    return sum(values) / len(values)

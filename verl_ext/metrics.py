@@ -22,6 +22,7 @@ NAMES = {
     "agent_tokens": "rollout/agent_tokens",
     "response_tokens": "rollout/response_tokens",
     "cut_short": "rollout/cut_short",
+    "token_drift": "rollout/token_drift",
     "batch_reward": "critic/score/mean",
     "entropy": "actor/entropy",
     "grad_norm": "actor/grad_norm",
@@ -47,9 +48,19 @@ NAMES = {
 groups thrown away included; ``batch_reward`` and everything from ``actor/`` is over the trained batch."""
 
 
+_BY_SOURCE = "source/"
+
+
 def documented(step: int, values: Mapping[str, Any]) -> dict[str, Any]:
-    """One line of ``metrics.jsonl``: ``step``, our names, and under ``engine`` all the trainer's."""
-    named = {name: values[key] for name, key in NAMES.items() if key in values}
+    """One line of ``metrics.jsonl``: ``step``, our names, ``by_source``, and under ``engine`` all the trainer's."""
+    named: dict[str, Any] = {name: values[key] for name, key in NAMES.items() if key in values}
+    by_source: dict[str, dict[str, Any]] = {}
+    for key, value in values.items():
+        if key.startswith(_BY_SOURCE):
+            source, _, part = key.removeprefix(_BY_SOURCE).rpartition("/")
+            by_source.setdefault(source, {})[part] = value
+    if by_source:
+        named["by_source"] = by_source
     return {"step": step, **named, "engine": dict(values)}
 
 

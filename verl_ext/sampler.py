@@ -16,7 +16,7 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
 from afm.errors import AfmError, ConfigError, EngineError, RewardError, suggestion
 from verl_ext.failures import first_failure, write_verdict
-from verl_ext.guard import ABSTAINED, Group, GroupFate, GroupLedger, ShortBatch
+from verl_ext.guard import ABSTAINED, DRIFT, SOURCE, Group, GroupFate, GroupLedger, ShortBatch
 
 TRAIN = "train"
 
@@ -168,11 +168,16 @@ class _Guarded(ReplayBuffer):
         self._unscored = {key for key in self._unscored if key.split("_")[0] in uids}
 
     def _judge(self, uid: str, group: dict[str, Mapping[str, Any]]) -> None:
+        if drift := sum(float(sample.get(DRIFT, 0.0)) for sample in group.values()):
+            raise EngineError(
+                f"{drift:.0f} tokens of the samples {', '.join(sorted(group))} are not those that the rollout engine was "
+                "given and returned; training on them would be off-policy without anybody noticing"
+            )
         samples = Group(list(group.values()))
         try:
             fate = self._ledger.add(samples, self._evidence.pop(uid, ""))
         except KeyError as error:
-            known = sorted({key for sample in group.values() for key in sample})
+            known = sorted({key for sample in group.values() for key in sample} - {SOURCE})
             raise ConfigError(
                 f"algorithm.filter_groups.metric={self.filter_groups_metric}: the reward reports no {error}; "
                 f"expected one of: {', '.join(known)}"
@@ -196,6 +201,7 @@ class _Guarded(ReplayBuffer):
                 if reason := fields_of.get(ABSTAINED):
                     self._evidence[key.split("_")[0]] = str(reason)
                 facts = {"reward": float(scores.sum())} | dict(fields_of.get("reward_extra_info") or {})
+                facts[SOURCE] = fields_of.get(SOURCE)
                 groups[key.split("_")[0]][key] = facts
         return groups
 

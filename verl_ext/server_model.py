@@ -9,6 +9,7 @@ from afm.errors import EngineError
 from afm.models.base import FinishReason, Generation, SamplingParams
 from afm.models.codec import CodecModel
 from afm.models.tokenizer import ChatTokenizer
+from afm.rollout import Episode
 from verl_ext.register import CPU_ENGINE
 
 _STOP_WINDOW = 8
@@ -64,6 +65,9 @@ class ServerModel(CodecModel):
         self._end_ids = tokenizer.end_ids
         self._engine = engine
         self._request_id = request_id
+        self._asked: list[int] = []
+        self._sampled: list[tuple[int, tuple[int, ...]]] = []
+        self._rewritten = 0
         self.weight_versions: list[int] = []
         self.preempted = -1
 
@@ -90,10 +94,32 @@ class ServerModel(CodecModel):
                 "expected one each (actor_rollout_ref.rollout.calculate_log_probs=true)"
             )
         self._remember(output.extra_fields, output.num_preempted)
+        self._follow(prompt_ids, ids)
         return Generation(ids, logprobs, self._finish(ids, params, output.stop_reason))
+
+    def drift(self, episode: Episode) -> int:
+        """Tokens of an episode that are not what the servers were given and returned; 0 when training is exact.
+
+        Counts tokens of a prompt that changed between turns, agent tokens that differ from the sampled ones, and agent
+        tokens that nobody sampled. What was sampled beyond a stop string is dropped, which is no drift.
+        """
+        start = len(episode.prompt_ids)
+        exact = 0
+        for at, sampled in self._sampled:
+            kept = zip(
+                episode.response_ids[at - start :], episode.response_mask[at - start :], sampled, strict=False
+            )
+            exact += sum(bool(by_agent) and token == given for token, by_agent, given in kept)
+        return self._rewritten + sum(episode.response_mask) - exact
 
     async def close(self) -> None:
         """The servers belong to verl."""
+
+    def _follow(self, prompt_ids: Sequence[int], sampled: tuple[int, ...]) -> None:
+        before, self._asked = self._asked, list(prompt_ids)
+        if self._asked[: len(before)] != before:
+            self._rewritten += sum(old != new for old, new in zip(before, self._asked, strict=False))
+        self._sampled.append((len(self._asked), sampled))
 
     def _finish(self, ids: Sequence[int], params: SamplingParams, stop_reason: str | None) -> FinishReason:
         # vLLM and SGLang report a stop string, the end of text and the limit alike: look at the tokens.

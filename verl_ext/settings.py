@@ -12,6 +12,7 @@ from afm.agents import AgentSpec, Limits, agent_of_model, load_agent
 from afm.configuration import apply_overrides, read_extended, read_in_place, validated
 from afm.errors import suggestion
 from verl_ext.guard import ShortBatch
+from verl_ext.unfinished import Unfinished
 
 SETTINGS_FILE = "rl_config.yaml"
 """The resolved settings, written into the output folder; worker processes read them there."""
@@ -26,6 +27,8 @@ class EpisodeSettings(BaseModel):
         tools: Path of a tool YAML, or its content; ``None`` for an agent without tools.
         rewards: Path of a reward YAML, or its content; ``None`` is the default table by data source.
         limits: Overrides of the agent's limits.
+        leave_out: Episodes that are neither trained on nor counted in their group's mean: ``truncated`` (a limit ended
+            them), ``void`` (no call, no answer), ``failed`` (a tool or the engine did not work); none by default.
         seed: Seeds prompts' order and, on the CPU engine, every sampled token.
         output_dir: Where failed episodes are described (``failures.jsonl``).
     """
@@ -37,6 +40,7 @@ class EpisodeSettings(BaseModel):
     tools: Path | dict[str, Any] | None = None
     rewards: Path | dict[str, Any] | None = None
     limits: dict[str, Any] = Field(default_factory=dict)
+    leave_out: tuple[Unfinished, ...] = ()
     seed: int = 0
     output_dir: Path | None = None
 

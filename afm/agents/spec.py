@@ -93,6 +93,9 @@ class Limits(_Strict):
         default=None, ge=1, description="Sampled and observed tokens together."
     )
     max_seconds: float | None = Field(default=None, gt=0, description="Wall time of the episode.")
+    max_tool_seconds: float | None = Field(
+        default=None, gt=0, description="Time in tools, all calls together."
+    )
     max_observation_chars: int = Field(default=16_000, ge=16)
     duplicate_calls: Literal["notice", "execute"] = "notice"
 

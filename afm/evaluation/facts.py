@@ -81,6 +81,7 @@ def _limits(limits: Mapping[str, Any]) -> str:
         "max_agent_tokens": "sampled tokens",
         "max_response_tokens": "response tokens",
         "max_seconds": "seconds",
+        "max_tool_seconds": "seconds in tools",
     }
     return ", ".join(f"{limits[key]:,} {word}" for key, word in words.items() if limits.get(key) is not None)
 

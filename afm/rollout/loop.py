@@ -230,15 +230,16 @@ class _Run:
             return StopReason.TURNS
         if self._on_event:
             self._on_event(CallStarted(step.role, self._caller.tool_name(step.role), step.content))
+        seconds, reason = self._tool_time()
         with working_toward(self._question, self._thought):
-            call, late = await self._caller.call(step, self._clock.left)
+            call, late = await self._caller.call(step, seconds)
         text = observation_text(call.observation, self._spec, self._limits.max_observation_chars)
         call = call.model_copy(update={"observation": _between_tags(text)})
         self._calls.append(call)
         if self._on_event:
             self._on_event(CallFinished(call))
         if late:
-            return StopReason.SECONDS
+            return reason
         ids = self._model.encode(text)
         if len(self._transcript.ids) + len(ids) > self._budget.response:
             return StopReason.RESPONSE_TOKENS
@@ -247,6 +248,18 @@ class _Run:
         if self._live:
             self._live.add_observation(text)
         return None
+
+    def _tool_time(self) -> tuple[float | None, StopReason]:
+        """Seconds that the next call may take, and what has run out when it takes longer."""
+        whole = self._clock.left
+        if self._limits.max_tool_seconds is None:
+            return whole, StopReason.SECONDS
+        left = max(0.0, self._limits.max_tool_seconds - sum(call.seconds for call in self._calls))
+        return (
+            (whole, StopReason.SECONDS)
+            if whole is not None and whole < left
+            else (left, StopReason.TOOL_SECONDS)
+        )
 
     def _episode(self, stop: StopReason) -> Episode:
         transcript, calls = self._transcript, self._calls

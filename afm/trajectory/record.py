@@ -26,6 +26,7 @@ class StopReason(StrEnum):
     AGENT_TOKENS = "agent_tokens"
     RESPONSE_TOKENS = "response_tokens"
     SECONDS = "seconds"
+    TOOL_SECONDS = "tool_seconds"
     ABORTED = "aborted"
     ERROR = "error"
 

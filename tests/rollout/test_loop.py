@@ -214,6 +214,17 @@ async def test_time_ends_a_slow_tool(spec, calculator):
     assert episode.text == "<calc>sleep</calc>"
 
 
+async def test_the_time_in_tools_has_a_limit_of_its_own(spec, calculator):
+    limited = bounded(spec, max_seconds=20, max_tool_seconds=0.3)
+    said = ["<calc>1 + 2</calc>", "<calc>sleep</calc>", "never"]
+    episode = await play(limited, said, [calculator])
+    assert episode.stop is StopReason.TOOL_SECONDS
+    assert [call.ok for call in episode.calls] == [True, False]
+    assert 0.25 < episode.cost.tool_seconds < 5
+    both = await play(bounded(limited, max_seconds=0.2), said, [calculator])
+    assert both.stop is StopReason.SECONDS
+
+
 async def test_time_ends_a_slow_model(spec, calculator):
     class Slow(ScriptedModel):
         async def generate(self, prompt_ids, params):

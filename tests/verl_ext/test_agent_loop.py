@@ -41,7 +41,7 @@ def make_loop(tmp_path: Path, tokenizer: Any) -> Callable[..., Any]:
     from verl.experimental.agent_loop.agent_loop import DictConfigWrap
     from verl.utils.dataset.rl_dataset import RLHFDataset
 
-    from verl_ext.agent_loop import AfmAgentLoop
+    from verl_ext.agent_loop import AfmAgentLoop, surroundings
 
     def make(servers: Any, *, prompt_length: int = 64, response_length: int = 200, **settings: Any) -> Any:
         agent = {"extends": "math", "prompt": "", "question_format": "{question}"}
@@ -54,6 +54,7 @@ def make_loop(tmp_path: Path, tokenizer: Any) -> Callable[..., Any]:
             "output_dir": str(tmp_path),
         }
         path = tmp_path / "settings.yaml"
+        surroundings.cache_clear()
         path.write_text(yaml.safe_dump(given | settings))
         rollout = {"name": "afm_cpu", "prompt_length": prompt_length, "response_length": response_length}
         config = OmegaConf.create(
@@ -192,3 +193,74 @@ async def test_the_output_has_the_shape_that_verl_stores(make_loop: Any, scripte
     assert stored["rm_scores"].tolist() == [0.0] * size
     assert stored["response_mask"].tolist() == [1] * size
     assert stored["rollout_log_probs"].shape == (size,)
+
+
+@pytest.mark.sandbox
+async def test_a_response_ends_with_the_agents_last_token(
+    make_loop: Any, scripted: Any, said: Any, tokenizer: Any
+) -> None:
+    servers = scripted([said(CODE), said("", stop_reason="aborted")])
+    output = await make_loop(servers).run(dict(SAMPLING), **ROW)
+    assert tokenizer.decode(output.response_ids) == CODE
+    assert set(output.response_mask) == {1}
+    assert len(output.response_logprobs) == len(output.response_ids)
+    assert output.extra_fields["reward_extra_info"]["tool_calls"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("text", "reason", "kind", "limits"),
+    [
+        ("<plan>p</plan><|im_end|>", "completed", "void", {}),
+        ("<plan>p</plan><observation>", "completed", "void", {}),
+        ("<plan>p</plan><think>t", "aborted", "failed", {}),
+        ("<plan>no end", "completed", "truncated", {"max_agent_tokens": "all of it"}),
+    ],
+)
+async def test_episodes_without_a_proper_end_are_left_out_when_asked(
+    make_loop: Any, scripted: Any, said: Any, text: str, reason: str, kind: str, limits: dict[str, Any]
+) -> None:
+    answer = said(text, stop_reason=reason)
+    bounds = {"max_turns": 2, "max_response_tokens": 200} | {key: len(answer.token_ids) for key in limits}
+
+    async def sample(*left_out: str) -> Any:
+        loop = make_loop(scripted([answer]), limits=bounds, leave_out=list(left_out))
+        return await loop.run(dict(SAMPLING), **ROW)
+
+    out = await sample(kind)
+    assert set(out.response_mask) == {0}
+    assert out.extra_fields["abstained"].startswith(f"left out: {kind}")
+    for kept in (await sample(), await sample(*({"void", "failed", "truncated"} - {kind}))):
+        assert set(kept.response_mask) == {1}
+        assert kept.extra_fields["abstained"] == ""
+
+
+async def test_tokens_that_nobody_sampled_are_counted(make_loop: Any, scripted: Any, said: Any) -> None:
+    from dataclasses import replace
+
+    from afm.models.base import SamplingParams
+    from afm.rollout import Episode
+    from afm.trajectory.record import Cost, StopReason
+    from verl_ext.server_model import ServerModel
+
+    class Codec:
+        end_ids = frozenset({0})
+
+        def decode(self, ids: Any) -> str:
+            return " ".join(map(str, ids))
+
+    def server(*outputs: list[int]) -> Any:
+        given = [said("x", token_ids=ids, log_probs=[0.0] * len(ids)) for ids in outputs]
+        return ServerModel(scripted(given), Codec(), engine="vllm", request_id="r", context_tokens=99)  # type: ignore[arg-type]
+
+    params = SamplingParams(max_new_tokens=4)
+    exact = Episode((1, 2), (3, 4, 9, 5, 6), (1, 1, 0, 1, 1), (0.0,) * 5, (), (), StopReason.ANSWER, Cost())
+    model = server([3, 4, 7], [5, 6])  # 7 came after a stop string
+    await model.generate([1, 2], params)
+    await model.generate([1, 2, 3, 4, 9], params)
+    assert model.drift(exact) == 0
+    assert model.drift(replace(exact, response_ids=(3, 8, 9, 5, 6))) == 1
+    assert model.drift(replace(exact, response_mask=(1, 1, 1, 1, 1))) == 1
+    other = server([3, 4], [5, 6])
+    await other.generate([1, 2], params)
+    await other.generate([1, 8, 3, 4, 9], params)
+    assert other.drift(exact) == 1

@@ -1,6 +1,7 @@
 import pytest
 
 from verl_ext.guard import Group, GroupFate, GroupLedger, GroupsAlikeError, ShortBatch
+from verl_ext.metrics import documented
 
 
 def group(*scores: float, abstained: int = 0) -> Group:
@@ -136,3 +137,23 @@ def test_metrics_are_over_every_scored_sample_dropped_groups_included() -> None:
         "rollout/acc": 5 / 11,
         "rollout/tool_calls": 10 / 11,
     }
+
+
+def test_parts_of_the_reward_are_reported_by_source() -> None:
+    book = ledger()
+    rows = [("nq", 1.0, 1.0), ("nq", 0.0, 1.0), ("hle", 0.0, 0.0)]
+    book.add(
+        Group([{"data_source": name, "acc": acc, "correct": acc, "format": form} for name, acc, form in rows])
+    )
+    found = book.metrics()
+    assert {key: found[key] for key in found if key.startswith("source/")} == {
+        "source/hle/acc": 0.0,
+        "source/hle/correct": 0.0,
+        "source/hle/format": 0.0,
+        "source/nq/acc": 0.5,
+        "source/nq/correct": 0.5,
+        "source/nq/format": 1.0,
+    }
+    row = documented(3, found)
+    assert row["by_source"]["nq"] == {"acc": 0.5, "correct": 0.5, "format": 1.0}
+    assert row["correct"] == pytest.approx(1 / 3)

@@ -1,0 +1,88 @@
+"""An episode as the sample that verl trains on: tokens, mask, reward, and the facts that are logged."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
+
+from afm.rollout import Episode
+from afm.trajectory.record import StopReason, Verdict
+from verl_ext.guard import ABSTAINED, DRIFT, SOURCE
+from verl_ext.server_model import ServerModel
+from verl_ext.unfinished import CUT_SHORT
+
+
+def output(
+    episode: Episode, verdict: Verdict, model: ServerModel, *, data_source: str, score_seconds: float
+) -> AgentLoopOutput:
+    """What verl's agent loop returns for an episode.
+
+    Args:
+        episode: What happened; at least one response token.
+        verdict: Its score, or why it has none.
+        model: The one it happened with.
+        data_source: Where the question comes from.
+        score_seconds: Spent on the verdict.
+    """
+    length = _trained_length(episode.response_mask)
+    # A sample without a score has no loss: not one of its tokens counts.
+    mask = [0] * length if verdict.abstained else list(episode.response_mask[:length])
+    versions = model.weight_versions or [0]
+    return AgentLoopOutput(
+        prompt_ids=list(episode.prompt_ids),
+        response_ids=list(episode.response_ids[:length]),
+        response_mask=mask,
+        response_logprobs=list(episode.logprobs[:length]),
+        reward_score=0.0 if verdict.score is None else verdict.score,
+        num_turns=1 + episode.cost.generations + episode.cost.tool_calls,
+        metrics=AgentLoopMetrics(
+            generate_sequences=episode.cost.generation_seconds,
+            tool_calls=episode.cost.tool_seconds,
+            compute_score=score_seconds,
+            num_preempted=model.preempted,
+        ),
+        extra_fields={
+            "reward_extra_info": facts(episode, verdict) | {DRIFT: float(model.drift(episode))},
+            "min_global_steps": min(versions),
+            "max_global_steps": max(versions),
+            "stop": episode.stop.value,
+            SOURCE: data_source,
+            ABSTAINED: verdict.evidence if verdict.abstained else "",
+        },
+    )
+
+
+def _trained_length(mask: Sequence[int]) -> int:
+    """Tokens up to the agent's last one; all of them when it wrote none.
+
+    verl puts the reward on a response's last token and leaves tokens with mask 0 out of GAE: after an observation that
+    nothing follows, because a limit ended the episode there, PPO would never see the reward.
+    """
+    written = [at for at, sampled in enumerate(mask) if sampled]
+    return written[-1] + 1 if written else len(mask)
+
+
+def facts(episode: Episode, verdict: Verdict) -> dict[str, float]:
+    """What is logged for a sample, and what groups can be filtered by.
+
+    The parts of the reward (``correct``, ``format`` ...), ``score`` (their combination), ``acc`` (solved in
+    valid form, without any shaping), counts and shares.
+    """
+    cost = episode.cost
+    parts = {key: float(value) for key, value in verdict.parts.items()}
+    score = 0.0 if verdict.score is None else verdict.score
+    return {
+        **parts,
+        "score": score,
+        "acc": parts.get("correct", 0.0) * parts.get("format", 0.0),
+        ABSTAINED: float(verdict.abstained),
+        "tool_calls": float(cost.tool_calls),
+        "tool_failures": float(cost.tool_failures),
+        "duplicate_calls": float(sum(call.duplicate for call in episode.calls)),
+        "used_tool": float(cost.tool_calls > 0),
+        "agent_tokens": float(sum(episode.response_mask)),
+        "response_tokens": float(len(episode.response_ids)),
+        "cut_short": float(episode.stop in CUT_SHORT),
+        "answered": float(episode.stop is StopReason.ANSWER),
+    }
