@@ -57,6 +57,9 @@ def default_overrides(settings: RlSettings) -> Flat:
         # Our agent loop scores its episodes itself; verl's reward workers would only take memory.
         "reward.num_workers": 0,
         "algorithm.filter_groups.max_num_gen_batches": 10,
+        # Rollout engine and trainer never agree to the last digit: see configs/rl/algorithms/tis.yaml.
+        "algorithm.rollout_correction.rollout_is": "token",
+        "algorithm.rollout_correction.rollout_is_threshold": 2.0,
         "actor_rollout_ref.rollout.multi_turn.enable": True,
         "actor_rollout_ref.rollout.calculate_log_probs": True,
         "actor_rollout_ref.actor.checkpoint.save_contents": ["model", "optimizer", "extra", "hf_model"],
