@@ -88,7 +88,7 @@ class MissingExtraError(AfmError, ImportError):
     """An optional dependency is absent; the message names the extra that installs it."""
 
     def __init__(self, package: str, extra: str) -> None:
-        super().__init__(f"{package} is not installed; install it with: pip install 'afm[{extra}]'")
+        super().__init__(f"{package} is not installed; {install_advice(extra)}")
 
 
 class EngineError(AfmError, RuntimeError):
@@ -117,6 +117,11 @@ class SandboxBusyError(SandboxError):
 
 class RewardError(AfmError, RuntimeError):
     """A verifier's infrastructure failed: the sample has no score."""
+
+
+def install_advice(extra: str) -> str:
+    """How to install an extra of this project; the package ``afm`` of the index is somebody else's."""
+    return f"in the checkout of this project run: pip install -e '.[{extra}]'"
 
 
 def location(path: str | None, line: int | None) -> str:

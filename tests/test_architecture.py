@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from afm.errors import MissingExtraError
+
 ROOT = Path(__file__).resolve().parent.parent
 
 LAYERS = [
@@ -107,3 +109,17 @@ def test_no_tag_is_written_outside_the_agents_declarations() -> None:
 )
 def test_modules_stay_small(path: Path) -> None:
     assert len(path.read_text(encoding="utf-8").splitlines()) <= 400
+
+
+def test_nobody_is_told_to_install_the_package_of_that_name_from_the_index() -> None:
+    """``afm`` there is a placeholder of somebody else's; ours is installed from a checkout."""
+    wrong = re.compile(r"pip install ['\"]?afm\b")
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "requirements").iterdir()]
+    packages = ("afm", "llamafactory_patch", "verl_ext", "tool_servers")
+    for path in [*pages, *(file for package in packages for file in python_files(package))]:
+        assert not wrong.search(path.read_text(encoding="utf-8")), path
+
+
+def test_an_absent_extra_is_installed_from_the_checkout() -> None:
+    error = MissingExtraError("verl", "rl")
+    assert str(error) == "verl is not installed; in the checkout of this project run: pip install -e '.[rl]'"

@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 from typing import Any
 
-from afm.errors import EngineError, MissingExtraError
+from afm.errors import EngineError, MissingExtraError, install_advice
 
 Patch = Callable[[ModuleType], None]
 
@@ -33,7 +33,7 @@ def check_verl() -> None:
     if found != VERL_VERSION:
         raise EngineError(
             f"verl {found} is installed; verl_ext patches and tests verl {VERL_VERSION} only. "
-            "Install it with: pip install 'afm[rl]'"
+            f"For that one, {install_advice('rl')}"
         )
 
 
@@ -46,7 +46,7 @@ def target(module: ModuleType, name: str) -> Any:
     if not hasattr(module, name):
         raise EngineError(
             f"{module.__name__} has no {name}: this verl differs from release {VERL_VERSION}; "
-            "reinstall it with: pip install 'afm[rl]'"
+            f"to reinstall it, {install_advice('rl')}"
         )
     return getattr(module, name)
 
