@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from pydantic import ValidationError
 
@@ -18,7 +19,12 @@ from afm.trajectory.parse import author_segments
 from afm.trajectory.record import Record
 from afm.trajectory.types import Segment
 
-_SEPARATOR = re.compile(r"[\s,]*")
+_BLANK, _SEPARATOR = re.compile(r"\s*"), re.compile(r"[\s,]*")
+_SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
+_DECODER = json.JSONDecoder()
+_BLOCK_CHARS = 1 << 16
+_LONGEST_WORD = 16
+"""More characters than a word or an escape of JSON has: an error nearer to the end may come from a cut."""
 ALPACA_KEYS = ("instruction", "input", "output")
 
 
@@ -27,7 +33,7 @@ class TrajectoryRow:
     """One response of a file.
 
     Attributes:
-        id: The row's own, else its line number.
+        id: The row's own, else its number in the file, from 1.
         line: 1-based line of the file on which the row begins.
         spec: The agent it is to be read as.
         segments: The response by author; an alpaca row's authors come from its tags.
@@ -53,12 +59,12 @@ def read_rows(path: str | Path, agent: str | None = None) -> Iterator[Trajectory
         UsageError: An alpaca row is met, which names no agent, and ``agent`` is not given.
     """
     agents = _Agents(Path(path), agent)
-    for line, item in json_rows(path):
+    for number, (line, item) in enumerate(json_rows(path), start=1):
         if isinstance(item, DataError):
             yield item
             continue
         try:
-            yield _row(line, item, agents)
+            yield _row(number, line, item, agents)
         except (DataError, ConfigError) as error:
             message = error.message if isinstance(error, DataError) else str(error)
             yield DataError(message, path=str(path), line=line)
@@ -82,7 +88,7 @@ class _Agents:
         return self._loaded[name]
 
 
-def _row(line: int, item: Any, agents: _Agents) -> TrajectoryRow:
+def _row(number: int, line: int, item: Any, agents: _Agents) -> TrajectoryRow:
     if not isinstance(item, dict):
         raise DataError(f"got {type(item).__name__}, expected an object")
     if "segments" in item:
@@ -95,7 +101,7 @@ def _row(line: int, item: Any, agents: _Agents) -> TrajectoryRow:
             f"{', '.join(ALPACA_KEYS)}"
         )
     spec = agents.of(None)
-    return TrajectoryRow(str(item.get("id", line)), line, spec, author_segments(item["output"], spec))
+    return TrajectoryRow(str(item.get("id", number)), line, spec, author_segments(item["output"], spec))
 
 
 def _record(item: dict[str, Any]) -> Record:
@@ -105,41 +111,141 @@ def _record(item: dict[str, Any]) -> Record:
         raise DataError(explain(error)) from None
 
 
-def json_rows(path: str | Path) -> Iterator[tuple[int, Any]]:
-    """Decoded rows of JSONL, or of one JSON array, with the line they begin on.
+class BrokenArrayError(DataError):
+    """A JSON array breaks off, so that the rows behind that place cannot be told apart or counted."""
 
-    A :class:`DataError` stands in place of a row that is no JSON. In an array it is the last item: what follows
-    cannot be told apart.
+
+def json_rows(path: str | Path) -> Iterator[tuple[int, Any]]:
+    """Decoded rows of JSONL, or of one JSON array, with the line they begin on; one in memory at a time.
+
+    A :class:`DataError` stands in place of a row that is no JSON or no Unicode text. In an array that breaks off, a
+    :class:`BrokenArrayError` is the last item.
+
+    Raises:
+        DataError: The file cannot be read.
     """
     path = Path(path)
-    for number, line in raw_lines(path):
-        if not line.strip():
-            continue
-        if number == 1 and line.lstrip().startswith(b"["):
-            yield from _array_items(path)
-            return
-        try:
-            yield number, json.loads(line)
-        except (ValueError, RecursionError) as error:
-            yield number, DataError(f"no JSON: {error}", path=str(path), line=number)
+    try:
+        with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="\n") as file:
+            text = _ArrayText(file)
+            if text.begins_array():
+                yield from _array_items(text, path)
+                return
+        for number, line in raw_lines(path):
+            row = line.removeprefix(BOM_UTF8 if number == 1 else b"")
+            if row.strip():
+                yield number, _line_item(row.decode("utf-8", "surrogateescape"), path, number)
+    except OSError as error:
+        raise DataError(f"cannot be read: {error.strerror}", path=str(path)) from None
 
 
-def _array_items(path: Path) -> Iterator[tuple[int, Any]]:
-    text = path.read_bytes().decode("utf-8", errors="replace")
-    decoder = json.JSONDecoder()
-    position = _SEPARATOR.match(text, text.index("[") + 1).end()  # type: ignore[union-attr]
-    line = 1 + text.count("\n", 0, position)
-    while position < len(text) and text[position] != "]":
+def _line_item(text: str, path: Path, line: int) -> Any:
+    try:
+        return _unicode(json.loads(text), text)
+    except DataError as error:
+        return DataError(error.message, path=str(path), line=line)
+    except (ValueError, RecursionError) as error:
+        return DataError(f"no JSON: {error}", path=str(path), line=line)
+
+
+def _unicode(item: Any, text: str) -> Any:
+    """``item`` if all of it can be written as UTF-8; ``text`` is what it was read from."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(f"a byte that is no UTF-8 at character {error.start}") from None
+    if _SURROGATE_ESCAPE.search(text):
         try:
-            item, end = decoder.raw_decode(text, position)
+            json.dumps(item, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            half = error.object[error.start]
+            raise DataError(f"half a character ({half!r}), expected surrogates in pairs") from None
+    return item
+
+
+class _ArrayText:
+    """What has been read of a file and not been used up.
+
+    Attributes:
+        line: 1-based line of the position.
+    """
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+        self._text = ""
+        self._at = 0
+        self.line = 1
+
+    def begins_array(self) -> bool:
+        """Whether the first character that is not blank opens an array; the position is behind it then."""
+        return self.skip(_BLANK) == "[" and self.step()
+
+    def skip(self, pattern: re.Pattern[str]) -> str:
+        """Go behind all that matches; the character that follows, empty at the end of the file."""
+        while True:
+            self._go(pattern.match(self._text, self._at).end())  # type: ignore[union-attr]
+            if self._at < len(self._text) or not self._read():
+                return self._text[self._at : self._at + 1]
+
+    def step(self) -> bool:
+        """Go behind the next character, which is no line feed."""
+        self._at += 1
+        return True
+
+    def item(self) -> tuple[int, Any]:
+        """The item at the position with its line; reads as far as it needs to.
+
+        Raises:
+            DataError: It is no Unicode text.
+            ValueError: It is no JSON.
+        """
+        while True:
+            try:
+                item, end = _DECODER.raw_decode(self._text, self._at)
+            except json.JSONDecodeError as error:
+                cut = (
+                    error.msg.startswith("Unterminated string") or error.pos > len(self._text) - _LONGEST_WORD
+                )
+                if not (cut and self._read()):
+                    raise
+                continue
+            if end < len(self._text) or not self._read():
+                break
+        line, text = self.line, self._text[self._at : end]
+        self._go(end)
+        return line, _unicode(item, text)
+
+    def _go(self, position: int) -> None:
+        self.line += self._text.count("\n", self._at, position)
+        self._at = position
+
+    def _read(self) -> bool:
+        """Read on, twice as much while an item lasts, and forget what is used up; ``False`` at the end."""
+        more = self._file.read(max(_BLOCK_CHARS, len(self._text) - self._at))
+        if more:
+            self._text, self._at = self._text[self._at :] + more, 0
+        return bool(more)
+
+
+def _array_items(text: _ArrayText, path: Path) -> Iterator[tuple[int, Any]]:
+    def broken(message: str) -> tuple[int, DataError]:
+        return text.line, BrokenArrayError(message, path=str(path), line=text.line)
+
+    while (following := text.skip(_SEPARATOR)) not in ("", "]"):
+        line = text.line
+        try:
+            yield text.item()
+        except DataError as error:
+            yield line, DataError(error.message, path=str(path), line=line)
         except (ValueError, RecursionError) as error:
-            yield line, DataError(f"no JSON from here on: {error}", path=str(path), line=line)
+            yield broken(f"no JSON from here on: {error}")
             return
-        yield line, item
-        following = _SEPARATOR.match(text, end).end()  # type: ignore[union-attr]
-        line += text.count("\n", position, following)
-        position = following
-    if position >= len(text):
-        yield line, DataError("the JSON array is never closed", path=str(path), line=line)
-    elif text[position + 1 :].strip():
-        yield line, DataError("the JSON array ends here, but the file goes on", path=str(path), line=line)
+    if not following:
+        yield broken("the JSON array is never closed")
+        return
+    line = text.line
+    if text.step() and text.skip(_BLANK):
+        yield (
+            line,
+            BrokenArrayError("the JSON array ends here, but the file goes on", path=str(path), line=line),
+        )

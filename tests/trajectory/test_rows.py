@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from afm.agents import load_agent, save_agent
 from afm.errors import ConfigError, DataError, UsageError
 from afm.trajectory import Author, Record, Segment
 from afm.trajectory.record import TextSegment
-from afm.trajectory.rows import TrajectoryRow, read_rows
+from afm.trajectory.rows import TrajectoryRow, json_rows, read_rows
 
 CALL, SEEN = "<plan>p</plan><think>t</think><code>1</code>", "\n<observation>\n1\n</observation>\n"
 EXPECTED = (Segment(Author.AGENT, CALL), Segment(Author.ENVIRONMENT, SEEN))
@@ -73,7 +74,10 @@ def test_alpaca_array_reports_the_line_of_each_row(
 ) -> None:
     path = tmp_path / "rows.json"
     path.write_text(json.dumps([alpaca(), alpaca()], indent=indent), encoding="utf-8")
-    assert [(row.line, row.segments) for row in rows(path, "math")] == [(line, EXPECTED) for line in lines]
+    assert [(row.id, row.line, row.segments) for row in rows(path, "math")] == [
+        ("1", lines[0], EXPECTED),
+        ("2", lines[1], EXPECTED),
+    ]
 
 
 @pytest.mark.parametrize("text", ["[]", "[ ]\n", ""])
@@ -127,6 +131,8 @@ def test_unknown_agent_on_the_command_line_is_an_error_of_the_call(tmp_path: Pat
         ("[3]", ":1: got int, expected an object"),
         ("[\n{,", ":2: no JSON from here on"),
         ('[\n{"a": 1},\n', ":3: the JSON array is never closed"),
+        ('[\n{"a": 1}\n{"b": "c"', ":3: no JSON from here on: Expecting ',' delimiter"),
+        ('[\n{"a": "b', ":2: no JSON from here on: Unterminated string"),
         ('[\n{"a": 1}\n]\n[{"a": 2}]', ":3: the JSON array ends here, but the file goes on"),
     ],
 )
@@ -134,3 +140,60 @@ def test_broken_arrays_say_where(tmp_path: Path, text: str, message: str) -> Non
     path = tmp_path / "rows.json"
     path.write_text(text, encoding="utf-8")
     assert faults(path)[-1].startswith(message)
+
+
+BOM = b"\xef\xbb\xbf"
+LONG = [alpaca(output="é🙂" * length) for length in (0, 1, 40_000, 65_519, 200_000, 3)]
+
+
+@pytest.mark.parametrize(
+    ("indent", "before"),
+    [(None, b""), (None, BOM), (2, BOM + b"\n"), (2, b"\n \r\n"), (None, b"\n" * 70_000)],
+)
+def test_an_array_is_one_whatever_stands_before_it_and_however_long_its_rows_are(
+    tmp_path: Path, indent: int | None, before: bytes
+) -> None:
+    path = tmp_path / "rows.json"
+    path.write_bytes(before + json.dumps(LONG, indent=indent, ensure_ascii=False).encode() + b"\r\n")
+    found = list(json_rows(path))
+    assert [item for _, item in found] == LONG
+    step, first = (5, 2) if indent else (0, 1)
+    assert [line - before.count(b"\n") for line, _ in found] == [first + step * n for n in range(len(LONG))]
+
+
+def test_lines_behind_a_byte_order_mark_are_rows(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(BOM + b'{"a": 1}\n' + b'{"a": 2}\n')
+    assert list(json_rows(path)) == [(1, {"a": 1}), (2, {"a": 2})]
+
+
+@pytest.mark.parametrize("whole", ["%s\n%s\n%s\n", "[\n%s,\n%s,\n%s]"])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b'"\\ud83d"', r"half a character ('\ud83d'), expected surrogates in pairs"),
+        (b'"\xff"', "a byte that is no UTF-8 at character 7"),
+        (b'"\xed\xa0\xbd"', "a byte that is no UTF-8 at character 7"),
+    ],
+)
+def test_a_row_that_is_no_unicode_text_is_named_and_the_others_are_read(
+    tmp_path: Path, whole: str, text: bytes, message: str
+) -> None:
+    path = tmp_path / "rows.json"
+    good, bad = b'{"a": "\\ud83d\\ude42"}', b'{"a": ' + text + b"}"
+    path.write_bytes(whole.encode() % (good, bad, good))
+    items = [item for _, item in json_rows(path)]
+    assert items[0] == items[2] == {"a": "🙂"}
+    assert (items[1].message, items[1].line) == (message, 2 + whole.startswith("["))
+
+
+def test_an_array_is_read_row_by_row(tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    row = json.dumps(alpaca(output="word " * 2000))
+    path.write_text("[" + ",\n".join([row] * 2000) + "]", encoding="utf-8")  # 20 MB
+    tracemalloc.start()
+    try:
+        assert sum(1 for _ in json_rows(path)) == 2000
+        assert tracemalloc.get_traced_memory()[1] < 2_000_000
+    finally:
+        tracemalloc.stop()
