@@ -26,14 +26,17 @@ from afm.errors import AfmError, DataError, EngineError
 from afm.models.base import SamplingParams
 from afm.models.tokenizer import ChatTokenizer, generation_end_ids
 from afm.rewards import Reward, Sample, load_reward
-from afm.rollout import Episode, run_episode
+from afm.rollout import Episode, episode_record, run_episode
 from afm.tools import Tool, load_tools
 from afm.trajectory.record import Verdict
 from verl_ext.failures import record_failure
+from verl_ext.kept_episodes import keep
 from verl_ext.samples import output
 from verl_ext.server_model import ServerModel
 from verl_ext.settings import load_episode_settings
 from verl_ext.unfinished import Unfinished, unfinished
+
+_SHARES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,7 @@ class Surroundings:
     reward: Reward
     seed: int
     leave_out: frozenset[Unfinished]
+    episodes_per_step: int
     output_dir: Path | None
 
 
@@ -62,6 +66,7 @@ def surroundings(settings_path: str) -> Surroundings:
         reward=load_reward(settings.rewards),
         seed=settings.seed,
         leave_out=frozenset(settings.leave_out),
+        episodes_per_step=settings.episodes_per_step,
         output_dir=settings.output_dir,
     )
 
@@ -117,10 +122,36 @@ class AfmAgentLoop(AgentLoopBase):
         begun = time.perf_counter()
         verdict = await _verdict(shared, task, episode)
         score_seconds = time.perf_counter() - begun
+        self._keep(shared, task, episode, verdict, row)
         if not episode.response_ids:  # verl has no place for a response of no tokens
             token = self.tokenizer.eos_token_id
             episode = replace(episode, response_ids=(token,), response_mask=(0,), logprobs=(0.0,))
         return output(episode, verdict, model, data_source=task.data_source, score_seconds=score_seconds)
+
+    def _keep(
+        self, shared: Surroundings, task: Task, episode: Episode, verdict: Verdict, row: Mapping[str, Any]
+    ) -> None:
+        if shared.output_dir is None:
+            return
+        seed, step = _seed(shared.seed, task, row), int(row.get("global_steps") or 0)
+        record = episode_record(
+            episode,
+            shared.spec,
+            id=f"{step}/{row['uid']}/{row.get('session_id', 0)}",
+            question=task.question,
+            ground_truth=task.ground_truth,
+            data_source=task.data_source,
+            seed=seed,
+            verdict=verdict,
+            provenance={"task": task.id, "step": step},
+        )
+        per_step = self.config.data.get("train_batch_size", 1) * self.rollout_config.get("n", 1)
+        keep(
+            shared.output_dir,
+            step,
+            record,
+            sampled=seed % _SHARES < _SHARES * shared.episodes_per_step / per_step,
+        )
 
     def _prompt(self, spec: AgentSpec, model: ServerModel, task: Task) -> list[int]:
         """The agent's own prompt, exactly as in SFT and evaluation, whatever prompt the row holds."""

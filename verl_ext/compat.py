@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -113,3 +114,31 @@ def load_value_head_with_sdpa(module: ModuleType) -> None:
 
     load_valuehead_model.patched_by_afm = True  # type: ignore[attr-defined]
     module.load_valuehead_model = load_valuehead_model  # type: ignore[attr-defined]
+
+
+CHECKPOINT_REQUEST = "checkpoint_now"
+"""A file of this name in a run's output folder: a checkpoint is saved at the end of the step under way."""
+
+
+def save_when_asked(module: ModuleType) -> None:
+    """Let somebody ask for a checkpoint between two that ``trainer.save_freq`` plans.
+
+    Cause: verl/trainer/ppo/v1/trainer_base.py:481 saves by the step's number alone. Its hook ``on_step_end`` does nothing.
+    """
+    trainer = target(module, "PPOTrainer")
+    original = trainer.on_step_end
+    if getattr(original, "patched_by_afm", False):
+        return
+
+    def on_step_end(self: Any) -> None:
+        original(self)
+        request = Path(self.config.trainer.default_local_dir).parent / CHECKPOINT_REQUEST
+        if not request.exists():
+            return
+        every = self.config.trainer.save_freq
+        if every <= 0 or self.global_steps % every:
+            self._save_checkpoint()
+        request.unlink(missing_ok=True)
+
+    on_step_end.patched_by_afm = True  # type: ignore[attr-defined]
+    trainer.on_step_end = on_step_end

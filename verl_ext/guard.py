@@ -193,6 +193,9 @@ class GroupLedger:
         found["groups/abstained_samples"] = float(self.abstained)
         for key in sorted({key for sample in self.samples for key in sample} - {ABSTAINED, SOURCE}):
             found[f"rollout/{key}"] = _mean(self.samples, key)
+        seconds = [float(sample["seconds"]) for sample in self.samples if "seconds" in sample]
+        if seconds:
+            found["rollout/slowest_seconds"] = max(seconds)
         for source in sorted({str(sample[SOURCE]) for sample in self.samples if sample.get(SOURCE)}):
             part_of = [sample for sample in self.samples if sample.get(SOURCE) == source]
             known = {key for sample in part_of for key in sample}

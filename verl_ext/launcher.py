@@ -9,8 +9,9 @@ from __future__ import annotations
 import shlex
 import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -18,13 +19,16 @@ from afm.agents import save_agent
 from afm.errors import AfmError, ConfigError, UsageError
 from afm.processes import follow_parent
 from verl_ext import processes
+from verl_ext.alarms import ALARMS_FILE, Action, Watch
 from verl_ext.checkpoints import export_model, exported_step, resumable_step
+from verl_ext.compat import CHECKPOINT_REQUEST
 from verl_ext.compose import AGENT_LOOP_FILE, AGENT_LOOP_NAME, CHECKPOINT_DIR
 from verl_ext.failures import forget_failures, read_verdict
-from verl_ext.metrics import MetricsLog
+from verl_ext.kept_episodes import forget_after
+from verl_ext.metrics import METRICS_FILE, MetricsLog, progress_line, read_metrics
 from verl_ext.plan import check_files, command, environment, total_steps, trainer_environment
 from verl_ext.settings import SETTINGS_FILE, RlSettings, as_plain, load_settings
-from verl_ext.trainer import Trainer, scratch_folder
+from verl_ext.trainer import ALARMED, Trainer, scratch_folder
 
 LOG_FILE = "training.log"
 PROCESS_FILE = "processes.json"
@@ -101,16 +105,34 @@ class Run:
         words, _ = command(self._settings, str(scratch))
         self._write_settings()
         forget_failures(self._out)
+        forget_after(self._out, step)
         metrics = MetricsLog(self._out, step)
+        rows = read_metrics(self._out / METRICS_FILE)
+        watch = Watch(self._settings.alarms, rows, self._out / ALARMS_FILE)
         print(f"training to step {total}" + (f", resuming after step {step}" if step else ""), flush=True)
         print(f"log: {self._out / LOG_FILE}", flush=True)
         with Trainer(words, trainer_environment(self._settings), self._out / LOG_FILE) as trainer:
-            ended = trainer.follow(metrics, book, total)
-        if ended.interrupted:
+            ended = trainer.follow(metrics, book, lambda row: self._report(watch, row, total))
+        if ended.status == ALARMED:
+            print(
+                f"start again with other settings to continue from the last checkpoint in {self._checkpoints}"
+            )
+        elif ended.interrupted:
             print(f"stopped; start again to continue from the last checkpoint in {self._checkpoints}")
         elif ended.status != 0:
             self._explain(ended.status)
         return ended.status
+
+    def _report(self, watch: Watch, row: Mapping[str, Any], total: int) -> bool:
+        """Tell a step and its alarms; whether the run is to end."""
+        print(progress_line(row, total), flush=True)
+        actions = set()
+        for finding in watch.look(row):
+            print(f"alarm {finding.alarm} ({finding.action}): {finding.message}", file=sys.stderr, flush=True)
+            actions.add(finding.action)
+        if Action.CHECKPOINT in actions:
+            (self._out / CHECKPOINT_REQUEST).touch()
+        return Action.STOP in actions
 
     def _write_settings(self) -> None:
         agent = self._out / AGENT_FILE

@@ -17,6 +17,7 @@ def register() -> None:
     compat.check_verl()
     after_import("verl.workers.rollout.base", _rollout_adapter)
     after_import("verl.workers.rollout.replica", _rollout_replica)
+    after_import("verl.trainer.ppo.v1.trainer_base", compat.save_when_asked)
     if not on_cpu():
         return
     import verl_ext.platform_cpu  # noqa: F401 - registers itself with verl's PlatformRegistry

@@ -84,5 +84,6 @@ def facts(episode: Episode, verdict: Verdict) -> dict[str, float]:
         "agent_tokens": float(sum(episode.response_mask)),
         "response_tokens": float(len(episode.response_ids)),
         "cut_short": float(episode.stop in CUT_SHORT),
+        "seconds": cost.wall_seconds,
         "answered": float(episode.stop is StopReason.ANSWER),
     }

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from afm.agents import AgentSpec, Limits, agent_of_model, load_agent
 from afm.configuration import apply_overrides, read_extended, read_in_place, validated
 from afm.errors import suggestion
+from verl_ext.alarms import Alarms
 from verl_ext.guard import ShortBatch
 from verl_ext.unfinished import Unfinished
 
@@ -29,8 +30,9 @@ class EpisodeSettings(BaseModel):
         limits: Overrides of the agent's limits.
         leave_out: Episodes that are neither trained on nor counted in their group's mean: ``truncated`` (a limit ended
             them), ``void`` (no call, no answer), ``failed`` (a tool or the engine did not work); none by default.
+        episodes_per_step: About so many episodes of each step are kept to be read (``episodes/step_000001.jsonl``).
         seed: Seeds prompts' order and, on the CPU engine, every sampled token.
-        output_dir: Where failed episodes are described (``failures.jsonl``).
+        output_dir: Where failed episodes are described (``failures.jsonl``) and episodes are kept.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -41,6 +43,7 @@ class EpisodeSettings(BaseModel):
     rewards: Path | dict[str, Any] | None = None
     limits: dict[str, Any] = Field(default_factory=dict)
     leave_out: tuple[Unfinished, ...] = ()
+    episodes_per_step: int = Field(default=8, ge=0)
     seed: int = 0
     output_dir: Path | None = None
 
@@ -72,6 +75,7 @@ class RlSettings(EpisodeSettings):
         train_files: Parquet files with one question a row.
         val_files: The same for verl's own validation; the training files when empty.
         short_batch: What to do when ``algorithm.filter_groups.max_num_gen_batches`` did not fill a batch.
+        alarms: When metrics give cause for worry, and what happens then; see :mod:`verl_ext.alarms`.
         ray_address: Join this running Ray cluster; ``None`` starts one for this run alone.
         verl: verl's own configuration, nested; see :mod:`verl_ext.compose`.
     """
@@ -82,6 +86,7 @@ class RlSettings(EpisodeSettings):
     train_files: tuple[str, ...] = Field(min_length=1)
     val_files: tuple[str, ...] = ()
     short_batch: ShortBatch = ShortBatch.STOP
+    alarms: Alarms = Alarms()
     ray_address: str | None = None
     verl: dict[str, Any] = Field(default_factory=dict)
 

@@ -6,20 +6,26 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from afm.processes import die_with_parent
 from verl_ext import processes
-from verl_ext.metrics import MetricsLog, progress_line
+from verl_ext.metrics import MetricsLog
 
 _SOCKET_ROOM = 40
 """Longest scratch path below which Ray's sockets (limit: 107 bytes) still fit."""
 _POLL_S = 0.3
 _NOTE_S = 5.0
 _GRACE_S = 20.0
+
+
+ALARMED = 3
+"""Exit status of a run that an alarm stopped."""
+OnStep = Callable[[Mapping[str, Any]], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +78,14 @@ class Trainer:
     def _stop(self, number: int, frame: object) -> None:
         self._asked = number
 
-    def follow(self, metrics: MetricsLog, book: processes.ProcessBook, total: int) -> Ended:
-        """Report each step until the trainer ends or somebody asks us to."""
+    def follow(self, metrics: MetricsLog, book: processes.ProcessBook, on_step: OnStep) -> Ended:
+        """Hand on each step's metrics until the trainer ends, ``on_step`` says so or somebody asks us to."""
         noted = 0.0
         while True:
             status = self._process.poll()
             for row in metrics.follow():
-                print(progress_line(row, total), flush=True)
+                if on_step(row):
+                    return Ended(ALARMED)
             if status is not None:
                 return Ended(status if status >= 0 else 128 - status)
             if self._asked is not None:

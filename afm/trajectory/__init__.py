@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from afm.trajectory.answer import answers
 from afm.trajectory.hygiene import neutralise, readable
-from afm.trajectory.io import RecordWriter, finished_ids, load_records, read_records
+from afm.trajectory.io import RecordWriter, append_record, finished_ids, load_records, read_records
 from afm.trajectory.parse import Scan, author_segments, parse, scan
 from afm.trajectory.record import Record, StopReason
 from afm.trajectory.render import observation_text, render
@@ -26,6 +26,7 @@ __all__ = [
     "StreamParser",
     "Trajectory",
     "answers",
+    "append_record",
     "author_segments",
     "finished_ids",
     "load_records",

@@ -109,12 +109,26 @@ class RecordWriter:
         """
         if self._file is None:
             raise ValueError(f"{self.path}: the writer is not open; use it as a context manager")
-        try:
-            line = record.model_dump_json().encode()
-        except (PydanticSerializationError, UnicodeEncodeError) as error:
-            raise DataError(f"record {record.id!r} cannot be written: {error}", path=str(self.path)) from None
-        self._file.write(line + b"\n")
+        self._file.write(_line(record, self.path))
         self._file.flush()
+
+
+def append_record(path: str | Path, record: Record) -> None:
+    """Append one record to a file that several processes of a machine write at once: a line is one write.
+
+    Raises:
+        DataError: The record holds something that JSON cannot express.
+    """
+    line = _line(record, Path(path))
+    with Path(path).open("ab", buffering=0) as file:
+        file.write(line)
+
+
+def _line(record: Record, path: Path) -> bytes:
+    try:
+        return record.model_dump_json().encode() + b"\n"
+    except (PydanticSerializationError, UnicodeEncodeError) as error:
+        raise DataError(f"record {record.id!r} cannot be written: {error}", path=str(path)) from None
 
 
 def raw_lines(path: Path) -> Iterator[tuple[int, bytes]]:

@@ -264,3 +264,44 @@ async def test_tokens_that_nobody_sampled_are_counted(make_loop: Any, scripted: 
     await other.generate([1, 2], params)
     await other.generate([1, 8, 3, 4, 9], params)
     assert other.drift(exact) == 1
+
+
+async def test_a_share_of_the_episodes_is_kept_to_be_read(
+    make_loop: Any, scripted: Any, said: Any, tmp_path: Path
+) -> None:
+    from afm.trajectory import read_records
+    from verl_ext.kept_episodes import episodes_file, forget_after
+
+    for per_step, batch in ((0, 4), (8, 4), (8, 64)):
+        loop = make_loop(scripted([said("<plan>p</plan><|im_end|>")] * 64), episodes_per_step=per_step)
+        loop.config.data = {"train_batch_size": batch}
+        for session in range(64):
+            await loop.run(
+                dict(SAMPLING), **(ROW | {"session_id": session, "global_steps": batch + per_step})
+            )
+    counts = [
+        len(list(read_records(path))) if (path := episodes_file(tmp_path, step)).exists() else 0
+        for step in (4, 12, 72)
+    ]
+    assert counts[:2] == [0, 64]
+    assert 1 <= counts[2] <= 24
+    record = next(iter(read_records(episodes_file(tmp_path, 12))))
+    assert record.provenance == {"task": "q7", "step": 12}
+    assert record.text == "<plan>p</plan>" or record.text.startswith("<plan>p</plan>")
+    forget_after(tmp_path, 12)
+    assert episodes_file(tmp_path, 12).exists()
+    assert not episodes_file(tmp_path, 72).exists()
+
+
+async def test_an_episode_that_ran_out_of_time_is_dumped_with_its_state(
+    make_loop: Any, scripted: Any, said: Any, tmp_path: Path
+) -> None:
+    from afm.trajectory import read_records
+
+    slow = CODE.replace("print(12+13)", "import time; time.sleep(60)")
+    loop = make_loop(scripted([said(slow)]), limits={"max_tool_seconds": 1.0}, episodes_per_step=0)
+    await loop.run(dict(SAMPLING), **ROW)
+    [record] = read_records(tmp_path / "stuck.jsonl")
+    assert record.stop == "tool_seconds"
+    assert "time.sleep(60)" in record.calls[-1].argument
+    assert record.calls[-1].seconds > 0.9

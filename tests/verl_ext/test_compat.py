@@ -14,7 +14,13 @@ pytest.importorskip("verl")
 
 
 @pytest.mark.parametrize(
-    "patch", [compat.use_gloo_alone, compat.drop_pinned_offload, compat.load_value_head_with_sdpa]
+    "patch",
+    [
+        compat.use_gloo_alone,
+        compat.drop_pinned_offload,
+        compat.load_value_head_with_sdpa,
+        compat.save_when_asked,
+    ],
 )
 def test_a_patch_whose_target_is_gone_fails_loudly(patch: compat.Patch) -> None:
     with pytest.raises(EngineError, match=r"upstream has no \w+: this verl differs from release 0\.9\.1"):

@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from verl_ext.alarms import Action, Alarms, Watch, read_findings
+
+Row = dict[str, Any]
+SOUND: Row = {
+    "reward": 0.5,
+    "format": 0.9,
+    "agent_tokens": 100.0,
+    "entropy": 0.3,
+    "mismatch_kl": 1e-4,
+    "tool_calls": 2.0,
+    "tool_failures": 0.1,
+    "groups_generated": 20.0,
+    "groups_alike": 8.0,
+    "episode_seconds": 20.0,
+    "slowest_episode_seconds": 90.0,
+}
+
+
+def went_off(rows: list[Row], folder: Path, **alarms: Any) -> list[tuple[int, str]]:
+    watch = Watch(Alarms(**alarms), [], folder / "alarms.jsonl")
+    return [
+        (found.step, found.alarm)
+        for step, row in enumerate(rows, start=1)
+        for found in watch.look(SOUND | row | {"step": step})
+    ]
+
+
+def test_a_sound_run_is_silent(tmp_path: Path) -> None:
+    rising = [{"reward": 0.1 + 0.05 * step, "entropy": 0.3 - 0.015 * step} for step in range(16)]
+    assert went_off(rising, tmp_path) == []
+    assert not (tmp_path / "alarms.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "steps", "bad"),
+    [
+        ("entropy_collapse", 5, {"entropy": 0.02}),
+        ("mismatch", 3, {"mismatch_kl": 0.02}),
+        ("failed_tools", 3, {"tool_failures": 0.5}),
+        ("no_signal", 5, {"groups_alike": 19.0, "groups_solved": 18.0}),
+        ("long_tail", 3, {"slowest_episode_seconds": 300.0}),
+    ],
+)
+def test_each_alarm_goes_off_once_when_its_condition_has_held_long_enough(
+    tmp_path: Path, name: str, steps: int, bad: Row
+) -> None:
+    assert went_off([{}] * 3 + [bad] * (steps - 1) + [{}], tmp_path) == []
+    assert went_off([{}] * 3 + [bad] * (steps + 4), tmp_path) == [(3 + steps, name)]
+    again = [{}] * 3 + [bad] * (steps + 1) + [{}] + [bad] * steps
+    assert went_off(again, tmp_path) == [(3 + steps, name), (5 + 2 * steps, name)]
+    assert went_off([{}] * 3 + [bad] * 9, tmp_path, **{name: None}) == []
+
+
+@pytest.mark.parametrize("falls", [{"format": 0.8}, {"agent_tokens": 30.0}])
+def test_a_reward_that_jumps_while_format_or_length_fall_is_suspicious(tmp_path: Path, falls: Row) -> None:
+    found = went_off([{}] * 5 + [{"reward": 0.8} | falls] * 5, tmp_path)
+    assert [name for _, name in found] == ["reward_hacking"]
+    assert went_off([{}] * 5 + [{"reward": 0.8}] * 5, tmp_path) == []
+    assert went_off([{}] * 5 + [falls] * 5, tmp_path) == []
+
+
+def test_metrics_that_are_absent_set_off_nothing(tmp_path: Path) -> None:
+    watch = Watch(Alarms(), [], tmp_path / "alarms.jsonl")
+    assert [watch.look({"step": step}) for step in range(1, 20)] == [[]] * 19
+
+
+def test_messages_say_what_was_seen_and_findings_are_kept(tmp_path: Path) -> None:
+    file = tmp_path / "alarms.jsonl"
+    watch = Watch(Alarms(failed_tools={"steps": 1, "action": "stop"}), [], file)
+    [found] = watch.look(SOUND | {"step": 7, "tool_failures": 1.0})
+    assert "50% of the tool calls fail" in found.message
+    assert found.action is Action.STOP
+    assert read_findings(file) == [found]
+    with file.open("a") as half:
+        half.write('{"step": 8')
+    assert read_findings(file) == [found]
+
+
+def test_a_run_that_goes_on_forgets_what_it_does_again_and_remembers_the_rest(tmp_path: Path) -> None:
+    file = tmp_path / "alarms.jsonl"
+    alarms = Alarms(failed_tools={"steps": 2})
+    bad = SOUND | {"tool_failures": 1.0}
+    first = Watch(alarms, [], file)
+    for step in range(1, 5):
+        first.look((SOUND if step == 3 else bad) | {"step": step})
+    first.look(bad | {"step": 5})
+    assert [found.step for found in read_findings(file)] == [2, 5]
+    again = Watch(alarms, [bad | {"step": 1}, bad | {"step": 2}, bad | {"step": 3}, bad | {"step": 4}], file)
+    assert [found.step for found in read_findings(file)] == [2]
+    assert again.look(bad | {"step": 5}) == []
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"entropy": {}},
+        {"mismatch": {"over": 1}},
+        {"mismatch": {"action": "shout"}},
+        {"long_tail": {"above": 0}},
+    ],
+)
+def test_wrong_settings_are_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        Alarms(**given)

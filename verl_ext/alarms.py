@@ -1,0 +1,248 @@
+"""Watches the metrics of a run for the ways in which reinforcement learning goes wrong, step by step.
+
+Thresholds stand in the YAML under ``alarms``; each alarm warns, asks for a checkpoint, or stops the run.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+ALARMS_FILE = "alarms.jsonl"
+Rows = Sequence[Mapping[str, Any]]
+
+
+class Action(StrEnum):
+    """What an alarm does, once for each time its condition begins to hold."""
+
+    WARN = "warn"
+    """Say so in the terminal and in ``alarms.jsonl``."""
+    CHECKPOINT = "checkpoint"
+    """Also save a checkpoint at the end of the step under way."""
+    STOP = "stop"
+    """Also end the run; it can be continued from its last checkpoint."""
+
+
+class Alarm(BaseModel):
+    """One condition on the metrics.
+
+    Attributes:
+        steps: Steps in a row that the condition has to hold.
+        action: What happens then.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    steps: int = Field(default=3, ge=1)
+    action: Action = Action.WARN
+
+    def look(self, rows: Rows) -> str | None:
+        """What is wrong at the last of ``rows``, in words; ``None`` when nothing is, or a metric is absent."""
+        raise NotImplementedError
+
+
+class EntropyCollapse(Alarm):
+    """The policy has all but stopped to explore: entropy below a share of its mean over the first steps."""
+
+    steps: int = Field(default=5, ge=1)
+    share_of_start: float = Field(default=0.1, gt=0)
+    first: int = Field(default=3, ge=1)
+
+    def look(self, rows: Rows) -> str | None:
+        """See :class:`Alarm`."""
+        values = _values(rows, "entropy")
+        if len(values) <= self.first:
+            return None
+        start = fmean(values[: self.first])
+        if values[-1] >= self.share_of_start * start:
+            return None
+        return f"entropy {values[-1]:.4f}, {start:.4f} at the start: raise clip_ratio_high, the temperature or entropy_coeff"
+
+
+class Mismatch(Alarm):
+    """Rollout engine and trainer disagree about the probabilities of the same tokens (KL, estimator k3)."""
+
+    above: float = Field(default=0.01, gt=0)
+
+    def look(self, rows: Rows) -> str | None:
+        """See :class:`Alarm`."""
+        value = rows[-1].get("mismatch_kl")
+        if value is None or value <= self.above:
+            return None
+        return (
+            f"KL between rollout engine and trainer is {value:.4f} (at most {self.above:g}): same weights, data type and "
+            "sampling parameters on both sides? Truncated importance sampling bounds the harm"
+        )
+
+
+class RewardHacking(Alarm):
+    """The reward jumps while format or length fall: more likely a hole in the reward than something learned.
+
+    Compares the means of the last ``window`` steps with those of the ``window`` before.
+    """
+
+    steps: int = Field(default=1, ge=1)
+    window: int = Field(default=5, ge=1)
+    jump: float = Field(default=0.15, gt=0)
+    format_falls: float = Field(default=0.05, gt=0)
+    length_falls: float = Field(default=0.5, gt=0, lt=1)
+
+    def look(self, rows: Rows) -> str | None:
+        """See :class:`Alarm`."""
+        reward, form, length = (self._change(rows, key) for key in ("reward", "format", "agent_tokens"))
+        if reward is None or reward[1] - reward[0] < self.jump:
+            return None
+        signs = []
+        if form and form[0] - form[1] >= self.format_falls:
+            signs.append(f"format from {form[0]:.2f} to {form[1]:.2f}")
+        if length and length[1] <= (1 - self.length_falls) * length[0]:
+            signs.append(f"the agent's tokens from {length[0]:.0f} to {length[1]:.0f}")
+        if not signs:
+            return None
+        return (
+            f"the reward rose from {reward[0]:.2f} to {reward[1]:.2f} while {' and '.join(signs)} fell: read sampled "
+            "episodes before you believe it, and try `afm reward --attack`"
+        )
+
+    def _change(self, rows: Rows, key: str) -> tuple[float, float] | None:
+        values = _values(rows[-2 * self.window :], key)
+        if len(values) < 2 * self.window:
+            return None
+        return fmean(values[: self.window]), fmean(values[self.window :])
+
+
+class FailedTools(Alarm):
+    """Too many tool calls get no result: the agent learns to live without its tools."""
+
+    above: float = Field(default=0.2, gt=0, lt=1)
+
+    def look(self, rows: Rows) -> str | None:
+        """See :class:`Alarm`."""
+        calls, failures = rows[-1].get("tool_calls"), rows[-1].get("tool_failures")
+        if not calls or failures is None or failures <= self.above * calls:
+            return None
+        return f"{failures / calls:.0%} of the tool calls fail (at most {self.above:.0%}): look at the tool servers (servers.sh status)"
+
+
+class NoSignal(Alarm):
+    """Nearly all groups have the same reward in every sample, so that most of the generation is thrown away."""
+
+    steps: int = Field(default=5, ge=1)
+    above: float = Field(default=0.9, gt=0, lt=1)
+
+    def look(self, rows: Rows) -> str | None:
+        """See :class:`Alarm`."""
+        generated, alike = rows[-1].get("groups_generated"), rows[-1].get("groups_alike")
+        if not generated or alike is None or alike <= self.above * generated:
+            return None
+        solved = rows[-1].get("groups_solved", 0.0)
+        kind = "solved" if solved * 2 > alike else "failed"
+        return f"in {alike / generated:.0%} of the groups all samples are alike, most of them {kind}: change the questions' difficulty"
+
+
+class LongTail(Alarm):
+    """A few episodes take so much longer than the others that the whole step waits for them."""
+
+    above: float = Field(default=10.0, gt=1)
+    seconds: float = Field(default=60.0, gt=0)
+
+    def look(self, rows: Rows) -> str | None:
+        """See :class:`Alarm`."""
+        mean, slowest = rows[-1].get("episode_seconds"), rows[-1].get("slowest_episode_seconds")
+        if not mean or slowest is None or slowest < self.seconds or slowest <= self.above * mean:
+            return None
+        return f"the slowest episode took {slowest:.0f} s, the mean one {mean:.1f} s: set limits.max_seconds or max_tool_seconds"
+
+
+class Alarms(BaseModel):
+    """All alarms; ``null`` switches one off."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    entropy_collapse: EntropyCollapse | None = EntropyCollapse()
+    mismatch: Mismatch | None = Mismatch()
+    reward_hacking: RewardHacking | None = RewardHacking()
+    failed_tools: FailedTools | None = FailedTools()
+    no_signal: NoSignal | None = NoSignal()
+    long_tail: LongTail | None = LongTail()
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """An alarm that went off."""
+
+    step: int
+    alarm: str
+    action: Action
+    message: str
+
+
+class Watch:
+    """Looks at each step's metrics once.
+
+    Args:
+        alarms: What to look for.
+        rows: Metrics of the steps before, of an earlier start.
+        file: Findings are appended to it; those after the last of ``rows`` are removed, since their steps are done again.
+    """
+
+    def __init__(self, alarms: Alarms, rows: Rows, file: Path) -> None:
+        self._alarms = {name: alarm for name in Alarms.model_fields if (alarm := getattr(alarms, name))}
+        self._rows = list(rows)
+        self._file = file
+        last = max((row["step"] for row in rows), default=0)
+        kept = [finding for finding in read_findings(file) if finding.step <= last]
+        if file.exists():
+            file.write_text("".join(_line(finding) for finding in kept), encoding="utf-8")
+
+    def look(self, row: Mapping[str, Any]) -> list[Finding]:
+        """Alarms whose condition begins to hold with this step."""
+        self._rows.append(row)
+        found = []
+        for name, alarm in self._alarms.items():
+            message = self._begins(alarm)
+            if message is not None:
+                found.append(Finding(row["step"], name, alarm.action, message))
+        if found:
+            with self._file.open("a", encoding="utf-8") as file:
+                file.writelines(map(_line, found))
+        return found
+
+    def _begins(self, alarm: Alarm) -> str | None:
+        """The message when the condition holds for exactly ``steps`` steps; not again while it goes on."""
+        message = alarm.look(self._rows)
+        if message is None or len(self._rows) < alarm.steps:
+            return None
+        ends = [len(self._rows) - back for back in range(1, alarm.steps + 1)]
+        held = [end > 0 and alarm.look(self._rows[:end]) is not None for end in ends]
+        return message if all(held[:-1]) and not held[-1] else None
+
+
+def read_findings(file: Path) -> list[Finding]:
+    """The alarms of a run in order; a half-written last line is ignored."""
+    if not file.exists():
+        return []
+    lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
+    rows = [json.loads(line) for line in lines if line.endswith("\n")]
+    return [Finding(row["step"], row["alarm"], Action(row["action"]), row["message"]) for row in rows]
+
+
+def _line(finding: Finding) -> str:
+    row = {
+        "step": finding.step,
+        "alarm": finding.alarm,
+        "action": finding.action.value,
+        "message": finding.message,
+    }
+    return json.dumps(row) + "\n"
+
+
+def _values(rows: Rows, key: str) -> list[float]:
+    return [float(row[key]) for row in rows if row.get(key) is not None]

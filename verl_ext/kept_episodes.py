@@ -1,0 +1,37 @@
+"""Episodes of a training that somebody will want to read: a few of each step, and those that ran out of time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from afm.trajectory import append_record
+from afm.trajectory.record import Record, StopReason
+
+EPISODES_DIR = "episodes"
+"""Sampled episodes, one file a step, in the form of `afm eval`'s."""
+STUCK_FILE = "stuck.jsonl"
+"""Episodes that a limit on time ended, with what they were waiting for: their last call, or a generation."""
+
+_OUT_OF_TIME = {StopReason.SECONDS, StopReason.TOOL_SECONDS}
+
+
+def episodes_file(output_dir: Path, step: int) -> Path:
+    """Where the sampled episodes of a step stand."""
+    return output_dir / EPISODES_DIR / f"step_{step:06d}.jsonl"
+
+
+def keep(output_dir: Path, step: int, record: Record, *, sampled: bool) -> None:
+    """Write an episode down if it was chosen, or if it ran out of time; several processes may write at once."""
+    if sampled:
+        file = episodes_file(output_dir, step)
+        file.parent.mkdir(exist_ok=True)
+        append_record(file, record)
+    if record.stop in _OUT_OF_TIME:
+        append_record(output_dir / STUCK_FILE, record)
+
+
+def forget_after(output_dir: Path, step: int) -> None:
+    """Remove the sampled episodes of steps that will be done again."""
+    for file in (output_dir / EPISODES_DIR).glob("step_*.jsonl"):
+        if file > episodes_file(output_dir, step):
+            file.unlink()
