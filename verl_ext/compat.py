@@ -123,14 +123,15 @@ CHECKPOINT_REQUEST = "checkpoint_now"
 def save_when_asked(module: ModuleType) -> None:
     """Let somebody ask for a checkpoint between two that ``trainer.save_freq`` plans.
 
-    Cause: verl/trainer/ppo/v1/trainer_base.py:481 saves by the step's number alone. Its hook ``on_step_end`` does nothing.
+    Cause: verl/trainer/ppo/v1/trainer_base.py:481 saves by the step's number alone. Done where profiling ends, right before
+    that line: the hook ``on_step_end`` comes after the rollout engine has taken the memory back.
     """
     trainer = target(module, "PPOTrainer")
-    original = trainer.on_step_end
+    original = trainer._stop_profiling
     if getattr(original, "patched_by_afm", False):
         return
 
-    def on_step_end(self: Any) -> None:
+    def _stop_profiling(self: Any) -> None:
         original(self)
         request = Path(self.config.trainer.default_local_dir).parent / CHECKPOINT_REQUEST
         if not request.exists():
@@ -140,5 +141,5 @@ def save_when_asked(module: ModuleType) -> None:
             self._save_checkpoint()
         request.unlink(missing_ok=True)
 
-    on_step_end.patched_by_afm = True  # type: ignore[attr-defined]
-    trainer.on_step_end = on_step_end
+    _stop_profiling.patched_by_afm = True  # type: ignore[attr-defined]
+    trainer._stop_profiling = _stop_profiling

@@ -16,7 +16,11 @@ import pytest
 import yaml
 
 from afm.processes import tied_environment
+from afm.trajectory import read_records
+from verl_ext.compat import CHECKPOINT_REQUEST
+from verl_ext.kept_episodes import episodes_file
 from verl_ext.processes import descendants, end
+from verl_ext.settings import load_settings
 
 pytest.importorskip("verl")
 pytestmark = pytest.mark.slow
@@ -25,14 +29,18 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def settings(folder: Path, model: Path) -> dict[str, Any]:
-    """A random model never solves anything, so it is paid for ending early: that reward differs at once."""
-    tiny = yaml.safe_load((ROOT / "configs/tiny/rl/math.yaml").read_text())
+    """PPO with its critic (DAPO is what the quickstart runs).
+
+    A random model never solves anything, so it is paid for ending early: that reward differs at once.
+    """
+    tiny = load_settings(ROOT / "configs/tiny/rl/mhqa_ppo.yaml").model_dump(mode="json", exclude_unset=True)
     verl = tiny["verl"]
-    verl["data"] |= {"train_batch_size": 4, "max_prompt_length": 160}
-    verl["algorithm"]["filter_groups"] = {"enable": True, "metric": "score"}
-    verl["actor_rollout_ref"]["actor"] |= {"ppo_mini_batch_size": 2, "ppo_micro_batch_size_per_gpu": 8}
-    verl["actor_rollout_ref"]["rollout"] |= {"n": 4, "log_prob_micro_batch_size_per_gpu": 8}
-    verl["trainer"] |= {"total_training_steps": 3, "save_freq": 1}
+    verl["data"] |= {"train_batch_size": 16, "max_prompt_length": 160}
+    verl["actor_rollout_ref"]["actor"] |= {"ppo_mini_batch_size": 8, "ppo_micro_batch_size_per_gpu": 8}
+    verl["actor_rollout_ref"]["rollout"] |= {"log_prob_micro_batch_size_per_gpu": 8}
+    verl["actor_rollout_ref"]["ref"] |= {"log_prob_micro_batch_size_per_gpu": 8}
+    verl["critic"] |= {"ppo_micro_batch_size_per_gpu": 8}
+    verl["trainer"] |= {"total_training_steps": 3, "save_freq": 2}
     return tiny | {
         "agent": str(ROOT / "configs/tiny/agents/math.yaml"),
         "tools": str(ROOT / "configs/tools/code_executor.yaml"),
@@ -104,8 +112,13 @@ def ray_processes() -> set[int]:
 
 @pytest.fixture(scope="module")
 def trained(config: Path) -> tuple[Path, str]:
-    """A run whose launcher is killed after its first step and started again: folder, second output."""
+    """A run whose launcher is killed after its first step and started again: folder, second output.
+
+    The checkpoint it goes on from was asked for; the plan has none before the second step.
+    """
     before = ray_processes()
+    (config.parent / "a run").mkdir()
+    (config.parent / "a run" / CHECKPOINT_REQUEST).touch()
     process = start(config)
     assert process.stdout is not None
     seen = []
@@ -141,6 +154,9 @@ def test_each_step_is_one_line_of_documented_metrics(trained: tuple[Path, str]) 
     assert [row["step"] for row in found] == [1, 2, 3]
     for row in found:
         assert {"reward", "format", "entropy", "grad_norm", "response_tokens", "seconds", "kl"} <= row.keys()
+        assert {"value_loss", "mismatch_kl", "slowest_episode_seconds"} <= row.keys()
+        assert row["token_drift"] == 0
+        assert row["by_source"]["mini_math"]["score"] == pytest.approx(row["reward"])
         assert -1 <= row["reward"] <= 0
         assert row["groups_kept"] >= 4
     assert "step 3/3  reward -" in output
@@ -179,6 +195,16 @@ def test_a_killed_run_goes_on_from_its_checkpoint(trained: tuple[Path, str]) -> 
     assert re.search(r"resuming after step [12]\n", output)
     assert json.loads((folder / "model" / "training.json").read_text())["global_step"] == 3
     assert not (folder / "processes.json").exists()
+    assert not (folder / CHECKPOINT_REQUEST).exists()
+
+
+def test_sampled_episodes_of_each_step_are_kept(trained: tuple[Path, str]) -> None:
+    folder = trained[0]
+    kept = [list(read_records(episodes_file(folder, step))) for step in (1, 2, 3)]
+    assert all(kept)
+    for step, records in enumerate(kept, start=1):
+        assert {record.provenance["step"] for record in records} == {step}
+        assert len({record.id for record in records}) == len(records)
 
 
 def test_an_interrupted_run_ends_cleanly(trained: tuple[Path, str], config: Path) -> None:
