@@ -47,6 +47,9 @@ class SftJob:
 _SECRETS = {"swanlab_api_key": "SWANLAB_API_KEY", "hf_hub_token": "HF_TOKEN"}
 """Keys that hold secrets, and the variables that their programs read as well."""
 
+_SOURCES = {"file_name", "hf_hub_url", "ms_hub_url", "om_hub_url", "script_url", "cloud_file_name"}
+"""Keys of an entry of ``dataset_info.json`` that say where the rows are."""
+
 _WITHOUT_INFLUENCE = frozenset(
     {"disable_tqdm", "logging_steps", "output_dir", "overwrite_output_dir", "plot_loss", "report_to"}
     | {"resume_from_checkpoint", "save_steps", "save_strategy", "save_total_limit", "run_name"}
@@ -104,6 +107,12 @@ def _with_agent(config: dict[str, Any], agent: AgentSpec, config_path: str | Pat
             f"{config_path}: ignore_observation_token: got {config['ignore_observation_token']!r}, but the "
             f"environment of agent {agent.name!r} writes {agent.observation_role!r}; leave the key out"
         )
+    for silent in _names(config.get("roles_without_loss")):
+        if silent and silent not in agent.roles:
+            raise ConfigError(
+                f"{config_path}: roles_without_loss: agent {agent.name!r} has no role {silent!r}; "
+                f"{suggestion(silent, agent.roles)}"
+            )
     return config
 
 
@@ -154,26 +163,66 @@ def check_sources(job: SftJob) -> None:
     Raises:
         ConfigError: One is missing, and is no name on a model hub either.
     """
+    check_model(job)
+    check_data(job)
+
+
+def check_model(job: SftJob) -> None:
+    """Whether the model is a folder, or can be a name on a hub.
+
+    Raises:
+        ConfigError: It is neither.
+    """
     model = str(job.config.get("model_name_or_path", ""))
     hub_name = re.fullmatch(r"\w[\w.-]*/[\w.-]+", model)
     if not hub_name and not Path(model).expanduser().is_dir():
         raise ConfigError(
             f"model_name_or_path: {model!r} is no folder; expected one, or ORGANISATION/NAME on the hub"
         )
-    folder, names = job.config.get("dataset_dir", "data"), job.config.get("dataset")
-    if names is None or not isinstance(folder, str) or folder == "ONLINE" or folder.startswith("REMOTE:"):
+
+
+def check_data(job: SftJob) -> None:
+    """Whether ``dataset_info.json`` names the data sets, and local ones are there.
+
+    Raises:
+        ConfigError: It does not, or it is not of the form that LLaMA-Factory reads.
+    """
+    folder = job.config.get("dataset_dir", "data")
+    names = [name for key in ("dataset", "eval_dataset") for name in _names(job.config.get(key))]
+    if not names or not isinstance(folder, str) or folder == "ONLINE" or folder.startswith("REMOTE:"):
         return
     index = Path(folder) / "dataset_info.json"
+    known = _index(index)
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"dataset: {index} has no {name!r}; {suggestion(name, known)}")
+        entry = known[name]
+        if not isinstance(entry, dict) or not _SOURCES & entry.keys():
+            raise ConfigError(
+                f"{index}: {name}: got {str(entry)[:80]!r}, expected an object with one of "
+                f"{', '.join(sorted(_SOURCES))}"
+            )
+        if _SOURCES & entry.keys() == {"file_name"} and not Path(folder, str(entry["file_name"])).exists():
+            raise ConfigError(f"{Path(folder, str(entry['file_name']))} is missing, though {index} names it")
+
+
+def _names(given: Any) -> list[str]:
+    names = given.split(",") if isinstance(given, str) else given or []
+    return [str(name).strip() for name in names]
+
+
+def _index(index: Path) -> dict[str, Any]:
     if not index.is_file():
         raise ConfigError(
             f"dataset_dir: {index} is missing; `afm data prepare sft` writes it beside the data"
         )
-    known = json.loads(index.read_text(encoding="utf-8"))
-    for name in names.split(",") if isinstance(names, str) else names:
-        if str(name).strip() not in known:
-            raise ConfigError(
-                f"dataset: {index} has no {str(name).strip()!r}; {suggestion(str(name), known)}"
-            )
+    try:
+        known = json.loads(index.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{index} cannot be read as JSON: {error}") from None
+    if not isinstance(known, dict):
+        raise ConfigError(f"{index}: got {type(known).__name__}, expected an object of data sets by name")
+    return known
 
 
 def fsdp_settings(job: SftJob) -> dict[str, Any]:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib import metadata
-from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, TypeVar
 
-from afm.errors import AfmError, ConfigError
+from afm.errors import AfmError
 from llamafactory_patch.compat import check_version
-from llamafactory_patch.config import SftJob, check_sources, fsdp_settings, resolve
+from llamafactory_patch.config import SftJob, check_data, check_model, fsdp_settings, resolve
+from llamafactory_patch.hardware import Hardware
 from llamafactory_patch.memory import (
     MemoryNeed,
     ModelShape,
@@ -25,8 +25,14 @@ from llamafactory_patch.memory import (
 )
 from llamafactory_patch.trackers import check_trackers
 
+if TYPE_CHECKING:
+    from llamafactory_patch.rehearsal import Arguments, DataSet
+
+T = TypeVar("T")
+
 GIB = 1024**3
-_SAMPLED_ROWS = 200
+_PACKAGES = {"deepspeed": "deepspeed", "enable_liger_kernel": "liger-kernel"}
+"""What keys need that LLaMA-Factory looks for on the GPUs of the training only."""
 
 
 class Level(StrEnum):
@@ -46,118 +52,99 @@ class Finding:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Hardware:
-    """Where the training is meant to run."""
-
-    nodes: int = 1
-    gpus: int = 8
-    gpu_gib: float = 80.0
-
-    @property
-    def world(self) -> int:
-        """GPUs of all nodes."""
-        return self.nodes * self.gpus
-
-
 def diagnose(
     config_path: str | Path, overrides: Sequence[str], hardware: Hardware, env: Mapping[str, str]
 ) -> list[Finding]:
     """Everything that can be said about a training configuration without starting it; no error is raised."""
-    try:
-        job = resolve(config_path, overrides)
-    except AfmError as error:
-        return [Finding(Level.ERROR, "keys", str(error))]
-    findings = [Finding(Level.OK, "keys", f"{len(job.config)} keys, all known")]
-    findings += _checked("engine", check_version, "the supported LLaMA-Factory is installed")
-    findings += _engine_packages(job)
-    findings += _checked("model and data", lambda: check_sources(job), "model and data set are named")
-    findings += _checked("trackers", lambda: check_trackers(job, env), "trackers can log in")
-    findings += _checked("fsdp", lambda: fsdp_settings(job), "") if job.config.get("fsdp_config") else []
-    rows = _data_rows(job)
-    findings += _data(job, rows)
+    report = _Report()
+    job = report.asked("keys", lambda: resolve(config_path, overrides))
+    if job is None:
+        return report.findings
+    report.add(Finding(Level.OK, "keys", f"{len(job.config)} keys, all known"))
+    report.add(*_engine_packages(job))
+    report.asked("model", lambda: check_model(job))
+    report.asked("trackers", lambda: check_trackers(job, env))
+    report.asked("fsdp", lambda: fsdp_settings(job))
+    steps = _steps(job, _rehearse(job, report), hardware)
+    report.add(*_batch(job, steps, hardware))
     shape = model_shape(str(job.config.get("model_name_or_path", "")))
-    findings += _context(job, shape)
-    findings += _steps(job, rows, hardware)
+    report.add(*_context(job, shape))
     if shape is None:
-        findings.append(Finding(Level.WARNING, "memory", "the model's config.json is not here; no estimate"))
-        return findings
-    return [*findings, *_disk(job, shape), *_memory(job, shape, hardware)]
+        report.add(Finding(Level.WARNING, "memory", "the model's config.json is not here; no estimate"))
+        return report.findings
+    report.add(_disk(job, shape, steps), *_memory(job, shape, hardware))
+    return report.findings
 
 
-def _checked(subject: str, check: Any, fine: str) -> list[Finding]:
-    try:
-        check()
-    except AfmError as error:
-        return [Finding(Level.ERROR, subject, str(error))]
-    return [Finding(Level.OK, subject, fine)] if fine else []
+class _Report:
+    def __init__(self) -> None:
+        self.findings: list[Finding] = []
 
+    def add(self, *findings: Finding) -> None:
+        self.findings += findings
 
-def _engine_packages(job: SftJob) -> Iterator[Finding]:
-    settings = job.config.get("deepspeed")
-    if not settings:
-        return
-    try:
-        yield Finding(Level.OK, "deepspeed", f"{metadata.version('deepspeed')} is installed")
-    except metadata.PackageNotFoundError:
-        yield Finding(Level.ERROR, "deepspeed", "not installed; pip install deepspeed==0.19.8, or deepspeed=")
-    if isinstance(settings, str):
+    def asked(self, subject: str, question: Callable[[], T]) -> T | None:
+        """The answer to a question; an error of it is a finding."""
         try:
-            json.loads(Path(settings).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            yield Finding(Level.ERROR, "deepspeed", f"{settings} cannot be read as JSON: {error}")
-
-
-def _data_files(job: SftJob) -> Iterator[Path]:
-    folder = Path(str(job.config.get("dataset_dir", "data")))
-    names = job.config.get("dataset") or []
-    try:
-        index = json.loads((folder / "dataset_info.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return
-    for name in names.split(",") if isinstance(names, str) else names:
-        file = index.get(str(name).strip(), {}).get("file_name")
-        if isinstance(file, str):
-            yield folder / file
-
-
-def _data_rows(job: SftJob) -> list[Any] | None:
-    """All rows of the training files; ``None`` when one is absent or no JSON."""
-    rows: list[Any] = []
-    for file in _data_files(job):
-        try:
-            text = file.read_text(encoding="utf-8")
-            rows += (
-                [json.loads(line) for line in text.splitlines() if line]
-                if file.suffix == ".jsonl"
-                else json.loads(text)
-            )
-        except (OSError, ValueError, TypeError):
+            return question()
+        except AfmError as error:
+            self.add(Finding(Level.ERROR, subject, " ".join(str(error).split())))
             return None
-    return rows or None
 
 
-def _data(job: SftJob, rows: list[Any] | None) -> Iterator[Finding]:
-    for file in _data_files(job):
-        if not file.exists():
-            yield Finding(Level.ERROR, "data", f"{file} is missing, though dataset_info.json names it")
-    if rows is not None:
-        yield Finding(Level.OK, "data", f"{len(rows):,} rows")
-        yield from _lengths(job, rows)
+def _rehearse(job: SftJob, report: _Report) -> int | None:
+    """Ask LLaMA-Factory about the arguments and the data; the number of rows to train on, if that can be told."""
+    arguments = report.asked("engine", lambda: _parsed(job))
+    if arguments is None:
+        report.asked("data", lambda: check_data(job))
+        return None
+    report.add(Finding(Level.OK, "engine", "LLaMA-Factory accepts the arguments"))
+    found = report.asked("data", lambda: _data_sets(job, arguments))
+    if found is None:
+        return None
+    for data_set in found:
+        report.add(*_data(data_set))
+    report.asked("tokenizer", lambda: report.add(*_lengths(job, arguments, found)))
+    limit = job.config.get("max_samples") or max((data_set.rows for data_set in found), default=0)
+    return sum(min(data_set.rows - data_set.bad, limit) for data_set in found) or None
 
 
-def _lengths(job: SftJob, rows: list[Any]) -> Iterator[Finding]:
-    """Tokens of a sample of rows against ``cutoff_len``."""
-    file = Path(str(job.config.get("model_name_or_path"))).expanduser() / "tokenizer.json"
-    cutoff = int(job.config.get("cutoff_len") or 2048)
-    if not file.is_file():
+def _parsed(job: SftJob) -> Arguments:
+    check_version()
+    from llamafactory_patch.plugin import install
+
+    install()
+    from llamafactory_patch.rehearsal import engine_arguments
+
+    return engine_arguments(job.config)
+
+
+def _data_sets(job: SftJob, arguments: Arguments) -> list[DataSet]:
+    from llamafactory_patch.rehearsal import data_sets
+
+    check_data(job)
+    return list(data_sets(arguments))
+
+
+def _data(data_set: DataSet) -> Iterator[Finding]:
+    good = data_set.rows - data_set.bad
+    yield Finding(Level.OK if good else Level.ERROR, "data", f"{data_set.name}: {good:,} rows to train on")
+    if not data_set.bad:
         return
-    from tokenizers import Tokenizer
+    listed = "; ".join(data_set.listed)
+    text = f"{data_set.name}: {data_set.bad:,} bad rows, {listed}{' ...' if data_set.bad > len(data_set.listed) else ''}"
+    yield Finding(Level.ERROR if data_set.stops else Level.WARNING, "data", text)
 
-    tokenizer = Tokenizer.from_file(str(file))
-    step = max(1, len(rows) // _SAMPLED_ROWS)
-    texts = [" ".join(_texts(row)) for row in islice(rows, 0, None, step)]
-    lengths = [len(encoding.ids) for encoding in tokenizer.encode_batch(texts)]
+
+def _lengths(job: SftJob, arguments: Arguments, found: Sequence[DataSet]) -> Iterator[Finding]:
+    """Tokens of a sample of rows against ``cutoff_len``."""
+    rows = [row for data_set in found for row in data_set.sample]
+    if not rows or not Path(str(job.config.get("model_name_or_path"))).expanduser().is_dir():
+        return
+    from llamafactory_patch.rehearsal import sequence_lengths
+
+    lengths = sequence_lengths(arguments, rows)
+    cutoff = arguments.data.cutoff_len
     long = sum(length > cutoff for length in lengths)
     said = f"{long} of {len(lengths)} sampled rows are longer than cutoff_len={cutoff:,} (longest {max(lengths):,} tokens)"
     yield Finding(
@@ -165,12 +152,20 @@ def _lengths(job: SftJob, rows: list[Any]) -> Iterator[Finding]:
     )
 
 
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, (dict, list)):
-        for inner in value.values() if isinstance(value, dict) else value:
-            yield from _texts(inner)
+def _engine_packages(job: SftJob) -> Iterator[Finding]:
+    for key, package in _PACKAGES.items():
+        if not job.config.get(key):
+            continue
+        try:
+            yield Finding(Level.OK, package, f"{metadata.version(package)} is installed")
+        except metadata.PackageNotFoundError:
+            yield Finding(Level.ERROR, package, f"not installed; pip install {package}, or leave {key} out")
+    settings = job.config.get("deepspeed")
+    if isinstance(settings, str) and settings:
+        try:
+            json.loads(Path(settings).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            yield Finding(Level.ERROR, "deepspeed", f"{settings} cannot be read as JSON: {error}")
 
 
 def _context(job: SftJob, shape: ModelShape | None) -> Iterator[Finding]:
@@ -188,17 +183,32 @@ def _context(job: SftJob, shape: ModelShape | None) -> Iterator[Finding]:
         yield Finding(Level.WARNING, "context", f"{text}but is trained on {cutoff:,} with the prompt")
 
 
-def _steps(job: SftJob, rows: list[Any] | None, hardware: Hardware) -> Iterator[Finding]:
+def _steps(job: SftJob, rows: int | None, hardware: Hardware) -> int | None:
+    """Steps of the whole training, if they can be told."""
+    if job.config.get("max_steps", -1) > 0:
+        return int(job.config["max_steps"])
+    if rows is None:
+        return None
+    epochs = float(job.config.get("num_train_epochs") or 3)
+    return max(1, int(rows / _sequences_a_step(job, hardware) * epochs))
+
+
+def _sequences_a_step(job: SftJob, hardware: Hardware) -> int:
+    each = int(job.config.get("per_device_train_batch_size") or 8)
+    return each * int(job.config.get("gradient_accumulation_steps") or 1) * _world(job, hardware)
+
+
+def _world(job: SftJob, hardware: Hardware) -> int:
+    return 1 if job.config.get("use_cpu") else hardware.world
+
+
+def _batch(job: SftJob, steps: int | None, hardware: Hardware) -> Iterator[Finding]:
     config = job.config
-    world = 1 if config.get("use_cpu") else hardware.world
     each = int(config.get("per_device_train_batch_size") or 8)
     grown = int(config.get("gradient_accumulation_steps") or 1)
-    batch = each * grown * world
+    batch, world = _sequences_a_step(job, hardware), _world(job, hardware)
     text = f"{each} a device x {grown} accumulated x {world} = {batch} sequences a step"
-    if config.get("max_steps", -1) > 0:
-        text += f", {config['max_steps']:,} steps"
-    elif rows is not None:
-        steps = max(1, int(len(rows) / batch * float(config.get("num_train_epochs") or 3)))
+    if steps is not None:
         warm = float(config.get("warmup_steps") or 0)
         text += f", about {steps:,} steps ({round(steps * warm if warm < 1 else warm):,} of warm-up)"
     yield Finding(Level.OK, "batch", text)
@@ -208,11 +218,14 @@ def _steps(job: SftJob, rows: list[Any] | None, hardware: Hardware) -> Iterator[
         yield Finding(Level.WARNING, "resume", text)
 
 
-def _disk(job: SftJob, shape: ModelShape) -> Iterator[Finding]:
+def _disk(job: SftJob, shape: ModelShape, steps: int | None) -> Finding:
     trained = trained_parameters(shape, job.config)
     model = 2 * trained
     checkpoint = model if job.config.get("save_only_model") else model + 12 * trained
-    kept = int(job.config.get("save_total_limit") or 2) + 1  # the next one is written before the oldest goes
+    kept = _checkpoints(job, steps)
+    if kept is None:
+        text = f"every checkpoint of {checkpoint / GIB:,.1f} GiB is kept, nobody knows how many; set save_total_limit"
+        return Finding(Level.WARNING, "disk", text)
     need = model + kept * checkpoint
     folder = job.output_dir.absolute()
     while not folder.exists():
@@ -222,13 +235,30 @@ def _disk(job: SftJob, shape: ModelShape) -> Iterator[Finding]:
         f"{need / GIB:,.1f} GiB for the model and {kept} checkpoints, {free / GIB:,.1f} GiB free at {folder}"
     )
     short = "; lower save_total_limit or set save_only_model=true (which cannot be resumed)"
-    yield Finding(Level.OK if need < free else Level.ERROR, "disk", text + ("" if need < free else short))
+    return Finding(Level.OK if need < free else Level.ERROR, "disk", text + ("" if need < free else short))
+
+
+def _checkpoints(job: SftJob, steps: int | None) -> int | None:
+    """How many stand on the disk at once: the next one is written before the oldest goes."""
+    config = job.config
+    limit = config.get("save_total_limit")
+    every = float(config.get("save_steps") or 500)
+    match config.get("save_strategy", "steps"):
+        case "no":
+            written: int | None = 0
+        case "epoch" if not config.get("max_steps", -1) > 0:
+            written = -int(-float(config.get("num_train_epochs") or 3) // 1)
+        case _:
+            written = None if steps is None else int(1 / every if every < 1 else -(-steps // every))
+    if not limit:
+        return written
+    return int(limit) + 1 if written is None else min(int(limit) + 1, written)
 
 
 def _memory(job: SftJob, shape: ModelShape, hardware: Hardware) -> Iterator[Finding]:
     chosen = sharding_of(job)
     for kind in Sharding:
-        need = memory_need(shape, job.config, kind, 1 if job.config.get("use_cpu") else hardware.world)
+        need = memory_need(shape, job.config, kind, _world(job, hardware))
         here = kind is chosen
         fits = need.total < 0.92 * hardware.gpu_gib * GIB  # the rest is the driver's and fragmentation
         level = Level.WARNING if here and not fits and not job.config.get("use_cpu") else Level.OK
@@ -269,19 +299,3 @@ def _advice(need: MemoryNeed, sharding: Sharding) -> str:
     if sharding is not Sharding.ZERO3_OFFLOAD:
         tips.append("deepspeed=configs/deepspeed/zero3_offload.json")
     return f"; try {', '.join([*tips, 'more GPUs, a smaller cutoff_len, or LoRA'])}"
-
-
-def hardware_from(env: Mapping[str, str], nodes: int | None, gpus: int | None, gpu_gib: float) -> Hardware:
-    """The options given, else what the environment says about the job, else one node of eight GPUs.
-
-    Raises:
-        ConfigError: A variable is no number.
-    """
-    try:
-        return Hardware(
-            nodes or int(env.get("NNODES", "1")), gpus or int(env.get("NPROC_PER_NODE", "8")), gpu_gib
-        )
-    except ValueError:
-        raise ConfigError(
-            f"NNODES={env.get('NNODES')!r}, NPROC_PER_NODE={env.get('NPROC_PER_NODE')!r}: expected numbers"
-        ) from None

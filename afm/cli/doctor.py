@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 DOCTOR = "llamafactory_patch.doctor"
+HARDWARE = "llamafactory_patch.hardware"
 
 _PACKAGES = {
     "sft": ("llamafactory", "torch", "transformers", "deepspeed"),
@@ -32,14 +33,17 @@ def doctor(
     ] = None,
     overrides: Annotated[list[str] | None, typer.Argument(help="key=value, as for `afm sft`.")] = None,
     nodes: Annotated[
-        int | None, typer.Option(min=1, help="Nodes it is meant for [default: NNODES, else 1].")
+        int | None,
+        typer.Option(min=1, help="Nodes it is meant for [default: NNODES, else the recipe's header]."),
     ] = None,
     gpus: Annotated[
-        int | None, typer.Option(min=1, help="GPUs of each node [default: NPROC_PER_NODE, else 8].")
+        int | None, typer.Option(min=1, help="GPUs of each node [default: NPROC_PER_NODE, else the header].")
     ] = None,
-    gpu_gib: Annotated[float, typer.Option(min=1, help="Memory of one GPU in GiB.")] = 80.0,
+    gpu_gib: Annotated[
+        float | None, typer.Option(min=1, help="Memory of one GPU in GiB [default: the header, else 80].")
+    ] = None,
 ) -> None:
-    """Check this computer, or a fine-tuning: keys, files, trackers, lengths, steps, disk, memory of each GPU.
+    """Check this computer, or a fine-tuning: arguments, every row, trackers, lengths, steps, disk, memory of each GPU.
 
     The exit status is 1 if anything would fail.
     """
@@ -47,8 +51,8 @@ def doctor(
         for line in _environment():
             print(line)
         return
-    checks = importlib.import_module(DOCTOR)  # light; no engine is imported
-    hardware = checks.hardware_from(os.environ, nodes, gpus, gpu_gib)
+    checks = importlib.import_module(DOCTOR)
+    hardware = importlib.import_module(HARDWARE).hardware_from(os.environ, config, nodes, gpus, gpu_gib)
     findings: list[Any] = checks.diagnose(config, overrides or [], hardware, os.environ)
     for finding in findings:
         print(f"{finding.level:<8} {finding.subject:<15} {finding.text}")

@@ -5,7 +5,7 @@ import pytest
 
 from afm.configuration import read_file
 from afm.errors import ConfigError, UsageError
-from llamafactory_patch.config import check_sources, fsdp_settings, resolve
+from llamafactory_patch.config import check_data, check_sources, fsdp_settings, resolve
 from llamafactory_patch.keys import engine_keys
 
 pytest.importorskip("llamafactory")
@@ -103,7 +103,31 @@ def test_missing_models_and_data_sets_are_found_before_anything_starts(config, t
     (tmp_path / "dataset_info.json").write_text('{"row": {}}', encoding="utf-8")
     with pytest.raises(ConfigError, match="has no 'rows'; did you mean 'row'"):
         check("model_name_or_path=Qwen/Qwen2.5-7B", f"dataset_dir={tmp_path}")
-    check(f"model_name_or_path={tmp_path}", f"dataset_dir={tmp_path}", "dataset=row")
+    here = (f"model_name_or_path={tmp_path}", f"dataset_dir={tmp_path}", "dataset=row")
+    (tmp_path / "dataset_info.json").write_text('{"row": {"file_name": "r.json"}}', encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"r.json is missing, though .*dataset_info.json names it"):
+        check(*here)
+    (tmp_path / "r.json").write_text("[]", encoding="utf-8")
+    check(*here)
+
+
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [
+        ("{", "cannot be read as JSON"),
+        ("[]", "got list, expected an object of data sets by name"),
+        (
+            '{"rows": "r.json"}',
+            "rows: got 'r.json', expected an object with one of cloud_file_name, file_name",
+        ),
+        ('{"rows": {"file": "r.json"}}', "expected an object with one of"),
+    ],
+)
+def test_a_malformed_index_of_data_sets_is_explained(config, tmp_path, index, message):
+    (tmp_path / "dataset_info.json").write_text(index, encoding="utf-8")
+    job = resolve(config("output_dir: a\ndataset: rows"), [f"dataset_dir={tmp_path}"])
+    with pytest.raises(ConfigError, match=message):
+        check_data(job)
 
 
 def test_an_agent_switches_its_mask_on_and_is_not_llamafactorys_business(config):
@@ -167,7 +191,8 @@ def test_recipes_have_the_published_hyper_parameters(name):
     wanted |= {"lr_scheduler_type": "cosine", "dataset": f"{name.partition('_agent')[0]}_agent_sft"}
     assert {key: config[key] for key in wanted} == wanted
     assert job.agent.name == name.partition("_agent")[0]
-    assert config["deepspeed"].endswith("configs/deepspeed/zero3.json")
+    offloaded = name == "web_agent_qwen2.5_32b"
+    assert config["deepspeed"].endswith(f"configs/deepspeed/zero3{'_offload' if offloaded else ''}.json")
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -208,7 +233,8 @@ def test_llamafactory_accepts_every_recipe(path, tmp_path, monkeypatch):
     install()
     from llamafactory.hparams import get_train_args
 
-    job = resolve(path, [f"output_dir={tmp_path}", "deepspeed=", "use_cpu=true"])
+    cpu = ["deepspeed=", "use_cpu=true", "enable_liger_kernel=false"]
+    job = resolve(path, [f"output_dir={tmp_path}", *cpu])
     _, data, training, finetuning, _ = get_train_args(dict(job.config))
     assert data.ignore_observation
     assert data.cutoff_len == job.config["cutoff_len"]

@@ -4,7 +4,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from llamafactory_patch.doctor import Hardware, diagnose
+from afm.errors import ConfigError
+from llamafactory_patch.doctor import diagnose
+from llamafactory_patch.hardware import Hardware, hardware_from
 
 pytest.importorskip("llamafactory")
 
@@ -35,7 +37,8 @@ def test_a_sound_recipe_has_no_error(data):
     findings = diagnose(RECIPE, overrides, Hardware(), {})
     assert not [finding for finding in findings if finding.level == "error" and finding.subject != "disk"]
     found = by_subject(findings)
-    assert found["data"] == ("ok", "4 rows")
+    assert found["engine"] == ("ok", "LLaMA-Factory accepts the arguments")
+    assert found["data"] == ("ok", "rows.json: 4 rows to train on")
     assert (
         found["batch"][1]
         == "1 a device x 16 accumulated x 8 = 128 sequences a step, about 1 steps (0 of warm-up)"
@@ -54,24 +57,122 @@ def test_what_would_fail_is_an_error_that_says_why(data, tmp_path):
         if finding.level == "error" and finding.subject != "disk"
     }
     assert {subject for subject, _ in errors} == {"trackers", "data", "context", "deepspeed"}
+    assert ("data", f"{data}/rows.json is missing, though {data}/dataset_info.json names it") in errors
     assert ("context", "cutoff_len 40,000 against 32,768 positions of the model") in errors
     assert by_subject(diagnose(RECIPE, ["cutof_len=1"], Hardware(), {}))["keys"][0] == "error"
 
 
 def test_rows_that_will_be_cut_and_uneven_steps_are_warnings(data, tiny):
-    overrides = [f"model_name_or_path={tiny}", f"dataset_dir={data}", "cutoff_len=512"]
+    overrides = [
+        f"model_name_or_path={tiny}",
+        f"dataset_dir={data}",
+        "cutoff_len=512",
+        "template=qwen3_nothink",
+    ]
     overrides += ["save_strategy=steps", "save_steps=5", "logging_steps=2"]
     found = by_subject(diagnose(RECIPE, overrides, Hardware(), {}))
     assert found["lengths"][0] == "warning"
     assert found["lengths"][1].startswith("1 of 4 sampled rows are longer than cutoff_len=512")
     assert found["resume"][0] == "warning"
+    foreign = by_subject(diagnose(RECIPE, [*overrides, "template=qwen"], Hardware(), {}))
+    assert foreign["tokenizer"][0] == "error"
+    assert "`template` renders a question as" in foreign["tokenizer"][1]
+
+
+def test_lengths_are_what_the_trainer_would_get(tmp_path, tiny):
+    """A record carries calls and provenance beside its text; only the prompt and the text are tokens."""
+    record = {"instruction": "q", "input": "", "output": "a", "extra_info": {"unseen": "word " * 1000}}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(record) + "\n", encoding="utf-8")
+    index = {"mhqa_agent_sft": {"file_name": "rows.jsonl"}}
+    (tmp_path / "dataset_info.json").write_text(json.dumps(index), encoding="utf-8")
+    overrides = [f"model_name_or_path={tiny}", f"dataset_dir={tmp_path}", "template=qwen3_nothink"]
+    found = by_subject(diagnose(RECIPE, overrides, Hardware(), {}))
+    longest = int(found["lengths"][1].split("(longest ")[1].split()[0])
+    assert 5 < longest < 40
+
+
+GOOD = '{"instruction": "q", "input": "", "output": "a"}'
+BAD_FILES = {
+    "rows.jsonl": (f'{GOOD}\n{{"instruction": "q"\n', ":2: no JSON"),
+    "half.json": (f'[{GOOD},\n{{"instr', ":2: no JSON from here on"),
+    "keys.json": (f'[{GOOD},\n{{"question": "q", "answer": "a"}}]', ":2, row 2 ('q'): got no question"),
+    "tags.json": (
+        f'[{GOOD},\n{{"instruction": "q", "input": "", "output": "<observation>a"}}]',
+        "never closed",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD_FILES)
+def test_bad_rows_are_errors_that_name_file_and_line(name, tmp_path):
+    text, told = BAD_FILES[name]
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    index = {"mhqa_agent_sft": {"file_name": name}}
+    (tmp_path / "dataset_info.json").write_text(json.dumps(index), encoding="utf-8")
+    found = diagnose(RECIPE, [f"dataset_dir={tmp_path}"], Hardware(), {})
+    errors = [finding.text for finding in found if finding.level == "error"]
+    (error,) = (text for text in errors if name in text)
+    assert told in error
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("stage=rm", "got stage 'rm'"),
+        ("template=qwn", "LLaMA-Factory has no 'qwn'; did you mean 'qwen'?"),
+        ("on_bad_rows=maybe", "on_bad_rows: got 'maybe'"),
+        ("observation_boundary=foo", "observation_boundary: got 'foo'"),
+        ("train_on_prompt=true", "switch train_on_prompt off"),
+        ("roles_without_loss=plann", "did you mean 'plan'?"),
+        ("finetuning_type=qlora", "Invalid fine-tuning method"),
+        ("use_badam=true", "badam"),
+    ],
+)
+def test_what_llamafactory_would_refuse_is_an_error(data, override, told):
+    recipe = CONFIGS / "sft/web_agent_qwen2.5_7b.yaml"
+    overrides = [f"dataset_dir={data}", "dataset=mhqa_agent_sft", "enable_liger_kernel=false", override]
+    errors = [f.text for f in diagnose(recipe, overrides, Hardware(), {}) if f.level == "error"]
+    assert any(told in error for error in errors), errors
+
+
+def test_checkpoints_that_nobody_removes_are_counted(data):
+    overrides = [f"dataset_dir={data}", "save_total_limit=", "save_strategy=steps", "save_steps=10"]
+    many = by_subject(diagnose(RECIPE, [*overrides, "max_steps=400"], Hardware(), {}))
+    assert "for the model and 40 checkpoints" in many["disk"][1]
+    unknown = by_subject(diagnose(RECIPE, [*overrides, "dataset_dir=nowhere"], Hardware(), {}))
+    assert unknown["disk"][0] == "warning"
+    assert "set save_total_limit" in unknown["disk"][1]
+
+
+def test_the_recipes_header_says_what_it_is_meant_for(tmp_path):
+    recipe = CONFIGS / "sft/code_agent_qwen2.5_32b.yaml"
+    assert hardware_from({}, recipe, None, None, None) == Hardware(2, 8, 80.0)
+    assert hardware_from({"NNODES": "4"}, recipe, None, 2, 24.0) == Hardware(4, 2, 24.0)
+    assert hardware_from({"NNODES": ""}, tmp_path / "none.yaml", None, None, None) == Hardware(1, 8, 80.0)
+
+
+@pytest.mark.parametrize("variable", ["NNODES", "NPROC_PER_NODE"])
+@pytest.mark.parametrize("value", ["0", "-1", "two", "1.5"])
+def test_numbers_of_nodes_and_gpus_are_positive(variable, value):
+    with pytest.raises(ConfigError, match=f"{variable}={value}: expected a positive whole number"):
+        hardware_from({variable: value}, RECIPE, None, None, None)
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("sft/*.yaml")), ids=lambda path: path.stem)
+def test_every_recipe_fits_on_the_hardware_it_names(path):
+    memory = [
+        finding
+        for finding in diagnose(path, [], hardware_from({}, path, None, None, None), {})
+        if finding.subject == "memory" and "(as configured)" in finding.text
+    ]
+    assert [finding.level for finding in memory] == ["ok"], memory
 
 
 def test_a_model_too_large_for_its_gpus_is_told_with_a_way_out(data):
-    recipe = CONFIGS / "sft/web_agent_qwen2.5_32b.yaml"
+    recipe = CONFIGS / "sft/code_agent_qwen2.5_32b.yaml"
     memory = [
         f
-        for f in diagnose(recipe, [], Hardware(gpu_gib=80), {})
+        for f in diagnose(recipe, ["enable_liger_kernel=false"], Hardware(gpu_gib=80), {})
         if f.level == "warning" and f.subject == "memory"
     ]
     assert len(memory) == 1

@@ -1,0 +1,159 @@
+"""What LLaMA-Factory says to a configuration and its data, asked without a training.
+
+Importing this module imports LLaMA-Factory; :func:`llamafactory_patch.install` comes first.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from llamafactory.data import get_template_and_fix_tokenizer
+from llamafactory.data.parser import get_dataset_list
+from llamafactory.data.template import TEMPLATES
+from llamafactory.hparams import get_train_args
+
+from afm.errors import AfmError, ConfigError, DataError, suggestion
+from llamafactory_patch.authors import check_chat_template
+from llamafactory_patch.bad_rows import BadRow
+from llamafactory_patch.loading import FAULT_COLUMN, local_rows, takes_part
+
+_HARDWARE_KEYS = frozenset(
+    {"deepspeed", "enable_liger_kernel", "fsdp", "fsdp_config", "pure_bf16", "resume_from_checkpoint", "tf32"}
+)
+"""Keys that LLaMA-Factory accepts on the GPUs of the training only."""
+
+_SAMPLED_ROWS = 200
+_LISTED_ROWS = 3
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """LLaMA-Factory's arguments about the model and the data."""
+
+    model: Any
+    data: Any
+
+
+@dataclass(frozen=True, slots=True)
+class DataSet:
+    """One data set of local files, as a training would read it.
+
+    Attributes:
+        name: The file, or what else ``dataset_info.json`` names.
+        rows: Number of rows, bad ones among them, those that a filter had not kept left out.
+        bad: Number of bad rows.
+        listed: The first of them.
+        stops: Whether a bad row stops the training.
+        sample: Good rows, evenly spread, at most 200.
+    """
+
+    name: str
+    rows: int
+    bad: int
+    listed: tuple[str, ...]
+    stops: bool
+    sample: tuple[Row, ...]
+
+
+def engine_arguments(config: Mapping[str, Any]) -> Arguments:
+    """Parse a configuration as a training does, as for one process on a CPU.
+
+    Raises:
+        ConfigError: The training would refuse it.
+    """
+    given = {key: value for key, value in config.items() if key not in _HARDWARE_KEYS}
+    with tempfile.TemporaryDirectory() as empty, _quiet():
+        try:
+            model, data, *_ = get_train_args({**given, "use_cpu": True, "output_dir": empty})
+        except AfmError:
+            raise
+        except (ValueError, TypeError, AssertionError, ImportError, NotImplementedError, OSError) as error:
+            raise ConfigError(str(error)) from None
+    if data.template is not None and data.template not in TEMPLATES:
+        raise ConfigError(
+            f"template: LLaMA-Factory has no {data.template!r}; {suggestion(data.template, TEMPLATES)}"
+        )
+    return Arguments(model, data)
+
+
+def data_sets(arguments: Arguments) -> Iterator[DataSet]:
+    """Every data set in local JSON files, all rows of it read and converted.
+
+    Raises:
+        ConfigError: ``dataset_info.json`` is wrong.
+        DataError: A file as a whole is broken.
+    """
+    data = arguments.data
+    try:
+        found = get_dataset_list([*(data.dataset or ()), *(data.eval_dataset or ())], data.dataset_dir)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ConfigError(f"{data.dataset_dir}/dataset_info.json: {error}") from None
+    for attr in found:
+        rows = local_rows(attr, data)
+        if rows is not None:
+            stops = takes_part(data, attr) and data.on_bad_rows == "error"
+            yield _read(attr.dataset_name, rows, stops)
+
+
+def _read(name: str, rows: Iterator[Row], stops: bool) -> DataSet:
+    sample: list[Row] = []
+    listed: list[str] = []
+    bad = good = 0
+    step = 1
+    for row in rows:
+        fault = BadRow.load(row[FAULT_COLUMN]) if row[FAULT_COLUMN] else None
+        if fault is None:
+            sample += [row] if good % step == 0 else []
+            good += 1
+        elif fault.is_fault:
+            bad += 1
+            listed += [str(fault)] if len(listed) < _LISTED_ROWS else []
+        if len(sample) > _SAMPLED_ROWS:
+            sample, step = sample[::2], 2 * step
+    return DataSet(name, good + bad, bad, tuple(listed), stops, tuple(sample))
+
+
+def sequence_lengths(arguments: Arguments, rows: Sequence[Row]) -> list[int]:
+    """Tokens of each row (of the longer side of a pair) before anything is cut.
+
+    Raises:
+        ConfigError: The tokenizer cannot be loaded, or its chat template is not the configured one.
+        DataError: The template cannot render a row.
+    """
+    from llamafactory.model import load_tokenizer
+
+    with _quiet():
+        try:
+            tokenizer = load_tokenizer(arguments.model)["tokenizer"]
+            template = get_template_and_fix_tokenizer(tokenizer, arguments.data)
+        except (OSError, ValueError, KeyError) as error:
+            raise ConfigError(f"the tokenizer cannot be used: {error}") from None
+    if arguments.data.match_chat_template:
+        check_chat_template(template, tokenizer)
+    try:
+        return [max(_lengths(template, tokenizer, row)) for row in rows]
+    except (ValueError, RuntimeError, KeyError, TypeError) as error:
+        raise DataError(f"the template cannot render a row: {error}") from None
+
+
+def _lengths(template: Any, tokenizer: Any, row: Row) -> Iterator[int]:
+    for response in row["_response"]:
+        turns = [*row["_prompt"], response]
+        pairs = template.encode_multiturn(tokenizer, turns, row["_system"], row["_tools"])
+        yield sum(len(prompt) + len(answer) for prompt, answer in pairs)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    logging.disable(logging.ERROR)
+    try:
+        yield
+    finally:
+        logging.disable(logging.NOTSET)
