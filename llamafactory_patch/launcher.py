@@ -18,6 +18,7 @@ from afm.errors import ConfigError, MissingExtraError
 from afm.processes import follow_parent
 from llamafactory_patch import output
 from llamafactory_patch.config import SftJob, check_sources, fsdp_settings, resolve
+from llamafactory_patch.hardware import Node, this_node
 from llamafactory_patch.process import folder_lock, process_border, run_logged
 from llamafactory_patch.trackers import check_trackers, tracker_variables
 
@@ -56,13 +57,14 @@ def run_sft(
         The trainer's exit status; 0 also when there was nothing left to do.
 
     Raises:
-        ConfigError: The configuration is wrong, or ``output_dir`` holds a finished run with other settings.
+        ConfigError: The configuration or the description of this node is wrong, or ``output_dir`` holds another run.
         UsageError: An override is no ``key=value``.
         EngineError: Another process trains into ``output_dir``.
     """
     job = resolve(config_path, overrides)
+    node = this_node(os.environ)
     if dry_run:
-        print(_described(job))
+        print(_described(job, node))
         try:
             check_sources(job)
             check_trackers(job, os.environ)
@@ -75,17 +77,16 @@ def run_sft(
         print(f"{job.output_dir} is finished; for another run choose another output_dir")
         return 0
     job.output_dir.mkdir(parents=True, exist_ok=True)
-    rank = os.environ.get("NODE_RANK", "0")
-    with folder_lock(job.output_dir, f".sft.{rank}.lock") as lock:
-        note = output.prepare(job, node=rank, progress_bar=echo and sys.stdout.isatty())
+    with folder_lock(job.output_dir, f".sft.{node.number}.lock") as lock:
+        note = output.prepare(job, node=node.number, progress_bar=echo and sys.stdout.isatty())
         if note:
             print(note, flush=True)
         began = time.monotonic()
-        log_name = "training.log" if rank == "0" else f"training.node{rank}.log"
-        env = os.environ | _variables(job)
+        log_name = f"training.node{node.number}.log" if node.number else "training.log"
+        env = os.environ | _variables(job, node)
         log_path = job.output_dir / log_name
-        status = run_logged(_command(job), env=env, log_path=log_path, keep_open=(lock,), echo=echo)
-        if status == 0 and rank == "0":
+        status = run_logged(_command(job, node), env=env, log_path=log_path, keep_open=(lock,), echo=echo)
+        if status == 0 and not node.number:
             output.finish(job, seconds=time.monotonic() - began)
     return status
 
@@ -147,24 +148,26 @@ def _exit_on_signal(number: int, frame: object) -> None:
     raise SystemExit(128 + number)  # unwinds, so that a torchrun below us is ended, too
 
 
-def _command(job: SftJob) -> list[str]:
-    config = str(output.config_path(job, os.environ.get("NODE_RANK", "0")))
+def _command(job: SftJob, node: Node) -> list[str]:
+    config = str(output.config_path(job, node.number))
     return [sys.executable, "-P", "-m", "llamafactory_patch.launcher", "train", config]
 
 
-def _variables(job: SftJob) -> dict[str, str]:
+def _variables(job: SftJob, node: Node) -> dict[str, str]:
     """What the child's environment has besides or instead of ours."""
     wanted = {"PYTHONUNBUFFERED": "1"} | tracker_variables(job)
     if job.threads is not None:
         # Threads that spin while they wait made steps ten times slower on a busy machine.
         wanted |= {"OMP_NUM_THREADS": str(job.threads), "OMP_WAIT_POLICY": "PASSIVE"}
-    if job.config.get("deepspeed") or job.config.get("fsdp") or os.environ.get("NNODES", "1") != "1":
+    if node.count > 1:
+        wanted |= {"NODE_RANK": str(node.number), "MASTER_PORT": "29500"}
+    if job.config.get("deepspeed") or job.config.get("fsdp") or node.count > 1:
         wanted["FORCE_TORCHRUN"] = "1"  # LLaMA-Factory asks for it even on one device
     if job.config.get("fsdp"):
         wanted |= _fsdp_variables(fsdp_settings(job))
     if not sys.stdout.isatty():
         wanted |= {"HF_DATASETS_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-    chosen = {name: os.environ.get(name, value) for name, value in wanted.items()}
+    chosen = {name: os.environ.get(name) or value for name, value in wanted.items()}
     return chosen | ({"CUDA_VISIBLE_DEVICES": ""} if job.config.get("use_cpu") else {})
 
 
@@ -181,11 +184,11 @@ def _fsdp_variables(settings: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _described(job: SftJob) -> str:
-    env = os.environ | _variables(job)
+def _described(job: SftJob, node: Node) -> str:
+    env = os.environ | _variables(job, node)
     variables: dict[str, Any] = {name: env[name] for name in _SHOWN_VARIABLES if name in env}
     words = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
-    words += [shlex.quote(word) for word in _command(job)]
+    words += [shlex.quote(word) for word in _command(job, node)]
     return f"{output.config_text(job, job.config)}\n{' '.join(words)}"
 
 

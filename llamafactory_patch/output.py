@@ -25,9 +25,9 @@ HISTORY_FILE = "trainer_log.jsonl"
 _VERSIONS = ("afm", "llamafactory", "torch", "transformers", "datasets", "accelerate")
 
 
-def config_path(job: SftJob, node: str = "0") -> Path:
+def config_path(job: SftJob, node: int = 0) -> Path:
     """Where the configuration stands that LLaMA-Factory is given; nodes after the first have one of their own."""
-    return job.output_dir / (CONFIG_FILE if node == "0" else f"sft_config.node{node}.yaml")
+    return job.output_dir / (f"sft_config.node{node}.yaml" if node else CONFIG_FILE)
 
 
 def config_text(job: SftJob, config: dict[str, Any]) -> str:
@@ -57,7 +57,7 @@ def is_finished(job: SftJob) -> bool:
     return finished
 
 
-def prepare(job: SftJob, *, node: str = "0", progress_bar: bool) -> str:
+def prepare(job: SftJob, *, node: int = 0, progress_bar: bool) -> str:
     """Write the configuration so that the training begins, or continues where it was interrupted.
 
     Args:
@@ -68,7 +68,7 @@ def prepare(job: SftJob, *, node: str = "0", progress_bar: bool) -> str:
         What a person should know about that, or nothing.
     """
     config = {"disable_tqdm": not progress_bar, **tracker_settings(job), **job.config}
-    first_node = node == "0"
+    first_node = node == 0
     begun = config_path(job, node).is_file()
     notes = []
     if "resume_from_checkpoint" not in config and not config.get("overwrite_output_dir"):

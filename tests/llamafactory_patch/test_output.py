@@ -58,7 +58,7 @@ def test_another_node_comes_to_the_same_checkpoint_and_leaves_the_folder_alone(j
     checkpoint(tmp_path, 100, state="{")
     history = tmp_path / "trainer_log.jsonl"
     history.write_text('{"current_steps": 95, "loss": 1.0}\n', encoding="utf-8")
-    output.prepare(job(), node="1", progress_bar=False)
+    output.prepare(job(), node=1, progress_bar=False)
     config = yaml.safe_load((tmp_path / "sft_config.node1.yaml").read_text("utf-8"))
     assert config["resume_from_checkpoint"] == str(tmp_path / "checkpoint-90")
     assert not output.config_path(job()).exists()

@@ -25,11 +25,11 @@ UNSET = {
 }
 
 
-def dry_run(script, *arguments, **variables):
+def dry_run(script, *arguments, cwd="/", **variables):
     env = {key: value for key, value in os.environ.items() if key not in UNSET} | variables
     env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env["PATH"]])
     command = [script, "--dry-run", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=env, cwd="/", check=False)
+    return subprocess.run(command, capture_output=True, text=True, env=env, cwd=cwd, check=False)
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: "-".join(path.relative_to(ROOT).parts[1::2]))
@@ -41,8 +41,7 @@ def test_every_script_prints_the_command_it_would_run(script, tmp_path):
     assert config["model_name_or_path"] == "my model"
     assert config["dataset_dir"] == "my data"
     assert config["learning_rate"] == 1e-6
-    config = "sft_config.yaml" if "tiny" in script.name else "sft_config.node1.yaml"
-    assert shlex.split(result.stdout)[-2:] == ["train", f"{target}/{config}"]
+    assert shlex.split(result.stdout)[-2:] == ["train", f"{target}/sft_config.node1.yaml"]
     assert not target.exists()
 
 
@@ -67,15 +66,50 @@ def test_scripts_are_thin_and_say_how_they_are_used(script):
     assert os.access(script, os.X_OK)
 
 
+@pytest.mark.parametrize("variables", [{}, {"RANK": "2"}, {"RANK": "one"}, {"NODE_RANK": "5"}])
+def test_two_nodes_must_say_which_is_which(variables):
+    script = ROOT / "train/web_agent/sft/sft_qwen2.5_7b.sh"
+    result = dry_run(script, NNODES="2", MASTER_ADDR="node0", **variables)
+    assert result.returncode == 1
+    assert "NODE_RANK: set it to the number of this node (scripts: RANK)" in result.stderr
+
+
+def test_two_nodes_may_be_numbered_as_torchrun_does():
+    words = shlex.split(
+        dry_run(SCRIPTS[0], NNODES="2", NODE_RANK="1", MASTER_ADDR="node0").stdout.splitlines()[-1]
+    )
+    assert {"NODE_RANK=1", "NNODES=2"} <= set(words)
+
+
+def test_folders_are_those_of_the_caller_and_defaults_those_of_the_project(tmp_path):
+    (tmp_path / "my model").mkdir()
+    script = ROOT / "train/code_agent/sft/sft_qwen2.5_7b.sh"
+    given = {"MODEL": "my model", "DATA_DIR": "my data", "OUTPUT_DIR": "my run"}
+    result = dry_run(script, cwd=tmp_path, **given)
+    assert "my model" not in result.stderr  # it was found, beside the caller
+    assert "warning: this would not start: dataset_dir: my data/dataset_info.json" in result.stderr
+    default = yaml.safe_load(dry_run(script).stdout.rpartition("\n\n")[0])
+    assert default["dataset_dir"] == f"{ROOT}/data/code_agent/sft"
+    assert default["output_dir"] == f"{ROOT}/models/code_agent_7b_sft"
+
+
 def test_a_script_says_which_variable_is_missing():
     result = dry_run(ROOT / "train/code_agent/sft/sft_qwen2.5_32b.sh", MASTER_ADDR="node0")
     assert result.returncode != 0
     assert "RANK: set it to the number of this node" in result.stderr
 
 
-@pytest.mark.parametrize("name", ["qwen2.5_7b", "tiny"])
-def test_lora_is_a_variable_away(name, tmp_path):
-    script = ROOT / f"train/web_agent/sft/sft_{name}.sh"
-    result = dry_run(script, f"output_dir={tmp_path}", LORA="1", **SET)
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: "-".join(path.relative_to(ROOT).parts[1::2]))
+@pytest.mark.parametrize(("value", "kind"), [("1", "lora"), ("0", "full"), ("", "full")])
+def test_lora_is_a_variable_away(script, value, kind):
+    result = dry_run(script, LORA=value, **SET)
     assert result.returncode == 0, result.stderr
-    assert yaml.safe_load(result.stdout.rpartition("\n\n")[0])["finetuning_type"] == "lora"
+    config = yaml.safe_load(result.stdout.rpartition("\n\n")[0])
+    assert config["finetuning_type"] == kind
+    assert ("lora" in config["output_dir"]) is (kind == "lora")
+    assert config["dataset"] == f"{script.parts[-3].partition('_')[0]}_agent_sft"
+
+
+def test_lora_is_on_or_off():
+    result = dry_run(SCRIPTS[0], LORA="yes", **SET)
+    assert (result.returncode, result.stderr) == (2, "LORA=yes: expected 0 or 1\n")

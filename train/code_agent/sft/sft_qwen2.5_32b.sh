@@ -3,12 +3,13 @@
 # Usage, on each node: RANK=0 MASTER_ADDR=node0 train/code_agent/sft/sft_qwen2.5_32b.sh [--dry-run] [key=value ...]
 # DATA_DIR, MODEL and OUTPUT_DIR must be on a shared file system. LORA=1 trains adapters only. Started again, it continues.
 set -euo pipefail
-cd "$(dirname "$0")/../../.."
-command -v afm >/dev/null || PATH="$PWD/.venv/bin:$PATH"
-export NNODES=${NNODES:-2} NODE_RANK=${RANK:?set it to the number of this node, 0 on the first}
-export MASTER_ADDR=${MASTER_ADDR:?set it to the host name of node 0} MASTER_PORT=${MASTER_PORT:-29500}
+root=$(cd "$(dirname "$0")/../../.." && pwd)
+command -v afm >/dev/null || PATH="$root/.venv/bin:$PATH"
+[[ -z ${RANK:-} ]] || export NODE_RANK=$RANK
+case ${LORA:-0} in 0) lora= ;; 1) lora=_lora ;; *) echo "LORA=$LORA: expected 0 or 1" >&2; exit 2 ;; esac
+export NNODES=${NNODES:-2}
 MODEL=${MODEL:-Qwen/Qwen2.5-Coder-32B-Instruct}
-DATA_DIR=${DATA_DIR:-data/code_agent/sft}
-OUTPUT_DIR=${OUTPUT_DIR:-models/code_agent_32b_${LORA:+lora_}sft}
-exec afm sft "configs/sft/code_agent_qwen2.5_32b${LORA:+_lora}.yaml" \
+DATA_DIR=${DATA_DIR:-$root/data/code_agent/sft}
+OUTPUT_DIR=${OUTPUT_DIR:-$root/models/code_agent_32b${lora}_sft}
+exec afm sft "$root/configs/sft/code_agent_qwen2.5_32b$lora.yaml" \
   "model_name_or_path=$MODEL" "dataset_dir=$DATA_DIR" "output_dir=$OUTPUT_DIR" "$@"
