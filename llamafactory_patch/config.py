@@ -44,8 +44,16 @@ class SftJob:
         return kept | ({"agent": self.agent.digest} if self.agent else {})
 
 
-_SECRETS = {"swanlab_api_key": "SWANLAB_API_KEY", "hf_hub_token": "HF_TOKEN"}
-"""Keys that hold secrets, and the variables that their programs read as well."""
+_SECRETS = {
+    "hf_hub_token": "set the environment variable HF_TOKEN",
+    "hub_token": "set the environment variable HF_TOKEN",
+    "ms_hub_token": "log in once with `modelscope login`",
+    "om_hub_token": "log in once with openMind's own command",
+    "swanlab_api_key": "set the environment variable SWANLAB_API_KEY",
+    "swanlab_lark_secret": "start with `llamafactory-patch-cli train CONFIG`, which saves none",
+    "swanlab_lark_webhook_url": "start with `llamafactory-patch-cli train CONFIG`, which saves none",
+}
+"""Keys that hold secrets, and what to do instead."""
 
 _SOURCES = {"file_name", "hf_hub_url", "ms_hub_url", "om_hub_url", "script_url", "cloud_file_name"}
 """Keys of an entry of ``dataset_info.json`` that say where the rows are."""
@@ -125,7 +133,7 @@ def _check_contradictions(config: Mapping[str, Any], config_path: str | Path) ->
         if config.get(key):
             raise ConfigError(
                 f"{config_path}: {key}: a secret would end up in saved configurations; leave the key out and "
-                f"set the environment variable {_SECRETS[key]}"
+                f"{_SECRETS[key]}"
             )
 
 

@@ -7,13 +7,17 @@ import io
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
-from afm.errors import AfmError, UsageError
+import yaml
+
+from afm.configuration import parse_yaml
+from afm.errors import AfmError, ConfigError, UsageError
 from llamafactory_patch import output
 from llamafactory_patch.config import resolve
 from llamafactory_patch.launcher import run_sft
@@ -21,6 +25,8 @@ from llamafactory_patch.launcher import run_sft
 RESULTS_FILE = "grid.csv"
 
 _SHORT = {"lr": "learning_rate", "batch": "per_device_train_batch_size", "epochs": "num_train_epochs"}
+_PLAIN = " !#$&'()*+,:;=?@[]{}^"
+"""What stands in a folder's name as typed; a slash and the like are written as ``%2F``."""
 _STOPPED = (130, 143)
 """Exit statuses after Ctrl-C and after a request to end: the person meant the grid, not one training."""
 _MEASURED = (
@@ -64,7 +70,7 @@ def grid_points(config_path: str | Path, overrides: Sequence[str], axes: Sequenc
     for axis in axes:
         name, equals, text = axis.partition("=")
         key = _SHORT.get(name.strip(), name.strip())
-        values = list(dict.fromkeys(value.strip() for value in text.split(",") if value.strip()))
+        values = _distinct(value.strip() for value in text.split(",") if value.strip())
         if not equals or not key or not values or key in parsed or key == "output_dir":
             raise UsageError(
                 f"--grid {axis!r}: expected key=value,value with each key once, for example lr=1e-5,2e-5"
@@ -74,11 +80,23 @@ def grid_points(config_path: str | Path, overrides: Sequence[str], axes: Sequenc
     points = []
     for combination in product(*parsed.values()):
         chosen = dict(zip(parsed, combination, strict=True))
-        folder = base / ",".join(f"{key}={value}" for key, value in chosen.items()).replace(os.sep, "_")
+        folder = base / ",".join(f"{key}={quote(value, safe=_PLAIN)}" for key, value in chosen.items())
         pairs = [f"{key}={value}" for key, value in chosen.items()]
         points.append(Point(chosen, (*overrides, *pairs, f"output_dir={folder}"), folder))
         resolve(config_path, points[-1].overrides)
     return points
+
+
+def _distinct(values: Iterable[str]) -> list[str]:
+    """The first spelling of every value: ``1e-5`` and ``0.00001`` are one training."""
+    first: dict[str, str] = {}
+    for value in values:
+        try:
+            meant = repr(parse_yaml(value))
+        except (yaml.YAMLError, ConfigError) as error:
+            raise UsageError(f"--grid: {value!r} is no YAML: {error}") from None
+        first.setdefault(meant, value)
+    return list(first.values())
 
 
 def run_grid(

@@ -71,9 +71,10 @@ def prepare(job: SftJob, *, node: int = 0, progress_bar: bool) -> str:
     first_node = node == 0
     begun = config_path(job, node).is_file()
     notes = []
-    if "resume_from_checkpoint" not in config and not config.get("overwrite_output_dir"):
-        if first_node:
-            notes += _set_aside_incomplete(job.output_dir)
+    anew = bool(config.get("overwrite_output_dir"))
+    if first_node and "resume_from_checkpoint" not in config:
+        notes += _set_aside(job.output_dir, everything=anew)
+    if "resume_from_checkpoint" not in config and not anew:
         checkpoint = _last_checkpoint(job.output_dir)
         if checkpoint is not None:
             config["resume_from_checkpoint"] = str(checkpoint)
@@ -145,15 +146,21 @@ def _last_checkpoint(output_dir: Path) -> Path | None:
     return complete[-1] if complete else None
 
 
-def _set_aside_incomplete(output_dir: Path) -> list[str]:
-    """Rename checkpoints that a killed training left half written: the trainer would stumble over them."""
+def _set_aside(output_dir: Path, *, everything: bool) -> list[str]:
+    """Rename checkpoints that this training must not continue from.
+
+    Half-written ones of a killed training, over which the trainer would stumble, and with ``everything`` those of
+    the training that a new one takes the place of: interrupted, the new one would go on from the old one's.
+    """
     notes = []
     for checkpoint in _checkpoints(output_dir):
-        if not _is_complete(checkpoint):
-            aside = checkpoint.with_name(f"incomplete-{checkpoint.name}")
+        complete = _is_complete(checkpoint)
+        if everything or not complete:
+            aside = checkpoint.with_name(f"{'replaced' if complete else 'incomplete'}-{checkpoint.name}")
             shutil.rmtree(aside, ignore_errors=True)
             checkpoint.rename(aside)
-            notes.append(f"{checkpoint} was not saved completely; renamed to {aside.name}")
+            reason = "belongs to an earlier training" if complete else "was not saved completely"
+            notes.append(f"{checkpoint} {reason}; renamed to {aside.name}")
     return notes
 
 

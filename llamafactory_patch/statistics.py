@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, TypeAlias
@@ -79,7 +79,7 @@ def count_tokens(dataset: Any, tokenizer: Any, cutoff_len: int) -> DataStatistic
     percentiles: list[int] = np.percentile(lengths, (0, 50, 95, 100), method="nearest").tolist()
     low, middle, high, top = percentiles
     step = -(-len(lengths) // SAMPLED_SEQUENCES)
-    sample = [pair for number, pair in enumerate(sequences(dataset)) if number % step == 0]
+    sample = (pair for number, pair in enumerate(sequences(dataset)) if number % step == 0)
     return DataStatistics(
         rows=len(dataset),
         sequences=len(lengths),
@@ -89,7 +89,7 @@ def count_tokens(dataset: Any, tokenizer: Any, cutoff_len: int) -> DataStatistic
         cutoff_len=cutoff_len,
         at_cutoff=sum(length >= cutoff_len for length in lengths),
         duplicates=duplicates,
-        sampled=len(sample),
+        sampled=-(-len(lengths) // step),
         roles=_roles(sample, tokenizer),
     )
 
@@ -117,7 +117,7 @@ def _unpacked(ids: Ids, labels: Ids, positions: Ids) -> Iterator[tuple[Ids, Ids]
             yield ids[start:end], labels[start:end]
 
 
-def _roles(sample: Sequence[tuple[Ids, Ids]], tokenizer: Any) -> dict[str, RoleShare]:
+def _roles(sample: Iterable[tuple[Ids, Ids]], tokenizer: Any) -> dict[str, RoleShare]:
     pieces = Pieces(tokenizer)
     tokens: dict[str, int] = {}
     trained: dict[str, int] = {}

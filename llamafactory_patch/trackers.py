@@ -88,4 +88,4 @@ def _check_swanlab(mode: str, env: Mapping[str, str]) -> None:
 
 def _require(package: str) -> None:
     if find_spec(package) is None:
-        raise MissingExtraError(package, "sft")
+        raise MissingExtraError(package, "trackers")

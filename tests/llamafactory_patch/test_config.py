@@ -1,4 +1,5 @@
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
@@ -260,6 +261,15 @@ def test_secrets_stay_out_of_configurations(config):
     ) as error:
         resolve(config("output_dir: a"), ["swanlab_api_key=hush-hush"])
     assert "hush-hush" not in str(error.value)
+
+
+def test_every_key_that_holds_a_secret_is_refused(config):
+    secret = re.compile(r"(?:api_key|hub_token|secret|webhook_url|password)$")
+    keys = [key for key in engine_keys() if secret.search(key)]
+    assert {"hub_token", "ms_hub_token", "swanlab_lark_secret"} <= set(keys)
+    for key in keys:
+        with pytest.raises(ConfigError, match=f"{key}: a secret would end up in saved configurations"):
+            resolve(config(f"output_dir: a\n{key}: hush-hush"))
 
 
 def test_the_tiny_recipe_is_the_measured_one():

@@ -23,8 +23,20 @@ def test_a_grid_is_every_combination_each_in_a_folder_of_its_own(tmp_path):
     assert (config["learning_rate"], config["per_device_train_batch_size"], config["seed"]) == (1e-5, 2, 7)
 
 
+def test_spellings_of_one_value_are_one_training_and_different_values_never_share_a_folder(tmp_path):
+    base = [f"output_dir={tmp_path}"]
+    same = grid_points(CONFIG, base, ["lr=1e-5,1.0e-5,0.00001,2e-5"])
+    assert [point.values["learning_rate"] for point in same] == ["1e-5", "2e-5"]
+    models = grid_points(CONFIG, base, ["model_name_or_path=a/b,a_b,a%2Fb"])
+    assert [point.folder.name for point in models] == [
+        "model_name_or_path=a%2Fb",
+        "model_name_or_path=a_b",
+        "model_name_or_path=a%252Fb",
+    ]
+
+
 @pytest.mark.parametrize(
-    "axes", [["lr"], ["lr="], ["lr=1e-5", "learning_rate=2e-5"], ["output_dir=a,b"], ["lrr=1,2"]]
+    "axes", [["lr"], ["lr="], ["lr=1e-5", "learning_rate=2e-5"], ["output_dir=a,b"], ["lrr=1,2"], ["lr=[1,2"]]
 )
 def test_a_wrong_axis_stops_the_grid_before_it_begins(axes, tmp_path):
     with pytest.raises(UsageError):
@@ -37,7 +49,8 @@ def test_finished_points_are_not_repeated_and_failures_do_not_stop_the_rest(tmp_
     overrides = [f"output_dir={tmp_path}", f"model_name_or_path={tiny}", f"dataset_dir={tmp_path}"]
     axes = ["lr=1e-3,3e-3,5e-3"]
     done, blocked, taken = grid_points(CONFIG, overrides, axes)
-    (tmp_path / "dataset_info.json").write_text('{"math": {}}', encoding="utf-8")
+    (tmp_path / "dataset_info.json").write_text('{"math": {"file_name": "m.json"}}', encoding="utf-8")
+    (tmp_path / "m.json").write_text("[]", encoding="utf-8")
     blocked.folder.write_text("in the way", encoding="utf-8")
     for folder in (done.folder, taken.folder):
         folder.mkdir()

@@ -72,11 +72,17 @@ def test_a_start_interrupted_before_its_first_checkpoint_begins_anew(job):
     assert config["overwrite_output_dir"] is True
 
 
-def test_starting_anew_ignores_checkpoints(job, tmp_path):
+def test_starting_anew_sets_checkpoints_aside_for_good(job, tmp_path):
+    """Interrupted, it begins again or continues from its own checkpoints, never from those of the old training."""
     checkpoint(tmp_path, 100)
-    config, note = prepared(job(overwrite_output_dir=True))
+    config, note = prepared(job(overwrite_output_dir=True, seed=2))
     assert "resume_from_checkpoint" not in config
-    assert note == ""
+    assert note.endswith("checkpoint-100 belongs to an earlier training; renamed to replaced-checkpoint-100")
+    config, _ = prepared(job(seed=2))
+    assert "resume_from_checkpoint" not in config
+    checkpoint(tmp_path, 50)
+    config, _ = prepared(job(seed=2))
+    assert config["resume_from_checkpoint"] == str(tmp_path / "checkpoint-50")
 
 
 def test_a_finished_training_is_known_and_guarded(job, tmp_path):

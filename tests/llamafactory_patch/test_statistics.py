@@ -1,4 +1,5 @@
 import json
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -67,6 +68,18 @@ def test_counts_are_those_of_the_trained_tokens():
         "observation": RoleShare(4, 0),
         "(between)": RoleShare(3, 3),
     }
+
+
+def test_memory_does_not_grow_with_the_data():
+    """4,000 sequences of 250 tokens are 16 MB of ids and labels, which nobody needs at once."""
+    data = rows(*[([3] * 250, [3] * 250)] * 4000)
+    tracemalloc.start()
+    counted = count_tokens(data, Letters(), cutoff_len=250)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert counted.tokens == 1_000_000
+    assert counted.sampled == 2000
+    assert peak < 6_000_000
 
 
 def test_packs_are_taken_apart_and_padding_does_not_count():

@@ -1,4 +1,5 @@
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -6,6 +7,8 @@ import pytest
 from afm.errors import ConfigError, MissingExtraError
 from llamafactory_patch.config import SftJob
 from llamafactory_patch.trackers import check_trackers, tracker_settings, tracker_variables
+
+ROOT = Path(__file__).parents[2]
 
 
 def job(**config):
@@ -44,9 +47,12 @@ def test_settings_that_would_fail_late_or_silently_are_refused(monkeypatch):
         check_trackers(job(use_swanlab=True, swanlab_mode="clowd"), {})
     with pytest.raises(ConfigError, match="use_swanlab=true"):
         check_trackers(job(report_to=["swanlab"]), {})
-    for package in ("swanboard", "tensorboard"):
+    for package in ("swanboard", "tensorboard", "wandb"):
         monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ConfigError, match=r"pip install --no-deps swanboard==0.1.10b2"):
         check_trackers(job(use_swanlab=True, swanlab_mode="local"), {})
-    with pytest.raises(MissingExtraError, match="tensorboard"):
-        check_trackers(job(report_to="tensorboard"), {})
+    extra = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    for package in ("tensorboard", "wandb"):
+        with pytest.raises(MissingExtraError, match=rf"{package} is not installed.*\[trackers\]"):
+            check_trackers(job(report_to=package), {})
+    assert {"swanlab", "tensorboard", "wandb"} == {name.partition(">")[0] for name in extra["trackers"]}
