@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -11,7 +12,14 @@ from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
-from llamafactory_patch.statistics import IGNORED, DataStatistics, Ids, count_tokens, sequences
+from llamafactory_patch.statistics import (
+    IGNORED,
+    DataStatistics,
+    Ids,
+    count_tokens,
+    sequence_sides,
+    sequences,
+)
 
 STATISTICS_FILE = "data_statistics.json"
 EXAMPLES_FILE = "data_examples.txt"
@@ -21,10 +29,10 @@ _EXAMPLES = 3
 
 
 def install_preview() -> None:
-    """Show the training data of stage ``sft`` where LLaMA-Factory has made it (0.9.5, data/loader.py).
+    """Show the training data where LLaMA-Factory has made it (0.9.5, data/loader.py).
 
-    ``train/sft/workflow.py`` takes ``get_dataset`` from ``llamafactory.data`` when it is first imported, so the
-    name is replaced there, and in the workflow if that is loaded already. Repeating it changes nothing.
+    ``train/*/workflow.py`` take ``get_dataset`` from ``llamafactory.data`` when they are first imported, so the
+    name is replaced there, and in the workflows that are loaded already. Repeating it changes nothing.
     """
     import llamafactory.data as data
 
@@ -32,9 +40,9 @@ def install_preview() -> None:
         return
     showing = _showing(data.get_dataset)
     data.get_dataset = showing
-    workflow = sys.modules.get("llamafactory.train.sft.workflow")
-    if workflow is not None:
-        workflow.get_dataset = showing  # type: ignore[attr-defined]
+    for name, module in list(sys.modules.items()):
+        if re.fullmatch(r"llamafactory\.train\.\w+\.workflow", name):
+            module.get_dataset = showing  # type: ignore[attr-defined]
 
 
 def _showing(get_dataset: Any) -> Any:
@@ -44,7 +52,7 @@ def _showing(get_dataset: Any) -> Any:
     ) -> Any:
         module = get_dataset(template, model_args, data_args, training_args, *args, **kwargs)
         dataset = module.get("train_dataset")
-        if training_args.process_index == 0 and _is_supervised(dataset):
+        if training_args.process_index == 0 and _can_be_shown(dataset):
             tokenizer = kwargs["tokenizer"] if "tokenizer" in kwargs else args[1]
             show_data(dataset, tokenizer, data_args.cutoff_len, Path(training_args.output_dir))
         return module
@@ -53,10 +61,9 @@ def _showing(get_dataset: Any) -> Any:
     return get_and_show
 
 
-def _is_supervised(dataset: Any) -> bool:
+def _can_be_shown(dataset: Any) -> bool:
     """True for rows of ids and labels that can be read twice (a stream cannot)."""
-    names = getattr(dataset, "column_names", None) or ()
-    return hasattr(dataset, "__len__") and {"input_ids", "labels"} <= set(names)
+    return hasattr(dataset, "__len__") and bool(sequence_sides(dataset))
 
 
 def show_data(dataset: Any, tokenizer: Any, cutoff_len: int, output_dir: Path) -> DataStatistics:
@@ -77,7 +84,7 @@ def show_data(dataset: Any, tokenizer: Any, cutoff_len: int, output_dir: Path) -
 def statistics_table(statistics: DataStatistics) -> str:
     """The numbers as a person reads them."""
     low, middle, high, top = statistics.length_percentiles
-    packed = f" in {statistics.rows:,} packs" if statistics.rows != statistics.sequences else ""
+    packed = f" in {statistics.rows:,} rows" if statistics.rows != statistics.sequences else ""
     lines = [
         f"training data: {statistics.sequences:,} sequences{packed}, {statistics.tokens:,} tokens, "
         f"{_percent(statistics.trained, statistics.tokens)} trained on",
@@ -104,13 +111,15 @@ def rendered(ids: Ids, labels: Ids, tokenizer: Any, max_chars: int | None = None
 
 
 def _examples(dataset: Any, statistics: DataStatistics) -> Iterator[tuple[str, Ids, Ids]]:
-    """The first sequence, one from the middle, and the first of the longest."""
+    """The first sequence, one from the middle and the first of the longest; other ones where these are the same."""
     longest = next(
         number
         for number, (ids, _) in enumerate(sequences(dataset))
         if len(ids) == statistics.length_percentiles[-1]
     )
-    for number in sorted({0, statistics.sequences // 2, longest})[:_EXAMPLES]:
+    total = statistics.sequences
+    chosen = dict.fromkeys((0, total // 2, longest, *range(min(_EXAMPLES, total))))
+    for number in sorted(islice(chosen, _EXAMPLES)):
         ids, labels = next(islice(sequences(dataset), number, None))
         title = f"--- sequence {number + 1}: {len(ids):,} tokens; ⟦no loss⟧"
         yield title, ids, labels

@@ -18,6 +18,9 @@ BETWEEN = "(between)"
 SAMPLED_SEQUENCES = 2000
 """Roles are told from decoded text, which is slow; this many sequences, evenly spread, stand for all."""
 
+_COLUMNS = ("input_ids", "labels")
+_SIDES = ("", "chosen_", "rejected_")
+
 Ids: TypeAlias = Any
 """A one-dimensional numpy array of int64; numpy is untyped in this project."""
 
@@ -35,7 +38,7 @@ class DataStatistics:
     """A data set in numbers; token counts leave padding out.
 
     Attributes:
-        rows: Rows the trainer gets: packs, when sequences were packed.
+        rows: Rows the trainer gets: packs, when sequences were packed, or pairs.
         sequences: Trajectories in them.
         tokens: Of all sequences.
         trained: Tokens with a loss.
@@ -60,7 +63,7 @@ class DataStatistics:
 
 
 def count_tokens(dataset: Any, tokenizer: Any, cutoff_len: int) -> DataStatistics:
-    """Count a tokenized data set with the columns ``input_ids`` and ``labels`` (and ``position_ids``, if packed).
+    """Count a tokenized data set with the columns ``input_ids`` and ``labels``, of pairs, or with ``position_ids``, if packed.
 
     Raises:
         ValueError: It has no row.
@@ -95,19 +98,27 @@ def count_tokens(dataset: Any, tokenizer: Any, cutoff_len: int) -> DataStatistic
 
 
 def sequences(dataset: Any) -> Iterator[tuple[Ids, Ids]]:
-    """Token ids and labels of every trajectory, packs taken apart and padding left out."""
+    """Token ids and labels of every trajectory, both of a pair, packs taken apart and padding left out."""
+    sides = sequence_sides(dataset)
     packed = "position_ids" in dataset.column_names
-    columns = ["input_ids", "labels", *(["position_ids"] if packed else [])]
+    columns = [side + name for side in sides for name in _COLUMNS] + (["position_ids"] if packed else [])
     for batch in dataset.select_columns(columns).with_format("arrow").iter(batch_size=256):
         values = {name: batch.column(name).combine_chunks() for name in columns}
         flat = {name: np.asarray(array.flatten(), dtype=np.int64) for name, array in values.items()}
-        offsets = np.asarray(values["input_ids"].offsets)
-        for start, end in pairwise((offsets - offsets[0]).tolist()):
-            ids, labels = flat["input_ids"][start:end], flat["labels"][start:end]
-            if packed:
-                yield from _unpacked(ids, labels, flat["position_ids"][start:end])
-            else:
-                yield ids, labels
+        for side in sides:
+            offsets = np.asarray(values[f"{side}input_ids"].offsets)
+            for start, end in pairwise((offsets - offsets[0]).tolist()):
+                ids, labels = (flat[side + name][start:end] for name in _COLUMNS)
+                if packed:
+                    yield from _unpacked(ids, labels, flat["position_ids"][start:end])
+                else:
+                    yield ids, labels
+
+
+def sequence_sides(dataset: Any) -> list[str]:
+    """What the columns of ids and labels begin with: nothing, or the sides of a pair; none for other data."""
+    names = set(getattr(dataset, "column_names", None) or ())
+    return [side for side in _SIDES if {side + name for name in _COLUMNS} <= names]
 
 
 def _unpacked(ids: Ids, labels: Ids, positions: Ids) -> Iterator[tuple[Ids, Ids]]:

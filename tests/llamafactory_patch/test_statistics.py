@@ -114,8 +114,26 @@ def test_numbers_and_three_examples_are_printed_and_saved(tmp_path, capsys):
     saved = json.loads((tmp_path / "new/data_statistics.json").read_text("utf-8"))
     assert saved["roles"]["code"] == {"tokens": 5, "trained": 5}
     examples = (tmp_path / "new/data_examples.txt").read_text("utf-8")
-    assert examples.count("⟦ask⟧<think>a</think><end>") == 1
+    assert examples.count("⟦ask⟧<think>a</think><end>") == 2
     assert "--- sequence 4: 16 tokens" in examples
+
+
+@pytest.mark.parametrize(("total", "longest"), [(2, 0), (3, 0), (6, 0), (6, 3), (6, 5)])
+def test_there_are_three_examples_wherever_the_longest_stands(total, longest, tmp_path):
+    show_data(rows(*(CALL if row == longest else SHORT for row in range(total))), Letters(), 16, tmp_path)
+    examples = (tmp_path / "data_examples.txt").read_text("utf-8")
+    assert examples.count("--- sequence") == min(3, total)
+    assert f"--- sequence {longest + 1}: 16 tokens" in examples
+
+
+def test_both_sides_of_a_pair_are_counted_and_shown(tmp_path, capsys):
+    datasets = pytest.importorskip("datasets")
+    sides = {"chosen": CALL, "rejected": SHORT}
+    columns = {f"{side}_input_ids": [pair[0]] * 2 for side, pair in sides.items()}
+    columns |= {f"{side}_labels": [pair[1]] * 2 for side, pair in sides.items()}
+    counted = show_data(datasets.Dataset.from_dict(columns), Letters(), 16, tmp_path)
+    assert (counted.rows, counted.sequences, counted.trained) == (2, 4, 2 * (10 + 4))
+    assert "4 sequences in 2 rows, 42 tokens" in capsys.readouterr().out
 
 
 def test_a_data_set_without_rows_is_an_error():
