@@ -21,7 +21,7 @@ from afm.rewards.gold import gold_answers
 
 LEADER, PLANNER, SEARCHER, CRITIC, WRITER = "leader", "planner", "searcher", "critic", "writer"
 
-P_DIRECT: Mapping[int, float] = {1: 0.5, 2: 0.15}
+P_DIRECT: Mapping[int, float] = {1: 0.6, 2: 0.4}
 """How often the leader answers from memory, by the number of facts that a question needs."""
 
 _NUMBERS = {1: "One fact", 2: "Two facts", 3: "Three facts", 4: "Four facts"}

@@ -58,7 +58,7 @@ WIKI = Recipe(
     whole_tags=True,
     heads=4,
     example="",
-    full=Plan(train_tasks=12000, rl_tasks=2048, heldout_tasks=200),
+    full=Plan(train_tasks=14000, rl_tasks=2048, heldout_tasks=200),
     smoke=Plan(
         train_tasks=300,
         rl_tasks=64,
