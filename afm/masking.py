@@ -13,7 +13,6 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import lru_cache
 from itertools import groupby
 from operator import attrgetter, itemgetter
 from typing import Any
@@ -21,6 +20,8 @@ from typing import Any
 from afm.continuation import continuing
 from afm.errors import ConfigError
 from afm.trajectory.types import Author, Segment
+
+_OPENING_TAG = re.compile(r"<([^\s<>/]+)>")
 
 
 class Boundary(StrEnum):
@@ -155,15 +156,18 @@ def _silence(
 
 
 def role_spans(text: str, roles: Sequence[str]) -> Iterator[tuple[int, int]]:
-    """Begin and end of each of ``roles`` in the agent's ``text``; one that is never closed reaches to its end."""
-    for match in _role_pattern(tuple(roles)).finditer(text):
-        yield match.span()
+    """Begin and end of each of ``roles`` in the agent's ``text``; one that is never closed reaches to its end.
 
-
-@lru_cache(maxsize=16)
-def _role_pattern(roles: tuple[str, ...]) -> re.Pattern[str]:
-    names = "|".join(re.escape(role) for role in roles)
-    return re.compile(rf"<({names})>.*?(?:</\1>|\Z)", re.DOTALL)
+    A tag inside of another role is that role's text.
+    """
+    position = 0
+    while opened := _OPENING_TAG.search(text, position):
+        closing = f"</{opened[1]}>"
+        closed = text.find(closing, opened.end())
+        position = closed + len(closing) if closed >= 0 else opened.end()
+        if opened[1] in roles:
+            position = position if closed >= 0 else len(text)
+            yield opened.start(), position
 
 
 def _mask_of(offsets: Sequence[tuple[int, int]], row: Sequence[Segment], boundary: Boundary) -> list[int]:

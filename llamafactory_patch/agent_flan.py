@@ -50,13 +50,11 @@ def agent_flan_row(row: Mapping[str, Any], column: str, template: str) -> Aligne
         place = f"{column}[{number}]"
         if role not in ("system", "user", "assistant"):
             raise DataError(f"{place}.role: got {role!r}, expected system, user or assistant")
-        if not isinstance(message.get("loss", False), bool):
-            raise DataError(f"{place}.loss: got {message['loss']!r}, expected true or false")
         if message.get("loss") and role != "assistant":
             raise DataError(
                 f"{place}.loss: the turn of the {role} has a loss, expected one of the assistant's only"
             )
-        if role == "assistant" and "loss" not in message:
+        if role == "assistant" and message.get("loss") is None:
             raise DataError(f"{place}: no key 'loss'; expected true or false on each turn of the assistant")
     system = messages[0]["content"] if roles[0] == "system" else ""
     turns = _turns(messages[1:] if roles[0] == "system" else messages, column, template)

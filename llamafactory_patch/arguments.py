@@ -5,12 +5,9 @@ Importing this module imports LLaMA-Factory; :func:`llamafactory_patch.install` 
 
 from __future__ import annotations
 
-import json
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 from llamafactory.hparams import parser
@@ -18,13 +15,18 @@ from llamafactory.hparams.data_args import DataArguments
 
 from afm.masking import Boundary
 
-MASKING_REVISION = 2
+MASKING_REVISION = 3
 """Counts changes of the masking itself: data sets cached or stored by another revision are not reused."""
 
 
 @dataclass
 class AgentDataArguments(DataArguments):
-    """LLaMA-Factory's data arguments and the author mask."""
+    """LLaMA-Factory's data arguments and the author mask.
+
+    Attributes:
+        origin: What the rows depend on (see :func:`llamafactory_patch.stored.note_origin`); only with a
+            ``tokenized_path``.
+    """
 
     ignore_observation: bool = field(
         default=False,
@@ -75,8 +77,7 @@ class AgentDataArguments(DataArguments):
             raise ValueError(f"roles_without_loss: {sorted(both)} are tags of the environment already")
         if self.ignore_observation and self.train_on_prompt:
             raise ValueError("ignore_observation trains on the agent's text only; switch train_on_prompt off")
-        if self.tokenized_path is not None and _holds_data(Path(self.tokenized_path)):
-            self._check_stored_masking(Path(self.tokenized_path))
+        self.origin: dict[str, Any] = {}
 
     @property
     def observation_tags(self) -> tuple[str, ...]:
@@ -87,42 +88,6 @@ class AgentDataArguments(DataArguments):
     def silent_roles(self) -> tuple[str, ...]:
         """Names of the agent's roles that are not trained on."""
         return tuple(role.strip() for role in (self.roles_without_loss or "").split(",") if role.strip())
-
-    def masking_settings(self) -> dict[str, Any]:
-        """What the labels of a tokenized data set depend on."""
-        if not self.ignore_observation:
-            return {"ignore_observation": False}
-        return {
-            "ignore_observation": True,
-            "tags": list(self.observation_tags),
-            "boundary": self.observation_boundary,
-            "roles_without_loss": list(self.silent_roles),
-            "mask_history": self.mask_history,
-            "template": self.template,
-            "revision": MASKING_REVISION,
-        }
-
-    def store_masking(self) -> None:
-        """Write beside ``tokenized_path`` how the data stored there is masked."""
-        if self.tokenized_path is None:
-            return
-        path = _masking_file(Path(self.tokenized_path))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-        temporary.write_text(json.dumps(self.masking_settings()), encoding="utf-8")
-        temporary.replace(path)
-
-    def _check_stored_masking(self, tokenized: Path) -> None:
-        """LLaMA-Factory loads a stored data set whatever the other options say; refuse another mask."""
-        path = _masking_file(tokenized)
-        stored = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
-        if stored is None and not self.ignore_observation:
-            return
-        if stored != self.masking_settings():
-            raise ValueError(
-                f"tokenized_path: the data set in {tokenized} was masked as {stored or 'unknown'}, this run asks "
-                f"for {self.masking_settings()}; delete the folder or name another"
-            )
 
 
 def _check_tags(option: str, tags: Sequence[str]) -> None:
@@ -136,14 +101,6 @@ def _check_tags(option: str, tags: Sequence[str]) -> None:
 def _check_choice(option: str, value: str, choices: Sequence[str]) -> None:
     if value not in choices:
         raise ValueError(f"{option}: got {value!r}, expected one of {list(choices)}")
-
-
-def _holds_data(folder: Path) -> bool:
-    return folder.is_dir() and any(folder.iterdir())
-
-
-def _masking_file(tokenized: Path) -> Path:
-    return tokenized.with_name(f"{tokenized.name}.masking.json")
 
 
 def install_arguments() -> None:

@@ -81,27 +81,64 @@ class AuthorTokenizer:
             self._encoded[row] = [token if kept else ~token for token, kept in pairs]
 
 
-class AuthorTemplate:
-    """A LLaMA-Factory template whose assistant turns carry the environment's ids complemented.
+class TurnTemplate:
+    """A LLaMA-Factory template under which a turn whose message says ``loss: False`` has complemented ids.
 
-    It hands every question on to ``template``. Only assistant turns are searched for observations: a prompt
-    may explain the tag, and rollouts encode prompts in one piece. Template text behind the end-of-turn token
-    is nobody's, so it is complemented, too, and so is a whole turn whose message says ``loss: False``.
+    It hands every question on to ``template``.
     """
 
-    def __init__(
-        self, template: Any, tags: Sequence[str], boundary: Boundary, roles_without_loss: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, template: Any) -> None:
         self._template = template
-        self._tags = tuple(tags)
-        self._boundary = boundary
-        self._silent = tuple(roles_without_loss)
-        self._tokenizer: AuthorTokenizer | None = None
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "_template":
             raise AttributeError(name)
         return getattr(self._template, name)
+
+    def encode_multiturn(
+        self, tokenizer: Any, messages: Sequence[Mapping[str, Any]], *args: Any, **kwargs: Any
+    ) -> list[tuple[list[int], list[int]]]:
+        """Pairs of prompt and response ids, like the template's own."""
+        encoder, prepared = self._prepared(tokenizer, messages)
+        pairs = self._template.encode_multiturn(encoder, prepared, *args, **kwargs)
+        return [
+            (source, self._target(tokenizer, target, message))
+            for (source, target), message in zip(pairs, messages[1::2], strict=True)
+        ]
+
+    def encode_oneturn(
+        self, tokenizer: Any, messages: Sequence[Mapping[str, Any]], *args: Any, **kwargs: Any
+    ) -> tuple[list[int], list[int]]:
+        """Ids of everything before the last turn, and of the last turn, like the template's own."""
+        encoder, prepared = self._prepared(tokenizer, messages)
+        source, target = self._template.encode_oneturn(encoder, prepared, *args, **kwargs)
+        return source, self._target(tokenizer, target, messages[-1])
+
+    def _prepared(self, tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> tuple[Any, Any]:
+        """What encodes, and the messages it is to encode."""
+        return tokenizer, messages
+
+    def _target(self, tokenizer: Any, target: list[int], message: Mapping[str, Any]) -> list[int]:
+        if message.get("loss", True):
+            return target
+        return [token if token < 0 else ~token for token in target]
+
+
+class AuthorTemplate(TurnTemplate):
+    """Assistant turns carry the environment's ids complemented, too.
+
+    Only assistant turns are searched for observations: a prompt may explain the tag, and rollouts encode prompts
+    in one piece. Template text behind the end-of-turn token is nobody's, so it is complemented as well.
+    """
+
+    def __init__(
+        self, template: Any, tags: Sequence[str], boundary: Boundary, roles_without_loss: Sequence[str] = ()
+    ) -> None:
+        super().__init__(template)
+        self._tags = tuple(tags)
+        self._boundary = boundary
+        self._silent = tuple(roles_without_loss)
+        self._tokenizer: AuthorTokenizer | None = None
 
     def collect(self, tokenizer: Any) -> AuthorTokenizer:
         """Begin to collect; the tokenizer returned is used until :meth:`forget`."""
@@ -112,25 +149,6 @@ class AuthorTemplate:
     def forget(self) -> None:
         """Drop what was collected and encoded."""
         self._tokenizer = None
-
-    def encode_multiturn(
-        self, tokenizer: Any, messages: Sequence[Mapping[str, Any]], *args: Any, **kwargs: Any
-    ) -> list[tuple[list[int], list[int]]]:
-        """Pairs of prompt and response ids, like the template's own."""
-        author_tokenizer, fenced = self._prepared(tokenizer, messages)
-        pairs = self._template.encode_multiturn(author_tokenizer, fenced, *args, **kwargs)
-        return [
-            (source, _target_by_author(tokenizer, target, message))
-            for (source, target), message in zip(pairs, messages[1::2], strict=True)
-        ]
-
-    def encode_oneturn(
-        self, tokenizer: Any, messages: Sequence[Mapping[str, Any]], *args: Any, **kwargs: Any
-    ) -> tuple[list[int], list[int]]:
-        """Ids of everything before the last turn, and of the last turn, like the template's own."""
-        author_tokenizer, fenced = self._prepared(tokenizer, messages)
-        source, target = self._template.encode_oneturn(author_tokenizer, fenced, *args, **kwargs)
-        return source, _target_by_author(tokenizer, target, messages[-1])
 
     def _prepared(
         self, tokenizer: Any, messages: Sequence[Mapping[str, Any]]
@@ -144,6 +162,9 @@ class AuthorTemplate:
             for message in messages
         ]
         return author_tokenizer, fenced
+
+    def _target(self, tokenizer: Any, target: list[int], message: Mapping[str, Any]) -> list[int]:
+        return _until_end_of_turn(tokenizer, super()._target(tokenizer, target, message))
 
     def _fenced(self, content: str, fence: str) -> str:
         segments = segments_by_tag(content, self._tags)
@@ -167,12 +188,6 @@ def check_chat_template(template: Any, tokenizer: Any) -> None:
             f"rollouts use, as {asked!r}; choose the template (and default_system) that fit the model, or "
             "set match_chat_template=false"
         )
-
-
-def _target_by_author(tokenizer: Any, target: list[int], message: Mapping[str, Any]) -> list[int]:
-    if message.get("loss", True):
-        return _until_end_of_turn(tokenizer, target)
-    return [token if token < 0 else ~token for token in target]
 
 
 def _unused_fence(messages: Iterable[Mapping[str, Any]]) -> str:

@@ -19,9 +19,18 @@ from llamafactory.data.converter import get_dataset_converter
 from llamafactory.data.parser import DatasetAttr
 
 from afm.errors import AfmError, DataError
+from afm.trajectory import Author
 from llamafactory_patch.agent_flan import agent_flan_row
-from llamafactory_patch.messages import Aligned, alternating, message_list, text_of, turn
-from llamafactory_patch.openai_messages import openai_row
+from llamafactory_patch.messages import (
+    Aligned,
+    alternating,
+    loss_flag,
+    message_list,
+    text_of,
+    tools_text,
+    turn,
+)
+from llamafactory_patch.openai_messages import openai_row, without_nulls
 from llamafactory_patch.records import RecordReader
 from llamafactory_patch.spans import segments_by_tag
 
@@ -39,6 +48,7 @@ class Converter:
         tags: Tags of the environment; empty when nothing is masked.
         template: Name of the chat template that the rows will be rendered with.
         media_dir: Folder of the images, videos and sounds that rows name.
+        from_table: Whether rows come from a table (parquet, a hub), where an absent key reads as null.
     """
 
     attr: DatasetAttr
@@ -46,6 +56,7 @@ class Converter:
     tags: tuple[str, ...]
     template: str
     media_dir: str = "."
+    from_table: bool = False
 
     def __call__(self, row: Any) -> dict[str, Any]:
         """The aligned form of ``row``.
@@ -79,7 +90,7 @@ class Converter:
         if formatting == "agent_flan":
             return agent_flan_row(row, str(self.attr.messages), self.template)
         if formatting == "openai_messages":
-            return openai_row(row, self.attr, self.template)
+            return openai_row(without_nulls(row) if self.from_table else row, self.attr, self.template)
         if formatting == "alpaca":
             return _alpaca(row, self.attr, self._stock)
         if formatting == "sharegpt":
@@ -92,8 +103,8 @@ class Converter:
         aligned: Aligned = get_dataset_converter(self.attr.formatting, self.attr, place)(dict(row))
         for key in ("_prompt", "_response"):
             aligned[key] = [turn(message["role"], message["content"]) for message in aligned[key]]
-        for key in ("_system", "_tools"):
-            aligned[key] = aligned[key] or ""
+        aligned["_system"] = text_of({"system": aligned["_system"] or ""}, "system")
+        aligned["_tools"] = tools_text(aligned["_tools"])
         return aligned
 
     def _check_turns(self, aligned: Aligned) -> None:
@@ -102,11 +113,19 @@ class Converter:
         wanted = 2 if self.attr.ranking or self.attr.kto_tag else 1
         if len(response) != wanted:
             raise DataError(f"got {len(response)} responses, expected {wanted}")
-        if not any(message["content"] for message in response):
-            raise DataError("the response is empty")
-        for message in (*prompt, *response) if self.tags else ():
-            if message["role"] == "assistant":
-                segments_by_tag(message["content"], self.tags)
+        written = [self._agents_text(message) for message in response]
+        for message in prompt:
+            self._agents_text(message)
+        if not (any if self.attr.kto_tag else all)(text.strip() for text in written):
+            raise DataError("the response is empty, or nothing but observations and blanks")
+
+    def _agents_text(self, message: Mapping[str, Any]) -> str:
+        """What the agent wrote of a turn; also checks the tags of the assistant's."""
+        content = text_of(message, "content")
+        if message["role"] != "assistant" or not self.tags:
+            return content
+        segments = segments_by_tag(content, self.tags)
+        return "".join(segment.text for segment in segments if segment.author is Author.AGENT)
 
 
 Stock = Callable[[Mapping[str, Any]], Aligned]
@@ -114,7 +133,8 @@ Stock = Callable[[Mapping[str, Any]], Aligned]
 
 def _alpaca(row: Mapping[str, Any], attr: DatasetAttr, stock: Stock) -> Aligned:
     """Stock conversion; texts are checked, absent optional keys are empty, a ``system`` beside them is used."""
-    columns = (attr.prompt, attr.query, attr.system)
+    system = attr.system or "system"
+    columns = (attr.prompt, attr.query, system)
     filled = {**dict.fromkeys(filter(None, (*columns, attr.history, attr.tools))), **row}
     for column in columns:
         if column and filled[column] is not None:
@@ -125,10 +145,17 @@ def _alpaca(row: Mapping[str, Any], attr: DatasetAttr, stock: Stock) -> Aligned:
         text_of(filled, str(column))
     if attr.kto_tag and not isinstance(filled.get(attr.kto_tag), bool):
         raise DataError(f"{attr.kto_tag}: got {filled.get(attr.kto_tag)!r}, expected true or false")
-    aligned = stock(filled)
-    if attr.system is None and isinstance(row.get("system"), str):
-        aligned["_system"] = row["system"]
-    return aligned
+    if attr.history:
+        _check_history(attr.history, filled[attr.history] or [])
+    return {**stock(filled), "_system": filled[system] or ""}
+
+
+def _check_history(column: str, history: Any) -> None:
+    """Stock conversion leaves out one that is no list, and takes each text of two characters for a turn of both."""
+    for turns in history if isinstance(history, list) else [history]:
+        both = isinstance(turns, list) and len(turns) == 2
+        if not both or not all(isinstance(text, str) for text in turns):
+            raise DataError(f"{column}: got {str(turns)[:80]}, expected pairs of a question and an answer")
 
 
 def _sharegpt(row: Mapping[str, Any], attr: DatasetAttr, stock: Stock) -> Aligned:
@@ -153,8 +180,10 @@ def _sharegpt(row: Mapping[str, Any], attr: DatasetAttr, stock: Stock) -> Aligne
     if attr.kto_tag and not isinstance(row.get(attr.kto_tag), bool):
         raise DataError(f"{attr.kto_tag}: got {row.get(attr.kto_tag)!r}, expected true or false")
     aligned = stock({**dict.fromkeys(filter(None, (attr.system, attr.tools))), **row})
-    for message, source in zip((*aligned["_prompt"], *aligned["_response"]), given, strict=False):
-        message["loss"] = source.get("loss") is not False
+    answers = [row[side] for side in (attr.chosen, attr.rejected)] if attr.ranking else given[-1:]
+    sources = (*given, *answers)  # the one answer of KTO stands before or behind an empty one
+    for message, source in zip((*aligned["_prompt"], *aligned["_response"]), sources, strict=False):
+        message["loss"] = loss_flag(source)
     return aligned
 
 

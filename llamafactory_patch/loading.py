@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,11 @@ import numpy as np
 from datasets import Dataset, Features, Value
 from datasets.exceptions import DatasetGenerationError
 from llamafactory.data import loader
-from llamafactory.data.parser import DatasetAttr
+from llamafactory.data.parser import DatasetAttr, get_dataset_list
 
 from afm.agents import MODEL_AGENT_FILE, load_agent, shipped_agents
-from afm.errors import DataError
-from afm.trajectory.rows import json_rows
+from afm.errors import ConfigError, DataError
+from afm.trajectory.rows import BrokenArrayError, json_rows
 from llamafactory_patch.arguments import MASKING_REVISION, AgentDataArguments
 from llamafactory_patch.bad_rows import BadRow, RowName, report
 from llamafactory_patch.formats import FORMATS, Converter
@@ -30,6 +30,9 @@ from llamafactory_patch.messages import aligned_row
 ROW_COLUMN = "_row"
 FAULT_COLUMN = "_fault"
 """Why a row cannot be trained on (see :meth:`BadRow.dump`), empty when it can."""
+
+_WITH_FLAGS = (*FORMATS, "sharegpt")
+"""Layouts whose turns may say that they are not trained on; LLaMA-Factory's own conversion would lose it."""
 
 _TURNS = [{"role": Value("string"), "content": Value("string"), "loss": Value("bool")}]
 _COLUMNS = {"_prompt": _TURNS, "_response": _TURNS}
@@ -65,11 +68,17 @@ def install_loading() -> None:
     loader.align_dataset = _aligning(loader.align_dataset)
 
 
-def takes_part(data_args: Any, attr: DatasetAttr) -> bool:
-    """Whether a data set is converted here rather than by LLaMA-Factory."""
-    return isinstance(data_args, AgentDataArguments) and (
-        data_args.ignore_observation or data_args.on_bad_rows == "drop" or attr.formatting in FORMATS
-    )
+def takes_part(data_args: Any) -> bool:
+    """Whether the data sets of a training are converted here rather than by LLaMA-Factory.
+
+    Those of one training all are, or none: the two forms cannot be mixed.
+    """
+    if not isinstance(data_args, AgentDataArguments):
+        return False
+    if data_args.ignore_observation or data_args.on_bad_rows == "drop":
+        return True
+    names = [*(data_args.dataset or ()), *(data_args.eval_dataset or ())]
+    return any(attr.formatting in _WITH_FLAGS for attr in get_dataset_list(names, data_args.dataset_dir))
 
 
 def sieve(dataset: Any, data_args: Any, training_args: Any) -> Any:
@@ -89,16 +98,18 @@ def sieve(dataset: Any, data_args: Any, training_args: Any) -> Any:
 def _loading(load: Any) -> Any:
     @functools.wraps(load)
     def load_with_names(dataset_attr: Any, model_args: Any, data_args: Any, training_args: Any) -> Any:
-        if not takes_part(data_args, dataset_attr):
+        if not takes_part(data_args):
             return load(dataset_attr, model_args, data_args, training_args)
         files = _json_files(dataset_attr, data_args)
+        if not files and data_args.streaming and dataset_attr.load_from == "file":
+            _check_workers(training_args)
         if not files:
             dataset = load(dataset_attr, model_args, data_args, training_args)
             return sieve(dataset, data_args, training_args) if isinstance(dataset, Dataset) else dataset
         dataset = _read(files, dataset_attr, model_args, data_args)
         dataset = _sampled(sieve(dataset, data_args, training_args), dataset_attr, data_args)
         if data_args.streaming:
-            return dataset.to_iterable_dataset(num_shards=training_args.dataloader_num_workers)
+            return dataset.to_iterable_dataset(num_shards=max(1, training_args.dataloader_num_workers))
         return dataset
 
     return load_with_names
@@ -114,6 +125,14 @@ def local_rows(attr: DatasetAttr, data_args: Any) -> Iterator[dict[str, Any]] | 
     )
 
 
+def _check_workers(training_args: Any) -> None:
+    """LLaMA-Factory cuts a streamed file into as many parts as there are workers; of none it reads nothing."""
+    if not training_args.dataloader_num_workers:
+        raise ConfigError(
+            "streaming a file that is neither JSON nor JSONL needs dataloader_num_workers=1 or more, got 0"
+        )
+
+
 def _json_files(attr: DatasetAttr, data_args: Any) -> list[Path]:
     """The files of a local data set if this package can read them, else none."""
     if attr.load_from != "file" or attr.images or attr.videos or attr.audios:
@@ -127,7 +146,7 @@ def _read(files: list[Path], attr: DatasetAttr, model_args: Any, data_args: Any)
     given = {
         "files": tuple(FileState.of(file) for file in files),
         "convert": _converter(attr, data_args, files[0].parent),
-        "version": (MASKING_REVISION, *_agents(attr, files[0].parent)),
+        "version": (MASKING_REVISION, *agents_of(attr, files[0].parent)),
     }
     try:
         dataset = Dataset.from_generator(
@@ -137,12 +156,10 @@ def _read(files: list[Path], attr: DatasetAttr, model_args: Any, data_args: Any)
         if isinstance(error.__cause__, DataError):
             raise error.__cause__ from None
         raise
-    if not len(dataset):
-        raise DataError("holds no rows", path=str(files[0]))
     return dataset
 
 
-def _agents(attr: DatasetAttr, folder: Path) -> Iterator[str | FileState]:
+def agents_of(attr: DatasetAttr, folder: Path) -> Iterator[str | FileState]:
     """What the questions of records depend on beside the file itself."""
     if attr.formatting == "trajectory":
         yield from (load_agent(name).digest for name in shipped_agents())
@@ -161,41 +178,37 @@ def converted_rows(
     """Every row of ``files``, converted, or with the reason why it is not.
 
     Raises:
-        DataError: A file as a whole is broken, so that rows would be lost.
+        DataError: A file as a whole is broken, so that rows would be lost, or there are none.
     """
+    number = 0
     for file in files:
         for number, (line, item) in enumerate(json_rows(file.path), start=1):
             name = RowName(file.path, line, number)
-            if isinstance(item, DataError) and _is_array(file.path):
+            if isinstance(item, BrokenArrayError):
                 raise item
             if isinstance(item, DataError):
                 yield {**aligned_row([]), ROW_COLUMN: "", FAULT_COLUMN: BadRow(name, item.message).dump()}
             else:
                 yield _converted(convert, item, name)
-
-
-def _is_array(path: str) -> bool:
-    with Path(path).open("rb") as file:
-        return file.readline().lstrip().startswith(b"[")
+    if not number:
+        raise DataError("holds no rows", path=files[-1].path)
 
 
 def _converted(convert: Converter, item: Any, name: RowName) -> dict[str, Any]:
     try:
         return {**convert(item), ROW_COLUMN: name.dump(), FAULT_COLUMN: ""}
     except DataError as error:
-        fault = BadRow(name, error.message, _question(item))
+        fault = BadRow(name, error.message, _question(item, ("role", convert.attr.role_tag)))
         return {**aligned_row([]), ROW_COLUMN: name.dump(), FAULT_COLUMN: fault.dump()}
 
 
-def _question(item: Any) -> str:
-    """The first text of a row that cannot be converted."""
-    values = item.values() if isinstance(item, Mapping) else item if isinstance(item, list) else ()
-    for value in values:
-        if isinstance(value, str) and value:
-            return value
-        if found := _question(value):
-            return found
-    return ""
+def _question(item: Any, not_under: tuple[str | None, ...]) -> str:
+    """The first text of a row that cannot be converted; what stands under the keys of roles is none."""
+    if isinstance(item, Mapping):
+        item = [value for key, value in item.items() if key not in not_under]
+    if isinstance(item, list):
+        return next(filter(None, (_question(value, not_under) for value in item)), "")
+    return item if isinstance(item, str) else ""
 
 
 def _sampled(dataset: Dataset, attr: DatasetAttr, data_args: Any) -> Dataset:
@@ -212,7 +225,7 @@ def _sampled(dataset: Dataset, attr: DatasetAttr, data_args: Any) -> Dataset:
 def _aligning(align: Any) -> Any:
     @functools.wraps(align)
     def align_with_names(dataset: Any, dataset_attr: Any, data_args: Any, training_args: Any) -> Any:
-        if not takes_part(data_args, dataset_attr):
+        if not takes_part(data_args):
             return align(dataset, dataset_attr, data_args, training_args)
         options: dict[str, Any] = {}
         if not data_args.streaming:
@@ -227,7 +240,7 @@ def _aligning(align: Any) -> Any:
         if dataset_attr.load_from == "file":
             source = str(Path(data_args.dataset_dir) / source)
         drawn = dataset_attr.num_samples is not None  # at random: the position tells nothing
-        convert = _converter(dataset_attr, data_args, Path(source).parent)
+        convert = replace(_converter(dataset_attr, data_args, Path(source).parent), from_table=True)
         return dataset.map(
             _NamedConverter(convert, source, drawn), with_indices=True, remove_columns=columns, **options
         )

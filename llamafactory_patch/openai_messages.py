@@ -10,7 +10,7 @@ from llamafactory.data.parser import DatasetAttr
 from llamafactory.data.template import TEMPLATES
 
 from afm.errors import DataError
-from llamafactory_patch.messages import Aligned, aligned_row, message_list, turn
+from llamafactory_patch.messages import Aligned, aligned_row, loss_flag, message_list, tools_text, turn
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _SEVERAL_RESULTS = "\n</tool_response>\n<tool_response>\n"
@@ -28,7 +28,7 @@ def openai_row(row: Mapping[str, Any], attr: DatasetAttr, template: str) -> Alig
     """
     column = str(attr.messages) if attr.messages in row else "messages"
     messages = message_list(row, column, content_key=None)
-    system, turns, results = "", [], []
+    system, results, turns = "", [], []  # type: str, list[str], list[dict[str, Any]]
     for number, message in enumerate(messages):
         role = message["role"]
         try:
@@ -39,6 +39,8 @@ def openai_row(row: Mapping[str, Any], attr: DatasetAttr, template: str) -> Alig
                     raise DataError(f"a {role} message behind the first")
                 system = _content(message)
             elif role == "tool":
+                if not turns or turns[-1]["role"] != "function":
+                    raise DataError("a result of a tool without a call before it")
                 results.append(_content(message))
             else:
                 turns += _observation(results, template)
@@ -50,7 +52,15 @@ def openai_row(row: Mapping[str, Any], attr: DatasetAttr, template: str) -> Alig
             raise DataError(f"{column}[{number}]: {error.message}") from None
     if results or not turns or turns[-1]["role"] not in ("assistant", "function"):
         raise DataError(f"{column}: the last message is {messages[-1]['role']!r}'s, expected the assistant's")
-    return aligned_row(turns, system=system, tools=_tools(row, attr))
+    tools = tools_text(row.get(str(attr.tools or "tools")))
+    return aligned_row(turns, system=system, tools=tools)
+
+
+def without_nulls(value: Any) -> Any:
+    """``value`` without the keys that hold null: in a table, each row has the keys of all."""
+    if isinstance(value, Mapping):
+        return {key: without_nulls(item) for key, item in value.items() if item is not None}
+    return [without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
 def _content(message: Mapping[str, Any]) -> str:
@@ -65,7 +75,9 @@ def _content(message: Mapping[str, Any]) -> str:
 
 
 def _assistant(message: Mapping[str, Any], template: str) -> dict[str, Any]:
-    loss = message.get("loss", True) is not False and message.get("weight", 1) != 0
+    loss = loss_flag(message) and _weight(message)
+    if message.get("function_call"):
+        raise DataError("function_call: expected tool_calls, which took its place")
     calls = message.get("tool_calls")
     if not calls:
         return turn("assistant", _content(message), loss=loss)
@@ -78,6 +90,13 @@ def _assistant(message: Mapping[str, Any], template: str) -> dict[str, Any]:
         raise DataError(f"the text holds {begin!r}, by which the template marks calls")
     joint = "\n" if said and not said.endswith("\n") else ""  # as the chat templates of models write it
     return turn("function", f"{said}{joint}{begin}{written}{end}", loss=loss)
+
+
+def _weight(message: Mapping[str, Any]) -> bool:
+    weight = message.get("weight")
+    if weight not in (None, 0, 1):
+        raise DataError(f"weight: got {weight!r}, expected 0 or 1")
+    return weight != 0
 
 
 def _call(call: Any) -> dict[str, Any]:
@@ -103,16 +122,3 @@ def _observation(results: list[str], template: str) -> list[dict[str, Any]]:
     slots = TEMPLATES[template].format_observation.slots if template in TEMPLATES else []
     wrapped = any("tool_response" in slot for slot in slots if isinstance(slot, str))
     return [turn("observation", (_SEVERAL_RESULTS if wrapped else "\n").join(results))]
-
-
-def _tools(row: Mapping[str, Any], attr: DatasetAttr) -> str:
-    tools = row.get(str(attr.tools)) if attr.tools else row.get("tools")
-    if not tools:
-        return ""
-    if isinstance(tools, str):
-        try:
-            json.loads(tools)
-        except ValueError as error:
-            raise DataError(f"tools: no JSON: {error}") from None
-        return tools
-    return json.dumps(tools, ensure_ascii=False)

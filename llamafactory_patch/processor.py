@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from datasets import Dataset
@@ -20,12 +21,13 @@ from llamafactory.data.processor import (
 )
 from llamafactory.extras.constants import IGNORE_INDEX
 
-from afm.errors import DataError
-from afm.masking import Boundary
+from afm.errors import ConfigError, DataError
+from afm.masking import Boundary, role_spans
 from llamafactory_patch.arguments import MASKING_REVISION, AgentDataArguments
-from llamafactory_patch.authors import AuthorTemplate, check_chat_template, ids_and_labels
+from llamafactory_patch.authors import AuthorTemplate, TurnTemplate, check_chat_template, ids_and_labels
 from llamafactory_patch.bad_rows import BadRow, RowName
 from llamafactory_patch.loading import FAULT_COLUMN, ROW_COLUMN, sieve
+from llamafactory_patch.stored import store_origin
 
 Examples = dict[str, list[Any]]
 """A batch of aligned rows, or of model inputs, by column."""
@@ -64,6 +66,8 @@ class _AuthorMask:
             boundary = Boundary(self.data_args.observation_boundary)
             tags, silent = self.data_args.observation_tags, self.data_args.silent_roles
             self.template = AuthorTemplate(self.template, tags, boundary, silent)
+        else:
+            self.template = TurnTemplate(self.template)
 
     def preprocess_dataset(self, examples: Examples) -> Examples:
         """Token ids and labels of a batch of rows.
@@ -125,7 +129,8 @@ class _AuthorMask:
         """
         if fault := _fault(examples, index):
             raise DataError(BadRow.load(fault).reason)
-        encoded = self._encode_data_example(**_arguments(examples, index))
+        with _rendering():
+            encoded = self._encode_data_example(**_arguments(examples, index))
         self._check_labels(encoded)
         return encoded
 
@@ -134,11 +139,11 @@ class _AuthorMask:
         raise NotImplementedError
 
     def _check_trained(self, labels: Sequence[int], what: str = "") -> None:
-        if all(label == IGNORE_INDEX for label in labels):
+        if set(labels) <= {IGNORE_INDEX, self.tokenizer.eos_token_id}:
             cutoff_len = self.data_args.cutoff_len + bool(self.data_args.packing)  # as the user gave it
             raise DataError(
-                f"nothing to train on{what}: no token of the agent is left within cutoff_len={cutoff_len}; "
-                "raise it or drop the row"
+                f"nothing to train on{what}: no token of the agent is left within cutoff_len={cutoff_len}, "
+                "or no more than the end of a turn"
             )
 
     def _encode_ahead(self, template: AuthorTemplate, examples: Examples) -> None:
@@ -149,7 +154,8 @@ class _AuthorMask:
                 continue
             if any(examples[media][index] for media in ("_images", "_videos", "_audios")):
                 continue  # loading media twice would cost more than it saves
-            self._collect(template, examples, index)
+            with suppress(DataError), _rendering():  # told when the row is checked
+                self._collect(template, examples, index)
         author_tokenizer.encode_collected()
 
     def _collect(self, template: AuthorTemplate, examples: Examples, index: int) -> None:
@@ -163,10 +169,6 @@ class _AuthorMask:
         if self._encoded is not None:
             return next(self._encoded)
         encoded = super()._encode_data_example(*args, **kwargs)  # type: ignore
-        return self._masked(encoded) if isinstance(self.template, AuthorTemplate) else encoded
-
-    def _masked(self, encoded: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Complemented ids turned back, in each pair of ids and labels."""
         pairs = zip(encoded[0::2], encoded[1::2], strict=False)
         turned = [part for ids, labels in pairs for part in ids_and_labels(ids, labels, IGNORE_INDEX)]
         return (*turned, *encoded[len(turned) :])
@@ -259,7 +261,7 @@ def _masking(choose: Any) -> Any:
         stock = choose(data_args, stage, template, tokenizer, processor, do_generate)
         if not isinstance(data_args, AgentDataArguments) or do_generate:
             return stock
-        data_args.store_masking()
+        store_origin(data_args)
         masked = _MASKED.get(type(stock))
         if masked is not None:
             return masked(template=template, tokenizer=tokenizer, processor=processor, data_args=data_args)
@@ -275,12 +277,32 @@ def _sieving(preprocess: Any) -> Any:
     def preprocess_and_sieve(
         dataset: Any, data_args: Any, training_args: Any, *args: Any, **kwargs: Any
     ) -> Any:
+        if isinstance(dataset, Dataset) and ROW_COLUMN in dataset.column_names and not kwargs.get("is_eval"):
+            _check_roles(dataset, data_args.silent_roles)
         done = preprocess(dataset, data_args, training_args, *args, **kwargs)
         if isinstance(done, Dataset) and FAULT_COLUMN in done.column_names:
             return sieve(done, data_args, training_args)
         return done
 
     return preprocess_and_sieve
+
+
+def _check_roles(dataset: Dataset, roles: Sequence[str]) -> None:
+    """Refuse a role without loss that no row has; reading ends as soon as each was seen."""
+    unseen = list(roles)
+    rows = iter(dataset.select_columns(["_prompt", "_response"])) if unseen else iter(())
+    for row in rows:
+        texts = [
+            turn["content"] for turn in (*row["_prompt"], *row["_response"]) if turn["role"] == "assistant"
+        ]
+        unseen = [role for role in unseen if not any(next(role_spans(text, [role]), None) for text in texts)]
+        if not unseen:
+            return
+    if unseen:
+        raise ConfigError(
+            f"roles_without_loss: no row has {' or '.join(f'<{role}>' for role in unseen)} outside of other "
+            "roles; expected roles that the rows have"
+        )
 
 
 def _arguments(examples: Examples, index: int) -> dict[str, Any]:
@@ -291,8 +313,19 @@ def _arguments(examples: Examples, index: int) -> dict[str, Any]:
     return {**given, **media, **other}
 
 
+@contextmanager
+def _rendering() -> Iterator[None]:
+    """What the template cannot write (calls and tools of a form it does not know) is a fault of the row."""
+    try:
+        yield
+    except DataError:
+        raise
+    except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise DataError(f"the chat template cannot write it: {type(error).__name__}: {error}") from error
+
+
 def _fault(examples: Examples, index: int) -> str:
-    return str(examples[FAULT_COLUMN][index]) if FAULT_COLUMN in examples else ""
+    return str(examples[FAULT_COLUMN][index] or "") if FAULT_COLUMN in examples else ""
 
 
 def _name(examples: Examples, index: int) -> RowName:

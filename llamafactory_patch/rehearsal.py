@@ -98,7 +98,7 @@ def data_sets(arguments: Arguments) -> Iterator[DataSet]:
     for attr in found:
         rows = local_rows(attr, data)
         if rows is not None:
-            stops = takes_part(data, attr) and data.on_bad_rows == "error"
+            stops = takes_part(data) and data.on_bad_rows == "error"
             yield _read(attr.dataset_name, rows, stops)
 
 

@@ -19,8 +19,9 @@ def segments_by_tag(text: str, tags: Sequence[str]) -> tuple[Segment, ...]:
     Segments alternate and join to ``text``; none is empty.
 
     Raises:
-        TrajectoryError: A tag is opened twice, closed without being open, or never closed. Masking anything
-            there would be a guess.
+        TrajectoryError: A tag is opened twice, closed without being open, never closed, or written in another
+            way (``<Observation>``, ``</observation >``, ``<observation id="1">``). Masking anything there, or
+            nothing, would be a guess.
     """
     segments: list[Segment] = []
     done = 0
@@ -44,7 +45,8 @@ _BEHIND_SPACE = re.compile(r"\s*")
 @lru_cache(maxsize=16)
 def _tag_pattern(tags: tuple[str, ...]) -> re.Pattern[str]:
     names = "|".join(re.escape(tag) for tag in tags)
-    return re.compile(rf"<(/?)({names})>")
+    attributes = r"\s+[\w:.-]+\s*=[^<>]*"
+    return re.compile(rf"<\s*(/?)\s*({names})(?:\s*/?\s*|{attributes})>", re.IGNORECASE | re.ASCII)
 
 
 def _spans(text: str, tags: tuple[str, ...]) -> list[tuple[int, int]]:
@@ -54,11 +56,16 @@ def _spans(text: str, tags: tuple[str, ...]) -> list[tuple[int, int]]:
     opened: re.Match[str] | None = None
     for tag in _tag_pattern(tags).finditer(text):
         closes = tag[1] == "/"
+        is_exact = tag[2] in tags and tag[0] == f"<{tag[1]}{tag[2]}>"
         if opened is None:
+            if not is_exact:
+                name = next(name for name in tags if name.lower() == tag[2].lower())
+                message = f"{tag[0]} at character {tag.start()}: expected <{tag[1]}{name}>"
+                raise _fault(Fault.UNKNOWN_ROLE, message, tag)
             if closes:
                 raise _fault(Fault.STRAY_CLOSE, f"{tag[0]} at character {tag.start()} closes nothing", tag)
             opened = tag
-        elif tag[2] == opened[2]:
+        elif is_exact and tag[2] == opened[2]:
             if not closes:
                 message = f"{tag[0]} opened at character {opened.start()} is opened again"
                 raise _fault(Fault.NESTED, f"{message} at character {tag.start()} before it is closed", tag)

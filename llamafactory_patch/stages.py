@@ -12,6 +12,7 @@ from llamafactory.hparams import parser
 
 from afm.errors import ConfigError
 from llamafactory_patch.bad_rows import begin_report
+from llamafactory_patch.stored import note_origin
 
 _REFUSED = {
     "pt": "pre-training trains on every token of a text, whoever wrote it",
@@ -51,8 +52,9 @@ def _checking(parse: Any) -> Any:
     @functools.wraps(parse)
     def parse_checked(*args: Any, **kwargs: Any) -> Any:
         parsed = parse(*args, **kwargs)
-        _, data_args, _, finetuning_args, _ = parsed
+        model_args, data_args, training_args, finetuning_args, _ = parsed
         check_stage(finetuning_args.stage, data_args, finetuning_args)
+        note_origin(model_args, data_args, training_args, finetuning_args)
         begin_report()
         return parsed
 

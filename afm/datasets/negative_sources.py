@@ -16,7 +16,7 @@ from afm.datasets.negative import NegativeKind, NegativeSample, SampleMaker
 from afm.errors import DataError
 from afm.trajectory.io import explain
 from afm.trajectory.record import Record
-from afm.trajectory.rows import json_rows
+from afm.trajectory.rows import BrokenArrayError, json_rows
 
 OnRow = Callable[[int], None]
 """Receives how many rows were read so far; each file is read twice."""
@@ -76,10 +76,16 @@ class Survey:
 
 
 def rows_of(sources: NegativeSources) -> Iterator[SourceRow]:
-    """Every row of all files, in their order."""
+    """Every row of all files, in their order.
+
+    Raises:
+        DataError: An array breaks off: how many rows are lost cannot be told.
+    """
     number = 0
     for file in sources.files:
         for line, item in json_rows(file):
+            if isinstance(item, BrokenArrayError):
+                raise item
             yield SourceRow(number, file, line, file is sources.general, item)
             number += 1
 

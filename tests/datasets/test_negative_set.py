@@ -157,6 +157,23 @@ def test_bad_rows_stop_the_work_and_are_all_listed(tmp_path, sources):
     assert not summary.report.exists()
 
 
+def test_a_row_that_is_no_text_is_a_bad_row(tmp_path, sources):
+    broken = row("c1").replace('"id":"c1"', r'"id":"\ud83d"')
+    given = sources([row("c0"), broken], chat(1))
+    summary = write_negative(
+        given, SampleMaker(MATH), tmp_path / "out", name="n", ratios=EACH, drop_bad_rows=True
+    )
+    assert summary.bad_rows == 1
+    assert "half a character" in json.loads(summary.report.read_text())["reason"]
+
+
+def test_an_array_that_breaks_off_is_refused_since_its_rows_cannot_be_counted(tmp_path, sources):
+    given = sources([row("c0")], chat(2))
+    given.general.write_text(json.dumps(chat(2))[:-9])
+    with pytest.raises(DataError, match=r"chat.jsonl:1: no JSON from here on"):
+        write_negative(given, SampleMaker(MATH), tmp_path / "out", name="n", drop_bad_rows=True)
+
+
 def test_what_a_filter_dropped_or_a_reward_refused_is_counted_and_not_used(tmp_path, sources):
     wrong = Verdict(score=0.0)
     given = sources(

@@ -19,6 +19,10 @@ LINES = [
     json.dumps({**GOOD, "instruction": ""}),
     json.dumps({"instruction": "Cut off?", "output": f"<observation>{'42 ' * 200}</observation>{SAID}"}),
     json.dumps({**GOOD, "output": ""}),
+    json.dumps({**GOOD, "output": " \n<observation>1</observation>\n\t"}),
+    json.dumps({**GOOD, "output": "\ud83d"}),
+    json.dumps({**GOOD, "system": {"text": "Be brief."}}),
+    json.dumps({**GOOD, "output": "<Observation>1</Observation>"}),
     json.dumps({"instruction": "Last?", "output": SAID, "system": "Be brief."}),
 ]
 REASONS = {
@@ -30,6 +34,10 @@ REASONS = {
     8: "got no question, expected a text under 'instruction'",
     9: "nothing to train on: no token of the agent is left within cutoff_len=100",
     10: "the response is empty",
+    11: "the response is empty, or nothing but observations and blanks",
+    12: "half a character",
+    13: "system: got dict, expected a text",
+    14: "<Observation> at character 0: expected <observation>",
 }
 
 
@@ -50,8 +58,8 @@ def test_bad_rows_stop_the_training_and_all_are_listed(pipeline, folder, tiny):
         pipeline(tiny, folder, cutoff_len=100)
     lines = str(caught.value).splitlines()
     assert lines[0].startswith(f"{folder}/rows.jsonl:2: no JSON")
-    assert lines[-1] == f"... and 2 more rows, all listed in {folder}/out/bad_rows.jsonl"
-    assert sorted(listed(folder)) == [2, 4, 5, 6, 7, 8, 10]
+    assert lines[-1] == f"... and 6 more rows, all listed in {folder}/out/bad_rows.jsonl"
+    assert sorted(listed(folder)) == [2, 4, 5, 6, 7, 8, *range(10, 15)]
 
 
 @pytest.mark.parametrize("packing", [{}, {"packing": True}, {"neat_packing": True}])
@@ -63,11 +71,11 @@ def test_dropped_rows_are_listed_and_the_others_trained_on(pipeline, folder, tin
         reasons = listed(folder)
         assert sorted(reasons) == sorted(REASONS)
         assert all(reasons[line].startswith(reason) for line, reason in REASONS.items())
-        assert "bad rows: 7 left out" in capsys.readouterr().err
+        assert "bad rows: 11 left out" in capsys.readouterr().err
 
 
 def test_streamed_rows_are_dropped_with_a_word(pipeline, folder, tiny, capsys):
-    options = {"streaming": True, "dataloader_num_workers": 1, "on_bad_rows": "drop", "cutoff_len": 100}
+    options = {"streaming": True, "on_bad_rows": "drop", "cutoff_len": 100}
     assert len(pipeline(tiny, folder, **options).rows) == 2
     assert f"bad row left out: {folder}/rows.jsonl:9 ('Cut off?'): nothing" in capsys.readouterr().err
 
@@ -99,3 +107,89 @@ def test_rows_that_are_no_json_file_are_named_by_their_number(pipeline, data_dir
 def test_a_changed_file_is_read_anew(pipeline, data_dir, tiny):
     assert pipeline(tiny, data_dir([GOOD])).trained() == [f"{SAID}<|im_end|>"]
     assert pipeline(tiny, data_dir([GOOD, GOOD])).trained() == [f"{SAID}<|im_end|>"] * 2
+
+
+COLUMNS = {
+    "prompt": "instruction",
+    "query": "input",
+    "response": "output",
+    "tools": "tools",
+    "history": "history",
+}
+
+
+def reasons(pipeline, folder, tiny, **options):
+    """Reason and question of each bad row, by its number."""
+    with pytest.raises(DataError, match=r"rows.json:1, row "):
+        pipeline(tiny, folder, **options)
+    lines = map(json.loads, (folder / "out/bad_rows.jsonl").read_text("utf-8").splitlines())
+    return {line["row"]: (line["reason"], line["question"]) for line in lines}
+
+
+def test_histories_and_tools_of_another_form_are_named(pipeline, data_dir, tiny):
+    pairs = "expected pairs of a question and an answer"
+    changes = [
+        ({"history": "ab"}, f"history: got ab, {pairs}"),
+        ({"history": {"a": "b"}}, f"history: got {{'a': 'b'}}, {pairs}"),
+        ({"history": ["ab", "cd"]}, f"history: got ab, {pairs}"),
+        ({"history": [["a", None]]}, f"history: got ['a', None], {pairs}"),
+        ({"tools": "not JSON"}, "tools: no JSON: Expecting value: line 1 column 1 (char 0)"),
+        ({"tools": 5}, "tools: got 5, expected a list of objects"),
+        ({"tools": {"name": "w"}}, "tools: got {'name': 'w'}, expected a list of objects"),
+    ]
+    good = {**GOOD, "history": [["a", "b"]], "tools": "[]"}
+    folder = data_dir([good, *({**good, **change} for change, _ in changes)], columns=COLUMNS)
+    expected = {number: (reason, "Good?") for number, (_, reason) in enumerate(changes, start=2)}
+    assert reasons(pipeline, folder, tiny) == expected
+
+
+CALL = '{"name": "w", "arguments": {}}'
+
+
+def test_calls_and_flags_of_another_form_are_named(pipeline, data_dir, tiny):
+    changes = {
+        2: (
+            {"value": "w()"},
+            "the chat template cannot write it: RuntimeError: Invalid JSON format in function",
+        ),
+        3: ({"value": '{"arguments": {}}'}, "the chat template cannot write it: KeyError: 'name'"),
+        4: ({"value": "5"}, "the chat template cannot write it: TypeError"),
+        5: ({"loss": "false"}, "conversations[1]: loss: got 'false', expected true or false"),
+        6: ({"loss": 0}, "conversations[1]: loss: got 0, expected true or false"),
+    }
+    rows = []
+    for change in ({}, *(change for change, _ in changes.values())):
+        call = {"from": "function_call", "value": CALL, **change}
+        rows.append({"conversations": [{"from": "human", "value": "Rain?"}, call]})
+    folder = data_dir(rows, formatting="sharegpt")
+    flags = {number: changes[number][1] for number in (5, 6)}
+    assert reasons(pipeline, folder, tiny) == {number: (reason, "Rain?") for number, reason in flags.items()}
+    built = pipeline(tiny, folder, on_bad_rows="drop")
+    assert len(built.rows) == 1
+    lines = list(map(json.loads, (folder / "out/bad_rows.jsonl").read_text("utf-8").splitlines()))
+    assert sorted(line["row"] for line in lines) == sorted(changes)
+    assert all(line["reason"].startswith(changes[line["row"]][1]) for line in lines)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "\n \n"])
+def test_a_file_without_rows_is_named(pipeline, data_dir, tiny, text):
+    folder = data_dir([])
+    (folder / "rows.json").write_text(text)
+    with pytest.raises(DataError, match=r"rows.json: holds no rows"):
+        pipeline(tiny, folder)
+
+
+def test_an_array_behind_a_blank_line_is_no_jsonl(pipeline, data_dir, tiny):
+    folder = data_dir([])
+    (folder / "rows.json").write_bytes(b"\xef\xbb\xbf\n" + json.dumps([GOOD, GOOD], indent=1).encode())
+    assert pipeline(tiny, folder, on_bad_rows="drop").trained() == [f"{SAID}<|im_end|>"] * 2
+
+
+def test_both_responses_of_a_pair_hold_something_of_the_agent(pipeline, data_dir, tiny):
+    columns = {"prompt": "instruction", "chosen": "chosen", "rejected": "rejected"}
+    row = {"instruction": "Good?", "chosen": SAID, "rejected": "No."}
+    folder = data_dir(
+        [row, {**row, "rejected": " <observation>1</observation>"}], ranking=True, columns=columns
+    )
+    with pytest.raises(DataError, match=r"row 2 .*: the response is empty, or nothing but observations"):
+        pipeline(tiny, folder, stage="dpo")

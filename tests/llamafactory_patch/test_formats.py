@@ -99,10 +99,86 @@ def test_a_turn_can_be_left_without_loss(pipeline, data_dir, tiny):
     messages[2]["weight"], messages[4]["loss"] = 0, False
     folder = data_dir([{"messages": messages}], formatting="openai_messages")
     assert pipeline(tiny, folder).trained() == ["Sun.<|im_end|>"]
-    turns = [("human", "1"), ("gpt", "a"), ("human", "2"), ("gpt", "b")]
-    given = [{"from": role, "value": text, "loss": text != "a"} for role, text in turns]
-    folder = data_dir([{"conversations": given}], formatting="sharegpt")
+    folder = data_dir([flagged()], formatting="sharegpt")
     assert pipeline(tiny, folder).trained() == ["b<|im_end|>"]
+
+
+def flagged(**fields):
+    turns = [("human", "1"), ("gpt", "a"), ("human", "2"), ("gpt", "b")]
+    return {
+        "conversations": [{"from": role, "value": text, "loss": text != "a"} for role, text in turns],
+        **fields,
+    }
+
+
+@pytest.mark.parametrize("on_bad_rows", ["error", "drop"])
+def test_flags_of_turns_hold_without_the_mask_of_observations(pipeline, data_dir, tiny, on_bad_rows):
+    seen = "b<observation>c</observation>"
+    weighted = [
+        *({"role": "user", "content": "1"}, {"role": "assistant", "content": "a", "weight": 0}),
+        *({"role": "user", "content": "2"}, {"role": "assistant", "content": seen}),
+    ]
+    turns = flan(
+        *(("user", "1", False), ("assistant", "a", False), ("user", "2", False), ("assistant", seen, True))
+    )
+    chat = flagged()
+    chat["conversations"][3]["value"] = seen
+    options = {"ignore_observation": False, "on_bad_rows": on_bad_rows}
+    for formatting, row in (
+        ("openai_messages", {"messages": weighted}),
+        ("agent_flan", {"conversation": turns}),
+        ("sharegpt", chat),
+    ):
+        built = pipeline(tiny, data_dir([row], formatting=formatting), **options)
+        assert built.trained() == [f"{seen}<|im_end|>\n"], formatting
+
+
+def test_rows_with_flags_are_mixed_with_rows_without(pipeline, data_dir, tiny):
+    folder = data_dir([{"instruction": "q", "input": "", "output": "d"}])
+    (folder / "chat.json").write_text(json.dumps([flagged()]))
+    info = json.loads((folder / "dataset_info.json").read_text())
+    info["chat"] = {"file_name": "chat.json", "formatting": "sharegpt"}
+    (folder / "dataset_info.json").write_text(json.dumps(info))
+    built = pipeline(tiny, folder, dataset="rows,chat", ignore_observation=False)
+    assert built.trained() == ["d<|im_end|>\n", "b<|im_end|>\n"]
+
+
+def test_in_a_table_a_key_without_a_value_is_none(pipeline, data_dir, qwen):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    import pyarrow
+
+    def row(arguments, schema):
+        tool = {"type": "function", "function": {"name": "w", "parameters": schema}}
+        function = {"name": "w", "arguments": arguments}
+        messages = [
+            {"role": "user", "content": "q"},
+            {"role": "assistant", "tool_calls": [{"type": "function", "function": function}]},
+        ]
+        return {"messages": messages, "tools": [tool]}
+
+    rows = [row({"a": 1}, {"x": "1"}), row({"b": [{"c": 2}, {"d": 3}]}, {"y": "2"})]
+    folder = data_dir([], name="rows.parquet", formatting="openai_messages")
+    parquet.write_table(pyarrow.Table.from_pylist(rows), folder / "rows.parquet")
+    built = pipeline(qwen, folder, template="qwen")
+    call = '<tool_call>\n{"name": "w", "arguments": %s}\n</tool_call><|im_end|>'
+    assert built.trained() == [call % '{"a": 1}', call % '{"b": [{"c": 2}, {"d": 3}]}']
+    assert [
+        json.dumps(row["tools"][0]) in masked for row, masked in zip(rows, built.masked(), strict=True)
+    ] == [True] * 2
+
+
+TOOLS = '[{"name": "w", "description": "W.", "parameters": {"type": "object", "properties": {}}}]'
+
+
+@pytest.mark.parametrize("given", [TOOLS, json.loads(TOOLS)])
+def test_tools_may_be_given_as_text_or_as_objects(pipeline, data_dir, qwen, given):
+    call = '{"name": "w", "arguments": {}}'
+    turns = [("human", "q"), ("function_call", call), ("observation", "rain"), ("gpt", "Rain.")]
+    row = {"conversations": [{"from": role, "value": text} for role, text in turns], "tools": given}
+    columns = {"messages": "conversations", "tools": "tools"}
+    built = pipeline(qwen, data_dir([row], formatting="sharegpt", columns=columns), template="qwen")
+    assert built.trained() == [f"<tool_call>\n{call}\n</tool_call><|im_end|>Rain.<|im_end|>"]
+    assert json.dumps(json.loads(TOOLS)[0]) in built.masked()[0]
 
 
 def test_wrong_tool_calls_are_named(pipeline, data_dir, tiny):
@@ -111,19 +187,39 @@ def test_wrong_tool_calls_are_named(pipeline, data_dir, tiny):
         (4, {"role": "tool", "content": "more"}),
         (1, {"role": "robot", "content": "x"}),
         (1, {"role": "user", "content": None}),
+        (4, {"role": "assistant", "content": "x", "function_call": {"name": "w", "arguments": "{}"}}),
+        (2, {"role": "assistant", "content": "no call"}),
+        (4, {"role": "assistant", "content": "x", "weight": 0.5}),
+        (4, {"role": "assistant", "content": "x", "loss": "false"}),
     ]
+    tools = [5, "5", ["w"], {"name": "w"}, "[", '["w"]']
     rows = []
     for place, message in changes:
         rows.append({"messages": conversation()})
         rows[-1]["messages"][place] = message
+    rows += [{"messages": conversation(), "tools": one} for one in tools]
     with pytest.raises(DataError) as caught:
         pipeline(tiny, data_dir(rows, formatting="openai_messages"))
-    faults = [line.split("): ", 1)[1] for line in str(caught.value).splitlines()]
+    folder = data_dir(rows, formatting="openai_messages")
+    assert "more rows" in str(caught.value)
+    faults = [
+        json.loads(line)["reason"] for line in (folder / "out" / REPORT_FILE).read_text("utf-8").splitlines()
+    ]
     assert faults[0].startswith("messages[2]: tool_calls: arguments of 'w' are no JSON")
     assert faults[1:] == [
         "messages: the last message is 'tool''s, expected the assistant's",
         "messages[1]: role: got 'robot', expected one of system, developer, user, assistant, tool",
         "messages[1]: content: got NoneType, expected a text",
+        "messages[4]: function_call: expected tool_calls, which took its place",
+        "messages[3]: a result of a tool without a call before it",
+        "messages[4]: weight: got 0.5, expected 0 or 1",
+        "messages[4]: loss: got 'false', expected true or false",
+        "tools: got 5, expected a list of objects",
+        "tools: got 5, expected a list of objects",
+        "tools: got ['w'], expected a list of objects",
+        "tools: got {'name': 'w'}, expected a list of objects",
+        "tools: no JSON: Expecting value: line 1 column 2 (char 1)",
+        """tools: got ["w"], expected a list of objects""",
     ]
 
 

@@ -1,5 +1,8 @@
 """What LLaMA-Factory's own pipeline, with the plugin, would train on."""
 
+import json
+import shutil
+
 import pytest
 
 from afm.agents import AgentSpec
@@ -102,6 +105,30 @@ def test_roles_without_loss_stay_in_the_text(pipeline, data_dir, model_dir):
         f"{CALL}<answer>42</answer><|im_end|>",
         f"{CALL[1:]}answer>42</answer><|im_end|>",
     )
+
+
+def test_a_role_that_is_only_spoken_of_keeps_its_loss(pipeline, data_dir, tiny):
+    rows = alpaca(f"<plan>P.</plan><think>I write <plan> and </plan> or <plan> later.</think>{SAID}")
+    built = pipeline(tiny, data_dir(rows), roles_without_loss="plan")
+    [trained] = (
+        built.trained()
+    )  # perhaps without its first "<", which a token can hold together with "</plan>"
+    assert (
+        trained.removeprefix("<")
+        == f"think>I write <plan> and </plan> or <plan> later.</think>{SAID}<|im_end|>"
+    )
+
+
+def test_a_role_without_loss_that_no_row_has_is_refused(pipeline, data_dir, tiny):
+    folder = data_dir(alpaca(SAID, f"<plan>P.</plan><think>about <plann></think>{SAID}"))
+    with pytest.raises(ConfigError, match="roles_without_loss: no row has <plann> outside of other roles"):
+        pipeline(tiny, folder, roles_without_loss="plan,plann")
+    assert len(pipeline(tiny, folder, roles_without_loss="plan").rows) == 2
+
+
+def test_a_row_of_roles_without_loss_alone_has_nothing_to_train_on(pipeline, data_dir, tiny):
+    with pytest.raises(DataError, match=r"row 2 .*: nothing to train on: .*no more than the end of a turn"):
+        pipeline(tiny, data_dir(alpaca(SAID, "<answer>43</answer>")), roles_without_loss="answer")
 
 
 @pytest.mark.parametrize("boundary", ["mask", "keep"])
@@ -259,19 +286,56 @@ def test_a_cached_data_set_is_not_reused_with_another_mask(pipeline, data_dir, t
     assert ["<observation>" in text for text in trained] == [False, True, False]
 
 
-def test_a_stored_data_set_is_refused_with_another_mask(pipeline, data_dir, tiny, tmp_path):
+STORED_OTHERWISE = [
+    ({"observation_boundary": "mask"}, "observation_boundary='split'", "observation_boundary='mask'"),
+    ({"roles_without_loss": "think"}, "roles_without_loss=None", "roles_without_loss='think'"),
+    ({"mask_history": True}, "mask_history=False", "mask_history=True"),
+    ({"cutoff_len": 99}, "cutoff_len=2048", "cutoff_len=99"),
+    ({"packing": True}, "cutoff_len=2048, packing=None", "cutoff_len=2047, packing=True"),
+    ({"neat_packing": True}, "neat_packing=False", "neat_packing=True"),
+    ({"default_system": "Hi"}, "default_system=None", "default_system='Hi'"),
+    ({"template": "default"}, "template='qwen3_nothink'", "template='default'"),
+    ({"dataset": "rows,rows"}, r"dataset=\['rows'\]", r"dataset=\['rows', 'rows'\]"),
+    ({"val_size": 0.5}, "val_size=0.0", "val_size=0.5"),
+    ({"seed": 7}, "seed=42", "seed=7"),
+    ({"add_tokens": "xyz"}, "add_tokens=None", r"add_tokens=\['xyz'\]"),
+    ({"ignore_observation": False}, "ignore_observation=True", "ignore_observation=False"),
+]
+
+
+def test_a_stored_data_set_is_refused_by_a_run_that_would_make_another(pipeline, data_dir, tiny, tmp_path):
     folder = data_dir(alpaca(CALL + JOINTS["rollout"] + SAID))
     stored = str(tmp_path / "stored")
     first = pipeline(tiny, folder, tokenized_path=stored).trained()
-    assert pipeline(tiny, folder, tokenized_path=stored).trained() == first
-    with pytest.raises(ValueError, match=r"was masked as .*'boundary': 'split'.* asks for .*False"):
-        pipeline(tiny, folder, tokenized_path=stored, ignore_observation=False)
-    with pytest.raises(ValueError, match=r"asks for .*'boundary': 'mask'"):
-        pipeline(tiny, folder, tokenized_path=stored, observation_boundary="mask")
-    with pytest.raises(ValueError, match=r"asks for .*'roles_without_loss': \['think'\]"):
-        pipeline(tiny, folder, tokenized_path=stored, roles_without_loss="think")
-    with pytest.raises(ValueError, match=r"asks for .*'mask_history': True"):
-        pipeline(tiny, folder, tokenized_path=stored, mask_history=True)
+    assert pipeline(tiny, folder, tokenized_path=stored, preprocessing_num_workers=2).trained() == first
+    for options, was, now in STORED_OTHERWISE:
+        with pytest.raises(ConfigError, match=rf"was made with .*{was}.*; this run asks for .*{now}"):
+            pipeline(tiny, folder, tokenized_path=stored, **options)
+    moved = tmp_path / "moved"
+    shutil.copytree(tiny, moved)
+    assert pipeline(moved, folder, tokenized_path=stored).trained() == first
+    own = json.loads((moved / "tokenizer.json").read_text("utf-8"))
+    own["model"]["merges"].pop()
+    (moved / "tokenizer.json").write_text(json.dumps(own), encoding="utf-8")
+    with pytest.raises(
+        ConfigError, match=r"was made with tokenizer='sha256:.*this run asks for tokenizer='sha256:"
+    ):
+        pipeline(moved, folder, tokenized_path=stored)
+
+
+def test_a_stored_data_set_is_refused_when_its_files_have_changed_but_not_when_they_are_gone(
+    pipeline, data_dir, tiny, tmp_path
+):
+    folder = data_dir(alpaca(SAID))
+    stored = str(tmp_path / "stored")
+    for mask in (True, False):
+        options = {"tokenized_path": f"{stored}{mask}", "ignore_observation": mask}
+        first = pipeline(tiny, data_dir(alpaca(SAID)), **options).trained()
+        changed = data_dir(alpaca(SAID, SAID))
+        with pytest.raises(ConfigError, match=r"was made with data sets=.*this run asks for data sets="):
+            pipeline(tiny, changed, **options)
+        (folder / "rows.json").unlink()
+        assert pipeline(tiny, folder, **options).trained() == first
 
 
 def test_rows_are_named_by_workers_too(pipeline, data_dir, tiny):
@@ -281,11 +345,20 @@ def test_rows_are_named_by_workers_too(pipeline, data_dir, tiny):
 
 
 def test_streamed_rows_are_masked_and_broken_ones_refused(pipeline, data_dir, tiny):
-    options = {"streaming": True, "dataloader_num_workers": 1}
+    options = {"streaming": True}
     built = pipeline(tiny, data_dir(alpaca(CALL + JOINTS["rollout"] + SAID)), **options)
     assert built.trained() == [f"{CALL}{SAID}<|im_end|>"]
     with pytest.raises(DataError, match=r"'Question 1\?'.*is never closed"):
         pipeline(tiny, data_dir(alpaca(SAID, "<observation>")), **options)
+
+
+def test_a_streamed_table_needs_a_worker(pipeline, data_dir, tiny):
+    (folder := data_dir([], name="rows.csv") / "rows.csv").write_text("instruction,input,output\na,,b\n")
+    with pytest.raises(ConfigError, match="needs dataloader_num_workers=1 or more, got 0"):
+        pipeline(tiny, folder.parent, streaming=True)
+    assert pipeline(tiny, folder.parent, streaming=True, dataloader_num_workers=1).trained() == [
+        "b<|im_end|>"
+    ]
 
 
 def test_rows_held_out_for_validation_are_masked_too(pipeline, data_dir, tiny):

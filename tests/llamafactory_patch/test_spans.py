@@ -39,7 +39,8 @@ def test_several_tags_may_be_the_environments_and_other_tags_inside_are_content(
 
 
 def test_text_without_observations_is_the_agents():
-    assert by_author("<observations> is another tag") == [("agent", "<observations> is another tag")]
+    for text in ("<observations> is another tag", "an observation > 3", "<observation is no tag>"):
+        assert by_author(text) == [("agent", text)]
     assert by_author("") == []
 
 
@@ -60,6 +61,22 @@ def test_broken_tags_are_refused_with_their_place(text, kind, character, message
     with pytest.raises(TrajectoryError) as caught:
         segments_by_tag(text, TAGS)
     assert (caught.value.kind, caught.value.character, caught.value.message) == (kind, character, message)
+
+
+@pytest.mark.parametrize(
+    "tag",
+    [
+        *("<Observation>", "</OBSERVATION>", "< observation>", "<observation >", "</observation >"),
+        *("</ observation\n>", "<observation/>", "<observation id='1'>", '<observation\nfrom = "a b" to=c>'),
+    ],
+)
+def test_a_tag_written_in_another_way_is_refused_and_inside_of_an_observation_it_is_content(tag):
+    with pytest.raises(TrajectoryError) as caught:
+        segments_by_tag(f"ab{tag}c", TAGS)
+    expected = "</observation>" if "/" in tag[:3] else "<observation>"
+    assert caught.value.message == f"{tag} at character 2: expected {expected}"
+    text = f"<observation>{tag}</observation>"
+    assert by_author(text) == [("environment", text)]
 
 
 PIECES = st.sampled_from(
