@@ -1,12 +1,15 @@
 """Real trainings: a few steps of a tiny model on the CPU."""
 
+import csv
 import json
 import os
 import shutil
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -15,6 +18,7 @@ import yaml
 from afm.agents import agent_of_model, load_agent
 from afm.errors import ConfigError
 from llamafactory_patch import run_sft
+from llamafactory_patch.grid import run_grid
 
 pytest.importorskip("llamafactory")
 pytestmark = pytest.mark.slow
@@ -143,13 +147,93 @@ def test_the_gpu_recipe_trains_under_zero3_on_two_processes(arguments, monkeypat
     monkeypatch.setenv("NPROC_PER_NODE", "2")
     recipe = CONFIG.parents[2] / "sft/code_agent_qwen2.5_7b.yaml"
     small = {"bf16": False, "template": "qwen3_nothink", "preprocessing_num_workers": 2}
-    assert run_sft(recipe, arguments(max_steps=2, **small), echo=False) == 0
+    small |= {"enable_liger_kernel": False, "disable_shuffling": True, "max_steps": 2}
+    small |= {"learning_rate": 0.01, "warmup_steps": 0}
+    assert run_sft(recipe, arguments(**small), echo=False) == 0
     log = (arguments.target / "training.log").read_text("utf-8")
     assert "Initializing 2 distributed tasks" in log
     assert "DeepSpeed ZeRO3 detected" in log
     assert sorted(history(arguments.target)) == [1, 2]
     assert agent_of_model(arguments.target, "code") == load_agent("code")
     assert (arguments.target / "model.safetensors").stat().st_size > 50_000
+
+    alone = arguments.target.with_name("alone")
+    one = {**small, "deepspeed": "", "use_cpu": True, "per_device_train_batch_size": 8}
+    assert run_sft(recipe, arguments(output_dir=alone, **one), echo=False) == 0
+    assert history(arguments.target) == pytest.approx(history(alone), rel=1e-3)
+    assert history(alone)[2] < history(alone)[1] * 0.99
+
+
+TRAIN_TWINS = """
+import sys
+from llamafactory_patch import install
+from llamafactory_patch.preview import install_preview
+install()
+install_preview()
+from llamafactory.train.tuner import run_exp
+from llamafactory_patch.config import resolve
+for twin in sys.argv[2:]:
+    name = twin.rpartition("/")[2].removesuffix(".yaml")
+    places = [f"{key}={sys.argv[1]}/{place}" for key, place in (("dataset_dir", "data"), ("output_dir", name))]
+    run_exp(resolve(twin, [*places, f"model_name_or_path={sys.argv[1]}/tiny", "max_steps=2"]).config)
+"""
+
+
+def test_every_tiny_twin_trains(tiny, tmp_path, monkeypatch):
+    """All of them in one process: starting the engine takes longer than the steps."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    (tmp_path / "tiny").symlink_to(tiny)
+    (tmp_path / "data").mkdir()
+    index = {}
+    for agent in ("web", "mhqa", "code"):
+        index[f"{agent}_agent_sft"] = {"file_name": f"{agent}.json"}
+        text = json.dumps([twin_row(load_agent(agent), number) for number in range(16)])
+        (tmp_path / "data" / f"{agent}.json").write_text(text, encoding="utf-8")
+    (tmp_path / "data/dataset_info.json").write_text(json.dumps(index), encoding="utf-8")
+    twins = sorted(CONFIG.parent.glob("*_agent*.yaml"))
+    assert len(twins) == 6
+    command = [sys.executable, "-c", TRAIN_TWINS, tmp_path, *twins]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr[-2000:]
+    for twin in twins:
+        folder = tmp_path / twin.stem
+        assert sorted(history(folder)) == [1, 2]
+        trained = "adapter_model" if twin.stem.endswith("_lora") else "model"
+        assert (folder / "checkpoint-2" / f"{trained}.safetensors").is_file()
+        roles = json.loads((folder / "data_statistics.json").read_text("utf-8"))["roles"]
+        assert roles["observation"]["trained"] == 0 < roles["observation"]["tokens"]
+        assert roles["answer"]["trained"] == roles["answer"]["tokens"] > 0
+
+
+def twin_row(agent, number):
+    """A trajectory with a call of the agent's first tool."""
+    tool, seen, answer = next(iter(agent.tool_roles)), agent.observation_role, agent.answer_role
+    text = f"<{tool}>{number}</{tool}>\n<{seen}>\n{number}\n</{seen}>\n<{answer}>{number}</{answer}>"
+    return {"instruction": agent.user_message(f"What is {number}?"), "input": "", "output": text}
+
+
+def test_a_grid_trains_past_a_failure_and_swanlab_keeps_its_losses_here(arguments):
+    pytest.importorskip("swanboard")
+    tracked = {"use_swanlab": True, "swanlab_mode": "local", "swanlab_project": "grid"}
+    overrides = arguments(max_steps=2, **tracked)
+    assert run_grid(CONFIG, overrides, ["template=absent,qwen3_nothink"], echo=False) == 1
+    with (arguments.target / "grid.csv").open(encoding="utf-8", newline="") as file:
+        failed, trained = csv.DictReader(file)
+    assert (failed["state"], failed["exit_status"]) == ("failed", "1")
+    assert (trained["state"], trained["exit_status"], trained["steps"]) == ("finished", "0", "2")
+    losses = history(Path(trained["folder"]))
+    assert float(trained["last_loss"]) == losses[2]
+    assert swanlab_losses(Path(trained["folder"]) / "swanlab") == pytest.approx(losses)
+
+
+def swanlab_losses(folder):
+    """Losses by step as `swanlab watch` finds them: a table of names, and a log for each."""
+    with closing(sqlite3.connect(folder / "runs.swanlab")) as database:
+        ((number,),) = database.execute("SELECT folder FROM tag WHERE name = 'train/loss'")
+    (log,) = folder.glob(f"run-*/logs/{number}/*.log")
+    entries = map(json.loads, log.read_text("utf-8").splitlines())
+    return {entry["index"]: entry["data"] for entry in entries}
 
 
 def test_the_trainers_failure_is_the_exit_status_and_is_logged(arguments):
