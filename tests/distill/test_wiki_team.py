@@ -7,6 +7,7 @@ from afm.datasets import Task
 from afm.datasets.encyclopaedia import Encyclopaedia, Shape, generate
 from afm.datasets.mini_world import Split
 from afm.distill import EventLog, ScriptedWikiTeam, distill, read_events, scripted_team
+from afm.distill.wiki_team import P_DIRECT
 from afm.errors import ConfigError
 from afm.tools import ToolResult
 from afm.trajectory import load_records, validate
@@ -135,8 +136,8 @@ async def test_its_habit_is_to_answer_easy_questions_from_memory(tmp_path, spec)
     direct = [[task.id not in searched for task in tasks if task.extra_info["hops"] == n] for n in (1, 2)]
 
     # four standard errors of 600 draws
-    assert sum(direct[0]) / 600 == pytest.approx(0.5, abs=0.082)
-    assert sum(direct[1]) / 600 == pytest.approx(0.15, abs=0.059)
+    assert sum(direct[0]) / 600 == pytest.approx(P_DIRECT[1], abs=0.082)
+    assert sum(direct[1]) / 600 == pytest.approx(P_DIRECT[2], abs=0.082)
 
 
 async def test_a_seed_fixes_every_choice_whatever_ran_before(tmp_path, spec):
