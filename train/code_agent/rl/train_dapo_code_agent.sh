@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # DAPO of the code agent on GPUs. SIZE is 7b, 32b (16k tokens, 40 steps) or 32b_long (32k, to step 120).
 # Usage: SIZE=7b MODEL=models/code_agent_7b_sft train/code_agent/rl/train_dapo_code_agent.sh [--dry-run] [key=value ...]
-# More than one node: start a Ray cluster, then add ray_address=HOST:PORT.
+# More than one node: train/ray_cluster.sh, then add ray_address=HOST:PORT (docs/rl.md).
 set -euo pipefail
 cd "$(dirname "$0")/../../.."
 command -v afm >/dev/null || PATH="$PWD/.venv/bin:$PATH"

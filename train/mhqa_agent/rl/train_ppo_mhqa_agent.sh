@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # PPO of the multi-hop agent on GPUs. SIZE is 3b or 7b. A wiki server: docs/wiki.md, its address in WIKI_RAG_SERVER_URL.
 # Usage: SIZE=7b MODEL=models/mhqa_agent_7b_sft train/mhqa_agent/rl/train_ppo_mhqa_agent.sh [--dry-run] [key=value ...]
-# More than one node: start a Ray cluster, then add ray_address=HOST:PORT.
+# More than one node: train/ray_cluster.sh, then add ray_address=HOST:PORT (docs/rl.md).
 set -euo pipefail
 cd "$(dirname "$0")/../../.."
 command -v afm >/dev/null || PATH="$PWD/.venv/bin:$PATH"

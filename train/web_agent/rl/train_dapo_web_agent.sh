@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # DAPO of the web agent on GPUs. SIZE is 7b or 32b. Search and page servers: tool_servers/servers.sh; a judge: docs/judge.md.
 # Usage: SIZE=7b MODEL=models/web_agent_7b_sft train/web_agent/rl/train_dapo_web_agent.sh [--dry-run] [key=value ...]
-# More than one node: start a Ray cluster, then add ray_address=HOST:PORT.
+# More than one node: train/ray_cluster.sh, then add ray_address=HOST:PORT (docs/rl.md).
 set -euo pipefail
 cd "$(dirname "$0")/../../.."
 command -v afm >/dev/null || PATH="$PWD/.venv/bin:$PATH"
