@@ -19,13 +19,21 @@ if TYPE_CHECKING:
     from afm.trajectory.rows import TrajectoryRow
 
 _BATCH_ROWS = 256
+_PICTURES = {
+    **{code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\t\n"},
+    **{code: f"\\x{code:x}" for code in range(0x7F, 0xA0)},
+}
+"""What a terminal would obey, as what it shows; a text may hold anything."""
 
 
 def mask(
     file: Annotated[
         Path,
         typer.Argument(
-            help="Trajectory JSONL, or alpaca rows as JSON or JSONL.", exists=True, dir_okay=False
+            help="Trajectory JSONL, or alpaca rows as JSON or JSONL. Examples of other layouts are written by "
+            "`afm sft`, to data_examples.txt.",
+            exists=True,
+            dir_okay=False,
         ),
     ],
     tokenizer: Annotated[Path, typer.Option(help="Folder of a fast Hugging Face tokenizer.")],
@@ -36,16 +44,21 @@ def mask(
     boundary: Annotated[
         Boundary, typer.Option(help="What happens to a token with text of both authors.")
     ] = Boundary.SPLIT,
+    without_loss: Annotated[
+        list[str] | None,
+        typer.Option(help="A role of the agent that is not trained on; may be given several times."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a row.")] = False,
 ) -> None:
     """Show for every trajectory in FILE which tokens are trained on; masked text stands in ⟦ ⟧.
 
-    Rows whose structure is faulty are reported, and the exit status is 1 if there is any.
+    It is the whole response, before a training cuts it. Control characters of a terminal are shown as pictures. Rows whose structure is faulty are reported, and the exit status is 1 if there is any.
     """
     from afm.trajectory.rows import read_rows
 
     if agent is not None:
         given_agent(agent)
+    silent = tuple(without_loss or ())
     loaded = _load_tokenizer(tokenizer)
     show = _print_json if as_json else _print_preview
     faulty = 0
@@ -55,9 +68,8 @@ def mask(
         for fault in faults:
             print(fault, file=sys.stderr)
         faulty += len(faults)
-        for row, masked in zip(
-            sound, encode_batch(loaded, [row.segments for row in sound], boundary), strict=True
-        ):
+        encoded = encode_batch(loaded, [row.segments for row in sound], boundary, roles_without_loss=silent)
+        for row, masked in zip(sound, encoded, strict=True):
             show(loaded, row, masked)
     if faulty:
         raise typer.Exit(1)
@@ -117,8 +129,11 @@ def _print_preview(tokenizer: Any, row: TrajectoryRow, masked: MaskedIds) -> Non
     from rich.console import Console
     from rich.text import Text
 
-    preview = Text(f"{row.id}: {len(masked.ids)} tokens, {sum(masked.mask)} trained on\n", style="bold")
+    preview = Text(
+        f"{row.id.translate(_PICTURES)}: {len(masked.ids)} tokens, {sum(masked.mask)} trained on\n",
+        style="bold",
+    )
     for kept, ids in _runs(masked):
-        text = _text(tokenizer, ids)
+        text = _text(tokenizer, ids).translate(_PICTURES)
         preview.append(text if kept else f"⟦{text}⟧", style="green" if kept else "dim")
     Console(soft_wrap=True, highlight=False).print(preview, end="\n\n")

@@ -67,3 +67,29 @@ def test_folder_without_tokenizer_is_wrong_usage(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, [str(path), "--tokenizer", str(tmp_path)])
     assert isinstance(result.exception, UsageError)
     assert "expected a folder that holds tokenizer.json" in str(result.exception)
+
+
+def test_a_role_without_loss_is_masked_too(tmp_path: Path, run: Callable[..., Result]) -> None:
+    result = run(str(alpaca(tmp_path / "rows.json", TEXT)), "--json", "--without-loss", "reflection")
+    assert json.loads(result.stdout)["trained_text"] == "<code>a</code>"
+
+
+def test_the_preview_shows_what_a_terminal_would_obey(tmp_path: Path, run: Callable[..., Result]) -> None:
+    path = tmp_path / "rows.json"
+    text = "<answer>a\x1b[2J\r\nb\x9b1A</answer>"
+    path.write_text(json.dumps([{"id": "\x1b[1m", "instruction": "q", "input": "", "output": text}]))
+    shown = run(str(path)).stdout
+    assert shown.startswith("␛[1m: ")
+    assert shown.endswith("<answer>a␛[2J␍\nb\\x9b1A</answer>\n\n")
+
+
+def test_rows_around_one_that_is_no_text_are_shown(tmp_path: Path, run: Callable[..., Result]) -> None:
+    path = tmp_path / "rows.jsonl"
+    good, bad = (json.dumps({"output": f"<answer>{text}</answer>"}) for text in ("a", "\ud83d"))
+    path.write_text(f"{good}\n{bad}\n{good}\n", encoding="utf-8")
+    result = run(str(path), "--json")
+    assert (result.exit_code, [json.loads(line)["id"] for line in result.stdout.splitlines()]) == (
+        1,
+        ["1", "3"],
+    )
+    assert "rows.jsonl:2: half a character" in result.stderr
