@@ -66,7 +66,7 @@ def default_overrides(settings: RlSettings) -> Flat:
         "actor_rollout_ref.actor.checkpoint.load_contents": ["model", "optimizer", "extra"],
         "trainer.project_name": "afm",
         "trainer.experiment_name": name,
-        "trainer.logger": ["console", "file"],
+        "trainer.logger": ["console", "file", *settings.trackers],
         "trainer.val_before_train": False,
         "trainer.max_actor_ckpt_to_keep": 2,
         "trainer.max_critic_ckpt_to_keep": 2,

@@ -6,10 +6,11 @@ import os
 import shlex
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from afm.errors import ConfigError
+from afm.errors import ConfigError, MissingExtraError
 from verl_ext.compose import Flat, arguments, compose, overrides_of
 from verl_ext.metrics import ENGINE_LOG
 from verl_ext.settings import RlSettings
@@ -42,6 +43,21 @@ def environment(settings: RlSettings) -> dict[str, str]:
             # Its workers would give way to anything else on the machine.
             "RAY_worker_niceness": "0",
         }
+    return values | _tracker_environment(settings, out)
+
+
+def _tracker_environment(settings: RlSettings, out: Path) -> dict[str, str]:
+    """Every tracker writes into the output folder, and none asks for a login that nobody can give."""
+    values = {}
+    if "tensorboard" in settings.trackers:
+        values["TENSORBOARD_DIR"] = str(out / "tensorboard")
+    if "wandb" in settings.trackers:
+        values |= {"WANDB_DIR": str(out)} | (
+            {} if os.environ.get("WANDB_API_KEY") else {"WANDB_MODE": "offline"}
+        )
+    if "swanlab" in settings.trackers:
+        mode = "cloud" if os.environ.get("SWANLAB_API_KEY") else "offline"
+        values |= {"SWANLAB_LOG_DIR": str(out / "swanlab"), "SWANLAB_MODE": mode}
     return values
 
 
@@ -181,6 +197,9 @@ def check_files(settings: RlSettings) -> None:
     for file in (*settings.train_files, *settings.val_files):
         if not Path(file).is_file():
             raise ConfigError(f"{file}: no such file (train_files, val_files)")
+    for package in settings.trackers:
+        if find_spec(package) is None:
+            raise MissingExtraError(package, "trackers")
     model = Path(settings.model)
     if settings.platform == "cpu" and not (model / "config.json").is_file():
         raise ConfigError(f"{model}: no config.json; expected the folder of a Hugging Face model (model)")

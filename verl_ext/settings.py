@@ -76,6 +76,8 @@ class RlSettings(EpisodeSettings):
         val_files: The same for verl's own validation; the training files when empty.
         short_batch: What to do when ``algorithm.filter_groups.max_num_gen_batches`` did not fill a batch.
         alarms: When metrics give cause for worry, and what happens then; see :mod:`verl_ext.alarms`.
+        trackers: Where metrics go beside ``metrics.jsonl``; each writes below ``output_dir``. W&B and SwanLab are offline
+            unless ``WANDB_API_KEY`` or ``SWANLAB_API_KEY`` is in the environment.
         ray_address: Join this running Ray cluster; ``None`` starts one for this run alone.
         verl: verl's own configuration, nested; see :mod:`verl_ext.compose`.
     """
@@ -87,6 +89,7 @@ class RlSettings(EpisodeSettings):
     val_files: tuple[str, ...] = ()
     short_batch: ShortBatch = ShortBatch.STOP
     alarms: Alarms = Alarms()
+    trackers: tuple[Literal["tensorboard", "wandb", "swanlab"], ...] = ()
     ray_address: str | None = None
     verl: dict[str, Any] = Field(default_factory=dict)
 

@@ -48,6 +48,7 @@ def settings(folder: Path, model: Path) -> dict[str, Any]:
         "train_files": str(folder / "rl.parquet"),
         "output_dir": str(folder / "a run"),
         "limits": {"max_response_tokens": 96},
+        "trackers": ["tensorboard", "wandb", "swanlab"],
         "rewards": {"formula": "overlong", "overlong": {"max_tokens": 96, "buffer_tokens": 96}},
         "verl": verl,
     }
@@ -198,6 +199,13 @@ def test_a_killed_run_goes_on_from_its_checkpoint(trained: tuple[Path, str]) -> 
     assert not (folder / CHECKPOINT_REQUEST).exists()
 
 
+def test_trackers_write_into_the_output_folder(trained: tuple[Path, str]) -> None:
+    folder = trained[0]
+    assert list(folder.glob("tensorboard/**/events.out.tfevents.*"))
+    assert list(folder.glob("wandb/offline-run-*/run-*.wandb"))
+    assert any(path.is_file() for path in folder.glob("swanlab/**/*"))
+
+
 def test_sampled_episodes_of_each_step_are_kept(trained: tuple[Path, str]) -> None:
     folder = trained[0]
     kept = [list(read_records(episodes_file(folder, step))) for step in (1, 2, 3)]
@@ -210,9 +218,12 @@ def test_sampled_episodes_of_each_step_are_kept(trained: tuple[Path, str]) -> No
 def test_an_interrupted_run_ends_cleanly(trained: tuple[Path, str], config: Path) -> None:
     process = start(config, "verl.trainer.total_training_steps=50")
     assert process.stdout is not None
-    time.sleep(8)
-    family = descendants(process.pid)
-    assert family
+    begun = time.monotonic()
+    while not (family := descendants(process.pid)):
+        assert time.monotonic() - begun < 120
+        time.sleep(0.5)
+    time.sleep(5)
+    family = descendants(process.pid) or family
     os.kill(process.pid, signal.SIGINT)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 130
