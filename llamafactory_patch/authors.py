@@ -8,10 +8,11 @@ reversal, packing) and no mask has to be carried beside it. :func:`ids_and_label
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import cycle
 from typing import Any
 
-from afm.errors import ConfigError
+from afm.errors import ConfigError, DataError
 from afm.masking import Boundary, encode_batch
 from afm.trajectory import Author, Segment
 from llamafactory_patch.spans import segments_by_tag
@@ -188,6 +189,21 @@ def check_chat_template(template: Any, tokenizer: Any) -> None:
             f"rollouts use, as {asked!r}; choose the template (and default_system) that fit the model, or "
             "set match_chat_template=false"
         )
+
+
+@contextmanager
+def rendering() -> Iterator[None]:
+    """Turn into a fault of the row what its template cannot write: calls and tools of a form it does not know.
+
+    Raises:
+        DataError: In place of what the template raised.
+    """
+    try:
+        yield
+    except DataError:
+        raise
+    except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise DataError(f"the chat template cannot write it: {type(error).__name__}: {error}") from error
 
 
 def _unused_fence(messages: Iterable[Mapping[str, Any]]) -> str:

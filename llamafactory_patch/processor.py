@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Any
 
 from datasets import Dataset
@@ -21,12 +21,19 @@ from llamafactory.data.processor import (
 )
 from llamafactory.extras.constants import IGNORE_INDEX
 
-from afm.errors import ConfigError, DataError
-from afm.masking import Boundary, role_spans
+from afm.errors import DataError
+from afm.masking import Boundary
 from llamafactory_patch.arguments import MASKING_REVISION, AgentDataArguments
-from llamafactory_patch.authors import AuthorTemplate, TurnTemplate, check_chat_template, ids_and_labels
+from llamafactory_patch.authors import (
+    AuthorTemplate,
+    TurnTemplate,
+    check_chat_template,
+    ids_and_labels,
+    rendering,
+)
 from llamafactory_patch.bad_rows import BadRow, RowName
 from llamafactory_patch.loading import FAULT_COLUMN, ROW_COLUMN, sieve
+from llamafactory_patch.spans import check_roles
 from llamafactory_patch.stored import store_origin
 
 Examples = dict[str, list[Any]]
@@ -129,7 +136,7 @@ class _AuthorMask:
         """
         if fault := _fault(examples, index):
             raise DataError(BadRow.load(fault).reason)
-        with _rendering():
+        with rendering():
             encoded = self._encode_data_example(**_arguments(examples, index))
         self._check_labels(encoded)
         return encoded
@@ -154,7 +161,7 @@ class _AuthorMask:
                 continue
             if any(examples[media][index] for media in ("_images", "_videos", "_audios")):
                 continue  # loading media twice would cost more than it saves
-            with suppress(DataError), _rendering():  # told when the row is checked
+            with suppress(DataError), rendering():  # told when the row is checked
                 self._collect(template, examples, index)
         author_tokenizer.encode_collected()
 
@@ -278,7 +285,7 @@ def _sieving(preprocess: Any) -> Any:
         dataset: Any, data_args: Any, training_args: Any, *args: Any, **kwargs: Any
     ) -> Any:
         if isinstance(dataset, Dataset) and ROW_COLUMN in dataset.column_names and not kwargs.get("is_eval"):
-            _check_roles(dataset, data_args.silent_roles)
+            check_roles(dataset, data_args.silent_roles)
         done = preprocess(dataset, data_args, training_args, *args, **kwargs)
         if isinstance(done, Dataset) and FAULT_COLUMN in done.column_names:
             return sieve(done, data_args, training_args)
@@ -287,41 +294,12 @@ def _sieving(preprocess: Any) -> Any:
     return preprocess_and_sieve
 
 
-def _check_roles(dataset: Dataset, roles: Sequence[str]) -> None:
-    """Refuse a role without loss that no row has; reading ends as soon as each was seen."""
-    unseen = list(roles)
-    rows = iter(dataset.select_columns(["_prompt", "_response"])) if unseen else iter(())
-    for row in rows:
-        texts = [
-            turn["content"] for turn in (*row["_prompt"], *row["_response"]) if turn["role"] == "assistant"
-        ]
-        unseen = [role for role in unseen if not any(next(role_spans(text, [role]), None) for text in texts)]
-        if not unseen:
-            return
-    if unseen:
-        raise ConfigError(
-            f"roles_without_loss: no row has {' or '.join(f'<{role}>' for role in unseen)} outside of other "
-            "roles; expected roles that the rows have"
-        )
-
-
 def _arguments(examples: Examples, index: int) -> dict[str, Any]:
     """One row as the stock processors pass it to ``_encode_data_example``."""
     given = {key: examples[f"_{key}"][index] for key in ("prompt", "response", "system", "tools")}
     media = {key: examples[f"_{key}"][index] or [] for key in ("images", "videos", "audios")}
     other = {"kl_response": examples["_kl_response"][index]} if "_kl_response" in examples else {}
     return {**given, **media, **other}
-
-
-@contextmanager
-def _rendering() -> Iterator[None]:
-    """What the template cannot write (calls and tools of a form it does not know) is a fault of the row."""
-    try:
-        yield
-    except DataError:
-        raise
-    except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise DataError(f"the chat template cannot write it: {type(error).__name__}: {error}") from error
 
 
 def _fault(examples: Examples, index: int) -> str:

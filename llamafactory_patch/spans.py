@@ -6,10 +6,12 @@ For a sound trajectory the result equals :func:`afm.trajectory.author_segments` 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
+from typing import Any
 
-from afm.errors import Fault, TrajectoryError
+from afm.errors import ConfigError, Fault, TrajectoryError
+from afm.masking import role_spans
 from afm.trajectory import Author, Segment
 
 
@@ -37,6 +39,28 @@ def segments_by_tag(text: str, tags: Sequence[str]) -> tuple[Segment, ...]:
     if done < len(text):
         segments.append(Segment(Author.AGENT, text[done:]))
     return tuple(segments)
+
+
+def check_roles(rows: Iterable[Mapping[str, Any]], roles: Sequence[str]) -> None:
+    """Check that each of ``roles`` stands in an assistant turn of aligned rows, outside of other roles.
+
+    Reading ends as soon as all were seen.
+
+    Raises:
+        ConfigError: A role is in no row: it is spelled wrongly, or the rows are others.
+    """
+    unseen = list(roles)
+    for row in rows if unseen else ():
+        turns = (*row["_prompt"], *row["_response"])
+        texts = [turn["content"] for turn in turns if turn["role"] == "assistant"]
+        unseen = [role for role in unseen if not any(next(role_spans(text, [role]), None) for text in texts)]
+        if not unseen:
+            return
+    if unseen:
+        raise ConfigError(
+            f"roles_without_loss: no row has {' or '.join(f'<{role}>' for role in unseen)} outside of other "
+            "roles; expected roles that the rows have"
+        )
 
 
 _BEHIND_SPACE = re.compile(r"\s*")

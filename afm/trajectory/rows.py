@@ -178,7 +178,10 @@ class _ArrayText:
 
     def begins_array(self) -> bool:
         """Whether the first character that is not blank opens an array; the position is behind it then."""
-        return self.skip(_BLANK) == "[" and self.step()
+        found = self.skip(_BLANK) == "["
+        if found:
+            self.step()
+        return found
 
     def skip(self, pattern: re.Pattern[str]) -> str:
         """Go behind all that matches; the character that follows, empty at the end of the file."""
@@ -187,10 +190,9 @@ class _ArrayText:
             if self._at < len(self._text) or not self._read():
                 return self._text[self._at : self._at + 1]
 
-    def step(self) -> bool:
+    def step(self) -> None:
         """Go behind the next character, which is no line feed."""
         self._at += 1
-        return True
 
     def item(self) -> tuple[int, Any]:
         """The item at the position with its line; reads as far as it needs to.
@@ -244,7 +246,8 @@ def _array_items(text: _ArrayText, path: Path) -> Iterator[tuple[int, Any]]:
         yield broken("the JSON array is never closed")
         return
     line = text.line
-    if text.step() and text.skip(_BLANK):
+    text.step()
+    if text.skip(_BLANK):
         yield (
             line,
             BrokenArrayError("the JSON array ends here, but the file goes on", path=str(path), line=line),
