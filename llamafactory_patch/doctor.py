@@ -21,6 +21,7 @@ from llamafactory_patch.memory import (
     Sharding,
     memory_need,
     model_shape,
+    sharding_of,
     trained_parameters,
 )
 from llamafactory_patch.trackers import check_trackers
@@ -105,8 +106,9 @@ def _rehearse(job: SftJob, report: _Report) -> int | None:
     for data_set in found:
         report.add(*_data(data_set))
     report.asked("tokenizer", lambda: report.add(*_lengths(job, arguments, found)))
-    limit = job.config.get("max_samples") or max((data_set.rows for data_set in found), default=0)
-    return sum(min(data_set.rows - data_set.bad, limit) for data_set in found) or None
+    counts = [data_set.rows - data_set.bad for data_set in found if data_set.rows is not None]
+    limit = job.config.get("max_samples") or max(counts, default=0)
+    return sum(min(count, limit) for count in counts) or None if len(counts) == len(found) else None
 
 
 def _parsed(job: SftJob) -> Arguments:
@@ -127,6 +129,11 @@ def _data_sets(job: SftJob, arguments: Arguments) -> list[DataSet]:
 
 
 def _data(data_set: DataSet) -> Iterator[Finding]:
+    if data_set.rows is None:
+        yield Finding(
+            Level.WARNING, "data", f"{data_set.name}: not in local JSON files, so its rows were not read"
+        )
+        return
     good = data_set.rows - data_set.bad
     yield Finding(Level.OK if good else Level.ERROR, "data", f"{data_set.name}: {good:,} rows to train on")
     if not data_set.bad:
@@ -256,7 +263,7 @@ def _checkpoints(job: SftJob, steps: int | None) -> int | None:
 
 
 def _memory(job: SftJob, shape: ModelShape, hardware: Hardware) -> Iterator[Finding]:
-    chosen = sharding_of(job)
+    chosen = sharding_of(job.config)
     for kind in Sharding:
         need = memory_need(shape, job.config, kind, _world(job, hardware))
         here = kind is chosen
@@ -266,25 +273,6 @@ def _memory(job: SftJob, shape: ModelShape, hardware: Hardware) -> Iterator[Find
         mark = " (as configured)" if here else ""
         over = "" if fits else f", more than {hardware.gpu_gib:g}"
         yield Finding(level, "memory", f"{kind}{mark}: {described(need)}{over}{advice}")
-
-
-def sharding_of(job: SftJob) -> Sharding:
-    """How the configuration spreads the model."""
-    if job.config.get("fsdp"):
-        return Sharding.FSDP2
-    settings = job.config.get("deepspeed")
-    if not settings:
-        return Sharding.NONE
-    try:
-        zero = (
-            settings if isinstance(settings, dict) else json.loads(Path(settings).read_text(encoding="utf-8"))
-        )
-        zero = zero["zero_optimization"]
-    except (OSError, ValueError, KeyError):
-        return Sharding.NONE
-    if zero.get("stage") == 3:
-        return Sharding.ZERO3_OFFLOAD if zero.get("offload_param") else Sharding.ZERO3
-    return Sharding.ZERO2 if zero.get("stage") == 2 else Sharding.NONE
 
 
 def described(need: MemoryNeed) -> str:

@@ -111,6 +111,25 @@ def memory_need(shape: ModelShape, config: Mapping[str, Any], sharding: Sharding
     return MemoryNeed(_states(shape, config, sharding, gpus, width), activations, logits)
 
 
+def sharding_of(config: Mapping[str, Any]) -> Sharding:
+    """How the configuration spreads the model."""
+    if config.get("fsdp"):
+        return Sharding.FSDP2
+    settings = config.get("deepspeed")
+    if not settings:
+        return Sharding.NONE
+    try:
+        zero = (
+            settings if isinstance(settings, dict) else json.loads(Path(settings).read_text(encoding="utf-8"))
+        )
+        zero = zero["zero_optimization"]
+    except (OSError, ValueError, KeyError):
+        return Sharding.NONE
+    if zero.get("stage") == 3:
+        return Sharding.ZERO3_OFFLOAD if zero.get("offload_param") else Sharding.ZERO3
+    return Sharding.ZERO2 if zero.get("stage") == 2 else Sharding.NONE
+
+
 def trained_parameters(shape: ModelShape, config: Mapping[str, Any]) -> int:
     """Parameters with gradients."""
     if config.get("finetuning_type", "lora") != "lora":

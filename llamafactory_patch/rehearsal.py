@@ -43,11 +43,12 @@ class Arguments:
 
 @dataclass(frozen=True, slots=True)
 class DataSet:
-    """One data set of local files, as a training would read it.
+    """One data set as a training would read it.
 
     Attributes:
         name: The file, or what else ``dataset_info.json`` names.
-        rows: Number of rows, bad ones among them, those that a filter had not kept left out.
+        rows: Number of rows, bad ones among them, those that a filter had not kept left out; ``None`` when it is not
+            in local JSON files, and was not read.
         bad: Number of bad rows.
         listed: The first of them.
         stops: Whether a bad row stops the training.
@@ -55,11 +56,11 @@ class DataSet:
     """
 
     name: str
-    rows: int
-    bad: int
-    listed: tuple[str, ...]
-    stops: bool
-    sample: tuple[Row, ...]
+    rows: int | None = None
+    bad: int = 0
+    listed: tuple[str, ...] = ()
+    stops: bool = False
+    sample: tuple[Row, ...] = ()
 
 
 def engine_arguments(config: Mapping[str, Any]) -> Arguments:
@@ -84,7 +85,7 @@ def engine_arguments(config: Mapping[str, Any]) -> Arguments:
 
 
 def data_sets(arguments: Arguments) -> Iterator[DataSet]:
-    """Every data set in local JSON files, all rows of it read and converted.
+    """Every data set; of those in local JSON files all rows are read and converted.
 
     Raises:
         ConfigError: ``dataset_info.json`` is wrong.
@@ -97,9 +98,8 @@ def data_sets(arguments: Arguments) -> Iterator[DataSet]:
         raise ConfigError(f"{data.dataset_dir}/dataset_info.json: {error}") from None
     for attr in found:
         rows = local_rows(attr, data)
-        if rows is not None:
-            stops = takes_part(data) and data.on_bad_rows == "error"
-            yield _read(attr.dataset_name, rows, stops)
+        stops = takes_part(data) and data.on_bad_rows == "error"
+        yield DataSet(attr.dataset_name) if rows is None else _read(attr.dataset_name, rows, stops)
 
 
 def _read(name: str, rows: Iterator[Row], stops: bool) -> DataSet:

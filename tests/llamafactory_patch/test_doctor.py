@@ -115,6 +115,13 @@ def test_bad_rows_are_errors_that_name_file_and_line(name, tmp_path):
     assert told in error
 
 
+def test_data_that_only_llamafactory_can_read_is_told(tmp_path):
+    index = {"mhqa_agent_sft": {"hf_hub_url": "somebody/set"}}
+    (tmp_path / "dataset_info.json").write_text(json.dumps(index), encoding="utf-8")
+    found = by_subject(diagnose(RECIPE, [f"dataset_dir={tmp_path}"], Hardware(), {}))
+    assert found["data"] == ("warning", "somebody/set: not in local JSON files, so its rows were not read")
+
+
 @pytest.mark.parametrize(
     ("override", "told"),
     [
