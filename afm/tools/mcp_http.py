@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import httpx2
-from mcp.shared._httpx_utils import create_mcp_http_client
 
 
 class AnswerTooLargeError(httpx2.StreamError):
@@ -21,6 +20,7 @@ def bounded_client(headers: dict[str, str], max_bytes: int) -> httpx2.AsyncClien
     A compressed body could grow after it was counted: none is asked for, and one that comes is refused. Streams of
     events are the transport's to bound, event by event.
     """
+    from mcp.shared._httpx_utils import create_mcp_http_client
 
     async def bind(response: httpx2.Response) -> None:
         if not response.headers.get("content-type", "").lower().startswith("text/event-stream"):

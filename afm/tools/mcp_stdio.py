@@ -9,14 +9,14 @@ import logging
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, TypeAlias
 
 import anyio
 from anyio.abc import ObjectReceiveStream, ObjectSendStream, Process
 from anyio.streams.buffered import BufferedByteReceiveStream
-from mcp.client.stdio import get_default_environment
-from mcp.os.posix.utilities import terminate_posix_process_tree
-from mcp.shared.message import SessionMessage
-from mcp_types import jsonrpc_message_adapter
+
+if TYPE_CHECKING:
+    from mcp.shared.message import SessionMessage
 
 _LOG = logging.getLogger(__name__)
 _FLUSH_S = 0.5
@@ -24,8 +24,8 @@ _EXIT_S = 2.0
 _POLL_S = 0.01
 _GONE = (anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream, OSError)
 
-_Incoming = SessionMessage | Exception
-_Streams = tuple[ObjectReceiveStream[_Incoming], ObjectSendStream[SessionMessage]]
+_Incoming: TypeAlias = "SessionMessage | Exception"
+_Streams: TypeAlias = "tuple[ObjectReceiveStream[_Incoming], ObjectSendStream[SessionMessage]]"
 
 
 @asynccontextmanager
@@ -40,6 +40,8 @@ async def program(
     Raises:
         OSError: The program cannot be started.
     """
+    from mcp.client.stdio import get_default_environment
+
     process = await anyio.open_process(
         command,
         env=get_default_environment() | environment,
@@ -47,8 +49,8 @@ async def program(
         start_new_session=True,
     )
     # No await until the task group is entered: a cancellation in between would leave the program running.
-    arrived, incoming = anyio.create_memory_object_stream[_Incoming](0)
-    outgoing, sent = anyio.create_memory_object_stream[SessionMessage](0)
+    arrived, incoming = anyio.create_memory_object_stream["_Incoming"](0)
+    outgoing, sent = anyio.create_memory_object_stream["SessionMessage"](0)
     flushed, silent = anyio.Event(), anyio.Event()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_read, process, arrived, max_bytes, silent)
@@ -92,6 +94,9 @@ async def _pass_on(
 
 def _message(line: bytes) -> _Incoming:
     """A line's message; one that is none is told to the session, which goes on."""
+    from mcp.shared.message import SessionMessage
+    from mcp_types import jsonrpc_message_adapter
+
     try:
         return SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
     except ValueError as error:
@@ -117,6 +122,8 @@ async def _write(
 
 
 async def _end(process: Process, silent: anyio.Event) -> None:
+    from mcp.os.posix.utilities import terminate_posix_process_tree
+
     assert process.stdin is not None
     assert process.stdout is not None
     with suppress(*_GONE):
