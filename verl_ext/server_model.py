@@ -103,12 +103,11 @@ class ServerModel(CodecModel):
         Counts tokens of a prompt that changed between turns, agent tokens that differ from the sampled ones, and agent
         tokens that nobody sampled. What was sampled beyond a stop string is dropped, which is no drift.
         """
-        start = len(episode.prompt_ids)
-        exact = 0
-        for at, sampled in self._sampled:
-            kept = zip(
-                episode.response_ids[at - start :], episode.response_mask[at - start :], sampled, strict=False
-            )
+        start, exact = len(episode.prompt_ids), 0
+        ends = [at for at, _ in self._sampled[1:]] + [start + len(episode.response_ids)]
+        for (at, sampled), end in zip(self._sampled, ends, strict=False):  # no generation, no end
+            here = slice(at - start, end - start)
+            kept = zip(episode.response_ids[here], episode.response_mask[here], sampled, strict=False)
             exact += sum(bool(by_agent) and token == given for token, by_agent, given in kept)
         return self._rewritten + sum(episode.response_mask) - exact
 

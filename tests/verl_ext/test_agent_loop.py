@@ -254,7 +254,7 @@ async def test_tokens_that_nobody_sampled_are_counted(make_loop: Any, scripted: 
 
     params = SamplingParams(max_new_tokens=4)
     exact = Episode((1, 2), (3, 4, 9, 5, 6), (1, 1, 0, 1, 1), (0.0,) * 5, (), (), StopReason.ANSWER, Cost())
-    model = server([3, 4, 7], [5, 6])  # 7 came after a stop string
+    model = server([3, 4, 7, 5, 6], [5, 6])  # 7, 5, 6 came after a stop string
     await model.generate([1, 2], params)
     await model.generate([1, 2, 3, 4, 9], params)
     assert model.drift(exact) == 0
