@@ -30,7 +30,7 @@ from afm.rollout import Episode, episode_record, run_episode
 from afm.tools import Tool, load_tools
 from afm.trajectory.record import Verdict
 from verl_ext.failures import record_failure
-from verl_ext.kept_episodes import keep
+from verl_ext.kept_episodes import keep, worth_keeping
 from verl_ext.samples import output
 from verl_ext.server_model import ServerModel
 from verl_ext.settings import load_episode_settings
@@ -134,6 +134,10 @@ class AfmAgentLoop(AgentLoopBase):
         if shared.output_dir is None:
             return
         seed, step = _seed(shared.seed, task, row), int(row.get("global_steps") or 0)
+        per_step = self.config.data.get("train_batch_size", 1) * self.rollout_config.get("n", 1)
+        sampled = seed % _SHARES < _SHARES * shared.episodes_per_step / per_step
+        if not worth_keeping(episode.stop, sampled=sampled):
+            return
         record = episode_record(
             episode,
             shared.spec,
@@ -145,13 +149,7 @@ class AfmAgentLoop(AgentLoopBase):
             verdict=verdict,
             provenance={"task": task.id, "step": step},
         )
-        per_step = self.config.data.get("train_batch_size", 1) * self.rollout_config.get("n", 1)
-        keep(
-            shared.output_dir,
-            step,
-            record,
-            sampled=seed % _SHARES < _SHARES * shared.episodes_per_step / per_step,
-        )
+        keep(shared.output_dir, step, record, sampled=sampled)
 
     def _prompt(self, spec: AgentSpec, model: ServerModel, task: Task) -> list[int]:
         """The agent's own prompt, exactly as in SFT and evaluation, whatever prompt the row holds."""

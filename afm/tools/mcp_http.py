@@ -17,16 +17,16 @@ class AnswerTooLargeError(httpx2.StreamError):
 def bounded_client(headers: dict[str, str], max_bytes: int) -> httpx2.AsyncClient:
     """A client whose answers raise :class:`AnswerTooLargeError` when more than ``max_bytes`` of a body are read.
 
-    A compressed body could grow after it was counted: none is asked for, and one that comes is refused. Streams of
-    events are the transport's to bound, event by event.
+    A compressed body could grow after it was counted: none is asked for, and one that comes is refused. The
+    length of a stream of events is the transport's to bound, event by event.
     """
     from mcp.shared._httpx_utils import create_mcp_http_client
 
     async def bind(response: httpx2.Response) -> None:
-        if not response.headers.get("content-type", "").lower().startswith("text/event-stream"):
-            coding = response.headers.get("content-encoding", "identity").strip().lower()
-            assert isinstance(response.stream, httpx2.AsyncByteStream)
-            response.stream = _Bounded(response.stream, max_bytes, coding)
+        events = response.headers.get("content-type", "").lower().startswith("text/event-stream")
+        coding = response.headers.get("content-encoding", "identity").strip().lower()
+        assert isinstance(response.stream, httpx2.AsyncByteStream)
+        response.stream = _Bounded(response.stream, None if events else max_bytes, coding)
 
     client = create_mcp_http_client(headers={**headers, "Accept-Encoding": "identity"})
     client.event_hooks["response"].append(bind)
@@ -34,7 +34,7 @@ def bounded_client(headers: dict[str, str], max_bytes: int) -> httpx2.AsyncClien
 
 
 class _Bounded(httpx2.AsyncByteStream):
-    def __init__(self, stream: httpx2.AsyncByteStream, max_bytes: int, coding: str) -> None:
+    def __init__(self, stream: httpx2.AsyncByteStream, max_bytes: int | None, coding: str) -> None:
         self._stream = stream
         self._max_bytes = max_bytes
         self._coding = coding
@@ -45,7 +45,7 @@ class _Bounded(httpx2.AsyncByteStream):
         received = 0
         async for piece in self._stream:
             received += len(piece)
-            if received > self._max_bytes:
+            if self._max_bytes is not None and received > self._max_bytes:
                 raise AnswerTooLargeError(f"the answer is larger than {self._max_bytes} bytes")
             yield piece
 

@@ -127,6 +127,37 @@ def test_sglang_keeps_the_tokenizer_it_finds_stop_strings_with() -> None:
     assert config.actor_rollout_ref.rollout.skip_tokenizer_init is False
 
 
+@pytest.mark.parametrize("size", ["7b", "32b", "32b_long"])
+def test_every_size_of_the_code_agent_resolves(size: str) -> None:
+    script = ROOT / "train/code_agent/rl/train_dapo_code_agent.sh"
+    result = dry_run(script, SIZE=size, MODEL="m")
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "response", "steps", "nodes"),
+    [("7b", 32768, 150, 2), ("32b", 16384, 40, 8), ("32b_long", 32768, 120, 8)],
+)
+def test_the_code_agent_has_the_published_hyper_parameters(
+    name: str, response: int, steps: int, nodes: int
+) -> None:
+    _, config = composed(ROOT / f"configs/rl/code_dapo_{name}.yaml")
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    assert (config.data.train_batch_size, actor.ppo_mini_batch_size, rollout.n) == (256, 32, 8)
+    assert (config.data.max_prompt_length, config.data.max_response_length) == (4096, response)
+    assert (actor.clip_ratio_low, actor.clip_ratio_high, actor.clip_ratio_c) == (0.2, 0.28, 3.0)
+    assert (actor.optim.lr, actor.optim.lr_warmup_steps, actor.loss_agg_mode) == (1e-6, 10, "token-mean")
+    assert not actor.use_kl_loss
+    assert not config.algorithm.use_kl_in_reward
+    assert config.algorithm.adv_estimator == "grpo"
+    assert config.algorithm.filter_groups.enable
+    assert (rollout.name, rollout.temperature, rollout.tensor_model_parallel_size) == ("sglang", 1.0, 4)
+    assert rollout.gpu_memory_utilization == 0.5
+    assert rollout.skip_tokenizer_init is False
+    assert (config.trainer.total_training_steps, config.trainer.nnodes) == (steps, nodes)
+    assert (config.trainer.save_freq, config.trainer.test_freq) == (5, 10)
+
+
 def test_the_overlong_buffer_is_the_last_eighth_of_the_response() -> None:
     for path in (ROOT / "configs" / "rl").glob("*_dapo_*.yaml"):
         settings = load_settings(path)
@@ -163,3 +194,29 @@ for path in sys.argv[2:]:
     validate_config(config, need_reference_policy(config), need_critic(config))
 """
     subprocess.run([sys.executable, "-c", code, str(model), *map(str, CONFIGS)], check=True)
+
+
+CLUSTER = ROOT / "train/ray_cluster.sh"
+
+
+@pytest.mark.parametrize(
+    ("words", "variables", "status", "told"),
+    [
+        ([], {}, 2, "usage: train/ray_cluster.sh head|node|status"),
+        (["both"], {}, 2, "usage: train/ray_cluster.sh head|node|status"),
+        (["node"], {}, 1, "set it to the address of the head, for example HEAD=10.0.0.1:6379"),
+        (["node"], {"HEAD": "10.0.0.1:6379"}, 1, "is missing: copy the token file of the head"),
+    ],
+)
+def test_the_cluster_script_says_what_is_missing(
+    tmp_path: Path, words: list[str], variables: dict[str, str], status: int, told: str
+) -> None:
+    subprocess.run([str(Path(sys.executable).parent / "shellcheck"), str(CLUSTER)], check=True)
+    env = os.environ | {"RAY_AUTH_TOKEN_PATH": str(tmp_path / "token")} | variables
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    result = subprocess.run(
+        [str(CLUSTER), *words], capture_output=True, text=True, cwd="/", env=env | {"PATH": path}
+    )
+    assert result.returncode == status
+    assert told in result.stderr
+    assert not (tmp_path / "token").exists()

@@ -215,17 +215,32 @@ def test_sampled_episodes_of_each_step_are_kept(trained: tuple[Path, str]) -> No
         assert len({record.id for record in records}) == len(records)
 
 
-def test_an_interrupted_run_ends_cleanly(trained: tuple[Path, str], config: Path) -> None:
-    process = start(config, "verl.trainer.total_training_steps=50")
+DAPO = (
+    *("verl.algorithm.adv_estimator=grpo", "verl.algorithm.filter_groups.enable=true"),
+    *("verl.algorithm.filter_groups.metric=score", "verl.data.train_batch_size=4"),
+    *("verl.actor_rollout_ref.rollout.n=4", "verl.actor_rollout_ref.actor.ppo_mini_batch_size=2"),
+    *("verl.actor_rollout_ref.actor.use_kl_loss=false", "verl.trainer.total_training_steps=50"),
+)
+
+
+def test_an_interrupted_run_ends_cleanly_with_groups_that_differ(config: Path) -> None:
+    folder = config.parent / "dapo"
+    process = start(config, *DAPO, f"output_dir={folder}")
     assert process.stdout is not None
-    begun = time.monotonic()
-    while not (family := descendants(process.pid)):
-        assert time.monotonic() - begun < 120
-        time.sleep(0.5)
-    time.sleep(5)
-    family = descendants(process.pid) or family
+    seen = []
+    for line in process.stdout:
+        seen.append(line)
+        if line.startswith("step 1/50"):
+            break
+    assert seen[-1].startswith("step 1/50"), seen
+    family = descendants(process.pid)
+    assert family
     os.kill(process.pid, signal.SIGINT)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "start again to continue" in output
     assert [mark for mark in family if mark.alive] == []
+    first = rows(folder)[0]
+    assert first["groups_kept"] >= 4
+    assert first["groups_generated"] >= first["groups_kept"]
+    assert "value_loss" not in first
