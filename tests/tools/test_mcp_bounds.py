@@ -70,6 +70,7 @@ class Answer(http.server.BaseHTTPRequestHandler):
 
     def do_POST(self):
         request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.asked = request.get("id")
         if request["method"] == "tools/call":
             self.server.codings.append(self.headers["Accept-Encoding"])
             self.server.sent(self)
@@ -79,6 +80,8 @@ class Answer(http.server.BaseHTTPRequestHandler):
             info = {"name": "hostile", "version": "1"}
             result = {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}, "serverInfo": info}
             body = {"result": result}
+        elif request["method"] == "tools/list":
+            body = {"result": {"tools": [{"name": "repeat", "inputSchema": {"type": "object"}}]}}
         else:
             body = {"error": {"code": -32601, "message": "Method not found"}}
         data = json.dumps({"jsonrpc": "2.0", "id": request.get("id"), **body}).encode()
@@ -205,6 +208,18 @@ async def test_a_compressed_body_is_refused_unread(tool, hostile, kind):
         "compressed" in result.text or kind == "text/event-stream"
     )  # the client tells why a body failed, not a stream
     assert grown < 64 * MIB
+
+
+def packed_events(handler):
+    """A sound answer as an event, packed although nobody asked for that."""
+    headers(handler, "text/event-stream", "gzip")
+    answer = {"jsonrpc": "2.0", "id": handler.asked, "result": {"content": [{"type": "text", "text": "42"}]}}
+    handler.wfile.write(gzip.compress(f"event: message\ndata: {json.dumps(answer)}\n\n".encode()))
+
+
+async def test_compressed_events_are_refused_however_short(tool, hostile):
+    _, url = hostile(packed_events)
+    assert not (await tool(url=url).call("1")).ok
 
 
 async def test_a_body_too_large_says_so(tool, hostile):
