@@ -12,6 +12,7 @@ from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
+from afm.terminal import visible
 from llamafactory_patch.statistics import (
     IGNORED,
     DataStatistics,
@@ -26,6 +27,8 @@ EXAMPLES_FILE = "data_examples.txt"
 
 _SHOWN_CHARS = 300
 _EXAMPLES = 3
+STREAMED_ROWS = 256
+"""A stream has no end to wait for; these of its rows are looked at."""
 
 
 def install_preview() -> None:
@@ -52,7 +55,7 @@ def _showing(get_dataset: Any) -> Any:
     ) -> Any:
         module = get_dataset(template, model_args, data_args, training_args, *args, **kwargs)
         dataset = module.get("train_dataset")
-        if training_args.process_index == 0 and _can_be_shown(dataset):
+        if training_args.process_index == 0 and dataset is not None:
             tokenizer = kwargs["tokenizer"] if "tokenizer" in kwargs else args[1]
             show_data(dataset, tokenizer, data_args.cutoff_len, Path(training_args.output_dir))
         return module
@@ -61,32 +64,42 @@ def _showing(get_dataset: Any) -> Any:
     return get_and_show
 
 
-def _can_be_shown(dataset: Any) -> bool:
-    """True for rows of ids and labels that can be read twice (a stream cannot)."""
-    return hasattr(dataset, "__len__") and bool(sequence_sides(dataset))
+def show_data(dataset: Any, tokenizer: Any, cutoff_len: int, output_dir: Path) -> None:
+    """Print the statistics and three examples; save both whole beside the model.
 
-
-def show_data(dataset: Any, tokenizer: Any, cutoff_len: int, output_dir: Path) -> DataStatistics:
-    """Print the statistics and three examples; save both whole beside the model."""
-    statistics = count_tokens(dataset, tokenizer, cutoff_len)
-    examples = list(_examples(dataset, statistics))
+    Nothing is shown of rows that have no ids and labels.
+    """
+    rows = readable(dataset)
+    if rows is None:
+        return
+    statistics = count_tokens(rows, tokenizer, cutoff_len, first_only=rows is not dataset)
+    shown = list(examples(rows, statistics, _EXAMPLES))
     print(statistics_table(statistics), flush=True)
-    for title, ids, labels in examples:
-        print(f"{title}\n{rendered(ids, labels, tokenizer, _SHOWN_CHARS)}\n", flush=True)
+    for title, ids, labels in shown:
+        print(f"{title}\n{visible(rendered(ids, labels, tokenizer, _SHOWN_CHARS))}\n", flush=True)
     output_dir.mkdir(parents=True, exist_ok=True)
     text = json.dumps(asdict(statistics), indent=2, ensure_ascii=False) + "\n"
     (output_dir / STATISTICS_FILE).write_text(text, encoding="utf-8")
-    whole = [f"{title}\n{rendered(ids, labels, tokenizer)}\n" for title, ids, labels in examples]
+    whole = [f"{title}\n{rendered(ids, labels, tokenizer)}\n" for title, ids, labels in shown]
     (output_dir / EXAMPLES_FILE).write_text("\n".join(whole), encoding="utf-8")
-    return statistics
+
+
+def readable(dataset: Any) -> Any:
+    """Rows that can be read as often as wanted: of a stream the first; ``None`` when they are no ids and labels."""
+    if not hasattr(dataset, "__len__"):
+        from datasets import Dataset
+
+        dataset = Dataset.from_list(list(dataset.take(STREAMED_ROWS)))
+    return dataset if sequence_sides(dataset) else None
 
 
 def statistics_table(statistics: DataStatistics) -> str:
     """The numbers as a person reads them."""
     low, middle, high, top = statistics.length_percentiles
     packed = f" in {statistics.rows:,} rows" if statistics.rows != statistics.sequences else ""
+    subject = "beginning of the stream" if statistics.first_only else "training data"
     lines = [
-        f"training data: {statistics.sequences:,} sequences{packed}, {statistics.tokens:,} tokens, "
+        f"{subject}: {statistics.sequences:,} sequences{packed}, {statistics.tokens:,} tokens, "
         f"{_percent(statistics.trained, statistics.tokens)} trained on",
         f"  length: {low:,} to {top:,} tokens, median {middle:,}, 95 % up to {high:,}",
         f"  as long as cutoff_len ({statistics.cutoff_len:,}), so probably cut: {statistics.at_cutoff:,}",
@@ -110,16 +123,16 @@ def rendered(ids: Ids, labels: Ids, tokenizer: Any, max_chars: int | None = None
     return "".join(parts)
 
 
-def _examples(dataset: Any, statistics: DataStatistics) -> Iterator[tuple[str, Ids, Ids]]:
-    """The first sequence, one from the middle and the first of the longest; other ones where these are the same."""
+def examples(dataset: Any, statistics: DataStatistics, count: int) -> Iterator[tuple[str, Ids, Ids]]:
+    """The first sequence, one from the middle, the first of the longest, and as many more as ``count`` asks for."""
     longest = next(
         number
         for number, (ids, _) in enumerate(sequences(dataset))
         if len(ids) == statistics.length_percentiles[-1]
     )
     total = statistics.sequences
-    chosen = dict.fromkeys((0, total // 2, longest, *range(min(_EXAMPLES, total))))
-    for number in sorted(islice(chosen, _EXAMPLES)):
+    chosen = dict.fromkeys((0, total // 2, longest, *range(min(count, total))))
+    for number in sorted(islice(chosen, count)):
         ids, labels = next(islice(sequences(dataset), number, None))
         title = f"--- sequence {number + 1}: {len(ids):,} tokens; ⟦no loss⟧"
         yield title, ids, labels

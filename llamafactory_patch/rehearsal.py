@@ -5,16 +5,20 @@ Importing this module imports LLaMA-Factory; :func:`llamafactory_patch.install` 
 
 from __future__ import annotations
 
+import copy
+import io
 import logging
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from llamafactory.data import get_template_and_fix_tokenizer
+from llamafactory.data import get_dataset, get_template_and_fix_tokenizer
 from llamafactory.data.parser import get_dataset_list
 from llamafactory.data.template import TEMPLATES
+from llamafactory.extras.misc import has_tokenized_data
 from llamafactory.hparams import get_train_args
 
 from afm.errors import AfmError, ConfigError, DataError, suggestion
@@ -27,6 +31,9 @@ _HARDWARE_KEYS = frozenset(
 )
 """Keys that LLaMA-Factory accepts on the GPUs of the training only."""
 
+_DATA_OF_STAGE = {"dpo": "rm"}
+"""Under that name the workflows of LLaMA-Factory load the data of a kind of training."""
+
 _SAMPLED_ROWS = 200
 _LISTED_ROWS = 3
 
@@ -35,10 +42,12 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """LLaMA-Factory's arguments about the model and the data."""
+    """LLaMA-Factory's arguments, of which the training and its method matter to what is made of the data."""
 
     model: Any
     data: Any
+    training: Any
+    finetuning: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +81,9 @@ def engine_arguments(config: Mapping[str, Any]) -> Arguments:
     given = {key: value for key, value in config.items() if key not in _HARDWARE_KEYS}
     with tempfile.TemporaryDirectory() as empty, _quiet():
         try:
-            model, data, *_ = get_train_args({**given, "use_cpu": True, "output_dir": empty})
+            model, data, training, finetuning, _ = get_train_args(
+                {**given, "use_cpu": True, "output_dir": empty}
+            )
         except AfmError:
             raise
         except (ValueError, TypeError, AssertionError, ImportError, NotImplementedError, OSError) as error:
@@ -81,7 +92,7 @@ def engine_arguments(config: Mapping[str, Any]) -> Arguments:
         raise ConfigError(
             f"template: LLaMA-Factory has no {data.template!r}; {suggestion(data.template, TEMPLATES)}"
         )
-    return Arguments(model, data)
+    return Arguments(model, data, training, finetuning)
 
 
 def data_sets(arguments: Arguments) -> Iterator[DataSet]:
@@ -120,6 +131,35 @@ def _read(name: str, rows: Iterator[Row], stops: bool) -> DataSet:
     return DataSet(name, good + bad, bad, tuple(listed), stops, tuple(sample))
 
 
+def training_rows(arguments: Arguments) -> tuple[Any, Any]:
+    """The data set as the trainer gets it (streamed, packed, pairs, ...), and the tokenizer.
+
+    Rows that an earlier training stored are taken; none are stored for the sake of a look.
+
+    Raises:
+        ConfigError: The tokenizer cannot be loaded, or the data does not fit the kind of training.
+        DataError: A row cannot be trained on, and ``on_bad_rows`` is ``error``.
+    """
+    tokenizer, template = _tokenizer(arguments)
+    report = Path(tempfile.mkdtemp(prefix="afm_"))
+    training, data = copy.copy(arguments.training), copy.copy(arguments.data)
+    training.output_dir = str(report)
+    if data.tokenized_path is not None and not has_tokenized_data(data.tokenized_path):
+        data.tokenized_path = None
+    stage = _DATA_OF_STAGE.get(arguments.finetuning.stage, arguments.finetuning.stage)
+    try:
+        with _quiet(), redirect_stdout(io.StringIO()):
+            module = get_dataset(template, arguments.model, data, training, stage=stage, tokenizer=tokenizer)
+    except AfmError:
+        raise
+    except (ValueError, RuntimeError, KeyError, TypeError) as error:
+        raise ConfigError(f"the data cannot be prepared: {error}") from None
+    finally:
+        with suppress(OSError):  # it holds a report of bad rows, which a message may have named
+            report.rmdir()
+    return module["train_dataset"], tokenizer
+
+
 def sequence_lengths(arguments: Arguments, rows: Sequence[Row]) -> list[int]:
     """Tokens of each row (of the longer side of a pair) before anything is cut.
 
@@ -127,6 +167,15 @@ def sequence_lengths(arguments: Arguments, rows: Sequence[Row]) -> list[int]:
         ConfigError: The tokenizer cannot be loaded, or its chat template is not the configured one.
         DataError: The template cannot render a row.
     """
+    tokenizer, template = _tokenizer(arguments)
+    try:
+        return [max(_lengths(template, tokenizer, row)) for row in rows]
+    except (ValueError, RuntimeError, KeyError, TypeError) as error:
+        raise DataError(f"the template cannot render a row: {error}") from None
+
+
+def _tokenizer(arguments: Arguments) -> tuple[Any, Any]:
+    """The tokenizer and the template of a training."""
     from llamafactory.model import load_tokenizer
 
     with _quiet():
@@ -137,10 +186,7 @@ def sequence_lengths(arguments: Arguments, rows: Sequence[Row]) -> list[int]:
             raise ConfigError(f"the tokenizer cannot be used: {error}") from None
     if arguments.data.match_chat_template:
         check_chat_template(template, tokenizer)
-    try:
-        return [max(_lengths(template, tokenizer, row)) for row in rows]
-    except (ValueError, RuntimeError, KeyError, TypeError) as error:
-        raise DataError(f"the template cannot render a row: {error}") from None
+    return tokenizer, template
 
 
 def _lengths(template: Any, tokenizer: Any, row: Row) -> Iterator[int]:

@@ -48,6 +48,7 @@ class DataStatistics:
         duplicates: Sequences that equal an earlier one, token for token.
         sampled: Sequences from which ``roles`` were counted.
         roles: By tag, in order of appearance.
+        first_only: Whether all this is said of the first rows of a stream.
     """
 
     rows: int
@@ -60,9 +61,12 @@ class DataStatistics:
     duplicates: int
     sampled: int
     roles: dict[str, RoleShare]
+    first_only: bool = False
 
 
-def count_tokens(dataset: Any, tokenizer: Any, cutoff_len: int) -> DataStatistics:
+def count_tokens(
+    dataset: Any, tokenizer: Any, cutoff_len: int, *, first_only: bool = False
+) -> DataStatistics:
     """Count a tokenized data set with the columns ``input_ids`` and ``labels``, of pairs, or with ``position_ids``, if packed.
 
     Raises:
@@ -94,6 +98,7 @@ def count_tokens(dataset: Any, tokenizer: Any, cutoff_len: int) -> DataStatistic
         duplicates=duplicates,
         sampled=-(-len(lengths) // step),
         roles=_roles(sample, tokenizer),
+        first_only=first_only,
     )
 
 

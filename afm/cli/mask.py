@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from collections.abc import Iterable, Iterator
@@ -14,29 +15,31 @@ import typer
 from afm.cli.options import given_agent
 from afm.errors import DataError, MissingExtraError, UsageError
 from afm.masking import Boundary, MaskedIds, encode_batch
+from afm.terminal import visible
 
 if TYPE_CHECKING:
     from afm.trajectory.rows import TrajectoryRow
 
+EXAMPLES = "llamafactory_patch.examples"
 _BATCH_ROWS = 256
-_PICTURES = {
-    **{code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\t\n"},
-    **{code: f"\\x{code:x}" for code in range(0x7F, 0xA0)},
-}
-"""What a terminal would obey, as what it shows; a text may hold anything."""
 
 
 def mask(
     file: Annotated[
         Path,
         typer.Argument(
-            help="Trajectory JSONL, or alpaca rows as JSON or JSONL. Examples of other layouts are written by "
-            "`afm sft`, to data_examples.txt.",
+            help="Trajectory JSONL, alpaca rows as JSON or JSONL, or the YAML of a training.",
             exists=True,
             dir_okay=False,
         ),
     ],
-    tokenizer: Annotated[Path, typer.Option(help="Folder of a fast Hugging Face tokenizer.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="Of a training: key=value, as for `afm sft`.")
+    ] = None,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(help="Of rows: folder of a fast Hugging Face tokenizer.", show_default=False),
+    ] = None,
     agent: Annotated[
         str | None,
         typer.Option(help="Agent to read as: a shipped name or a YAML. Default: the one each row names."),
@@ -48,12 +51,20 @@ def mask(
         list[str] | None,
         typer.Option(help="A role of the agent that is not trained on; may be given several times."),
     ] = None,
+    examples: Annotated[int, typer.Option(help="Of a training: how many sequences are shown.", min=1)] = 3,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a row.")] = False,
 ) -> None:
-    """Show for every trajectory in FILE which tokens are trained on; masked text stands in ⟦ ⟧.
+    """Show which tokens of a FILE's trajectories are trained on; masked text stands in ⟦ ⟧.
 
-    It is the whole response, before a training cuts it. Control characters of a terminal are shown as pictures. Rows whose structure is faulty are reported, and the exit status is 1 if there is any.
+    Of rows every response is shown whole, before a training cuts it. Those whose structure is faulty are reported, and the exit status is 1 if there is any. Of a training, data of any layout is prepared as LLaMA-Factory would get it: token statistics, and some sequences with their prompts, cut and packed. Control characters of a terminal are shown as pictures.
     """
+    if file.suffix in (".yaml", ".yml"):
+        _show_training(file, overrides or [], examples, as_json, (tokenizer, agent, without_loss))
+        return
+    if overrides:
+        raise UsageError(f"{overrides[0]!r}: only the YAML of a training takes overrides, {file} holds rows")
+    if tokenizer is None:
+        raise UsageError("--tokenizer is missing: the folder that holds tokenizer.json")
     from afm.trajectory.rows import read_rows
 
     if agent is not None:
@@ -73,6 +84,17 @@ def mask(
             show(loaded, row, masked)
     if faulty:
         raise typer.Exit(1)
+
+
+def _show_training(
+    config: Path, overrides: list[str], examples: int, as_json: bool, of_rows: tuple[object, ...]
+) -> None:
+    if any(of_rows):
+        raise UsageError(
+            f"--tokenizer, --agent and --without-loss are for files of rows; {config} sets its own"
+        )
+    module = importlib.import_module(EXAMPLES)
+    module.show_examples(config, overrides, examples, as_json=as_json)
 
 
 def _load_tokenizer(folder: Path) -> Any:
@@ -130,10 +152,10 @@ def _print_preview(tokenizer: Any, row: TrajectoryRow, masked: MaskedIds) -> Non
     from rich.text import Text
 
     preview = Text(
-        f"{row.id.translate(_PICTURES)}: {len(masked.ids)} tokens, {sum(masked.mask)} trained on\n",
+        f"{visible(row.id)}: {len(masked.ids)} tokens, {sum(masked.mask)} trained on\n",
         style="bold",
     )
     for kept, ids in _runs(masked):
-        text = _text(tokenizer, ids).translate(_PICTURES)
+        text = visible(_text(tokenizer, ids))
         preview.append(text if kept else f"⟦{text}⟧", style="green" if kept else "dim")
     Console(soft_wrap=True, highlight=False).print(preview, end="\n\n")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from afm.errors import UsageError
+from afm.terminal import visible
 
 if TYPE_CHECKING:
     from afm.sandbox import RunResult
@@ -130,14 +131,9 @@ def install(
 
 def _show(result: RunResult) -> None:
     for text, stream in ((result.stdout, sys.stdout), (result.stderr, sys.stderr)):
-        print(_harmless(text) if stream.isatty() else text, end="", file=stream)
+        print(visible(text) if stream.isatty() else text, end="", file=stream)
     for missing in result.missing:
         print(f"[the {missing} is missing]", file=sys.stderr)
     if result.reason != "ok":
         status = "" if result.exit_status is None else f", exit status {result.exit_status}"
         print(f"[{result.reason}{status}; {result.wall_s:.2f} s, {result.cpu_s:.2f} s CPU]", file=sys.stderr)
-
-
-def _harmless(text: str) -> str:
-    """Text that cannot steer a terminal."""
-    return "".join(c if c.isprintable() or c in "\n\t" else f"\\x{ord(c):02x}" for c in text)

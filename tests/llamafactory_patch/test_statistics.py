@@ -131,9 +131,27 @@ def test_both_sides_of_a_pair_are_counted_and_shown(tmp_path, capsys):
     sides = {"chosen": CALL, "rejected": SHORT}
     columns = {f"{side}_input_ids": [pair[0]] * 2 for side, pair in sides.items()}
     columns |= {f"{side}_labels": [pair[1]] * 2 for side, pair in sides.items()}
-    counted = show_data(datasets.Dataset.from_dict(columns), Letters(), 16, tmp_path)
-    assert (counted.rows, counted.sequences, counted.trained) == (2, 4, 2 * (10 + 4))
+    show_data(datasets.Dataset.from_dict(columns), Letters(), 16, tmp_path)
+    counted = json.loads((tmp_path / "data_statistics.json").read_text("utf-8"))
+    assert (counted["rows"], counted["sequences"], counted["trained"]) == (2, 4, 2 * (10 + 4))
     assert "4 sequences in 2 rows, 42 tokens" in capsys.readouterr().out
+
+
+def test_of_a_stream_the_beginning_is_shown_and_said_to_be_that(tmp_path, capsys):
+    stream = rows(*([SHORT] * 300)).to_iterable_dataset()
+    show_data(stream, Letters(), 16, tmp_path)
+    assert "beginning of the stream: 256 sequences, 1,280 tokens" in capsys.readouterr().out
+    assert json.loads((tmp_path / "data_statistics.json").read_text("utf-8"))["first_only"] is True
+    assert sum(1 for _ in stream) == 300
+
+
+def test_what_a_terminal_would_obey_is_printed_as_a_picture(tmp_path, capsys):
+    class Hostile(Letters):
+        def decode(self, ids):
+            return "\x1b[2J"
+
+    show_data(rows(CALL), Hostile(), 16, tmp_path)
+    assert "␛[2J" in capsys.readouterr().out
 
 
 def test_a_data_set_without_rows_is_an_error():
