@@ -15,8 +15,21 @@ from afm.trajectory.types import Segment
 
 _TAG = re.compile(r"<(/?)([A-Za-z_][\w.-]*)((?:[\s=][^<>]*?)?)(/?)>")
 _TOKEN = re.compile(r"<[|｜][^<>|｜\s]*(?:tool|function|python_tag)[^<>|｜\s]*[|｜]>|\[TOOL_CALLS\]")
-_REACT = re.compile(r"^[ \t]*Action[ \t]*:[ \t]*(\S[^\n]*)\n\s*Action[ \t]*Input[ \t]*:", re.MULTILINE)
-_JSON = re.compile(r'"name"\s*:\s*"([^"\n]{1,200})"\s*,\s*"(?:arguments|parameters)"\s*:\s*["{]')
+_REACT = re.compile(
+    r"^[ \t]*\**Action(?:[ \t]*\d+)?\**[ \t]*:\**[ \t]*"
+    r"(?:(?!Finish\[)(?P<tool>\w[\w .-]{0,80})\[[^\n]*\]\**[ \t]*$"
+    r"|(?P<name>\S[^\n]{0,200}?)\**[ \t]*\n\s*\**Action[ \t]*Input(?:[ \t]*\d+)?\**[ \t]*:)",
+    re.MULTILINE,
+)
+"""``Action 1: Search[x]`` and ``Action:`` with ``Action Input:``, bold or not; ReAct's own ``Finish[x]`` answers."""
+_STRING = r'"(?:[^"\\\n]|\\.){0,400}"'
+_GIVEN = r'"(?:arguments|parameters|action_input)"\s*:\s*'
+_NAMED = r'"(?:name|action)"\s*:\s*"(?P<{}>[^"\n]{{1,200}})"'
+_JSON = re.compile(
+    rf'{_NAMED.format("name")}\s*,(?:[^{{}}"]|{_STRING}){{0,60}}?{_GIVEN}["{{]'
+    rf'|{_GIVEN}(?:{_STRING}|\{{[^{{}}]{{0,400}}\}})\s*,(?:[^{{}}"]|{_STRING}){{0,60}}?{_NAMED.format("last")}'
+)
+"""An object with a name and arguments, in either order, with other keys between them."""
 _REACH = 400
 _NAME_ATTRIBUTE = re.compile(r"""\bname\s*=\s*["']?([\w.-]+)|^\s*=\s*["']?([\w.-]+)""")
 _CONTAINERS = frozenset(("tool_call", "tool_calls", "tool_use", "function_call", "function_calls"))
@@ -53,7 +66,7 @@ def written_calls(
     What stands inside a closed role is content: a tag in a thought calls nothing. Outside of closed roles these
     look like calls: a tag of a tool of any agent we ship; a tag that other models write around calls; any other tag
     that is closed, but for HTML and for text functions of known agents; the tokens of chat templates; ReAct's
-    ``Action:`` with ``Action Input:``; JSON with ``name`` and ``arguments``.
+    ``Action:`` with ``Action Input:`` or as ``Action: tool[input]``; JSON with ``name`` and ``arguments``.
 
     Args:
         original: The agent that ``spec`` is without its tools; its tags are known, too.
@@ -144,17 +157,20 @@ def _tags(text: str, known: _Known) -> Iterator[tuple[re.Match[str], int]]:
 
 def _name(text: str, begun: re.Match[str], end: int, known: _Known) -> str:
     """The tool that a form calls, as far as it says."""
-    if begun.re is _REACT:
-        return begun[1].strip()
-    if begun.re is _JSON:
-        return begun[1]
+    if begun.re in (_REACT, _JSON):
+        return _named(begun)
     inner = _JSON.search(text, begun.end(), end)
     if begun.re is _TOKEN:
-        return inner[1] if inner else ""
+        return _named(inner) if inner else ""
     if begun[2].lower() in known.tools:
         return begun[2].lower()
     tags = (begun, *_TAG.finditer(text, begun.end(), end))
     attribute = next((found for tag in tags if (found := _NAME_ATTRIBUTE.search(tag[3]))), None)
     if attribute:
         return attribute[1] or attribute[2]
-    return inner[1] if inner else begun[2]
+    return _named(inner) if inner else begun[2]
+
+
+def _named(form: re.Match[str]) -> str:
+    """The name in a form of text; each alternative has a group for it."""
+    return next(name for name in form.groups() if name is not None).strip()
