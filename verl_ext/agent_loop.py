@@ -126,7 +126,14 @@ class AfmAgentLoop(AgentLoopBase):
         if not episode.response_ids:  # verl has no place for a response of no tokens
             token = self.tokenizer.eos_token_id
             episode = replace(episode, response_ids=(token,), response_mask=(0,), logprobs=(0.0,))
-        return output(episode, verdict, model, data_source=task.data_source, score_seconds=score_seconds)
+        return output(
+            episode,
+            verdict,
+            model,
+            data_source=task.data_source,
+            question_index=str(row.get("index", "")),
+            score_seconds=score_seconds,
+        )
 
     def _keep(
         self, shared: Surroundings, task: Task, episode: Episode, verdict: Verdict, row: Mapping[str, Any]

@@ -43,6 +43,11 @@ def base_overrides(settings: RlSettings) -> Flat:
         "+trainer.v1.sampler.sampler_kwargs.output_dir": str(out),
         "+trainer.v1.sampler.sampler_kwargs.short_batch": settings.short_batch.value,
     }
+    if settings.curriculum is not None:
+        # Workers of the data loader would draw ahead, from solve rates of yesterday.
+        values["data.dataloader_num_workers"] = 0
+        for key, value in settings.curriculum.model_dump().items():
+            values[f"+data.curriculum.{key}"] = value
     limit = settings.spec().limits.max_response_tokens
     if limit is not None:
         values["data.max_response_length"] = limit

@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import Any
 
 from afm.errors import AfmError
+from verl_ext.curriculum import QUESTION
 
 ABSTAINED = "abstained"
 """Key of a sample's facts: 1 when its reward abstained, so that the sample has no score."""
@@ -103,6 +104,7 @@ class GroupLedger:
     samples: list[Mapping[str, Any]] = field(default_factory=list)
     abstained: int = 0
     filled: int = 0
+    tokens: Counter[GroupFate] = field(default_factory=Counter)
     evidence: str = ""
 
     def start(self, step: int) -> None:
@@ -113,6 +115,7 @@ class GroupLedger:
         self.samples.clear()
         self.abstained = 0
         self.filled = 0
+        self.tokens.clear()
         self.evidence = ""
 
     def add(self, group: Group, evidence: str = "") -> GroupFate:
@@ -123,6 +126,7 @@ class GroupLedger:
         self.fates[fate] += 1
         self.abstained += len(group.samples) - len(scored)
         self.samples += scored
+        self.tokens[fate] += round(sum(float(sample.get("agent_tokens", 0)) for sample in group.samples))
         if fate is GroupFate.ALIKE and self.metric is not None:
             self.alike[float(scored[0][self.metric])] += 1
         return fate
@@ -191,7 +195,10 @@ class GroupLedger:
             found[side] = found.get(side, 0.0) + count
         found["groups/fillers"] = float(self.filled)
         found["groups/abstained_samples"] = float(self.abstained)
-        for key in sorted({key for sample in self.samples for key in sample} - {ABSTAINED, SOURCE}):
+        generated = self.tokens.total()
+        found["groups/agent_tokens"] = float(generated)
+        found["groups/unused_share"] = 1 - self.tokens[GroupFate.KEPT] / generated if generated else 0.0
+        for key in sorted({key for sample in self.samples for key in sample} - {ABSTAINED, SOURCE, QUESTION}):
             found[f"rollout/{key}"] = _mean(self.samples, key)
         seconds = [float(sample["seconds"]) for sample in self.samples if "seconds" in sample]
         if seconds:

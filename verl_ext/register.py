@@ -6,6 +6,7 @@ import os
 from types import ModuleType
 
 from verl_ext import compat
+from verl_ext.curriculum import draw_by_difficulty
 from verl_ext.hooks import after_import
 
 CPU_ENGINE = "afm_cpu"
@@ -18,6 +19,8 @@ def register() -> None:
     after_import("verl.workers.rollout.base", _rollout_adapter)
     after_import("verl.workers.rollout.replica", _rollout_replica)
     after_import("verl.trainer.ppo.v1.trainer_base", compat.save_when_asked)
+    after_import("verl.utils.checkpoint.fsdp_checkpoint_manager", compat.load_any_world_size)
+    after_import("verl.trainer.ppo.v1.trainer_base", draw_by_difficulty)
     if not on_cpu():
         return
     import verl_ext.platform_cpu  # noqa: F401 - registers itself with verl's PlatformRegistry

@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from statistics import fmean
 from typing import Any
 
 import transfer_queue as tq
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
 from afm.errors import AfmError, ConfigError, EngineError, RewardError, suggestion
+from verl_ext.curriculum import QUESTION, SOLVED, running
 from verl_ext.failures import first_failure, write_verdict
 from verl_ext.guard import ABSTAINED, DRIFT, SOURCE, Group, GroupFate, GroupLedger, ShortBatch
 
@@ -119,7 +121,10 @@ class _Guarded(ReplayBuffer):
         except AfmError as error:
             write_verdict(self._options.output_dir, error)
             raise
-        return batch, metrics | (self._ledger.metrics() if partition_id == TRAIN else {})
+        if partition_id != TRAIN:
+            return batch, metrics
+        curriculum = running()
+        return batch, metrics | self._ledger.metrics() | (curriculum.metrics() if curriculum else {})
 
     def _sync_metadata_from_transfer_queue(self) -> None:
         super()._sync_metadata_from_transfer_queue()
@@ -177,12 +182,14 @@ class _Guarded(ReplayBuffer):
         try:
             fate = self._ledger.add(samples, self._evidence.pop(uid, ""))
         except KeyError as error:
-            known = sorted({key for sample in group.values() for key in sample} - {SOURCE})
+            known = sorted({key for sample in group.values() for key in sample} - {SOURCE, QUESTION})
             raise ConfigError(
                 f"algorithm.filter_groups.metric={self.filter_groups_metric}: the reward reports no {error}; "
                 f"expected one of: {', '.join(known)}"
             ) from None
         self._fates[uid] = fate
+        if (curriculum := running()) and samples.scored:
+            curriculum.record(samples.scored[0][QUESTION], fmean(float(s[SOLVED]) for s in samples.scored))
         if fate is GroupFate.ALIKE:
             self._alike[uid] = float(samples.scored[0][str(self.filter_groups_metric)])
         unscored = group if fate is GroupFate.VOID else {k: s for k, s in group.items() if s.get(ABSTAINED)}
@@ -201,7 +208,7 @@ class _Guarded(ReplayBuffer):
                 if reason := fields_of.get(ABSTAINED):
                     self._evidence[key.split("_")[0]] = str(reason)
                 facts = {"reward": float(scores.sum())} | dict(fields_of.get("reward_extra_info") or {})
-                facts[SOURCE] = fields_of.get(SOURCE)
+                facts |= {key: fields_of.get(key) for key in (SOURCE, QUESTION)}
                 groups[key.split("_")[0]][key] = facts
         return groups
 

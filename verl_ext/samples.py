@@ -8,13 +8,20 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopO
 
 from afm.rollout import Episode
 from afm.trajectory.record import StopReason, Verdict
+from verl_ext.curriculum import QUESTION
 from verl_ext.guard import ABSTAINED, DRIFT, SOURCE
 from verl_ext.server_model import ServerModel
 from verl_ext.unfinished import CUT_SHORT
 
 
 def output(
-    episode: Episode, verdict: Verdict, model: ServerModel, *, data_source: str, score_seconds: float
+    episode: Episode,
+    verdict: Verdict,
+    model: ServerModel,
+    *,
+    data_source: str,
+    question_index: str,
+    score_seconds: float,
 ) -> AgentLoopOutput:
     """What verl's agent loop returns for an episode.
 
@@ -23,6 +30,7 @@ def output(
         verdict: Its score, or why it has none.
         model: The one it happened with.
         data_source: Where the question comes from.
+        question_index: Which question of the data it is.
         score_seconds: Spent on the verdict.
     """
     length = _trained_length(episode.response_mask)
@@ -48,6 +56,7 @@ def output(
             "max_global_steps": max(versions),
             "stop": episode.stop.value,
             SOURCE: data_source,
+            QUESTION: question_index,
             ABSTAINED: verdict.evidence if verdict.abstained else "",
         },
     )

@@ -12,6 +12,7 @@ from afm.agents import AgentSpec, Limits, agent_of_model, load_agent
 from afm.configuration import apply_overrides, read_extended, read_in_place, validated
 from afm.errors import suggestion
 from verl_ext.alarms import Alarms
+from verl_ext.curriculum import Curriculum
 from verl_ext.guard import ShortBatch
 from verl_ext.unfinished import Unfinished
 
@@ -75,6 +76,7 @@ class RlSettings(EpisodeSettings):
         train_files: Parquet files with one question a row.
         val_files: The same for verl's own validation; the training files when empty.
         short_batch: What to do when ``algorithm.filter_groups.max_num_gen_batches`` did not fill a batch.
+        curriculum: Draw questions by how often they are solved; see :mod:`verl_ext.curriculum`.
         alarms: When metrics give cause for worry, and what happens then; see :mod:`verl_ext.alarms`.
         trackers: Where metrics go beside ``metrics.jsonl``; each writes below ``output_dir``. W&B and SwanLab are offline
             unless ``WANDB_API_KEY`` or ``SWANLAB_API_KEY`` is in the environment.
@@ -88,6 +90,7 @@ class RlSettings(EpisodeSettings):
     train_files: tuple[str, ...] = Field(min_length=1)
     val_files: tuple[str, ...] = ()
     short_batch: ShortBatch = ShortBatch.STOP
+    curriculum: Curriculum | None = None
     alarms: Alarms = Alarms()
     trackers: tuple[Literal["tensorboard", "wandb", "swanlab"], ...] = ()
     ray_address: str | None = None

@@ -120,6 +120,16 @@ def test_a_new_step_starts_from_nothing() -> None:
     assert "rollout/acc" not in book.metrics()
 
 
+def test_tokens_of_groups_that_were_thrown_away_are_counted() -> None:
+    book = ledger()
+    book.add(Group([{"acc": 1.0, "agent_tokens": 10.0}, {"acc": 0.0, "agent_tokens": 20.0}]))
+    book.add(Group([{"acc": 1.0, "agent_tokens": 5.0}, {"acc": 1.0, "agent_tokens": 5.0}]))
+    found = book.metrics()
+    assert (found["groups/agent_tokens"], found["groups/unused_share"]) == (40, 0.25)
+    book.start(step=8)
+    assert book.metrics()["groups/agent_tokens"] == 0
+
+
 def test_metrics_are_over_every_scored_sample_dropped_groups_included() -> None:
     book = ledger()
     book.add(group(1, 0, 0, abstained=1))
@@ -127,6 +137,8 @@ def test_metrics_are_over_every_scored_sample_dropped_groups_included() -> None:
     book.add(group(0, 0, 0, 0))
     assert book.metrics() == {
         "groups/generated": 3.0,
+        "groups/agent_tokens": 0.0,
+        "groups/unused_share": 0.0,
         "groups/kept": 1.0,
         "groups/alike": 2.0,
         "groups/void": 0.0,

@@ -48,6 +48,7 @@ def settings(folder: Path, model: Path) -> dict[str, Any]:
         "train_files": str(folder / "rl.parquet"),
         "output_dir": str(folder / "a run"),
         "limits": {"max_response_tokens": 96},
+        "curriculum": {},
         "trackers": ["tensorboard", "wandb", "swanlab"],
         "rewards": {"formula": "overlong", "overlong": {"max_tokens": 96, "buffer_tokens": 96}},
         "verl": verl,
@@ -160,6 +161,8 @@ def test_each_step_is_one_line_of_documented_metrics(trained: tuple[Path, str]) 
         assert row["by_source"]["mini_math"]["score"] == pytest.approx(row["reward"])
         assert -1 <= row["reward"] <= 0
         assert row["groups_kept"] >= 4
+    # Half of the 64 questions rest, so none of 48 was drawn twice, before or after the kill.
+    assert [row["questions_asked"] for row in found] == [16, 32, 48]
     assert "step 3/3  reward -" in output
 
 
