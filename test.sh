@@ -5,4 +5,6 @@
 set -euo pipefail
 cd "$(dirname "$0")"
 requirements/install-cpu.sh
+# Trainings in two processes would fight over two cores with two threads each.
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-PASSIVE}
 exec "${VENV:-.venv}/bin/python" -m pytest -n "${TEST_PROCESSES:-2}" --dist loadfile --no-loadscope-reorder "$@"

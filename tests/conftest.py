@@ -28,3 +28,11 @@ def shared() -> Callable[[str], Path]:
 def qwen_folder(shared: Callable[[str], Path]) -> Path:
     """The real Qwen2.5 tokenizer."""
     return shared("tokenizers/qwen2.5")
+
+
+_LONG = ("test_quickstart.py", "test_training.py")
+"""Files whose tests train; begun last, one of them would keep one process busy while the other has nothing left."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.name not in _LONG)
