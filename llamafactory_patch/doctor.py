@@ -3,61 +3,30 @@
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
-from afm.errors import AfmError
+from afm.planning import Finding, Hardware, Level, ModelShape, Report, model_shape
+from afm.planning.memory import GIB, MemoryNeed, described, disk_finding, fits
 from llamafactory_patch.compat import check_version
 from llamafactory_patch.config import SftJob, check_data, check_model, fsdp_settings, resolve
-from llamafactory_patch.hardware import Hardware
-from llamafactory_patch.memory import (
-    MemoryNeed,
-    ModelShape,
-    Sharding,
-    memory_need,
-    model_shape,
-    sharding_of,
-    trained_parameters,
-)
+from llamafactory_patch.memory import Sharding, memory_need, sharding_of, trained_parameters
 from llamafactory_patch.trackers import check_trackers
 
 if TYPE_CHECKING:
     from llamafactory_patch.rehearsal import Arguments, DataSet
 
-T = TypeVar("T")
-
-GIB = 1024**3
 _PACKAGES = {"deepspeed": "deepspeed", "enable_liger_kernel": "liger-kernel"}
 """What keys need that LLaMA-Factory looks for on the GPUs of the training only."""
-
-
-class Level(StrEnum):
-    """How bad a finding is."""
-
-    OK = "ok"
-    WARNING = "warning"
-    ERROR = "error"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that was looked at."""
-
-    level: Level
-    subject: str
-    text: str
 
 
 def diagnose(
     config_path: str | Path, overrides: Sequence[str], hardware: Hardware, env: Mapping[str, str]
 ) -> list[Finding]:
     """Everything that can be said about a training configuration without starting it; no error is raised."""
-    report = _Report()
+    report = Report()
     job = report.asked("keys", lambda: resolve(config_path, overrides))
     if job is None:
         return report.findings
@@ -68,7 +37,7 @@ def diagnose(
     report.asked("fsdp", lambda: fsdp_settings(job))
     steps = _steps(job, _rehearse(job, report), hardware)
     report.add(*_batch(job, steps, hardware))
-    shape = model_shape(str(job.config.get("model_name_or_path", "")))
+    shape = report.asked("model", lambda: model_shape(str(job.config.get("model_name_or_path", ""))))
     report.add(*_context(job, shape))
     if shape is None:
         report.add(Finding(Level.WARNING, "memory", "the model's config.json is not here; no estimate"))
@@ -77,23 +46,7 @@ def diagnose(
     return report.findings
 
 
-class _Report:
-    def __init__(self) -> None:
-        self.findings: list[Finding] = []
-
-    def add(self, *findings: Finding) -> None:
-        self.findings += findings
-
-    def asked(self, subject: str, question: Callable[[], T]) -> T | None:
-        """The answer to a question; an error of it is a finding."""
-        try:
-            return question()
-        except AfmError as error:
-            self.add(Finding(Level.ERROR, subject, " ".join(str(error).split())))
-            return None
-
-
-def _rehearse(job: SftJob, report: _Report) -> int | None:
+def _rehearse(job: SftJob, report: Report) -> int | None:
     """Ask LLaMA-Factory about the arguments and the data; the number of rows to train on, if that can be told."""
     arguments = report.asked("engine", lambda: _parsed(job))
     if arguments is None:
@@ -233,16 +186,9 @@ def _disk(job: SftJob, shape: ModelShape, steps: int | None) -> Finding:
     if kept is None:
         text = f"every checkpoint of {checkpoint / GIB:,.1f} GiB is kept, nobody knows how many; set save_total_limit"
         return Finding(Level.WARNING, "disk", text)
-    need = model + kept * checkpoint
-    folder = job.output_dir.absolute()
-    while not folder.exists():
-        folder = folder.parent
-    free = shutil.disk_usage(folder).free
-    text = (
-        f"{need / GIB:,.1f} GiB for the model and {kept} checkpoints, {free / GIB:,.1f} GiB free at {folder}"
-    )
-    short = "; lower save_total_limit or set save_only_model=true (which cannot be resumed)"
-    return Finding(Level.OK if need < free else Level.ERROR, "disk", text + ("" if need < free else short))
+    advice = "lower save_total_limit or set save_only_model=true (which cannot be resumed)"
+    what = f"the model and {kept} checkpoints"
+    return disk_finding(model + kept * checkpoint, job.output_dir, what, advice)
 
 
 def _checkpoints(job: SftJob, steps: int | None) -> int | None:
@@ -267,19 +213,12 @@ def _memory(job: SftJob, shape: ModelShape, hardware: Hardware) -> Iterator[Find
     for kind in Sharding:
         need = memory_need(shape, job.config, kind, _world(job, hardware))
         here = kind is chosen
-        fits = need.total < 0.92 * hardware.gpu_gib * GIB  # the rest is the driver's and fragmentation
-        level = Level.WARNING if here and not fits and not job.config.get("use_cpu") else Level.OK
-        advice = "" if fits or not here else _advice(need, chosen)
+        enough = fits(need.total, hardware.gpu_gib)
+        level = Level.WARNING if here and not enough and not job.config.get("use_cpu") else Level.OK
+        advice = "" if enough or not here else _advice(need, chosen)
         mark = " (as configured)" if here else ""
-        over = "" if fits else f", more than {hardware.gpu_gib:g}"
+        over = "" if enough else f", more than {hardware.gpu_gib:g}"
         yield Finding(level, "memory", f"{kind}{mark}: {described(need)}{over}{advice}")
-
-
-def described(need: MemoryNeed) -> str:
-    """A need in GiB and its parts."""
-    parts = (need.states, need.activations, need.logits)
-    states, activations, logits = (f"{part / GIB:.1f}" for part in parts)
-    return f"{need.total / GIB:.1f} GiB a GPU = states {states} + activations {activations} + logits {logits}"
 
 
 def _advice(need: MemoryNeed, sharding: Sharding) -> str:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from afm.errors import ConfigError
+from afm.planning import recipe_hardware
 from llamafactory_patch.config import resolve
-from llamafactory_patch.hardware import recipe_hardware
 
 _UNSAID = "-"
 

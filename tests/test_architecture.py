@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 LAYERS = [
     {"errors", "settings", "processes", "configuration", "sqlite", "terminal"},
-    {"agents"},
+    {"agents", "planning"},
     {"trajectory"},
     {"continuation"},
     {"masking"},

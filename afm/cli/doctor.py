@@ -8,12 +8,13 @@ import platform
 import shutil
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from afm.planning import Finding, failed, hardware_from
+
 DOCTOR = "llamafactory_patch.doctor"
-HARDWARE = "llamafactory_patch.hardware"
 
 _PACKAGES = {
     "sft": ("llamafactory", "torch", "transformers", "deepspeed"),
@@ -51,13 +52,20 @@ def doctor(
         for line in _environment():
             print(line)
         return
-    checks = importlib.import_module(DOCTOR)
-    hardware = importlib.import_module(HARDWARE).hardware_from(os.environ, config, nodes, gpus, gpu_gib)
-    findings: list[Any] = checks.diagnose(config, overrides or [], hardware, os.environ)
+    findings = _diagnosed(config, overrides or [], nodes, gpus, gpu_gib)
     for finding in findings:
-        print(f"{finding.level:<8} {finding.subject:<15} {finding.text}")
-    if any(finding.level == "error" for finding in findings):
+        print(finding)
+    if failed(findings):
         raise typer.Exit(1)
+
+
+def _diagnosed(
+    config: Path, overrides: list[str], nodes: int | None, gpus: int | None, gpu_gib: float | None
+) -> list[Finding]:
+    checks = importlib.import_module(DOCTOR)
+    hardware = hardware_from(os.environ, config, nodes, gpus, gpu_gib)
+    findings: list[Finding] = checks.diagnose(config, overrides, hardware, os.environ)
+    return findings
 
 
 def _environment() -> list[str]:

@@ -5,8 +5,8 @@ import pytest
 from typer.testing import CliRunner
 
 from afm.errors import ConfigError
+from afm.planning import Hardware, hardware_from
 from llamafactory_patch.doctor import diagnose
-from llamafactory_patch.hardware import Hardware, hardware_from
 
 pytest.importorskip("llamafactory")
 

@@ -1,0 +1,20 @@
+"""What a training would need, told before it costs time: findings, hardware, memory, speed. Engines' plugins build on it."""
+
+from __future__ import annotations
+
+from afm.planning.findings import Finding, Level, Report, failed
+from afm.planning.hardware import Hardware, hardware_from, positive_variable, recipe_hardware
+from afm.planning.model_shape import ModelShape, model_shape
+
+__all__ = [
+    "Finding",
+    "Hardware",
+    "Level",
+    "ModelShape",
+    "Report",
+    "failed",
+    "hardware_from",
+    "model_shape",
+    "positive_variable",
+    "recipe_hardware",
+]
