@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import zipfile
 from pathlib import Path
 
 from afm.agents import MODEL_AGENT_FILE, AgentSpec, save_agent
@@ -12,6 +13,9 @@ from afm.errors import EngineError
 TRACKER_FILE = "latest_checkpointed_iteration.txt"
 EXPORT_FILE = "training.json"
 """In the exported model's folder: which step it is of."""
+SHARDS_FILE = "fsdp_config.json"
+"""Beside the parts of a model: how many workers stored one each."""
+_KINDS = ("model", "optim", "extra_state")
 
 
 def resumable_step(folder: Path) -> int:
@@ -38,8 +42,37 @@ def _step_of(path: Path) -> int:
 
 
 def _complete(checkpoint: Path) -> bool:
-    # data.pt is written after every model shard; an old checkpoint keeps it when its shards are removed.
-    return (checkpoint / "data.pt").exists() and any((checkpoint / "actor").glob("extra_state_*.pt"))
+    # data.pt is written after every model's parts, and an archive's list of contents at its end; an old checkpoint keeps
+    # it when the parts are removed.
+    models = [
+        checkpoint / "actor",
+        *(checkpoint / name for name in ("critic",) if (checkpoint / name).exists()),
+    ]
+    return zipfile.is_zipfile(checkpoint / "data.pt") and all(map(whole, models))
+
+
+def shard_file(folder: Path, kind: str, world_size: int, rank: int) -> Path:
+    """Where a worker's ``model``, ``optim`` or ``extra_state`` stands."""
+    return folder / f"{kind}_world_size_{world_size}_rank_{rank}.pt"
+
+
+def stored_world_size(folder: Path) -> int | None:
+    """How many workers wrote the checkpoint of a model, ``None`` if it does not say."""
+    try:
+        size: int = json.loads((folder / SHARDS_FILE).read_text(encoding="utf-8"))["world_size"]
+    except (OSError, ValueError, KeyError):
+        return None
+    return size
+
+
+def whole(folder: Path) -> bool:
+    """Whether no file of a model's checkpoint is missing for a worker that stored any of them here.
+
+    Without a file system that all nodes share, each node has the files of its own workers.
+    """
+    ranks = {kind: {path.name.rpartition("_")[2] for path in folder.glob(f"{kind}_*.pt")} for kind in _KINDS}
+    stored = [found for found in ranks.values() if found]
+    return bool(ranks["extra_state"]) and all(found == stored[0] for found in stored)
 
 
 def exported_step(model_dir: Path) -> int | None:

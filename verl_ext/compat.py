@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from afm.errors import EngineError, MissingExtraError, install_advice
+from verl_ext.checkpoints import stored_world_size
 
 Patch = Callable[[ModuleType], None]
 
@@ -143,3 +144,32 @@ def save_when_asked(module: ModuleType) -> None:
 
     _stop_profiling.patched_by_afm = True  # type: ignore[attr-defined]
     trainer._stop_profiling = _stop_profiling
+
+
+def load_any_world_size(module: ModuleType) -> None:
+    """Let a run go on with another number of training workers.
+
+    Symptom: ``FileNotFoundError: .../model_world_size_2_rank_0.pt``.
+    Cause: verl/utils/checkpoint/fsdp_checkpoint_manager.py:216 names the files by the present number of workers. With the
+    number that wrote the checkpoint verl's own code loads it.
+    """
+    manager = target(module, "FSDPCheckpointManager")
+    original = manager.load_checkpoint
+    if getattr(original, "patched_by_afm", False):
+        return
+
+    def load_checkpoint(
+        self: Any, local_path: str | None, hdfs_path: str | None = None, del_local_after_load: bool = False
+    ) -> None:
+        from verl_ext.shards import load_resharded
+
+        stored = None if local_path is None else stored_world_size(Path(local_path))
+        if local_path is None or stored in (None, self.world_size):
+            original(self, local_path, hdfs_path, del_local_after_load)
+            return
+        load_resharded(self, Path(local_path))
+        if self.rank == 0:
+            print(f"{local_path}: written by {stored} workers, read by {self.world_size}", flush=True)
+
+    load_checkpoint.patched_by_afm = True  # type: ignore[attr-defined]
+    manager.load_checkpoint = load_checkpoint

@@ -1,4 +1,6 @@
+import itertools
 import json
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +15,17 @@ def checkpoint(folder: Path, step: int, *, data: bool = True, shards: bool = Tru
     actor = folder / f"global_step_{step}" / "actor"
     actor.mkdir(parents=True)
     if shards:
-        (actor / "extra_state_world_size_1_rank_0.pt").touch()
+        store(actor)
     if data:
-        (actor.parent / "data.pt").touch()
+        with zipfile.ZipFile(actor.parent / "data.pt", "w") as archive:  # as torch.save writes it
+            archive.writestr("data.pkl", "state")
     return actor
+
+
+def store(model: Path, workers: int = 1) -> None:
+    model.mkdir(exist_ok=True)
+    for rank, kind in itertools.product(range(workers), ("model", "optim", "extra_state")):
+        (model / f"{kind}_world_size_{workers}_rank_{rank}.pt").touch()
 
 
 def test_the_newest_complete_checkpoint_is_resumed(tmp_path: Path) -> None:
@@ -35,6 +44,25 @@ def test_a_wrong_tracker_is_repaired(tmp_path: Path, tracker: str | None) -> Non
         (tmp_path / TRACKER_FILE).write_text(tracker)
     assert resumable_step(tmp_path) == 4
     assert (tmp_path / TRACKER_FILE).read_text() == "4"
+
+
+def test_a_checkpoint_whose_last_file_was_cut_off_is_not_complete(tmp_path: Path) -> None:
+    checkpoint(tmp_path, 2)
+    file = checkpoint(tmp_path, 4).parent / "data.pt"
+    file.write_bytes(file.read_bytes()[:-10])
+    assert resumable_step(tmp_path) == 2
+
+
+@pytest.mark.parametrize("model", ["actor", "critic"])
+@pytest.mark.parametrize("kind", ["model", "optim", "extra_state"])
+def test_a_checkpoint_without_one_workers_file_is_not_complete(tmp_path: Path, model: str, kind: str) -> None:
+    checkpoint(tmp_path, 2)
+    newest = checkpoint(tmp_path, 4, shards=False).parent
+    store(newest / "actor", workers=2)
+    store(newest / "critic", workers=2)
+    assert resumable_step(tmp_path) == 4
+    (newest / model / f"{kind}_world_size_2_rank_1.pt").unlink()
+    assert resumable_step(tmp_path) == 2
 
 
 def test_without_a_complete_checkpoint_training_starts_anew(tmp_path: Path) -> None:

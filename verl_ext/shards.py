@@ -1,0 +1,211 @@
+"""Checkpoints of verl's FSDP2 workers, read by any number of workers.
+
+Every worker stores its own part of each tensor (``model_world_size_W_rank_R.pt``, ``optim_...``, ``extra_state_...``), and
+verl 0.9.1 looks for the files of its present number of workers. Here a worker takes what it now holds out of all the parts:
+``torch.distributed.checkpoint`` finds the overlaps, and files are mapped into memory, so that only these are read.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed import checkpoint
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
+from torch.distributed.tensor import DTensor, Shard
+from torch.futures import Future
+
+from afm.errors import EngineError
+from verl_ext.checkpoints import SHARDS_FILE, shard_file, stored_world_size
+
+
+class ShardReader(checkpoint.StorageReader):
+    """All workers' parts of some tensors, for ``torch.distributed.checkpoint.load``.
+
+    Args:
+        parts: One mapping of names to tensors for each worker that stored them, in the order of ranks.
+    """
+
+    def __init__(self, parts: Sequence[Mapping[str, Any]]) -> None:
+        self._sizes: dict[str, TensorStorageMetadata] = {}
+        self._pieces: dict[tuple[str, torch.Size], torch.Tensor] = {}
+        for rank, part in enumerate(parts):
+            for name, tensor in part.items():
+                self._add(name, tensor, rank)
+
+    def _add(self, name: str, tensor: Any, rank: int) -> None:
+        local, offset = _piece(name, tensor, rank)
+        if (name, offset) in self._pieces or local.numel() == 0:
+            return  # a copy of what another worker stored, or nothing
+        self._pieces[name, offset] = local
+        properties = TensorProperties(dtype=local.dtype)
+        entry = self._sizes.setdefault(name, TensorStorageMetadata(properties, tensor.size(), []))
+        entry.chunks.append(ChunkStorageMetadata(offset, local.size()))
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """Which parts there are."""
+        return Metadata(dict(self._sizes))
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Copy what ``plan`` asks for to its place."""
+        for item in plan.items:
+            source = self._pieces[item.storage_index.fqn, torch.Size(item.storage_index.offset or ())]
+            for dimension, (start, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
+                source = source.narrow(dimension, start, length)
+            target = planner.resolve_tensor(item).detach()
+            target.copy_(source)
+            planner.commit_tensor(item, target)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    def reset(self, checkpoint_id: Any = None) -> None:
+        """Nothing is kept between two loads."""
+
+    def set_up_storage_reader(
+        self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
+    ) -> None:
+        """Nothing to set up."""
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        """As it is."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """As they are."""
+        return plans
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
+        """Parts are given as they are, never by an id."""
+        return False
+
+
+def _piece(name: str, tensor: Any, rank: int) -> tuple[torch.Tensor, torch.Size]:
+    """A worker's part of a tensor, and where it begins in the whole.
+
+    Raises:
+        EngineError: Not a tensor as FSDP2 stores it.
+    """
+    if not isinstance(tensor, DTensor):
+        if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+            raise EngineError(
+                f"{name} is stored as {type(tensor).__name__}; only checkpoints of FSDP2 can be read by another number "
+                "of workers (strategy: fsdp2)"
+            )
+        return tensor, torch.Size([0] * tensor.dim())
+    offset = [0] * tensor.dim()
+    [coordinate] = (tensor.device_mesh.mesh == rank).nonzero().tolist()
+    for placement, size, position in zip(
+        tensor.placements, tensor.device_mesh.shape, coordinate, strict=True
+    ):
+        if placement.is_replicate():
+            continue
+        if type(placement) is not Shard or offset[placement.dim]:
+            raise EngineError(f"{name} is laid out as {tensor.placements}; expected one cut of one dimension")
+        # As torch.chunk cuts: equal parts, the last ones smaller or empty.
+        length = -(-tensor.size(placement.dim) // size)
+        offset[placement.dim] = min(length * position, tensor.size(placement.dim))
+    return tensor._local_tensor, torch.Size(offset)
+
+
+def read_shards(folder: Path, kind: str) -> list[Any]:
+    """What every worker stored, in the order of ranks; tensors are mapped, not read.
+
+    Raises:
+        EngineError: A worker's file is missing.
+    """
+    size = stored_world_size(folder) or 0
+    files = [shard_file(folder, kind, size, rank) for rank in range(size)]
+    missing = [str(file) for file in files if not file.exists()]
+    if missing or not files:
+        raise EngineError(
+            f"{folder}: written by {size} workers, without {', '.join(missing) or SHARDS_FILE}; copy all of its files here, "
+            "on every node, or continue from another checkpoint"
+        )
+    return [torch.load(file, map_location="cpu", weights_only=False, mmap=True) for file in files]
+
+
+def _fill(targets: dict[str, Any], parts: Sequence[Mapping[str, Any]]) -> None:
+    with warnings.catch_warnings():
+        # Every worker plans for itself: it takes that for a process alone.
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")
+        checkpoint.load(targets, storage_reader=ShardReader(parts), no_dist=True)
+
+
+def load_model(module: Any, parts: Sequence[Mapping[str, Any]], *, partly: bool = False) -> None:
+    """Give a sharded module the weights that another number of workers stored.
+
+    Args:
+        partly: The checkpoint has some of the weights only (adapters); the others stay as they are.
+    """
+    weights = {name: value for name, value in module.state_dict().items() if not partly or name in parts[0]}
+    _fill(weights, parts)
+    module.load_state_dict(weights, strict=not partly)
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, parts: Sequence[Mapping[str, Any]]) -> None:
+    """Give an optimizer the moments and step counts that another number of workers stored.
+
+    Raises:
+        EngineError: Its parameters are not those of the checkpoint.
+    """
+    first = parts[0]
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    numbers = [number for group in first["param_groups"] for number in group["params"]]
+    if len(numbers) != len(parameters):
+        raise EngineError(
+            f"the checkpoint's optimizer has {len(numbers)} parameters, this one {len(parameters)}; is it the same model?"
+        )
+    state: dict[int, dict[str, Any]] = {}
+    targets: dict[str, torch.Tensor] = {}
+    for number, parameter in zip(numbers, parameters, strict=True):
+        for key, value in first["state"].get(number, {}).items():
+            if isinstance(value, DTensor):
+                value = torch.zeros_like(parameter, dtype=value.dtype)
+                targets[f"{number}.{key}"] = value
+            state.setdefault(number, {})[key] = value
+    named = [
+        {
+            f"{number}.{key}": value
+            for number, values in part["state"].items()
+            for key, value in values.items()
+            if f"{number}.{key}" in targets
+        }
+        for part in parts
+    ]
+    _fill(targets, named)
+    optimizer.load_state_dict({"state": state, "param_groups": first["param_groups"]})
+
+
+def load_resharded(manager: Any, folder: Path) -> None:
+    """Load a checkpoint that another number of workers stored into verl's ``FSDPCheckpointManager``.
+
+    Weights, moments, step counts and the learning rate's schedule are those stored. A worker goes on with the random
+    generators of the stored worker of its rank; one that had no counterpart keeps those it was started with.
+
+    Raises:
+        EngineError: A file is missing, or the checkpoint is not one of FSDP2.
+    """
+    if manager.should_load_model:
+        parts = read_shards(folder, "model")
+        load_model(manager.model, parts, partly=manager.is_lora_only_state_dict(parts[0]))
+    if manager.should_load_optimizer:
+        load_optimizer(manager.optimizer, read_shards(folder, "optim"))
+    if manager.should_load_extra:
+        extra = read_shards(folder, "extra_state")
+        if manager.rank < len(extra) and "rng" in extra[manager.rank]:
+            manager.load_rng_state(extra[manager.rank]["rng"])
+        schedule = extra[0]["lr_scheduler"]
+        if schedule is not None and manager.lr_scheduler is not None:
+            manager.lr_scheduler.load_state_dict(schedule)
+    torch.distributed.barrier()
