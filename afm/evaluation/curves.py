@@ -30,6 +30,8 @@ class _Wanted:
     lines: tuple[_Line, ...]
     share: bool = False
     y_from_zero: bool = True
+    only_some: bool = False
+    """Not every run has it, so its absence needs no note."""
 
 
 _RL_CURVES = (
@@ -68,29 +70,67 @@ _RL_CURVES = (
         "Share of trained tokens whose update the clip held back.",
         (_Line("share", ("clip_fraction", "actor/pg_clipfrac")),),
     ),
+    _Wanted(
+        "Mismatch",
+        "KL between the rollout engine's and the trainer's probabilities of the same tokens.",
+        (_Line("KL", ("mismatch_kl", "rollout_corr/k3_kl")),),
+        only_some=True,
+    ),
+    _Wanted(
+        "Value loss",
+        "Of the critic, over the tokens the agent wrote.",
+        (_Line("loss", ("value_loss", "critic/vf_loss")),),
+        only_some=True,
+    ),
+    _Wanted(
+        "Seconds a step",
+        "Wall time: the whole step, and of it the rollout and the update of the policy.",
+        (
+            _Line("step", ("seconds", "timing_s/step")),
+            _Line("rollout", ("rollout_seconds", "timing_s/gen")),
+            _Line("update", ("update_seconds", "timing_s/update_actor")),
+        ),
+        only_some=True,
+    ),
+    _Wanted(
+        "Questions by difficulty",
+        "Questions asked so far, and those that are asked no more because every sample solves them.",
+        (_Line("asked", ("questions_asked",)), _Line("retired", ("questions_retired",))),
+        only_some=True,
+    ),
 )
 
 
 def read_curves(run_dir: Path) -> tuple[list[Curve], list[str]]:
-    """The curves of ``sft/`` and ``rl/``, and a note for each series that is missing."""
+    """The curves of ``sft/`` and ``rl/`` (or of one of the two itself), and a note for each series that is missing."""
     curves: list[Curve] = []
     notes: list[str] = []
-    log = run_dir / "sft" / TRAINER_LOG
-    if log.exists():
-        line = _series("loss", ("loss",), _rows(log, "current_steps"))
+    log = _first(run_dir / "sft" / TRAINER_LOG, run_dir / TRAINER_LOG)
+    if log:
+        line = _series("loss", ("loss",), training_rows(log, "current_steps"))
         if line is not None:
             caption = "Mean over the tokens the agent wrote; everything else is masked."
             curves.append(Curve("Loss of fine-tuning", "optimizer step", (line,), caption, y_from_zero=True))
         else:
-            notes.append(f"sft/{TRAINER_LOG} holds no loss.")
-    metrics = run_dir / "rl" / RL_METRICS
-    if metrics.exists():
-        rows = _rows(metrics, "step")
+            notes.append(f"{log.relative_to(run_dir)} holds no loss.")
+    metrics = rl_metrics(run_dir)
+    if metrics:
+        rows = training_rows(metrics, "step")
         for wanted in _RL_CURVES:
             curve, missing = _curve(wanted, rows)
             curves += [curve] if curve else []
-            notes += [f"rl/{RL_METRICS} holds no series {key!r}." for key in missing]
+            if not wanted.only_some:
+                notes += [f"{metrics.relative_to(run_dir)} holds no series {key!r}." for key in missing]
     return curves, notes
+
+
+def rl_metrics(run_dir: Path) -> Path | None:
+    """The metrics of ``run_dir/rl``, or of ``run_dir`` itself."""
+    return _first(run_dir / "rl" / RL_METRICS, run_dir / RL_METRICS)
+
+
+def _first(*paths: Path) -> Path | None:
+    return next((path for path in paths if path.exists()), None)
 
 
 def _curve(wanted: _Wanted, rows: Mapping[float, Mapping[str, Any]]) -> tuple[Curve | None, list[str]]:
@@ -106,13 +146,13 @@ def _curve(wanted: _Wanted, rows: Mapping[float, Mapping[str, Any]]) -> tuple[Cu
 
 
 def _series(label: str, keys: Sequence[str], rows: Mapping[float, Mapping[str, Any]]) -> Series | None:
-    points = [(step, value) for step, row in sorted(rows.items()) if (value := _value(row, keys)) is not None]
+    points = [(step, value) for step, row in sorted(rows.items()) if (value := metric(row, keys)) is not None]
     if not points:
         return None
     return Series(label, tuple(x for x, _ in points), tuple(y for _, y in points))
 
 
-def _value(row: Mapping[str, Any], keys: Sequence[str]) -> float | None:
+def metric(row: Mapping[str, Any], keys: Sequence[str]) -> float | None:
     """The first finite number under one of ``keys``, in the row itself or among the engine's own names."""
     engine = row.get("engine") or row.get("data")
     for part in (row, engine if isinstance(engine, Mapping) else {}):
@@ -123,8 +163,8 @@ def _value(row: Mapping[str, Any], keys: Sequence[str]) -> float | None:
     return None
 
 
-def _rows(path: Path, step_key: str) -> dict[float, Mapping[str, Any]]:
-    """Rows by step; what a resumed training logged again replaces the earlier, unreadable lines are left out."""
+def training_rows(path: Path, step_key: str) -> dict[float, Mapping[str, Any]]:
+    """Rows of a log by step; what a resumed training logged again replaces the earlier, unreadable lines are left out."""
     rows: dict[float, Mapping[str, Any]] = {}
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from afm.agents import AgentSpec
 from afm.evaluation.charts import Curve
+from afm.evaluation.health import Aspect
 from afm.evaluation.metrics import Metrics, PairedDifference
 from afm.trajectory.record import Record
 
@@ -88,6 +89,7 @@ class ReportInput:
     difference: StageDifference | None = None
     tool_story: tuple[str, str] | None = None
     curves: tuple[Curve, ...] = ()
+    health: tuple[Aspect, ...] = ()
     pairs: tuple[Pair, ...] = ()
     commands: tuple[Command, ...] = ()
     notes: tuple[str, ...] = ()

@@ -14,8 +14,9 @@ from pathlib import Path
 
 from afm.agents import AgentSpec, model_folder
 from afm.errors import ConfigError, DataError
-from afm.evaluation.curves import read_curves
+from afm.evaluation.curves import RL_METRICS, read_curves
 from afm.evaluation.facts import facts_of
+from afm.evaluation.health import read_health
 from afm.evaluation.manifest import MANIFEST_FILE, Manifest, differences, read_manifest
 from afm.evaluation.metrics import Metrics, paired_difference, summarise
 from afm.evaluation.picks import pick_episodes, pick_pairs
@@ -81,8 +82,8 @@ def read_run(run_dir: Path) -> ReportInput:
     curves, notes = read_curves(run_dir)
     if not evaluations and not curves:
         raise DataError(
-            f"{run_dir} holds nothing to report; expected {EPISODES_FILE} of an evaluation, or a run folder with "
-            f"{', '.join(_KNOWN)}, sft/trainer_log.jsonl or rl/metrics.jsonl"
+            f"{run_dir} holds nothing to report; expected {EPISODES_FILE} of an evaluation, trainer_log.jsonl of "
+            f"`afm sft` or {RL_METRICS} of `afm rl`, or a run folder with {', '.join(_KNOWN)}, sft or rl"
         )
     notes = [*_unfinished(evaluations), *notes]
     spec = _spec(evaluations, notes)
@@ -97,6 +98,7 @@ def read_run(run_dir: Path) -> ReportInput:
         difference=_difference(*both, notes) if both else None,
         tool_story=_tool_story(run_dir, *both) if both else None,
         curves=tuple(curves),
+        health=read_health(run_dir),
         pairs=tuple(_pairs(evaluations, both)),
         commands=tuple(_commands(run_dir, spec, evaluations)),
         notes=tuple(notes),

@@ -20,6 +20,8 @@ def number(value: float | None) -> str:
     """A figure with as many digits as help."""
     if value is None:
         return "–"
+    if 0 < abs(value) < 0.1:
+        return f"{value:.2g}"
     if abs(value) >= 100:
         return f"{value:,.0f}"
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
@@ -61,6 +63,9 @@ def headline(run: ReportInput) -> str:
         for stage in run.stages
         if stage.metrics.pass_at_1
     ]
+    if not scores and run.health:
+        reward = run.health[0]
+        return f"{reward.name}: {number(reward.first)} at the first step, {number(reward.last)} at the last. Not evaluated here."
     return f"pass@1: {', '.join(scores)}." if scores else "Nothing has been scored yet."
 
 

@@ -1,0 +1,60 @@
+"""What a report says about the health of a reinforcement-learning run."""
+
+import json
+
+import pytest
+
+from afm.cli.main import app
+from afm.evaluation.health import ALARMS_FILE, read_health
+from afm.evaluation.report import write_run_report
+
+
+@pytest.fixture
+def rl_run(tmp_path):
+    """The output folder of `afm rl` with two steps and alarms, hostile text among them."""
+    rows = [
+        {
+            "step": 1,
+            "reward": 0.2,
+            "tool_calls": 2.0,
+            "tool_failures": 0.5,
+            "token_drift": 0,
+            "seconds": 10.0,
+        },
+        {"step": 2, "reward": 0.6, "tool_calls": 1.0, "tool_failures": 0.0, "token_drift": 0, "seconds": 8.0},
+    ]
+    rows[1] |= {"rollout_seconds": 2.0, "episode_seconds": 0.0, "slowest_episode_seconds": 3.0}
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    alarms = [{"step": 1, "alarm": "failed_tools", "action": "warn", "message": "<b>25%</b> fail"}] * 4
+    lines = [*map(json.dumps, alarms), '{"step": 2', "[]"]
+    (tmp_path / ALARMS_FILE).write_text("\n".join(lines), "utf-8")
+    return tmp_path
+
+
+def test_each_aspect_has_its_course_and_its_alarms(rl_run):
+    found = {aspect.name: aspect for aspect in read_health(rl_run)}
+    assert list(found) == ["Reward", "Token drift", "Failed calls", "Seconds a step", "Rollout"]
+    failed = found["Failed calls"]
+    assert (failed.first, failed.last, failed.low, failed.high) == (0.25, 0.0, 0.0, 0.25)
+    assert failed.alarms == ("step 1: <b>25%</b> fail",) * 4
+    assert found["Rollout"].last == 0.25
+    assert found["Reward"].alarms == ()
+
+
+def test_the_output_folder_of_a_run_alone_has_a_page(rl_run):
+    page = write_run_report(rl_run, rl_run / "report.html").read_text("utf-8")
+    assert "Reward: 0.20 at the first step, 0.60 at the last." in page
+    assert "Health of the reinforcement learning" in page
+    assert "&lt;b&gt;25%&lt;/b&gt; fail" in page
+    assert "Failed calls: 1 more in alarms.jsonl" in page
+    assert page.count("<figure>") == 2  # reward, seconds
+
+
+def test_a_folder_without_a_run_has_no_health(tmp_path):
+    assert read_health(tmp_path) == ()
+
+
+def test_the_help_names_the_folders(capsys):
+    with pytest.raises(SystemExit):
+        app(["report", "--help"])
+    assert "afm rl" in capsys.readouterr().out
