@@ -161,8 +161,10 @@ def test_each_step_is_one_line_of_documented_metrics(trained: tuple[Path, str]) 
         assert row["by_source"]["mini_math"]["score"] == pytest.approx(row["reward"])
         assert -1 <= row["reward"] <= 0
         assert row["groups_kept"] >= 4
-    # Half of the 64 questions rest, so none of 48 was drawn twice, before or after the kill.
-    assert [row["questions_asked"] for row in found] == [16, 32, 48]
+    # Half of the 64 questions rest, so that 32 are asked before one can come again; the kill forgets none.
+    asked = [row["questions_asked"] for row in found]
+    assert asked[:2] == [16, 32]
+    assert 40 < asked[2] <= 48
     assert "step 3/3  reward -" in output
 
 
