@@ -127,7 +127,7 @@ def _state(state: FileState | str) -> str:
 
 def _check(folder: Path, data_args: AgentDataArguments) -> None:
     path, now = _origin_file(folder), data_args.origin
-    stored = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+    stored = _stored_origin(path)
     if stored is None:
         if data_args.ignore_observation:
             raise ConfigError(
@@ -142,6 +142,18 @@ def _check(folder: Path, data_args: AgentDataArguments) -> None:
             f"tokenized_path: the data set in {folder} was made with {_shown(stored, others)}; this run asks for "
             f"{_shown(now, others)}; delete the folder or name another"
         )
+
+
+def _stored_origin(path: Path) -> dict[str, Any] | None:
+    if not path.is_file():
+        return None
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        stored = None
+    if not isinstance(stored, dict):
+        raise ConfigError(f"tokenized_path: {path} is damaged; delete it and the data set beside it")
+    return stored
 
 
 def _shown(origin: Mapping[str, Any], keys: list[str]) -> str:

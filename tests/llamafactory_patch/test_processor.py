@@ -321,6 +321,11 @@ def test_a_stored_data_set_is_refused_by_a_run_that_would_make_another(pipeline,
         ConfigError, match=r"was made with tokenizer='sha256:.*this run asks for tokenizer='sha256:"
     ):
         pipeline(moved, folder, tokenized_path=stored)
+    (note,) = tmp_path.glob("stored*.json")
+    for damage in ('{"revision": 1', "[]"):
+        note.write_text(damage, "utf-8")
+        with pytest.raises(ConfigError, match=f"{note.name} is damaged; delete it"):
+            pipeline(tiny, folder, tokenized_path=stored)
 
 
 def test_a_stored_data_set_is_refused_when_its_files_have_changed_but_not_when_they_are_gone(
