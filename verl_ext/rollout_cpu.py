@@ -40,7 +40,7 @@ class CpuServer:
         model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="sdpa")
         self._engine = BatchEngine(
             model,
-            eos_ids=tokenizer.end_ids,
+            eos_ids=() if config.ignore_eos else tokenizer.end_ids,
             pad_id=tokenizer.pad_id,
             decode=tokenizer.decode,
             vocabulary_size=tokenizer.size,

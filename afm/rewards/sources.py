@@ -18,6 +18,10 @@ BY_SOURCE: dict[str, str] = {
     **dict.fromkeys(("codecontests*", "codeforces*"), "code_tests"),
     "gpqa*": "choice",
     **dict.fromkeys(("search", "gaia*", "hle*", "webwalker*", "browsecomp*"), "judge"),
+    # As the examples of verl call their data.
+    **dict.fromkeys(("openai/gsm8k", "lighteval/math", "digitallearninggmbh/math-lighteval"), "math"),
+    **dict.fromkeys(("huggingfaceh4/math-500", "math_dapo_reasoning", "numina_*"), "math"),
+    "searchr1_*": "exact_match",
 }
 
 

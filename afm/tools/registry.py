@@ -38,6 +38,23 @@ class FunctionSchema(BaseModel):
     description: str = ""
     parameters: dict[str, Any] = Field(default_factory=lambda: {"type": "object", "properties": {}})
 
+    def argument(self, named: Mapping[str, Any]) -> str:
+        """The text a tool is called with for named arguments: the only parameter's text, or all as a JSON object.
+
+        Raises:
+            ValueError: An argument is unknown or missing.
+        """
+        names = list(self.parameters.get("properties", {}))
+        unknown = sorted(set(named) - set(names))
+        if unknown:
+            raise ValueError(f"unknown argument {unknown[0]!r}; expected: {', '.join(names) or 'none'}")
+        if len(names) != 1:
+            return json.dumps(named, ensure_ascii=False)
+        if names[0] not in named:
+            raise ValueError(f"argument {names[0]!r} is missing")
+        value = named[names[0]]
+        return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
 
 class ToolSchema(BaseModel):
     """An OpenAI tool declaration."""

@@ -56,14 +56,14 @@ def readable(text: str) -> str:
     return _LONE_SURROGATE.sub("\ufffd", text)
 
 
-def neutralise(text: str, spec: AgentSpec) -> str:
-    """Make untrusted text unable to open or close a role, however it is written around.
+def neutralise(text: str, spec: AgentSpec | None = None) -> str:
+    """Make untrusted text unable to open or close a role of ``spec``, however it is written around.
 
     ``<role>`` becomes ``[role]``, in any letter case, with blanks or attributes inside, and in full-width letters
     or look-alikes of the brackets; so do tokens and tags of chat templates such as ``<|im_end|>``. Hidden
     characters go first (:func:`readable`). The result is never longer than ``text``.
     """
-    return _untrusted(tuple(spec.roles)).sub(_bracketed, readable(text))
+    return _untrusted(() if spec is None else tuple(spec.roles)).sub(_bracketed, readable(text))
 
 
 @lru_cache(maxsize=64)

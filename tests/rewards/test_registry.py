@@ -143,7 +143,10 @@ async def test_an_unknown_source_is_an_error_with_a_suggestion() -> None:
     ("sources", "name"),
     [
         ("math_dapo aime24 aime25 MATH MATH500 gsm8k amc23 OlympiadBench skywork_math", "math"),
+        ("openai/gsm8k lighteval/MATH DigitalLearningGmbH/MATH-lighteval HuggingFaceH4/MATH-500", "math"),
+        ("math_dapo_reasoning numina_aops_forum", "math"),
         ("nq triviaqa popqa hotpotqa 2wikimultihopqa musique bamboogle mercury tq", "exact_match"),
+        ("searchR1_nq searchR1_musique", "exact_match"),
         ("GPQA gpqa_diamond", "choice"),
         ("search gaia gaia_text hle webwalker browsecomp", "judge"),
         (

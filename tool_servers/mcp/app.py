@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -41,7 +40,7 @@ def mcp_server(source: Path | Mapping[str, Any]) -> tuple[Server[Any], dict[str,
         if params.name not in tools:
             return _answer(f"no tool {params.name!r}; expected one of: {', '.join(tools)}", failed=True)
         try:
-            argument = _argument(offered[params.name], params.arguments or {})
+            argument = offered[params.name].argument(params.arguments or {})
             result = await tools[params.name].call(argument)
         except (AfmError, ValueError) as error:
             return _answer(str(error), failed=True)
@@ -69,19 +68,6 @@ def _declared(function: FunctionSchema) -> types.Tool:
         description=function.description or None,
         input_schema={"type": "object", **function.parameters},
     )
-
-
-def _argument(function: FunctionSchema, arguments: Mapping[str, Any]) -> str:
-    names = list(function.parameters.get("properties", {}))
-    unknown = sorted(set(arguments) - set(names))
-    if unknown:
-        raise ValueError(f"unknown argument {unknown[0]!r}; expected: {', '.join(names) or 'none'}")
-    if len(names) != 1:
-        return json.dumps(arguments, ensure_ascii=False)
-    if names[0] not in arguments:
-        raise ValueError(f"argument {names[0]!r} is missing")
-    value = arguments[names[0]]
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _answer(text: str, *, failed: bool) -> types.CallToolResult:

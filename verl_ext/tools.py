@@ -1,0 +1,104 @@
+"""Our tools for verl's own agent loops (``tool_agent``); our agent loop has its tools from its settings.
+
+Listed in the YAML of ``actor_rollout_ref.rollout.multi_turn.tool_config_path``, one entry a tool::
+
+    tools:
+      - class_name: verl_ext.tools.AfmTool
+        config: {type: native, tools: /path/of/code_executor.yaml, name: code}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+from verl.tools.base_tool import BaseTool
+from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
+
+from afm.configuration import read_mapping, validated
+from afm.errors import AfmError, ConfigError, suggestion
+from afm.tools import Tool, ToolSchema, load_tools
+from afm.tools.goal import working_toward
+from afm.tools.registry import ToolsFile
+from afm.trajectory.hygiene import neutralise
+
+
+class ToolSettings(BaseModel):
+    """``config`` of an entry.
+
+    Attributes:
+        type: verl's own key.
+        tools: Path of a tool YAML, absolute or relative to the folder that the training is started in.
+        name: Which of its tools; may be left out when there is one.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    type: str = "native"
+    tools: Path
+    name: str | None = None
+
+
+class AfmTool(BaseTool):
+    """One tool of a tool YAML, with the schema that stands there.
+
+    What it returns is made harmless as in our own loop: no hidden characters, no tags of chat templates. verl cuts it to
+    ``multi_turn.max_tool_response_length``. A failure is told to the agent in words.
+
+    Raises:
+        ConfigError: Wrong settings, or a second schema beside the one in the tool YAML.
+    """
+
+    def __init__(self, config: Mapping[str, Any], tool_schema: OpenAIFunctionToolSchema | None) -> None:
+        if tool_schema is not None:
+            raise ConfigError(
+                f"tool_config_path: the entry of {config.get('tools')} has a tool_schema; its schema stands in the tool "
+                "YAML, remove it here"
+            )
+        settings = validated(ToolSettings, dict(config), "tool_config_path")
+        tools, schemas = _opened(settings.tools)
+        name = _chosen(settings, list(tools))
+        self._tool, self._function = tools[name], schemas[name].function
+        super().__init__(config, OpenAIFunctionToolSchema.model_validate(schemas[name].model_dump()))
+
+    async def execute(
+        self, instance_id: str, parameters: dict[str, Any], agent_data: Any = None, **unused: Any
+    ) -> tuple[ToolResponse, float, dict[str, Any]]:
+        """Call the tool once; see verl's ``BaseTool.execute``."""
+        try:
+            argument = self._function.argument(parameters)
+            with working_toward(_question(agent_data), ""):
+                result = await self._tool.call(argument)
+        except (AfmError, ValueError) as error:
+            return ToolResponse(text=f"The tool {self.name} failed: {error}"), 0.0, {"ok": False}
+        return ToolResponse(text=neutralise(result.text)), 0.0, {"ok": result.ok}
+
+
+@cache
+def _opened(path: Path) -> tuple[dict[str, Tool], dict[str, ToolSchema]]:
+    """Tools and schemas of a file by name; the entries of one process share what the tools open."""
+    label, data = read_mapping(path, "tools")
+    schemas = {
+        entry.tool_schema.function.name: entry.tool_schema
+        for entry in validated(ToolsFile, data, label).tools
+    }
+    return load_tools(path), schemas
+
+
+def _chosen(settings: ToolSettings, names: list[str]) -> str:
+    name = settings.name or (names[0] if len(names) == 1 else None)
+    if name is None:
+        raise ConfigError(f"{settings.tools} holds {', '.join(names)}; say which one (name)")
+    if name not in names:
+        raise ConfigError(f"{settings.tools} has no tool {name!r}; {suggestion(name, names)}")
+    return name
+
+
+def _question(agent_data: Any) -> str:
+    """What the user asked last, for tools whose answer depends on it."""
+    messages = getattr(agent_data, "messages", None) or []
+    asked = [message["content"] for message in messages if message.get("role") == "user"]
+    return asked[-1] if asked and isinstance(asked[-1], str) else ""
