@@ -48,6 +48,7 @@ class Surroundings:
     reward: Reward
     seed: int
     leave_out: frozenset[Unfinished]
+    mask_observations: bool
     episodes_per_step: int
     output_dir: Path | None
 
@@ -66,6 +67,7 @@ def surroundings(settings_path: str) -> Surroundings:
         reward=load_reward(settings.rewards),
         seed=settings.seed,
         leave_out=frozenset(settings.leave_out),
+        mask_observations=settings.mask_observations,
         episodes_per_step=settings.episodes_per_step,
         output_dir=settings.output_dir,
     )
@@ -131,8 +133,9 @@ class AfmAgentLoop(AgentLoopBase):
             verdict,
             model,
             data_source=task.data_source,
-            question_index=str(row.get("index", "")),
+            question_index=task.id,
             score_seconds=score_seconds,
+            mask_observations=shared.mask_observations,
         )
 
     def _keep(

@@ -22,6 +22,7 @@ def output(
     data_source: str,
     question_index: str,
     score_seconds: float,
+    mask_observations: bool = True,
 ) -> AgentLoopOutput:
     """What verl's agent loop returns for an episode.
 
@@ -32,10 +33,13 @@ def output(
         data_source: Where the question comes from.
         question_index: Which question of the data it is.
         score_seconds: Spent on the verdict.
+        mask_observations: Whether tokens of the environment have no loss.
     """
     length = _trained_length(episode.response_mask)
     # A sample without a score has no loss: not one of its tokens counts.
-    mask = [0] * length if verdict.abstained else list(episode.response_mask[:length])
+    mask = list(episode.response_mask[:length]) if mask_observations else [1] * length
+    if verdict.abstained:
+        mask = [0] * length
     versions = model.weight_versions or [0]
     return AgentLoopOutput(
         prompt_ids=list(episode.prompt_ids),

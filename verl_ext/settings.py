@@ -31,6 +31,7 @@ class EpisodeSettings(BaseModel):
         limits: Overrides of the agent's limits.
         leave_out: Episodes that are neither trained on nor counted in their group's mean: ``truncated`` (a limit ended
             them), ``void`` (no call, no answer), ``failed`` (a tool or the engine did not work); none by default.
+        mask_observations: ``False`` also trains on what the environment wrote: for showing what the mask is worth.
         episodes_per_step: About so many episodes of each step are kept to be read (``episodes/step_000001.jsonl``).
         seed: Seeds prompts' order and, on the CPU engine, every sampled token.
         output_dir: Where failed episodes are described (``failures.jsonl``) and episodes are kept.
@@ -44,6 +45,7 @@ class EpisodeSettings(BaseModel):
     rewards: Path | dict[str, Any] | None = None
     limits: dict[str, Any] = Field(default_factory=dict)
     leave_out: tuple[Unfinished, ...] = ()
+    mask_observations: bool = True
     episodes_per_step: int = Field(default=8, ge=0)
     seed: int = 0
     output_dir: Path | None = None

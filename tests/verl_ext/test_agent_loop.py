@@ -95,6 +95,7 @@ async def test_a_tool_episode_is_trained_on_exactly_as_sampled(
     assert output.prompt_ids == prompt
     assert output.response_ids == [*code, *observed, *answer[:kept]]
     assert output.response_mask == [1] * len(code) + [0] * len(observed) + [1] * kept
+    assert output.extra_fields["question_index"] == "q7"
     assert output.response_logprobs == [-0.5] * len(code) + [0.0] * len(observed) + [-0.5] * kept
     assert servers.requests[1]["prompt"] == [*prompt, *code, *observed]
     assert output.reward_score == 1.0
@@ -133,6 +134,15 @@ async def test_equal_samples_have_equal_seeds_and_different_ones_differ(
     first = await seed()
     assert await seed(uid="u2") == first
     assert len({first, await seed(session_id=3), await seed(global_steps=5)}) == 3
+
+
+@pytest.mark.sandbox
+async def test_masks_can_be_left_out_to_see_what_they_are_worth(
+    make_loop: Any, scripted: Any, said: Any
+) -> None:
+    servers = scripted([said(CODE), said(ANSWER + "<|im_end|>")])
+    output = await make_loop(servers, mask_observations=False).run(dict(SAMPLING), **ROW)
+    assert output.response_mask == [1] * len(output.response_ids)
 
 
 async def test_an_abstaining_reward_masks_the_whole_response(

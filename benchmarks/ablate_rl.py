@@ -1,0 +1,125 @@
+"""What each part of the recipe is worth: reinforcement learning again from the SFT models of finished quickstarts.
+
+    .venv/bin/python benchmarks/ablate_rl.py runs/measured --seeds 0 1 2 --out runs/ablation
+    .venv/bin/python benchmarks/ablate_rl.py runs/measured-wiki --world wiki --seeds 0 1 2 --only ppo --out runs/ppo
+
+RUNS is what `measure_quickstart.py` left: a folder a seed. Every variant starts from the same SFT model, trains on the same
+questions with the same seed and is evaluated on the same held-out ones; the recipe itself is in the quickstart's own figures. What is
+finished is not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from timing import environment, report
+
+CONFIGS = Path(__file__).resolve().parent.parent / "configs/tiny"
+_ACTOR = "verl.actor_rollout_ref.actor"
+_TIS = "verl.algorithm.rollout_correction.rollout_is"
+VARIANTS = {
+    "recipe": (),
+    "without group filtering": ("verl.algorithm.filter_groups.enable=false",),
+    "without clip-higher": (f"{_ACTOR}.clip_ratio_high=0.2",),
+    "without TIS": (f"{_TIS}=null",),
+    # The engine has no probabilities for tokens it did not sample, so nothing can be corrected with them.
+    "without masks": ("mask_observations=false", f"{_TIS}=null"),
+    "curriculum": ("curriculum={}",),
+    "ppo": (),
+}
+AGENTS = {"math": "math", "wiki": "mhqa"}
+
+
+def afm(*words: str) -> None:
+    """Run ``afm``; its failure ends this program."""
+    subprocess.run([sys.executable, "-m", "afm.cli.main", *words], check=True)
+
+
+def serving(world: str, run: Path) -> AbstractContextManager[None]:
+    """What the world's tool needs."""
+    from afm.cli.data import WorldKind
+    from afm.cli.recipes.recipe import recipe_of
+
+    return recipe_of(WorldKind(world)).serving(run / "world") if world == "wiki" else nullcontext()
+
+
+def one(world: str, variant: str, seed: int, run: Path, out: Path) -> dict[str, Any]:
+    """Train one variant from the SFT model of ``run`` and evaluate it."""
+    agent = AGENTS[world]
+    config = CONFIGS / "rl" / (f"{agent}_ppo.yaml" if variant == "ppo" else f"{agent}.yaml")
+    model, held_out = out / "rl", out / "eval"
+    if not (held_out / "metrics.json").exists():
+        data = (f"model={run / 'sft'}", f"train_files={run / 'data/rl.parquet'}", f"output_dir={model}")
+        with serving(world, run):
+            afm("rl", str(config), *data, f"seed={seed}", *VARIANTS[variant])
+            evaluation = str(CONFIGS / "eval" / f"{agent}_world.yaml")
+            files = (f"model={model}", f"data={run / 'world/heldout.jsonl'}", f"out_dir={held_out}")
+            afm("eval", evaluation, *files, f"seed={seed}")
+    steps = [json.loads(line) for line in (model / "metrics.jsonl").read_text("utf-8").splitlines()]
+    return {
+        "variant": variant,
+        "seed": seed,
+        "sft": json.loads((run / "eval_sft/metrics.json").read_text("utf-8"))["pass_at_1"]["value"],
+        "rl": json.loads((held_out / "metrics.json").read_text("utf-8"))["pass_at_1"]["value"],
+        "gain": gain(run, held_out),
+        "seconds": round(sum(step["seconds"] for step in steps), 1),
+        "entropy": [round(step["entropy"], 4) for step in steps],
+        "reward": [round(step["reward"], 4) for step in steps],
+    }
+
+
+def gain(run: Path, held_out: Path) -> dict[str, float]:
+    """RL minus SFT on the same questions, with its 95 % interval."""
+    from afm.evaluation.metrics import paired_difference
+    from afm.trajectory.io import load_records
+
+    before, after = (load_records(folder / "episodes.jsonl") for folder in (run / "eval_sft", held_out))
+    found = paired_difference(before, after).difference
+    return {"value": found.value, "low": found.low, "high": found.high}
+
+
+def table(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """Markdown, a line a variant and seed."""
+    yield "| variant | seed | SFT | RL | gain (95 %) | entropy, first -> last | s of training |"
+    yield "|---|---|---|---|---|---|---|"
+    for row in rows:
+        change = row["gain"]
+        yield (
+            f"| {row['variant']} | {row['seed']} | {row['sft']:.3f} | {row['rl']:.3f} "
+            f"| {change['value']:+.3f} ({change['low']:.3f} .. {change['high']:.3f}) "
+            f"| {row['entropy'][0]:.3f} -> {row['entropy'][-1]:.3f} | {row['seconds']:.0f} |"
+        )
+
+
+def main() -> None:
+    """Train, evaluate, print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("runs", type=Path)
+    parser.add_argument("--world", choices=AGENTS, default="math")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument(
+        "--only", nargs="+", choices=VARIANTS, default=[name for name in VARIANTS if name != "ppo"]
+    )
+    parser.add_argument("--out", type=Path, required=True)
+    arguments = parser.parse_args()
+    rows = []
+    for variant in arguments.only:
+        for seed in arguments.seeds:
+            out = arguments.out / variant.replace(" ", "_") / f"seed{seed}"
+            rows.append(one(arguments.world, variant, seed, arguments.runs / f"seed{seed}", out))
+    print("\n".join(table(rows)))
+    result = {"benchmark": "ablate_rl", "world": arguments.world, "runs": rows}
+    report(result | {"environment": environment(["verl", "torch", "afm"])}, arguments.out / "summary.json")
+
+
+if __name__ == "__main__":
+    main()
