@@ -33,7 +33,7 @@ MATH = Recipe(
     smoke=Plan(
         train_tasks=400,
         rl_tasks=64,
-        heldout_tasks=20,
+        heldout_tasks=8,
         sft=("max_steps=120", "save_steps=40"),
         # Groups are not filtered: hardly any of them would differ yet.
         rl=("verl.trainer.total_training_steps=2", "verl.algorithm.filter_groups.enable=false"),

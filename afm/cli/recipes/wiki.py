@@ -62,7 +62,7 @@ WIKI = Recipe(
     smoke=Plan(
         train_tasks=300,
         rl_tasks=64,
-        heldout_tasks=20,
+        heldout_tasks=8,
         sft=("max_steps=60", "save_steps=30"),
         rl=(
             "verl.trainer.total_training_steps=2",
