@@ -8,7 +8,7 @@ this without any bound: under a constant reward it generates for ever.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -61,6 +61,11 @@ class Group:
         """Samples whose reward did not abstain."""
         return [sample for sample in self.samples if not sample.get(ABSTAINED)]
 
+    @property
+    def agent_tokens(self) -> float:
+        """Tokens that the agent wrote."""
+        return sum(float(sample.get("agent_tokens", 0)) for sample in self.samples)
+
     def fate(self, metric: str | None, expected: int) -> GroupFate:
         """Keep or drop.
 
@@ -78,6 +83,15 @@ class Group:
             return GroupFate.KEPT
         values = {float(sample[metric]) for sample in scored}
         return GroupFate.KEPT if len(values) > 1 else GroupFate.ALIKE
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A finished group, what becomes of it, and why a sample of it has no score."""
+
+    fate: GroupFate
+    group: Group
+    evidence: str = ""
 
 
 @dataclass(slots=True)
@@ -99,41 +113,53 @@ class GroupLedger:
     max_gen_batches: int = 0
     short_batch: ShortBatch = ShortBatch.STOP
     step: int = 0
-    fates: Counter[GroupFate] = field(default_factory=Counter)
-    alike: Counter[float] = field(default_factory=Counter)
-    samples: list[Mapping[str, Any]] = field(default_factory=list)
-    abstained: int = 0
+    entries: dict[str, Entry] = field(default_factory=dict)
+    trained: frozenset[str] = frozenset()
+    waiting: frozenset[str] = frozenset()
     filled: int = 0
-    tokens: Counter[GroupFate] = field(default_factory=Counter)
-    evidence: str = ""
 
     def start(self, step: int) -> None:
-        """Forget the previous step."""
+        """Forget the previous step, but for groups that were finished in it and wait to be trained on."""
         self.step = step
-        self.fates.clear()
-        self.alike.clear()
-        self.samples.clear()
-        self.abstained = 0
+        self.entries = {uid: entry for uid, entry in self.entries.items() if uid in self.waiting}
+        self.trained = self.waiting = frozenset()
         self.filled = 0
-        self.tokens.clear()
-        self.evidence = ""
 
-    def add(self, group: Group, evidence: str = "") -> GroupFate:
-        """Count one finished group and say what becomes of it; ``evidence``: why a sample has no score."""
-        self.evidence = self.evidence or evidence
+    def add(self, uid: str, group: Group, evidence: str = "") -> GroupFate:
+        """Note a finished group and say what becomes of it; ``evidence``: why a sample has no score."""
         fate = group.fate(self.metric, self.expected)
-        scored = group.scored
-        self.fates[fate] += 1
-        self.abstained += len(group.samples) - len(scored)
-        self.samples += scored
-        self.tokens[fate] += round(sum(float(sample.get("agent_tokens", 0)) for sample in group.samples))
-        if fate is GroupFate.ALIKE and self.metric is not None:
-            self.alike[float(scored[0][self.metric])] += 1
+        self.entries[uid] = Entry(fate, group, evidence)
         return fate
+
+    def settle(self, trained: Iterable[str], waiting: Iterable[str]) -> None:
+        """End a step: which groups are trained on now, and which will be in a later step."""
+        self.trained = frozenset(trained)
+        self.waiting = frozenset(waiting) - self.trained
+
+    @property
+    def fates(self) -> Counter[GroupFate]:
+        """Number of groups by what becomes of them."""
+        return Counter(entry.fate for entry in self._counted.values())
+
+    @property
+    def alike(self) -> Counter[float]:
+        """Number of groups without a signal, by the metric that all samples of each share."""
+        metric = self.metric
+        groups = [entry.group for entry in self._counted.values() if entry.fate is GroupFate.ALIKE]
+        return Counter(float(group.scored[0][metric]) for group in groups) if metric else Counter()
+
+    @property
+    def evidence(self) -> str:
+        """Why a sample has no score; the first reason given."""
+        return next((entry.evidence for entry in self._counted.values() if entry.evidence), "")
+
+    @property
+    def _counted(self) -> dict[str, Entry]:
+        return {uid: entry for uid, entry in self.entries.items() if uid not in self.waiting}
 
     @property
     def generated(self) -> int:
-        """Groups finished in this step."""
+        """Groups of this step."""
         return self.fates.total()
 
     @property
@@ -187,29 +213,42 @@ class GroupLedger:
 
     def metrics(self) -> dict[str, float]:
         """Facts of this step: groups by fate, and means over every scored sample, dropped groups included."""
-        found: dict[str, float] = {"groups/generated": float(self.generated)}
+        entries, fates = self._counted, self.fates
+        samples = [sample for entry in entries.values() for sample in entry.group.scored]
+        found: dict[str, float] = {"groups/generated": float(fates.total())}
         for fate in GroupFate:
-            found[f"groups/{fate.value}"] = float(self.fates[fate])
+            found[f"groups/{fate.value}"] = float(fates[fate])
         for value, count in self.alike.items():
             side = "groups/alike_solved" if value > 0 else "groups/alike_failed"
             found[side] = found.get(side, 0.0) + count
         found["groups/fillers"] = float(self.filled)
-        found["groups/abstained_samples"] = float(self.abstained)
-        generated = self.tokens.total()
-        found["groups/agent_tokens"] = float(generated)
-        found["groups/unused_share"] = 1 - self.tokens[GroupFate.KEPT] / generated if generated else 0.0
-        for key in sorted({key for sample in self.samples for key in sample} - {ABSTAINED, SOURCE, QUESTION}):
-            found[f"rollout/{key}"] = _mean(self.samples, key)
-        seconds = [float(sample["seconds"]) for sample in self.samples if "seconds" in sample]
-        if seconds:
-            found["rollout/slowest_seconds"] = max(seconds)
-        for source in sorted({str(sample[SOURCE]) for sample in self.samples if sample.get(SOURCE)}):
-            part_of = [sample for sample in self.samples if sample.get(SOURCE) == source]
-            known = {key for sample in part_of for key in sample}
-            for key in PARTS:
-                if key in known:
-                    found[f"source/{source}/{key}"] = _mean(part_of, key)
+        total = sum(len(entry.group.samples) for entry in entries.values())
+        found["groups/abstained_samples"] = float(total - len(samples))
+        found |= self._tokens(entries) | _means_of(samples)
         return found
+
+    def _tokens(self, entries: Mapping[str, Entry]) -> dict[str, float]:
+        """The agent's tokens, and the share of them in groups that are not trained on."""
+        tokens = {uid: entry.group.agent_tokens for uid, entry in entries.items()}
+        total = sum(tokens.values())
+        used = sum(count for uid, count in tokens.items() if uid in self.trained)
+        return {"groups/agent_tokens": total, "groups/unused_share": 1 - used / total if total else 0.0}
+
+
+def _means_of(samples: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for key in sorted({key for sample in samples for key in sample} - {ABSTAINED, SOURCE, QUESTION}):
+        found[f"rollout/{key}"] = _mean(samples, key)
+    seconds = [float(sample["seconds"]) for sample in samples if "seconds" in sample]
+    if seconds:
+        found["rollout/slowest_seconds"] = max(seconds)
+    for source in sorted({str(sample[SOURCE]) for sample in samples if sample.get(SOURCE)}):
+        part_of = [sample for sample in samples if sample.get(SOURCE) == source]
+        known = {key for sample in part_of for key in sample}
+        for key in PARTS:
+            if key in known:
+                found[f"source/{source}/{key}"] = _mean(part_of, key)
+    return found
 
 
 def _mean(samples: Sequence[Mapping[str, Any]], key: str) -> float:

@@ -123,6 +123,8 @@ class _Guarded(ReplayBuffer):
             raise
         if partition_id != TRAIN:
             return batch, metrics
+        trained = {key.split("_")[0] for key in batch.keys}
+        self._ledger.settle(trained, self._waiting(trained))
         curriculum = running()
         return batch, metrics | self._ledger.metrics() | (curriculum.metrics() if curriculum else {})
 
@@ -180,7 +182,7 @@ class _Guarded(ReplayBuffer):
             )
         samples = Group(list(group.values()))
         try:
-            fate = self._ledger.add(samples, self._evidence.pop(uid, ""))
+            fate = self._ledger.add(uid, samples, self._evidence.pop(uid, ""))
         except KeyError as error:
             known = sorted({key for sample in group.values() for key in sample} - {SOURCE, QUESTION})
             raise ConfigError(
@@ -228,10 +230,17 @@ class _Guarded(ReplayBuffer):
             )
         return super()._materialize_batch(partition_id, selected, snapshot)
 
+    def _waiting(self, trained: set[str]) -> set[str]:
+        """Finished groups that a later step may train on."""
+        return set()
+
 
 class GuardedBuffer(_Guarded):
-    """For the synchronous trainer."""
+    """For the synchronous trainer, which throws away what it does not take."""
 
 
 class GuardedAsyncBuffer(_Guarded, ReplayBufferAsync):
-    """For the asynchronous trainers."""
+    """For the asynchronous trainers, which roll out ahead."""
+
+    def _waiting(self, trained: set[str]) -> set[str]:
+        return set(self.finished_keys[TRAIN]) - trained

@@ -17,6 +17,10 @@ def ledger(**changes: object) -> GroupLedger:
     return made
 
 
+def add(book: GroupLedger, group: Group, evidence: str = "") -> GroupFate:
+    return book.add(f"group {len(book.entries)}", group, evidence)
+
+
 @pytest.mark.parametrize(
     ("samples", "fate"),
     [
@@ -52,9 +56,9 @@ def test_a_missing_metric_is_an_error() -> None:
 def test_the_run_ends_after_the_allowed_batches_without_a_full_one() -> None:
     book = ledger()
     for _ in range(5):
-        book.add(group(0, 0, 0, 0))
+        add(book, group(0, 0, 0, 0))
         book.check()
-    book.add(group(1, 1, 1, 1))
+    add(book, group(1, 1, 1, 1))
     with pytest.raises(GroupsAlikeError) as caught:
         book.check()
     message = str(caught.value)
@@ -67,16 +71,16 @@ def test_the_run_ends_after_the_allowed_batches_without_a_full_one() -> None:
 
 def test_solved_prompts_get_another_advice_than_hopeless_ones() -> None:
     book = ledger(max_gen_batches=1)
-    book.add(group(1, 1, 1, 1))
-    book.add(group(1, 1, 1, 1))
+    add(book, group(1, 1, 1, 1))
+    add(book, group(1, 1, 1, 1))
     with pytest.raises(GroupsAlikeError, match="too easy"):
         book.check()
 
 
 def test_abstaining_rewards_are_named_as_the_cause() -> None:
     book = ledger(max_gen_batches=1)
-    book.add(group(abstained=4), "no gold answer")
-    book.add(group(abstained=4), "another reason")
+    add(book, group(abstained=4), "no gold answer")
+    add(book, group(abstained=4), "another reason")
     with pytest.raises(
         GroupsAlikeError, match=r"In 2 the reward abstained: no gold answer\. Repair the data"
     ):
@@ -86,21 +90,21 @@ def test_abstaining_rewards_are_named_as_the_cause() -> None:
 def test_a_filled_batch_never_ends_the_run() -> None:
     book = ledger(max_gen_batches=1)
     for _ in range(2):
-        book.add(group(1, 0, 0, 0))
-        book.add(group(0, 0, 0, 0))
+        add(book, group(1, 0, 0, 0))
+        add(book, group(0, 0, 0, 0))
     book.check()
 
 
 def test_a_batch_that_may_be_filled_up_ends_the_run_only_without_any_signal() -> None:
     book = ledger(max_gen_batches=1, short_batch=ShortBatch.FILL)
-    book.add(group(1, 1, 1, 1))
+    add(book, group(1, 1, 1, 1))
     assert not book.exhausted
-    book.add(group(1, 0, 1, 1))
+    add(book, group(1, 0, 1, 1))
     assert book.exhausted
     book.check()
     hopeless = ledger(max_gen_batches=1, short_batch=ShortBatch.FILL)
-    hopeless.add(group(0, 0, 0, 0))
-    hopeless.add(group(0, 0, 0, 0))
+    add(hopeless, group(0, 0, 0, 0))
+    add(hopeless, group(0, 0, 0, 0))
     with pytest.raises(GroupsAlikeError):
         hopeless.check()
 
@@ -108,33 +112,44 @@ def test_a_batch_that_may_be_filled_up_ends_the_run_only_without_any_signal() ->
 def test_zero_means_no_bound() -> None:
     book = ledger(max_gen_batches=0)
     for _ in range(100):
-        book.add(group(0, 0, 0, 0))
+        add(book, group(0, 0, 0, 0))
     book.check()
 
 
 def test_a_new_step_starts_from_nothing() -> None:
     book = ledger()
-    book.add(group(0, 0, 0, 0))
+    add(book, group(0, 0, 0, 0))
     book.start(step=8)
     assert book.metrics()["groups/generated"] == 0
     assert "rollout/acc" not in book.metrics()
 
 
-def test_tokens_of_groups_that_were_thrown_away_are_counted() -> None:
+def test_tokens_of_groups_that_are_not_trained_on_are_counted() -> None:
     book = ledger()
-    book.add(Group([{"acc": 1.0, "agent_tokens": 10.0}, {"acc": 0.0, "agent_tokens": 20.0}]))
-    book.add(Group([{"acc": 1.0, "agent_tokens": 5.0}, {"acc": 1.0, "agent_tokens": 5.0}]))
+    for uid, score in (("taken", 0.0), ("alike", 1.0), ("too many", 0.0)):
+        book.add(uid, Group([{"acc": 1.0, "agent_tokens": 10.0}, {"acc": score, "agent_tokens": 10.0}]))
+    book.settle(trained=["taken"], waiting=[])
     found = book.metrics()
-    assert (found["groups/agent_tokens"], found["groups/unused_share"]) == (40, 0.25)
+    assert (found["groups/agent_tokens"], found["groups/unused_share"]) == (60, pytest.approx(2 / 3))
+
+
+def test_a_group_that_waits_for_a_later_step_belongs_to_that_one() -> None:
+    book = ledger()
+    book.add("first", group(1, 0, 0, 0))
+    book.add("ahead", group(1, 1, 1, 0))
+    book.settle(trained=["first"], waiting=["first", "ahead"])
+    assert (book.metrics()["groups/generated"], book.metrics()["rollout/acc"]) == (1, 0.25)
     book.start(step=8)
-    assert book.metrics()["groups/agent_tokens"] == 0
+    book.add("second", group(1, 1, 0, 0))
+    book.settle(trained=["ahead", "second"], waiting=[])
+    assert (book.metrics()["groups/generated"], book.metrics()["rollout/acc"]) == (2, 0.625)
 
 
 def test_metrics_are_over_every_scored_sample_dropped_groups_included() -> None:
     book = ledger()
-    book.add(group(1, 0, 0, abstained=1))
-    book.add(group(1, 1, 1, 1))
-    book.add(group(0, 0, 0, 0))
+    add(book, group(1, 0, 0, abstained=1))
+    add(book, group(1, 1, 1, 1))
+    add(book, group(0, 0, 0, 0))
     assert book.metrics() == {
         "groups/generated": 3.0,
         "groups/agent_tokens": 0.0,
@@ -154,8 +169,11 @@ def test_metrics_are_over_every_scored_sample_dropped_groups_included() -> None:
 def test_parts_of_the_reward_are_reported_by_source() -> None:
     book = ledger()
     rows = [("nq", 1.0, 1.0), ("nq", 0.0, 1.0), ("hle", 0.0, 0.0)]
-    book.add(
-        Group([{"data_source": name, "acc": acc, "correct": acc, "format": form} for name, acc, form in rows])
+    add(
+        book,
+        Group(
+            [{"data_source": name, "acc": acc, "correct": acc, "format": form} for name, acc, form in rows]
+        ),
     )
     found = book.metrics()
     assert {key: found[key] for key in found if key.startswith("source/")} == {
