@@ -173,3 +173,30 @@ def load_any_world_size(module: ModuleType) -> None:
 
     load_checkpoint.patched_by_afm = True  # type: ignore[attr-defined]
     manager.load_checkpoint = load_checkpoint
+
+
+def watch_for_losses(module: ModuleType) -> None:
+    """Let a run that lost a worker or a node, or that is granted no resources, end and say so.
+
+    Symptom: the trainer waits for ever, or ends with an error about something else.
+    Cause: verl/trainer/ppo/v1/agent_loop_tq.py starts episodes without waiting for them, so nobody hears of the death of
+    the process that runs them; verl/single_controller/ray/base.py:160 waits for resources without a limit.
+    """
+    trainer = target(module, "PPOTrainer")
+    init, fit = trainer.init, trainer.fit
+    if getattr(init, "patched_by_afm", False):
+        return
+
+    def watched_init(self: Any) -> None:
+        from verl_ext.losses import watch
+
+        self.afm_watch = watch(self.config)
+        with self.afm_watch.explaining():
+            init(self)
+
+    def watched_fit(self: Any, agent_loop_manager: Any) -> None:
+        with self.afm_watch.explaining():
+            fit(self, agent_loop_manager)
+
+    watched_init.patched_by_afm = True  # type: ignore[attr-defined]
+    trainer.init, trainer.fit = watched_init, watched_fit

@@ -34,6 +34,8 @@ def base_overrides(settings: RlSettings) -> Flat:
         f"{rollout}.agent.default_agent_loop": AGENT_LOOP_NAME,
         f"{rollout}.agent.agent_loop_config_path": str(out / AGENT_LOOP_FILE),
         "trainer.default_local_dir": str(out / CHECKPOINT_DIR),
+        "+trainer.afm.start_timeout_s": settings.start_timeout_s,
+        "+trainer.afm.loss_grace_s": settings.loss_grace_s,
         "trainer.v1.sampler.custom_sampler.path": "pkg://verl_ext.sampler",
         "trainer.v1.sampler.custom_sampler.name": "sampler_for",
         "+trainer.v1.sampler.sampler_kwargs.filter_groups": FILTER,

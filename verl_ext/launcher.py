@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from verl_ext.compat import CHECKPOINT_REQUEST
 from verl_ext.compose import AGENT_LOOP_FILE, AGENT_LOOP_NAME, CHECKPOINT_DIR
 from verl_ext.failures import forget_failures, read_verdict
 from verl_ext.kept_episodes import forget_after
+from verl_ext.losses import Patience, forget_losses, killed, loss_in_log, read_loss
 from verl_ext.metrics import METRICS_FILE, MetricsLog, progress_line, read_metrics
 from verl_ext.plan import check_files, command, environment, total_steps, trainer_environment
 from verl_ext.settings import SETTINGS_FILE, RlSettings, as_plain, load_settings
@@ -34,6 +34,8 @@ LOG_FILE = "training.log"
 PROCESS_FILE = "processes.json"
 MODEL_DIR = "model"
 AGENT_FILE = "agent.yaml"
+_LOG_TAIL = 1 << 16
+"""Bytes at the log's end in which a reason is looked for."""
 
 
 def run_rl(config_path: str | Path, overrides: Sequence[str] = (), *, dry_run: bool = False) -> int:
@@ -105,14 +107,22 @@ class Run:
         words, _ = command(self._settings, str(scratch))
         self._write_settings()
         forget_failures(self._out)
+        forget_losses(self._out)
         forget_after(self._out, step)
         metrics = MetricsLog(self._out, step)
         rows = read_metrics(self._out / METRICS_FILE)
         watch = Watch(self._settings.alarms, rows, self._out / ALARMS_FILE)
         print(f"training to step {total}" + (f", resuming after step {step}" if step else ""), flush=True)
         print(f"log: {self._out / LOG_FILE}", flush=True)
+        log = self._out / LOG_FILE
+        begin = log.stat().st_size if log.exists() else 0
         with Trainer(words, trainer_environment(self._settings), self._out / LOG_FILE) as trainer:
-            ended = trainer.follow(metrics, book, lambda row: self._report(watch, row, total))
+            patience = Patience(
+                self._out,
+                start_timeout_s=self._settings.start_timeout_s,
+                loss_grace_s=self._settings.loss_grace_s,
+            )
+            ended = trainer.follow(metrics, book, lambda row: self._report(watch, row, total), patience)
         if ended.status == ALARMED:
             print(
                 f"start again with other settings to continue from the last checkpoint in {self._checkpoints}"
@@ -120,7 +130,7 @@ class Run:
         elif ended.interrupted:
             print(f"stopped; start again to continue from the last checkpoint in {self._checkpoints}")
         elif ended.status != 0:
-            self._explain(ended.status)
+            self._explain(ended.status, begin)
         return ended.status
 
     def _report(self, watch: Watch, row: Mapping[str, Any], total: int) -> bool:
@@ -149,15 +159,33 @@ class Run:
         }
         (self._out / AGENT_LOOP_FILE).write_text(yaml.safe_dump([loop], sort_keys=False), encoding="utf-8")
 
-    def _explain(self, status: int) -> None:
-        print(f"the trainer ended with status {status}", file=sys.stderr)
+    def _explain(self, status: int, begin: int) -> None:
+        """Say why the trainer ended: what was lost in one sentence, or its own reason, or its last lines.
+
+        Args:
+            begin: Where its part of the log begins; earlier starts have written before.
+        """
+        log = self._out / LOG_FILE
+        with log.open("rb") as file:
+            file.seek(max(begin, log.stat().st_size - _LOG_TAIL))
+            tail = file.read().decode("utf-8", errors="replace")
         verdict = read_verdict(self._out)
-        if verdict is not None:
-            print(verdict, file=sys.stderr)
+        lost = read_loss(self._out) or (None if verdict else loss_in_log(tail) or killed(status))
+        if lost is not None:
+            print(f"{lost}; {self._goes_on(lost)}", file=sys.stderr)
             return
-        with (self._out / LOG_FILE).open(encoding="utf-8", errors="replace") as log:
-            tail = deque(log, maxlen=25)
-        print(f"last lines of {self._out / LOG_FILE}:\n" + "".join(tail), file=sys.stderr)
+        print(f"the trainer ended with status {status}", file=sys.stderr)
+        lines = "".join(tail.splitlines(keepends=True)[-25:])
+        print(verdict or f"last lines of {log}:\n{lines}", file=sys.stderr)
+
+    def _goes_on(self, lost: str) -> str:
+        step = resumable_step(self._checkpoints)
+        reached = max((row["step"] for row in read_metrics(self._out / METRICS_FILE)), default=0)
+        before = "once its place is taken, " if "the node" in lost else ""
+        if step == 0:
+            return f"there is no checkpoint yet: {before}the same command starts anew"
+        again = f", {reached - step} of the finished steps again" if reached > step else ""
+        return f"the last checkpoint is that of step {step}: {before}the same command goes on with step {step + 1}{again}"
 
     def _export(self) -> None:
         step = resumable_step(self._checkpoints)

@@ -19,6 +19,7 @@ def register() -> None:
     after_import("verl.workers.rollout.base", _rollout_adapter)
     after_import("verl.workers.rollout.replica", _rollout_replica)
     after_import("verl.trainer.ppo.v1.trainer_base", compat.save_when_asked)
+    after_import("verl.trainer.ppo.v1.trainer_base", compat.watch_for_losses)
     after_import("verl.utils.checkpoint.fsdp_checkpoint_manager", compat.load_any_world_size)
     after_import("verl.trainer.ppo.v1.trainer_base", draw_by_difficulty)
     if not on_cpu():

@@ -83,6 +83,9 @@ class RlSettings(EpisodeSettings):
         trackers: Where metrics go beside ``metrics.jsonl``; each writes below ``output_dir``. W&B and SwanLab are offline
             unless ``WANDB_API_KEY`` or ``SWANLAB_API_KEY`` is in the environment.
         ray_address: Join this running Ray cluster; ``None`` starts one for this run alone.
+        start_timeout_s: How long Ray may take to start the trainer, and then its workers, before the run ends and says what is
+            missing.
+        loss_grace_s: How long after the loss of a process or a node the trainer may take to end by itself.
         verl: verl's own configuration, nested; see :mod:`verl_ext.compose`.
     """
 
@@ -96,6 +99,8 @@ class RlSettings(EpisodeSettings):
     alarms: Alarms = Alarms()
     trackers: tuple[Literal["tensorboard", "wandb", "swanlab"], ...] = ()
     ray_address: str | None = None
+    start_timeout_s: float = Field(default=600.0, gt=0)
+    loss_grace_s: float = Field(default=30.0, ge=0)
     verl: dict[str, Any] = Field(default_factory=dict)
 
     @field_validator("train_files", "val_files", mode="before")

@@ -14,6 +14,7 @@ from typing import Any
 
 from afm.processes import die_with_parent
 from verl_ext import processes
+from verl_ext.losses import Patience
 from verl_ext.metrics import MetricsLog
 
 _SOCKET_ROOM = 40
@@ -78,8 +79,10 @@ class Trainer:
     def _stop(self, number: int, frame: object) -> None:
         self._asked = number
 
-    def follow(self, metrics: MetricsLog, book: processes.ProcessBook, on_step: OnStep) -> Ended:
-        """Hand on each step's metrics until the trainer ends, ``on_step`` says so or somebody asks us to."""
+    def follow(
+        self, metrics: MetricsLog, book: processes.ProcessBook, on_step: OnStep, patience: Patience
+    ) -> Ended:
+        """Hand on each step's metrics until the trainer ends, ``on_step`` says so, somebody asks us to, or patience ends."""
         noted = 0.0
         while True:
             status = self._process.poll()
@@ -90,6 +93,8 @@ class Trainer:
                 return Ended(status if status >= 0 else 128 - status)
             if self._asked is not None:
                 return Ended(128 + self._asked, interrupted=True)
+            if patience.ended:
+                return Ended(1)
             if time.monotonic() - noted > _NOTE_S:
                 book.note_descendants()
                 noted = time.monotonic()

@@ -1,0 +1,165 @@
+"""What was lost is found out from Ray, or from the end of the trainer's log, and told in a sentence."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from verl_ext.losses import (
+    LOSS_FILE,
+    STARTED_FILE,
+    DeadActor,
+    Patience,
+    forget_losses,
+    killed,
+    loss_in_log,
+    read_loss,
+    role_of,
+    told,
+    write_loss,
+)
+
+ROOT = Path(__file__).resolve().parents[2]
+
+KILLED_ACTORS = """
+import json, os, pathlib, signal, sys, time
+import ray
+from verl_ext.losses import Watch, dead_actors, not_started, workers_started
+
+ray.init(address="local", num_cpus=2, num_gpus=1, include_dashboard=False, object_store_memory=100 << 20, _temp_dir=sys.argv[1])
+
+@ray.remote(num_cpus=0)
+class CpuServer:
+    def pid(self):
+        return os.getpid()
+
+class WorkerDict(CpuServer.__ray_actor_class__):
+    pass
+
+server, asked, left, worker = CpuServer.remote(), CpuServer.remote(), CpuServer.remote(), ray.remote(num_cpus=0)(WorkerDict).remote()
+pids = ray.get([actor.pid.remote() for actor in (server, asked, left, worker)])
+working = workers_started()
+ray.kill(asked)
+del left
+time.sleep(1)
+unharmed = not dead_actors()
+os.kill(pids[0], signal.SIGKILL)
+found = Watch(pathlib.Path(sys.argv[2])).look(patience_s=20)
+group = ray.util.placement_group([{"CPU": 3, "GPU": 1}], name="global_poolverl_group_1:0")
+time.sleep(1)
+seen = {"working": working, "unharmed": unharmed, "found": found, "killed": pids[0], "missing": not_started(5)}
+pathlib.Path(sys.argv[2], "seen.json").write_text(json.dumps(seen))
+"""
+
+
+def test_ray_is_asked_who_died_and_who_has_no_place(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    import tempfile
+
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="afm-rl-") as scratch:
+        result = subprocess.run(
+            [sys.executable, "-c", KILLED_ACTORS, scratch, str(tmp_path)],
+            env=os.environ | {"PYTHONPATH": str(ROOT), "RAY_enable_worker_prestart": "0"},
+            capture_output=True,
+            text=True,
+        )
+    assert result.returncode == 0, result.stderr[-2000:]
+    seen = json.loads((tmp_path / "seen.json").read_text())
+    assert seen["working"]
+    assert seen["unharmed"]
+    assert seen["found"]
+    assert str(read_loss(tmp_path)).startswith(f"lost the rollout engine (process {seen['killed']} on ")
+    head, _, rest = seen["missing"].partition(": ")
+    assert head == "Ray has not started the training workers in 5 s (start_timeout_s)"
+    assert rest.startswith("1 of 1 nodes are missing that have 1 x (3 CPU, 1 GPU) left; there is: ")
+    assert rest.endswith(" 2 CPU, 1 GPU")
+
+
+def test_a_process_a_node_and_memory_are_told_apart() -> None:
+    worker = DeadActor("training worker", 7, "10.0.0.2")
+    assert told([worker]) == "lost the training worker (process 7 on 10.0.0.2): it was killed or crashed"
+    full = DeadActor("rollout engine", 8, "10.0.0.2", out_of_memory=True)
+    assert told([full]) == "lost the rollout engine (process 8 on 10.0.0.2): its machine ran out of memory"
+    gone = [DeadActor("training worker", number, "10.0.0.3", node_died=True) for number in (1, 2)]
+    engine = DeadActor("rollout engine", 3, "10.0.0.3", node_died=True)
+    # What dies elsewhere because of that is no news.
+    assert told([*gone, engine, worker]) == "lost the node 10.0.0.3 (2 x training worker, 1 x rollout engine)"
+
+
+@pytest.mark.parametrize(
+    ("name", "role"),
+    [
+        ("abcWorkerDict", "training worker"),
+        ("CpuServer", "rollout engine"),
+        ("vLLMHttpServer", "rollout engine"),
+        ("SGLangHttpServer", "rollout engine"),
+        ("AgentLoopWorkerTQ", "worker that runs episodes"),
+        ("SimpleStorageUnit", "store of samples"),
+        ("TransferQueueController", "store of samples"),
+        ("TaskRunnerV1", "trainer"),
+        ("Other", "actor 'Other'"),
+    ],
+)
+def test_actors_are_named_by_what_they_do(name: str, role: str) -> None:
+    assert role_of(name) == role
+
+
+DIED = """Traceback (most recent call last):
+    raise value
+ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.
+\tclass_name: TaskRunnerV1
+\tactor_id: ba6538467d12dad185901ede01000000
+\tpid: 29536
+\tnamespace: 709a6ab9-9186-429e-bc9f-2f6bf56b80b2
+\tip: 192.0.2.2
+"""
+
+
+def test_a_trainer_that_died_is_found_in_the_log() -> None:
+    why = "The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR\n"
+    assert (
+        loss_in_log(DIED + why) == "lost the trainer (process 29536 on 192.0.2.2): it was killed or crashed"
+    )
+    node = "The actor died because its node has died. Node Id: 0123\n"
+    assert loss_in_log(DIED + why + DIED + node) == "lost the node 192.0.2.2 (1 x trainer)"
+    assert loss_in_log("RuntimeError: something else\n") is None
+
+
+def test_the_first_loss_is_kept_until_the_next_start(tmp_path: Path) -> None:
+    assert read_loss(tmp_path) is None
+    write_loss(tmp_path, "lost a")
+    write_loss(tmp_path, "lost b")
+    (tmp_path / STARTED_FILE).touch()
+    assert read_loss(tmp_path) == "lost a"
+    forget_losses(tmp_path)
+    assert read_loss(tmp_path) is None
+    assert not (tmp_path / STARTED_FILE).exists()
+
+
+def test_a_trainer_that_never_starts_is_given_up(tmp_path: Path) -> None:
+    patience = Patience(tmp_path, start_timeout_s=0.2, loss_grace_s=5)
+    assert not patience.ended
+    time.sleep(0.25)
+    assert patience.ended
+    assert "Ray has not started the trainer in 0.2 s (start_timeout_s)" in str(read_loss(tmp_path))
+
+
+def test_a_started_trainer_may_take_its_time_unless_it_lost_something_long_ago(tmp_path: Path) -> None:
+    patience = Patience(tmp_path, start_timeout_s=0, loss_grace_s=5)
+    (tmp_path / STARTED_FILE).touch()
+    assert not patience.ended
+    (tmp_path / LOSS_FILE).write_text(json.dumps({"lost": "lost a"}))
+    assert not patience.ended
+    long_ago = time.time() - 60
+    os.utime(tmp_path / LOSS_FILE, (long_ago, long_ago))
+    assert patience.ended
+
+
+def test_only_a_kill_is_told_as_one() -> None:
+    assert "signal 9" in str(killed(137))
+    assert killed(1) is None
+    assert killed(143) is None
