@@ -56,6 +56,19 @@ def test_every_configuration_composes(path: Path) -> None:
     assert "Expected:" in head
 
 
+@pytest.mark.parametrize("mode", ["colocate", "separate"])
+def test_asynchronous_trainers_are_laid_over_a_recipe(mode: str, tmp_path: Path) -> None:
+    files = [str(ROOT / "configs/rl" / name) for name in ("code_dapo_7b.yaml", f"async/{mode}.yaml")]
+    path = tmp_path / "async.yaml"
+    path.write_text(f"extends: {files}")
+    _, config = composed(path)
+    assert config.trainer.v1.trainer_mode == f"{mode}_async"
+    assert config.trainer.v1.sampler.max_off_policy_threshold == 3
+    if mode == "separate":
+        each_sync = config.actor_rollout_ref.actor.ppo_mini_batch_size
+        assert config.data.train_batch_size == each_sync * config.trainer.v1.separate_async.parameter_sync_step
+
+
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 def test_every_script_resolves_from_any_folder(script: Path) -> None:
     result = dry_run(script, "seed=3", "output_dir=/tmp/a run", MODEL="some/model")
