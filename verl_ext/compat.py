@@ -188,7 +188,7 @@ def watch_for_losses(module: ModuleType) -> None:
         return
 
     def watched_init(self: Any) -> None:
-        from verl_ext.losses import watch
+        from verl_ext.ray_watch import watch
 
         self.afm_watch = watch(self.config)
         with self.afm_watch.explaining():

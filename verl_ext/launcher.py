@@ -24,9 +24,10 @@ from verl_ext.compat import CHECKPOINT_REQUEST
 from verl_ext.compose import AGENT_LOOP_FILE, AGENT_LOOP_NAME, CHECKPOINT_DIR
 from verl_ext.failures import forget_failures, read_verdict
 from verl_ext.kept_episodes import forget_after
-from verl_ext.losses import Patience, forget_losses, killed, loss_in_log, read_loss
+from verl_ext.losses import forget_losses, killed, loss_in_log, read_loss
 from verl_ext.metrics import METRICS_FILE, MetricsLog, progress_line, read_metrics
 from verl_ext.plan import check_files, command, environment, total_steps, trainer_environment
+from verl_ext.ray_watch import Patience
 from verl_ext.settings import SETTINGS_FILE, RlSettings, as_plain, load_settings
 from verl_ext.trainer import ALARMED, Trainer, scratch_folder
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from afm.processes import die_with_parent
 from verl_ext import processes
-from verl_ext.losses import Patience
 from verl_ext.metrics import MetricsLog
+from verl_ext.ray_watch import Patience
 
 _SOCKET_ROOM = 40
 """Longest scratch path below which Ray's sockets (limit: 107 bytes) still fit."""

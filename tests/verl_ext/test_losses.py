@@ -13,7 +13,6 @@ from verl_ext.losses import (
     LOSS_FILE,
     STARTED_FILE,
     DeadActor,
-    Patience,
     forget_losses,
     killed,
     loss_in_log,
@@ -22,13 +21,14 @@ from verl_ext.losses import (
     told,
     write_loss,
 )
+from verl_ext.ray_watch import Patience
 
 ROOT = Path(__file__).resolve().parents[2]
 
 KILLED_ACTORS = """
 import json, os, pathlib, signal, sys, time
 import ray
-from verl_ext.losses import Watch, dead_actors, not_started, workers_started
+from verl_ext.ray_watch import RayWatch, dead_actors, not_started, workers_started
 
 ray.init(address="local", num_cpus=2, num_gpus=1, include_dashboard=False, object_store_memory=100 << 20, _temp_dir=sys.argv[1])
 
@@ -48,7 +48,7 @@ del left
 time.sleep(1)
 unharmed = not dead_actors()
 os.kill(pids[0], signal.SIGKILL)
-found = Watch(pathlib.Path(sys.argv[2])).look(patience_s=20)
+found = RayWatch(pathlib.Path(sys.argv[2])).look(patience_s=20)
 group = ray.util.placement_group([{"CPU": 3, "GPU": 1}], name="global_poolverl_group_1:0")
 time.sleep(1)
 seen = {"working": working, "unharmed": unharmed, "found": found, "killed": pids[0], "missing": not_started(5)}
