@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -164,7 +165,7 @@ def compose(overrides: Flat) -> Any:
     from omegaconf.errors import OmegaConfBaseException
 
     with initialize_config_dir(config_dir=str(folder), version_base=None):
-        _refuse_unknown(hydra_compose(config_name="ppo_trainer"), overrides)
+        _refuse_unknown(_declared(), overrides)
         try:
             return hydra_compose(config_name="ppo_trainer", overrides=arguments(overrides))
         except (HydraException, OmegaConfBaseException) as error:
@@ -198,6 +199,14 @@ def hydra_text(value: Any) -> str:
     # Within quotes only the quote itself, and backslashes before one, need escaping.
     escaped = re.sub(r"(\\*)('|$)", lambda match: match[1] * 2 + ("\\'" if match[2] else ""), text)
     return f"'{escaped}'"
+
+
+@cache
+def _declared() -> Any:
+    """The configuration of verl without a change; asked within an initialised Hydra."""
+    from hydra import compose as hydra_compose
+
+    return hydra_compose(config_name="ppo_trainer")
 
 
 _HYDRA_WORDS = {"null", "true", "false", "nan", "inf"}

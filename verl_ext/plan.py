@@ -8,12 +8,15 @@ import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from afm.errors import ConfigError, MissingExtraError
 from verl_ext.compose import Flat, arguments, compose, overrides_of
 from verl_ext.metrics import ENGINE_LOG
 from verl_ext.settings import RlSettings
+
+if TYPE_CHECKING:
+    from afm.tools import Tool
 
 
 def environment(settings: RlSettings) -> dict[str, str]:
@@ -197,24 +200,43 @@ def check_files(settings: RlSettings) -> None:
     for file in (*settings.train_files, *settings.val_files):
         if not Path(file).is_file():
             raise ConfigError(f"{file}: no such file (train_files, val_files)")
-    for package in settings.trackers:
-        if find_spec(package) is None:
-            raise MissingExtraError(package, "trackers")
+    check_trackers(settings)
     model = Path(settings.model)
     if settings.platform == "cpu" and not (model / "config.json").is_file():
         raise ConfigError(f"{model}: no config.json; expected the folder of a Hugging Face model (model)")
+    called_tools(settings)
+
+
+def check_trackers(settings: RlSettings) -> None:
+    """Whether every tracker is installed.
+
+    Raises:
+        MissingExtraError: One is not.
+    """
+    for package in settings.trackers:
+        if find_spec(package) is None:
+            raise MissingExtraError(package, "trackers")
+
+
+def called_tools(settings: RlSettings) -> dict[str, Tool]:
+    """The tools that the agent calls, by name; nothing is started.
+
+    Raises:
+        ConfigError: One is not declared, or the tools file is wrong.
+    """
     needed = set(settings.spec().tool_roles.values())
     if settings.tools is None:
         if needed:
             raise ConfigError(f"agent {settings.agent!r} calls {sorted(needed)}; name a tool YAML (tools)")
-        return
+        return {}
     from afm.tools import load_tools
 
-    missing = needed - set(load_tools(settings.tools))
-    if missing:
+    tools = load_tools(settings.tools)
+    if missing := needed - set(tools):
         raise ConfigError(
             f"{_named(settings.tools)}: agent {settings.agent!r} calls {sorted(missing)}, not declared there"
         )
+    return {name: tool for name, tool in tools.items() if name in needed}
 
 
 def _named(tools: Path | dict[str, Any]) -> str:
@@ -237,8 +259,11 @@ def total_steps(settings: RlSettings) -> int:
     Raises:
         ConfigError: There are fewer rows than a training batch has.
     """
-    config = compose(overrides_of(settings))
-    rows = sum(_rows(file) for file in settings.train_files)
+    return steps_of(compose(overrides_of(settings)), sum(_rows(file) for file in settings.train_files))
+
+
+def steps_of(config: Any, rows: int) -> int:
+    """Training steps of a composed configuration on so many rows; see :func:`total_steps`."""
     batch = config.data.train_batch_size
     if rows < batch:
         raise ConfigError(

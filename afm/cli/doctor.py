@@ -12,9 +12,15 @@ from typing import Annotated
 
 import typer
 
+from afm.configuration import override_key, read_extended
+from afm.errors import ConfigError
 from afm.planning import Finding, failed, hardware_from
 
-DOCTOR = "llamafactory_patch.doctor"
+SFT_DOCTOR = "llamafactory_patch.doctor"
+RL_DOCTOR = "verl_ext.doctor"
+_SFT_KEYS = frozenset({"model_name_or_path", "dataset", "stage", "finetuning_type", "template", "cutoff_len"})
+_RL_KEYS = frozenset({"train_files", "verl", "platform", "rewards", "limits"})
+"""By which a configuration is told apart."""
 
 _PACKAGES = {
     "sft": ("llamafactory", "torch", "transformers", "deepspeed"),
@@ -29,13 +35,18 @@ def doctor(
     config: Annotated[
         Path | None,
         typer.Argument(
-            help="YAML of a fine-tuning to check, for example configs/sft/web_agent_qwen2.5_7b.yaml."
+            help="YAML of a training to check, for example configs/sft/web_agent_qwen2.5_7b.yaml or configs/rl/web_dapo_7b.yaml."
         ),
     ] = None,
-    overrides: Annotated[list[str] | None, typer.Argument(help="key=value, as for `afm sft`.")] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="key=value, as for `afm sft` and `afm rl`.")
+    ] = None,
     nodes: Annotated[
         int | None,
-        typer.Option(min=1, help="Nodes it is meant for [default: NNODES, else the recipe's header]."),
+        typer.Option(
+            min=1,
+            help="Nodes it is meant for [default: verl.trainer.nnodes; for afm sft NNODES, else the recipe's header].",
+        ),
     ] = None,
     gpus: Annotated[
         int | None, typer.Option(min=1, help="GPUs of each node [default: NPROC_PER_NODE, else the header].")
@@ -44,9 +55,10 @@ def doctor(
         float | None, typer.Option(min=1, help="Memory of one GPU in GiB [default: the header, else 80].")
     ] = None,
 ) -> None:
-    """Check this computer, or a fine-tuning: arguments, every row, trackers, lengths, steps, disk, memory of each GPU.
+    """Check this computer, or a training: arguments, every row, trackers, lengths, steps, disk, memory of each GPU.
 
-    The exit status is 1 if anything would fail.
+    For reinforcement learning also batches, tools and their servers, the judge and its cost, the cache of the rollout
+    engines, GPU hours. The exit status is 1 if anything would fail.
     """
     if config is None:
         for line in _environment():
@@ -62,10 +74,35 @@ def doctor(
 def _diagnosed(
     config: Path, overrides: list[str], nodes: int | None, gpus: int | None, gpu_gib: float | None
 ) -> list[Finding]:
-    checks = importlib.import_module(DOCTOR)
-    hardware = hardware_from(os.environ, config, nodes, gpus, gpu_gib)
-    findings: list[Finding] = checks.diagnose(config, overrides, hardware, os.environ)
+    findings: list[Finding]
+    if _is_reinforcement(config, overrides):
+        checks = importlib.import_module(RL_DOCTOR)
+        asked = checks.AskedHardware(nodes, gpus, gpu_gib)
+        findings = checks.diagnose(config, overrides, asked, os.environ)
+    else:
+        checks = importlib.import_module(SFT_DOCTOR)
+        hardware = hardware_from(os.environ, config, nodes, gpus, gpu_gib)
+        findings = checks.diagnose(config, overrides, hardware, os.environ)
     return findings
+
+
+def _is_reinforcement(config: Path, overrides: list[str]) -> bool:
+    """Whether a configuration is one of `afm rl`, by its keys.
+
+    Raises:
+        ConfigError: It is one of neither engine, or of both.
+    """
+    keys = set(read_extended(config, "a training")) | {
+        override_key(override).partition(".")[0] for override in overrides
+    }
+    rl, sft = sorted(keys & _RL_KEYS), sorted(keys & _SFT_KEYS)
+    if bool(rl) == bool(sft):
+        found = f"both {rl[0]!r} and {sft[0]!r}" if rl else f"none of either; it has {sorted(keys)}"
+        raise ConfigError(
+            f"{config}: expected keys of `afm rl` ({', '.join(sorted(_RL_KEYS))}) or of `afm sft` "
+            f"({', '.join(sorted(_SFT_KEYS))}), found {found}"
+        )
+    return bool(rl)
 
 
 def _environment() -> list[str]:

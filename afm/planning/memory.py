@@ -53,10 +53,15 @@ def activation_bytes(shape: ModelShape, tokens: int, width: int, *, checkpointin
         width: Bytes of a number.
         checkpointing: Only the input of each layer is kept, and one layer at a time recomputed.
     """
-    layer = tokens * (width * (8 * shape.hidden + 4 * shape.mlp) + 8 * shape.hidden)
+    layer = layer_bytes(shape, tokens, width)
     if not checkpointing:
         return shape.layers * layer
     return shape.layers * tokens * shape.hidden * width + layer
+
+
+def layer_bytes(shape: ModelShape, tokens: int, width: int) -> int:
+    """What one layer holds while ``tokens`` pass through it."""
+    return tokens * (width * (8 * shape.hidden + 4 * shape.mlp) + 8 * shape.hidden)
 
 
 def fsdp2_bytes(shape: ModelShape, trained: int, gpus: int, width: int, frozen: int = 0) -> int:

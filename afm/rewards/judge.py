@@ -68,6 +68,7 @@ class JudgeSettings(_Strict):
         cache: File of verdicts, which processes may share.
         budget: When it is spent, samples have no score.
         request: Laid over the request's own fields; ``null`` removes one, e.g. ``{max_tokens: null}``.
+        price_per_million_tokens: What the endpoint costs, for ``afm doctor`` to tell; nothing else reads it.
     """
 
     url: str | None = None
@@ -82,6 +83,7 @@ class JudgeSettings(_Strict):
     cache: Path | None = None
     budget: BudgetSettings = BudgetSettings()
     request: dict[str, Any] = Field(default_factory=dict)
+    price_per_million_tokens: float | None = Field(default=None, ge=0)
 
     @field_validator("url")
     @classmethod

@@ -16,7 +16,7 @@ from afm.sandbox.settings import SandboxSettings
 from afm.tools.base import ToolResult
 from afm.tools.program import BadArgumentError, parse_program
 from afm.tools.registry import ToolContext, ToolSchema
-from afm.tools.remote import remote_sandbox
+from afm.tools.remote import RemoteSandbox, remote_sandbox
 from afm.tools.screen import plain
 from afm.tools.traceback import shortened
 
@@ -90,6 +90,11 @@ class CodeTool:
             max_observation_chars=settings.max_observation_chars,
             schema=context.schema,
         )
+
+    @property
+    def servers(self) -> tuple[str, ...]:
+        """Addresses of the code servers, none when programs run on this machine."""
+        return self._sandbox.servers if isinstance(self._sandbox, RemoteSandbox) else ()
 
     async def call(self, argument: str) -> ToolResult:
         """Run the program in ``argument``; what it printed is the result's text."""

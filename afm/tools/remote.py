@@ -86,6 +86,11 @@ class RemoteSandbox:
         self._busy_s = busy_s
         self._queue_s = queue_s
 
+    @property
+    def servers(self) -> tuple[str, ...]:
+        """Addresses of the code servers."""
+        return tuple(server.url for server in self._servers)
+
     async def run(self, code: str, stdin: str = "", limits: SandboxLimits | None = None) -> RunResult:
         """Run ``code`` on one of the servers. Cancelling closes the connection, and the server kills the run.
 

@@ -109,6 +109,11 @@ class WebClient:
         self._turn = itertools.count()
         self._connections = Connections(token, kind.token)
 
+    @property
+    def servers(self) -> tuple[str, ...]:
+        """Addresses, without the path of requests."""
+        return tuple(url.removesuffix(self._kind.path) for url in self._urls)
+
     async def post(self, body: Mapping[str, Any], reply: type[ReplyT]) -> ReplyT:
         """What a server answers.
 

@@ -106,6 +106,11 @@ class WebTool(ABC, Generic[SettingsT, ReplyT]):
         except ConfigError as error:
             raise ConfigError(f"{context.label}: {context.at}: {error}") from None
 
+    @property
+    def servers(self) -> tuple[str, ...]:
+        """Addresses of the servers that it asks."""
+        return self._client.servers
+
     @abstractmethod
     def request(self, argument: str) -> Mapping[str, Any] | ToolResult:
         """The body for an agent's argument, or what is wrong with that; see :meth:`refusal`."""

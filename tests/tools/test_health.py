@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import http.server
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from afm.tools import load_tools
+from afm.tools.health import tool_troubles, unanswered
+
+
+class _Silent(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_error(404)
+
+    def log_message(self, *args: Any) -> None:
+        """Nothing."""
+
+
+@pytest.fixture
+def server() -> Iterator[str]:
+    """A server that knows no /health, like the ones of others."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Silent) as running:
+        threading.Thread(target=running.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{running.server_address[1]}"
+        running.shutdown()
+
+
+@pytest.fixture
+def nobody() -> str:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{free.getsockname()[1]}"
+
+
+def tools(*entries: tuple[str, str, dict[str, Any]]) -> list[Any]:
+    file = {
+        "tools": [
+            {"class_name": kind, "config": config, "tool_schema": {"function": {"name": name}}}
+            for name, kind, config in entries
+        ]
+    }
+    return list(load_tools(file).values())
+
+
+async def test_tools_whose_servers_are_silent_are_told_with_the_address(server: str, nobody: str) -> None:
+    wiki = "afm.tools.wiki_search.WikiSearchTool"
+    troubles = await tool_troubles(
+        tools(
+            ("well", wiki, {"urls": [f"{server}/retrieve"]}),
+            ("unwell", wiki, {"urls": [server, f"{nobody}/retrieve"]}),
+            ("remote", "afm.tools.code.CodeTool", {"urls": [nobody]}),
+        )
+    )
+    assert set(troubles) == {"unwell", "remote"}
+    assert troubles["unwell"].startswith(f"no server answers at {nobody} (ConnectError")
+    assert server not in troubles["unwell"]
+    assert troubles["remote"].startswith(f"no server answers at {nobody}")
+
+
+@pytest.mark.sandbox
+async def test_the_sandbox_of_this_machine_runs_a_program() -> None:
+    assert await tool_troubles(tools(("code", "afm.tools.code.CodeTool", {}))) == {}
+    broken = ("code", "afm.tools.code.CodeTool", {"sandbox": {"python": "/nowhere/python3"}})
+    troubles = await tool_troubles(tools(broken))
+    assert "/nowhere/python3" in troubles["code"]
+
+
+async def test_an_answer_of_any_kind_is_one(server: str) -> None:
+    assert await unanswered(f"{server}/v1") is None
+    assert await unanswered("http://[") is not None

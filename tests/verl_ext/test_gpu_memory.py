@@ -1,0 +1,91 @@
+from dataclasses import replace
+
+import pytest
+
+from afm.planning import model_shape
+from afm.planning.memory import GIB
+from verl_ext.gpu_memory import host_bytes, kv_cache, phases
+from verl_ext.workload import Placement, Workload
+
+SHAPE = model_shape("Qwen/Qwen2.5-7B")
+assert SHAPE is not None
+P, E = SHAPE.parameters, SHAPE.vocab * SHAPE.hidden
+CRITIC = Placement(tokens=1000, shards=8, moves_parameters=True, moves_optimizer=True, stays_on_cpu=False)
+LAYER = 2 * (8 * 3584 + 4 * 18944) + 8 * 3584  # bytes of a token in the layer under work
+
+
+def test_the_cache_is_what_the_weights_leave(workload: Workload) -> None:
+    cache = kv_cache(workload, SHAPE)
+    assert cache.weight_bytes == 2 * P // 2
+    assert cache.token_bytes == 2 * 2 * 28 * 2 * 128  # keys and values, bf16, 28 layers, 2 of 4 heads of 128
+    assert cache.tokens == (40 * GIB - P) // cache.token_bytes
+    assert cache.sequences == cache.tokens // 1000
+
+
+def test_an_engine_of_more_gpus_than_heads_copies_them(workload: Workload) -> None:
+    wide = replace(workload, engine=replace(workload.engine, tensor_parallel=8))
+    assert kv_cache(wide, SHAPE).token_bytes == 2 * 2 * 28 * 1 * 128
+
+
+def test_no_episode_fits_where_the_weights_do_not(workload: Workload) -> None:
+    small = replace(workload, engine=replace(workload.engine, memory_share=0.05))
+    assert kv_cache(small, SHAPE).tokens < 0
+    assert kv_cache(small, SHAPE).sequences == 0
+
+
+def test_an_update_has_everything_there_and_logits_with_their_gradient(workload: Workload) -> None:
+    need = phases(workload, SHAPE)["actor update"]
+    assert need.states == 16 * P // 8 + 4 * E
+    assert need.activations == 28 * 500 * 3584 * 2 + 500 * LAYER
+    assert need.logits == 500 * 152064 * 4
+    assert need.engine == 0
+    entropy = phases(replace(workload, entropy_bonus=True), SHAPE)["actor update"]
+    assert entropy.logits == 500 * 152064 * 8
+    assert phases(replace(workload, fused_logits=True), SHAPE)["actor update"].logits == 0
+
+
+def test_what_is_moved_away_frees_the_rollout_and_what_stays_does_not(workload: Workload) -> None:
+    assert phases(workload, SHAPE)["rollout"].states == 0
+    assert phases(workload, SHAPE)["rollout"].engine == 40 * GIB
+    staying = replace(workload, actor=replace(workload.actor, moves_parameters=False, moves_optimizer=False))
+    assert phases(staying, SHAPE)["rollout"].states == 4 * P // 8 + 8 * P // 8
+    on_cpu = replace(workload, actor=replace(workload.actor, stays_on_cpu=True))
+    assert phases(on_cpu, SHAPE)["actor update"].states == 4 * E
+    assert phases(on_cpu, SHAPE)["rollout"].states == 0
+
+
+def test_an_engine_that_does_not_sleep_costs_every_phase(workload: Workload) -> None:
+    awake = replace(workload, engine=replace(workload.engine, sleeps=False))
+    assert {need.engine for name, need in phases(awake, SHAPE).items() if name != "weights to engine"} == {
+        40 * GIB
+    }
+
+
+def test_weights_reach_an_engine_that_wakes_in_stages_before_its_cache_does(workload: Workload) -> None:
+    staged = phases(workload, SHAPE)["weights to engine"]
+    assert (staged.states, staged.engine) == (4 * P // 8 + 2 * GIB, P)
+    whole = replace(workload, engine=replace(workload.engine, wakes_in_stages=False))
+    assert phases(whole, SHAPE)["weights to engine"].engine == 40 * GIB
+
+
+def test_a_critic_has_no_vocabulary_and_a_reference_no_optimizer(workload: Workload) -> None:
+    reference = replace(CRITIC, stays_on_cpu=True)
+    ppo = phases(replace(workload, critic=CRITIC, reference=reference), SHAPE)
+    assert ppo["critic update"].logits == 0
+    assert ppo["critic update"].states == 16 * (P - E) // 8 + 4 * E
+    assert ppo["reference"].states == 4 * E
+    assert ppo["reference"].logits == 1000 * 152064 * 6
+    assert "critic update" not in phases(workload, SHAPE)
+
+
+def test_adapters_need_states_for_themselves_alone(workload: Workload) -> None:
+    adapters = SHAPE.adapters(16, "all")
+    need = phases(replace(workload, lora_rank=16), SHAPE)["actor update"]
+    assert need.states == (4 * P + 12 * adapters) // 8 + 4 * E
+
+
+def test_a_node_holds_what_its_gpus_moved_away(workload: Workload) -> None:
+    assert host_bytes(workload, SHAPE) == (12 * P // 8 + P) * 4
+    everything = replace(workload, critic=CRITIC, reference=replace(CRITIC, stays_on_cpu=True))
+    expected = 12 * P // 8 + 12 * (P - E) // 8 + 4 * P // 8 + P
+    assert host_bytes(everything, SHAPE) == pytest.approx(expected * 4, rel=1e-9)

@@ -1,0 +1,137 @@
+"""Whether an episode fits: prompt, response and observations against the engine's, the model's and the reward's limits."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from afm.agents import Limits
+from afm.planning import Finding, Level, ModelShape
+from afm.rewards import RewardSettings
+from verl_ext.workload import CRITIC_BUDGET, Workload
+
+_CHARS_A_TOKEN = 4
+"""Of English text, roughly; only to tell how many observations a response has room for."""
+_ENGINE_OVERRIDES = {"sglang": "json_model_override_args", "vllm": "hf_overrides"}
+"""By which key under ``rollout.engine_kwargs`` an engine reads another model configuration than the folder's."""
+
+
+def context_findings(
+    load: Workload, limits: Limits, reward: RewardSettings, shape: ModelShape | None, config: Any
+) -> Iterator[Finding]:
+    """Everything about lengths that can be told before the first prompt."""
+    yield _model_len(load, shape)
+    if shape is not None and shape.max_positions:
+        yield from _positions(load, shape, config)
+    yield from _budgets(load, config)
+    yield from _observations(load, limits)
+    yield from _overlong(load, reward)
+
+
+def _model_len(load: Workload, shape: ModelShape | None) -> Finding:
+    sample = f"prompt {load.prompt:,} + response {load.response:,} = {load.longest:,} tokens"
+    there, name = load.engine.model_len, "rollout.max_model_len"
+    if there is None:
+        if shape is None or not shape.max_positions:
+            return Finding(Level.OK, "context", sample)
+        there, name = shape.max_positions, "the model's positions (rollout.max_model_len is not set)"
+    if there < load.longest:
+        advice = "raise it, or lower data.max_prompt_length or the agent's limits.max_response_tokens"
+        return Finding(Level.ERROR, "context", f"{sample}, more than {name} ({there:,}); {advice}")
+    return Finding(Level.OK, "context", f"{sample} within {name} ({there:,})")
+
+
+def _positions(load: Workload, shape: ModelShape, config: Any) -> Iterator[Finding]:
+    """Whether verl starts the engine: it refuses sequences longer than ``max_position_embeddings``."""
+    needed = load.engine.model_len or load.longest
+    trainer = _positions_in(config.actor_rollout_ref.model.override_config) or shape.max_positions
+    key = _ENGINE_OVERRIDES.get(load.engine.name)
+    given = config.actor_rollout_ref.rollout.engine_kwargs.get(load.engine.name) or {}
+    engine = (_positions_in(given.get(key)) if key else None) or shape.max_positions
+    text = f"sequences of {needed:,} tokens against {{:,}} positions of the model"
+    if trainer < needed:
+        yield Finding(
+            Level.ERROR,
+            "positions",
+            f"{text.format(trainer)}: verl will not start the engine; shorten them, or set "
+            f"verl.actor_rollout_ref.model.+override_config.max_position_embeddings={needed}",
+        )
+    elif key and engine < needed:
+        yield Finding(
+            Level.ERROR,
+            "positions",
+            f"{text.format(engine)}, as {load.engine.name} reads them: override_config reaches the trainer alone; set "
+            f"rollout.engine_kwargs.{load.engine.name}.{key} to {{max_position_embeddings: {needed}}} too",
+        )
+    elif shape.max_positions < needed:
+        told = f"{text.format(trainer)} by override, {shape.max_positions:,} by its config.json: unseen in its training"
+        yield Finding(Level.WARNING, "positions", told)
+    else:
+        yield Finding(Level.OK, "positions", text.format(trainer))
+
+
+def _positions_in(overrides: Any) -> int | None:
+    """``max_position_embeddings`` of a mapping or of its JSON text."""
+    if isinstance(overrides, str):
+        try:
+            overrides = json.loads(overrides)
+        except ValueError:
+            return None
+    found = overrides.get("max_position_embeddings") if hasattr(overrides, "get") else None
+    return int(found) if isinstance(found, int) else None
+
+
+def _budgets(load: Workload, config: Any) -> Iterator[Finding]:
+    """A packed micro batch holds at least the longest sample; verl fails at the first one that is too long."""
+    if not load.packed:
+        return
+    split, critic = load.sequence_parallel, config.critic
+    if load.critic and critic.ppo_max_token_len_per_gpu != load.critic.tokens:
+        text = f"critic.ppo_max_token_len_per_gpu={critic.ppo_max_token_len_per_gpu} is not read; batches are packed by"
+        advice = f"set verl.critic.+{CRITIC_BUDGET}={critic.ppo_max_token_len_per_gpu} if you mean it"
+        yield Finding(Level.WARNING, "context", f"{text} {CRITIC_BUDGET} ({load.critic.tokens:,}); {advice}")
+    budgets: dict[str, tuple[int, int]] = {
+        "rollout.log_prob_max_token_len_per_gpu": (load.log_prob_tokens, split),
+        **({"ref.log_prob_max_token_len_per_gpu": (load.reference.tokens, split)} if load.reference else {}),
+    }
+    if load.critic:
+        budgets[f"critic.{CRITIC_BUDGET}"] = (load.critic.tokens, critic.ulysses_sequence_parallel_size)
+    for key, (tokens, parts) in budgets.items():
+        if tokens * parts < load.longest:
+            text = f"{key}: {tokens:,} tokens x {parts} GPUs, fewer than the longest sample has ({load.longest:,})"
+            yield Finding(Level.ERROR, "context", f"{text}; raise it to {-(-load.longest // parts)}")
+
+
+def _observations(load: Workload, limits: Limits) -> Iterator[Finding]:
+    if not limits.max_turns:
+        return
+    each = limits.max_observation_chars // _CHARS_A_TOKEN
+    full = load.response // max(1, each)
+    text = (
+        f"{limits.max_turns} calls, whose observations have at most {limits.max_observation_chars:,} characters (about "
+        f"{each:,} tokens); the response has room for {full:,} of full length"
+    )
+    low = full < min(2, limits.max_turns)
+    advice = "; lower limits.max_observation_chars" if low else ""
+    yield Finding(Level.WARNING if low else Level.OK, "observations", text + advice)
+    if limits.max_turn_tokens and limits.max_turn_tokens > load.response:
+        said = f"limits.max_turn_tokens is {limits.max_turn_tokens:,}, more than a response has ({load.response:,})"
+        yield Finding(Level.WARNING, "observations", said)
+
+
+def _overlong(load: Workload, reward: RewardSettings) -> Iterator[Finding]:
+    if (long := reward.overlong) is None:
+        return
+    begins = long.max_tokens - long.buffer_tokens
+    text = (
+        f"the penalty grows from {begins:,} to {long.max_tokens:,} tokens; a response has {load.response:,}"
+    )
+    if begins >= load.response:
+        advice = "it never applies: set rewards.overlong.max_tokens to the response's length"
+        yield Finding(Level.ERROR, "overlong", f"{text}; {advice}")
+    elif long.max_tokens != load.response:
+        advice = "set rewards.overlong.max_tokens to the response's length"
+        yield Finding(Level.WARNING, "overlong", f"{text}; {advice}")
+    else:
+        yield Finding(Level.OK, "overlong", text)

@@ -1,0 +1,283 @@
+"""What would go wrong with a reinforcement-learning run, told before anything costs time."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from afm.errors import ConfigError
+from afm.planning import Finding, Level, ModelShape, Report, model_shape, recipe_hardware
+from afm.planning.memory import GIB, described, disk_finding, fits
+from afm.planning.speed import Assumptions
+from afm.rewards import RewardSettings
+from afm.settings import load_settings as load_environment
+from afm.tools import Tool
+from afm.tools.health import tool_troubles, unanswered
+from verl_ext.compose import compose, overrides_of
+from verl_ext.context import context_findings
+from verl_ext.gpu_memory import host_bytes, kv_cache, phases
+from verl_ext.judging import judge_address, judge_findings, reward_settings
+from verl_ext.plan import called_tools, check, check_trackers, ray_overrides, steps_of
+from verl_ext.rows import Rows, prompt_finding, read_rows, row_findings
+from verl_ext.settings import RlSettings, load_settings
+from verl_ext.splits import split_findings
+from verl_ext.step_time import step_time
+from verl_ext.workload import Workload, workload_of
+
+_TRACKER_KEYS = {"wandb": "WANDB_API_KEY", "swanlab": "SWANLAB_API_KEY"}
+_DEFAULT_GIB = 80.0
+
+
+@dataclass(frozen=True, slots=True)
+class AskedHardware:
+    """What options say; the configuration decides what they leave open."""
+
+    nodes: int | None = None
+    gpus: int | None = None
+    gpu_gib: float | None = None
+
+    def overrides(self) -> list[str]:
+        """The options as keys of verl, which are what a run goes by."""
+        given = {"trainer.nnodes": self.nodes, "trainer.n_gpus_per_node": self.gpus}
+        return [f"verl.{key}={count}" for key, count in given.items() if count is not None]
+
+
+def diagnose(
+    config_path: str | Path, overrides: Sequence[str], asked: AskedHardware, env: Mapping[str, str]
+) -> list[Finding]:
+    """Everything that can be said about a run without starting it; no error is raised."""
+    report = Report()
+    settings = report.asked("keys", lambda: load_settings(config_path, [*overrides, *asked.overrides()]))
+    if settings is None:
+        return report.findings
+    config = report.asked("keys", lambda: compose(overrides_of(settings, ray_overrides(settings, "RAY"))))
+    shape = report.asked("model", lambda: model_shape(settings.model))
+    rows = _rows(settings, report)
+    _surroundings(settings, report, env)
+    if config is None:
+        return report.findings
+    report.add(Finding(Level.OK, "keys", "verl knows all of them"))
+    _engine(settings, config, report)
+    written = recipe_hardware(Path(config_path))
+    load = workload_of(config, asked.gpu_gib or (written.gpu_gib if written else _DEFAULT_GIB))
+    report.asked("batch", lambda: check(config))
+    report.add(*_hardware(settings, load), *split_findings(load, shape))
+    reward = report.asked("rewards", lambda: reward_settings(settings.rewards))
+    if reward is not None:
+        report.add(*context_findings(load, settings.spec().limits, reward, shape, config))
+    steps = _steps(config, rows, load, report)
+    if rows is not None and reward is not None:
+        _judge(rows, load, reward, steps, report)
+        report.asked("prompts", lambda: _prompts(settings, rows, load, report))
+    if shape is None:
+        text = (
+            "the model's config.json is not here; no estimate (for one, say model=Qwen/Qwen2.5-7B-Instruct)"
+        )
+        report.add(Finding(Level.WARNING, "memory", text))
+        return report.findings
+    report.add(_disk(settings, load, shape, steps))
+    if settings.platform == "gpu":
+        report.add(*_memory(load, shape), *_plan(load, shape, steps))
+    return report.findings
+
+
+def _rows(settings: RlSettings, report: Report) -> Rows | None:
+    """Read the training rows and the others; only the training rows are returned."""
+    spec = report.asked("agent", settings.spec)
+    reward = report.asked("rewards", lambda: reward_settings(settings.rewards))
+    if spec is None or reward is None:
+        return None
+    trained = report.asked("data", lambda: read_rows(settings.train_files, spec, reward.by_source))
+    if trained is not None:
+        report.add(*row_findings(trained, spec, "train_files"))
+    tested = report.asked("data", lambda: read_rows(settings.val_files, spec, reward.by_source))
+    if tested is not None and settings.val_files:
+        report.add(*row_findings(tested, spec, "val_files"))
+    return trained
+
+
+def _surroundings(settings: RlSettings, report: Report, env: Mapping[str, str]) -> None:
+    """The model's folder, the output folder, trackers and tools."""
+    report.add(*_model(settings), *_output(settings))
+    report.asked("trackers", lambda: check_trackers(settings))
+    for name in settings.trackers:
+        if (key := _TRACKER_KEYS.get(name)) and not env.get(key):
+            report.add(Finding(Level.OK, "trackers", f"{name}: offline, as {key} is not set"))
+    tools = report.asked("tools", lambda: called_tools(settings))
+    if tools:
+        report.add(*_tools(tools))
+
+
+def _model(settings: RlSettings) -> Iterator[Finding]:
+    folder = Path(settings.model).expanduser()
+    if not folder.is_dir():
+        level = Level.ERROR if settings.platform == "cpu" else Level.WARNING
+        text = f"{settings.model}: no folder here; verl would look for it on the Hugging Face hub"
+        yield Finding(level, "model", text)
+        return
+    needed = {"config.json": "config.json", "*.safetensors": "weights", "tokenizer.json": "tokenizer"}
+    missing = [f"{name} ({file})" for file, name in needed.items() if not any(folder.glob(file))]
+    if missing:
+        yield Finding(Level.ERROR, "model", f"{folder}: without {', '.join(missing)}; expected a whole model")
+    else:
+        yield Finding(Level.OK, "model", f"{folder}: configuration, weights and tokenizer")
+
+
+def _output(settings: RlSettings) -> Iterator[Finding]:
+    folder = settings.output_dir.absolute()
+    while not folder.exists():
+        folder = folder.parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        yield Finding(
+            Level.ERROR, "output", f"output_dir {settings.output_dir}: {folder} cannot be written to"
+        )
+
+
+def _tools(tools: Mapping[str, Tool]) -> Iterator[Finding]:
+    """Every tool is declared, and its server answers here, or it is said which does not."""
+    troubles = asyncio.run(tool_troubles(tools.values()))
+    for name in sorted(tools):
+        if name in troubles:
+            text = f"{name}: {troubles[name]}; start it before the run (docs/tools.md), where every node reaches it"
+            yield Finding(Level.WARNING, "tools", text)
+        else:
+            yield Finding(Level.OK, "tools", f"{name}: {_place(tools[name])}")
+
+
+def _place(tool: Tool) -> str:
+    servers = getattr(tool, "servers", None)
+    if servers is None:
+        return "declared, not asked"
+    return f"answers at {', '.join(servers)}" if servers else "runs programs on this machine"
+
+
+def _engine(settings: RlSettings, config: Any, report: Report) -> None:
+    """Have verl check its configuration itself; a critic's needs the model's files."""
+    local = (Path(settings.model).expanduser() / "tokenizer.json").is_file()
+    if report.asked("engine", lambda: _validated(config, with_critic=local)) is not None:
+        report.add(Finding(Level.OK, "engine", "verl's own validation accepts the configuration"))
+
+
+def _validated(config: Any, *, with_critic: bool) -> bool:
+    from contextlib import redirect_stdout
+    from io import StringIO
+
+    try:
+        with redirect_stdout(StringIO()):
+            from verl.trainer.ppo.utils import need_critic, need_reference_policy
+            from verl.utils.config import validate_config
+
+            critic = with_critic and need_critic(config)
+            validate_config(config, need_reference_policy(config), critic)
+    except Exception as error:  # noqa: BLE001 - whatever verl finds wrong, in whatever form
+        told = " ".join(str(error.__cause__ or error).split()) or type(error).__name__
+        raise ConfigError(f"verl refuses the configuration: {type(error).__name__}: {told}") from None
+    return True
+
+
+def _hardware(settings: RlSettings, load: Workload) -> Iterator[Finding]:
+    yield Finding(Level.OK, "hardware", f"{load.hardware}")
+    if settings.platform == "gpu" and load.hardware.nodes > 1 and settings.ray_address is None:
+        text = f"{load.hardware.nodes} nodes, but ray_address is not set: a run on this machine alone would wait for GPUs"
+        yield Finding(
+            Level.WARNING, "hardware", f"{text}; start train/ray_cluster.sh, add ray_address=HOST:PORT"
+        )
+
+
+def _steps(config: Any, rows: Rows | None, load: Workload, report: Report) -> int | None:
+    if rows is None:
+        return load.steps
+    steps = report.asked("steps", lambda: steps_of(config, rows.count))
+    if steps is not None:
+        report.add(Finding(Level.OK, "steps", f"{steps:,} steps of {load.batch} of {rows.count:,} prompts"))
+    return steps
+
+
+def _judge(rows: Rows, load: Workload, reward: RewardSettings, steps: int | None, report: Report) -> None:
+    environment = report.asked("judge", load_environment)
+    if environment is None:
+        return
+    found = report.asked("judge", lambda: list(judge_findings(rows, load, reward, environment, steps)))
+    report.add(*(found or ()))
+    address = judge_address(reward, environment) if rows.scorers["judge"] else None
+    if found and address and (why := asyncio.run(unanswered(address))):
+        report.add(Finding(Level.WARNING, "judge", f"nobody answers at {address} ({why})"))
+
+
+def _prompts(settings: RlSettings, rows: Rows, load: Workload, report: Report) -> None:
+    model = Path(settings.model).expanduser()
+    if found := prompt_finding(rows, settings.spec(), model, load.prompt):
+        report.add(found)
+
+
+def _disk(settings: RlSettings, load: Workload, shape: ModelShape, steps: int | None) -> Finding:
+    """A checkpoint of verl has fp32 shards, AdamW's two moments, and the model once more in one piece."""
+    if load.save_every < 1:
+        text = "trainer.save_freq is off: a run that ends early is lost, and no model is exported"
+        return Finding(Level.WARNING, "disk", text)
+    sizes = {"model": 4, "optimizer": 8, "hf_model": 4}
+    checkpoint = sum(size for name, size in sizes.items() if name in load.saved) * shape.parameters
+    checkpoint += 12 * shape.parameters if load.critic is not None else 0
+    written = None if steps is None else -(-steps // load.save_every)
+    # With 1 to keep, verl removes the old one only when the new one is complete.
+    limit = max(2, load.kept) if load.kept else written
+    if limit is None:
+        text = f"every checkpoint of {checkpoint / GIB:,.1f} GiB is kept, nobody knows how many"
+        return Finding(Level.WARNING, "disk", f"{text}; set trainer.max_actor_ckpt_to_keep")
+    kept = limit if written is None else min(limit, written)
+    what = f"the exported model and {kept} checkpoints of {checkpoint / GIB:,.1f} GiB"
+    advice = "lower trainer.max_actor_ckpt_to_keep, or choose another output_dir"
+    return disk_finding(4 * shape.parameters + kept * checkpoint, settings.output_dir, what, advice)
+
+
+def _memory(load: Workload, shape: ModelShape) -> Iterator[Finding]:
+    size = load.hardware.gpu_gib
+    for name, need in phases(load, shape).items():
+        enough = fits(need.total, size)
+        over = "" if enough else f", more than {size:g}; {_advice(load, name)}"
+        level = Level.OK if enough else Level.WARNING
+        yield Finding(level, "memory", f"{name}: {described(need)}{over}")
+    yield Finding(
+        Level.OK, "memory", f"each node's CPU holds {host_bytes(load, shape) / GIB:,.0f} GiB meanwhile"
+    )
+    cache = kv_cache(load, shape)
+    wanted = -(-load.episodes // max(1, load.engines))
+    text = (
+        f"{max(0, cache.tokens):,} tokens in each of {load.engines} engines ({cache.token_bytes / 1024:.0f} KiB a token "
+        f"on each GPU): {cache.sequences} episodes of full length at once, of {wanted} that a step gives it"
+    )
+    if cache.sequences < 1:
+        advice = "raise rollout.gpu_memory_utilization or tensor_model_parallel_size, or shorten the response"
+        yield Finding(Level.ERROR, "kv cache", f"{text}; {advice}")
+    else:
+        yield Finding(Level.OK, "kv cache", text)
+
+
+def _advice(load: Workload, phase: str) -> str:
+    match phase:
+        case "rollout" | "weights to engine":
+            return "lower rollout.gpu_memory_utilization, or offload (fsdp_config.param_offload, optimizer_offload)"
+        case "critic update":
+            return "raise critic.ulysses_sequence_parallel_size, use more GPUs, or critic.fsdp.offload_policy=true"
+        case _:
+            longer = "lower ppo_max_token_len_per_gpu and raise ulysses_sequence_parallel_size"
+            fused = "" if load.fused_logits else "model.use_fused_kernels=true, "
+            return f"{fused}{longer}, use more GPUs, or fsdp_config.offload_policy=true"
+
+
+def _plan(load: Workload, shape: ModelShape, steps: int | None) -> Iterator[Finding]:
+    given = Assumptions()
+    time = step_time(load, shape, given)
+    if time is None:
+        return
+    text = f"{time.sampled / 1e6:,.1f} M tokens sampled, {time.trained / 1e6:,.1f} M trained on in a step"
+    text += f", {time.seconds / 60:,.1f} minutes (rollouts {time.rollout_s / 60:,.1f})"
+    if steps:
+        hours = time.seconds * steps / 3600
+        text += f"; {steps:,} steps {hours:,.0f} h, {hours * load.hardware.world:,.0f} GPU hours"
+    note = "arithmetic on the assumptions of docs/planning.md, without waiting for tools; never compared with GPUs"
+    yield Finding(Level.OK, "plan", f"{text} ({note})")

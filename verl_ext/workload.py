@@ -1,0 +1,200 @@
+"""What a configuration of verl asks of the hardware: batches, lengths, placement, read once from the composed whole."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from afm.planning import Hardware
+
+CRITIC_BUDGET = "ppo_infer_max_token_len_per_gpu"
+"""What verl 0.9.1 packs the critic's batches by (``trainer/ppo/v1/trainer_base.py``); ``ppo_max_token_len_per_gpu``
+is not read there. A key of its data class that its YAML does not declare."""
+_CRITIC_BUDGET_DEFAULT = 32_768
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """How one model of the trainer lies on its GPUs.
+
+    Attributes:
+        tokens: Most tokens of one pass on one GPU.
+        shards: GPUs that share its parameters.
+        moves_parameters: They are on the GPU only while they are used.
+        moves_optimizer: The same of the optimizer's state.
+        stays_on_cpu: Everything is on the CPU all the time, but for the layer under work.
+    """
+
+    tokens: int
+    shards: int
+    moves_parameters: bool
+    moves_optimizer: bool
+    stays_on_cpu: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """The rollout engines, which share the trainer's GPUs.
+
+    Attributes:
+        memory_share: Of a GPU, for weights and cache.
+        model_len: Longest sequence, ``None`` for the model's own.
+        sequences: Most at once in one engine.
+        sleeps: It frees its memory while the trainer works.
+        wakes_in_stages: Weights first, the cache once the trainer is away.
+    """
+
+    name: str
+    tensor_parallel: int
+    data_parallel: int
+    memory_share: float
+    model_len: int | None
+    sequences: int
+    sleeps: bool
+    wakes_in_stages: bool
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of one engine."""
+        return self.tensor_parallel * self.data_parallel
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """One training. Lengths in tokens, batches in prompts.
+
+    Attributes:
+        log_prob_tokens: Most tokens of one pass that only computes probabilities, on one GPU.
+        passes: Times that each sample is trained on (``ppo_epochs``).
+        steps: ``None`` when the epochs decide.
+        kept: Checkpoints that stay, ``None`` for all.
+        saved: What a checkpoint of the actor holds.
+    """
+
+    hardware: Hardware
+    engine: Engine
+    actor: Placement
+    reference: Placement | None
+    critic: Placement | None
+    prompt: int
+    response: int
+    batch: int
+    mini_batch: int
+    gen_batch: int | None
+    samples: int
+    passes: int
+    filtered: bool
+    packed: bool
+    sequence_parallel: int
+    log_prob_tokens: int
+    entropy_bonus: bool
+    fused_logits: bool
+    checkpointing: bool
+    lora_rank: int
+    steps: int | None
+    save_every: int
+    kept: int | None
+    saved: tuple[str, ...]
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sample."""
+        return self.prompt + self.response
+
+    @property
+    def episodes(self) -> int:
+        """Samples that a step trains on."""
+        return self.batch * self.samples
+
+    @property
+    def engines(self) -> int:
+        """Rollout engines on all GPUs."""
+        return self.hardware.world // self.engine.gpus
+
+
+def workload_of(config: Any, gpu_gib: float) -> Workload:
+    """Read the composed configuration of verl (an OmegaConf)."""
+    parts, trainer, data = config.actor_rollout_ref, config.trainer, config.data
+    actor, rollout = parts.actor, parts.rollout
+    hardware = Hardware(trainer.nnodes, trainer.n_gpus_per_node, gpu_gib)
+    split = actor.ulysses_sequence_parallel_size
+    longest = data.max_prompt_length + data.max_response_length
+
+    def tokens(budget: int, micro_batch: int | None) -> int:
+        return int(budget) if actor.use_dynamic_bsz else (micro_batch or 1) * longest // split
+
+    with_reference = actor.use_kl_loss or config.algorithm.use_kl_in_reward
+    return Workload(
+        hardware=hardware,
+        engine=_engine(rollout),
+        actor=_placement(
+            actor.fsdp_config,
+            tokens(actor.ppo_max_token_len_per_gpu, actor.ppo_micro_batch_size_per_gpu),
+            hardware,
+        ),
+        reference=_placement(
+            parts.ref.fsdp_config,
+            tokens(parts.ref.log_prob_max_token_len_per_gpu, parts.ref.log_prob_micro_batch_size_per_gpu),
+            hardware,
+        )
+        if with_reference
+        else None,
+        critic=_critic(config, hardware, longest) if _has_critic(config) else None,
+        prompt=data.max_prompt_length,
+        response=data.max_response_length,
+        batch=data.train_batch_size,
+        mini_batch=actor.ppo_mini_batch_size,
+        gen_batch=data.gen_batch_size,
+        samples=rollout.n,
+        passes=actor.ppo_epochs,
+        filtered=bool(config.algorithm.filter_groups.enable),
+        packed=bool(actor.use_dynamic_bsz),
+        sequence_parallel=split,
+        log_prob_tokens=tokens(
+            rollout.log_prob_max_token_len_per_gpu, rollout.log_prob_micro_batch_size_per_gpu
+        ),
+        entropy_bonus=bool(actor.entropy_coeff),
+        fused_logits=bool(parts.model.use_fused_kernels),
+        checkpointing=bool(parts.model.enable_gradient_checkpointing),
+        lora_rank=parts.model.lora_rank,
+        steps=trainer.total_training_steps,
+        save_every=trainer.save_freq,
+        kept=trainer.max_actor_ckpt_to_keep,
+        saved=tuple(actor.checkpoint.save_contents),
+    )
+
+
+def _engine(rollout: Any) -> Engine:
+    return Engine(
+        name=rollout.name,
+        tensor_parallel=rollout.tensor_model_parallel_size,
+        data_parallel=rollout.data_parallel_size,
+        memory_share=rollout.gpu_memory_utilization,
+        model_len=rollout.max_model_len,
+        sequences=rollout.max_num_seqs,
+        sleeps=bool(rollout.free_cache_engine),
+        wakes_in_stages=bool(rollout.multi_stage_wake_up) and rollout.name == "sglang",
+    )
+
+
+def _has_critic(config: Any) -> bool:
+    enabled = config.critic.enable
+    return bool(enabled) if enabled is not None else config.algorithm.adv_estimator == "gae"
+
+
+def _critic(config: Any, hardware: Hardware, longest: int) -> Placement:
+    critic = config.critic
+    tokens = critic.get(CRITIC_BUDGET) or _CRITIC_BUDGET_DEFAULT
+    if not critic.use_dynamic_bsz:
+        tokens = (critic.ppo_micro_batch_size_per_gpu or 1) * longest // critic.ulysses_sequence_parallel_size
+    return _placement(critic.fsdp, tokens, hardware)
+
+
+def _placement(fsdp: Any, tokens: int, hardware: Hardware) -> Placement:
+    return Placement(
+        tokens=tokens,
+        shards=fsdp.fsdp_size if fsdp.fsdp_size > 0 else hardware.world,
+        moves_parameters=bool(fsdp.param_offload),
+        moves_optimizer=bool(fsdp.optimizer_offload),
+        stays_on_cpu=bool(fsdp.offload_policy or fsdp.forward_only),
+    )
