@@ -1,16 +1,15 @@
-"""A training on two Ray nodes that loses one of them, and goes on with another: what happened, and what was lost.
+"""A training on two or three Ray nodes that loses one of them, and goes on with another: what happened, and what was lost.
 
-    .venv/bin/python benchmarks/lose_a_node.py --out runs/lose_a_node        (as root: it makes network namespaces)
+    .venv/bin/python benchmarks/lose_a_node.py --nodes 3 --out runs/lose_a_node        (as root: it makes network namespaces)
 
-Three namespaces on one bridge stand for three machines. The cluster is started by ``train/ray_cluster.sh``. The second node is
-killed with ``kill -9`` in the middle of a step; the third takes its place, and the same command goes on from the last checkpoint.
-A fourth party without the token tries to join.
+Namespaces on one bridge stand for machines. The cluster is started by ``train/ray_cluster.sh``. The last node is killed with
+``kill -9`` in the middle of a step; a spare one takes its place, and the same command goes on from the last checkpoint. Before
+that, somebody without the token tries to join.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
 import subprocess
@@ -18,21 +17,16 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pyarrow
-import pyarrow.parquet
-import yaml
+from fault_run import SECONDS, Run, make_inputs, whole
 from timing import REPO, report
 
-from afm.models.tiny import create_tiny_model, train_tokenizer
-
-NODES = ("a", "b", "c")
+NODES = ("a", "b", "c", "d")
 PORT = 6379
-STEPS, SAVE_EVERY = 8, 2
-SECONDS = 600
+STEPS, SAVE_EVERY = 6, 2
 
 
 def command(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -42,7 +36,7 @@ def command(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
 
 @dataclass
 class Nodes:
-    """Namespaces ``afm_a`` to ``afm_c`` with the addresses 10.77.0.1 to 10.77.0.3, and what runs in them."""
+    """Namespaces ``afm_a`` to ``afm_d`` with the addresses 10.77.0.1 to 10.77.0.4, and what runs in them."""
 
     folder: Path
     running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
@@ -85,13 +79,24 @@ class Nodes:
         """Start a program on a node; its output goes to ``log``."""
         with (self.folder / log).open("ab") as file:
             return subprocess.Popen(
-                ["ip", "netns", "exec", f"afm_{name}", *words],
+                [*self.entering(name), *words],
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 env=self.environment() | variables,
                 cwd=REPO,
                 start_new_session=True,
             )
+
+    @staticmethod
+    def entering(name: str) -> tuple[str, ...]:
+        """Words before a command that is to run on a node."""
+        return ("ip", "netns", "exec", f"afm_{name}")
+
+    def refuses(self, name: str) -> bool:
+        """Whether somebody on node ``name`` without the token cannot join the cluster."""
+        code = "import ray; ray.init(address='10.77.0.1:6379', logging_level='ERROR')"
+        stranger = {"RAY_AUTH_MODE": "disabled", "RAY_AUTH_TOKEN_PATH": ""}
+        return self.start(name, [sys.executable, "-c", code], "stranger.log", **stranger).wait(SECONDS) != 0
 
     def environment(self) -> dict[str, str]:
         """What every process of the cluster is started with."""
@@ -119,16 +124,16 @@ class Nodes:
     def status(self) -> str:
         """What the head says of the cluster."""
         return command(
-            *("ip", "netns", "exec", "afm_a", str(REPO / "train/ray_cluster.sh"), "status"),
+            *self.entering("a"),
+            str(REPO / "train/ray_cluster.sh"),
+            "status",
             env=self.environment() | {"HEAD": f"10.77.0.1:{PORT}"},
         ).stdout
 
     def nodes(self) -> str:
         """Names of the cluster's living nodes."""
         code = "import ray; ray.init(address='10.77.0.1:6379', logging_level='ERROR'); print(ray.cluster_resources())"
-        return command(
-            "ip", "netns", "exec", "afm_a", sys.executable, "-c", code, env=self.environment()
-        ).stdout
+        return command(*self.entering("a"), sys.executable, "-c", code, env=self.environment()).stdout
 
     def kill(self, name: str) -> int:
         """``kill -9`` everything on a node; how many processes."""
@@ -142,70 +147,62 @@ class Nodes:
 
 
 @contextmanager
-def cluster(folder: Path) -> Iterator[Nodes]:
-    """Two nodes that have found each other."""
+def cluster(folder: Path, names: Sequence[str]) -> Iterator[Nodes]:
+    """Nodes that have found each other."""
     nodes = Nodes(folder)
     nodes.make()
     try:
-        nodes.join("a")
-        nodes.join("b")
+        for name in names:
+            nodes.join(name)
         yield nodes
     finally:
         nodes.remove()
 
 
-def make_inputs(folder: Path) -> Path:
-    """A random model, 64 questions and the settings of a run on two nodes."""
-    texts = ["Tom has 12 coins. How many?", "<plan>p</plan><think>t</think><answer>12</answer>"] * 40
-    train_tokenizer(texts, folder / "tokenizer", vocab_size=300)
-    create_tiny_model(folder / "tokenizer", folder / "model", seed=0, hidden_size=32, layers=1)
-    rows = [
-        {
-            "data_source": "mini_math",
-            "prompt": [{"role": "user", "content": f"{number}+1?"}],
-            "reward_model": {"ground_truth": str(number + 1)},
-            "extra_info": {"index": f"q{number}", "question": f"{number}+1?"},
-        }
-        for number in range(64)
-    ]
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), folder / "rl.parquet")
-    settings = {
-        "extends": str(REPO / "configs/tiny/rl/math.yaml"),
-        "model": str(folder / "model"),
-        "train_files": str(folder / "rl.parquet"),
-        "output_dir": str(folder / "run"),
-        "ray_address": f"10.77.0.1:{PORT}",
-        "limits": {"max_response_tokens": 96},
-        # A random model solves nothing: it is paid for ending early, so that rewards differ.
-        "rewards": {"formula": "overlong", "overlong": {"max_tokens": 96, "buffer_tokens": 96}},
-        "verl": {
-            "data": {"train_batch_size": 4, "max_prompt_length": 160},
-            "algorithm": {"filter_groups": {"enable": False}},
-            "actor_rollout_ref": {
-                "actor": {"ppo_mini_batch_size": 2, "ppo_micro_batch_size_per_gpu": 4},
-                "rollout": {"n": 4, "log_prob_micro_batch_size_per_gpu": 8},
-            },
-            "trainer": {"nnodes": 2, "total_training_steps": STEPS, "save_freq": SAVE_EVERY},
-        },
+@dataclass(frozen=True)
+class Seen:
+    """What came of a lost node."""
+
+    sentence: str
+    status: int
+    ended_after_s: float
+    steps_again: int
+    checks: dict[str, bool]
+
+
+def lose(folder: Path, count: int) -> Seen:
+    """Train on ``count`` nodes, kill the last one in the middle of a step, and go on with another one in its place."""
+    per_node = {
+        2: (),
+        3: ("verl.data.train_batch_size=6", "verl.actor_rollout_ref.actor.ppo_mini_batch_size=3"),
     }
-    (folder / "rl.yaml").write_text(yaml.safe_dump(settings))
-    return folder / "rl.yaml"
-
-
-def steps_of(folder: Path) -> list[int]:
-    """Steps in the run's metrics, in order."""
-    file = folder / "run" / "metrics.jsonl"
-    lines = file.read_text().splitlines(keepends=True) if file.exists() else []
-    return [json.loads(line)["step"] for line in lines if line.endswith("\n")]
-
-
-def wait_for_step(trainer: subprocess.Popen[bytes], folder: Path, step: int) -> None:
-    """Return when the run has reported ``step``."""
-    begun = time.monotonic()
-    while step not in steps_of(folder):
-        if trainer.poll() is not None or time.monotonic() - begun > SECONDS:
-            raise SystemExit(f"the run ended or hangs before step {step}; see {folder / 'run.log'}")
-        time.sleep(0.2)
+    overrides = (*per_node[count], f"verl.trainer.nnodes={count}", f"ray_address=10.77.0.1:{PORT}")
+    config = make_inputs(folder, STEPS)
+    *first, spare = NODES[: count + 1]
+    checks = {}
+    with cluster(folder, first) as nodes:
+        checks["a party without the token is refused"] = nodes.refuses(spare)
+        entering = {"prefix": nodes.entering("a"), "variables": nodes.environment()}
+        run = Run(config, *overrides, **entering)
+        run.wait_for_step(SAVE_EVERY + 1)
+        begun = time.monotonic()
+        checks["processes ran on the lost node"] = nodes.kill(first[-1]) > 0
+        status, _ = run.ended()
+        ended_after_s = time.monotonic() - begun
+        reached = max(run.steps())
+        resumed = reached - reached % SAVE_EVERY
+        nodes.join(spare)
+        again = Run(config, *overrides, **entering)
+        second, _ = again.ended()
+    address = f"10.77.0.{len(first)}"
+    sentence = next((line for line in run.text().splitlines() if f"lost the node {address}" in line), "")
+    checks |= {
+        "ended as failed": status not in (0, None),
+        "one sentence names the node and the last checkpoint": f"is that of step {resumed}:" in sentence,
+        "went on after the last checkpoint": f"resuming after step {resumed}" in again.text(),
+        "finished with another node in its place": second == 0,
+    }
+    return Seen(sentence, status, round(ended_after_s, 1), reached - resumed, checks | whole(again, STEPS))
 
 
 def main() -> None:
@@ -213,40 +210,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--nodes", type=int, choices=(2, 3), default=2)
     parser.add_argument("--out", type=Path, default=Path("runs/lose_a_node"))
-    folder = parser.parse_args().out.absolute()
+    given = parser.parse_args()
+    folder = given.out.absolute()
     if os.geteuid():
         raise SystemExit("network namespaces need root")
     folder.mkdir(parents=True, exist_ok=True)
     if any(folder.iterdir()):
         raise SystemExit(f"{folder} is not empty")
-    config = make_inputs(folder)
-    words = [sys.executable, "-m", "afm.cli.main", "rl", str(config)]
-    seen: dict[str, Any] = {}
-    with cluster(folder) as nodes:
-        code = "import ray; ray.init(address='10.77.0.1:6379', logging_level='ERROR')"
-        stranger = {"RAY_AUTH_MODE": "disabled", "RAY_AUTH_TOKEN_PATH": ""}
-        refused = nodes.start("c", [sys.executable, "-c", code], "stranger.log", **stranger).wait(SECONDS)
-        seen["a party without the token is refused"] = refused != 0
-        trainer = nodes.start("a", words, "run.log")
-        wait_for_step(trainer, folder, 5)
-        begun = time.monotonic()
-        seen["processes killed on the second node"] = nodes.kill("b")
-        seen["exit status of the run"] = trainer.wait(SECONDS)
-        seen["seconds until it ended"] = round(time.monotonic() - begun, 1)
-        reached = max(steps_of(folder))
-        nodes.join("c")
-        trainer = nodes.start("a", words, "run.log")
-        seen["exit status with another node in its place"] = trainer.wait(SECONDS)
-    steps = steps_of(folder)
-    resumed = reached - reached % SAVE_EVERY
-    seen["steps reported before the loss"] = reached
-    seen["steps done again (since the last checkpoint)"] = reached - resumed
-    seen["each step once in the metrics"] = steps == list(range(1, STEPS + 1))
-    seen["model of the last step"] = json.loads((folder / "run/model/training.json").read_text())[
-        "global_step"
-    ]
-    report({"seen": seen}, folder / "result.json")
+    seen = lose(folder, given.nodes)
+    report({"seen": asdict(seen)}, folder / "result.json")
+    sys.exit(0 if all(seen.checks.values()) else 1)
 
 
 if __name__ == "__main__":

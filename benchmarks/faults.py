@@ -1,0 +1,363 @@
+"""What a training of reinforcement learning does when something it needs is killed or missing: each row a real run.
+
+    .venv/bin/python benchmarks/faults.py --out runs/faults.json            (as root: two rows make network namespaces)
+    .venv/bin/python benchmarks/faults.py --only worker_update --only engine --out runs/some_faults.json
+
+Every run is of a tiny model on the CPU; it is broken in its fourth step, one step after a checkpoint, and started again with the
+same command. At the end each step, each sample and each question must be there once. A table in Markdown is written beside the JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from fault_run import Run, make_inputs, whole
+from fault_services import judge, recite, tool_server
+from lose_a_node import lose
+from timing import REPO, environment, report
+
+from verl_ext.processes import Process
+
+SAVED, REACHED, STEPS = 2, 3, 4
+"""The last checkpoint when a run is broken, the last finished step, all steps."""
+
+
+@dataclass
+class Row:
+    """One fault and what it did."""
+
+    name: str
+    broken: str
+    phase: str
+    happened: str = ""
+    status: int | None = None
+    ended_after_s: float | None = None
+    steps_again: int = 0
+    checks: dict[str, bool] = field(default_factory=dict)
+
+    @property
+    def good(self) -> bool:
+        """Whether everything was as it should be."""
+        return bool(self.checks) and all(self.checks.values())
+
+
+@dataclass(frozen=True)
+class Kill:
+    """A process to be killed with ``kill -9``.
+
+    Attributes:
+        title: Part of its title; empty for the command itself.
+        phase: Of step 4: ``rollout``, ``update`` or ``checkpoint``.
+        says: What the message has to name.
+    """
+
+    broken: str
+    title: str
+    phase: str
+    says: str
+
+
+KILLS = {
+    "command": Kill("`afm rl` itself", "", "rollout", ""),
+    "first_process": Kill(
+        "verl's first process", "verl.trainer.main_ppo", "rollout", "first process was killed"
+    ),
+    "trainer": Kill("trainer (`TaskRunner`)", "ray::TaskRunner", "update", "the trainer (process"),
+    "worker_rollout": Kill("training worker", "ray::WorkerDict", "rollout", "the training worker (process"),
+    "worker_update": Kill("training worker", "ray::WorkerDict", "update", "the training worker (process"),
+    "worker_checkpoint": Kill(
+        "training worker", "ray::WorkerDict", "checkpoint", "the training worker (process"
+    ),
+    "engine": Kill("rollout engine", "ray::CpuServer", "rollout", "the rollout engine (process"),
+    "episodes": Kill(
+        "worker that runs episodes",
+        "ray::AgentLoopWorker",
+        "rollout",
+        "the worker that runs episodes (process",
+    ),
+    "samples": Kill("store of samples", "ray::SimpleStorage", "rollout", "the store of samples (process"),
+}
+
+
+def reach(run: Run, phase: str) -> None:
+    """Return in ``phase`` of step 4."""
+    [worker] = run.titled("ray::WorkerDict")
+    file = Path(f"/proc/{worker.pid}/cmdline")
+    run.wait_until("step 3", lambda: REACHED in run.logged(), 0.01)
+    if phase == "rollout":
+        time.sleep(0.1)
+        return
+    doing = {"update": b"update_actor", "checkpoint": b"save_checkpoint"}[phase]
+    run.wait_until(phase, lambda: doing in file.read_bytes(), 0.002)
+
+
+def broken(run: Run, name: str, kill: Kill) -> Row:
+    """Break a run and wait for its end."""
+    row = Row(name, kill.broken, kill.phase)
+    # The workers that run episodes are the last to be started.
+    run.wait_until("its workers are there", lambda: run.titled("ray::AgentLoopWorker"), 0.3)
+    victims = [Process(run.process.pid, 0)] if not kill.title else list(run.titled(kill.title))
+    reach(run, kill.phase)
+    run.family()
+    for victim in victims:
+        os.kill(victim.pid, signal.SIGKILL)
+    row.status, row.ended_after_s = run.ended()
+    sentences = [line for line in run.text().splitlines() if "checkpoint" in line and line.count(";") == 1]
+    row.happened = sentences[0] if len(sentences) == 1 else ""
+    row.steps_again = max(run.steps()) - SAVED
+    row.checks["ended within 60 s, nothing left behind"] = row.ended_after_s < 60
+    row.checks["ended as failed"] = row.status != 0
+    if kill.says:
+        row.checks["one sentence names what was lost and the last checkpoint"] = (
+            kill.says in row.happened and f"is that of step {SAVED}:" in row.happened
+        )
+    else:
+        row.happened = "nobody is left to say anything; every process of the run ends by itself"
+    return row
+
+
+def killed_processes(folder: Path, names: Sequence[str]) -> Iterator[Row]:
+    """Break one run again and again, each time in step 4; at the end it has to be whole."""
+    config = make_inputs(folder, STEPS)
+    rows = []
+    for name in names:
+        run = Run(config)
+        try:
+            row = broken(run, name, KILLS[name])
+        finally:
+            run.stop()
+        if rows:
+            rows[-1].checks["went on after the last checkpoint"] = (
+                f"resuming after step {SAVED}" in run.text()
+            )
+        rows.append(row)
+    run = Run(config)
+    status, _ = run.ended()
+    rows[-1].checks["went on after the last checkpoint"] = f"resuming after step {SAVED}" in run.text()
+    for row in rows:
+        row.checks |= {"finished in the end": status == 0} | whole(run, STEPS)
+    yield from rows
+
+
+def other_world_size(folder: Path) -> Iterator[Row]:
+    """One run with 1, 2 and 1 workers beside an undisturbed one with 1."""
+    config, steps = make_inputs(folder, 6), range(1, 7)
+    undisturbed = Run(config, f"output_dir={folder / 'undisturbed'}")
+    status, _ = undisturbed.ended()
+    workers = "verl.trainer.n_gpus_per_node="
+    curve = undisturbed.metrics()
+    for number, stop in ((1, 3), (2, 5)):
+        run = Run(config, f"{workers}{number}")
+        run.wait_for_step(stop)
+        run.stop()
+    last = Run(config, f"{workers}1")
+    found, _ = last.ended()
+    row = Row(
+        "world_size", "number of training workers: 1, then 2, then 1", "between two starts", status=found
+    )
+    pairs = list(zip(curve, last.metrics(), strict=True))
+    apart = max(abs(a[key] - b[key]) for a, b in pairs for key in ("reward", "entropy"))
+    row.happened = f"goes on with the stored weights, moments and data; reward and entropy of all steps differ by {apart:.1g}"
+    row.checks = whole(last, len(steps)) | {
+        "both finished": status == found == 0,
+        "the same learning rates": all(a["learning_rate"] == b["learning_rate"] for a, b in pairs),
+        "reward and entropy as undisturbed, to 1e-3": apart < 1e-3,
+        "written by 1, read by 2": "written by 1 workers, read by 2"
+        in (last.folder / "training.log").read_text(),
+        "written by 2, read by 1": "written by 2 workers, read by 1"
+        in (last.folder / "training.log").read_text(),
+    }
+    row.steps_again = 2
+    yield row
+
+
+def lost_tool_server(folder: Path) -> Iterator[Row]:
+    """The code server is killed and started again while a model goes on calling it."""
+    config = recite(folder, tools=folder / "tools.yaml", steps=12)
+    row = Row("tool_server", "tool server (code)", "rollout")
+    with tool_server(folder) as server:
+        run = Run(config, "alarms.failed_tools.steps=1")
+        run.wait_for_step(2)
+        server.kill()
+        run.wait_for_step(4)
+        server.start()
+        row.status, _ = run.ended()
+    failures = [step["tool_failures"] for step in run.metrics()]
+    calls = [step["tool_calls"] for step in run.metrics()]
+    down = [step for step, failed in enumerate(failures, start=1) if failed]
+    row.happened = f"the run goes on: calls fail in the steps {down}, the model reads so, and the alarm `failed_tools` tells it"
+    row.checks = whole(run, 12) | {
+        "the model calls its tool": min(calls) > 0.5,
+        "calls fail while it is down": any(failures[step - 1] for step in (3, 4)),
+        "and not before or long after": failures[0] == 0 and failures[-1] == 0,
+        "an alarm tells it": "alarm failed_tools" in run.text(),
+        "finished": row.status == 0,
+    }
+    yield row
+
+
+def lost_judge(folder: Path) -> Iterator[Row]:
+    """The judge is killed; once it is back, the run goes on."""
+    reward = {
+        "formula": "correct",
+        "by_source": {"mini_math": "judge"},
+        "judge": {"attempts": 2, "timeout_s": 5},
+    }
+    config = recite(folder, rewards=reward, steps=STEPS)
+    row = Row("judge", "judge", "rollout")
+    with judge(folder) as server:
+        run = Run(config, variables=server.variables)
+        run.wait_for_step(REACHED - 1)
+        server.kill()
+        begun = time.monotonic()
+        row.status, _ = run.ended()
+        row.ended_after_s = time.monotonic() - begun
+        row.happened = next((line for line in run.text().splitlines() if "abstained" in line), "")
+        row.steps_again = max(run.steps()) - SAVED
+        server.start()
+        again = Run(config, variables=server.variables)
+        status, _ = again.ended()
+    row.checks = whole(again, STEPS) | {
+        "ended as failed": row.status not in (0, None),
+        "the message names the judge": "the judge" in row.happened,
+        "finished in the end": status == 0,
+    }
+    yield row
+
+
+def no_resources(folder: Path) -> Iterator[Row]:
+    """A cluster that has not enough processors left for a worker."""
+    config = make_inputs(folder, STEPS)
+    row = Row("resources", "processors of the cluster: 2, where a worker takes 3", "start")
+    with tempfile.TemporaryDirectory(prefix="afm-rl-", dir="/tmp") as scratch:
+        words = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", "--num-cpus=2"]
+        words += ["--num-gpus=1", "--port=6399", f"--temp-dir={scratch}", "--node-ip-address=127.0.0.1"]
+        words += ["--include-dashboard=false", f"--object-store-memory={200 << 20}"]
+        variables = {"VERL_PLATFORM": "cpu", "PYTHONPATH": str(REPO), "RAY_AUTH_MODE": "disabled"}
+        with (folder / "ray.log").open("ab") as log:
+            head = subprocess.Popen(
+                words, stdout=log, stderr=log, env=os.environ | variables, start_new_session=True
+            )
+        try:
+            time.sleep(10)
+            run = Run(config, "ray_address=127.0.0.1:6399", "start_timeout_s=60", variables=variables)
+            begun = time.monotonic()
+            row.status, _ = run.ended()
+            row.ended_after_s = time.monotonic() - begun
+        finally:
+            head.terminate()
+            head.wait(60)
+    row.happened = next((line for line in run.text().splitlines() if "Ray has not started" in line), "")
+    row.checks = {
+        "ended as failed": row.status not in (0, None),
+        "says what is missing and what there is": bool(
+            re.search(r"\(3 CPU, 1 GPU\) left; there is: \S+ [012] CPU, 1 GPU", row.happened)
+        ),
+    }
+    yield row
+
+
+def lost_node(folder: Path, count: int) -> Iterator[Row]:
+    """One of ``count`` Ray nodes in network namespaces is killed, and another one takes its place."""
+    seen = lose(folder, count)
+    row = Row(f"node_of_{count}", f"Ray node, one of {count}", "rollout or update")
+    row.happened, row.status = seen.sentence, seen.status
+    row.ended_after_s, row.steps_again, row.checks = seen.ended_after_s, seen.steps_again, seen.checks
+    yield row
+
+
+OTHERS: dict[str, Callable[[Path], Iterator[Row]]] = {
+    "tool_server": lost_tool_server,
+    "judge": lost_judge,
+    "resources": no_resources,
+    "world_size": other_world_size,
+    "node_of_2": lambda folder: lost_node(folder, 2),
+    "node_of_3": lambda folder: lost_node(folder, 3),
+}
+
+
+def table(rows: Sequence[Row]) -> str:
+    """The rows in Markdown."""
+    lines = [
+        "| killed or missing | when | what happened | ended after | finished steps done again | samples lost or counted twice |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        after = "goes on" if row.ended_after_s is None else f"{row.ended_after_s:.0f} s"
+        samples = "none" if row.good else "see the checks"
+        lines.append(
+            f"| {row.broken} | {row.phase} | {row.happened} | {after} | {row.steps_again} | {samples} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+@contextmanager
+def work_folder(out: Path | None) -> Iterator[Path]:
+    """Where runs are kept: beside the result, or nowhere."""
+    if out is not None:
+        folder = out.with_suffix("")
+        folder.mkdir(parents=True)
+        yield folder
+        return
+    with tempfile.TemporaryDirectory() as name:
+        yield Path(name)
+
+
+def results(folder: Path, names: Sequence[str]) -> Iterator[Row]:
+    """The rows of ``names``."""
+    kills = [name for name in KILLS if name in names]
+    parts: list[tuple[str, Callable[[Path], Iterator[Row]]]] = []
+    if kills:
+        parts.append(("processes", lambda below: killed_processes(below, kills)))
+    parts += [(name, run) for name, run in OTHERS.items() if name in names]
+    for name, run in parts:
+        (folder / name).mkdir()
+        yield from run(folder / name)
+
+
+def main() -> int:
+    """Run the rows and print the table; 1 when a check fails."""
+    known = [*KILLS, *OTHERS]
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", action="append", choices=known, metavar="NAME", help=", ".join(known))
+    parser.add_argument("--out", type=Path, help="JSON; its name without the ending is a folder of the runs")
+    given = parser.parse_args()
+    names = given.only or known
+    if os.geteuid() and {"node_of_2", "node_of_3"} & set(names):
+        parser.error("node_of_2 and node_of_3 need root (network namespaces); leave them out with --only")
+    begun, rows = time.monotonic(), []
+    with work_folder(given.out and given.out.absolute()) as folder:
+        for row in results(folder, names):
+            rows.append(row)
+            print(f"{row.name}: {'good' if row.good else 'BAD'}  {row.happened}", file=sys.stderr, flush=True)
+            if not row.good:
+                print(yaml.safe_dump(asdict(row)), file=sys.stderr, flush=True)
+    result: dict[str, Any] = {
+        "rows": [asdict(row) for row in rows],
+        "minutes": round((time.monotonic() - begun) / 60, 1),
+        "environment": environment(["verl", "ray", "torch"]),
+    }
+    report(result, given.out)
+    print(table(rows))
+    if given.out is not None:
+        given.out.with_suffix(".md").write_text(table(rows), encoding="utf-8")
+    return 0 if all(row.good for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,88 @@
+"""What a person is told when a training has ended before its time."""
+
+import json
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from verl_ext.launcher import LOG_FILE, Run
+from verl_ext.losses import write_loss
+from verl_ext.settings import RlSettings
+
+DIED = (
+    "ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.\n"
+    "\tclass_name: TaskRunnerV1\n\tactor_id: 0a\n\tpid: 12\n\tip: 10.0.0.1\n"
+    "The actor is dead because its worker process has died.\n"
+)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    settings = RlSettings(agent="math", model="m", output_dir=tmp_path, train_files=("rows.parquet",))
+    (tmp_path / LOG_FILE).write_text("an early line\n")
+    return Run(settings)
+
+
+def checkpoint(folder: Path, step: int) -> None:
+    actor = folder / "checkpoints" / f"global_step_{step}" / "actor"
+    actor.mkdir(parents=True)
+    (actor / "extra_state_world_size_1_rank_0.pt").touch()
+    with zipfile.ZipFile(actor.parent / "data.pt", "w") as archive:
+        archive.writestr("data.pkl", "state")
+
+
+def metrics(folder: Path, *steps: int) -> None:
+    (folder / "metrics.jsonl").write_text("".join(json.dumps({"step": step}) + "\n" for step in steps))
+
+
+def test_a_loss_is_one_sentence_with_the_last_checkpoint_and_what_is_done_again(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint(tmp_path, 4)
+    metrics(tmp_path, 1, 2, 3, 4, 5, 6)
+    write_loss(tmp_path, "lost the rollout engine (process 7 on 10.0.0.1): it was killed or crashed")
+    run._explain(1, 0)
+    assert capsys.readouterr().err == (
+        "lost the rollout engine (process 7 on 10.0.0.1): it was killed or crashed; the last checkpoint is that of step 4: "
+        "the same command goes on with step 5, 2 of the finished steps again\n"
+    )
+
+
+def test_a_lost_node_has_to_be_replaced_first(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_loss(tmp_path, "lost the node 10.0.0.2 (1 x training worker)")
+    run._explain(1, 0)
+    assert capsys.readouterr().err == (
+        "lost the node 10.0.0.2 (1 x training worker); there is no checkpoint yet: once its place is taken, the same command "
+        "starts anew\n"
+    )
+
+
+def test_the_log_tells_of_the_process_that_would_have_told_it(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with (tmp_path / LOG_FILE).open("a") as log:
+        log.write(DIED)
+    run._explain(1, 0)
+    assert capsys.readouterr().err.startswith("lost the trainer (process 12 on 10.0.0.1): it was killed")
+
+
+def test_what_an_earlier_start_lost_is_not_told_again(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / LOG_FILE).write_text(DIED)
+    begin = (tmp_path / LOG_FILE).stat().st_size
+    with (tmp_path / LOG_FILE).open("a") as log:
+        log.write("ValueError: of this start\n")
+    run._explain(1, begin)
+    assert (
+        capsys.readouterr().err
+        == f"the trainer ended with status 1\nlast lines of {tmp_path / LOG_FILE}:\nValueError: of this start\n\n"
+    )
+
+
+def test_a_kill_of_the_first_process_is_told(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    run._explain(137, 0)
+    assert capsys.readouterr().err.startswith("the trainer's first process was killed (signal 9)")
