@@ -11,8 +11,8 @@ import pytest
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 
 
-def smoke(name: str, out: Path) -> dict[str, Any]:
-    command = [sys.executable, str(FOLDER / name), "--smoke", "--out", str(out)]
+def smoke(name: str, out: Path, *options: str) -> dict[str, Any]:
+    command = [sys.executable, str(FOLDER / name), "--smoke", "--out", str(out), *options]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     result = json.loads(out.read_text(encoding="utf-8"))
     assert json.loads(printed) == result
@@ -42,3 +42,32 @@ def test_rewards_benchmark_checks_verdicts_before_it_measures(tmp_path: Path) ->
     assert result["math"]["pairs_per_s"]["score_many"] > 0
     assert result["code_tests"]["cases"] == 12
     assert {"cpu", "cores", "commit", "versions"} <= set(result["environment"])
+
+
+def test_engine_benchmark_checks_tokens_before_it_measures(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    result = smoke("bench_engine.py", tmp_path / "engine.json", "--threads", "1")
+    batches = result["models"]["quickstart"]["batch"]
+    assert set(batches) == {"1", "8", "32", "32 uneven"}
+    assert all(found["tokens_per_s"]["ours"] > 0 for found in batches.values())
+
+
+@pytest.mark.slow
+def test_rollout_benchmark_checks_that_every_way_does_the_same(tmp_path: Path) -> None:
+    pytest.importorskip("verl")
+    result = smoke("bench_rollout.py", tmp_path / "rollout.json")
+    assert result["work"]["checked"]
+    assert {"ours", "tool_agent", "turn by turn"} == set(result["times_bound"])
+    assert result["seconds"]["ours"]["median_s"] >= result["slowest_tools_s"]
+
+
+@pytest.mark.slow
+def test_step_benchmark_compares_equal_steps(tmp_path: Path) -> None:
+    pytest.importorskip("verl")
+    result = smoke("bench_step.py", tmp_path / "step.json")
+    assert result["work"] == {
+        "samples": 64,
+        "response_tokens": 16,
+        "prompt_tokens": result["work"]["prompt_tokens"],
+    }
+    assert result["seconds"]["ours"]["step"]["median_s"] > 0

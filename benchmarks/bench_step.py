@@ -1,0 +1,271 @@
+"""What a training step of ours costs beside stock verl, phase by phase.
+
+    .venv/bin/python benchmarks/bench_step.py --out step.json
+
+Two trainings of the same tiny model on the same rows run at the same time and take turns, step by step: stock verl 0.9.1 with
+its ``single_turn_agent`` loop, its replay buffer and its reward workers, and ours with an agent without tools, the guarded
+sampler, and the launcher that follows it. Both run on our CPU platform and engine, with one configuration but for these parts. The engine
+ignores the end of text, so that every response has the same length; that is checked, and so are the samples of each step.
+The target is a step at most 3 percent longer. ``--poll`` is how often stock verl looks for finished rollouts (2 s unless
+patched); ours looks every 0.1 s, and so does the rival, unless told otherwise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from timing import REPO, environment, report, summary
+
+from afm.models.tiny import create_tiny_model, train_tokenizer
+from afm.processes import tied_environment
+from verl_ext.compose import Flat, arguments, overrides_of
+from verl_ext.plan import ray_overrides, trainer_environment
+from verl_ext.processes import adopt_orphans, end_descendants
+from verl_ext.settings import RlSettings
+from verl_ext.trainer import scratch_folder
+
+TARGET = 1.03
+OURS_POLL_S = 0.1
+WARM_UP_STEPS = 2
+PROMPTS, SAMPLES = 8, 8
+PHASES = ("gen", "old_log_prob", "adv", "update_actor", "update_weights", "step")
+AGENT = {
+    "name": "plain",
+    "roles": {"think": {"kind": "thought"}, "answer": {"kind": "answer"}},
+    "transitions": {"start": ["answer"]},
+    "prompt": "",
+    "question_format": "{question}",
+}
+
+
+def write_rows(path: Path) -> None:
+    """Rows in verl's format; ``data_source`` is one that verl's own reward function knows."""
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    rows = [
+        {
+            "data_source": "openai/gsm8k",
+            "prompt": [{"role": "user", "content": f"What is {number} + 7?"}],
+            "reward_model": {"style": "rule", "ground_truth": str(number + 7)},
+            "extra_info": {"index": f"q{number}"},
+        }
+        for number in range(100, 100 + 16 * PROMPTS)
+    ]
+    pa.parquet.write_table(pa.Table.from_pylist(rows), path)
+
+
+def settings(folder: Path, name: str, steps: int, tokens: int) -> dict[str, Any]:
+    """Our settings; the rival gets the same configuration of verl."""
+    (folder / "agent.yaml").write_text(yaml.safe_dump(AGENT))
+    micro = PROMPTS * SAMPLES // 2
+    return {
+        "agent": str(folder / "agent.yaml"),
+        "model": str(folder / "model"),
+        "rewards": {"formula": "correct"},
+        "limits": {"max_response_tokens": tokens},
+        "train_files": str(folder / "rows.parquet"),
+        "output_dir": str(folder / name),
+        "platform": "cpu",
+        "episodes_per_step": 0,
+        "verl": {
+            "data": {"train_batch_size": PROMPTS, "max_prompt_length": 48},
+            "algorithm": {"adv_estimator": "grpo"},
+            "actor_rollout_ref": {
+                "actor": {
+                    "ppo_mini_batch_size": PROMPTS // 2,
+                    "ppo_micro_batch_size_per_gpu": micro,
+                    "use_kl_loss": False,
+                    "optim": {"lr": 1e-6},
+                },
+                "rollout": {"n": SAMPLES, "ignore_eos": True, "log_prob_micro_batch_size_per_gpu": micro},
+            },
+            "trainer": {
+                "total_training_steps": steps,
+                "total_epochs": 1000,
+                "save_freq": -1,
+                "test_freq": -1,
+            },
+        },
+    }
+
+
+def rival_overrides(given: RlSettings, poll_s: float) -> Flat:
+    """The same configuration with verl's own agent loop, replay buffer and reward workers."""
+    ours = ("agent_loop_config_path", "custom_sampler", "sampler_kwargs")
+    flat = {key: value for key, value in overrides_of(given).items() if not any(part in key for part in ours)}
+    flat["actor_rollout_ref.rollout.agent.default_agent_loop"] = "single_turn_agent"
+    flat["reward.num_workers"] = 1
+    if poll_s != 2.0:
+        flat["trainer.v1.sampler.custom_sampler.path"] = "pkg://step_turns"
+        flat["trainer.v1.sampler.custom_sampler.name"] = "stock_sampler"
+        flat["+trainer.v1.sampler.sampler_kwargs.poll_interval_s"] = poll_s
+    return flat
+
+
+def variables(base: Mapping[str, str], folder: Path, name: str, other: str) -> dict[str, str]:
+    """The environment of one of the two trainings."""
+    paths = [str(REPO / "benchmarks"), str(REPO)]
+    return dict(base) | {
+        "VERL_USE_EXTERNAL_MODULES": "verl_ext,step_turns",
+        "PYTHONPATH": os.pathsep.join(paths),
+        "STEP_TURNS": str(folder),
+        "STEP_TURNS_NAME": name,
+        "STEP_TURNS_OTHER": other,
+    }
+
+
+def race(folder: Path, steps: int, tokens: int, poll_s: float) -> dict[str, list[dict[str, float]]]:
+    """Metrics of every step of both."""
+    (folder / "turn").write_text("stock")
+    running = []
+    with scratch_folder() as scratch:
+        try:
+            ours = settings(folder, "ours", steps, tokens)
+            (folder / "ours.yaml").write_text(yaml.safe_dump(ours))
+            words = [sys.executable, "-m", "verl_ext.launcher", str(folder / "ours.yaml")]
+            running.append(
+                start(words, variables(tied_environment(), folder, "ours", "stock"), folder / "ours.log")
+            )
+            theirs = RlSettings.model_validate(settings(folder, "stock", steps, tokens))
+            flat = rival_overrides(theirs, poll_s) | ray_overrides(theirs, str(scratch))
+            flat["hydra.run.dir"] = str(folder / "stock")
+            (folder / "stock").mkdir()
+            words = [sys.executable, "-P", "-m", "verl.trainer.main_ppo", *arguments(flat)]
+            base = trainer_environment(theirs)
+            running.append(start(words, variables(base, folder, "stock", "ours"), folder / "stock.log"))
+            wait(running, folder)
+        finally:
+            end_descendants()
+    return {name: read_metrics(folder / name / "engine_metrics.jsonl") for name in ("stock", "ours")}
+
+
+def start(words: Sequence[str], values: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
+    """Start a training; its output goes to ``log``."""
+    with log.open("wb") as file:
+        return subprocess.Popen(
+            words,
+            env=dict(values),
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
+def wait(running: Sequence[subprocess.Popen[bytes]], folder: Path) -> None:
+    """Until both have ended well.
+
+    Raises:
+        SystemExit: One has not.
+    """
+    while any(process.poll() is None for process in running):
+        for process, name in zip(running, ("ours", "stock"), strict=True):
+            if process.poll() not in (None, 0):
+                tail = (folder / f"{name}.log").read_text(errors="replace")[-4000:]
+                raise SystemExit(f"{name} ended with status {process.returncode}:\n{tail}")
+        time.sleep(0.2)
+
+
+def read_metrics(path: Path) -> list[dict[str, float]]:
+    """What verl's file logger wrote, step by step."""
+    return [json.loads(line)["data"] for line in path.read_text().splitlines()]
+
+
+def same_work(rows: Mapping[str, Sequence[Mapping[str, float]]], steps: int, tokens: int) -> dict[str, Any]:
+    """Facts of the work, equal for both.
+
+    Raises:
+        SystemExit: The two did different work.
+    """
+    facts = {}
+    for name, found in rows.items():
+        keys = ("response_length/mean", "response_length/min", "prompt_length/mean")
+        facts[name] = {key: [round(row[key], 3) for row in found] for key in keys}
+    lengths = facts["stock"]["response_length/min"]
+    if facts["stock"] != facts["ours"] or lengths != [float(tokens)] * steps:
+        raise SystemExit(f"the two did different work: {json.dumps(facts)}")
+    return {
+        "samples": PROMPTS * SAMPLES,
+        "response_tokens": tokens,
+        "prompt_tokens": facts["ours"]["prompt_length/mean"][0],
+    }
+
+
+def compared(rows: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, Any]:
+    """Seconds by phase, and ratios of steps that followed each other."""
+    timed = {name: found[WARM_UP_STEPS:] for name, found in rows.items()}
+    seconds = {
+        name: {phase: summary([row[f"timing_s/{phase}"] for row in found]) for phase in PHASES}
+        for name, found in timed.items()
+    }
+    pairs = [
+        ours["timing_s/step"] / stock["timing_s/step"]
+        for ours, stock in zip(timed["ours"], timed["stock"], strict=True)
+    ]
+    quarters = statistics.quantiles(pairs, n=4) if len(pairs) > 1 else pairs * 3
+    return {
+        "seconds": seconds,
+        "times_stock": {
+            phase: round(seconds["ours"][phase]["median_s"] / seconds["stock"][phase]["median_s"], 3)
+            for phase in PHASES
+        },
+        "step_pairs": {
+            "median": round(quarters[1], 3),
+            "quarters": [round(quarters[0], 3), round(quarters[2], 3)],
+        },
+    }
+
+
+def main() -> None:
+    """Measure, print JSON."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--tokens", type=int, default=96, help="of each response")
+    parser.add_argument(
+        "--poll", type=float, default=OURS_POLL_S, help="seconds between two looks of stock verl"
+    )
+    parser.add_argument("--smoke", action="store_true", help="few steps: does it work?")
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    steps, tokens = (WARM_UP_STEPS + 2, 16) if given.smoke else (given.steps, given.tokens)
+    os.environ["DS_ACCELERATOR"] = "cpu"  # or DeepSpeed would say on standard output that it found none
+    adopt_orphans()
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place:
+        folder = Path(place)
+        texts = [
+            f"What is {number} + 7? <think>{number + 7}</think><answer>{number + 7}</answer>"
+            for number in range(500)
+        ]
+        train_tokenizer(texts, folder / "model", vocab_size=400)
+        create_tiny_model(folder / "model", folder / "model", seed=0)
+        write_rows(folder / "rows.parquet")
+        rows = race(folder, steps, tokens, given.poll)
+    result = {
+        "benchmark": "step",
+        "steps": steps,
+        "warm_up_steps": WARM_UP_STEPS,
+        "stock_poll_s": given.poll,
+        "work": same_work(rows, steps, tokens),
+        **compared(rows),
+        "target_times_stock": TARGET,
+        "environment": environment(["ray", "torch", "transformers", "verl"]),
+    }
+    report(result, given.out)
+
+
+if __name__ == "__main__":
+    main()
