@@ -16,8 +16,8 @@ import argparse
 import json
 import multiprocessing
 import os
-import resource
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -53,6 +53,35 @@ def model_folder(tokenizer: Path | None, rows: list[Row], folder: Path) -> Path:
     return folder
 
 
+class OwnMemory:
+    """The most memory of its own that this process has in the block; pages of files, which can be dropped, are left out."""
+
+    def __enter__(self) -> OwnMemory:
+        self._before = self._most = self._now()
+        self._done = threading.Event()
+        self._watcher = threading.Thread(target=self._watch)
+        self._watcher.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._watcher.join()
+
+    @property
+    def grown_mb(self) -> float:
+        """What came on top in the block."""
+        return (self._most - self._before) / 1024
+
+    def _watch(self) -> None:
+        while not self._done.wait(0.05):
+            self._most = max(self._most, self._now())
+
+    @staticmethod
+    def _now() -> int:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon:"))
+
+
 class Work:
     """One preprocessing, run in a fork so that nothing is shared with the next."""
 
@@ -60,7 +89,7 @@ class Work:
         self.way, self.processes, self.data, self.model, self.options = way, processes, data, model, options
 
     def __call__(self) -> dict[str, float]:
-        """Seconds and the largest resident set, as the child saw them."""
+        """Seconds and how much memory grew, as the child saw them."""
         receiver, sender = multiprocessing.Pipe(duplex=False)
         child = multiprocessing.get_context("fork").Process(target=self._child, args=(sender,))
         child.start()
@@ -74,13 +103,11 @@ class Work:
 
     def _child(self, sender: Any) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        with tempfile.TemporaryDirectory() as cache:
-            before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        with tempfile.TemporaryDirectory() as cache, OwnMemory() as memory:
             begun = time.perf_counter()
             exact = self._run(cache)
             seconds = time.perf_counter() - begun
-        grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-        sender.send({"seconds": seconds, "grown_mb": grown / 1024, **exact})
+        sender.send({"seconds": seconds, "grown_mb": memory.grown_mb, **exact})
 
     def _run(self, cache: str) -> dict[str, float]:
         from llamafactory.data import get_dataset, get_template_and_fix_tokenizer
