@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from afm.errors import ConfigError
-from afm.planning import Finding, Level, ModelShape, Report, model_shape, recipe_hardware
-from afm.planning.memory import GIB, described, disk_finding, fits
+from afm.planning import Finding, Hardware, Level, ModelShape, Report, model_shape, recipe_hardware
+from afm.planning.memory import GIB, described, fits
 from afm.planning.speed import Assumptions
 from afm.rewards import RewardSettings
 from afm.settings import load_settings as load_environment
@@ -19,6 +19,7 @@ from afm.tools import Tool
 from afm.tools.health import tool_troubles, unanswered
 from verl_ext.compose import compose, overrides_of
 from verl_ext.context import context_findings
+from verl_ext.disk import checkpoint_finding
 from verl_ext.gpu_memory import host_bytes, kv_cache, phases
 from verl_ext.judging import judge_address, judge_findings, reward_settings
 from verl_ext.plan import called_tools, check, check_trackers, ray_overrides, steps_of
@@ -52,45 +53,56 @@ def diagnose(
     """Everything that can be said about a run without starting it; no error is raised."""
     report = Report()
     settings = report.asked("keys", lambda: load_settings(config_path, [*overrides, *asked.overrides()]))
-    if settings is None:
+    if settings is None or report.asked("agent", settings.spec) is None:
         return report.findings
     config = report.asked("keys", lambda: compose(overrides_of(settings, ray_overrides(settings, "RAY"))))
-    shape = report.asked("model", lambda: model_shape(settings.model))
-    rows = _rows(settings, report)
+    reward = report.asked("rewards", lambda: reward_settings(settings.rewards))
+    rows = _rows(settings, reward, report) if reward is not None else None
     _surroundings(settings, report, env)
     if config is None:
         return report.findings
     report.add(Finding(Level.OK, "keys", "verl knows all of them"))
     _engine(settings, config, report)
     written = recipe_hardware(Path(config_path))
-    load = workload_of(config, asked.gpu_gib or (written.gpu_gib if written else _DEFAULT_GIB))
-    report.asked("batch", lambda: check(config))
-    report.add(*_hardware(settings, load), *split_findings(load, shape))
-    reward = report.asked("rewards", lambda: reward_settings(settings.rewards))
-    if reward is not None:
-        report.add(*context_findings(load, settings.spec().limits, reward, shape, config))
-    steps = _steps(config, rows, load, report)
-    if rows is not None and reward is not None:
-        _judge(rows, load, reward, steps, report)
-        report.asked("prompts", lambda: _prompts(settings, rows, load, report))
-    if shape is None:
-        text = (
-            "the model's config.json is not here; no estimate (for one, say model=Qwen/Qwen2.5-7B-Instruct)"
-        )
-        report.add(Finding(Level.WARNING, "memory", text))
-        return report.findings
-    report.add(_disk(settings, load, shape, steps))
-    if settings.platform == "gpu":
-        report.add(*_memory(load, shape), *_plan(load, shape, steps))
+    size = asked.gpu_gib or (written.gpu_gib if written else _DEFAULT_GIB)
+    load = report.asked("batch", lambda: workload_of(config, size))
+    if load is not None:
+        report.add(*_hardware(settings, load, None if asked.overrides() else written))
+        _sizes(settings, config, load, reward, rows, report)
     return report.findings
 
 
-def _rows(settings: RlSettings, report: Report) -> Rows | None:
+def _sizes(
+    settings: RlSettings,
+    config: Any,
+    load: Workload,
+    reward: RewardSettings | None,
+    rows: Rows | None,
+    report: Report,
+) -> None:
+    """Everything that is arithmetic."""
+    shape = report.asked("model", lambda: model_shape(settings.model))
+    report.asked("batch", lambda: check(config))
+    report.add(*split_findings(load, shape))
+    steps = _steps(config, rows, load, report)
+    if reward is not None:
+        report.add(*context_findings(load, settings.spec().limits, reward, shape, config))
+    if reward is not None and rows is not None:
+        _judge(rows, load, reward, steps, report)
+        report.asked("prompts", lambda: _prompts(settings, rows, load, report))
+    if shape is None:
+        text = "the model's config.json is not here; no estimate"
+        advice = "for one, say model=Qwen/Qwen2.5-7B-Instruct or another that is known by name"
+        report.add(Finding(Level.WARNING, "memory", f"{text}; {advice}"))
+        return
+    report.add(checkpoint_finding(load, shape, settings.output_dir, steps))
+    if settings.platform == "gpu":
+        report.add(*_memory(load, shape), *_plan(load, shape, steps))
+
+
+def _rows(settings: RlSettings, reward: RewardSettings, report: Report) -> Rows | None:
     """Read the training rows and the others; only the training rows are returned."""
-    spec = report.asked("agent", settings.spec)
-    reward = report.asked("rewards", lambda: reward_settings(settings.rewards))
-    if spec is None or reward is None:
-        return None
+    spec = settings.spec()
     trained = report.asked("data", lambda: read_rows(settings.train_files, spec, reward.by_source))
     if trained is not None:
         report.add(*row_findings(trained, spec, "train_files"))
@@ -179,8 +191,11 @@ def _validated(config: Any, *, with_critic: bool) -> bool:
     return True
 
 
-def _hardware(settings: RlSettings, load: Workload) -> Iterator[Finding]:
+def _hardware(settings: RlSettings, load: Workload, written: Hardware | None) -> Iterator[Finding]:
     yield Finding(Level.OK, "hardware", f"{load.hardware}")
+    if written and (written.nodes, written.gpus) != (load.hardware.nodes, load.hardware.gpus):
+        keys = "verl.trainer.nnodes and n_gpus_per_node, by which verl goes"
+        yield Finding(Level.WARNING, "hardware", f"the recipe's header says {written}; other than {keys}")
     if settings.platform == "gpu" and load.hardware.nodes > 1 and settings.ray_address is None:
         text = f"{load.hardware.nodes} nodes, but ray_address is not set: a run on this machine alone would wait for GPUs"
         yield Finding(
@@ -212,26 +227,6 @@ def _prompts(settings: RlSettings, rows: Rows, load: Workload, report: Report) -
     model = Path(settings.model).expanduser()
     if found := prompt_finding(rows, settings.spec(), model, load.prompt):
         report.add(found)
-
-
-def _disk(settings: RlSettings, load: Workload, shape: ModelShape, steps: int | None) -> Finding:
-    """A checkpoint of verl has fp32 shards, AdamW's two moments, and the model once more in one piece."""
-    if load.save_every < 1:
-        text = "trainer.save_freq is off: a run that ends early is lost, and no model is exported"
-        return Finding(Level.WARNING, "disk", text)
-    sizes = {"model": 4, "optimizer": 8, "hf_model": 4}
-    checkpoint = sum(size for name, size in sizes.items() if name in load.saved) * shape.parameters
-    checkpoint += 12 * shape.parameters if load.critic is not None else 0
-    written = None if steps is None else -(-steps // load.save_every)
-    # With 1 to keep, verl removes the old one only when the new one is complete.
-    limit = max(2, load.kept) if load.kept else written
-    if limit is None:
-        text = f"every checkpoint of {checkpoint / GIB:,.1f} GiB is kept, nobody knows how many"
-        return Finding(Level.WARNING, "disk", f"{text}; set trainer.max_actor_ckpt_to_keep")
-    kept = limit if written is None else min(limit, written)
-    what = f"the exported model and {kept} checkpoints of {checkpoint / GIB:,.1f} GiB"
-    advice = "lower trainer.max_actor_ckpt_to_keep, or choose another output_dir"
-    return disk_finding(4 * shape.parameters + kept * checkpoint, settings.output_dir, what, advice)
 
 
 def _memory(load: Workload, shape: ModelShape) -> Iterator[Finding]:
@@ -278,6 +273,6 @@ def _plan(load: Workload, shape: ModelShape, steps: int | None) -> Iterator[Find
     text += f", {time.seconds / 60:,.1f} minutes (rollouts {time.rollout_s / 60:,.1f})"
     if steps:
         hours = time.seconds * steps / 3600
-        text += f"; {steps:,} steps {hours:,.0f} h, {hours * load.hardware.world:,.0f} GPU hours"
+        text += f"; {steps:,} steps {hours:,.0f} h, {hours * load.gpus:,.0f} GPU hours"
     note = "arithmetic on the assumptions of docs/planning.md, without waiting for tools; never compared with GPUs"
     yield Finding(Level.OK, "plan", f"{text} ({note})")

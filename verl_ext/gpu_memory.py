@@ -55,14 +55,16 @@ def phases(load: Workload, shape: ModelShape) -> dict[str, MemoryNeed]:
     kept_actor = _kept(actor, _trained(load, shape), shape.parameters)
     kept_critic = _kept(critic, _head_free(shape), _head_free(shape)) if critic else 0
     static = round(load.engine.memory_share * load.hardware.gpu_gib * GIB)
-    asleep = 0 if load.engine.sleeps else static
-    needs = {"rollout": MemoryNeed(kept_actor + kept_critic, engine=static)}
+    apart = load.engine.own_gpus is not None
+    asleep = 0 if load.engine.sleeps or apart else static
+    awake = kv_cache(load, shape).weight_bytes if load.engine.wakes_in_stages else static
+    needs = {"rollout": MemoryNeed(0 if apart else kept_actor + kept_critic, engine=static)}
     needs["weights to engine"] = MemoryNeed(
         _parameters(actor, shape.parameters)
         + _kept_optimizer(actor, _trained(load, shape))
         + kept_critic
         + _BUCKET,
-        engine=kv_cache(load, shape).weight_bytes if load.engine.wakes_in_stages else static,
+        engine=0 if apart else awake,
     )
     needs["log-probs"] = _forward(actor, shape, load.log_prob_tokens, load, kept_critic, asleep)
     if load.reference is not None:
@@ -100,7 +102,8 @@ def host_bytes(load: Workload, shape: ModelShape) -> int:
         total += _moved(load.critic, _head_free(shape), _head_free(shape))
     if load.reference is not None:
         total += 4 * shape.parameters // load.reference.shards
-    engine = kv_cache(load, shape).weight_bytes if load.engine.sleeps else 0
+    sleeps = load.engine.sleeps and load.engine.own_gpus is None
+    engine = kv_cache(load, shape).weight_bytes if sleeps else 0
     return (total + engine) * load.hardware.gpus
 
 

@@ -174,7 +174,7 @@ def _cells(recipe: _Recipe, nodes: int, given: PageAssumptions) -> Iterator[str]
     yield f"{time.training_s / 60:,.1f}"
     yield f"{load.steps:,}"
     yield f"{hours:,.0f}"
-    yield f"{hours * load.hardware.world:,.0f}"
+    yield f"{hours * load.gpus:,.0f}"
 
 
 def _fault(recipe: _Recipe, load: Workload) -> str | None:

@@ -12,17 +12,16 @@ def split_findings(load: Workload, shape: ModelShape | None) -> Iterator[Finding
     """One finding for each thing that does not divide; one that says how it divides when all do."""
     faults = [*_gpus(load), *_batches(load), *(_model(load, shape) if shape else ())]
     yield from (Finding(Level.ERROR, "splits", fault) for fault in faults)
-    if load.filtered and load.gen_batch not in (None, 1):
-        text = (
-            f"data.gen_batch_size is {load.gen_batch}; with group filtering verl fetches prompts one by one"
-        )
+    if _one_by_one(load) and load.gen_batch not in (None, 1):
+        why = "with group filtering" if load.filtered else "in its asynchronous trainers"
+        text = f"data.gen_batch_size is {load.gen_batch}; {why} verl fetches prompts one by one"
         yield Finding(Level.WARNING, "batch", f"{text}; leave it out")
     if not faults:
-        world, ranks = load.hardware.world, load.hardware.world // load.sequence_parallel
+        ranks = load.hardware.world // load.sequence_parallel
         yield Finding(
             Level.OK,
             "splits",
-            f"{world} GPUs: {load.engines} rollout engines of {load.engine.gpus}, {ranks} data ranks of "
+            f"{load.gpus} GPUs: {load.engines} rollout engines of {load.engine.gpus}, {ranks} data ranks of "
             f"{load.sequence_parallel}",
         )
         yield Finding(
@@ -36,11 +35,12 @@ def split_findings(load: Workload, shape: ModelShape | None) -> Iterator[Finding
 
 def _gpus(load: Workload) -> Iterator[str]:
     world, each, node = load.hardware.world, load.engine.gpus, load.hardware.gpus
+    served = load.engine.own_gpus or world
     sizes = "rollout.tensor_model_parallel_size x data_parallel_size"
     if world % load.sequence_parallel:
         yield f"{world} GPUs do not divide by actor.ulysses_sequence_parallel_size={load.sequence_parallel}"
-    if world % each:
-        yield f"{world} GPUs do not divide by {sizes} = {each}: the rest would have no rollout engine"
+    if served % each:
+        yield f"{served} GPUs do not divide by {sizes} = {each}: the rest would have no rollout engine"
     elif node % each and each % node:
         yield f"an engine of {each} GPUs ({sizes}) fits no whole number of times into nodes of {node}"
     for name, place in (("actor", load.actor), ("critic", load.critic), ("ref", load.reference)):
@@ -48,9 +48,13 @@ def _gpus(load: Workload) -> Iterator[str]:
             yield f"{world} GPUs do not divide by {name}'s fsdp_size={place.shards}"
 
 
+def _one_by_one(load: Workload) -> bool:
+    return load.filtered or load.ahead
+
+
 def _batches(load: Workload) -> Iterator[str]:
     gen = load.gen_batch
-    if gen and not load.filtered and load.batch % gen:
+    if gen and not _one_by_one(load) and load.batch % gen:
         yield f"data.train_batch_size={load.batch} is no multiple of data.gen_batch_size={gen}; leave the second out"
 
 

@@ -27,6 +27,7 @@ class StepTime:
         sampled: Tokens that the agent writes, those of dropped groups included.
         trained: Tokens of the samples that are trained on, prompts and observations included.
         at_once: Episodes that one engine decodes together.
+        overlap: Rollouts and training go on at the same time.
     """
 
     sampled: int
@@ -34,11 +35,13 @@ class StepTime:
     at_once: int
     rollout_s: float
     training_s: float
+    overlap: bool
 
     @property
     def seconds(self) -> float:
         """Of the whole step."""
-        return self.rollout_s + self.training_s
+        both = (self.rollout_s, self.training_s)
+        return max(both) if self.overlap else sum(both)
 
 
 def step_time(load: Workload, shape: ModelShape, given: Assumptions) -> StepTime | None:
@@ -54,7 +57,8 @@ def step_time(load: Workload, shape: ModelShape, given: Assumptions) -> StepTime
     read = episodes * (length - response * given.agent_share)
     rate = load.engines * decode_tokens_per_s(shape, load.engine.gpus, at_once, prompt + response / 2, given)
     world = load.hardware.world
-    prefill_s = compute_s(forward_flops(shape, read, length), world, given.prefill_mfu, given)
+    served = load.engine.own_gpus or world
+    prefill_s = compute_s(forward_flops(shape, read, length), served, given.prefill_mfu, given)
     trained = load.episodes * length
     passes = 1 + (load.reference is not None) + (load.critic is not None)  # probabilities, values
     updates = load.passes + (load.critic is not None)
@@ -66,4 +70,5 @@ def step_time(load: Workload, shape: ModelShape, given: Assumptions) -> StepTime
         at_once=at_once,
         rollout_s=(sampled / rate + prefill_s) * given.tail,
         training_s=compute_s(flops, world, given.train_mfu, given),
+        overlap=load.engine.own_gpus is not None,
     )

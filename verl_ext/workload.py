@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from afm.errors import ConfigError
 from afm.planning import Hardware
 
 CRITIC_BUDGET = "ppo_infer_max_token_len_per_gpu"
@@ -34,9 +35,10 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """The rollout engines, which share the trainer's GPUs.
+    """The rollout engines.
 
     Attributes:
+        own_gpus: Of all engines together, ``None`` when they share the trainer's.
         memory_share: Of a GPU, for weights and cache.
         model_len: Longest sequence, ``None`` for the model's own.
         sequences: Most at once in one engine.
@@ -45,6 +47,7 @@ class Engine:
     """
 
     name: str
+    own_gpus: int | None
     tensor_parallel: int
     data_parallel: int
     memory_share: float
@@ -65,6 +68,7 @@ class Workload:
 
     Attributes:
         log_prob_tokens: Most tokens of one pass that only computes probabilities, on one GPU.
+        ahead: Episodes are rolled out while the trainer works (the asynchronous trainers).
         passes: Times that each sample is trained on (``ppo_epochs``).
         steps: ``None`` when the epochs decide.
         kept: Checkpoints that stay, ``None`` for all.
@@ -84,6 +88,7 @@ class Workload:
     samples: int
     passes: int
     filtered: bool
+    ahead: bool
     packed: bool
     sequence_parallel: int
     log_prob_tokens: int
@@ -109,11 +114,21 @@ class Workload:
     @property
     def engines(self) -> int:
         """Rollout engines on all GPUs."""
-        return self.hardware.world // self.engine.gpus
+        return (self.engine.own_gpus or self.hardware.world) // self.engine.gpus
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of trainer and engines."""
+        return self.hardware.world + (self.engine.own_gpus or 0)
 
 
 def workload_of(config: Any, gpu_gib: float) -> Workload:
-    """Read the composed configuration of verl (an OmegaConf)."""
+    """Read the composed configuration of verl (an OmegaConf).
+
+    Raises:
+        ConfigError: A size is no positive whole number, or the engines' share of memory no share.
+    """
+    _check_sizes(config)
     parts, trainer, data = config.actor_rollout_ref, config.trainer, config.data
     actor, rollout = parts.actor, parts.rollout
     hardware = Hardware(trainer.nnodes, trainer.n_gpus_per_node, gpu_gib)
@@ -126,7 +141,7 @@ def workload_of(config: Any, gpu_gib: float) -> Workload:
     with_reference = actor.use_kl_loss or config.algorithm.use_kl_in_reward
     return Workload(
         hardware=hardware,
-        engine=_engine(rollout),
+        engine=_engine(rollout, separate=trainer.v1.trainer_mode == "separate_async"),
         actor=_placement(
             actor.fsdp_config,
             tokens(actor.ppo_max_token_len_per_gpu, actor.ppo_micro_batch_size_per_gpu),
@@ -148,6 +163,7 @@ def workload_of(config: Any, gpu_gib: float) -> Workload:
         samples=rollout.n,
         passes=actor.ppo_epochs,
         filtered=bool(config.algorithm.filter_groups.enable),
+        ahead=trainer.v1.trainer_mode != "sync",
         packed=bool(actor.use_dynamic_bsz),
         sequence_parallel=split,
         log_prob_tokens=tokens(
@@ -164,9 +180,41 @@ def workload_of(config: Any, gpu_gib: float) -> Workload:
     )
 
 
-def _engine(rollout: Any) -> Engine:
+def _check_sizes(config: Any) -> None:
+    for key in _SIZES:
+        value = _value(config, key)
+        if type(value) is not int or value < 1:
+            raise ConfigError(f"verl.{key}: got {value!r}, expected a positive whole number")
+    share = _value(config, _SHARE)
+    if type(share) not in (int, float) or not 0 < share <= 1:
+        raise ConfigError(
+            f"verl.{_SHARE}: got {share!r}, expected a share of a GPU's memory above 0, at most 1"
+        )
+
+
+def _value(config: Any, key: str) -> Any:
+    for part in key.split("."):
+        config = config[part]
+    return config
+
+
+_SIZES = (
+    *(f"data.{key}" for key in ("max_prompt_length", "max_response_length", "train_batch_size")),
+    *(f"trainer.{key}" for key in ("nnodes", "n_gpus_per_node", "total_epochs")),
+    *(f"actor_rollout_ref.actor.{key}" for key in ("ppo_mini_batch_size", "ppo_epochs")),
+    "actor_rollout_ref.actor.ulysses_sequence_parallel_size",
+    "actor_rollout_ref.actor.ppo_max_token_len_per_gpu",
+    "critic.ulysses_sequence_parallel_size",
+    *(f"actor_rollout_ref.rollout.{key}" for key in ("n", "max_num_seqs", "data_parallel_size")),
+    "actor_rollout_ref.rollout.tensor_model_parallel_size",
+)
+_SHARE = "actor_rollout_ref.rollout.gpu_memory_utilization"
+
+
+def _engine(rollout: Any, *, separate: bool) -> Engine:
     return Engine(
         name=rollout.name,
+        own_gpus=rollout.nnodes * rollout.n_gpus_per_node if separate else None,
         tensor_parallel=rollout.tensor_model_parallel_size,
         data_parallel=rollout.data_parallel_size,
         memory_share=rollout.gpu_memory_utilization,

@@ -89,3 +89,12 @@ def test_a_node_holds_what_its_gpus_moved_away(workload: Workload) -> None:
     everything = replace(workload, critic=CRITIC, reference=replace(CRITIC, stays_on_cpu=True))
     expected = 12 * P // 8 + 12 * (P - E) // 8 + 4 * P // 8 + P
     assert host_bytes(everything, SHAPE) == pytest.approx(expected * 4, rel=1e-9)
+
+
+def test_engines_on_gpus_of_their_own_leave_the_trainers_alone(workload: Workload) -> None:
+    apart = replace(workload, engine=replace(workload.engine, own_gpus=8, sleeps=False))
+    needs = phases(apart, SHAPE)
+    assert {name: need.engine for name, need in needs.items()} == {
+        "rollout": 40 * GIB, "weights to engine": 0, "log-probs": 0, "actor update": 0,
+    }  # fmt: skip
+    assert host_bytes(apart, SHAPE) == 12 * P // 8 * 4

@@ -73,3 +73,13 @@ def test_without_group_filtering_every_group_is_used(workload: Workload) -> None
 
 def test_engines_without_room_have_no_time(workload: Workload) -> None:
     assert step_time(replace(workload, hardware=Hardware(2, 4, 14.0)), SHAPE, GIVEN) is None
+
+
+def test_engines_on_gpus_of_their_own_work_while_the_trainer_does(workload: Workload) -> None:
+    apart = step_time(replace(workload, engine=replace(workload.engine, own_gpus=8)), SHAPE, GIVEN)
+    shared = step_time(workload, SHAPE, GIVEN)
+    assert apart is not None
+    assert shared is not None
+    assert (apart.rollout_s, apart.training_s) == (shared.rollout_s, shared.training_s)
+    assert apart.seconds == max(apart.rollout_s, apart.training_s)
+    assert shared.seconds == shared.rollout_s + shared.training_s

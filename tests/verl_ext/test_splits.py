@@ -57,8 +57,18 @@ def test_group_filtering_leaves_gen_batch_size_without_a_meaning(workload: Workl
     assert [finding.text for finding in found] == [
         "data.gen_batch_size is 32; with group filtering verl fetches prompts one by one; leave it out"
     ]
+    ahead = replace(workload, filtered=False, ahead=True, gen_batch=5)
+    told = [f.text for f in split_findings(ahead, SHAPE) if f.subject == "batch"]
+    assert told[0].startswith("data.gen_batch_size is 5; in its asynchronous trainers verl fetches")
 
 
 def test_without_a_shape_the_gpus_are_still_counted(workload: Workload) -> None:
     wrong = replace(workload, sequence_parallel=3)
     assert [f.level for f in split_findings(wrong, None)] == [Level.ERROR]
+
+
+def test_engines_on_gpus_of_their_own_divide_those(workload: Workload) -> None:
+    apart = replace(workload, engine=replace(workload.engine, own_gpus=6))
+    assert next(split_findings(apart, SHAPE)).text == "14 GPUs: 3 rollout engines of 2, 4 data ranks of 2"
+    odd = replace(workload, engine=replace(workload.engine, own_gpus=5))
+    assert errors(odd)[0].startswith("5 GPUs do not divide by rollout.tensor_model_parallel_size")
