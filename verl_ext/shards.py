@@ -173,6 +173,8 @@ def load_optimizer(optimizer: torch.optim.Optimizer, parts: Sequence[Mapping[str
             if isinstance(value, DTensor):
                 value = torch.zeros_like(parameter, dtype=value.dtype)
                 targets[f"{number}.{key}"] = value
+            elif isinstance(value, torch.Tensor):
+                value = value.clone()  # its file may be removed while the optimizer lives
             state.setdefault(number, {})[key] = value
     named = [
         {
