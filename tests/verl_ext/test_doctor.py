@@ -1,0 +1,213 @@
+"""`afm doctor` of reinforcement learning: every recipe on the hardware it names, and what it says of wrong ones."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from afm.agents import load_agent
+from afm.cli.main import app
+from afm.datasets import Task
+from afm.datasets.prepare import write_rl
+from afm.models.tiny import train_tokenizer
+from afm.planning import Finding, Level, recipe_hardware
+from verl_ext.doctor import AskedHardware, diagnose
+
+pytest.importorskip("verl")
+
+ROOT = Path(__file__).resolve().parents[2]
+RECIPES = sorted((ROOT / "configs/rl").glob("*.yaml"))
+WEB = ROOT / "configs/rl/web_dapo_7b.yaml"
+TINY = ROOT / "configs/tiny/rl/math.yaml"
+JUDGE = "rewards.judge.url=http://127.0.0.1:1/v1"
+SHAPES = {  # the published config.json of Qwen2.5
+    "3b": {"hidden_size": 2048, "num_hidden_layers": 36, "num_attention_heads": 16, "num_key_value_heads": 2,
+           "intermediate_size": 11008, "vocab_size": 151936, "tie_word_embeddings": True},
+    "7b": {"hidden_size": 3584, "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4,
+           "intermediate_size": 18944, "vocab_size": 152064, "tie_word_embeddings": False},
+    "32b": {"hidden_size": 5120, "num_hidden_layers": 64, "num_attention_heads": 40, "num_key_value_heads": 8,
+            "intermediate_size": 27648, "vocab_size": 152064, "tie_word_embeddings": False},
+}  # fmt: skip
+SOURCES = {"web": "search", "code": "codecontests", "mhqa": "nq", "math": "gsm8k"}
+
+Look = Callable[..., list[Finding]]
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tokenizer that knows the agents' prompts, so that they are about as short as for a large one."""
+    folder = tmp_path_factory.mktemp("words")
+    prompts = [load_agent(agent).user_message("What is 12?") for agent in SOURCES]
+    train_tokenizer(prompts * 3, folder, vocab_size=1500)
+    return folder
+
+
+@pytest.fixture
+def look(tmp_path: Path, words: Path, monkeypatch: pytest.MonkeyPatch) -> Look:
+    """The doctor on a configuration whose data and model, of a shape, are there."""
+    monkeypatch.chdir(ROOT)
+    for variable in ("GRM_BASE_URL", "GRM_API_KEY", "WANDB_API_KEY"):
+        monkeypatch.delenv(variable, raising=False)
+
+    def diagnosed(config: Path, *overrides: str, size: str = "7b", asked: AskedHardware | None = None) -> Any:
+        agent = "math" if config == TINY else config.stem.split("_")[0]
+        tasks = [
+            Task(id=str(number), question=f"What is {number}?", ground_truth="1", data_source=SOURCES[agent])
+            for number in range(600)
+        ]
+        write_rl(tasks, load_agent(agent), tmp_path / "rl.parquet")
+        given = [f"train_files={tmp_path}/rl.parquet", f"model={model(size)}", f"output_dir={tmp_path}/out"]
+        given += [f"val_files={tmp_path}/rl.parquet"] if config != TINY else []
+        given += [JUDGE] if agent == "web" else []
+        return diagnose(config, [*given, *overrides], asked or AskedHardware(), {})
+
+    def model(size: str) -> Path:
+        folder = tmp_path / size
+        if not folder.exists():
+            shutil.copytree(words, folder)
+            kind = {
+                "architectures": ["Qwen2ForCausalLM"],
+                "model_type": "qwen2",
+                "max_position_embeddings": 32768,
+            }
+            (folder / "config.json").write_text(json.dumps(kind | SHAPES[size]), encoding="utf-8")
+            (folder / "model.safetensors").touch()
+        return folder
+
+    return diagnosed
+
+
+def of(findings: list[Finding], level: Level) -> dict[str, list[str]]:
+    told: dict[str, list[str]] = {}
+    for finding in findings:
+        if finding.level is level:
+            told.setdefault(finding.subject, []).append(finding.text)
+    return told
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_every_recipe_passes_on_the_hardware_it_names(look: Look, path: Path) -> None:
+    meant = recipe_hardware(path)
+    assert meant is not None
+    findings = look(path, size=path.stem.split("_")[2], asked=AskedHardware(gpu_gib=meant.gpu_gib))
+    errors = of(findings, Level.ERROR)
+    errors.pop("disk", None)  # of the computer that tests, not of the one that trains
+    assert errors == {}
+    assert "memory" not in of(findings, Level.WARNING)
+    sound = of(findings, Level.OK)
+    assert sound["hardware"] == [str(meant)]
+    assert sound["engine"] == ["verl's own validation accepts the configuration"]
+    assert {"splits", "batch", "context", "kv cache", "plan", "ids", "steps"} <= set(sound)
+    assert not [text for text in of(findings, Level.WARNING).get("hardware", ()) if "header" in text]
+
+
+def test_a_tiny_twin_passes_and_has_no_gpu_to_speak_of(look: Look) -> None:
+    findings = look(TINY, "limits.max_response_tokens=160")
+    assert {"memory", "kv cache", "plan"}.isdisjoint({finding.subject for finding in findings})
+    assert set(of(findings, Level.ERROR)) <= {"disk", "prompts"}
+
+
+def test_what_is_asked_for_is_what_is_divided(look: Look) -> None:
+    findings = look(WEB, asked=AskedHardware(nodes=1, gpus=6))
+    assert of(findings, Level.OK)["hardware"] == ["1 node x 6 GPUs of 80 GB"]
+    errors = of(findings, Level.ERROR)
+    assert (
+        "6 GPUs do not divide by rollout.tensor_model_parallel_size x data_parallel_size = 4"
+        in errors["splits"][0]
+    )
+    assert "does not divide by 3 data ranks" in errors["batch"][0]
+
+
+def test_a_header_that_names_other_hardware_is_told(look: Look) -> None:
+    told = of(look(WEB, "verl.trainer.nnodes=4"), Level.WARNING)["hardware"]
+    assert any("the recipe's header says 2 nodes x 8 GPUs of 80 GB" in text for text in told)
+
+
+def test_a_gpu_too_small_is_told_with_a_way_out(look: Look) -> None:
+    findings = look(WEB, asked=AskedHardware(gpu_gib=24.0))
+    [told] = [text for text in of(findings, Level.WARNING)["memory"] if text.startswith("actor update")]
+    assert "more than 24; model.use_fused_kernels=true, lower ppo_max_token_len_per_gpu" in told
+    tight = look(WEB, asked=AskedHardware(gpu_gib=12.2))
+    assert "0 episodes of full length at once" in of(tight, Level.ERROR)["kv cache"][0]
+
+
+def test_several_nodes_need_a_cluster(look: Look) -> None:
+    assert "add ray_address=HOST:PORT" in of(look(WEB), Level.WARNING)["hardware"][0]
+    assert "hardware" not in of(look(WEB, "ray_address=h:1"), Level.WARNING)
+
+
+@pytest.mark.parametrize(
+    ("override", "subject", "told"),
+    [
+        ("agent=wbe", "agent", "did you mean 'web'?"),
+        ("modell=x", "keys", "did you mean 'model'?"),
+        ("verl.data.train_bach_size=1", "keys", "did you mean 'train_batch_size'?"),
+        ("train_files=nowhere.parquet", "data", "nowhere.parquet: no such file"),
+        ("tools=configs/tools/wiki_rag.yaml", "tools", "calls ['crawl_page', 'web_search'], not declared there"),
+        ("rewards.formula=correct * fast", "rewards", "formula"),
+        ("rewards.judge.url=", "judge", "no sample of these rows has a score"),
+        ("verl.actor_rollout_ref.actor.loss_agg_mode=mean", "engine", "verl refuses the configuration"),
+        ("verl.data.train_batch_size=1024", "steps", "600 rows, fewer than a batch"),
+        ("verl.data.train_batch_size=100", "batch", "must be a multiple"),
+        ("verl.trainer.nnodes=0", "batch", "verl.trainer.nnodes: got 0, expected a positive whole number"),
+        ("verl.actor_rollout_ref.actor.ppo_mini_batch_size=many", "batch", "got 'many', expected a positive"),
+        ("verl.actor_rollout_ref.rollout.gpu_memory_utilization=1.5", "batch", "got 1.5, expected a share"),
+        ("verl.data.max_prompt_length=16", "prompts", "at least 256 rows are too long"),
+        ("output_dir=configs/rl/web_dapo_7b.yaml/out", "output", "web_dapo_7b.yaml cannot be written to"),
+    ],
+)  # fmt: skip
+def test_what_would_fail_is_an_error_that_says_why(
+    look: Look, override: str, subject: str, told: str
+) -> None:
+    errors = of(look(WEB, override), Level.ERROR)
+    assert subject in errors, errors
+    assert any(told in text for text in errors[subject]), errors[subject]
+
+
+def test_a_model_that_is_not_whole_is_an_error(look: Look, tmp_path: Path) -> None:
+    (tmp_path / "half").mkdir()
+    half = of(look(WEB, f"model={tmp_path}/half"), Level.ERROR)
+    assert half["model"] == [
+        f"{tmp_path}/half: without config.json (config.json), weights (*.safetensors), tokenizer "
+        "(tokenizer.json); expected a whole model"
+    ]
+    named = look(WEB, "model=Qwen/Qwen2.5-7B-Instruct")
+    assert "no folder here" in of(named, Level.WARNING)["model"][0]
+    assert "plan" in of(named, Level.OK)
+    unknown = look(WEB, "model=models/nothing")
+    assert "no estimate" in of(unknown, Level.WARNING)["memory"][0]
+
+
+def test_trackers_without_a_key_are_offline(look: Look) -> None:
+    told = of(look(TINY, "trackers=[wandb, tensorboard]"), Level.OK)["trackers"]
+    assert told == ["wandb: offline, as WANDB_API_KEY is not set"]
+
+
+def test_the_command_tells_the_two_kinds_of_training_apart_by_their_content(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "sft" / "mine.yaml"
+    elsewhere.parent.mkdir()
+    elsewhere.write_text(f"extends: {ROOT}/configs/rl/code_dapo_7b.yaml\nsedd: 1\n", encoding="utf-8")
+    result = CliRunner().invoke(app, ["doctor", str(elsewhere)])
+    assert result.exit_code == 1
+    assert "sedd: unknown key; did you mean 'seed'?" in result.output
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("agent: web\n", "found none of either; it has ['agent']"),
+        ("train_files: a\ndataset: b\n", "found both 'train_files' and 'dataset'"),
+    ],
+)
+def test_what_is_neither_training_or_both_is_refused(tmp_path: Path, text: str, told: str) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(text, encoding="utf-8")
+    result = CliRunner().invoke(app, ["doctor", str(config)])
+    assert result.exit_code == 1
+    assert told in str(result.exception)
