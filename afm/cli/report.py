@@ -11,7 +11,12 @@ from afm.errors import UsageError
 
 
 def report(
-    run_dir: Annotated[Path, typer.Argument(help="A quickstart run, the out_dir of an evaluation, or the output_dir of `afm sft` or `afm rl`.")],
+    run_dir: Annotated[
+        Path,
+        typer.Argument(
+            help="A quickstart run, the out_dir of an evaluation, or the output_dir of `afm sft` or `afm rl`."
+        ),
+    ],
     out: Annotated[
         Path | None, typer.Option(help="The page to write; RUN_DIR/report.html by default.")
     ] = None,

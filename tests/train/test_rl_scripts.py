@@ -66,7 +66,9 @@ def test_asynchronous_trainers_are_laid_over_a_recipe(mode: str, tmp_path: Path)
     assert config.trainer.v1.sampler.max_off_policy_threshold == 3
     if mode == "separate":
         each_sync = config.actor_rollout_ref.actor.ppo_mini_batch_size
-        assert config.data.train_batch_size == each_sync * config.trainer.v1.separate_async.parameter_sync_step
+        assert (
+            config.data.train_batch_size == each_sync * config.trainer.v1.separate_async.parameter_sync_step
+        )
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
