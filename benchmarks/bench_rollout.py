@@ -186,7 +186,7 @@ class Rollout:
             "agent_name": [way] * len(episodes),
             "uid": [str(episode) for episode in episodes],
             "index": list(episodes),
-            "data_source": ["waiting"] * len(episodes),
+            "data_source": ["nq"] * len(episodes),
             "reward_model": [{"ground_truth": "done"}] * len(episodes),
         }
         batch = DataProto(non_tensor_batch={key: column(values) for key, values in rows.items()})

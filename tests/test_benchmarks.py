@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,10 @@ from typing import Any
 import pytest
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
+
+RL = pytest.mark.skipif(
+    not os.environ.get("AFM_RL_BENCHMARKS"), reason="takes minutes; set AFM_RL_BENCHMARKS=1 to run it"
+)
 
 
 def smoke(name: str, out: Path, *options: str) -> dict[str, Any]:
@@ -53,6 +58,7 @@ def test_engine_benchmark_checks_tokens_before_it_measures(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
+@RL
 def test_rollout_benchmark_checks_that_every_way_does_the_same(tmp_path: Path) -> None:
     pytest.importorskip("verl")
     result = smoke("bench_rollout.py", tmp_path / "rollout.json")
@@ -62,6 +68,7 @@ def test_rollout_benchmark_checks_that_every_way_does_the_same(tmp_path: Path) -
 
 
 @pytest.mark.slow
+@RL
 def test_step_benchmark_compares_equal_steps(tmp_path: Path) -> None:
     pytest.importorskip("verl")
     result = smoke("bench_step.py", tmp_path / "step.json")

@@ -287,9 +287,10 @@ def test_a_model_that_hangs_does_not_outlast_the_caller(start, site, another_sit
         SUMMARY_MODEL="m",
     )
     pages(server.post("/crawl_page", urls=f"{site.url}/none"))
+    patience = 3 * PATIENCE_S  # a worker that parses starts within it, also on a busy machine
     began = time.monotonic()
-    (page,) = pages(server.post("/crawl_page", urls=f"{site.url}/rivers", goal="Anduin", seconds=PATIENCE_S))
-    assert time.monotonic() - began < PATIENCE_S
+    (page,) = pages(server.post("/crawl_page", urls=f"{site.url}/rivers", goal="Anduin", seconds=patience))
+    assert time.monotonic() - began < patience
     assert page["by"] == "passages after timeout"
     assert "1388" in page["text"]
     over.set()
