@@ -2,9 +2,9 @@
 
     .venv/bin/python benchmarks/kill_sft.py --kills 10 --out kill_sft.json
 
-SIGKILL comes at a random moment after each start, beginning with the imports: while data is prepared, in a step, in the
-middle of a checkpoint, or while the model is saved. Weights are compared byte by byte, losses step by step. Exit status 1
-when anything differs.
+SIGKILL comes at a random moment of each start: in turn at some second, beginning with the imports, up to 50 ms
+behind a step with a checkpoint (how many were left half-written is told), and at any step. Weights are compared byte by byte, losses step by step. Exit status 1 when anything
+differs.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from timing import environment, report
 
 CONFIG = Path(__file__).resolve().parent.parent / "configs/tiny/sft/math.yaml"
 CALL = "<think>Use the tool.</think><code>print(17+25)</code>"
+SAVE_STEPS = 25
 WEIGHTS = "model.safetensors"
 
 
@@ -47,7 +48,7 @@ def started(folder: Path, out: Path, steps: int) -> subprocess.Popen[bytes]:
         "dataset": "rows",
         "output_dir": out,
         "max_steps": steps,
-        "save_steps": 25,
+        "save_steps": SAVE_STEPS,
         "save_total_limit": 2,
         "logging_steps": 1,
         "per_device_train_batch_size": 4,
@@ -65,6 +66,26 @@ def losses(out: Path) -> dict[int, float]:
     log = out / "trainer_log.jsonl"
     rows = map(json.loads, log.read_text("utf-8").splitlines()) if log.exists() else iter(())
     return {row["current_steps"]: row["loss"] for row in rows if "loss" in row}
+
+
+def last_step(out: Path) -> int:
+    """The last step that was logged."""
+    return max(losses(out), default=0)
+
+
+def kill(
+    training: subprocess.Popen[bytes], out: Path, *, after_s: float | None, at_step: int, pause_s: float
+) -> dict[str, Any]:
+    """Kill a training at a moment, or as soon as a step is logged; what was seen of it."""
+    began = time.perf_counter()
+    while training.poll() is None:
+        waited = time.perf_counter() - began
+        if waited >= after_s if after_s is not None else last_step(out) >= at_step:
+            time.sleep(pause_s)
+            training.kill()
+        time.sleep(0.002)
+    seconds = round(time.perf_counter() - began, 1)
+    return {"after_s": seconds, "status": training.wait(), "step": last_step(out)}
 
 
 def main() -> None:
@@ -87,18 +108,21 @@ def main() -> None:
             raise SystemExit(f"the undisturbed training failed: see {whole}/training.log")
         seconds = time.perf_counter() - began
         moments = []
-        for _ in range(arguments.kills):
-            training = started(folder, killed, arguments.steps)
-            moment = chance.uniform(0, seconds)
-            try:
-                status = training.wait(moment)
-            except subprocess.TimeoutExpired:
-                training.kill()
-                status = training.wait()
-            moments.append(
-                {"after_s": round(moment, 1), "status": status, "step": max(losses(killed), default=0)}
+        for number in range(1, arguments.kills + 1):
+            moment = chance.uniform(0, seconds / 3) if number % 3 == 1 else None
+            left = arguments.steps - last_step(killed)
+            step = (
+                arguments.steps - left + chance.randint(1, max(1, 2 * left // (arguments.kills - number + 1)))
             )
+            step = min(step, arguments.steps)
+            saving = number % 3 == 2
+            if saving:
+                step += -step % SAVE_STEPS
+            pause = chance.uniform(0, 0.05) if saving else 0.0
+            training = started(folder, killed, arguments.steps)
+            moments.append(kill(training, killed, after_s=moment, at_step=step, pause_s=pause))
         last = started(folder, killed, arguments.steps).wait()
+        half_written = len(list(killed.glob("incomplete-checkpoint-*")))
         same: dict[str, Any] = {
             "exit_status": last,
             "same_losses": losses(whole) == losses(killed) and len(losses(whole)) == arguments.steps,
@@ -109,6 +133,7 @@ def main() -> None:
         "steps": arguments.steps,
         "undisturbed_s": round(seconds, 1),
         "kills": moments,
+        "half_written_checkpoints": half_written,
     }
     report(result | same | {"environment": environment(["llamafactory", "torch", "afm"])}, arguments.out)
     if last or not same["same_losses"] or not same["same_weights"]:

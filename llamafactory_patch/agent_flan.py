@@ -12,7 +12,8 @@ from itertools import groupby
 from typing import Any, Final
 
 from afm.errors import DataError
-from llamafactory_patch.messages import Aligned, aligned_row, message_list, turn
+from afm.trajectory.chat import message_list
+from llamafactory_patch.messages import Aligned, aligned_row, turn
 
 TEMPLATE: Final = "agent_flan"
 SPLITS: Final = (

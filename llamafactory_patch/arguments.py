@@ -6,7 +6,7 @@ Importing this module imports LLaMA-Factory; :func:`llamafactory_patch.install` 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -26,6 +26,7 @@ class AgentDataArguments(DataArguments):
     Attributes:
         origin: What the rows depend on (see :func:`llamafactory_patch.stored.note_origin`); only with a
             ``tokenized_path``.
+        sample: Converted rows of data sets, each beside its entry, that stand for the whole in a rehearsal.
     """
 
     ignore_observation: bool = field(
@@ -57,6 +58,13 @@ class AgentDataArguments(DataArguments):
             "one with file, line and reason in `bad_rows.jsonl` of the output folder."
         },
     )
+    record_agent: str | None = field(
+        default=None,
+        metadata={
+            "help": "Name or YAML of the agent that rows of `formatting: trajectory` are read and asked as; the key "
+            "`agent` of a recipe sets it."
+        },
+    )
     match_chat_template: bool = field(
         default=False,
         metadata={
@@ -67,6 +75,8 @@ class AgentDataArguments(DataArguments):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.ignore_observation_token = _joined(self.ignore_observation_token) or ""
+        self.roles_without_loss = _joined(self.roles_without_loss)
         _check_tags("ignore_observation_token", self.observation_tags)
         _check_tags("roles_without_loss", self.silent_roles)
         _check_choice("observation_boundary", self.observation_boundary, [str(one) for one in Boundary])
@@ -78,6 +88,7 @@ class AgentDataArguments(DataArguments):
         if self.ignore_observation and self.train_on_prompt:
             raise ValueError("ignore_observation trains on the agent's text only; switch train_on_prompt off")
         self.origin: dict[str, Any] = {}
+        self.sample: Sequence[tuple[Any, Sequence[Mapping[str, Any]]]] = ()
 
     @property
     def observation_tags(self) -> tuple[str, ...]:
@@ -88,6 +99,11 @@ class AgentDataArguments(DataArguments):
     def silent_roles(self) -> tuple[str, ...]:
         """Names of the agent's roles that are not trained on."""
         return tuple(role.strip() for role in (self.roles_without_loss or "").split(",") if role.strip())
+
+
+def _joined(given: Any) -> Any:
+    """A list of names as the text that it may also be written as."""
+    return ",".join(map(str, given)) if isinstance(given, list) else given
 
 
 def _check_tags(option: str, tags: Sequence[str]) -> None:

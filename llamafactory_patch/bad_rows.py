@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -117,6 +117,15 @@ def report(rows: Sequence[BadRow], total: int, data_args: Any, training_args: An
         kept = len(rows) - len(faults)
         more = f", and {kept} that a filter had not kept" if kept else ""
         print(f"bad rows: {len(faults)} left out{more}; listed in {path}", file=sys.stderr)
+
+
+def reported(path: Path) -> Iterator[BadRow]:
+    """The rows of a report; none if there is no such file."""
+    if not path.is_file():
+        return
+    for line in path.read_bytes().splitlines():  # of a text, it would also split at U+2028 in a question
+        row = json.loads(line)
+        yield BadRow(RowName(row["file"], row["line"], row["row"]), row["reason"], row["question"])
 
 
 def _write(path: Path, rows: Sequence[BadRow]) -> None:

@@ -1,14 +1,16 @@
-"""Which LLaMA-Factory this package fits, and how it is imported without torchaudio."""
+"""Which LLaMA-Factory this package fits, how it is imported without torchaudio, and what is mended below it."""
 
 from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from importlib import metadata
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
 from afm.errors import EngineError, MissingExtraError
 
@@ -70,6 +72,38 @@ def restore_numbered_cpu() -> None:
 
     if not any(entry[2] is _on_numbered_cpu for entry in serialization._package_registry):
         serialization.register_package(15, lambda storage: None, _on_numbered_cpu)
+
+
+def end_at_last_step() -> None:
+    """Let a training that was killed behind its last step end there when it is started again.
+
+    Symptom: started again from a checkpoint of step ``max_steps``, a training takes one step more and logs it. Cause:
+    the trainer asks whether it is done only after a step (transformers 5.5.4, ``Trainer._run_epoch``). Repeating
+    it changes nothing.
+
+    Raises:
+        EngineError: The trainer has no such method any more.
+    """
+    from transformers import Trainer
+
+    run_epoch = getattr(Trainer, "_run_epoch", None)
+    if run_epoch is None:
+        raise EngineError(
+            "transformers.Trainer has no _run_epoch; expected transformers 5.5, see requirements/"
+        )
+    if not hasattr(run_epoch, "__wrapped__"):
+        Trainer._run_epoch = _ending_at_last_step(run_epoch)
+
+
+def _ending_at_last_step(run_epoch: Callable[..., None]) -> Callable[..., None]:
+    @wraps(run_epoch)
+    def run(trainer: Any, *args: Any, **kwargs: Any) -> None:
+        if 0 < trainer.state.max_steps <= trainer.state.global_step:
+            trainer.control.should_training_stop = True
+        else:
+            run_epoch(trainer, *args, **kwargs)
+
+    return run
 
 
 def _on_numbered_cpu(storage: object, location: str) -> object | None:

@@ -61,6 +61,7 @@ _SOURCES = {"file_name", "hf_hub_url", "ms_hub_url", "om_hub_url", "script_url",
 _WITHOUT_INFLUENCE = frozenset(
     {"disable_tqdm", "logging_steps", "output_dir", "overwrite_output_dir", "plot_loss", "report_to"}
     | {"resume_from_checkpoint", "save_steps", "save_strategy", "save_total_limit", "run_name"}
+    | {"record_agent"}  # the agent's digest counts
     | {
         "use_swanlab",
         "swanlab_mode",
@@ -94,7 +95,13 @@ def resolve(config_path: str | Path, overrides: Sequence[str] = ()) -> SftJob:
     if threads is not None and (not isinstance(threads, int) or threads < 1):
         raise ConfigError(f"{config_path}: threads: got {threads!r}, expected a positive number")
     agent_name = config.pop("agent", None)
+    if not isinstance(agent_name, str | None):
+        raise ConfigError(f"{config_path}: agent: got {agent_name!r}, expected a name or the path of a YAML")
     agent = load_agent(agent_name) if agent_name is not None else None
+    if config.get("resume_from_checkpoint") is None:
+        config.pop("resume_from_checkpoint", None)  # stock configurations say null where they mean nothing
+    if agent_name is not None:
+        config.setdefault("record_agent", _named(agent_name))
     config = {"stage": "sft", "do_train": True, **config}
     if config.get("fsdp_config"):
         config.setdefault("fsdp", "full_shard auto_wrap")
@@ -104,13 +111,18 @@ def resolve(config_path: str | Path, overrides: Sequence[str] = ()) -> SftJob:
     return SftJob(config, Path(output_dir), agent, threads)
 
 
+def _named(agent: str | Path) -> str:
+    """A shipped agent's name, or a path that holds in any working folder."""
+    return str(Path(agent).resolve()) if str(agent).endswith((".yaml", ".yml")) else str(agent)
+
+
 def _with_agent(config: dict[str, Any], agent: AgentSpec, config_path: str | Path) -> dict[str, Any]:
     defaults: dict[str, Any] = {"match_chat_template": True, "ignore_observation": True}
     if agent.observation_role is not None:
         defaults["ignore_observation_token"] = agent.observation_role
     config = {**defaults, **config}
-    tags = str(config.get("ignore_observation_token", "")).split(",")
-    if agent.observation_role is not None and agent.observation_role not in map(str.strip, tags):
+    tags = _names(config.get("ignore_observation_token"))
+    if agent.observation_role is not None and agent.observation_role not in tags:
         raise ConfigError(
             f"{config_path}: ignore_observation_token: got {config['ignore_observation_token']!r}, but the "
             f"environment of agent {agent.name!r} writes {agent.observation_role!r}; leave the key out"
@@ -166,13 +178,25 @@ def _checked(config: Mapping[str, Any], config_path: str | Path, overrides: Sequ
 
 
 def check_sources(job: SftJob) -> None:
-    """Whether the model and the data sets are there, which LLaMA-Factory finds out about late.
+    """Whether the model and the data sets are there, which LLaMA-Factory finds out about late, and the output can be.
 
     Raises:
         ConfigError: One is missing, and is no name on a model hub either.
     """
+    check_output(job)
     check_model(job)
     check_data(job)
+
+
+def check_output(job: SftJob) -> None:
+    """Whether ``output_dir`` is a folder, or can become one.
+
+    Raises:
+        ConfigError: A file is in the way.
+    """
+    for place in (job.output_dir, *job.output_dir.parents):
+        if place.exists() and not place.is_dir():
+            raise ConfigError(f"output_dir: {place} is a file, expected a folder; choose another output_dir")
 
 
 def check_model(job: SftJob) -> None:
@@ -183,7 +207,7 @@ def check_model(job: SftJob) -> None:
     """
     model = str(job.config.get("model_name_or_path", ""))
     hub_name = re.fullmatch(r"\w[\w.-]*/[\w.-]+", model)
-    if not hub_name and not Path(model).expanduser().is_dir():
+    if not model or (not hub_name and not Path(model).expanduser().is_dir()):
         raise ConfigError(
             f"model_name_or_path: {model!r} is no folder; expected one, or ORGANISATION/NAME on the hub"
         )
@@ -210,6 +234,11 @@ def check_data(job: SftJob) -> None:
                 f"{index}: {name}: got {str(entry)[:80]!r}, expected an object with one of "
                 f"{', '.join(sorted(_SOURCES))}"
             )
+        for part in ("columns", "tags"):
+            if not isinstance(entry.get(part, {}), dict):
+                raise ConfigError(
+                    f"{index}: {name}: {part}: got {entry[part]!r}, expected an object of names"
+                )
         if _SOURCES & entry.keys() == {"file_name"} and not Path(folder, str(entry["file_name"])).exists():
             raise ConfigError(f"{Path(folder, str(entry['file_name']))} is missing, though {index} names it")
 
@@ -244,7 +273,7 @@ def fsdp_settings(job: SftJob) -> dict[str, Any]:
         return given
     try:
         return dict(json.loads(Path(given).read_text(encoding="utf-8")))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError) as error:
         raise ConfigError(f"fsdp_config: {given} cannot be read as JSON: {error}") from None
 
 

@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING
 from afm.planning import Finding, Hardware, Level, ModelShape, Report, model_shape
 from afm.planning.memory import GIB, MemoryNeed, described, disk_finding, fits
 from llamafactory_patch.compat import check_version
-from llamafactory_patch.config import SftJob, check_data, check_model, fsdp_settings, resolve
+from llamafactory_patch.config import SftJob, check_data, check_model, check_output, fsdp_settings, resolve
 from llamafactory_patch.memory import Sharding, memory_need, sharding_of, trained_parameters
+from llamafactory_patch.schedule import training_steps, validation_rows, warmup_steps
 from llamafactory_patch.trackers import check_trackers
 
 if TYPE_CHECKING:
-    from llamafactory_patch.rehearsal import Arguments, DataSet
+    from llamafactory_patch.rehearsal import Arguments, DataSet, Rehearsal
 
+_LISTED_ROWS = 3
 _PACKAGES = {"deepspeed": "deepspeed", "enable_liger_kernel": "liger-kernel"}
 """What keys need that LLaMA-Factory looks for on the GPUs of the training only."""
 
@@ -32,10 +34,11 @@ def diagnose(
         return report.findings
     report.add(Finding(Level.OK, "keys", f"{len(job.config)} keys, all known"))
     report.add(*_engine_packages(job))
+    report.asked("output", lambda: check_output(job))
     report.asked("model", lambda: check_model(job))
     report.asked("trackers", lambda: check_trackers(job, env))
     report.asked("fsdp", lambda: fsdp_settings(job))
-    steps = _steps(job, _rehearse(job, report), hardware)
+    steps = training_steps(job.config, _rehearsed_rows(job, report), _world(job, hardware))
     report.add(*_batch(job, steps, hardware))
     shape = report.asked("model", lambda: model_shape(str(job.config.get("model_name_or_path", ""))))
     report.add(*_context(job, shape))
@@ -46,8 +49,8 @@ def diagnose(
     return report.findings
 
 
-def _rehearse(job: SftJob, report: Report) -> int | None:
-    """Ask LLaMA-Factory about the arguments and the data; the number of rows to train on, if that can be told."""
+def _rehearsed_rows(job: SftJob, report: Report) -> int | None:
+    """Ask LLaMA-Factory about the arguments and the data; what the trainer gets of it, if that can be told."""
     arguments = report.asked("engine", lambda: _parsed(job))
     if arguments is None:
         report.asked("data", lambda: check_data(job))
@@ -56,12 +59,54 @@ def _rehearse(job: SftJob, report: Report) -> int | None:
     found = report.asked("data", lambda: _data_sets(job, arguments))
     if found is None:
         return None
+    from llamafactory_patch.rehearsal import check_silent_roles, stops_at_bad_rows
+
+    stops = stops_at_bad_rows(arguments)
     for data_set in found:
-        report.add(*_data(data_set))
-    report.asked("tokenizer", lambda: report.add(*_lengths(job, arguments, found)))
-    counts = [data_set.rows - data_set.bad for data_set in found if data_set.rows is not None]
-    limit = job.config.get("max_samples") or max(counts, default=0)
-    return sum(min(count, limit) for count in counts) or None if len(counts) == len(found) else None
+        report.add(*_data(data_set, stops))
+    report.asked("data", lambda: check_silent_roles(arguments))
+    rehearsal = _rehearsed(job, report, arguments, found)
+    return _trained_rows(report, arguments, found, rehearsal)
+
+
+def _rehearsed(
+    job: SftJob, report: Report, arguments: Arguments, found: Sequence[DataSet]
+) -> Rehearsal | None:
+    """Send a sample of the rows the way of a training, if there is a tokenizer here to do it with."""
+    from llamafactory_patch.rehearsal import load_tools, rehearse, sequence_lengths
+
+    local = [data_set for data_set in found if data_set.sample]
+    here = Path(str(job.config.get("model_name_or_path") or "-")).expanduser().is_dir()
+    if not local or len(local) != len(found) or not here:
+        return None
+    if report.asked("tokenizer", lambda: load_tools(arguments)) is None:
+        return None
+    rehearsal = report.asked("data", lambda: rehearse(arguments, found))
+    if rehearsal is not None:
+        report.add(*_sample(rehearsal, arguments))
+    rows = [row for data_set in found for row in data_set.sample]
+    report.add(*_lengths(arguments, sequence_lengths(arguments, rows)))
+    return rehearsal
+
+
+def _trained_rows(
+    report: Report, arguments: Arguments, found: Sequence[DataSet], rehearsal: Rehearsal | None
+) -> int | None:
+    """Sequences of one epoch, if they can be told."""
+    data = arguments.data
+    trained = [data_set for data_set in found if not data_set.evaluation]
+    if not trained or any(data_set.rows is None for data_set in trained):
+        return None
+    rows = sum(data_set.taken for data_set in trained)
+    evaluated = validation_rows(rows, data.val_size)
+    if evaluated:
+        text = f"val_size={data.val_size} takes {evaluated:,} of {rows:,} rows away for evaluation"
+        report.add(Finding(Level.OK if evaluated < rows else Level.ERROR, "data", text))
+    rows = max(0, rows - evaluated)
+    if rehearsal is not None:
+        return -(-rows * rehearsal.sequences // rehearsal.rows)
+    mixed = data.mix_strategy != "concat" and len(trained) > 1
+    return None if data.packing or mixed else rows
 
 
 def _parsed(job: SftJob) -> Arguments:
@@ -75,35 +120,49 @@ def _parsed(job: SftJob) -> Arguments:
 
 
 def _data_sets(job: SftJob, arguments: Arguments) -> list[DataSet]:
-    from llamafactory_patch.rehearsal import data_sets
+    from llamafactory_patch.rehearsal import read_data
 
     check_data(job)
-    return list(data_sets(arguments))
+    return list(read_data(arguments))
 
 
-def _data(data_set: DataSet) -> Iterator[Finding]:
+def _data(data_set: DataSet, stops: bool) -> Iterator[Finding]:
     if data_set.rows is None:
         yield Finding(
             Level.WARNING, "data", f"{data_set.name}: not in local JSON files, so its rows were not read"
         )
         return
     good = data_set.rows - data_set.bad
-    yield Finding(Level.OK if good else Level.ERROR, "data", f"{data_set.name}: {good:,} rows to train on")
+    purpose = "evaluate" if data_set.evaluation else "train"
+    yield Finding(
+        Level.OK if good else Level.ERROR, "data", f"{data_set.name}: {good:,} rows to {purpose} on"
+    )
     if not data_set.bad:
         return
     listed = "; ".join(data_set.listed)
     text = f"{data_set.name}: {data_set.bad:,} bad rows, {listed}{' ...' if data_set.bad > len(data_set.listed) else ''}"
-    yield Finding(Level.ERROR if data_set.stops else Level.WARNING, "data", text)
+    yield Finding(Level.ERROR if stops else Level.WARNING, "data", text)
 
 
-def _lengths(job: SftJob, arguments: Arguments, found: Sequence[DataSet]) -> Iterator[Finding]:
+def _sample(rehearsal: Rehearsal, arguments: Arguments) -> Iterator[Finding]:
+    """What a training would say of the sampled rows."""
+    from llamafactory_patch.rehearsal import stops_at_bad_rows
+
+    bad = [row for row in rehearsal.bad if row.is_fault]
+    if not rehearsal.sequences and rehearsal.rows:
+        yield Finding(Level.ERROR, "data", "no sampled row can be trained on")
+    if bad:
+        listed = "; ".join(map(str, bad[:_LISTED_ROWS])) + (" ..." if len(bad) > _LISTED_ROWS else "")
+        level = Level.ERROR if stops_at_bad_rows(arguments) else Level.WARNING
+        yield Finding(level, "data", f"{len(bad):,} bad rows in the sample, {listed}")
+    else:
+        yield Finding(Level.OK, "sample", f"{rehearsal.rows:,} rows can be prepared as in a training")
+
+
+def _lengths(arguments: Arguments, lengths: Sequence[int]) -> Iterator[Finding]:
     """Tokens of a sample of rows against ``cutoff_len``."""
-    rows = [row for data_set in found for row in data_set.sample]
-    if not rows or not Path(str(job.config.get("model_name_or_path"))).expanduser().is_dir():
+    if not lengths:
         return
-    from llamafactory_patch.rehearsal import sequence_lengths
-
-    lengths = sequence_lengths(arguments, rows)
     cutoff = arguments.data.cutoff_len
     long = sum(length > cutoff for length in lengths)
     said = f"{long} of {len(lengths)} sampled rows are longer than cutoff_len={cutoff:,} (longest {max(lengths):,} tokens)"
@@ -123,9 +182,9 @@ def _engine_packages(job: SftJob) -> Iterator[Finding]:
     settings = job.config.get("deepspeed")
     if isinstance(settings, str) and settings:
         try:
-            json.loads(Path(settings).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            yield Finding(Level.ERROR, "deepspeed", f"{settings} cannot be read as JSON: {error}")
+            dict(json.loads(Path(settings).read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError) as error:
+            yield Finding(Level.ERROR, "deepspeed", f"{settings} cannot be read as a JSON object: {error}")
 
 
 def _context(job: SftJob, shape: ModelShape | None) -> Iterator[Finding]:
@@ -141,16 +200,6 @@ def _context(job: SftJob, shape: ModelShape | None) -> Iterator[Finding]:
             f"agent {job.agent.name!r} may write {allowed:,} tokens after its prompt, " if job.agent else ""
         )
         yield Finding(Level.WARNING, "context", f"{text}but is trained on {cutoff:,} with the prompt")
-
-
-def _steps(job: SftJob, rows: int | None, hardware: Hardware) -> int | None:
-    """Steps of the whole training, if they can be told."""
-    if job.config.get("max_steps", -1) > 0:
-        return int(job.config["max_steps"])
-    if rows is None:
-        return None
-    epochs = float(job.config.get("num_train_epochs") or 3)
-    return max(1, int(rows / _sequences_a_step(job, hardware) * epochs))
 
 
 def _sequences_a_step(job: SftJob, hardware: Hardware) -> int:
@@ -169,8 +218,7 @@ def _batch(job: SftJob, steps: int | None, hardware: Hardware) -> Iterator[Findi
     batch, world = _sequences_a_step(job, hardware), _world(job, hardware)
     text = f"{each} a device x {grown} accumulated x {world} = {batch} sequences a step"
     if steps is not None:
-        warm = float(config.get("warmup_steps") or 0)
-        text += f", about {steps:,} steps ({round(steps * warm if warm < 1 else warm):,} of warm-up)"
+        text += f", about {steps:,} steps ({warmup_steps(config, steps):,} of warm-up)"
     yield Finding(Level.OK, "batch", text)
     logged, saved = config.get("logging_steps", 500), config.get("save_steps", 500)
     if config.get("save_strategy", "steps") == "steps" and logged and saved % logged:

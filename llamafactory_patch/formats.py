@@ -20,14 +20,11 @@ from llamafactory.data.parser import DatasetAttr
 
 from afm.errors import AfmError, DataError
 from afm.trajectory import Author
+from afm.trajectory.chat import loss_flag, message_list, text_of, tools_text
 from llamafactory_patch.agent_flan import agent_flan_row
 from llamafactory_patch.messages import (
     Aligned,
     alternating,
-    loss_flag,
-    message_list,
-    text_of,
-    tools_text,
     turn,
 )
 from llamafactory_patch.openai_messages import openai_row, without_nulls
@@ -48,6 +45,7 @@ class Converter:
         tags: Tags of the environment; empty when nothing is masked.
         template: Name of the chat template that the rows will be rendered with.
         media_dir: Folder of the images, videos and sounds that rows name.
+        agent: Name or YAML of the agent that is trained; empty when each record may name its own.
         from_table: Whether rows come from a table (parquet, a hub), where an absent key reads as null.
     """
 
@@ -56,6 +54,7 @@ class Converter:
     tags: tuple[str, ...]
     template: str
     media_dir: str = "."
+    agent: str = ""
     from_table: bool = False
 
     def __call__(self, row: Any) -> dict[str, Any]:
@@ -81,7 +80,7 @@ class Converter:
 
     @cached_property
     def _records(self) -> RecordReader:
-        return RecordReader(self.folder)
+        return RecordReader(self.folder, self.agent)
 
     def _aligned(self, row: Mapping[str, Any]) -> Aligned:
         formatting: str = self.attr.formatting
@@ -113,6 +112,8 @@ class Converter:
         wanted = 2 if self.attr.ranking or self.attr.kto_tag else 1
         if len(response) != wanted:
             raise DataError(f"got {len(response)} responses, expected {wanted}")
+        if self.attr.ranking and response[0]["content"] == response[1]["content"]:
+            raise DataError("the chosen and the rejected response are the same, so nothing tells them apart")
         written = [self._agents_text(message) for message in response]
         for message in prompt:
             self._agents_text(message)

@@ -146,12 +146,8 @@ def _row(point: Point, status: int, fault: str) -> dict[str, Any]:
     results = _json(point.folder / "all_results.json")
     row |= {key: results[key] for key in ("train_loss", "eval_loss") if key in results}
     row["seconds"] = _json(point.folder / output.MANIFEST_FILE).get("seconds_since_last_start")
-    try:
-        lines = (point.folder / output.HISTORY_FILE).read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return row
-    losses = [entry for entry in map(json.loads, lines) if "loss" in entry]
-    return row | ({"steps": losses[-1]["current_steps"], "last_loss": losses[-1]["loss"]} if losses else {})
+    losses = output.logged_losses(point.folder / output.HISTORY_FILE)
+    return row | ({"steps": max(losses), "last_loss": losses[max(losses)]} if losses else {})
 
 
 def _json(path: Path) -> Mapping[str, Any]:

@@ -6,6 +6,7 @@ They are read from the source text of the argument classes; a test holds them ag
 from __future__ import annotations
 
 import ast
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -21,28 +22,56 @@ _SOURCES = {
 }
 
 
+_POSITIVE = frozenset(
+    {"cutoff_len", "gradient_accumulation_steps", "lora_rank", "max_samples", "num_train_epochs"}
+    | {"per_device_eval_batch_size", "per_device_train_batch_size", "preprocessing_batch_size"}
+    | {"preprocessing_num_workers"}
+)
+_NOT_NEGATIVE = frozenset({"dataloader_num_workers", "learning_rate", "val_size", "weight_decay"})
+"""Numbers that the trainer stumbles over late, or takes for something else without a word."""
+
+_OPEN = frozenset({"swanlab_mode"})
+"""Texts with more choices than LLaMA-Factory's annotation names: see ``trackers.py``."""
+
+_TYPES: Mapping[str, tuple[str, tuple[type, ...]]] = {
+    "bool": ("true or false", (bool,)),
+    "int": ("a whole number", (int,)),
+    "float": ("a number", (int, float)),
+    "str": ("a text", (str,)),
+    "list": ("a list", (list,)),
+    "dict": ("a mapping", (dict,)),
+    "None": ("nothing", (type(None),)),
+}
+"""Types in annotations, what a person calls them, and what YAML makes of them."""
+
+
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What a key takes, for keys that take a number or a switch.
+    """What a key takes.
 
     Attributes:
         words: For errors.
         types: Python types of the value; a switch is no number here.
+        choices: The only texts, if any are.
+        above: A number is greater than this.
+        least: A number is no less than this.
     """
 
     words: str
     types: tuple[type, ...]
+    choices: tuple[str, ...] = ()
+    above: float = -math.inf
+    least: float = -math.inf
 
     def holds(self, value: object) -> bool:
-        """Whether LLaMA-Factory can take ``value``."""
-        return isinstance(value, self.types) and (bool in self.types or not isinstance(value, bool))
-
-
-_KINDS = {
-    "bool": Kind("true or false", (bool,)),
-    "int": Kind("a whole number", (int,)),
-    "float": Kind("a number", (int, float)),
-}
+        """Whether LLaMA-Factory can take ``value``; an infinite number, or one that is none, it can not."""
+        if isinstance(value, bool):
+            return bool in self.types
+        if not isinstance(value, self.types):
+            return False
+        if isinstance(value, (int, float)):
+            return math.isfinite(value) and value > self.above and value >= self.least
+        return not (isinstance(value, str) and self.choices) or value in self.choices
 
 
 @cache
@@ -62,6 +91,7 @@ def engine_keys() -> Mapping[str, Kind | None]:
 
 
 def _fields(tree: ast.Module) -> Iterator[tuple[str, Kind | None]]:
+    listed = _also_listed(tree)
     for class_def in tree.body:
         if not isinstance(class_def, ast.ClassDef) or not _is_dataclass(class_def):
             continue
@@ -69,7 +99,57 @@ def _fields(tree: ast.Module) -> Iterator[tuple[str, Kind | None]]:
             if not isinstance(statement, ast.AnnAssign) or _is_hidden(statement.value):
                 continue
             if isinstance(statement.target, ast.Name):
-                yield statement.target.id, _KINDS.get(ast.unparse(statement.annotation))
+                name = statement.target.id
+                yield name, _kind(name, statement.annotation, listed=name in listed)
+
+
+def _also_listed(tree: ast.Module) -> frozenset[str]:
+    """Keys annotated as texts which their class splits at commas, or joins by them, so that a list does as well."""
+    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+    given = (call.args[0] for call in calls if ast.unparse(call.func) in ("split_arg", "_joined"))
+    return frozenset(key.attr for key in given if isinstance(key, ast.Attribute))
+
+
+def _kind(name: str, annotation: ast.expr, *, listed: bool) -> Kind | None:
+    """What an annotation allows; ``None`` when it names anything that YAML has no values for."""
+    parts = list(_union(annotation))
+    choices = tuple(
+        value.value
+        for part in parts
+        if _head(part) == "Literal" and name not in _OPEN
+        for value in ast.walk(part)
+        if isinstance(value, ast.Constant) and isinstance(value.value, str)
+    )
+    heads = ["str" if _head(part) == "Literal" else _head(part) for part in parts]
+    if any(head not in _TYPES for head in heads):
+        return None
+    heads = list(dict.fromkeys([*heads, "list"] if listed else heads))
+    words = [_TYPES[head][0] for head in heads if head != "None"]
+    if choices:
+        words = [f"one of {', '.join(choices)}"]
+    if name in _POSITIVE | _NOT_NEGATIVE:
+        words = [f"{word} {'above 0' if name in _POSITIVE else 'of at least 0'}" for word in words]
+    return Kind(
+        " or ".join(words),
+        tuple(one for head in heads for one in _TYPES[head][1]),
+        choices,
+        above=0 if name in _POSITIVE else -math.inf,
+        least=0 if name in _NOT_NEGATIVE else -math.inf,
+    )
+
+
+def _union(annotation: ast.expr) -> Iterator[ast.expr]:
+    if isinstance(annotation, ast.BinOp):
+        yield from _union(annotation.left)
+        yield from _union(annotation.right)
+    elif isinstance(annotation, ast.Subscript) and ast.unparse(annotation.value) == "Optional":
+        yield from (annotation.slice, ast.Constant(None))
+    else:
+        yield annotation
+
+
+def _head(annotation: ast.expr) -> str:
+    return ast.unparse(annotation.value if isinstance(annotation, ast.Subscript) else annotation)
 
 
 def _is_dataclass(class_def: ast.ClassDef) -> bool:

@@ -8,13 +8,14 @@ LLaMA-Factory and converted here. Importing this module imports LLaMA-Factory;
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from datasets import Dataset, Features, Value
+from datasets import Dataset, DatasetDict, Features, Value
 from datasets.exceptions import DatasetGenerationError
 from llamafactory.data import loader
 from llamafactory.data.parser import DatasetAttr, get_dataset_list
@@ -62,10 +63,26 @@ def install_loading() -> None:
     """Put our reader and converter into LLaMA-Factory's data loader (0.9.5, data/loader.py).
 
     Two functions of that module are replaced, since it has no registry for them; both hand on to the
-    original where nothing of this package is asked for.
+    original where nothing of this package is asked for. Its data sets are stored whole or not at all.
     """
+    loader.DatasetDict = WholeDatasetDict
     loader._load_single_dataset = _loading(loader._load_single_dataset)
     loader.align_dataset = _aligning(loader.align_dataset)
+
+
+class WholeDatasetDict(DatasetDict):  # type: ignore[type-arg, unused-ignore]
+    """Data sets that a killed process leaves stored completely under their name, or not at all."""
+
+    def save_to_disk(self, dataset_dict_path: Any, *args: Any, **kwargs: Any) -> None:
+        """As ``datasets`` does; on this machine's disks under another name first."""
+        if "://" in str(dataset_dict_path):
+            super().save_to_disk(dataset_dict_path, *args, **kwargs)
+            return
+        target = Path(dataset_dict_path)
+        part = target.with_name(f".{target.name}.part")
+        shutil.rmtree(part, ignore_errors=True)
+        super().save_to_disk(part, *args, **kwargs)
+        part.replace(target)
 
 
 def takes_part(data_args: Any) -> bool:
@@ -77,8 +94,34 @@ def takes_part(data_args: Any) -> bool:
         return False
     if data_args.ignore_observation or data_args.on_bad_rows == "drop":
         return True
-    names = [*(data_args.dataset or ()), *(data_args.eval_dataset or ())]
-    return any(attr.formatting in _WITH_FLAGS for attr in get_dataset_list(names, data_args.dataset_dir))
+    return any(
+        attr.formatting in _WITH_FLAGS for attr in (*data_sets(data_args), *evaluation_sets(data_args))
+    )
+
+
+def data_sets(data_args: Any) -> list[DatasetAttr]:
+    """The entries of ``dataset_info.json`` that a training is made of.
+
+    Raises:
+        ConfigError: ``dataset_info.json`` is wrong.
+    """
+    return _entries(data_args.dataset, data_args.dataset_dir)
+
+
+def evaluation_sets(data_args: Any) -> list[DatasetAttr]:
+    """The entries that ``eval_dataset`` names.
+
+    Raises:
+        ConfigError: ``dataset_info.json`` is wrong.
+    """
+    return _entries(data_args.eval_dataset, data_args.dataset_dir)
+
+
+def _entries(names: Sequence[str] | None, folder: str) -> list[DatasetAttr]:
+    try:
+        return list(get_dataset_list(list(names or ()), folder))
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise ConfigError(f"{folder}/dataset_info.json: {error}") from None
 
 
 def sieve(dataset: Any, data_args: Any, training_args: Any) -> Any:
@@ -98,6 +141,9 @@ def sieve(dataset: Any, data_args: Any, training_args: Any) -> Any:
 def _loading(load: Any) -> Any:
     @functools.wraps(load)
     def load_with_names(dataset_attr: Any, model_args: Any, data_args: Any, training_args: Any) -> Any:
+        for attr, rows in getattr(data_args, "sample", ()):
+            if attr == dataset_attr:
+                return Dataset.from_list(list(rows), features=_FEATURES)
         if not takes_part(data_args):
             return load(dataset_attr, model_args, data_args, training_args)
         files = _json_files(dataset_attr, data_args)
@@ -146,7 +192,7 @@ def _read(files: list[Path], attr: DatasetAttr, model_args: Any, data_args: Any)
     given = {
         "files": tuple(FileState.of(file) for file in files),
         "convert": _converter(attr, data_args, files[0].parent),
-        "version": (MASKING_REVISION, *agents_of(attr, files[0].parent)),
+        "version": (MASKING_REVISION, *agents_of(attr, files[0].parent, data_args)),
     }
     try:
         dataset = Dataset.from_generator(
@@ -159,9 +205,11 @@ def _read(files: list[Path], attr: DatasetAttr, model_args: Any, data_args: Any)
     return dataset
 
 
-def agents_of(attr: DatasetAttr, folder: Path) -> Iterator[str | FileState]:
+def agents_of(attr: DatasetAttr, folder: Path, data_args: Any) -> Iterator[str | FileState]:
     """What the questions of records depend on beside the file itself."""
-    if attr.formatting == "trajectory":
+    if attr.formatting == "trajectory" and data_args.record_agent:
+        yield load_agent(data_args.record_agent).digest
+    elif attr.formatting == "trajectory":
         yield from (load_agent(name).digest for name in shipped_agents())
         if (own := folder / MODEL_AGENT_FILE).is_file():
             yield FileState.of(own)
@@ -169,7 +217,8 @@ def agents_of(attr: DatasetAttr, folder: Path) -> Iterator[str | FileState]:
 
 def _converter(attr: DatasetAttr, data_args: Any, folder: Path) -> Converter:
     tags = data_args.observation_tags if data_args.ignore_observation else ()
-    return Converter(attr, str(folder), tags, str(data_args.template), str(data_args.media_dir))
+    places = (str(folder), tags, str(data_args.template), str(data_args.media_dir))
+    return Converter(attr, *places, agent=data_args.record_agent or "")
 
 
 def converted_rows(

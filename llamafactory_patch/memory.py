@@ -30,13 +30,18 @@ class Sharding(StrEnum):
 def memory_need(shape: ModelShape, config: Mapping[str, Any], sharding: Sharding, gpus: int) -> MemoryNeed:
     """What each of ``gpus`` needs for a configuration of LLaMA-Factory."""
     rows = int(config.get("per_device_train_batch_size") or 8)
-    tokens = rows * int(config.get("cutoff_len") or 2048)
+    stage = config.get("stage", "sft")
+    tokens = rows * int(config.get("cutoff_len") or 2048) * (2 if stage == "dpo" else 1)
     width = 2 if config.get("bf16") or config.get("fp16") or config.get("pure_bf16") else 4
     checkpointing = not config.get("disable_gradient_checkpointing")
     activations = activation_bytes(shape, tokens, width, checkpointing=checkpointing)
-    # logits, their copy in fp32 and its gradient; Liger's fused loss never holds them all
-    logits = 0 if config.get("enable_liger_kernel") else tokens * shape.vocab * (width + 4 + 4)
-    return MemoryNeed(_states(shape, config, sharding, gpus, width), activations, logits)
+    # logits, their copy in fp32 and its gradient; Liger's fused loss never holds them all, but preferences are
+    # computed from logits (0.9.5, train/dpo/trainer.py), those of the reference beside the policy's
+    preferred = stage in ("dpo", "kto")
+    logits = 0 if config.get("enable_liger_kernel") and not preferred else width + 4 + 4
+    logits += width + 4 if _is_compared(config) else 0
+    states = _states(shape, config, sharding, gpus, width) + _reference(shape, config, sharding, gpus, width)
+    return MemoryNeed(states, activations, tokens * shape.vocab * logits)
 
 
 def sharding_of(config: Mapping[str, Any]) -> Sharding:
@@ -51,7 +56,9 @@ def sharding_of(config: Mapping[str, Any]) -> Sharding:
             settings if isinstance(settings, dict) else json.loads(Path(settings).read_text(encoding="utf-8"))
         )
         zero = zero["zero_optimization"]
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, LookupError, TypeError):
+        return Sharding.NONE
+    if not isinstance(zero, dict):
         return Sharding.NONE
     if zero.get("stage") == 3:
         return Sharding.ZERO3_OFFLOAD if zero.get("offload_param") else Sharding.ZERO3
@@ -63,6 +70,28 @@ def trained_parameters(shape: ModelShape, config: Mapping[str, Any]) -> int:
     if config.get("finetuning_type", "lora") != "lora":
         return shape.parameters
     return shape.adapters(int(config.get("lora_rank") or 8), str(config.get("lora_target") or "all"))
+
+
+def _is_compared(config: Mapping[str, Any]) -> bool:
+    """Whether the policy is held against a reference: in KTO, and in DPO with most losses."""
+    stage = config.get("stage", "sft")
+    return stage == "kto" or (stage == "dpo" and config.get("pref_loss") not in ("orpo", "simpo"))
+
+
+def _reference(
+    shape: ModelShape, config: Mapping[str, Any], sharding: Sharding, gpus: int, width: int
+) -> int:
+    """Weights of the reference: a second model of that shape, or the same one without its adapters."""
+    own = config.get("ref_model") or config.get("finetuning_type", "lora") != "lora"
+    if not _is_compared(config) or not own:
+        return 0
+    match sharding:
+        case Sharding.NONE | Sharding.ZERO2:
+            return width * shape.parameters
+        case Sharding.ZERO3 | Sharding.FSDP2:
+            return width * shape.parameters // gpus
+        case Sharding.ZERO3_OFFLOAD:
+            return 0
 
 
 def _states(shape: ModelShape, config: Mapping[str, Any], sharding: Sharding, gpus: int, width: int) -> int:

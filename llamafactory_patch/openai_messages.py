@@ -10,7 +10,8 @@ from llamafactory.data.parser import DatasetAttr
 from llamafactory.data.template import TEMPLATES
 
 from afm.errors import DataError
-from llamafactory_patch.messages import Aligned, aligned_row, loss_flag, message_list, tools_text, turn
+from afm.trajectory.chat import called_function, content_text, loss_flag, message_list, tools_text
+from llamafactory_patch.messages import Aligned, aligned_row, turn
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _SEVERAL_RESULTS = "\n</tool_response>\n<tool_response>\n"
@@ -21,7 +22,8 @@ def openai_row(row: Mapping[str, Any], attr: DatasetAttr, template: str) -> Alig
 
     What tools returned is the environment's, so nothing of it is trained on. ``weight: 0`` (OpenAI's own key)
     or ``loss: false`` takes the loss off a turn of the assistant. Unlike LLaMA-Factory's ``openai`` format, no
-    sentence about thinking is added to the system prompt and text beside a tool call is kept.
+    sentence about thinking is added to the system prompt, text beside a tool call is kept, and
+    ``reasoning_content`` is the thought before a message, between the words that the template marks thoughts with.
 
     Raises:
         DataError: A message is no such message, or turns do not alternate.
@@ -37,16 +39,18 @@ def openai_row(row: Mapping[str, Any], attr: DatasetAttr, template: str) -> Alig
             if role in ("system", "developer"):
                 if number:
                     raise DataError(f"a {role} message behind the first")
-                system = _content(message)
+                system = content_text(message)
             elif role == "tool":
                 if not turns or turns[-1]["role"] != "function":
                     raise DataError("a result of a tool without a call before it")
-                results.append(_content(message))
+                results.append(content_text(message))
             else:
                 turns += _observation(results, template)
                 results = []
                 turns.append(
-                    _assistant(message, template) if role == "assistant" else turn("user", _content(message))
+                    _assistant(message, template)
+                    if role == "assistant"
+                    else turn("user", content_text(message))
                 )
         except DataError as error:
             raise DataError(f"{column}[{number}]: {error.message}") from None
@@ -63,26 +67,15 @@ def without_nulls(value: Any) -> Any:
     return [without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
-def _content(message: Mapping[str, Any]) -> str:
-    content = message.get("content")
-    if isinstance(content, list):
-        if not all(isinstance(part, Mapping) and isinstance(part.get("text"), str) for part in content):
-            raise DataError("content: expected text parts only")
-        return "".join(part["text"] for part in content)
-    if not isinstance(content, str):
-        raise DataError(f"content: got {type(content).__name__}, expected a text")
-    return content
-
-
 def _assistant(message: Mapping[str, Any], template: str) -> dict[str, Any]:
     loss = loss_flag(message) and _weight(message)
     if message.get("function_call"):
         raise DataError("function_call: expected tool_calls, which took its place")
     calls = message.get("tool_calls")
     if not calls:
-        return turn("assistant", _content(message), loss=loss)
-    said = _content(message) if message.get("content") else ""
-    written = json.dumps([_call(call) for call in calls], ensure_ascii=False)
+        return turn("assistant", _thought(message, template) + content_text(message), loss=loss)
+    said = _thought(message, template) + (content_text(message) if message.get("content") else "")
+    written = json.dumps([called_function(call) for call in calls], ensure_ascii=False)
     begin, end = (
         TEMPLATES[template].tool_call_words if template in TEMPLATES else ("<tool_call>", "</tool_call>")
     )
@@ -92,28 +85,29 @@ def _assistant(message: Mapping[str, Any], template: str) -> dict[str, Any]:
     return turn("function", f"{said}{joint}{begin}{written}{end}", loss=loss)
 
 
+def _thought(message: Mapping[str, Any], template: str) -> str:
+    """What was thought before a message, as the template writes it."""
+    thought = message.get("reasoning_content")
+    if thought is None:
+        return ""
+    if not isinstance(thought, str):
+        raise DataError(f"reasoning_content: got {type(thought).__name__}, expected a text")
+    begin, end = (
+        TEMPLATES[template].thought_words if template in TEMPLATES else ("<think>\n", "\n</think>\n\n")
+    )
+    content = message.get("content")
+    if isinstance(content, str) and begin.strip() in content:
+        raise DataError(
+            f"reasoning_content: the text holds {begin.strip()!r}, too, by which the template marks thoughts"
+        )
+    return f"{begin}{thought.strip()}{end}" if thought.strip() else ""
+
+
 def _weight(message: Mapping[str, Any]) -> bool:
     weight = message.get("weight")
     if weight not in (None, 0, 1):
         raise DataError(f"weight: got {weight!r}, expected 0 or 1")
     return weight != 0
-
-
-def _call(call: Any) -> dict[str, Any]:
-    function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise DataError(f"tool_calls: got {str(call)[:80]!r}, expected {{function: {{name, arguments}}}}")
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments)
-        except ValueError as error:
-            raise DataError(f"tool_calls: arguments of {function['name']!r} are no JSON: {error}") from None
-    if not isinstance(arguments, Mapping):
-        raise DataError(
-            f"tool_calls: arguments of {function['name']!r}: got {str(arguments)[:40]!r}, expected an object"
-        )
-    return {"name": function["name"], "arguments": arguments}
 
 
 def _observation(results: list[str], template: str) -> list[dict[str, Any]]:

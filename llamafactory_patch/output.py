@@ -46,9 +46,14 @@ def is_finished(job: SftJob) -> bool:
     manifest = job.output_dir / MANIFEST_FILE
     if not manifest.is_file() or job.config.get("overwrite_output_dir"):
         return False
-    data = json.loads(manifest.read_text(encoding="utf-8"))
-    finished = bool(data["finished"])
-    if changes := changed_keys(data["settings"], job.settings()):
+    try:
+        data = json.loads(manifest.read_text(encoding="utf-8"))
+        finished, settings = bool(data["finished"]), dict(data["settings"])
+    except (ValueError, KeyError, TypeError):
+        raise ConfigError(
+            f"{manifest} is damaged; delete it to continue the training beside it, whatever its settings were"
+        ) from None
+    if changes := changed_keys(settings, job.settings()):
         raise ConfigError(
             f"{job.output_dir} holds {'a finished' if finished else 'an interrupted'} training with other "
             f"settings ({'; '.join(changes)}); choose another output_dir, or start anew there with "
@@ -94,12 +99,43 @@ def finish(job: SftJob, *, seconds: float) -> None:
     if job.agent is not None:
         save_agent(job.agent, job.output_dir / "agent.yaml")
     _allow_cache(job.output_dir / "config.json")
+    _mend_train_loss(job)
     _write_manifest(
         job,
         finished=datetime.now(UTC).isoformat(timespec="seconds"),
         seconds_since_last_start=round(seconds, 1),
         versions={name: _version(name) for name in _VERSIONS},
     )
+
+
+def _mend_train_loss(job: SftJob) -> None:
+    """Write the mean loss of all steps; the trainer divides the losses since its last start by all steps."""
+    given = config_path(job)
+    config = yaml.safe_load(given.read_text(encoding="utf-8")) if given.is_file() else {}
+    losses = logged_losses(job.output_dir / HISTORY_FILE)
+    if not losses or not config.get("resume_from_checkpoint"):
+        return
+    steps = [0, *losses]
+    mean = sum(
+        loss * (step - before) for before, (step, loss) in zip(steps, losses.items(), strict=False)
+    ) / max(losses)
+    for name in ("train_results.json", "all_results.json"):
+        file = job.output_dir / name
+        if file.is_file():
+            results = json.loads(file.read_text(encoding="utf-8"))
+            _replace(file, json.dumps(results | {"train_loss": mean}, indent=4) + "\n")
+
+
+def logged_losses(history: Path) -> dict[int, float]:
+    """Loss by step as logged, each the mean since the line before; damaged lines are left out."""
+    found = {}
+    for line in history.read_text(encoding="utf-8").splitlines() if history.is_file() else ():
+        try:
+            entry = json.loads(line)
+            found[int(entry["current_steps"])] = float(entry["loss"])
+        except (ValueError, KeyError, TypeError):
+            continue
+    return found
 
 
 def _write_manifest(job: SftJob, **progress: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llamafactory_patch.compat import check_version, torchaudio_stub
+from llamafactory_patch.compat import check_version, end_at_last_step, restore_numbered_cpu, torchaudio_stub
 
 _installed = False
 
@@ -30,4 +30,6 @@ def install() -> None:
         part()
     install_processor()
     install_batches()
+    restore_numbered_cpu()
+    end_at_last_step()
     _installed = True

@@ -224,6 +224,8 @@ class AgentPairwiseProcessor(_AuthorMask, PairwiseDatasetProcessor):
     def _check_labels(self, encoded: tuple[Any, ...]) -> None:
         self._check_trained(encoded[1], " in the chosen response")
         self._check_trained(encoded[3], " in the rejected response")
+        if encoded[0] == encoded[2]:
+            raise DataError("the chosen and the rejected response are the same, so nothing tells them apart")
 
 
 class AgentFeedbackProcessor(_AuthorMask, FeedbackDatasetProcessor):
@@ -284,7 +286,8 @@ def _sieving(preprocess: Any) -> Any:
     def preprocess_and_sieve(
         dataset: Any, data_args: Any, training_args: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        if isinstance(dataset, Dataset) and ROW_COLUMN in dataset.column_names and not kwargs.get("is_eval"):
+        named = isinstance(dataset, Dataset) and ROW_COLUMN in dataset.column_names
+        if named and not kwargs.get("is_eval") and not data_args.sample:
             check_roles(dataset, data_args.silent_roles)
         done = preprocess(dataset, data_args, training_args, *args, **kwargs)
         if isinstance(done, Dataset) and FAULT_COLUMN in done.column_names:

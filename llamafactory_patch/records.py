@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from afm.agents import AgentSpec, agent_of_model
+from afm.agents import AgentSpec, agent_of_model, load_agent
 from afm.errors import DataError
 from afm.trajectory import validate
 from afm.trajectory.io import explain
@@ -23,10 +23,13 @@ class RecordReader:
     Args:
         folder: Where the file stands; its ``agent.yaml`` is used for records of that name, else the agent
             that is shipped under it.
+        agent: Name or YAML of the agent that is trained; records of any other are refused. It is asked in its own words,
+            even if its records were made when it was declared otherwise.
     """
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, agent: str = "") -> None:
         self._folder = folder
+        self._trained = load_agent(agent) if agent else None
         self._agents: dict[str, AgentSpec] = {}
 
     def aligned(self, row: Mapping[str, Any]) -> Aligned:
@@ -49,6 +52,12 @@ class RecordReader:
         return aligned_row([question, turn("assistant", record.text)])
 
     def _agent(self, name: str) -> AgentSpec:
+        if self._trained is not None:
+            if name != self._trained.name:
+                raise DataError(
+                    f"agent: got a record of {name!r}, but the agent that is trained is {self._trained.name!r}"
+                )
+            return self._trained
         if name not in self._agents:
             self._agents[name] = agent_of_model(self._folder, name)
         return self._agents[name]

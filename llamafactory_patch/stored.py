@@ -26,7 +26,7 @@ _WITHOUT_EFFECT: Final = frozenset(
     {
         *("dataset_dir", "media_dir", "tokenized_path", "data_shared_file_system", "overwrite_cache"),
         *("preprocessing_num_workers", "streaming", "buffer_size", "match_chat_template"),
-        *("eval_num_beams", "ignore_pad_token_for_loss"),
+        *("record_agent", "eval_num_beams", "ignore_pad_token_for_loss"),
     }
 )
 """Data arguments that change no row; a new one counts until it is named here."""
@@ -109,7 +109,9 @@ def _data_sets(data_args: AgentDataArguments) -> dict[str, Any] | None:
         place = Path(data_args.dataset_dir) / attr.dataset_name
         if attr.load_from == "file" and not place.exists():
             return None
-        states = [*_files(place), *agents_of(attr, place.parent)] if attr.load_from == "file" else []
+        states = (
+            [*_files(place), *agents_of(attr, place.parent, data_args)] if attr.load_from == "file" else []
+        )
         found[name] = {**entry, "files": [_state(one) for one in states]}
     return found
 

@@ -14,13 +14,11 @@ def main() -> None:
 
     die_with_parent(signal.SIGKILL)
     with process_border():
-        from llamafactory_patch.compat import restore_numbered_cpu
         from llamafactory_patch.plugin import install
         from llamafactory_patch.preview import install_preview
 
         install()
         install_preview()
-        restore_numbered_cpu()
         from llamafactory.train.tuner import run_exp
 
         run_exp()

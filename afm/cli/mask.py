@@ -5,16 +5,17 @@ from __future__ import annotations
 import importlib
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from itertools import groupby, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from afm.cli.convert import FormatName
 from afm.cli.options import given_agent
 from afm.errors import DataError, MissingExtraError, UsageError
-from afm.masking import Boundary, MaskedIds, encode_batch
+from afm.masking import Boundary, MaskedIds, encode_batch, role_spans
 from afm.terminal import visible
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def mask(
     file: Annotated[
         Path,
         typer.Argument(
-            help="Trajectory JSONL, alpaca rows as JSON or JSONL, or the YAML of a training.",
+            help="Trajectory JSONL, alpaca rows, any format of `afm convert`, or the YAML of a training.",
             exists=True,
             dir_okay=False,
         ),
@@ -43,6 +44,9 @@ def mask(
     agent: Annotated[
         str | None,
         typer.Option(help="Agent to read as: a shipped name or a YAML. Default: the one each row names."),
+    ] = None,
+    read_as: Annotated[
+        FormatName | None, typer.Option("--from", help="What FILE holds; by default found by its first row.")
     ] = None,
     boundary: Annotated[
         Boundary, typer.Option(help="What happens to a token with text of both authors.")
@@ -59,7 +63,7 @@ def mask(
     Of rows every response is shown whole, before a training cuts it. Those whose structure is faulty are reported, and the exit status is 1 if there is any. Of a training, data of any layout is prepared as LLaMA-Factory would get it: token statistics, and some sequences with their prompts, cut and packed. Control characters of a terminal are shown as pictures.
     """
     if file.suffix in (".yaml", ".yml"):
-        _show_training(file, overrides or [], examples, as_json, (tokenizer, agent, without_loss))
+        _show_training(file, overrides or [], examples, as_json, (tokenizer, agent, read_as, without_loss))
         return
     if overrides:
         raise UsageError(f"{overrides[0]!r}: only the YAML of a training takes overrides, {file} holds rows")
@@ -72,16 +76,22 @@ def mask(
     silent = tuple(without_loss or ())
     loaded = _load_tokenizer(tokenizer)
     show = _print_json if as_json else _print_preview
-    faulty = 0
-    rows = read_rows(file, agent)
+    faulty, unseen = 0, set(silent)
+    rows = read_rows(file, agent, read_as=read_as)
     while batch := list(islice(rows, _BATCH_ROWS)):
         sound, faults = _sorted_out(batch, str(file))
         for fault in faults:
             print(fault, file=sys.stderr)
         faulty += len(faults)
+        unseen -= _roles_in(sound, unseen)
         encoded = encode_batch(loaded, [row.segments for row in sound], boundary, roles_without_loss=silent)
         for row, masked in zip(sound, encoded, strict=True):
             show(loaded, row, masked)
+    if unseen:
+        raise UsageError(
+            f"--without-loss {' '.join(sorted(unseen))}: no row has it outside of other roles, and a training would "
+            "refuse it"
+        )
     if faulty:
         raise typer.Exit(1)
 
@@ -91,7 +101,7 @@ def _show_training(
 ) -> None:
     if any(of_rows):
         raise UsageError(
-            f"--tokenizer, --agent and --without-loss are for files of rows; {config} sets its own"
+            f"--tokenizer, --agent, --from and --without-loss are for files of rows; {config} sets its own"
         )
     module = importlib.import_module(EXAMPLES)
     module.show_examples(config, overrides, examples, as_json=as_json)
@@ -123,6 +133,12 @@ def _sorted_out(
         text = "".join(segment.text for segment in row.segments)
         faults += [issue.located(path, row.line) for issue in scan(text, row.spec).issues]
     return rows, faults
+
+
+def _roles_in(rows: Iterable[TrajectoryRow], roles: Collection[str]) -> set[str]:
+    """Those of ``roles`` that the agent takes somewhere, outside of other roles."""
+    texts = [part.text for row in rows if roles for part in row.segments if part.author == "agent"]
+    return {role for role in roles if any(next(role_spans(text, [role]), None) for text in texts)}
 
 
 def _runs(masked: MaskedIds) -> Iterator[tuple[int, list[int]]]:

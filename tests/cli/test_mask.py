@@ -93,3 +93,12 @@ def test_rows_around_one_that_is_no_text_are_shown(tmp_path: Path, run: Callable
         ["1", "3"],
     )
     assert "rows.jsonl:2: half a character" in result.stderr
+
+
+def test_a_role_that_no_row_has_is_refused_as_by_a_training(
+    tmp_path: Path, run: Callable[..., Result]
+) -> None:
+    path = alpaca(tmp_path / "rows.json", TEXT, "<plan>p</plan><answer>a</answer>")
+    refused = run(str(path), "--without-loss", "nope", "--without-loss", "plan")
+    assert isinstance(refused.exception, UsageError)
+    assert str(refused.exception).startswith("--without-loss nope: no row has it outside of other roles")

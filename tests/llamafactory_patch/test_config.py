@@ -1,4 +1,5 @@
 import dataclasses
+import json
 import re
 from pathlib import Path
 
@@ -139,6 +140,7 @@ def test_an_agent_switches_its_mask_on_and_is_not_llamafactorys_business(config)
         "do_train": True,
         "output_dir": "a",
         "match_chat_template": True,
+        "record_agent": "math",
         "ignore_observation": True,
         "ignore_observation_token": "observation",
     }
@@ -277,3 +279,65 @@ def test_the_tiny_recipe_is_the_measured_one():
     wanted = {"learning_rate": 3e-3, "warmup_steps": 50, "max_steps": 1400, "lr_scheduler_type": "linear"}
     wanted |= {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 1, "bf16": False, "seed": 0}
     assert {key: config[key] for key in wanted} == wanted
+
+
+def test_null_for_a_checkpoint_is_no_checkpoint(tmp_path):
+    """LLaMA-Factory's own examples carry the key; with it nothing would be set aside and no history cut."""
+    path = tmp_path / "stock.yaml"
+    path.write_text("output_dir: out\nresume_from_checkpoint: null\n", encoding="utf-8")
+    assert "resume_from_checkpoint" not in resolve(path).config
+
+
+def test_the_agent_that_is_trained_reads_the_records(tmp_path):
+    (tmp_path / "mine.yaml").write_text("extends: math\nname: math\n", encoding="utf-8")
+    path = tmp_path / "sft.yaml"
+    path.write_text("output_dir: out\nagent: mine.yaml\n", encoding="utf-8")
+    job = resolve(path)
+    assert job.config["record_agent"] == str(tmp_path / "mine.yaml")
+    assert "record_agent" not in job.settings()
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("ignore_observation_token=", "ignore_observation_token: got None, expected a text or a list"),
+        ("template=5", "template: got 5, expected a text"),
+        ("report_to=5", "report_to: got 5, expected a text or a list"),
+        ("deepspeed=[1]", r"deepspeed: got \[1\], expected a mapping or a text"),
+        ("fsdp_config=5", "fsdp_config: got 5, expected a mapping or a text"),
+        ("dataset=5", "dataset: got 5, expected a text or a list"),
+        ("dataset={}", "dataset: got {}, expected a text or a list"),
+        ("agent=5", "agent: got 5, expected a name or the path of a YAML"),
+        ("agent={}", "agent: got {}, expected a name or the path of a YAML"),
+        ("num_train_epochs=.nan", "num_train_epochs: got nan, expected a number above 0"),
+        ("num_train_epochs=.inf", "num_train_epochs: got inf, expected a number above 0"),
+        (
+            "gradient_accumulation_steps=0",
+            "gradient_accumulation_steps: got 0, expected a whole number above 0",
+        ),
+        ("packing=5", "packing: got 5, expected true or false"),
+        ("on_bad_rows=maybe", "on_bad_rows: got 'maybe', expected one of error, drop"),
+    ],
+)
+def test_values_of_a_wrong_kind_are_refused_in_one_line(config, override, told):
+    with pytest.raises((ConfigError, UsageError), match=told) as caught:
+        resolve(config("output_dir: a"), [override])
+    assert "\n" not in str(caught.value)
+
+
+def test_names_may_stand_in_a_list(config):
+    text = "output_dir: a\nagent: math\nroles_without_loss: [plan]\nignore_observation_token: [observation]"
+    assert resolve(config(text)).config["roles_without_loss"] == ["plan"]
+    with pytest.raises(ConfigError, match="agent 'math' has no role 'nope'"):
+        resolve(config(text), ["roles_without_loss=[nope]"])
+
+
+def test_a_model_without_a_name_and_columns_that_are_none_are_refused(config, tmp_path):
+    with pytest.raises(ConfigError, match="model_name_or_path: '' is no folder"):
+        check_sources(resolve(config('output_dir: a\nmodel_name_or_path: ""')))
+    index = {"rows": {"file_name": "rows.json", "columns": 5}}
+    (tmp_path / "dataset_info.json").write_text(json.dumps(index))
+    with pytest.raises(
+        ConfigError, match=r"dataset_info.json: rows: columns: got 5, expected an object of names"
+    ):
+        check_data(resolve(config(f"output_dir: a\ndataset: rows\ndataset_dir: {tmp_path}")))

@@ -41,7 +41,7 @@ def test_a_sound_recipe_has_no_error(data):
     assert found["data"] == ("ok", "rows.json: 4 rows to train on")
     assert (
         found["batch"][1]
-        == "1 a device x 16 accumulated x 8 = 128 sequences a step, about 1 steps (0 of warm-up)"
+        == "1 a device x 16 accumulated x 8 = 128 sequences a step, about 4 steps (1 of warm-up)"
     )
     chosen = [finding.text for finding in findings if "(as configured)" in finding.text]
     assert chosen == ["ZeRO-3 (as configured): 16.2 GiB a GPU = states 7.6 + activations 1.4 + logits 7.2"]
@@ -131,7 +131,7 @@ def test_data_that_only_llamafactory_can_read_is_told(tmp_path):
         ("observation_boundary=foo", "observation_boundary: got 'foo'"),
         ("train_on_prompt=true", "switch train_on_prompt off"),
         ("roles_without_loss=plann", "did you mean 'plan'?"),
-        ("finetuning_type=qlora", "Invalid fine-tuning method"),
+        ("finetuning_type=qlora", "finetuning_type: got 'qlora', expected one of lora, oft, freeze, full"),
         ("use_badam=true", "badam"),
     ],
 )
@@ -198,3 +198,145 @@ def test_the_command_fails_when_the_training_would(data, monkeypatch):
     environment = CliRunner().invoke(app, ["doctor"])
     assert environment.exit_code == 0
     assert "llamafactory 0.9.5" in environment.output
+
+
+SAID = "<think>I look.</think><code>print(1)</code>\n<observation>1</observation>\n<answer>1</answer>"
+ALPACA = {"instruction": "q", "input": ""}
+UNWRITABLE = {
+    "messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}],
+    "tools": [{"unknown": 1}],
+}
+SILENT = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a", "loss": False}]
+SETS = {
+    "rows": ({}, [{**ALPACA, "output": SAID}] * 20),
+    "judged": (
+        {"columns": {"prompt": "instruction", "query": "input", "response": "output", "kto_tag": "good"}},
+        [{**ALPACA, "output": SAID, "good": good} for good in (True, False)],
+    ),
+    "pairs": (
+        {
+            "ranking": True,
+            "columns": {"prompt": "instruction", "query": "input", "chosen": "good", "rejected": "bad"},
+        },
+        [{**ALPACA, "good": SAID, "bad": "<answer>2</answer>"}],
+    ),
+    "equal_pairs": (
+        {
+            "ranking": True,
+            "columns": {"prompt": "instruction", "query": "input", "chosen": "good", "rejected": "bad"},
+        },
+        [{**ALPACA, "good": SAID, "bad": bad} for bad in ("<answer>2</answer>", SAID)],
+    ),
+    "silent": ({"formatting": "openai_messages"}, [{"messages": SILENT}] * 2),
+    "one_unwritable": (
+        {"formatting": "openai_messages"},
+        [{"messages": UNWRITABLE["messages"]}, UNWRITABLE, {"messages": UNWRITABLE["messages"]}],
+    ),
+}
+
+
+@pytest.fixture
+def plain(tmp_path, tiny):
+    """A small training over data sets of every kind; diagnoses it with overrides."""
+    index = {}
+    for name, (info, rows) in SETS.items():
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+        index[name] = {"file_name": f"{name}.jsonl", **info}
+    (tmp_path / "dataset_info.json").write_text(json.dumps(index), "utf-8")
+    config = tmp_path / "plain.yaml"
+    config.write_text(
+        f"model_name_or_path: {tiny}\ndataset_dir: {tmp_path}\ndataset: rows\noutput_dir: {tmp_path}/out\n"
+        "template: qwen3_nothink\ncutoff_len: 256\nfinetuning_type: full\nuse_cpu: true\nreport_to: none\n"
+        "per_device_train_batch_size: 2\nnum_train_epochs: 1\nsave_only_model: true\nignore_observation: true\n",
+        "utf-8",
+    )
+    return lambda *overrides: diagnose(config, overrides, Hardware(), {})
+
+
+def errors_of(findings):
+    return [finding.text for finding in findings if finding.level == "error"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (["stage=dpo"], "stage: got 'dpo', which trains on pairs"),
+        (["stage=kto"], "stage: got 'kto', which trains on answers marked as desired or not"),
+        (["dataset=pairs"], "pairs.jsonl holds pairs of a chosen and a rejected answer"),
+        (
+            ["dataset=judged"],
+            "judged.jsonl holds answers marked as desired or not (column `kto_tag`: stage kto)",
+        ),
+        (["stage=xx"], "stage: got 'xx', expected one of pt, sft, rm, ppo, dpo, kto"),
+        (["roles_without_loss=nope"], "roles_without_loss: no row has <nope>"),
+        (["roles_without_loss=[think, nope]"], "roles_without_loss: no row has <nope>"),
+        (["cutoff_len=0"], "cutoff_len: got 0, expected a whole number above 0"),
+        (["dataset=silent"], "silent.jsonl:1 ('q'): nothing to train on: no token of the agent"),
+        (
+            ["dataset=one_unwritable", "template=default"],
+            "one_unwritable.jsonl:2 ('q'): the chat template cannot write it",
+        ),
+        (
+            ["dataset=pairs,equal_pairs", "stage=dpo"],
+            "equal_pairs.jsonl:2 ('q'): the chosen and the rejected",
+        ),
+        (["per_device_train_batch_size=-1"], "per_device_train_batch_size: got -1"),
+        (["learning_rate=.nan"], "learning_rate: got nan, expected a number of at least 0"),
+        (["output_dir={folder}/rows.jsonl/x"], "rows.jsonl is a file, expected a folder"),
+        (["val_size=20"], "val_size=20 takes 20 of 20 rows away"),
+        (["model_name_or_path="], "model_name_or_path: "),
+        (['model_name_or_path=""'], "model_name_or_path: '' is no folder"),
+        (["deepspeed={folder}/list.json"], "list.json cannot be read as a JSON object"),
+    ],
+)
+def test_what_a_training_would_refuse_is_an_error(plain, tmp_path, overrides, told):
+    (tmp_path / "list.json").write_text("[1]")
+    errors = errors_of(plain(*(override.format(folder=tmp_path) for override in overrides)))
+    assert any(told in error for error in errors), errors
+
+
+def test_a_row_that_training_would_drop_is_a_warning(plain):
+    findings = plain("dataset=one_unwritable", "template=default", "on_bad_rows=drop")
+    assert not errors_of(findings)
+    (warning,) = (
+        finding.text for finding in findings if finding.level == "warning" and finding.subject == "data"
+    )
+    assert warning.startswith("1 bad rows in the sample, ")
+    assert "one_unwritable.jsonl:2 ('q'): the chat template cannot write it: " in warning
+
+
+def test_a_list_of_roles_is_the_text_with_commas(plain):
+    assert not errors_of(plain("roles_without_loss=[think, code]", "ignore_observation_token=[observation]"))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "steps"),
+    [
+        ([], "about 10 steps (0 of warm-up)"),
+        (["eval_dataset=rows"], "about 10 steps (0"),
+        (["val_size=0.5"], "about 5 steps (0"),
+        (["val_size=3"], "about 9 steps (0"),
+        (["max_samples=4"], "about 2 steps (0"),
+        (["warmup_ratio=0.25"], "about 10 steps (3 of warm-up)"),
+        (["warmup_steps=4"], "about 10 steps (4 of warm-up)"),
+        (["gradient_accumulation_steps=4", "num_train_epochs=2.5"], "about 8 steps (0"),
+    ],
+)
+def test_steps_are_counted_as_the_trainer_counts_them(plain, overrides, steps):
+    """20 rows, two a step; an epoch that no whole step ends is rounded up before it is multiplied."""
+    assert by_subject(plain(*overrides))["batch"][1].partition(", ")[2].startswith(steps)
+
+
+def test_packs_are_counted_instead_of_rows(plain):
+    """Equal rows: as many of them in a pack as fit into it."""
+    longest = int(by_subject(plain())["lengths"][1].split("(longest ")[1].split()[0])
+    packs = -(-20 // (1000 // longest))
+    found = by_subject(plain("packing=true", "cutoff_len=1000", "per_device_train_batch_size=1"))
+    assert f"about {packs} steps" in found["batch"][1]
+
+
+def test_a_rehearsal_stores_nothing_and_prints_nothing(plain, tmp_path, capfd):
+    before = set(tmp_path.rglob("*"))
+    plain("tokenized_path=" + str(tmp_path / "stored"), "preprocessing_num_workers=2")
+    assert set(tmp_path.rglob("*")) == before
+    assert "examples/s" not in "".join(capfd.readouterr())

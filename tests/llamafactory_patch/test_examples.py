@@ -112,7 +112,7 @@ def test_a_bad_row_is_named_and_what_does_not_fit_together_is_refused(shown, tmp
         shown([row, {**row, "output": 7}], "alpaca")
     with pytest.raises(UsageError, match="--tokenizer"):
         shown([row], "alpaca", "--tokenizer", str(tmp_path))
-    with pytest.raises(ConfigError, match="not applicable"):
+    with pytest.raises(ConfigError, match="got 'dpo', which trains on pairs"):
         shown([row], "alpaca", "stage=dpo")
     with pytest.raises(UsageError, match="takes overrides"):
         CliRunner().invoke(app, ["mask", str(tmp_path / "rows.jsonl"), "a=b"], catch_exceptions=False)

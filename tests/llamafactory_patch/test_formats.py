@@ -16,9 +16,15 @@ SEEN = "\n<observation>\n42\n</observation>\n"
 SAID = "<reflection>good</reflection><think>T.</think><answer>\\boxed{42}</answer>"
 
 
-def record(name="a", segments=((PLAN, "agent"), (SEEN, "environment"), (SAID, "agent")), **fields):
+def record(
+    name="a",
+    segments=((PLAN, "agent"), (SEEN, "environment"), (SAID, "agent")),
+    *,
+    agent_name="math",
+    **fields,
+):
     parts = tuple(TextSegment(author=author, text=text) for text, author in segments)
-    made = Record(id=name, agent="math", agent_digest="d", question=f"{name}?", segments=parts, **fields)
+    made = Record(id=name, agent=agent_name, agent_digest="d", question=f"{name}?", segments=parts, **fields)
     return json.loads(made.model_dump_json())
 
 
@@ -30,6 +36,18 @@ def test_trajectories_are_trained_on_as_they_are(pipeline, data_dir, model_dir):
     assert built.trained() == [f"{PLAN}{SAID}<|im_end|>"] * 2
     asked = load_agent("math").user_message("b?")
     assert built.masked()[1] == f"<|im_start|>user\n{asked}<|im_end|>\n<|im_start|>assistant\n{SEEN}\n"
+
+
+def test_trajectories_are_asked_as_the_agent_that_is_trained(pipeline, data_dir, tiny, tmp_path):
+    own = tmp_path / "mine.yaml"
+    own.write_text(
+        "extends: math\nname: math\nprompt: ''\nquestion_format: 'Q {question}'\n", encoding="utf-8"
+    )
+    folder = data_dir([record(), record("b", agent_name="web")], name="rows.jsonl", formatting="trajectory")
+    built = pipeline(tiny, folder, record_agent=str(own), on_bad_rows="drop")
+    assert built.masked() == [f"<|im_start|>user\nQ a?<|im_end|>\n<|im_start|>assistant\n{SEEN}\n"]
+    report = (folder / "out" / REPORT_FILE).read_text("utf-8")
+    assert "agent: got a record of 'web', but the agent that is trained is 'math'" in report
 
 
 def test_what_a_filter_did_not_keep_is_left_out_and_listed(pipeline, data_dir, tiny, capsys):
@@ -88,6 +106,34 @@ def test_tool_calls_are_rendered_as_qwen_writes_them(pipeline, data_dir, qwen):
         "<|im_start|>user\n<tool_response>\nrain\n</tool_response><|im_end|>\n"
         "<|im_start|>assistant\nRain.<|im_end|>\n"
     )
+
+
+def test_reasoning_beside_a_message_is_the_agents_thought(pipeline, data_dir, tiny):
+    messages = conversation()
+    messages[2]["reasoning_content"] = "Ask the tool."
+    messages[4]["reasoning_content"] = "It rains.\n"
+    built = pipeline(tiny, data_dir([{"messages": messages, "tools": [CITY]}], formatting="openai_messages"))
+    call = '<tool_call>\n{"name": "weather", "arguments": {"city": "Köln"}}\n</tool_call>'
+    assert built.trained() == [
+        f"<think>\nAsk the tool.\n</think>\n\nI look it up.\n{call}<|im_end|>"
+        "<think>\nIt rains.\n</think>\n\nRain.<|im_end|>"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"reasoning_content": 7}, "reasoning_content: got int, expected a text"),
+        (
+            {"reasoning_content": "a", "content": "<think>b</think>c"},
+            "reasoning_content: the text holds '<think>', too",
+        ),
+    ],
+)
+def test_reasoning_that_cannot_be_kept_is_refused(pipeline, data_dir, tiny, fields, told):
+    messages = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A", **fields}]
+    with pytest.raises(DataError, match=told):
+        pipeline(tiny, data_dir([{"messages": messages}], formatting="openai_messages"))
 
 
 def test_a_turn_can_be_left_without_loss(pipeline, data_dir, tiny):

@@ -55,7 +55,8 @@ def test_finished_points_are_not_repeated_and_failures_do_not_stop_the_rest(tmp_
     for folder in (done.folder, taken.folder):
         folder.mkdir()
         output.finish(resolve(CONFIG, [*done.overrides, f"output_dir={folder}"]), seconds=2.0)
-    (done.folder / "trainer_log.jsonl").write_text('{"current_steps": 9, "loss": 0.5}\n', encoding="utf-8")
+    history = '{"current_steps": 9, "loss": 0.5}\n{"current_s'  # the disk was full
+    (done.folder / "trainer_log.jsonl").write_text(history, encoding="utf-8")
     (done.folder / "all_results.json").write_text(json.dumps({"train_loss": 0.75}), encoding="utf-8")
 
     assert run_grid(CONFIG, overrides, axes, echo=False) == 1

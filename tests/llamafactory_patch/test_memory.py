@@ -45,3 +45,28 @@ def test_what_a_setting_saves_is_seen():
     by_gpus = [memory_need(shape, full, Sharding.FSDP2, gpus).states for gpus in (1, 2, 4)]
     assert by_gpus == sorted(by_gpus, reverse=True)
     assert model_shape("somebody/unknown") is None
+
+
+def test_preferences_need_both_sides_and_a_reference():
+    """A DPO step holds the logits of two responses, the reference's beside them, and the reference's weights."""
+    shape = model_shape("Qwen/Qwen2.5-7B")
+    sft = {"finetuning_type": "full", "bf16": True, "cutoff_len": 4096, "per_device_train_batch_size": 1}
+    dpo = {**sft, "stage": "dpo"}
+    for sharding, share in (
+        (Sharding.NONE, 1),
+        (Sharding.ZERO2, 1),
+        (Sharding.ZERO3, 8),
+        (Sharding.FSDP2, 8),
+    ):
+        more = memory_need(shape, dpo, sharding, 8).states - memory_need(shape, sft, sharding, 8).states
+        assert more == 2 * shape.parameters // share
+    plain, paired = (memory_need(shape, config, Sharding.ZERO3, 8) for config in (sft, dpo))
+    assert plain.logits == 4096 * 152064 * (2 + 8)
+    assert paired.logits == 2 * 4096 * 152064 * (2 + 8 + 2 + 4)
+    assert paired.activations > 1.9 * plain.activations
+    assert memory_need(shape, {**dpo, "enable_liger_kernel": True}, Sharding.ZERO3, 8).logits > 0
+    without = memory_need(shape, {**dpo, "pref_loss": "simpo"}, Sharding.ZERO3, 8)
+    assert (without.states, without.logits) == (plain.states, 2 * plain.logits)
+    adapters = {**sft, "finetuning_type": "lora"}
+    kto = memory_need(shape, {**adapters, "stage": "kto"}, Sharding.ZERO3, 8)
+    assert kto.states == memory_need(shape, adapters, Sharding.ZERO3, 8).states

@@ -110,3 +110,22 @@ def test_an_interrupted_training_does_not_continue_with_other_settings(job, tmp_
     with pytest.raises(ConfigError, match=r"an interrupted training with other settings \(seed: 1 -> 2\)"):
         output.is_finished(job(seed=2))
     assert not output.is_finished(job(seed=2, overwrite_output_dir=True))
+
+
+def test_the_loss_of_a_resumed_training_is_that_of_all_its_steps(job, tmp_path):
+    """The trainer's own figure leaves out what was before its last start, and divides by all steps."""
+    prepared(job())
+    checkpoint(tmp_path, 4)
+    prepared(job())
+    steps = [(2, 4.0), (4, 2.0), (5, 1.0)]  # means of 2, 2 and 1 steps
+    history = "".join(json.dumps({"current_steps": step, "loss": loss}) + "\n" for step, loss in steps)
+    (tmp_path / "trainer_log.jsonl").write_text(f'{history}{{"current_s', encoding="utf-8")
+    (tmp_path / "all_results.json").write_text('{"train_loss": 0.2, "epoch": 1.0}', encoding="utf-8")
+    output.finish(job(), seconds=1.0)
+    assert json.loads((tmp_path / "all_results.json").read_text("utf-8")) == {"train_loss": 2.6, "epoch": 1.0}
+
+
+def test_a_damaged_mark_is_told(job, tmp_path):
+    (tmp_path / "sft_manifest.json").write_text("", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"sft_manifest.json is damaged; delete it"):
+        output.is_finished(job())

@@ -93,3 +93,36 @@ def test_desired_and_undesired_responses_are_masked(pipeline, data_dir, tiny):
 def test_stages_that_cannot_mask_say_why(pipeline, data_dir, tiny, options, message):
     with pytest.raises(ConfigError, match=message):
         pipeline(tiny, data_dir([]), **options)
+
+
+def test_a_pair_of_equal_responses_is_a_bad_row(pipeline, data_dir, tiny):
+    """The second differs only behind the cut."""
+    begun = f"<think>{'a b ' * 60}</think>"
+    rows = pairs((SAID, SAID), (f"{begun}<answer>1</answer>", f"{begun}<answer>2</answer>"), (SAID, CALL))
+    folder = data_dir(rows, ranking=True, columns=PAIR)
+    with pytest.raises(
+        DataError, match=r"row 1 \('Question 0\?'\): the chosen and the rejected response are"
+    ):
+        pipeline(tiny, folder, stage="dpo")
+    built = pipeline(tiny, folder, stage="dpo", cutoff_len=60, on_bad_rows="drop")
+    assert [trained(built, row, "rejected_") for row in built.rows] == [f"{CALL}<|im_end|>"]
+    report = (folder / "out/bad_rows.jsonl").read_text("utf-8")
+    assert report.count("the chosen and the rejected response are the same") == 2
+
+
+@pytest.mark.parametrize(
+    ("stage", "info", "told"),
+    [
+        ("sft", {"columns": KTO}, "got 'sft', .* says that rows.json holds answers marked as desired or not"),
+        (
+            "sft",
+            {"ranking": True, "columns": PAIR},
+            "rows.json holds pairs of a chosen and a rejected answer",
+        ),
+        ("dpo", {}, "got 'dpo', which trains on pairs .* rows.json holds rows of one answer"),
+        ("kto", {"ranking": True, "columns": PAIR}, "rows.json holds pairs of a chosen"),
+    ],
+)
+def test_rows_of_another_kind_of_training_are_told_apart(pipeline, data_dir, tiny, stage, info, told):
+    with pytest.raises(ConfigError, match=told):
+        pipeline(tiny, data_dir([], **info), stage=stage)

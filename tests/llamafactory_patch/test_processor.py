@@ -321,6 +321,7 @@ def test_a_stored_data_set_is_refused_by_a_run_that_would_make_another(pipeline,
         ConfigError, match=r"was made with tokenizer='sha256:.*this run asks for tokenizer='sha256:"
     ):
         pipeline(moved, folder, tokenized_path=stored)
+    assert not (tmp_path / ".stored.part").exists()
     (note,) = tmp_path.glob("stored*.json")
     for damage in ('{"revision": 1', "[]"):
         note.write_text(damage, "utf-8")

@@ -275,6 +275,18 @@ def test_a_killed_training_ends_with_the_same_bits_as_one_that_was_not(arguments
     weights = [(folder / "model.safetensors").read_bytes() for folder in (whole, arguments.target)]
     assert weights[0] == weights[1]
 
+    kill_while_saving(whole)
+    assert run_sft(CONFIG, arguments(output_dir=whole, **length), echo=False) == 0
+    assert list(history(whole)) == list(range(1, 61))
+    assert (whole / "model.safetensors").read_bytes() == weights[0]
+
+
+def kill_while_saving(folder):
+    """Leave of a finished training what a kill behind its last step does: all checkpoints, no model, no mark."""
+    (folder / "model.safetensors").unlink()
+    manifest = json.loads((folder / "sft_manifest.json").read_text("utf-8"))
+    (folder / "sft_manifest.json").write_text(json.dumps(manifest | {"finished": None}), encoding="utf-8")
+
 
 def test_a_stock_configuration_needs_two_keys_more(arguments, tmp_path, monkeypatch):
     """A LoRA run as LLaMA-Factory's users write them, started with our command in the place of theirs."""
