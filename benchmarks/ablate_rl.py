@@ -75,6 +75,11 @@ def one(world: str, variant: str, seed: int, run: Path, out: Path) -> dict[str, 
     }
 
 
+def rewards(model: Path) -> list[float]:
+    """Mean reward of each step."""
+    return [json.loads(line)["reward"] for line in (model / "metrics.jsonl").read_text("utf-8").splitlines()]
+
+
 def gain(run: Path, held_out: Path) -> dict[str, float]:
     """RL minus SFT on the same questions, with its 95 % interval."""
     from afm.evaluation.metrics import paired_difference
@@ -98,6 +103,34 @@ def table(rows: list[dict[str, Any]]) -> Iterator[str]:
         )
 
 
+def draw(curves: dict[str, list[float]], out: Path) -> None:
+    """The reward by step of each variant, as an SVG."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(8, 4), layout="constrained")
+    for name, rewards in curves.items():
+        steps = range(1, len(rewards) + 1)
+        axes.plot(steps, rewards, label=name, linewidth=3 if name == "recipe" else 1.4)
+    axes.set(xlabel="step", ylabel="mean reward of the batch", ylim=(0, 1))
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=9)
+    figure.savefig(out, metadata={"Date": None})
+
+
+def mean_curves(rows: list[dict[str, Any]]) -> dict[str, list[float]]:
+    """The reward by step of each variant, the mean over its seeds."""
+    found: dict[str, list[list[float]]] = {}
+    for row in rows:
+        found.setdefault(row["variant"], []).append(row["reward"])
+    return {
+        name: [sum(step) / len(step) for step in zip(*rewards, strict=False)]
+        for name, rewards in found.items()
+    }
+
+
 def main() -> None:
     """Train, evaluate, print."""
     parser = argparse.ArgumentParser(
@@ -117,6 +150,14 @@ def main() -> None:
             out = arguments.out / variant.replace(" ", "_") / f"seed{seed}"
             rows.append(one(arguments.world, variant, seed, arguments.runs / f"seed{seed}", out))
     print("\n".join(table(rows)))
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    recipe = [
+        {"variant": "recipe", "reward": rewards(arguments.runs / f"seed{n}/rl")} for n in arguments.seeds
+    ]
+    draw(
+        mean_curves([*recipe, *(row for row in rows if row["variant"] != "recipe")]),
+        arguments.out / "curves.svg",
+    )
     result = {"benchmark": "ablate_rl", "world": arguments.world, "runs": rows}
     report(result | {"environment": environment(["verl", "torch", "afm"])}, arguments.out / "summary.json")
 

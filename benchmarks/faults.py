@@ -130,6 +130,11 @@ def broken(run: Run, name: str, kill: Kill) -> Row:
     return row
 
 
+def went_on(run: Run) -> bool:
+    """Whether a start took up the last checkpoint; a trainer that was dying may have made that of the last step."""
+    return f"resuming after step {SAVED}" in run.text() or f"model of step {STEPS}" in run.text()
+
+
 def killed_processes(folder: Path, names: Sequence[str]) -> Iterator[Row]:
     """Break one run again and again, each time in step 4; at the end it has to be whole."""
     config = make_inputs(folder, STEPS)
@@ -141,13 +146,11 @@ def killed_processes(folder: Path, names: Sequence[str]) -> Iterator[Row]:
         finally:
             run.stop()
         if rows:
-            rows[-1].checks["went on after the last checkpoint"] = (
-                f"resuming after step {SAVED}" in run.text()
-            )
+            rows[-1].checks["went on after the last checkpoint"] = went_on(run)
         rows.append(row)
     run = Run(config)
     status, _ = run.ended()
-    rows[-1].checks["went on after the last checkpoint"] = f"resuming after step {SAVED}" in run.text()
+    rows[-1].checks["went on after the last checkpoint"] = went_on(run)
     for row in rows:
         row.checks |= {"finished in the end": status == 0} | whole(run, STEPS)
     yield from rows
@@ -226,7 +229,7 @@ def lost_tool_server(folder: Path) -> Iterator[Row]:
     down = [step for step, failed in enumerate(failures, start=1) if failed]
     row.happened = f"the run goes on: calls fail in the steps {down}, the model reads so, and the alarm `failed_tools` tells it"
     row.checks = whole(run, 12) | {
-        "the model calls its tool": min(calls) > 0.5,
+        "the model calls its tool": min(calls) > 0,
         "calls fail while it is down": any(failures[step - 1] for step in (3, 4)),
         "and not before or long after": failures[0] == 0 and failures[-1] == 0,
         "an alarm tells it": "alarm failed_tools" in run.text(),
@@ -241,6 +244,7 @@ def lost_judge(folder: Path) -> Iterator[Row]:
         "formula": "correct",
         "by_source": {"mini_math": "judge"},
         "judge": {"attempts": 2, "timeout_s": 5},
+        "overlong": None,
     }
     config = recite(folder, rewards=reward, steps=STEPS)
     row = Row("judge", "judge", "rollout")

@@ -72,6 +72,7 @@ class Nodes:
         """End what runs in the namespaces and remove them."""
         for name in NODES:
             self.kill(name)
+            command("ip", "link", "del", f"afm_v{name}")  # the namespace's own end would go a while later
             command("ip", "netns", "del", f"afm_{name}")
         command("ip", "link", "del", "afm_br")
 

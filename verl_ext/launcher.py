@@ -24,7 +24,7 @@ from verl_ext.compat import CHECKPOINT_REQUEST
 from verl_ext.compose import AGENT_LOOP_FILE, AGENT_LOOP_NAME, CHECKPOINT_DIR
 from verl_ext.failures import forget_failures, read_verdict
 from verl_ext.kept_episodes import forget_after
-from verl_ext.losses import forget_losses, killed, loss_in_log, read_loss
+from verl_ext.losses import forget_losses, killed, loss_in_log, node_of_trainer, read_loss
 from verl_ext.metrics import METRICS_FILE, MetricsLog, progress_line, read_metrics
 from verl_ext.plan import check_files, command, environment, total_steps, trainer_environment
 from verl_ext.ray_watch import Patience
@@ -97,12 +97,17 @@ class Run:
                 print(f"ended {ended} processes that an earlier start left over")
             step = resumable_step(self._checkpoints)
             try:
-                status = 0 if step >= total else self._train(scratch, book, step, total)
+                status = self._complete(step) if step >= total else self._train(scratch, book, step, total)
             finally:
                 book.release()
         if status == 0:
             self._export()
         return status
+
+    def _complete(self, step: int) -> int:
+        """The trainer did its last step while this program was gone: take over what it logged."""
+        MetricsLog(self._out, step)
+        return 0
 
     def _train(self, scratch: Path, book: processes.ProcessBook, step: int, total: int) -> int:
         words, _ = command(self._settings, str(scratch))
@@ -171,7 +176,9 @@ class Run:
             file.seek(max(begin, log.stat().st_size - _LOG_TAIL))
             tail = file.read().decode("utf-8", errors="replace")
         verdict = read_verdict(self._out)
-        lost = read_loss(self._out) or (None if verdict else loss_in_log(tail) or killed(status))
+        lost = read_loss(self._out) or (
+            None if verdict else loss_in_log(tail, node_of_trainer(self._out)) or killed(status)
+        )
         if lost is not None:
             print(f"{lost}; {self._goes_on(lost)}", file=sys.stderr)
             return

@@ -79,6 +79,21 @@ def read_loss(output_dir: Path) -> str | None:
     return sentence
 
 
+def write_started(output_dir: Path, pid: int, node: str) -> None:
+    """Leave for the launcher which process trains, on the node of which address."""
+    output_dir.mkdir(parents=True, exist_ok=True)
+    (output_dir / STARTED_FILE).write_text(json.dumps({"pid": pid, "node": node}), encoding="utf-8")
+
+
+def node_of_trainer(output_dir: Path) -> str:
+    """Address of the node that trains, empty when it is not known."""
+    try:
+        node: str = json.loads((output_dir / STARTED_FILE).read_text(encoding="utf-8"))["node"]
+    except (OSError, ValueError, KeyError):
+        return ""
+    return node
+
+
 def forget_losses(output_dir: Path) -> None:
     """Remove what an earlier start left."""
     for name in (LOSS_FILE, STARTED_FILE):
@@ -88,11 +103,22 @@ def forget_losses(output_dir: Path) -> None:
 _DEAD = re.compile(r"\bActorDiedError: .*?\n\tclass_name: (?P<name>\S+)\n(?P<facts>(?:\t.*\n)+)(?P<why>.*)")
 
 
-def loss_in_log(text: str) -> str | None:
-    """What was lost, from the end of the trainer's log: for the process that would have told it otherwise."""
+_UNREACHABLE = re.compile(r"\bActorUnavailableError: .*\n*\Z")
+
+
+def loss_in_log(text: str, trainer_node: str = "") -> str | None:
+    """What was lost, from the end of the trainer's log: for the process that would have told it otherwise.
+
+    Args:
+        text: The log's end.
+        trainer_node: Address of the node that the trainer ran on.
+    """
     deaths = list(_DEAD.finditer(text))
     if not deaths:
-        return None
+        # A node that vanishes with the trainer leaves nobody to say who died: the socket is closed, no more.
+        if not _UNREACHABLE.search(text):
+            return None
+        return f"{told([DeadActor('trainer', 0, trainer_node or 'of the trainer', True)])}, or the connection to it"
     found = deaths[-1]
     facts = dict(line.strip().split(": ", 1) for line in found["facts"].splitlines() if ": " in line)
     node_died = "node has died" in found["why"] or "node was terminated" in found["why"]

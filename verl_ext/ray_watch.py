@@ -6,7 +6,6 @@ the process that runs them is gone; and for the resources of its workers, for ev
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import threading
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from afm.errors import AfmError
-from verl_ext.losses import LOSS_FILE, STARTED_FILE, DeadActor, role_of, told, write_loss
+from verl_ext.losses import LOSS_FILE, STARTED_FILE, DeadActor, role_of, told, write_loss, write_started
 
 START_TIMEOUT_S = 600.0
 LOSS_GRACE_S = 30.0
@@ -172,8 +171,9 @@ def watch(config: Any) -> RayWatch:
     """The watch over the run of verl's ``config``; settings are in ``trainer.afm``."""
     output_dir = Path(config.trainer.default_local_dir).parent
     settings = dict(config.trainer.get("afm") or {})
-    output_dir.mkdir(parents=True, exist_ok=True)
-    (output_dir / STARTED_FILE).write_text(json.dumps({"pid": os.getpid()}), encoding="utf-8")
+    import ray
+
+    write_started(output_dir, os.getpid(), ray.util.get_node_ip_address())
     found = RayWatch(output_dir, **settings)
     found.start()
     return found

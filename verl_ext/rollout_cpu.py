@@ -1,7 +1,8 @@
 """Rollout engine for verl without an accelerator: our continuous-batching engine in a Ray actor.
 
 Token ids in, token ids and log-probabilities out. Selected by ``actor_rollout_ref.rollout.name=afm_cpu``;
-engine options stand under ``actor_rollout_ref.rollout.engine_kwargs.afm_cpu`` (``threads``, ``max_batch``).
+engine options (``threads``, ``max_batch``) are given as ``+actor_rollout_ref.rollout.engine_kwargs.afm_cpu.threads: 1``, with a
+plus, since verl declares the keys of its own engines only.
 """
 
 from __future__ import annotations

@@ -16,10 +16,12 @@ from verl_ext.losses import (
     forget_losses,
     killed,
     loss_in_log,
+    node_of_trainer,
     read_loss,
     role_of,
     told,
     write_loss,
+    write_started,
 )
 from verl_ext.ray_watch import Patience
 
@@ -127,6 +129,15 @@ def test_a_trainer_that_died_is_found_in_the_log() -> None:
     node = "The actor died because its node has died. Node Id: 0123\n"
     assert loss_in_log(DIED + why + DIED + node) == "lost the node 192.0.2.2 (1 x trainer)"
     assert loss_in_log("RuntimeError: something else\n") is None
+
+
+def test_a_trainer_that_vanished_with_its_node_is_found_in_the_log(tmp_path: Path) -> None:
+    closed = "ray.exceptions.ActorUnavailableError: The actor b7 is unavailable: RPC error: Socket closed rpc_code: 14. "
+    write_started(tmp_path, 7, "10.77.0.2")
+    lost = loss_in_log(f"Traceback\n{closed}\n", node_of_trainer(tmp_path))
+    assert lost == "lost the node 10.77.0.2 (1 x trainer), or the connection to it"
+    assert loss_in_log(closed, node_of_trainer(tmp_path / "absent")) is not None
+    assert loss_in_log(f"{closed}\nValueError: what ended it in truth\n") is None
 
 
 def test_the_first_loss_is_kept_until_the_next_start(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -194,6 +195,17 @@ def test_a_finished_run_says_so(trained: tuple[Path, str], config: Path) -> None
     begun = time.monotonic()
     assert "already trained for 3 steps" in run(config)
     assert time.monotonic() - begun < 30
+
+
+def test_a_last_step_that_nobody_watched_is_taken_over(trained: tuple[Path, str], config: Path) -> None:
+    """The trainer's processes die a moment after a killed `afm rl`, time enough for a step and its checkpoint."""
+    folder, metrics = trained[0], trained[0] / "metrics.jsonl"
+    before = metrics.read_text()
+    metrics.write_text("".join(before.splitlines(keepends=True)[:-1]))
+    shutil.rmtree(folder / "model")
+    assert "model of step 3" in run(config)
+    assert metrics.read_text() == before
+    assert (folder / "model" / "model.safetensors").is_file()
 
 
 def test_a_killed_run_goes_on_from_its_checkpoint(trained: tuple[Path, str]) -> None:
