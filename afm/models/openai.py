@@ -8,22 +8,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
-from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from afm.errors import EngineError
 from afm.models.base import FinishReason, Generation, SamplingParams
 from afm.models.codec import CodecModel
+from afm.models.retrying import RETRIED_STATUS, TryAgainError, persistently, retry_after_s
 from afm.models.sampling import check_params
 from afm.models.stop import first_stop
 from afm.models.tokenizer import ChatTokenizer
 
-_RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
 _SHOWN_CHARACTERS = 300
 _CONNECT_TIMEOUT_S = 10.0
-
-
-class _TryAgainError(Exception):
-    """A failure that may pass by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,16 +79,10 @@ class OpenAIModel(CodecModel):
         """
         check_params(params)
         body = _request(self._name, prompt_ids, params)
-        retrying = AsyncRetrying(
-            stop=stop_after_attempt(self._attempts),
-            wait=wait_random_exponential(multiplier=0.25, max=20),
-            retry=retry_if_exception_type(_TryAgainError),
-            reraise=True,
-        )
         try:
             async with self._free:
-                answer: Any = await retrying(self._post, body)
-        except _TryAgainError as error:
+                answer = await persistently(self._attempts, lambda: self._post(body))
+        except TryAgainError as error:
             raise EngineError(f"{error} (after {self._attempts} attempts)") from error.__cause__
         return self._generation(_only_choice(answer), params)
 
@@ -106,9 +95,9 @@ class OpenAIModel(CodecModel):
         try:
             response = await self._client.post(where, json=body)
         except httpx.TransportError as error:
-            raise _TryAgainError(f"{where}: {type(error).__name__}: {error}") from error
-        if response.status_code in _RETRIED:
-            raise _TryAgainError(f"{where}: {self._told(response)}")
+            raise TryAgainError(f"{where}: {type(error).__name__}: {error}") from error
+        if response.status_code in RETRIED_STATUS:
+            raise TryAgainError(f"{where}: {self._told(response)}", retry_after_s(response))
         if not response.is_success:
             raise EngineError(f"{where}: {self._told(response)}")
         try:

@@ -50,6 +50,7 @@ class Servers:
             "CODE_SERVER_",
             "WIKI_",
             "MCP_",
+            "GATEWAY_",
             "AFM_SERVER",
             "SERVER_",
         )
@@ -169,7 +170,7 @@ def test_all_that_are_set_up_start_work_and_stop(servers, index, tmp_path):
     for line in ("a program printed 42", "a private address is blocked", "1 results", "1 passages"):
         assert line in tested
     assert servers("stop").count(" stopped after ") == 4
-    assert servers("status", status=1).count("stopped") == 6
+    assert servers("status", status=1).count("stopped") == 7
     assert "no server runs" in servers("test", status=1)
 
 
@@ -215,7 +216,7 @@ def test_all_problems_are_told_before_anything_starts(servers):
     assert "VISION_OPENAI_API_BASE_URL not set" in told
     assert "wiki_search      not set up: " in told
     assert "error: nothing was started" in told
-    assert servers("status", status=1).count("stopped") == 6
+    assert servers("status", status=1).count("stopped") == 7
 
 
 @pytest.mark.parametrize(

@@ -182,6 +182,16 @@ def _check_wiki(config: Path | None, options: Mapping[str, str], _: Settings) ->
     served_engine(folder, checked_manifest(folder), options.get("--engine", settings.engine))
 
 
+def _check_gateway(config: Path | None, options: Mapping[str, str], environment: Settings) -> None:
+    from tool_servers.gateway.settings import GatewaySettings, open_routes
+
+    settings = GatewaySettings.read(config)
+    upstream = options.get("--upstream")
+    if upstream is None and not settings.upstreams and environment.gateway_upstream_url is None:
+        raise NotSetUpError("GATEWAY_UPSTREAM_URL is not set, and its YAML lists no `upstreams`")
+    open_routes(settings, environment, upstream)
+
+
 def _check_mcp(_: Path | None, options: Mapping[str, str], __: Settings) -> None:
     from afm.tools import load_tools
 
@@ -197,6 +207,7 @@ def _check_mcp(_: Path | None, options: Mapping[str, str], __: Settings) -> None
 _CHECKS: dict[str, Check] = {
     "code": _check_code,
     "crawl_page": _check_crawl,
+    "gateway": _check_gateway,
     "mcp": _check_mcp,
     "visual_inspector": _check_vision,
     "web_search": _check_search,

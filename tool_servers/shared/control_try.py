@@ -35,6 +35,9 @@ def tried(name: str, url: str, token: str | None) -> str:
             case "wiki_search":
                 told = _answer(client.post("/retrieve", json={"queries": [_QUERY], "topk": 3}))
                 return f"{len(told['result'][0])} passages"
+            case "gateway":
+                told = _answer(client.get("/v1/models"))
+                return f"{len(told['data'])} models behind it"
             case "visual_inspector":
                 body = {"image": _dot(), "question": "Which colour is this picture?"}
                 told = _answer(client.post("/inspect", json=body))

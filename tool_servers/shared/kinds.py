@@ -40,6 +40,7 @@ class Kind:
 KINDS = {
     "code": Kind("CODE_SERVER_TOKEN", "CODE_SERVER_PORT", "code.yaml"),
     "crawl_page": Kind("WEB_SERVER_TOKEN", "CRAWL_PAGE_PORT", "crawl_page.yaml"),
+    "gateway": Kind("GATEWAY_TOKEN", "GATEWAY_PORT", "gateway.yaml"),
     "mcp": Kind("MCP_SERVER_TOKEN", "MCP_SERVER_PORT"),
     "visual_inspector": Kind("WEB_SERVER_TOKEN", "VISUAL_INSPECTOR_PORT", "visual_inspector.yaml"),
     "web_search": Kind("WEB_SERVER_TOKEN", "WEBSEARCH_PORT", "web_search.yaml"),

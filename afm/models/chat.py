@@ -1,0 +1,195 @@
+"""Chat completions from an OpenAI-compatible endpoint: bounded in time, size, number and rate."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import httpx
+
+from afm.errors import ConfigError, EngineError
+from afm.models.retrying import RETRIED_STATUS, TryAgainError, retry_after_s
+
+_CONNECT_TIMEOUT_S = 10.0
+_LONGEST_REPLY = 1 << 20
+_MOST_TOKENS = 10_000_000  # of one request; more is a mistake of the server's
+_CHARS_PER_TOKEN = 3
+_SHOWN = 200
+
+
+@dataclass(frozen=True, slots=True)
+class ChatReply:
+    """One complete reply.
+
+    Attributes:
+        text: What the model said.
+        prompt_tokens, completion_tokens: As the server tells, ``None`` when it does not.
+        total_tokens: The same; some servers tell nothing else.
+    """
+
+    text: str
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    total_tokens: int | None = None
+
+
+class UnusableReplyError(TryAgainError):
+    """A reply came and cost something, but it is not complete or not an assistant's.
+
+    Attributes:
+        reply: With the tokens that the server counted.
+    """
+
+    def __init__(self, reason: str, reply: ChatReply) -> None:
+        super().__init__(reason)
+        self.reply = reply
+
+
+@dataclass(slots=True)
+class _Loop:
+    """What belongs to one event loop."""
+
+    client: httpx.AsyncClient
+    free: asyncio.Semaphore
+
+
+class ChatEndpoint:
+    """One server's ``/chat/completions``. It may be used in several event loops.
+
+    Args:
+        url: Of the server, up to ``/v1``.
+        api_key: Sent in the header ``Authorization`` and nowhere else.
+        key_name: Where the key came from, for errors.
+        max_parallel: Requests in flight.
+        timeout_s: For one request with its whole reply.
+
+    Raises:
+        ConfigError: The key cannot be sent in a header.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        api_key: str | None = None,
+        key_name: str = "the API key",
+        max_parallel: int = 16,
+        timeout_s: float = 60.0,
+    ) -> None:
+        if api_key is not None and not (
+            api_key.isascii() and api_key.isprintable() and api_key.strip() == api_key
+        ):
+            raise ConfigError(f"{key_name}: expected printable ASCII without blanks around it")
+        self.where = f"{url}/chat/completions"
+        self._api_key = api_key
+        self._max_parallel = max_parallel
+        self._timeout_s = timeout_s
+        self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _Loop] = WeakKeyDictionary()
+
+    @asynccontextmanager
+    async def place(self) -> AsyncIterator[httpx.AsyncClient]:
+        """Wait for one of the ``max_parallel`` places; :meth:`ask` needs the client that it gives."""
+        loop = self._loop()
+        async with loop.free:
+            yield loop.client
+
+    async def ask(self, client: httpx.AsyncClient, body: Mapping[str, Any]) -> ChatReply:
+        """Send one request, once.
+
+        Raises:
+            TryAgainError: It failed in a way that may pass by itself, or the reply is incomplete.
+            EngineError: The server refused.
+        """
+        return read_reply(await self._posted(client, body))
+
+    async def close(self) -> None:
+        """Close the connections of this event loop."""
+        state = self._loops.pop(asyncio.get_running_loop(), None)
+        if state is not None:
+            await state.client.aclose()
+
+    def _loop(self) -> _Loop:
+        loop = asyncio.get_running_loop()
+        if loop not in self._loops:
+            headers = {"Accept-Encoding": "identity"}  # a little compressed text can become endless
+            if self._api_key:
+                headers["Authorization"] = f"Bearer {self._api_key}"
+            limits = httpx.Limits(max_connections=self._max_parallel)
+            timeout = httpx.Timeout(self._timeout_s, connect=min(self._timeout_s, _CONNECT_TIMEOUT_S))
+            client = httpx.AsyncClient(headers=headers, timeout=timeout, limits=limits)
+            self._loops[loop] = _Loop(client, asyncio.Semaphore(self._max_parallel))
+        return self._loops[loop]
+
+    async def _posted(self, client: httpx.AsyncClient, body: Mapping[str, Any]) -> bytes:
+        """The body of the reply."""
+        try:
+            async with (
+                asyncio.timeout(self._timeout_s),
+                client.stream("POST", self.where, json=body) as response,
+            ):
+                data = await _read(response)
+        except TimeoutError:
+            raise TryAgainError(f"ReadTimeout: no whole reply within {self._timeout_s:g} s") from None
+        except httpx.HTTPError as error:
+            raise TryAgainError(f"{type(error).__name__}: {error}".rstrip(": ")) from error
+        if response.status_code in RETRIED_STATUS:
+            raise TryAgainError(self._told(response.status_code, data), retry_after_s(response))
+        if not response.is_success:
+            raise EngineError(f"{self.where}: {self._told(response.status_code, data)}")
+        if response.headers.get("Content-Encoding", "identity") != "identity":
+            raise TryAgainError("the reply is compressed, though the request forbids it")
+        return data
+
+    def _told(self, status: int, data: bytes) -> str:
+        text = " ".join(data.decode("utf-8", "replace").split())
+        if self._api_key:
+            text = text.replace(self._api_key, "***")
+        return f"status {status}: {text[:_SHOWN] or 'no text'}"
+
+
+def expected_tokens(body: Mapping[str, Any]) -> tuple[int, int]:
+    """About how many tokens a request will take, rather too many: of its prompt, and of its reply."""
+    prompt = sum(len(message["content"]) for message in body["messages"]) // _CHARS_PER_TOKEN
+    return prompt, int(body.get("max_tokens") or body.get("max_completion_tokens") or 0)
+
+
+def read_reply(body: bytes) -> ChatReply:
+    """The text of a complete reply, and the tokens used if the server tells.
+
+    Raises:
+        TryAgainError: There is no complete reply of an assistant.
+    """
+    try:
+        data = json.loads(body)
+        [choice] = data["choices"]
+        message, finish = choice["message"], choice.get("finish_reason")
+        text, role = message["content"], message.get("role", "assistant")
+        usage = data.get("usage") or {}
+        told = [_tokens(usage.get(f"{kind}_tokens")) for kind in ("prompt", "completion", "total")]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise TryAgainError("the answer is no chat completion") from None
+    reply = ChatReply(text if isinstance(text, str) else "", *told)
+    if role != "assistant":
+        raise UnusableReplyError(f"the reply is of the role {str(role)[:40]!r}, expected 'assistant'", reply)
+    if not isinstance(text, str) or finish not in ("stop", None):
+        reason = f"the reply is incomplete (finish reason {str(finish)[:40]!r})"
+        raise UnusableReplyError(reason, reply)
+    return reply
+
+
+def _tokens(told: Any) -> int | None:
+    return told if isinstance(told, int) and 0 <= told <= _MOST_TOKENS else None
+
+
+async def _read(response: httpx.Response) -> bytes:
+    data = bytearray()
+    async for chunk in response.aiter_raw():
+        data += chunk
+        if len(data) > _LONGEST_REPLY:
+            raise TryAgainError("the reply is too long")
+    return bytes(data)

@@ -1,0 +1,110 @@
+"""Requests and tokens a minute that a server allows, kept on our side."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from afm.errors import ConfigError
+
+_WINDOW_S = 60.0
+
+
+@dataclass(slots=True)
+class Departure:
+    """One request that was sent.
+
+    Attributes:
+        at_s: When, by the pace's clock.
+        tokens: Expected ones, later those used.
+    """
+
+    at_s: float
+    tokens: int
+
+
+class Pace:
+    """Lets requests go so that no minute holds more of them, or of their tokens, than allowed.
+
+    Args:
+        requests: Most in any minute; ``None`` for no limit.
+        tokens: Most in any minute, prompts and replies together; ``None`` for no limit.
+        clock: Seconds that never go back.
+    """
+
+    def __init__(
+        self,
+        requests: int | None = None,
+        tokens: int | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._requests = requests
+        self._tokens = tokens
+        self._clock = clock
+        self._sent: deque[Departure] = deque()
+        self._used = 0
+        self._closed_until_s = 0.0
+
+    async def departure(self, tokens: int) -> Departure:
+        """Wait until a request of about so many tokens may go, and count it.
+
+        Raises:
+            ConfigError: The request alone is more than a minute allows.
+        """
+        while True:
+            wait_s = self.delay_s(tokens)
+            if wait_s <= 0:
+                return self.depart(tokens)
+            await asyncio.sleep(wait_s)
+
+    def delay_s(self, tokens: int) -> float:
+        """How long a request of so many tokens has to wait at least, 0 when it may go now.
+
+        Raises:
+            ConfigError: It is more than a minute allows.
+        """
+        if self._tokens is not None and tokens > self._tokens:
+            raise ConfigError(
+                f"a request of about {tokens} tokens never fits into {self._tokens} tokens a minute; "
+                "raise tokens_per_minute, or lower max_tokens or the limits of what is shown"
+            )
+        now = self._clock()
+        while self._sent and self._sent[0].at_s <= now - _WINDOW_S:
+            self._used -= self._sent.popleft().tokens
+        delay_s = max(0.0, self._closed_until_s - now)
+        if self._requests is not None and len(self._sent) >= self._requests:
+            delay_s = max(delay_s, self._sent[len(self._sent) - self._requests].at_s + _WINDOW_S - now)
+        if self._tokens is not None:
+            delay_s = max(delay_s, self._tokens_free_s(self._used + tokens - self._tokens, now))
+        return delay_s
+
+    def depart(self, tokens: int) -> Departure:
+        """Count a request that goes now."""
+        sent = Departure(self._clock(), tokens)
+        self._sent.append(sent)
+        self._used += tokens
+        return sent
+
+    def settle(self, sent: Departure, tokens: int) -> None:
+        """Replace the tokens that were expected by those used."""
+        if self._sent and sent.at_s >= self._sent[0].at_s:
+            self._used += tokens - sent.tokens
+        sent.tokens = tokens
+
+    def close_for(self, seconds: float) -> None:
+        """Let nothing go for so long: the server asked for a pause."""
+        self._closed_until_s = max(self._closed_until_s, self._clock() + seconds)
+
+    def _tokens_free_s(self, missing: int, now: float) -> float:
+        """When the oldest departures with ``missing`` tokens leave the window."""
+        for sent in self._sent:
+            if missing <= 0:
+                break
+            missing -= sent.tokens
+            if missing <= 0:
+                return sent.at_s + _WINDOW_S - now
+        return 0.0

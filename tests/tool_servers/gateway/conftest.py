@@ -1,0 +1,322 @@
+"""A teacher's endpoint with scripted answers and faults, and real gateways in front of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+import uvicorn
+
+from afm.distill.gateway import CallLog
+from afm.settings import Settings
+from tool_servers.gateway.app import Gateway as ServedGateway
+from tool_servers.gateway.settings import GatewaySettings, open_routes
+
+ROOT = Path(__file__).parents[3]
+UPSTREAM_KEY = "sk-key-of-the-endpoint"
+USAGE = {"prompt_tokens": 100, "completion_tokens": 10, "prompt_tokens_details": {"cached_tokens": 40}}
+
+
+class Teacher:
+    """An OpenAI-compatible endpoint. ``script`` gives the message for a request's body."""
+
+    def __init__(self):
+        self.script = lambda body: {"role": "assistant", "content": f"You said {said(body)}."}
+        self.seen = []
+        self.keys = []
+        self.counts = Counter()
+        self.most_at_once = 0
+        self.pause = threading.Event()
+        self._now = 0
+        self._lock = threading.Lock()
+        teacher = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self):
+                teacher.keys.append(self.headers["Authorization"])
+                self.reply(200, {"object": "list", "data": [{"id": "tiny", "object": "model"}]})
+
+            def do_POST(self):
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                with teacher._lock:
+                    teacher.seen.append((self.path, body))
+                    teacher.keys.append(self.headers["Authorization"])
+                    teacher._now += 1
+                    teacher.most_at_once = max(teacher.most_at_once, teacher._now)
+                try:
+                    fault = getattr(self, f"fault_{body.get('model')}", None)
+                    if fault is not None:
+                        fault(body)
+                    elif body.get("stream"):
+                        self.stream(body)
+                    else:
+                        self.reply(200, answer(body, teacher.script))
+                except BrokenPipeError:
+                    pass
+                finally:
+                    with teacher._lock:
+                        teacher._now -= 1
+
+            def reply(self, status, data, **headers):
+                content = data if isinstance(data, bytes) else json.dumps(data).encode()
+                self.send_response(status)
+                for name, value in headers.items():
+                    self.send_header(name.replace("_", "-"), value)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content)
+
+            def begin_stream(self):
+                self.send_response(200)
+                self.send_header("Content-Type", "text/event-stream")
+                self.send_header("Transfer-Encoding", "chunked")
+                self.end_headers()
+
+            def chunk(self, data):
+                text = data if isinstance(data, bytes) else b"data: " + json.dumps(data).encode() + b"\n\n"
+                self.wfile.write(f"{len(text):x}\r\n".encode() + text + b"\r\n")
+                self.wfile.flush()
+
+            def stream(self, body):
+                self.begin_stream()
+                for piece in pieces(body, teacher.script):
+                    self.chunk(piece)
+                self.chunk(b"data: [DONE]\n\n")
+                self.wfile.write(b"0\r\n\r\n")
+
+            def fault_busy(self, body):
+                self.reply(429, {"error": {"message": "slow down"}}, Retry_After="7", X_RateLimit_Limit="3")
+
+            def fault_broken(self, body):
+                self.reply(500, {"error": {"message": f"Incorrect API key: {UPSTREAM_KEY}"}})
+
+            def fault_half(self, body):
+                self.reply(200, b'{"choices": [{"message": {"content": "Ha')
+
+            def fault_cut(self, body):
+                """Announces more than it sends, or breaks a stream off."""
+                if body.get("stream"):
+                    self.begin_stream()
+                    self.chunk(chunk_of({"role": "assistant", "content": "Half a th"}))
+                else:
+                    content = json.dumps(answer(body, teacher.script)).encode()
+                    self.send_response(200)
+                    self.send_header("Content-Type", "application/json")
+                    self.send_header("Content-Length", str(len(content)))
+                    self.end_headers()
+                    self.wfile.write(content[:30])
+                    self.wfile.flush()
+                self.close_connection = True
+                self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 0, 0))
+                time.sleep(0.1)
+                self.connection.shutdown(socket.SHUT_RDWR)
+
+            def fault_silent(self, body):
+                teacher.pause.wait(20)
+
+            def fault_slow(self, body):
+                """The first word, then nothing until it is told."""
+                self.begin_stream()
+                self.chunk(chunk_of({"role": "assistant", "content": "First"}))
+                teacher.pause.wait(20)
+                self.chunk(chunk_of({"content": " last"}, finish_reason="stop"))
+                self.chunk(b"data: [DONE]\n\n")
+                self.wfile.write(b"0\r\n\r\n")
+
+            def log_message(self, *args):
+                pass
+
+        class Server(ThreadingHTTPServer):
+            request_queue_size = 256
+            daemon_threads = True
+
+            def handle_error(self, *args):
+                pass
+
+        self._server = Server(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}/v1"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def stop(self):
+        self.pause.set()
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def said(body):
+    """The text of the last message."""
+    if "prompt" in body:
+        return body["prompt"]
+    content = body["messages"][-1]["content"]
+    return content if isinstance(content, str) else "".join(part["text"] for part in content)
+
+
+def answer(body, script):
+    message = script(body)
+    choice = {"index": 0, "finish_reason": "tool_calls" if message.get("tool_calls") else "stop"}
+    choice |= {"text": message["content"]} if "prompt" in body else {"message": message}
+    return {
+        "id": "c1",
+        "object": "chat.completion",
+        "created": 1,
+        "model": "tiny-1",
+        "choices": [choice],
+        "usage": USAGE,
+    }
+
+
+def chunk_of(delta, finish_reason=None, **extra):
+    choice = {"index": 0, "delta": delta, "finish_reason": finish_reason}
+    return {
+        "id": "c1",
+        "object": "chat.completion.chunk",
+        "created": 1,
+        "model": "tiny-1",
+        "choices": [choice],
+        **extra,
+    }
+
+
+def pieces(body, script):
+    """The answer in pieces: each word, then each call with its arguments in two halves, then the usage if asked for."""
+    message = script(body)
+    yield chunk_of({"role": "assistant", "content": ""})
+    words = (message.get("content") or "").split(" ")
+    for number, word in enumerate(words):
+        yield chunk_of({"content": word if number == 0 else f" {word}"})
+    for index, call in enumerate(message.get("tool_calls") or ()):
+        arguments = call["function"]["arguments"]
+        begun = {"name": call["function"]["name"], "arguments": arguments[:5]}
+        yield chunk_of(
+            {"tool_calls": [{"index": index, "id": call["id"], "type": "function", "function": begun}]}
+        )
+        yield chunk_of({"tool_calls": [{"index": index, "function": {"arguments": arguments[5:]}}]})
+    yield chunk_of({}, finish_reason="tool_calls" if message.get("tool_calls") else "stop")
+    if (body.get("stream_options") or {}).get("include_usage"):
+        yield {
+            "id": "c1",
+            "object": "chat.completion.chunk",
+            "created": 1,
+            "model": "tiny-1",
+            "choices": [],
+            "usage": USAGE,
+        }
+
+
+@pytest.fixture
+def teacher():
+    teacher = Teacher()
+    yield teacher
+    teacher.stop()
+
+
+class Gateway:
+    """A gateway in a thread of its own.
+
+    Its log holds no key of the endpoint, and nothing went wrong in it.
+    """
+
+    def __init__(self, teacher, log, *, token=None, upstream=None, config=None):
+        settings = GatewaySettings.model_validate(config or {})
+        url = None if upstream == "" else upstream or teacher.url
+        environment = Settings(gateway_upstream_api_key=UPSTREAM_KEY)
+        self.log = log
+        self._calls = CallLog(log)
+        self._calls.__enter__()
+        app = ServedGateway(settings, open_routes(settings, environment, url), self._calls, token).app()
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=256)
+        self._listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
+        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._listener]})
+        self._thread.start()
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+
+    @property
+    def base(self):
+        return f"{self.url}/v1"
+
+    def stop(self):
+        self._server.should_exit = True
+        self._thread.join(20)
+        self._calls.__exit__()
+        self._listener.close()
+        assert UPSTREAM_KEY not in self.log.read_text()
+
+
+@pytest.fixture
+def start(tmp_path, teacher, caplog):
+    """Starts gateways in front of the teacher, with these settings."""
+    running = []
+
+    def started(**options):
+        running.append(Gateway(teacher, tmp_path / f"events{len(running) or ''}.jsonl", **options))
+        return running[-1]
+
+    yield started
+    teacher.pause.set()
+    for gateway in running:
+        gateway.stop()
+    assert not [record for record in caplog.records if record.exc_info], "something went wrong in a gateway"
+
+
+@pytest.fixture
+def gateway(start):
+    return start()
+
+
+class Process:
+    """A gateway as ``afm serve gateway`` starts it."""
+
+    def __init__(self, process, url, log):
+        self.process, self.url, self.log = process, url, log
+
+    @property
+    def base(self):
+        return f"{self.url}/v1"
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait(20)
+
+
+@pytest.fixture
+def spawn(tmp_path, teacher):
+    """Starts gateways as processes, all with one log; the words of those that cannot start are their errors."""
+    running = []
+
+    def started():
+        command = [sys.executable, "-P", "-m", "afm.cli.main", "serve", "gateway", "--port=0"]
+        process = subprocess.Popen(
+            [*command, f"--upstream={teacher.url}", f"--log={tmp_path / 'events.jsonl'}"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            env=os.environ
+            | {"GATEWAY_TOKEN": "", "GATEWAY_UPSTREAM_API_KEY": UPSTREAM_KEY, "SERVER_HOST": "127.0.0.1"},
+        )
+        told = process.stdout.readline()
+        if not told:
+            return process.communicate(timeout=20)[1]
+        running.append(Process(process, told.split()[-1], tmp_path / "events.jsonl"))
+        return running[-1]
+
+    yield started
+    for gateway in running:
+        gateway.kill()
+        told = gateway.process.communicate()[1]
+        assert "Traceback" not in told
+        assert UPSTREAM_KEY not in told

@@ -1,0 +1,450 @@
+"""Whole teams that others wrote, over the gateway, to trajectories: real smolagents, and plain OpenAI tool calls."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import openai
+import pytest
+
+from afm.agents import load_agent
+from afm.datasets import Task, write_tasks
+from afm.distill.gateway_merge import merge_gateway_log
+from afm.distill.team_map import TeamMap
+from afm.trajectory import Author, Segment, load_records, validate
+
+ROOT = Path(__file__).parents[3]
+MILL = 'Doc 1 (Title: "Old Mill")\nThe Old Mill was built by Anna Berg <in 1702>.\n\n  It stands at the river Ilm.'
+BERG = "Anna Berg was born in Weimar; \u201cthe miller\u201d, they said."
+PAGES = {"Old Mill builder": MILL, "Anna Berg birthplace": BERG}
+TASK = Task(
+    id="q/1",
+    question="Where was the builder of the Old Mill born?",
+    ground_truth="Weimar",
+    data_source="wiki",
+)
+
+
+def tool_call(name, identity="call_0", **arguments):
+    return {
+        "id": identity,
+        "type": "function",
+        "function": {"name": name, "arguments": json.dumps(arguments)},
+    }
+
+
+def assistant(content, *calls):
+    return {"role": "assistant", "content": content} | ({"tool_calls": list(calls)} if calls else {})
+
+
+def scripted(*messages):
+    left = list(messages)
+    return lambda body: left.pop(0)
+
+
+@pytest.fixture
+def searching():
+    """A smolagents tool over two pages."""
+    smolagents = pytest.importorskip("smolagents")
+
+    class WikiSearch(smolagents.Tool):
+        name = "wiki_search"
+        description = "Searches an encyclopaedia."
+        inputs = {"query": {"type": "string", "description": "What to look for."}}  # noqa: RUF012
+        output_type = "string"
+
+        def forward(self, query: str) -> str:
+            return PAGES[query]
+
+    return WikiSearch()
+
+
+def model_of(gateway, agent="solo", task="q%2F1", **options):
+    import smolagents
+
+    return smolagents.OpenAIServerModel(
+        "tiny", api_base=gateway.base, api_key=f"k:task={task},agent={agent}", **options
+    )
+
+
+def merged(gateway, tmp_path, name, agent="mhqa", tasks=(TASK,)):
+    """The records of a log, kept and dropped."""
+    spec = load_agent(agent)
+    team = (
+        TeamMap.read(ROOT / f"configs/teams/{name}.yaml", spec)
+        if isinstance(name, str)
+        else name.checked(spec)
+    )
+    merge_gateway_log(gateway.log, tasks, spec, team, tmp_path / "out", name="team")
+    records = [
+        *load_records(tmp_path / "out/trajectories.jsonl"),
+        *load_records(tmp_path / "out/dropped.jsonl"),
+    ]
+    for record in records:
+        if record.kept:
+            assert not validate([Segment(part.author, part.text) for part in record.segments], spec)
+    return records
+
+
+def steps(record):
+    return [(step["role"], step["agent"], step["event"]) for step in record.provenance["steps"]]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_tool_calling_agent_of_smolagents_becomes_a_trajectory(
+    gateway, teacher, searching, tmp_path, stream
+):
+    import smolagents
+
+    teacher.script = scripted(
+        assistant("First the builder.", tool_call("wiki_search", query="Old Mill builder")),
+        assistant(None, tool_call("wiki_search", "call_1", query="Anna Berg birthplace")),
+        assistant("Both pages agree.", tool_call("final_answer", "call_2", answer="Weimar")),
+    )
+    agent = smolagents.ToolCallingAgent(
+        [searching], model_of(gateway), verbosity_level=0, stream_outputs=stream
+    )
+    assert agent.run(TASK.question) == "Weimar"
+
+    [record] = merged(gateway, tmp_path, "smolagents")
+
+    assert record.kept, record.reason
+    assert [call.observation for call in record.calls] == [MILL, BERG]
+    assert [(call.tool, call.argument) for call in record.calls] == [
+        ("wiki_search", "Old Mill builder"),
+        ("wiki_search", "Anna Berg birthplace"),
+    ]
+    assert steps(record) == [
+        ("think", "solo", "q/1#1.1"),
+        ("wiki_search", "solo", "q/1#1.1"),
+        ("observation", "", "q/1#1.2"),
+        ("think", "", "q/1#1.2"),
+        ("wiki_search", "solo", "q/1#1.2"),
+        ("observation", "", "q/1#1.3"),
+        ("think", "solo", "q/1#1.3"),
+        ("answer", "solo", "q/1#1.3"),
+    ]
+    assert record.text.endswith("<think>Both pages agree.</think><answer>Weimar</answer>")
+    assert (record.id, record.question, record.ground_truth) == ("q/1", TASK.question, "Weimar")
+    assert (record.cost.prompt_tokens, record.cost.agent_tokens, record.cost.generations) == (300, 30, 3)
+
+
+def test_planning_and_a_managed_agent_keep_their_members(gateway, teacher, searching, tmp_path):
+    import smolagents
+
+    searcher = smolagents.ToolCallingAgent(
+        [searching],
+        model_of(gateway, "searcher"),
+        name="searcher",
+        description="Searches.",
+        verbosity_level=0,
+    )
+    manager = smolagents.ToolCallingAgent(
+        [],
+        model_of(gateway, "manager"),
+        managed_agents=[searcher],
+        planning_interval=5,
+        verbosity_level=0,
+    )
+    teacher.script = scripted(
+        assistant("1. Find the builder.\n2. Find the birthplace."),
+        assistant("I ask the searcher.", tool_call("searcher", task="Find where the builder was born.")),
+        assistant("The builder first.", tool_call("wiki_search", "c1", query="Old Mill builder")),
+        assistant("Now Anna Berg.", tool_call("wiki_search", "c2", query="Anna Berg birthplace")),
+        assistant("", tool_call("final_answer", "c3", answer="Anna Berg was born in Weimar.")),
+        assistant("That settles it.", tool_call("final_answer", "c4", answer="Weimar")),
+    )
+    assert manager.run(TASK.question) == "Weimar"
+
+    team = TeamMap.read(ROOT / "configs/teams/smolagents.yaml", load_agent("mhqa"))
+    [record] = merged(gateway, tmp_path, team.model_copy(update={"delegates": ("searcher",)}))
+
+    assert record.kept, record.reason
+    assert [(role, agent) for role, agent, _ in steps(record)] == [
+        ("think", ""),
+        ("plan", "manager"),
+        ("think", "manager"),
+        ("wiki_search", "searcher"),
+        ("observation", ""),
+        ("think", "searcher"),
+        ("wiki_search", "searcher"),
+        ("observation", ""),
+        ("think", "searcher"),
+        ("answer", "manager"),
+    ]
+    assert "I ask the searcher.\n\nThe builder first." in record.text
+    assert "Anna Berg was born in Weimar.\n\nThat settles it." in record.text
+
+
+def program(thought, code):
+    return assistant(f"Thought: {thought}\n<code>\n{code}\n</code>")
+
+
+def test_a_code_agent_of_smolagents_becomes_a_trajectory(gateway, teacher, searching, tmp_path):
+    import smolagents
+
+    teacher.script = scripted(
+        program("the builder.", 'print(wiki_search("Old Mill builder"))'),
+        program("her birthplace.", 'found = wiki_search(query="Anna Berg birthplace")\nprint(found)'),
+        program("done.", 'final_answer("Weimar")'),
+    )
+    agent = smolagents.CodeAgent([searching], model_of(gateway), verbosity_level=0)
+    assert agent.run(TASK.question) == "Weimar"
+
+    [record] = merged(gateway, tmp_path, "smolagents_code")
+
+    assert record.kept, record.reason
+    assert [call.observation for call in record.calls] == [MILL, BERG]
+    assert record.text.startswith(
+        "<think>Thought: the builder.</think><wiki_search>Old Mill builder</wiki_search>\n"
+    )
+    assert record.text.endswith("<think>Thought: done.</think><answer>Weimar</answer>")
+
+
+def test_a_code_agents_programs_become_those_of_the_math_agent(gateway, teacher, tmp_path):
+    import smolagents
+
+    task = Task(id="m", question="What is 6 times 7?", ground_truth="42", data_source="math")
+    teacher.script = scripted(
+        assistant("1. Multiply."),
+        program("multiply.", "print(6 * 7)"),
+        assistant("The program printed a number, and it is plausible."),
+        program("done.", 'final_answer("42")'),
+    )
+    agent = smolagents.CodeAgent([], model_of(gateway, task="m"), verbosity_level=0)
+    asking = openai.OpenAI(api_key="k:task=m,agent=critic", base_url=gateway.base)
+    steps_before = []
+
+    def reflect(step):
+        steps_before.append(step)
+        if len(steps_before) == 1:
+            asking.chat.completions.create(
+                model="tiny", messages=[{"role": "user", "content": "Judge this."}]
+            )
+
+    agent.step_callbacks.register(smolagents.ActionStep, reflect)
+    planner = openai.OpenAI(api_key="k:task=m,agent=planner", base_url=gateway.base)
+    planner.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "Plan."}])
+    assert str(agent.run(task.question)) == "42"
+    team = TeamMap.model_validate(
+        {
+            "messages": [{"agent": "planner", "role": "plan"}, {"agent": "critic", "role": "reflection"}],
+            "finals": {"final_answer": "answer"},
+            "programs": {"tool": {"tool": "code", "template": "\n```py\n{}\n```\n"}},
+        }
+    )
+
+    [record] = merged(gateway, tmp_path, team, "math", [task])
+
+    assert record.kept, record.reason
+    assert record.calls[0].argument == "\n```py\nprint(6 * 7)\n```\n"
+    assert record.calls[0].observation == "Execution logs:\n42\nLast output from code snippet:\nNone"
+    assert [role for role, _, _ in steps(record)] == [
+        "plan",
+        "think",
+        "code",
+        "observation",
+        "reflection",
+        "think",
+        "answer",
+    ]
+
+
+class PlainTeam:
+    """Planner, searcher, critic and writer over one client, as in a script of one's own."""
+
+    def __init__(self, gateway, task=TASK.id):
+        self.client = openai.OpenAI(api_key="k", base_url=gateway.base, default_headers={"X-AFM-Task": task})
+
+    def ask(self, agent, messages, **options):
+        headers = {"X-AFM-Agent": agent}
+        answer = self.client.chat.completions.create(
+            model="tiny", messages=messages, extra_headers=headers, **options
+        )
+        return answer.choices[0].message
+
+    def work(self, *, lost=False, backwards=False):
+        asked = [{"role": "user", "content": TASK.question}]
+        plan = self.ask("planner", asked).content
+        history = [*asked, {"role": "user", "content": plan}]
+        while (said := self.ask("searcher", history)).tool_calls:
+            history.append(said.model_dump(exclude_none=True))
+            for call in reversed(said.tool_calls) if backwards else said.tool_calls:
+                result = PAGES[json.loads(call.function.arguments)["query"]]
+                history.append({"role": "tool", "tool_call_id": call.id, "content": result})
+            if lost:
+                history = [*history[:2], {"role": "user", "content": "Go on."}]
+        self.ask("critic", [{"role": "user", "content": str(history)}])
+        self.ask("writer", [{"role": "user", "content": "Write."}])
+
+
+PLAIN = (
+    assistant("1. The builder.\n2. The birthplace."),
+    assistant(
+        "Both at once.",
+        tool_call("wiki_search", query="Old Mill builder"),
+        tool_call("wiki_search", query="Anna Berg birthplace"),
+    ),
+    assistant("I have both."),
+    assistant("The pages agree."),
+    assistant("They support it. Final answer: Weimar"),
+)
+
+
+def test_a_plain_script_with_parallel_calls_becomes_a_trajectory(gateway, teacher, tmp_path):
+    teacher.script = scripted(*PLAIN)  # whose server gives every call the same id
+    PlainTeam(gateway).work()
+
+    [record] = merged(gateway, tmp_path, "openai_tools")
+
+    assert record.kept, record.reason
+    assert [(role, agent) for role, agent, _ in steps(record)] == [
+        ("think", ""),
+        ("plan", "planner"),
+        ("think", "searcher"),
+        ("wiki_search", "searcher"),
+        ("observation", ""),
+        ("think", ""),
+        ("wiki_search", "searcher"),
+        ("observation", ""),
+        ("think", "searcher"),
+        ("reflection", "critic"),
+        ("think", "writer"),
+        ("answer", "writer"),
+    ]
+    assert record.text.endswith("<think>They support it.</think><answer>Weimar</answer>")
+
+
+def test_results_are_found_by_the_id_of_their_call(gateway, teacher, tmp_path):
+    calls = [tool_call("wiki_search", f"c{number}", query=query) for number, query in enumerate(PAGES)]
+    teacher.script = scripted(PLAIN[0], assistant("Both at once.", *calls), *PLAIN[2:])
+    PlainTeam(gateway).work(backwards=True)
+
+    [record] = merged(gateway, tmp_path, "openai_tools")
+
+    assert [(call.argument, call.observation) for call in record.calls] == list(PAGES.items())
+
+
+def test_results_that_no_model_was_shown_drop_the_task(gateway, teacher, tmp_path):
+    teacher.script = scripted(*PLAIN)
+    PlainTeam(gateway).work(lost=True)
+
+    [record] = merged(gateway, tmp_path, "openai_tools")
+
+    assert not record.kept
+    assert record.reason == "event q/1#1.2: no later call shows what wiki_search returned"
+
+
+def test_a_task_whose_order_the_agent_forbids_is_dropped_with_the_fault(gateway, teacher, tmp_path):
+    teacher.script = scripted(PLAIN[0], PLAIN[1], PLAIN[2], assistant("Bad. <plan>new</plan>"), PLAIN[4])
+    PlainTeam(gateway).work()
+
+    [record] = merged(gateway, tmp_path, "openai_tools")
+
+    assert not record.kept
+    assert record.reason.startswith("format: <plan> at character ")
+
+
+def test_calls_that_failed_or_were_tried_again_count_once(gateway, teacher, tmp_path):
+    teacher.script = scripted(assistant("0. A plan that nobody got."), *PLAIN)
+    team = PlainTeam(gateway)
+    asked = [{"role": "user", "content": TASK.question}]
+    with pytest.raises(openai.RateLimitError):
+        team.client.with_options(max_retries=0).chat.completions.create(model="busy", messages=asked)
+    team.ask("planner", asked)  # whose answer got lost, so that the same is asked again
+    team.work()
+
+    [record] = merged(gateway, tmp_path, "openai_tools")
+
+    assert record.kept, record.reason
+    assert "<plan>1. The builder.\n2. The birthplace.</plan>" in record.text
+    assert "nobody got" not in record.text
+    assert record.cost.generations == 6  # both were paid
+
+
+def test_the_last_attempt_at_a_task_counts_and_unknown_tasks_are_told(gateway, teacher, tmp_path):
+    for attempt in (1, 2):
+        team = PlainTeam(gateway)
+        team.client = team.client.with_options(api_key=f"k:attempt={attempt}")
+        teacher.script = scripted(*PLAIN[:4], assistant(f"Final answer: {attempt}"))
+        team.work()
+    teacher.script = scripted(assistant("x"))
+    PlainTeam(gateway, "other").ask("planner", [{"role": "user", "content": "Hi"}])
+
+    first, second = merged(gateway, tmp_path, "openai_tools")
+
+    assert (first.kept, first.provenance["attempt"]) == (True, 2)
+    assert first.text.endswith("<answer>2</answer>")
+    assert (second.id, second.reason) == ("other", "no task of this name among the tasks")
+
+
+def test_calls_without_a_label_find_their_task_by_its_question(gateway, teacher, searching, tmp_path):
+    import smolagents
+
+    teacher.script = scripted(
+        assistant("First the builder.", tool_call("wiki_search", query="Old Mill builder")),
+        assistant("Enough.", tool_call("final_answer", "call_2", answer="Weimar")),
+    )
+    model = smolagents.OpenAIServerModel("tiny", api_base=gateway.base, api_key="none")
+    smolagents.ToolCallingAgent([searching], model, verbosity_level=0).run(TASK.question)
+
+    [record] = merged(gateway, tmp_path, "smolagents")
+
+    assert (record.kept, record.id) == (True, "q/1")
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ('q = "Old " + "Mill builder"\nprint(wiki_search(q))', "an argument of wiki_search is computed"),
+        (
+            'print("Found:", wiki_search("Old Mill builder"))',
+            "expected one tool whose result is all that it prints",
+        ),
+        (
+            'print(wiki_search("Old Mill builder"))\nprint("x")',
+            "expected one tool whose result is all that it prints",
+        ),
+        ("print(1)", "a program calls no tool"),
+    ],
+)
+def test_programs_that_hide_what_a_tool_did_drop_the_task(
+    gateway, teacher, searching, tmp_path, code, reason
+):
+    import smolagents
+
+    teacher.script = scripted(program("look.", code), program("done.", 'final_answer("Weimar")'))
+    smolagents.CodeAgent([searching], model_of(gateway), verbosity_level=0).run(TASK.question)
+
+    [record] = merged(gateway, tmp_path, "smolagents_code")
+
+    assert not record.kept
+    assert reason in record.reason
+
+
+def test_the_command_says_what_it_kept_and_why_not_the_rest(gateway, teacher, tmp_path):
+    teacher.script = scripted(*PLAIN)
+    PlainTeam(gateway).work()
+    write_tasks([TASK, TASK.model_copy(update={"id": "never"})], tmp_path / "tasks.jsonl")
+    command = [sys.executable, "-m", "afm.cli.main", "data", "merge", str(gateway.log), "--agent", "mhqa"]
+    command += [
+        "--map",
+        str(ROOT / "configs/teams/openai_tools.yaml"),
+        "--tasks",
+        str(tmp_path / "tasks.jsonl"),
+    ]
+    told = subprocess.run(
+        [*command, "--out", str(tmp_path / "out")], capture_output=True, text=True, env=os.environ, cwd=ROOT
+    )
+
+    assert told.returncode == 0, told.stderr
+    assert "1 of 1 attempts kept" in told.stdout
+    assert "tasks without a call in the log: 1" in told.stdout
+    manifest = json.loads((tmp_path / "out/manifest.json").read_text())
+    assert manifest["counts"] == {"kept": 1, "dropped": 0, "tasks_without_calls": 1}
+    segments = load_records(tmp_path / "out/trajectories.jsonl")[0].segments
+    assert [part.author for part in segments] == [Author.AGENT, Author.ENVIRONMENT] * 2 + [Author.AGENT]

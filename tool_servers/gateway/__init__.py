@@ -1,0 +1,1 @@
+"""A recording proxy in front of OpenAI-compatible endpoints."""

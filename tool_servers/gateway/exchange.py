@@ -1,0 +1,265 @@
+"""One call on its way through the gateway: to the endpoint, back to the client as it comes, and into the log."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from afm.distill.gateway import CallLog, Label, ModelCall, Usage
+from tool_servers.gateway.answers import Answer, EventStream, whole_answer
+from tool_servers.gateway.settings import GatewaySettings, Route, cost_usd
+from tool_servers.shared.admission import Admission, BusyError
+
+_PASSED = ("content-type", "retry-after", "retry-after-ms", "x-should-retry", "x-request-id")
+_PASSED_BEGINNINGS = ("x-ratelimit-", "openai-")
+_ERROR_CHARS = 2_000
+_NO_ENDPOINT = "the endpoint behind the gateway"
+
+
+def refusal(status: int, code: str, message: str, headers: dict[str, str] | None = None) -> JSONResponse:
+    """An error of the gateway's own, in the form that OpenAI's clients read."""
+    error = {"message": f"afm gateway: {message}", "type": "gateway_error", "code": code}
+    return JSONResponse({"error": error}, status_code=status, headers=headers)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request that may be passed on.
+
+    Attributes:
+        path: ``chat/completions`` or ``completions``.
+        content: The body's bytes for the endpoint.
+        body: What they say; empty when that is no JSON object.
+        hide_usage: The client did not ask for the event with the tokens.
+    """
+
+    path: str
+    content: bytes
+    body: dict[str, Any]
+    hide_usage: bool
+
+    @property
+    def model(self) -> str:
+        """The model that is asked for."""
+        return str(self.body.get("model") or "")
+
+
+@dataclass(frozen=True, slots=True)
+class Desk:
+    """What all calls share.
+
+    Attributes:
+        count: Called with the status, or the trouble, of each call.
+    """
+
+    settings: GatewaySettings
+    client: httpx.AsyncClient
+    log: CallLog
+    admission: Admission
+    count: Callable[[str], None]
+
+
+class Exchange(Response):
+    """A response that is the whole exchange. It is logged before the client can know that it is over."""
+
+    def __init__(self, desk: Desk, route: Route, label: Label, asked: Asked) -> None:
+        super().__init__()
+        self._desk, self._route, self._label, self._asked = desk, route, label, asked
+        self._began = time.monotonic()
+        self._first_s = 0.0
+        self._status = 0
+        self._answer = Answer()
+        self._logged = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve; a client that leaves ends the endpoint's work, too."""
+        work = asyncio.create_task(self._admitted(scope, receive, send))
+        watcher = asyncio.create_task(_left(receive))
+        try:
+            await asyncio.wait((work, watcher), return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                work.result()
+        finally:
+            work.cancel()
+            watcher.cancel()
+            await asyncio.gather(work, watcher, return_exceptions=True)
+
+    async def _admitted(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            async with self._desk.admission.place():
+                answer = await self._exchanged(send)
+        except BusyError as error:
+            self._desk.count("429")
+            answer = refusal(429, "busy", str(error), {"Retry-After": str(error.retry_after_s)})
+        except asyncio.CancelledError:
+            self._record("gone")
+            raise
+        if answer is not None:
+            await answer(scope, receive, send)
+
+    async def _exchanged(self, send: Send) -> JSONResponse | None:
+        """Pass on the endpoint's answer, or return the gateway's own when there is none."""
+        try:
+            async with asyncio.timeout(self._desk.settings.answer_s):
+                response = await self._desk.client.send(self._request(), stream=True)
+        except (TimeoutError, httpx.TimeoutException) as error:
+            late = not isinstance(error, httpx.ConnectTimeout)
+            message = f"{_NO_ENDPOINT} {'did not answer in time' if late else 'cannot be reached'}"
+            return self._failed(504, "timeout", message)
+        except httpx.ConnectError:
+            return self._failed(502, "connect", f"{_NO_ENDPOINT} cannot be reached")
+        except httpx.TransportError as error:
+            message = f"{_NO_ENDPOINT} broke the connection off ({type(error).__name__})"
+            return self._failed(502, "cut", message)
+        self._first_s = self._seconds()
+        self._status = response.status_code
+        try:
+            if response.headers.get("content-type", "").startswith("text/event-stream"):
+                await self._stream(response, send)
+                return None
+            return await self._whole(response, send)
+        finally:
+            await response.aclose()
+
+    def _request(self) -> httpx.Request:
+        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+        if self._route.key is not None:
+            headers["Authorization"] = f"Bearer {self._route.key}"
+        url = f"{self._route.url}/{self._asked.path}"
+        return self._desk.client.build_request("POST", url, content=self._asked.content, headers=headers)
+
+    async def _whole(self, response: httpx.Response, send: Send) -> JSONResponse | None:
+        content, trouble = bytearray(), ""
+        try:
+            async for piece in self._pieces(response):
+                content += piece
+                if len(content) > self._desk.settings.max_answer_bytes:
+                    return self._failed(502, "too_large", f"the answer of {_NO_ENDPOINT} is too large")
+        except (TimeoutError, httpx.TransportError, httpx.DecodingError):
+            trouble = "cut"
+        body = self._without_key(bytes(content))
+        answer = whole_answer(body)
+        self._answer = answer or Answer()
+        if not response.is_success:
+            trouble = trouble or "status"
+        elif answer is None:
+            trouble = trouble or "broken"
+        self._record(trouble, body.decode("utf-8", "replace") if trouble else "")
+        # A body that broke off is announced one byte longer than it is, so that the client sees it break off, too.
+        length = len(body) + (trouble == "cut")
+        await _start(send, response, {"content-length": str(length)})
+        await send({"type": "http.response.body", "body": body, "more_body": trouble == "cut"})
+        return None
+
+    async def _stream(self, response: httpx.Response, send: Send) -> None:
+        await _start(send, response, {"cache-control": "no-cache"})
+        stream = EventStream(hide_usage=self._asked.hide_usage)
+        self._answer = stream.answer
+        trouble, size = "", 0
+        try:
+            async for piece in self._pieces(response):
+                size += len(piece)
+                if size > self._desk.settings.max_answer_bytes:
+                    trouble = "too_large"
+                    break
+                passed = stream.feed(piece)
+                if stream.answer.done:
+                    self._record(_stream_trouble(stream), stream.error)
+                if passed:
+                    await send({"type": "http.response.body", "body": passed, "more_body": True})
+        except (TimeoutError, httpx.TransportError, httpx.DecodingError):
+            trouble = "cut"
+        if rest := stream.end():
+            await send({"type": "http.response.body", "body": rest, "more_body": True})
+        self._record(trouble or _stream_trouble(stream), stream.error)
+        if not trouble:  # left without an end otherwise: the server then closes the connection
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _pieces(self, response: httpx.Response) -> AsyncIterator[bytes]:
+        """What comes, as it comes.
+
+        Raises:
+            TimeoutError: Nothing came for too long.
+        """
+        pieces = response.aiter_bytes()
+        while True:
+            async with asyncio.timeout(self._desk.settings.silence_s):
+                piece = await anext(pieces, None)
+            if piece is None:
+                return
+            yield piece
+
+    def _without_key(self, content: bytes) -> bytes:
+        """``content``, should an endpoint repeat its key in an error."""
+        key = self._route.key
+        return content.replace(key.encode(), b"[key]") if key else content
+
+    def _failed(self, status: int, trouble: str, message: str) -> JSONResponse:
+        self._record(trouble, message)
+        return refusal(status, trouble, message)
+
+    def _record(self, trouble: str, error: str = "") -> None:
+        """Log the call, once."""
+        if self._logged:
+            return
+        self._logged = True
+        body, answer = dict(self._asked.body), self._answer
+        price = self._desk.settings.price(self._asked.model)
+        usage = Usage(
+            prompt_tokens=answer.tokens("prompt_tokens"),
+            completion_tokens=answer.tokens("completion_tokens"),
+            seconds=self._seconds(),
+        )
+        messages, tools = body.pop("messages", ()), body.pop("tools", None)
+        call = ModelCall(
+            path=self._asked.path,
+            model=self._asked.model,
+            messages=messages if isinstance(messages, list) else (),
+            tools=tools if isinstance(tools, list) else (),
+            prompt=body.pop("prompt", None),
+            request={key: value for key, value in body.items() if key != "model"},
+            choices=answer.in_order,
+            answered_by=answer.model,
+            stream=bool(body.get("stream")),
+            status=self._status,
+            trouble=trouble,
+            error=error[:_ERROR_CHARS],
+            first_s=self._first_s,
+            priced=price is not None,
+        )
+        cost = cost_usd(price, usage, answer.cached_tokens)
+        self._desk.log.record(self._label, call, usage.model_copy(update={"cost_usd": cost}))
+        self._desk.count(trouble or "200")
+
+    def _seconds(self) -> float:
+        return round(time.monotonic() - self._began, 6)
+
+
+def _stream_trouble(stream: EventStream) -> str:
+    if stream.error:
+        return "status"
+    if stream.broken:
+        return "broken"
+    return "" if stream.answer.finished else "cut"
+
+
+async def _start(send: Send, response: httpx.Response, own: dict[str, str]) -> None:
+    passed = {
+        name: value
+        for name, value in response.headers.items()
+        if name in _PASSED or name.startswith(_PASSED_BEGINNINGS)
+    }
+    headers = [(name.encode(), value.encode("latin-1")) for name, value in (passed | own).items()]
+    await send({"type": "http.response.start", "status": response.status_code, "headers": headers})
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

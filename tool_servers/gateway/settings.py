@@ -1,0 +1,146 @@
+"""Settings of the gateway."""
+
+from __future__ import annotations
+
+import os
+from fnmatch import fnmatchcase
+from typing import ClassVar
+
+import httpx
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
+
+from afm.distill.gateway import Usage
+from afm.errors import ConfigError
+from afm.settings import Settings
+from tool_servers.shared.settings import ServerSettings
+
+_MILLION = 1_000_000
+
+
+class Upstream(BaseModel):
+    """One endpoint behind the gateway.
+
+    Attributes:
+        url: With its ``/v1``.
+        models: Patterns of the models that are asked here, ``*`` for any letters.
+        key_variable: Environment variable with its key.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    url: str
+    models: tuple[str, ...] = ("*",)
+    key_variable: str = "GATEWAY_UPSTREAM_API_KEY"
+
+    @field_validator("url")
+    @classmethod
+    def _checked(cls, url: str) -> str:
+        try:
+            parsed = httpx.URL(url)
+        except httpx.InvalidURL as error:
+            raise ValueError(f"an address: {error}") from None
+        if parsed.scheme not in ("http", "https") or not parsed.host:
+            raise ValueError("an address that begins with http:// or https://")
+        if parsed.userinfo or parsed.query:
+            raise ValueError("an address without user, password and query; a key comes from the environment")
+        return url.rstrip("/")
+
+
+class Price(BaseModel):
+    """USD for a million tokens.
+
+    Attributes:
+        cached: For tokens of the prompt that the endpoint had in its cache; as ``prompt`` when ``None``.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    prompt: float = Field(ge=0)
+    completion: float = Field(ge=0)
+    cached: float | None = Field(default=None, ge=0)
+
+
+class GatewaySettings(ServerSettings):
+    """The YAML of the gateway.
+
+    Attributes:
+        upstreams: The first whose patterns match a request's model is asked.
+        prices: By model or pattern; the first that matches counts.
+        ask_usage: Ask for the tokens of a stream, and keep that last event of it from clients that did not.
+        answer_s: For the head of an endpoint's answer; then status 504.
+        silence_s: Between two pieces of an answer; then it is cut.
+        max_request_bytes: Of a request.
+        max_answer_bytes: Of an answer.
+        max_parallel: Calls at the same time.
+    """
+
+    content: ClassVar[str] = "gateway settings"
+
+    upstreams: tuple[Upstream, ...] = ()
+    prices: dict[str, Price] = Field(default_factory=dict)
+    ask_usage: bool = True
+    answer_s: float = Field(default=600.0, gt=0)
+    silence_s: float = Field(default=300.0, gt=0)
+    max_request_bytes: int = Field(default=64 << 20, ge=1024)
+    max_answer_bytes: int = Field(default=64 << 20, ge=1024)
+    max_parallel: int = Field(default=256, ge=1)
+    max_waiting: int = Field(default=1024, ge=0)
+    finish_s: float = Field(default=60.0, gt=0)
+
+    def price(self, model: str) -> Price | None:
+        """What ``model`` costs, if that is known."""
+        if model in self.prices:
+            return self.prices[model]
+        return next((price for pattern, price in self.prices.items() if fnmatchcase(model, pattern)), None)
+
+
+class Route:
+    """An endpoint with its key."""
+
+    def __init__(self, upstream: Upstream, key: str | None) -> None:
+        self.url = upstream.url
+        self.key = key
+        self._models = upstream.models
+
+    def serves(self, model: str) -> bool:
+        """Whether ``model`` is asked here."""
+        return any(fnmatchcase(model, pattern) for pattern in self._models)
+
+
+def open_routes(settings: GatewaySettings, environment: Settings, url: str | None = None) -> list[Route]:
+    """The endpoints: ``url`` alone if given, else those of the settings, else the one of the environment.
+
+    Raises:
+        ConfigError: There is none, or its key cannot be sent.
+    """
+    upstreams = settings.upstreams
+    told = url or (None if upstreams else environment.gateway_upstream_url)
+    if told is not None:
+        from afm.configuration import validated
+
+        upstreams = (validated(Upstream, {"url": told}, "upstream"),)
+    if not upstreams:
+        raise ConfigError(
+            "the gateway has no endpoint behind it; give --upstream http://HOST:PORT/v1, set GATEWAY_UPSTREAM_URL, or "
+            "list `upstreams` in its YAML"
+        )
+    return [Route(upstream, _key(upstream, environment)) for upstream in upstreams]
+
+
+def _key(upstream: Upstream, environment: Settings) -> str | None:
+    name = upstream.key_variable
+    own: SecretStr | None = getattr(environment, name.lower(), None)
+    key = own.get_secret_value() if isinstance(own, SecretStr) else os.environ.get(name) or None
+    if key is not None and (not key.isascii() or not key.isprintable() or key.strip() != key):
+        raise ConfigError(f"{name}: expected printable ASCII without blanks around it")
+    return key
+
+
+def cost_usd(price: Price | None, usage: Usage, cached_tokens: int) -> float:
+    """What a call cost by ``price``, 0 without one."""
+    if price is None:
+        return 0.0
+    cached = min(cached_tokens, usage.prompt_tokens)
+    in_cache = price.prompt if price.cached is None else price.cached
+    spent = (usage.prompt_tokens - cached) * price.prompt + cached * in_cache
+    return (spent + usage.completion_tokens * price.completion) / _MILLION
