@@ -88,3 +88,12 @@ def _is_agents(segments: Sequence[Segment], start: int, end: int) -> bool:
             return False
         position = stop
     return True
+
+
+def dressed_answer(answer: str, spec: AgentSpec) -> str:
+    """A team's bare answer, dressed as the agent's answer role wants it; dressed ones stay as they are."""
+    if spec.answer_format is AnswerFormat.BOXED and "\\boxed{" not in answer:
+        return f"\\boxed{{{answer}}}"
+    if spec.answer_format is AnswerFormat.FENCE and "```" not in answer:
+        return f"\n```py\n{answer.rstrip()}\n```\n"
+    return answer

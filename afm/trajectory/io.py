@@ -30,7 +30,7 @@ def read_records(path: str | Path) -> Iterator[Record | DataError]:
         if not line.strip():
             continue
         try:
-            yield _record(line)
+            yield record_of_line(line)
         except DataError as error:
             yield DataError(error.message, path=str(path), line=number)
 
@@ -109,7 +109,7 @@ class RecordWriter:
         """
         if self._file is None:
             raise ValueError(f"{self.path}: the writer is not open; use it as a context manager")
-        self._file.write(_line(record, self.path))
+        self._file.write(line_of_record(record, self.path))
         self._file.flush()
 
 
@@ -119,16 +119,23 @@ def append_record(path: str | Path, record: Record) -> None:
     Raises:
         DataError: The record holds something that JSON cannot express.
     """
-    line = _line(record, Path(path))
+    line = line_of_record(record, Path(path))
     with Path(path).open("ab", buffering=0) as file:
         file.write(line)
 
 
-def _line(record: Record, path: Path) -> bytes:
+def line_of_record(record: Record, path: Path | None = None) -> bytes:
+    """A record as one line with its line feed; ``path`` names its file in errors.
+
+    Raises:
+        DataError: The record holds something that JSON cannot express.
+    """
     try:
         return record.model_dump_json().encode() + b"\n"
     except (PydanticSerializationError, UnicodeEncodeError) as error:
-        raise DataError(f"record {record.id!r} cannot be written: {error}", path=str(path)) from None
+        raise DataError(
+            f"record {record.id!r} cannot be written: {error}", path=None if path is None else str(path)
+        ) from None
 
 
 def raw_lines(path: Path) -> Iterator[tuple[int, bytes]]:
@@ -144,7 +151,12 @@ def raw_lines(path: Path) -> Iterator[tuple[int, bytes]]:
         raise DataError(f"cannot be read: {error.strerror}", path=str(path)) from None
 
 
-def _record(line: bytes) -> Record:
+def record_of_line(line: bytes) -> Record:
+    """The record of one line.
+
+    Raises:
+        DataError: It is none; without file and line number.
+    """
     try:
         return Record.model_validate_json(line)
     except ValidationError as error:
@@ -219,7 +231,7 @@ def _last_line_start(file: BinaryIO, size: int) -> int:
 
 def _is_record(line: bytes) -> bool:
     try:
-        _record(line)
+        record_of_line(line)
     except DataError:
         return False
     return True

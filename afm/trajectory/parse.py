@@ -98,9 +98,13 @@ def parse(text: str, spec: AgentSpec, *, path: str | None = None, line: int | No
     return Trajectory(found.steps, found.tail)
 
 
-def scan(text: str, spec: AgentSpec) -> Scan:
-    """Read whatever can be read, and list every fault of structure, up to ``MAX_FAULTS``."""
-    found = split(text, spec)
+def scan(text: str, spec: AgentSpec, *, found: Split | None = None) -> Scan:
+    """Read whatever can be read, and list every fault of structure, up to ``MAX_FAULTS``.
+
+    Args:
+        found: The text's :func:`split`, where the caller has it already.
+    """
+    found = split(text, spec) if found is None else found
     issues = islice(_issues(text, found, spec), MAX_FAULTS)
     return Scan(Trajectory(found.steps, found.tail), tuple(issues))
 

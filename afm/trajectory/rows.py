@@ -1,4 +1,4 @@
-"""Trajectories of a file in any shape we read: record JSONL, or alpaca rows as JSON or JSONL."""
+"""Trajectories of a file in any shape we read: record JSONL, alpaca rows as JSON or JSONL, or what is converted."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from codecs import BOM_UTF8
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from pydantic import ValidationError
 
@@ -18,6 +18,9 @@ from afm.trajectory.io import explain, raw_lines
 from afm.trajectory.parse import author_segments
 from afm.trajectory.record import Record
 from afm.trajectory.types import Segment
+
+if TYPE_CHECKING:
+    from afm.trajectory.convert import Format
 
 _BLANK, _SEPARATOR = re.compile(r"\s*"), re.compile(r"[\s,]*")
 _SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
@@ -45,13 +48,16 @@ class TrajectoryRow:
     segments: tuple[Segment, ...]
 
 
-def read_rows(path: str | Path, agent: str | None = None) -> Iterator[TrajectoryRow | DataError]:
+def read_rows(
+    path: str | Path, agent: str | None = None, *, read_as: str | None = None
+) -> Iterator[TrajectoryRow | DataError]:
     """Yield every response of a file, and for a bad row its error with path and line.
 
     Args:
-        path: Record JSONL, alpaca JSONL, or a JSON array of alpaca rows.
+        path: Record JSONL, alpaca JSONL, a JSON array of alpaca rows, or any format that is converted.
         agent: Read all rows as this agent (name or YAML). By default a record is read as the agent it names (the
             ``agent.yaml`` beside the file, or the shipped one).
+        read_as: Name of the format; by default found by the first row.
 
     Raises:
         DataError: The file cannot be opened.
@@ -59,6 +65,10 @@ def read_rows(path: str | Path, agent: str | None = None) -> Iterator[Trajectory
         UsageError: An alpaca row is met, which names no agent, and ``agent`` is not given.
     """
     agents = _Agents(Path(path), agent)
+    other = _other_format(Path(path), read_as)
+    if other is not None:
+        yield from _converted(Path(path), other, agents)
+        return
     for number, (line, item) in enumerate(json_rows(path), start=1):
         if isinstance(item, DataError):
             yield item
@@ -70,17 +80,44 @@ def read_rows(path: str | Path, agent: str | None = None) -> Iterator[Trajectory
             yield DataError(message, path=str(path), line=line)
 
 
+def _other_format(path: Path, read_as: str | None) -> Format | None:
+    """A format that has to be converted; ``None`` for records and alpaca rows, and for what is none."""
+    from afm.trajectory.convert import detected, format_named
+
+    if read_as is not None:
+        found = format_named(read_as)
+    else:
+        try:
+            found = detected(path)
+        except DataError:
+            return None
+    return None if found.name in ("coa", "alpaca") else found
+
+
+def _converted(path: Path, found: Format, agents: _Agents) -> Iterator[TrajectoryRow | DataError]:
+    from afm.trajectory.convert import Context, read_converted
+
+    context = Context(agent=agents.fixed)
+    for number, (line, row) in enumerate(read_converted(path, found, context), start=1):
+        if isinstance(row, DataError):
+            yield row
+            continue
+        record = row.record
+        segments = tuple(Segment(segment.author, segment.text) for segment in record.segments)
+        yield TrajectoryRow(record.id or str(number), line, context.spec(record.agent), segments)
+
+
 class _Agents:
     """Loads each agent once."""
 
     def __init__(self, path: Path, agent: str | None) -> None:
         self._path = path
         self._loaded: dict[str, AgentSpec] = {}
-        self._fixed = agent_of_model(path.parent, agent) if agent else None
+        self.fixed = agent_of_model(path.parent, agent) if agent else None
 
     def of(self, name: str | None) -> AgentSpec:
-        if self._fixed is not None:
-            return self._fixed
+        if self.fixed is not None:
+            return self.fixed
         if name is None:
             raise UsageError(f"{self._path}: alpaca rows name no agent; give --agent NAME")
         if name not in self._loaded:

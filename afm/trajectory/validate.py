@@ -10,24 +10,29 @@ from itertools import islice
 from afm.agents.spec import START, AgentSpec, RoleKind
 from afm.errors import Fault, TrajectoryError
 from afm.trajectory.answer import read_answer
-from afm.trajectory.parse import MAX_FAULTS, FaultFinder, scan
+from afm.trajectory.parse import MAX_FAULTS, FaultFinder, Split, scan
 from afm.trajectory.types import Author, Segment, Step
 
 
-def validate(segments: Sequence[Segment], spec: AgentSpec) -> tuple[TrajectoryError, ...]:
+def validate(
+    segments: Sequence[Segment], spec: AgentSpec, *, found: Split | None = None
+) -> tuple[TrajectoryError, ...]:
     """Every fault of a response, in the order of its text; an empty result means it is valid.
 
     Checked: the structure (see :func:`afm.trajectory.scan`), what may follow what including grades, required,
     forbidden and doubled thoughts, counts, empty steps, an observation directly behind every tool call, one answer
     in its format with nothing behind it, and that the environment wrote the observations and the agent all else. Of each of
     structure, order and authors, the first ``MAX_FAULTS`` are listed.
+
+    Args:
+        found: What :func:`afm.trajectory.parse.split` made of the text, where the caller has it already.
     """
     text = "".join(segment.text for segment in segments)
-    found = scan(text, spec)
-    steps = found.trajectory.steps
+    scanned = scan(text, spec, found=found)
+    steps = scanned.trajectory.steps
     finder = FaultFinder(text)
     faults = [
-        *found.issues,
+        *scanned.issues,
         *islice(_Order(finder, spec).faults(steps), MAX_FAULTS),
         *islice(_author_faults(segments, steps, finder, spec), MAX_FAULTS),
     ]

@@ -111,18 +111,20 @@ def test_the_tags_of_an_agent_of_ones_own_are_known_without_its_tools():
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "<a1>" * 50_000,
-        "<zz>" * 25_000 + "</zz>" * 25_000,
-        "<tool_call>" * 25_000,
-        "Action: x\n" * 25_000 + "\n" * 50_000,
-    ],
+    "parts",
+    [["<a1>"], ["<zz>", "</zz>"], ["<tool_call>"], ["Action: x\n", "\n\n"]],
+    ids=lambda parts: parts[0].strip(),
 )
-def test_hostile_text_takes_time_in_proportion(text):
-    def cost(part):
-        begun = time.process_time()
-        calls(part, BARE)
-        return time.process_time() - begun
+def test_hostile_text_takes_time_in_proportion(parts):
+    """The least of three: a collection of this process's garbage may fall into one."""
 
-    assert cost(text) < 40 * max(cost(text[: len(text) // 4]), 0.02)
+    def cost(count):
+        text = "".join(part * count for part in parts)
+        times = []
+        for _ in range(3):
+            begun = time.process_time()
+            calls(text, BARE)
+            times.append(time.process_time() - begun)
+        return min(times)
+
+    assert cost(24_000) < 12 * max(cost(6_000), 0.01)

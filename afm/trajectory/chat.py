@@ -1,0 +1,113 @@
+"""Chat messages of a row, as OpenAI and those who follow it write them, checked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from afm.errors import DataError
+
+
+def text_of(row: Mapping[str, Any], key: str) -> str:
+    """The text under ``key``.
+
+    Raises:
+        DataError: There is none.
+    """
+    if key not in row:
+        raise DataError(f"no key {key!r} among {sorted(row)[:8]}")
+    if not isinstance(row[key], str):
+        raise DataError(f"{key}: got {type(row[key]).__name__}, expected a text")
+    return str(row[key])
+
+
+def loss_flag(message: Mapping[str, Any]) -> bool:
+    """Whether a message says that it is trained on; without a word it does.
+
+    Raises:
+        DataError: ``loss`` is neither true nor false.
+    """
+    flag = message.get("loss")
+    if flag is not None and not isinstance(flag, bool):
+        raise DataError(f"loss: got {flag!r}, expected true or false")
+    return flag is not False
+
+
+def tools_text(tools: Any) -> str:
+    """Declared tools as chat templates take them: the JSON text of a list of objects, empty for none.
+
+    Raises:
+        DataError: They are no such list, nor its text.
+    """
+    listed = tools or []
+    if isinstance(listed, str):
+        try:
+            listed = json.loads(listed)
+        except ValueError as error:
+            raise DataError(f"tools: no JSON: {error}") from None
+    if not isinstance(listed, list) or not all(isinstance(tool, Mapping) for tool in listed):
+        raise DataError(f"tools: got {str(tools)[:80]}, expected a list of objects")
+    return tools if isinstance(tools, str) else json.dumps(listed, ensure_ascii=False) if listed else ""
+
+
+def message_list(
+    row: Mapping[str, Any], column: str, role_key: str = "role", content_key: str | None = "content"
+) -> list[Mapping[str, Any]]:
+    """The messages under ``column``, at least one, each with a role and (unless its key is ``None``) a text.
+
+    Raises:
+        DataError: There are none such, or one's ``loss`` is no flag.
+    """
+    messages = row.get(column)
+    if not isinstance(messages, list) or not messages:
+        raise DataError(f"{column}: got {str(messages)[:40]!r}, expected a list of messages")
+    for number, message in enumerate(messages):
+        if not isinstance(message, Mapping):
+            raise DataError(f"{column}[{number}]: got {type(message).__name__}, expected a message")
+        try:
+            text_of(message, role_key)
+            if content_key is not None:
+                text_of(message, content_key)
+            loss_flag(message)
+        except DataError as error:
+            raise DataError(f"{column}[{number}]: {error.message}") from None
+    return messages
+
+
+def content_text(message: Mapping[str, Any]) -> str:
+    """The text of a message; text parts are joined.
+
+    Raises:
+        DataError: It holds something else.
+    """
+    content = message.get("content")
+    if isinstance(content, list):
+        if not all(isinstance(part, Mapping) and isinstance(part.get("text"), str) for part in content):
+            raise DataError("content: expected text parts only")
+        return "".join(part["text"] for part in content)
+    if not isinstance(content, str):
+        raise DataError(f"content: got {type(content).__name__}, expected a text")
+    return content
+
+
+def called_function(call: Any) -> dict[str, Any]:
+    """``{name, arguments}`` of one element of ``tool_calls``, the arguments decoded.
+
+    Raises:
+        DataError: It is no such call.
+    """
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise DataError(f"tool_calls: got {str(call)[:80]!r}, expected {{function: {{name, arguments}}}}")
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except ValueError as error:
+            raise DataError(f"tool_calls: arguments of {function['name']!r} are no JSON: {error}") from None
+    if not isinstance(arguments, Mapping):
+        raise DataError(
+            f"tool_calls: arguments of {function['name']!r}: got {str(arguments)[:40]!r}, expected an object"
+        )
+    return {"name": function["name"], "arguments": arguments}

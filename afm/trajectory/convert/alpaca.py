@@ -1,0 +1,66 @@
+"""Alpaca rows: ``{instruction, input, output}``; the output is the whole trajectory with its tags."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from afm.errors import DataError
+from afm.trajectory.chat import text_of
+from afm.trajectory.convert.base import Context, Format, Read, judged
+from afm.trajectory.convert.dialogue import question_in
+from afm.trajectory.convert.sidecar import KEY, aside, kept_aside, restored
+from afm.trajectory.parse import author_segments
+from afm.trajectory.record import Record, TextSegment
+from afm.trajectory.rows import ALPACA_KEYS
+
+
+class Alpaca(Format):
+    """The authors come from the tags."""
+
+    name: ClassVar[str] = "alpaca"
+    loses: ClassVar[str] = "id, gold answer, verdict, cost and provenance"
+
+    def known(self, row: Any) -> bool:
+        """See :class:`Format`."""
+        return isinstance(row, dict) and "instruction" in row and "output" in row
+
+    def read(self, row: Any, context: Context) -> Read:
+        """See :class:`Format`."""
+        if not isinstance(row, dict):
+            raise DataError(f"got {type(row).__name__}, expected an object with {', '.join(ALPACA_KEYS)}")
+        instruction, output = text_of(row, "instruction"), text_of(row, "output")
+        more = row.get("input") or ""
+        if not isinstance(more, str):
+            raise DataError(f"input: got {type(more).__name__}, expected a text")
+        kept = kept_aside(row)
+        spec = context.spec(kept.get("agent"))
+        found = author_segments(output, spec)
+        segments = tuple(TextSegment(author=segment.author, text=segment.text) for segment in found)
+        facts: dict[str, Any] = {
+            "id": str(row.get("id", "")),
+            "agent": spec.name,
+            "agent_digest": spec.digest,
+        }
+        if not kept:
+            facts |= judged(segments, spec)
+        question = question_in(f"{instruction}\n{more}" if more else instruction, spec)
+        known = {*ALPACA_KEYS, "id", KEY}
+        lost = tuple(f"key {key!r}" for key, value in row.items() if key not in known and value)
+        return Read(restored(kept, question, segments, [instruction, more, output], **facts), lost)
+
+    def write(self, record: Record, context: Context) -> Any:
+        """See :class:`Format`."""
+        spec = context.spec(record.agent)
+        row: dict[str, Any] = {
+            "instruction": spec.user_message(record.question),
+            "input": "",
+            "output": record.text,
+        }
+        if context.bare:
+            return row
+        found = author_segments(record.text, spec)
+        same = [(part.author, part.text) for part in record.segments] == [
+            (part.author, part.text) for part in found
+        ]
+        also = (*(() if same else ("segments",)), *(("calls",) if record.calls else ()))
+        return {**row, KEY: aside(record, also, [row["instruction"], "", row["output"]])}

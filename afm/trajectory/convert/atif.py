@@ -1,0 +1,208 @@
+"""The Agent Trajectory Interchange Format (ATIF, RFC 0001 of the Harbor framework), versions 1.0 to 1.7, both ways."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime
+from typing import Any, ClassVar
+
+from afm.errors import DataError
+from afm.trajectory.convert.base import Context, DialogueFormat
+from afm.trajectory.convert.dialogue import ARGUMENT, Dialogue, Turn, Use
+from afm.trajectory.convert.messages import declared
+from afm.trajectory.convert.sidecar import KEY, kept_aside
+from afm.trajectory.record import Cost, Record
+
+VERSIONS = tuple(f"1.{minor}" for minor in range(8))
+_PREFIX = "ATIF-v"
+_OPTION = "atif_version"
+
+
+class Atif(DialogueFormat):
+    """One trajectory a row; the question is the user's step, each turn of the agent a step with its call and result."""
+
+    name: ClassVar[str] = "atif"
+    loses: ClassVar[str] = "gold answer, verdict and provenance"
+
+    def known(self, row: Any) -> bool:
+        """See :class:`Format`."""
+        return isinstance(row, dict) and str(row.get("schema_version", "")).startswith(_PREFIX)
+
+    def kept(self, row: Any) -> Mapping[str, Any]:
+        """See :class:`DialogueFormat`."""
+        places = (row, row.get("agent")) if isinstance(row, dict) else ()
+        for place in places:
+            extra = place.get("extra") if isinstance(place, dict) else None
+            if isinstance(extra, dict) and KEY in extra:
+                return kept_aside(extra)
+        return {}
+
+    def parse(self, row: Any) -> Dialogue:
+        """See :class:`DialogueFormat`."""
+        version = str(row.get("schema_version", "")) if isinstance(row, dict) else ""
+        if version.removeprefix(_PREFIX) not in VERSIONS:
+            raise DataError(f"schema_version: got {version!r}, expected ATIF-v1.0 to ATIF-v1.7")
+        steps = row.get("steps")
+        if not isinstance(steps, list) or not steps:
+            raise DataError("steps: expected a list of steps")
+        reader = _Reader()
+        for number, step in enumerate(steps):
+            try:
+                reader.take(step, number + 1)
+            except DataError as error:
+                raise DataError(f"steps[{number}]: {error.message}") from None
+        if reader.question is None:
+            raise DataError("steps: none is the user's")
+        told = row.get("agent")
+        agent = told if isinstance(told, dict) else {}
+        if row.get("subagent_trajectories"):
+            reader.lost.append(f"{len(row['subagent_trajectories'])} embedded trajectories of subagents")
+        if row.get("continued_trajectory_ref"):
+            reader.lost.append(f"its continuation in {row['continued_trajectory_ref']!r}")
+        facts: dict[str, Any] = {
+            "id": str(row.get("trajectory_id") or row.get("session_id") or ""),
+            "model": str(agent.get("model_name") or ""),
+        }
+        if cost := reader.cost(row.get("final_metrics")):
+            facts["cost"] = cost
+        return Dialogue(reader.question, tuple(reader.turns), facts, tuple(dict.fromkeys(reader.lost)))
+
+    def show(self, dialogue: Dialogue, record: Record, context: Context, kept: Mapping[str, Any]) -> Any:
+        """See :class:`DialogueFormat`."""
+        version = context.options.get(_OPTION, VERSIONS[-1])
+        minor = VERSIONS.index(version)
+        agent: dict[str, Any] = {"name": record.agent, "version": record.agent_digest or "0"}
+        agent |= {"model_name": record.model} if record.model else {}
+        names = list(dict.fromkeys(use.tool for turn in dialogue.turns for use in turn.uses))
+        if names and minor >= 5:  # tool_definitions came with 1.5
+            agent["tool_definitions"] = [declared(name) for name in names]
+        row: dict[str, Any] = {
+            "schema_version": f"{_PREFIX}{version}",
+            "session_id": record.id or "unnamed",  # required until 1.6
+            "agent": agent,
+            "steps": list(_shown_steps(dialogue)),
+            "final_metrics": {
+                "total_prompt_tokens": record.cost.prompt_tokens,
+                "total_completion_tokens": record.cost.agent_tokens,
+                "total_steps": len(dialogue.turns) + 1,
+            },
+        }
+        if minor >= 7 and record.id:
+            row["trajectory_id"] = record.id
+        if kept:
+            place = row if minor >= 1 else agent  # the root has an `extra` since 1.1
+            place["extra"] = {KEY: dict(kept)}
+        return row
+
+
+def _shown_steps(dialogue: Dialogue) -> list[dict[str, Any]]:
+    steps: list[dict[str, Any]] = [{"step_id": 1, "source": "user", "message": dialogue.question}]
+    for turn in dialogue.turns:
+        step: dict[str, Any] = {"step_id": len(steps) + 1, "source": "agent", "message": turn.text}
+        if turn.uses:
+            identities = [f"call_{step['step_id']}_{number}" for number in range(len(turn.uses))]
+            step["tool_calls"] = [
+                {"tool_call_id": identity, "function_name": use.tool, "arguments": {ARGUMENT: use.text()}}
+                for identity, use in zip(identities, turn.uses, strict=True)
+            ]
+            results = [
+                {"source_call_id": identity, "content": use.result or ""}
+                for identity, use in zip(identities, turn.uses, strict=True)
+            ]
+            step["observation"] = {"results": results}
+        steps.append(step)
+    return steps
+
+
+class _Reader:
+    """What is known of a trajectory so far."""
+
+    def __init__(self) -> None:
+        self.question: str | None = None
+        self.turns: list[Turn] = []
+        self.lost: list[str] = []
+        self._tokens = {"prompt_tokens": 0, "completion_tokens": 0}
+
+    def take(self, step: Any, number: int) -> None:
+        if not isinstance(step, dict):
+            raise DataError(f"got {type(step).__name__}, expected an object")
+        if step.get("step_id") != number:
+            raise DataError(f"step_id: got {step.get('step_id')!r}, expected {number}")
+        _check_time(step.get("timestamp"))
+        if step.get("is_copied_context"):
+            self.lost.append("steps copied from an earlier trajectory")
+            return
+        source, text = step.get("source"), self._text(step.get("message", ""))
+        if source == "system":
+            self.lost += ["steps of the system"] if text or step.get("observation") else []
+        elif source == "user":
+            if self.turns:
+                raise DataError("a second message of the user behind the agent's first")
+            self.question = text if self.question is None else f"{self.question}\n\n{text}"
+        elif source == "agent":
+            self._agent(step, text)
+        else:
+            raise DataError(f"source: got {source!r}, expected system, user or agent")
+
+    def _agent(self, step: Mapping[str, Any], text: str) -> None:
+        hidden = step.get("reasoning_content")
+        if isinstance(hidden, str) and hidden.strip() and hidden.strip() not in text:
+            text = f"{hidden.strip()}\n\n{text}".strip()
+        calls = step.get("tool_calls") or []
+        uses, identities = [], []
+        for call in calls if isinstance(calls, list) else []:
+            if not isinstance(call, dict) or not isinstance(call.get("function_name"), str):
+                raise DataError(f"tool_calls: got {str(call)[:80]!r}, expected a function_name")
+            uses.append(Use(call["function_name"], call.get("arguments", {})))
+            identities.append(call.get("tool_call_id"))
+        observation = step.get("observation")
+        results = observation.get("results", []) if isinstance(observation, dict) else []
+        for result in results:
+            place = self._place(result, identities, uses)
+            uses[place] = replace(uses[place], result=self._text(result.get("content")))
+            if result.get("subagent_trajectory_ref"):
+                self.lost.append("references to trajectories of subagents")
+        self.turns.append(Turn(text, tuple(uses)))
+        metrics = step.get("metrics")
+        if isinstance(metrics, dict):
+            for name in self._tokens:
+                self._tokens[name] += metrics.get(name) or 0
+
+    def _place(self, result: Any, identities: list[Any], uses: list[Use]) -> int:
+        if not isinstance(result, dict):
+            raise DataError(f"observation: got {type(result).__name__}, expected a result")
+        identity = result.get("source_call_id")
+        if identity is None:
+            free = [place for place, use in enumerate(uses) if use.result is None]
+            if free:
+                return free[0]
+            raise DataError("observation: a result without a tool call")
+        if identity not in identities:
+            raise DataError(f"observation: source_call_id {identity!r} is none of the step's tool calls")
+        return identities.index(identity)
+
+    def _text(self, content: Any) -> str:
+        if isinstance(content, list):
+            parts = [part for part in content if isinstance(part, dict)]
+            self.lost += ["pictures"] if any(part.get("type") == "image" for part in parts) else []
+            return "".join(str(part["text"]) for part in parts if part.get("type") == "text")
+        if content is not None and not isinstance(content, str):
+            raise DataError(f"got {type(content).__name__}, expected a text or its parts")
+        return content or ""
+
+    def cost(self, final: Any) -> Cost | None:
+        """Tokens of the whole: the totals that it tells, else the sum of its steps."""
+        told = final if isinstance(final, dict) else {}
+        prompt = told.get("total_prompt_tokens") or self._tokens["prompt_tokens"]
+        completion = told.get("total_completion_tokens") or self._tokens["completion_tokens"]
+        found = Cost(prompt_tokens=prompt, agent_tokens=completion)
+        return found if found != Cost() else None
+
+
+def _check_time(told: Any) -> None:
+    try:
+        if told is not None:
+            datetime.fromisoformat(str(told).replace("Z", "+00:00"))
+    except ValueError:
+        raise DataError(f"timestamp: got {told!r}, expected ISO 8601") from None

@@ -1,0 +1,252 @@
+"""What all formats of conversations have in common: a question, turns of the agent, calls of tools with their results.
+
+A trajectory becomes a dialogue by cutting it at its tool calls: what the agent wrote before a call is the turn's text, its tags
+included, so that nothing is lost. On the way back text with tags of the agent stays as it is; other text becomes a
+thought, and that of the last turn the answer.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from afm.agents import AgentSpec
+from afm.errors import DataError, suggestion
+from afm.trajectory.answer import dressed_answer
+from afm.trajectory.parse import opening_pattern, split
+from afm.trajectory.record import CallRecord, Record, TextSegment
+from afm.trajectory.render import observation_text, render
+from afm.trajectory.types import Author, Segment, Step, Trajectory
+
+ARGUMENT = "input"
+"""Parameter under which the text of a call stands in formats whose calls have named parameters."""
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """One tool call.
+
+    Attributes:
+        tool: Empty when the call is written in the text of its turn.
+        arguments: Its text, or parameters by name.
+        result: What came back; ``None`` when that is not known.
+    """
+
+    tool: str
+    arguments: Any
+    result: str | None = None
+
+    def text(self) -> str:
+        """The text of the call: the only parameter's value, or all of them as JSON."""
+        if isinstance(self.arguments, str):
+            return self.arguments
+        if isinstance(self.arguments, Mapping) and len(self.arguments) == 1:
+            [value] = self.arguments.values()
+            return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        return json.dumps(self.arguments, ensure_ascii=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What the agent said, then the tools it called.
+
+    Attributes:
+        final: The text is the answer and nothing else.
+    """
+
+    text: str = ""
+    uses: tuple[Use, ...] = ()
+    final: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Dialogue:
+    """One conversation about one question.
+
+    Attributes:
+        question: As it was asked, an instruction before it included.
+        facts: Further fields of the record, by their names there.
+        lost: What the row held and a record cannot, in a few words each.
+    """
+
+    question: str
+    turns: tuple[Turn, ...]
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    lost: tuple[str, ...] = ()
+
+
+def dialogue_of(record: Record, spec: AgentSpec) -> Dialogue:
+    """The conversation in a record; the question carries the agent's instruction."""
+    turns: list[Turn] = []
+    pending = ""
+    for segment in _joined(record):
+        if segment.author is Author.AGENT:
+            pending += segment.text
+            continue
+        before, tool, argument = last_call(pending, spec)
+        if tool is None:
+            pending += segment.text
+            continue
+        turns.append(Turn(before, (Use(tool, argument, _inner(segment.text, spec)),)))
+        pending = ""
+    if pending or not turns:
+        turns.append(Turn(pending))
+    return Dialogue(spec.user_message(record.question), tuple(turns))
+
+
+def segments_of(dialogue: Dialogue, spec: AgentSpec, *, missing_thought: str = "") -> tuple[TextSegment, ...]:
+    """The trajectory that a conversation is, as ``spec`` writes it.
+
+    Args:
+        missing_thought: Stands where the agent needs a thought and nobody had one.
+
+    Raises:
+        DataError: A tool is called that the agent lacks, or what it returned is not known.
+    """
+    writer = _Writer(spec, missing_thought)
+    last = len(dialogue.turns) - 1
+    for number, turn in enumerate(dialogue.turns):
+        writer.say(turn, last=number == last and not turn.uses)
+        for use in turn.uses:
+            writer.use(use)
+    return tuple(TextSegment(author=segment.author, text=segment.text) for segment in writer.segments())
+
+
+def calls_of(dialogue: Dialogue, spec: AgentSpec) -> tuple[CallRecord, ...]:
+    """The tool calls as a record lists them, results word for word."""
+    found = []
+    for turn in dialogue.turns:
+        for use in turn.uses:
+            tool, argument = (use.tool, use.text()) if use.tool else last_call(turn.text, spec)[1:]
+            tag = tag_of(tool or "", spec)
+            result = use.result or ""
+            found.append(
+                CallRecord(
+                    role=tag, tool=spec.tool_roles[tag], argument=argument, observation=result, ok=True
+                )
+            )
+    return tuple(found)
+
+
+def renamed(dialogue: Dialogue, tools: Mapping[str, str]) -> Dialogue:
+    """The conversation with other names for its tools; uses of those with an empty one are left out."""
+    if not tools:
+        return dialogue
+    turns = tuple(
+        replace(
+            turn,
+            uses=tuple(
+                replace(use, tool=tools.get(use.tool, use.tool))
+                for use in turn.uses
+                if tools.get(use.tool, use.tool) or not use.tool
+            ),
+        )
+        for turn in dialogue.turns
+    )
+    return replace(dialogue, turns=turns)
+
+
+def with_call(turn: Turn, spec: AgentSpec) -> str:
+    """The text of a turn with its one call in the agent's own form."""
+    if not turn.uses or not turn.uses[0].tool:
+        return turn.text
+    use = turn.uses[0]
+    return turn.text + render(Trajectory((Step(tag_of(use.tool, spec), use.text()),)))
+
+
+def question_in(text: str, spec: AgentSpec) -> str:
+    """The question in what the agent was asked: without its instruction, if that stands before it."""
+    before, mark, after = spec.user_message("\0").partition("\0")
+    fits = mark and text.startswith(before) and text.endswith(after) and len(text) >= len(before) + len(after)
+    return text[len(before) : len(text) - len(after)] if fits else text
+
+
+def tag_of(tool: str, spec: AgentSpec) -> str:
+    """The role that calls ``tool``, which may also be the role's own name.
+
+    Raises:
+        DataError: There is none.
+    """
+    for tag, name in spec.tool_roles.items():
+        if tool in (name, tag):
+            return tag
+    known = suggestion(tool, spec.tool_roles) if spec.tool_roles else "it has none"
+    raise DataError(f"tool {tool!r} is none of agent {spec.name!r}; {known}")
+
+
+class _Writer:
+    """Puts turns together by author."""
+
+    def __init__(self, spec: AgentSpec, missing_thought: str) -> None:
+        self._spec, self._missing = spec, missing_thought
+        self._segments: list[Segment] = []
+        self._tagged = opening_pattern(tuple(spec.roles))
+        self._thought = False
+
+    def say(self, turn: Turn, *, last: bool) -> None:
+        if turn.text and self._tagged.search(turn.text):
+            self._add(turn.text)
+            closed = split(turn.text, self._spec).steps
+            self._thought = bool(closed) and closed[-1].role in self._spec.thought_roles
+        elif (last or turn.final) and turn.text.strip():
+            self._write(self._spec.answer_role, dressed_answer(turn.text.strip(), self._spec))
+        elif turn.text.strip() and self._spec.thought_roles:
+            self._add(render(Trajectory((Step(self._spec.thought_roles[0], turn.text.strip()),))))
+            self._thought = True
+        elif turn.text.strip():
+            raise DataError(
+                f"agent {self._spec.name!r} has no thoughts, got words outside of its roles: {turn.text[:60]!r}"
+            )
+
+    def use(self, use: Use) -> None:
+        if use.tool:
+            self._write(tag_of(use.tool, self._spec), use.text())
+        if use.result is None:
+            raise DataError(f"the call of {use.tool or 'the tool'!r} has no result")
+        limit = self._spec.limits.max_observation_chars
+        self._segments.append(Segment(Author.ENVIRONMENT, observation_text(use.result, self._spec, limit)))
+
+    def segments(self) -> Iterator[Segment]:
+        yield from self._segments
+
+    def _write(self, tag: str, content: str) -> None:
+        if self._spec.roles[tag].needs_thought and not self._thought and self._missing:
+            self._add(render(Trajectory((Step(self._spec.thought_roles[0], self._missing),))))
+        self._add(render(Trajectory((Step(tag, content),))))
+        self._thought = False
+
+    def _add(self, text: str) -> None:
+        if self._segments and self._segments[-1].author is Author.AGENT:
+            text = self._segments.pop().text + text
+        self._segments.append(Segment(Author.AGENT, text))
+
+
+def _joined(record: Record) -> Iterator[Segment]:
+    """Segments with neighbours of one author joined."""
+    author, text = None, ""
+    for segment in record.segments:
+        if segment.author is not author and author is not None:
+            yield Segment(author, text)
+            text = ""
+        author, text = segment.author, text + segment.text
+    if author is not None:
+        yield Segment(author, text)
+
+
+def last_call(text: str, spec: AgentSpec) -> tuple[str, str | None, str]:
+    """What stands before the tool call that ends a text, its tool and its argument."""
+    found = split(text, spec)
+    if found.tail or not found.steps or found.steps[-1].role not in spec.tool_roles:
+        return text, None, ""
+    step = found.steps[-1]
+    return text[: step.start], spec.tool_roles[step.role], step.content
+
+
+def _inner(text: str, spec: AgentSpec) -> str:
+    """What an observation holds; the whole text when it is none."""
+    steps = split(text, spec).steps
+    if len(steps) != 1 or steps[0].role != spec.observation_role:
+        return text
+    return steps[0].content.removeprefix("\n").removesuffix("\n")

@@ -1,0 +1,185 @@
+"""Lists of chat messages, as OpenAI and those who follow it write them, and the walk through them that others share."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from afm.errors import DataError
+from afm.trajectory.chat import called_function, content_text, message_list
+from afm.trajectory.convert.base import Context, DialogueFormat
+from afm.trajectory.convert.dialogue import ARGUMENT, Dialogue, Turn, Use
+from afm.trajectory.convert.react import react_turns
+from afm.trajectory.convert.sidecar import KEY
+from afm.trajectory.record import Record
+
+_OBSERVATION = re.compile(r"\A\s*\**Observation(?:[ \t]*\d+)?\**[ \t]*:[ \t]?\n?")
+_ACTION = re.compile(r"^[ \t]*\**(?:Action(?:[ \t]*\d+)?\**[ \t]*:|Final Answer\**[ \t]*:)", re.MULTILINE)
+
+
+class OpenAi(DialogueFormat):
+    """``{messages, tools}`` with ``tool_calls`` and messages of the role ``tool``."""
+
+    name: ClassVar[str] = "openai"
+    loses: ClassVar[str] = "id, gold answer, verdict, cost and provenance"
+
+    def known(self, row: Any) -> bool:
+        """See :class:`Format`."""
+        return isinstance(row, dict) and isinstance(row.get("messages"), list)
+
+    def parse(self, row: Any) -> Dialogue:
+        """See :class:`DialogueFormat`."""
+        if not isinstance(row, dict):
+            raise DataError(f"got {type(row).__name__}, expected an object with messages")
+        found = walked(message_list(row, "messages", content_key=None), "messages")
+        known = {"messages", "tools", "id", "parallel_tool_calls", KEY}
+        lost = tuple(f"key {key!r}" for key, value in row.items() if key not in known and value)
+        return replace(found, facts={"id": str(row.get("id", ""))}, lost=found.lost + lost)
+
+    def show(self, dialogue: Dialogue, record: Record, context: Context, kept: Mapping[str, Any]) -> Any:
+        """See :class:`DialogueFormat`."""
+        messages = list(shown(dialogue))
+        names = dict.fromkeys(use.tool for turn in dialogue.turns for use in turn.uses)
+        row: dict[str, Any] = {"messages": messages}
+        if names:
+            row["tools"] = [declared(name) for name in names]
+        return {**row, KEY: dict(kept)} if kept else row
+
+
+class Messages(DialogueFormat):
+    """A bare list of messages."""
+
+    name: ClassVar[str] = "messages"
+    keeps: ClassVar[bool] = False
+    loses: ClassVar[str] = "id, gold answer, verdict, cost and provenance"
+
+    def known(self, row: Any) -> bool:
+        """See :class:`Format`."""
+        return (
+            isinstance(row, list)
+            and bool(row)
+            and all(isinstance(part, dict) and "role" in part for part in row)
+        )
+
+    def parse(self, row: Any) -> Dialogue:
+        """See :class:`DialogueFormat`."""
+        return walked(message_list({"messages": row}, "messages", content_key=None), "messages")
+
+    def show(self, dialogue: Dialogue, record: Record, context: Context, kept: Mapping[str, Any]) -> Any:
+        """See :class:`DialogueFormat`."""
+        return list(shown(dialogue))
+
+
+def declared(name: str) -> dict[str, Any]:
+    """A tool as OpenAI's clients declare it, with one parameter."""
+    schema = {"type": "object", "properties": {ARGUMENT: {"type": "string"}}, "required": [ARGUMENT]}
+    return {"type": "function", "function": {"name": name, "description": "", "parameters": schema}}
+
+
+def shown(dialogue: Dialogue) -> Iterator[dict[str, Any]]:
+    """A conversation as messages."""
+    import json
+
+    yield {"role": "user", "content": dialogue.question}
+    number = 0
+    for turn in dialogue.turns:
+        message: dict[str, Any] = {"role": "assistant", "content": turn.text}
+        calls = []
+        for use in turn.uses:
+            number += 1
+            arguments = json.dumps({ARGUMENT: use.text()}, ensure_ascii=False)
+            function = {"name": use.tool, "arguments": arguments}
+            calls.append({"id": f"call_{number}", "type": "function", "function": function})
+        yield {**message, "tool_calls": calls} if calls else message
+        for call, use in zip(calls, turn.uses, strict=True):
+            yield {"role": "tool", "tool_call_id": call["id"], "content": use.result or ""}
+
+
+def walked(messages: Sequence[Mapping[str, Any]], column: str) -> Dialogue:
+    """The conversation in a list of messages of system, user, assistant and tool.
+
+    What the user says behind a call that has no result yet is its result (``Observation:`` in front of it is dropped).
+
+    Raises:
+        DataError: A message cannot stand where it does; names it.
+    """
+    walk = _Walk()
+    for number, message in enumerate(messages):
+        try:
+            walk.take(message)
+        except DataError as error:
+            raise DataError(f"{column}[{number}]: {error.message}") from None
+    if walk.question is None or not walk.turns:
+        raise DataError(f"{column}: expected a question and at least one message of the assistant")
+    return Dialogue(walk.question, tuple(walk.turns), lost=tuple(dict.fromkeys(walk.lost)))
+
+
+class _Walk:
+    """What is known of a conversation so far."""
+
+    def __init__(self) -> None:
+        self.question: str | None = None
+        self.turns: list[Turn] = []
+        self.lost: list[str] = []
+        self._ids: list[str] = []
+
+    def take(self, message: Mapping[str, Any]) -> None:
+        role = message["role"]
+        if role in ("system", "developer"):
+            if self.turns:
+                raise DataError(f"a {role} message behind the assistant's first")
+            self.lost += ["the system prompt"] if content_text(message) else []
+        elif role == "user":
+            self._user(content_text(message))
+        elif role == "assistant":
+            self._assistant(message)
+        elif role in ("tool", "function"):
+            self._result(content_text(message), str(message.get("tool_call_id") or ""))
+        else:
+            raise DataError(f"role: got {role!r}, expected system, user, assistant or tool")
+
+    def _user(self, text: str) -> None:
+        if not self.turns:
+            self.question = text if self.question is None else f"{self.question}\n\n{text}"
+        elif self._open() is not None:
+            self._result(_OBSERVATION.sub("", text, count=1), "")
+        elif self.turns[-1].uses:
+            raise DataError("a second message of the user behind a result")
+        else:  # the call stands in the assistant's text, in the tags of its agent
+            use = Use("", "", _OBSERVATION.sub("", text, count=1))
+            self.turns[-1] = replace(self.turns[-1], uses=(use,))
+
+    def _assistant(self, message: Mapping[str, Any]) -> None:
+        if self.question is None:
+            raise DataError("the assistant speaks before a question")
+        if message.get("function_call"):
+            raise DataError("function_call: expected tool_calls, which took its place")
+        text = content_text(message) if message.get("content") else ""
+        if isinstance(message.get("reasoning_content"), str) and message["reasoning_content"].strip():
+            text = f"{message['reasoning_content'].strip()}\n\n{text}".strip()
+        listed = message.get("tool_calls")
+        calls = listed if isinstance(listed, list) else []
+        if not calls and _ACTION.search(text):
+            self.turns += react_turns(text)
+            self._ids = [""]
+            return
+        found = [called_function(call) for call in calls]
+        self._ids = [str(call.get("id") or "") for call in calls]
+        self.turns.append(Turn(text, tuple(Use(call["name"], call["arguments"]) for call in found)))
+
+    def _open(self) -> int | None:
+        """The first call of the last turn that has no result yet."""
+        uses = self.turns[-1].uses if self.turns else ()
+        return next((place for place, use in enumerate(uses) if use.result is None), None)
+
+    def _result(self, text: str, identity: str) -> None:
+        place = self._open()
+        if place is None:
+            raise DataError("a result of a tool without a call before it")
+        if identity in self._ids and self.turns[-1].uses[self._ids.index(identity)].result is None:
+            place = self._ids.index(identity)
+        uses = list(self.turns[-1].uses)
+        uses[place] = replace(uses[place], result=text)
+        self.turns[-1] = replace(self.turns[-1], uses=tuple(uses))

@@ -1,0 +1,101 @@
+"""``afm convert`` on files."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from afm.cli.convert import FormatName
+from afm.trajectory import load_records
+from afm.trajectory.convert import FORMATS
+
+CALL = {"id": "c", "function": {"name": "wiki_search", "arguments": '{"query": "mill"}'}}
+GOOD = {
+    "messages": [
+        {"role": "user", "content": "When?"},
+        {"role": "assistant", "content": "Look.", "tool_calls": [CALL]},
+        {"role": "tool", "tool_call_id": "c", "content": "Built in 1702."},
+        {"role": "assistant", "content": "<think>Found.</think><answer>1702</answer>"},
+    ]
+}
+BAD = {"messages": [{"role": "robot", "content": "x"}]}
+
+
+def convert(*words: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "afm.cli.main", "convert", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    file = tmp_path / "in put.jsonl"
+    file.write_text(f"{json.dumps(GOOD)}\n{json.dumps(BAD)}\n{{\n{json.dumps(GOOD | {'score': 1})}\n")
+    return file
+
+
+def test_the_command_knows_every_format() -> None:
+    assert {name.value for name in FormatName} == set(FORMATS)
+
+
+def test_bad_rows_are_told_with_their_line_and_nothing_is_written(rows: Path, tmp_path: Path) -> None:
+    done = convert(rows, "--to", "coa", "--agent", "mhqa", "-o", tmp_path / "out.jsonl")
+
+    assert done.returncode == 1
+    assert (
+        f"{rows}:2: messages[0]: role: got 'robot', expected system, user, assistant or tool" in done.stderr
+    )
+    assert f"{rows}:3: no JSON" in done.stderr
+    assert "2 rows cannot be converted, so nothing was written" in done.stderr
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_bad_rows_can_be_dropped_and_what_is_lost_is_told(rows: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    done = convert(
+        rows, "--from", "openai", "--to", "coa", "--agent", "mhqa", "-o", out, "--on-bad-rows", "drop"
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert f"{rows}:2:" in done.stderr
+    assert "warning: lost in 1 rows: key 'score'" in done.stderr
+    assert "2 rows, openai to coa" in done.stdout
+    assert len(load_records(out)) == 2
+
+    back = convert(out, "--to", "atif", "--bare", "--atif-version", "1.4", "-o", tmp_path / "atif.json")
+    assert back.returncode == 0, back.stderr
+    assert "warning: lost in 2 rows: gold answer, verdict and provenance" in back.stderr
+    assert [row["schema_version"] for row in json.loads((tmp_path / "atif.json").read_text())] == [
+        "ATIF-v1.4"
+    ] * 2
+
+
+def test_validate_takes_any_format(tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    file.write_text(json.dumps([GOOD, GOOD], indent=1))
+    command = [sys.executable, "-m", "afm.cli.main", "validate", str(file), "--agent", "mhqa"]
+
+    checked = subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert checked.stdout == "2 trajectories: 2 valid, 0 with faults\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--to", "openai_agents"), "it is only read"),
+        (("--to", "coa", "--atif-version", "2"), "expected 1.0 to 1.7"),
+        (("--to", "coa", "--tool", "x"), "expected THEIRS=OURS"),
+        (("--to", "coa", "--agent", "nobody"), "--agent nobody"),
+    ],
+)
+def test_wrong_usage_is_exit_status_2(
+    rows: Path, tmp_path: Path, words: tuple[str, ...], message: str
+) -> None:
+    done = convert(rows, *words, "-o", tmp_path / "out.jsonl")
+
+    assert done.returncode == 2
+    assert message in done.stderr

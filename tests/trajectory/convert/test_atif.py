@@ -1,0 +1,191 @@
+"""ATIF in all its versions, held against the pydantic models of the package nvidia-nat-atif (those of nvidia-nat-core)."""
+
+from __future__ import annotations
+
+import pytest
+
+from afm.agents import load_agent
+from afm.errors import DataError
+from afm.trajectory.convert import FORMATS, Context
+from afm.trajectory.record import Record, TextSegment
+from afm.trajectory.render import observation_text
+
+nat = pytest.importorskip("nat.atif", reason="needs nvidia-nat-atif")
+ATIF = FORMATS["atif"]
+SPEC = load_agent("mhqa")
+VERSIONS = [f"1.{minor}" for minor in range(8)]
+
+
+def record(identity="a"):
+    return Record(
+        id=identity,
+        agent="mhqa",
+        agent_digest=SPEC.digest,
+        question="When?",
+        segments=(
+            TextSegment(author="agent", text="<think>Look.</think><wiki_search>mill</wiki_search>"),
+            TextSegment(author="environment", text=observation_text("Built in 1702.", SPEC, 8000)),
+            TextSegment(author="agent", text="<think>Found.</think><answer>1702</answer>"),
+        ),
+        model="tiny",
+        ground_truth={"target": ["1702"]},
+    )
+
+
+def trajectory(version="1.7", **changed):
+    """As another framework writes it: hidden reasoning, several parameters, tokens of each step."""
+    steps = [
+        {"step_id": 1, "source": "system", "message": "You are an agent."},
+        {
+            "step_id": 2,
+            "source": "user",
+            "message": "When was the mill built?",
+            "timestamp": "2026-01-02T03:04:05Z",
+        },
+        {
+            "step_id": 3,
+            "source": "agent",
+            "message": "I look it up.",
+            "reasoning_content": "The encyclopaedia will know.",
+            "tool_calls": [
+                {"tool_call_id": "c1", "function_name": "wiki_search", "arguments": {"query": "mill"}},
+                {
+                    "tool_call_id": "c2",
+                    "function_name": "wiki_search",
+                    "arguments": {"query": "mill", "n": 2},
+                },
+            ],
+            "observation": {
+                "results": [
+                    {"source_call_id": "c2", "content": "second"},
+                    {"source_call_id": "c1", "content": "first"},
+                ]
+            },
+            "metrics": {"prompt_tokens": 30, "completion_tokens": 4},
+        },
+        {
+            "step_id": 4,
+            "source": "agent",
+            "message": "1702",
+            "metrics": {"prompt_tokens": 50, "completion_tokens": 1},
+        },
+    ]
+    row = {
+        "schema_version": f"ATIF-v{version}",
+        "session_id": "s1",
+        "agent": {"name": "team", "version": "2", "model_name": "big"},
+        "steps": steps,
+    }
+    return row | changed
+
+
+def read(row, **options):
+    return ATIF.read(row, Context(agent=SPEC, **options))
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_what_we_write_is_accepted_by_their_models_and_comes_back(version):
+    row = ATIF.write(record(), Context(options={"atif_version": version}))
+
+    accepted = nat.Trajectory.model_validate(row)
+    assert accepted.schema_version == f"ATIF-v{version}"
+    assert [step.source for step in accepted.steps] == ["user", "agent", "agent"]
+    assert accepted.steps[1].tool_calls[0].arguments == {"input": "mill"}
+    assert accepted.steps[1].observation.results[0].content == "Built in 1702."
+    assert ATIF.read(accepted.to_json_dict(), Context()).record == record()
+
+
+def test_nothing_stands_in_a_version_that_came_later():
+    oldest = ATIF.write(record(), Context(options={"atif_version": "1.0"}))
+    newest = ATIF.write(record(), Context())
+
+    assert "extra" not in oldest  # since 1.1
+    assert "tool_definitions" not in oldest["agent"]  # since 1.5
+    assert "trajectory_id" not in oldest  # since 1.7
+    assert newest["agent"]["tool_definitions"][0]["function"]["name"] == "wiki_search"
+    assert newest["trajectory_id"] == "a"
+    assert ATIF.write(record(""), Context())["session_id"] == "unnamed"
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_what_others_wrote_becomes_a_trajectory_of_the_agent(version):
+    row = trajectory(version)
+    nat.Trajectory.model_validate(row)
+
+    found = read(row, missing_thought="On.")
+
+    assert found.record.kept, found.record.reason
+    assert found.record.question == "When was the mill built?"
+    assert found.record.text == (
+        "<think>The encyclopaedia will know.\n\nI look it up.</think><wiki_search>mill</wiki_search>"
+        "\n<observation>\nfirst\n</observation>\n"
+        '<think>On.</think><wiki_search>{"query": "mill", "n": 2}</wiki_search>'
+        "\n<observation>\nsecond\n</observation>\n"
+        "<think>On.</think><answer>1702</answer>"
+    )
+    assert [call.observation for call in found.record.calls] == ["first", "second"]
+    assert (found.record.id, found.record.model) == ("s1", "big")
+    assert (found.record.cost.prompt_tokens, found.record.cost.agent_tokens) == (80, 5)
+    assert found.lost == ("steps of the system",)
+
+
+def test_without_a_thought_to_stand_in_the_rules_of_the_agent_refuse_it_with_the_reason():
+    found = read(trajectory()).record
+
+    assert not found.kept
+    assert found.reason.startswith("format: <wiki_search> at character ")
+
+
+def test_steps_of_an_earlier_trajectory_are_left_out_and_pictures_and_subagents_are_told():
+    row = trajectory()
+    row["steps"][3]["message"] = [
+        {"type": "text", "text": "17"},
+        {"type": "image", "source": {"media_type": "image/png", "path": "a.png"}},
+        {"type": "text", "text": "02"},
+    ]
+    copied = {"step_id": 5, "source": "agent", "message": "old", "is_copied_context": True}
+    sub = trajectory(trajectory_id="t2")
+    row = row | {"steps": [*row["steps"], copied], "subagent_trajectories": [sub]}
+    nat.Trajectory.model_validate(row)
+
+    found = read(row)
+
+    assert found.record.text.endswith("<answer>1702</answer>")
+    assert set(found.lost) == {
+        "steps of the system",
+        "steps copied from an earlier trajectory",
+        "pictures",
+        "1 embedded trajectories of subagents",
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"schema_version": "ATIF-v2.0"}, "schema_version: got 'ATIF-v2.0', expected ATIF-v1.0 to ATIF-v1.7"),
+        ({"steps": []}, "steps: expected a list of steps"),
+        (
+            {"steps": [{"step_id": 2, "source": "user", "message": "x"}]},
+            r"steps\[0\]: step_id: got 2, expected 1",
+        ),
+        ({"steps": [{"step_id": 1, "source": "tool", "message": "x"}]}, r"steps\[0\]: source: got 'tool'"),
+        (
+            {"steps": [{"step_id": 1, "source": "user", "message": "x", "timestamp": "noon"}]},
+            r"steps\[0\]: timestamp: got 'noon', expected ISO 8601",
+        ),
+        ({"steps": [{"step_id": 1, "source": "agent", "message": "x"}]}, "none is the user's"),
+    ],
+)
+def test_a_row_that_their_models_refuse_or_that_is_no_conversation_is_refused(change, message):
+    with pytest.raises(DataError, match=message):
+        read(trajectory() | change)
+
+
+def test_a_result_of_no_call_is_refused_by_both():
+    row = trajectory()
+    row["steps"][2]["observation"]["results"][0]["source_call_id"] = "c9"
+
+    with pytest.raises(ValueError, match="c9"):
+        nat.Trajectory.model_validate(row)
+    with pytest.raises(DataError, match=r"steps\[2\]: observation: source_call_id 'c9' is none"):
+        read(row)

@@ -1,0 +1,333 @@
+"""Rows that others wrote, in each format, as trajectories; expected texts by hand."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from afm.agents import load_agent
+from afm.errors import DataError
+from afm.trajectory.convert import FORMATS, Context, detected, read_converted
+
+SPEC = load_agent("mhqa")
+CALL = "<think>Look.</think><wiki_search>mill</wiki_search>"
+TEXT = f"{CALL}\n<observation>\nBuilt in 1702.\n</observation>\n<think>Found.</think><answer>1702</answer>"
+FUNCTION = {"name": "wiki_search", "arguments": '{"query": "mill"}'}
+ROWS = {
+    "alpaca": {"instruction": "When?", "input": "", "output": TEXT},
+    "sharegpt": {
+        "conversations": [
+            {"from": "human", "value": "When?"},
+            {"from": "gpt", "value": "Look."},
+            {
+                "from": "function_call",
+                "value": json.dumps({"name": "wiki_search", "arguments": {"query": "mill"}}),
+            },
+            {"from": "observation", "value": "Built in 1702."},
+            {"from": "gpt", "value": "<think>Found.</think><answer>1702</answer>"},
+        ]
+    },
+    "openai": {
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "Wh"}, {"type": "text", "text": "en?"}]},
+            {"role": "assistant", "content": "Look.", "tool_calls": [{"id": "c", "function": FUNCTION}]},
+            {"role": "tool", "tool_call_id": "c", "content": "Built in 1702."},
+            {"role": "assistant", "content": "<think>Found.</think><answer>1702</answer>"},
+        ]
+    },
+    "messages": [
+        {"role": "user", "content": "When?"},
+        {"role": "assistant", "content": CALL},
+        {"role": "user", "content": "Observation: Built in 1702."},
+        {"role": "assistant", "content": "Thought: Found.\nFinal Answer: 1702"},
+    ],
+    "react": {
+        "question": "When?",
+        "text": "Thought: Look.\nAction: wiki_search\nAction Input: mill\nObservation: Built in 1702.\n"
+        "Thought: Found.\nFinal Answer: 1702",
+    },
+    "agent_flan": {
+        "id": 7,
+        "conversation": [
+            {"role": "user", "content": "When?", "loss": False},
+            {
+                "role": "assistant",
+                "content": 'Thought: Look.\nAction: wiki_search\nAction Input: {"query": "mill"}',
+                "loss": True,
+            },
+            {"role": "user", "content": "Observation: Built in 1702.", "loss": False},
+            {"role": "assistant", "content": "Thought: Found.\nFinal Answer: 1702", "loss": True},
+        ],
+    },
+    "smolagents": {
+        "steps": [
+            {"task": "When?", "task_images": None},
+            {
+                "step_number": 1,
+                "model_output": "Look.",
+                "tool_calls": [
+                    {
+                        "id": "1",
+                        "type": "function",
+                        "function": {"name": "wiki_search", "arguments": {"query": "mill"}},
+                    }
+                ],
+                "observations": "Built in 1702.",
+                "error": None,
+            },
+            {
+                "step_number": 2,
+                "model_output": "Found.",
+                "tool_calls": [{"name": "final_answer", "arguments": {"answer": "1702"}, "id": "2"}],
+                "observations": "1702",
+            },
+        ]
+    },
+}
+SPANS = [
+    {"object": "trace", "id": "trace_1", "workflow_name": "team"},
+    {
+        "object": "trace.span",
+        "trace_id": "trace_1",
+        "id": "s1",
+        "started_at": "2026-01-01T00:00:01",
+        "span_data": {
+            "type": "generation",
+            "input": [{"role": "system", "content": "Be good."}, {"role": "user", "content": "When?"}],
+            "output": [
+                {"role": "assistant", "content": "Look.", "tool_calls": [{"id": "c", "function": FUNCTION}]}
+            ],
+            "model": "tiny",
+            "usage": {"input_tokens": 30, "output_tokens": 4},
+        },
+    },
+    {
+        "object": "trace.span",
+        "trace_id": "trace_1",
+        "id": "s3",
+        "started_at": "2026-01-01T00:00:03",
+        "span_data": {
+            "type": "generation",
+            "output": [{"role": "assistant", "content": "<think>Found.</think><answer>1702</answer>"}],
+        },
+    },
+    {
+        "object": "trace.span",
+        "trace_id": "trace_1",
+        "id": "s2",
+        "started_at": "2026-01-01T00:00:02",
+        "span_data": {
+            "type": "function",
+            "name": "wiki_search",
+            "input": '{"query": "mill"}',
+            "output": "Built in 1702.",
+        },
+    },
+]
+
+
+def read(name, row, **options):
+    return FORMATS[name].read(row, Context(agent=SPEC, **options))
+
+
+@pytest.mark.parametrize("name", sorted(ROWS))
+def test_a_row_of_each_format_becomes_the_same_trajectory(name):
+    found = read(name, ROWS[name]).record
+
+    assert found.text == TEXT
+    assert found.question == "When?"
+    assert found.kept, found.reason
+    assert [segment.author.value for segment in found.segments] == ["agent", "environment", "agent"]
+
+
+@pytest.mark.parametrize("name", sorted(ROWS))
+def test_a_format_is_known_by_its_first_row(name, tmp_path):
+    one, many = tmp_path / "one.json", tmp_path / "many.jsonl"
+    one.write_text(json.dumps(ROWS[name], indent=1))
+    many.write_text(f"{json.dumps(ROWS[name])}\n\n{json.dumps(ROWS[name])}\n")
+
+    assert detected(one).name == detected(many).name == name
+    assert [line for line, _ in read_converted(one, FORMATS[name], Context(agent=SPEC))] == [1]
+    rows = list(read_converted(many, FORMATS[name], Context(agent=SPEC)))
+    assert [line for line, _ in rows] == [1, 3]
+    assert all(row.record.text == TEXT for _, row in rows)
+
+
+def test_a_bare_list_of_steps_in_a_file_is_one_run(tmp_path):
+    (tmp_path / "steps.json").write_text(json.dumps(ROWS["smolagents"]["steps"], indent=1))
+
+    assert detected(tmp_path / "steps.json").name == "smolagents"
+    [(_, found)] = read_converted(tmp_path / "steps.json", FORMATS["smolagents"], Context(agent=SPEC))
+    assert found.record.text == TEXT
+
+
+def test_the_spans_of_a_trace_become_one_trajectory_wherever_they_stand(tmp_path):
+    other = [span | {"trace_id": "trace_2", "id": span["id"].replace("trace_1", "trace_2")} for span in SPANS]
+    mixed = [row for pair in zip(SPANS, other, strict=True) for row in pair]
+    (tmp_path / "traces.jsonl").write_text("\n".join(map(json.dumps, mixed)))
+
+    assert detected(tmp_path / "traces.jsonl").name == "openai_agents"
+    found = list(read_converted(tmp_path / "traces.jsonl", FORMATS["openai_agents"], Context(agent=SPEC)))
+
+    assert [(line, row.record.id, row.record.text) for line, row in found] == [
+        (1, "trace_1", TEXT),
+        (2, "trace_2", TEXT),
+    ]
+    first = found[0][1]
+    assert (first.record.model, first.record.cost.prompt_tokens, first.record.cost.agent_tokens) == (
+        "tiny",
+        30,
+        4,
+    )
+    assert first.lost == ("the system prompt",)
+
+
+def test_a_trace_whose_words_were_not_exported_is_refused():
+    spans = [{"object": "trace.span", "trace_id": "t", "span_data": {"type": "response", "response_id": "r"}}]
+
+    with pytest.raises(DataError, match="no generation span; `response` spans hold no words"):
+        read("openai_agents", spans)
+
+
+def test_an_instruction_before_the_question_is_taken_off_only_if_it_is_the_agents():
+    row = ROWS["alpaca"] | {"instruction": SPEC.user_message("When?")}
+    assert read("alpaca", row).record.question == "When?"
+    assert read("alpaca", row | {"instruction": "Please: When?"}).record.question == "Please: When?"
+
+
+def test_other_names_of_tools_are_told_and_calls_can_be_left_out():
+    text = json.dumps(ROWS["openai"]).replace("wiki_search", "look_up")
+    with pytest.raises(DataError, match="tool 'look_up' is none of agent 'mhqa'"):
+        read("openai", json.loads(text))
+
+    assert read("openai", json.loads(text), tools={"look_up": "wiki_search"}).record.text == TEXT
+    left_out = read("openai", json.loads(text), tools={"look_up": ""}).record
+    assert left_out.calls == ()
+    assert left_out.reason.startswith("format: ")
+
+
+def test_a_react_trace_with_brackets_and_numbers_is_read():
+    text = "Thought 1: Look.\nAction 1: wiki_search[mill]\nObservation 1: Built in 1702.\nThought 2: Found.\nAction 2: Finish[1702]"
+
+    assert read("react", {"question": "When?", "text": text}).record.text == TEXT
+
+
+def test_an_error_of_a_smolagents_step_is_what_came_back():
+    steps = json.loads(json.dumps(ROWS["smolagents"]["steps"]))
+    steps[1] |= {
+        "observations": None,
+        "error": {"type": "AgentToolExecutionError", "message": "no such page"},
+    }
+
+    assert "\nError: no such page\n" in read("smolagents", steps).record.text
+
+
+def test_the_log_of_a_benchmark_as_oagents_writes_it_is_read():
+    steps = [step | {"step_type": "action"} for step in ROWS["smolagents"]["steps"][1:]]
+    row = {
+        "agent_name": "big",
+        "question": "When?",
+        "augmented_question": "You have a question to answer. When?",
+        "prediction": "1702",
+        "true_answer": "1702",
+        "intermediate_steps": [{"task": "You have a question to answer. When?", "step_type": "task"}, *steps],
+        "task": "2",
+        "task_id": "c61d",
+        "search_agent_actions": [["visit"]],
+    }
+
+    found = read("smolagents", row)
+
+    assert FORMATS["smolagents"].known(row)
+    assert (found.record.question, found.record.text) == ("When?", TEXT)
+    assert (found.record.id, found.record.ground_truth, found.record.model) == ("c61d", "1702", "big")
+    assert found.lost == ("key 'search_agent_actions', the work of a managed agent",)
+    with pytest.raises(DataError, match=r"steps written with str\(\) cannot be read"):
+        read("smolagents", row | {"intermediate_steps": ["ActionStep(...)"]})
+
+
+def test_what_is_left_behind_is_told():
+    row = ROWS["openai"] | {
+        "messages": [{"role": "system", "content": "Be good."}, *ROWS["openai"]["messages"]],
+        "score": 3,
+    }
+
+    assert read("openai", row).lost == ("the system prompt", "key 'score'")
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "message"),
+    [
+        ("alpaca", {"instruction": "x"}, "no key 'output'"),
+        ("alpaca", 3, "got int, expected an object"),
+        ("openai", {"messages": []}, "messages: got"),
+        ("openai", {"messages": [{"role": "assistant", "content": "x"}]}, "speaks before a question"),
+        (
+            "openai",
+            {"messages": [*ROWS["openai"]["messages"][:2], {"role": "tool", "content": 3}]},
+            r"messages\[2\]: content: got int",
+        ),
+        ("openai", {"messages": ROWS["openai"]["messages"][:2]}, "the call of 'wiki_search' has no result"),
+        (
+            "openai",
+            {"messages": [*ROWS["openai"]["messages"][:3], {"role": "user", "content": "And now?"}]},
+            r"messages\[3\]: a second message of the user",
+        ),
+        (
+            "sharegpt",
+            {"conversations": [{"from": "robot", "value": "x"}]},
+            "got 'robot', expected one of system",
+        ),
+        ("react", {"question": "x", "text": "no trace"}, "holds no Thought:"),
+        ("smolagents", {"steps": [{"step_number": 1, "model_output": "x"}]}, "holds no task"),
+        (
+            "smolagents",
+            [{"task": "x"}, {"step_number": 1, "tool_calls": [FUNCTION, FUNCTION], "observations": "both"}],
+            "step 1: the results of 2 tool calls stand in one text",
+        ),
+        ("agent_flan", {"conversation": "x"}, "conversation: got 'x'"),
+        ("coa", {"segments": 3}, "id: "),
+    ],
+)
+def test_a_bad_row_says_what_is_wrong_with_it(name, row, message):
+    with pytest.raises(DataError, match=message):
+        read(name, row)
+
+
+def test_without_an_agent_a_row_that_names_none_is_refused():
+    with pytest.raises(DataError, match="names no agent; give --agent NAME"):
+        FORMATS["openai"].read(ROWS["openai"], Context())
+
+
+def test_real_memory_of_smolagents_is_read():
+    smolagents = pytest.importorskip("smolagents")
+    from smolagents.models import ChatMessage, ChatMessageToolCall, ChatMessageToolCallFunction
+
+    class Search(smolagents.Tool):
+        name, description, output_type = "wiki_search", "Searches.", "string"
+        inputs = {"query": {"type": "string", "description": "What."}}  # noqa: RUF012
+
+        def forward(self, query: str) -> str:
+            return "Built in 1702."
+
+    class Model(smolagents.Model):
+        """Says what it was told to."""
+
+        left = [("Look.", "wiki_search", {"query": "mill"}), ("Found.", "final_answer", {"answer": "1702"})]  # noqa: RUF012
+
+        def generate(self, *args, **kwargs):
+            said, name, arguments = self.left.pop(0)
+            function = ChatMessageToolCallFunction(name=name, arguments=arguments)
+            return ChatMessage(
+                "assistant", said, [ChatMessageToolCall(function, str(len(self.left)), "function")]
+            )
+
+    agent = smolagents.ToolCallingAgent([Search()], Model(), verbosity_level=0)
+    result = agent.run("When?", return_full_result=True)
+
+    steps = json.loads(json.dumps(agent.memory.get_full_steps()))
+    assert read("smolagents", steps).record.text == TEXT
+    assert read("smolagents", json.loads(json.dumps(result.dict()))).record.text == TEXT
+    written = FORMATS["smolagents"].write(read("smolagents", steps).record, Context())
+    assert set(written["steps"][1]) == set(steps[1])  # all that smolagents itself has, and no more
