@@ -1,4 +1,4 @@
-"""Files of dataset repositories on the Hugging Face Hub, or on the mirror that ``HF_ENDPOINT`` names.
+"""Files of repositories on the Hugging Face Hub, or on the mirror that ``HF_ENDPOINT`` names.
 
 A download that was cut off, or killed, goes on where it stopped, and what has arrived is compared with the checksum that the
 repository states. (``hf_hub_download`` begins anew after a kill and compares sizes alone, which does for files of some GiB.)
@@ -10,7 +10,8 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from enum import StrEnum
+from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 from afm.errors import DataError, MissingExtraError
@@ -21,9 +22,22 @@ Progress = Callable[[str, int, int | None], None]
 MIB = 1 << 20
 _TRIES = 5
 """In a row without a single byte."""
+_LIST_TRIES = 3
+"""To be told what a repository holds, when the server is there and fails."""
 _PAUSE_S = 2.0
 _READ_BYTES = 4 * MIB
 _SHOWN_CHARS = 300
+_OFFLINE_ADVICE = (
+    "Without a way to the Hub: set HF_ENDPOINT to a mirror, or run the same command where there is one and copy "
+    "the folder here; HF_HUB_OFFLINE must not be 1"
+)
+
+
+class RepositoryKind(StrEnum):
+    """What a repository of the Hub holds."""
+
+    DATASET = "dataset"
+    MODEL = "model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +45,7 @@ class HubFile:
     """A file at one state of a repository.
 
     Attributes:
+        name: Its path in the repository.
         checksum: SHA-256, or for small files SHA-1 of a git blob.
         revision: The repository's commit.
     """
@@ -40,6 +55,7 @@ class HubFile:
     size: int
     checksum: str
     revision: str
+    kind: RepositoryKind = RepositoryKind.DATASET
 
     def partial(self, folder: Path) -> Path:
         """Where it grows. The checksum is in the name, so nothing goes on with another state of the file."""
@@ -79,32 +95,102 @@ class Checksum:
                 path=str(path),
             )
 
+    @property
+    def right(self) -> bool:
+        """Whether all that was taken in is the file."""
+        return self._hash.hexdigest() == self._file.checksum
 
-def hub_files(repository: str) -> list[HubFile]:
-    """The files of a dataset repository, by name.
+
+def hub_files(
+    repository: str, kind: RepositoryKind = RepositoryKind.DATASET, revision: str | None = None
+) -> list[HubFile]:
+    """The files of a repository, by name.
+
+    Args:
+        revision: Branch, tag or commit; by default the main branch.
 
     Raises:
-        DataError: It cannot be reached, or is not there.
+        DataError: It cannot be reached, is not there, or is not at ``revision``.
         MissingExtraError: ``huggingface_hub`` is absent.
     """
+    info = _described(repository, kind, revision)
+    if info.sha is None or (is_commit(revision) and info.sha != revision):
+        raise DataError(f"{kind} {repository}: asked for commit {revision}, the server describes {info.sha}")
+    found = []
+    for sibling in info.siblings or ():
+        checksum = sibling.lfs.sha256 if sibling.lfs else sibling.blob_id
+        if checksum is not None and sibling.size is not None:
+            name = _checked_name(repository, sibling.rfilename)
+            found.append(HubFile(repository, name, sibling.size, checksum, info.sha, kind))
+    return sorted(found, key=lambda file: file.name)
+
+
+def is_commit(revision: str | None) -> bool:
+    """Whether a revision is a whole commit, which never changes, rather than a branch or a tag."""
+    return revision is not None and len(revision) == 40 and set(revision) <= set("0123456789abcdef")
+
+
+def is_whole(file: HubFile, path: Path, progress: Progress) -> bool:
+    """Whether ``path`` holds this file, by size and checksum."""
+    if not path.is_file() or path.stat().st_size != file.size:
+        return False
+    checksum, done = Checksum(file), 0
+    for piece in pieces(path):
+        checksum.add(piece)
+        done += len(piece)
+        progress(f"MiB of {file.name} checked", done // MIB, -(-file.size // MIB))
+    return checksum.right
+
+
+def _described(repository: str, kind: RepositoryKind, revision: str | None) -> Any:
+    """What the Hub says about a repository; a server that fails is asked again."""
     import httpx
 
     try:
         from huggingface_hub import HfApi
-        from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+        from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
     except ImportError:
         raise MissingExtraError("huggingface_hub", "dense") from None
     api = HfApi()
-    try:
-        info = api.dataset_info(repository, files_metadata=True)
-    except (httpx.HTTPError, HfHubHTTPError, OfflineModeIsEnabled, OSError) as error:
-        raise DataError(f"dataset {repository} of {api.endpoint}: {_told(error)}") from None
-    found = []
-    for sibling in info.siblings or ():
-        checksum = sibling.lfs.sha256 if sibling.lfs else sibling.blob_id
-        if checksum is not None and sibling.size is not None and info.sha is not None:
-            found.append(HubFile(repository, sibling.rfilename, sibling.size, checksum, info.sha))
-    return sorted(found, key=lambda file: file.name)
+    for attempt in range(1, _LIST_TRIES + 1):
+        try:
+            return api.repo_info(repository, repo_type=kind.value, revision=revision, files_metadata=True)
+        except HfHubHTTPError as error:
+            if error.response.status_code < 500 or attempt == _LIST_TRIES:
+                raise DataError(_refused(error, repository, kind, revision, str(api.endpoint))) from None
+            time.sleep(attempt)
+        except (httpx.HTTPError, OfflineModeIsEnabled, OSError) as error:
+            raise DataError(
+                f"{kind} {repository} of {api.endpoint}: {_told(error)}. {_OFFLINE_ADVICE}"
+            ) from None
+        except HFValidationError as error:
+            raise DataError(f"{kind} {repository}: {_told(error)}") from None
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _refused(error: Any, repository: str, kind: RepositoryKind, revision: str | None, endpoint: str) -> str:
+    """Why the Hub refused, and what can be done."""
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+
+    name = f"{kind} {repository} of {endpoint}"
+    if isinstance(error, GatedRepoError):
+        return (
+            f"{name}: its owner gives access on request: {_told(error)}. Ask for it on the repository's page, "
+            "then set HF_TOKEN to a token of your account"
+        )
+    if isinstance(error, RepositoryNotFoundError):
+        return f"{name}: {_told(error)}. Check its name; if it is private, set HF_TOKEN"
+    if isinstance(error, RevisionNotFoundError):
+        return f"{name}: there is no revision {revision!r}; expected a branch, a tag or a commit"
+    return f"{name}: {_told(error)}"
+
+
+def _checked_name(repository: str, name: str) -> str:
+    """A file name that stays within the folder of the download."""
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or "\\" in name or not path.parts:
+        raise DataError(f"{repository} names a file {name!r}, which would lie outside the folder")
+    return name
 
 
 def fetch(file: HubFile, folder: Path, progress: Progress) -> Path:
@@ -114,7 +200,7 @@ def fetch(file: HubFile, folder: Path, progress: Progress) -> Path:
         DataError: It cannot be had, or is not what it should be.
     """
     path = folder / file.name
-    if path.is_file() and path.stat().st_size == file.size:
+    if is_whole(file, path, progress):
         return path
     partial = fetch_partial(file, folder, progress)
     checksum = Checksum(file)
@@ -133,6 +219,7 @@ def fetch_partial(file: HubFile, folder: Path, progress: Progress) -> Path:
     """
     partial = file.partial(folder)
     partial.parent.mkdir(parents=True, exist_ok=True)
+    partial.touch()  # a file of no bytes is never asked for
     tries = 0
     while True:
         arrived = file.arrived(folder)
@@ -154,6 +241,13 @@ def pieces(path: Path, start: int = 0) -> Iterator[bytes]:
         file.seek(start)
         while piece := file.read(_READ_BYTES):
             yield piece
+
+
+def size_told(count: int) -> str:
+    """A number of bytes for people."""
+    if count >= 1 << 30:
+        return f"{count / (1 << 30):.1f} GiB"
+    return f"{max(1, round(count / MIB))} MiB" if count else "nothing"
 
 
 class _BrokenError(Exception):
@@ -189,7 +283,7 @@ def _get(file: HubFile, sink: Any, arrived: int) -> None:
     from huggingface_hub.utils import build_hf_headers, disable_progress_bars  # type: ignore[attr-defined]
 
     disable_progress_bars()
-    url = hf_hub_url(file.repository, file.name, repo_type="dataset", revision=file.revision)
+    url = hf_hub_url(file.repository, file.name, repo_type=file.kind.value, revision=file.revision)
     try:
         http_get(url, sink, resume_size=arrived, headers=build_hf_headers(), expected_size=file.size)
     except HfHubHTTPError as error:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from afm.agents import AgentSpec
 from afm.datasets.atomic import replace_text, replacing
 from afm.datasets.manifest import write_manifest
-from afm.datasets.schema import Task
+from afm.datasets.schema import Task, check_writable
 from afm.errors import ConfigError, DataError, MissingExtraError
 from afm.trajectory import validate
 from afm.trajectory.record import Record
@@ -20,6 +21,17 @@ from afm.trajectory.types import Segment
 _INFO_FILE = "dataset_info.json"
 COLUMNS = {"prompt": "instruction", "query": "input", "response": "output"}
 _BATCH_ROWS = 1_000
+
+
+class GoldForm(StrEnum):
+    """How RL rows hold gold answers; our rewards read all three."""
+
+    TEXT = "text"
+    """A text: the answer itself, or JSON of ``{"target": [..]}`` or of the tests. Any kinds of rows fit in one file."""
+    QUESTION = "question"
+    """JSON of ``{"target": [..], "question": ..}``, as AFM's script writes it."""
+    TARGET = "target"
+    """An object ``{"target": [..]}``, as AFM's documentation says."""
 
 
 def write_sft(
@@ -64,6 +76,7 @@ def write_rl(
     *,
     split: str = "train",
     ability: str = "math",
+    gold: GoldForm = GoldForm.TEXT,
     inputs: Iterable[Path] = (),
 ) -> int:
     """Write tasks as the parquet rows of AFM's RL data (``prompt``, ``reward_model``, ``extra_info`` ..).
@@ -72,7 +85,8 @@ def write_rl(
     Further values of ``task.extra_info`` become columns of ``extra_info``.
 
     Raises:
-        DataError: No tasks, or an id that occurs twice (its samples would share a group).
+        DataError: No tasks, an id that occurs twice (its samples would share a group), or a task without answers in a
+            form that needs them.
     """
     try:
         import pyarrow as pa
@@ -84,12 +98,14 @@ def write_rl(
         raise DataError(f"task id {repeated!r} occurs twice; ids must be unique", path=str(target))
     if not tasks:
         raise DataError("no tasks to write", path=str(target))
+    for task in tasks:
+        check_writable(task)
     extras = _extra_columns(tasks)
-    schema = _schema(pa, spec, extras)
+    schema = _schema(pa, spec, extras, gold)
     with replacing(target) as temporary, pq.ParquetWriter(temporary, schema) as writer:
         for begin in range(0, len(tasks), _BATCH_ROWS):
             rows = [
-                rl_row(task, spec, extras, split=split, ability=ability)
+                rl_row(task, spec, extras, split=split, ability=ability, form=gold)
                 for task in tasks[begin : begin + _BATCH_ROWS]
             ]
             writer.write_table(pa.Table.from_pylist(rows, schema=schema))
@@ -99,10 +115,20 @@ def write_rl(
 
 
 def rl_row(
-    task: Task, spec: AgentSpec, extras: Mapping[str, str], *, split: str, ability: str
+    task: Task,
+    spec: AgentSpec,
+    extras: Mapping[str, str],
+    *,
+    split: str,
+    ability: str,
+    form: GoldForm = GoldForm.TEXT,
 ) -> dict[str, Any]:
-    """One parquet row; ``extras`` names the further columns of ``extra_info`` and their types."""
-    gold = gold_text(task.ground_truth)
+    """One parquet row; ``extras`` names the further columns of ``extra_info`` and their types.
+
+    Raises:
+        DataError: The task has no answers, and ``form`` needs them.
+    """
+    gold = _gold(task, form)
     create = {"ground_truth": gold, "question": task.question, "data_source": task.data_source}
     further = {key: _cell(task.extra_info.get(key), kind) for key, kind in extras.items()}
     return {
@@ -122,6 +148,19 @@ def rl_row(
             },
         },
     }
+
+
+def _gold(task: Task, form: GoldForm) -> str | dict[str, list[str]]:
+    if form is GoldForm.TEXT:
+        return gold_text(task.ground_truth)
+    answers = answers_of(task.ground_truth)
+    if not answers:
+        raise DataError(
+            f"task {task.id!r} has no answers for the ground truth form {form.value!r}; use 'text'"
+        )
+    if form is GoldForm.TARGET:
+        return {"target": answers}
+    return json.dumps({"target": answers, "question": task.question}, ensure_ascii=False)
 
 
 def gold_text(ground_truth: Any) -> str:
@@ -212,10 +251,11 @@ def _cell(value: Any, kind: str) -> Any:
     return json.dumps(value, ensure_ascii=False) if kind == "json" and value is not None else value
 
 
-def _schema(pa: Any, spec: AgentSpec, extras: Mapping[str, str]) -> Any:
+def _schema(pa: Any, spec: AgentSpec, extras: Mapping[str, str], form: GoldForm) -> Any:
     text = pa.string()
+    gold = pa.struct([("target", pa.list_(text))]) if form is GoldForm.TARGET else text
     types = {"bool": pa.bool_(), "int": pa.int64(), "float": pa.float64(), "str": text, "json": text}
-    create = pa.struct([(key, text) for key in ("ground_truth", "question", "data_source")])
+    create = pa.struct([("ground_truth", gold), ("question", text), ("data_source", text)])
     tool = pa.struct([("create_kwargs", create)])
     info = [
         *((key, types[kind]) for key, kind in extras.items()),
@@ -234,7 +274,7 @@ def _schema(pa: Any, spec: AgentSpec, extras: Mapping[str, str]) -> Any:
             ("data_source", text),
             ("prompt", pa.list_(message)),
             ("ability", text),
-            ("reward_model", pa.struct([("ground_truth", text), ("style", text)])),
+            ("reward_model", pa.struct([("ground_truth", gold), ("style", text)])),
             ("extra_info", pa.struct(info)),
         ]
     )

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from afm.datasets.atomic import replacing
 from afm.errors import DataError, MissingExtraError
+from afm.trajectory.sealing import SEALING_KEY
 
 _ASKED = re.compile(r"^(?:Task|Question):[ \t]*\n?", re.MULTILINE)
 _GOLD_KEYS = ("ground_truth", "answer")
@@ -65,7 +66,7 @@ def scan_tasks(path: str | Path, *, data_source: str | None = None) -> Iterator[
     file = Path(path)
     if not file.is_file():
         raise DataError("no such file; expected tasks as .jsonl or .parquet", path=str(file))
-    rows = _parquet_rows(file) if file.suffix == ".parquet" else _jsonl_rows(file)
+    rows = parquet_rows(file) if file.suffix == ".parquet" else _jsonl_rows(file)
     seen: set[str] = set()
     for number, row in rows:
         try:
@@ -101,13 +102,31 @@ def task_of_row(row: Mapping[str, Any], *, default_id: str, data_source: str | N
 
 
 def write_tasks(tasks: Iterable[Task], path: str | Path) -> int:
-    """Write tasks as JSONL, one line each, replacing ``path`` once all are written; returns their number."""
+    """Write tasks as JSONL, one line each, replacing ``path`` once all are written; returns their number.
+
+    Raises:
+        DataError: A task may not be written in plain form.
+    """
     count = 0
     with replacing(Path(path)) as temporary, temporary.open("w", encoding="utf-8") as file:
         for task in tasks:
+            check_writable(task)
             file.write(task.model_dump_json() + "\n")
             count += 1
     return count
+
+
+def check_writable(task: Task) -> None:
+    """Refuse a task that its owner publishes encrypted (see :mod:`afm.trajectory.sealing`).
+
+    Raises:
+        DataError: It is one.
+    """
+    if SEALING_KEY in task.extra_info:
+        raise DataError(
+            f"task {task.id!r} of {task.data_source} is published encrypted and is not written in plain form; "
+            f"evaluate the encrypted file itself: afm eval configs/eval/{task.data_source}.yaml data=FILE"
+        )
 
 
 def question_of_prompt(prompt: str) -> str:
@@ -189,7 +208,12 @@ def _json_row(line: bytes) -> Mapping[str, Any] | DataError:
     return row
 
 
-def _parquet_rows(file: Path) -> Iterator[tuple[int, Mapping[str, Any] | DataError]]:
+def parquet_rows(file: Path) -> Iterator[tuple[int, Mapping[str, Any] | DataError]]:
+    """Rows of a parquet file with their numbers, from 1; a batch of them in memory at a time.
+
+    Raises:
+        DataError: It is no parquet file.
+    """
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq

@@ -15,7 +15,17 @@ from enum import StrEnum
 from pathlib import Path
 
 from afm.datasets.atomic import replace_text, replacing
-from afm.datasets.hub import MIB, Checksum, HubFile, Progress, fetch, fetch_partial, hub_files, pieces
+from afm.datasets.hub import (
+    MIB,
+    Checksum,
+    HubFile,
+    Progress,
+    fetch,
+    fetch_partial,
+    hub_files,
+    pieces,
+    size_told,
+)
 from afm.errors import DataError
 
 CORPUS = "wiki-18.jsonl.gz"
@@ -82,7 +92,7 @@ class Download:
 
     def told(self) -> str:
         """In one line."""
-        return f"{_gib(self.bytes_to_fetch)} to fetch; disk at most {_gib(self.bytes_at_most)} on the way"
+        return f"{size_told(self.bytes_to_fetch)} to fetch; disk at most {size_told(self.bytes_at_most)} on the way"
 
 
 def planned(folder: Path, index: PublishedIndex, *, gunzip: bool = False) -> Download:
@@ -114,7 +124,7 @@ def check_space(download: Download) -> None:
     free = shutil.disk_usage(download.folder).free + used
     if free < download.bytes_at_most:
         raise DataError(
-            f"{_gib(free)} free, {_gib(download.bytes_at_most)} needed; choose another disk",
+            f"{size_told(free)} free, {size_told(download.bytes_at_most)} needed; choose another disk",
             path=str(download.folder),
         )
 
@@ -194,7 +204,3 @@ def _gunzip(packed: Path, progress: Progress) -> None:
                     progress(f"MiB of {path.name}", sink.tell() // MIB, None)
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise DataError(f"cannot be decompressed: {error}", path=str(packed)) from None
-
-
-def _gib(count: int) -> str:
-    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{max(1, round(count / MIB))} MiB"

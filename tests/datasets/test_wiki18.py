@@ -5,17 +5,13 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-import os
 import re
 import shlex
 import signal
 import subprocess
 import sys
-import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import pytest
 
@@ -26,7 +22,7 @@ from afm.errors import DataError
 pytest.importorskip("huggingface_hub")
 
 ROOT = Path(__file__).parents[2]
-SCRIPT = ROOT / "data/mhqa_agent/download.py"
+SCRIPT = ROOT / "data/mhqa_agent/download_wiki.py"
 INDEX = "PeterJinGo/wiki-18-e5-index"
 CORPUS = "PeterJinGo/wiki-18-corpus"
 REVISION = "0123456789abcdef0123456789abcdef01234567"
@@ -34,95 +30,6 @@ TOKEN = "hf_a_secret_of_a_test"
 PASSAGES, DIMENSIONS = 8_000, 768
 CHUNK = 10 << 20
 """What the hub's client writes at once; what is cut off below it is fetched again."""
-
-
-class Hub:
-    """Repositories behind ``/resolve`` addresses that redirect to another host, with ranges, as the hub has it.
-
-    Attributes:
-        sent: File, first byte and number of bytes of each answer.
-        cut_at: The connection breaks after so many bytes of an answer.
-        ranges: Whether the server knows them.
-        pause_s: Between pieces of 256 KiB.
-    """
-
-    def __init__(self):
-        self.repositories = {}
-        self.sent = []
-        self.header_names = []
-        self.cut_at, self.ranges, self.pause_s = None, True, 0.0
-        hub = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_GET(self):
-                kind, *rest = urlsplit(self.path).path.strip("/").split("/")
-                names = {name.lower() for name in self.headers}
-                hub.header_names.append((self.path, names))
-                repository = "/".join(rest[1:3] if kind == "api" else rest[:2])
-                files = hub.repositories.get(repository)
-                if files is None:
-                    body = json.dumps({"error": "Repository not found"}).encode()
-                    self._answer(401, body, {"X-Error-Code": "RepoNotFound"})
-                elif kind == "api":
-                    self._answer(200, json.dumps(hub.described(repository, files)).encode())
-                elif kind == "datasets":
-                    place = f"http://localhost:{hub.port}/store/{repository}/{rest[-1]}"
-                    self._answer(302, b"", {"Location": place, "X-Repo-Commit": REVISION})
-                else:
-                    self._send(rest[-1], files[rest[-1]])
-
-            def _answer(self, status, body, headers=None):
-                self.send_response(status)
-                for name, value in ({"Content-Length": len(body)} | (headers or {})).items():
-                    self.send_header(name, str(value))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def _send(self, name, content):
-                asked = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
-                start = int(asked[1]) if asked and hub.ranges else 0
-                body = content[start : None if hub.cut_at is None else start + hub.cut_at]
-                self.send_response(206 if start else 200)
-                self.send_header("Content-Length", str(len(content) - start))
-                if start:
-                    self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
-                self.end_headers()
-                hub.sent.append((name, start, len(body)))
-                for begin in range(0, len(body), 256 << 10):
-                    self.wfile.write(body[begin : begin + (256 << 10)])
-                    time.sleep(hub.pause_s)
-                self.close_connection = True
-
-            def log_message(self, *_):
-                pass
-
-        class Server(ThreadingHTTPServer):
-            daemon_threads = True
-
-            def handle_error(self, *_):
-                """Clients of these tests are killed."""
-
-        self._server = Server(("127.0.0.1", 0), Handler)
-        self.port = self._server.server_address[1]
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-
-    def described(self, repository, files):
-        siblings = [
-            {
-                "rfilename": name,
-                "size": len(content),
-                "blobId": hashlib.sha1(f"blob {len(content)}\0".encode() + content).hexdigest(),
-            }
-            | ({} if name == "README.md" else {"lfs": lfs(content)})
-            for name, content in files.items()
-        ]
-        return {"id": repository, "sha": REVISION, "private": False, "tags": [], "siblings": siblings}
-
-    def close(self):
-        self._server.shutdown()
-        self._server.server_close()
 
 
 def lfs(content):
@@ -150,24 +57,15 @@ def published():
 
 
 @pytest.fixture
-def hub(published):
-    hub = Hub()
+def hub(hub, published):
     hub.repositories = {name: dict(files) for name, files in published.items()}
-    yield hub
-    hub.close()
+    return hub
 
 
 @pytest.fixture
-def command(hub, tmp_path):
+def command(hub_environment, tmp_path):
     """The words of the download into a folder, and its environment."""
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
-    environment |= {
-        "HF_ENDPOINT": f"http://127.0.0.1:{hub.port}",
-        "HF_TOKEN": TOKEN,
-        "HF_HOME": str(tmp_path / "home"),
-        "NO_PROXY": "127.0.0.1,localhost",
-    }
-    return [sys.executable, str(SCRIPT), "--out", str(tmp_path / "a folder")], environment
+    return [sys.executable, str(SCRIPT), "--out", str(tmp_path / "a folder")], hub_environment
 
 
 def run(command, *options, status=0):

@@ -156,15 +156,15 @@ def _draw_new(
 def _chain(rng: random.Random, world: Encyclopaedia, hops: int) -> Question | None:
     kind = rng.choice(tuple(Kind))
     start = rng.choice(world.ranges[kind])
-    walk = _walk(rng, world, start, hops - 1)
-    if walk is None:
+    found = walk(rng, world, start, hops - 1)
+    if found is None:
         return None
-    path, end = walk
+    path, end = found
     last = _last_hop(rng, world, end, {start, *(hop.page for hop in path)})
     if last is None:
         return None
     path = [*path, last]
-    text = f"What is the {_of(path)} {world.names.name(start)}?"
+    text = f"What is the {chain_words(path)} {world.names.name(start)}?"
     return Question(Shape.CHAIN, text, last.gives, tuple(path), (start,))
 
 
@@ -217,20 +217,20 @@ def _intersection(rng: random.Random, world: Encyclopaedia, hops: int) -> Questi
     if hops == 2:
         text = f"Which {meeting.words.format(that='', **slots)}?".replace("  ", " ")
         return Question(Shape.INTERSECTION, text, name, tuple(path), (a, b))
-    walk = _walk(rng, world, common, hops - 3, {a, b})
-    if walk is None:
+    found = walk(rng, world, common, hops - 3, {a, b})
+    if found is None:
         return None
-    more, end = walk
+    more, end = found
     last = _last_hop(rng, world, end, {common, a, b, *(hop.page for hop in more)})
     if last is None:
         return None
     more = [*more, last]
     that = "who" if one.subject is Kind.PERSON else "that"
-    text = f"What is the {_of(more)} the {meeting.words.format(that=that, **slots)}?"
+    text = f"What is the {chain_words(more)} the {meeting.words.format(that=that, **slots)}?"
     return Question(Shape.INTERSECTION, text, last.gives, (*path, *more), (a, b))
 
 
-def _walk(
+def walk(
     rng: random.Random,
     world: Encyclopaedia,
     start: int,
@@ -262,6 +262,6 @@ def _last_hop(rng: random.Random, world: Encyclopaedia, page: int, been: set[int
     return None if target in been | {page} else Hop(page, asked.name, world.names.name(target))
 
 
-def _of(path: Sequence[Hop]) -> str:
+def chain_words(path: Sequence[Hop]) -> str:
     """``teacher of the author of``: the last fact first."""
     return " of the ".join(hop.asks for hop in reversed(path)) + " of"

@@ -1,0 +1,126 @@
+"""``afm data prepare published`` and ``tasks``: what others published, made into this project's files."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from afm.cli.download import given_sets
+from afm.errors import DataError, UsageError
+
+if TYPE_CHECKING:
+    from afm.cli.progress import ProgressView
+    from afm.datasets.prepared import OnRow, Prepared
+
+
+class OnBadRows(StrEnum):
+    """What rows that are wrong lead to."""
+
+    ERROR = "error"
+    DROP = "drop"
+
+
+BadRowsOption = Annotated[
+    OnBadRows,
+    typer.Option(help="Stop at rows that are wrong, or list them in NAME.bad_rows.jsonl and go on."),
+]
+
+
+def published(
+    sets: Annotated[str, typer.Argument(help="YAML of sets, or the name of a shipped one: web_agent ...")],
+    data: Annotated[
+        Path,
+        typer.Option(
+            help="Folder into which `afm data download` fetched them.", exists=True, file_okay=False
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="Folder of what is made.")],
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="SET", help="This set alone; may be given several times.")
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Optional sets, too.")] = False,
+    on_bad_rows: BadRowsOption = OnBadRows.DROP,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be made of which files, make nothing.")
+    ] = False,
+) -> None:
+    """Make training and evaluation files of downloaded sets, as their YAML says."""
+    from afm.cli.progress import ProgressView
+    from afm.datasets.prepared import input_files, prepare_set
+
+    chosen = given_sets(sets).chosen(only or [], everything=everything)
+    view, made = ProgressView(), 0
+    for name, one in chosen.items():
+        for step in one.prepare:
+            count = len(input_files(data / name, step, name))
+            if dry_run:
+                view.line(
+                    f"{step.name or name}: {count} files by reader {step.reader}, made into {step.into}"
+                )
+    if dry_run:
+        return
+    for name, one in chosen.items():
+        strict = on_bad_rows is OnBadRows.ERROR
+        for prepared in prepare_set(name, one, data, out, strict=strict, on_row=_shown(view)):
+            _tell(prepared, view)
+            made += 1
+        if not one.prepare:
+            view.line(f"{name}: nothing is made of it; its files are in {data / name}")
+    if not made:
+        raise DataError("nothing was made: the chosen sets say nothing under `prepare`", path=sets)
+
+
+def tasks(
+    files: Annotated[
+        list[Path],
+        typer.Argument(help="Published files: JSONL, JSON, parquet, TSV, CSV.", exists=True, dir_okay=False),
+    ],
+    reader: Annotated[str, typer.Option(help="Layout of the rows: nq, hotpotqa, livecodebench ...")],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="JSONL of tasks (of conversations: retool, agent_flan).")
+    ],
+    data_source: Annotated[
+        str | None, typer.Option(help="Chooses the reward of rows that name none.")
+    ] = None,
+    on_bad_rows: BadRowsOption = OnBadRows.DROP,
+) -> None:
+    """Read published questions as tasks for `afm data queries`, `afm data prepare rl`, `afm eval`."""
+    from afm.cli.progress import ProgressView
+    from afm.datasets.prepared import make
+    from afm.datasets.readers import READERS, checked_reader
+    from afm.datasets.sources import Preparation, Product
+
+    try:
+        name = checked_reader(reader)
+    except ValueError as error:
+        raise UsageError(f"--reader {reader}: expected {error}") from None
+    if out.suffix != ".jsonl" or out.resolve() in {file.resolve() for file in files}:
+        raise UsageError(f"--out {out}: expected another file that ends in .jsonl")
+    into = Product.CHAT if READERS[name].makes_conversations else Product.TASKS
+    step = Preparation(reader=name, into=into, data_source=data_source)
+    view = ProgressView()
+    strict = on_bad_rows is OnBadRows.ERROR
+    _tell(make(out.stem, step, files, out.parent, strict=strict, on_row=_shown(view)), view)
+
+
+def _shown(view: ProgressView) -> OnRow:
+    def show(name: str, rows: int) -> None:
+        view.update(f"{name}, rows", rows, None)
+
+    return show
+
+
+def _tell(prepared: Prepared, view: ProgressView) -> None:
+    counts = prepared.counts
+    view.line(f"{prepared.path}: {counts.made} of {counts.read} rows")
+    if counts.repeated:
+        print(f"  left out: {counts.repeated} repeat an earlier row")
+    if counts.renamed:
+        print(f"  renamed: {counts.renamed} share an id with another row")
+    for reason, count in counts.refused.most_common():
+        print(f"  refused: {count} {reason}")
+    if prepared.bad_rows is not None:
+        print(f"  listed in {prepared.bad_rows}")

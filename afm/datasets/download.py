@@ -1,0 +1,234 @@
+"""Fetch sets from the Hub: planned first, refused when the disk is too small, resumed after a kill, checked."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from afm.datasets.hub import MIB, HubFile, Progress, fetch, hub_files, is_whole, size_told
+from afm.datasets.hub_sets import LOCK_FILE, HubSet, Lock, LockedSet, read_lock
+from afm.datasets.manifest import write_manifest
+from afm.errors import ConfigError, DataError
+
+MANIFEST_FILE = "download.manifest.json"
+_SHOWN_NAMES = 5
+_SPARE_BYTES = 64 * MIB
+"""Left free beyond the files."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedSet:
+    """A set whose files are known.
+
+    Attributes:
+        folder: Where they go.
+        pinned: Whether a lock says what they are.
+    """
+
+    name: str
+    wanted: HubSet
+    files: tuple[HubFile, ...]
+    folder: Path
+    pinned: bool
+
+    @property
+    def commit(self) -> str:
+        """The commit that the files belong to."""
+        return self.files[0].revision
+
+    @property
+    def bytes_in_all(self) -> int:
+        """Size of all files."""
+        return sum(file.size for file in self.files)
+
+    @property
+    def bytes_missing(self) -> int:
+        """What still has to come, judged by sizes."""
+        return sum(file.size - _arrived(file, self.folder) for file in self.files)
+
+    def told(self) -> str:
+        """In one line."""
+        pin = "pinned" if self.pinned else "not pinned"
+        return (
+            f"{self.name}: {self.wanted.repository} at {self.commit[:12]} ({pin}), {len(self.files)} files, "
+            f"{size_told(self.bytes_in_all)}, {size_told(self.bytes_missing)} to fetch"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a download takes.
+
+    Attributes:
+        refused: Why sets cannot be had, by their names.
+    """
+
+    out: Path
+    sets: tuple[PlannedSet, ...]
+    refused: Mapping[str, str]
+
+    @property
+    def bytes_missing(self) -> int:
+        """Of all sets."""
+        return sum(one.bytes_missing for one in self.sets)
+
+    def check_space(self) -> None:
+        """Refuse what does not fit on the disk.
+
+        Raises:
+            DataError: Says what is free and what is needed.
+        """
+        self.out.mkdir(parents=True, exist_ok=True)
+        free, needed = shutil.disk_usage(self.out).free, self.bytes_missing
+        if needed and free < needed + _SPARE_BYTES:
+            raise DataError(
+                f"{size_told(free)} free, {size_told(needed)} to fetch; choose another disk with --out, or fewer "
+                "sets with --only",
+                path=str(self.out),
+            )
+
+
+def plan(sets: Mapping[str, HubSet], out: Path, *, lock: Path | None = None, pin: bool = False) -> Plan:
+    """Find out what there is: from the lock where a set is pinned, else from the Hub.
+
+    A set that cannot be had is noted in :attr:`Plan.refused`, so that the others can be fetched.
+
+    Args:
+        lock: By default ``download.lock.json`` in ``out``.
+        pin: Ask the Hub for every set, also for pinned ones.
+
+    Raises:
+        DataError: The lock is broken, or differs from what is asked for.
+    """
+    where = lock or out / LOCK_FILE
+    locked = Lock() if pin else read_lock(where)
+    planned, refused = [], {}
+    for name, wanted in sets.items():
+        if (pinned := locked.sets.get(name)) is not None:
+            pinned.check(name, wanted, where)
+            planned.append(PlannedSet(name, wanted, pinned.hub_files(), out / name, True))
+            continue
+        try:
+            files = _asked(name, wanted)
+        except DataError as error:
+            refused[name] = str(error)
+            continue
+        planned.append(PlannedSet(name, wanted, files, out / name, pin))
+    return Plan(out, tuple(planned), refused)
+
+
+def _asked(name: str, wanted: HubSet) -> tuple[HubFile, ...]:
+    """The files of a set as the Hub has them now."""
+    there = hub_files(wanted.repository, wanted.kind, wanted.revision)
+    files = tuple(file for file in there if wanted.wants(file.name))
+    if not files:
+        names = ", ".join(file.name for file in there[:_SHOWN_NAMES]) or "nothing"
+        more = " ..." if len(there) > _SHOWN_NAMES else ""
+        raise DataError(
+            f"{wanted.kind} {wanted.repository} holds no file that matches {', '.join(wanted.files)}; it holds "
+            f"{names}{more}. Correct `files` of set {name!r}"
+        )
+    return files
+
+
+def run(planned: Plan, progress: Progress, *, pin: Path | None = None) -> dict[str, str]:
+    """Fetch everything; killed at any moment, the same call goes on.
+
+    A set is in the manifest, and in the lock, once all of it is there.
+
+    Args:
+        pin: Write commits and checksums into this lock; its other sets stay.
+
+    Returns:
+        Why sets could not be had, by their names, those refused in the plan included.
+
+    Raises:
+        ConfigError: Another download is writing into the folder.
+        OSError: The disk failed.
+    """
+    failed, done = dict(planned.refused), []
+    with _alone(planned.out):
+        for one in planned.sets:
+            if reason := _fetch_set(one, progress, pin):
+                failed[one.name] = reason
+            else:
+                done.append(one)
+        _write_manifest(planned.out, done)
+    return failed
+
+
+@contextmanager
+def _alone(out: Path) -> Iterator[None]:
+    """Keep a second download out of the folder; the system drops the lock with the process, however that ends."""
+    out.mkdir(parents=True, exist_ok=True)
+    folder = os.open(out, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(
+                f"{out}: another download is writing here; wait for it, or choose another --out"
+            ) from None
+        yield
+    finally:
+        os.close(folder)
+
+
+def _fetch_set(one: PlannedSet, progress: Progress, pin: Path | None) -> str:
+    """Have all files of a set; says why that failed, or nothing."""
+    try:
+        for file in one.files:
+            _fetch(file, one, progress, guarded=one.pinned and pin is None)
+    except DataError as error:
+        return str(error)
+    if pin is not None:
+        lock = read_lock(pin)
+        pinned = LockedSet.of(one.wanted, one.files)
+        lock.model_copy(update={"sets": {**lock.sets, one.name: pinned}}).write(pin)
+    return ""
+
+
+def _fetch(file: HubFile, one: PlannedSet, progress: Progress, *, guarded: bool) -> None:
+    """Have one file; a pinned one that someone changed is not overwritten."""
+    path = one.folder / file.name
+    if guarded and path.exists() and not is_whole(file, path, progress):
+        raise DataError(
+            f"differs from the pinned {file.checksum[:12]} of {file.repository} at {file.revision[:12]}; move it "
+            "away and run the same command again, or pin what the Hub has now with --pin",
+            path=str(path),
+        )
+    if not guarded or not path.exists():
+        fetch(file, one.folder, progress)
+
+
+def _write_manifest(out: Path, done: list[PlannedSet]) -> None:
+    """Note what is here; sets of earlier calls stay."""
+    path = out / MANIFEST_FILE
+    sets = _noted(path) | {
+        one.name: LockedSet.of(one.wanted, one.files).model_dump(mode="json", exclude={"patterns"})
+        for one in done
+    }
+    files = sum(len(one["files"]) for one in sets.values())
+    write_manifest(path, counts={"sets": len(sets), "files": files}, sets=sets)
+
+
+def _noted(path: Path) -> dict[str, Any]:
+    try:
+        sets = json.loads(path.read_text(encoding="utf-8"))["sets"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+    return sets if isinstance(sets, dict) else {}
+
+
+def _arrived(file: HubFile, folder: Path) -> int:
+    path = folder / file.name
+    if path.is_file() and path.stat().st_size == file.size:
+        return file.size
+    return min(file.arrived(folder), file.size)

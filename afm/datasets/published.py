@@ -1,0 +1,203 @@
+"""Rows of published files through a reader: made into tasks, conversations or samples, or refused with file and line."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from pydantic import ValidationError
+
+from afm.datasets.readers.row import AlpacaRow, Made, Reader
+from afm.datasets.schema import Task, parquet_rows
+from afm.errors import DataError
+from afm.trajectory.rows import json_rows
+
+_TABLES = {".tsv": "\t", ".csv": ","}
+_KEY_BYTES = 12
+_SHOW_EVERY = 500
+_REASON_CHARS = 100
+SUFFIXES = (".parquet", ".jsonl", ".json", *_TABLES)
+
+OnRow = Callable[[int], None]
+"""Receives how many rows have been read."""
+
+
+@dataclass(slots=True)
+class ReadCounts:
+    """What became of the rows.
+
+    Attributes:
+        read: All of them.
+        made: Turned into something.
+        repeated: Left out because an earlier row says the same under the same id.
+        renamed: Made, under an id of their own: theirs was an earlier row's, which says something else.
+        refused: Bad rows by reason.
+    """
+
+    read: int = 0
+    made: int = 0
+    repeated: int = 0
+    renamed: int = 0
+    refused: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def bad(self) -> int:
+        """Rows that were refused."""
+        return sum(self.refused.values())
+
+    def as_counts(self) -> dict[str, int]:
+        """For a manifest."""
+        return {
+            "read": self.read,
+            "made": self.made,
+            "repeated": self.repeated,
+            "bad": self.bad,
+            "renamed": self.renamed,
+        }
+
+
+class BadRows:
+    """Writes down the rows that are refused: file, line and reason, one JSON line each.
+
+    Args:
+        strict: The first one is an error instead.
+    """
+
+    def __init__(self, file: IO[str], *, strict: bool = False) -> None:
+        self._file = file
+        self._strict = strict
+
+    def note(self, error: DataError) -> None:
+        """Write one down.
+
+        Raises:
+            DataError: Bad rows are not accepted.
+        """
+        if self._strict:
+            raise error
+        row = {"file": error.path, "line": error.line, "reason": error.message}
+        self._file.write(json.dumps(row, ensure_ascii=False) + "\n")
+
+
+def read_published(
+    files: Iterable[Path],
+    reader: Reader,
+    bad: BadRows,
+    counts: ReadCounts,
+    *,
+    label: str,
+    data_source: str | None = None,
+    on_row: OnRow | None = None,
+) -> Iterator[Made]:
+    """Stream what a reader makes of files; every row is made, repeated or noted in ``bad``, and counted as that.
+
+    Args:
+        label: Begins the ids of rows that have none.
+        data_source: Of tasks whose reader gives none.
+
+    Raises:
+        DataError: A file cannot be read as a whole, or ``bad`` is strict.
+    """
+    seen: dict[str, bytes] = {}
+    for file in files:
+        for line, row in published_rows(file):
+            counts.read += 1
+            if on_row is not None and counts.read % _SHOW_EVERY == 0:
+                on_row(counts.read)
+            default = f"{label}-{counts.read}"
+            try:
+                made = _made(row, reader, default, data_source)
+            except DataError as error:
+                counts.refused[_kind(error.message)] += 1
+                bad.note(DataError(error.message, path=str(file), line=line))
+                continue
+            if (unique := _unique(made, default, seen)) is None:
+                counts.repeated += 1
+                continue
+            counts.renamed += unique is not made
+            counts.made += 1
+            yield unique
+
+
+def published_rows(file: Path) -> Iterator[tuple[int, Any]]:
+    """Rows of a JSONL, JSON, parquet, TSV or CSV file with their lines (parquet: row numbers, from 1).
+
+    A :class:`DataError` stands in place of a row that cannot be decoded.
+
+    Raises:
+        DataError: The file is missing, of another kind, or unreadable as a whole.
+    """
+    if not file.is_file():
+        raise DataError(f"no such file; expected one of {', '.join(SUFFIXES)}", path=str(file))
+    if file.suffix == ".parquet":
+        return parquet_rows(file)
+    if file.suffix in _TABLES:
+        return _table_rows(file, _TABLES[file.suffix])
+    if file.suffix in (".jsonl", ".json"):
+        return json_rows(file)
+    raise DataError(f"expected one of {', '.join(SUFFIXES)}", path=str(file))
+
+
+def _table_rows(file: Path, delimiter: str) -> Iterator[tuple[int, Any]]:
+    csv.field_size_limit(sys.maxsize)
+    try:
+        with file.open(encoding="utf-8-sig", newline="") as lines:
+            table = csv.DictReader(lines, delimiter=delimiter)
+            for row in table:
+                if None in row or None in row.values():
+                    wrong = f"expected {len(table.fieldnames or ())} fields, as in the first line"
+                    yield table.line_num, DataError(wrong)
+                else:
+                    yield table.line_num, row
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise DataError(f"no readable table: {error}", path=str(file)) from None
+
+
+def _made(row: Any, reader: Reader, default: str, data_source: str | None) -> Made:
+    if isinstance(row, DataError):
+        raise row
+    if not isinstance(row, Mapping):
+        raise DataError(f"got {type(row).__name__}, expected an object")
+    try:
+        made = reader.read(row, default)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise DataError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    if isinstance(made, Task) and not made.data_source:
+        if not data_source:
+            raise DataError("the row names no data_source; give one with the command or the YAML")
+        made = made.model_copy(update={"data_source": data_source})
+    return made
+
+
+def _unique(made: Made, default: str, seen: dict[str, bytes]) -> Made | None:
+    """The row under an id that no other row has; ``None`` when it was there already.
+
+    Rows of equal ids would fall into one group in reinforcement, so a second question under an id gets the id of a row
+    that has none.
+    """
+    if isinstance(made, AlpacaRow):
+        return made
+    said = made.question if isinstance(made, Task) else made.model_dump_json(include={"messages"})
+    key = hashlib.blake2b(said.encode("utf-8", "surrogatepass"), digest_size=_KEY_BYTES).digest()
+    before = seen.setdefault(made.id, key)
+    if before is key:
+        return made
+    if before == key:
+        return None
+    if seen.setdefault(default, key) is not key:  # somebody else is called so
+        default = f"{default}-{key.hex()}"
+        seen[default] = key
+    return made.model_copy(update={"id": default})
+
+
+def _kind(message: str) -> str:
+    """The reason without what is different in every row."""
+    return message.partition(", got ")[0][:_REASON_CHARS]

@@ -1,0 +1,420 @@
+"""Sets of the Hub, fetched by the command line from a server that speaks the Hub's protocol and has its faults."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from afm.cli.data import app
+from afm.datasets.download import plan
+from afm.datasets.hub_sets import HubSet, read_hub_sets
+from afm.errors import AfmError, ConfigError, DataError, UsageError
+
+constants = pytest.importorskip("huggingface_hub.constants")
+
+ROOT = Path(__file__).parents[2]
+REVISION = "0123456789abcdef0123456789abcdef01234567"
+TOKEN = "hf_a_secret_of_a_test"
+NEWER = "89abcdef0123456789abcdef0123456789abcdef"
+ROWS = b'[{"instruction": "q", "input": "", "output": "<answer>a</answer>"}]'
+LARGE = bytes(range(256)) * 4096 * 24
+"""24 MiB: more than the client writes at once, 10 MiB."""
+SETS = """\
+sets:
+  small: {repository: own/small, files: ["*.json", "data/*"]}
+  large: {repository: own/large, files: ["*.bin"], optional: true}
+  model: {repository: own/model, kind: model, optional: true}
+"""
+
+
+@pytest.fixture
+def hub(hub):
+    hub.repositories = {
+        "own/small": {
+            "README.md": b"# small",
+            "rows.json": ROWS,
+            "data/train 1.json": b"[]",
+            "empty.json": b"",
+        },
+        "own/large": {"README.md": b"# large", "all.bin": LARGE},
+        "models/own/model": {"config.json": b"{}", "model.safetensors": b"weights"},
+    }
+    return hub
+
+
+@pytest.fixture
+def sets(tmp_path):
+    path = tmp_path / "sets.yaml"
+    path.write_text(SETS)
+    return path
+
+
+@pytest.fixture
+def command(hub_environment, sets, tmp_path):
+    """Runs the command as a process; returns what it said."""
+
+    def run(*options, status=0, **variables):
+        words = [sys.executable, "-m", "afm.cli.main", "data", "download", str(sets)]
+        words += ["--out", str(tmp_path / "a folder"), *options]
+        environment = hub_environment | variables
+        done = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=120, cwd=ROOT)
+        told = done.stdout + done.stderr
+        assert done.returncode == status, told
+        assert "Traceback" not in told
+        assert TOKEN not in told
+        return told
+
+    return run
+
+
+@pytest.fixture
+def download(hub_environment, sets, tmp_path, monkeypatch):
+    """Runs the command in this process; returns what it said. The Hub's package reads its address when it is imported."""
+    endpoint = hub_environment["HF_ENDPOINT"]
+    monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+    monkeypatch.setattr(
+        constants, "HUGGINGFACE_CO_URL_TEMPLATE", endpoint + "/{repo_id}/resolve/{revision}/{filename}"
+    )
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    monkeypatch.setenv("NO_PROXY", hub_environment["NO_PROXY"])
+
+    def run(*options, status=0):
+        words = ["download", str(sets), "--out", str(tmp_path / "a folder"), *options]
+        result = CliRunner().invoke(app, words)
+        told = result.output + (str(result.exception) if isinstance(result.exception, AfmError) else "")
+        assert (result.exit_code, isinstance(result.exception, AfmError)) == (status, status == 1), told
+        assert TOKEN not in told
+        return told
+
+    return run
+
+
+def files_of(folder):
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_the_wanted_files_are_fetched_checked_and_noted(hub, command, tmp_path):
+    told = command()
+
+    folder = tmp_path / "a folder"
+    assert files_of(folder) == {
+        "download.manifest.json",
+        "small/rows.json",
+        "small/empty.json",
+        "small/data/train 1.json",
+    }
+    assert (folder / "small/rows.json").read_bytes() == ROWS
+    assert f"small: own/small at {REVISION[:12]} (not pinned), 3 files" in told
+    noted = json.loads((folder / "download.manifest.json").read_text())
+    assert noted["counts"] == {"sets": 1, "files": 3}
+    small = noted["sets"]["small"]
+    assert (small["repository"], small["commit"]) == ("own/small", REVISION)
+    assert {file["name"]: file["checksum"] for file in small["files"]}["rows.json"] == hashlib.sha256(
+        ROWS
+    ).hexdigest()
+    sent = len(hub.sent)
+    assert "nothing to fetch" in command()
+    assert len(hub.sent) == sent
+
+
+def test_a_model_comes_from_the_addresses_of_models(hub, download, tmp_path):
+    download("--only", "model")
+    download()
+    assert (tmp_path / "a folder/model/model.safetensors").read_bytes() == b"weights"
+    assert f"own/model/resolve/{REVISION}/config.json" in hub.asked
+    assert set(json.loads((tmp_path / "a folder/download.manifest.json").read_text())["sets"]) == {
+        "small",
+        "model",
+    }
+
+
+def test_a_dry_run_fetches_nothing(hub, download, tmp_path):
+    told = download("--all", "--dry-run")
+    assert f"large: own/large at {REVISION[:12]} (not pinned), 1 files, 24 MiB, 24 MiB to fetch" in told
+    assert hub.sent == []
+    assert files_of(tmp_path / "a folder") == set()
+
+
+def test_a_pinned_set_stays_at_its_commit_whatever_the_hub_has(hub, download, tmp_path):
+    folder = tmp_path / "a folder"
+    download("--pin")
+    lock = json.loads((folder / "download.lock.json").read_text())
+    assert lock["sets"]["small"]["commit"] == REVISION
+    hub.commits["own/small"] = {NEWER: {"rows.json": b"[1]"}}
+    hub.main["own/small"] = NEWER
+    for path in (folder / "small").rglob("*.json"):
+        path.unlink()
+    asked = len(hub.asked)
+
+    assert f"at {REVISION[:12]} (pinned)" in download()
+
+    assert (folder / "small/rows.json").read_bytes() == ROWS
+    assert [path for path in hub.asked[asked:] if path.startswith("api/datasets")] == []
+    download("--pin")
+    assert (folder / "small/rows.json").read_bytes() == b"[1]"
+    assert json.loads((folder / "download.lock.json").read_text())["sets"]["small"]["commit"] == NEWER
+
+
+def test_what_differs_from_the_lock_is_an_error(hub, download, sets, tmp_path):
+    folder = tmp_path / "a folder"
+    download("--pin")
+    (folder / "small/rows.json").write_bytes(ROWS.replace(b"q", b"Q"))
+    told = download(status=1)
+    assert "rows.json: differs from the pinned" in told
+    assert "pin what the Hub has now with --pin" in told
+    assert b"Q" in (folder / "small/rows.json").read_bytes()
+
+    sets.write_text(SETS.replace('files: ["*.json", "data/*"]', f'revision: "{NEWER}"'))
+    told = download(status=1)
+    assert f"set 'small' is pinned to commit {REVISION}, the YAML asks for {NEWER}" in told
+    sets.write_text(SETS.replace("own/small", "own/other"))
+    assert "is pinned to repository own/small, the YAML asks for own/other" in download(status=1)
+    (folder / "download.lock.json").write_text("{")
+    assert "download.lock.json: no lock of downloads" in download(status=1)
+
+
+def test_a_lock_works_without_the_hub_once_all_is_there(hub, download):
+    download("--pin")
+    hub.close()
+    assert "nothing to fetch" in download()
+
+
+def test_a_commit_in_the_yaml_is_asked_for(hub, download, sets, tmp_path):
+    hub.commits["own/small"] = {NEWER: {"rows.json": b"[1]"}}
+    sets.write_text(f"sets: {{small: {{repository: own/small, revision: {NEWER}}}}}")
+    download()
+    assert (tmp_path / "a folder/small/rows.json").read_bytes() == b"[1]"
+    sets.write_text("sets: {small: {repository: own/small, revision: gone}}")
+    assert "there is no revision 'gone'" in download(status=1)
+
+
+def test_a_connection_that_breaks_in_the_middle_is_gone_on_with(hub, download, tmp_path):
+    hub.cut_at = 11 << 20
+    download("--only", "large")
+    assert (tmp_path / "a folder/large/all.bin").read_bytes() == LARGE
+    assert [start for _, start, _ in hub.sent] == [0, 10 << 20, 20 << 20]
+
+
+def test_a_killed_download_goes_on_where_it_was(hub, hub_environment, sets, download, tmp_path):
+    folder = tmp_path / "a folder/large"
+    hub.pause_s = 0.02
+    words = [sys.executable, "-m", "afm.cli.main", "data", "download", str(sets), "--out", str(folder.parent)]
+    with subprocess.Popen(
+        [*words, "--only", "large"], env=hub_environment, stdout=subprocess.DEVNULL, cwd=ROOT
+    ) as process:
+        for _ in range(2_000):
+            if any(path.stat().st_size for path in folder.glob("*.partial")):
+                break
+            time.sleep(0.02)
+        process.send_signal(signal.SIGKILL)
+    [partial] = folder.glob("*.partial")
+    kept = partial.stat().st_size
+    assert 0 < kept < len(LARGE)
+    hub.pause_s, killed = 0.0, len(hub.sent)
+    download("--only", "large")
+    assert (folder / "all.bin").read_bytes() == LARGE
+    assert hub.sent[killed:] == [("all.bin", kept, len(LARGE) - kept)]
+
+
+def test_a_second_download_into_the_folder_is_kept_out(download, tmp_path):
+    (tmp_path / "a folder").mkdir()
+    folder = os.open(tmp_path / "a folder", os.O_RDONLY)
+    fcntl.flock(folder, fcntl.LOCK_EX)
+    assert "another download is writing here" in download(status=1)
+    os.close(folder)
+    download()
+
+
+def test_bytes_that_are_wrong_leave_nothing_behind(hub, download, tmp_path):
+    stated = hub.described("own/small", hub.repositories["own/small"])
+    hub.repositories["own/small"]["rows.json"] = ROWS.replace(b"q", b"x")
+    hub.described = lambda *_: stated
+    told = download(status=1)
+    assert "1 of 1 sets could not be had" in told
+    assert f"expected {hashlib.sha256(ROWS).hexdigest()}; it was removed, run the same command again" in told
+    assert not any(name.startswith("small/rows.json") for name in files_of(tmp_path / "a folder"))
+    hub.repositories["own/small"]["rows.json"] = ROWS
+    download()
+
+
+def test_a_file_that_was_changed_here_is_fetched_anew_unless_it_is_pinned(hub, download, tmp_path):
+    download()
+    (tmp_path / "a folder/small/rows.json").write_bytes(ROWS.replace(b"q", b"x"))
+    download()
+    assert (tmp_path / "a folder/small/rows.json").read_bytes() == ROWS
+
+
+@pytest.mark.parametrize("failing", ["api/datasets", "datasets/own/small/resolve", "store/"])
+def test_a_server_that_fails_is_asked_again(failing, hub, download, tmp_path):
+    hub.failing, hub.failures = failing, 1
+    download()
+    assert hub.failures == 0
+    assert (tmp_path / "a folder/small/rows.json").read_bytes() == ROWS
+
+
+def test_a_server_that_goes_on_failing_is_told(hub, download):
+    hub.failing, hub.failures = "api/", 100
+    told = download("--only", "model", status=1)
+    assert "model own/model of http://127.0.0.1" in told
+    assert "500" in told
+
+
+def test_sets_that_cannot_be_had_do_not_keep_the_others_away(hub, download, tmp_path):
+    hub.gated = {"own/large"}
+    told = download("--all", status=1)
+    assert "1 of 3 sets could not be had" in told
+    assert "its owner gives access on request" in told
+    assert "set HF_TOKEN to a token of your account" in told
+    assert (tmp_path / "a folder/small/rows.json").exists()
+    assert (tmp_path / "a folder/model/config.json").exists()
+    hub.tokens = {TOKEN}
+    download("--all")
+    del hub.repositories["own/small"]
+    told = download(status=1)
+    assert "dataset own/small" in told
+    assert "Check its name; if it is private, set HF_TOKEN" in told
+
+
+@pytest.mark.parametrize(
+    "variables", [{"HF_ENDPOINT": "http://127.0.0.1:9"}, {"HF_HUB_OFFLINE": "1"}], ids=["no route", "offline"]
+)
+def test_without_a_hub_the_error_says_what_to_do(command, variables):
+    told = command(status=1, **variables)
+    assert "dataset own/small of http://127.0.0.1" in told
+    assert (
+        "set HF_ENDPOINT to a mirror, or run the same command where there is one and copy the folder here"
+        in told
+    )
+
+
+def test_patterns_that_match_nothing_are_an_error_that_names_what_is_there(download, sets):
+    sets.write_text("sets: {small: {repository: own/small, files: ['*.parquet']}}")
+    told = download(status=1)
+    assert (
+        "dataset own/small holds no file that matches *.parquet; it holds README.md, data/train 1.json"
+        in told
+    )
+
+
+def test_a_name_that_leads_out_of_the_folder_is_refused(hub, download, tmp_path):
+    hub.repositories["own/small"] = {"../rows.json": ROWS}
+    assert "names a file '../rows.json', which would lie outside the folder" in download(status=1)
+    assert not (tmp_path / "a folder/rows.json").exists()
+
+
+def test_a_disk_that_is_too_small_is_told_before_the_download(hub, download):
+    described = hub.described
+
+    def enormous(repository, files):
+        facts = described(repository, files)
+        for sibling in facts["siblings"]:
+            sibling["size"] = 900 << 40
+        return facts
+
+    hub.described = enormous
+    told = download("--only", "large", status=1)
+    assert (
+        "GiB free, 921600.0 GiB to fetch; choose another disk with --out, or fewer sets with --only" in told
+    )
+    assert hub.sent == []
+
+
+def test_names_and_keys_that_are_wrong_are_told(tmp_path, sets):
+    known = read_hub_sets(sets)
+    assert list(known.chosen([])) == ["small"]
+    assert list(known.chosen([], everything=True)) == ["small", "large", "model"]
+    assert list(known.chosen(["model", "small"])) == ["small", "model"]
+    with pytest.raises(UsageError, match="--only smal: no such set; did you mean 'small'"):
+        known.chosen(["smal"])
+    sets.write_text("sets: {small: {repository: own/small, optional: true}}")
+    with pytest.raises(UsageError, match="choose sets with --only NAME, or --all: small"):
+        read_hub_sets(sets).chosen([])
+    sets.write_text("sets: {small: {repository: small}}")
+    with pytest.raises(ConfigError, match=r"sets\.yaml: sets\.small\.repository"):
+        read_hub_sets(sets)
+    sets.write_text("sets: {small: {repository: own/small, prepare: [{reader: nqq, into: tasks}]}}")
+    with pytest.raises(ConfigError, match="the name of a reader; did you mean 'nq'"):
+        read_hub_sets(sets)
+
+
+def test_a_broken_lock_is_no_reason_to_fetch_something_else(tmp_path):
+    (tmp_path / "download.lock.json").write_text("[]")
+    with pytest.raises(DataError, match="no lock of downloads"):
+        plan({"small": HubSet(repository="own/small")}, tmp_path)
+
+
+@pytest.mark.parametrize("agent", ["web", "mhqa", "code"])
+def test_the_scripts_fetch_and_prepare_the_published_sets(agent, hub, hub_environment, tmp_path):
+    owner = {"web": "AFM-WebAgent", "mhqa": "AFM-MHQA-Agent", "code": "AFM-CodeAgent"}[agent]
+    truth = (
+        '{"target": ["a"], "question": "who?"}' if agent != "code" else '{"inputs": ["1"], "outputs": ["2"]}'
+    )
+    row = {
+        "data_source": {"web": "search", "mhqa": "nq", "code": "codecontests"}[agent],
+        "prompt": [{"role": "user", "content": "Rules.\n\nQuestion: who?"}],
+        "reward_model": {"ground_truth": truth},
+        "extra_info": {"index": "7", "question": "who?", "need_tools_kwargs": True},
+    }
+    hub.repositories = {
+        f"PersonalAILab/{owner}-SFT-Dataset": {"README.md": b"#", "sft.json": ROWS},
+        f"PersonalAILab/{owner}-RL-Dataset": {"README.md": b"#", "rl.jsonl": json.dumps(row).encode()},
+    }
+    data, out = tmp_path / "downloads", tmp_path / "made"
+    script = ROOT / f"data/{agent}_agent/download.py"
+    done = subprocess.run(
+        [sys.executable, script, "--out", data],
+        capture_output=True,
+        text=True,
+        env=hub_environment,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    path = f"{Path(sys.executable).parent}:{hub_environment['PATH']}"
+    environment = hub_environment | {"DATA_DIR": str(data), "OUT_DIR": str(out), "PATH": path}
+    done = subprocess.run(
+        [ROOT / f"data/{agent}_agent/prepare.sh"],
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    info = json.loads((out / "dataset_info.json").read_text())
+    assert info[f"{agent}_agent_sft"]["file_name"] == f"{agent}_agent_sft.json"
+    assert json.loads((out / f"{agent}_agent_sft.json").read_text()) == json.loads(ROWS)
+    pq = pytest.importorskip("pyarrow.parquet")
+    [made] = pq.read_table(out / f"{agent}_agent_rl.parquet").to_pylist()
+    assert made["extra_info"]["index"] == "7"
+    assert json.loads(made["reward_model"]["ground_truth"]) == json.loads(truth)
+    assert json.loads((out / f"{agent}_agent_rl.manifest.json").read_text())["commit"] == REVISION
+
+
+def test_every_published_name_is_in_a_shipped_list():
+    wanted = {
+        f"PersonalAILab/AFM-{agent}-{kind}-Dataset"
+        for agent in ("WebAgent", "MHQA-Agent", "CodeAgent")
+        for kind in ("SFT", "RL")
+    }
+    sizes = {"WebAgent": ("7B", "32B"), "MHQA-Agent": ("3B", "7B"), "CodeAgent": ("7B", "32B")}
+    wanted |= {
+        f"PersonalAILab/AFM-{agent}-{size}-{stage}"
+        for agent in sizes
+        for size in sizes[agent]
+        for stage in ("sft", "rl")
+    }
+    wanted.add("internlm/Agent-FLAN")
+    listed = [
+        one for path in (ROOT / "configs/data").glob("*.yaml") for one in read_hub_sets(path).sets.values()
+    ]
+    assert wanted <= {one.repository for one in listed}
+    assert all((one.kind == "model") == (one.repository.endswith(("-sft", "-rl"))) for one in listed)

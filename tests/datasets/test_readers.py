@@ -1,0 +1,495 @@
+"""Readers of published layouts, on small files of the same form; where the original is parquet, through parquet."""
+
+from __future__ import annotations
+
+import base64
+import json
+import pickle
+import zlib
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from afm.agents import load_agent
+from afm.cli.data import app
+from afm.configuration import read_file
+from afm.datasets import Task, read_tasks
+from afm.datasets.hub_sets import read_hub_sets
+from afm.datasets.prepare import GoldForm, write_rl
+from afm.datasets.prepared import make
+from afm.datasets.published import BadRows, ReadCounts, published_rows, read_published
+from afm.datasets.readers import READERS
+from afm.datasets.sources import Preparation, Product
+from afm.errors import DataError
+from afm.rewards import Sample, load_reward
+from afm.rewards.code_tests.problem import read_problem
+from afm.rewards.sources import BY_SOURCE, scorer_name
+from afm.trajectory.types import Author, Segment
+
+SAMPLES = Path(__file__).parent / "samples"
+ROOT = Path(__file__).parents[2]
+PARQUET = {
+    "nq_open",
+    "trivia_qa",
+    "hotpot_qa",
+    "2wiki",
+    "bamboogle",
+    "code_contests",
+    "codeforces",
+    "skywork_math",
+    "skywork_code",
+    "dapo_math",
+    "retool_sft",
+    "aime_2024",
+    "amc23",
+    "olympiadbench",
+    "gaia_metadata",
+    "hle",
+    "browse_comp",
+}
+"""Sets whose originals are parquet files."""
+
+
+def packed(cases):
+    return base64.b64encode(zlib.compress(pickle.dumps(json.dumps(cases)))).decode()
+
+
+@pytest.fixture
+def sample(tmp_path):
+    """The file of a sample, in the format of its original."""
+
+    def find(name):
+        source = SAMPLES / name
+        if source.stem in PARQUET:
+            rows = [json.loads(line) for line in source.read_text().splitlines()]
+            path = tmp_path / f"{source.stem}.parquet"
+            pq.write_table(pa.Table.from_pylist(rows), path)
+            return path
+        path = tmp_path / source.name
+        private = packed([{"input": "5\n", "output": "10\n", "testtype": "stdin"}])
+        path.write_text(source.read_text().replace('"PACKED"', json.dumps(private)))
+        return path
+
+    return find
+
+
+def read(path, reader, tmp_path, **options):
+    """What a reader makes of a file, and the rows that it refuses as (line, reason)."""
+    counts = ReadCounts()
+    with (tmp_path / "bad").open("w+") as file:
+        options = {"label": "set"} | options
+        made = list(read_published([path], READERS[reader], BadRows(file), counts, **options))
+        file.seek(0)
+        bad = [json.loads(line) for line in file]
+    assert counts.read == counts.made + counts.repeated + counts.bad
+    assert (counts.made, counts.bad) == (len(made), len(bad))
+    assert all(row["file"] == str(path) for row in bad)
+    return made, [(row["line"], row["reason"]) for row in bad], counts
+
+
+QA = [
+    (
+        "nq_open.jsonl",
+        "nq",
+        ("set-1", "who built the first lighthouse of port almar", ["Ines Marr", "I. Marr"], {}),
+        [
+            (2, "`question`: expected a text that is not empty, got ''"),
+            (3, "`answer`: expected at least one answer, got []"),
+        ],
+    ),
+    (
+        "trivia_qa.jsonl",
+        "triviaqa",
+        (
+            "tc_7",
+            "Which river runs through Almar?",
+            ["Orr", "River Orr", "Orr (river)"],
+            {"question_source": "http://quiz.example/"},
+        ),
+        [(2, "`answer`: expected at least one answer")],
+    ),
+    (
+        "hotpot_qa.jsonl",
+        "hotpotqa",
+        (
+            "5a7a0693",
+            "In which town was the architect of the Almar lighthouse born?",
+            ["Veld"],
+            {"type": "bridge", "level": "medium"},
+        ),
+        [(2, "`answer`: expected at least one answer, got None")],
+    ),
+    (
+        "2wiki.jsonl",
+        "2wikimultihopqa",
+        (
+            "13f5ad2c",
+            "Who is the mother of the architect of the Almar lighthouse?",
+            ["Oda Marr"],
+            {"type": "compositional"},
+        ),
+        [(2, "`question`: expected a text that is not empty, got '  '")],
+    ),
+    (
+        "musique_ans_v1.0_dev.jsonl",
+        "musique",
+        (
+            "2hop__1_2",
+            "On which river lies the town with the oldest lighthouse?",
+            ["Orr", "River Orr"],
+            {"hops": 2},
+        ),
+        [(2, "`answerable` is false")],
+    ),
+    (
+        "bamboogle.jsonl",
+        "bamboogle",
+        ("set-1", "Who ruled Almar when its bridge opened?", ["Queen Sel"], {}),
+        [(2, "`Answer`: expected at least one answer, got None")],
+    ),
+    (
+        "popqa_test.tsv",
+        "popqa",
+        ("4222362", "What is Ines Marr's occupation?", ["architect", "builder"], {"prop": "occupation"}),
+        [
+            (3, "`possible_answers`: expected a JSON list, got 'poet'"),
+            (4, "expected 17 fields, as in the first line"),
+        ],
+    ),
+    (
+        "flashrag_nq_test.jsonl",
+        "flashrag",
+        ("set-1", "who wrote the song of almar", ["Sel Orr"], {"published_id": "test_0"}),
+        [(2, "`golden_answers`: expected at least one answer, got []")],
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "reader", "expected", "refused"), QA, ids=[row[1] for row in QA])
+def test_question_sets(name, reader, expected, refused, sample, tmp_path):
+    source = READERS[reader].data_source or "nq"
+    [task], bad, _ = read(sample(name), reader, tmp_path, data_source=source)
+    identity, question, gold, extra = expected
+    assert task == Task(
+        id=identity, question=question, ground_truth=gold, data_source=source, extra_info=extra
+    )
+    assert [line for line, _ in bad] == [line for line, _ in refused]
+    for (_, told), (_, wanted) in zip(bad, refused, strict=True):
+        assert wanted in told
+
+
+def test_livecodebench_keeps_packed_tests_and_names_the_function(sample, tmp_path):
+    made, bad, _ = read(sample("livecodebench_test.jsonl"), "livecodebench", tmp_path)
+    printing, function = made
+    assert (printing.id, printing.data_source) == ("abc900_a", "livecodebench")
+    assert printing.question.startswith("Print twice the number.\n\nThe program reads standard input")
+    assert printing.extra_info["contest_date"] == "2023-08-21T00:00:00"
+    problem = read_problem(printing.ground_truth, printing.extra_info)
+    assert [(case.stdin, case.expected) for case in problem.printing] == [("2\n", "4\n"), ("5\n", "10\n")]
+    assert "Complete this code:\n```py\nclass Solution:" in function.question
+    assert read_problem(function.ground_truth, function.extra_info).function == "twice"
+    [(line, told)] = bad
+    assert line == 3
+    assert told.startswith("tests: packed tests: neither base64 nor zlib")
+
+
+def test_codecontests_and_codeforces(sample, tmp_path):
+    [task], bad, _ = read(sample("code_contests.jsonl"), "codecontests", tmp_path)
+    assert (task.id, task.data_source) == ("1_A. Twice", "codecontests")
+    assert task.extra_info == {"time_limit_s": 1.5, "source": 2, "difficulty": 7, "cf_rating": 800}
+    cases = read_problem(task.ground_truth).printing
+    assert [(case.stdin, case.expected) for case in cases] == [("2\n", "4\n"), ("3\n", "6\n")]
+    assert "solutions" not in task.model_dump_json()
+    assert [line for line, _ in bad] == [2, 3]
+    assert "`input_file` is 'in.txt'" in bad[0][1]
+    assert bad[1][1].startswith("tests: the row has no tests")
+
+    [task], bad, _ = read(sample("codeforces.jsonl"), "codeforces", tmp_path)
+    assert task.question == (
+        "Print the numbers in any order.\n\nInput\nOne line of numbers.\n\nOutput\nThe numbers.\n\n"
+        "Examples\nInput:\n1 2\nOutput:\n2 1\n\n"
+        "The program reads standard input and writes its answer to standard output."
+    )
+    assert read_problem(task.ground_truth).checker == "import sys\nprint(1)\n"
+    assert [line for line, _ in bad] == [2, 3, 4]
+    assert ["interactive" in bad[0][1], "cut short" in bad[1][1], "'file'" in bad[2][1]] == [True] * 3
+
+
+def test_skywork_tells_mathematics_from_programs(sample, tmp_path):
+    [task], bad, _ = read(sample("skywork_math.jsonl"), "skywork_or1", tmp_path)
+    assert task == Task(
+        id="train-math-deepscaler-0",
+        question="What is $1+6$?",
+        ground_truth=["7"],
+        data_source="skywork_math",
+        extra_info={
+            "published_source": "train-math-deepscaler",
+            "model_difficulty": {"DeepSeek-R1-Distill-Qwen-7B": 3},
+        },
+    )
+    assert [line for line, _ in bad] == [2]
+
+    [taco, leetcode], bad, _ = read(sample("skywork_code.jsonl"), "skywork_or1", tmp_path)
+    assert (taco.id, taco.data_source) == ("train-code-taco-easy-0", "skywork_livecodebench_taco")
+    assert read_problem(taco.ground_truth).printing[0].expected == "4\n"
+    assert leetcode.data_source == "skywork_livecodebench_leetcode"
+    assert read_problem(leetcode.ground_truth).tests.endswith("check(Solution().twice)")
+    assert "expected JSON with tests" in bad[0][1]
+
+
+BENCHMARKS = [
+    ("math500.jsonl", "math_problem", ("test/algebra/1.json", "What is $1+6$?", "7"), []),
+    (
+        "aime_2024.jsonl",
+        "math_problem",
+        ("2024-I-1", "What is $1+6$?", "7"),
+        ["expected an answer, got None"],
+    ),
+    ("amc23.jsonl", "math_problem", ("0", "What is $1+6$?", "7"), []),
+    ("olympiadbench.jsonl", "math_problem", ("1606", "Which two?", "$1$, $2$"), []),
+    ("gaia_metadata.jsonl", "gaia", ("e1fc63a2", "How far?", ["17"]), ["about a file"]),
+    ("hle.jsonl", "hle", ("66e8", "Which?", ["B"]), ["about an image"]),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "reader", "expected", "refused"), BENCHMARKS, ids=[row[0] for row in BENCHMARKS]
+)
+def test_benchmarks(name, reader, expected, refused, sample, tmp_path):
+    [task], bad, _ = read(sample(name), reader, tmp_path, data_source="aime24")
+    assert (task.id, task.question, task.ground_truth) == expected
+    assert task.data_source == (READERS[reader].data_source or "aime24")
+    assert len(bad) == len(refused)
+    assert all(wanted in told for (_, told), wanted in zip(bad, refused, strict=True))
+
+
+def test_what_is_published_encrypted_is_read_but_never_written(sample, tmp_path):
+    [task], bad, _ = read(sample("browse_comp.jsonl"), "browsecomp", tmp_path)
+    assert (task.id, task.question) == ("set-1", "Which tower stands in Almar, a town of a made-up land?")
+    assert (task.ground_truth, task.data_source) == (["Lighthouse"], "browsecomp")
+    assert ["`problem` cannot be read with the row's `canary`" in told for _, told in bad] == [True]
+    step = Preparation(reader="browsecomp", into=Product.TASKS)
+    with pytest.raises(DataError, match="published encrypted and is not written in plain form"):
+        make("browsecomp", step, [sample("browse_comp.jsonl")], tmp_path / "out")
+    assert list((tmp_path / "out").glob("*")) == []
+
+
+def test_dapo_rows_lose_their_wrapping_and_their_repetitions(sample, tmp_path):
+    [task], bad, counts = read(sample("dapo_math.jsonl"), "dapo_math", tmp_path)
+    assert task == Task(
+        id="9a9b6eb4-a1cb-49d1-8c1e-62eaf2f74079",
+        question="What is $2+5$?\n\nGive an integer.",
+        ground_truth="7",
+        data_source="math_dapo",
+    )
+    assert (counts.read, counts.repeated, len(bad)) == (3, 1, 1)
+
+
+def test_conversations_say_what_is_trained_on(sample, tmp_path):
+    [retool], bad, _ = read(sample("retool_sft.jsonl"), "retool", tmp_path)
+    assert [(one.role, one.loss) for one in retool.messages] == [
+        ("user", False),
+        ("assistant", True),
+        ("tool", False),
+        ("assistant", True),
+    ]
+    assert retool.messages[2].content == "42"
+    assert retool.messages[1].content.endswith("print(6*7)\n```\n</code>")
+    assert retool.messages[3].content.startswith("So it is 42.")
+    assert "<interpreter> block is never closed" in bad[0][1]
+
+    [flan], bad, _ = read(sample("agent_flan.jsonl"), "agent_flan", tmp_path)
+    assert (flan.id, [one.loss for one in flan.messages]) == ("react_1", [False, False, True])
+    assert "no turn has loss = true" in bad[0][1]
+
+
+def test_an_index_that_stands_twice_becomes_unique(sample, tmp_path):
+    made, bad, counts = read(sample("afm_rl.jsonl"), "afm_rl", tmp_path)
+    assert [(task.id, task.question) for task in made] == [("1", "who?"), ("set-2", "where?")]
+    assert made[0].ground_truth == {"target": ["a", "b"], "question": "who?"}
+    assert counts.renamed == 1
+    assert [line for line, _ in bad] == [3]
+
+
+def test_alpaca_rows_and_their_entry(sample, tmp_path):
+    step = Preparation(reader="afm_sft", into=Product.SFT)
+    prepared = make("web_agent_sft", step, [sample("afm_sft.jsonl")], tmp_path / "out")
+    [row] = json.loads(prepared.path.read_text())
+    assert row == {
+        "instruction": "Rules.\n\nQuestion: who?",
+        "input": "",
+        "output": "<think>T.</think><answer>a</answer>",
+        "system": "Be brief.",
+    }
+    info = json.loads((tmp_path / "out/dataset_info.json").read_text())["web_agent_sft"]
+    assert info["columns"]["system"] == "system"
+    assert [json.loads(line)["line"] for line in prepared.bad_rows.read_text().splitlines()] == [2]
+    manifest = json.loads((tmp_path / "out/web_agent_sft.manifest.json").read_text())
+    assert manifest["counts"] == {"read": 2, "made": 1, "repeated": 0, "bad": 1, "renamed": 0}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs/data").glob("*.yaml")), ids=lambda path: path.stem)
+def test_shipped_lists_name_data_sources_that_have_a_reward(path):
+    for name, one in read_hub_sets(path).sets.items():
+        for step in one.prepare:
+            makes = READERS[step.reader]
+            if step.into in (Product.TASKS, Product.RL) and step.reader not in ("afm_rl", "skywork_or1"):
+                scorer_name(makes.data_source or step.data_source, BY_SOURCE)
+            if step.into is Product.RL:
+                assert load_agent(step.agent).tool_roles
+            assert (step.into is Product.CHAT) == makes.makes_conversations, name
+
+
+def test_the_keys_of_the_sft_sets_are_those_the_recipes_train_on():
+    for agent in ("web", "mhqa", "code"):
+        sets = read_file(ROOT / f"configs/data/{agent}_agent.yaml")["sets"]
+        assert sets[f"{agent}_agent_sft"]["prepare"][0]["into"] == "sft"
+        known = json.loads((ROOT / "data/dataset_info.json").read_text())
+        assert known[f"{agent}_agent_sft"]["hf_hub_url"] == sets[f"{agent}_agent_sft"]["repository"]
+
+
+def test_the_command_reads_one_file_and_counts_what_it_refuses(sample, tmp_path):
+    def run(*words):
+        return CliRunner().invoke(app, ["prepare", "tasks", *map(str, words)])
+
+    out = tmp_path / "out/tasks.jsonl"
+    done = run(sample("popqa_test.tsv"), "--reader", "popqa", "-o", out)
+    assert done.exit_code == 0, done.output
+    assert f"{out}: 1 of 3 rows" in done.output
+    assert "refused: 1 expected 17 fields, as in the first line" in done.output
+    assert [task.id for task in read_tasks(out)] == ["4222362"]
+    strict = run(sample("popqa_test.tsv"), "--reader", "popqa", "-o", out, "--on-bad-rows", "error")
+    assert "popqa_test.tsv:3: `possible_answers`" in str(strict.exception)
+    assert [task.id for task in read_tasks(out)] == ["4222362"]
+    wrong = run(sample("popqa_test.tsv"), "--reader", "popga", "-o", out)
+    assert "did you mean 'popqa'" in str(wrong.exception)
+    other = run(sample("popqa_test.tsv"), "--reader", "nq", "-o", tmp_path / "none.jsonl")
+    assert "no row of" in str(other.exception)
+    assert not (tmp_path / "none.jsonl").exists()
+    chat = run(sample("agent_flan.jsonl"), "--reader", "agent_flan", "-o", tmp_path / "chat.jsonl")
+    assert chat.exit_code == 0, chat.output
+    assert json.loads((tmp_path / "chat.jsonl").read_text())["messages"][2]["loss"] is True
+
+
+def test_what_is_not_downloaded_is_told_before_anything_is_made(sample, tmp_path):
+    data, out = tmp_path / "data", tmp_path / "out"
+    (data / "mhqa_agent_sft").mkdir(parents=True)
+    sample("afm_sft.jsonl").rename(data / "mhqa_agent_sft/rows.jsonl")
+
+    def run(*words):
+        start = ["prepare", "published", "mhqa_agent", "--data", str(data), "--out", str(out)]
+        return CliRunner().invoke(app, [*start, *words])
+
+    missing = run()
+    assert "`afm data download` fetches set 'mhqa_agent_rl'" in str(missing.exception)
+    assert not out.exists()
+    (data / "mhqa_agent_rl/data").mkdir(parents=True)
+    sample("afm_rl.jsonl").rename(data / "mhqa_agent_rl/data/rl.jsonl")
+    dry = run("--dry-run")
+    assert "mhqa_agent_rl: 1 files by reader afm_rl, made into rl" in dry.output
+    assert not out.exists()
+    done = run()
+    assert f"{out}/mhqa_agent_rl.parquet: 2 of 3 rows" in done.output
+    assert "renamed: 1 share an id with another row" in done.output
+    assert [task.id for task in read_tasks(out / "mhqa_agent_rl.parquet")] == ["1", "mhqa_agent_rl-2"]
+
+
+def test_files_that_are_no_tables_at_all_are_errors(tmp_path):
+    (tmp_path / "a.txt").write_text("x")
+    with pytest.raises(DataError, match=r"a\.txt: expected one of \.parquet, \.jsonl"):
+        list(published_rows(tmp_path / "a.txt"))
+    with pytest.raises(DataError, match="no such file"):
+        list(published_rows(tmp_path / "b.jsonl"))
+    (tmp_path / "c.jsonl").write_text('{"question": "q", "answer": ["a"]}\n{broken\n[1]\n')
+    made, bad, _ = read(tmp_path / "c.jsonl", "nq", tmp_path)
+    assert len(made) == 1
+    assert [line for line, _ in bad] == [2, 3]
+
+
+@pytest.mark.parametrize("form", list(GoldForm))
+async def test_rewards_read_the_ground_truth_in_every_form(form, tmp_path):
+    spec, reward = load_agent("mhqa"), load_reward()
+    task = Task(id="t", question="who?", ground_truth=["Ines Marr", "I. Marr"], data_source="nq")
+    write_rl([task], spec, tmp_path / "rl.parquet", gold=form, ability="qa")
+
+    [row] = pq.read_table(tmp_path / "rl.parquet").to_pylist()
+    stored = row["reward_model"]["ground_truth"]
+    assert (json.loads(stored) if isinstance(stored, str) else stored) == {
+        GoldForm.TEXT: {"target": ["Ines Marr", "I. Marr"]},
+        GoldForm.QUESTION: {"target": ["Ines Marr", "I. Marr"], "question": "who?"},
+        GoldForm.TARGET: {"target": ["Ines Marr", "I. Marr"]},
+    }[form]
+    assert isinstance(stored, dict) == (form is GoldForm.TARGET)
+    assert row["extra_info"]["tools_kwargs"]["wiki_search"]["create_kwargs"]["ground_truth"] == stored
+    [back] = read_tasks(tmp_path / "rl.parquet")
+    for gold in (stored, back.ground_truth):
+        scores = []
+        for answer in ("I. Marr", "Oda Marr"):
+            text = f"<think>T.</think>\n<plan>P.</plan>\n<think>T.</think>\n<answer>{answer}</answer>"
+            sample = Sample(spec, "nq", "who?", (Segment(Author.AGENT, text),), gold)
+            scores.append((await reward.score(sample)).parts["correct"])
+        assert scores == [1.0, 0.0]
+    await reward.close()
+
+
+def test_a_form_that_needs_answers_refuses_tests(tmp_path):
+    task = Task(id="t", question="q", ground_truth={"inputs": ["1"], "outputs": ["2"]})
+    with pytest.raises(DataError, match="task 't' has no answers for the ground truth form 'target'"):
+        write_rl([task], load_agent("code"), tmp_path / "rl.parquet", gold=GoldForm.TARGET)
+
+
+def test_prepared_code_rows_have_the_published_schema(sample, tmp_path):
+    step = Preparation(reader="livecodebench", into=Product.RL, agent="code", ability="coding", split="train")
+    prepared = make("lcb", step, [sample("livecodebench_test.jsonl")], tmp_path / "out")
+    rows = pq.read_table(prepared.path).to_pylist()
+    first = rows[0]
+    assert set(first) == {"data_source", "prompt", "ability", "reward_model", "extra_info"}
+    assert (first["ability"], first["reward_model"]["style"], first["extra_info"]["split"]) == (
+        "coding",
+        "rule",
+        "train",
+    )
+    assert [row["extra_info"]["index"] for row in rows] == ["abc900_a", "3001"]
+    assert first["extra_info"]["need_tools_kwargs"] is True
+    create = first["extra_info"]["tools_kwargs"]["code"]["create_kwargs"]
+    assert create["ground_truth"] == first["reward_model"]["ground_truth"]
+    assert first["prompt"] == [
+        {"role": "user", "content": load_agent("code").user_message(first["extra_info"]["question"])}
+    ]
+    cases = read_problem(first["reward_model"]["ground_truth"], first["extra_info"]).printing
+    assert len(cases) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", list(GoldForm))
+def test_verl_takes_prepared_rows_in_every_form(form, tmp_path):
+    pytest.importorskip("verl")
+    from omegaconf import OmegaConf
+    from transformers import AutoTokenizer
+    from verl.utils.dataset.rl_dataset import RLHFDataset
+
+    from afm.models.tiny import train_tokenizer
+    from verl_ext.rows import read_rows
+
+    spec, path = load_agent("mhqa"), tmp_path / "rl.parquet"
+    tasks = [
+        Task(id=f"t{n}", question=f"who is {n}?", ground_truth=[f"a{n}"], data_source="nq") for n in range(3)
+    ]
+    write_rl(tasks, spec, path, gold=form)
+    train_tokenizer([spec.user_message("who is 1?")], tmp_path / "tok", vocab_size=400)
+    config = OmegaConf.create({"max_prompt_length": 4096, "return_raw_chat": True})
+    rows = RLHFDataset(str(path), AutoTokenizer.from_pretrained(tmp_path / "tok"), config)
+    assert [rows[n]["index"] for n in range(3)] == ["t0", "t1", "t2"]
+    assert rows[1]["tools_kwargs"].keys() == {"wiki_search"}
+    found = read_rows([str(path)], spec, {})
+    assert (found.good, found.bad_count, found.repeated_count, found.unnamed, found.other_prompts) == (
+        3,
+        0,
+        0,
+        0,
+        0,
+    )
+    assert dict(found.scorers) == {"exact_match": 3}
