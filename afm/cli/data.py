@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
@@ -10,14 +9,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from afm.cli.distill import distill
+from afm.cli.download import download
+from afm.cli.expand import expand
+from afm.cli.filter import filter_files
+from afm.cli.merge import merge
 from afm.cli.negative import negative
 from afm.cli.options import given_agent
+from afm.cli.published import published, tasks
+from afm.cli.queries import queries
+from afm.cli.stats import stats
 from afm.errors import DataError, UsageError
 
 if TYPE_CHECKING:
-    from afm.agents import AgentSpec
-    from afm.distill import DistillSummary, Funnel
-    from afm.distill.run import Progress
     from afm.trajectory.record import Record
 
 app = typer.Typer(help="Make worlds, demonstrations and training files.", no_args_is_help=True)
@@ -30,9 +34,26 @@ class WorldKind(StrEnum):
     WIKI = "wiki"
 
 
+class GroundTruth(StrEnum):
+    """Values of ``--ground-truth``, as :class:`afm.datasets.prepare.GoldForm`."""
+
+    TEXT = "text"
+    QUESTION = "question"
+    TARGET = "target"
+
+
 prepare = typer.Typer(help="Write the files that the training engines read.", no_args_is_help=True)
 app.add_typer(prepare, name="prepare")
+app.command()(distill)
+app.command("filter")(filter_files)
+prepare.command()(published)
+prepare.command("tasks")(tasks)
 app.command()(negative)
+app.command()(download)
+app.command()(merge)
+app.command()(stats)
+app.command()(queries)
+app.command()(expand)
 
 Agent = Annotated[str, typer.Option(help="A shipped agent's name or a YAML.")]
 Seed = Annotated[int, typer.Option(help="Fixes every random choice.")]
@@ -83,118 +104,6 @@ def _hops(text: str) -> list[int]:
     return numbers
 
 
-@app.command()
-def distill(
-    tasks: Annotated[Path, typer.Argument(help="Problems as JSONL or parquet.", exists=True, dir_okay=False)],
-    out: Annotated[Path, typer.Option(help="Folder for the event log and the trajectories.")],
-    agent: Agent = "math",
-    tools: Annotated[
-        Path | None,
-        typer.Option(help="Tools YAML; by default the sandboxed code tool.", exists=True, dir_okay=False),
-    ] = None,
-    seed: Seed = 0,
-    parallel: Annotated[int, typer.Option(min=1, help="Problems worked on at the same time.")] = 4,
-) -> None:
-    """Let the scripted team solve problems with real tools and turn its work into trajectories.
-
-    Killed or interrupted, the same command continues with the next problem.
-    """
-    from afm.cli.progress import ProgressView
-
-    view = ProgressView()
-    summary = asyncio.run(_distill(tasks, given_agent(agent), tools, out, seed, parallel, view.update))
-    view.line(
-        f"{summary.path}: {summary.kept} of {summary.tasks} trajectories kept, "
-        f"{summary.tool_calls} tool calls, {summary.seconds:.0f} s"
-    )
-    for reason, count in sorted(summary.dropped.items()):
-        print(f"  dropped: {count} {reason}")
-    if not summary.kept:
-        raise DataError("no trajectory was kept; the reasons stand in dropped.jsonl", path=str(out))
-
-
-async def _distill(
-    file: Path,
-    spec: AgentSpec,
-    tools_file: Path | None,
-    out: Path,
-    seed: int,
-    parallel: int,
-    progress: Progress,
-) -> DistillSummary:
-    from afm.cli.project import configs_folder
-    from afm.datasets import read_tasks
-    from afm.distill import distill as run
-    from afm.distill import scripted_team
-    from afm.tools import load_tools
-
-    team = scripted_team(spec, seed)
-    tools = load_tools(tools_file or configs_folder() / "tools/code_executor.yaml")
-    try:
-        return await run(
-            list(read_tasks(file)),
-            spec,
-            tools,
-            out,
-            team=team,
-            roles=team.roles,
-            seed=seed,
-            parallel=parallel,
-            progress=progress,
-        )
-    finally:
-        await asyncio.gather(*(tool.close() for tool in tools.values()))
-
-
-@app.command("filter")
-def filter_records(
-    records: Annotated[Path, typer.Argument(help="Trajectory JSONL.", exists=True, dir_okay=False)],
-    out: Annotated[Path, typer.Option("--out", "-o", help="JSONL of what is kept.")],
-    agent: Agent = "math",
-    reward: Annotated[
-        Path | None, typer.Option(help="Reward YAML; by default by data source.", exists=True)
-    ] = None,
-    min_score: Annotated[float, typer.Option(help="Lowest score that is kept.")] = 1.0,
-) -> None:
-    """Keep the trajectories that follow their agent's rules and that the reward approves.
-
-    What is dropped stands with its reason in `OUT.dropped.jsonl`.
-    """
-    if out.resolve() == records.resolve():
-        raise UsageError(f"{out}: input and output are the same file; choose another --out")
-    funnel = asyncio.run(_filter(records, out, given_agent(agent), reward, min_score))
-    if not funnel.seen:
-        raise DataError("holds no trajectories", path=str(records))
-    print(f"{out}: {funnel.kept} of {funnel.seen} kept")
-    for reason, count in sorted(funnel.dropped.items()):
-        print(f"  dropped: {count} {reason}")
-
-
-async def _filter(
-    file: Path, out: Path, spec: AgentSpec, reward_file: Path | None, min_score: float
-) -> Funnel:
-    from afm.datasets.atomic import replacing
-    from afm.distill import FormatFilter, Funnel, QualityFilter, run_filters
-    from afm.rewards import load_reward
-    from afm.trajectory import RecordWriter
-
-    reward, funnel = load_reward(reward_file), Funnel()
-    stages = (FormatFilter(spec), QualityFilter(spec, reward, min_score))
-    try:
-        with (
-            replacing(out) as kept_path,
-            replacing(out.with_name(f"{out.stem}.dropped.jsonl")) as dropped_path,
-            RecordWriter(kept_path) as kept,
-            RecordWriter(dropped_path) as dropped,
-        ):
-            async for record in run_filters(_records(file), stages):
-                (kept if record.kept else dropped).write(record)
-                funnel.count(record)
-    finally:
-        await reward.close()
-    return funnel
-
-
 @prepare.command("sft")
 def prepare_sft(
     records: Annotated[Path, typer.Argument(help="Trajectory JSONL.", exists=True, dir_okay=False)],
@@ -216,19 +125,24 @@ def prepare_rl(
     agent: Agent = "math",
     ability: Annotated[str, typer.Option(help="Value of the column of that name.")] = "math",
     split: Annotated[str, typer.Option(help="Value of extra_info.split.")] = "train",
+    ground_truth: Annotated[
+        GroundTruth,
+        typer.Option(help="text: any; question: JSON {target, question}; target: an object {target: [..]}."),
+    ] = GroundTruth.TEXT,
 ) -> None:
     """Write problems as the parquet rows that `afm rl` reads."""
     from afm.datasets import read_tasks
-    from afm.datasets.prepare import write_rl
+    from afm.datasets.prepare import GoldForm, write_rl
 
-    spec = given_agent(agent)
-    rows = write_rl(list(read_tasks(tasks)), spec, out, split=split, ability=ability, inputs=[tasks])
+    spec, form = given_agent(agent), GoldForm(ground_truth)
+    rows = write_rl(
+        list(read_tasks(tasks)), spec, out, split=split, ability=ability, gold=form, inputs=[tasks]
+    )
     print(f"{out}: {rows} rows")
 
 
 def _records(file: Path) -> Iterator[Record]:
     """Stream a file's records; the first bad line is an error."""
-    from afm.errors import DataError
     from afm.trajectory import read_records
 
     for item in read_records(file):

@@ -1,7 +1,15 @@
 """From the work of a team of agents to trajectories that one model can learn from."""
 
 from afm.distill.collect import Team, collect
-from afm.distill.filters import Filter, FormatFilter, Funnel, QualityFilter, run_filters
+from afm.distill.filters import (
+    Filter,
+    FilterPlan,
+    FilterSummary,
+    FormatFilter,
+    Funnel,
+    QualityFilter,
+    run_filters,
+)
 from afm.distill.merge import RoleMap, merge_attempt, merge_log
 from afm.distill.record import Event, EventKind, EventLog, Recorder, read_attempts, read_events
 from afm.distill.run import DistillSummary, distill
@@ -15,6 +23,8 @@ __all__ = [
     "EventKind",
     "EventLog",
     "Filter",
+    "FilterPlan",
+    "FilterSummary",
     "FormatFilter",
     "Funnel",
     "QualityFilter",

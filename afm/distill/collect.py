@@ -10,7 +10,7 @@ from typing import Protocol
 
 from afm.datasets import Task
 from afm.distill.record import EventLog, Recorder
-from afm.errors import DataError, EngineError, SandboxUnavailableError, ToolError
+from afm.errors import BudgetSpentError, DataError, EngineError, SandboxUnavailableError, ToolError
 from afm.tools import Tool
 
 _FAILURES_BEFORE_JUDGEMENT = 20
@@ -41,11 +41,13 @@ class Collected:
         finished: Tasks answered now.
         resumed: Tasks found finished in the log.
         failed: Tasks without an answer; the next run tries them again.
+        stopped: Why the run ended before its last task, empty when it did not.
     """
 
     finished: int = 0
     resumed: int = 0
     failed: int = 0
+    stopped: str = ""
 
 
 async def collect(
@@ -60,6 +62,8 @@ async def collect(
 ) -> Collected:
     """Let ``team`` work on every task that ``log`` does not hold as finished, ``parallel`` at a time.
 
+    When the team's budget is spent, no further task begins, those under way end, and the result says why.
+
     Args:
         tasks: Read one by one; their order is kept in the log as the position.
         on_done: Called after each task, resumed ones included.
@@ -72,13 +76,20 @@ async def collect(
     counts: Counter[str] = Counter()
     positions = _distinct(tasks)
 
+    stopped = ""
+
     async def work() -> None:
+        nonlocal stopped
         for position, task in positions:
+            if stopped:
+                return
             if task.id in log.finished:
                 counts["resumed"] += 1
             elif failure := await _attempt(task, position, team, tools, log):
                 counts["failed"] += 1
-                _stop_if_hopeless(counts, max_failed_share, failure)
+                stopped = stopped or failure.budget
+                if not stopped:
+                    _stop_if_hopeless(counts, max_failed_share, failure.reason)
             else:
                 counts["finished"] += 1
             if on_done is not None:
@@ -90,21 +101,32 @@ async def collect(
                 group.create_task(work())
     except* Exception as errors:  # the first failure ended the others; report it alone
         raise _first(errors) from errors
-    return Collected(**counts)
+    return Collected(**counts, stopped=stopped)
 
 
-async def _attempt(task: Task, position: int, team: Team, tools: Mapping[str, Tool], log: EventLog) -> str:
-    """Work on one task; returns why it failed, empty when it is finished."""
-    recorder = log.begin(task, position, tools)
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """Why a task has no answer; ``budget`` says so when the run has no money or tokens left."""
+
+    reason: str
+    budget: str = ""
+
+
+async def _attempt(
+    task: Task, position: int, team: Team, tools: Mapping[str, Tool], log: EventLog
+) -> _Failure | None:
+    """Work on one task; returns why it failed, ``None`` when it is finished."""
+    recorder, spent = log.begin(task, position, tools), ""
     try:
         await team.solve(recorder)
     except SandboxUnavailableError:
         raise
     except (ToolError, EngineError) as error:
+        spent = str(error) if isinstance(error, BudgetSpentError) else ""
         recorder.fail(f"{type(error).__name__}: {error}")
     if not recorder.ended:
         recorder.fail("the team ended without an answer")
-    return recorder.failure
+    return _Failure(recorder.failure, spent) if recorder.failure else None
 
 
 def _stop_if_hopeless(counts: Counter[str], max_failed_share: float, failure: str) -> None:

@@ -8,24 +8,38 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from afm.agents import AgentSpec, AnswerFormat
+from afm.agents import AgentSpec
 from afm.datasets import Task
-from afm.distill.record import Event, EventKind, last_attempts, read_attempts
+from afm.distill.attempts import final_attempts
+from afm.distill.record import INTENT, PART, THOUGHT, Event, EventKind
+from afm.distill.repair import Source, Steps
 from afm.errors import ConfigError, suggestion
-from afm.trajectory import observation_text, render, validate
+from afm.trajectory import observation_text, validate
+from afm.trajectory.answer import dressed_answer
 from afm.trajectory.record import CallRecord, Cost, Record, StopReason, TextSegment
-from afm.trajectory.types import Author, Segment, Step, Trajectory
+from afm.trajectory.types import Segment
 
 
 class RoleMap(BaseModel):
     """Which role of the agent the messages of each team member become.
 
     Tool calls, tool results and the final answer need no entry: the agent's declaration knows their roles.
+
+    Attributes:
+        silent: Members whose messages stay out of the trajectory; what they thought stays in.
+        optional: Members whose messages are left out where the agent's order forbids them.
+        thought: The role of what members thought before they acted; by default the agent's only one for that.
+        missing_thought: Stands where the agent needs a thought and nobody had one; ``{intent}`` is what the step was
+            meant for. Empty: such a trajectory is refused.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     messages: dict[str, str]
+    silent: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ()
+    thought: str | None = None
+    missing_thought: str = ""
 
     def checked(self, spec: AgentSpec) -> RoleMap:
         """The same map.
@@ -33,7 +47,8 @@ class RoleMap(BaseModel):
         Raises:
             ConfigError: It names a role that ``spec`` lacks.
         """
-        for member, tag in self.messages.items():
+        named = dict(self.messages) | ({"thought": self.thought} if self.thought is not None else {})
+        for member, tag in named.items():
             if tag not in spec.roles:
                 raise ConfigError(
                     f"role map: {member!r} -> {tag!r} is no role of agent {spec.name!r}; "
@@ -41,15 +56,27 @@ class RoleMap(BaseModel):
                 )
         return self
 
+    def role_of(self, event: Event, spec: AgentSpec) -> str | None:
+        """The role that a message plays; ``None`` when the map does not say."""
+        if event.meta.get(PART) != THOUGHT:
+            return self.messages.get(event.agent)
+        only = spec.thought_roles[0] if len(spec.thought_roles) == 1 else None
+        return self.thought or only
+
+    def stand_in(self, event: Event) -> str:
+        """The thought for a step that lacks one; empty when there is nothing to make it of."""
+        intent = str(event.meta.get(INTENT, "")).strip()
+        if "{intent}" in self.missing_thought and not intent:
+            return ""
+        return self.missing_thought.replace("{intent}", intent)
+
 
 def merge_log(
     path: str | Path, spec: AgentSpec, roles: RoleMap, *, team: str = "", seed: int | None = None
 ) -> Iterator[Record]:
     """Stream one record for each task of an event log, of its last ended attempt, in the order of the run's tasks."""
-    last = last_attempts(path)
-    for events in read_attempts(path):
-        if events[0].attempt == last[events[0].task_id]:
-            yield merge_attempt(events, spec, roles, team=team, seed=seed)
+    for events in final_attempts(path):
+        yield merge_attempt(events, spec, roles, team=team, seed=seed)
 
 
 def merge_attempt(
@@ -64,7 +91,7 @@ def merge_attempt(
     builder = _Builder(spec, roles)
     for event in events[1:]:
         builder.add(event)
-    segments = builder.segments()
+    segments = builder.steps.segments()
     reason = builder.problem or _refusal(segments, spec)
     return Record(
         id=task.id,
@@ -79,54 +106,53 @@ def merge_attempt(
         stop=StopReason.ANSWER if builder.answered else StopReason.ERROR,
         cost=_cost(events),
         calls=tuple(builder.calls),
-        provenance={"attempt": events[0].attempt, "steps": builder.sources, "extra_info": task.extra_info},
+        provenance=_provenance(events, builder.steps, task),
         kept=not reason,
         reason=reason,
     )
 
 
 class _Builder:
-    """Collects steps and segments while the events of one attempt go by."""
+    """Collects steps while the events of one attempt go by."""
 
     def __init__(self, spec: AgentSpec, roles: RoleMap) -> None:
         self.calls: list[CallRecord] = []
-        self.sources: list[dict[str, str]] = []
+        self.steps = Steps(spec)
         self.problem = ""
         self.answered = False
         self._spec = spec
         self._roles = roles
         self._tags_of_tools = {tool: tag for tag, tool in spec.tool_roles.items()}
-        self._steps: list[Step] = []
-        self._segments: list[Segment] = []
         self._pending: Event | None = None
 
     def add(self, event: Event) -> None:
         """Take over one event; the first that does not fit is noted as the problem."""
         match event.kind:
             case EventKind.MESSAGE:
-                self._write(self._roles.messages.get(event.agent), event)
+                if event.agent not in self._roles.silent or event.meta.get(PART) == THOUGHT:
+                    self._write(self._roles.role_of(event, self._spec), event)
             case EventKind.TOOL_CALL:
                 self._write(self._tags_of_tools.get(event.tool), event)
                 self._pending = event
             case EventKind.TOOL_RESULT:
                 self._observe(event)
             case EventKind.FINAL:
-                self._write(self._spec.answer_role, event, answer_content(event.content, self._spec))
+                self._write(self._spec.answer_role, event, dressed_answer(event.content, self._spec))
                 self.answered = True
             case EventKind.ERROR:
                 self._refuse(f"team failed: {event.content}")
-
-    def segments(self) -> tuple[Segment, ...]:
-        """The trajectory by author."""
-        self._flush()
-        return tuple(self._segments)
 
     def _write(self, tag: str | None, event: Event, content: str | None = None) -> None:
         if tag is None:
             self._refuse(f"no role for {event.kind.value} of {event.agent!r} {event.tool}".rstrip())
             return
-        self._steps.append(Step(tag, event.content if content is None else content))
-        self.sources.append({"role": tag, "agent": event.agent, "event": event.id})
+        source = Source(tag, event.agent, event.id)
+        self.steps.write(
+            source,
+            event.content if content is None else content,
+            missing_thought=self._roles.stand_in(event),
+            optional=event.kind is EventKind.MESSAGE and event.agent in self._roles.optional,
+        )
 
     def _observe(self, event: Event) -> None:
         call, self._pending = self._pending, None
@@ -134,10 +160,10 @@ class _Builder:
         if call is None or call.tool != event.tool or tag is None:
             self._refuse(f"tool result {event.id} answers no call")
             return
-        self._flush()
         limit = self._spec.limits.max_observation_chars
-        self._segments.append(Segment(Author.ENVIRONMENT, observation_text(event.content, self._spec, limit)))
-        self.sources.append({"role": tag, "agent": event.agent, "event": event.id})
+        self.steps.observe(
+            Source(tag, event.agent, event.id), observation_text(event.content, self._spec, limit)
+        )
         self.calls.append(
             CallRecord(
                 role=self._tags_of_tools.get(call.tool, ""),
@@ -149,22 +175,8 @@ class _Builder:
             )
         )
 
-    def _flush(self) -> None:
-        if self._steps:
-            self._segments.append(Segment(Author.AGENT, render(Trajectory(tuple(self._steps)))))
-            self._steps = []
-
     def _refuse(self, reason: str) -> None:
         self.problem = self.problem or reason
-
-
-def answer_content(answer: str, spec: AgentSpec) -> str:
-    """A team's bare answer, dressed as the agent's answer role wants it; dressed ones stay as they are."""
-    if spec.answer_format is AnswerFormat.BOXED and "\\boxed{" not in answer:
-        return f"\\boxed{{{answer}}}"
-    if spec.answer_format is AnswerFormat.FENCE and "```" not in answer:
-        return f"\n```py\n{answer.rstrip()}\n```\n"
-    return answer
 
 
 def _refusal(segments: tuple[Segment, ...], spec: AgentSpec) -> str:
@@ -173,17 +185,30 @@ def _refusal(segments: tuple[Segment, ...], spec: AgentSpec) -> str:
     return f"format: {issues[0]}" if issues else ""
 
 
-def _cost(events: Sequence[Event]) -> Cost:
-    calls = [event for event in events if event.kind is EventKind.TOOL_RESULT]
-    said: dict[str, Any] = {
-        "prompt_tokens": sum(event.prompt_tokens for event in events),
-        "agent_tokens": sum(event.completion_tokens for event in events),
-        "generations": sum(event.completion_tokens > 0 for event in events),
+def _provenance(events: Sequence[Event], steps: Steps, task: Task) -> dict[str, Any]:
+    """Which attempt and which events the steps come from, what was mended, and what it cost in money."""
+    found: dict[str, Any] = {
+        "attempt": events[0].attempt,
+        "steps": steps.sources(),
+        "extra_info": task.extra_info,
     }
+    if steps.repairs:
+        found["repairs"] = {str(kind): count for kind, count in sorted(steps.repairs.items())}
+    if cost_usd := sum(event.cost_usd for event in events):
+        found["cost_usd"] = round(cost_usd, 6)
+    return found
+
+
+def _cost(events: Sequence[Event]) -> Cost:
+    results = [event for event in events if event.kind is EventKind.TOOL_RESULT]
+    asked = [event for event in events if event.kind is EventKind.CALL]
     return Cost(
-        **said,
-        tool_calls=len(calls),
-        tool_failures=sum(not event.ok for event in calls),
-        tool_seconds=sum(event.seconds for event in calls),
+        prompt_tokens=sum(event.prompt_tokens for event in events),
+        agent_tokens=sum(event.completion_tokens for event in events),
+        generations=sum(event.completion_tokens > 0 for event in events),
+        tool_calls=len(results),
+        tool_failures=sum(not event.ok for event in results),
+        generation_seconds=round(sum(event.seconds for event in asked), 3),
+        tool_seconds=sum(event.seconds for event in results),
         wall_seconds=round(events[-1].time - events[0].time, 3),
     )

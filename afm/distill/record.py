@@ -14,9 +14,10 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -33,13 +34,22 @@ class EventKind(StrEnum):
     MESSAGE = "message"
     TOOL_CALL = "tool_call"
     TOOL_RESULT = "tool_result"
+    CALL = "call"
+    """A model was asked, with what that cost; ``ok`` is False when its server failed. What was asked and said stands in
+    ``meta`` (see :mod:`afm.distill.gateway`), or in the messages behind (:mod:`afm.distill.model_team`)."""
     FINAL = "final"
     """The team's answer; ends the attempt."""
     ERROR = "error"
     """The team gave up or its infrastructure failed; ends the attempt, the next run tries again."""
 
 
-_ENDS = frozenset({EventKind.FINAL, EventKind.ERROR})
+ENDS = frozenset({EventKind.FINAL, EventKind.ERROR})
+"""What an attempt ends with."""
+
+
+PART, THOUGHT, INTENT = "part", "thought", "intent"
+"""Keys and values of ``meta``: a message with ``part: thought`` is what its member thought before it acted; ``intent`` is
+what a message or tool call was meant for."""
 
 
 class Event(BaseModel):
@@ -49,6 +59,7 @@ class Event(BaseModel):
         id: ``TASK#ATTEMPT.NUMBER``, unique in the log.
         agent: The member's name in its team (not a tag); empty for the environment.
         ok: False when a tool's infrastructure failed.
+        seconds: Of a call of a model or a tool.
         time: Seconds since the epoch.
     """
 
@@ -70,10 +81,27 @@ class Event(BaseModel):
     meta: dict[str, Any] = Field(default_factory=dict)
 
 
+@dataclass(slots=True)
+class Spent:
+    """What the events of a log have cost so far."""
+
+    usd: float = 0.0
+    tokens: int = 0
+
+    def add(self, event: Event) -> None:
+        """Count one event."""
+        self.usd += event.cost_usd
+        self.tokens += event.prompt_tokens + event.completion_tokens
+
+
 class EventLog:
     """The log of one run, open for writing by one process at a time.
 
     Use it as a context manager. Opening drops a half-written last line and reads what is finished.
+
+    Attributes:
+        finished: Ids of the tasks that have an answer.
+        spent: In all attempts, unfinished ones included.
 
     Raises:
         ConfigError: Another process is writing the same log.
@@ -83,10 +111,11 @@ class EventLog:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.finished: set[str] = set()
+        self.spent = Spent()
         self._attempts: Counter[str] = Counter()
         self._file: BinaryIO | None = None
 
-    def __enter__(self) -> EventLog:
+    def __enter__(self) -> Self:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._file = self.path.open("ab")
         try:
@@ -96,9 +125,7 @@ class EventLog:
             raise ConfigError(f"{self.path}: another run is writing here; wait for it or stop it") from None
         _drop_torn_line(self.path)
         for event in read_events(self.path):
-            self._attempts[event.task_id] = max(self._attempts[event.task_id], event.attempt)
-            if event.kind is EventKind.FINAL:
-                self.finished.add(event.task_id)
+            self._resume(event)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -106,12 +133,20 @@ class EventLog:
             self._file.close()
             self._file = None
 
+    def _resume(self, event: Event) -> None:
+        """Take note of an event of an earlier process."""
+        self.spent.add(event)
+        self._attempts[event.task_id] = max(self._attempts[event.task_id], event.attempt)
+        if event.kind is EventKind.FINAL:
+            self.finished.add(event.task_id)
+
     def append(self, event: Event) -> None:
         """Add one line and hand it to the system at once: a kill leaves at most one torn line, the last."""
         if self._file is None:
             raise ValueError("the event log is not open; use it in a `with` block")
         self._file.write(event.model_dump_json(exclude_defaults=True).encode() + b"\n")
         self._file.flush()
+        self.spent.add(event)
         if event.kind is EventKind.FINAL:
             self.finished.add(event.task_id)
 
@@ -136,15 +171,24 @@ class Recorder:
         self._number = 0
         self._add(EventKind.TASK, meta={"position": position, "task": task.model_dump(mode="json")})
 
+    @property
+    def spent(self) -> Spent:
+        """What the whole log has cost so far."""
+        return self._log.spent
+
+    def call(self, agent: str, **usage: Any) -> Event:
+        """A member asked its model; ``usage`` takes the fields of :class:`Event`."""
+        return self._add(EventKind.CALL, agent=agent, **usage)
+
     def say(self, agent: str, content: str, **usage: Any) -> Event:
         """A member's message; ``usage`` takes the token, cost and time fields of :class:`Event`."""
         return self._add(EventKind.MESSAGE, agent=agent, content=content, **usage)
 
-    async def use(self, agent: str, tool: str, argument: str) -> ToolResult:
+    async def use(self, agent: str, tool: str, argument: str, **usage: Any) -> ToolResult:
         """A member calls a tool; call and result are logged, the result word for word."""
         if tool not in self._tools:
             raise ConfigError(f"the team calls tool {tool!r}; configured: {sorted(self._tools)}")
-        self._add(EventKind.TOOL_CALL, agent=agent, tool=tool, content=argument)
+        self._add(EventKind.TOOL_CALL, agent=agent, tool=tool, content=argument, **usage)
         started = time.perf_counter()
         result = await self._tools[tool].call(argument)
         seconds = round(time.perf_counter() - started, 6)
@@ -172,7 +216,7 @@ class Recorder:
             **fields,
         )
         self._number += 1
-        self.ended = kind in _ENDS
+        self.ended = kind in ENDS
         self._log.append(event)
         return event
 
@@ -183,16 +227,23 @@ def read_events(path: str | Path) -> Iterator[Event]:
     Raises:
         DataError: A complete line is no event.
     """
+    return (event for _, event in read_located(path))
+
+
+def read_located(path: str | Path) -> Iterator[tuple[int, Event]]:
+    """:func:`read_events`, each with the offset of its line in bytes."""
+    place = 0
     with Path(path).open("rb") as lines:
         for number, line in enumerate(lines, 1):
             if not line.endswith(b"\n"):
                 return
             try:
-                yield Event.model_validate_json(line)
+                yield place, Event.model_validate_json(line)
             except ValidationError as error:
                 first = error.errors()[0]
                 where = ".".join(map(str, first["loc"])) or "line"
                 raise DataError(f"no event: {where}: {first['msg']}", path=str(path), line=number) from None
+            place += len(line)
 
 
 def read_attempts(path: str | Path) -> Iterator[tuple[Event, ...]]:
@@ -210,7 +261,7 @@ def read_attempts(path: str | Path) -> Iterator[tuple[Event, ...]]:
         if events is None:
             raise DataError(f"event {event.id!r} belongs to no running attempt", path=str(path))
         events.append(event)
-        if event.kind in _ENDS:
+        if event.kind in ENDS:
             ended = tuple(running.pop(event.task_id))
             heapq.heappush(waiting, (int(ended[0].meta["position"]), number, ended))
         while waiting and waiting[0][0] <= due:
@@ -222,7 +273,7 @@ def read_attempts(path: str | Path) -> Iterator[tuple[Event, ...]]:
 
 def last_attempts(path: str | Path) -> dict[str, int]:
     """The number of the last ended attempt at each task of a log."""
-    return {event.task_id: event.attempt for event in read_events(path) if event.kind in _ENDS}
+    return {event.task_id: event.attempt for event in read_events(path) if event.kind in ENDS}
 
 
 def _drop_torn_line(path: Path) -> None:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from afm.agents import AgentSpec
@@ -16,7 +16,7 @@ from afm.datasets.manifest import write_manifest
 from afm.distill.collect import Collected, Team, collect
 from afm.distill.filters import Filter, FormatFilter, Funnel, QualityFilter, run_filters
 from afm.distill.merge import RoleMap, merge_log
-from afm.distill.record import EventLog
+from afm.distill.record import EventLog, Spent
 from afm.errors import ConfigError, DataError
 from afm.rewards import load_reward
 from afm.tools import Tool
@@ -42,6 +42,9 @@ class DistillSummary:
         failed: Tasks the team gave no answer to.
         dropped: Rows dropped, by reason.
         seconds: Wall time of this call.
+        stopped: Why the team ended before its last task (its budget is spent), empty when it did not.
+        not_tried: Tasks that were not begun then.
+        spent: What the whole log has cost, earlier calls included.
     """
 
     path: Path
@@ -52,6 +55,9 @@ class DistillSummary:
     dropped: Mapping[str, int]
     tool_calls: int
     seconds: float
+    stopped: str = ""
+    not_tried: int = 0
+    spent: Spent = field(default_factory=Spent)
 
 
 async def distill(
@@ -89,7 +95,7 @@ async def distill(
     started = time.perf_counter()
     out = Path(out_dir)
     role_map = roles.checked(spec)
-    _settle(out, _settings(tasks, spec, team, tools, seed))
+    settle(out, _settings(tasks, spec, team, tools, seed))
     with EventLog(out / EVENTS_FILE) as log:
         collected = await _work(tasks, team, tools, log, parallel, progress)
         funnel, tool_calls = await _merge(out, spec, role_map, team.name, seed, filters, progress)
@@ -102,6 +108,9 @@ async def distill(
         dropped=dict(funnel.dropped),
         tool_calls=tool_calls,
         seconds=round(time.perf_counter() - started, 3),
+        stopped=collected.stopped,
+        not_tried=len(tasks) - collected.resumed - collected.finished - collected.failed,
+        spent=log.spent,
     )
     _write_manifest(out, summary, spec, team, role_map, seed)
     return summary
@@ -124,6 +133,7 @@ def _write_manifest(
         team=team.name,
         roles=roles.messages,
         dropped=summary.dropped,
+        cost={"usd": round(summary.spent.usd, 6), "tokens": summary.spent.tokens},
     )
 
 
@@ -131,14 +141,13 @@ def _settings(
     tasks: Sequence[Task], spec: AgentSpec, team: Team, tools: Mapping[str, Tool], seed: int
 ) -> dict[str, object]:
     """What the result depends on."""
-    return {
-        "agent": spec.name,
-        "agent_digest": spec.digest,
-        "team": team.name,
-        "seed": seed,
-        "tools": sorted(tools),
-        "tasks": _digest(tasks),
-    }
+    agent = {"agent": spec.name, "agent_digest": spec.digest, "tools": sorted(tools)}
+    return agent | settings_of(tasks, team.name, seed)
+
+
+def settings_of(tasks: Sequence[Task], team: str, seed: int) -> dict[str, object]:
+    """What the result of any team depends on, for :func:`settle`."""
+    return {"team": team, "seed": seed, "tasks": _digest(tasks)}
 
 
 def _digest(tasks: Sequence[Task]) -> str:
@@ -148,7 +157,7 @@ def _digest(tasks: Sequence[Task]) -> str:
     return found.hexdigest()[:16]
 
 
-def _settle(out: Path, settings: dict[str, object]) -> None:
+def settle(out: Path, settings: dict[str, object]) -> None:
     """Remember what the run depends on; refuse to mix two kinds of runs in one folder."""
     file = out / _SETTINGS_FILE
     if file.exists():

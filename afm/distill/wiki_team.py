@@ -71,7 +71,8 @@ class ScriptedWikiTeam:
         recorder.finish(WRITER, _written(gold_answers(recorder.task.ground_truth)[0]))
 
     async def _look_up(self, recorder: Recorder, chain: Chain) -> None:
-        recorder.say(LEADER, f"{_NUMBERS[len(chain.asks)]} to find.")
+        count = _NUMBERS.get(len(chain.asks), f"{len(chain.asks)} facts")
+        recorder.say(LEADER, f"{count} to find.")
         recorder.say(PLANNER, f"Search for the {', then the '.join(chain.asks)}.")
         tool, name = self._cast.tool, chain.start
         for number, asks in enumerate(chain.asks, 1):

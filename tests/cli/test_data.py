@@ -31,11 +31,13 @@ def test_from_a_world_to_training_files(tmp_path, monkeypatch):
     assert " of 12 trajectories kept" in said
     kept = load_records(folder / "distill/trajectories.jsonl")
 
-    said = run("filter", folder / "distill/trajectories.jsonl", "-o", folder / "good.jsonl")
-    assert f"{folder}/good.jsonl: {len(kept)} of {len(kept)} kept" in said
-    assert [record.id for record in load_records(folder / "good.jsonl")] == [record.id for record in kept]
+    said = run("filter", folder / "distill/trajectories.jsonl", "-o", folder / "good")
+    assert f"{folder}/good: {len(kept)} of {len(kept)} kept" in said
+    assert [record.id for record in load_records(folder / "good/kept.jsonl")] == [
+        record.id for record in kept
+    ]
 
-    run("prepare", "sft", folder / "good.jsonl", "--out", folder / "sft")
+    run("prepare", "sft", folder / "good/kept.jsonl", "--out", folder / "sft")
     assert [row["output"] for row in json.loads((folder / "sft/math_agent_sft.json").read_text())] == [
         record.text for record in kept
     ]

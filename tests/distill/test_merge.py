@@ -3,10 +3,10 @@ import pytest
 from afm.agents import load_agent
 from afm.datasets import Task
 from afm.distill import EventLog, RoleMap, ScriptedMathTeam, merge_attempt, merge_log, read_attempts
-from afm.distill.merge import answer_content
 from afm.errors import ConfigError
 from afm.tools import ToolResult
 from afm.trajectory import Author, Segment, author_segments, parse, validate
+from afm.trajectory.answer import dressed_answer
 
 MAP = RoleMap(messages={"planner": "plan", "coder": "think", "critic": "reflection", "writer": "think"})
 TASK = Task(id="a", question="q?", ground_truth="7", data_source="s", extra_info={"steps": 1})
@@ -137,12 +137,14 @@ async def test_a_member_without_a_role_is_refused(tmp_path, spec):
 async def test_an_order_that_the_agent_forbids_is_refused(tmp_path, spec):
     async def script(pen):
         pen.say("planner", "Plan.")
-        pen.say("planner", "Another plan.")
+        pen.say("critic", "Fine.")
         pen.say("writer", "Done.")
         pen.finish("writer", "7")
 
     reason = await refused(tmp_path / "e", spec, script)
-    assert reason.startswith("format: <plan> at character 18 (line 1 of the text) may not follow <plan>")
+    assert reason.startswith(
+        "format: <reflection> at character 18 (line 1 of the text) may not follow <plan>"
+    )
 
 
 async def test_a_message_that_forges_a_tag_is_refused(tmp_path, spec):
@@ -180,7 +182,7 @@ def test_only_the_last_attempt_at_a_task_counts(tmp_path, spec):
     ],
 )
 def test_a_bare_answer_is_dressed_as_the_agent_declares(agent, answer, content):
-    assert answer_content(answer, load_agent(agent)) == content
+    assert dressed_answer(answer, load_agent(agent)) == content
 
 
 def test_a_map_to_a_role_that_does_not_exist_is_a_mistake(spec):

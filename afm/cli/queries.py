@@ -1,0 +1,210 @@
+"""``afm data queries``: the questions that reinforcement is worth it for."""
+
+from __future__ import annotations
+
+import asyncio
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from afm.cli.options import given_agent, given_model
+from afm.errors import ConfigError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from afm.agents import AgentSpec
+    from afm.datasets import Task
+    from afm.distill.queries import Asker, QuerySettings, QuerySummary
+    from afm.distill.queries.select import OnSample
+    from afm.rewards import Reward
+    from afm.tools import Tool
+
+
+class Preset(StrEnum):
+    """Keys of :data:`afm.distill.queries.PRESETS`."""
+
+    QA = "qa"
+    CODE = "code"
+
+
+def queries(
+    tasks: Annotated[
+        list[Path], typer.Argument(help="Questions as JSONL or parquet.", exists=True, dir_okay=False)
+    ],
+    out: Annotated[Path, typer.Option(help="Folder for samples, kept and dropped questions.")],
+    model: Annotated[
+        str, typer.Option(help="A model's folder, or http://HOST:PORT/v1 (key: AFM_MODEL_API_KEY).")
+    ],
+    preset: Annotated[
+        Preset,
+        typer.Option(
+            help="qa: 32 samples without tools, keep r_q <= 0.3. code: 8 with tools, drop what all solve."
+        ),
+    ] = Preset.QA,
+    agent: Annotated[str | None, typer.Option(help="By default mhqa for qa, code for code.")] = None,
+    sft: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="SFT data whose questions must not occur; may be given several times.",
+            exists=True,
+            dir_okay=False,
+        ),
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="Which model of a server that has several.")] = None,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the served model's tokenizer; needed for preset code.", exists=True),
+    ] = None,
+    tools: Annotated[
+        Path | None,
+        typer.Option(help="Tools YAML; by default the sandboxed code tool.", exists=True, dir_okay=False),
+    ] = None,
+    reward: Annotated[Path | None, typer.Option(help="Reward YAML of preset code.", exists=True)] = None,
+    samples: Annotated[int | None, typer.Option(min=1, help="Samples of each question.")] = None,
+    max_rate: Annotated[float | None, typer.Option(min=0, max=1, help="Keep r_q up to this.")] = None,
+    target: Annotated[
+        int | None, typer.Option(min=1, help="Keep so many, drawn in proportion to the data sources.")
+    ] = None,
+    temperature: Annotated[float, typer.Option(min=0)] = 1.0,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Of one sample.")] = None,
+    parallel: Annotated[int, typer.Option(min=1, help="Samples taken at the same time.")] = 64,
+    timeout_s: Annotated[
+        float,
+        typer.Option(
+            "--timeout", min=0.1, help="Seconds for one reply of a chat endpoint; then it is asked again."
+        ),
+    ] = 300.0,
+    seed: Annotated[int, typer.Option(help="Of samples and draw.")] = 0,
+) -> None:
+    """Keep the questions that a model does not answer anyway, by the share of its samples that are right.
+
+    Killed or interrupted, the same command goes on with the next sample. A server is asked for chat completions, or, with
+    --tokenizer, for token ids.
+    """
+    from afm.cli.progress import ProgressView
+    from afm.datasets import read_tasks
+    from afm.distill.queries import PRESETS
+
+    given = {"samples": samples, "max_rate": max_rate, "max_tokens": max_tokens, "target": target}
+    own = {key: value for key, value in given.items() if value is not None}
+    settings = PRESETS[preset].model_copy(
+        update={**own, "temperature": temperature, "parallel": parallel, "seed": seed}
+    )
+    spec = given_agent(agent or {Preset.QA: "mhqa", Preset.CODE: "code"}[preset])
+    setup = _Setup(spec, settings, given_model(model), name, tokenizer, tools, reward, timeout_s)
+    rows = [task for file in tasks for task in read_tasks(file)]
+    view = ProgressView()
+
+    def show(done: int, total: int) -> None:
+        view.update("samples", done, total)
+
+    summary = asyncio.run(_run(setup, rows, out, tasks, sft or [], show))
+    view.line(
+        f"{summary.path}: {summary.kept} of {summary.tasks} questions kept, {summary.sampled} samples taken"
+    )
+    if not sft and preset is Preset.QA:
+        print("  without --sft nothing was compared with the SFT data")
+    if summary.resumed:
+        print(f"  samples of earlier starts: {summary.resumed}")
+    for reason, count in sorted(summary.dropped.items()):
+        print(f"  dropped: {count} {reason}")
+
+
+class _Setup:
+    """What the command line says about the model and how it is asked."""
+
+    def __init__(
+        self,
+        spec: AgentSpec,
+        settings: QuerySettings,
+        model: str,
+        name: str | None,
+        tokenizer: Path | None,
+        tools: Path | None,
+        reward: Path | None,
+        timeout_s: float,
+    ) -> None:
+        self.spec, self.settings = spec, settings
+        self.model, self.name, self.tokenizer = model, name, tokenizer
+        self.tools, self.reward, self.timeout_s = tools, reward, timeout_s
+
+    def asker(self, reward: Reward) -> Asker:
+        """Loads the model, or connects to it."""
+        from afm.agents.toolless import without_tools
+        from afm.distill.queries import EpisodeAsker, by_exact_match, by_reward
+        from afm.models import SamplingParams, load_model
+
+        if "://" in self.model and self.tokenizer is None:
+            return self._chat()
+        spec = self.spec if self.settings.with_tools else without_tools(self.spec)
+        judge = by_reward(reward) if self.settings.with_tools else by_exact_match
+        model = load_model(
+            self.model, name=self.name, tokenizer=self.tokenizer, max_batch=self.settings.parallel
+        )
+        tokens = self.settings.max_tokens or spec.limits.max_response_tokens or model.context_tokens
+        sampling = SamplingParams(tokens, temperature=self.settings.temperature)
+        return EpisodeAsker(spec, model, self._tools() if spec.tool_roles else {}, judge, sampling)
+
+    def _chat(self) -> Asker:
+        from afm.agents.toolless import without_tools
+        from afm.distill.queries import ChatAsker, by_exact_match
+        from afm.models.openai import base_url, served_models
+        from afm.settings import load_settings
+
+        if self.settings.with_tools:
+            raise UsageError(
+                "--preset code with a server needs --tokenizer DIR: episodes are made of token ids"
+            )
+        secret = load_settings().afm_model_api_key
+        key = secret.get_secret_value() if secret is not None else None
+        name = self.name
+        if name is None:
+            served = served_models(self.model, key)
+            if len(served) != 1:
+                raise UsageError(
+                    f"--name: {self.model} serves {', '.join(one.name for one in served) or 'no model'}"
+                )
+            name = served[0].name
+        return ChatAsker(
+            without_tools(self.spec),
+            base_url(self.model),
+            name,
+            by_exact_match,
+            temperature=self.settings.temperature,
+            max_tokens=self.settings.max_tokens or 2048,
+            api_key=key,
+            parallel=self.settings.parallel,
+            timeout_s=self.timeout_s,
+        )
+
+    def _tools(self) -> dict[str, Tool]:
+        from afm.cli.project import configs_folder
+        from afm.tools import load_tools
+
+        found = load_tools(self.tools or configs_folder() / "tools/code_executor.yaml")
+        if missing := sorted(set(self.spec.tool_roles.values()) - set(found)):
+            raise ConfigError(f"agent {self.spec.name!r} needs the tools {', '.join(missing)}; give --tools")
+        return {name: found[name] for name in set(self.spec.tool_roles.values())}
+
+
+async def _run(
+    setup: _Setup, tasks: Sequence[Task], out: Path, files: list[Path], sft: list[Path], show: OnSample
+) -> QuerySummary:
+    from afm.distill.queries import known_questions, select_queries
+    from afm.rewards import load_reward
+
+    known = known_questions(sft)
+    reward = load_reward(setup.reward)
+    try:
+        asker = setup.asker(reward)
+        try:
+            return await select_queries(
+                tasks, asker, out, setup.settings, known=known, inputs=[*files, *sft], on_sample=show
+            )
+        finally:
+            await asker.close()
+    finally:
+        await reward.close()

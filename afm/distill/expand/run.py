@@ -1,0 +1,148 @@
+"""Questions from a corpus in one call: groups of passages, one attempt each, resumable by its event log."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from afm.datasets import Task, write_tasks
+from afm.datasets.atomic import replace_text
+from afm.datasets.encyclopaedia.growth import Growth
+from afm.datasets.manifest import write_manifest
+from afm.distill.attempts import final_attempts
+from afm.distill.collect import collect
+from afm.distill.expand.passages import Passage, groups, read_passages
+from afm.distill.expand.settings import ExpandSettings
+from afm.distill.expand.team import ExpandTeam, Outcome
+from afm.distill.record import EventKind, EventLog, Spent
+from afm.distill.run import settings_of, settle
+
+TASKS_FILE, REJECTED_FILE, EVENTS_FILE = "tasks.jsonl", "rejected.jsonl", "events.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class ExpandSummary:
+    """What an expansion made.
+
+    Attributes:
+        path: The questions, as JSONL of tasks.
+        rejected: Groups without a question, by reason.
+        failed: Groups whose models failed; the next run tries them again.
+        stopped: Why the run ended early (its budget is spent), empty when it did not.
+    """
+
+    path: Path
+    kept: int
+    rejected: dict[str, int]
+    failed: int
+    stopped: str
+    spent: Spent
+
+
+async def expand_corpus(
+    corpus: Path,
+    settings: ExpandSettings,
+    out: Path,
+    *,
+    growth: Growth,
+    size: int,
+    count: int,
+    seed: int = 0,
+    parallel: int = 4,
+    progress: Callable[[str, int, int | None], None] | None = None,
+) -> ExpandSummary:
+    """Try to make a question of each of ``count`` groups of ``size`` passages; called again, it goes on.
+
+    Writes ``events.jsonl`` (every call), ``tasks.jsonl`` (what was kept), ``rejected.jsonl`` and ``manifest.json``.
+
+    Raises:
+        ConfigError: ``out`` holds an expansion of another kind, or the corpus has too few groups.
+        EngineError: Too many groups failed.
+    """
+    tasks = [
+        _task(number, group, growth, seed, settings)
+        for number, group in enumerate(islice(groups(read_passages(corpus), growth, size, seed), count))
+    ]
+    team, done = ExpandTeam(settings), 0
+    settle(out, settings_of(tasks, team.name, seed) | {"growth": growth.value})
+
+    def on_done() -> None:
+        nonlocal done
+        done += 1
+        if progress is not None:
+            progress("groups", done, count)
+
+    try:
+        with EventLog(out / EVENTS_FILE) as log:
+            collected = await collect(tasks, team, {}, log, parallel=parallel, on_done=on_done)
+    finally:
+        await team.close()
+    kept, rejected = _write(out)
+    write_manifest(
+        out / "manifest.json",
+        counts={"groups": count, "kept": kept, "failed": collected.failed},
+        inputs=[corpus],
+        seed=seed,
+        team=team.name,
+        growth=growth.value,
+        size=size,
+        rejected=dict(rejected),
+        cost={"usd": round(log.spent.usd, 6), "tokens": log.spent.tokens},
+    )
+    return ExpandSummary(
+        out / TASKS_FILE, kept, dict(rejected), collected.failed, collected.stopped, log.spent
+    )
+
+
+def _task(
+    number: int, group: tuple[Passage, ...], growth: Growth, seed: int, settings: ExpandSettings
+) -> Task:
+    passages = [passage.model_dump() for passage in group]
+    return Task(
+        id=f"{settings.name}-{growth}-{len(group)}-{seed}-{number:06d}",
+        question=" / ".join(row["title"] for row in passages),
+        data_source=settings.data_source,
+        extra_info={"growth": growth.value, "passages": passages},
+    )
+
+
+def _write(out: Path) -> tuple[int, Counter[str]]:
+    """The results of the log as files; returns how many questions were kept, and why groups were rejected."""
+    kept: list[Task] = []
+    rejected: list[str] = []
+    reasons: Counter[str] = Counter()
+    for events in final_attempts(out / EVENTS_FILE):
+        if events[-1].kind is not EventKind.FINAL:
+            continue
+        task = Task.model_validate(events[0].meta["task"])
+        outcome = Outcome.model_validate_json(events[-1].content)
+        if outcome.rejected:
+            rejected.append(outcome.model_dump_json())
+            reasons["solver" if outcome.question else "proposal"] += 1
+        else:
+            kept.append(_made(task, outcome))
+    write_tasks(kept, out / TASKS_FILE)
+    replace_text(out / REJECTED_FILE, "".join(f"{line}\n" for line in rejected))
+    return len(kept), reasons
+
+
+def _made(task: Task, outcome: Outcome) -> Task:
+    passages = task.extra_info["passages"]
+    return task.model_copy(
+        update={
+            "question": outcome.question,
+            "ground_truth": outcome.answer,
+            "extra_info": {
+                "shape": task.extra_info["growth"],
+                "hops": len(passages),
+                "path": [
+                    {"passage": passages[quote.passage - 1]["id"], "quote": quote.quote}
+                    for quote in outcome.evidence
+                ],
+                "proof": {"reads": len(passages), "by": "solver without each passage"},
+            },
+        }
+    )

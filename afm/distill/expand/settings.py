@@ -1,0 +1,70 @@
+"""What an expansion by model is declared by: endpoints, models, who proposes and who solves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from afm.configuration import apply_overrides, read_extended, validated
+from afm.distill.model_team.settings import (
+    BudgetSettings,
+    EndpointSettings,
+    MemberSettings,
+    ModelSettings,
+    anchored,
+    check_models,
+)
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ExpandMembers(_Strict):
+    """Who proposes questions, and who answers them without knowing the proposed answer."""
+
+    proposer: MemberSettings
+    solver: MemberSettings
+
+
+class ExpandSettings(_Strict):
+    """An expansion's file.
+
+    Attributes:
+        data_source: Of the questions; chooses their reward.
+        asks: How often a member is asked again when its reply cannot be used.
+        passage_chars: Longer passages are cut at the end.
+    """
+
+    name: str = Field(pattern=r"^[a-z][a-z0-9_]*$")
+    endpoints: dict[str, EndpointSettings] = Field(min_length=1)
+    models: dict[str, ModelSettings] = Field(min_length=1)
+    members: ExpandMembers
+    data_source: str = "expanded"
+    asks: int = Field(default=3, ge=1)
+    passage_chars: int = Field(default=4_000, ge=200)
+    budget: BudgetSettings = BudgetSettings()
+
+    @model_validator(mode="after")
+    def _check(self) -> ExpandSettings:
+        check_models(self.endpoints, self.models, self.all_members, self.budget)
+        return self
+
+    @property
+    def all_members(self) -> dict[str, MemberSettings]:
+        """Everybody by name."""
+        return {name: getattr(self.members, name) for name in ExpandMembers.model_fields}
+
+
+def read_expansion(path: Path, overrides: Sequence[str] = ()) -> ExpandSettings:
+    """The expansion of a YAML; it may ``extends`` another.
+
+    Raises:
+        ConfigError: Names file, key path, value and what was expected.
+        UsageError: An override is wrong.
+    """
+    data = read_extended(path, "an expansion", anchor=anchored)
+    apply_overrides(data, overrides)
+    return validated(ExpandSettings, data, str(path), overrides=overrides)

@@ -1,0 +1,85 @@
+"""How many rows each stage leaves."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from afm.trajectory.record import Record
+
+
+@dataclass(frozen=True, slots=True)
+class FunnelStage:
+    """One stage of a run.
+
+    Attributes:
+        rows: Rows that reached it.
+        dropped: Rows that it dropped.
+    """
+
+    name: str
+    rows: int
+    dropped: int
+
+    @property
+    def left(self) -> int:
+        """Rows that it kept."""
+        return self.rows - self.dropped
+
+
+@dataclass
+class Funnel:
+    """Counts of a filter run.
+
+    Attributes:
+        dropped: Rows dropped, by the stage's name (the part of the reason before the first colon).
+        copies: Rows added by repeating kept ones; not part of ``kept``.
+        order: The stages' names, as far as they are known.
+    """
+
+    seen: int = 0
+    kept: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+    copies: int = 0
+    order: tuple[str, ...] = ()
+
+    def count(self, record: Record) -> None:
+        """Add one row that has passed or left the filters."""
+        self.add(kept=record.kept, reason=record.reason)
+
+    def add(self, *, kept: bool, reason: str = "", copies: int = 0) -> None:
+        """Add one row by what became of it."""
+        self.seen += 1
+        self.kept += kept
+        self.copies += copies
+        if not kept:
+            self.dropped[reason.partition(":")[0]] += 1
+
+    def stages(self) -> Iterator[FunnelStage]:
+        """First what dropped rows before the filters, then the filters in order."""
+        before = [name for name in sorted(self.dropped) if name not in self.order]
+        rows = self.seen
+        for name in (*before, *self.order):
+            yield FunnelStage(name, rows, self.dropped[name])
+            rows -= self.dropped[name]
+
+    def as_json(self) -> dict[str, Any]:
+        """For a file; :meth:`from_json` reads it."""
+        return {
+            "seen": self.seen,
+            "kept": self.kept,
+            "copies": self.copies,
+            "written": self.kept + self.copies,
+            "stages": [
+                {"name": stage.name, "rows": stage.rows, "dropped": stage.dropped, "left": stage.left}
+                for stage in self.stages()
+            ],
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any], order: tuple[str, ...]) -> Funnel:
+        """The funnel that :meth:`as_json` wrote."""
+        dropped = Counter({stage["name"]: stage["dropped"] for stage in data["stages"] if stage["dropped"]})
+        return cls(data["seen"], data["kept"], dropped, data["copies"], order)

@@ -1,0 +1,169 @@
+"""Which filters a run has, in which order: read from YAML, built for an agent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, model_validator
+
+from afm.agents import AgentSpec
+from afm.configuration import read_extended, validated
+from afm.distill.filters.agent_rules import FormatFilter, FormatSettings
+from afm.distill.filters.base import Filter, FilterSettings
+from afm.distill.filters.complexity import ComplexityFilter, ComplexitySettings
+from afm.distill.filters.contamination import ContaminationFilter, ContaminationSettings
+from afm.distill.filters.correction import Correction, CorrectionSettings
+from afm.distill.filters.language import LanguageFilter, LanguageSettings
+from afm.distill.filters.length import LengthFilter, LengthSettings
+from afm.distill.filters.near_duplicates import NearDuplicateSettings, Signer
+from afm.distill.filters.quality import QualityFilter, QualitySettings
+from afm.distill.filters.reflection import ReflectionFilter, ReflectionSettings
+from afm.distill.filters.repetition import RepetitionFilter, RepetitionSettings
+from afm.distill.filters.sensitive import PersonalSettings, SecretSettings, SensitiveFilter
+from afm.rewards import load_reward
+
+_PATHS = {"quality": "reward", "length": "tokenizer", "contamination": "tasks"}
+"""The setting of a stage that names files, relative to the YAML's folder."""
+
+
+class StageSettings(FilterSettings):
+    """One stage: exactly one of these filters with its settings, ``{}`` for the defaults."""
+
+    complexity: ComplexitySettings | None = None
+    format: FormatSettings | None = None
+    repetition: RepetitionSettings | None = None
+    quality: QualitySettings | None = None
+    reflection: ReflectionSettings | None = None
+    length: LengthSettings | None = None
+    language: LanguageSettings | None = None
+    secrets: SecretSettings | None = None
+    personal: PersonalSettings | None = None
+    contamination: ContaminationSettings | None = None
+    near_duplicates: NearDuplicateSettings | None = None
+    correction: CorrectionSettings | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> StageSettings:
+        if len(self._given()) != 1:
+            raise ValueError("exactly one filter with its settings, for example `format: {}`")
+        return self
+
+    @property
+    def name(self) -> str:
+        """The filter."""
+        return self._given()[0]
+
+    @property
+    def settings(self) -> FilterSettings:
+        """Its settings."""
+        found: FilterSettings = getattr(self, self.name)
+        return found
+
+    def _given(self) -> list[str]:
+        return [name for name in type(self).model_fields if getattr(self, name) is not None]
+
+
+class FilterPlan(FilterSettings):
+    """A file of filters.
+
+    Attributes:
+        agent: Whose trajectories they are, where the command line does not say.
+        seed: Fixes every draw.
+    """
+
+    agent: str | None = None
+    seed: int = 0
+    stages: tuple[StageSettings, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _check(self) -> FilterPlan:
+        names = [stage.name for stage in self.stages]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"stages: {twice} stand twice; expected each filter once")
+        if "correction" in names[:-1]:
+            raise ValueError("stages: `correction` repeats what is kept, so it must be the last")
+        return self
+
+    def against(self, tasks: Sequence[Path]) -> FilterPlan:
+        """The plan with more evaluation sets for ``contamination``, which is added at its front if it is missing."""
+        if not tasks:
+            return self
+        stages, found = [], False
+        for stage in self.stages:
+            if stage.contamination is not None:
+                more = {"tasks": (*stage.contamination.tasks, *tasks)}
+                stage = StageSettings(contamination=stage.contamination.model_copy(update=more))
+                found = True
+            stages.append(stage)
+        if not found:
+            stages.insert(0, StageSettings(contamination=ContaminationSettings(tasks=tuple(tasks))))
+        return self.model_copy(update={"stages": tuple(stages)})
+
+
+Stage = Filter | Signer
+"""A filter of single rows, or the part of ``near_duplicates`` that works on single rows."""
+
+
+def load_plan(path: str | Path) -> FilterPlan:
+    """Read a YAML of filters; paths in it are relative to its folder.
+
+    Raises:
+        ConfigError: It cannot be read, or a key or a value is wrong.
+    """
+    file = Path(path)
+    return validated(FilterPlan, read_extended(file, "filter settings", anchor=_anchor), str(file))
+
+
+def build_stages(plan: FilterPlan, spec: AgentSpec) -> tuple[Stage, ...]:
+    """The stages of a plan for one agent, in order.
+
+    Raises:
+        ConfigError: A stage does not suit the agent.
+        DataError: An evaluation set cannot be read.
+        MissingExtraError: A stage needs a package that is not installed.
+    """
+    return tuple(_build(stage.settings, stage.name, spec, plan.seed) for stage in plan.stages)
+
+
+def _build(settings: FilterSettings, name: str, spec: AgentSpec, seed: int) -> Stage:
+    match settings:
+        case FormatSettings():
+            return FormatFilter(spec)
+        case ComplexitySettings():
+            return ComplexityFilter(spec, settings)
+        case RepetitionSettings():
+            return RepetitionFilter(spec, settings)
+        case QualitySettings():
+            return QualityFilter(spec, load_reward(settings.reward), settings.min_score, settings.recorded)
+        case ReflectionSettings():
+            return ReflectionFilter(spec, settings, seed)
+        case LengthSettings():
+            return LengthFilter(spec, settings)
+        case LanguageSettings():
+            return LanguageFilter(spec, settings)
+        case SecretSettings() | PersonalSettings():
+            return SensitiveFilter(spec, settings)
+        case ContaminationSettings():
+            return ContaminationFilter(spec, settings)
+        case NearDuplicateSettings():
+            return Signer(spec, settings)
+        case CorrectionSettings():
+            return Correction(spec, settings)
+    raise AssertionError(f"no filter for {name}")
+
+
+def _anchor(data: dict[str, Any], folder: Path) -> None:
+    stages = data.get("stages")
+    for stage in stages if isinstance(stages, list) else ():
+        for name, key in _PATHS.items():
+            settings = stage.get(name) if isinstance(stage, Mapping) else None
+            if isinstance(settings, dict) and settings.get(key):
+                settings[key] = _anchored(settings[key], folder)
+
+
+def _anchored(value: Any, folder: Path) -> Any:
+    if isinstance(value, list):
+        return [_anchored(one, folder) for one in value]
+    return str(folder / value) if isinstance(value, str) else value

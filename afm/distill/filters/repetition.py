@@ -1,0 +1,78 @@
+"""Does the agent ask a tool what it has asked before?"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from pydantic import Field
+
+from afm.agents import AgentSpec
+from afm.distill.filters.base import FilterSettings, Rule, steps_of
+from afm.trajectory.record import Record
+
+_WORD = re.compile(r"\w+")
+
+
+class RepetitionSettings(FilterSettings):
+    """What counts as asked before.
+
+    Attributes:
+        max_repeats: So many calls of a row may repeat an earlier one.
+        similar: Share of common words (Jaccard) from which a call is redundant; words with digits must be the
+            same. ``null``: only the same text counts, white space aside. Programs want that.
+    """
+
+    max_repeats: int = Field(default=0, ge=0)
+    similar: float | None = Field(default=0.9, gt=0, le=1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    number: int
+    role: str
+    text: str
+    words: frozenset[str]
+
+    def repeats(self, earlier: _Call, similar: float | None) -> bool:
+        if self.role != earlier.role:
+            return False
+        if self.text == earlier.text:
+            return True
+        if similar is None or not self.words or not earlier.words:
+            return False
+        shared = len(self.words & earlier.words)
+        if shared < similar * len(self.words | earlier.words):
+            return False
+        return not any(any(map(str.isdigit, word)) for word in self.words ^ earlier.words)
+
+
+@dataclass(frozen=True)
+class RepetitionFilter(Rule):
+    """Drops rows whose tool inputs are duplicates of, or redundant beside, earlier ones."""
+
+    spec: AgentSpec
+    settings: RepetitionSettings = field(default_factory=RepetitionSettings)
+    name: str = "repetition"
+
+    def reason(self, record: Record) -> str:
+        """Compares every call with those before it by the same tool."""
+        repeats = list(self._repeats(record))
+        if len(repeats) <= self.settings.max_repeats:
+            return ""
+        again, earlier = repeats[0]
+        more = f" ({len(repeats)} repeated calls in all)" if len(repeats) > 1 else ""
+        return f"call {again.number} <{again.role}> repeats call {earlier.number}: {again.text[:80]!r}{more}"
+
+    def _repeats(self, record: Record) -> Iterator[tuple[_Call, _Call]]:
+        calls: list[_Call] = []
+        for step in steps_of(record, self.spec):
+            if step.role not in self.spec.tool_roles:
+                continue
+            text = " ".join(step.content.split())
+            call = _Call(len(calls) + 1, step.role, text, frozenset(_WORD.findall(text.casefold())))
+            earlier = next((old for old in calls if call.repeats(old, self.settings.similar)), None)
+            if earlier is not None:
+                yield call, earlier
+            calls.append(call)

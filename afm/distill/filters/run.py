@@ -1,0 +1,229 @@
+"""Files of trajectories through filters: streamed, in any number of processes, resumable after ``kill -9``."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO
+
+from afm.agents import AgentSpec
+from afm.datasets.atomic import replace_text
+from afm.datasets.manifest import sha256_of, write_manifest
+from afm.distill.filters.chain import Decision, dropped_as_twin
+from afm.distill.filters.funnel import Funnel
+from afm.distill.filters.near_duplicates import DuplicateIndex
+from afm.distill.filters.picture import draw_funnel
+from afm.distill.filters.plan import FilterPlan
+from afm.distill.filters.source import Chunk, read_chunks
+from afm.distill.filters.state import Progress, RunState
+from afm.distill.filters.workers import decided
+from afm.errors import ConfigError, DataError
+
+KEPT_FILE, DROPPED_FILE, UNREADABLE_FILE = "kept.jsonl", "dropped.jsonl", "unreadable.jsonl"
+FUNNEL_FILE, PICTURE_FILE, MANIFEST_FILE = "funnel.json", "funnel.png", "manifest.json"
+SETTINGS_FILE, STATE_FILE = "settings.json", "state.sqlite"
+UNREADABLE = "unreadable"
+"""The stage that lines count under which are no record."""
+
+
+@dataclass(frozen=True, slots=True)
+class FilterSummary:
+    """What a run made.
+
+    Attributes:
+        resumed: Rows that an earlier, interrupted call had dealt with.
+    """
+
+    folder: Path
+    funnel: Funnel
+    resumed: int
+
+
+def filter_files(
+    paths: Sequence[Path],
+    plan: FilterPlan,
+    spec: AgentSpec,
+    out: Path,
+    *,
+    processes: int = 1,
+    picture: bool = True,
+    on_rows: Callable[[int], None] | None = None,
+) -> FilterSummary:
+    """Filter trajectory JSONL (``.gz`` too) into the folder ``out``; called again after a kill, it continues.
+
+    Writes ``kept.jsonl``, ``dropped.jsonl`` (each row with its reason), ``unreadable.jsonl`` (lines that are no
+    record), ``funnel.json``, ``funnel.png``, ``settings.json`` and, last of all, ``manifest.json``. A kept row that
+    no filter changed is the very line that was read. The files do not depend on ``processes`` or interruptions.
+
+    Args:
+        on_rows: Called with the number of rows done, after every chunk.
+
+    Raises:
+        ConfigError: ``out`` holds a run with other settings or other files, or another run is writing there; or a
+            stage does not suit the agent.
+        DataError: A file cannot be read, or there is no row in any.
+        EngineError: A filter process died.
+        MissingExtraError: A stage, or the picture, needs a package that is not installed.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    order = tuple(stage.name for stage in plan.stages)
+    _settle(out, _settings(paths, plan, spec))
+    if (out / MANIFEST_FILE).exists():
+        funnel = Funnel.from_json(json.loads((out / FUNNEL_FILE).read_text(encoding="utf-8")), order)
+        return FilterSummary(out, funnel, funnel.seen)
+    with RunState(out / STATE_FILE, order) as state:
+        progress = state.progress()
+        resumed = progress.rows
+        with _Outputs(out, progress.sizes) as outputs:
+            index = _index(state, plan)
+            for chunk, decisions in decided(read_chunks(paths, progress.place), plan, spec, processes):
+                progress = _taken(chunk, decisions, progress, index, outputs)
+                state.save(progress)
+                if on_rows is not None:
+                    on_rows(progress.rows)
+        if not progress.rows:
+            raise DataError("holds no trajectories", path=", ".join(map(str, paths)))
+        _finish(out, progress.funnel, paths, plan, spec, picture)
+        state.remove()
+    return FilterSummary(out, progress.funnel, resumed)
+
+
+def _index(state: RunState, plan: FilterPlan) -> DuplicateIndex | None:
+    settings = next((stage.near_duplicates for stage in plan.stages if stage.near_duplicates), None)
+    return None if settings is None else DuplicateIndex(state.connection, settings)
+
+
+def _taken(
+    chunk: Chunk,
+    decisions: Sequence[Decision],
+    progress: Progress,
+    index: DuplicateIndex | None,
+    outputs: _Outputs,
+) -> Progress:
+    """Write what was decided about a chunk."""
+    row, funnel = progress.rows, progress.funnel
+    for line, number, decision in zip(chunk.lines, chunk.numbers, decisions, strict=True):
+        row += 1
+        if decision.error:
+            funnel.add(kept=False, reason=UNREADABLE)
+            outputs.write(UNREADABLE_FILE, _unreadable(chunk.path, number, decision.error, line))
+            continue
+        whole = decision.line or (line if line.endswith(b"\n") else line + b"\n")
+        twin = index.twin(row, decision.id, decision.signature) if index and decision.signature else None
+        if twin is not None:
+            reason, whole = dropped_as_twin(whole, twin)
+            decision = replace(decision, kept=False, reason=reason, copies=())
+        funnel.add(kept=decision.kept, reason=decision.reason, copies=len(decision.copies))
+        outputs.write(KEPT_FILE if decision.kept else DROPPED_FILE, whole, *decision.copies)
+    return Progress(chunk.end, row, outputs.flushed(), funnel)
+
+
+def _unreadable(path: Path, number: int, error: str, line: bytes) -> bytes:
+    shown = {
+        "path": str(path),
+        "line": number,
+        "error": error,
+        "text": line.rstrip(b"\r\n").decode(errors="replace"),
+    }
+    return json.dumps(shown, ensure_ascii=False).encode() + b"\n"
+
+
+class _Outputs:
+    """The three files of rows; what a killed run wrote behind its last saved progress is cut off.
+
+    Raises:
+        ConfigError: A file is shorter than it was.
+    """
+
+    def __init__(self, folder: Path, sizes: dict[str, int]) -> None:
+        self._folder = folder
+        self._sizes = {name: sizes.get(name, 0) for name in (KEPT_FILE, DROPPED_FILE, UNREADABLE_FILE)}
+        self._files: dict[str, BinaryIO] = {}
+        self._stack = ExitStack()
+
+    def __enter__(self) -> _Outputs:
+        for name, size in self._sizes.items():
+            file = self._stack.enter_context((self._folder / name).open("ab"))
+            found = file.seek(0, os.SEEK_END)
+            if found < size:
+                raise ConfigError(
+                    f"{self._folder / name}: {found} bytes, expected at least {size} from the interrupted run; "
+                    "remove the folder and start again"
+                )
+            file.truncate(size)
+            self._files[name] = file
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def write(self, name: str, *lines: bytes) -> None:
+        """Append lines."""
+        for line in lines:
+            self._files[name].write(line)
+            self._sizes[name] += len(line)
+
+    def flushed(self) -> dict[str, int]:
+        """The sizes of the files, all of which the system has."""
+        for file in self._files.values():
+            file.flush()
+        return dict(self._sizes)
+
+
+def _settings(paths: Sequence[Path], plan: FilterPlan, spec: AgentSpec) -> dict[str, object]:
+    """What the result depends on."""
+    tasks = [path for stage in plan.stages if stage.contamination for path in stage.contamination.tasks]
+    return {
+        "inputs": [{"path": str(path.resolve()), "bytes": _size(path)} for path in paths],
+        "agent": {"name": spec.name, "digest": spec.digest},
+        "evaluation_sets": {str(path): sha256_of(path) for path in tasks if path.is_file()},
+        "plan": plan.model_dump(mode="json", exclude_none=True),
+    }
+
+
+def _size(path: Path) -> int:
+    if not path.is_file():
+        raise DataError("no such file; expected trajectory JSONL", path=str(path))
+    return path.stat().st_size
+
+
+def _settle(out: Path, settings: dict[str, object]) -> None:
+    """Remember what the run depends on; refuse to mix two runs in one folder."""
+    file = out / SETTINGS_FILE
+    if not file.exists():
+        if any((out / name).exists() for name in (KEPT_FILE, DROPPED_FILE, MANIFEST_FILE)):
+            raise ConfigError(f"{out}: holds files of something else; choose another folder")
+        replace_text(file, json.dumps(settings, indent=2, ensure_ascii=False) + "\n")
+        return
+    before = json.loads(file.read_text(encoding="utf-8"))
+    if before != json.loads(json.dumps(settings)):
+        changed = sorted(key for key in settings if settings[key] != before.get(key))
+        raise ConfigError(
+            f"{out}: holds a run with other settings ({', '.join(changed)}); choose another folder or remove it"
+        )
+
+
+def _finish(
+    out: Path, funnel: Funnel, paths: Sequence[Path], plan: FilterPlan, spec: AgentSpec, picture: bool
+) -> None:
+    replace_text(out / FUNNEL_FILE, json.dumps(funnel.as_json(), indent=2) + "\n")
+    if picture:
+        draw_funnel(funnel, out / PICTURE_FILE, f"{spec.name}: {funnel.seen:,} trajectories")
+    if not (out / UNREADABLE_FILE).stat().st_size:
+        (out / UNREADABLE_FILE).unlink()
+    write_manifest(
+        out / MANIFEST_FILE,
+        counts={"seen": funnel.seen, "kept": funnel.kept, "copies": funnel.copies},
+        inputs=paths,
+        spec=spec,
+        seed=plan.seed,
+        dropped=dict(funnel.dropped),
+        stages=plan.model_dump(mode="json", exclude_none=True)["stages"],
+    )

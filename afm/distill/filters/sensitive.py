@@ -1,0 +1,209 @@
+"""Secrets and personal data: rows are dropped, or what the agent wrote about them is masked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+
+from pydantic import Field, field_validator
+
+from afm.agents import AgentSpec, RoleKind
+from afm.distill.filters.base import FilterSettings, Rule, dropped, noted, steps_of
+from afm.distill.filters.patterns import PERSONAL, SECRETS, Pattern
+from afm.errors import suggestion
+from afm.trajectory.record import Record, TextSegment
+from afm.trajectory.types import Author
+
+_ELSEWHERE = "text between the roles"
+
+
+class Action(StrEnum):
+    """What happens to a row with a finding."""
+
+    DROP = "drop"
+    MASK = "mask"
+
+
+class _SensitiveSettings(FilterSettings):
+    """What is looked for, and what then.
+
+    Attributes:
+        action: ``drop``, or ``mask``: in thoughts and text roles the finding becomes ``[its kind]``. A row with a
+            finding anywhere else is dropped all the same. An observation stays what the tool returned and a call
+            what the tool was asked, otherwise the record would lie about where its text comes from; a masked
+            answer would no longer be the one that was judged.
+        observations: ``false``: what tools returned is not searched. Pages of the web are full of contact data.
+        allow: Regular expressions; findings that one of them matches as a whole are none.
+    """
+
+    action: Action = Action.DROP
+    observations: bool = True
+    allow: tuple[str, ...] = ()
+
+    @field_validator("allow")
+    @classmethod
+    def _patterns(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for pattern in value:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ValueError(f"a regular expression: {error}") from None
+        return value
+
+
+class SecretSettings(_SensitiveSettings):
+    """Which secrets; all by default."""
+
+    kinds: tuple[str, ...] = Field(default=tuple(pattern.kind for pattern in SECRETS))
+
+    @field_validator("kinds")
+    @classmethod
+    def _known(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return _known_kinds(value, SECRETS)
+
+
+class PersonalSettings(_SensitiveSettings):
+    """Which personal data; all by default. Texts full of numbers, as in mathematics, do better without cards."""
+
+    kinds: tuple[str, ...] = Field(default=tuple(pattern.kind for pattern in PERSONAL))
+
+    @field_validator("kinds")
+    @classmethod
+    def _known(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return _known_kinds(value, PERSONAL)
+
+
+@dataclass(frozen=True, slots=True)
+class _Finding:
+    """A span of the response's text, and in which role it lies; the kind only is ever shown."""
+
+    kind: str
+    start: int
+    end: int
+    role: str
+
+
+@dataclass(frozen=True)
+class SensitiveFilter(Rule):
+    """Drops or masks rows that hold secrets or personal data. Reasons name the kind, never the finding.
+
+    A masked record loses its token ids, which spelled the old text, and says in ``provenance.masked`` how many
+    findings of each kind were replaced.
+    """
+
+    spec: AgentSpec
+    settings: SecretSettings | PersonalSettings
+
+    @property
+    def name(self) -> str:
+        """``secrets`` or ``personal``."""
+        return "secrets" if isinstance(self.settings, SecretSettings) else "personal"
+
+    def reason(self, record: Record) -> str:
+        """What was found first, where masking is not asked for."""
+        return self._outside(record) or next(
+            (f"{one.kind} in {self._shown(one.role)}" for one in self._findings(record)), ""
+        )
+
+    def apply(self, record: Record) -> Record:
+        """The record as it is, masked, or dropped."""
+        if self.settings.action is Action.DROP:
+            return super().apply(record)
+        if reason := self._outside(record):
+            return dropped(record, f"{self.name}: {reason}")
+        findings = list(self._findings(record))
+        fixed = next((one for one in findings if one.role not in self._maskable), None)
+        if fixed is not None:
+            return dropped(
+                record, f"{self.name}: {fixed.kind} in {self._shown(fixed.role)}, which stays as it is"
+            )
+        return self._masked(record, findings) if findings else record
+
+    @cached_property
+    def _patterns(self) -> tuple[Pattern, ...]:
+        table = SECRETS if isinstance(self.settings, SecretSettings) else PERSONAL
+        return tuple(pattern for pattern in table if pattern.kind in self.settings.kinds)
+
+    @cached_property
+    def _allowed(self) -> tuple[re.Pattern[str], ...]:
+        return tuple(re.compile(pattern) for pattern in self.settings.allow)
+
+    @cached_property
+    def _maskable(self) -> frozenset[str]:
+        kinds = (RoleKind.THOUGHT, RoleKind.TEXT)
+        return frozenset(tag for tag, role in self.spec.roles.items() if role.kind in kinds)
+
+    def _spans(self, text: str) -> Iterator[tuple[str, int, int]]:
+        for pattern in self._patterns:
+            for start, end in pattern.spans(text):
+                if not any(allowed.fullmatch(text, start, end) for allowed in self._allowed):
+                    yield pattern.kind, start, end
+
+    def _outside(self, record: Record) -> str:
+        """A finding in the question, or in what a tool returned beyond what the agent was shown of it."""
+        for kind, _, _ in self._spans(record.question):
+            return f"{kind} in the question"
+        if self.settings.observations:
+            text = record.text
+            for call in record.calls:
+                hidden = "" if call.observation in text else call.observation
+                for kind, _, _ in self._spans(hidden):
+                    return f"{kind} in what {call.tool} returned"
+        return ""
+
+    def _findings(self, record: Record) -> Iterator[_Finding]:
+        spans = list(self._spans(record.text))
+        if not spans:
+            return
+        steps = steps_of(record, self.spec)
+        for kind, start, end in sorted(spans, key=lambda span: span[1:]):
+            inside = (step for step in steps if step.content_start <= start and end <= step.content_end)
+            role = next((step.role for step in inside), "")
+            if role != self.spec.observation_role or self.settings.observations:
+                yield _Finding(kind, start, end, role)
+
+    def _shown(self, role: str) -> str:
+        return f"<{role}>" if role else _ELSEWHERE
+
+    def _masked(self, record: Record, findings: Sequence[_Finding]) -> Record:
+        segments, position = [], 0
+        for segment in record.segments:
+            stop = position + len(segment.text)
+            own = [one for one in findings if position <= one.start and one.end <= stop]
+            if segment.author is Author.AGENT and own:
+                segment = TextSegment(author=segment.author, text=_replaced(segment.text, own, position))
+            segments.append(segment)
+            position = stop
+        counts: dict[str, int] = {}
+        for one in findings:
+            counts[one.kind] = counts.get(one.kind, 0) + 1
+        return record.model_copy(
+            update={
+                "segments": tuple(segments),
+                "provenance": noted(record, {"masked": {**record.provenance.get("masked", {}), **counts}}),
+                "response_ids": None,
+                "response_mask": None,
+                "logprobs": None,
+            }
+        )
+
+
+def _replaced(text: str, findings: Sequence[_Finding], offset: int) -> str:
+    parts, done = [], 0
+    for one in findings:
+        start, end = one.start - offset, one.end - offset
+        if start >= done:  # of findings over each other the first stands for all
+            parts += [text[done:start], f"[{one.kind}]"]
+        done = max(done, end)
+    return "".join((*parts, text[done:]))
+
+
+def _known_kinds(value: tuple[str, ...], table: Sequence[Pattern]) -> tuple[str, ...]:
+    known = [pattern.kind for pattern in table]
+    for kind in value:
+        if kind not in known:
+            raise ValueError(f"known kinds; {suggestion(kind, known)}")
+    return value

@@ -1,0 +1,107 @@
+"""How far a run is: one SQLite file that a kill leaves whole."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+from afm.distill.filters.funnel import Funnel
+from afm.distill.filters.source import Place
+from afm.errors import ConfigError
+
+_CACHE_KIB = 32 * 1024
+
+
+@dataclass
+class Progress:
+    """What is done for good.
+
+    Attributes:
+        place: Behind the last line that was dealt with.
+        rows: Lines dealt with, blank ones aside.
+        sizes: Bytes of each output file that belong to these rows.
+    """
+
+    place: Place = field(default_factory=Place)
+    rows: int = 0
+    sizes: dict[str, int] = field(default_factory=dict)
+    funnel: Funnel = field(default_factory=Funnel)
+
+    def dumped(self) -> str:
+        """As text; :meth:`parsed` reads it."""
+        return json.dumps(
+            {
+                "place": asdict(self.place),
+                "rows": self.rows,
+                "sizes": self.sizes,
+                "funnel": self.funnel.as_json(),
+            }
+        )
+
+    @classmethod
+    def parsed(cls, text: str, order: tuple[str, ...]) -> Progress:
+        """What :meth:`dumped` wrote."""
+        data = json.loads(text)
+        funnel = Funnel.from_json(data["funnel"], order)
+        return cls(Place(**data["place"]), data["rows"], data["sizes"], funnel)
+
+
+class RunState:
+    """The file, held by one process at a time.
+
+    What happens between two calls of :meth:`save` happens together or not at all, also in the tables that
+    others keep on :attr:`connection`.
+
+    Raises:
+        ConfigError: Another process holds it.
+    """
+
+    def __init__(self, path: Path, order: tuple[str, ...]) -> None:
+        self.path = path
+        self._order = order
+        self.connection = sqlite3.connect(path, isolation_level=None, timeout=0)
+        try:
+            self.connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+            self.connection.execute("PRAGMA journal_mode = WAL")
+            self.connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
+            self.connection.execute(
+                "CREATE TABLE IF NOT EXISTS progress (id INTEGER PRIMARY KEY, value TEXT)"
+            )
+            self.connection.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError as error:
+            self.connection.close()
+            if "locked" not in str(error):
+                raise
+            raise ConfigError(f"{path.parent}: another run is writing here; wait for it or stop it") from None
+
+    def __enter__(self) -> RunState:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.connection.close()  # what was not saved is rolled back
+
+    def progress(self) -> Progress:
+        """What was saved last; a fresh start if nothing was."""
+        row = self.connection.execute("SELECT value FROM progress").fetchone()
+        return (
+            Progress(funnel=Funnel(order=self._order))
+            if row is None
+            else Progress.parsed(row[0], self._order)
+        )
+
+    def save(self, progress: Progress) -> None:
+        """Make everything since the last call permanent."""
+        self.connection.execute("INSERT OR REPLACE INTO progress VALUES (1, ?)", (progress.dumped(),))
+        self.connection.execute("COMMIT")
+        self.connection.execute("BEGIN IMMEDIATE")
+
+    def remove(self) -> None:
+        """Delete the file: the run is complete."""
+        self.connection.close()
+        for suffix in ("", "-wal", "-shm"):
+            self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)

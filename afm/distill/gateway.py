@@ -1,0 +1,283 @@
+"""The log of a gateway: every model call of a team that others wrote, in the event log of all teams.
+
+Each call is one event of kind ``call`` whose ``meta`` is a :class:`ModelCall`. An agent sends its whole conversation
+with every call; written as it is, a log would grow with the square of the calls. So of each call only the messages
+that its agent had not sent before are written, with the number of those that are kept from an earlier call.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from afm.distill.record import Event, EventKind, EventLog, read_events
+from afm.errors import DataError
+
+_AGENTS_REMEMBERED = 10_000
+_CALLS_REMEMBERED = 4
+"""Of one agent: a planning or summarising call between two others must not cost the whole conversation."""
+
+
+class _Shape(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Label(_Shape):
+    """Whose call it is.
+
+    Attributes:
+        attempt: Tells apart runs at the same task.
+    """
+
+    task: str = Field(min_length=1, max_length=300)
+    agent: str = Field(default="", max_length=300)
+    attempt: int = Field(default=1, ge=1)
+
+
+class Kept(_Shape):
+    """What a call has in common with an earlier one of the same attempt.
+
+    Attributes:
+        messages: The first so many are those of ``event``.
+        tools: So are the declared tools.
+    """
+
+    event: str
+    messages: int = 0
+    tools: bool = False
+
+
+class ModelCall(_Shape):
+    """What was asked and what came back.
+
+    Attributes:
+        path: ``chat/completions`` or ``completions``.
+        request: The body's other parameters.
+        messages: Of a chat; in the log without those that are ``kept``.
+        tools: As declared in the request.
+        prompt: Of a completion.
+        choices: ``{message | text, finish_reason}`` each; of a stream put together, as far as it came.
+        status: Of the answer; 0 when there was none.
+        trouble: Why the answer is no good: ``status``, ``connect``, ``timeout``, ``broken`` (no JSON), ``cut`` (broke
+            off), ``gone`` (the client left), ``too_large``; empty otherwise.
+        error: What the endpoint said of its failure, shortened.
+        first_s: To the first byte of the answer.
+        priced: False when no price is known for the model, so that the cost is not known either.
+    """
+
+    path: str
+    model: str = ""
+    request: dict[str, Any] = Field(default_factory=dict)
+    messages: tuple[Any, ...] = ()
+    tools: tuple[Any, ...] = ()
+    kept: Kept | None = None
+    prompt: Any = None
+    choices: tuple[dict[str, Any], ...] = ()
+    answered_by: str = ""
+    stream: bool = False
+    status: int = 0
+    trouble: str = ""
+    error: str = ""
+    first_s: float = 0.0
+    priced: bool = True
+
+
+class Usage(_Shape):
+    """What a call took."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cost_usd: float = 0.0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    event: str
+    messages: tuple[bytes, ...]
+    tools: bytes
+
+
+class CallLog(EventLog):
+    """The event log of one gateway, open for writing by one process at a time.
+
+    Every attempt begins with a ``task`` event of its own; none ever ends, as a gateway cannot know the last call.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        super().__init__(path)
+        self._numbers: dict[tuple[str, int], int] = {}
+        self._known: OrderedDict[Label, list[_Known]] = OrderedDict()
+
+    def record(self, label: Label, call: ModelCall, usage: Usage) -> Event:
+        """Write down one call; when this returns, a kill of the process cannot lose it."""
+        attempt = (label.task, label.attempt)
+        if attempt not in self._numbers:
+            self._numbers[attempt] = 0
+            self._put(label, EventKind.TASK, meta={"gateway": True})
+        call = _writable(call)
+        known = _Known(self._next_id(label), tuple(map(_digest, call.messages)), _digest(call.tools))
+        kept = self._common(label, known)
+        shortened = call
+        if kept is not None:
+            rest = call.messages[kept.messages :]
+            shortened = call.model_copy(
+                update={"kept": kept, "messages": rest, "tools": () if kept.tools else call.tools}
+            )
+        event = self._put(
+            label,
+            EventKind.CALL,
+            agent=label.agent,
+            content=_text(call.choices),
+            ok=not call.trouble,
+            meta=shortened.model_dump(mode="json", exclude_defaults=True),
+            **usage.model_dump(),
+        )
+        self._remember(label, known)
+        return event
+
+    def _resume(self, event: Event) -> None:
+        super()._resume(event)
+        attempt = (event.task_id, event.attempt)
+        self._numbers[attempt] = self._numbers.get(attempt, 0) + 1
+
+    def _next_id(self, label: Label) -> str:
+        return f"{label.task}#{label.attempt}.{self._numbers[label.task, label.attempt]}"
+
+    def _put(self, label: Label, kind: EventKind, **fields: Any) -> Event:
+        event = Event(
+            id=self._next_id(label),
+            task_id=label.task,
+            attempt=label.attempt,
+            kind=kind,
+            time=round(time.time(), 3),
+            **fields,
+        )
+        self.append(event)
+        self._numbers[label.task, label.attempt] += 1
+        return event
+
+    def _common(self, label: Label, call: _Known) -> Kept | None:
+        """The call before that begins most like this one."""
+        best: Kept | None = None
+        for before in self._known.get(label, ()):
+            count = _agreeing(before.messages, call.messages)
+            if best is None or count >= best.messages:
+                best = Kept(event=before.event, messages=count, tools=before.tools == call.tools)
+        return best if best is not None and (best.messages or best.tools) else None
+
+    def _remember(self, label: Label, call: _Known) -> None:
+        self._known[label] = [*self._known.pop(label, ())[-_CALLS_REMEMBERED + 1 :], call]
+        if len(self._known) > _AGENTS_REMEMBERED:
+            self._known.popitem(last=False)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedCall:
+    """One call as it was made, its kept messages put back.
+
+    Attributes:
+        event: As it stands in the log.
+        call: Whole.
+    """
+
+    event: Event
+    call: ModelCall
+
+
+def read_calls(path: str | Path, *, last_only: bool = False) -> Iterator[tuple[RecordedCall, ...]]:
+    """Stream the attempts of a gateway's log, each with all its calls in the order in which they ended.
+
+    Attempts come in the order of their first call. Memory holds one attempt and a number for each event of the log.
+
+    Args:
+        last_only: Leave out attempts at a task that were followed by another.
+
+    Raises:
+        DataError: The log cannot be read, or is no gateway's.
+    """
+    places: dict[tuple[str, int], array[int]] = {}
+    with Path(path).open("rb") as file:
+        at = 0
+        for event in read_events(path):
+            if event.kind is EventKind.CALL:
+                places.setdefault((event.task_id, event.attempt), array("Q")).append(at)
+            file.seek(at)
+            at += len(file.readline())
+        if not places:
+            raise DataError("holds no model calls; expected the log of a gateway", path=str(path))
+        last = dict(sorted(places))
+        for (task, attempt), found in places.items():
+            if last_only and attempt != last[task]:
+                continue
+            yield tuple(_restored([_event_at(file, place) for place in found], path))
+
+
+def _event_at(file: Any, place: int) -> Event:
+    file.seek(place)
+    return Event.model_validate_json(file.readline())
+
+
+def _restored(events: Sequence[Event], path: str | Path) -> Iterator[RecordedCall]:
+    whole: dict[str, ModelCall] = {}
+    for event in events:
+        try:
+            call = ModelCall.model_validate(event.meta)
+            if (kept := call.kept) is not None:
+                before = whole[kept.event]
+                update: dict[str, Any] = {
+                    "messages": before.messages[: kept.messages] + call.messages,
+                    "kept": None,
+                }
+                call = call.model_copy(update=update | ({"tools": before.tools} if kept.tools else {}))
+        except (ValidationError, KeyError) as error:
+            raise DataError(f"event {event.id!r} is no whole model call: {error}", path=str(path)) from None
+        whole[event.id] = call
+        yield RecordedCall(event, call)
+
+
+def message_text(message: Mapping[str, Any]) -> str:
+    """What a chat message says: its text, or its text parts joined by nothing; pictures are left out."""
+    content = message.get("content")
+    if isinstance(content, list):
+        parts = (part.get("text") for part in content if isinstance(part, Mapping))
+        return "".join(text for text in parts if isinstance(text, str))
+    return content if isinstance(content, str) else ""
+
+
+def _text(choices: Sequence[Mapping[str, Any]]) -> str:
+    """What the first choice says."""
+    if not choices:
+        return ""
+    text = choices[0].get("text")
+    return text if isinstance(text, str) else message_text(choices[0].get("message") or {})
+
+
+def _agreeing(first: Sequence[bytes], second: Sequence[bytes]) -> int:
+    """How many of their first elements are the same."""
+    shorter = min(len(first), len(second))
+    return next((at for at in range(shorter) if first[at] != second[at]), shorter)
+
+
+def _digest(value: Any) -> bytes:
+    text = json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+def _writable(call: ModelCall) -> ModelCall:
+    """The call, halves of surrogate pairs replaced: JSON can name them, no file can hold them."""
+    try:
+        call.model_dump_json()
+    except ValueError:  # PydanticSerializationError
+        text = json.dumps(call.model_dump(mode="python"), ensure_ascii=False)
+        return ModelCall.model_validate_json(text.encode("utf-8", "replace"))
+    return call

@@ -1,0 +1,249 @@
+"""What a team with models is declared by: one YAML of endpoints, models, members, roles, limits and budget."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from afm.configuration import apply_overrides, read_extended, validated
+from afm.distill.merge import RoleMap
+from afm.errors import suggestion
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class EndpointSettings(_Strict):
+    """One OpenAI-compatible server, and how much of it may be used.
+
+    Attributes:
+        url: With or without ``/v1``; TEACHER_BASE_URL when ``None``.
+        key_variable: The environment variable that holds the key. The key itself never stands in a file.
+        requests_per_minute, tokens_per_minute: Of all tasks together; ``None`` for no limit.
+        max_parallel: Requests in flight.
+        attempts: How often a request is sent when the server fails; its Retry-After is honoured.
+        timeout_s: For one request with its whole reply.
+    """
+
+    url: str | None = Field(default=None, pattern=r"^https?://[^\s]+$")
+    key_variable: str = Field(default="TEACHER_API_KEY", pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
+    requests_per_minute: int | None = Field(default=None, ge=1)
+    tokens_per_minute: int | None = Field(default=None, ge=1)
+    max_parallel: int = Field(default=32, ge=1)
+    attempts: int = Field(default=8, ge=1)
+    timeout_s: float = Field(default=180.0, gt=0)
+
+
+class Price(_Strict):
+    """US dollars for a million tokens."""
+
+    prompt: float = Field(ge=0)
+    completion: float = Field(ge=0)
+
+    def usd(self, prompt_tokens: int, completion_tokens: int) -> float:
+        """What so many tokens cost."""
+        return (prompt_tokens * self.prompt + completion_tokens * self.completion) / 1e6
+
+
+class ModelSettings(_Strict):
+    """One model of an endpoint.
+
+    Attributes:
+        name: As the server calls it; TEACHER_MODEL_NAME when ``None``.
+        max_tokens: Of one reply.
+        system_role: Whether the model's chat knows the role ``system``; else its text stands before the user's.
+        request: Further fields of the request, e.g. ``{response_format: {type: json_object}}``.
+        price: Needed for a budget in money.
+    """
+
+    endpoint: str
+    name: str | None = None
+    temperature: float = Field(default=0.7, ge=0)
+    max_tokens: int = Field(default=2048, ge=16)
+    system_role: bool = True
+    request: dict[str, Any] = Field(default_factory=dict)
+    price: Price | None = None
+
+
+class MemberSettings(_Strict):
+    """One member of the team.
+
+    Attributes:
+        prompt: A YAML of templates that replaces the shipped one; relative to the team's file.
+        says: Template of what goes into the trajectory; replaces the prompt's own.
+    """
+
+    model: str
+    prompt: Path | None = None
+    says: str | None = None
+
+
+class ToolAgentSettings(MemberSettings):
+    """A member that works on one sub-task after another with its tools.
+
+    Attributes:
+        purpose: Told to the planner, who chooses among several tool agents.
+        argument: Template of the text that a tool is called with, from ``{{ argument }}``.
+    """
+
+    tools: tuple[str, ...] = Field(min_length=1)
+    purpose: str = ""
+    argument: str = "{{ argument }}"
+
+
+class Members(_Strict):
+    """Who plays which part. The writer suggests the answer and, once the verifier accepts it, gives it."""
+
+    planner: MemberSettings
+    reflector: MemberSettings
+    verifier: MemberSettings
+    writer: MemberSettings
+
+
+class Reflect(StrEnum):
+    """When the reflector looks at the work."""
+
+    STEP = "step"
+    """After each sub-task but the last."""
+    CALL = "call"
+    """After each tool call."""
+
+
+class Replan(StrEnum):
+    """What a setback leads to."""
+
+    PLAN = "plan"
+    """A new plan."""
+    CONTINUE = "continue"
+    """The criticism as the next sub-task, for agents that plan once."""
+
+
+class TeamLimits(_Strict):
+    """When the team stops trying.
+
+    Attributes:
+        rounds: Suggested answers that are checked.
+        plans: In all, the first one included.
+        steps: Sub-tasks of one plan that are worked on.
+        calls_per_step: Tool calls for one sub-task.
+        tool_calls: In all.
+        asks: How often a member is asked again when its reply cannot be used.
+        shown_results: The last so many tool results are shown whole, earlier ones as what was found in them.
+        shown_chars: Of one result; longer ones lose their middle.
+    """
+
+    rounds: int = Field(default=4, ge=1)
+    plans: int = Field(default=4, ge=1)
+    steps: int = Field(default=6, ge=1)
+    calls_per_step: int = Field(default=3, ge=1)
+    tool_calls: int = Field(default=20, ge=1)
+    asks: int = Field(default=3, ge=1)
+    shown_results: int = Field(default=2, ge=1)
+    shown_chars: int = Field(default=6_000, ge=200)
+
+
+class BudgetSettings(_Strict):
+    """What the whole run may cost, interrupted earlier parts included; ``None`` for no limit."""
+
+    usd: float | None = Field(default=None, ge=0)
+    tokens: int | None = Field(default=None, ge=0)
+
+
+class TeamSettings(_Strict):
+    """A team's file.
+
+    Attributes:
+        agent: Whose trajectories the team's work becomes: a shipped agent's name or a YAML.
+        tools: Tools YAML, relative to the team's file.
+        roles: Which role of the agent each member plays.
+        accept_score: The verifier's score, 1 to 4, from which a suggested answer is given.
+    """
+
+    name: str = Field(pattern=r"^[a-z][a-z0-9_]*$")
+    agent: str
+    tools: Path
+    endpoints: dict[str, EndpointSettings] = Field(min_length=1)
+    models: dict[str, ModelSettings] = Field(min_length=1)
+    members: Members
+    tool_agents: dict[str, ToolAgentSettings] = Field(min_length=1)
+    roles: RoleMap
+    reflect: Reflect = Reflect.STEP
+    replan: Replan = Replan.PLAN
+    accept_score: int = Field(default=3, ge=1, le=4)
+    limits: TeamLimits = TeamLimits()
+    budget: BudgetSettings = BudgetSettings()
+
+    @model_validator(mode="after")
+    def _check(self) -> TeamSettings:
+        check_models(self.endpoints, self.models, self.all_members, self.budget)
+        if taken := set(Members.model_fields) & set(self.tool_agents):
+            raise ValueError(f"tool_agents: {sorted(taken)[0]!r} is the name of another member")
+        return self
+
+    @property
+    def asks(self) -> int:
+        """How often a member is asked again when its reply cannot be used."""
+        return self.limits.asks
+
+    @property
+    def all_members(self) -> dict[str, MemberSettings]:
+        """Everybody by name."""
+        named = {name: getattr(self.members, name) for name in Members.model_fields}
+        return {**named, **self.tool_agents}
+
+
+def check_models(
+    endpoints: Mapping[str, EndpointSettings],
+    models: Mapping[str, ModelSettings],
+    members: Mapping[str, MemberSettings],
+    budget: BudgetSettings,
+) -> None:
+    """Refuse names that lead nowhere, and a budget in money without prices.
+
+    Raises:
+        ValueError: Says which key is wrong.
+    """
+    for name, model in models.items():
+        if model.endpoint not in endpoints:
+            hint = suggestion(model.endpoint, endpoints)
+            raise ValueError(f"models.{name}.endpoint: got {model.endpoint!r}; {hint}")
+        if budget.usd is not None and model.price is None:
+            raise ValueError(f"models.{name}.price: missing, but needed for a budget in money (budget.usd)")
+    for name, member in members.items():
+        if member.model not in models:
+            raise ValueError(f"{name}.model: got {member.model!r}; {suggestion(member.model, models)}")
+
+
+def read_team(path: Path, overrides: Sequence[str] = ()) -> TeamSettings:
+    """The team of a YAML; it may ``extends`` another. Paths in it are relative to the file that names them.
+
+    Raises:
+        ConfigError: Names file, key path, value and what was expected.
+        UsageError: An override is wrong.
+    """
+    data = read_extended(path, "a team", anchor=anchored)
+    apply_overrides(data, overrides)
+    return validated(TeamSettings, data, str(path), overrides=overrides)
+
+
+def anchored(data: dict[str, Any], folder: Path) -> None:
+    """Make the paths of one file absolute."""
+    _anchor(data, "tools", folder)
+    agent = data.get("agent")
+    if isinstance(agent, str) and agent.endswith((".yaml", ".yml")):
+        _anchor(data, "agent", folder)
+    for group in ("members", "tool_agents"):
+        for member in (data.get(group) or {}).values() if isinstance(data.get(group), dict) else ():
+            if isinstance(member, dict):
+                _anchor(member, "prompt", folder)
+
+
+def _anchor(data: dict[str, Any], key: str, folder: Path) -> None:
+    value = data.get(key)
+    if isinstance(value, str):
+        data[key] = str((folder / value).resolve())

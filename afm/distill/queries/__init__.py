@@ -1,0 +1,21 @@
+"""Which questions are worth reinforcing on: those that a model does not answer anyway (AFM, arXiv 2508.13167)."""
+
+from afm.distill.queries.askers import Answered, Asker, ChatAsker, EpisodeAsker, by_exact_match, by_reward
+from afm.distill.queries.overlap import known_questions, question_key
+from afm.distill.queries.select import QuerySummary, select_queries
+from afm.distill.queries.settings import PRESETS, QuerySettings
+
+__all__ = [
+    "PRESETS",
+    "Answered",
+    "Asker",
+    "ChatAsker",
+    "EpisodeAsker",
+    "QuerySettings",
+    "QuerySummary",
+    "by_exact_match",
+    "by_reward",
+    "known_questions",
+    "question_key",
+    "select_queries",
+]

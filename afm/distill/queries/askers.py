@@ -1,0 +1,221 @@
+"""One sample of a question: an episode of the agent, or a reply of any chat endpoint; and whether it is right."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any, Protocol
+
+from afm.agents import AgentSpec
+from afm.datasets import Task
+from afm.errors import DataError, EngineError, RewardError, ToolError
+from afm.models.base import SamplingParams, TokenModel
+from afm.models.chat import ChatEndpoint, UnusableReplyError
+from afm.models.retrying import TryAgainError, persistently
+from afm.rewards import Reward, Sample
+from afm.rewards.exact_match import comparable
+from afm.rewards.gold import gold_answers
+from afm.rollout import run_episode
+from afm.tools import Tool
+from afm.trajectory import answers
+from afm.trajectory.parse import author_segments
+from afm.trajectory.record import StopReason
+from afm.trajectory.types import Segment
+
+Judge = Callable[[AgentSpec, Task, tuple[Segment, ...]], Awaitable[bool]]
+"""Whether a response is right. Raises :class:`RewardError` when nobody can tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """One sample.
+
+    Attributes:
+        stop: How it ended.
+    """
+
+    right: bool
+    stop: str
+
+
+class Asker(Protocol):
+    """Takes samples."""
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """What its samples depend on, for telling one run from another."""
+        ...
+
+    async def ask(self, task: Task, seed: int) -> Answered:
+        """One sample.
+
+        Raises:
+            EngineError, ToolError: There is none; another try may give one.
+            RewardError: Nobody can tell whether it is right.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Free what it holds."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeAsker:
+    """Lets a model act as the agent, with the agent's tools or as the agent without them.
+
+    Attributes:
+        sampling: Its ``seed`` is replaced.
+    """
+
+    spec: AgentSpec
+    model: TokenModel
+    tools: Mapping[str, Tool]
+    judge: Judge
+    sampling: SamplingParams
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """Agent, model, tools and sampling."""
+        return {
+            "agent": self.spec.name,
+            "agent_digest": self.spec.digest,
+            "model": self.model.name,
+            "tools": sorted(self.tools),
+            "temperature": self.sampling.temperature,
+            "max_tokens": self.sampling.max_new_tokens,
+        }
+
+    async def ask(self, task: Task, seed: int) -> Answered:
+        """One episode."""
+        episode = await run_episode(
+            self.spec, self.model, self.tools, task.question, sampling=self.sampling, seed=seed
+        )
+        if episode.stop is StopReason.ABORTED:
+            raise EngineError("the engine aborted the generation")
+        if episode.calls and not any(call.ok for call in episode.calls):
+            last = episode.calls[-1].observation.strip()
+            raise ToolError(
+                f"every tool call failed, which says nothing about the question; the last: {last}"
+            )
+        return Answered(await self.judge(self.spec, task, episode.segments), episode.stop.value)
+
+    async def close(self) -> None:
+        """Free the model and the tools."""
+        await self.model.close()
+        for tool in self.tools.values():
+            await tool.close()
+
+
+class ChatAsker:
+    """Asks any OpenAI-compatible chat endpoint, which needs neither token ids nor a tokenizer here; without tools.
+
+    Args:
+        spec: The agent without its tools: its prompt and its answer's format.
+        url: Of the server, up to ``/v1``.
+        attempts: How often a request is sent when the server is busy or fails.
+    """
+
+    def __init__(
+        self,
+        spec: AgentSpec,
+        url: str,
+        model: str,
+        judge: Judge,
+        *,
+        temperature: float,
+        max_tokens: int,
+        api_key: str | None = None,
+        parallel: int = 64,
+        attempts: int = 6,
+        timeout_s: float = 300.0,
+    ) -> None:
+        self._spec = spec
+        self._judge = judge
+        self._attempts = attempts
+        self._request = {"model": model, "temperature": temperature, "max_tokens": max_tokens}
+        self._endpoint = ChatEndpoint(
+            url, api_key=api_key, key_name="AFM_MODEL_API_KEY", max_parallel=parallel, timeout_s=timeout_s
+        )
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """Agent, model and sampling; not the address, which may change."""
+        return {"agent": self._spec.name, "agent_digest": self._spec.digest, "tools": [], **self._request}
+
+    async def ask(self, task: Task, seed: int) -> Answered:
+        """One reply; one that is cut off counts as it stands, without an answer."""
+        body = self._request | {"messages": self._spec.prompt_messages(task.question), "seed": seed}
+        try:
+            reply = await persistently(self._attempts, lambda: self._once(body))
+        except _CutOffError:
+            return Answered(False, "length")
+        except TryAgainError as error:
+            raise EngineError(f"{self._endpoint.where}: {error} (after {self._attempts} attempts)") from None
+        return Answered(await self._judge(self._spec, task, author_segments(reply, self._spec)), "stop")
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._endpoint.close()
+
+    async def _once(self, body: Mapping[str, Any]) -> str:
+        async with self._endpoint.place() as client:
+            try:
+                return (await self._endpoint.ask(client, body)).text
+            except UnusableReplyError as error:
+                if "'length'" in str(error):
+                    raise _CutOffError from None
+                raise
+
+
+class _CutOffError(Exception):
+    """The reply reached its longest length."""
+
+
+async def by_exact_match(spec: AgentSpec, task: Task, segments: tuple[Segment, ...]) -> bool:
+    """EM: every final answer is a gold answer after the usual normalisation, whatever reward the data source has.
+
+    A reply of one line without the agent's tags is taken as the answer, since a model that was never trained on them may
+    still know it.
+    """
+    try:
+        accepted = {comparable(text) for text in gold_answers(task.ground_truth)}
+    except DataError as error:
+        raise RewardError(error.message) from None
+    given = answers(segments, spec) or _bare(segments)
+    return bool(given) and all(comparable(text) in accepted for text in given)
+
+
+def _bare(segments: tuple[Segment, ...]) -> tuple[str, ...]:
+    text = "".join(segment.text for segment in segments).strip()
+    return (text,) if text and "\n" not in text and "<" not in text else ()
+
+
+def by_reward(reward: Reward) -> Judge:
+    """By the part ``correct`` of a reward: 1 is right, format and length do not matter here."""
+
+    async def judge(spec: AgentSpec, task: Task, segments: tuple[Segment, ...]) -> bool:
+        sample = Sample(
+            spec=spec,
+            data_source=task.data_source,
+            question=task.question,
+            segments=segments,
+            ground_truth=task.ground_truth,
+            extra_info=task.extra_info,
+        )
+        verdict = await reward.score(sample)
+        correct = verdict.parts.get("correct")
+        if correct is None:
+            raise RewardError(
+                f"task {task.id!r}: the reward abstains: {verdict.evidence or 'no reason given'}"
+            )
+        return correct >= 1 - 1e-9
+
+    return judge
+
+
+def sample_seed(seed: int, task: Task, number: int) -> int:
+    """31 bits of a hash, so that samples do not share their randomness."""
+    text = f"{seed}\0{task.id}\0{number}"
+    return int.from_bytes(sha256(text.encode("utf-8", "surrogatepass")).digest()[:4]) >> 1

@@ -1,0 +1,283 @@
+"""Select queries for reinforcement: sampled, counted, filtered by their rate, drawn by data source."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from afm.datasets import Task, write_tasks
+from afm.datasets.atomic import replace_text, replacing
+from afm.datasets.manifest import write_manifest
+from afm.distill.queries.askers import Answered, Asker, sample_seed
+from afm.distill.queries.log import SampleLog
+from afm.distill.queries.overlap import question_key
+from afm.distill.queries.settings import QuerySettings
+from afm.errors import ConfigError, DataError, EngineError, RewardError, SandboxUnavailableError, ToolError
+
+KEPT_FILE = "kept.jsonl"
+DROPPED_FILE = "dropped.jsonl"
+SAMPLES_FILE = "samples.jsonl"
+MANIFEST_FILE = "manifest.json"
+_SETTINGS_FILE = "settings.json"
+_TRIES = 3
+
+OnSample = Callable[[int, int], None]
+"""Receives how many samples there are, those of earlier starts included, and how many there will be."""
+
+
+@dataclass(frozen=True, slots=True)
+class QuerySummary:
+    """What a selection gave: ``kept + sum(dropped) == tasks``.
+
+    Attributes:
+        path: JSONL of the kept tasks; ``extra_info`` holds ``r_q`` and ``r_q_samples``.
+        dropped: Tasks by reason.
+        resumed: Samples found in the log.
+        sampled: Samples taken by this call.
+    """
+
+    path: Path
+    tasks: int
+    kept: int
+    dropped: Mapping[str, int]
+    resumed: int
+    sampled: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Decision:
+    """What becomes of a task; no ``reason``: it is kept."""
+
+    task: Task
+    reason: str = ""
+    right: int | None = None
+
+
+async def select_queries(
+    tasks: Sequence[Task],
+    asker: Asker,
+    out: Path,
+    settings: QuerySettings,
+    *,
+    known: Collection[str] = (),
+    inputs: Iterable[Path] = (),
+    on_sample: OnSample | None = None,
+) -> QuerySummary:
+    """Select the tasks that a model does not solve anyway; called again after a kill, it goes on with the next sample.
+
+    Writes ``samples.jsonl`` on the way, then ``kept.jsonl``, ``dropped.jsonl`` (with reason and rate) and
+    ``manifest.json``. A task whose answers nobody can judge (no gold answer, broken tests) is dropped, too. Another ``max_rate``, ``target``, more samples or more tasks use the samples that are there.
+
+    Args:
+        known: Keys of questions that must not occur, see :func:`known_questions`.
+        inputs: Files the tasks came from, for the manifest.
+
+    Raises:
+        ConfigError: ``out`` holds samples of another model, agent or seed, or another run is writing there.
+        DataError: There are no tasks, or an id occurs twice.
+        EngineError: Samples could not be taken. Those that were stay; the same call goes on.
+        SandboxUnavailableError: Model-written code cannot run on this machine.
+    """
+    _check_ids(tasks)
+    _settle(out, {**asker.facts, "with_tools": settings.with_tools, "seed": settings.seed})
+    early = dict(_unasked(tasks, known))
+    asked = [task for task in tasks if task.id not in early]
+    with SampleLog(out / SAMPLES_FILE) as log:
+        run = _Run(asker, log, settings, len(asked) * settings.samples, on_sample)
+        await run.work(asked)
+        early |= {name: f"cannot be judged: {reason}" for name, reason in run.unjudged.items()}
+        decisions = [
+            _Decision(task, early[task.id])
+            if task.id in early
+            else _by_rate(task, log.right(task, settings.samples), settings)
+            for task in tasks
+        ]
+    decisions = _drawn(decisions, settings)
+    return _written(decisions, out, settings, run, inputs, asker.facts)
+
+
+def _check_ids(tasks: Sequence[Task]) -> None:
+    if not tasks:
+        raise DataError("no tasks to select from")
+    counts = Counter(task.id for task in tasks)
+    if repeated := next((name for name, count in counts.items() if count > 1), None):
+        raise DataError(f"task id {repeated!r} occurs twice; ids must be unique")
+
+
+def _settle(out: Path, facts: Mapping[str, Any]) -> None:
+    """Remember what samples depend on; refuse to mix two kinds in one folder."""
+    file, now = out / _SETTINGS_FILE, json.loads(json.dumps(dict(facts)))
+    if not file.exists():
+        replace_text(file, json.dumps(now, indent=2) + "\n")
+        return
+    before = json.loads(file.read_text(encoding="utf-8"))
+    if changed := sorted(key for key in {*before, *now} if before.get(key) != now.get(key)):
+        told = ", ".join(f"{key}: {before.get(key)!r} -> {now.get(key)!r}" for key in changed)
+        raise ConfigError(f"{out} holds samples taken with other settings ({told}); choose another --out")
+
+
+def _unasked(tasks: Sequence[Task], known: Collection[str]) -> Iterator[tuple[str, str]]:
+    """Ids of tasks that need no sample, and why."""
+    seen: dict[str, str] = {}
+    for task in tasks:
+        key = question_key(task.question)
+        if key in known:
+            yield task.id, "in the SFT data"
+        elif key in seen:
+            yield task.id, "repeats a question"
+        seen.setdefault(key, task.id)
+
+
+def _by_rate(task: Task, right: int, settings: QuerySettings) -> _Decision:
+    if right <= settings.most_right:
+        return _Decision(task, right=right)
+    if settings.max_rate is None:
+        return _Decision(task, "solved by every sample", right)
+    return _Decision(task, f"r_q above {settings.max_rate:g}", right)
+
+
+def _drawn(decisions: list[_Decision], settings: QuerySettings) -> list[_Decision]:
+    """Of the kept tasks, ``target`` in proportion to their data sources (largest remainders), at random."""
+    strata: dict[str, list[str]] = defaultdict(list)
+    for decision in decisions:
+        if not decision.reason:
+            strata[decision.task.data_source].append(decision.task.id)
+    total = sum(map(len, strata.values()))
+    if settings.target is None or total <= settings.target:
+        return decisions
+    shares = {source: settings.target * len(ids) / total for source, ids in strata.items()}
+    places = {source: int(share) for source, share in shares.items()}
+    left = settings.target - sum(places.values())
+    for source in sorted(shares, key=lambda name: (places[name] - shares[name], name))[:left]:
+        places[source] += 1
+    chosen: set[str] = set()
+    for source in sorted(strata):
+        draw = random.Random(f"{settings.seed}/{source}")
+        chosen.update(draw.sample(strata[source], places[source]))
+    return [
+        decision
+        if decision.reason or decision.task.id in chosen
+        else _Decision(decision.task, "not drawn", decision.right)
+        for decision in decisions
+    ]
+
+
+class _Run:
+    """The workers of one selection: they share an iterator of samples to take."""
+
+    def __init__(
+        self, asker: Asker, log: SampleLog, settings: QuerySettings, total: int, on_sample: OnSample | None
+    ) -> None:
+        self.resumed = self.sampled = 0
+        self._asker, self._log, self._settings = asker, log, settings
+        self._total, self._on_sample = total, on_sample
+        self.unjudged: dict[str, str] = {}
+        self._failed = self._in_a_row = 0
+        self._last = ""
+
+    async def work(self, tasks: Sequence[Task]) -> None:
+        jobs = [(task, self._log.missing(task, self._settings.samples)) for task in tasks]
+        missing = sum(len(numbers) for _, numbers in jobs)
+        self.resumed = self._total - missing
+        todo = ((task, number) for task, numbers in jobs for number in numbers)
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(min(self._settings.parallel, missing)):
+                    group.create_task(self._worker(todo))
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+        if self._failed:
+            raise self._incomplete()
+
+    async def _worker(self, todo: Iterator[tuple[Task, int]]) -> None:
+        for task, number in todo:
+            if task.id in self.unjudged:
+                continue
+            answered = await self._asked(task, number)
+            if answered is None:
+                self._in_a_row += 1
+                if self._in_a_row >= max(self._settings.failures_in_a_row, 2 * self._settings.parallel):
+                    raise self._incomplete()
+                continue
+            self._in_a_row = 0
+            self._log.append(task, number, right=answered.right, stop=answered.stop)
+            self.sampled += 1
+            if self._on_sample is not None:
+                self._on_sample(self.resumed + self.sampled, self._total)
+
+    async def _asked(self, task: Task, number: int) -> Answered | None:
+        seed, unjudged = sample_seed(self._settings.seed, task, number), ""
+        for _ in range(_TRIES):
+            try:
+                return await self._asker.ask(task, seed)
+            except SandboxUnavailableError:
+                raise
+            except RewardError as error:
+                unjudged = self._last = str(error)
+            except (EngineError, ToolError) as error:
+                unjudged, self._last = "", f"{type(error).__name__}: {error}"
+        if unjudged:
+            self.unjudged[task.id] = unjudged
+        else:
+            self._failed += 1
+        return None
+
+    def _incomplete(self) -> EngineError:
+        there = self.resumed + self.sampled
+        return EngineError(
+            f"{self._total - there} of {self._total} samples are missing, {self._failed} of them failed; the last: "
+            f"{self._last}. Remove the cause and run the same command again: the samples that are there are kept"
+        )
+
+
+def _written(
+    decisions: Sequence[_Decision],
+    out: Path,
+    settings: QuerySettings,
+    run: _Run,
+    inputs: Iterable[Path],
+    facts: Mapping[str, Any],
+) -> QuerySummary:
+    kept = [_with_rate(decision, settings) for decision in decisions if not decision.reason]
+    reasons = Counter(one.reason.partition(":")[0] for one in decisions if one.reason)
+    with replacing(out / DROPPED_FILE) as temporary, temporary.open("w", encoding="utf-8") as file:
+        for decision in decisions:
+            if decision.reason:
+                file.write(json.dumps(_dropped(decision, settings), ensure_ascii=False) + "\n")
+    write_tasks(kept, out / KEPT_FILE)
+    write_manifest(
+        out / MANIFEST_FILE,
+        counts={"tasks": len(decisions), "kept": len(kept), "dropped": sum(reasons.values())},
+        inputs=inputs,
+        seed=settings.seed,
+        dropped=dict(reasons),
+        kept_by_source=dict(Counter(task.data_source for task in kept)),
+        rates=dict(
+            sorted(Counter(_rate(one, settings) for one in decisions if one.right is not None).items())
+        ),
+        settings=settings.model_dump(),
+        sampled_with=dict(facts),
+    )
+    return QuerySummary(out / KEPT_FILE, len(decisions), len(kept), dict(reasons), run.resumed, run.sampled)
+
+
+def _with_rate(decision: _Decision, settings: QuerySettings) -> Task:
+    rate = {"r_q": _rate(decision, settings), "r_q_samples": settings.samples}
+    return decision.task.model_copy(update={"extra_info": {**decision.task.extra_info, **rate}})
+
+
+def _dropped(decision: _Decision, settings: QuerySettings) -> dict[str, Any]:
+    row: dict[str, Any] = {"id": decision.task.id, "reason": decision.reason}
+    if decision.right is not None:
+        row |= {"r_q": _rate(decision, settings), "r_q_samples": settings.samples}
+    return row | {"data_source": decision.task.data_source, "question": decision.task.question}
+
+
+def _rate(decision: _Decision, settings: QuerySettings) -> float:
+    return round((decision.right or 0) / settings.samples, 6)

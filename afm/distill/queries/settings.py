@@ -1,0 +1,48 @@
+"""How queries are selected, and the two ways of the paper."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class QuerySettings(BaseModel):
+    """What a selection depends on.
+
+    With ``a`` right answers among ``samples``, the rate of a question is ``r_q = a / samples``; it is kept when
+    ``r_q <= max_rate``.
+
+    Attributes:
+        with_tools: Whether a sample is an episode of the agent with its tools, or one answer without any.
+        max_rate: ``None``: every rate below 1, so that only what every sample solves is dropped.
+        target: Questions to keep at most, drawn at random in proportion to their data sources.
+        seed: Of the samples and of the draw.
+        max_tokens: Of one sample, tool answers aside; ``None``: the agent's own limits.
+        failures_in_a_row: So many failed samples end the run; twice ``parallel`` where that is more.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    samples: int = Field(default=32, ge=1)
+    with_tools: bool = False
+    max_rate: float | None = Field(default=0.3, ge=0, le=1)
+    target: int | None = Field(default=None, ge=1)
+    seed: int = 0
+    parallel: int = Field(default=64, ge=1)
+    temperature: float = Field(default=1.0, ge=0)
+    max_tokens: int | None = Field(default=2048, ge=1)
+    failures_in_a_row: int = Field(default=20, ge=1)
+
+    @property
+    def most_right(self) -> int:
+        """Right answers that a question that is kept has at most."""
+        if self.max_rate is None:
+            return self.samples - 1
+        return int(self.max_rate * self.samples + 1e-9)
+
+
+PRESETS: dict[str, QuerySettings] = {
+    "qa": QuerySettings(),
+    "code": QuerySettings(samples=8, with_tools=True, max_rate=None, max_tokens=None),
+}
+"""``qa`` for web and multi-hop questions: 32 answers without tools, at most 0.3 right. ``code`` for programs and mathematics:
+8 episodes with tools, not all of them right (AFM, section on data)."""

@@ -1,0 +1,285 @@
+"""From the model calls of one task to what its team did: who said what, which tool was called, what came back.
+
+A gateway sees no tool at work. It sees the calls in what models say, and their results in what models are sent next:
+as messages of the role ``tool``, or as a user's text (smolagents' ``Observation:``). What a member is sent again and
+again counts once, namely where a model said it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from functools import cached_property
+from typing import Any
+
+from afm.agents import AgentSpec
+from afm.datasets import Task
+from afm.distill.gateway import RecordedCall, message_text
+from afm.distill.merge import RoleMap, merge_attempt
+from afm.distill.programs import FunctionCall, calls_in, shows_only
+from afm.distill.record import Event, EventKind
+from afm.distill.team_map import TeamMap, ToolRule
+from afm.distill.threads import Thread, ToolUse
+from afm.errors import DataError
+from afm.trajectory.record import Record
+
+_PLAYS = " as "
+
+
+def merge_calls(
+    calls: Sequence[RecordedCall], task: Task, spec: AgentSpec, team: TeamMap, *, name: str = ""
+) -> Record:
+    """One record for the calls of one attempt at ``task``; tokens, cost and time of all of them are counted.
+
+    Returns:
+        ``kept`` is False, with a reason, when they do not make a trajectory that ``spec`` accepts.
+    """
+    first, last = calls[0].event, calls[-1].event
+    begun = first.model_copy(
+        update={
+            **_NOTHING_SPENT,
+            "id": f"{first.task_id}#{first.attempt}.0",
+            "kind": EventKind.TASK,
+            "time": round(first.time - first.seconds, 3),
+            "meta": {"task": task.model_dump(mode="json")},
+        }
+    )
+    rebuilt = Rebuilt(calls, spec, team)
+    events = [begun, *(found.event for found in calls)]
+    try:
+        events += rebuilt.events()
+    except DataError as error:
+        events.append(_derived(last, EventKind.ERROR, error.message))
+    record = merge_attempt(events, spec, rebuilt.roles(), team=name)
+    steps = [
+        step | {"agent": step["agent"].partition(_PLAYS)[0]} for step in record.provenance.get("steps", ())
+    ]
+    reason = record.reason.removeprefix("team failed: ")
+    return record.model_copy(update={"provenance": {**record.provenance, "steps": steps}, "reason": reason})
+
+
+class Rebuilt:
+    """The events of a team, rebuilt from the calls of one attempt."""
+
+    def __init__(self, calls: Sequence[RecordedCall], spec: AgentSpec, team: TeamMap) -> None:
+        useful = [found for found in calls if found.event.ok and not team.ignores(found.event.agent)]
+        self._thread = Thread(useful, team.observation)
+        self._calls = self._thread.calls
+        self._spec, self._team = spec, team
+        self._members: dict[str, str] = {}
+
+    def roles(self) -> RoleMap:
+        """Roles by the names that the members' events bear."""
+        optional = tuple(name for name, role in self._members.items() if role in self._team.optional)
+        return RoleMap(messages=self._members, optional=optional, missing_thought=self._team.missing_thought)
+
+    def events(self) -> Iterator[Event]:
+        """In the order in which it happened, the team's answer last.
+
+        Raises:
+            DataError: Something that happened cannot be known.
+        """
+        if not self._calls:
+            raise DataError("no call of this task was answered")
+        for place in range(len(self._calls)):
+            for event in self._reply(place):
+                yield event
+                if event.kind is EventKind.FINAL:
+                    return
+        raise DataError(
+            "no final answer was found; say in the team map's `finals` or `answer` where it stands"
+        )
+
+    def _reply(self, place: int) -> Iterator[Event]:
+        """What one call did: words, then tools or the answer."""
+        said, uses = self._said(place), self._thread.uses(place)
+        if place == self._last_of_answerer and not uses:
+            yield from self._answer(place, said)
+            return
+        program = re.search(self._team.programs.pattern, said) if self._team.programs and not uses else None
+        if program is not None:
+            yield from self._message(place, said[: program.start()].rstrip())
+            yield from self._program(place, program[1].strip())
+            return
+        yield from self._message(place, said)
+        for use in uses:
+            yield from self._use(place, use, alone=len(uses) == 1)
+
+    def _said(self, place: int) -> str:
+        found = self._calls[place]
+        message = self._thread.reply(place)
+        said = message_text(message)
+        if self._team.reasoning:
+            hidden = message.get("reasoning_content") or message.get("reasoning")
+            said = f"{hidden}\n\n{said}".strip() if isinstance(hidden, str) else said
+        return said if message else found.event.content
+
+    def _message(self, place: int, text: str) -> Iterator[Event]:
+        if not text.strip():
+            return
+        event = self._calls[place].event
+        role = self._team.role_of(event.agent, self._thread.asked(place), text, self._spec)
+        if role is not None:
+            member = f"{event.agent}{_PLAYS}{role}"
+            self._members[member] = role
+            yield _derived(event, EventKind.MESSAGE, text.strip(), agent=member)
+
+    def _answer(self, place: int, said: str) -> Iterator[Event]:
+        rule = self._team.answer
+        assert rule is not None
+        answer = said.strip()
+        if rule.pattern is not None:
+            found = re.search(rule.pattern, said)
+            if found is None:
+                raise DataError(
+                    f"event {self._calls[place].event.id}: the answer's pattern is not found in the last message"
+                )
+            yield from self._message(place, said[: found.start()])
+            answer = found[1].strip()
+        yield _derived(self._calls[place].event, EventKind.FINAL, answer)
+
+    def _use(self, place: int, use: ToolUse, *, alone: bool) -> Iterator[Event]:
+        event = self._calls[place].event
+        if use.name in self._team.finals:
+            yield from self._final(place, _value(use.arguments, self._team.finals[use.name], use.name))
+        elif use.name in self._team.tools:
+            rule = self._team.tools[use.name]
+            argument = _argument(_value(use.arguments, rule.argument, use.name), rule)
+            text, shown = self._thread.result(place, use, alone=alone)
+            yield from self._step(event, rule, argument, _picked(text, rule), shown)
+        elif use.name not in self._team.delegates:
+            raise DataError(
+                f"event {event.id}: {event.agent!r} calls {use.name!r}, which the team map does not name; add it to "
+                "`tools`, `finals` or `delegates`"
+            )
+
+    def _final(self, place: int, text: str) -> Iterator[Event]:
+        """The team's answer, or what a member reports to the one that called it."""
+        if place == self._last_final:
+            yield _derived(self._calls[place].event, EventKind.FINAL, text)
+        else:
+            yield from self._message(place, text)
+
+    def _program(self, place: int, code: str) -> Iterator[Event]:
+        event, programs = self._calls[place].event, self._team.programs
+        assert programs is not None
+        try:
+            finals = calls_in(code, self._team.finals)
+            uses = () if programs.tool is not None else calls_in(code, self._team.tools)
+        except DataError as error:
+            raise DataError(f"event {event.id}: {error.message}") from None
+        if not finals or uses:
+            yield from self._program_step(place, code, uses)
+        for call in finals[-1:]:
+            yield from self._final(place, _text(call.value(self._team.finals[call.name])))
+
+    def _program_step(self, place: int, code: str, uses: tuple[FunctionCall, ...]) -> Iterator[Event]:
+        event, programs = self._calls[place].event, self._team.programs
+        assert programs is not None
+        if programs.tool is not None:
+            rule, argument = programs.tool, programs.tool.template.replace("{}", code)
+        elif len(uses) == 1 and shows_only(code, uses[0].name):
+            rule = self._team.tools[uses[0].name]
+            argument = _argument(uses[0].value(rule.argument), rule)
+        else:
+            called = ", ".join(call.name for call in uses) or "no tool"
+            raise DataError(
+                f"event {event.id}: a program calls {called}; expected one tool whose result is all that it prints, or "
+                "`programs.tool` in the team map"
+            )
+        text, shown = self._thread.observation(place)
+        for pattern in programs.results if programs.tool is None else ():
+            if found := re.search(pattern, text):
+                text = found[1].removesuffix("\n")  # of print
+                break
+        yield from self._step(event, rule, argument, _picked(text, rule), shown)
+
+    def _step(
+        self, event: Event, rule: ToolRule, argument: str, result: str, shown: Event
+    ) -> Iterator[Event]:
+        yield _derived(event, EventKind.TOOL_CALL, argument, tool=rule.tool)
+        yield _derived(shown, EventKind.TOOL_RESULT, result, tool=rule.tool, agent="")
+
+    def _finals_in(self, place: int) -> bool:
+        """Whether the call has an answer of its member."""
+        names = self._team.finals
+        if any(use.name in names for use in self._thread.uses(place)):
+            return True
+        if self._team.programs is None:
+            return False
+        program = re.search(self._team.programs.pattern, self._said(place))
+        return program is not None and any(re.search(rf"\b{re.escape(name)}\(", program[1]) for name in names)
+
+    @cached_property
+    def _last_of_answerer(self) -> int:
+        """Place of the last call of the member whose words are the answer; -1 without one."""
+        rule = self._team.answer
+        if rule is None or self._last_final >= 0:
+            return -1
+        members = (found.event.agent for found in self._calls)
+        places = (place for place, member in enumerate(members) if fnmatchcase(member, rule.agent))
+        return max(places, default=-1)
+
+    @cached_property
+    def _last_final(self) -> int:
+        """Place of the last call with an answer, which is the team's; -1 without one."""
+        return max((place for place in range(len(self._calls)) if self._finals_in(place)), default=-1)
+
+
+_NOTHING_SPENT: Mapping[str, Any] = {
+    "prompt_tokens": 0,
+    "completion_tokens": 0,
+    "cost_usd": 0.0,
+    "seconds": 0.0,
+    "content": "",
+}
+
+
+def _derived(event: Event, kind: EventKind, content: str, **fields: Any) -> Event:
+    """An event that stands in a call's; what the call took is counted there."""
+    return event.model_copy(
+        update={**_NOTHING_SPENT, "kind": kind, "content": content, "meta": {}, "ok": True, **fields}
+    )
+
+
+def _value(arguments: Any, parameter: str | None, tool: str) -> str:
+    """The text of one parameter, or of the only one."""
+    if not isinstance(arguments, Mapping):
+        return _text(arguments)
+    if parameter is not None and parameter in arguments:
+        return _text(arguments[parameter])
+    if parameter is None and len(arguments) == 1:
+        return _text(next(iter(arguments.values())))
+    expected = repr(parameter) if parameter is not None else "one; name it in the team map"
+    raise DataError(f"{tool}: got the parameters {sorted(arguments)}, expected {expected}")
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _argument(value: Any, rule: ToolRule) -> str:
+    return rule.template.replace("{}", _text(value))
+
+
+def _picked(text: str, rule: ToolRule) -> str:
+    if rule.result is None:
+        return text
+    found = re.search(rule.result, text)
+    if found is None:
+        raise DataError(f"{rule.tool}: its `result` pattern finds nothing in {text[:80]!r}")
+    return found[1]
+
+
+def task_of(calls: Sequence[RecordedCall], tasks: Mapping[str, Task]) -> Task | None:
+    """The task of an attempt: by its label, or for a call without one the task whose question it was sent."""
+    label = calls[0].event.task_id
+    if label in tasks or not label.startswith("auto-"):
+        return tasks.get(label)
+    messages = (message for message in calls[0].call.messages if isinstance(message, Mapping))
+    sent = [message_text(message) for message in messages if message.get("role") == "user"]
+    words = "\n".join(sent) or str(calls[0].call.prompt or "")
+    found = [task for task in tasks.values() if task.question in words]
+    return max(found, key=lambda task: len(task.question), default=None)

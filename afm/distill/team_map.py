@@ -1,0 +1,195 @@
+"""How the work of a team that others wrote becomes an agent's: a YAML about its members, tools and programs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
+
+from afm.agents import AgentSpec
+from afm.configuration import read_file, validated
+from afm.errors import ConfigError, suggestion
+
+
+def _compiles(pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"a regular expression: {error}") from None
+    return pattern
+
+
+def _one_group(pattern: str) -> str:
+    if re.compile(_compiles(pattern)).groups != 1:
+        raise ValueError("a regular expression with exactly one group")
+    return pattern
+
+
+Pattern = Annotated[str, AfterValidator(_compiles)]
+GroupPattern = Annotated[str, AfterValidator(_one_group)]
+
+
+class _Map(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class MessageRule(_Map):
+    """Which role some messages become; the first rule that fits counts.
+
+    Attributes:
+        agent: Pattern of the member's name, ``*`` for any letters.
+        asked: Found in the last message that the member was sent; matches anything by default.
+        says: Found in what it said.
+        role: A role of the agent; ``None`` leaves the message out.
+    """
+
+    agent: str = "*"
+    asked: Pattern | None = None
+    says: Pattern | None = None
+    role: str | None
+
+    def fits(self, agent: str, asked: str, said: str) -> bool:
+        """Whether a message is meant."""
+        return (
+            fnmatchcase(agent, self.agent)
+            and (self.asked is None or re.search(self.asked, asked) is not None)
+            and (self.says is None or re.search(self.says, said) is not None)
+        )
+
+
+class ToolRule(_Map):
+    """What a tool of the team is to the agent.
+
+    Attributes:
+        tool: The agent's tool.
+        argument: The parameter whose value is the text of a call; the only one by default.
+        template: Puts that value into the form the agent writes, in place of ``{}``.
+        result: Finds what the tool returned in what the team made of it; its group is the result.
+    """
+
+    tool: str
+    argument: str | None = None
+    template: str = "{}"
+    result: GroupPattern | None = None
+
+
+class AnswerRule(_Map):
+    """Where the final answer stands when no tool is called with it.
+
+    Attributes:
+        agent: Pattern of the member whose last message has it.
+        pattern: Finds it; its group is the answer, what stands before is said by the member. By default all is.
+    """
+
+    agent: str
+    pattern: GroupPattern | None = None
+
+
+class Programs(_Map):
+    """Members that write programs, in which tools are functions.
+
+    Attributes:
+        pattern: Finds the program in a message; its group is the code.
+        tool: The agent's tool for whole programs; without it, the one tool that a program calls is the step.
+        results: Find in what came back what was printed, or what the last line gave; the first that fits.
+    """
+
+    pattern: GroupPattern = r"(?s)(?:<(?:code)>|```(?:py|python)?\n)(.*?)(?:</(?:code)>|```|\Z)"
+    tool: ToolRule | None = None
+    results: tuple[GroupPattern, ...] = (
+        r"(?s)\AExecution logs:\n(.+)Last output from code snippet:\n",
+        r"(?s)Last output from code snippet:\n(.*)\Z",
+    )
+
+
+class TeamMap(_Map):
+    """The YAML.
+
+    Attributes:
+        messages: First rule that fits; what none names becomes the agent's thought.
+        tools: By the team's name of the tool.
+        finals: Tools whose call is the final answer, and the parameter that holds it.
+        delegates: Tools that call another member: neither call nor result is a step, the member's own work is.
+        answer: For teams without ``finals``.
+        programs: For members that write code, such as smolagents' ``CodeAgent``.
+        observation: Finds a tool's result in a message of the user; its group is the result.
+        reasoning: Whether hidden reasoning (``reasoning_content``) becomes part of the thought.
+        ignored: Patterns of members whose calls are left out.
+        optional: Roles whose messages are left out where the agent's order forbids them.
+        missing_thought: Stands where the agent needs a thought and nobody had one; empty: such a task is refused.
+    """
+
+    messages: tuple[MessageRule, ...] = ()
+    tools: dict[str, ToolRule] = Field(default_factory=dict)
+    finals: dict[str, str] = Field(default_factory=dict)
+    delegates: tuple[str, ...] = ()
+    answer: AnswerRule | None = None
+    programs: Programs | None = None
+    observation: GroupPattern = r"(?s)\A(?:Call id: [^\n]*\n)?(?:Observation:\n?|(?=Error:\n))(.*)\Z"
+    reasoning: bool = False
+    ignored: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ()
+    missing_thought: str = ""
+
+    @field_validator("tools", mode="before")
+    @classmethod
+    def _short(cls, value: Any) -> Any:
+        """``wiki_search: wiki_search`` says only the agent's tool."""
+        if not isinstance(value, Mapping):
+            return value
+        return {name: {"tool": rule} if isinstance(rule, str) else rule for name, rule in value.items()}
+
+    @classmethod
+    def read(cls, path: Path, spec: AgentSpec) -> TeamMap:
+        """The map in a YAML, checked against the agent.
+
+        Raises:
+            ConfigError: It is wrong, or names a role or a tool that the agent lacks.
+        """
+        found = validated(cls, read_file(path, "team map"), str(path))
+        try:
+            return found.checked(spec)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from None
+
+    def checked(self, spec: AgentSpec) -> TeamMap:
+        """The same map.
+
+        Raises:
+            ConfigError: It names a role or a tool that ``spec`` lacks.
+        """
+        tools = set(spec.tool_roles.values())
+        named = [(f"tools.{name}", rule) for name, rule in self.tools.items()]
+        if self.programs is not None and self.programs.tool is not None:
+            named.append(("programs.tool", self.programs.tool))
+        for place, rule in named:
+            if rule.tool not in tools:
+                raise ConfigError(
+                    f"{place}: {rule.tool!r} is no tool of agent {spec.name!r}; {suggestion(rule.tool, tools)}"
+                )
+        roles = [rule.role for rule in self.messages if rule.role is not None]
+        for role in (*roles, *self.optional):
+            if role not in spec.roles:
+                raise ConfigError(
+                    f"messages: {role!r} is no role of agent {spec.name!r}; {suggestion(role, spec.roles)}"
+                )
+        if not spec.thought_roles and not any(rule == MessageRule(role=rule.role) for rule in self.messages):
+            raise ConfigError(
+                f"messages: agent {spec.name!r} has no thoughts; end with a rule for all messages"
+            )
+        return self
+
+    def role_of(self, agent: str, asked: str, said: str, spec: AgentSpec) -> str | None:
+        """The role that a message plays; ``None`` when it is left out."""
+        for rule in self.messages:
+            if rule.fits(agent, asked, said):
+                return rule.role
+        return spec.thought_roles[0]
+
+    def ignores(self, agent: str) -> bool:
+        """Whether a member's calls are left out."""
+        return any(fnmatchcase(agent, pattern) for pattern in self.ignored)

@@ -1,0 +1,109 @@
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from afm.agents import load_agent
+from afm.cli.data import app
+from afm.errors import ConfigError, DataError, UsageError
+from afm.trajectory import author_segments, load_records
+from afm.trajectory.record import Record, TextSegment, Verdict
+
+ROOT = Path(__file__).parents[2]
+
+
+def record(name, searches=5, question="Where does the river end?"):
+    spec = load_agent("mhqa")
+    text = "".join(
+        f"<think>Next.</think><wiki_search>fact number {at}</wiki_search>\n<observation>Found {at}.</observation>\n"
+        for at in range(searches)
+    )
+    text += f"<think>Hm.</think><reflection>All of {name} agree.</reflection><think>So.</think><answer>sea</answer>"
+    parts = tuple(TextSegment(author=part.author, text=part.text) for part in author_segments(text, spec))
+    return Record(
+        id=name,
+        agent="mhqa",
+        agent_digest=spec.digest,
+        question=question,
+        ground_truth="sea",
+        segments=parts,
+        data_source="hotpotqa",
+        verdict=Verdict(score=1.0),
+    )
+
+
+@pytest.fixture
+def rows(tmp_path):
+    path = tmp_path / "some rows.jsonl"
+    made = [record("a"), record("b", searches=2), record("c", question="What is in the test set?")]
+    path.write_text("".join(one.model_dump_json() + "\n" for one in made))
+    return path
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, ["filter", *map(str, arguments)], catch_exceptions=False)
+
+
+def test_a_preset_filters_and_shows_the_funnel(rows, tmp_path):
+    pytest.importorskip("datasketch")
+    tasks = tmp_path / "tasks.jsonl"
+    tasks.write_text(json.dumps({"question": "what is in the TEST SET", "answer": "this"}) + "\n")
+
+    done = run(
+        rows, "--config", ROOT / "configs/filters/mhqa.yaml", "--against", tasks, "--out", tmp_path / "out"
+    )
+
+    assert done.exit_code == 0
+    assert f"{tmp_path}/out: 1 of 3 kept" in done.stdout
+    assert [
+        line.split() for line in done.stdout.splitlines() if line.startswith(("complexity", "contamination"))
+    ] == [
+        ["complexity", "3", "1", "2", "66.7%"],
+        ["contamination", "2", "1", "1", "33.3%"],
+    ]
+    assert [one.id for one in load_records(tmp_path / "out/kept.jsonl")] == ["a"]
+    assert [one.reason.partition(":")[0] for one in load_records(tmp_path / "out/dropped.jsonl")] == [
+        "complexity",
+        "contamination",
+    ]
+
+
+def test_without_evaluation_sets_it_says_that_nothing_was_compared(rows, tmp_path):
+    pytest.importorskip("datasketch")
+    done = run(
+        rows, "--config", ROOT / "configs/filters/mhqa.yaml", "--out", tmp_path / "out", "--no-picture"
+    )
+
+    assert "note: contamination compared with nothing; name evaluation sets by --against" in done.stdout
+    assert not (tmp_path / "out/funnel.png").exists()
+
+
+def test_without_a_config_the_agents_rules_and_the_reward_decide(rows, tmp_path):
+    done = run(rows, "--agent", "mhqa", "--out", tmp_path / "out")
+
+    assert f"{tmp_path}/out: 3 of 3 kept" in done.stdout
+
+
+def test_an_output_file_and_settings_in_two_places_are_refused(rows, tmp_path):
+    with pytest.raises(UsageError, match="expected a folder"):
+        run(rows, "--out", rows)
+    with pytest.raises(UsageError, match="settings of `quality`"):
+        run(
+            rows,
+            "--config",
+            ROOT / "configs/filters/mhqa.yaml",
+            "--min-score",
+            0.5,
+            "--out",
+            tmp_path / "out",
+        )
+
+
+def test_the_wrong_agent_keeps_nothing_and_a_wrong_role_is_refused(rows, tmp_path):
+    with pytest.raises(DataError, match="no trajectory was kept"):
+        run(rows, "--agent", "math", "--out", tmp_path / "out")
+    config = tmp_path / "filters.yaml"
+    config.write_text("agent: mhqa\nstages: [{reflection: {role: musing, keep_without: 0}}]\n")
+    with pytest.raises(ConfigError, match="no role 'musing'"):
+        run(rows, "--config", config, "--out", tmp_path / "other")

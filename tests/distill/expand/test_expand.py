@@ -1,0 +1,176 @@
+"""Questions by model, against a real server whose brain reads the passages that it is shown."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from afm.datasets import read_tasks
+from afm.datasets.encyclopaedia.growth import Growth
+from afm.distill import EventKind, read_events
+from afm.distill.expand import expand_corpus, groups, read_expansion, read_passages
+from afm.distill.expand.passages import Passage
+from afm.distill.expand.team import Proposal, fault
+from afm.errors import ConfigError, DataError
+
+ROOT = Path(__file__).parents[3]
+CONFIG = ROOT / "configs/distill/expand.yaml"
+A = Passage(id="a", title="Ada Low", text="Ada Low was taught by Ben Ash. She liked tea.")
+B = Passage(id="b", title="Ben Ash", text="Ben Ash was born in 1701.")
+
+
+def proposal(**changed):
+    evidence = [{"passage": 1, "quote": "taught by Ben Ash"}, {"passage": 2, "quote": "born in  1701"}]
+    whole = {"question": "When was the teacher of Ada Low born?", "answer": "1701", "evidence": evidence}
+    return Proposal.model_validate(whole | changed)
+
+
+def test_a_proposal_stands_on_words_of_every_passage():
+    assert fault(proposal(), [A, B]) == ""
+    assert "expected each of 1 to 2" in fault(
+        proposal(evidence=[{"passage": 2, "quote": "born in 1701"}]), [A, B]
+    )
+    invented = [{"passage": 1, "quote": "taught by Eve"}, {"passage": 2, "quote": "born in 1701"}]
+    assert "does not stand word for word in passage 1" in fault(proposal(evidence=invented), [A, B])
+    assert fault(proposal(answer="1702"), [A, B]) == "answer: '1702' does not stand in the evidence"
+    assert fault(proposal(answer="170"), [A, B]) == "answer: '170' does not stand in the evidence"
+    assert (
+        fault(proposal(question="Was her teacher born in 1701?"), [A, B]) == "question: it holds the answer"
+    )
+
+
+def test_by_depth_each_passage_names_the_next():
+    assert next(groups([A, B], Growth.DEPTH, 2, 0)) == (A, B)
+    with pytest.raises(ConfigError, match="gave 1 groups of 2 passages by depth and no more"):
+        list(groups([A, B], Growth.DEPTH, 2, 0))
+
+
+def test_a_row_that_is_no_passage_is_told_with_its_line(tmp_path):
+    file = tmp_path / "corpus.jsonl"
+    file.write_text('{"id": "1", "contents": "\\"T\\"\\nText."}\n{"id": "2"}\n')
+    with pytest.raises(DataError, match=r"corpus.jsonl:2: no passage"):
+        read_passages(file)
+
+
+def write_corpus(path, chains):
+    """Chains of three; the last passage of every fourth repeats what makes the one before needless."""
+    rows = []
+    for number in range(chains):
+        first, second, third = (f"{word} N{number}x" for word in ("Ada", "Ben", "Cid"))
+        rows.append({"id": f"{number}a", "title": first, "text": f"The friend of {first} is {second}."})
+        told = f"The friend of {second} is {third}. The year of {third} is {1000 + number}."
+        if number % 4:
+            told = f"The friend of {second} is {third}."
+        rows.append({"id": f"{number}b", "title": second, "text": told})
+        rows.append({"id": f"{number}c", "title": third, "text": f"The year of {third} is {1000 + number}."})
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def brain(member, user):
+    """Proposes the year at the end of the chain; solves by following facts that it can see."""
+    facts = dict(re.findall(r"The (\w+ of \w+ \w+) is ([\w ]+)\.", user))
+    if member == "proposer":
+        titles = re.findall(r"^Passage \d+: (.*)$", user, re.MULTILINE)
+        quotes = [
+            {"passage": 1, "quote": f"friend of {titles[0]} is {titles[1]}"},
+            {"passage": 2, "quote": f"friend of {titles[1]} is {titles[2]}"},
+            {"passage": 3, "quote": f"year of {titles[2]} is {facts[f'year of {titles[2]}']}"},
+        ]
+        return {
+            "question": f"What is the year of the friend of the friend of {titles[0]}?",
+            "answer": facts[f"year of {titles[2]}"],
+            "evidence": quotes,
+        }
+    name = re.search(r"friend of (\w+ \w+)\?", user)[1]
+    second = facts.get(f"friend of {name}", "")
+    return {"answer": facts.get(f"year of {facts.get(f'friend of {second}', '')}", "")}
+
+
+@pytest.fixture
+def reader(teacher):
+    teacher.members = {"You write one question": "proposer", "You answer a question": "solver"}
+    teacher.replies = brain
+    return teacher
+
+
+async def test_only_questions_that_need_every_passage_are_kept(tmp_path, reader):
+    write_corpus(tmp_path / "corpus.jsonl", 8)
+    settings = read_expansion(CONFIG)
+
+    summary = await expand_corpus(
+        tmp_path / "corpus.jsonl", settings, tmp_path / "out", growth=Growth.DEPTH, size=3, count=8
+    )
+
+    kept = list(read_tasks(summary.path))
+    assert summary.kept == len(kept) == 6
+    assert summary.rejected == {"solver": 2}
+    rejected = [json.loads(line) for line in (tmp_path / "out/rejected.jsonl").read_text().splitlines()]
+    assert {row["rejected"] for row in rejected} == {"passage 3 is not needed"}
+    for task in kept:
+        number = int(re.search(r"N(\d+)x", task.question)[1])
+        assert number % 4
+        assert task.ground_truth == str(1000 + number)
+        assert task.extra_info["hops"] == 3
+        assert [hop["passage"] for hop in task.extra_info["path"]] == [f"{number}{end}" for end in "abc"]
+    assert summary.spent.tokens > 0
+    assert 0 < summary.spent.usd < 1
+
+
+async def test_what_the_solver_knows_or_finds_otherwise_is_rejected(tmp_path, reader):
+    write_corpus(tmp_path / "corpus.jsonl", 3)
+    file, settings = tmp_path / "corpus.jsonl", read_expansion(CONFIG)
+
+    async def reasons(replies, out):
+        reader.replies = replies
+        await expand_corpus(file, settings, tmp_path / out, growth=Growth.DEPTH, size=3, count=3)
+        return {
+            json.loads(line)["rejected"]
+            for line in (tmp_path / out / "rejected.jsonl").read_text().splitlines()
+        }
+
+    def knows(member, user):
+        if member == "solver":
+            return {"answer": str(1000 + int(re.search(r"N(\d+)x", user)[1]))}
+        return brain(member, user)
+
+    def lies(member, user):
+        return {"answer": "12"} if member == "solver" else brain(member, user)
+
+    def invents(member, user):
+        return brain(member, user) | {"answer": "never told"}
+
+    assert await reasons(knows, "knows") == {"the solver knows the answer without any passage"}
+    assert await reasons(lies, "lies") == {"the solver found '12' in the passages"}
+    (reason,) = await reasons(invents, "invents")
+    assert reason.startswith("proposer: no usable reply in 3 attempts")
+
+
+def test_killed_and_started_again_no_group_is_lost_or_doubled(tmp_path, reader):
+    write_corpus(tmp_path / "corpus.jsonl", 40)
+    out, log = tmp_path / "out", tmp_path / "out/events.jsonl"
+    reader.delay_s = 0.02
+    words = [sys.executable, "-m", "afm.cli.main", "data", "expand", f"--out={out}", "--by=depth"]
+    words += ["--size=3", "--count=40", "--parallel=16", f"--corpus={tmp_path / 'corpus.jsonl'}"]
+    words += ["--team", str(CONFIG), "endpoints.teacher.requests_per_minute="]
+    words += ["endpoints.teacher.tokens_per_minute="]
+
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL)
+    while process.poll() is None and not (log.exists() and log.read_bytes().count(b"\n") > 90):
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    done = subprocess.run(words, capture_output=True, text=True)
+
+    assert done.returncode == 0, done.stderr
+    assert "30 questions of 40 groups" in done.stdout
+    ends = Counter(event.task_id for event in read_events(log) if event.kind is EventKind.FINAL)
+    assert len(ends) == 40
+    assert set(ends.values()) == {1}
+    assert len({task.question for task in read_tasks(out / "tasks.jsonl")}) == 30

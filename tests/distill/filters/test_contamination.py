@@ -1,0 +1,73 @@
+import json
+
+import pytest
+
+from afm.distill.filters import ContaminationFilter, ContaminationSettings
+from afm.errors import DataError
+
+BENCHMARK = (
+    "In which year did the composer of the opera that opened the first festival in the northern harbour die?"
+)
+
+
+@pytest.fixture
+def tasks(tmp_path):
+    path = tmp_path / "benchmark.jsonl"
+    rows = [
+        {"id": "q1", "question": BENCHMARK, "answer": "1901"},
+        {"id": "q2", "question": "Who?", "answer": "I"},
+    ]
+    path.write_text("".join(json.dumps(one) + "\n" for one in rows))
+    return path
+
+
+def filtered(wiki, record, tasks, **settings):
+    return ContaminationFilter(wiki, ContaminationSettings(tasks=(tasks,), **settings)).apply(record)
+
+
+def test_the_same_question_is_caught_in_any_typography(wiki, row, tasks):
+    assert filtered(wiki, row(), tasks).kept
+    done = filtered(wiki, row(question=f"  {BENCHMARK.upper()}  "), tasks)
+    assert done.reason == "contamination: the question is 'q1' of benchmark.jsonl"
+    assert filtered(wiki, row(question="WHO"), tasks).reason.endswith(
+        "the question is 'q2' of benchmark.jsonl"
+    )
+
+
+def test_thirteen_words_in_a_row_are_caught_and_twelve_are_not(wiki, row, tasks):
+    words = BENCHMARK.split()
+    thirteen, twelve = (f"Tell me {' '.join(words[-n:])} and why?" for n in (13, 12))
+
+    assert filtered(wiki, row(question=thirteen), tasks).reason == (
+        "contamination: question shares 13 words in a row with 'q1' of benchmark.jsonl"
+    )
+    assert filtered(wiki, row(question=twelve), tasks).kept
+    assert not filtered(wiki, row(question=twelve), tasks, ngram=12).kept
+    assert filtered(wiki, row(question=thirteen), tasks, ngram=None).kept
+
+
+def test_a_page_that_publishes_the_benchmark_is_caught_where_that_is_asked_for(wiki, row, tasks):
+    leaked = row(found=f"Sample of the benchmark: {BENCHMARK} Answer: 1901")
+
+    assert filtered(wiki, leaked, tasks).kept
+    assert filtered(wiki, leaked, tasks, places=("observations",)).reason.startswith(
+        "contamination: observations shares"
+    )
+    assert filtered(wiki, row(thought=BENCHMARK), tasks, places=("agent",)).reason.startswith(
+        "contamination: agent"
+    )
+
+
+def test_an_evaluation_set_that_is_not_there_is_an_error(wiki, tmp_path):
+    with pytest.raises(DataError, match="no such file"):
+        ContaminationFilter(wiki, ContaminationSettings(tasks=(tmp_path / "none.jsonl",)))
+
+
+def test_a_real_benchmark_is_found_in_itself(wiki, row, shared):
+    path = shared("data/code_math/aime24.parquet")
+    stage = ContaminationFilter(wiki, ContaminationSettings(tasks=(path,)))
+    from afm.datasets import read_tasks
+
+    tasks = list(read_tasks(path))
+    assert len(tasks) == 30
+    assert not any(stage.apply(row(question=task.question)).kept for task in tasks)

@@ -1,0 +1,80 @@
+from pathlib import Path
+
+import pytest
+
+from afm.agents import load_agent
+from afm.distill.filters import FilterPlan, build_stages, load_plan
+from afm.errors import ConfigError
+
+CONFIGS = Path(__file__).parents[3] / "configs/filters"
+
+
+def written(tmp_path, text):
+    path = tmp_path / "filters.yaml"
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize("name", ["web", "mhqa", "math", "code"])
+def test_a_shipped_preset_suits_its_agent(name):
+    pytest.importorskip("datasketch")
+    plan = load_plan(CONFIGS / f"{name}.yaml")
+
+    stages = build_stages(plan, load_agent(name))
+
+    assert plan.agent == name
+    assert [stage.name for stage in stages] == [stage.name for stage in plan.stages]
+    assert plan.stages[0].complexity.min_calls == 5
+
+
+def test_presets_keep_the_published_order():
+    """Reference, section 2: complexity, quality, reflection enrichment, error-correction upsampling."""
+    published = ["complexity", "quality", "reflection", "correction"]
+    for name, expected in (
+        ("web", published),
+        ("mhqa", published),
+        ("math", published[:2]),
+        ("code", published[:2]),
+    ):
+        names = [stage.name for stage in load_plan(CONFIGS / f"{name}.yaml").stages]
+        assert [stage for stage in names if stage in published] == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("stages: [{complexty: {}}]", r"stages\[0\].complexty: unknown key; did you mean 'complexity'\?"),
+        (
+            "stages: [{complexity: {min_cals: 3}}]",
+            r"stages\[0\].complexity.min_cals: unknown key; did you mean 'min_calls'\?",
+        ),
+        ("stages: [{complexity: {min_calls: 0}}]", "expected greater than or equal to 1"),
+        ("stages: [{format: {}, complexity: {}}]", "exactly one filter"),
+        ("stages: [{format: {}}, {format: {}}]", "stand twice"),
+        ("stages: [{correction: {}}, {format: {}}]", "must be the last"),
+        ("stages: []", "at least 1 item"),
+        ("stages: [{secrets: {allow: ['(']}}]", "a regular expression"),
+    ],
+)
+def test_a_wrong_file_says_what_to_do(tmp_path, text, message):
+    with pytest.raises(ConfigError, match=message):
+        load_plan(written(tmp_path, text))
+
+
+def test_paths_are_relative_to_the_file(tmp_path):
+    plan = load_plan(
+        written(tmp_path, "stages: [{contamination: {tasks: [a.jsonl]}}, {quality: {reward: r.yaml}}]")
+    )
+
+    assert plan.stages[0].contamination.tasks == (tmp_path / "a.jsonl",)
+    assert plan.stages[1].quality.reward == tmp_path / "r.yaml"
+
+
+def test_evaluation_sets_are_added_where_they_are_compared():
+    with_stage = FilterPlan.model_validate({"stages": [{"format": {}}, {"contamination": {"ngram": 8}}]})
+    without = FilterPlan.model_validate({"stages": [{"format": {}}]})
+
+    added = with_stage.against([Path("e.jsonl")])
+    assert added.stages[1].contamination.tasks == (Path("e.jsonl"),)
+    assert added.stages[1].contamination.ngram == 8
+    assert [stage.name for stage in without.against([Path("e.jsonl")]).stages] == ["contamination", "format"]

@@ -1,0 +1,209 @@
+"""Every filter: a good row stays, and the same row broken in the way the filter exists for is caught."""
+
+import pytest
+from pydantic import ValidationError
+
+from afm.agents import load_agent
+from afm.distill.filters import (
+    ComplexityFilter,
+    ComplexitySettings,
+    Correction,
+    CorrectionSettings,
+    FormatFilter,
+    LengthFilter,
+    LengthSettings,
+    QualityFilter,
+    ReflectionFilter,
+    ReflectionSettings,
+    RepetitionFilter,
+    RepetitionSettings,
+)
+from afm.errors import ConfigError
+from afm.rewards import load_reward
+from afm.trajectory.record import TextSegment, Verdict
+
+
+def with_text(record, old, new):
+    assert old in record.text
+    parts = tuple(
+        TextSegment(author=part.author, text=part.text.replace(old, new)) for part in record.segments
+    )
+    return record.model_copy(update={"segments": parts})
+
+
+def test_five_tool_interactions_are_enough_and_four_are_not(wiki, row):
+    stage = ComplexityFilter(wiki)
+
+    assert stage.apply(row()).kept
+    four = stage.apply(row(queries=("one", "two", "three", "four")))
+    assert (four.kept, four.reason) == (False, "complexity: 4 tool interactions, expected at least 5")
+
+
+def test_the_least_number_of_interactions_can_be_set(wiki, row):
+    assert ComplexityFilter(wiki, ComplexitySettings(min_calls=1)).apply(row(queries=("one",))).kept
+
+
+def test_an_instruction_violation_is_caught_by_the_agents_rules(wiki, row):
+    stage = FormatFilter(wiki)
+
+    assert stage.apply(row()).kept
+    hasty = stage.apply(with_text(row(), "<think>Sure now.</think>", ""))
+    assert hasty.reason.startswith("format: <answer> at character ")
+    against_its_grade = stage.apply(with_text(row(), "Score: 4", "Score: 1"))
+    assert "may not follow <double_check>" in against_its_grade.reason
+
+
+def test_the_same_call_twice_is_caught(wiki, row):
+    stage = RepetitionFilter(wiki)
+
+    assert stage.apply(row()).kept
+    twice = stage.apply(row(queries=("author of X", "birthplace of Y", "author of\n X ")))
+    assert twice.reason == "repetition: call 3 <wiki_search> repeats call 1: 'author of X'"
+
+
+@pytest.mark.parametrize(
+    ("again", "reason"),
+    [
+        ("OF the River Ostra: length?", "repeats call 1"),  # the same words
+        ("length of the river Vessa", ""),
+        ("length of the river Ostra 2010", ""),  # another number is another question
+    ],
+)
+def test_a_call_in_other_words_is_redundant_only_if_they_are_the_same_words(wiki, row, again, reason):
+    done = RepetitionFilter(wiki, RepetitionSettings(similar=0.8)).apply(
+        row(queries=("length of the river Ostra", again))
+    )
+
+    assert done.kept == (not reason)
+    assert reason in done.reason
+
+
+def test_programs_are_compared_as_they_are(wiki, row):
+    stage = RepetitionFilter(wiki, RepetitionSettings(similar=None))
+
+    assert stage.apply(row(queries=("print(a + b)", "print(b + a)"))).kept
+    assert not stage.apply(row(queries=("print(a + b)", "print(a  +  b)"))).kept
+
+
+def test_some_repeats_can_be_allowed(wiki, row):
+    stage = RepetitionFilter(wiki, RepetitionSettings(max_repeats=1))
+
+    assert stage.apply(row(queries=("a", "a", "b"))).kept
+    assert "(2 repeated calls in all)" in stage.apply(row(queries=("a", "a", "a"))).reason
+
+
+async def test_a_wrong_answer_is_caught(wiki, row):
+    stage = QualityFilter(wiki, load_reward())
+
+    assert (await stage.check(row(verdict=None))).kept
+    wrong = await stage.check(row(answer="99 km"))
+    assert wrong.reason.startswith("quality: score 0: ")
+    await stage.close()
+
+
+async def test_a_recorded_verdict_is_trusted_when_that_is_asked_for(wiki, row):
+    record = row(answer="99 km", verdict=Verdict(score=1.0, evidence="the judge said so"))
+    trusting = QualityFilter(wiki, load_reward(), recorded=True)
+
+    assert await trusting.check(record) is record
+    assert not (await trusting.check(record.model_copy(update={"verdict": None}))).kept
+    assert not (await QualityFilter(wiki, load_reward()).check(record)).kept
+
+
+def test_without_reflection_a_share_stays_and_with_it_all(wiki, row):
+    stage = ReflectionFilter(wiki, ReflectionSettings(role="reflection", keep_without=0.3), seed=7)
+
+    bare = [stage.apply(row(f"row-{number}", reflects=False)) for number in range(400)]
+    kept = [record.id for record in bare if record.kept]
+
+    assert all(stage.apply(row(f"row-{number}")).kept for number in range(400))
+    assert 90 <= len(kept) <= 150  # 120 expected, standard deviation 9.2
+    assert all(
+        record.reason.startswith("reflection: no <reflection>, drew 0.") for record in bare if not record.kept
+    )
+    again = [stage.apply(row(f"row-{number}", reflects=False)) for number in reversed(range(400))]
+    assert sorted(record.id for record in again if record.kept) == sorted(kept)
+
+
+def test_another_seed_draws_another_share(wiki, row):
+    bare = [row(f"row-{number}", reflects=False) for number in range(50)]
+    settings = ReflectionSettings(role="reflection", keep_without=0.5)
+
+    drawn = [
+        [ReflectionFilter(wiki, settings, seed=seed).apply(record).kept for record in bare] for seed in (1, 2)
+    ]
+
+    assert drawn[0] != drawn[1]
+
+
+def test_a_role_that_the_agent_lacks_is_refused_with_a_suggestion(wiki):
+    with pytest.raises(ConfigError, match=r"no role 'reflexion'; did you mean 'reflection'\?"):
+        ReflectionFilter(wiki, ReflectionSettings(role="reflexion", keep_without=0.3))
+    with pytest.raises(ConfigError, match="has no grade"):
+        Correction(wiki, CorrectionSettings(role="plan"))
+
+
+def test_corrected_work_is_repeated_under_ids_of_its_own(wiki, row):
+    stage = Correction(wiki)
+    record = row(scores=(2, 4))
+
+    copies = list(stage.copies(record))
+
+    assert [copy.id for copy in copies] == ["row-1+2", "row-1+3"]
+    assert copies[1].provenance == {"copy_of": "row-1", "copy": 3}
+    assert {copy.text for copy in copies} == {record.text}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"scores": (4,)},  # right at once
+        {"scores": (2, 4), "verdict": Verdict(score=0.0)},  # corrected, to something wrong
+        {"scores": (2, 4), "verdict": None},  # nobody knows
+        {"scores": (3,)},  # good enough at once
+    ],
+)
+def test_other_work_is_not_repeated(wiki, row, fields):
+    assert list(Correction(wiki).copies(row(**fields))) == []
+
+
+def test_only_the_first_check_counts(wiki, row):
+    broken = with_text(row(scores=(2, 4)), "Score: 2", "Score: 3")
+
+    assert list(Correction(wiki).copies(broken)) == []
+
+
+def test_the_checking_role_is_found_by_its_grade(wiki):
+    assert Correction(wiki).role == "double_check"
+    assert Correction(load_agent("mhqa")).role is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"min_hops": 5, "max_hops": 5}, ""),
+        ({"min_hops": 6}, "length: 5 hops, expected at least 6"),
+        ({"max_hops": 4}, "length: 5 hops, expected at most 4"),
+        ({"max_chars": 100_000}, ""),
+        ({"max_chars": 100}, "length: 1072 characters, expected at most 100"),
+    ],
+)
+def test_length_in_hops_and_characters(wiki, row, settings, reason):
+    record = row()
+    done = LengthFilter(wiki, LengthSettings(**settings)).apply(record)
+
+    assert len(record.text) == 1072
+    assert (done.kept, done.reason) == (not reason, reason)
+
+
+def test_length_in_tokens_of_a_real_tokenizer(wiki, row, qwen_folder):
+    def filtered(bound):
+        return LengthFilter(wiki, LengthSettings(max_tokens=bound, tokenizer=qwen_folder)).apply(row())
+
+    assert filtered(1000).kept
+    assert filtered(100).reason.endswith(" tokens, expected at most 100")
+
+
+def test_tokens_need_a_tokenizer():
+    with pytest.raises(ValidationError, match="belong together"):
+        LengthSettings(max_tokens=5)

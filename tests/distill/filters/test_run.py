@@ -1,0 +1,208 @@
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from afm.distill.filters import FilterPlan, filter_files
+from afm.errors import ConfigError, DataError
+from afm.trajectory import load_records
+
+pytest.importorskip("datasketch")
+
+PLAN = FilterPlan.model_validate(
+    {
+        "stages": [
+            {"complexity": {}},
+            {"format": {}},
+            {"repetition": {}},
+            {"quality": {"recorded": True}},
+            {"reflection": {"role": "reflection", "keep_without": 0.5}},
+            {"near_duplicates": {}},
+            {"correction": {"times": 2}},
+        ]
+    }
+)
+FILES = ("kept.jsonl", "dropped.jsonl", "funnel.json")
+WORDS = [f"{first}{second}" for first in "bdfgklmnprst" for second in ("ala", "eno", "iru", "opi", "uma")]
+
+
+def thought(number):
+    return " ".join(WORDS[(number * at) % 59] + str(number * at % 7) for at in range(1, 60))
+
+
+@pytest.fixture(scope="session")
+def lines(row):
+    """240 rows: of every 8 one of each fate."""
+    fates = (
+        {},
+        {"queries": ("a", "b")},
+        {"queries": ("a", "b", "c", "d", "a")},
+        {"verdict": {"score": 0.0}},
+        {"reflects": False},
+        {"twin": True},
+        {"scores": (2, 4)},
+        {},
+    )
+
+    def line(number):
+        fate = dict(fates[number % 8])
+        source = number - 5 if fate.pop("twin", False) else number
+        return row(f"row-{number}", thought=thought(source), **fate).model_dump_json().encode() + b"\n"
+
+    return [line(number) for number in range(240)]
+
+
+@pytest.fixture
+def rows(tmp_path, lines):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b"".join(lines))
+    return path
+
+
+def contents(folder):
+    return {name: (folder / name).read_bytes() for name in FILES}
+
+
+def test_every_row_is_kept_or_dropped_with_its_reason(rows, lines, wiki, tmp_path):
+    summary = filter_files([rows], PLAN, wiki, tmp_path / "out")
+
+    kept, gone = (load_records(tmp_path / "out" / name) for name in FILES[:2])
+    stages = {stage.name: stage.dropped for stage in summary.funnel.stages()}
+    assert stages.pop("reflection") == sum(record.reason.startswith("reflection: ") for record in gone)
+    assert stages == {
+        "complexity": 30,
+        "format": 0,
+        "repetition": 30,
+        "quality": 30,
+        "near_duplicates": 30,
+        "correction": 0,
+    }
+    first = [record for record in kept if "copy_of" not in record.provenance]
+    assert sorted(record.id for record in [*first, *gone]) == sorted(f"row-{number}" for number in range(240))
+    assert sum("copy_of" in record.provenance for record in kept) == summary.funnel.copies == 30
+    assert (summary.funnel.seen, summary.funnel.kept) == (240, len(first))
+    assert all(json.loads(line)["segments"] for line in (tmp_path / "out/dropped.jsonl").open())
+    assert {record.id: record.text for record in gone} == {
+        record.id: record.text for record in load_records(rows) if record.id in {one.id for one in gone}
+    }
+    twin = next(record for record in gone if record.id == "row-5")
+    assert twin.reason == "near_duplicates: 1.00 similar to 'row-0'"
+    written = (tmp_path / "out/kept.jsonl").read_bytes()
+    assert lines[0] in written
+    manifest = json.loads((tmp_path / "out/manifest.json").read_text())
+    assert manifest["counts"] == {"seen": 240, "kept": len(first), "copies": 30}
+    assert (tmp_path / "out/funnel.png").read_bytes().startswith(b"\x89PNG")
+    assert not (tmp_path / "out/state.sqlite").exists()
+
+
+def test_two_processes_write_the_same_files_as_one(rows, lines, wiki, tmp_path):
+    packed = tmp_path / "more.jsonl.gz"
+    packed.write_bytes(gzip.compress(b"\n".join(line.rstrip() for line in [*lines[:3], b"no record"])))
+
+    for processes in (1, 2):
+        out = tmp_path / str(processes)
+        filter_files([rows, packed], PLAN, wiki, out, processes=processes, picture=False)
+
+    assert contents(tmp_path / "1") == contents(tmp_path / "2")
+    [bad] = map(json.loads, (tmp_path / "2/unreadable.jsonl").read_text().splitlines())
+    assert (bad["line"], bad["text"], bad["path"]) == (4, "no record", str(packed))
+    assert "no valid JSON" in bad["error"]
+
+
+def test_a_finished_run_is_not_run_again(rows, wiki, tmp_path):
+    filter_files([rows], PLAN, wiki, tmp_path / "out", picture=False)
+    before = contents(tmp_path / "out")
+
+    again = filter_files([rows], PLAN, wiki, tmp_path / "out", picture=False)
+
+    assert again.resumed == again.funnel.seen == 240
+    assert contents(tmp_path / "out") == before
+
+
+def test_other_settings_and_other_files_are_refused(rows, wiki, tmp_path):
+    filter_files([rows], PLAN, wiki, tmp_path / "out", picture=False)
+
+    with pytest.raises(ConfigError, match=r"other settings \(plan\)"):
+        filter_files([rows], PLAN.model_copy(update={"seed": 1}), wiki, tmp_path / "out")
+    with rows.open("ab") as file:
+        file.write(b"\n")
+    with pytest.raises(ConfigError, match=r"other settings \(inputs\)"):
+        filter_files([rows], PLAN, wiki, tmp_path / "out")
+
+
+def test_an_empty_file_is_an_error(wiki, tmp_path):
+    (tmp_path / "none.jsonl").write_bytes(b"\n\n")
+
+    with pytest.raises(DataError, match="holds no trajectories"):
+        filter_files([tmp_path / "none.jsonl"], PLAN, wiki, tmp_path / "out")
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_stage_that_cannot_be_built_says_why(rows, wiki, tmp_path, processes):
+    plan = FilterPlan.model_validate({"stages": [{"reflection": {"role": "musing", "keep_without": 0}}]})
+
+    with pytest.raises(ConfigError, match="no role 'musing'"):
+        filter_files([rows], plan, wiki, tmp_path / "out", processes=processes)
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+from afm.agents import load_agent
+from afm.distill.filters import FilterPlan, filter_files
+
+if __name__ == "__main__":
+    rows, out, plan, processes = sys.argv[1:]
+    plan = FilterPlan.model_validate_json(plan)
+    print("started", flush=True)
+    filter_files([Path(rows)], plan, load_agent("wiki"), Path(out), processes=int(processes), picture=False)
+"""
+
+
+def running(session):
+    """Processes of a session that have not ended."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, _, of_session = stat.read_text().rpartition(")")[2].split()[:4]
+        except OSError:
+            continue
+        if int(of_session) == session and state != "Z":
+            found.append(stat.parent.name)
+    return found
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_killed_runs_continue_without_losing_or_doubling_a_row(lines, wiki, tmp_path, processes):
+    """Killed after its first rows and in the middle, against one undisturbed run."""
+    rows = tmp_path / "rows.jsonl"
+    with rows.open("wb") as file:
+        for turn in range(5):
+            file.writelines(line.replace(b'"id":"row-', b'"id":"turn-%d-' % turn, 1) for line in lines)
+    filter_files([rows], PLAN, wiki, tmp_path / "whole", picture=False)
+    script = tmp_path / "run.py"
+    script.write_text(SCRIPT)
+    out = tmp_path / "killed"
+    command = [sys.executable, str(script), str(rows), str(out), PLAN.model_dump_json(), str(processes)]
+
+    for killed_at_bytes in (1, 1_200_000):
+        child = subprocess.Popen(command, start_new_session=True)
+        while sum(path.stat().st_size for path in out.glob("*.jsonl")) < killed_at_bytes:
+            assert child.poll() is None
+            time.sleep(0.005)
+        os.kill(child.pid, signal.SIGKILL)
+        assert child.wait() == -signal.SIGKILL
+        until = time.monotonic() + 60
+        while running(child.pid):
+            assert time.monotonic() < until, "the workers outlive the one that started them"
+            time.sleep(0.05)
+    assert not (out / "manifest.json").exists()
+    subprocess.run(command, check=True, timeout=300)
+
+    assert contents(out) == contents(tmp_path / "whole")

@@ -1,0 +1,164 @@
+import random
+import string
+
+import pytest
+
+from afm.distill.filters import PersonalSettings, SecretSettings, SensitiveFilter
+from afm.distill.filters.patterns import PERSONAL, SECRETS, iban, luhn
+from afm.trajectory import validate
+from afm.trajectory.types import Segment
+
+_LETTERS = string.ascii_letters + string.digits
+_DRAWN = random.Random(4)
+
+
+def made(length, letters=_LETTERS):
+    """Nobody's key: drawn while the test runs, so that none stands in a file."""
+    return "".join(_DRAWN.choices(letters, k=length - 3)) + "aB3"
+
+
+SECRET_TEXTS = {
+    "private key": lambda: "-----BEGIN RSA " + "PRIVATE KEY-----",
+    "AWS key": lambda: "AKIA" + made(19, string.ascii_uppercase)[:16],
+    "GitHub token": lambda: "ghp_" + made(36),
+    "GitLab token": lambda: "glpat-" + made(20),
+    "model API key": lambda: "sk-proj-" + made(48),
+    "Hugging Face token": lambda: "hf_" + made(34),
+    "Google key": lambda: "AIza" + made(35),
+    "Slack token": lambda: "xoxb-" + made(24),
+    "Stripe key": lambda: "sk_live_" + made(24),
+    "package index token": lambda: "npm_" + made(36),
+    "signed token": lambda: ".".join(("eyJ" + made(20), "eyJ" + made(20), made(30))),
+    "address with password": lambda: "postgres://admin:" + made(9) + "@db.internal/main",
+    "credential": lambda: f'api_key = "{made(24)}"',
+}
+PERSONAL_TEXTS = {
+    "e-mail": ("mara.lindqvist@vessby.se", "@property and a @ b.T", "someone@example.org"),
+    "phone": ("+46 8 123 456 78", "10^9+1000000007", "2019-2020-2021"),
+    "payment card": ("4111 5678 1234 5672", "4111567812345670", "0.4111567812345672"),
+    "account number": ("GB82 WEST 1234 5698 7654 32", "GB83 WEST 1234 5698 7654 32"),
+}
+
+
+def secrets(wiki, **settings):
+    return SensitiveFilter(wiki, SecretSettings(**settings))
+
+
+def personal(wiki, **settings):
+    return SensitiveFilter(wiki, PersonalSettings(**settings))
+
+
+def segments(record):
+    return tuple(Segment(part.author, part.text) for part in record.segments)
+
+
+def test_every_kind_has_its_text_here():
+    assert set(SECRET_TEXTS) == {pattern.kind for pattern in SECRETS}
+    assert set(PERSONAL_TEXTS) == {pattern.kind for pattern in PERSONAL}
+
+
+@pytest.mark.parametrize("kind", SECRET_TEXTS)
+def test_a_secret_is_caught_and_never_shown(wiki, row, kind):
+    secret = SECRET_TEXTS[kind]()
+    stage = secrets(wiki)
+
+    assert stage.apply(row()).kept
+    done = stage.apply(row(thought=f"I use {secret} for that."))
+    assert (done.kept, done.reason) == (False, f"secrets: {kind} in <think>")
+
+
+@pytest.mark.parametrize(
+    "text", ["api_key = 'YOUR_API_KEY_HERE'", "sk-learn is a package", "password: hunter2"]
+)
+def test_words_and_placeholders_are_no_secrets(wiki, row, text):
+    assert secrets(wiki).apply(row(thought=text)).kept
+
+
+@pytest.mark.parametrize("kind", PERSONAL_TEXTS)
+def test_personal_data_is_caught_and_its_neighbour_is_not(wiki, row, kind):
+    text, *harmless = PERSONAL_TEXTS[kind]
+    stage = personal(wiki)
+
+    assert stage.apply(row(thought=f"It is {text} there.")).reason == f"personal: {kind} in <think>"
+    for other in harmless:
+        assert stage.apply(row(thought=f"It is {other} there.")).kept
+
+
+def test_check_digits_by_hand():
+    assert luhn("79927398713")  # the example of the standard's many explanations: the sum is 70
+    assert not luhn("79927398710")
+    assert iban("GB82WEST12345698765432")
+    assert not iban("GB82WEST12345698765433")
+
+
+@pytest.mark.parametrize(
+    ("fields", "where"),
+    [
+        ({"question": "Who is a@b.org?"}, "the question"),
+        ({"queries": ("who is a@b.org",)}, "<wiki_search>"),
+        ({"found": "Write to a@b.org."}, "<observation>"),
+        ({"answer": "a@b.org"}, "<answer>"),
+    ],
+)
+def test_masking_never_touches_what_others_vouch_for(wiki, row, fields, where):
+    done = personal(wiki, action="mask").apply(row(**fields))
+
+    assert not done.kept
+    assert done.reason.startswith(f"personal: e-mail in {where}")
+
+
+def test_masking_replaces_what_the_agent_thought(wiki, row):
+    record = row(
+        thought="Mail a@b.org or c@d.net first.",
+        response_ids=(1, 2),
+        response_mask=(1, 1),
+        logprobs=(0.0, 0.0),
+    )
+
+    done = personal(wiki, action="mask").apply(record)
+
+    assert done.kept
+    assert done.text == record.text.replace("a@b.org", "[e-mail]").replace("c@d.net", "[e-mail]")
+    assert done.provenance["masked"] == {"e-mail": 2}
+    assert (done.response_ids, done.response_mask, done.logprobs) == (None, None, None)
+    assert [part for part in done.segments if part.author == "environment"] == [
+        part for part in record.segments if part.author == "environment"
+    ]
+    assert not validate(segments(done), wiki)
+
+
+def test_what_a_tool_returned_beyond_what_the_agent_saw_is_searched_too(wiki, row):
+    record = row()
+    more = record.calls[0].model_copy(update={"observation": "cut off here: a@b.org"})
+    record = record.model_copy(update={"calls": (more, *record.calls[1:])})
+
+    assert personal(wiki).apply(record).reason == "personal: e-mail in what wiki_search returned"
+    assert personal(wiki, observations=False).apply(record).kept
+
+
+def test_observations_can_be_left_alone(wiki, row):
+    assert personal(wiki, observations=False).apply(row(found="Write to a@b.org.")).kept
+
+
+def test_what_is_allowed_is_no_finding(wiki, row):
+    stage = personal(wiki, allow=(r".*@b\.org",))
+
+    assert stage.apply(row(thought="a@b.org")).kept
+    assert not stage.apply(row(thought="a@b.org and a@c.org")).kept
+
+
+def test_kinds_are_chosen_and_unknown_ones_refused(wiki, row):
+    assert personal(wiki, kinds=("phone",)).apply(row(thought="a@b.org")).kept
+    with pytest.raises(ValueError, match="did you mean 'e-mail'"):
+        PersonalSettings(kinds=("email",))
+
+
+@pytest.mark.parametrize(
+    "unit", ["+" + "1" * 40, "-eyJ", "a.", "4111 ", "GB82 WEST ", "sk-a-", "://a:", "(111) ", "secret: '"]
+)
+def test_hostile_texts_cost_no_more_than_their_length(unit):
+    """A megabyte of each, in seconds; a pattern that backtracks would take hours."""
+    text = "ghp_ @ xox AIza hf_ AKIA " + unit * (1_000_000 // len(unit))
+
+    for pattern in (*SECRETS, *PERSONAL):
+        assert len(list(pattern.spans(text))) <= len(text)

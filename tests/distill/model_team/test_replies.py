@@ -1,0 +1,71 @@
+import pytest
+
+from afm.distill.model_team.memory import Memory, Result, shortened
+from afm.distill.model_team.prompts import unfenced
+from afm.distill.model_team.replies import Action, Check, Plan, Reflection, read_reply_as
+
+
+def test_the_object_of_the_right_form_is_found_among_reasoning_and_fences():
+    text = 'I {wonder}. {"score": 9}\n```json\n{"findings": "f", "score": "3"}\n```\nDone {}.'
+    assert read_reply_as(Check, text) == Check(findings="f", score=3)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("no object", "it holds no JSON object"),
+        ('{"findings": "f", "sco', "its JSON object is not complete or not valid"),
+        ('{"findings": "f", "score": 5}', "score: Input should be less than or equal to 4"),
+        ('{"score": 3}', "findings: Field required"),
+    ],
+)
+def test_what_cannot_be_used_is_explained(text, problem):
+    with pytest.raises(ValueError, match=problem):
+        read_reply_as(Check, text)
+
+
+def test_steps_may_be_plain_texts_and_grades_of_any_case():
+    assert [step.goal for step in read_reply_as(Plan, '{"steps": ["one", {"goal": "two"}]}').steps] == [
+        "one",
+        "two",
+    ]
+    grades = '{"information_conflict": {"grade": "Good"}, "tool_effectiveness": {"grade": " POOR "}, '
+    grades += '"trajectory_monitoring": {"grade": "average"}}'
+    assert read_reply_as(Reflection, grades).poor
+
+
+def test_an_action_calls_or_reports():
+    assert read_reply_as(Action, '{"tool": "t", "argument": "a"}').calls
+    assert not read_reply_as(Action, '{"finding": "f"}').calls
+    with pytest.raises(ValueError, match="expected either"):
+        read_reply_as(Action, '{"tool": "t"}')
+
+
+def test_the_last_results_are_shown_whole_and_earlier_ones_by_their_calls():
+    memory = Memory("q", shown_results=2)
+    memory.results += [Result("s", f"a{number}", f"text {number}") for number in range(4)]
+    memory.found("goal", "first")
+    memory.found("other", "x")
+    memory.found("goal", "second")
+
+    view = memory.view()
+    assert [result.text for result in view["results"]] == ["text 2", "text 3"]
+    assert [call.argument for call in view["calls"]] == ["a0", "a1"]
+    assert [(found.goal, found.text) for found in view["findings"]] == [("other", "x"), ("goal", "second")]
+    assert memory.called("s", " A1 ")
+    assert not memory.called("t", "a1")
+
+
+def test_a_long_result_loses_its_middle():
+    text = "a" * 300 + "b" * 300
+    short = shortened(text, 250)
+    assert len(short) <= 250
+    assert short.startswith("aaa")
+    assert short.endswith("bbb")
+    assert "characters left out" in short
+    assert shortened("short", 250) == "short"
+
+
+def test_one_fence_around_everything_is_taken_off():
+    assert unfenced("```python\nprint(1)\n```") == "print(1)"
+    assert unfenced(" print(1) ") == "print(1)"

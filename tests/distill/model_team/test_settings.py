@@ -1,0 +1,71 @@
+from pathlib import Path
+
+import pytest
+
+from afm.distill.model_team import load_team, read_team
+from afm.distill.model_team.settings import Price
+from afm.errors import ConfigError, UsageError
+
+ROOT = Path(__file__).parents[3]
+TEAMS = sorted(path.stem for path in (ROOT / "configs/distill").glob("*.yaml") if path.stem != "expand")
+
+
+@pytest.mark.parametrize("name", TEAMS)
+def test_shipped_teams_fit_their_agents_and_tools(name, monkeypatch):
+    monkeypatch.setenv("TEACHER_BASE_URL", "http://127.0.0.1:1/v1")
+    team = load_team(ROOT / f"configs/distill/{name}.yaml")
+
+    assert team.spec.name == name
+    assert team.settings.tools.is_file()
+    assert team.settings.limits.tool_calls <= team.spec.limits.max_turns
+
+
+def test_an_unknown_key_is_refused_with_a_suggestion(tmp_path):
+    file = tmp_path / "team.yaml"
+    file.write_text(f"extends: {ROOT / 'configs/distill/mhqa.yaml'}\nlimits: {{round: 2}}\n")
+    with pytest.raises(ConfigError, match=r"limits.round: unknown key; did you mean 'rounds'\?"):
+        read_team(file)
+    with pytest.raises(UsageError, match=r"override 'budget.use=1': budget.use: unknown key"):
+        read_team(ROOT / "configs/distill/mhqa.yaml", ["budget.use=1"])
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("members.planner.model=strung", "planner.model: got 'strung'; did you mean 'strong'"),
+        ("models.fast.endpoint=teach", "models.fast.endpoint: got 'teach'; did you mean 'teacher'"),
+        ("models.fast.price=", "models.fast.price: missing, but needed for a budget in money"),
+    ],
+)
+def test_names_that_lead_nowhere_are_refused(override, message):
+    with pytest.raises((ConfigError, UsageError), match=message):
+        read_team(ROOT / "configs/distill/mhqa.yaml", [override])
+
+
+def test_a_key_in_the_file_is_refused():
+    with pytest.raises(UsageError, match="api_key: unknown key"):
+        read_team(ROOT / "configs/distill/mhqa.yaml", ["endpoints.teacher.api_key=sk-1"])
+
+
+def test_without_an_address_it_is_said_how_to_give_one(monkeypatch):
+    monkeypatch.delenv("TEACHER_BASE_URL", raising=False)
+    with pytest.raises(ConfigError, match=r"endpoints.teacher.url: missing; set it, or .* TEACHER_BASE_URL"):
+        load_team(ROOT / "configs/distill/mhqa.yaml")
+
+
+def test_a_budget_changes_no_digest_and_a_prompt_does(tmp_path, monkeypatch):
+    monkeypatch.setenv("TEACHER_BASE_URL", "http://127.0.0.1:1/v1")
+    file = ROOT / "configs/distill/mhqa.yaml"
+    prompt = tmp_path / "planner.yaml"
+    prompt.write_text("system: Plan.\nuser: '{{ question }}'\nsays: p\n")
+
+    plain = load_team(file).name
+    assert load_team(file, overrides=["budget.usd=1", "endpoints.teacher.max_parallel=1"]).name == plain
+    assert load_team(file, overrides=[f"members.planner.prompt={prompt}"]).name != plain
+    prompt.write_text("system: '{{ qestion }'\nuser: u\n")
+    with pytest.raises(ConfigError, match=r"planner.yaml: system: no template"):
+        load_team(file, overrides=[f"members.planner.prompt={prompt}"])
+
+
+def test_prices_are_for_a_million_tokens():
+    assert Price(prompt=2.0, completion=8.0).usd(500_000, 250_000) == 3.0

@@ -1,0 +1,166 @@
+from pathlib import Path
+
+from afm.agents import load_agent
+from afm.datasets import Task
+from afm.datasets.encyclopaedia import Encyclopaedia, Shape, generate
+from afm.datasets.mini_world import Split
+from afm.distill import EventKind, EventLog, merge_attempt, read_attempts
+from afm.distill.model_team import load_team
+from afm.tools import ToolResult
+from afm.trajectory.parse import split
+
+ROOT = Path(__file__).parents[3]
+WORLD = Encyclopaedia(200, seed=3)
+
+
+class PageOfTheName:
+    """The encyclopaedia's own page for the name at the end of a query."""
+
+    name = "wiki_search"
+
+    async def call(self, argument):
+        number = WORLD.names.number(argument.rpartition(" of ")[2])
+        return ToolResult("No passage was found." if number is None else f"[1] {WORLD.page(number).contents}")
+
+    async def close(self):
+        pass
+
+
+def questions(count, hops=(2,)):
+    return list(generate(WORLD, Split.TRAIN, count, seed=0, hops=hops, shapes=[Shape.CHAIN]))
+
+
+async def worked(path, name, task, *overrides):
+    team = load_team(ROOT / f"configs/distill/{name}.yaml", overrides=overrides)
+    try:
+        with EventLog(path) as log:
+            await team.solve(log.begin(task, 0, {"wiki_search": PageOfTheName()}))
+    finally:
+        await team.close()
+    (attempt,) = read_attempts(path)
+    return attempt, merge_attempt(attempt, team.spec, team.roles)
+
+
+def roles(record, agent):
+    return [step.role for step in split(record.text, load_agent(agent)).steps]
+
+
+async def test_a_team_of_models_becomes_a_trajectory_with_a_double_check(tmp_path, teacher):
+    attempt, record = await worked(tmp_path / "e", "wiki", questions(1)[0])
+
+    assert record.reason == ""
+    assert roles(record, "wiki") == [
+        *("think", "plan"),
+        *("think", "wiki_search", "observation", "think", "reflection"),
+        *("think", "wiki_search", "observation", "think", "suggested_answer"),
+        *("think", "double_check", "think", "answer"),
+    ]
+    assert record.text.endswith(f"<answer>{record.ground_truth}</answer>")
+    results = [event.content for event in attempt if event.kind is EventKind.TOOL_RESULT]
+    observed = [part.text for part in record.segments if part.author == "environment"]
+    assert observed == [f"\n<observation>\n{text}\n</observation>\n" for text in results]
+
+
+async def test_a_low_score_and_a_poor_grade_lead_to_new_plans(tmp_path, teacher):
+    teacher.doubt = teacher.worry = lambda question: True
+
+    _, record = await worked(tmp_path / "e", "wiki", questions(1, [3])[0], "limits.calls_per_step=1")
+
+    found = roles(record, "wiki")
+    assert record.reason == ""
+    assert [found.count(role) for role in ("plan", "suggested_answer", "double_check")] == [3, 2, 2]
+    assert "Tool effectiveness: poor. Too slow." in record.text
+    assert found[found.index("double_check") + 1 :][:2] == ["think", "plan"]
+    assert record.text.endswith(f"<answer>{record.ground_truth}</answer>")
+
+
+async def test_the_verifier_speaks_in_the_reflection_of_an_agent_without_a_double_check(tmp_path, teacher):
+    teacher.doubt = lambda question: True
+
+    _, record = await worked(tmp_path / "e", "mhqa", questions(1)[0])
+
+    found = roles(record, "mhqa")
+    assert record.reason == ""
+    assert found == [
+        *("think", "plan"),
+        *("think", "wiki_search", "observation", "think", "reflection"),
+        *("think", "wiki_search", "observation", "think", "reflection"),
+        *("think", "plan", "think", "answer"),
+    ]
+    assert "It cannot be given yet: Look again.</reflection><think>" in record.text
+    assert record.provenance["repairs"]["dropped message"] == 1, "nothing was looked up for the second plan"
+
+
+class Prints:
+    name = "code"
+
+    async def call(self, argument):
+        assert argument == "\n```py\nprint(6*7)\n```\n"
+        return ToolResult("42\n")
+
+    async def close(self):
+        pass
+
+
+def mathematician(member, user):
+    """Reflects on every run, and is doubted once."""
+    good = {"grade": "good", "why": "Fine."}
+    criteria = dict.fromkeys(("information_conflict", "tool_effectiveness", "trajectory_monitoring"), good)
+    match member:
+        case "planner":
+            return {"thought": "A product.", "steps": ["Compute 6*7"]}
+        case "searcher" if "Result of code" in user:
+            return {"finding": "It is 42."}
+        case "searcher":
+            return {"tool": "code", "argument": "```python\nprint(6*7)\n```"}
+        case "reflector":
+            return {"thought": "I look.", **criteria, "advice": "Answer.", "ready": True}
+        case "writer":
+            return {"thought": "So it is 42.", "answer": "42"}
+        case _:
+            return {"findings": "6*7 = 42.", "score": 3, "conclusion": "It holds."}
+
+
+async def test_an_agent_that_plans_once_reflects_on_every_run(tmp_path, teacher):
+    teacher.replies = mathematician
+    team = load_team(ROOT / "configs/distill/math.yaml")
+    task = Task(id="m", question="What is 6*7?", ground_truth="42", data_source="mini_math")
+    with EventLog(tmp_path / "e") as log:
+        await team.solve(log.begin(task, 0, {"code": Prints()}))
+    await team.close()
+    (attempt,) = read_attempts(tmp_path / "e")
+
+    record = merge_attempt(attempt, team.spec, team.roles)
+
+    assert record.reason == ""
+    assert record.text == (
+        "<plan>1. Compute 6*7</plan>"
+        "<think>Next: Compute 6*7</think><code>\n```py\nprint(6*7)\n```\n</code>"
+        "\n<observation>\n42\n</observation>\n"
+        "<reflection>Fine. Fine. Fine. Answer.</reflection>"
+        "<think>It is 42.\n\nSo it is 42.\n\nIt holds.</think><answer>\\boxed{42}</answer>"
+    )
+    assert record.provenance["repairs"] == {
+        "dropped thought": 2,
+        "joined thoughts": 2,
+        "missing thought": 1,
+    }
+
+
+async def test_a_call_that_was_made_already_is_not_made_again_and_the_member_is_told(tmp_path, teacher):
+    def repeats(member, user):
+        if member == "searcher" and "was made already" not in user:
+            return {"tool": "code", "argument": "print(6*7)"}
+        return mathematician(member, user) | ({"ready": False} if member == "reflector" else {})
+
+    teacher.replies = repeats
+    team = load_team(ROOT / "configs/distill/math.yaml")
+    task = Task(id="m", question="What is 6*7?", ground_truth="42", data_source="mini_math")
+    with EventLog(tmp_path / "e") as log:
+        await team.solve(log.begin(task, 0, {"code": Prints()}))
+    await team.close()
+    (attempt,) = read_attempts(tmp_path / "e")
+
+    assert [event.kind for event in attempt].count(EventKind.TOOL_CALL) == 1
+    told = [request["messages"][1]["content"] for request in teacher.requests]
+    assert sum("this tool call was made already" in text for text in told) == 1

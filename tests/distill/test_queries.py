@@ -1,0 +1,485 @@
+"""Selection of RL queries: against a real chat endpoint with faults, killed and started again, and with models in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from afm.agents import load_agent
+from afm.agents.toolless import without_tools
+from afm.cli.data import app
+from afm.datasets import Task, read_tasks, write_tasks
+from afm.distill.queries import (
+    PRESETS,
+    ChatAsker,
+    EpisodeAsker,
+    QuerySettings,
+    by_exact_match,
+    by_reward,
+    known_questions,
+    select_queries,
+)
+from afm.distill.queries.askers import sample_seed
+from afm.distill.queries.log import SampleLog
+from afm.errors import AfmError, ConfigError, DataError, EngineError
+from afm.models import SamplingParams
+from afm.models.scripted import ScriptedModel
+from afm.rewards import load_reward
+
+ROOT = Path(__file__).parents[2]
+
+
+class ChatServer:
+    """Knows items whose number divides by 3 always, others sometimes (by the seed) or never.
+
+    Attributes:
+        faults: Whether some requests are answered with 429, 500, half a JSON, or a closed connection.
+        down: Every request is answered with 500.
+        hang_s: The first request is not answered for so long.
+        served: Right and wrong replies by question.
+        most: Requests in flight at the same time, at most.
+        together: Nobody is answered before so many requests are in flight.
+        allowed: So many requests are answered; the others wait.
+    """
+
+    def __init__(self):
+        self.faults = self.down = False
+        self.hang_s, self.most, self.requests = 0.0, 0, 0
+        self.together, self.allowed = 1, math.inf
+        self.served = Counter()
+        self._flying, self._lock = 0, threading.Lock()
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self):
+                self._answer(200, json.dumps({"data": [{"id": "small"}]}))
+
+            def do_POST(self):
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                with server._lock:
+                    server._flying += 1
+                    server.requests += 1
+                    number = server.requests
+                    server.most = max(server.most, server._flying)
+                time.sleep(server.hang_s if number == 1 else 0)
+                try:
+                    server.wait()
+                    self._reply(body, number)
+                finally:
+                    with server._lock:
+                        server._flying -= 1
+
+            def _reply(self, body, number):
+                if server.down:
+                    self._answer(500, "down")
+                elif server.faults and number % 7 == 0:
+                    self._answer(429, "slow down", {"Retry-After": "0"})
+                elif server.faults and number % 11 == 0:
+                    self._answer(500, "oops")
+                elif server.faults and number % 13 == 0:
+                    self._answer(200, '{"choices": [{"mess')
+                elif server.faults and number % 17 == 0:
+                    self.close_connection = True
+                else:
+                    self._answer(200, json.dumps(server.completion(body)))
+
+            def _answer(self, status, text, headers=None):
+                self.send_response(status)
+                for name, value in ({"Content-Length": len(text)} | (headers or {})).items():
+                    self.send_header(name, str(value))
+                self.end_headers()
+                self.wfile.write(text.encode())
+
+            def log_message(self, *_):
+                pass
+
+        class Server(ThreadingHTTPServer):
+            daemon_threads = True
+            request_queue_size = 128
+
+            def handle_error(self, *_):
+                """Clients of these tests are killed."""
+
+        self._server = Server(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}/v1"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def wait(self):
+        """Until it is this request's turn."""
+        for _ in range(6_000):
+            with self._lock:
+                if self.most >= self.together and self.allowed > 0:
+                    self.allowed -= 1
+                    return
+            time.sleep(0.01)
+
+    def completion(self, body):
+        asked = re.findall(r"item (\d+)\?", body["messages"][-1]["content"])[-1]
+        right = knows(int(asked), body["seed"])
+        text = f"<think>Hm.</think>\n<answer>The Name {asked if right else 'none'}.</answer>"
+        with self._lock:
+            self.served[asked, right] += 1
+        message = {"role": "assistant", "content": text}
+        return {"choices": [{"message": message, "finish_reason": "stop"}]}
+
+    def close(self):
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def knows(item, seed):
+    return {0: True, 1: seed % 5 == 0, 2: False}[item % 3]
+
+
+@pytest.fixture
+def server():
+    server = ChatServer()
+    yield server
+    server.close()
+
+
+def questions(count, source="search"):
+    return [
+        Task(
+            id=f"q{n}",
+            question=f"What is the name of item {n}?",
+            ground_truth=[f"name {n}"],
+            data_source=source,
+        )
+        for n in range(count)
+    ]
+
+
+def rows_of(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def select(*arguments, status=0):
+    result = CliRunner().invoke(app, ["queries", *map(str, arguments)])
+    told = result.output + (str(result.exception) if isinstance(result.exception, AfmError) else "")
+    assert (result.exit_code == 0) == (status == 0), (told, result.exception)
+    return told
+
+
+def asker(server, **options):
+    spec = without_tools(load_agent("mhqa"))
+    settings = {"temperature": 1.0, "max_tokens": 64, "parallel": 8} | options
+    return ChatAsker(spec, server.url, "small", by_exact_match, **settings)
+
+
+async def selected(tasks, server, out, known=(), **options):
+    one = asker(server, attempts=options.pop("attempts", 6))
+    try:
+        return await select_queries(tasks, one, out, QuerySettings(**options), known=known)
+    finally:
+        await one.close()
+
+
+def test_the_presets_are_those_of_the_paper():
+    qa, code = PRESETS["qa"], PRESETS["code"]
+    assert (qa.samples, qa.with_tools, qa.max_rate, qa.most_right) == (32, False, 0.3, 9)
+    assert (code.samples, code.with_tools, code.most_right) == (8, True, 7)
+    assert QuerySettings(samples=10, max_rate=0.3).most_right == 3
+    assert QuerySettings(samples=4, max_rate=0.0).most_right == 0
+
+
+def test_killed_and_started_again_no_sample_is_lost_or_doubled(server, tmp_path):
+    tasks, samples = questions(24), 16
+    server.faults = True
+    write_tasks(tasks, tmp_path / "tasks.jsonl")
+    out = tmp_path / "an out folder"
+    words = [sys.executable, "-m", "afm.cli.main", "data", "queries", str(tmp_path / "tasks.jsonl")]
+    words += [
+        "--out",
+        str(out),
+        "--model",
+        server.url,
+        "--agent",
+        "web",
+        "--samples",
+        str(samples),
+        "--seed",
+        "3",
+    ]
+    # Of the second run's requests 64 may be used up by those that the first one left behind.
+    for allowed, wanted in ((80, 30), (64 + 150, 90)):
+        server.allowed = allowed
+        with subprocess.Popen(
+            words, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        ) as process:
+            for _ in range(12_000):
+                log = out / "samples.jsonl"
+                if log.exists() and log.read_bytes().count(b"\n") >= wanted:
+                    break
+                time.sleep(0.01)
+            os.kill(process.pid, signal.SIGKILL)
+    server.allowed = math.inf
+    with (out / "samples.jsonl").open("ab") as file:
+        file.write(b'{"task": "q1", "ke')  # what a kill may leave
+    before = (out / "samples.jsonl").read_bytes().count(b"\n")
+    assert 90 <= before < len(tasks) * samples
+
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=120)
+
+    assert done.returncode == 0, done.stderr
+    rows = rows_of(out / "samples.jsonl")
+    taken = Counter((row["task"], row["sample"]) for row in rows)
+    assert set(taken) == {(task.id, number) for task in tasks for number in range(samples)}
+    assert set(taken.values()) == {1}
+    assert f"samples of earlier starts: {before}" in done.stdout
+    right = {
+        task.id: sum(knows(n, sample_seed(3, task, number)) for number in range(samples))
+        for n, task in enumerate(tasks)
+    }
+    assert {right[f"q{n}"] for n in range(0, 24, 3)} == {16}
+    assert {right[f"q{n}"] for n in range(2, 24, 3)} == {0}
+    kept, dropped = list(read_tasks(out / "kept.jsonl")), rows_of(out / "dropped.jsonl")
+    assert [task.id for task in kept] == [name for name, count in right.items() if count <= 4]
+    assert {task.id: task.extra_info["r_q"] for task in kept} == {
+        task.id: right[task.id] / 16 for task in kept
+    }
+    assert {row["id"]: row["r_q"] for row in dropped} == {
+        name: count / 16 for name, count in right.items() if count > 4
+    }
+    assert {row["reason"] for row in dropped} == {"r_q above 0.3"}
+    counts = json.loads((out / "manifest.json").read_text())["counts"]
+    assert counts == {"tasks": 24, "kept": len(kept), "dropped": len(dropped)}
+    assert len(kept) + len(dropped) == 24
+
+
+async def test_sixty_four_requests_are_in_flight(server, tmp_path):
+    server.together = 64
+    one = asker(server, parallel=64)
+    summary = await select_queries(questions(8), one, tmp_path, QuerySettings(samples=32))
+    await one.close()
+    assert summary.sampled == 8 * 32
+    assert server.most == 64
+
+
+def test_a_request_that_hangs_is_asked_again(server, tmp_path):
+    server.hang_s = 30.0
+    write_tasks(questions(1), tmp_path / "tasks.jsonl")
+    out = tmp_path / "out"
+    told = select(
+        tmp_path / "tasks.jsonl", "--out", out, "--model", server.url, "--samples", 4, "--timeout", 1
+    )
+    assert "0 of 1 questions kept, 4 samples taken" in told
+    assert "without --sft nothing was compared with the SFT data" in told
+    assert server.requests == 5
+
+
+async def test_another_threshold_more_samples_and_more_tasks_use_what_is_there(server, tmp_path):
+    first = await selected(questions(6), server, tmp_path, samples=4)
+    assert (first.sampled, first.resumed, first.kept, dict(first.dropped)) == (24, 0, 4, {"r_q above 0.3": 2})
+    second = await selected(questions(6), server, tmp_path, samples=4, max_rate=None)
+    assert (second.sampled, second.resumed) == (0, 24)
+    assert dict(second.dropped) == {"solved by every sample": 2}
+    third = await selected(questions(7), server, tmp_path, samples=5)
+    assert (third.sampled, third.resumed) == (6 + 5, 24)
+    fewer = await selected(questions(6), server, tmp_path, samples=2)
+    assert (fewer.sampled, fewer.resumed) == (0, 12)
+    other = [task.model_copy(update={"ground_truth": ["none"]}) for task in questions(6)]
+    changed = await selected(other, server, tmp_path, samples=4)
+    assert changed.sampled == 24
+
+
+async def test_samples_of_another_model_or_seed_are_not_mixed(server, tmp_path):
+    await selected(questions(1), server, tmp_path, samples=1)
+    with pytest.raises(
+        ConfigError, match=r"samples taken with other settings \(seed: 0 -> 1\); choose another"
+    ):
+        await selected(questions(1), server, tmp_path, samples=1, seed=1)
+    with (
+        SampleLog(tmp_path / "samples.jsonl"),
+        pytest.raises(ConfigError, match="another run is writing here"),
+    ):
+        await selected(questions(1), server, tmp_path, samples=1)
+    (tmp_path / "samples.jsonl").write_text("{}\n")
+    with pytest.raises(DataError, match=r"samples\.jsonl:1: no sample"):
+        await selected(questions(1), server, tmp_path, samples=1)
+
+
+async def test_a_server_that_is_down_ends_the_run_and_keeps_the_samples(server, tmp_path):
+    await selected(questions(2), server, tmp_path, samples=4)
+    server.down = True
+    with pytest.raises(
+        EngineError, match=r"of 16 samples are missing.*status 500.*run the same command again"
+    ):
+        await selected(questions(4), server, tmp_path, samples=4, attempts=1, failures_in_a_row=2, parallel=1)
+    server.down = False
+    summary = await selected(questions(4), server, tmp_path, samples=4)
+    assert (summary.resumed, summary.sampled, summary.kept + sum(summary.dropped.values())) == (8, 8, 4)
+
+
+async def test_questions_of_the_sft_data_and_repeated_ones_are_not_asked(server, tmp_path):
+    sft = [
+        {"instruction": "Rules.\n\nQuestion: what is THE name of item 1", "input": "", "output": "x"},
+        {"instruction": "Rules.", "input": "What is the name of item 2?", "output": "x"},
+    ]
+    (tmp_path / "sft.json").write_text(json.dumps(sft))
+    (tmp_path / "records.jsonl").write_text(
+        json.dumps({"id": "r", "question": "What is name of item 4?"}) + "\n"
+    )
+    known = known_questions([tmp_path / "sft.json", tmp_path / "records.jsonl"])
+    again = Task(id="again", question="what is the name of item 5", ground_truth=["name 5"])
+
+    summary = await selected([*questions(6), again], server, tmp_path / "out", known=known, samples=2)
+
+    assert dict(summary.dropped) == {"in the SFT data": 3, "repeats a question": 1, "r_q above 0.3": 2}
+    reasons = {row["id"]: row["reason"] for row in rows_of(tmp_path / "out/dropped.jsonl")}
+    assert {name for name, reason in reasons.items() if reason == "in the SFT data"} == {"q1", "q2", "q4"}
+    assert {asked for asked, _ in server.served} == {"0", "3", "5"}
+    (tmp_path / "bad.jsonl").write_text('{"text": 1}\n')
+    with pytest.raises(DataError, match=r"bad\.jsonl:1: no question"):
+        known_questions([tmp_path / "bad.jsonl"])
+
+
+async def test_the_draw_is_in_proportion_to_the_data_sources(server, tmp_path):
+    sizes = {"nq": 3, "hotpotqa": 6, "popqa": 11}
+    names = [source for source, size in sizes.items() for _ in range(size)]
+    tasks = [
+        Task(id=f"t{n}", question=f"What about item {3 * n + 2}?", ground_truth="x", data_source=source)
+        for n, source in enumerate(names)
+    ]
+    summary = await selected(tasks, server, tmp_path, samples=1, target=7)
+    # 7/20 of 3, 6 and 11 are 1.05, 2.1 and 3.85: whole parts 1, 2, 3, and the last place goes to 0.85.
+    assert Counter(task.data_source for task in read_tasks(tmp_path / "kept.jsonl")) == {
+        "nq": 1,
+        "hotpotqa": 2,
+        "popqa": 4,
+    }
+    assert dict(summary.dropped) == {"not drawn": 13}
+    first = (tmp_path / "kept.jsonl").read_bytes()
+    await selected(tasks, server, tmp_path, samples=1, target=7)
+    assert (tmp_path / "kept.jsonl").read_bytes() == first
+    everyone = await selected(tasks, server, tmp_path, samples=1, target=50)
+    assert everyone.kept == 20
+
+
+async def test_a_question_that_nobody_can_judge_is_dropped_with_the_reason(server, tmp_path):
+    bad = Task(id="bad", question="What is the name of item 2?", ground_truth=[])
+    summary = await selected([*questions(2), bad], server, tmp_path, samples=2)
+    assert dict(summary.dropped) == {"r_q above 0.3": 1, "cannot be judged": 1}
+    [row] = [row for row in rows_of(tmp_path / "dropped.jsonl") if row["id"] == "bad"]
+    assert "holds no answer" in row["reason"]
+    with pytest.raises(DataError, match="task id 'q0' occurs twice"):
+        await selected([*questions(1), *questions(1)], server, tmp_path, samples=2)
+
+
+async def test_episodes_of_a_model_in_this_process_without_tools(tmp_path):
+    spec = without_tools(load_agent("mhqa"))
+
+    def script(text):
+        return "<think>T.</think>\n<answer>Name 1 | name 1</answer>" if "item 1?" in text else "Name 0"
+
+    one = EpisodeAsker(spec, ScriptedModel(script), {}, by_exact_match, SamplingParams(200))
+    summary = await select_queries(questions(3), one, tmp_path, QuerySettings(samples=3))
+    # Item 0: one line without tags is the answer. Item 1: both answers are gold. Item 2: "Name 0" is not.
+    assert [row["id"] for row in rows_of(tmp_path / "dropped.jsonl")] == ["q0", "q1"]
+    assert summary.kept == 1
+
+
+@pytest.mark.sandbox
+async def test_programs_are_sampled_with_tools_and_dropped_when_all_solve_them(tmp_path, tools):
+    spec = load_agent("math")
+    tasks = [
+        Task(id="easy", question="What is 6 times 7?", ground_truth="42", data_source="math_dapo"),
+        Task(id="hard", question="What is 6 times 8?", ground_truth="48", data_source="math_dapo"),
+    ]
+    call = "<plan>Multiply.</plan>\n<think>T.</think>\n<code>\n```py\nprint(6 * 7)\n```\n</code>"
+    end = "\n<reflection>Good.</reflection>\n<think>T.</think>\n<answer>\\boxed{42}</answer>"
+
+    def script(text):
+        shown = text.rpartition("assistant: ")[2]
+        return end if "</observation>" in shown else call
+
+    reward = load_reward()
+    one = EpisodeAsker(spec, ScriptedModel(script), tools, by_reward(reward), SamplingParams(2000))
+    settings = PRESETS["code"].model_copy(update={"parallel": 4})
+    summary = await select_queries(tasks, one, tmp_path, settings)
+    await reward.close()
+    assert (summary.kept, dict(summary.dropped)) == (1, {"solved by every sample": 1})
+    assert [(task.id, task.extra_info["r_q"]) for task in read_tasks(tmp_path / "kept.jsonl")] == [
+        ("hard", 0.0)
+    ]
+    assert summary.sampled == 16
+
+
+def test_the_command_takes_a_tiny_model_and_its_output_becomes_rl_rows(tmp_path):
+    pytest.importorskip("torch")
+    from afm.models.tiny import create_tiny_model, train_tokenizer
+
+    tasks = questions(2, source="nq")
+    write_tasks(tasks, tmp_path / "tasks.jsonl")
+    train_tokenizer([task.question for task in tasks], tmp_path / "tiny", vocab_size=300)
+    create_tiny_model(tmp_path / "tiny", tmp_path / "tiny", seed=1)
+    out = tmp_path / "out"
+    told = select(
+        tmp_path / "tasks.jsonl",
+        "--out",
+        out,
+        "--model",
+        tmp_path / "tiny",
+        "--samples",
+        2,
+        "--max-tokens",
+        8,
+    )
+    assert f"{out}/kept.jsonl: 2 of 2 questions kept, 4 samples taken" in told
+    assert {row["stop"] for row in rows_of(out / "samples.jsonl")} <= {"agent_tokens", "end_of_text"}
+
+    rl = CliRunner().invoke(
+        app, ["prepare", "rl", str(out / "kept.jsonl"), "-o", str(tmp_path / "rl.parquet"), "--agent", "mhqa"]
+    )
+    assert rl.exit_code == 0, rl.output
+    [first, _] = read_tasks(tmp_path / "rl.parquet")
+    assert (first.id, first.extra_info["r_q"], first.extra_info["r_q_samples"]) == ("q0", 0.0, 2)
+
+
+def test_what_is_missing_on_the_command_line_is_told(server, tmp_path):
+    write_tasks(questions(1), tmp_path / "tasks.jsonl")
+    start = (tmp_path / "tasks.jsonl", "--out", tmp_path / "out", "--model")
+    told = select(*start, server.url, "--preset", "code", status=2)
+    assert "--preset code with a server needs --tokenizer DIR" in told
+    assert "holds no model" in select(*start, tmp_path, status=2)
+    told = select(*start, server.url, "--samples", 2)
+    assert "0 of 1 questions kept, 2 samples taken" in told
+    assert json.loads((tmp_path / "out/settings.json").read_text())["model"] == "small"
+
+
+def test_what_the_server_is_asked_names_the_agents_rules(server):
+    spec = without_tools(load_agent("web"))
+    seen = []
+    server.completion = lambda body: (
+        seen.append(body)
+        or {"choices": [{"message": {"content": "<answer>name 0"}, "finish_reason": "length"}]}
+    )
+
+    async def ask():
+        one = ChatAsker(spec, server.url, "small", by_exact_match, temperature=0.7, max_tokens=9)
+        try:
+            return await one.ask(questions(1)[0], 5)
+        finally:
+            await one.close()
+
+    answered = asyncio.run(ask())
+    assert (answered.right, answered.stop) == (False, "length")
+    [body] = seen
+    assert body["messages"] == spec.prompt_messages("What is the name of item 0?")
+    assert (body["temperature"], body["max_tokens"], body["seed"]) == (0.7, 9, 5)
