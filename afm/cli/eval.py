@@ -1,4 +1,4 @@
-"""``afm eval``: run a benchmark, resumable, and print its figures."""
+"""``afm eval``: run a benchmark, resumable, and print its figures; compare what several runs measured."""
 
 from __future__ import annotations
 
@@ -6,19 +6,102 @@ import asyncio
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from afm.cli.progress import ProgressView
 from afm.cli.project import afm_command
-from afm.errors import ConfigError
+from afm.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
     from afm.evaluation import Metrics
+    from afm.evaluation.compare import Comparison
     from afm.evaluation.config import EvalConfig
 
 
+class _RunUnlessNamed(TyperGroup):
+    """``afm eval CONFIG`` is ``afm eval run CONFIG``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] not in {*self.commands, *self.get_help_option_names(ctx)}:
+            args = ["run", *args]
+        return list(super().parse_args(ctx, args))
+
+
+app = typer.Typer(
+    cls=_RunUnlessNamed, no_args_is_help=True, help="Evaluate a model: afm eval CONFIG [KEY=VALUE]..."
+)
+
+
+@app.command()
+def compare(
+    folders: Annotated[
+        list[Path], typer.Argument(help="out_dir of two or more evaluations.", exists=True, file_okay=False)
+    ],
+    anyway: Annotated[
+        bool, typer.Option("--anyway", help="Compare although settings differ that are not the model's.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Compare evaluations with the first of them, on the questions they share.
+
+    Runs with other data, agent, tools, reward, sampling, limits, rounds, seed or versions are refused: they did not measure the
+    same thing.
+    """
+    import json
+    from dataclasses import asdict
+
+    from afm.evaluation.compare import compare
+
+    if len(folders) < 2:
+        raise UsageError(f"got {len(folders)} folder, expected at least two: afm eval compare BEFORE AFTER")
+    found = compare(folders, anyway=anyway)
+    if as_json:
+        keys = ("metrics", "paired")
+        rows = [
+            asdict(one)
+            | {"folder": str(one.folder)}
+            | {key: part.model_dump() if (part := getattr(one, key)) else None for key in keys}
+            for one in found
+        ]
+        print(json.dumps(rows, indent=2))
+        return
+    for one in found:
+        _compared(one)
+
+
+def _compared(one: Comparison) -> None:
+    from afm.evaluation.words import number, percent, points
+
+    score, paired = one.metrics.pass_at_1, one.paired
+    print(f"{one.folder}: pass@1 {percent(score.value if score else None)}")
+    if paired is not None:
+        change = paired.difference
+        print(
+            f"  {points(change.value)} points ({points(change.low)} to {points(change.high)}, 95 %) on {paired.questions} "
+            f"questions: {paired.gained} better, {paired.lost} worse"
+        )
+    for text in one.changes:
+        print(f"  not comparable: {text}")
+    print(
+        f"  tool calls {number(one.metrics.tool_calls)}, agent tokens {number(one.metrics.agent_tokens)}{_cost(one.metrics)}"
+    )
+
+
+def _cost(metrics: Metrics) -> str:
+    from afm.evaluation.words import number
+
+    cost = metrics.per_solved
+    return (
+        f"; per solved episode {number(cost['tool_calls'])} and {number(cost['agent_tokens'])}"
+        if cost
+        else ""
+    )
+
+
+@app.command(name="run")
 def evaluation(
     config: Annotated[
         Path,
@@ -93,7 +176,7 @@ def _run(settings: EvalConfig) -> Metrics:
 
 
 def _summary(settings: EvalConfig, metrics: Metrics) -> None:
-    from afm.evaluation.words import hallucination_words, number, percent
+    from afm.evaluation.words import hallucination_words, number, percent, unseen_words
 
     score = metrics.pass_at_1
     if score is not None:
@@ -101,14 +184,19 @@ def _summary(settings: EvalConfig, metrics: Metrics) -> None:
         interval = f"95 % interval {percent(score.low)} to {percent(score.high)}"
         print(f"{settings.name}: {name} {percent(score.value)} ({interval})")
     if metrics.rounds > 1:
-        print(f"  pass@{metrics.rounds} {percent(metrics.pass_at_k[metrics.rounds])}")
+        k = metrics.rounds
+        print(
+            f"  pass@{k} {percent(metrics.pass_at_k[k])}, pass^{k} {percent(metrics.pass_hat_k[k])}, "
+            f"majority of {k} {percent(metrics.majority)}"
+        )
     print(f"  {metrics.scored} of {metrics.episodes} episodes scored, {metrics.questions} questions")
     print(
         f"  format valid {percent(metrics.format_valid)}, tool calls {number(metrics.tool_calls)}, "
-        f"agent tokens {number(metrics.agent_tokens)}, {number(metrics.seconds)} s an episode"
+        f"agent tokens {number(metrics.agent_tokens)}, {number(metrics.seconds)} s an episode{_cost(metrics)}"
     )
-    if words := hallucination_words(metrics):
-        print(f"  {words}")
+    for words in (hallucination_words(metrics), unseen_words(metrics)):
+        if words:
+            print(f"  {words}")
     print(
         f"\nepisodes: {settings.out_dir}/episodes.jsonl\nnext: {afm_command()} report {shlex.quote(str(settings.out_dir))}"
     )

@@ -13,7 +13,10 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from afm.agents import AgentSpec, Limits, agent_of_model, load_agent
 from afm.agents.toolless import without_tools
 from afm.configuration import apply_overrides, read_extended, read_in_place, validated
-from afm.errors import UsageError, suggestion
+from afm.datasets.readers import checked_reader
+from afm.errors import ConfigError, UsageError, suggestion
+from afm.evaluation.argument_forms import UnseenTool
+from afm.evaluation.benchmarks import checked_benchmark
 
 CONFIG_FILE = "config.yaml"
 
@@ -61,12 +64,17 @@ class EvalConfig(_Strict):
 
     Attributes:
         name: What the benchmark is called in reports.
-        data: Files of tasks (JSONL or parquet).
+        benchmark: Which published benchmark this is (see :mod:`afm.evaluation.benchmarks`); the manifest then says where
+            settings are not the published ones, and absent data where it comes from.
+        data: Files of tasks (JSONL, JSON, parquet, CSV, TSV), or folders of them.
+        reader: Name of the layout of rows that are in none of ours: the owner's (see :mod:`afm.datasets.readers`).
         data_source: Used where a row names none; chooses the reward.
         agent: Name of a shipped agent, or path of a YAML; one that a model folder brings along wins if it has
             the same name.
         without_tools: Ask the same questions of the agent without its tools, to see whether it calls some; ``tools`` is
             then ignored.
+        unseen_tools: Roles of tools that the model was not trained with, and the form of their arguments; broken ones are
+            counted.
         tools: Path of a tools YAML, or its content.
         rewards: Path of a reward YAML, or its content; ``null`` is the built-in table by data source.
         limits: Overrides of the agent's limits.
@@ -80,10 +88,13 @@ class EvalConfig(_Strict):
     """
 
     name: str
+    benchmark: str | None = None
     data: tuple[Path, ...] = Field(min_length=1)
+    reader: str | None = None
     data_source: str | None = None
     agent: str
     without_tools: bool = False
+    unseen_tools: dict[str, UnseenTool] = Field(default_factory=dict)
     model: ModelSettings
     tools: Path | dict[str, Any] | None = None
     rewards: Path | dict[str, Any] | None = None
@@ -102,6 +113,16 @@ class EvalConfig(_Strict):
     @classmethod
     def _one_or_many(cls, value: Any) -> Any:
         return (value,) if isinstance(value, str) else value
+
+    @field_validator("reader")
+    @classmethod
+    def _known_reader(cls, value: str | None) -> str | None:
+        return None if value is None else checked_reader(value)
+
+    @field_validator("benchmark")
+    @classmethod
+    def _known_benchmark(cls, value: str | None) -> str | None:
+        return None if value is None else checked_benchmark(value)
 
     @field_validator("model", mode="before")
     @classmethod
@@ -134,6 +155,19 @@ class EvalConfig(_Strict):
         """
         folder = self.model.folder
         return load_agent(self.agent) if folder is None else agent_of_model(folder, self.agent)
+
+    def unseen_roles(self, spec: AgentSpec) -> dict[str, UnseenTool]:
+        """``unseen_tools``, once every one is a tool role of the agent.
+
+        Raises:
+            ConfigError: One is not.
+        """
+        for role in self.unseen_tools:
+            if role not in spec.tool_roles:
+                raise ConfigError(
+                    f"unseen_tools.{role}: agent {spec.name!r} has no such tool; {suggestion(role, spec.tool_roles)}"
+                )
+        return self.unseen_tools
 
     @property
     def tools_in_use(self) -> Path | dict[str, Any] | None:

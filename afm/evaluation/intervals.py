@@ -58,3 +58,8 @@ def bootstrap_mean(values: Sequence[float], *, resamples: int = RESAMPLES, seed:
 def pass_at_k(passes: int, rounds: int, k: int) -> float:
     """Unbiased chance that one of ``k`` episodes passes: 1 - C(n-c, k) / C(n, k) (arXiv 2107.03374, eq. 1)."""
     return 1 - math.comb(rounds - passes, k) / math.comb(rounds, k)
+
+
+def pass_hat_k(passes: int, rounds: int, k: int) -> float:
+    """Unbiased chance that all of ``k`` episodes pass: C(c, k) / C(n, k) (tau-bench, arXiv 2406.12045)."""
+    return math.comb(passes, k) / math.comb(rounds, k)

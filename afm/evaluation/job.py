@@ -9,14 +9,16 @@ from typing import Any
 
 from afm.agents import Limits
 from afm.configuration import read_mapping
-from afm.datasets import Task, read_tasks
+from afm.datasets import Task
 from afm.datasets.atomic import replace_text
 from afm.errors import DataError
+from afm.evaluation.benchmarks import BENCHMARKS
 from afm.evaluation.config import CONFIG_FILE, EvalConfig, dump_config
 from afm.evaluation.manifest import Sources
 from afm.evaluation.metrics import Metrics
 from afm.evaluation.play import FailurePolicy
 from afm.evaluation.run import OnProgress, evaluate
+from afm.evaluation.task_files import read_benchmark, task_files
 from afm.models import SamplingParams, TokenModel, load_model
 from afm.rewards import load_reward
 from afm.tools import load_tools
@@ -59,6 +61,7 @@ async def run_job(config: EvalConfig, *, on_progress: OnProgress | None = None) 
             keep_tokens=config.keep_tokens,
             sources=sources_of(config),
             original=config.declared_spec() if config.without_tools else None,
+            unseen=config.unseen_roles(spec),
             on_progress=on_progress,
         )
     finally:
@@ -75,8 +78,10 @@ def load_tasks(config: EvalConfig) -> list[Task]:
     """
     tasks: list[Task] = []
     seen: set[str] = set()
-    for path in config.data:
-        rows = islice(read_tasks(path, data_source=config.data_source), config.limit)
+    for path in _files(config):
+        rows = islice(
+            read_benchmark(path, reader=config.reader, data_source=config.data_source), config.limit
+        )
         for task in rows:
             if task.id in seen:
                 task = task.model_copy(update={"id": f"{path.stem}/{task.id}"})
@@ -85,6 +90,13 @@ def load_tasks(config: EvalConfig) -> list[Task]:
     if not tasks:
         raise DataError(f"no task in {', '.join(map(str, config.data))}; expected at least one")
     return tasks
+
+
+def _files(config: EvalConfig) -> list[Path]:
+    for place in config.data:
+        if config.benchmark is not None and not place.exists():
+            raise BENCHMARKS[config.benchmark].missing(place)
+    return [file for place in config.data for file in task_files(place)]
 
 
 def open_model(config: EvalConfig) -> TokenModel:
@@ -108,6 +120,8 @@ def sources_of(config: EvalConfig) -> Sources:
         tools=_content(config.tools_in_use, "tools"),
         reward=_content(config.rewards, "rewards"),
         data=tuple(str(path) for path in config.data),
+        benchmark=config.benchmark,
+        parallel=config.parallel,
     )
 
 

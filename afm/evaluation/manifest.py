@@ -23,6 +23,8 @@ from afm.agents import AgentSpec, Limits, model_folder
 from afm.datasets import Task
 from afm.datasets.atomic import replace_text
 from afm.errors import ConfigError, DataError
+from afm.evaluation.argument_forms import UnseenTool
+from afm.evaluation.benchmarks import BENCHMARKS
 from afm.models.base import SamplingParams
 
 MANIFEST_FILE = "manifest.json"
@@ -46,6 +48,8 @@ class Sources(BaseModel):
         tools: Tool configuration as loaded.
         reward: Reward configuration as loaded; ``None`` is the built-in table.
         data: Files the tasks were read from.
+        benchmark: Which published benchmark this is.
+        parallel: Episodes in flight; no score depends on it.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -54,6 +58,8 @@ class Sources(BaseModel):
     tools: dict[str, Any] | None = None
     reward: dict[str, Any] | None = None
     data: tuple[str, ...] = ()
+    benchmark: str | None = None
+    parallel: int | None = None
 
 
 class Manifest(BaseModel):
@@ -100,6 +106,7 @@ def make_manifest(
     seed: int,
     sources: Sources,
     original: AgentSpec | None = None,
+    unseen: Mapping[str, UnseenTool] | None = None,
 ) -> Manifest:
     """Describe a run that is about to begin; ``original`` is the agent that ``spec`` is without its tools."""
     count, checksum = _data_checksum(tasks)
@@ -107,6 +114,8 @@ def make_manifest(
     agent: dict[str, Any] = {"name": spec.name, "digest": spec.digest, "spec": spec.dump()}
     if original is not None:
         agent["without_tools_of"] = original.dump()
+    if unseen:
+        agent["unseen_tools"] = {role: tool.model_dump(mode="json") for role, tool in unseen.items()}
     settings = {
         "agent": agent,
         "model": {"name": model_name, "digest": digest},
@@ -121,10 +130,26 @@ def make_manifest(
     return Manifest(
         settings=json.loads(json.dumps(settings)),
         versions=_versions(),
-        sources={"model": _without_secrets(sources.model), "data": list(sources.data)},
+        sources={
+            "model": _without_secrets(sources.model),
+            "data": list(sources.data),
+            **({} if sources.parallel is None else {"parallel": sources.parallel}),
+            **({} if sources.benchmark is None else {"benchmark": _benchmark(sources.benchmark, settings)}),
+        },
         machine=_machine(),
         started=datetime.now(UTC).isoformat(timespec="seconds"),
     )
+
+
+def _benchmark(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What was published of a benchmark, and where this run is another one."""
+    one = BENCHMARKS[name]
+    return {
+        "name": name,
+        "published": {"questions": one.questions, **one.settings.as_dict()},
+        "published_scores": dict(one.scores),
+        "departures": list(one.departures(settings)),
+    }
 
 
 def read_manifest(path: str | Path) -> Manifest:

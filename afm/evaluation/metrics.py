@@ -9,14 +9,16 @@ from __future__ import annotations
 import math
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from afm.agents import AgentSpec
 from afm.errors import DataError
+from afm.evaluation.argument_forms import ArgumentTally
 from afm.evaluation.hallucination import HallucinationTally
-from afm.evaluation.intervals import RESAMPLES, Interval, bootstrap_mean, pass_at_k, wilson
+from afm.evaluation.intervals import RESAMPLES, Interval, bootstrap_mean, pass_at_k, pass_hat_k, wilson
+from afm.evaluation.votes import VoteTally
 from afm.trajectory.record import Record
 
 
@@ -37,18 +39,25 @@ class Metrics(_Frozen):
         pass_at_1: Mean over questions of the share of passed episodes (see :func:`pass_interval`).
         avg_at_k: The same figure under its usual name when there are several rounds.
         pass_at_k: Chance that one of k episodes passes, for several k; empty for one round.
+        pass_hat_k: Chance that all of k episodes pass (pass^k), for the same k.
+        majority: Share of questions whose most frequent answer passes (see :func:`afm.evaluation.votes.majority`);
+            ``None`` for one round, or when the agent is not known.
         mean_score: Mean reward.
         correct: Share of right final answers, whatever their format.
         format_valid: Share of responses that keep the agent's rules.
         tool_format_without_tool: Share of episodes with the form of a tool call, of an agent that has no tools.
         invented_tool: Share of episodes with a call of a tool that the agent does not have.
         invented_tool_calls: Such calls over all calls written.
+        unseen_argument_errors: Share of calls of tools declared as unseen whose argument breaks its form: of all of
+            them, and by role.
         tool_calls: Mean number in an episode.
         tool_use: Share of episodes with at least one call.
         passed_with_tool: Share of passed episodes among those that called a tool.
         passed_without_tool: The same among those that called none.
         tool_failure_rate: Failed calls over all calls.
         seconds: Mean wall time of an episode.
+        per_solved: Tool calls and tokens of all episodes over the number that passed: what a solved one costs with the failed
+            ones beside it. Empty when none passed.
         stop_reasons: Episodes by the reason they ended; errors are not among them.
         by_source: pass@1 of every data source, when there are several.
     """
@@ -62,12 +71,15 @@ class Metrics(_Frozen):
     pass_at_1: Interval | None
     avg_at_k: float | None = None
     pass_at_k: dict[int, float] = Field(default_factory=dict)
+    pass_hat_k: dict[int, float] = Field(default_factory=dict)
+    majority: float | None = None
     mean_score: float | None = None
     correct: float | None = None
     format_valid: float | None = None
     tool_format_without_tool: float | None = None
     invented_tool: float | None = None
     invented_tool_calls: float | None = None
+    unseen_argument_errors: dict[str, float] = Field(default_factory=dict)
     tool_calls: float | None = None
     tool_use: float | None = None
     passed_with_tool: float | None = None
@@ -76,6 +88,7 @@ class Metrics(_Frozen):
     agent_tokens: float | None = None
     observation_tokens: float | None = None
     seconds: float | None = None
+    per_solved: dict[str, float] = Field(default_factory=dict)
     stop_reasons: dict[str, int] = Field(default_factory=dict)
     by_source: dict[str, Interval] = Field(default_factory=dict)
 
@@ -112,10 +125,19 @@ class Tally:
 
     Args:
         hallucination: Counts calls of tools that are not there; ``None`` when the agent is not known.
+        votes: Collects answers; ``None`` when the agent is not known.
+        arguments: Counts calls of unseen tools; ``None`` when there are none.
     """
 
-    def __init__(self, hallucination: HallucinationTally | None = None) -> None:
+    def __init__(
+        self,
+        hallucination: HallucinationTally | None = None,
+        votes: VoteTally | None = None,
+        arguments: ArgumentTally | None = None,
+    ) -> None:
+        self._arguments = arguments
         self._hallucination = hallucination
+        self._votes = votes
         self._outcomes: defaultdict[str, list[bool]] = defaultdict(list)
         self._source: dict[str, str] = {}
         self._sums: defaultdict[str, array[float]] = defaultdict(lambda: array("d"))
@@ -142,12 +164,16 @@ class Tally:
         self._add_cost(record)
         if self._hallucination is not None:
             self._hallucination.add(record)
+        if self._arguments is not None:
+            self._arguments.add(record)
         outcome = passed(record)
         if outcome is None or record.verdict is None:
             self.abstained += 1
             return
         self.scored += 1
         self.passed += outcome
+        if self._votes is not None:
+            self._votes.add(task, record, passed=outcome)
         self._outcomes[task].append(outcome)
         self._sums["with_tool" if record.cost.tool_calls else "without_tool"].append(outcome)
         self._sums["score"].append(record.verdict.score or 0.0)
@@ -180,13 +206,16 @@ class Tally:
             errors=self.errors,
             pass_at_1=interval,
             avg_at_k=interval.value if interval and rounds > 1 else None,
-            pass_at_k=_pass_at_k(self._outcomes, rounds) if rounds > 1 else {},
+            pass_at_k=_over_k(pass_at_k, self._outcomes, rounds) if rounds > 1 else {},
+            pass_hat_k=_over_k(pass_hat_k, self._outcomes, rounds) if rounds > 1 else {},
+            majority=self._votes.share() if self._votes and rounds > 1 else None,
             mean_score=_mean(self._sums["score"]),
             correct=_mean(self._sums["correct"]),
             format_valid=_mean(self._sums["format"]),
             tool_format_without_tool=hallucination and hallucination.tool_format_without_tool,
             invented_tool=hallucination and hallucination.invented_tool,
             invented_tool_calls=hallucination and hallucination.invented_tool_calls,
+            unseen_argument_errors=self._arguments.shares() if self._arguments is not None else {},
             tool_calls=_mean(self._sums["tool_calls"]),
             tool_use=_mean(self._sums["tool_use"]),
             passed_with_tool=_mean(self._sums["with_tool"]),
@@ -195,9 +224,14 @@ class Tally:
             agent_tokens=_mean(self._sums["agent_tokens"]),
             observation_tokens=_mean(self._sums["observation_tokens"]),
             seconds=_mean(self._sums["seconds"]),
+            per_solved=self._per_solved(),
             stop_reasons=dict(sorted(self._stops.items())),
             by_source=self._by_source(seed),
         )
+
+    def _per_solved(self) -> dict[str, float]:
+        names = ("tool_calls", "agent_tokens", "observation_tokens")
+        return {name: math.fsum(self._sums[name]) / self.passed for name in names} if self.passed else {}
 
     def _by_source(self, seed: int) -> dict[str, Interval]:
         groups: defaultdict[str, dict[str, list[bool]]] = defaultdict(dict)
@@ -222,7 +256,7 @@ def summarise(
         spec: Their agent; without it calls of tools that are not there are not counted.
         original: The agent that ``spec`` is without its tools.
     """
-    tally = Tally(HallucinationTally(spec, original) if spec else None)
+    tally = Tally(HallucinationTally(spec, original), VoteTally(spec)) if spec else Tally()
     for record in records:
         tally.add(record)
     return tally.metrics(seed=seed)
@@ -281,13 +315,15 @@ def _shares(records: Iterable[Record]) -> dict[str, tuple[int, float]]:
     return {task: (questions[task], sum(rounds) / len(rounds)) for task, rounds in outcomes.items()}
 
 
-def _pass_at_k(outcomes: Mapping[str, Sequence[bool]], rounds: int) -> dict[int, float]:
+def _over_k(
+    estimate: Callable[[int, int, int], float], outcomes: Mapping[str, Sequence[bool]], rounds: int
+) -> dict[int, float]:
     """For every k up to 16, then powers of two, then all; over the questions with at least k episodes."""
     chosen = {k for k in range(1, rounds + 1) if k <= 16 or k & (k - 1) == 0 or k == rounds}
     result = {}
     for k in sorted(chosen):
         enough = [done for done in outcomes.values() if len(done) >= k]
-        result[k] = math.fsum(pass_at_k(sum(done), len(done), k) for done in enough) / len(enough)
+        result[k] = math.fsum(estimate(sum(done), len(done), k) for done in enough) / len(enough)
     return result
 
 

@@ -20,6 +20,7 @@ from afm.evaluation.words import (
     percent,
     points,
     rounds_words,
+    solved_words,
 )
 from afm.trajectory.record import Record
 
@@ -61,6 +62,7 @@ def render_report(run: ReportInput) -> str:
         "points": points,
         "number": number,
         "rounds": rounds_words,
+        "solved": solved_words,
         "hallucination": hallucination_words,
     }
     story = run.tool_story and tuple(run.stage(name) for name in run.tool_story)

@@ -12,15 +12,18 @@ from afm.agents import AgentSpec, Limits
 from afm.datasets import Task
 from afm.datasets.atomic import replace_text
 from afm.errors import ConfigError, DataError, EngineError
+from afm.evaluation.argument_forms import ArgumentTally, UnseenTool
 from afm.evaluation.hallucination import HallucinationTally
 from afm.evaluation.manifest import Sources, claim, make_manifest
 from afm.evaluation.metrics import Metrics, Tally
 from afm.evaluation.play import FailurePolicy, Job, Player, has_score
+from afm.evaluation.votes import VoteTally
 from afm.models.base import SamplingParams, TokenModel
 from afm.rewards import Reward
 from afm.tools import Tool
 from afm.trajectory.io import RecordWriter, read_records
 from afm.trajectory.record import Record
+from afm.trajectory.sealing import SEALING_KEY, opened, sealed
 
 EPISODES_FILE = "episodes.jsonl"
 METRICS_FILE = "metrics.json"
@@ -49,6 +52,7 @@ async def evaluate(
     keep_tokens: bool = False,
     sources: Sources | None = None,
     original: AgentSpec | None = None,
+    unseen: Mapping[str, UnseenTool] | None = None,
     on_progress: OnProgress | None = None,
 ) -> Metrics:
     """Run every task ``rounds`` times and judge it.
@@ -64,6 +68,7 @@ async def evaluate(
         keep_tokens: Whether episodes hold token ids, mask and log-probabilities.
         sources: Where model, tools and reward came from, for the manifest.
         original: The agent that ``spec`` is without its tools, so that its tags are known.
+        unseen: Tools that the model was not trained with, by role, whose arguments are checked.
 
     Raises:
         ConfigError: A tool of the agent is missing, ``out_dir`` holds a run with other settings, or another
@@ -84,13 +89,14 @@ async def evaluate(
         seed=seed,
         sources=sources or Sources(),
         original=original,
+        unseen=unseen,
     )
     policy = failures or FailurePolicy()
     player = Player(spec, model, tools, reward, sampling, limits, seed, policy, keep_tokens)
     with _lock(out):
         claim(out, manifest)
         (out / METRICS_FILE).unlink(missing_ok=True)
-        tally, finished = _resume(out / EPISODES_FILE, Tally(HallucinationTally(spec, original)))
+        tally, finished = _resume(out / EPISODES_FILE, _tally(spec, original, unseen))
         every = (Job(task, number) for number in range(rounds) for task in tasks)
         jobs = (job for job in every if job.id not in finished)
         with RecordWriter(out / EPISODES_FILE) as writer:
@@ -99,6 +105,11 @@ async def evaluate(
         metrics = tally.metrics(seed=seed)
         replace_text(out / METRICS_FILE, metrics.model_dump_json(indent=2) + "\n")
     return metrics
+
+
+def _tally(spec: AgentSpec, original: AgentSpec | None, unseen: Mapping[str, UnseenTool] | None) -> Tally:
+    arguments = ArgumentTally(unseen) if unseen else None
+    return Tally(HallucinationTally(spec, original), VoteTally(spec), arguments)
 
 
 def _check_tools(spec: AgentSpec, tools: Mapping[str, Tool]) -> None:
@@ -128,7 +139,7 @@ def _resume(path: Path, tally: Tally) -> tuple[Tally, set[str]]:
     finished, without_score = set[str](), False
     for record in _whole_records(path):
         if has_score(record):
-            tally.add(record)
+            tally.add(opened(record))
             finished.add(record.id)
         else:
             without_score = True
@@ -153,6 +164,11 @@ def _whole_records(path: Path) -> Iterator[Record]:
         if isinstance(item, DataError):
             raise item
         yield item
+
+
+def _as_written(record: Record, job: Job) -> Record:
+    key = job.task.extra_info.get(SEALING_KEY)
+    return record if key is None else sealed(record, key)
 
 
 class _Run:
@@ -180,7 +196,7 @@ class _Run:
     async def _worker(self, jobs: Iterator[Job], parallel: int) -> None:
         for job in jobs:
             record = await self._player.play(job)
-            self._writer.write(record)
+            self._writer.write(_as_written(record, job))
             self._tally.add(record)
             self._report()
             self._check(record, parallel)

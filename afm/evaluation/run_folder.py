@@ -24,6 +24,7 @@ from afm.evaluation.report_input import Command, Pair, ReportInput, StageDiffere
 from afm.evaluation.run import EPISODES_FILE, METRICS_FILE
 from afm.trajectory.io import read_records
 from afm.trajectory.record import Record
+from afm.trajectory.sealing import opened
 
 _KNOWN = {"eval_sft": "after SFT", "eval_rl": "after RL", "eval_real": "real data"}
 _MODEL_KEYS = ("model.", "versions.")
@@ -145,7 +146,8 @@ def _evaluation(folder: Path, name: str) -> Evaluation:
         except ValueError as error:
             raise DataError(f"no metrics of this version: {error}", path=str(metrics_file)) from None
     else:
-        records = (item for item in read_records(folder / EPISODES_FILE) if isinstance(item, Record))
+        found = read_records(folder / EPISODES_FILE)
+        records = (opened(item) for item in found if isinstance(item, Record))
         spec, original = _agents(manifest)
         metrics = summarise(records, spec=spec, original=original)
     return Evaluation(folder, name, metrics, manifest, finished)

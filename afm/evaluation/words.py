@@ -32,7 +32,33 @@ def rounds_words(metrics: Metrics) -> str:
     shown = [k for k in metrics.pass_at_k if k > 1 and (k & (k - 1) == 0 or k == metrics.rounds)]
     parts = [f"avg@{metrics.rounds} {percent(metrics.avg_at_k)}"]
     parts += [f"pass@{k} {percent(metrics.pass_at_k[k])}" for k in shown]
+    if metrics.rounds in metrics.pass_hat_k:
+        parts.append(f"pass^{metrics.rounds} {percent(metrics.pass_hat_k[metrics.rounds])}")
+    if metrics.majority is not None:
+        parts.append(f"majority vote {percent(metrics.majority)}")
     return f"{metrics.rounds} rounds: {', '.join(parts)}"
+
+
+def solved_words(metrics: Metrics) -> str:
+    """What one solved episode costs, in a sentence; empty when none was."""
+    cost = metrics.per_solved
+    if not cost:
+        return ""
+    tokens = cost["agent_tokens"] + cost["observation_tokens"]
+    return (
+        f"a solved episode costs {number(cost['tool_calls'])} tool calls and {number(tokens)} tokens "
+        f"({number(cost['agent_tokens'])} of the agent), failed ones included"
+    )
+
+
+def unseen_words(metrics: Metrics) -> str:
+    """Broken arguments of tools that were new to the agent; empty when it called none of them."""
+    shares = dict(metrics.unseen_argument_errors)
+    if not shares:
+        return ""
+    whole = shares.pop("all")
+    by_role = ", ".join(f"{role} {percent(share)}" for role, share in shares.items())
+    return f"{percent(whole)} of the calls of unseen tools break the form of the argument ({by_role})"
 
 
 def hallucination_words(metrics: Metrics) -> str:

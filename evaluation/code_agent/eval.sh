@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Evaluate the code/math agent. BENCHMARK is a file of configs/eval: aime24, aime25, amc23 or math500 (see each header).
+# Evaluate the code/math agent. BENCHMARK is a file of configs/eval (see each header): aime24, aime25, amc23, math500,
+# olympiadbench, livecodebench_v4, livecodebench_v5 or codecontests.
 # Usage: BENCHMARK=aime24 MODEL=models/code_agent_7b evaluation/code_agent/eval.sh [--dry-run] [key=value ...]
 # MODEL is a model's folder, or the address of a server (then add model.tokenizer=DIR model.name=NAME).
 # CPU twin: CONFIGS=configs/tiny/eval MODEL=runs/quickstart/rl evaluation/code_agent/eval.sh data=FILE

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from afm.evaluation.intervals import bootstrap_mean, pass_at_k, wilson
+from afm.evaluation.intervals import bootstrap_mean, pass_at_k, pass_hat_k, wilson
 
 
 def test_wilson_of_8_of_10() -> None:
@@ -64,3 +64,10 @@ def test_equal_values_leave_no_width() -> None:
 )
 def test_pass_at_k(passes: int, rounds: int, k: int, expected: float) -> None:
     assert math.isclose(pass_at_k(passes, rounds, k), expected)
+
+
+@pytest.mark.parametrize(
+    ("passes", "rounds", "k", "expected"), [(2, 3, 2, 1 / 3), (3, 3, 3, 1), (1, 4, 2, 0), (4, 5, 1, 0.8)]
+)
+def test_pass_hat_k(passes: int, rounds: int, k: int, expected: float) -> None:
+    assert math.isclose(pass_hat_k(passes, rounds, k), expected)

@@ -8,10 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from afm.evaluation import evaluate
-from afm.models.scripted import ScriptedModel
-from afm.rewards import load_reward
-from afm.tools import load_tools
 from afm.trajectory.io import load_records
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -126,40 +122,3 @@ def test_the_script_passes_everything_on(tmp_path, tiny_model, world) -> None:
     failed = subprocess.run([script], env=bare, capture_output=True, text=True)
     assert failed.returncode != 0
     assert "MODEL: set it to the folder or address" in failed.stderr
-
-
-@pytest.mark.parametrize("name", ["aime24", "aime25", "amc23", "math500"])
-async def test_on_real_rows_an_oracle_scores_everything_and_silence_nothing(
-    tmp_path, solver, name, shared
-) -> None:
-    from afm.evaluation.config import load_config
-    from afm.evaluation.job import load_tasks
-
-    data = shared(f"data/code_math/{name}.parquet")
-    config = load_config(ROOT / f"configs/eval/{name}.yaml", ["model=none", f"data={data}"])
-    tasks = load_tasks(config)
-    assert len(tasks) == {"aime24": 30, "aime25": 30, "amc23": 40, "math500": 500}[name]
-    spec = config.spec()
-    answer = {spec.user_message(task.question): task.ground_truth for task in tasks}
-
-    def oracle(text):
-        gold = answer[text.removeprefix("user: ").removesuffix("\nassistant: ")]
-        return f"<plan>Recall it.</plan>\n<think>Known.</think>\n<answer>\\boxed{{{gold}}}</answer>"
-
-    tools, reward = load_tools(ROOT / config.tools), load_reward(ROOT / config.rewards)
-    try:
-        for script, score in ((oracle, 1.0), (lambda text: "", 0.0)):
-            metrics = await evaluate(
-                tasks,
-                spec,
-                ScriptedModel(script),
-                tools,
-                reward,
-                tmp_path / str(score),
-                sampling=solver.SAMPLING,
-            )
-            assert (metrics.pass_at_1.value, metrics.scored) == (score, len(tasks))
-            assert metrics.format_valid == score
-    finally:
-        await reward.close()
-        await tools["code"].close()

@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from afm.agents import load_agent
 from afm.errors import DataError
 from afm.evaluation import paired_difference, summarise
 from afm.evaluation.metrics import passed
@@ -57,8 +58,40 @@ def test_several_rounds_give_avg_and_pass_at_k(record) -> None:
     assert metrics.pass_at_k[1] == pytest.approx(0.5)
     assert metrics.pass_at_k[2] == pytest.approx((2 / 3 + 1) / 2)
     assert metrics.pass_at_k[3] == 1.0
+    assert metrics.pass_hat_k == pytest.approx(
+        {1: 0.5, 2: 1 / 6, 3: 0.0}
+    )  # both of two: 0 of 3 pairs, 1 of 3
     # The bootstrap draws both questions, one of them twice, or the other: 1/3, 1/2 or 2/3.
     assert (metrics.pass_at_1.low, metrics.pass_at_1.high) == (pytest.approx(1 / 3), pytest.approx(2 / 3))
+
+
+def test_a_solved_episode_costs_what_the_failed_ones_cost_too(record) -> None:
+    metrics = summarise([record("a", 1.0, calls=1), record("b", 0.0, calls=3), record("c", 0.0, calls=2)])
+    assert metrics.per_solved == {
+        "tool_calls": 6,
+        "agent_tokens": 30,
+        "observation_tokens": 24,
+    }
+    assert summarise([record("b", 0.0, calls=3)]).per_solved == {}
+
+
+def test_the_majority_of_the_rounds_answers_for_a_question(record) -> None:
+    def answered(task, *rows):
+        texts = [f"<plan>p</plan><think>t</think><answer>\\boxed{{{answer}}}</answer>" for answer, _ in rows]
+        return [
+            record(task, score, number=n, text=text)
+            for n, (text, (_, score)) in enumerate(zip(texts, rows, strict=True))
+        ]
+
+    right = answered("right", ("7", 0.0), ("42", 1.0), ("42", 1.0))
+    wrong = answered("wrong", ("7", 0.0), ("42", 1.0), ("7", 0.0))
+    tie = answered("tie", ("42", 1.0), ("7", 0.0), ("8", 0.0))
+    none = [record("none", 0.0, number=n, text="<think>?</think>") for n in range(2)]
+    some = [*right, *wrong, *tie, *none]
+    spec = load_agent("math")
+    assert summarise(some, spec=spec).majority == summarise(some[::-1], spec=spec).majority == 0.5
+    assert summarise(some).majority is None
+    assert summarise(right[:1], spec=spec).majority is None
 
 
 def test_questions_that_agree_in_all_rounds_do_not_make_the_score_certain(record) -> None:

@@ -1,0 +1,75 @@
+"""Two or more evaluations of the same questions: which settings differ, and how much better one is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from afm.errors import ConfigError, DataError
+from afm.evaluation.manifest import MANIFEST_FILE, differences, read_manifest
+from afm.evaluation.metrics import Metrics, PairedDifference, paired_difference, summarise
+from afm.evaluation.run import EPISODES_FILE, METRICS_FILE
+from afm.trajectory.io import load_records
+
+OF_THE_MODEL = ("model.",)
+"""Settings that may differ: a comparison is about them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A run beside the first one.
+
+    Attributes:
+        changes: Settings other than the model that differ, as ``key: old -> new``.
+    """
+
+    folder: Path
+    metrics: Metrics
+    paired: PairedDifference | None = None
+    changes: tuple[str, ...] = ()
+
+
+def compare(folders: Sequence[Path], *, anyway: bool = False, seed: int = 0) -> list[Comparison]:
+    """Compare each evaluation with the first.
+
+    Args:
+        folders: ``out_dir`` of at least two evaluations.
+        anyway: Compare although settings differ.
+
+    Raises:
+        ConfigError: Settings differ that are not the model's.
+        DataError: A folder is no evaluation, or two have no question in common.
+    """
+    first = folders[0]
+    records = [load_records(_episodes(folder)) for folder in folders]
+    manifests = [read_manifest(folder / MANIFEST_FILE) for folder in folders]
+    found = [Comparison(first, _metrics(first))]
+    for folder, manifest, rows in zip(folders[1:], manifests[1:], records[1:], strict=True):
+        changes = tuple(
+            change for change in differences(manifests[0], manifest) if not change.startswith(OF_THE_MODEL)
+        )
+        if changes and not anyway:
+            raise ConfigError(
+                f"{first} and {folder} did not measure the same thing: {'; '.join(changes)}. "
+                "--anyway compares them nevertheless"
+            )
+        paired = paired_difference(records[0], rows, seed=seed)
+        found.append(Comparison(folder, _metrics(folder), paired, changes))
+    return found
+
+
+def _episodes(folder: Path) -> Path:
+    file = folder / EPISODES_FILE
+    if not file.is_file():
+        raise DataError("no episodes here; expected the out_dir of `afm eval`", path=str(folder))
+    return file
+
+
+def _metrics(folder: Path) -> Metrics:
+    """The stored figures; of a run that is not finished, those so far."""
+    file = folder / METRICS_FILE
+    if file.is_file():
+        return Metrics.model_validate_json(file.read_text(encoding="utf-8"))
+    manifest = read_manifest(folder / MANIFEST_FILE)
+    return summarise(load_records(folder / EPISODES_FILE), spec=manifest.spec, original=manifest.original)

@@ -1,0 +1,222 @@
+"""What a set of trajectories is like: lengths, tools, hops, roles, answers, duplicates, cost. One pass, row by row."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from afm.agents import AgentSpec, load_agent
+from afm.errors import ConfigError
+from afm.trajectory import answers
+from afm.trajectory.parse import split
+from afm.trajectory.record import Record
+from afm.trajectory.types import Author, Segment
+
+_MOST_NAMES = 200
+_OTHER = "(others)"
+_NUMBER = re.compile(r"[-+]?[\d.,\s]*\d\s*%?")
+_YEAR = re.compile(r"1\d{3}|20\d{2}")
+_DATE = re.compile(
+    r"(?i)(?=.*\d)(?:.*\b(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*\b.*|\d{4}-\d\d?-\d\d?|\d\d?[./]\d\d?[./]\d{2,4})"
+)
+_NAME_WORDS = 5
+_PHRASE_WORDS = 8
+
+
+@dataclass
+class Histogram:
+    """Whole numbers and how often each was seen."""
+
+    counts: Counter[int] = field(default_factory=Counter)
+
+    def add(self, value: int) -> None:
+        """Count one value."""
+        self.counts[value] += 1
+
+    @property
+    def total(self) -> int:
+        """Values seen."""
+        return self.counts.total()
+
+    @property
+    def mean(self) -> float:
+        """0 when nothing was seen."""
+        return sum(value * count for value, count in self.counts.items()) / max(1, self.total)
+
+    def quantile(self, share: float) -> int:
+        """The smallest value that at least ``share`` of all do not exceed; 0 when nothing was seen."""
+        passed = 0
+        for value in sorted(self.counts):
+            passed += self.counts[value]
+            if passed >= share * self.total:
+                return value
+        return 0
+
+
+@dataclass
+class DataStats:
+    """Counts over all rows seen so far. Memory grows by 16 bytes a row for duplicates, and by nothing else.
+
+    Args:
+        samples: Rows kept to be shown: each row with the same chance, the same ones for the same ``seed``.
+
+    Attributes:
+        characters: Of what the agent wrote, in hundreds (rounded up).
+        hops: Facts that a question needs, where its row tells.
+        roles: How often each role was written.
+        with_role: Rows that hold the role at least once.
+        answers: Rows by the kind of their final answer.
+        repairs: Mended breaks of the agent's order, by kind.
+    """
+
+    samples: int = 6
+    seed: int = 0
+    rows: int = 0
+    kept: int = 0
+    agents: Counter[str] = field(default_factory=Counter)
+    sources: Counter[str] = field(default_factory=Counter)
+    models: Counter[str] = field(default_factory=Counter)
+    reasons: Counter[str] = field(default_factory=Counter)
+    characters: Histogram = field(default_factory=Histogram)
+    steps: Histogram = field(default_factory=Histogram)
+    calls: Histogram = field(default_factory=Histogram)
+    hops: Histogram = field(default_factory=Histogram)
+    tools: Counter[str] = field(default_factory=Counter)
+    tool_failures: Counter[str] = field(default_factory=Counter)
+    repeated_calls: int = 0
+    roles: Counter[str] = field(default_factory=Counter)
+    with_role: Counter[str] = field(default_factory=Counter)
+    answers: Counter[str] = field(default_factory=Counter)
+    repairs: Counter[str] = field(default_factory=Counter)
+    prompt_tokens: int = 0
+    agent_tokens: int = 0
+    cost_usd: float = 0.0
+    generation_s: float = 0.0
+    tool_s: float = 0.0
+    same_question: int = 0
+    same_text: int = 0
+    shown: list[Record] = field(default_factory=list)
+    _questions: set[int] = field(default_factory=set, repr=False)
+    _texts: set[int] = field(default_factory=set, repr=False)
+
+    def __post_init__(self) -> None:
+        self._random = random.Random(self.seed)
+
+    def add(self, record: Record, agent: AgentSpec | None = None) -> None:
+        """Count one row; ``agent`` is its declaration where the shipped one of its name is not."""
+        self.rows += 1
+        self.kept += record.kept
+        if not record.kept:
+            _count(self.reasons, record.reason.partition(":")[0][:80] or "no reason")
+        _count(self.agents, record.agent)
+        _count(self.sources, record.data_source or "unknown")
+        _count(self.models, record.model or "unknown")
+        self._text(record, agent or shipped_agent(record.agent))
+        self._calls(record)
+        self._cost(record)
+        self._duplicates(record)
+        self._sample(record)
+
+    def _text(self, record: Record, spec: AgentSpec | None) -> None:
+        written = sum(len(part.text) for part in record.segments if part.author is Author.AGENT)
+        self.characters.add(-(-written // 100))
+        if spec is None:
+            _count(self.answers, "agent unknown")
+            return
+        steps = split(record.text, spec).steps
+        self.steps.add(len(steps))
+        self.roles.update(step.role for step in steps)
+        self.with_role.update({step.role for step in steps})
+        segments = tuple(Segment(part.author, part.text) for part in record.segments)
+        self.answers[answer_type(answers(segments, spec))] += 1
+
+    def _calls(self, record: Record) -> None:
+        self.calls.add(record.cost.tool_calls)
+        seen: set[tuple[str, str]] = set()
+        for call in record.calls:
+            _count(self.tools, call.tool)
+            if not call.ok:
+                _count(self.tool_failures, call.tool)
+            key = (call.tool, " ".join(call.argument.split()).casefold())
+            self.repeated_calls += key in seen
+            seen.add(key)
+        info = record.provenance.get("extra_info")
+        hops = info.get("hops") if isinstance(info, dict) else None
+        if isinstance(hops, int) and 0 <= hops < 1000:
+            self.hops.add(hops)
+
+    def _cost(self, record: Record) -> None:
+        self.prompt_tokens += record.cost.prompt_tokens
+        self.agent_tokens += record.cost.agent_tokens
+        self.generation_s += record.cost.generation_seconds
+        self.tool_s += record.cost.tool_seconds
+        usd, repairs = record.provenance.get("cost_usd"), record.provenance.get("repairs")
+        self.cost_usd += usd if isinstance(usd, int | float) else 0.0
+        for kind, count in repairs.items() if isinstance(repairs, dict) else ():
+            if isinstance(count, int):
+                _count(self.repairs, str(kind), count)
+
+    def _duplicates(self, record: Record) -> None:
+        question = _mark(" ".join(record.question.split()).casefold())
+        self.same_question += question in self._questions
+        self._questions.add(question)
+        text = _mark(f"{question} {record.text}")
+        self.same_text += text in self._texts
+        self._texts.add(text)
+
+    def _sample(self, record: Record) -> None:
+        """Reservoir sampling (Vitter 1985, algorithm R)."""
+        if len(self.shown) < self.samples:
+            self.shown.append(record)
+        elif (place := self._random.randrange(self.rows)) < self.samples:
+            self.shown[place] = record
+
+
+def answer_type(found: tuple[str, ...]) -> str:
+    """What kind of thing a final answer is, by its form alone."""
+    if not found:
+        return "none"
+    if len(found) > 1:
+        return "several"
+    text = found[0].strip()
+    words = text.split()
+    if _YEAR.fullmatch(text):
+        return "year"
+    if _NUMBER.fullmatch(text):
+        return "number"
+    if text.casefold().rstrip(".") in ("yes", "no", "true", "false"):
+        return "yes or no"
+    if "\n" in text:
+        return "program or text of several lines"
+    if "\\" in text or "^" in text:
+        return "formula"
+    if len(text) < 40 and _DATE.fullmatch(text):
+        return "date"
+    if len(words) <= _NAME_WORDS and words[0][:1].isupper() and words[-1][:1].isupper():
+        return "name"
+    return "phrase" if len(words) <= _PHRASE_WORDS else "sentence"
+
+
+def _count(counter: Counter[str], name: str, count: int = 1) -> None:
+    """Count a name that strangers may have chosen: only so many different ones have their own count."""
+    counter[name[:120] if name[:120] in counter or len(counter) < _MOST_NAMES else _OTHER] += count
+
+
+def _mark(text: str) -> int:
+    data = text.encode("utf-8", "surrogatepass")
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big")
+
+
+@lru_cache(maxsize=64)
+def shipped_agent(name: str) -> AgentSpec | None:
+    """The shipped agent of that name; rows may name anything, files included, so nothing else is opened."""
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
+        return None
+    try:
+        return load_agent(name)
+    except ConfigError:
+        return None

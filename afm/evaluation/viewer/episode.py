@@ -1,0 +1,117 @@
+"""One episode as the page shows it: a team's conversation, with what each call took."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from afm.agents import AgentSpec, load_agent, shipped_agents
+from afm.agents.load import MODEL_AGENT_FILE
+from afm.errors import ConfigError, DataError
+from afm.evaluation.blocks import blocks_of
+from afm.trajectory.record import Record
+from afm.trajectory.types import Author
+
+Decode = Callable[[Sequence[int]], str]
+_MAX_TOKENS = 40_000
+_FOLDERS_UP = 4
+
+
+def read_episode(path: str, start: int, length: int) -> Record:
+    """The record at an offset of a file.
+
+    Raises:
+        DataError: The file changed since it was indexed.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            file.seek(start)
+            return Record.model_validate_json(file.read(length))
+    except (OSError, ValueError) as error:
+        first = str(error).splitlines()[0]
+        raise DataError(
+            f"cannot be read at byte {start}: {first}; was the file changed?", path=path
+        ) from None
+
+
+def episode_view(record: Record, path: str) -> dict[str, Any]:
+    """What the page needs of an episode, as JSON."""
+    spec = agent_of(path, record.agent, record.agent_digest)
+    return {
+        "id": record.id,
+        "agent": record.agent,
+        "model": record.model,
+        "question": record.question,
+        "prompt": spec.user_message(record.question) if spec else "",
+        "ground_truth": _text(record.ground_truth),
+        "verdict": record.verdict.model_dump() if record.verdict else None,
+        "stop": record.stop.value,
+        "cost": record.cost.model_dump(),
+        "kept": record.kept,
+        "reason": record.reason,
+        "error": record.error,
+        "provenance": _text(record.provenance) if record.provenance else "",
+        "blocks": list(_blocks(record, spec)),
+        "has_tokens": record.response_ids is not None,
+        "spec_found": spec is not None,
+    }
+
+
+def token_view(record: Record, decode: Decode | None) -> list[dict[str, Any]]:
+    """Each token of the response: its text (its number without a tokenizer), whether it is trained on, its log-probability."""
+    ids = (record.response_ids or ())[:_MAX_TOKENS]
+    mask, logprobs = record.response_mask or (), record.logprobs or ()
+    return [
+        {
+            "text": decode([token]) if decode else f"{token} ",
+            "trained": bool(mask[at]) if at < len(mask) else None,
+            "logprob": logprobs[at] if at < len(logprobs) and (at >= len(mask) or mask[at]) else None,
+        }
+        for at, token in enumerate(ids)
+    ]
+
+
+def _blocks(record: Record, spec: AgentSpec | None) -> Iterator[dict[str, Any]]:
+    calls = iter(record.calls)
+    tools = spec.tool_roles if spec else {}
+    for block in blocks_of(record, spec):
+        shown: dict[str, Any] = {
+            "role": block.role,
+            "author": block.author.value,
+            "text": block.text,
+            "colour": block.colour,
+            "code": block.code,
+            "fault": block.fault,
+        }
+        if block.author is Author.AGENT and block.role in tools and (call := next(calls, None)) is not None:
+            shown |= {"tool": call.tool, "seconds": call.seconds, "ok": call.ok, "duplicate": call.duplicate}
+        yield shown
+
+
+@lru_cache(maxsize=256)
+def agent_of(path: str, name: str, digest: str) -> AgentSpec | None:
+    """The declaration an episode was made with: beside its file or some folders up, else a shipped one of its name.
+
+    Roles are what is needed of it, so one of the same name with another digest is better than none.
+    """
+    folders = Path(path).resolve().parents[:_FOLDERS_UP]
+    files = [folder / place for folder in folders for place in (MODEL_AGENT_FILE, f"sft/{MODEL_AGENT_FILE}")]
+    found = []
+    for source in (
+        *(file for file in files if file.is_file()),
+        *((name,) if name in shipped_agents() else ()),
+    ):
+        try:
+            spec = load_agent(source)
+        except ConfigError:
+            continue
+        if spec.name == name:
+            found.append(spec)
+    return next((spec for spec in found if spec.digest == digest), found[0] if found else None)
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=1, default=str)

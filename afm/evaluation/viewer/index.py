@@ -1,0 +1,316 @@
+"""Where every episode of many files stands, and what it can be found by, in one SQLite file.
+
+The files stay as they are: the index keeps offsets, narrow columns of numbers that a filter runs over, and a full-text
+index without the text. It grows with its files, so a running job can be followed; a file that shrank or was replaced is
+read again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from afm.evaluation.viewer.sources import episode_files
+from afm.sqlite import write_ahead
+
+_VERSION = 1
+_BATCH_BYTES = 4 << 20
+_TITLE_CHARS = 300
+_TEXT_CHARS = 200_000
+_TOOL_BITS = 62
+_TIMEOUT_S = 30.0
+
+NAMED = ("source", "verdict", "stop", "agent", "model", "file")
+"""Columns that hold the number of a name."""
+
+_SCHEMA = f"""
+CREATE TABLE about (version INTEGER, last INTEGER);
+INSERT INTO about VALUES ({_VERSION}, 0);
+CREATE TABLE files (id INTEGER PRIMARY KEY, path TEXT UNIQUE, inode INTEGER, indexed INTEGER, bad INTEGER DEFAULT 0);
+CREATE TABLE names (id INTEGER PRIMARY KEY, kind TEXT, name TEXT, episodes INTEGER DEFAULT 0, UNIQUE (kind, name));
+CREATE TABLE episodes (
+  id INTEGER PRIMARY KEY, source INTEGER, verdict INTEGER, stop INTEGER, agent INTEGER, model INTEGER, file INTEGER,
+  step INTEGER, score REAL, calls INTEGER, failures INTEGER, tokens INTEGER, seconds REAL, tools INTEGER, question INTEGER);
+CREATE INDEX by_question ON episodes (question);
+CREATE TABLE places (id INTEGER PRIMARY KEY, file INTEGER, start INTEGER, length INTEGER, name TEXT, title TEXT);
+CREATE VIRTUAL TABLE texts USING fts5 (question, response, content='', tokenize='unicode61 remove_diacritics 2');
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How much of the files is indexed; ``bad_lines`` hold no episode and are left out."""
+
+    episodes: int
+    files: int
+    bytes_done: int
+    bytes_total: int
+    bad_lines: int
+
+
+class EpisodeIndex:
+    """The index of one file or folder.
+
+    One thread or process calls :meth:`refresh`; any number of others read through :meth:`connect`.
+
+    Args:
+        path: A trajectory JSONL file, or a folder with some at any depth.
+        place: The SQLite file; made anew when it is of another version of this program.
+
+    Raises:
+        DataError: There is nothing at ``path``, or the file holds no episodes.
+    """
+
+    def __init__(self, path: str | Path, place: str | Path) -> None:
+        self.path = Path(path).resolve()
+        self.place = Path(place)
+        episode_files(self.path)
+        if not self._is_ours():
+            self._make()
+
+    def connect(self) -> sqlite3.Connection:
+        """A connection for reading; close it."""
+        connection = sqlite3.connect(f"file:{_quoted(self.place)}?mode=ro", uri=True, timeout=_TIMEOUT_S)
+        connection.row_factory = sqlite3.Row
+        return connection
+
+    def refresh(self) -> Iterator[Progress]:
+        """Index what is new, a piece at a time; yields after each piece, so that pages show it."""
+        with closing(self._writer()) as connection:
+            found = [(file, file.stat()) for file in episode_files(self.path) if file.exists()]
+            done = dict.fromkeys((file for file, _ in found), 0)
+            total = sum(status.st_size for _, status in found)
+            for file, status in found:
+                with connection:
+                    number, begin = _known(connection, file, status.st_ino, status.st_size)
+                done[file] = begin
+                for end in _pieces(connection, file, number, begin):
+                    done[file] = end
+                    yield _progress(connection, sum(done.values()), total)
+            yield _progress(connection, sum(done.values()), total)
+
+    def _is_ours(self) -> bool:
+        if not self.place.exists():
+            return False
+        try:
+            with closing(self.connect()) as connection:
+                return bool(connection.execute("SELECT version FROM about").fetchone()[0] == _VERSION)
+        except (sqlite3.Error, TypeError):
+            return False
+
+    def _make(self) -> None:
+        for suffix in ("", "-wal", "-shm"):
+            self.place.with_name(self.place.name + suffix).unlink(missing_ok=True)
+        self.place.parent.mkdir(parents=True, exist_ok=True)
+        with closing(self._writer()) as connection, connection:
+            connection.executescript(_SCHEMA)
+
+    def _writer(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(self.place, timeout=_TIMEOUT_S)
+        write_ahead(connection, timeout_s=_TIMEOUT_S)
+        connection.execute("PRAGMA synchronous = OFF")  # it can be made again from the files
+        return connection
+
+
+def _known(connection: sqlite3.Connection, file: Path, inode: int, size: int) -> tuple[int, int]:
+    """Number of a file, and the offset up to which it is indexed."""
+    row = connection.execute("SELECT id, inode, indexed FROM files WHERE path = ?", (str(file),)).fetchone()
+    if row is not None and row[1] == inode and row[2] <= size:
+        return row[0], row[2]
+    if row is not None:
+        _forget(connection, row[0])
+    cursor = connection.execute(
+        "INSERT INTO files (path, inode, indexed) VALUES (?, ?, 0) "
+        "ON CONFLICT (path) DO UPDATE SET inode = excluded.inode, indexed = 0, bad = 0 RETURNING id",
+        (str(file), inode),
+    )
+    return cursor.fetchone()[0], 0
+
+
+def _forget(connection: sqlite3.Connection, number: int) -> None:
+    """Remove a file's episodes. Their words stay in the full-text index, which finds nothing by them any more."""
+    for kind in NAMED:
+        connection.execute(
+            f"UPDATE names SET episodes = episodes - (SELECT count(*) FROM episodes JOIN places USING (id) "
+            f"WHERE places.file = ? AND episodes.{kind} = names.id) WHERE kind = ?",
+            (number, kind),
+        )
+    connection.execute("DELETE FROM episodes WHERE id IN (SELECT id FROM places WHERE file = ?)", (number,))
+    connection.execute("DELETE FROM places WHERE file = ?", (number,))
+
+
+def _pieces(connection: sqlite3.Connection, file: Path, number: int, begin: int) -> Iterator[int]:
+    """Index whole lines from ``begin`` on, some megabytes in a transaction; yields the offset behind each piece."""
+    names = _Names(connection)
+    last = connection.execute("SELECT last FROM about").fetchone()[0]  # a number is never used twice
+    with file.open("rb") as lines:
+        lines.seek(begin)
+        while piece := lines.readlines(_BATCH_BYTES):
+            if not piece[-1].endswith(b"\n"):
+                piece.pop()  # being written: it is read when it is whole
+            if not piece:
+                return
+            with connection:
+                bad, offset = 0, begin
+                for line in piece:
+                    row = _row(line)
+                    if row is None:
+                        bad += bool(line.strip())
+                    else:
+                        last += 1
+                        _insert(connection, names, last, row, (number, str(file), offset, len(line)))
+                    offset += len(line)
+                names.save()
+                connection.execute("UPDATE about SET last = ?", (last,))
+                connection.execute(
+                    "UPDATE files SET indexed = ?, bad = bad + ? WHERE id = ?", (offset, bad, number)
+                )
+            begin = offset
+            yield begin
+
+
+def _row(line: bytes) -> dict[str, Any] | None:
+    try:
+        row = json.loads(line.decode("utf-8", "replace"))
+    except (ValueError, RecursionError):
+        return None
+    return row if _is_sound(row) else None
+
+
+def _is_sound(row: Any) -> bool:
+    """Whether what the index reads of a line has the types of an episode; nothing else of it is looked at."""
+    if not isinstance(row, dict) or not isinstance(row.get("segments"), list):
+        return False
+    parts = (row.get("verdict") or {}, row.get("cost") or {})
+    if not all(isinstance(part, dict) for part in parts) or not isinstance(row.get("calls") or [], list):
+        return False
+    verdict, cost = parts
+    figures = (verdict.get("score"), cost.get("agent_tokens"), cost.get("wall_seconds"))
+    return all(figure is None or isinstance(figure, int | float) for figure in figures)
+
+
+def _insert(
+    connection: sqlite3.Connection,
+    names: _Names,
+    number: int,
+    row: dict[str, Any],
+    place: tuple[int, str, int, int],
+) -> None:
+    file, path, start, length = place
+    question = _storable(str(row.get("question") or ""))
+    verdict, cost = row.get("verdict") or {}, row.get("cost") or {}
+    calls = [call for call in row.get("calls") or () if isinstance(call, dict)]
+    named = {
+        "source": row.get("data_source"),
+        "verdict": verdict_word(row.get("verdict"), kept=bool(row.get("kept", True))),
+        "stop": row.get("stop"),
+        "agent": row.get("agent"),
+        "model": row.get("model"),
+        "file": path,
+    }
+    values = [names.number(kind, _storable(str(named[kind] or ""))) for kind in NAMED]
+    tools = 0
+    for tool in {_storable(str(call.get("tool"))) for call in calls}:
+        tools |= 1 << min(names.tool(tool), _TOOL_BITS)
+    provenance = row.get("provenance")
+    step = provenance.get("step") if isinstance(provenance, dict) else None
+    failed = sum(not call.get("ok", True) for call in calls)
+    connection.execute(
+        "INSERT INTO episodes VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (
+            number,
+            *values,
+            step if isinstance(step, int) else None,
+            verdict.get("score"),
+            len(calls),
+            failed,
+            cost.get("agent_tokens", 0),
+            cost.get("wall_seconds", 0.0),
+            tools,
+            question_key(question),
+        ),
+    )
+    title = " ".join(question.split())[:_TITLE_CHARS]
+    connection.execute(
+        "INSERT INTO places VALUES (?, ?, ?, ?, ?, ?)",
+        (number, file, start, length, _storable(str(row.get("id") or "")), title),
+    )
+    text = "".join(str(part.get("text", "")) for part in row["segments"] if isinstance(part, dict))
+    connection.execute(
+        "INSERT INTO texts (rowid, question, response) VALUES (?, ?, ?)",
+        (number, question[:_TEXT_CHARS], _storable(text[:_TEXT_CHARS])),
+    )
+
+
+def _storable(text: str) -> str:
+    """Half surrogate pairs, which JSON can hold and SQLite cannot, as question marks."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def verdict_word(verdict: dict[str, Any] | None, *, kept: bool) -> str:
+    """What a filter calls a verdict: passed, partly, failed, abstained, dropped or unjudged."""
+    if not kept:
+        return "dropped"
+    if verdict is None:
+        return "unjudged"
+    score = verdict.get("score")
+    if score is None:
+        return "abstained"
+    return "passed" if score >= 1 else "partly" if score > 0 else "failed"
+
+
+def question_key(question: str) -> int:
+    """Equal for equal questions, whatever their white space; fits into SQLite's integers."""
+    digest = hashlib.blake2b(" ".join(question.split()).encode("utf-8", "replace"), digest_size=8).digest()
+    return int.from_bytes(digest, "big", signed=True)
+
+
+class _Names:
+    """Numbers of names, with how many episodes bear each."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        rows = connection.execute("SELECT kind, name, id FROM names")
+        self._numbers = {(kind, name): number for kind, name, number in rows}
+        numbers = sorted(number for (kind, _), number in self._numbers.items() if kind == "tool")
+        self._bits = {number: bit for bit, number in enumerate(numbers)}
+        self._new: dict[int, int] = {}
+
+    def number(self, kind: str, name: str) -> int:
+        """The number of a name, counted once more."""
+        found = self._numbers.get((kind, name))
+        if found is None:
+            query = "INSERT INTO names (kind, name) VALUES (?, ?)"
+            found = self._connection.execute(query, (kind, name)).lastrowid or 0
+            self._numbers[kind, name] = found
+        self._new[found] = self._new.get(found, 0) + 1
+        return found
+
+    def tool(self, name: str) -> int:
+        """The bit of a tool: its place among the tools in the order of their numbers."""
+        return self._bits.setdefault(self.number("tool", name), len(self._bits))
+
+    def save(self) -> None:
+        """Write the counts."""
+        pairs = [(count, number) for number, count in self._new.items()]
+        self._connection.executemany("UPDATE names SET episodes = episodes + ? WHERE id = ?", pairs)
+        self._new.clear()
+
+
+def _progress(connection: sqlite3.Connection, done: int, total: int) -> Progress:
+    query = "SELECT coalesce(sum(episodes), 0) FROM names WHERE kind = 'file'"
+    episodes = connection.execute(query).fetchone()[0]
+    files, bad = connection.execute("SELECT count(*), coalesce(sum(bad), 0) FROM files").fetchone()
+    return Progress(episodes, files, done, max(done, total), bad)
+
+
+def _quoted(path: Path) -> str:
+    from urllib.parse import quote
+
+    return quote(str(path.resolve()))

@@ -1,0 +1,189 @@
+"""Questions to an index: which episodes, how many, and what there is to filter by."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from afm.evaluation.viewer.index import NAMED
+
+MAX_FOUND = 10_000
+"""A full-text search counts so many episodes and no more."""
+
+_WORD = re.compile(r'"([^"]+)"|(\S+)')
+
+
+class Order(StrEnum):
+    """By what a list is sorted."""
+
+    FILE = "file"
+    NEWEST = "newest"
+    SLOWEST = "slowest"
+    LONGEST = "longest"
+    CALLS = "calls"
+    STEP = "step"
+
+
+_ORDERS = {
+    Order.FILE: "id",
+    Order.NEWEST: "id DESC",
+    Order.SLOWEST: "seconds DESC, id",
+    Order.LONGEST: "tokens DESC, id",
+    Order.CALLS: "calls DESC, id",
+    Order.STEP: "step DESC, id",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Filters:
+    """What an episode must be to be listed; everything empty lists all.
+
+    Attributes:
+        names: Wanted name by column of :data:`afm.evaluation.viewer.index.NAMED`, or ``tool``.
+        step: Training step.
+        text: Words and "phrases" that question or response hold, all of them.
+        question: Key of a question, for all episodes of it.
+    """
+
+    names: Mapping[str, str] = field(default_factory=dict)
+    step: int | None = None
+    text: str = ""
+    question: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A stretch of a list.
+
+    Attributes:
+        rows: A mapping an episode: ``id``, ``name``, ``title``, names of the columns, and its figures.
+        total: Episodes that the filters let through; with a text at most :data:`MAX_FOUND`.
+        capped: Whether there are more than ``total``.
+    """
+
+    rows: tuple[dict[str, Any], ...]
+    total: int
+    capped: bool = False
+
+
+def listing(
+    connection: sqlite3.Connection,
+    filters: Filters,
+    *,
+    order: Order = Order.FILE,
+    offset: int = 0,
+    limit: int = 100,
+) -> Page:
+    """Rows ``offset`` to ``offset + limit`` of what the filters let through."""
+    where, values = _where(connection, filters)
+    if where is None:
+        return Page((), 0)
+    total, capped = _count(connection, where, values, bounded=bool(filters.text.strip()))
+    ids = connection.execute(
+        f"SELECT id FROM episodes {where} ORDER BY {_ORDERS[order]} LIMIT ? OFFSET ?",
+        (*values, max(0, min(limit, 500)), max(0, offset)),
+    )
+    return Page(tuple(episode_row(connection, row[0]) for row in ids.fetchall()), total, capped)
+
+
+def episode_row(connection: sqlite3.Connection, number: int) -> dict[str, Any]:
+    """Facts of one episode, with names in the place of their numbers.
+
+    Raises:
+        KeyError: There is no such episode.
+    """
+    query = "SELECT * FROM episodes JOIN places USING (id) WHERE id = ?"
+    row = connection.execute(query, (number,)).fetchone()
+    if row is None:
+        raise KeyError(number)
+    plain = ("id", "name", "title", "step", "score", "calls", "failures", "tokens", "seconds")
+    found = {key: row[key] for key in plain}
+    found["question"] = str(row["question"])  # larger than a number of JavaScript may be
+    marks = ", ".join("?" * len(NAMED))
+    numbers = connection.execute(
+        f"SELECT {', '.join(NAMED)} FROM episodes WHERE id = ?", (number,)
+    ).fetchone()
+    names = dict(
+        connection.execute(f"SELECT id, name FROM names WHERE id IN ({marks})", tuple(numbers)).fetchall()
+    )
+    return found | {kind: names.get(numbers[kind], "") for kind in NAMED}
+
+
+def place_of(connection: sqlite3.Connection, number: int) -> tuple[str, int, int]:
+    """Path, offset and length in bytes of an episode's line.
+
+    Raises:
+        KeyError: There is no such episode.
+    """
+    row = connection.execute(
+        "SELECT path, start, length FROM places JOIN files ON files.id = places.file WHERE places.id = ?",
+        (number,),
+    ).fetchone()
+    if row is None:
+        raise KeyError(number)
+    return row[0], row[1], row[2]
+
+
+def facets(connection: sqlite3.Connection) -> dict[str, list[dict[str, Any]]]:
+    """For each column the names that occur, the most frequent first, and how many episodes bear them."""
+    found: dict[str, list[dict[str, Any]]] = {kind: [] for kind in (*NAMED, "tool")}
+    query = "SELECT kind, name, episodes FROM names WHERE episodes > 0 ORDER BY episodes DESC, name"
+    for kind, name, episodes in connection.execute(query):
+        if kind in found:
+            found[kind].append({"name": name, "episodes": episodes})
+    return found
+
+
+def match_words(text: str) -> str:
+    """A text that a person types as a query of FTS5: every word and every "phrase" must be there."""
+    parts = [phrase or word for phrase, word in _WORD.findall(text)]
+    quoted = ('"' + part.replace('"', '""') + '"' for part in parts if any(map(str.isalnum, part)))
+    return " ".join(quoted)
+
+
+def _where(connection: sqlite3.Connection, filters: Filters) -> tuple[str | None, tuple[Any, ...]]:
+    """The condition; ``None`` when nothing can fulfil it."""
+    conditions = list(_conditions(connection, filters))
+    if any(condition is None for condition in conditions):
+        return None, ()
+    kept = [condition for condition in conditions if condition is not None]
+    where = f"WHERE {' AND '.join(text for text, _ in kept)}" if kept else ""
+    return where, tuple(value for _, value in kept)
+
+
+def _conditions(connection: sqlite3.Connection, filters: Filters) -> Iterator[tuple[str, Any] | None]:
+    for kind, name in filters.names.items():
+        if kind == "tool":
+            yield _tool_condition(connection, name)
+            continue
+        row = connection.execute("SELECT id FROM names WHERE kind = ? AND name = ?", (kind, name)).fetchone()
+        yield (f"+{kind} = ?", row[0]) if kind in NAMED and row else None
+    if filters.step is not None:
+        yield "step = ?", filters.step
+    if filters.question is not None:
+        yield "question = ?", filters.question
+    if filters.text.strip():
+        words = match_words(filters.text)
+        yield ("id IN (SELECT rowid FROM texts WHERE texts MATCH ?)", words) if words else None
+
+
+def _tool_condition(connection: sqlite3.Connection, name: str) -> tuple[str, Any] | None:
+    tools = [row[0] for row in connection.execute("SELECT name FROM names WHERE kind = 'tool' ORDER BY id")]
+    return ("tools & ? != 0", 1 << min(tools.index(name), 62)) if name in tools else None
+
+
+def _count(
+    connection: sqlite3.Connection, where: str, values: tuple[Any, ...], *, bounded: bool
+) -> tuple[int, bool]:
+    if not where:
+        query = "SELECT coalesce(sum(episodes), 0) FROM names WHERE kind = 'file'"
+        return connection.execute(query).fetchone()[0], False
+    if not bounded:
+        return connection.execute(f"SELECT count(*) FROM episodes {where}", values).fetchone()[0], False
+    query = f"SELECT count(*) FROM (SELECT 1 FROM episodes {where} LIMIT {MAX_FOUND + 1})"
+    found = connection.execute(query, values).fetchone()[0]
+    return min(found, MAX_FOUND), found > MAX_FOUND

@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# Evaluate the multi-hop agent. BENCHMARK is a file of configs/eval: nq, triviaqa, hotpotqa, 2wikimultihopqa, musique, bamboogle or popqa (see each header).
+# Usage: BENCHMARK=nq MODEL=models/mhqa_agent_7b evaluation/mhqa_agent/eval.sh [--dry-run] [key=value ...]
+# MODEL is a model's folder, or the address of a server (then add model.tokenizer=DIR model.name=NAME).
+# Needs: a wiki server at WIKI_RAG_SERVER_URL (afm serve wiki --index FOLDER).
+# CPU twin: CONFIGS=configs/tiny/eval MODEL=runs/quickstart/rl evaluation/mhqa_agent/eval.sh data=FILE
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+command -v afm >/dev/null || PATH="$PWD/.venv/bin:$PATH"
+BENCHMARK=${BENCHMARK:-nq}
+CONFIGS=${CONFIGS:-configs/eval}
+MODEL=${MODEL:?set it to the folder or address of the model, for example MODEL=models/mhqa_agent_7b}
+exec afm eval "$CONFIGS/$BENCHMARK.yaml" "model.path=$MODEL" "$@"

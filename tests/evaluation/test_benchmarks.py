@@ -1,0 +1,299 @@
+"""Every benchmark of the published evaluation: settings, data, and real files through `afm eval`."""
+
+import importlib.util
+import json
+import os
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from afm.cli.main import app
+from afm.errors import DataError
+from afm.evaluation.benchmarks import BENCHMARKS
+from afm.evaluation.config import load_config
+from afm.evaluation.job import load_tasks
+from afm.trajectory.io import load_records
+
+ROOT = Path(__file__).resolve().parents[2]
+
+WEB = (1.0, 0.9, 20, 4096, 32768, 36, 5, 30)
+QUESTIONS = (0.0, 1.0, 0, None, 8192, 8, 1, None)
+AVERAGED = (0.8, 1.0, 0, None, 32768, 12, 16, None)
+ONCE = (0.8, 1.0, 0, None, 32768, 12, 1, None)
+PUBLISHED = {
+    "gaia": (103, "judge", WEB),
+    "webwalker": (680, "judge", WEB),
+    "browsecomp": (1266, "judge", WEB),
+    "hle": (500, "judge", WEB),
+    "nq": (3610, "exact_match", QUESTIONS),
+    "triviaqa": (None, "exact_match", QUESTIONS),
+    "hotpotqa": (None, "exact_match", QUESTIONS),
+    "2wikimultihopqa": (None, "exact_match", QUESTIONS),
+    "musique": (None, "exact_match", QUESTIONS),
+    "bamboogle": (None, "exact_match", QUESTIONS),
+    "popqa": (None, "exact_match", QUESTIONS),
+    "aime24": (30, "math", AVERAGED),
+    "aime25": (30, "math", AVERAGED),
+    "amc23": (40, "math", AVERAGED),
+    "math500": (500, "math", ONCE),
+    "olympiadbench": (675, "math", ONCE),
+    "livecodebench_v4": (100, "code_tests", ONCE),
+    "livecodebench_v5": (167, "code_tests", ONCE),
+    "codecontests": (None, "code_tests", ONCE),
+}
+"""Section 6 of the reference: questions, what judges, then temperature, top-p, top-k, new tokens of a turn, tokens of an
+episode, tool calls, rounds, episodes in flight."""
+
+REAL = {
+    "webwalker": "data/qa/webwalker_main.json",
+    "nq": "data/qa/nq_full.jsonl",
+    "aime24": "data/code_math/aime24.parquet",
+    "aime25": "data/code_math/aime25.parquet",
+    "amc23": "data/code_math/amc23.parquet",
+    "math500": "data/code_math/math500.parquet",
+    "livecodebench_v4": "data/code_math/livecodebench_v4.parquet",
+}
+
+
+def module(name):
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).parent / f"{name}.py")
+    loaded = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    return loaded
+
+
+oracle = module("oracle")
+
+
+@pytest.fixture(autouse=True)
+def no_endpoints(monkeypatch):
+    """Judges fall back to exact match unless a test says otherwise."""
+    for name in ("GRM_BASE_URL", "GRM_API_KEY", "GRM_MODEL_NAME", "AFM_MODEL_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(scope="session")
+def small_tokenizer(tmp_path_factory):
+    """Loads in no time, which a real one does not."""
+    from afm.agents import load_agent
+    from afm.models.tiny import train_tokenizer
+
+    folder = tmp_path_factory.mktemp("tokenizer")
+    specs = map(load_agent, ("web", "mhqa", "math", "code"))
+    train_tokenizer([spec.user_message("Who?") for spec in specs], folder, vocab_size=1500)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(small_tokenizer):
+    made = oracle.OracleServer(small_tokenizer).start()
+    yield made
+    made.stop()
+
+
+def served(name, server, small_tokenizer, data, out, *more, folder="configs/eval"):
+    words = [
+        f"model={server.url}",
+        "model.name=oracle",
+        f"model.tokenizer={small_tokenizer}",
+        f"data={data}",
+        f"out_dir={out}",
+        *more,
+    ]
+    return ROOT / f"{folder}/{name}.yaml", words
+
+
+def evaluated(name, server, small_tokenizer, data, out, *more, reply=None, folder="configs/eval"):
+    """Metrics and records of one run of the command."""
+    path, words = served(name, server, small_tokenizer, data, out, *more, folder=folder)
+    config = load_config(path, words)
+    spec = config.spec()
+    server.learn(spec, load_tasks(config), reply or oracle.right(spec))
+    done = CliRunner().invoke(app, ["eval", str(path), *words, "--json"])
+    assert done.exit_code == 0, done.output
+    return json.loads((out / "metrics.json").read_text()), load_records(out / "episodes.jsonl")
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_settings_are_the_published_ones(name) -> None:
+    config = load_config(ROOT / f"configs/eval/{name}.yaml", ["model=m"])
+    limits = config.episode_limits(config.spec())
+    questions, judge, settings = PUBLISHED[name]
+    temperature, top_p, top_k, turn, response, turns, rounds, parallel = settings
+    assert (config.sampling.temperature, config.sampling.top_p, config.sampling.top_k) == (
+        temperature,
+        top_p,
+        top_k,
+    )
+    assert (limits.max_turn_tokens, limits.max_response_tokens, limits.max_turns) == (turn, response, turns)
+    assert (config.sampling.max_new_tokens, config.rounds) == (turn, rounds)
+    assert parallel is None or config.parallel == parallel
+    assert (config.benchmark, BENCHMARKS[name].questions) == (name, questions)
+    from afm.rewards.sources import BY_SOURCE, scorer_name
+
+    assert scorer_name(config.data_source, BY_SOURCE) == judge
+
+
+def test_every_published_benchmark_has_its_settings_and_a_cpu_twin() -> None:
+    unseen = {"unseen_tools_web", "unseen_tools_code"}
+    shared = {"web", "qa", "math", "code"} | unseen
+    for folder, extra in (
+        ("configs/eval", shared),
+        ("configs/tiny/eval", {"math_world", "mhqa_world"} | unseen),
+    ):
+        assert {path.stem for path in (ROOT / folder).glob("*.yaml")} - extra == set(PUBLISHED)
+    assert set(BENCHMARKS) == set(PUBLISHED)
+    for name in PUBLISHED:
+        whole, twin = (
+            load_config(ROOT / f"{folder}/{name}.yaml", ["model=m"])
+            for folder in ("configs/eval", "configs/tiny/eval")
+        )
+        assert (twin.data, twin.reader, twin.rewards, twin.spec().name) == (
+            whole.data,
+            whole.reader,
+            whole.rewards,
+            whole.spec().name,
+        )
+        assert twin.limit is not None
+
+
+@pytest.mark.parametrize("agent", ["web", "mhqa", "code"])
+def test_absent_data_is_an_error_that_names_the_commands(agent, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = {"web": "gaia", "mhqa": "hotpotqa", "code": "codecontests"}[agent]
+    config = load_config(ROOT / f"configs/eval/{name}.yaml", ["model=m"])
+    with pytest.raises(DataError) as caught:
+        load_tasks(config)
+    said = str(caught.value)
+    assert f"afm data download benchmarks --out downloads/benchmarks --only {name}" in said
+    assert f"--data downloads/benchmarks --out data/{agent}_agent/eval --only {name}" in said
+    sealed = load_config(ROOT / "configs/eval/browsecomp.yaml", ["model=m"])
+    with pytest.raises(DataError, match="--only browsecomp\nor name a file"):
+        load_tasks(sealed)
+
+
+def test_what_the_commands_prepare_is_what_the_settings_read() -> None:
+    from afm.datasets.hub_sets import read_hub_sets
+
+    sets = read_hub_sets(ROOT / "configs/data/benchmarks.yaml").sets
+    for name, one in BENCHMARKS.items():
+        config = load_config(ROOT / f"configs/eval/{name}.yaml", ["model=m"])
+        steps = sets[one.hub_set].prepare
+        assert bool(steps) == one.prepared
+        if one.prepared:
+            assert [step.name or one.hub_set for step in steps] == [config.data[0].stem]
+            assert {step.reader for step in steps} == {config.reader}
+
+
+@pytest.mark.sandbox
+@pytest.mark.parametrize("name", REAL)
+def test_an_oracle_is_right_in_every_round_and_silence_in_none(
+    name, tmp_path, shared, server, small_tokenizer
+) -> None:
+    data = shared(REAL[name])
+    rounds = PUBLISHED[name][2][6]
+    more = ("limit=3", "rounds=2") if rounds > 2 else ("limit=6",)
+    check_both_ends(name, tmp_path, server, small_tokenizer, data, *more)
+
+
+@pytest.mark.slow
+@pytest.mark.sandbox
+@pytest.mark.skipif(
+    not os.environ.get("AFM_WHOLE_BENCHMARKS"),
+    reason="takes ten minutes; set AFM_WHOLE_BENCHMARKS=1 to run it",
+)
+@pytest.mark.parametrize("name", REAL)
+def test_the_whole_file_in_all_published_rounds(name, tmp_path, shared, server, small_tokenizer) -> None:
+    data = shared(REAL[name])
+    records, manifest = check_both_ends(name, tmp_path, server, small_tokenizer, data)
+    assert len(records) == PUBLISHED[name][0] * PUBLISHED[name][2][6]
+    assert manifest["sources"]["benchmark"]["departures"] == []
+
+
+def check_both_ends(name, tmp_path, server, small_tokenizer, data, *more):
+    metrics, records = evaluated(name, server, small_tokenizer, data, tmp_path / "right", *more)
+    rounds = {record.provenance["round"] for record in records}
+    assert len(rounds) == metrics["rounds"]
+    assert {record.verdict.score for record in records} == {1.0}
+    assert (metrics["pass_at_1"]["value"], metrics["format_valid"]) == (1.0, 1.0)
+    assert server.unknown == 0
+    nothing, rows = evaluated(
+        name, server, small_tokenizer, data, tmp_path / "silent", *more, reply=oracle.silent
+    )
+    assert (nothing["pass_at_1"]["value"], nothing["scored"]) == (0.0, metrics["episodes"])
+    assert {record.verdict.score for record in rows} == {0.0}
+    manifest = json.loads((tmp_path / "right/manifest.json").read_text())
+    check_manifest(name, manifest, server.asked)
+    return records, manifest
+
+
+def check_manifest(name, manifest, asked):
+    """The published settings stand in the manifest, and the model's server was asked with them."""
+    questions, _, settings = PUBLISHED[name]
+    temperature, top_p, top_k, turn, response, turns, rounds, parallel = settings
+    sampling, limits = manifest["settings"]["sampling"], manifest["settings"]["limits"]
+    assert (sampling["temperature"], sampling["top_p"], sampling["top_k"]) == (temperature, top_p, top_k)
+    assert (limits["max_turn_tokens"], limits["max_response_tokens"], limits["max_turns"]) == (
+        turn,
+        response,
+        turns,
+    )
+    assert {(body["temperature"], body["top_p"], body.get("top_k", 0)) for body in asked} == {
+        (temperature, top_p, top_k)
+    }
+    assert max(body["max_tokens"] for body in asked) == (turn or response)
+    assert parallel is None or manifest["sources"]["parallel"] == parallel
+    published = manifest["sources"]["benchmark"]["published"]
+    assert (published.get("questions"), published["rounds"]) == (questions, rounds)
+    cut = manifest["settings"]["data"]["tasks"] != questions
+    changed = {word.partition(":")[0] for word in manifest["sources"]["benchmark"]["departures"]}
+    wanted = {"questions": cut, "rounds": manifest["settings"]["rounds"] != rounds}
+    assert changed == {word for word, is_another in wanted.items() if is_another}
+
+
+@pytest.fixture
+def judge(monkeypatch):
+    """The judge server of the tests of rewards, which compares words."""
+    path = ROOT / "tests/rewards/conftest.py"
+    spec = importlib.util.spec_from_file_location("judge_of_the_tests", path)
+    loaded = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    made = loaded.JudgeServer().start()
+    monkeypatch.setenv("GRM_BASE_URL", made.url)
+    monkeypatch.setenv("GRM_MODEL_NAME", "test-judge")
+    yield made
+    made.stop()
+
+
+@pytest.mark.sandbox
+def test_answers_in_other_words_go_to_the_judge(tmp_path, shared, server, small_tokenizer, judge) -> None:
+    """The judge accepts the same words in another order, which exact match does not."""
+    more = ("limit=2", "rounds=2")
+
+    def turned(task):
+        words = " ".join(reversed(task.ground_truth.split()))
+        return oracle.right(spec)(task.model_copy(update={"ground_truth": words}))
+
+    data = shared(REAL["webwalker"])
+    spec = load_config(ROOT / "configs/eval/webwalker.yaml", ["model=m"]).spec()
+    metrics, _ = evaluated("webwalker", server, small_tokenizer, data, tmp_path / "a", *more, reply=turned)
+    assert (metrics["pass_at_1"]["value"], metrics["scored"]) == (1.0, 4)
+    assert judge.requests
+    asked = len(judge.requests)
+    metrics, _ = evaluated(
+        "webwalker", server, small_tokenizer, data, tmp_path / "b", *more, reply=oracle.silent
+    )
+    assert (metrics["pass_at_1"]["value"], metrics["scored"]) == (0.0, 4)
+    assert len(judge.requests) == asked
+
+
+@pytest.mark.sandbox
+@pytest.mark.parametrize("name", ["nq", "livecodebench_v4"])
+def test_a_cpu_twin_runs_the_same_path(name, tmp_path, shared, server, small_tokenizer) -> None:
+    data = shared(REAL[name])
+    more = ("limit=2", "limits.max_response_tokens=2000")
+    metrics, _ = evaluated(
+        name, server, small_tokenizer, data, tmp_path / "out", *more, folder="configs/tiny/eval"
+    )
+    assert (metrics["episodes"], metrics["pass_at_1"]["value"]) == (4, 1.0)

@@ -1,0 +1,53 @@
+"""Two real evaluations of a scripted solver, compared by the command that people use."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+
+def compare(*words):
+    command = [sys.executable, "-m", "afm.cli.main", "eval", "compare", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def runs(solver, tmp_path_factory):
+    """20 questions answered without the tool, always wrong, and with it, always right; and so twice each."""
+    import asyncio
+
+    folder = tmp_path_factory.mktemp("runs")
+    for name, percent, rounds in (("never", 0, 1), ("always", 100, 1), ("twice", 100, 2)):
+        asyncio.run(solver.run(folder / name, percent, 20, rounds=rounds))
+    return folder
+
+
+def test_runs_are_compared_on_the_questions_they_share(runs):
+    result = compare(runs / "never", runs / "always", "--json")
+    assert result.returncode == 0, result.stderr
+    first, second = json.loads(result.stdout)
+    assert first["metrics"]["pass_at_1"]["value"] == 0
+    assert first["paired"] is None
+    assert second["paired"]["difference"] == {"value": 1.0, "low": 1.0, "high": 1.0}
+    assert (second["paired"]["gained"], second["paired"]["lost"]) == (20, 0)
+    assert second["changes"] == []  # another model is what a comparison is about
+    assert "+100.0 points" in compare(runs / "never", runs / "always").stdout
+
+
+def test_runs_that_measured_something_else_are_refused_unless_told(runs):
+    refused = compare(runs / "never", runs / "twice")
+    assert refused.returncode == 1
+    assert "did not measure the same thing: rounds: 1 -> 2" in refused.stderr
+    assert "--anyway" in refused.stderr
+    told = compare(runs / "never", runs / "twice", "--anyway")
+    assert told.returncode == 0
+    assert "on 20 questions: 20 better, 0 worse" in told.stdout
+    assert "not comparable: rounds: 1 -> 2" in told.stdout
+
+
+def test_wrong_use_is_told(runs, tmp_path):
+    assert compare(runs / "never").returncode == 2
+    nothing = compare(runs / "never", tmp_path)
+    assert nothing.returncode == 1
+    assert "no episodes here; expected the out_dir of `afm eval`" in nothing.stderr

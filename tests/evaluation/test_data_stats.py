@@ -1,0 +1,167 @@
+import json
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+
+from afm.evaluation.data_page import binned, named
+from afm.evaluation.data_stats import DataStats, Histogram, answer_type
+from afm.trajectory import RecordWriter
+from afm.trajectory.record import CallRecord, Cost, Record, TextSegment
+
+HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>"
+
+
+def record(number, question="Who?", answer="Paris", hops=2, **fields):
+    text = "<think>t</think><wiki_search>q</wiki_search>"
+    seen = "\n<observation>\np\n</observation>\n"
+    segments = (
+        TextSegment(author="agent", text=text),
+        TextSegment(author="environment", text=seen),
+        TextSegment(author="agent", text=f"<think>t</think><answer>{answer}</answer>"),
+    )
+    call = CallRecord(role="wiki_search", tool="wiki_search", argument="q", observation="p", ok=number != 3)
+    return Record(
+        id=f"r{number}",
+        agent="mhqa",
+        agent_digest="0",
+        question=question,
+        segments=segments,
+        cost=Cost(tool_calls=1, prompt_tokens=100, agent_tokens=20, tool_seconds=0.5),
+        calls=(call,),
+        provenance={"extra_info": {"hops": hops}, "cost_usd": 0.25, "repairs": {"missing thought": 1}},
+        **fields,
+    )
+
+
+def test_everything_is_counted_by_hand():
+    stats = DataStats()
+    for row in (
+        record(1, "Where?", answer="Paris"),
+        record(2, "where? ", answer="1887", hops=3),
+        record(3, "When?", answer="a | b", kept=False, reason="quality: score 0"),
+    ):
+        stats.add(row)
+
+    assert (stats.rows, stats.kept) == (3, 2)
+    assert (stats.same_question, stats.same_text) == (1, 0)
+    assert stats.roles == {"think": 6, "wiki_search": 3, "observation": 3, "answer": 3}
+    assert stats.with_role["think"] == 3
+    assert stats.steps.counts == {5: 3}
+    assert stats.calls.counts == {1: 3}
+    assert stats.hops.counts == {2: 2, 3: 1}
+    assert stats.tools == {"wiki_search": 3}
+    assert stats.tool_failures == {"wiki_search": 1}
+    assert stats.answers == {"name": 1, "year": 1, "several": 1}
+    assert stats.reasons == {"quality": 1}
+    assert stats.repairs == {"missing thought": 3}
+    assert (stats.prompt_tokens, stats.agent_tokens, stats.cost_usd, stats.tool_s) == (300, 60, 0.75, 1.5)
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        ((), "none"),
+        (("a", "b"), "several"),
+        (("-3.5",), "number"),
+        (("1887",), "year"),
+        (("3 March 1887",), "date"),
+        (("No",), "yes or no"),
+        (("\\frac{1}{2}",), "formula"),
+        (("Marie Curie",), "name"),
+        (("the river in the north",), "phrase"),
+        (("it was one of the largest rivers in the north",), "sentence"),
+        (("def f():\n    pass",), "program or text of several lines"),
+    ],
+)
+def test_answers_by_their_form(answer, kind):
+    assert answer_type(answer) == kind
+
+
+def test_quantiles_of_ten_values():
+    histogram = Histogram()
+    for value in range(1, 11):
+        histogram.add(value)
+
+    assert [histogram.quantile(share) for share in (0.1, 0.5, 0.9, 1.0)] == [1, 5, 9, 10]
+    assert histogram.mean == 5.5
+
+
+def test_bins_are_equally_wide_and_keep_the_empty_ones():
+    histogram = Histogram(Counter({1: 2, 48: 1}))
+
+    bars = binned(histogram)
+
+    assert [(bar.label, bar.count) for bar in (bars[0], bars[1], bars[-1])] == [
+        ("1 to 2", 2),
+        ("3 to 4", 0),
+        ("47 to 48", 1),
+    ]
+    assert len(bars) == 24
+
+
+def test_values_in_hundreds_are_labelled_by_what_they_stand_for():
+    bars = binned(Histogram(Counter({0: 1, 3: 2})), 100)
+    assert [bar.label for bar in bars] == ["0", "1 to 100", "101 to 200", "201 to 300"]
+
+
+def test_many_names_end_in_one_bar():
+    bars = named(Counter({f"n{number:02d}": 100 - number for number in range(30)}))
+
+    assert len(bars) == 25
+    assert (bars[0].label, bars[0].width, bars[-1].label) == ("n00", 1.0, "all others")
+    assert bars[-1].count == sum(100 - number for number in range(24, 30))
+
+
+def test_every_row_can_be_a_sample():
+    seen = set()
+    for seed in range(60):
+        stats = DataStats(samples=1, seed=seed)
+        for number in range(4):
+            stats.add(record(number))
+        seen.add(stats.shown[0].id)
+    assert seen == {"r0", "r1", "r2", "r3"}
+
+
+def test_the_command_writes_a_page_in_which_hostile_text_is_text(tmp_path):
+    file, page = tmp_path / "rows.jsonl", tmp_path / "report.html"
+    with RecordWriter(file) as writer:
+        writer.write(record(1, question=f"Who? {HOSTILE}", model=HOSTILE, answer=HOSTILE))
+        writer.write(record(2, question="A second one \x1b[31m", kept=False, reason=f"{HOSTILE}: x"))
+    funnel = {"seen": 10, "kept": 2, "dropped": {"complexity": 5, HOSTILE: 3}}
+    (tmp_path / "funnel.json").write_text(json.dumps(funnel))
+
+    words = [sys.executable, "-m", "afm.cli.main", "data", "stats", str(file), "--out", str(page)]
+    done = subprocess.run(words, capture_output=True, text=True)
+
+    assert done.returncode == 0, done.stderr
+    assert "2 trajectories, 1 kept" in done.stdout
+    html = page.read_text()
+    assert "<script" not in html
+    assert "<img" not in html
+    assert html.count("&lt;script&gt;alert(1)") >= 4
+    assert "default-src &#39;none&#39;" in html or "default-src 'none'" in html
+    assert "http://" not in html
+    assert "https://" not in html
+    assert "complexity" in html
+    assert "5 (−5)" in html
+
+    stages = [{"name": "quality", "rows": 10, "dropped": 8, "left": 2}]
+    (tmp_path / "funnel.json").write_text(json.dumps({"seen": 10, "stages": stages}))
+    subprocess.run(words, capture_output=True, check=True)
+    assert "2 (−8)" in page.read_text()
+
+
+def test_a_broken_funnel_and_an_empty_file_are_told(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    file.write_text("")
+    words = [sys.executable, "-m", "afm.cli.main", "data", "stats", str(file)]
+    assert "holds no trajectories" in subprocess.run(words, capture_output=True, text=True).stderr
+
+    with RecordWriter(file) as writer:
+        writer.write(record(1))
+    (tmp_path / "funnel.json").write_text("[]")
+    done = subprocess.run([*words, "--out", str(tmp_path / "r.html")], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "funnel.json: no funnel" in done.stderr

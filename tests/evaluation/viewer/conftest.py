@@ -1,0 +1,91 @@
+"""Episodes on disk, and a server that shows them: the fixture ``viewer`` holds all of this module."""
+
+import sys
+import threading
+import time
+from contextlib import contextmanager
+
+import httpx
+import pytest
+
+from afm.trajectory.io import RecordWriter
+from afm.trajectory.record import CallRecord, Cost, Record, StopReason, TextSegment, Verdict
+from afm.trajectory.types import Author
+
+
+@pytest.fixture(scope="session")
+def viewer():
+    """This module: what its tests share."""
+    return sys.modules[__name__]
+
+
+def episode(number, *, passed=True, source="nq", question=None, tool="wiki_search", **more):
+    """An episode of the mhqa agent with one call."""
+    query, seen = f"river {number}", f"\n<observation>\nThe river {number} is long.\n</observation>\n"
+    before = (
+        f"<think>Look it up.</think><plan>Search.</plan><think>Now.</think><wiki_search>{query}</wiki_search>"
+    )
+    after = f"<think>Found.</think><answer>{number}</answer>"
+    call = CallRecord(role="wiki_search", tool=tool, argument=query, observation=seen, ok=True, seconds=0.25)
+    segments = ((Author.AGENT, before), (Author.ENVIRONMENT, seen), (Author.AGENT, after))
+    fields = {
+        "id": f"e{number}",
+        "agent": "mhqa",
+        "agent_digest": "",
+        "question": question or f"How long is river {number}?",
+        "segments": tuple(TextSegment(author=author, text=text) for author, text in segments),
+        "ground_truth": str(number),
+        "data_source": source,
+        "stop": StopReason.ANSWER,
+        "verdict": Verdict(score=float(passed), evidence="by hand"),
+        "cost": Cost(agent_tokens=10 + number, tool_calls=1, wall_seconds=number / 2),
+        "calls": (call,),
+    }
+    return Record(**fields | more)
+
+
+def write(path, episodes):
+    with RecordWriter(path) as writer:
+        for one in episodes:
+            writer.write(one)
+
+
+@contextmanager
+def showing(index):
+    """The real server on a free port; yields its address."""
+    uvicorn = pytest.importorskip("uvicorn")
+    from afm.evaluation.viewer.server import Follower, make_app
+
+    follower = Follower(index, every_s=0.2)
+    server = uvicorn.Server(
+        uvicorn.Config(make_app(index, follower), host="127.0.0.1", port=0, log_level="error")
+    )
+    listener = server.config.bind_socket()
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    follower.start()
+    try:
+        address = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        until(lambda: answered(address))
+        yield address
+    finally:
+        follower.stop()
+        server.should_exit = True
+        thread.join()
+        listener.close()
+
+
+def answered(address):
+    try:
+        found = httpx.get(f"{address}/api/status").json()
+    except httpx.TransportError:
+        return False
+    return found["files"] and found["bytes_done"] == found["bytes_total"]
+
+
+def until(holds, *, seconds=60):
+    """Wait for a condition."""
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, "it did not come true"
+        time.sleep(0.05)

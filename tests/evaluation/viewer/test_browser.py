@@ -1,0 +1,122 @@
+"""The page in a real browser: Debian's Chromium, driven by Playwright."""
+
+import os
+import shutil
+
+import pytest
+
+from afm.evaluation.viewer import EpisodeIndex
+
+api = pytest.importorskip("playwright.sync_api")
+expect = api.expect
+CHROMIUM = shutil.which("chromium")
+HOSTILE = (
+    '<img src=x onerror="document.title=\'owned\'"><script>document.title="owned"</script>&lt;b&gt;\u202e'
+)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    if CHROMIUM is None:
+        pytest.skip("chromium is not installed: apt-get install chromium")
+    with api.sync_playwright() as playwright:
+        arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+        found = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
+        yield found
+        found.close()
+
+
+@pytest.fixture
+def run(tmp_path, viewer):
+    """Three files: 150 episodes, another run of two of their questions, a hostile one with tokens."""
+    tokens = {"response_ids": (5, 6), "response_mask": (1, 0), "logprobs": (-4.0, 0.0)}
+    folder = tmp_path / "run"
+    viewer.write(folder / "a.jsonl", [viewer.episode(n, passed=n % 3 > 0) for n in range(1, 151)])
+    others = [viewer.episode(n, id=f"other{n}", model="rival") for n in (1, 2)]
+    viewer.write(folder / "b.jsonl", others)
+    viewer.write(folder / "c.jsonl", [viewer.episode(999, question=HOSTILE, source=HOSTILE, **tokens)])
+    return folder
+
+
+@pytest.fixture
+def address(run, viewer, tmp_path):
+    with viewer.showing(EpisodeIndex(run, tmp_path / "index.sqlite")) as address:
+        yield address
+
+
+@pytest.fixture
+def page(browser, address):
+    """A page on which any complaint of the browser fails the test; it is closed before its server."""
+    found = browser.new_page(viewport={"width": 1280, "height": 800})
+    complaints = []
+    found.on("console", lambda message: complaints.append(message.text))
+    found.on("pageerror", lambda error: complaints.append(str(error)))
+    yield found
+    found.close()
+    assert complaints == []
+
+
+def test_a_person_filters_searches_reads_and_compares(page, address):
+    page.goto(address)
+    expect(page.locator("#list a")).to_have_count(100)
+    assert page.inner_text("#count") == "153 episodes"
+
+    page.select_option("select[name=verdict]", "failed")
+    expect(page.locator("#count")).to_have_text("50 episodes")
+    page.keyboard.press("/")
+    page.keyboard.type("river 42")
+    expect(page.locator("#count")).to_have_text("1 episode")
+    page.keyboard.press("Escape")
+    page.keyboard.press("j")
+    page.wait_for_selector(".block >> text=river 42")
+    assert page.inner_text(".badge").strip().endswith("failed 0")
+    linked = page.url
+
+    page.goto(f"{address}#text=river+1")
+    expect(page.locator("#count")).to_have_text("2 episodes")
+    page.keyboard.press("j")
+    page.wait_for_selector(".block")
+    page.keyboard.press("c")
+    page.click(".others button")
+    expect(page.locator(".side")).to_have_count(2)
+    boxes = [side.bounding_box() for side in page.query_selector_all(".side")]
+    assert boxes[0]["y"] == boxes[1]["y"]  # side by side, not below each other
+
+    page.goto("about:blank")
+    page.goto(linked)  # a deep link brings filter, search and episode back
+    page.wait_for_selector(".block >> text=river 42")
+    assert page.inner_text("#count") == "1 episode"
+
+
+def test_hostile_text_stays_text(page, address):
+    page.goto(f"{address}#order=newest")
+    page.wait_for_selector("#list a")
+    page.keyboard.press("j")
+    page.wait_for_selector(".question")
+    assert page.inner_text(".question") == HOSTILE
+    assert page.query_selector_all("main img, main script, #list img") == []
+    page.keyboard.press("t")
+    page.wait_for_selector(".tokens .masked")
+    assert page.get_attribute(".tokens .p3", "title") == "trained, log-probability -4.000"
+    assert "owned" not in page.title()
+
+
+def test_new_episodes_of_a_running_job_appear(page, address, run, viewer):
+    page.goto(f"{address}#order=newest")
+    page.wait_for_selector("#list a >> nth=0")
+    viewer.write(run / "late.jsonl", [viewer.episode(7000)])
+    page.wait_for_selector("#list a >> text=river 7000")
+    assert page.inner_text("#status") == "154 episodes in 4 files"
+
+
+def test_a_narrow_screen_shows_one_pane_at_a_time(browser, address):
+    page = browser.new_page(viewport={"width": 390, "height": 800}, color_scheme="dark")
+    page.goto(address)
+    page.click("#list a >> nth=0")
+    page.wait_for_selector(".block")
+    assert not page.is_visible("#list")
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    page.click("#back")
+    page.wait_for_selector("#list a")
+    assert not page.is_visible(".block")
+    page.close()

@@ -1,0 +1,130 @@
+import json
+from contextlib import closing
+
+import pytest
+
+from afm.errors import DataError
+from afm.evaluation.viewer import EpisodeIndex, Filters, Order, facets, listing
+
+
+@pytest.fixture
+def index(tmp_path):
+    """Makes an index of a folder, brought up to date."""
+
+    def make(folder):
+        found = EpisodeIndex(folder, tmp_path / "index.sqlite")
+        refresh(found)
+        return found
+
+    return make
+
+
+def refresh(index):
+    *_, last = index.refresh()
+    return last
+
+
+def ids(index, **given):
+    order = given.pop("order", Order.FILE)
+    text, step = given.pop("text", ""), given.pop("step", None)
+    with closing(index.connect()) as connection:
+        page = listing(connection, Filters(given, step, text), order=order)
+    assert page.total == len(page.rows)
+    return [row["name"] for row in page.rows]
+
+
+def test_filters_text_and_order_choose_episodes(tmp_path, index, viewer):
+    some = [
+        viewer.episode(1),
+        viewer.episode(2, passed=False, source="musique"),
+        viewer.episode(3, tool="web_search", provenance={"step": 7}),
+        viewer.episode(4, verdict=None),
+    ]
+    viewer.write(tmp_path / "a/episodes.jsonl", some)
+    found = index(tmp_path)
+    assert ids(found) == ["e1", "e2", "e3", "e4"]
+    assert ids(found, verdict="failed") == ["e2"]
+    assert ids(found, verdict="unjudged") == ["e4"]
+    assert ids(found, source="nq", verdict="passed") == ["e1", "e3"]
+    assert ids(found, tool="web_search") == ["e3"]
+    assert ids(found, step=7) == ["e3"]
+    assert ids(found, source="absent") == []
+    assert ids(found, order=Order.SLOWEST) == ["e4", "e3", "e2", "e1"]
+    assert ids(found, text="river 2") == ["e2"]
+    assert ids(found, text='"the river 3 is"') == ["e3"]
+    assert ids(found, text='"river is the"') == []
+    assert ids(found, text='NOT river" 4 OR (') == []  # words, no language
+    assert ids(found, text="***") == []
+
+
+def test_an_index_grows_with_its_files_and_waits_for_whole_lines(tmp_path, index, viewer):
+    file = tmp_path / "run/episodes.jsonl"
+    viewer.write(file, [viewer.episode(1)])
+    found = index(tmp_path / "run")
+    line = viewer.episode(2).model_dump_json().encode() + b"\n"
+    with file.open("ab") as growing:
+        growing.write(line[:40])
+        growing.flush()
+        refresh(found)
+        assert ids(found) == ["e1"]
+        growing.write(line[40:])
+    viewer.write(tmp_path / "run/more.jsonl", [viewer.episode(3)])
+    refresh(found)
+    assert ids(found) == ["e1", "e2", "e3"]
+    with closing(found.connect()) as connection:
+        assert facets(connection)["source"] == [{"name": "nq", "episodes": 3}]
+
+
+def test_a_file_that_was_replaced_is_read_again(tmp_path, index, viewer):
+    file = tmp_path / "run/episodes.jsonl"
+    viewer.write(file, [viewer.episode(1), viewer.episode(2), viewer.episode(3, source="musique")])
+    found = index(tmp_path / "run")
+    file.unlink()
+    viewer.write(file, [viewer.episode(9)])
+    refresh(found)
+    assert ids(found) == ["e9"]
+    assert ids(found, text="river 2") == []
+    with closing(found.connect()) as connection:
+        assert facets(connection)["source"] == [{"name": "nq", "episodes": 1}]
+
+
+def test_bad_lines_are_counted_and_other_files_left_alone(tmp_path, index, viewer):
+    viewer.write(tmp_path / "run/episodes.jsonl", [viewer.episode(1)])
+    with (tmp_path / "run/episodes.jsonl").open("ab") as file:
+        file.write(b"{no json\n\n[1]\n" + viewer.episode(2).model_dump_json().encode() + b"\n")
+    (tmp_path / "run/metrics.jsonl").write_text('{"step": 1}\n')
+    found = EpisodeIndex(tmp_path / "run", tmp_path / "index.sqlite")
+    assert refresh(found).bad_lines == 2
+    assert ids(found) == ["e1", "e2"]
+
+
+def test_an_index_of_nothing_says_what_it_wants(tmp_path, viewer):
+    with pytest.raises(DataError, match="no such file or folder; expected episodes"):
+        EpisodeIndex(tmp_path / "absent", tmp_path / "index.sqlite")
+    (tmp_path / "rows.jsonl").write_text('{"question": "a"}\n')
+    with pytest.raises(DataError, match=r"rows\.jsonl:1: its first line is no episode"):
+        EpisodeIndex(tmp_path / "rows.jsonl", tmp_path / "index.sqlite")
+
+
+def test_a_damaged_or_older_index_is_made_again(tmp_path, index, viewer):
+    viewer.write(tmp_path / "run/episodes.jsonl", [viewer.episode(1)])
+    (tmp_path / "index.sqlite").write_bytes(b"not a database at all, but long enough to be one" * 100)
+    assert ids(index(tmp_path / "run")) == ["e1"]
+
+
+def test_lines_of_wrong_types_hold_nothing_up(tmp_path, index, viewer):
+    sound = json.loads(viewer.episode(1).model_dump_json())
+    wrong = ({"verdict": "good"}, {"verdict": {"score": "1"}}, {"cost": [1]}, {"calls": 7}, {"segments": "a"})
+    odd = {
+        "question": "half \ud800 a pair",
+        "id": "odd",
+        "calls": [3],
+        "segments": [None, {"text": "\udfff"}],
+    }
+    rows = [*({**sound, **change} for change in wrong), {**sound, **odd}, {**sound, "id": "last"}]
+    (tmp_path / "run").mkdir()
+    text = json.dumps(sound) + "\n" + "".join(json.dumps(row) + "\n" for row in rows) + "[" * 100_000 + "\n"
+    (tmp_path / "run/episodes.jsonl").write_text(text, encoding="utf-8")
+    found = EpisodeIndex(tmp_path / "run", tmp_path / "index.sqlite")
+    assert refresh(found).bad_lines == 6
+    assert ids(found) == ["e1", "odd", "last"]

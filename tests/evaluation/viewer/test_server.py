@@ -1,0 +1,79 @@
+import httpx
+import pytest
+
+from afm.evaluation.viewer import EpisodeIndex
+
+pytest.importorskip("fastapi")
+
+
+@pytest.fixture
+def address(tmp_path, viewer):
+    tokens = {"response_ids": (5, 6), "response_mask": (1, 0), "logprobs": (-0.5, 0.0)}
+    viewer.write(
+        tmp_path / "run/episodes.jsonl", [viewer.episode(1), viewer.episode(2, passed=False, **tokens)]
+    )
+    with viewer.showing(EpisodeIndex(tmp_path / "run", tmp_path / "index.sqlite")) as found:
+        yield found
+
+
+def get(address, path):
+    return httpx.get(address + path)
+
+
+def test_an_episode_is_shown_by_role_with_the_time_of_its_calls(address, viewer):
+    shown = get(address, "/api/episodes/1").json()
+    assert [(block["role"], block["author"]) for block in shown["blocks"]] == [
+        ("think", "agent"),
+        ("plan", "agent"),
+        ("think", "agent"),
+        ("wiki_search", "agent"),
+        ("observation", "environment"),
+        ("think", "agent"),
+        ("answer", "agent"),
+    ]
+    assert shown["blocks"][3]["seconds"] == 0.25
+    assert shown["row"]["verdict"] == "passed"
+    assert shown["has_tokens"] is False
+
+
+def test_tokens_come_with_mask_and_log_probability(address, viewer):
+    assert get(address, "/api/episodes/2/tokens").json() == [
+        {"text": "5 ", "trained": True, "logprob": -0.5},
+        {"text": "6 ", "trained": False, "logprob": None},
+    ]
+
+
+def test_lists_are_filtered_and_paged(address, viewer):
+    page = get(address, "/api/episodes?verdict=failed").json()
+    assert [row["name"] for row in page["rows"]] == ["e2"]
+    page = get(address, "/api/episodes?limit=1&offset=1").json()
+    assert ([row["name"] for row in page["rows"]], page["total"]) == (["e2"], 2)
+
+
+def test_what_is_not_there_is_an_error_in_words(address, viewer):
+    answer = get(address, "/api/episodes/77")
+    assert (answer.status_code, answer.json()) == (404, {"error": "there is no episode 77"})
+    assert get(address, "/../server.py").status_code == 404
+    assert get(address, "/viewer.html").status_code == 404
+
+
+def test_an_episode_whose_file_changed_is_not_shown_as_another(tmp_path, address, viewer):
+    file = tmp_path / "run/episodes.jsonl"
+    file.write_bytes(b"x" * file.stat().st_size)
+    answer = get(address, "/api/episodes/2")
+    assert answer.status_code == 409
+    assert "was the file changed?" in answer.json()["error"]
+
+
+def test_a_page_of_another_name_cannot_read_it(address, viewer):
+    """DNS rebinding: the browser of this machine asks with the name of a foreign page."""
+    assert httpx.get(f"{address}/api/status", headers={"Host": "evil.example"}).status_code == 400
+    answer = get(address, "/")
+    assert answer.headers["content-security-policy"].startswith("default-src 'none'; script-src 'self'")
+    assert "access-control-allow-origin" not in answer.headers
+
+
+def test_a_running_job_is_followed(tmp_path, address, viewer):
+    viewer.write(tmp_path / "run/later.jsonl", [viewer.episode(3)])
+    viewer.until(lambda: get(address, "/api/status").json()["episodes"] == 3)
+    assert get(address, "/api/episodes?text=river+3").json()["total"] == 1
