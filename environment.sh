@@ -27,6 +27,18 @@ export MCP_SERVER_PORT="${MCP_SERVER_PORT:-9004}"
 # Shared by the MCP server and its clients; needed beyond this machine.
 export MCP_SERVER_TOKEN="${MCP_SERVER_TOKEN:-}"
 
+# Port of the recording gateway.
+export GATEWAY_PORT="${GATEWAY_PORT:-9005}"
+
+# First part of the API key that the gateway's clients send; needed beyond this machine.
+export GATEWAY_TOKEN="${GATEWAY_TOKEN:-}"
+
+# OpenAI-compatible endpoint behind the gateway, with its /v1.
+export GATEWAY_UPSTREAM_URL="${GATEWAY_UPSTREAM_URL:-}"
+
+# Key of the endpoint behind the gateway; never its clients'.
+export GATEWAY_UPSTREAM_API_KEY="${GATEWAY_UPSTREAM_API_KEY:-}"
+
 # Address to which wiki queries are posted.
 export WIKI_RAG_SERVER_URL="${WIKI_RAG_SERVER_URL:-http://127.0.0.1:8000/retrieve}"
 
@@ -92,6 +104,15 @@ export GRM_MODEL_NAME="${GRM_MODEL_NAME:-gpt-4.1-mini}"
 
 # Folder with the LiveCodeBench test cases.
 export LIVECODEBENCH_DATA_PATH="${LIVECODEBENCH_DATA_PATH:-}"
+
+# OpenAI-compatible endpoint of the team that afm data distill --team runs.
+export TEACHER_BASE_URL="${TEACHER_BASE_URL:-}"
+
+# Key of the team's endpoint.
+export TEACHER_API_KEY="${TEACHER_API_KEY:-}"
+
+# Model of the team's members whose file names none.
+export TEACHER_MODEL_NAME="${TEACHER_MODEL_NAME:-}"
 
 # Key of the OpenAI-compatible endpoint that serves the agent's model.
 export AFM_MODEL_API_KEY="${AFM_MODEL_API_KEY:-}"

@@ -95,6 +95,10 @@ class EngineError(AfmError, RuntimeError):
     """The model, the trainer or its server failed (never the agent's fault)."""
 
 
+class BudgetSpentError(EngineError):
+    """What a run may cost is used up; what is finished stays."""
+
+
 class ToolError(AfmError, RuntimeError):
     """A tool's infrastructure failed (never the agent's fault)."""
 

@@ -38,6 +38,17 @@ class Settings(BaseSettings):
     mcp_server_token: SecretStr | None = Field(
         default=None, description="Shared by the MCP server and its clients; needed beyond this machine."
     )
+    gateway_port: int = Field(default=9005, ge=1, le=65535, description="Port of the recording gateway.")
+    gateway_token: SecretStr | None = Field(
+        default=None,
+        description="First part of the API key that the gateway's clients send; needed beyond this machine.",
+    )
+    gateway_upstream_url: str | None = Field(
+        default=None, description="OpenAI-compatible endpoint behind the gateway, with its /v1."
+    )
+    gateway_upstream_api_key: SecretStr | None = Field(
+        default=None, description="Key of the endpoint behind the gateway; never its clients'."
+    )
     wiki_rag_server_url: str = Field(
         default="http://127.0.0.1:8000/retrieve", description="Address to which wiki queries are posted."
     )
@@ -90,6 +101,13 @@ class Settings(BaseSettings):
     grm_model_name: str = Field(default="gpt-4.1-mini", description="Model that judges answers.")
     livecodebench_data_path: Path | None = Field(
         default=None, description="Folder with the LiveCodeBench test cases."
+    )
+    teacher_base_url: str | None = Field(
+        default=None, description="OpenAI-compatible endpoint of the team that afm data distill --team runs."
+    )
+    teacher_api_key: SecretStr | None = Field(default=None, description="Key of the team's endpoint.")
+    teacher_model_name: str | None = Field(
+        default=None, description="Model of the team's members whose file names none."
     )
     afm_model_api_key: SecretStr | None = Field(
         default=None, description="Key of the OpenAI-compatible endpoint that serves the agent's model."

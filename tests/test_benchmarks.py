@@ -78,3 +78,14 @@ def test_step_benchmark_compares_equal_steps(tmp_path: Path) -> None:
         "prompt_tokens": result["work"]["prompt_tokens"],
     }
     assert result["seconds"]["ours"]["step"]["median_s"] > 0
+
+
+def test_pipeline_benchmark_checks_that_all_keep_the_same_before_it_measures(tmp_path: Path) -> None:
+    pytest.importorskip("datasketch")
+    result = smoke("bench_pipeline.py", tmp_path / "pipeline.json")
+    assert result["filter"]["rows"] == 200
+    assert (
+        result["filter"]["written"] == 123
+    )  # 3 of 10 kept, 1 of 10 threefold, and 3 of the 20 without reflection
+    assert result["merge"]["written"] == 200
+    assert {"ours, 1 process", "ours, 2 processes", "plain"} == set(result["filter"]["times_plain"])

@@ -69,6 +69,14 @@ class Grade(_Strict):
     when_rejected: tuple[str, ...] = ()
     when_accepted: tuple[str, ...] = ()
 
+    def rejects(self, content: str) -> bool | None:
+        """Whether ``content`` holds a grade that rejects; ``None`` when it holds no grade at all."""
+        found = re.findall(self.pattern, content)
+        if not found:
+            return None
+        reject = {value.casefold() for value in self.reject}
+        return any(value.casefold() in reject for value in found)
+
 
 class RoleSpec(_Strict):
     """One role (tag) of an agent."""
@@ -199,11 +207,9 @@ class AgentSpec(_Strict):
         grade = self.roles[role].grade if role in self.roles else None
         if grade is None:
             return targets
-        found = re.findall(grade.pattern, content)
-        if not found:
+        rejected = grade.rejects(content)
+        if rejected is None:
             return targets
-        reject = {value.casefold() for value in grade.reject}
-        rejected = any(value.casefold() in reject for value in found)
         return (grade.when_rejected if rejected else grade.when_accepted) or targets
 
     def system_prompt(self) -> str:

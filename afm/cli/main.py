@@ -10,6 +10,7 @@ import typer
 from afm.cli import (
     ask,
     cassette,
+    convert,
     data,
     doctor,
     mask,
@@ -21,8 +22,9 @@ from afm.cli import (
     serve,
     sft,
     validate,
+    view,
 )
-from afm.cli.eval import evaluation
+from afm.cli import eval as evaluation
 from afm.errors import AfmError, UsageError
 from afm.processes import follow_parent
 
@@ -41,10 +43,12 @@ app.command()(doctor.doctor)
 app.add_typer(data.app, name="data")
 app.command()(validate.validate)
 app.command()(mask.mask)
+app.command()(convert.convert)
 app.command()(sft.sft)
 app.command()(rl.rl)
-app.command(name="eval")(evaluation)
+app.add_typer(evaluation.app, name="eval")
 app.command()(report.report)
+app.command()(view.view)
 app.command()(reward.reward)
 app.add_typer(sandbox.app, name="sandbox")
 app.add_typer(serve.app, name="serve")

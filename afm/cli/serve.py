@@ -64,6 +64,27 @@ def visual(config: Config = None, host: Host = None, port: Port = None) -> None:
 
 
 @app.command()
+def gateway(
+    upstream: Annotated[
+        str | None, typer.Option(help="Endpoint behind it, with /v1 (GATEWAY_UPSTREAM_URL).")
+    ] = None,
+    log: Annotated[
+        Path | None, typer.Option(help="Event log; by default runs/gateway/events.jsonl.", dir_okay=False)
+    ] = None,
+    config: Config = None,
+    host: Host = None,
+    port: Port = None,
+) -> None:
+    """Record the model calls of any team of agents: an OpenAI-compatible proxy in front of any endpoint.
+
+    The endpoint's key is GATEWAY_UPSTREAM_API_KEY. It listens on GATEWAY_PORT.
+    GATEWAY_TOKEN is asked of every request; without one the server listens on this machine only.
+    """
+    options = {"--upstream": upstream, "--log": log, "--config": config, "--host": host, "--port": port}
+    _become("tool_servers.gateway", options)
+
+
+@app.command()
 def mcp(
     tools: Annotated[
         Path,

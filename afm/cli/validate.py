@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from afm.cli.convert import FormatName
 from afm.cli.options import given_agent
 from afm.errors import DataError, TrajectoryError
 
@@ -20,7 +21,7 @@ def validate(
     file: Annotated[
         Path,
         typer.Argument(
-            help="Trajectory JSONL, or alpaca rows as JSON or JSONL.", exists=True, dir_okay=False
+            help="Trajectory JSONL, alpaca rows, or any format of `afm convert`.", exists=True, dir_okay=False
         ),
     ],
     agent: Annotated[
@@ -28,6 +29,9 @@ def validate(
         typer.Option(
             help="Agent to check against: a shipped name or a YAML. Default: the one each row names."
         ),
+    ] = None,
+    read_as: Annotated[
+        FormatName | None, typer.Option("--from", help="What FILE holds; by default found by its first row.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a row.")] = False,
 ) -> None:
@@ -40,7 +44,7 @@ def validate(
     if agent is not None:
         given_agent(agent)
     rows = faulty = 0
-    for row in read_rows(file, agent):
+    for row in read_rows(file, agent, read_as=read_as):
         rows += 1
         line, faults = _check(row, str(file))
         faulty += bool(faults)
