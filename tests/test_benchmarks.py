@@ -89,3 +89,39 @@ def test_pipeline_benchmark_checks_that_all_keep_the_same_before_it_measures(tmp
     )  # 3 of 10 kept, 1 of 10 threefold, and 3 of the 20 without reflection
     assert result["merge"]["written"] == 200
     assert {"ours, 1 process", "ours, 2 processes", "plain"} == set(result["filter"]["times_plain"])
+
+
+ABLATION = (sys.executable, str(FOLDER / "ablate_data.py"), "--smoke", "--seeds", "0", "--out")
+
+
+def test_ablation_of_data_makes_three_sets_with_and_without_flaws(tmp_path: Path) -> None:
+    pytest.importorskip("bm25s")
+    subprocess.run([*ABLATION, str(tmp_path), "--only-sets"], capture_output=True, check=True)
+
+    sets = {
+        name: [json.loads(line) for line in (tmp_path / f"sets/{name}/kept.jsonl").open()]
+        for name in ("raw", "filtered", "enriched")
+    }
+    memory = {name: sum(not row["calls"] for row in rows) for name, rows in sets.items()}
+    assert len(sets["raw"]) == 120
+    assert memory["raw"] > 0 == memory["filtered"] == memory["enriched"]
+    assert any("+3" in row["id"] for row in sets["enriched"])
+    reasons = json.loads((tmp_path / "sets/filtered/manifest.json").read_text("utf-8"))["dropped"]
+    assert set(reasons) == {"complexity", "format", "repetition", "quality"}
+
+
+@pytest.mark.slow
+@RL
+def test_ablation_of_data_trains_on_equally_many_rows_and_does_it_once(tmp_path: Path) -> None:
+    pytest.importorskip("llamafactory")
+    subprocess.run([*ABLATION, str(tmp_path)], capture_output=True, check=True)
+    result = json.loads((tmp_path / "summary.json").read_text(encoding="utf-8"))
+
+    assert [run["set"] for run in result["runs"]] == ["raw", "filtered", "enriched"]
+    drawn = [json.loads(file.read_text("utf-8")) for file in tmp_path.glob("*/seed0/data/rows.json")]
+    assert [len(rows) for rows in drawn] == [result["rows"]] * 3
+    models = [tmp_path / "base/model.safetensors", *tmp_path.glob("*/seed0/sft/model.safetensors")]
+    before = [model.stat().st_mtime_ns for model in models]
+    again = subprocess.run([*ABLATION, str(tmp_path)], capture_output=True, text=True, check=True).stdout
+    assert json.loads(again)["runs"] == result["runs"]
+    assert [model.stat().st_mtime_ns for model in models] == before

@@ -1,5 +1,6 @@
 """From the work of a team of agents to trajectories that one model can learn from."""
 
+from afm.distill.checking_team import CheckingWikiTeam, Flaws
 from afm.distill.collect import Team, collect
 from afm.distill.filters import (
     Filter,
@@ -18,6 +19,7 @@ from afm.distill.team import ScriptedMathTeam
 from afm.distill.wiki_team import ScriptedWikiTeam
 
 __all__ = [
+    "CheckingWikiTeam",
     "DistillSummary",
     "Event",
     "EventKind",
@@ -25,6 +27,7 @@ __all__ = [
     "Filter",
     "FilterPlan",
     "FilterSummary",
+    "Flaws",
     "FormatFilter",
     "Funnel",
     "QualityFilter",

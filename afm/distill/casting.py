@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from afm.agents import AgentSpec, RoleKind
 from afm.agents.spec import START
+from afm.distill.filters.correction import checking_role
 from afm.errors import ConfigError
 
 
@@ -44,6 +45,27 @@ class Casting:
     def tool(self) -> str:
         """The name of the tool."""
         return self._only("a tool", tuple(self.spec.tool_roles.values()))
+
+    @property
+    def check(self) -> str:
+        """The text role whose good grade lets the agent answer."""
+        found = checking_role(self.spec)
+        return self._only("a check of the answer", (found,) if found is not None else ())
+
+    @property
+    def proposal(self) -> str:
+        """The text role that the check, and nothing else, follows."""
+        check = self.check
+        return self._only("a proposed answer", self._before((check,)))
+
+    @property
+    def reflection(self) -> str:
+        """The text role that may follow the tool and is no proposed answer."""
+        behind = self._texts_after(self._only("a tool role", tuple(self.spec.tool_roles)))
+        return self._only("a reflection", tuple(tag for tag in behind if tag != self.proposal))
+
+    def _before(self, targets: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(tag for tag, found in self.spec.transitions.items() if found == targets)
 
     def _texts_after(self, source: str) -> tuple[str, ...]:
         targets = self.spec.transitions[source]

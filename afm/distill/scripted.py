@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Protocol
 
 from afm.agents import AgentSpec
+from afm.distill.checking_team import CheckingWikiTeam
 from afm.distill.collect import Team
+from afm.distill.filters.correction import checking_role
 from afm.distill.merge import RoleMap
 from afm.distill.team import ScriptedMathTeam
 from afm.distill.wiki_team import ScriptedWikiTeam
@@ -26,7 +28,7 @@ class ScriptedTeam(Team, Protocol):
 
 
 def scripted_team(spec: AgentSpec, seed: int = 0) -> ScriptedTeam:
-    """The team that works with the one tool of ``spec``: ``code`` or ``wiki_search``.
+    """The team that works with the one tool of ``spec``: ``code`` or ``wiki_search``, with or without a check of the answer.
 
     Raises:
         ConfigError: No team does.
@@ -35,7 +37,9 @@ def scripted_team(spec: AgentSpec, seed: int = 0) -> ScriptedTeam:
     if tools == ("code",):
         return ScriptedMathTeam(spec, seed)
     if tools == ("wiki_search",):
-        return ScriptedWikiTeam(spec, seed)
+        return (
+            CheckingWikiTeam(spec, seed) if checking_role(spec) is not None else ScriptedWikiTeam(spec, seed)
+        )
     raise ConfigError(
         f"agent {spec.name!r} has the tools {list(tools)}; the scripted teams need exactly one of code and wiki_search"
     )
