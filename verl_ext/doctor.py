@@ -10,13 +10,22 @@ from pathlib import Path
 from typing import Any
 
 from afm.errors import ConfigError
-from afm.planning import Finding, Hardware, Level, ModelShape, Report, model_shape, recipe_hardware
+from afm.planning import (
+    Finding,
+    Hardware,
+    Level,
+    ModelShape,
+    Report,
+    missing_model_files,
+    model_shape,
+    recipe_hardware,
+)
 from afm.planning.memory import GIB, described, fits
 from afm.planning.speed import Assumptions
 from afm.rewards import RewardSettings
 from afm.settings import load_settings as load_environment
-from afm.tools import Tool
-from afm.tools.health import tool_troubles, unanswered
+from afm.tools.doctor import tool_findings
+from afm.tools.health import unanswered
 from verl_ext.compose import compose, overrides_of
 from verl_ext.context import context_findings
 from verl_ext.disk import checkpoint_finding
@@ -121,7 +130,7 @@ def _surroundings(settings: RlSettings, report: Report, env: Mapping[str, str]) 
             report.add(Finding(Level.OK, "trackers", f"{name}: offline, as {key} is not set"))
     tools = report.asked("tools", lambda: called_tools(settings))
     if tools:
-        report.add(*_tools(tools))
+        report.add(*tool_findings(tools))
 
 
 def _model(settings: RlSettings) -> Iterator[Finding]:
@@ -131,9 +140,7 @@ def _model(settings: RlSettings) -> Iterator[Finding]:
         text = f"{settings.model}: no folder here; verl would look for it on the Hugging Face hub"
         yield Finding(level, "model", text)
         return
-    needed = {"config.json": "config.json", "*.safetensors": "weights", "tokenizer.json": "tokenizer"}
-    missing = [f"{name} ({file})" for file, name in needed.items() if not any(folder.glob(file))]
-    if missing:
+    if missing := missing_model_files(folder):
         yield Finding(Level.ERROR, "model", f"{folder}: without {', '.join(missing)}; expected a whole model")
     else:
         yield Finding(Level.OK, "model", f"{folder}: configuration, weights and tokenizer")
@@ -147,24 +154,6 @@ def _output(settings: RlSettings) -> Iterator[Finding]:
         yield Finding(
             Level.ERROR, "output", f"output_dir {settings.output_dir}: {folder} cannot be written to"
         )
-
-
-def _tools(tools: Mapping[str, Tool]) -> Iterator[Finding]:
-    """Every tool is declared, and its server answers here, or it is said which does not."""
-    troubles = asyncio.run(tool_troubles(tools.values()))
-    for name in sorted(tools):
-        if name in troubles:
-            text = f"{name}: {troubles[name]}; start it before the run (docs/tools.md), where every node reaches it"
-            yield Finding(Level.WARNING, "tools", text)
-        else:
-            yield Finding(Level.OK, "tools", f"{name}: {_place(tools[name])}")
-
-
-def _place(tool: Tool) -> str:
-    servers = getattr(tool, "servers", None)
-    if servers is None:
-        return "declared, not asked"
-    return f"answers at {', '.join(servers)}" if servers else "runs programs on this machine"
 
 
 def _engine(settings: RlSettings, config: Any, report: Report) -> None:

@@ -109,7 +109,7 @@ def make_manifest(
     unseen: Mapping[str, UnseenTool] | None = None,
 ) -> Manifest:
     """Describe a run that is about to begin; ``original`` is the agent that ``spec`` is without its tools."""
-    count, checksum = _data_checksum(tasks)
+    count, checksum = data_checksum(tasks)
     digest = model_digest(sources.model) if sources.model else None
     agent: dict[str, Any] = {"name": spec.name, "digest": spec.digest, "spec": spec.dump()}
     if original is not None:
@@ -230,7 +230,7 @@ def _add_file(digest: Any, file: Path) -> None:
             digest.update(stream.read(_PIECE_BYTES))
 
 
-def _data_checksum(tasks: Iterable[Task]) -> tuple[int, str]:
+def data_checksum(tasks: Iterable[Task]) -> tuple[int, str]:
     """Number of tasks, and a SHA-256 over all of them in order.
 
     Raises:

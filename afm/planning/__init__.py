@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from afm.planning.findings import Finding, Level, Report, failed
 from afm.planning.hardware import Hardware, hardware_from, positive_variable, recipe_hardware
-from afm.planning.model_shape import ModelShape, model_shape
+from afm.planning.model_shape import ModelShape, missing_model_files, model_shape
 
 __all__ = [
     "Finding",
@@ -14,6 +14,7 @@ __all__ = [
     "Report",
     "failed",
     "hardware_from",
+    "missing_model_files",
     "model_shape",
     "positive_variable",
     "recipe_hardware",

@@ -32,6 +32,16 @@ class Finding:
         """One line, as ``afm doctor`` prints it."""
         return f"{self.level:<8} {self.subject:<15} {self.text}"
 
+    @property
+    def why(self) -> str:
+        """What was seen, without the :attr:`next_step`."""
+        return self.text.removesuffix(f"; {self.next_step}") if self.next_step else self.text
+
+    @property
+    def next_step(self) -> str:
+        """What to do about it: the last clause of a text that is not fine; empty where nothing is to be done."""
+        return "" if self.level is Level.OK else self.text.rpartition("; ")[2] if "; " in self.text else ""
+
 
 class Report:
     """Findings in the order in which they were made."""

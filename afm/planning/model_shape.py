@@ -59,6 +59,12 @@ class ModelShape:
         return self.layers * sum(rank * sum(linears[name]) for name in names if name in linears)
 
 
+def missing_model_files(folder: Path) -> list[str]:
+    """What a model's folder lacks of configuration, weights and tokenizer."""
+    needed = {"config.json": "config.json", "*.safetensors": "weights", "tokenizer.json": "tokenizer"}
+    return [f"{name} ({file})" for file, name in needed.items() if not any(folder.glob(file))]
+
+
 def model_shape(name_or_folder: str) -> ModelShape | None:
     """Shape of a model in a folder, or of a Qwen2.5 of 3B, 7B or 32B by its name; else ``None``.
 

@@ -201,8 +201,8 @@ def test_the_command_tells_the_two_kinds_of_training_apart_by_their_content(tmp_
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("agent: web\n", "found none of either; it has ['agent']"),
-        ("train_files: a\ndataset: b\n", "found both 'train_files' and 'dataset'"),
+        ("agent: web\n", "found none of them; it has ['agent']"),
+        ("train_files: a\ndataset: b\n", "found both 'train_files' of `afm rl` and 'dataset' of `afm sft`"),
     ],
 )
 def test_what_is_neither_training_or_both_is_refused(tmp_path: Path, text: str, told: str) -> None:

@@ -1,0 +1,183 @@
+"""This computer: Python, memory, disk, GPUs, sandbox, engines against their pins, servers and their ports."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+import platform
+import resource
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+
+from afm.cli.doctor.packages import package_findings
+from afm.cli.project import configs_folder
+from afm.errors import AfmError
+from afm.planning import Finding, Level, Report
+from afm.planning.memory import GIB
+from afm.sandbox import open_sandbox
+from afm.settings import Settings, load_settings
+from afm.tools.health import unanswered
+
+SERVERS = "tool_servers.shared.control_plan"
+_KINDS = "tool_servers.shared.kinds"
+_WANTED = {"memory": 6.0, "disk": 10.0}
+"""GiB that the quickstart needs, with some to spare."""
+_OPEN_FILES = 1024
+_SHARED_GIB = 2.0
+_BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+_GPU_QUERY = ("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
+
+
+def diagnose_machine(env: Mapping[str, str]) -> list[Finding]:
+    """Everything that can be said about this computer within seconds; no error is raised, nothing is changed."""
+    report = Report()
+    report.add(*_computer(), *_gpus())
+    report.add(_sandbox())
+    report.add(*package_findings())
+    report.asked("configs", configs_folder)
+    settings = report.asked("environment", load_settings)
+    if settings is not None:
+        report.add(*_judge(settings), *_cache(settings))
+        report.add(*_servers(settings, report))
+    report.add(_browser())
+    return report.findings
+
+
+def _computer() -> Iterator[Finding]:
+    cores = len(os.sched_getaffinity(0))
+    yield Finding(
+        Level.OK, "python", f"{platform.python_version()} on {platform.machine()}, {cores} CPU cores"
+    )
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
+    yield _enough(
+        "memory",
+        memory,
+        f"{memory:.1f} GiB",
+        "the quickstart needs 5; close other programs, or use a larger machine",
+    )
+    free = shutil.disk_usage(Path.cwd()).free / GIB
+    yield _enough(
+        "disk", free, f"{free:.0f} GiB free here", "a model with its checkpoints needs more; free some"
+    )
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if 0 <= files < _OPEN_FILES:
+        yield Finding(Level.WARNING, "files", f"{files} may be open at once; raise it: ulimit -n 65536")
+    shared = Path("/dev/shm")
+    if shared.is_dir() and _version("ray") and (size := shutil.disk_usage(shared).total / GIB) < _SHARED_GIB:
+        text = f"/dev/shm has {size:.1f} GiB, Ray keeps objects there; start the container with --shm-size=8g"
+        yield Finding(Level.WARNING, "shared memory", text)
+
+
+def _enough(subject: str, gib: float, seen: str, advice: str) -> Finding:
+    enough = gib >= _WANTED[subject]
+    return Finding(Level.OK if enough else Level.WARNING, subject, seen if enough else f"{seen}, {advice}")
+
+
+def _gpus() -> Iterator[Finding]:
+    if shutil.which(_GPU_QUERY[0]) is None:
+        yield Finding(Level.OK, "gpu", "none (no nvidia-smi): trainings run on the CPU, for the tiny recipes")
+        return
+    try:
+        asked = subprocess.run(_GPU_QUERY, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        yield Finding(Level.WARNING, "gpu", f"nvidia-smi fails: {error}; mend the driver")
+        return
+    for number, line in enumerate(filter(None, asked.stdout.splitlines())):
+        yield Finding(Level.OK, "gpu", f"{number}: {line}")
+    if asked.stdout.strip() and (torch := _version("torch")) and torch.endswith("+cpu"):
+        text = f"torch {torch} does not use them; install requirements/gpu-sft.txt or gpu-rl-vllm.txt"
+        yield Finding(Level.WARNING, "gpu", text)
+
+
+def _sandbox() -> Finding:
+    """Whether a program runs in isolation here."""
+
+    async def tried() -> str:
+        sandbox = open_sandbox()
+        try:
+            return (await sandbox.run("print(6 * 7)")).stdout.strip()
+        finally:
+            await sandbox.close()
+
+    try:
+        told = asyncio.run(tried())
+    except AfmError as error:
+        return Finding(Level.ERROR, "sandbox", " ".join(str(error).split()))
+    if told != "42":
+        text = f"a program printed {told!r}, expected '42'; see `afm sandbox check`"
+        return Finding(Level.ERROR, "sandbox", text)
+    return Finding(Level.OK, "sandbox", f"a program runs in it ({shutil.which('bwrap') or 'no bubblewrap'})")
+
+
+def _judge(settings: Settings) -> Iterator[Finding]:
+    url = settings.grm_base_url
+    if url is None:
+        yield Finding(
+            Level.OK, "judge", "none (GRM_BASE_URL): exact match stands in where a reward asks for one"
+        )
+    elif why := asyncio.run(unanswered(url)):
+        yield Finding(
+            Level.WARNING, "judge", f"nobody answers at {url} ({why}); start it, or mend GRM_BASE_URL"
+        )
+    else:
+        key = "with a key" if settings.grm_api_key else "without a key"
+        yield Finding(Level.OK, "judge", f"{settings.grm_model_name} at {url}, {key}")
+
+
+def _cache(settings: Settings) -> Iterator[Finding]:
+    place = settings.web_cache.get_secret_value() if settings.web_cache else ""
+    if not place.startswith(("redis://", "rediss://")):
+        return
+    try:
+        import redis
+    except ImportError:
+        yield Finding(Level.ERROR, "redis", "WEB_CACHE names one, the package is absent; pip install redis")
+        return
+    try:
+        redis.Redis.from_url(place, socket_timeout=2, socket_connect_timeout=2).ping()
+    except (redis.RedisError, ValueError) as error:
+        kind = type(error).__name__  # the message may hold the address with its password
+        text = f"the one of WEB_CACHE does not answer ({kind}); start it, or unset WEB_CACHE for a file"
+        yield Finding(Level.WARNING, "redis", text)
+    else:
+        yield Finding(Level.OK, "redis", "the cache of WEB_CACHE answers")
+
+
+def _servers(settings: Settings, report: Report) -> Iterator[Finding]:
+    """Each tool server: answers already, could start, is not set up, or cannot start."""
+    try:
+        plans, kinds = importlib.import_module(SERVERS), importlib.import_module(_KINDS)
+        folder = configs_folder() / "servers"
+    except (ImportError, AfmError) as error:
+        yield Finding(Level.WARNING, "servers", f"cannot be looked at: {error}; run this inside a checkout")
+        return
+    for name, kind in kinds.KINDS.items():
+        port = kind.port(settings)
+        if asyncio.run(unanswered(f"http://{settings.server_host}:{port}/health")) is None:
+            yield Finding(Level.OK, "servers", f"{name}: something answers on port {port}")
+            continue
+        try:
+            plan = plans.planned(name, folder, (), settings)
+        except plans.NotSetUpError as error:
+            yield Finding(Level.OK, "servers", f"{name}: not set up ({error})")
+        except AfmError as error:
+            yield Finding(Level.WARNING, "servers", f"{name}: {' '.join(str(error).split())}")
+        else:
+            yield Finding(Level.OK, "servers", f"{name}: can start, port {plan.port} is free")
+
+
+def _browser() -> Finding:
+    found = next(filter(None, map(shutil.which, _BROWSERS)), None)
+    text = found or "no Chromium: only the viewer's own tests need one (requirements/install-chromium.sh)"
+    return Finding(Level.OK, "browser", text)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

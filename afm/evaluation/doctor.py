@@ -1,0 +1,226 @@
+"""What would go wrong with an evaluation, told before a model answers anything."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from afm.agents import AgentSpec
+from afm.configuration import read_mapping, validated
+from afm.datasets import Task
+from afm.datasets.hub import is_whole
+from afm.datasets.hub_sets import LOCK_FILE, read_lock
+from afm.errors import ConfigError, UsageError
+from afm.evaluation.benchmarks import BENCHMARKS
+from afm.evaluation.config import EvalConfig, load_config
+from afm.evaluation.doctor_model import model_findings
+from afm.evaluation.job import load_tasks, sources_of
+from afm.evaluation.manifest import MANIFEST_FILE, data_checksum, differences, make_manifest, read_manifest
+from afm.evaluation.run import EPISODES_FILE
+from afm.evaluation.task_files import task_files
+from afm.models.base import SamplingParams
+from afm.planning import Finding, Level, Report
+from afm.planning.memory import disk_finding
+from afm.rewards import RewardSettings, load_reward
+from afm.rewards.judge import ModelJudge, WithoutEndpoint
+from afm.rewards.sources import BY_SOURCE, checked_name, scorer_name
+from afm.settings import load_settings
+from afm.tools import Tool, load_tools
+from afm.tools.doctor import tool_findings
+from afm.tools.health import unanswered
+
+_NO_MODEL = "model=http://127.0.0.1:1"
+_OF_THE_SERVER = ("model.name", "sampling.max_new_tokens")
+"""What only the model itself can say."""
+_BYTES_A_TOKEN = 8
+"""Of a line of episodes.jsonl: text, calls and costs; token ids are asked for separately."""
+
+
+def diagnose(config_path: str | Path, overrides: Sequence[str]) -> list[Finding]:
+    """Everything that can be said about an evaluation without running an episode; no error is raised."""
+    report = Report()
+    given = report.asked("keys", lambda: _config(config_path, overrides, report))
+    config, with_model = given or (None, False)
+    spec = None if config is None else report.asked("agent", config.spec)
+    if config is None or spec is None:
+        return report.findings
+    limits = config.episode_limits(spec)
+    calls = "any number of" if limits.max_turns is None else f"at most {limits.max_turns}"
+    report.add(Finding(Level.OK, "agent", f"{spec.name} ({spec.digest}), {calls} tool calls an episode"))
+    report.asked("agent", lambda: config.unseen_roles(spec))
+    if with_model:
+        report.add(*model_findings(config, spec))
+    report.asked("tools", lambda: _tools(config, spec, report))
+    tasks = report.asked("data", lambda: load_tasks(config))
+    if tasks is not None:
+        report.add(*_data(config, tasks))
+        report.asked("rewards", lambda: _rewards(config, tasks, report))
+        report.add(*_output(config, tasks))
+    return report.findings
+
+
+def _config(path: str | Path, overrides: Sequence[str], report: Report) -> tuple[EvalConfig, bool]:
+    """The settings, and whether they name a model; without one the rest is looked at all the same."""
+    try:
+        found, with_model = load_config(path, overrides), True
+    except UsageError as error:
+        if "model: missing" not in str(error):
+            raise
+        found, with_model = load_config(path, [*overrides, _NO_MODEL]), False
+        report.add(Finding(Level.ERROR, "model", "none is given; say model=DIR or model=http://HOST:PORT"))
+    report.add(Finding(Level.OK, "keys", f"{found.name}: all known"))
+    return found, with_model
+
+
+def _tools(config: EvalConfig, spec: AgentSpec, report: Report) -> None:
+    needed = set(spec.tool_roles.values())
+    loaded: dict[str, Tool] = load_tools(config.tools_in_use) if config.tools_in_use is not None else {}
+    if missing := sorted(needed - set(loaded)):
+        given = ", ".join(sorted(loaded)) or "none"
+        raise ConfigError(
+            f"agent {spec.name!r} calls {', '.join(missing)}; `tools` has {given}; name a file that has all of them"
+        )
+    report.add(*tool_findings({name: tool for name, tool in loaded.items() if name in needed}))
+
+
+def _data(config: EvalConfig, tasks: Sequence[Task]) -> Iterator[Finding]:
+    count, checksum = data_checksum(tasks)
+    episodes = count * config.rounds
+    text = f"{count:,} questions x {config.rounds} rounds = {episodes:,} episodes, sha256 {checksum[:16]}"
+    yield Finding(Level.OK, "data", text)
+    for place in config.data:
+        for file in task_files(place):
+            yield from _beside(file)
+            yield from _locked(file)
+    published = BENCHMARKS[config.benchmark].questions if config.benchmark else None
+    if published is not None and published != count:
+        text = f"{count:,} questions where {published:,} were published, so scores cannot be compared"
+        yield Finding(Level.WARNING, "data", text)
+
+
+def _beside(file: Path) -> Iterator[Finding]:
+    """Whether a file is still what the manifest beside it says."""
+    manifest = file.with_suffix(".manifest.json")
+    if not manifest.is_file():
+        return
+    try:
+        rows = json.loads(manifest.read_text(encoding="utf-8"))["counts"]["rows"]
+    except (OSError, ValueError, KeyError, TypeError):
+        yield Finding(Level.WARNING, "data", f"{manifest} cannot be read; prepare the data again")
+        return
+    with file.open("rb") as lines:
+        here = sum(1 for line in lines if line.strip()) if file.suffix == ".jsonl" else rows
+    if here != rows:
+        text = f"{file}: {here:,} rows, {rows:,} by its manifest; prepare the data again"
+        yield Finding(Level.ERROR, "data", text)
+
+
+def _locked(file: Path) -> Iterator[Finding]:
+    """Whether a file that `afm data download` fetched is still what the lock of its folder says, bit for bit."""
+    folder = next((one for one in file.absolute().parents if (one / LOCK_FILE).is_file()), None)
+    if folder is None:
+        return
+    name = file.absolute().relative_to(folder)
+    pinned = read_lock(folder / LOCK_FILE).sets.get(name.parts[0])
+    wanted = [one for one in pinned.hub_files() if Path(one.name) == Path(*name.parts[1:])] if pinned else []
+    if wanted and is_whole(wanted[0], file, lambda *_: None):
+        yield Finding(Level.OK, "data", f"{file}: as {folder / LOCK_FILE} has it")
+    elif wanted:
+        yield Finding(Level.ERROR, "data", f"{file}: not what {folder / LOCK_FILE} has; download it again")
+
+
+def _rewards(config: EvalConfig, tasks: Sequence[Task], report: Report) -> None:
+    load_reward(config.rewards)
+    label, data = read_mapping({} if config.rewards is None else config.rewards, "reward")
+    reward = validated(RewardSettings, data, label)
+    table = BY_SOURCE | {source.lower(): name for source, name in reward.by_source.items()}
+    scorers = Counter(_scorer(task, table) for task in tasks)
+    listed = ", ".join(f"{name} ({count:,})" for name, count in scorers.most_common())
+    report.add(Finding(Level.OK, "rewards", f"judged by {listed}; formula {reward.formula}"))
+    if scorers["judge"]:
+        report.add(*_judge(reward, scorers["judge"] * config.rounds))
+
+
+def _scorer(task: Task, table: dict[str, str]) -> str:
+    own = task.extra_info.get("reward")
+    return checked_name(str(own), f"task {task.id}") if own else scorer_name(task.data_source, table)
+
+
+def _judge(reward: RewardSettings, answers: int) -> Iterator[Finding]:
+    environment = load_settings()
+    url = reward.judge.url or environment.grm_base_url
+    if url is None:
+        stands_in = reward.judge.without_endpoint is not WithoutEndpoint.ABSTAIN
+        why = "exact match stands in, which is harsher" if stands_in else "no answer would have a score"
+        text = f"no endpoint: {why}; set GRM_BASE_URL, GRM_API_KEY and GRM_MODEL_NAME, or rewards.judge.url"
+        yield Finding(Level.WARNING if stands_in else Level.ERROR, "judge", text)
+        return
+    ModelJudge(reward.judge)  # an address or a key that cannot be used is an error
+    model = reward.judge.model or environment.grm_model_name
+    text = f"{model} at {url}, at most {answers * (2 if reward.judge.control else 1):,} calls"
+    if environment.grm_api_key is None:
+        yield Finding(
+            Level.WARNING, "judge", f"{text}, asked without a key; export GRM_API_KEY if it needs one"
+        )
+    else:
+        yield Finding(Level.OK, "judge", text)
+    if why_not := asyncio.run(unanswered(url)):
+        yield Finding(
+            Level.ERROR, "judge", f"nobody answers at {url} ({why_not}); start it, or mend its address"
+        )
+
+
+def _output(config: EvalConfig, tasks: Sequence[Task]) -> Iterator[Finding]:
+    folder = config.out_dir.absolute()
+    while not folder.exists():
+        folder = folder.parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        yield Finding(Level.ERROR, "output", f"{folder} cannot be written to; choose another out_dir")
+        return
+    yield from _earlier_run(config, tasks)
+    spec = config.spec()
+    longest = config.episode_limits(spec).max_response_tokens or 32768
+    need = len(tasks) * config.rounds * longest * _BYTES_A_TOKEN
+    yield disk_finding(
+        need, config.out_dir, "episodes of full length", "lower rounds or limit, or choose another out_dir"
+    )
+
+
+def _earlier_run(config: EvalConfig, tasks: Sequence[Task]) -> Iterator[Finding]:
+    """What the folder holds of an earlier start."""
+    manifest, episodes = config.out_dir / MANIFEST_FILE, config.out_dir / EPISODES_FILE
+    if not manifest.exists():
+        return
+    spec, wanted = config.spec(), config.sampling
+    limits = config.episode_limits(spec)
+    now = make_manifest(
+        tasks,
+        spec,
+        config.model.name or config.model.path,
+        sampling=SamplingParams(
+            wanted.max_new_tokens or limits.max_response_tokens or 1,
+            temperature=wanted.temperature,
+            top_p=wanted.top_p,
+            top_k=wanted.top_k,
+        ),
+        limits=limits,
+        rounds=config.rounds,
+        seed=config.seed,
+        sources=sources_of(config),
+        original=config.declared_spec() if config.without_tools else None,
+        unseen=config.unseen_roles(spec),
+    )
+    changed = [
+        text for text in differences(read_manifest(manifest), now) if not text.startswith(_OF_THE_SERVER)
+    ]
+    if changed:
+        text = f"{config.out_dir} holds a run with other settings ({', '.join(changed[:3])})"
+        yield Finding(Level.ERROR, "output", f"{text}; choose another out_dir, or delete the folder")
+        return
+    with episodes.open("rb") if episodes.exists() else Path(os.devnull).open("rb") as lines:
+        done = sum(1 for _ in lines)
+    yield Finding(Level.OK, "output", f"{config.out_dir} goes on with a run of {done:,} episodes")

@@ -1,0 +1,75 @@
+"""The model of an evaluation: its folder is whole, or its server answers and serves it with room enough."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from afm.agents import AgentSpec, model_folder
+from afm.evaluation.config import EvalConfig
+from afm.models.openai import served_models
+from afm.planning import Finding, Level, Report, missing_model_files, model_shape
+from afm.settings import load_settings
+
+
+def model_findings(config: EvalConfig, spec: AgentSpec) -> list[Finding]:
+    """What can be said of the model without loading it."""
+    report = Report()
+    folder = config.model.folder
+    context = (
+        report.asked("model", lambda: _served(config, report))
+        if folder is None
+        else report.asked("model", lambda: _folder(folder, report))
+    )
+    wanted = config.episode_limits(spec).max_response_tokens
+    room = config.model.context_tokens or context
+    if room and wanted:
+        fits = wanted < room
+        text = f"an episode has up to {wanted:,} tokens after its prompt, the model {room:,} in all"
+        advice = "" if fits else "; lower limits.max_response_tokens, or serve it with more positions"
+        report.add(Finding(Level.OK if fits else Level.WARNING, "context", text + advice))
+    return report.findings
+
+
+def _folder(folder: Path, report: Report) -> int | None:
+    if not folder.is_dir():
+        report.add(
+            Finding(Level.ERROR, "model", f"{folder}: no such folder; train one, or name a server: model=URL")
+        )
+        return None
+    whole = model_folder(folder)
+    if missing := missing_model_files(whole):
+        text = f"{whole}: without {', '.join(missing)}; copy the whole model"
+        report.add(Finding(Level.ERROR, "model", text))
+        return None
+    shape = model_shape(str(whole))
+    size = f", {shape.parameters / 1e6:,.1f} M parameters" if shape else ""
+    report.add(Finding(Level.OK, "model", f"{whole}: configuration, weights and tokenizer{size}"))
+    return shape.max_positions if shape else None
+
+
+def _served(config: EvalConfig, report: Report) -> int | None:
+    """The context that the server tells."""
+    report.add(*_tokenizer(config))
+    secret = load_settings().afm_model_api_key
+    key = secret.get_secret_value() if secret is not None else None
+    served = {one.name: one for one in served_models(config.model.path, key)}
+    name = config.model.name or (next(iter(served)) if len(served) == 1 else None)
+    if name is None:
+        text = f"{config.model.path} serves {', '.join(sorted(served))}; choose with model.name=NAME"
+        report.add(Finding(Level.ERROR, "model", text))
+        return None
+    if name not in served:
+        text = f"{config.model.path} serves no {name!r}, but {', '.join(sorted(served)) or 'nothing'}; mend model.name"
+        report.add(Finding(Level.ERROR, "model", text))
+        return None
+    report.add(Finding(Level.OK, "model", f"{name} answers at {config.model.path}"))
+    return served[name].context_tokens
+
+
+def _tokenizer(config: EvalConfig) -> Iterator[Finding]:
+    where = config.model.tokenizer
+    if where is None:
+        yield Finding(Level.ERROR, "model", "a server needs its tokenizer here; give model.tokenizer=DIR")
+    elif not (model_folder(where) / "tokenizer.json").is_file():
+        yield Finding(Level.ERROR, "model", f"{where}: no tokenizer.json; give the model's own folder")
