@@ -1,0 +1,122 @@
+"""The command: options to a model, an agent, tools and a conversation."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from afm.cli.options import given_agent, given_model
+from afm.errors import UsageError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from afm.agents import AgentSpec
+    from afm.models import TokenModel
+    from afm.tools import Tool
+
+
+def ask(
+    model: Annotated[str, typer.Option(help="Folder of a model, or the address of a server.")],
+    question: Annotated[
+        str | None, typer.Argument(help="What to ask; without one: a chat, or the lines of standard input.")
+    ] = None,
+    agent: Annotated[
+        str | None,
+        typer.Option(help="Agent: a shipped name or a YAML; default: the one in the model's folder."),
+    ] = None,
+    tools: Annotated[
+        Path | None,
+        typer.Option(help="YAML of tools; default: the ones in configs/tools that the agent calls."),
+    ] = None,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 1.0,
+    seed: Annotated[int | None, typer.Option(help="Makes the episode reproducible.")] = None,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="Folder of the tokenizer; required with a server's address.")
+    ] = None,
+    model_name: Annotated[str | None, typer.Option(help="Which of the server's models.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads for a model's folder.")] = None,
+    save: Annotated[
+        Path | None,
+        typer.Option(help="New JSONL that every turn is written to, e.g. for `afm view`.", dir_okay=False),
+    ] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option("--continue", help="Go on with a conversation that --save wrote.", dir_okay=False),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one record line a question and nothing else.")
+    ] = False,
+) -> None:
+    """Let a model work on QUESTION as an agent with real tools, and show everything it does.
+
+    Without QUESTION a chat: the model reads the earlier turns again, Ctrl-C stops an answer, Ctrl-D ends.
+
+    Example: afm ask "Tom has 12 coins and finds 30. How many?" --agent math --model runs/quickstart/rl --save chat.jsonl
+    """
+    from afm.cli.ask.chat import Asker, chat
+    from afm.cli.ask.conversation import open_conversation
+    from afm.models import load_model
+
+    if question is not None and not question.strip():
+        raise UsageError("the question is empty")
+    spec = _agent(agent, given_model(model))
+    conversation = open_conversation(spec, save, resume)
+    boxes = _tools(spec, tools)
+
+    with asyncio.Runner() as runner:
+        engine = None
+        try:
+            engine = load_model(model, name=model_name, tokenizer=tokenizer, threads=threads, seed=None)
+            asker = Asker(engine, boxes, conversation, temperature, seed, None if as_json else _console())
+            if question is None:
+                chat(asker, runner.run)
+            else:
+                runner.run(asker.ask(question))
+        finally:
+            runner.run(_closed([*boxes.values(), *([engine] if engine else [])]))
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    return Console(highlight=False, soft_wrap=True)
+
+
+async def _closed(things: Sequence[Tool | TokenModel]) -> None:
+    await asyncio.gather(*(one.close() for one in things))
+
+
+def _agent(agent: str | None, model: str) -> AgentSpec:
+    from afm.agents import MODEL_AGENT_FILE, load_agent, model_folder
+
+    own = model_folder(model) / MODEL_AGENT_FILE
+    if agent is not None:
+        return given_agent(agent, model)
+    if own.is_file():
+        return load_agent(own)
+    raise UsageError(f"{model} does not say which agent it is; give --agent NAME")
+
+
+def _tools(spec: AgentSpec, source: Path | None) -> dict[str, Tool]:
+    """The tools of ``source``, or from ``configs/tools`` those that the agent calls."""
+    from afm.cli.project import configs_folder
+    from afm.configuration import read_mapping
+    from afm.tools import load_tools
+
+    if source is not None:
+        return load_tools(source)
+    needed = set(spec.tool_roles.values())
+    entries: dict[str, Any] = {}
+    for file in sorted((configs_folder() / "tools").glob("*.yaml")) if needed else []:
+        for entry in read_mapping(file, "tools")[1].get("tools", []):
+            entries.setdefault(entry["tool_schema"]["function"]["name"], entry)
+    if missing := sorted(needed - set(entries)):
+        raise UsageError(
+            f"agent {spec.name!r} calls {', '.join(missing)}, which configs/tools does not hold; give --tools YAML"
+        )
+    return load_tools({"tools": [entries[name] for name in sorted(needed)]})

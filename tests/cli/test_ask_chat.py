@@ -1,0 +1,246 @@
+"""`afm ask` as a conversation: what the model reads again, what is saved, what a terminal shows, what Ctrl-C ends."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import typer
+from rich.console import Console
+from typer.testing import CliRunner
+
+from afm.agents import AgentSpec, save_agent
+from afm.cli.ask import ask
+from afm.cli.ask.chat import Asker
+from afm.cli.ask.conversation import Conversation, open_conversation
+from afm.errors import UsageError
+from afm.models.scripted import ScriptedModel
+from afm.models.tiny import create_tiny_model, train_tokenizer
+from afm.tools.base import ToolResult
+from afm.trajectory.io import load_records
+
+TALKER = AgentSpec(
+    name="talker",
+    roles={"plan": {}, "answer": {"kind": "answer"}},
+    transitions={"start": ("plan", "answer"), "plan": ("answer",)},
+    limits={"max_response_tokens": 40},
+    question_format="Q: {question}",
+)
+CALLER = AgentSpec(
+    name="caller",
+    roles={
+        "ask": {"kind": "tool", "tool": "oracle"},
+        "seen": {"kind": "observation"},
+        "answer": {"kind": "answer"},
+    },
+    transitions={"start": ("ask", "answer"), "ask": ("answer",)},
+)
+app = typer.Typer()
+app.command()(ask)
+
+
+class Oracle:
+    name = "oracle"
+
+    async def call(self, argument: str) -> ToolResult:
+        return ToolResult("\n".join(f"line {number} \x1b[31m" for number in range(20)))
+
+    async def close(self) -> None:
+        pass
+
+
+def asker(
+    conversation: Conversation, script: Callable[[str], str], console: Console | None = None, **context: int
+) -> Asker:
+    model = ScriptedModel(script, **context)
+    return Asker(model, {"oracle": Oracle()}, conversation, 1.0, 0, console or Console(file=io.StringIO()))
+
+
+def test_the_model_reads_the_earlier_turns_again(tmp_path: Path) -> None:
+    heard: list[str] = []
+
+    def speak(text: str) -> str:
+        heard.append(text)
+        return f"<answer>{len(heard)}</answer>"
+
+    file = tmp_path / "chat.jsonl"
+    first = asker(open_conversation(TALKER, file, None), speak)
+    for question in ("one", "two"):
+        asyncio.run(first.ask(question))
+    again = asker(open_conversation(TALKER, None, file), speak)
+    asyncio.run(again.ask("three"))
+    start = f"user: {TALKER.user_message('one')}\n"
+    assert heard == [
+        f"{start}assistant: ",
+        f"{start}assistant: <answer>1</answer>\nuser: Q: two\nassistant: ",
+        f"{start}assistant: <answer>1</answer>\nuser: Q: two\nassistant: <answer>2</answer>\nuser: Q: three\nassistant: ",
+    ]
+    saved = load_records(file)
+    assert [(turn.id, turn.question, turn.text) for turn in saved] == [
+        ("ask-1", "one", "<answer>1</answer>"),
+        ("ask-2", "two", "<answer>2</answer>"),
+        ("ask-3", "three", "<answer>3</answer>"),
+    ]
+    assert bytes(saved[2].prompt_ids or ()).decode() == heard[2]  # what was read, byte for byte
+
+
+def test_turns_that_no_longer_fit_are_left_out_and_that_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    heard: list[str] = []
+
+    def speak(text: str) -> str:
+        heard.append(text)
+        return "<answer>" + "x" * 20 + "</answer>"
+
+    room = 2 * (len(TALKER.user_message("a")) + 100)
+    talk = asker(Conversation(TALKER), speak, context_tokens=room)
+    for question in "abc":
+        asyncio.run(talk.ask(question))
+    assert heard[2].startswith(f"user: {TALKER.user_message('b')}\n")
+    assert "Q: a" not in heard[2]
+    assert "the 1 oldest turns no longer fit" in capsys.readouterr().err
+
+
+def test_a_conversation_is_not_overwritten_nor_taken_over_by_another_agent(tmp_path: Path) -> None:
+    file = tmp_path / "chat.jsonl"
+    asyncio.run(asker(open_conversation(TALKER, file, None), lambda _: "<answer>1</answer>").ask("one"))
+    with pytest.raises(UsageError, match=r"exists already; .* --continue"):
+        open_conversation(TALKER, file, None)
+    with pytest.raises(UsageError, match="no such file"):
+        open_conversation(TALKER, None, tmp_path / "none.jsonl")
+    with pytest.raises(UsageError, match="held with agent talker"):
+        open_conversation(CALLER, None, file)
+    copied = open_conversation(TALKER, tmp_path / "more.jsonl", file)
+    asyncio.run(asker(copied, lambda _: "<answer>2</answer>").ask("two"))
+    assert [turn.question for turn in load_records(tmp_path / "more.jsonl")] == ["one", "two"]
+    assert len(load_records(file)) == 1
+
+
+def answer_after_call(text: str) -> str:
+    return "<answer>done</answer>" if "line 0" in text else "<ask>what\nis it</ask>"
+
+
+def test_a_terminal_sees_roles_by_name_a_spinner_and_the_beginning_of_an_observation() -> None:
+    sink = io.StringIO()
+    console = Console(file=sink, force_terminal=True, width=100, color_system="standard", soft_wrap=True)
+    asyncio.run(asker(Conversation(CALLER), answer_after_call, console).ask("q"))
+    shown = sink.getvalue()
+    assert "oracle: what is it" in shown  # the spinner, on one line
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
+    assert "\x1b[31m" not in shown.split("line 0")[1][:12]  # what the tool says cannot paint
+    assert "  line 11" in plain
+    assert "  line 12" not in plain
+    assert "... 8 more lines" in plain
+    assert re.search(r"oracle done after 0\.\d s", plain)
+    assert "<answer>" not in plain
+    assert "<seen>" not in plain
+    assert re.search(r"answer: done \(stopped: answer\)\ncost: \d+ tokens written", plain)
+    assert shown.count("\x1b[?25h") == shown.count("\x1b[?25l") > 0  # the cursor is back
+
+
+def test_elsewhere_the_text_is_what_was_written() -> None:
+    sink = io.StringIO()
+    asyncio.run(asker(Conversation(CALLER), answer_after_call, Console(file=sink)).ask("q"))
+    assert sink.getvalue().startswith("<ask>what\nis it</ask>\n<seen>\nline 0 \nline 1 \n")
+    assert "working" not in sink.getvalue()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model that may write for minutes."""
+    folder = tmp_path_factory.mktemp("model")
+    train_tokenizer(["<answer>4</answer> What is 2 + 2?"] * 50, folder, vocab_size=280)
+    create_tiny_model(folder, folder, max_positions=1 << 16)
+    save_agent(
+        TALKER.model_copy(
+            update={"limits": TALKER.limits.model_copy(update={"max_response_tokens": 1 << 15})}
+        ),
+        folder / "agent.yaml",
+    )
+    return folder
+
+
+def test_lines_of_standard_input_are_questions(folder: Path, tmp_path: Path) -> None:
+    save_agent(TALKER, tmp_path / "short.yaml")
+    words = ["--model", str(folder), "--agent", str(tmp_path / "short.yaml"), "--seed", "1"]
+    done = CliRunner().invoke(app, [*words, "--save", str(tmp_path / "chat.jsonl")], input="one\n\ntwo\n")
+    assert done.exit_code == 0, done.output
+    assert done.stdout.count("cost: ") == 2
+    assert "\x1b" not in done.stdout
+    assert [turn.question for turn in load_records(tmp_path / "chat.jsonl")] == ["one", "two"]
+
+
+class Terminal:
+    """A process on a terminal of its own."""
+
+    def __init__(self, command: list[str]) -> None:
+        self._mine, theirs = pty.openpty()
+        variables = os.environ | {"TERM": "xterm", "OMP_NUM_THREADS": "1"}
+        self.process = subprocess.Popen(
+            command, stdin=theirs, stdout=theirs, stderr=theirs, env=variables, start_new_session=True,
+            preexec_fn=self._own,
+        )  # fmt: skip
+        os.close(theirs)
+        self.shown = ""
+
+    @staticmethod
+    def _own() -> None:
+        import fcntl
+        import termios
+
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+    def type(self, text: str) -> None:
+        os.write(self._mine, text.encode())
+
+    def wait_for(self, pattern: str, since: int = 0, patience_s: float = 60) -> int:
+        """Until ``pattern`` is shown after position ``since``; returns where it ends."""
+        until = time.monotonic() + patience_s
+        while (found := re.compile(pattern).search(self.shown, since)) is None:
+            assert time.monotonic() < until, self.shown[-2000:]
+            if select.select([self._mine], [], [], 1)[0]:
+                self.shown += os.read(self._mine, 1 << 16).decode(errors="replace")
+        return found.end()
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._mine)
+
+
+@pytest.fixture
+def terminal(folder: Path) -> Iterator[Terminal]:
+    words = ["-m", "afm.cli.main", "ask", "--model", str(folder), "--temperature", "0", "--threads", "1"]
+    opened = Terminal([sys.executable, *words])
+    yield opened
+    opened.close()
+
+
+def test_ctrl_c_ends_an_answer_and_not_the_chat(terminal: Terminal) -> None:
+    at = terminal.wait_for("you> ")
+    terminal.type("go on and on\n")
+    at = terminal.wait_for("reading", at)
+    at = terminal.wait_for(r"\x1b\[\?25h", at)  # the spinner has made room for text
+    terminal.type("\x03")
+    at = terminal.wait_for("stopped; the question", at)
+    at = terminal.wait_for("you> ", at)
+    terminal.type("/help\n")
+    at = terminal.wait_for("Ctrl-C stops an answer", at)
+    at = terminal.wait_for("you> ", at)
+    terminal.type("again\n")
+    at = terminal.wait_for(r"(?s)reading.*?\x1b\[\?25h", at)
+    terminal.type("\x03")
+    at = terminal.wait_for("you> ", terminal.wait_for("stopped; the question", at))
+    terminal.type("\x03")
+    at = terminal.wait_for("you> ", terminal.wait_for("Ctrl-D ends", at))
+    terminal.type("\x04")
+    assert terminal.process.wait(timeout=60) == 0
