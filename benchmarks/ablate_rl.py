@@ -82,7 +82,7 @@ def rewards(model: Path) -> list[float]:
 
 def gain(run: Path, held_out: Path) -> dict[str, float]:
     """RL minus SFT on the same questions, with its 95 % interval."""
-    from afm.evaluation.metrics import paired_difference
+    from afm.evaluation import paired_difference
     from afm.trajectory.io import load_records
 
     before, after = (load_records(folder / "episodes.jsonl") for folder in (run / "eval_sft", held_out))

@@ -64,7 +64,7 @@ def run_seed(seed: int, out: Path, arguments: list[str]) -> dict[str, Any]:
 
 def comparison(folder: Path) -> dict[str, float]:
     """The paired difference in pass@1, RL minus SFT, with its 95 % interval."""
-    from afm.evaluation.metrics import paired_difference
+    from afm.evaluation import paired_difference
     from afm.trajectory.io import load_records
 
     before = load_records(folder / "eval_sft/episodes.jsonl")

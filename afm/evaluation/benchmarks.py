@@ -1,13 +1,13 @@
-"""The benchmarks of AFM's evaluation: sizes, settings and scores as published (AFM, arXiv 2508.13167).
+"""The benchmarks of AFM's evaluation: sizes and settings as published (AFM, arXiv 2508.13167).
 
 What a run of ours does stands in ``configs/eval/NAME.yaml``. This table says what was published, so that a manifest can
-tell whether a score may stand beside it.
+tell whether a score may stand beside it. The scores themselves: :mod:`afm.evaluation.published`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,6 @@ class Benchmark:
         hub_set: Of the list ``benchmarks`` of `afm data download`.
         prepared: Whether `afm data prepare` makes tasks of it; what is published encrypted is read as it is.
         questions: Size, where it was published.
-        scores: Published ones of the 32B model after RL unless the key says otherwise, in percent.
     """
 
     name: str
@@ -66,7 +65,6 @@ class Benchmark:
     settings: PublishedSettings
     questions: int | None = None
     prepared: bool = True
-    scores: Mapping[str, float] = field(default_factory=dict)
 
     def commands(self, place: Path) -> tuple[str, ...]:
         """What fetches the data to where a run looks for it."""
@@ -109,37 +107,22 @@ CODE = PublishedSettings(temperatures=(0.8, 0.6), top_p=1.0, response_tokens=327
 BENCHMARKS: dict[str, Benchmark] = {
     one.name: one
     for one in (
-        Benchmark("gaia", "gaia", WEB, 103, scores={"pass@1": 55.3, "best-of-3": 57.3, "pass@3": 69.9}),
-        Benchmark(
-            "webwalker", "webwalker", WEB, 680, scores={"pass@1": 63.0, "best-of-3": 64.7, "pass@3": 78.7}
-        ),
-        Benchmark(
-            "browsecomp",
-            "browsecomp",
-            WEB,
-            1266,
-            prepared=False,
-            scores={"pass@1": 11.1, "best-of-3": 11.3, "pass@3": 19.2},
-        ),
-        Benchmark(
-            "hle",
-            "hle",
-            WEB,
-            500,
-            scores={"pass@1": 18.0, "best-of-3": 23.0, "pass@3": 33.2, "pass@1 (7B)": 15.6},
-        ),
+        Benchmark("gaia", "gaia", WEB, 103),
+        Benchmark("webwalker", "webwalker", WEB, 680),
+        Benchmark("browsecomp", "browsecomp", WEB, 1266, prepared=False),
+        Benchmark("hle", "hle", WEB, 500),
         Benchmark("nq", "nq", QUESTIONS, 3610),
         *(
             Benchmark(name, name, QUESTIONS)
             for name in ("triviaqa", "hotpotqa", "2wikimultihopqa", "musique", "bamboogle", "popqa")
         ),
         Benchmark("aime24", "aime24", MATH_16, 30),
-        Benchmark("aime25", "aime25", MATH_16, 30, scores={"avg@16": 59.8}),
+        Benchmark("aime25", "aime25", MATH_16, 30),
         Benchmark("amc23", "amc23", MATH_16, 40),
-        Benchmark("math500", "math500", CODE, 500, scores={"pass@1": 94.6}),
-        Benchmark("olympiadbench", "olympiadbench", CODE, 675, scores={"pass@1": 72.1}),
+        Benchmark("math500", "math500", CODE, 500),
+        Benchmark("olympiadbench", "olympiadbench", CODE, 675),
         Benchmark("livecodebench_v4", "livecodebench_v4", CODE, 100),
-        Benchmark("livecodebench_v5", "livecodebench_v5", CODE, 167, scores={"pass@1": 47.9}),
+        Benchmark("livecodebench_v5", "livecodebench_v5", CODE, 167),
         Benchmark("codecontests", "codecontests", CODE),
     )
 }

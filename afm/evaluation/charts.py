@@ -13,11 +13,19 @@ from afm.errors import MissingExtraError
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One line of a curve: finite numbers, ``x`` and ``y`` of the same length."""
+    """One line of a curve: finite numbers, ``x`` and ``y`` of the same length.
+
+    Attributes:
+        low, high: Ends of an interval around every ``y``, drawn as a band (as bars for points); empty for none.
+        points: Whether it is points that belong to no line.
+    """
 
     label: str
     x: tuple[float, ...]
     y: tuple[float, ...]
+    low: tuple[float, ...] = ()
+    high: tuple[float, ...] = ()
+    points: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +34,7 @@ class Curve:
 
     Attributes:
         caption: What a reader should see in it, one sentence.
-        y_from_zero: Whether the vertical axis begins at 0.
+        x_from_zero, y_from_zero: Whether the axis begins at 0.
         y_max: Upper end of the vertical axis, ``None`` for automatic.
     """
 
@@ -36,6 +44,7 @@ class Curve:
     caption: str = ""
     y_from_zero: bool = False
     y_max: float | None = None
+    x_from_zero: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +118,17 @@ def _png(curve: Curve, theme: _Theme) -> str:
 
 
 def _plot(axes: Any, line: Series, colour: str) -> None:
-    """A short series as a line with its points, a long one faint behind its running mean."""
+    """A short series as a line with its points, a long one faint behind its running mean; points with their bars."""
+    if line.points:
+        ends = zip(line.y, line.low or line.y, line.high or line.y, strict=True)
+        reach = [(max(0.0, y - low), max(0.0, high - y)) for y, low, high in ends]
+        bars = ([low for low, _ in reach], [high for _, high in reach])
+        axes.errorbar(line.x, line.y, yerr=bars, fmt="o", color=colour, markersize=6, label=line.label)
+        return
+    if line.low:
+        axes.fill_between(line.x, line.low, line.high, color=colour, alpha=0.16, linewidth=0)
+        axes.plot(line.x, line.y, color=colour, linewidth=1.9, marker="o", markersize=3.2, label=line.label)
+        return
     smooth = _smoothed(line.y)
     if smooth is not None:
         axes.plot(line.x, line.y, color=colour, alpha=0.28, linewidth=1)
@@ -127,6 +146,8 @@ def _dress(axes: Any, curve: Curve, theme: _Theme) -> None:
     for side, spine in axes.spines.items():
         spine.set_visible(side == "bottom")
         spine.set_color(theme.grid)
+    if curve.x_from_zero:
+        axes.set_xlim(left=0)
     if curve.y_from_zero:
         axes.set_ylim(bottom=0)
     if curve.y_max is not None:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from afm.errors import ConfigError, DataError
 from afm.evaluation.manifest import MANIFEST_FILE, differences, read_manifest
-from afm.evaluation.metrics import Metrics, PairedDifference, paired_difference, summarise
+from afm.evaluation.metrics import Metrics, summarise
+from afm.evaluation.paired import PairedDifference, paired_difference
 from afm.evaluation.run import EPISODES_FILE, METRICS_FILE
 from afm.trajectory.io import load_records
 

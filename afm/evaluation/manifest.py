@@ -25,6 +25,7 @@ from afm.datasets.atomic import replace_text
 from afm.errors import ConfigError, DataError
 from afm.evaluation.argument_forms import UnseenTool
 from afm.evaluation.benchmarks import BENCHMARKS
+from afm.evaluation.published import published_scores
 from afm.models.base import SamplingParams
 
 MANIFEST_FILE = "manifest.json"
@@ -147,7 +148,7 @@ def _benchmark(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "name": name,
         "published": {"questions": one.questions, **one.settings.as_dict()},
-        "published_scores": dict(one.scores),
+        "published_scores": {score.label: score.percent for score in published_scores().get(name, ())},
         "departures": list(one.departures(settings)),
     }
 

@@ -1,4 +1,4 @@
-"""What a set of episodes is worth: scores with intervals, costs, and the difference between two runs.
+"""What a set of episodes is worth: scores with intervals, and costs.
 
 An episode counts as passed when its reward's score is at least 1. Episodes without a score (the engine
 failed or the reward abstained) are counted, and never as wrong.
@@ -14,10 +14,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pydantic import BaseModel, ConfigDict, Field
 
 from afm.agents import AgentSpec
-from afm.errors import DataError
 from afm.evaluation.argument_forms import ArgumentTally
 from afm.evaluation.hallucination import HallucinationTally
-from afm.evaluation.intervals import RESAMPLES, Interval, bootstrap_mean, pass_at_k, pass_hat_k, wilson
+from afm.evaluation.intervals import Interval, bootstrap_mean, pass_at_k, pass_hat_k, wilson
 from afm.evaluation.votes import VoteTally
 from afm.trajectory.record import Record
 
@@ -39,6 +38,7 @@ class Metrics(_Frozen):
         pass_at_1: Mean over questions of the share of passed episodes (see :func:`pass_interval`).
         avg_at_k: The same figure under its usual name when there are several rounds.
         pass_at_k: Chance that one of k episodes passes, for several k; empty for one round.
+        pass_at_k_intervals: The same with 95 % bootstrap intervals over questions.
         pass_hat_k: Chance that all of k episodes pass (pass^k), for the same k.
         majority: Share of questions whose most frequent answer passes (see :func:`afm.evaluation.votes.majority`);
             ``None`` for one round, or when the agent is not known.
@@ -71,6 +71,7 @@ class Metrics(_Frozen):
     pass_at_1: Interval | None
     avg_at_k: float | None = None
     pass_at_k: dict[int, float] = Field(default_factory=dict)
+    pass_at_k_intervals: dict[int, Interval] = Field(default_factory=dict)
     pass_hat_k: dict[int, float] = Field(default_factory=dict)
     majority: float | None = None
     mean_score: float | None = None
@@ -91,21 +92,6 @@ class Metrics(_Frozen):
     per_solved: dict[str, float] = Field(default_factory=dict)
     stop_reasons: dict[str, int] = Field(default_factory=dict)
     by_source: dict[str, Interval] = Field(default_factory=dict)
-
-
-class PairedDifference(_Frozen):
-    """How much better the second run is than the first, on the questions both have a score for.
-
-    Attributes:
-        difference: Mean over questions of (second - first) pass share.
-        gained: Questions on which the second run is better.
-        lost: Questions on which it is worse.
-    """
-
-    questions: int
-    difference: Interval
-    gained: int
-    lost: int
 
 
 def task_of(record: Record) -> str:
@@ -197,6 +183,7 @@ class Tally:
         interval = pass_interval(self._outcomes, seed=seed)
         calls = math.fsum(self._sums["tool_calls"])
         hallucination = self._hallucination
+        over_k = _over_k(pass_at_k, self._outcomes, rounds)
         return Metrics(
             questions=len(self._source),
             rounds=rounds,
@@ -206,8 +193,11 @@ class Tally:
             errors=self.errors,
             pass_at_1=interval,
             avg_at_k=interval.value if interval and rounds > 1 else None,
-            pass_at_k=_over_k(pass_at_k, self._outcomes, rounds) if rounds > 1 else {},
-            pass_hat_k=_over_k(pass_hat_k, self._outcomes, rounds) if rounds > 1 else {},
+            pass_at_k={k: _mean_of(shares) for k, shares in over_k.items()},
+            pass_at_k_intervals={k: bootstrap_mean(shares, seed=seed) for k, shares in over_k.items()},
+            pass_hat_k={
+                k: _mean_of(shares) for k, shares in _over_k(pass_hat_k, self._outcomes, rounds).items()
+            },
             majority=self._votes.share() if self._votes and rounds > 1 else None,
             mean_score=_mean(self._sums["score"]),
             correct=_mean(self._sums["correct"]),
@@ -279,53 +269,22 @@ def pass_interval(outcomes: Mapping[str, Sequence[bool]], *, seed: int = 0) -> I
     return bootstrap_mean(shares, seed=seed)
 
 
-def paired_difference(
-    first: Iterable[Record], second: Iterable[Record], *, resamples: int = RESAMPLES, seed: int = 0
-) -> PairedDifference:
-    """How much better ``second`` is on the same questions, with a bootstrap interval over questions.
-
-    Raises:
-        DataError: No question has a score in both, or one id stands for two different questions.
-    """
-    before, after = _shares(first), _shares(second)
-    common = sorted(before.keys() & after.keys())
-    if not common:
-        raise DataError("the two runs have no scored question in common; expected runs on the same tasks")
-    for task in common:
-        if before[task][0] != after[task][0]:
-            raise DataError(f"task {task!r} is another question in the second run; expected the same tasks")
-    changes = [after[task][1] - before[task][1] for task in common]
-    return PairedDifference(
-        questions=len(common),
-        difference=bootstrap_mean(changes, resamples=resamples, seed=seed),
-        gained=sum(change > 0 for change in changes),
-        lost=sum(change < 0 for change in changes),
-    )
-
-
-def _shares(records: Iterable[Record]) -> dict[str, tuple[int, float]]:
-    """Hash of the question and pass share by task."""
-    outcomes: defaultdict[str, list[bool]] = defaultdict(list)
-    questions: dict[str, int] = {}
-    for record in records:
-        outcome = passed(record)
-        if outcome is not None:
-            outcomes[task_of(record)].append(outcome)
-            questions[task_of(record)] = hash(record.question)
-    return {task: (questions[task], sum(rounds) / len(rounds)) for task, rounds in outcomes.items()}
-
-
 def _over_k(
     estimate: Callable[[int, int, int], float], outcomes: Mapping[str, Sequence[bool]], rounds: int
-) -> dict[int, float]:
-    """For every k up to 16, then powers of two, then all; over the questions with at least k episodes."""
+) -> dict[int, list[float]]:
+    """The estimate of every question with at least k episodes, for every k up to 16, then powers of two, then all."""
+    if rounds < 2:
+        return {}
     chosen = {k for k in range(1, rounds + 1) if k <= 16 or k & (k - 1) == 0 or k == rounds}
-    result = {}
-    for k in sorted(chosen):
-        enough = [done for done in outcomes.values() if len(done) >= k]
-        result[k] = math.fsum(estimate(sum(done), len(done), k) for done in enough) / len(enough)
-    return result
+    return {
+        k: [estimate(sum(done), len(done), k) for done in outcomes.values() if len(done) >= k]
+        for k in sorted(chosen)
+    }
+
+
+def _mean_of(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
 
 
 def _mean(values: Sequence[float]) -> float | None:
-    return math.fsum(values) / len(values) if values else None
+    return _mean_of(values) if values else None

@@ -6,9 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from afm.agents import AgentSpec
+from afm.evaluation.beside import BenchmarkNote
 from afm.evaluation.charts import Curve
 from afm.evaluation.health import Aspect
-from afm.evaluation.metrics import Metrics, PairedDifference
+from afm.evaluation.links import ViewLinks
+from afm.evaluation.metrics import Metrics
+from afm.evaluation.paired import PairedDifference
+from afm.evaluation.scan import Scan
 from afm.trajectory.record import Record
 
 
@@ -20,12 +24,16 @@ class StageResult:
         name: What a reader calls it: ``after SFT``.
         episodes: Its episodes file, if it is there.
         note: A remark under the name: model, benchmark, rounds.
+        scan: What only its episodes tell.
+        published: Published scores beside its own, where it is of a published benchmark.
     """
 
     name: str
     metrics: Metrics
     episodes: Path | None = None
     note: str = ""
+    scan: Scan | None = None
+    published: BenchmarkNote | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,23 +84,28 @@ class ReportInput:
     """Everything a report shows; empty parts are left out of the page.
 
     Attributes:
+        kind: What the page is called above its title.
         spec: The agent; without it trajectories are shown by author only.
         tool_story: Names of the stages before and after learning when to use the tool; the page then
             explains why fine-tuning left room.
+        differences: Between two stages each, all of them from the same one.
         notes: What is missing or was left out, a sentence each.
+        links: Into the viewer.
     """
 
     title: str
+    kind: str = "Run report"
     spec: AgentSpec | None = None
     facts: tuple[Fact, ...] = ()
     stages: tuple[StageResult, ...] = ()
-    difference: StageDifference | None = None
+    differences: tuple[StageDifference, ...] = ()
     tool_story: tuple[str, str] | None = None
     curves: tuple[Curve, ...] = ()
     health: tuple[Aspect, ...] = ()
     pairs: tuple[Pair, ...] = ()
     commands: tuple[Command, ...] = ()
     notes: tuple[str, ...] = ()
+    links: ViewLinks | None = None
 
     def stage(self, name: str) -> StageResult:
         """The stage called ``name``."""

@@ -8,23 +8,23 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from afm.agents import AgentSpec, model_folder
 from afm.errors import ConfigError, DataError
 from afm.evaluation.curves import RL_METRICS, read_curves
+from afm.evaluation.evaluation_folder import Evaluation, read_evaluation
 from afm.evaluation.facts import facts_of
 from afm.evaluation.health import read_health
-from afm.evaluation.manifest import MANIFEST_FILE, Manifest, differences, read_manifest
-from afm.evaluation.metrics import Metrics, paired_difference, summarise
+from afm.evaluation.links import VIEW_PORT, ViewLinks
+from afm.evaluation.manifest import differences
+from afm.evaluation.paired import paired_difference
 from afm.evaluation.picks import pick_episodes, pick_pairs
 from afm.evaluation.report_input import Command, Pair, ReportInput, StageDifference, StageResult
-from afm.evaluation.run import EPISODES_FILE, METRICS_FILE
-from afm.trajectory.io import read_records
-from afm.trajectory.record import Record
-from afm.trajectory.sealing import opened
+from afm.evaluation.run import EPISODES_FILE
+from afm.evaluation.score_curves import score_curves
 
 _KNOWN = {"eval_sft": "after SFT", "eval_rl": "after RL", "eval_real": "real data"}
 _MODEL_KEYS = ("model.", "versions.")
@@ -32,49 +32,8 @@ _TOOL_GAIN = 0.05
 _WORLD = "world"
 
 
-@dataclass(frozen=True, slots=True)
-class Evaluation:
-    """One evaluation on disk.
-
-    Attributes:
-        manifest: ``None`` for a folder that was not made by ``evaluate``.
-        finished: Whether it ran to its end.
-    """
-
-    folder: Path
-    name: str
-    metrics: Metrics
-    manifest: Manifest | None
-    finished: bool
-
-    @property
-    def episodes(self) -> Path:
-        """Its episodes file."""
-        return self.folder / EPISODES_FILE
-
-    def records(self) -> Iterator[Record]:
-        """Its readable episodes."""
-        return (item for item in read_records(self.episodes) if isinstance(item, Record))
-
-    def stage(self) -> StageResult:
-        """As the report shows it."""
-        return StageResult(self.name, self.metrics, self.episodes, self._note())
-
-    def _note(self) -> str:
-        parts = [f"{self.metrics.questions:,} questions{self._files()}"]
-        if self.metrics.rounds > 1:
-            parts.append(f"{self.metrics.rounds} rounds")
-        if self.manifest is not None:
-            parts.append(f"temperature {self.manifest.settings['sampling']['temperature']:g}")
-        return ", ".join(parts)
-
-    def _files(self) -> str:
-        data = self.manifest.sources.get("data", ()) if self.manifest is not None else ()
-        return f" of {', '.join(Path(path).name for path in data)}" if data else ""
-
-
-def read_run(run_dir: Path) -> ReportInput:
-    """Everything a report can show about ``run_dir``.
+def read_run(run_dir: Path, *, view_port: int = VIEW_PORT) -> ReportInput:
+    """Everything a report can show about ``run_dir``; links lead to `afm view` on ``view_port``.
 
     Raises:
         DataError: The folder holds nothing to report, or a manifest or metrics file is broken.
@@ -91,19 +50,28 @@ def read_run(run_dir: Path) -> ReportInput:
     by_folder = {evaluation.folder.name: evaluation for evaluation in evaluations}
     before, after = by_folder.get("eval_sft"), by_folder.get("eval_rl")
     both = (before, after) if before and after else None
+    stages = tuple(evaluation.stage() for evaluation in evaluations)
+    difference = _difference(*both, notes) if both else None
     return ReportInput(
         title=_title(run_dir, spec),
         spec=spec,
         facts=tuple(facts_of(run_dir, [(one.name, one.manifest) for one in evaluations])),
-        stages=tuple(evaluation.stage() for evaluation in evaluations),
-        difference=_difference(*both, notes) if both else None,
+        stages=stages,
+        differences=(difference,) if difference else (),
         tool_story=_tool_story(run_dir, *both) if both else None,
-        curves=tuple(curves),
+        curves=(*score_curves(_on_same_questions(evaluations, stages)), *curves),
         health=read_health(run_dir),
         pairs=tuple(_pairs(evaluations, both)),
         commands=tuple(_commands(run_dir, spec, evaluations)),
         notes=tuple(notes),
+        links=ViewLinks(run_dir, view_port) if evaluations else None,
     )
+
+
+def _on_same_questions(evaluations: Sequence[Evaluation], stages: Sequence[StageResult]) -> list[StageResult]:
+    """The first stage and those that asked the same questions: only their costs belong into one picture."""
+    data = [one.manifest.settings["data"] if one.manifest else None for one in evaluations]
+    return [stage for stage, asked in zip(stages, data, strict=True) if asked == data[0]]
 
 
 def read_stages(run_dir: Path) -> list[StageResult]:
@@ -112,12 +80,12 @@ def read_stages(run_dir: Path) -> list[StageResult]:
     Raises:
         DataError: A manifest or metrics file is broken.
     """
-    return [evaluation.stage() for evaluation in _evaluations(run_dir)]
+    return [evaluation.stage(scanned=False) for evaluation in _evaluations(run_dir)]
 
 
 def _evaluations(run_dir: Path) -> list[Evaluation]:
     if (run_dir / EPISODES_FILE).exists():
-        return [_evaluation(run_dir, "this run")]
+        return [read_evaluation(run_dir, "this run")]
     others = sorted(
         folder.name
         for folder in run_dir.glob("eval_*")
@@ -125,7 +93,7 @@ def _evaluations(run_dir: Path) -> list[Evaluation]:
     )
     names = _KNOWN | {name: _spoken(name) for name in others}
     return [
-        _evaluation(run_dir / folder, name)
+        read_evaluation(run_dir / folder, name)
         for folder, name in names.items()
         if (run_dir / folder / EPISODES_FILE).exists()
     ]
@@ -134,31 +102,6 @@ def _evaluations(run_dir: Path) -> list[Evaluation]:
 def _spoken(folder: str) -> str:
     """``eval_aime24_1a2b3c4d`` is the evaluation of aime24; the end tells files of one name apart."""
     return re.sub(r"_[0-9a-f]{8}\Z", "", folder.removeprefix("eval_")).replace("_", " ")
-
-
-def _evaluation(folder: Path, name: str) -> Evaluation:
-    manifest_file, metrics_file = folder / MANIFEST_FILE, folder / METRICS_FILE
-    manifest = read_manifest(manifest_file) if manifest_file.exists() else None
-    finished = metrics_file.exists()
-    if finished:
-        try:
-            metrics = Metrics.model_validate_json(metrics_file.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise DataError(f"no metrics of this version: {error}", path=str(metrics_file)) from None
-    else:
-        found = read_records(folder / EPISODES_FILE)
-        records = (opened(item) for item in found if isinstance(item, Record))
-        spec, original = _agents(manifest)
-        metrics = summarise(records, spec=spec, original=original)
-    return Evaluation(folder, name, metrics, manifest, finished)
-
-
-def _agents(manifest: Manifest | None) -> tuple[AgentSpec | None, AgentSpec | None]:
-    """The agent of an evaluation and, where its tools were taken away, the one before; as far as can be read."""
-    try:
-        return (manifest.spec, manifest.original) if manifest else (None, None)
-    except (ValueError, KeyError, ConfigError):
-        return None, None
 
 
 def _unfinished(evaluations: list[Evaluation]) -> list[str]:

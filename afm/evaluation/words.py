@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from afm.evaluation.beside import Beside
+from afm.evaluation.failures import Failure
+from afm.evaluation.intervals import Interval
 from afm.evaluation.metrics import Metrics
 from afm.evaluation.report_input import ReportInput, StageDifference
 
@@ -72,11 +75,61 @@ def hallucination_words(metrics: Metrics) -> str:
     return f"{percent(metrics.invented_tool)} of the episodes call a tool that is not offered{share}"
 
 
+def cut(text: str, length: int) -> str:
+    """``text`` on one line, its end left out beyond ``length`` characters."""
+    flat = " ".join(text.split())
+    return flat if len(flat) <= length else f"{flat[:length].rstrip()} ..."
+
+
+FAILURES = {
+    Failure.INFRASTRUCTURE: (
+        "No score: engine or tools failed",
+        "Not counted as wrong; run again to repeat them.",
+    ),
+    Failure.ABSTAINED: (
+        "No score: the reward abstained",
+        "The judge or the checker had no verdict; not counted as wrong.",
+    ),
+    Failure.CUT_SHORT: ("Cut short by a limit", "Tool calls, tokens or seconds ran out before an answer."),
+    Failure.FORGED_OBSERVATION: (
+        "Forged observation",
+        "The agent wrote text that only the environment may write, which ends an episode.",
+    ),
+    Failure.NO_ANSWER: ("No answer", "The episode ended by itself without an answer in the agent's format."),
+    Failure.FORMAT_ONLY: (
+        "Right answer, broken format",
+        "The answer is right, but the agent's rules are broken.",
+    ),
+    Failure.WRONG_AND_FORMAT: (
+        "Wrong answer, broken format",
+        "The answer is wrong, and the agent's rules are broken.",
+    ),
+    Failure.TOOL_ERRORS: ("Wrong answer after tool errors", "At least half of the tool calls failed."),
+    Failure.WRONG: ("Wrong answer", "In a valid format, with tools that worked."),
+}
+"""What each class of failures is called, and what it means."""
+
+
+def ours_words(row: Beside) -> str:
+    """Our figure beside a published one: with its interval, or why there is none."""
+    if row.ours is None:
+        return row.missing
+    if isinstance(row.ours, Interval):
+        return f"{percent(row.ours.value)} ({percent(row.ours.low)} to {percent(row.ours.high)})"
+    return percent(row.ours)
+
+
+def stops_words(stops: dict[str, int]) -> str:
+    """How episodes ended: ``answer 12, turns 3``."""
+    return ", ".join(f"{stop.replace('_', ' ')} {count:,}" for stop, count in stops.items())
+
+
 def headline(run: ReportInput) -> str:
     """The result in one sentence."""
-    if run.difference is not None:
-        before, after = run.stage(run.difference.before), run.stage(run.difference.after)
-        change = run.difference.result.difference
+    if len(run.differences) == 1:
+        difference = run.differences[0]
+        before, after = run.stage(difference.before), run.stage(difference.after)
+        change = difference.result.difference
         if before.metrics.pass_at_1 and after.metrics.pass_at_1 and (change.low > 0 or change.high < 0):
             verb = "rose" if change.value > 0 else "fell"
             return (

@@ -22,6 +22,9 @@ from afm.rewards.part import Part
 from afm.settings import load_settings
 from afm.trajectory import answers
 
+NO_JUDGE = "no judge is configured: exact match"
+"""Stands in the evidence of verdicts without a model behind them."""
+
 _SHOWN = 120
 _ADDRESS = "http://HOST or https://HOST, up to /v1"
 _LIMITS = ("max_tokens", "max_completion_tokens")
@@ -166,7 +169,7 @@ class ModelJudge:
         if self._settings.without_endpoint is WithoutEndpoint.ABSTAIN:
             return Part(None, "no judge: set GRM_BASE_URL, or `url` under `judge` in the reward YAML")
         part = await self._exact.judge(sample)
-        return Part(part.score, f"{part.evidence} (no judge is configured: exact match)")
+        return Part(part.score, f"{part.evidence} ({NO_JUDGE})")
 
     async def _judged(self, client: JudgeClient, case: Case) -> Part:
         try:

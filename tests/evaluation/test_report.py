@@ -3,14 +3,25 @@
 import json
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
-from afm.errors import DataError
+from afm.agents import load_agent
+from afm.datasets import Task
+from afm.errors import ConfigError, DataError
 from afm.evaluation import paired_difference, summarise
-from afm.evaluation.report import stage_rows, write_report, write_run_report
+from afm.evaluation.beside import BenchmarkNote, Beside
+from afm.evaluation.comparison import short_names
+from afm.evaluation.failures import failure_groups
+from afm.evaluation.links import ViewLinks
+from afm.evaluation.manifest import Sources, make_manifest
+from afm.evaluation.published import PublishedScore
+from afm.evaluation.report import stage_rows, write_comparison, write_report, write_run_report
 from afm.evaluation.report_input import Command, Fact, Pair, ReportInput, StageDifference, StageResult
+from afm.evaluation.scan import Scan
 from afm.evaluation.words import difference_words, headline, number, percent, points, rounds_words
+from afm.models.base import SamplingParams
 from afm.trajectory.io import RecordWriter
 from afm.trajectory.record import TextSegment, Verdict
 from afm.trajectory.types import Author
@@ -58,10 +69,24 @@ def hostile_run(record, spec):
         title=HOSTILE,
         spec=spec,
         facts=(Fact(HOSTILE, HOSTILE),),
-        stages=(StageResult(HOSTILE, summarise([record("x", 0.0)]), note=HOSTILE),),
+        stages=(
+            StageResult(
+                HOSTILE,
+                summarise([record("x", 0.0)]),
+                Path("runs/x/episodes.jsonl"),
+                HOSTILE,
+                Scan(failure_groups([episode], spec)),
+                BenchmarkNote(
+                    HOSTILE,
+                    (Beside(PublishedScore(HOSTILE, 1.0, HOSTILE, HOSTILE), None, HOSTILE),),
+                    (HOSTILE,),
+                ),
+            ),
+        ),
         pairs=(Pair(HOSTILE, ((HOSTILE, episode),)),),
         commands=(Command(HOSTILE, HOSTILE),),
         notes=(HOSTILE,),
+        links=ViewLinks(Path("runs/x")),
     )
 
 
@@ -71,14 +96,27 @@ def test_hostile_text_is_shown_and_never_run(tmp_path, record, solver) -> None:
     assert page.tags.count("style") == 1
     assert "img" not in page.tags
     assert not [item for item in page.attributes if item[1].startswith("on")]
-    assert page.all_text.count("<script>alert(1)</script>") >= 10
+    assert page.all_text.count("<script>alert(1)</script>") >= 18
     assert "{{ 7*7 }}" in page.all_text
+
+
+def test_hostile_text_is_text_in_markdown_and_json(tmp_path, record, solver) -> None:
+    page = write_report(hostile_run(record, solver.spec()), tmp_path / "page.html")
+    shown = page.with_suffix(".md").read_text("utf-8")
+    assert "<" not in re.sub(r"\\<|\]\(<", "", shown)  # escaped, or the beginning of a link of ours
+    assert re.findall(r"\]\(<([^%]*)%", shown) == [r"http://127.0.0.1:8765/\#find=x"]
+    assert not [line for line in shown.splitlines() if re.search(r"(?<!\\)[`~]", line)]
+    data = json.loads(page.with_suffix(".json").read_text("utf-8"))
+    assert data["title"] == HOSTILE
+    assert data["stages"][0]["failures"][0]["examples"][0]["question"].startswith("</div></pre><script>")
 
 
 def test_the_page_loads_nothing(tmp_path, run_folder) -> None:
     page = Page(write_run_report(run_folder, tmp_path / "page.html"))
     for tag, name, value in page.attributes:
-        if name in {"src", "srcset", "href", "action", "data"}:
+        if tag == "a" and name == "href":  # followed by a person, to the viewer on the same machine
+            assert value.startswith("http://127.0.0.1:8765/#find="), value
+        elif name in {"src", "srcset", "href", "action", "data", "ping", "poster", "background"}:
             assert value.startswith("data:image/png;base64,"), (tag, name, value[:60])
     assert (
         "meta",
@@ -127,7 +165,7 @@ def test_a_run_folder_becomes_a_whole_page(tmp_path, run_folder) -> None:
     assert "Not passed, real data" in text
     assert "2 s in all: world 2 s" in text
     assert page.tags.count("article") == 4
-    assert page.tags.count("picture") == 2
+    assert page.tags.count("picture") == 3  # two of training, cost against score
 
 
 def test_any_part_of_a_run_may_be_missing(tmp_path, run_folder) -> None:
@@ -182,7 +220,7 @@ def test_stages_that_were_not_run_alike_are_called_so(tmp_path, record) -> None:
     )
     result = paired_difference([record("a", 0.0)], [record("a", 1.0)])
     caveat = "The two stages were not run alike: sampling.temperature: 1.0 -> 0.0."
-    run = ReportInput("t", stages=stages, difference=StageDifference("x", "y", result, (caveat,)))
+    run = ReportInput("t", stages=stages, differences=(StageDifference("x", "y", result, (caveat,)),))
     assert caveat in Page(write_report(run, tmp_path / "page.html")).all_text
 
 
@@ -193,7 +231,7 @@ def test_a_difference_that_may_be_chance_is_not_called_one(record) -> None:
     difference = StageDifference("x", "y", result)
     stages = (StageResult("x", summarise(before)), StageResult("y", summarise(after)))
     assert (
-        headline(ReportInput("t", stages=stages, difference=difference))
+        headline(ReportInput("t", stages=stages, differences=(difference,)))
         == "No clear difference between x and y."
     )
     assert difference_words(difference).endswith("includes zero: this run does not show a difference.")
@@ -242,3 +280,109 @@ def test_the_manifest_supplies_the_agent_so_that_a_renamed_one_still_shows(tmp_p
     manifest.write_text(json.dumps(data))
     text = Page(write_run_report(tmp_path / "out", tmp_path / "page.html")).all_text
     assert "roles are not coloured" in text
+
+
+def finished(folder, rows, manifest, **changes):
+    """An evaluation's folder as ``evaluate`` leaves it; ``changes`` of its manifest's sampling."""
+    with RecordWriter(folder / "episodes.jsonl") as writer:
+        for row in rows:
+            writer.write(row)
+    (folder / "metrics.json").write_text(summarise(rows, spec=manifest.spec).model_dump_json())
+    sampling = manifest.settings["sampling"] | changes
+    told = manifest.model_copy(update={"settings": manifest.settings | {"sampling": sampling}})
+    (folder / "manifest.json").write_text(told.model_dump_json())
+    return folder
+
+
+@pytest.fixture
+def gaia(tmp_path, record):
+    """Makes a finished run of 2 of GAIA's questions in 3 rounds: ``gaia(name, outcomes, **sampling)``."""
+    spec = load_agent("web")
+    tasks = [
+        Task(id=name, question=f"question of {name}", ground_truth="1", data_source="gaia") for name in "ab"
+    ]
+
+    def make(name, outcomes, **changes):
+        limits = spec.limits.model_copy(
+            update={"max_turns": 36, "max_turn_tokens": 4096, "max_response_tokens": 32768}
+        )
+        sampling = SamplingParams(4096, temperature=1.0, top_p=0.9, top_k=20)
+        sources = Sources(benchmark="gaia", data=("gaia.jsonl",))
+        manifest = make_manifest(
+            tasks, spec, name, sampling=sampling, limits=limits, rounds=3, seed=0, sources=sources
+        )
+        rows = [
+            record(task, score, number=number, source="gaia", agent="web")
+            for task, scores in zip("ab", outcomes, strict=True)
+            for number, score in enumerate(scores)
+        ]
+        return finished(tmp_path / name, rows, manifest, **changes)
+
+    return make
+
+
+def test_published_scores_stand_beside_ours_with_what_differs(gaia, tmp_path) -> None:
+    page = Page(write_run_report(gaia("run", [(1.0, 0.0, 0.0), (0.0, 0.0, 0.0)]), tmp_path / "page.html"))
+    assert "gaia not comparable" in page.all_text
+    assert "rounds: 3, published 5" in page.all_text
+    assert "questions: 2, published 103" in page.all_text
+    data = json.loads((tmp_path / "page.json").read_text())["stages"][0]["published"]
+    assert data["comparable"] is False
+    figures = {row["metric"]: (row["percent"], row["ours"], row["missing"]) for row in data["scores"]}
+    assert figures["pass@1"][0] == 55.3
+    assert figures["pass@1"][1]["value"] == pytest.approx(1 / 6)
+    # One of question a's three episodes passes, none of b's: pass@3 is (1 + 0) / 2.
+    assert (figures["pass@3"][0], figures["pass@3"][1]["value"]) == (69.9, 0.5)
+    assert figures["best-of-3"] == (57.3, None, "no judge has chosen")
+    assert "| pass@1 | 16.7 % (" in (tmp_path / "page.md").read_text()
+
+
+def test_a_run_with_published_settings_is_called_so(gaia, tmp_path) -> None:
+    folder = gaia("run", [(1.0, 0.0, 0.0), (0.0, 0.0, None)])
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["sources"]["benchmark"]["departures"] = []
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    text = Page(write_run_report(folder, tmp_path / "page.html")).all_text
+    assert "gaia published settings" in text
+    assert "1 of 6 episodes have no score" in text
+    (folder / "metrics.json").unlink()
+    text = Page(write_run_report(folder, tmp_path / "page.html")).all_text
+    assert "gaia not comparable" in text
+    assert "not finished: 6 episodes so far" in text
+
+
+def test_exact_match_in_the_place_of_the_judge_is_a_departure(gaia, tmp_path, record) -> None:
+    folder = gaia("run", [(1.0, 0.0, 0.0), (0.0, 0.0, 0.0)])
+    evidence = "'1' is no gold answer (no judge is configured: exact match)"
+    row = record("a", 0.0, source="gaia", verdict=Verdict(score=0.0, evidence=evidence))
+    with RecordWriter(folder / "episodes.jsonl") as writer:
+        writer.write(row.model_copy(update={"id": "a#9"}))
+    text = Page(write_run_report(folder, tmp_path / "page.html")).all_text
+    assert "judge: exact match stood in for a model in 1 of 6 episodes" in text
+
+
+def test_several_runs_are_compared_with_the_first(gaia, tmp_path) -> None:
+    runs = [gaia(name, outcomes) for name, outcomes in (("a", [(0.0,) * 3] * 2), ("b", [(1.0,) * 3] * 2))]
+    page = Page(write_comparison(runs, tmp_path / "page.html"))
+    assert "pass@1 rose from 0.0 % a to 100.0 % b." in page.all_text
+    assert "pass@1 b minus pass@1 a is +100.0 points" in page.all_text
+    assert "Same question, side by side" in page.all_text
+    colder = gaia("c", [(0.0,) * 3] * 2, temperature=0.0)
+    with pytest.raises(
+        ConfigError, match=r"did not measure the same thing: sampling\.temperature: 1\.0 -> 0\.0"
+    ):
+        write_comparison([*runs, colder], tmp_path / "refused.html")
+    assert not (tmp_path / "refused.html").exists()
+    text = Page(write_comparison([*runs, colder], tmp_path / "page.html", anyway=True)).all_text
+    assert "Not comparable: sampling.temperature: 1.0 -> 0.0." in text
+    assert "pass@1: 0.0 % a, 100.0 % b, 0.0 % c." in text
+    data = json.loads((tmp_path / "page.json").read_text())
+    assert [(one["after"], one["difference"]["value"]) for one in data["differences"]] == [
+        ("b", 1.0),
+        ("c", 0.0),
+    ]
+
+
+def test_names_of_compared_runs_are_as_short_as_can_be(tmp_path) -> None:
+    assert short_names([tmp_path / "x/eval", tmp_path / "y/eval"]) == ["x/eval", "y/eval"]
+    assert short_names([tmp_path / "x/eval", tmp_path / "x/eval"]) == ["eval (1)", "eval (2)"]

@@ -135,7 +135,7 @@ async def test_report_and_viewer_show_nothing_of_it(tmp_path, folder) -> None:
 
     out = tmp_path / "out"
     await run(settings(folder, out))
-    await asyncio.to_thread(report, out)
+    await asyncio.to_thread(report, [out])
     assert (out / "report.html").stat().st_size > 1000
     list(EpisodeIndex(out, tmp_path / "out/index.sqlite").refresh())
     assert [secret for secret in SECRETS if secret in on_disk(out)] == []

@@ -128,6 +128,17 @@ def place_of(connection: sqlite3.Connection, number: int) -> tuple[str, int, int
     return row[0], row[1], row[2]
 
 
+def numbered(connection: sqlite3.Connection, name: str, file: str = "") -> int | None:
+    """The number of the episode called ``name`` in the file whose path ends with ``file``; ``None`` while there is none."""
+    query = (
+        "SELECT places.id FROM places JOIN files ON files.id = places.file "
+        "WHERE name = ? AND (? = '' OR path = ? OR substr(path, -length(?)) = ?) ORDER BY places.id LIMIT 1"
+    )
+    end = f"/{file}"
+    row = connection.execute(query, (name, file, file, end, end)).fetchone()
+    return None if row is None else int(row[0])
+
+
 def facets(connection: sqlite3.Connection) -> dict[str, list[dict[str, Any]]]:
     """For each column the names that occur, the most frequent first, and how many episodes bear them."""
     found: dict[str, list[dict[str, Any]]] = {kind: [] for kind in (*NAMED, "tool")}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from afm.errors import DataError, MissingExtraError
 from afm.evaluation.viewer.episode import Decode, episode_view, read_episode, token_view
 from afm.evaluation.viewer.index import NAMED, EpisodeIndex, Progress
-from afm.evaluation.viewer.query import Filters, Order, episode_row, facets, listing, place_of
+from afm.evaluation.viewer.query import Filters, Order, episode_row, facets, listing, numbered, place_of
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -128,6 +128,11 @@ def make_app(index: EpisodeIndex, follower: Follower, decode: Decode | None = No
         filters = Filters(_names(request.query_params), step, text, question)
         with closing(index.connect()) as connection:
             return asdict(listing(connection, filters, order=order, offset=offset, limit=limit))
+
+    @app.get("/api/find")
+    def find(name: str, file: str = "") -> dict[str, Any]:
+        with closing(index.connect()) as connection:
+            return {"number": numbered(connection, name, file)}
 
     @app.get("/api/episodes/{number}")
     def episode(number: int) -> dict[str, Any]:

@@ -120,3 +120,43 @@ def test_a_narrow_screen_shows_one_pane_at_a_time(browser, address):
     page.wait_for_selector("#list a")
     assert not page.is_visible(".block")
     page.close()
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
+def test_a_report_loads_nothing_fits_and_leads_to_its_trajectories(
+    browser, address, run, tmp_path, width, scheme
+):
+    from urllib.parse import urlsplit
+
+    from afm.evaluation.links import ViewLinks
+    from afm.evaluation.metrics import summarise
+    from afm.evaluation.report import write_report
+    from afm.evaluation.report_input import ReportInput, StageResult
+    from afm.evaluation.scan import scan
+    from afm.evaluation.score_curves import score_curves
+    from afm.trajectory.io import load_records
+
+    records = load_records(run / "a.jsonl") + load_records(run / "c.jsonl")
+    records += [records[-1].model_copy(update={"id": HOSTILE, "verdict": None, "error": HOSTILE})]
+    stages = (StageResult(HOSTILE, summarise(records), run / "a.jsonl", HOSTILE, scan(records, None)),)
+    links = ViewLinks(run, urlsplit(address).port)
+    page = ReportInput(HOSTILE, stages=stages, curves=tuple(score_curves(stages)), links=links)
+    file = write_report(page, tmp_path / "report.html")
+
+    found = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
+    asked, complaints = [], []
+    found.on("request", lambda request: asked.append(request.url))
+    found.on("console", lambda message: complaints.append(message.text))
+    found.goto(file.as_uri())
+    assert found.evaluate("document.documentElement.scrollWidth") == width
+    assert [url for url in asked if not url.startswith(("file:", "data:"))] == []
+    assert found.evaluate("[...document.images].every((image) => image.naturalWidth > 0)")
+    for one in found.locator("details").all():
+        one.evaluate("(node) => { node.open = true; }")
+    assert found.evaluate("document.documentElement.scrollWidth") == width
+    assert found.title() != "owned"
+    found.click("text=whole trajectory >> nth=0")
+    found.wait_for_selector(".block >> text=river 3")
+    assert found.url.startswith(f"{address}/#e=")
+    assert complaints == []
+    found.close()

@@ -77,3 +77,17 @@ def test_a_running_job_is_followed(tmp_path, address, viewer):
     viewer.write(tmp_path / "run/later.jsonl", [viewer.episode(3)])
     viewer.until(lambda: get(address, "/api/status").json()["episodes"] == 3)
     assert get(address, "/api/episodes?text=river+3").json()["total"] == 1
+
+
+def test_an_episode_is_found_by_its_name_and_the_end_of_its_file(tmp_path, address, viewer):
+    def found(query):
+        return get(address, f"/api/find?{query}").json()["number"]
+
+    assert (
+        found("name=e2")
+        == found("name=e2&file=episodes.jsonl")
+        == found("name=e2&file=run/episodes.jsonl")
+        == 2
+    )
+    assert found("name=e2&file=sodes.jsonl") is None
+    assert found("name=e9&file=episodes.jsonl") is None

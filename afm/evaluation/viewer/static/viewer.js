@@ -123,6 +123,18 @@ async function loadFacets() {
 
 /* ---- one episode, or two ---- */
 
+/* A link of a report names the episode: #find=ID&in=FILE. Its number is known once it is indexed. */
+async function locate() {
+  const given = hash();
+  if (!given.has("find")) return;
+  const query = new URLSearchParams({ name: given.get("find"), file: given.get("in") || "" });
+  const found = await ask(`api/find?${query}`).catch(() => ({ number: null }));
+  if (hash().get("find") !== given.get("find")) return;
+  if (found.number !== null) return go({ find: null, in: null, e: found.number }, true);
+  $("reader").replaceChildren(make("p", { class: "soft hint", text: `Looking for ${given.get("find")}: it is not in the index (yet).` }));
+  setTimeout(locate, 1000);
+}
+
 const open = (id) => go({ e: id, with: null, tokens: null });
 
 async function loadReader() {
@@ -247,6 +259,7 @@ function arrive() {
   loadFacets().catch(() => {});
   loadList();
   loadReader();
+  locate();
 }
 
 let typing;

@@ -1,0 +1,168 @@
+"""Why episodes did not pass: each in exactly one class, with the first examples of every class."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from afm.agents import AgentSpec
+from afm.evaluation.metrics import passed, task_of
+from afm.trajectory import answers
+from afm.trajectory.record import Record, StopReason
+from afm.trajectory.sealing import opened
+from afm.trajectory.types import Segment
+
+EXAMPLES = 3
+_WHOLE = 1 - 1e-9
+_LIMITS = frozenset(
+    {
+        StopReason.TURNS,
+        StopReason.AGENT_TOKENS,
+        StopReason.RESPONSE_TOKENS,
+        StopReason.SECONDS,
+        StopReason.TOOL_SECONDS,
+    }
+)
+
+
+class Failure(StrEnum):
+    """Classes of episodes that did not pass. Where several fit, the first one counts."""
+
+    INFRASTRUCTURE = "infrastructure"
+    """Engine or tools failed: no score."""
+    ABSTAINED = "abstained"
+    """The reward had no verdict: no score."""
+    CUT_SHORT = "cut_short"
+    """A limit ended the episode before an answer."""
+    FORGED_OBSERVATION = "forged_observation"
+    """The agent wrote what only the environment may write."""
+    NO_ANSWER = "no_answer"
+    """The episode ended by itself, without an answer in the agent's format."""
+    FORMAT_ONLY = "format_only"
+    """The answer is right, but the agent's rules are broken."""
+    WRONG_AND_FORMAT = "wrong_and_format"
+    """The answer is wrong, and the rules are broken."""
+    TOOL_ERRORS = "tool_errors"
+    """The answer is wrong, and at least half of the tool calls failed."""
+    WRONG = "wrong"
+    """The answer is wrong, and nothing else is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """An episode of a class.
+
+    Attributes:
+        record: As it is in the file: sealed where its benchmark is.
+        answer: What it answered, empty without one or when it is sealed.
+    """
+
+    record: Record
+    answer: str
+
+
+@dataclass(frozen=True, slots=True)
+class FailureGroup:
+    """All episodes of one class.
+
+    Attributes:
+        share: Of all episodes.
+        stops: How they ended, the most frequent first.
+        examples: The first in the file, of different questions.
+    """
+
+    kind: Failure
+    count: int
+    share: float
+    stops: dict[str, int]
+    examples: tuple[Example, ...]
+
+
+@dataclass(slots=True)
+class _Group:
+    count: int = 0
+    stops: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, Record] = field(default_factory=dict)
+
+
+class FailureTally:
+    """Sorts episodes one by one and keeps a few of each class.
+
+    Args:
+        spec: Their agent; without it an episode without an answer counts as wrong.
+    """
+
+    def __init__(self, spec: AgentSpec | None) -> None:
+        self._spec = spec
+        self._groups: dict[Failure, _Group] = {}
+        self.episodes = 0
+
+    def add(self, record: Record) -> None:
+        """Count one episode as it stands in the file."""
+        self.episodes += 1
+        kind = failure_of(opened(record), self._spec)
+        if kind is None:
+            return
+        group = self._groups.setdefault(kind, _Group())
+        group.count += 1
+        group.stops[record.stop] += 1
+        if len(group.examples) < EXAMPLES:
+            group.examples.setdefault(task_of(record), record)
+
+    def groups(self) -> tuple[FailureGroup, ...]:
+        """The classes that occur, the largest first."""
+        found = (
+            FailureGroup(
+                kind,
+                group.count,
+                group.count / self.episodes,
+                dict(group.stops.most_common()),
+                tuple(Example(record, _answer(record, self._spec)) for record in group.examples.values()),
+            )
+            for kind, group in self._groups.items()
+        )
+        return tuple(sorted(found, key=lambda group: (-group.count, group.kind)))
+
+
+def failure_groups(records: Iterable[Record], spec: AgentSpec | None) -> tuple[FailureGroup, ...]:
+    """The classes of ``records`` that did not pass."""
+    tally = FailureTally(spec)
+    for record in records:
+        tally.add(record)
+    return tally.groups()
+
+
+def failure_of(record: Record, spec: AgentSpec | None) -> Failure | None:
+    """The class of an episode, ``None`` when it passed."""
+    if record.error:
+        return Failure.INFRASTRUCTURE
+    outcome = passed(record)
+    if outcome is None or record.verdict is None:
+        return Failure.ABSTAINED
+    return None if outcome else _class_of_failed(record, record.verdict.parts, spec)
+
+
+def _class_of_failed(record: Record, parts: dict[str, float], spec: AgentSpec | None) -> Failure:
+    answered = record.stop is StopReason.ANSWER if spec is None else bool(_answer(record, spec))
+    if not answered and record.stop in _LIMITS:
+        return Failure.CUT_SHORT
+    if record.stop is StopReason.FORGED_OBSERVATION:
+        return Failure.FORGED_OBSERVATION
+    if not answered and spec is not None:
+        return Failure.NO_ANSWER
+    if parts.get("correct", 0.0) >= _WHOLE:
+        return Failure.FORMAT_ONLY
+    if parts.get("format", 1.0) < _WHOLE:
+        return Failure.WRONG_AND_FORMAT
+    calls = record.cost.tool_calls
+    if calls and 2 * record.cost.tool_failures >= calls:
+        return Failure.TOOL_ERRORS
+    return Failure.WRONG
+
+
+def _answer(record: Record, spec: AgentSpec | None) -> str:
+    if spec is None:
+        return ""
+    return " | ".join(answers([Segment(part.author, part.text) for part in record.segments], spec))

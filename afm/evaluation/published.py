@@ -1,0 +1,93 @@
+"""Scores that others published; the figures stand in ``published_scores.yaml``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import as_file, files
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from afm.configuration import read_file, validated
+from afm.errors import suggestion
+
+_FILE = "published_scores.yaml"
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class _Source(_Strict):
+    work: str
+    where: str
+    model: str
+
+
+class _Row(_Strict):
+    metric: str = Field(pattern=r"^(pass@|avg@|best-of-)\d+$")
+    percent: float = Field(ge=0, le=100)
+    source: str
+    model: str | None = None
+
+
+class _Table(_Strict):
+    sources: dict[str, _Source]
+    scores: dict[str, list[_Row]]
+
+    @model_validator(mode="after")
+    def _check(self) -> _Table:
+        for row in (row for rows in self.scores.values() for row in rows):
+            if row.source not in self.sources:
+                raise ValueError(
+                    f"the name of a source, got {row.source!r}; {suggestion(row.source, self.sources)}"
+                )
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedScore:
+    """One published figure.
+
+    Attributes:
+        percent: 0 to 100.
+        source: Work and where it stands.
+        of_another_model: Whether it is not of the source's main model.
+    """
+
+    metric: str
+    percent: float
+    model: str
+    source: str
+    of_another_model: bool = False
+
+    @property
+    def label(self) -> str:
+        """The metric, with the model where it is not the source's main one."""
+        return f"{self.metric} ({self.model})" if self.of_another_model else self.metric
+
+
+@cache
+def published_scores() -> Mapping[str, tuple[PublishedScore, ...]]:
+    """All published figures by the name of their benchmark.
+
+    Raises:
+        ConfigError: The file is wrong.
+    """
+    with as_file(files("afm.evaluation") / _FILE) as path:
+        table = validated(_Table, read_file(path, "published scores"), str(path))
+    return {
+        name: tuple(
+            PublishedScore(
+                row.metric,
+                row.percent,
+                row.model or source.model,
+                f"{source.work}, {source.where}",
+                of_another_model=row.model is not None,
+            )
+            for row in rows
+            for source in (table.sources[row.source],)
+        )
+        for name, rows in table.scores.items()
+    }
