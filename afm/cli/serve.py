@@ -1,4 +1,4 @@
-"""``afm serve``: one tool server, in the foreground."""
+"""``afm serve``: one tool server, or the servers of a model, in the foreground."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(help="Serve a tool to other machines.", no_args_is_help=True)
+from afm.cli.serving import command as serve_model
+
+app = typer.Typer(help="Serve a tool, or a model, to other machines.", no_args_is_help=True)
 wiki = typer.Typer(invoke_without_command=True)
 app.add_typer(wiki, name="wiki")
 
@@ -103,6 +105,9 @@ def mcp(
     """
     options = {"--tools": tools, "--http": http or None, "--host": host, "--port": port}
     _become("tool_servers.mcp", options)
+
+
+app.command(name="model")(serve_model.model)
 
 
 class WikiEngine(StrEnum):

@@ -29,7 +29,8 @@ class ModelSettings(_Strict):
     """Which model answers.
 
     Attributes:
-        path: Folder of a model, or address of an OpenAI-compatible server.
+        path: Folder of a model, or address of an OpenAI-compatible server; of several that serve it, a list, or with
+            commas between.
         name: What the server calls it; what records call it.
         tokenizer: Folder of the tokenizer, for a server.
         context_tokens: Bound on prompt and response together, for a server that does not tell.
@@ -43,6 +44,12 @@ class ModelSettings(_Strict):
     context_tokens: int | None = Field(default=None, ge=1)
     threads: int | None = Field(default=None, ge=1)
     max_batch: int = Field(default=64, ge=1)
+
+    @field_validator("path", mode="before")
+    @classmethod
+    def _one_or_many(cls, value: Any) -> Any:
+        several = isinstance(value, list) and all(isinstance(one, str) for one in value)
+        return ",".join(value) if several else value
 
     @property
     def folder(self) -> Path | None:

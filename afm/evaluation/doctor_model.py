@@ -7,7 +7,8 @@ from pathlib import Path
 
 from afm.agents import AgentSpec, model_folder
 from afm.evaluation.config import EvalConfig
-from afm.models.openai import served_models
+from afm.models.load import served_by_all
+from afm.models.replicas import addresses
 from afm.planning import Finding, Level, Report, missing_model_files, model_shape
 from afm.settings import load_settings
 
@@ -53,7 +54,7 @@ def _served(config: EvalConfig, report: Report) -> int | None:
     report.add(*_tokenizer(config))
     secret = load_settings().afm_model_api_key
     key = secret.get_secret_value() if secret is not None else None
-    served = {one.name: one for one in served_models(config.model.path, key)}
+    served = served_by_all(addresses(config.model.path), key)
     name = config.model.name or (next(iter(served)) if len(served) == 1 else None)
     if name is None:
         text = f"{config.model.path} serves {', '.join(sorted(served))}; choose with model.name=NAME"

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from afm.agents import model_folder
 from afm.errors import ConfigError, EngineError, suggestion
 from afm.models.base import TokenModel
 from afm.settings import load_settings
+
+if TYPE_CHECKING:
+    from afm.models.openai import ServedModel
 
 
 def load_model(
@@ -25,7 +29,7 @@ def load_model(
 
     Args:
         source: Folder of a Hugging Face model or of a training run that left one, or the http(s) address of an OpenAI-compatible server that
-            returns token ids. The server's key is read from ``AFM_MODEL_API_KEY``.
+            returns token ids; of several that serve one model, with commas between. The server's key is read from ``AFM_MODEL_API_KEY``.
         name: Of the model in records, and on a server of several models which one.
         threads: CPU threads, for a folder.
         max_batch: Generations at the same time.
@@ -62,17 +66,20 @@ def _served(
     tokenizer: str | Path | None,
     context_tokens: int | None,
 ) -> TokenModel:
-    from afm.models.openai import OpenAIModel, served_models
+    from afm.models.openai import OpenAIModel
+    from afm.models.replicas import addresses
     from afm.models.tokenizer import ChatTokenizer
 
     if tokenizer is None:
         raise ConfigError(
             f"{url}: a model behind an address needs the folder of its tokenizer (tokenizer=...)"
         )
+    if wrong := [one for one in addresses(url) if not one.startswith(("http://", "https://"))]:
+        raise ConfigError(f"{wrong[0]}: no address; expected http://HOST:PORT, several with commas between")
     codec = ChatTokenizer.load(tokenizer)
     secret = load_settings().afm_model_api_key
     api_key = secret.get_secret_value() if secret is not None and secret.get_secret_value() else None
-    served = {model.name: model for model in served_models(url, api_key)}
+    served = served_by_all(addresses(url), api_key)
     if name is None and len(served) == 1:
         name = next(iter(served))
     if name is None:
@@ -85,3 +92,20 @@ def _served(
     return OpenAIModel(
         url, codec, name=name, context_tokens=context, api_key=api_key, max_parallel=max_parallel
     )
+
+
+def served_by_all(urls: tuple[str, ...], api_key: str | None) -> dict[str, ServedModel]:
+    """The models that every server lists, each with the smallest context that one of them tells.
+
+    Raises:
+        EngineError: A server cannot be asked, or they have no model in common.
+    """
+    from afm.models.openai import ServedModel, served_models
+
+    lists = [{model.name: model for model in served_models(url, api_key)} for url in urls]
+    common = [name for name in lists[0] if all(name in others for others in lists)]
+    if lists[0] and not common:
+        told = "; ".join(f"{url} serves {', '.join(names)}" for url, names in zip(urls, lists, strict=True))
+        raise EngineError(f"the servers have no model in common: {told}")
+    contexts = {name: [found for one in lists if (found := one[name].context_tokens)] for name in common}
+    return {name: ServedModel(name, min(contexts[name], default=None)) for name in common}

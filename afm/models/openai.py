@@ -12,6 +12,7 @@ import httpx
 from afm.errors import EngineError
 from afm.models.base import FinishReason, Generation, SamplingParams
 from afm.models.codec import CodecModel
+from afm.models.replicas import Replicas, addresses
 from afm.models.retrying import RETRIED_STATUS, TryAgainError, persistently, retry_after_s
 from afm.models.sampling import check_params
 from afm.models.stop import first_stop
@@ -36,8 +37,11 @@ class OpenAIModel(CodecModel):
     ``return_tokens_as_token_ids`` in the log-probabilities). Log-probabilities are the server's; vLLM reports
     them without the temperature unless it runs with ``--logprobs-mode processed_logprobs``.
 
+    Sampling defaults of the model's ``generation_config.json`` do not apply: what is not asked for is switched off.
+
     Args:
-        url: Of the server, with or without ``/v1``.
+        url: Of the server, with or without ``/v1``; of several that serve the same model, with commas between. Each
+            request goes to the least busy one, and to another when that fails.
         tokenizer: The served model's.
         name: The served model's.
         context_tokens: Prompt and response together.
@@ -60,7 +64,8 @@ class OpenAIModel(CodecModel):
         max_parallel: int = 64,
     ) -> None:
         super().__init__(tokenizer, name=name, context_tokens=context_tokens)
-        self._url = base_url(url)
+        self._replicas = Replicas([base_url(one) for one in addresses(url)])
+        self._url = ", ".join(base_url(one) for one in addresses(url))
         self._end_ids = tokenizer.end_ids
         self._api_key = api_key
         self._attempts = attempts
@@ -81,7 +86,7 @@ class OpenAIModel(CodecModel):
         body = _request(self._name, prompt_ids, params)
         try:
             async with self._free:
-                answer = await persistently(self._attempts, lambda: self._post(body))
+                answer = await persistently(self._attempts, lambda: self._ask(body))
         except TryAgainError as error:
             raise EngineError(f"{error} (after {self._attempts} attempts)") from error.__cause__
         return self._generation(_only_choice(answer), params)
@@ -90,8 +95,19 @@ class OpenAIModel(CodecModel):
         """Close the connections."""
         await self._client.aclose()
 
-    async def _post(self, body: Mapping[str, Any]) -> Any:
-        where = f"{self._url}/completions"
+    async def _ask(self, body: Mapping[str, Any]) -> Any:
+        """One request; where there are several servers, to as many of them as it takes, without a pause."""
+        for left in reversed(range(len(self._replicas))):
+            replica = self._replicas.next()
+            try:
+                with replica.busy():
+                    return await self._post(f"{replica.url}/completions", body)
+            except TryAgainError:
+                if not left:
+                    raise
+        raise AssertionError("unreachable")
+
+    async def _post(self, where: str, body: Mapping[str, Any]) -> Any:
         try:
             response = await self._client.post(where, json=body)
         except httpx.TransportError as error:
@@ -193,9 +209,12 @@ def _request(name: str, prompt_ids: Sequence[int], params: SamplingParams) -> di
         "logprobs": 1,
         "return_token_ids": True,
         "return_tokens_as_token_ids": True,
+        "no_stop_trim": True,  # SGLang's word for include_stop_str_in_output
+        # Else servers take these from the model's generation_config.json (Qwen2.5: top_k 20, repetition_penalty 1.05).
+        "top_k": params.top_k or -1,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
     }
-    if params.top_k:
-        body["top_k"] = params.top_k
     if params.seed is not None:
         body["seed"] = params.seed
     return body

@@ -71,7 +71,7 @@ class Server:
             body["max_tokens"],
             temperature=body["temperature"],
             top_p=body["top_p"],
-            top_k=body.get("top_k", 0),
+            top_k=max(0, body["top_k"]),
             stop=tuple(body["stop"]),
             seed=body.get("seed"),
         )

@@ -1,0 +1,10 @@
+#!/usr/bin/env bash
+# Serve a model to evaluations: vLLM or SGLang where installed, else our own server for CPUs; health-checked, all replicas
+# end together. It stays in the foreground and prints what to give to `afm eval`; --dry-run prints the engines' commands.
+# Usage: MODEL=models/web_agent_7b REPLICAS=4 TENSOR_PARALLEL=2 PORT=8000 evaluation/serve_model.sh [options of afm serve model]
+# GPUs: REPLICAS x TENSOR_PARALLEL. vLLM 0.24 and SGLang: command lines tested, never run by us on a GPU. CPU: tested.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+command -v afm >/dev/null || PATH="$PWD/.venv/bin:$PATH"
+MODEL=${MODEL:?set it to the folder of the model, for example MODEL=models/web_agent_7b}
+exec afm serve model "$MODEL" --replicas "${REPLICAS:-1}" --tensor-parallel "${TENSOR_PARALLEL:-1}" --port "${PORT:-8000}" "$@"

@@ -1,0 +1,305 @@
+"""Our own completions server, and `afm serve model`, which starts several and ends them together."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+import uvicorn
+
+from afm.agents import AgentSpec, save_agent
+from afm.cli.serving.engines import Engine, Wanted, servers
+from afm.errors import ConfigError, EngineError, UsageError
+from afm.models import SamplingParams, load_model
+from afm.models.openai import OpenAIModel
+from afm.models.replicas import Replicas
+from afm.models.tiny import create_tiny_model, train_tokenizer
+from afm.models.tokenizer import ChatTokenizer
+from afm.models.transformers import TransformersModel
+from tool_servers.model.app import ModelServer
+
+ROOT = Path(__file__).resolve().parents[3]
+SCRIPT = ROOT / "evaluation/serve_model.sh"
+KEY = "sk-0123456789abcdef"
+PROMPTS = [[number, 6, 7] for number in range(5, 17)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("served model")
+    train_tokenizer(["Tom has 12 apples. <answer>4</answer>"] * 50, folder, vocab_size=300)
+    create_tiny_model(folder, folder, seed=1)
+    spec = AgentSpec(
+        name="short",
+        roles={"answer": {"kind": "answer"}},
+        transitions={"start": ("answer",)},
+        limits={"max_response_tokens": 12},
+    )
+    save_agent(spec, folder / "agent.yaml")
+    return folder
+
+
+class Running:
+    """A server in a thread of its own; counts what it is asked."""
+
+    def __init__(self, folder: Path, key: str | None = None) -> None:
+        self.model = TransformersModel(folder, threads=1, device="cpu", name="tiny")
+        self.asked = 0
+        app = ModelServer(self.model, key).app()
+        app.middleware("http")(self._counted)
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}"
+        self._server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=port, log_level="warning"))
+        self._thread = threading.Thread(target=self._server.run)
+        self._thread.start()
+        while not self._server.started:
+            time.sleep(0.02)
+
+    async def _counted(self, request, call_next):
+        self.asked += request.url.path == "/v1/completions"
+        return await call_next(request)
+
+    def stop(self) -> None:
+        self._server.should_exit = True
+        self._thread.join()
+
+
+@pytest.fixture
+def pair(folder: Path) -> Iterator[tuple[Running, Running]]:
+    both = Running(folder), Running(folder)
+    yield both
+    for one in both:
+        one.stop()
+
+
+async def test_several_addresses_share_the_work_and_give_what_one_model_gives(folder: Path, pair) -> None:
+    local = TransformersModel(folder, threads=1, device="cpu")
+    model = load_model(f"{pair[0].url},{pair[1].url}/v1", tokenizer=folder)
+    assert (model.name, model.context_tokens) == ("tiny", local.context_tokens)
+    params = SamplingParams(20, temperature=0.9, top_p=0.9, top_k=30, seed=3)
+    theirs = await asyncio.gather(*(model.generate(prompt, params) for prompt in PROMPTS))
+    ours = await asyncio.gather(*(local.generate(prompt, params) for prompt in PROMPTS))
+    assert [one.token_ids for one in theirs] == [one.token_ids for one in ours]
+    assert [one.finish for one in theirs] == [one.finish for one in ours]
+    assert pair[0].asked == pair[1].asked == len(PROMPTS) / 2
+    pair[1].stop()
+    again = await asyncio.gather(*(model.generate(prompt, params) for prompt in PROMPTS))
+    assert [one.token_ids for one in again] == [one.token_ids for one in ours]
+    assert pair[0].asked == len(PROMPTS) * 3 / 2
+    await asyncio.gather(model.close(), local.close())
+
+
+async def test_when_all_servers_are_gone_that_is_an_error(folder: Path) -> None:
+    gone = "http://127.0.0.1:1,http://127.0.0.1:9"
+    model = OpenAIModel(gone, ChatTokenizer.load(folder), name="tiny", context_tokens=99, attempts=1)
+    with pytest.raises(EngineError, match=r"127\.0\.0\.1:[19]/v1/completions: ConnectError"):
+        await model.generate([5], SamplingParams(5))
+    await model.close()
+    with pytest.raises(ConfigError, match="host2: no address; expected http"):
+        load_model("http://127.0.0.1:1,host2", tokenizer=folder)
+
+
+def test_the_least_busy_server_is_asked_and_one_that_failed_last() -> None:
+    replicas = Replicas(["a", "b", "c"])
+    with replicas.next().busy(), replicas.next().busy():
+        assert [replicas.next().url for _ in range(2)] == ["c", "c"]
+    failing = replicas.next()
+    with pytest.raises(RuntimeError), failing.busy():
+        raise RuntimeError
+    others = {"a", "b", "c"} - {failing.url}
+    assert {replicas.next().url for _ in range(30)} == others
+    with failing.busy():
+        pass  # it works again
+    assert {replicas.next().url for _ in range(30)} == {"a", "b", "c"}
+
+
+def test_requests_are_answered_as_vllm_answers_them(folder: Path) -> None:
+    server = Running(folder, KEY)
+    try:
+        with httpx.Client(base_url=server.url, headers={"Authorization": f"Bearer {KEY}"}) as client:
+            ask = {"model": "tiny", "prompt": "Tom has", "max_tokens": 4, "temperature": 0, "top_k": -1}
+            told = client.post("/v1/completions", json=ask | {"return_token_ids": True}).json()
+            choice = told["choices"][0]
+            assert choice["finish_reason"] == "length"
+            assert choice["logprobs"]["tokens"] == [f"token_id:{token}" for token in choice["token_ids"]]
+            assert told["usage"]["completion_tokens"] == 4
+            assert client.post("/v1/completions", json=ask | {"model": "other"}).status_code == 404
+            wrong = client.post("/v1/completions", json=ask | {"max_tokens": 0})
+            assert (wrong.status_code, "max_tokens" in wrong.json()["error"]["message"]) == (400, True)
+            full = client.post("/v1/completions", json=ask | {"prompt": [5] * 5000})
+            assert (full.status_code, client.get("/health").status_code) == (400, 200)
+        assert httpx.post(f"{server.url}/v1/completions", json=ask).status_code == 401
+        assert httpx.get(f"{server.url}/v1/models").status_code == 401
+        assert httpx.get(f"{server.url}/health").status_code == 200
+    finally:
+        server.stop()
+
+
+def free_ports(count: int) -> int:
+    """The first of ports that follow each other and are free."""
+    for first in range(21000, 30000, 10):
+        try:
+            for port in range(first, first + count):
+                socket.create_server(("127.0.0.1", port)).close()
+        except OSError:
+            continue
+        return first
+    raise AssertionError("no port is free")
+
+
+class Serving:
+    """`evaluation/serve_model.sh` as a process."""
+
+    def __init__(self, folder: Path, logs: Path, replicas: int, *words: str) -> None:
+        self.port = free_ports(replicas)
+        variables = os.environ | {
+            "MODEL": str(folder),
+            "REPLICAS": str(replicas),
+            "PORT": str(self.port),
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        }
+        self.process = subprocess.Popen(
+            [str(SCRIPT), "--engine", "own", "--logs", str(logs), *words],
+            env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+        )  # fmt: skip
+
+    def wait_ready(self) -> str:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith("ready: "):
+                return line
+        raise AssertionError("it ended")
+
+    def workers(self) -> list[int]:
+        """Process ids of the replicas."""
+        listed = subprocess.run(
+            ["ps", "-o", "pid=", "--ppid", str(self.process.pid)], capture_output=True, text=True
+        )
+        return [int(word) for word in listed.stdout.split()]
+
+    def end(self) -> tuple[int, str]:
+        told, _ = self.process.communicate(timeout=90)
+        return self.process.returncode, told
+
+
+def alive(pid: int) -> bool:
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def test_an_evaluation_uses_all_replicas_and_ctrl_c_ends_them(folder: Path, tmp_path: Path) -> None:
+    serving = Serving(folder, tmp_path / "logs", 2, "--name", "tiny")
+    ready = serving.wait_ready()
+    words = re.findall(r"(?:'[^']*'|\S)+", ready.partition("CONFIG ")[2])
+    workers = serving.workers()
+    assert len(workers) == 2
+    rows = [
+        {"id": f"q{n}", "question": f"What is {n}?", "answer": "1", "data_source": "gsm8k"} for n in range(6)
+    ]
+    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "eval.yaml").write_text(
+        f"name: mine\ndata: {tmp_path}/tasks.jsonl\nagent: {folder}/agent.yaml\n"
+    )
+    evaluated = subprocess.run(
+        [sys.executable, "-m", "afm.cli.main", "eval", str(tmp_path / "eval.yaml"), f"out_dir={tmp_path}/out"]
+        + [word.replace("'", "") for word in words],
+        capture_output=True,
+        text=True,
+    )
+    assert evaluated.returncode == 0, evaluated.stderr
+    assert "6 of 6 episodes scored" in evaluated.stdout
+    os.kill(serving.process.pid, signal.SIGINT)
+    status, told = serving.end()
+    assert (status, told.strip()) == (130, "stopped")
+    assert not any(map(alive, workers))
+
+
+def test_when_one_replica_dies_all_end_with_an_error(folder: Path, tmp_path: Path) -> None:
+    serving = Serving(folder, tmp_path / "logs", 2)
+    serving.wait_ready()
+    workers = serving.workers()
+    os.kill(workers[1], signal.SIGKILL)
+    status, told = serving.end()
+    assert status == 1
+    assert "ended with status -9" in told
+    assert f"listening on http://127.0.0.1:{serving.port + 1}" in told  # the last lines of its log
+    assert not any(map(alive, workers))
+
+
+def test_a_port_that_is_taken_is_said_before_anything_starts(folder: Path, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        status, told = Serving(folder, tmp_path / "logs", 1, "--port", port).end()
+    assert status == 1
+    assert f"port {port} of 127.0.0.1 cannot be used: Address already in use" in told
+    assert not (tmp_path / "logs").exists()
+
+
+def planned(engine: Engine, *, key: str | None = None, devices: tuple[str, ...] = (), **changed):
+    wanted = {
+        "model": Path("/m"),
+        "name": "m",
+        "host": "127.0.0.1",
+        "port": 8000,
+        "replicas": 2,
+        "tensor_parallel": 2,
+    }
+    return servers(engine, Wanted(**wanted | changed), devices=devices, threads=8, key=key)
+
+
+def test_each_replica_has_gpus_of_its_own_and_keys_stay_out_of_commands() -> None:
+    vllm = planned(Engine.VLLM, key=KEY, devices=("4", "5", "6", "7"), further=("--max-model-len", "4096"))
+    assert [one.environment for one in vllm] == [
+        {"CUDA_VISIBLE_DEVICES": "4,5", "VLLM_API_KEY": KEY},
+        {"CUDA_VISIBLE_DEVICES": "6,7", "VLLM_API_KEY": KEY},
+    ]
+    assert " ".join(vllm[1].command) == (
+        "vllm serve /m --host 127.0.0.1 --port 8001 --served-model-name m --tensor-parallel-size 2 "
+        "--logprobs-mode processed_logprobs --max-model-len 4096"
+    )
+    sglang = planned(Engine.SGLANG)
+    assert " ".join(sglang[0].command[1:]) == (
+        "-m sglang.launch_server --model-path /m --host 127.0.0.1 --port 8000 --served-model-name m --tp-size 2"
+    )
+    assert [one.environment["CUDA_VISIBLE_DEVICES"] for one in sglang] == ["0,1", "2,3"]
+    assert not any(KEY in word for one in vllm for word in one.command)
+    with pytest.raises(UsageError, match="2 replicas x 2 GPUs are 4, got 3"):
+        planned(Engine.VLLM, devices=("0", "1", "2"))
+    with pytest.raises(ConfigError, match="on its command line only"):
+        planned(Engine.SGLANG, key=KEY, host="0.0.0.0")
+    with pytest.raises(UsageError, match="our own server uses one device"):
+        planned(Engine.OWN)
+
+
+def test_the_script_shows_its_commands_and_lets_nobody_in_without_a_key(folder: Path) -> None:
+    variables = {name: value for name, value in os.environ.items() if name != "AFM_MODEL_API_KEY"}
+    variables |= {"MODEL": str(folder), "REPLICAS": "2", "TENSOR_PARALLEL": "4"}
+    variables["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    words = [str(SCRIPT), "--dry-run", "--engine", "vllm"]
+    shown = subprocess.run(words, env=variables, capture_output=True, text=True)
+    assert shown.returncode == 0, shown.stderr
+    lines = shown.stdout.splitlines()
+    assert lines[1].startswith(
+        f"CUDA_VISIBLE_DEVICES=4,5,6,7 vllm serve '{folder}' --host 127.0.0.1 --port 8001"
+    )
+    assert "model=http://127.0.0.1:8000,http://127.0.0.1:8001" in lines[2]
+    open_to_all = subprocess.run([*words, "--host", "0.0.0.0"], env=variables, capture_output=True, text=True)
+    assert open_to_all.returncode == 1
+    assert "set AFM_MODEL_API_KEY to a random text" in open_to_all.stderr
+    masked = variables | {"AFM_MODEL_API_KEY": KEY}
+    secret = subprocess.run([*words, "--host", "0.0.0.0"], env=masked, capture_output=True, text=True)
+    assert (secret.returncode, KEY in secret.stdout, "VLLM_API_KEY=***" in secret.stdout) == (0, False, True)
