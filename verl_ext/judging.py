@@ -12,8 +12,8 @@ from afm.errors import DataError
 from afm.planning import Finding, Level
 from afm.rewards import RewardSettings, load_reward
 from afm.rewards.gold import gold_answers
-from afm.rewards.judge import ModelJudge, WithoutEndpoint, request_fields
-from afm.rewards.judge_prompt import Case, messages
+from afm.rewards.judge import ModelJudge, WithoutEndpoint
+from afm.rewards.judge_prompt import SCHEMA, Case, messages
 from afm.settings import Settings
 from verl_ext.rows import Rows
 from verl_ext.workload import Workload
@@ -74,7 +74,7 @@ def _cost(rows: Rows, load: Workload, reward: RewardSettings, model: str, steps:
     judge = reward.judge
     samples = round(load.episodes * rows.scorers["judge"] / rows.good)
     calls = samples * (2 if judge.control else 1)
-    fields = request_fields(judge, model)
+    fields = judge.request_fields(model, SCHEMA)
     reply = next((int(fields[key]) for key in _LIMITS if key in fields), 0)
     asked = _prompt_tokens(rows.judged)
     tokens = calls * (asked + reply)

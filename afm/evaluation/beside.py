@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from afm.evaluation.choosing.best_of import BestOf, Method
 from afm.evaluation.intervals import Interval
 from afm.evaluation.manifest import Manifest
 from afm.evaluation.metrics import Metrics
@@ -72,4 +73,15 @@ def _ours(metric: str, metrics: Metrics) -> tuple[Interval | float | None, str]:
             metrics.pass_at_1 if enough else None,
             "" if enough else f"needs {k} rounds, has {metrics.rounds}",
         )
-    return None, "no judge has chosen"
+    chosen = best_of(metrics, k)
+    return (
+        (chosen.share, "" if chosen.share else "the judge chose nowhere")
+        if chosen
+        else (None, "no judge has chosen")
+    )
+
+
+def best_of(metrics: Metrics, k: int) -> BestOf | None:
+    """The run's best-of-k: by choice from a list where there is one, else by grades."""
+    found = {one.method: one for one in metrics.best_of if one.k == k}
+    return found.get(Method.LIST) or found.get(Method.SCORE)

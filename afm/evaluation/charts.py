@@ -71,8 +71,8 @@ class _Theme:
     lines: tuple[str, ...]
 
 
-_LIGHT = _Theme("#4b5563", "#e3e6ea", ("#2563eb", "#d97706", "#0f8a6d", "#9333ea"))
-_DARK = _Theme("#a9b3c1", "#2c343f", ("#7aa8ff", "#f2b04a", "#4ccfa9", "#c99bff"))
+_LIGHT = _Theme("#4b5563", "#e3e6ea", ("#2563eb", "#d97706", "#0f8a6d", "#9333ea", "#be185d"))
+_DARK = _Theme("#a9b3c1", "#2c343f", ("#7aa8ff", "#f2b04a", "#4ccfa9", "#c99bff", "#f78bb8"))
 _SIZE_INCHES = (5.2, 2.9)
 _DPI = 170
 _SMOOTH_FROM = 60

@@ -5,20 +5,23 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from afm.agents import AgentSpec, Limits, agent_of_model, load_agent
 from afm.agents.toolless import without_tools
-from afm.configuration import apply_overrides, read_extended, read_in_place, validated
+from afm.configuration import apply_overrides, read_extended, read_file, read_in_place, validated
 from afm.datasets.readers import checked_reader
 from afm.errors import ConfigError, UsageError, suggestion
 from afm.evaluation.argument_forms import UnseenTool
 from afm.evaluation.benchmarks import checked_benchmark
+from afm.evaluation.choosing.settings import BestOfSettings
 
 CONFIG_FILE = "config.yaml"
+
+SectionT = TypeVar("SectionT", bound=BaseModel)
 
 
 class _Strict(BaseModel):
@@ -88,6 +91,7 @@ class EvalConfig(_Strict):
         rounds: Episodes of every task.
         limit: Only the first so many tasks of every file.
         parallel: Episodes in flight.
+        best_of: How a judge chooses among the rounds of a question when all are done; ``null`` for not at all.
         retries: Further attempts at an episode whose engine, tools or reward failed.
         max_failed_share: Share of episodes that may end without a score before the run ends with an error.
         keep_tokens: Whether episodes hold token ids, mask and log-probabilities.
@@ -111,6 +115,7 @@ class EvalConfig(_Strict):
     limit: int | None = Field(default=None, ge=1)
     parallel: int = Field(default=64, ge=1)
     seed: int = 0
+    best_of: BestOfSettings | None = None
     retries: int = Field(default=2, ge=0)
     max_failed_share: float = Field(default=0.1, ge=0, le=1)
     keep_tokens: bool = False
@@ -176,6 +181,24 @@ class EvalConfig(_Strict):
                 )
         return self.unseen_tools
 
+    def choosing(self) -> tuple[BestOfSettings | None, str]:
+        """How a judge is to choose, or ``None`` and why it cannot: too few rounds, or no judge."""
+        if self.best_of is None:
+            return None, ""
+        sizes = tuple(k for k in self.best_of.sizes if k <= self.rounds)
+        if not sizes:
+            return (
+                None,
+                f"best-of-{min(self.best_of.sizes)} needs {min(self.best_of.sizes)} rounds, has {self.rounds}",
+            )
+        if self.best_of.judge.place().url is None:
+            names = ", ".join(f"best-of-{k}" for k in sizes)
+            return (
+                None,
+                f"{names} needs a judge: set GRM_BASE_URL or best_of.judge.url, then `afm eval choose {self.out_dir}`",
+            )
+        return self.best_of.model_copy(update={"sizes": sizes}), ""
+
     @property
     def tools_in_use(self) -> Path | dict[str, Any] | None:
         """``tools``, or ``None`` where the agent has to do without."""
@@ -209,6 +232,22 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> EvalConfig:
             f"{path}: model: missing; give the model's folder or address on the command line: model=DIR_OR_URL"
         )
     return validated(EvalConfig, data, str(path), overrides=overrides)
+
+
+def saved_section(folder: Path, key: str, model: type[SectionT], overrides: Sequence[str]) -> SectionT:
+    """One part of the settings that an evaluation left in ``folder``, with overrides of its own keys.
+
+    Defaults where the evaluation had no such part, or left no settings.
+
+    Raises:
+        ConfigError: The file cannot be read, or a key or value is wrong.
+        UsageError: An override is wrong.
+    """
+    file = folder / CONFIG_FILE
+    data = read_file(file, "evaluation settings").get(key) if file.exists() else None
+    section: dict[str, Any] = dict(data) if isinstance(data, dict) else {}
+    apply_overrides(section, overrides)
+    return validated(model, section, f"{key} of {file}", overrides=overrides)
 
 
 def dump_config(config: EvalConfig) -> str:

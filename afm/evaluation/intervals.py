@@ -55,6 +55,13 @@ def bootstrap_mean(values: Sequence[float], *, resamples: int = RESAMPLES, seed:
     return Interval(value=math.fsum(values) / total, low=float(low), high=float(high))
 
 
+def mean_of_shares(shares: Sequence[float], *, seed: int = 0) -> Interval:
+    """Mean of shares with its bootstrap interval; where all are 0, or all 1, Wilson's, as a bootstrap would claim certainty."""
+    if shares[0] in (0.0, 1.0) and len(set(shares)) == 1:
+        return wilson(round(math.fsum(shares)), len(shares))
+    return bootstrap_mean(shares, seed=seed)
+
+
 def pass_at_k(passes: int, rounds: int, k: int) -> float:
     """Unbiased chance that one of ``k`` episodes passes: 1 - C(n-c, k) / C(n, k) (arXiv 2107.03374, eq. 1)."""
     return 1 - math.comb(rounds - passes, k) / math.comb(rounds, k)

@@ -13,6 +13,7 @@ from afm.datasets import Task
 from afm.datasets.atomic import replace_text
 from afm.errors import DataError
 from afm.evaluation.benchmarks import BENCHMARKS
+from afm.evaluation.choosing.choose import choose
 from afm.evaluation.config import CONFIG_FILE, EvalConfig, dump_config
 from afm.evaluation.manifest import Sources
 from afm.evaluation.metrics import Metrics
@@ -24,8 +25,10 @@ from afm.rewards import load_reward
 from afm.tools import load_tools
 
 
-async def run_job(config: EvalConfig, *, on_progress: OnProgress | None = None) -> Metrics:
-    """Evaluate as ``config`` says; see :func:`afm.evaluation.evaluate`.
+async def run_job(
+    config: EvalConfig, *, on_progress: OnProgress | None = None, on_choice: OnProgress | None = None
+) -> Metrics:
+    """Evaluate as ``config`` says, and have a judge choose where it says so; see :func:`afm.evaluation.evaluate`.
 
     Raises:
         ConfigError: Settings of agent, model, tools or rewards are wrong.
@@ -67,7 +70,8 @@ async def run_job(config: EvalConfig, *, on_progress: OnProgress | None = None) 
     finally:
         await asyncio.gather(model.close(), reward.close(), *(tool.close() for tool in tools.values()))
     replace_text(saved, dump_config(config))
-    return metrics
+    chosen, _ = config.choosing()
+    return metrics if chosen is None else await choose(config.out_dir, chosen, on_progress=on_choice)
 
 
 def load_tasks(config: EvalConfig) -> list[Task]:

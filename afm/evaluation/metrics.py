@@ -15,8 +15,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from afm.agents import AgentSpec
 from afm.evaluation.argument_forms import ArgumentTally
+from afm.evaluation.choosing.best_of import BestOf
 from afm.evaluation.hallucination import HallucinationTally
-from afm.evaluation.intervals import Interval, bootstrap_mean, pass_at_k, pass_hat_k, wilson
+from afm.evaluation.intervals import Interval, bootstrap_mean, mean_of_shares, pass_at_k, pass_hat_k, wilson
 from afm.evaluation.votes import VoteTally
 from afm.trajectory.record import Record
 
@@ -42,6 +43,7 @@ class Metrics(_Frozen):
         pass_hat_k: Chance that all of k episodes pass (pass^k), for the same k.
         majority: Share of questions whose most frequent answer passes (see :func:`afm.evaluation.votes.majority`);
             ``None`` for one round, or when the agent is not known.
+        best_of: What a judge's choice among k episodes is worth, where one chose (:mod:`afm.evaluation.choosing`).
         mean_score: Mean reward.
         correct: Share of right final answers, whatever their format.
         format_valid: Share of responses that keep the agent's rules.
@@ -74,6 +76,7 @@ class Metrics(_Frozen):
     pass_at_k_intervals: dict[int, Interval] = Field(default_factory=dict)
     pass_hat_k: dict[int, float] = Field(default_factory=dict)
     majority: float | None = None
+    best_of: tuple[BestOf, ...] = ()
     mean_score: float | None = None
     correct: float | None = None
     format_valid: float | None = None
@@ -194,7 +197,7 @@ class Tally:
             pass_at_1=interval,
             avg_at_k=interval.value if interval and rounds > 1 else None,
             pass_at_k={k: _mean_of(shares) for k, shares in over_k.items()},
-            pass_at_k_intervals={k: bootstrap_mean(shares, seed=seed) for k, shares in over_k.items()},
+            pass_at_k_intervals={k: mean_of_shares(shares, seed=seed) for k, shares in over_k.items()},
             pass_hat_k={
                 k: _mean_of(shares) for k, shares in _over_k(pass_hat_k, self._outcomes, rounds).items()
             },

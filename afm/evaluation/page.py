@@ -15,6 +15,7 @@ from afm.evaluation.metrics import passed
 from afm.evaluation.report_input import Pair, ReportInput, StageResult
 from afm.evaluation.words import (
     FAILURES,
+    best_of_words,
     cut,
     difference_words,
     hallucination_words,
@@ -165,6 +166,7 @@ _FILTERS: dict[str, Callable[..., Any]] = {
     "difference": difference_words,
     "ours": ours_words,
     "stops": stops_words,
+    "chosen": best_of_words,
     "failure": FAILURES.__getitem__,
     "gold": gold_text,
     "cut": cut,

@@ -93,7 +93,7 @@ async def evaluate(
     )
     policy = failures or FailurePolicy()
     player = Player(spec, model, tools, reward, sampling, limits, seed, policy, keep_tokens)
-    with _lock(out):
+    with locked(out):
         claim(out, manifest)
         (out / METRICS_FILE).unlink(missing_ok=True)
         tally, finished = _resume(out / EPISODES_FILE, _tally(spec, original, unseen))
@@ -119,8 +119,12 @@ def _check_tools(spec: AgentSpec, tools: Mapping[str, Tool]) -> None:
 
 
 @contextmanager
-def _lock(out: Path) -> Iterator[None]:
-    """Keep a second process out; the system drops the lock with the process, however that ends."""
+def locked(out: Path) -> Iterator[None]:
+    """Keep a second process out; the system drops the lock with the process, however that ends.
+
+    Raises:
+        ConfigError: Another process holds it.
+    """
     out.mkdir(parents=True, exist_ok=True)
     with (out / _LOCK_FILE).open("w") as file:
         try:

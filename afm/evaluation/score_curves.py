@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from afm.evaluation.charts import Curve, Series
+from afm.evaluation.intervals import Interval
 from afm.evaluation.metrics import Metrics
 from afm.evaluation.report_input import StageResult
 
@@ -71,6 +72,15 @@ def _rounds(stage: StageResult, *, alone: bool) -> Curve:
 def _choices(metrics: Metrics) -> Iterator[Series]:
     if metrics.majority is not None:
         yield Series("majority", (float(metrics.rounds),), (metrics.majority,), points=True)
+    by_method: dict[str, dict[float, Interval]] = {}
+    for one in metrics.best_of:
+        if one.share is not None:
+            by_method.setdefault(f"judge, {one.method}", {})[float(one.k)] = one.share
+    for name, shares in by_method.items():
+        ks = tuple(sorted(shares))
+        ends = [shares[k] for k in ks]
+        values, low, high = zip(*((end.value, end.low, end.high) for end in ends), strict=True)
+        yield Series(name, ks, values, low, high, points=True)
 
 
 def _point(stage: StageResult) -> Series | None:

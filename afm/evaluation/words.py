@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from afm.evaluation.beside import Beside
+from afm.evaluation.choosing.best_of import BestOf
 from afm.evaluation.failures import Failure
 from afm.evaluation.intervals import Interval
 from afm.evaluation.metrics import Metrics
@@ -40,6 +41,19 @@ def rounds_words(metrics: Metrics) -> str:
     if metrics.majority is not None:
         parts.append(f"majority vote {percent(metrics.majority)}")
     return f"{metrics.rounds} rounds: {', '.join(parts)}"
+
+
+def best_of_words(one: BestOf) -> str:
+    """One best-of-k with what it rests on."""
+    share = ours(one.share) if one.share else "nothing chosen"
+    parts = [f"{one.name} by {one.judge}: {share} of {one.questions:,} questions"]
+    if one.abstained:
+        parts.append(f"{one.abstained:,} of {one.abstained + one.asked:,} times the judge gave no verdict")
+    if one.places:
+        parts.append(
+            "chose places " + ", ".join(f"{place}: {percent(part, 0)}" for place, part in one.places.items())
+        )
+    return "; ".join(parts)
 
 
 def solved_words(metrics: Metrics) -> str:
@@ -112,11 +126,14 @@ FAILURES = {
 
 def ours_words(row: Beside) -> str:
     """Our figure beside a published one: with its interval, or why there is none."""
-    if row.ours is None:
-        return row.missing
-    if isinstance(row.ours, Interval):
-        return f"{percent(row.ours.value)} ({percent(row.ours.low)} to {percent(row.ours.high)})"
-    return percent(row.ours)
+    return row.missing if row.ours is None else ours(row.ours)
+
+
+def ours(figure: Interval | float) -> str:
+    """A share, with its interval where it has one."""
+    if isinstance(figure, Interval):
+        return f"{percent(figure.value)} ({percent(figure.low)} to {percent(figure.high)})"
+    return percent(figure)
 
 
 def stops_words(stops: dict[str, int]) -> str:

@@ -177,16 +177,16 @@ def bystander(case: Case) -> Case:
 
 def _quoted(case: Case) -> str:
     """The case as a JSON object."""
-    accepted = ", ".join(map(_string, case.accepted))
+    accepted = ", ".join(map(json_string, case.accepted))
     lines = (
-        f'"question": {_string(case.question)}',
+        f'"question": {json_string(case.question)}',
         f'"accepted_answers": [{accepted}]',
-        f'"answer_to_grade": {_string(case.answer)}',
+        f'"answer_to_grade": {json_string(case.answer)}',
     )
     return "{" + ",\n ".join(lines) + "}"
 
 
-def _string(text: str) -> str:
+def json_string(text: str) -> str:
     """A JSON string of visible characters, without any that a tag, a fence or a special token begins with."""
     return _RISKY.sub(_escaped, json.dumps(text, ensure_ascii=False))
 

@@ -1,0 +1,243 @@
+"""best-of-k of a finished evaluation: a judge chooses, the outcomes of what it chose are counted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from afm.datasets.atomic import replace_text
+from afm.errors import ConfigError, DataError
+from afm.evaluation.choosing.asking import Asking, OnProgress, Request
+from afm.evaluation.choosing.best_of import BestOf, Method, best_of_k
+from afm.evaluation.choosing.candidates import Candidate, Question, questions_of, settled, shuffled
+from afm.evaluation.choosing.prompt import (
+    Reply,
+    list_messages,
+    list_schema,
+    read_choice,
+    read_grade,
+    score_messages,
+    score_schema,
+)
+from afm.evaluation.choosing.settings import BestOfSettings
+from afm.evaluation.intervals import mean_of_shares
+from afm.evaluation.manifest import MANIFEST_FILE, read_manifest
+from afm.evaluation.metrics import Metrics
+from afm.evaluation.run import EPISODES_FILE, METRICS_FILE, locked
+from afm.evaluation.verdict_log import VerdictLog
+from afm.rewards.reply_client import ReplyClient
+from afm.trajectory.io import read_records
+from afm.trajectory.record import Record
+
+CHOICES_FILE = "choices.jsonl"
+
+_Rows = Mapping[tuple[Any, ...], Mapping[str, Any] | None]
+_NO_ANSWER, _SAME = -1.0, 0.0
+
+
+async def choose(
+    out_dir: Path, settings: BestOfSettings, *, on_progress: OnProgress | None = None
+) -> Metrics:
+    """Add best-of-k to ``metrics.json`` of a finished evaluation.
+
+    Each choice and grade is a line of ``choices.jsonl``, so that a killed or repeated run asks for the rest only; one with
+    other settings asks anew. Figures of the same method, k and model are replaced, others stay.
+
+    Raises:
+        ConfigError: No judge is configured, no question has enough rounds, or another process is at work in ``out_dir``.
+        DataError: ``out_dir`` holds no finished evaluation, or a line of it is broken.
+        EngineError: The judge failed too often.
+    """
+    place = settings.judge.place()
+    client = settings.judge.client(place, {})
+    try:
+        with locked(out_dir):
+            metrics = _finished(out_dir)
+            questions = questions_of(_records(out_dir), read_manifest(out_dir / MANIFEST_FILE).spec, settings)
+            _check_rounds(questions, settings, out_dir)
+            work = _Work(settings, client, place.model, questions)
+            with VerdictLog(out_dir / CHOICES_FILE) as log:
+                asking = Asking(log, settings.judge.max_parallel, settings.max_failed_share, on_progress)
+                rows = await asking.verdicts(list(work.requests()))
+            found = tuple(work.results(rows))
+            again = {(one.method, one.k, one.judge) for one in found}
+            others = (one for one in metrics.best_of if (one.method, one.k, one.judge) not in again)
+            metrics = metrics.model_copy(update={"best_of": (*others, *found)})
+            replace_text(out_dir / METRICS_FILE, metrics.model_dump_json(indent=2) + "\n")
+    finally:
+        await client.close()
+    return metrics
+
+
+class _Work:
+    """What is asked, and what follows from the replies."""
+
+    def __init__(
+        self, settings: BestOfSettings, client: ReplyClient, model: str, questions: Sequence[Question]
+    ) -> None:
+        self._settings = settings
+        self._model = model
+        self._questions = questions
+        fields = settings.judge.request_fields
+        self._lists = client.asking(fields(model, list_schema()))
+        self._grades = client.asking(fields(model, score_schema()))
+
+    def requests(self) -> Iterator[Request]:
+        """All that needs a judge."""
+        if Method.LIST in self._settings.methods:
+            for k in self._settings.sizes:
+                for question in self._questions:
+                    for group in question.groups(k):
+                        if settled(group) is None:
+                            yield self._choice(question, group, k)
+        if Method.SCORE in self._settings.methods:
+            for question in self._graded_questions():
+                yield from (self._grade(question, one) for one in question.candidates if one.answer)
+
+    def results(self, rows: _Rows) -> Iterator[BestOf]:
+        """The figures, in the order of methods and sizes."""
+        for method in self._settings.methods:
+            for k in self._settings.sizes:
+                yield self._by_list(k, rows) if method is Method.LIST else self._by_score(k, rows)
+
+    def _graded_questions(self) -> Iterator[Question]:
+        """Those whose answers differ, with enough episodes for one of the sizes."""
+        for question in self._questions:
+            if len(question.candidates) >= min(self._settings.sizes) and settled(question.candidates) is None:
+                yield question
+
+    def _choice(self, question: Question, group: Sequence[Candidate], k: int) -> Request:
+        shown = shuffled(group, question.task, self._settings.seed)
+        messages = list_messages(question.text, shown)
+
+        def read(text: str) -> dict[str, Any]:
+            reply = read_choice(text, messages, len(shown))
+            told = {
+                "method": Method.LIST,
+                "k": k,
+                "task": question.task,
+                "rounds": [one.round for one in shown],
+            }
+            return {**told, "choice": shown[reply.number - 1].round, **_why(reply, question)}
+
+        return Request((Method.LIST, k, question.task, group[0].round), self._lists, messages, read)
+
+    def _grade(self, question: Question, one: Candidate) -> Request:
+        messages = score_messages(question.text, one)
+
+        def read(text: str) -> dict[str, Any]:
+            reply = read_grade(text, messages)
+            told = {"method": Method.SCORE, "task": question.task, "round": one.round, "grade": reply.number}
+            return {**told, **_why(reply, question)}
+
+        return Request((Method.SCORE, question.task, one.round), self._grades, messages, read)
+
+    def _by_list(self, k: int, rows: _Rows) -> BestOf:
+        shares: list[float] = []
+        places: dict[int, int] = {}
+        abstained = asked = free = 0
+        for question in self._questions:
+            outcomes: list[bool | None] = []
+            for group in question.groups(k):
+                own = settled(group)
+                row = rows.get((Method.LIST, k, question.task, group[0].round))
+                if own is not None:
+                    free += 1
+                    outcomes.append(own.passed)
+                elif row is None:
+                    abstained += 1
+                    outcomes.append(None)
+                else:
+                    asked += 1
+                    place = row["rounds"].index(row["choice"]) + 1
+                    places[place] = places.get(place, 0) + 1
+                    outcomes.append(next(one.passed for one in group if one.round == row["choice"]))
+            if outcomes and None not in outcomes:
+                shares.append(sum(map(bool, outcomes)) / len(outcomes))
+        chosen = {place: count / asked for place, count in sorted(places.items())}
+        return self._figures(Method.LIST, k, shares, abstained, asked, free, chosen)
+
+    def _by_score(self, k: int, rows: _Rows) -> BestOf:
+        shares: list[float] = []
+        abstained = asked = free = 0
+        for question in self._questions:
+            if len(question.candidates) < k:
+                continue
+            by_judge = settled(question.candidates) is None
+            grades = [self._graded(question, one, rows, by_judge=by_judge) for one in question.candidates]
+            for one, grade in zip(question.candidates, grades, strict=True):
+                needed = by_judge and bool(one.answer)
+                asked += needed and grade is not None
+                abstained += needed and grade is None
+                free += not needed
+            known = [
+                (grade, one.passed)
+                for grade, one in zip(grades, question.candidates, strict=True)
+                if grade is not None
+            ]
+            if len(known) == len(grades):
+                shares.append(best_of_k(known, k))
+        return self._figures(Method.SCORE, k, shares, abstained, asked, free, {})
+
+    def _graded(self, question: Question, one: Candidate, rows: _Rows, *, by_judge: bool) -> float | None:
+        if not one.answer:
+            return _NO_ANSWER
+        if not by_judge:
+            return _SAME
+        row = rows.get((Method.SCORE, question.task, one.round))
+        return None if row is None else float(row["grade"])
+
+    def _figures(
+        self,
+        method: Method,
+        k: int,
+        shares: Sequence[float],
+        abstained: int,
+        asked: int,
+        free: int,
+        places: dict[int, float],
+    ) -> BestOf:
+        return BestOf(
+            method=method,
+            k=k,
+            judge=self._model,
+            share=mean_of_shares(shares, seed=self._settings.seed) if shares else None,
+            questions=len(shares),
+            abstained=abstained,
+            asked=asked,
+            settled=free,
+            places=places,
+        )
+
+
+def _why(reply: Reply, question: Question) -> dict[str, str]:
+    return {} if question.sealed else {"rationale": reply.rationale}
+
+
+def _check_rounds(questions: Sequence[Question], settings: BestOfSettings, out_dir: Path) -> None:
+    most = max((len(question.candidates) for question in questions), default=0)
+    if most < max(settings.sizes):
+        raise ConfigError(
+            f"best_of.sizes: best-of-{max(settings.sizes)} needs {max(settings.sizes)} scored rounds of a question; "
+            f"{out_dir} has at most {most}; evaluate with rounds={max(settings.sizes)}, or choose smaller sizes"
+        )
+
+
+def _finished(out_dir: Path) -> Metrics:
+    file = out_dir / METRICS_FILE
+    if not file.is_file():
+        raise DataError(
+            "no finished evaluation here; expected the out_dir of an `afm eval` that ended", path=str(out_dir)
+        )
+    try:
+        return Metrics.model_validate_json(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise DataError(f"no metrics of this version: {error}", path=str(file)) from None
+
+
+def _records(out_dir: Path) -> Iterator[Record]:
+    for item in read_records(out_dir / EPISODES_FILE):
+        if isinstance(item, DataError):
+            raise item
+        yield item

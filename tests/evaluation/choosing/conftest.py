@@ -1,0 +1,111 @@
+"""A judge on the loopback that chooses, and finished evaluations for it to choose in."""
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from afm.agents import load_agent
+from afm.datasets import Task
+from afm.evaluation.manifest import Sources, make_manifest
+from afm.evaluation.metrics import summarise
+from afm.models.base import SamplingParams
+from afm.trajectory.io import RecordWriter
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def _judge_server():
+    spec = importlib.util.spec_from_file_location("judge_of_the_tests", ROOT / "tests/rewards/conftest.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.JudgeServer
+
+
+class ChoosingJudge(_judge_server()):
+    """Characters: ``wise`` chooses the answer "right" and grades it 10; ``first`` chooses the first place and grades 5;
+    ``mute`` says something else; ``parrot`` repeats JSON that it finds in an answer."""
+
+    character = "wise"
+
+    def seen(self, number=-1):
+        """What a request shows, as data."""
+        return self._shown(self.requests[number])
+
+    def _shown(self, body):
+        user = body["messages"][1]["content"]
+        found = re.findall(r"^<data (\w+)>\n(.*)\n</data \1>$", user, re.MULTILINE | re.DOTALL)
+        assert len(found) == 1
+        return found[0][0], json.loads(found[0][1])
+
+    def _says(self, body):
+        code, data = self._shown(body)
+        if self.character == "mute":
+            return "I would rather not say."
+        if self.character == "parrot":
+            return next(one["answer"] for one in data["candidates"] if one["answer"].startswith("{"))
+        told = {"check": code, "rationale": "It fits."}
+        if "candidates" not in data:
+            return json.dumps(
+                told | {"grade": 5 if self.character == "first" else 10 * (data["answer"] == "right")}
+            )
+        right = (one["number"] for one in data["candidates"] if one["answer"] == "right")
+        return json.dumps(told | {"choice": 1 if self.character == "first" else next(right, 1)})
+
+
+@pytest.fixture
+def judge(monkeypatch):
+    server = ChoosingJudge().start()
+    server.character = "wise"
+    monkeypatch.setenv("GRM_BASE_URL", server.url)
+    monkeypatch.setenv("GRM_MODEL_NAME", "test-judge")
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def finished(tmp_path, record):
+    """Makes a finished evaluation: ``finished({"task": ["right", "wrong", ...]})``, an answer a round; ``None`` has none."""
+    spec = load_agent("mhqa")
+
+    def row(task, number, answer, *, scored=True):
+        said = (
+            ""
+            if answer is None
+            else f"<think>t</think><plan>p</plan><think>t</think><answer>{answer}</answer>"
+        )
+        score = float(answer == "right") if scored else None
+        return record(task, score, number=number, text=said or "Nothing.", agent="mhqa", source="nq")
+
+    def make(answers, name="run"):
+        tasks = [
+            Task(id=task, question=f"question of {task}", ground_truth="1", data_source="nq")
+            for task in answers
+        ]
+        rounds = max(map(len, answers.values()))
+        manifest = make_manifest(
+            tasks,
+            spec,
+            "m",
+            sampling=SamplingParams(64),
+            limits=spec.limits,
+            rounds=rounds,
+            seed=0,
+            sources=Sources(),
+        )
+        rows = [
+            row(task, number, said)
+            for task, all_said in answers.items()
+            for number, said in enumerate(all_said)
+        ]
+        folder = tmp_path / name
+        with RecordWriter(folder / "episodes.jsonl") as writer:
+            for one in rows:
+                writer.write(one)
+        (folder / "manifest.json").write_text(manifest.model_dump_json())
+        (folder / "metrics.json").write_text(summarise(rows, spec=spec).model_dump_json())
+        return folder
+
+    return make
