@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from afm.cli.eval_judged import agree, choose, print_judged
 from afm.cli.progress import ProgressView
 from afm.cli.project import afm_command
 from afm.errors import ConfigError, UsageError
@@ -101,59 +102,8 @@ def _cost(metrics: Metrics) -> str:
     )
 
 
-@app.command()
-def choose(
-    folder: Annotated[
-        Path, typer.Argument(help="out_dir of a finished evaluation.", exists=True, file_okay=False)
-    ],
-    settings: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[KEY=VALUE]...",
-            help="Of `best_of`, over those of the evaluation: sizes=[3] methods=[list,score] judge.model=NAME.",
-        ),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print metrics.json at the end.")] = False,
-) -> None:
-    """Have a judge choose among the rounds of each question, without the gold answers: best-of-k.
-
-    Needs a judge (GRM_BASE_URL, GRM_API_KEY, GRM_MODEL_NAME, or judge.url). Writes choices.jsonl and adds to metrics.json.
-    What is in choices.jsonl is not asked again, so a run that was killed continues with the same command.
-    """
-    from afm.evaluation.choosing.choose import choose
-    from afm.evaluation.choosing.settings import BestOfSettings
-    from afm.evaluation.config import saved_section
-
-    wanted = saved_section(folder, "best_of", BestOfSettings, settings or [])
-    view = ProgressView(sys.stderr)
-
-    def show(done: int, total: int) -> None:
-        view.update("verdicts", done, total)
-
-    try:
-        metrics = asyncio.run(choose(folder, wanted, on_progress=show))
-    except KeyboardInterrupt:
-        print(f"\nstopped; the same command continues in {folder}", file=sys.stderr)
-        raise typer.Exit(130) from None
-    if as_json:
-        print(metrics.model_dump_json(indent=2))
-        return
-    _choices(metrics)
-    print(f"\nchoices: {folder}/choices.jsonl\nnext: {afm_command()} report {shlex.quote(str(folder))}")
-
-
-def _choices(metrics: Metrics) -> None:
-    """best-of-k beside what chance and an oracle would choose."""
-    from afm.evaluation.words import best_of_words, ours, percent
-
-    for one in metrics.best_of:
-        print(f"  {best_of_words(one)}")
-    for k in sorted({one.k for one in metrics.best_of}):
-        oracle = metrics.pass_at_k_intervals.get(k)
-        chance = metrics.pass_at_1.value if metrics.pass_at_1 else None
-        print(
-            f"    beside pass@{k} {ours(oracle) if oracle else '–'}, a choice by lot {percent(chance)}, majority of {metrics.rounds} {percent(metrics.majority)}"
-        )
+app.command()(choose)
+app.command()(agree)
 
 
 @app.command(name="run")
@@ -223,11 +173,11 @@ def _run(settings: EvalConfig) -> Metrics:
     def show(done: int, total: int) -> None:
         view.update(f"{settings.name}, episodes", done, total)
 
-    def chosen(done: int, total: int) -> None:
-        view.update(f"{settings.name}, verdicts of the choosing judge", done, total)
+    def judged(what: str, done: int, total: int) -> None:
+        view.update(f"{settings.name}, {what}", done, total)
 
     try:
-        return asyncio.run(run_job(settings, on_progress=show, on_choice=chosen))
+        return asyncio.run(run_job(settings, on_progress=show, on_verdict=judged))
     except KeyboardInterrupt:
         print(f"\nstopped; the same command continues in {settings.out_dir}", file=sys.stderr)
         raise typer.Exit(130) from None
@@ -247,9 +197,10 @@ def _summary(settings: EvalConfig, metrics: Metrics) -> None:
             f"  pass@{k} {percent(metrics.pass_at_k[k])}, pass^{k} {percent(metrics.pass_hat_k[k])}, "
             f"majority of {k} {percent(metrics.majority)}"
         )
-    _choices(metrics)
-    if note := settings.choosing()[1]:
-        print(f"  {note}")
+    print_judged(metrics)
+    for _, note in (settings.choosing(), settings.agreeing()):
+        if note:
+            print(f"  {note}")
     print(f"  {metrics.scored} of {metrics.episodes} episodes scored, {metrics.questions} questions")
     print(
         f"  format valid {percent(metrics.format_valid)}, tool calls {number(metrics.tool_calls)}, "

@@ -15,6 +15,7 @@ from afm.agents.toolless import without_tools
 from afm.configuration import apply_overrides, read_extended, read_file, read_in_place, validated
 from afm.datasets.readers import checked_reader
 from afm.errors import ConfigError, UsageError, suggestion
+from afm.evaluation.agreement.settings import AgreementSettings
 from afm.evaluation.argument_forms import UnseenTool
 from afm.evaluation.benchmarks import checked_benchmark
 from afm.evaluation.choosing.settings import BestOfSettings
@@ -92,6 +93,7 @@ class EvalConfig(_Strict):
         limit: Only the first so many tasks of every file.
         parallel: Episodes in flight.
         best_of: How a judge chooses among the rounds of a question when all are done; ``null`` for not at all.
+        agreement: Who judges again when all are done, to see whether judges agree; ``null`` for nobody.
         retries: Further attempts at an episode whose engine, tools or reward failed.
         max_failed_share: Share of episodes that may end without a score before the run ends with an error.
         keep_tokens: Whether episodes hold token ids, mask and log-probabilities.
@@ -116,6 +118,7 @@ class EvalConfig(_Strict):
     parallel: int = Field(default=64, ge=1)
     seed: int = 0
     best_of: BestOfSettings | None = None
+    agreement: AgreementSettings | None = None
     retries: int = Field(default=2, ge=0)
     max_failed_share: float = Field(default=0.1, ge=0, le=1)
     keep_tokens: bool = False
@@ -198,6 +201,18 @@ class EvalConfig(_Strict):
                 f"{names} needs a judge: set GRM_BASE_URL or best_of.judge.url, then `afm eval choose {self.out_dir}`",
             )
         return self.best_of.model_copy(update={"sizes": sizes}), ""
+
+    def agreeing(self) -> tuple[AgreementSettings | None, str]:
+        """Who judges again, or ``None`` and why nobody can."""
+        if self.agreement is None:
+            return None, ""
+        if any(judge.place().url is None for judge in self.agreement.judges):
+            command = f"`afm eval agree {self.out_dir}`"
+            return (
+                None,
+                f"agreement needs a judge: set GRM_BASE_URL or agreement.judges[..].url, then {command}",
+            )
+        return self.agreement, ""
 
     @property
     def tools_in_use(self) -> Path | dict[str, Any] | None:

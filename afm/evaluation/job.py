@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from afm.configuration import read_mapping
 from afm.datasets import Task
 from afm.datasets.atomic import replace_text
 from afm.errors import DataError
+from afm.evaluation.agreement.agree import agree
 from afm.evaluation.benchmarks import BENCHMARKS
 from afm.evaluation.choosing.choose import choose
 from afm.evaluation.config import CONFIG_FILE, EvalConfig, dump_config
@@ -24,11 +27,14 @@ from afm.models import SamplingParams, TokenModel, load_model
 from afm.rewards import load_reward
 from afm.tools import load_tools
 
+OnVerdict = Callable[[str, int, int], None]
+"""Receives what judges are asked for, how much of it is done, and how much there is."""
+
 
 async def run_job(
-    config: EvalConfig, *, on_progress: OnProgress | None = None, on_choice: OnProgress | None = None
+    config: EvalConfig, *, on_progress: OnProgress | None = None, on_verdict: OnVerdict | None = None
 ) -> Metrics:
-    """Evaluate as ``config`` says, and have a judge choose where it says so; see :func:`afm.evaluation.evaluate`.
+    """Evaluate as ``config`` says, and have judges choose and judge again where it says so; see :func:`afm.evaluation.evaluate`.
 
     Raises:
         ConfigError: Settings of agent, model, tools or rewards are wrong.
@@ -70,8 +76,22 @@ async def run_job(
     finally:
         await asyncio.gather(model.close(), reward.close(), *(tool.close() for tool in tools.values()))
     replace_text(saved, dump_config(config))
-    chosen, _ = config.choosing()
-    return metrics if chosen is None else await choose(config.out_dir, chosen, on_progress=on_choice)
+    return await _judged_further(config, metrics, on_verdict)
+
+
+async def _judged_further(config: EvalConfig, metrics: Metrics, on_verdict: OnVerdict | None) -> Metrics:
+    """What judges add to a finished evaluation."""
+
+    def told(what: str) -> OnProgress | None:
+        return None if on_verdict is None else partial(on_verdict, what)
+
+    best_of, _ = config.choosing()
+    if best_of is not None:
+        metrics = await choose(config.out_dir, best_of, on_progress=told("choices"))
+    again, _ = config.agreeing()
+    if again is not None:
+        metrics = await agree(config.out_dir, again, on_progress=told("second opinions"))
+    return metrics
 
 
 def load_tasks(config: EvalConfig) -> list[Task]:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pydantic import BaseModel, ConfigDict, Field
 
 from afm.agents import AgentSpec
+from afm.evaluation.agreement.kappa import Agreement
 from afm.evaluation.argument_forms import ArgumentTally
 from afm.evaluation.choosing.best_of import BestOf
 from afm.evaluation.hallucination import HallucinationTally
@@ -44,6 +45,7 @@ class Metrics(_Frozen):
         majority: Share of questions whose most frequent answer passes (see :func:`afm.evaluation.votes.majority`);
             ``None`` for one round, or when the agent is not known.
         best_of: What a judge's choice among k episodes is worth, where one chose (:mod:`afm.evaluation.choosing`).
+        agreement: How far judges agree on its verdicts, where some judged again (:mod:`afm.evaluation.agreement`).
         mean_score: Mean reward.
         correct: Share of right final answers, whatever their format.
         format_valid: Share of responses that keep the agent's rules.
@@ -77,6 +79,7 @@ class Metrics(_Frozen):
     pass_hat_k: dict[int, float] = Field(default_factory=dict)
     majority: float | None = None
     best_of: tuple[BestOf, ...] = ()
+    agreement: tuple[Agreement, ...] = ()
     mean_score: float | None = None
     correct: float | None = None
     format_valid: float | None = None

@@ -15,6 +15,7 @@ from afm.evaluation.metrics import passed
 from afm.evaluation.report_input import Pair, ReportInput, StageResult
 from afm.evaluation.words import (
     FAILURES,
+    agreement_words,
     best_of_words,
     cut,
     difference_words,
@@ -167,6 +168,7 @@ _FILTERS: dict[str, Callable[..., Any]] = {
     "ours": ours_words,
     "stops": stops_words,
     "chosen": best_of_words,
+    "agreement": agreement_words,
     "failure": FAILURES.__getitem__,
     "gold": gold_text,
     "cut": cut,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from afm.evaluation.agreement.kappa import Agreement
 from afm.evaluation.beside import Beside
 from afm.evaluation.choosing.best_of import BestOf
 from afm.evaluation.failures import Failure
@@ -54,6 +55,21 @@ def best_of_words(one: BestOf) -> str:
             "chose places " + ", ".join(f"{place}: {percent(part, 0)}" for place, part in one.places.items())
         )
     return "; ".join(parts)
+
+
+def agreement_words(one: Agreement) -> str:
+    """How far two judges agree, in a sentence."""
+    if one.agreed is None:
+        return f"{one.first} and {one.second}: no episode with a verdict of both"
+    kappa = "not defined (all verdicts are the same)" if one.kappa is None else f"{one.kappa:.2f}"
+    if one.kappa_interval is not None:
+        kappa += f" ({one.kappa_interval.low:.2f} to {one.kappa_interval.high:.2f})"
+    lost = f"; {one.abstained:,} more without a verdict of one of them" if one.abstained else ""
+    return (
+        f"{one.first} and {one.second} agree on {ours(one.agreed)}, Cohen's kappa {kappa}, of {one.episodes:,} episodes of "
+        f"{one.questions:,} questions that need a judge (correct by {one.first} alone {one.only_first:,}, by {one.second} "
+        f"alone {one.only_second:,}){lost}"
+    )
 
 
 def solved_words(metrics: Metrics) -> str:

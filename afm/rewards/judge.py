@@ -71,22 +71,27 @@ class ModelJudge:
 
     async def judge(self, sample: Sample) -> Part:
         """Have the agent's final answer judged."""
-        try:
-            accepted = gold_answers(sample.ground_truth)
-        except DataError as error:
-            return Part(None, error.message)
-        given = answers(sample.segments, sample.spec)
-        if not given:
-            return Part(0.0, "the response has no final answer")
+        told = _gold_and_answers(sample)
+        if isinstance(told, Part):
+            return told
         if self._client is None:
             return await self._unjudged(sample)
+        found = self._case(sample.question, *told)
+        return found if isinstance(found, Part) else await self._judged(self._client, found)
+
+    def case_of(self, sample: Sample) -> Case | Part:
+        """What the model is asked, or the verdict that needs no model."""
+        told = _gold_and_answers(sample)
+        return told if isinstance(told, Part) else self._case(sample.question, *told)
+
+    def _case(self, question: str, accepted: tuple[str, ...], given: tuple[str, ...]) -> Case | Part:
         if len(given) == 1 and _is_exactly(given[0], accepted):
             return Part(1.0, f"{given[0][:_SHOWN]!r} is a gold answer")
         answer = " | ".join(given)
         longest = max(self._settings.max_answer_chars, *map(len, accepted))
         if len(answer) > longest:
             return Part(0.0, f"the final answer has {len(answer)} characters, more than {longest}")
-        return await self._judged(self._client, Case(sample.question, accepted, answer))
+        return Case(question, accepted, answer)
 
     async def close(self) -> None:
         """Close connections and files."""
@@ -122,6 +127,16 @@ class ModelJudge:
 
 async def _accepts(client: JudgeClient, case: Case) -> bool:
     return (await client.ruling(case)).judgement == "correct"
+
+
+def _gold_and_answers(sample: Sample) -> tuple[tuple[str, ...], tuple[str, ...]] | Part:
+    """Gold answers and the agent's own, or the verdict where one of them is missing."""
+    try:
+        accepted = gold_answers(sample.ground_truth)
+    except DataError as error:
+        return Part(None, error.message)
+    given = answers(sample.segments, sample.spec)
+    return (accepted, given) if given else Part(0.0, "the response has no final answer")
 
 
 def _is_exactly(answer: str, accepted: tuple[str, ...]) -> bool:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from afm.datasets.atomic import replace_text
-from afm.errors import ConfigError, DataError
-from afm.evaluation.choosing.asking import Asking, OnProgress, Request
+from afm.errors import ConfigError
+from afm.evaluation.asking import Asking, OnProgress, Request
 from afm.evaluation.choosing.best_of import BestOf, Method, best_of_k
 from afm.evaluation.choosing.candidates import Candidate, Question, questions_of, settled, shuffled
 from afm.evaluation.choosing.prompt import (
@@ -21,14 +20,14 @@ from afm.evaluation.choosing.prompt import (
     score_schema,
 )
 from afm.evaluation.choosing.settings import BestOfSettings
+from afm.evaluation.finished import finished_metrics, keep_metrics, records_of
 from afm.evaluation.intervals import mean_of_shares
 from afm.evaluation.manifest import MANIFEST_FILE, read_manifest
 from afm.evaluation.metrics import Metrics
-from afm.evaluation.run import EPISODES_FILE, METRICS_FILE, locked
+from afm.evaluation.run import locked
 from afm.evaluation.verdict_log import VerdictLog
+from afm.rewards.judge_store import cache_key
 from afm.rewards.reply_client import ReplyClient
-from afm.trajectory.io import read_records
-from afm.trajectory.record import Record
 
 CHOICES_FILE = "choices.jsonl"
 
@@ -53,8 +52,10 @@ async def choose(
     client = settings.judge.client(place, {})
     try:
         with locked(out_dir):
-            metrics = _finished(out_dir)
-            questions = questions_of(_records(out_dir), read_manifest(out_dir / MANIFEST_FILE).spec, settings)
+            metrics = finished_metrics(out_dir)
+            questions = questions_of(
+                records_of(out_dir), read_manifest(out_dir / MANIFEST_FILE).spec, settings
+            )
             _check_rounds(questions, settings, out_dir)
             work = _Work(settings, client, place.model, questions)
             with VerdictLog(out_dir / CHOICES_FILE) as log:
@@ -64,7 +65,7 @@ async def choose(
             again = {(one.method, one.k, one.judge) for one in found}
             others = (one for one in metrics.best_of if (one.method, one.k, one.judge) not in again)
             metrics = metrics.model_copy(update={"best_of": (*others, *found)})
-            replace_text(out_dir / METRICS_FILE, metrics.model_dump_json(indent=2) + "\n")
+            keep_metrics(out_dir, metrics)
     finally:
         await client.close()
     return metrics
@@ -121,7 +122,7 @@ class _Work:
             }
             return {**told, "choice": shown[reply.number - 1].round, **_why(reply, question)}
 
-        return Request((Method.LIST, k, question.task, group[0].round), self._lists, messages, read)
+        return _request((Method.LIST, k, question.task, group[0].round), self._lists, messages, read)
 
     def _grade(self, question: Question, one: Candidate) -> Request:
         messages = score_messages(question.text, one)
@@ -131,7 +132,7 @@ class _Work:
             told = {"method": Method.SCORE, "task": question.task, "round": one.round, "grade": reply.number}
             return {**told, **_why(reply, question)}
 
-        return Request((Method.SCORE, question.task, one.round), self._grades, messages, read)
+        return _request((Method.SCORE, question.task, one.round), self._grades, messages, read)
 
     def _by_list(self, k: int, rows: _Rows) -> BestOf:
         shares: list[float] = []
@@ -211,6 +212,16 @@ class _Work:
         )
 
 
+def _request(
+    name: tuple[Any, ...],
+    client: ReplyClient,
+    messages: Sequence[Mapping[str, str]],
+    read: Callable[[str], dict[str, Any]],
+) -> Request:
+    body = client.body(messages)
+    return Request(name, cache_key(client.where, body), lambda: client.reply(body, read))
+
+
 def _why(reply: Reply, question: Question) -> dict[str, str]:
     return {} if question.sealed else {"rationale": reply.rationale}
 
@@ -222,22 +233,3 @@ def _check_rounds(questions: Sequence[Question], settings: BestOfSettings, out_d
             f"best_of.sizes: best-of-{max(settings.sizes)} needs {max(settings.sizes)} scored rounds of a question; "
             f"{out_dir} has at most {most}; evaluate with rounds={max(settings.sizes)}, or choose smaller sizes"
         )
-
-
-def _finished(out_dir: Path) -> Metrics:
-    file = out_dir / METRICS_FILE
-    if not file.is_file():
-        raise DataError(
-            "no finished evaluation here; expected the out_dir of an `afm eval` that ended", path=str(out_dir)
-        )
-    try:
-        return Metrics.model_validate_json(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise DataError(f"no metrics of this version: {error}", path=str(file)) from None
-
-
-def _records(out_dir: Path) -> Iterator[Record]:
-    for item in read_records(out_dir / EPISODES_FILE):
-        if isinstance(item, DataError):
-            raise item
-        yield item

@@ -1,4 +1,4 @@
-"""A judge on the loopback that chooses, and finished evaluations for it to choose in."""
+"""A judge on the loopback that chooses and judges, and finished evaluations for it to do so in."""
 
 import importlib.util
 import json
@@ -25,7 +25,9 @@ def _judge_server():
 
 
 class ChoosingJudge(_judge_server()):
-    """Characters: ``wise`` chooses the answer "right" and grades it 10; ``first`` chooses the first place and grades 5;
+    """A verdict on one answer is correct when the answer ends with "yes" (for the model ``other``: "yes" or "maybe").
+
+    Characters: ``wise`` chooses the answer "right" and grades it 10; ``first`` chooses the first place and grades 5;
     ``mute`` says something else; ``parrot`` repeats JSON that it finds in an answer."""
 
     character = "wise"
@@ -47,6 +49,10 @@ class ChoosingJudge(_judge_server()):
         if self.character == "parrot":
             return next(one["answer"] for one in data["candidates"] if one["answer"].startswith("{"))
         told = {"check": code, "rationale": "It fits."}
+        if "answer_to_grade" in data:
+            ends = ("yes", "maybe") if body["model"] == "other" else ("yes",)
+            right = data["answer_to_grade"].endswith(ends) and data["accepted_answers"] == ["1"]
+            return json.dumps(told | {"judgement": "correct" if right else "incorrect"})
         if "candidates" not in data:
             return json.dumps(
                 told | {"grade": 5 if self.character == "first" else 10 * (data["answer"] == "right")}
@@ -70,13 +76,13 @@ def finished(tmp_path, record):
     """Makes a finished evaluation: ``finished({"task": ["right", "wrong", ...]})``, an answer a round; ``None`` has none."""
     spec = load_agent("mhqa")
 
-    def row(task, number, answer, *, scored=True):
+    def row(task, number, answer):
         said = (
             ""
             if answer is None
             else f"<think>t</think><plan>p</plan><think>t</think><answer>{answer}</answer>"
         )
-        score = float(answer == "right") if scored else None
+        score = float((answer or "").startswith("right"))
         return record(task, score, number=number, text=said or "Nothing.", agent="mhqa", source="nq")
 
     def make(answers, name="run"):

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from afm.errors import EngineError, RewardError
 from afm.evaluation.verdict_log import VerdictLog
-from afm.rewards.judge_store import cache_key
-from afm.rewards.reply_client import ReplyClient
 
 OnProgress = Callable[[int, int], None]
 """Receives how many verdicts are there, those of earlier starts included, and how many there will be."""
@@ -22,13 +20,13 @@ class Request:
 
     Attributes:
         name: What the caller knows it by.
-        read: Makes the row to keep of a reply; raises ``ValueError`` where it can make none.
+        key: Digest of everything that the verdict depends on.
+        ask: Gets the row to keep, without its key; raises ``RewardError`` where there is no verdict.
     """
 
     name: tuple[Any, ...]
-    client: ReplyClient
-    messages: Sequence[Mapping[str, str]]
-    read: Callable[[str], dict[str, Any]]
+    key: str
+    ask: Callable[[], Awaitable[dict[str, Any]]]
 
 
 @dataclass(slots=True)
@@ -77,12 +75,10 @@ class Asking:
         return found
 
     async def _verdict(self, request: Request) -> Mapping[str, Any]:
-        body = request.client.body(request.messages)
-        key = cache_key(request.client.where, body)
-        known = self.log.find(key)
+        known = self.log.find(request.key)
         if known is not None:
             return known
-        row = {"key": key, **await request.client.reply(body, request.read)}
+        row = {"key": request.key, **await request.ask()}
         self.log.add(row)
         return row
 

@@ -1,0 +1,200 @@
+"""Judge a finished evaluation's episodes again, and see how far the verdicts agree."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from afm.agents import AgentSpec
+from afm.errors import ConfigError, DataError, RewardError
+from afm.evaluation.agreement.kappa import Agreement, agreement
+from afm.evaluation.agreement.settings import AgreementSettings
+from afm.evaluation.asking import Asking, OnProgress, Request
+from afm.evaluation.finished import finished_metrics, keep_metrics, records_of
+from afm.evaluation.manifest import MANIFEST_FILE, read_manifest
+from afm.evaluation.metrics import Metrics, task_of
+from afm.evaluation.run import locked
+from afm.evaluation.verdict_log import VerdictLog
+from afm.rewards import Sample
+from afm.rewards.judge import JudgeSettings, ModelJudge
+from afm.rewards.judge_prompt import SCHEMA, Case
+from afm.rewards.judge_store import cache_key
+from afm.trajectory.record import Record
+from afm.trajectory.sealing import opened
+from afm.trajectory.types import Segment
+
+OPINIONS_FILE = "opinions.jsonl"
+RECORDED = "recorded"
+"""The rater whose verdicts stand in the episodes."""
+
+_RIGHT = 1 - 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """An episode to judge again.
+
+    Attributes:
+        sealed: Whether no text about it may be written to disk.
+    """
+
+    id: str
+    task: str
+    sample: Sample
+    case: Case
+    recorded: bool
+    sealed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Rater:
+    """One judge, one time.
+
+    Attributes:
+        identity: Everything but the case that its verdict depends on.
+    """
+
+    name: str
+    judge: ModelJudge
+    identity: Mapping[str, Any]
+    url: str
+
+
+async def agree(
+    out_dir: Path, settings: AgreementSettings, *, on_progress: OnProgress | None = None
+) -> Metrics:
+    """Replace ``agreement`` in ``metrics.json`` of a finished evaluation.
+
+    Only episodes with a recorded verdict whose answer needs a judge take part: the rest would agree by construction. Each
+    verdict is a line of ``opinions.jsonl``, so that a killed or repeated run asks for the rest only.
+
+    Raises:
+        ConfigError: No judge is configured, or another process is at work in ``out_dir``.
+        DataError: ``out_dir`` holds no finished evaluation, no episode needs a judge, or a line is broken.
+        EngineError: The judges failed too often.
+    """
+    raters = list(_raters(settings))
+    try:
+        with locked(out_dir):
+            metrics = finished_metrics(out_dir)
+            spec = read_manifest(out_dir / MANIFEST_FILE).spec
+            items, settled = _items(records_of(out_dir), spec, raters[0].judge)
+            if not items:
+                raise DataError(
+                    f"no episode needs a judge ({settled} have no answer or a gold answer word for word)",
+                    path=str(out_dir),
+                )
+            chosen = _sampled(items, settings)
+            with VerdictLog(out_dir / OPINIONS_FILE) as log:
+                parallel = max(judge.max_parallel for judge in settings.judges)
+                asking = Asking(log, parallel, settings.max_failed_share, on_progress)
+                rows = await asking.verdicts([_request(rater, item) for rater in raters for item in chosen])
+            found = tuple(_agreements(raters, chosen, rows, settled, settings.seed))
+            metrics = metrics.model_copy(update={"agreement": found})
+            keep_metrics(out_dir, metrics)
+    finally:
+        await asyncio.gather(*(rater.judge.close() for rater in raters))
+    return metrics
+
+
+def _raters(settings: AgreementSettings) -> Iterator[_Rater]:
+    """Every judge as often as it is to judge; several of one name are numbered."""
+    places = [judge.place() for judge in settings.judges]
+    models = [place.model for place in places]
+    several = settings.repeats > 1 or len(set(models)) < len(models)
+    for number, (judge, place) in enumerate(zip(settings.judges, places, strict=True)):
+        if place.url is None:
+            raise ConfigError("agreement needs a judge: set GRM_BASE_URL, or agreement.judges[..].url")
+        for repeat in range(settings.repeats):
+            times = models[:number].count(place.model) * settings.repeats + repeat + 1
+            fresh = judge.model_copy(update={"cache": None})  # else a repeat would be found, not judged
+            yield _Rater(
+                f"{place.model} #{times}" if several else place.model,
+                ModelJudge(fresh),
+                _identity(judge, place.model, times if several else 1),
+                place.url,
+            )
+
+
+def _identity(judge: JudgeSettings, model: str, time: int) -> dict[str, Any]:
+    fields = judge.request_fields(model, SCHEMA)
+    return {"request": fields, "control": judge.control, "time": time}
+
+
+def _items(records: Iterable[Record], spec: AgentSpec, judge: ModelJudge) -> tuple[list[_Item], int]:
+    """The episodes that need a judge, and how many of those with a verdict do not."""
+    items: list[_Item] = []
+    settled = 0
+    for written in records:
+        recorded = _recorded(written)
+        if recorded is None:
+            continue
+        record = opened(written)
+        segments = tuple(Segment(part.author, part.text) for part in record.segments)
+        sample = Sample(spec, record.data_source, record.question, segments, record.ground_truth)
+        case = judge.case_of(sample)
+        if isinstance(case, Case):
+            items.append(_Item(record.id, task_of(record), sample, case, recorded, record is not written))
+        else:
+            settled += 1
+    return items, settled
+
+
+def _recorded(record: Record) -> bool | None:
+    """Whether the run found the answer right, whatever its format; ``None`` without a verdict."""
+    if record.error or record.verdict is None or record.verdict.score is None:
+        return None
+    return record.verdict.parts.get("correct", record.verdict.score) >= _RIGHT
+
+
+def _sampled(items: Sequence[_Item], settings: AgreementSettings) -> list[_Item]:
+    """So many as wanted, the same ones each time, whatever their order in the file."""
+    ordered = sorted(items, key=lambda item: item.id)
+    if settings.episodes is None or settings.episodes >= len(ordered):
+        return ordered
+    return random.Random(settings.seed).sample(ordered, settings.episodes)
+
+
+def _request(rater: _Rater, item: _Item) -> Request:
+    case = [item.case.question, list(item.case.accepted), item.case.answer]
+
+    async def ask() -> dict[str, Any]:
+        part = await rater.judge.judge(item.sample)
+        if part.score is None:
+            raise RewardError(part.evidence)
+        why = {} if item.sealed else {"evidence": part.evidence}
+        return {"episode": item.id, "judge": rater.name, "correct": part.score >= _RIGHT, **why}
+
+    key = cache_key(rater.url, {**rater.identity, "episode": item.id, "case": case})
+    return Request((rater.name, item.id), key, ask)
+
+
+def _agreements(
+    raters: Sequence[_Rater],
+    items: Sequence[_Item],
+    rows: Mapping[tuple[Any, ...], Mapping[str, Any] | None],
+    settled: int,
+    seed: int,
+) -> Iterator[Agreement]:
+    """Every pair of raters, those with the recorded verdicts first."""
+    verdicts: dict[str, dict[str, bool | None]] = {RECORDED: {item.id: item.recorded for item in items}}
+    for rater in raters:
+        said = {item.id: rows[rater.name, item.id] for item in items}
+        verdicts[rater.name] = {
+            name: None if row is None else bool(row["correct"]) for name, row in said.items()
+        }
+    for first, second in combinations(verdicts, 2):
+        pairs: dict[str, list[tuple[bool, bool]]] = {}
+        abstained = 0
+        for item in items:
+            one, other = verdicts[first][item.id], verdicts[second][item.id]
+            if one is None or other is None:
+                abstained += 1
+            else:
+                pairs.setdefault(item.task, []).append((one, other))
+        yield agreement(first, second, pairs, abstained=abstained, settled=settled, seed=seed)
