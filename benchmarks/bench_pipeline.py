@@ -146,9 +146,10 @@ WAYS: dict[str, Callable[[Path, Path], None]] = {
 
 def work(way: str, given: Path, out: Path) -> None:
     """Do one piece of work in this process and print how long it took."""
-    import datasketch  # noqa: F401  what all ways need is loaded before the clock starts
+    import afm.distill  # noqa: F401  what all ways need is loaded before the clock starts
 
-    import afm.distill  # noqa: F401
+    if way.endswith("plain"):
+        import datasketch  # noqa: F401
 
     out.parent.mkdir(parents=True, exist_ok=True)
     begun = time.perf_counter()

@@ -7,6 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# How long one example takes is the machine's doing: other jobs run beside the tests.
+settings.register_profile("busy machine", deadline=None)
+settings.load_profile("busy machine")
 
 _FOLDER = Path(os.environ.get("AFM_SHARED_DATA", Path(__file__).resolve().parents[2] / "shared"))
 

@@ -9,10 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from afm.distill.record import ENDS, Event, EventKind, last_attempts, read_located
+from afm.distill.record import ENDS, Event, EventKind, read_located
 
 _HELD = 1_000
 """Attempts that wait for an earlier task's as they are; of further ones only the places in the file are kept."""
+
+
+_FINAL, _ERROR = (b'"%s"' % kind.encode() for kind in (EventKind.FINAL, EventKind.ERROR))
 
 
 @dataclass(slots=True)
@@ -42,13 +45,13 @@ def final_attempts(path: str | Path) -> Iterator[tuple[Event, ...]]:
     Raises:
         DataError: A complete line of the log is no event.
     """
-    last = last_attempts(path)
+    last = _last_attempts(path)
     running: dict[str, _Attempt] = {}
     waiting: list[tuple[int, str, _Attempt]] = []
     due = 0
     with Path(path).open("rb") as file:
         for place, event in read_located(path):
-            if event.attempt != last.get(event.task_id):
+            if event.attempt != last.get(event.task_id, 1):
                 continue
             if event.kind is EventKind.TASK:
                 running[event.task_id] = _Attempt()
@@ -66,3 +69,21 @@ def final_attempts(path: str | Path) -> Iterator[tuple[Event, ...]]:
                 yield ready.read(file)
         while waiting:
             yield heapq.heappop(waiting)[2].read(file)
+
+
+def _last_attempts(path: str | Path) -> dict[str, int]:
+    """The number of the last ended attempt at each task, but where it is the first: few tasks are tried again."""
+    again: dict[str, int] = {}
+    for _, event in read_located(path, _may_end):
+        if event.kind not in ENDS:
+            continue
+        if event.attempt == 1:
+            again.pop(event.task_id, None)
+        else:
+            again[event.task_id] = event.attempt
+    return again
+
+
+def _may_end(line: bytes) -> bool:
+    """Whether a line can be the end of an attempt: it says so in plain letters, or spells letters by number."""
+    return _FINAL in line or _ERROR in line or b"\\u00" in line

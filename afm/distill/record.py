@@ -13,7 +13,7 @@ import mmap
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -230,20 +230,27 @@ def read_events(path: str | Path) -> Iterator[Event]:
     return (event for _, event in read_located(path))
 
 
-def read_located(path: str | Path) -> Iterator[tuple[int, Event]]:
-    """:func:`read_events`, each with the offset of its line in bytes."""
+def read_located(
+    path: str | Path, wanted: Callable[[bytes], bool] | None = None
+) -> Iterator[tuple[int, Event]]:
+    """:func:`read_events`, each with the offset of its line in bytes; lines that are not ``wanted`` are passed over."""
     place = 0
     with Path(path).open("rb") as lines:
         for number, line in enumerate(lines, 1):
             if not line.endswith(b"\n"):
                 return
-            try:
-                yield place, Event.model_validate_json(line)
-            except ValidationError as error:
-                first = error.errors()[0]
-                where = ".".join(map(str, first["loc"])) or "line"
-                raise DataError(f"no event: {where}: {first['msg']}", path=str(path), line=number) from None
+            if wanted is None or wanted(line):
+                yield place, _event(line, path, number)
             place += len(line)
+
+
+def _event(line: bytes, path: str | Path, number: int) -> Event:
+    try:
+        return Event.model_validate_json(line)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "line"
+        raise DataError(f"no event: {where}: {first['msg']}", path=str(path), line=number) from None
 
 
 def read_attempts(path: str | Path) -> Iterator[tuple[Event, ...]]:
@@ -269,11 +276,6 @@ def read_attempts(path: str | Path) -> Iterator[tuple[Event, ...]]:
             due = max(due, position + 1)
             yield ready
     yield from (ready for _, _, ready in sorted(waiting))
-
-
-def last_attempts(path: str | Path) -> dict[str, int]:
-    """The number of the last ended attempt at each task of a log."""
-    return {event.task_id: event.attempt for event in read_events(path) if event.kind in ENDS}
 
 
 def _drop_torn_line(path: Path) -> None:

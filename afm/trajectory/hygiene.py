@@ -26,6 +26,8 @@ _JOINER = re.compile(
     r"(?=[!-~\uff01-\uff5e])"
 )
 _LONE_SURROGATE = re.compile(r"[\ud800-\udfff]")
+_NOT_PLAIN = re.compile(r"[^\t\n -~]")
+"""Where it matches nothing, none of the patterns above does."""
 _OPENING, _CLOSING = "<＜﹤‹〈⟨", ">＞﹥›〉⟩"
 _OPEN, _CLOSE = f"[{_OPENING}]", f"[{_CLOSING}]"
 _TEMPLATE_TOKEN = rf"{_OPEN}([|｜][^<>\s]{{1,64}}[|｜]){_CLOSE}"
@@ -51,6 +53,8 @@ def readable(text: str) -> str:
 
     Lone surrogates become U+FFFD. Never longer than ``text``.
     """
+    if _NOT_PLAIN.search(text) is None:
+        return text
     text = _LINE_END.sub("\n", _ESCAPE.sub("", text))
     text = _JOINER.sub("", _HIDDEN.sub("", text))
     return _LONE_SURROGATE.sub("\ufffd", text)
@@ -63,7 +67,10 @@ def neutralise(text: str, spec: AgentSpec | None = None) -> str:
     or look-alikes of the brackets; so do tokens and tags of chat templates such as ``<|im_end|>``. Hidden
     characters go first (:func:`readable`). The result is never longer than ``text``.
     """
-    return _untrusted(() if spec is None else tuple(spec.roles)).sub(_bracketed, readable(text))
+    text = readable(text)
+    if text.isascii() and "<" not in text and "[" not in text:
+        return text
+    return _untrusted(() if spec is None else tuple(spec.roles)).sub(_bracketed, text)
 
 
 @lru_cache(maxsize=64)

@@ -68,18 +68,17 @@ def tag_pattern(roles: tuple[str, ...]) -> re.Pattern[str]:
 
 def split(text: str, spec: AgentSpec) -> Split:
     """Cut ``text`` at its top-level roles; never fails."""
-    opening = opening_pattern(tuple(spec.roles))
+    search = opening_pattern(tuple(spec.roles)).search
     steps: list[Step] = []
     position = 0
-    while match := opening.search(text, position):
+    while match := search(text, position):
         role = match[1]
-        close = text.find(f"</{role}>", match.end())
+        start, inside = match.span()
+        close = text.find(f"</{role}>", inside)
         if close < 0:
-            return Split(tuple(steps), text[position:], role, match.start())
+            return Split(tuple(steps), text[position:], role, start)
         end = close + len(role) + 3
-        steps.append(
-            Step(role, text[match.end() : close], text[position : match.start()], match.start(), end)
-        )
+        steps.append(Step(role, text[inside:close], text[position:start], start, end))
         position = end
     return Split(tuple(steps), text[position:], None, len(text))
 
@@ -146,7 +145,7 @@ def _issues(text: str, found: Split, spec: AgentSpec) -> Iterator[TrajectoryErro
     for step in found.steps:
         if step.prefix and not step.prefix.isspace():
             yield from _gap_issues(finder, step.start - len(step.prefix), step.start, unknown, spec)
-        if step.role == spec.observation_role:
+        if "<" not in step.content or step.role == spec.observation_role:
             continue
         if nested := tags.search(text, step.content_start, step.content_end):
             complaint = f"stands inside <{step.role}>; expected no tag of a role there"

@@ -53,38 +53,37 @@ class _Order:
         self._counts: Counter[str] = Counter()
 
     def faults(self, steps: Sequence[Step]) -> Iterator[TrajectoryError]:
+        roles = self._spec.roles
         for step in steps:
-            kind = self._spec.roles[step.role].kind
+            kind = roles[step.role].kind
             if self._answered:
                 complaint = f"stands behind <{self._spec.answer_role}>, which must be the end"
                 yield self._fault(Fault.AFTER_ANSWER, step, complaint)
-            elif kind is RoleKind.OBSERVATION:
-                yield from self._observation(step)
-            else:
-                yield from self._unanswered_call(step)
-                if kind is not RoleKind.ANSWER and not step.content.strip():
-                    yield self._fault(Fault.EMPTY, step, "holds nothing; expected text")
-                yield from self._thought_step(step) if kind is RoleKind.THOUGHT else self._function(step)
+                continue
+            if kind is RoleKind.OBSERVATION:
+                if self._waiting is None:
+                    yield self._fault(Fault.OBSERVATION, step, "has no tool call directly before it")
+                self._waiting = None
+                continue
+            if self._waiting is not None:
+                yield self._unanswered_call(step, self._waiting)
+            if kind is not RoleKind.ANSWER and not step.content.strip():
+                yield self._fault(Fault.EMPTY, step, "holds nothing; expected text")
+            if kind is not RoleKind.THOUGHT:
+                yield from self._function(step)
+                continue
+            if self._thought:
+                yield self._fault(Fault.THOUGHT, step, "directly follows another thought")
+            self._thought = True
         if not self._answered:
             complaint = f"has no closed <{self._spec.answer_role}> before it"
             end = len(self._finder.text)
             yield self._finder.fault(Fault.NO_ANSWER, "the end of the response", complaint, end)
 
-    def _observation(self, step: Step) -> Iterator[TrajectoryError]:
-        if self._waiting is None:
-            yield self._fault(Fault.OBSERVATION, step, "has no tool call directly before it")
+    def _unanswered_call(self, step: Step, call: Step) -> TrajectoryError:
         self._waiting = None
-
-    def _unanswered_call(self, step: Step) -> Iterator[TrajectoryError]:
-        if self._waiting is not None:
-            complaint = f"follows <{self._waiting.role}>; expected <{self._spec.observation_role}>"
-            yield self._fault(Fault.OBSERVATION, step, complaint)
-            self._waiting = None
-
-    def _thought_step(self, step: Step) -> Iterator[TrajectoryError]:
-        if self._thought:
-            yield self._fault(Fault.THOUGHT, step, "directly follows another thought")
-        self._thought = True
+        complaint = f"follows <{call.role}>; expected <{self._spec.observation_role}>"
+        return self._fault(Fault.OBSERVATION, step, complaint)
 
     def _function(self, step: Step) -> Iterator[TrajectoryError]:
         role = self._spec.roles[step.role]
@@ -97,9 +96,10 @@ class _Order:
         if role.no_thought and self._thought:
             complaint = f"has {self._thought_names()} directly before it; expected none there"
             yield self._fault(Fault.THOUGHT, step, complaint)
-        self._counts[step.role] += 1
-        if role.max_count is not None and self._counts[step.role] == role.max_count + 1:
-            yield self._fault(Fault.COUNT, step, f"exceeds its count; expected at most {role.max_count}")
+        if role.max_count is not None:
+            self._counts[step.role] += 1
+            if self._counts[step.role] == role.max_count + 1:
+                yield self._fault(Fault.COUNT, step, f"exceeds its count; expected at most {role.max_count}")
         if role.kind is RoleKind.ANSWER and not read_answer(step.content, self._spec):
             complaint = f"holds no answer in the format {self._spec.answer_format.value!r}"
             yield self._fault(Fault.ANSWER_FORMAT, step, complaint)
@@ -122,19 +122,18 @@ class _Order:
 def _author_faults(
     segments: Sequence[Segment], steps: Sequence[Step], finder: FaultFinder, spec: AgentSpec
 ) -> Iterator[TrajectoryError]:
-    environment = _environment_spans(segments)
-    index = 0
+    environment = iter(_environment_spans(segments))
+    nowhere = (sys.maxsize, sys.maxsize)
+    begin, end = next(environment, nowhere)
     for step in steps:
-        while index < len(environment) and environment[index][1] <= step.start:
-            index += 1
-        begin, end = environment[index] if index < len(environment) else (sys.maxsize, sys.maxsize)
-        subject = f"<{step.role}>"
+        while end <= step.start:
+            begin, end = next(environment, nowhere)
         if step.role == spec.observation_role:
             if not (begin <= step.start and step.end <= end):
                 complaint = "was written by the agent; only the environment may"
-                yield finder.fault(Fault.AUTHOR, subject, complaint, step.start)
+                yield finder.fault(Fault.AUTHOR, f"<{step.role}>", complaint, step.start)
         elif begin < step.end:
-            yield finder.fault(Fault.AUTHOR, subject, "was written by the environment", step.start)
+            yield finder.fault(Fault.AUTHOR, f"<{step.role}>", "was written by the environment", step.start)
 
 
 def _environment_spans(segments: Sequence[Segment]) -> list[tuple[int, int]]:

@@ -46,7 +46,7 @@ def run(*arguments):
 
 
 def test_a_preset_filters_and_shows_the_funnel(rows, tmp_path):
-    pytest.importorskip("datasketch")
+    pytest.importorskip("numpy")
     tasks = tmp_path / "tasks.jsonl"
     tasks.write_text(json.dumps({"question": "what is in the TEST SET", "answer": "this"}) + "\n")
 
@@ -70,7 +70,7 @@ def test_a_preset_filters_and_shows_the_funnel(rows, tmp_path):
 
 
 def test_without_evaluation_sets_it_says_that_nothing_was_compared(rows, tmp_path):
-    pytest.importorskip("datasketch")
+    pytest.importorskip("numpy")
     done = run(
         rows, "--config", ROOT / "configs/filters/mhqa.yaml", "--out", tmp_path / "out", "--no-picture"
     )

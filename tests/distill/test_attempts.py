@@ -45,3 +45,35 @@ def test_an_attempt_that_died_does_not_hide_the_one_before(tmp_path):
 
     assert ends(file) == [("t0000", "too hard")]
     assert [len(events) for events in attempts.final_attempts(file)] == [3]
+
+
+def test_only_tasks_that_were_tried_again_are_remembered(tmp_path):
+    file = tmp_path / "e"
+    for position in range(20):
+        work(file, position, None if position == 7 else "a")
+    work(file, 7, "b")
+
+    assert attempts._last_attempts(file) == {"t0007": 2}
+    assert ends(file)[7] == ("t0007", "b")
+
+
+def test_an_end_is_found_however_its_letters_are_written(tmp_path):
+    file = tmp_path / "e"
+    work(file, 0, None)
+    work(file, 0, "b")
+    spelled = "".join(f"\\u{ord(letter):04x}" for letter in "final")
+    lines = file.read_text().splitlines()
+    assert '"kind":"final"' in lines[-1]
+    lines[-1] = lines[-1].replace('"kind":"final"', f'"kind" : "{spelled}"')
+    file.write_text("\n".join(lines) + "\n")
+
+    assert ends(file) == [("t0000", "b")]
+
+
+def test_an_attempt_that_died_first_and_was_not_tried_again_is_left_out(tmp_path):
+    file = tmp_path / "e"
+    with EventLog(file) as log:
+        log.begin(Task(id="t0000", question="q", ground_truth="1"), 0, {}).say("a", "half")
+    work(file, 1, "b")
+
+    assert ends(file) == [("t0001", "b")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict
 
@@ -26,6 +26,15 @@ class Filter(Protocol):
 
     async def check(self, record: Record) -> Record:
         """The record, enriched or with ``kept=False`` and a reason that begins with ``name: ``."""
+        ...
+
+
+@runtime_checkable
+class AtOnce(Protocol):
+    """A filter that need not wait, at least not for every record."""
+
+    def apply(self, record: Record) -> Record | None:
+        """What :meth:`Filter.check` would give; ``None`` where that has to wait for something."""
         ...
 
 

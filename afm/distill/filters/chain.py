@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 
 from afm.agents import AgentSpec
-from afm.distill.filters.base import Filter, Rule, dropped
+from afm.distill.filters.base import AtOnce, dropped
 from afm.distill.filters.correction import Correction
 from afm.distill.filters.near_duplicates import Signer, Twin
-from afm.distill.filters.plan import FilterPlan, Stage, build_stages
-from afm.distill.filters.stream import pass_filters
+from afm.distill.filters.plan import FilterPlan, build_stages
 from afm.errors import DataError
 from afm.trajectory.io import line_of_record, record_of_line
 from afm.trajectory.record import Record
@@ -26,7 +25,7 @@ class Decision:
     """What becomes of one line, as far as the line alone decides.
 
     Attributes:
-        line: What is written, with its line feed; empty where the line read is written as it is.
+        line: What is written, with its line feed; empty where :func:`written` makes it from the line read.
         copies: Further lines, written behind a kept one.
         signature: For the search for near duplicates; empty when no such stage is reached.
         error: The line is no record, and why; nothing else is set then.
@@ -41,66 +40,101 @@ class Decision:
     error: str = ""
 
 
+@dataclass(slots=True)
+class _Row:
+    """A record on its way through the stages.
+
+    Attributes:
+        at: The stage that it has reached.
+    """
+
+    line: bytes
+    read: Record
+    record: Record
+    at: int = 0
+    signature: bytes = b""
+    error: str = ""
+
+
 class Chain:
     """The stages of a plan, open in one process. Close it when done."""
 
     def __init__(self, plan: FilterPlan, spec: AgentSpec) -> None:
-        stages = build_stages(plan, spec)
-        self._signer = next((stage for stage in stages if isinstance(stage, Signer)), None)
-        self._before, self._behind = _split(stages)
-        self._correction = next((stage for stage in stages if isinstance(stage, Correction)), None)
-        self._filters = (*self._before, *self._behind)
-        self._waits = not all(isinstance(stage, Rule | Correction) for stage in self._filters)
+        self._stages = build_stages(plan, spec)
+        self._correction = next((stage for stage in self._stages if isinstance(stage, Correction)), None)
+        self._at_once = tuple(stage.apply if isinstance(stage, AtOnce) else None for stage in self._stages)
         self._runner = asyncio.Runner()
 
     def decide(self, lines: Sequence[bytes]) -> list[Decision]:
         """One decision a line, in their order."""
-        return self._runner.run(self._decide_all(lines))
+        decided = [self._decided(line) for line in lines]
+        waiting = [row for row in decided if isinstance(row, _Row)]
+        if waiting:
+            self._runner.run(self._all_ended(waiting))
+        return [self._decision(found) if isinstance(found, _Row) else found for found in decided]
 
     def close(self) -> None:
         """Free what the stages hold."""
-        for stage in self._filters:
+        for stage in self._stages:
             close = getattr(stage, "close", None)
             if close is not None:
                 self._runner.run(close())
         self._runner.close()
 
-    async def _decide_all(self, lines: Iterable[bytes]) -> list[Decision]:
-        if not self._waits:
-            return [await self._decide(line) for line in lines]
-        decisions: list[Decision] = []
-        rest = iter(lines)
-        while batch := list(islice(rest, _PARALLEL)):
-            decisions += await asyncio.gather(*map(self._decide, batch))
-        return decisions
-
-    async def _decide(self, line: bytes) -> Decision:
+    def _decided(self, line: bytes) -> Decision | _Row:
+        """The decision, or the row as it waits for a stage. One row after the other: the stages share its :func:`split_of`."""
         try:
-            return await self._judged(record_of_line(line), line)
+            record = record_of_line(line)
         except DataError as error:
             return Decision(error=error.message)
+        row = _Row(line, record, record)
+        return self._decision(row) if self._advanced(row) else row
 
-    async def _judged(self, read: Record, line: bytes) -> Decision:
-        record, signature = await pass_filters(read, self._before), b""
-        if self._signer is not None and record.kept:
-            signature = self._signer.signature(record)
-            record = await pass_filters(record, self._behind)
+    def _advanced(self, row: _Row) -> bool:
+        """Whether the row needs to wait for nothing to reach its end, where it is then."""
+        try:
+            while row.record.kept and row.at < len(self._stages):
+                stage, apply = self._stages[row.at], self._at_once[row.at]
+                if isinstance(stage, Signer):
+                    row.signature = stage.signature(row.record)
+                elif (found := None if apply is None else apply(row.record)) is None:
+                    return False
+                else:
+                    row.record = found
+                row.at += 1
+        except DataError as error:
+            row.error = error.message
+        return True
+
+    async def _all_ended(self, rows: Sequence[_Row]) -> None:
+        rest = iter(rows)
+        while batch := list(islice(rest, _PARALLEL)):
+            await asyncio.gather(*map(self._ended, batch))
+
+    async def _ended(self, row: _Row) -> None:
+        while not self._advanced(row):
+            stage = self._stages[row.at]
+            assert not isinstance(stage, Signer)
+            try:
+                row.record = await stage.check(row.record)
+            except DataError as error:
+                row.error = error.message
+                return
+            row.at += 1
+
+    def _decision(self, row: _Row) -> Decision:
+        if row.error:
+            return Decision(error=row.error)
+        record = row.record
         copies = self._correction.copies(record) if self._correction is not None and record.kept else ()
         return Decision(
-            id=read.id,
+            id=row.read.id,
             kept=record.kept,
             reason=record.reason,
-            line=b"" if record is read else _line(record, read, line),
+            line=b"" if record is row.read else _line(record, row.read, row.line),
             copies=tuple(map(line_of_record, copies)),
-            signature=signature,
+            signature=row.signature,
         )
-
-
-def _split(stages: Sequence[Stage]) -> tuple[tuple[Filter, ...], tuple[Filter, ...]]:
-    """What stands before the search for near duplicates, and what stands behind it."""
-    place = next((at for at, stage in enumerate(stages) if isinstance(stage, Signer)), len(stages))
-    before = tuple(stage for stage in stages[:place] if not isinstance(stage, Signer))
-    return before, tuple(stage for stage in stages[place + 1 :] if not isinstance(stage, Signer))
 
 
 _KEPT_END = b'"kept":true,"reason":"","error":""}\n'
@@ -108,7 +142,7 @@ _KEPT_END = b'"kept":true,"reason":"","error":""}\n'
 
 
 def _line(record: Record, read: Record, line: bytes) -> bytes:
-    """The line of a changed record; of one that was only dropped, the line read with another end."""
+    """The line of a changed record; empty for one that was only dropped, see :func:`written`."""
     same = (
         record.segments is read.segments
         and record.verdict is read.verdict
@@ -116,7 +150,16 @@ def _line(record: Record, read: Record, line: bytes) -> bytes:
     )
     if record.kept or not same or not line.endswith(_KEPT_END):
         return line_of_record(record)
-    return _with_reason(line, record.reason)
+    return b""
+
+
+def written(decision: Decision, line: bytes) -> bytes:
+    """What is written of a line that was read: as it is, changed, or with a reason as its end."""
+    if decision.line:
+        return decision.line
+    if not decision.kept:
+        return _with_reason(line, decision.reason)
+    return line if line.endswith(b"\n") else line + b"\n"
 
 
 def _with_reason(line: bytes, reason: str) -> bytes:

@@ -53,6 +53,10 @@ class Correction:
         """The role that checks answers, ``None`` when the agent has none."""
         return self.settings.role or checking_role(self.spec)
 
+    def apply(self, record: Record) -> Record:
+        """The record as it is; see :meth:`copies`."""
+        return record
+
     async def check(self, record: Record) -> Record:
         """The record as it is; see :meth:`copies`."""
         return record

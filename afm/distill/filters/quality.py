@@ -40,13 +40,22 @@ class QualityFilter:
     recorded: bool = False
     name: str = "quality"
 
+    def apply(self, record: Record) -> Record | None:
+        """See :meth:`check`; ``None`` for a record that must be judged."""
+        verdict = record.verdict
+        if verdict is None or verdict.score is None or not self.recorded:
+            return None
+        return self._decided(record, verdict)
+
     async def check(self, record: Record) -> Record:
         """Judge the trajectory. An abstaining reward drops it, since nobody vouches for it."""
-        verdict = record.verdict
-        judged = record
-        if verdict is None or verdict.score is None or not self.recorded:
-            verdict = await self._judge(record)
-            judged = record.model_copy(update={"verdict": verdict})
+        found = self.apply(record)
+        if found is not None:
+            return found
+        verdict = await self._judge(record)
+        return self._decided(record.model_copy(update={"verdict": verdict}), verdict)
+
+    def _decided(self, judged: Record, verdict: Verdict) -> Record:
         if verdict.score is None:
             return dropped(judged, f"{self.name}: no verdict: {verdict.evidence}")
         if verdict.score < self.min_score:

@@ -14,7 +14,7 @@ from typing import BinaryIO
 from afm.agents import AgentSpec
 from afm.datasets.atomic import replace_text
 from afm.datasets.manifest import sha256_of, write_manifest
-from afm.distill.filters.chain import Decision, dropped_as_twin
+from afm.distill.filters.chain import Decision, dropped_as_twin, written
 from afm.distill.filters.funnel import Funnel
 from afm.distill.filters.near_duplicates import DuplicateIndex
 from afm.distill.filters.picture import draw_funnel
@@ -113,7 +113,7 @@ def _taken(
             funnel.add(kept=False, reason=UNREADABLE)
             outputs.write(UNREADABLE_FILE, _unreadable(chunk.path, number, decision.error, line))
             continue
-        whole = decision.line or (line if line.endswith(b"\n") else line + b"\n")
+        whole = written(decision, line)
         twin = index.twin(row, decision.id, decision.signature) if index and decision.signature else None
         if twin is not None:
             reason, whole = dropped_as_twin(whole, twin)

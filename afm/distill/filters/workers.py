@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import threading
@@ -20,46 +21,49 @@ from afm.errors import AfmError, EngineError
 
 Decided = tuple[Chunk, list[Decision]]
 _WAITING_PER_PROCESS = 2
-_IMPORTED = ["afm.distill.filters.chain", "datasketch", "py3langid.langid"]
-"""By the fork server; what is not installed is passed over."""
+_CHUNKS_ALONE = 4
+"""So much is done sooner than another process would be there."""
+_IMPORTED = ["afm.distill.filters.chain"]
+"""By the fork server."""
 
 
 def decided(chunks: Iterable[Chunk], plan: FilterPlan, spec: AgentSpec, processes: int) -> Iterator[Decided]:
     """Each chunk with the decisions about its lines, in the order of the chunks.
 
-    With one process, no other is started.
+    This process is one of those that decide: it does so while the others start, and while all of them have enough to do.
 
     Raises:
         EngineError: A process died.
     """
-    return _alone(chunks, plan, spec) if processes == 1 else _together(chunks, plan, spec, processes)
-
-
-def _alone(chunks: Iterable[Chunk], plan: FilterPlan, spec: AgentSpec) -> Iterator[Decided]:
     chain = Chain(plan, spec)
+    rest = iter(chunks)
     try:
-        for chunk in chunks:
+        for chunk in rest if processes == 1 else itertools.islice(rest, _CHUNKS_ALONE):
             yield chunk, chain.decide(chunk.lines)
+        for chunk in rest:
+            yield from _together(itertools.chain((chunk,), rest), chain, plan, spec, processes - 1)
     finally:
         chain.close()
 
 
 def _together(
-    chunks: Iterable[Chunk], plan: FilterPlan, spec: AgentSpec, processes: int
+    chunks: Iterable[Chunk], chain: Chain, plan: FilterPlan, spec: AgentSpec, helpers: int
 ) -> Iterator[Decided]:
-    context = get_context("forkserver")  # what the stages import is imported once for all workers
+    context = get_context("forkserver")  # what the stages import is imported once for all helpers
     context.set_forkserver_preload(_IMPORTED)
-    pool = ProcessPoolExecutor(processes, mp_context=context, initializer=_begin, initargs=(plan, spec))
-    waiting: deque[tuple[Chunk, Future[list[Decision]]]] = deque()
+    pool = ProcessPoolExecutor(helpers, mp_context=context, initializer=_begin, initargs=(plan, spec))
+    queue = _Queue(helpers, pool.submit(_decide, ()))
     try:
         for chunk in chunks:
-            waiting.append((chunk, pool.submit(_decide, chunk.lines)))
-            if len(waiting) > processes * _WAITING_PER_PROCESS:
-                yield _next(waiting)
-        while waiting:
-            yield _next(waiting)
+            while queue.head_is_due():
+                yield queue.taken()
+            if queue.has_room():
+                queue.add(chunk, pool.submit(_decide, chunk.lines))
+            else:
+                queue.add(chunk, chain.decide(chunk.lines))
+        while queue:
+            yield queue.taken()
     except (BrokenProcessPool, _UnbuiltError) as error:
-        Chain(plan, spec).close()  # a stage that cannot be built says here why
         raise EngineError(
             f"a filter process died ({error}), perhaps for want of memory; run the command again to continue, "
             "with fewer --processes"
@@ -68,9 +72,39 @@ def _together(
         pool.shutdown(cancel_futures=True)
 
 
-def _next(waiting: deque[tuple[Chunk, Future[list[Decision]]]]) -> Decided:
-    chunk, future = waiting.popleft()
-    return chunk, future.result()
+class _Queue:
+    """The chunks under way, in their order."""
+
+    def __init__(self, helpers: int, started: Future[list[Decision]]) -> None:
+        self._room = helpers * _WAITING_PER_PROCESS
+        self._started = started
+        self._waiting: deque[tuple[Chunk, Future[list[Decision]] | list[Decision]]] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def add(self, chunk: Chunk, found: Future[list[Decision]] | list[Decision]) -> None:
+        """A chunk that is decided on, here or elsewhere."""
+        self._waiting.append((chunk, found))
+
+    def has_room(self) -> bool:
+        """Whether helpers are there and one of them might wait for work."""
+        return self._started.done() and self._under_way() < self._room
+
+    def head_is_due(self) -> bool:
+        """Whether the first chunk is done, or so many wait behind it that nothing else may be begun."""
+        if not self._waiting:
+            return False
+        found = self._waiting[0][1]
+        return isinstance(found, list) or found.done() or len(self._waiting) > 2 * self._room
+
+    def taken(self) -> Decided:
+        """The first chunk, as soon as it is done."""
+        chunk, found = self._waiting.popleft()
+        return chunk, found if isinstance(found, list) else found.result()
+
+    def _under_way(self) -> int:
+        return sum(isinstance(found, Future) and not found.done() for _, found in self._waiting)
 
 
 _chain: list[Chain] = []

@@ -13,7 +13,7 @@ from afm.distill.filters import FilterPlan, filter_files
 from afm.errors import ConfigError, DataError
 from afm.trajectory import load_records
 
-pytest.importorskip("datasketch")
+pytest.importorskip("numpy")
 
 PLAN = FilterPlan.model_validate(
     {
