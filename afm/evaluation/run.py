@@ -11,17 +11,17 @@ from pathlib import Path
 from afm.agents import AgentSpec, Limits
 from afm.datasets import Task
 from afm.datasets.atomic import replace_text
-from afm.errors import ConfigError, DataError, EngineError
+from afm.errors import ConfigError, EngineError
 from afm.evaluation.argument_forms import ArgumentTally, UnseenTool
 from afm.evaluation.hallucination import HallucinationTally
 from afm.evaluation.manifest import Sources, claim, make_manifest
 from afm.evaluation.metrics import Metrics, Tally
 from afm.evaluation.play import FailurePolicy, Job, Player, has_score
+from afm.evaluation.resumption import FinishedEpisodes
 from afm.evaluation.votes import VoteTally
 from afm.models.base import SamplingParams, TokenModel
 from afm.rewards import Reward
 from afm.tools import Tool
-from afm.trajectory.io import RecordWriter, read_records
 from afm.trajectory.record import Record
 from afm.trajectory.sealing import SEALING_KEY, opened, sealed
 
@@ -96,12 +96,14 @@ async def evaluate(
     with locked(out):
         claim(out, manifest)
         (out / METRICS_FILE).unlink(missing_ok=True)
-        tally, finished = _resume(out / EPISODES_FILE, _tally(spec, original, unseen))
+        tally = _tally(spec, original, unseen)
         every = (Job(task, number) for number in range(rounds) for task in tasks)
-        jobs = (job for job in every if job.id not in finished)
-        with RecordWriter(out / EPISODES_FILE) as writer:
-            run = _Run(player, writer, tally, len(tasks) * rounds, on_progress)
+        with FinishedEpisodes(out / EPISODES_FILE) as finished:
+            jobs = (job for job in every if job.id not in finished)
+            run = _Run(player, finished, tally, len(tasks) * rounds, on_progress)
             await run.work(jobs, parallel)
+            for record in finished.records():  # counted last, so that work begins at once
+                tally.add(opened(record))
         metrics = tally.metrics(seed=seed)
         replace_text(out / METRICS_FILE, metrics.model_dump_json(indent=2) + "\n")
     return metrics
@@ -136,40 +138,6 @@ def locked(out: Path) -> Iterator[None]:
         yield
 
 
-def _resume(path: Path, tally: Tally) -> tuple[Tally, set[str]]:
-    """Count the finished episodes of earlier starts, and forget those without a score."""
-    with RecordWriter(path):
-        pass  # moves a half-written last line away
-    finished, without_score = set[str](), False
-    for record in _whole_records(path):
-        if has_score(record):
-            tally.add(opened(record))
-            finished.add(record.id)
-        else:
-            without_score = True
-    if without_score:
-        _keep_scored(path)
-    return tally, finished
-
-
-def _keep_scored(path: Path) -> None:
-    """Replace the file by one that holds its scored episodes only."""
-    fresh = path.with_name(f"{path.name}.scored")
-    fresh.unlink(missing_ok=True)
-    with RecordWriter(fresh) as writer:
-        for record in _whole_records(path):
-            if has_score(record):
-                writer.write(record)
-    fresh.replace(path)
-
-
-def _whole_records(path: Path) -> Iterator[Record]:
-    for item in read_records(path):
-        if isinstance(item, DataError):
-            raise item
-        yield item
-
-
 def _as_written(record: Record, job: Job) -> Record:
     key = job.task.extra_info.get(SEALING_KEY)
     return record if key is None else sealed(record, key)
@@ -179,10 +147,15 @@ class _Run:
     """The workers of one evaluation: they share an iterator of jobs, so only what is in flight is in memory."""
 
     def __init__(
-        self, player: Player, writer: RecordWriter, tally: Tally, total: int, on_progress: OnProgress | None
+        self,
+        player: Player,
+        finished: FinishedEpisodes,
+        tally: Tally,
+        total: int,
+        on_progress: OnProgress | None,
     ) -> None:
         self._player = player
-        self._writer = writer
+        self._finished = finished
         self._tally = tally
         self._total = total
         self._on_progress = on_progress
@@ -200,14 +173,14 @@ class _Run:
     async def _worker(self, jobs: Iterator[Job], parallel: int) -> None:
         for job in jobs:
             record = await self._player.play(job)
-            self._writer.write(_as_written(record, job))
+            self._finished.write(_as_written(record, job), scored=has_score(record))
             self._tally.add(record)
             self._report()
             self._check(record, parallel)
 
     def _report(self) -> None:
         if self._on_progress is not None:
-            self._on_progress(self._tally.episodes, self._total)
+            self._on_progress(self._finished.count + self._tally.episodes, self._total)
 
     def _check(self, record: Record, parallel: int) -> None:
         """End the run when failures are more than accidents."""
@@ -219,7 +192,7 @@ class _Run:
             return
         cause = record.error or (record.verdict.evidence if record.verdict else "")
         raise EngineError(
-            f"{self._tally.failed} of {self._tally.episodes} episodes ended without a score "
+            f"{self._tally.failed} of {self._finished.count + self._tally.episodes} episodes ended without a score "
             f"({self._tally.errors} failures of engine or tools, {self._tally.abstained} abstentions of the "
             f"reward); at most {share:.0%} of {self._total} may. The last one: {cause or 'no reason given'}. "
             "Remove the cause and run again: finished episodes are kept, these are repeated"

@@ -23,6 +23,7 @@ from afm.rewards.formula import Formula
 from afm.rewards.judge import JudgeSettings, ModelJudge
 from afm.rewards.math import MathVerify
 from afm.rewards.overlong import CountedTokens, OverlongPenalty
+from afm.rewards.own import open_scorer
 from afm.rewards.part import Part, Scorer
 from afm.rewards.sources import BY_SOURCE, checked_name, scorer_name
 from afm.rewards.text_match import Substring, TokenF1
@@ -113,8 +114,9 @@ class RewardSettings(_Strict):
 
     Attributes:
         formula: How the parts ``correct``, ``format`` and ``overlong`` make the score.
-        by_source: data_source to scorer, beside or instead of the built-in table; ``*`` stands for anything. A row
-            whose ``extra_info`` names a scorer under ``reward`` is judged by that one.
+        by_source: data_source to scorer, beside or instead of the built-in table; ``*`` stands for anything, a dotted name
+            for a class of your own (:class:`afm.rewards.part.Scorer`). A row whose ``extra_info`` names a scorer under
+            ``reward`` is judged by that one.
         text_match: Of the scorers ``f1`` and ``substring``.
         overlong: Needed when the formula uses it.
     """
@@ -191,7 +193,7 @@ class CombinedReward:
         else:
             name = scorer_name(sample.data_source, self._table)
         if name not in self._scorers:
-            self._scorers[name] = self._makers[name]()
+            self._scorers[name] = self._makers[name]() if name in self._makers else open_scorer(name)
         return self._scorers[name]
 
     def _verdict(self, parts: Mapping[str, Part], seconds: float) -> Verdict:
@@ -230,5 +232,5 @@ async def _part(name: str, scorer: Scorer, sample: Sample) -> Part:
 
 def _table(own: Mapping[str, str], label: str) -> dict[str, str]:
     for source, name in own.items():
-        checked_name(name, f"{label}: by_source.{source}")
+        checked_name(name, f"{label}: by_source.{source}", own=True)
     return BY_SOURCE | {source.lower(): name for source, name in own.items()}

@@ -41,15 +41,18 @@ def scorer_name(data_source: str, table: Mapping[str, str]) -> str:
                 "or name one under `by_source` in the reward YAML"
             )
         name = table[max(patterns, key=len)]
-    return checked_name(name, f"data_source {data_source!r}")
+    return checked_name(name, f"data_source {data_source!r}", own=True)
 
 
-def checked_name(name: str, place: str) -> str:
+def checked_name(name: str, place: str, *, own: bool = False) -> str:
     """``name``, when it is a scorer of this version.
+
+    Args:
+        own: Whether the dotted name of a class may stand there; only a reward YAML may say so, rows may not.
 
     Raises:
         ConfigError: It is not; the message begins with ``place``.
     """
-    if name in SCORERS:
+    if name in SCORERS or (own and "." in name.strip(".")):
         return name
     raise ConfigError(f"{place}: reward {name!r} is unknown, {suggestion(name, SCORERS)}")

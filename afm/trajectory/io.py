@@ -100,8 +100,8 @@ class RecordWriter:
             self._file.close()
             self._file = None
 
-    def write(self, record: Record) -> None:
-        """Append one record and hand it to the operating system.
+    def write(self, record: Record) -> int:
+        """Append one record and hand it to the operating system; returns the length of the file now, in bytes.
 
         Raises:
             DataError: The record holds something that JSON cannot express.
@@ -111,6 +111,7 @@ class RecordWriter:
             raise ValueError(f"{self.path}: the writer is not open; use it as a context manager")
         self._file.write(line_of_record(record, self.path))
         self._file.flush()
+        return self._file.tell()
 
 
 def append_record(path: str | Path, record: Record) -> None:

@@ -1,0 +1,195 @@
+"""Which episodes of a run are finished: known within a second for a million of them, whatever their size.
+
+Beside ``episodes.jsonl`` stands ``episodes.index``: a line of 15 bytes and the id for every episode, written after it. A
+start reads the index and only those episodes that are behind its end; one that does not fit the file is made anew.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO
+
+from afm.errors import DataError
+from afm.evaluation.play import has_score
+from afm.trajectory.io import RecordWriter, raw_lines, record_of_line
+from afm.trajectory.record import Record
+
+INDEX_SUFFIX = ".index"
+_HEAD = 15
+"""14 hexadecimal digits of the byte behind the episode, and whether it has a score: ``+`` or ``-``."""
+_COPIED_BYTES = 1 << 24
+
+
+class FinishedEpisodes:
+    """The episodes file of one evaluation, as earlier starts left it and as this one goes on with it.
+
+    Opening it moves a half-written last line away, and forgets episodes without a score. Use it as a context manager.
+
+    Args:
+        path: ``episodes.jsonl``.
+
+    Raises:
+        DataError: A line that is read is no record.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._index = path.with_suffix(INDEX_SUFFIX)
+        self._writer = RecordWriter(path)
+        self._log: BinaryIO | None = None
+        with self._writer:
+            pass  # moves a half-written last line away
+        lines = self._known_lines()
+        if any(line[_HEAD - 1 : _HEAD] == b"-" for line in lines):
+            lines = self._keep_scored(lines)
+        self._end = path.stat().st_size
+        self._ids = {line[_HEAD:] for line in lines}
+        self.count = len(lines)
+
+    def __contains__(self, episode: str) -> bool:
+        return _key(episode) in self._ids
+
+    def __enter__(self) -> FinishedEpisodes:
+        self._writer.__enter__()
+        self._log = self._index.open("ab")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._writer.__exit__(kind, error, trace)
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+
+    def write(self, record: Record, *, scored: bool) -> None:
+        """Append one episode; ``record`` may be sealed, so the caller says whether it has a score.
+
+        Raises:
+            ValueError: It is not open.
+        """
+        if self._log is None:
+            raise ValueError(f"{self._path}: not open; use it as a context manager")
+        end = self._writer.write(record)
+        self._log.write(_line(end, scored, record.id) + b"\n")
+        self._log.flush()
+
+    def records(self) -> Iterator[Record]:
+        """The episodes of earlier starts, one in memory at a time.
+
+        Raises:
+            DataError: A line is no record; names file and line.
+        """
+        seen = 0
+        for number, line in raw_lines(self._path):
+            if seen >= self._end:
+                return
+            seen += len(line)
+            if line.strip():
+                yield _record(line, self._path, number)
+
+    def _known_lines(self) -> list[bytes]:
+        """Lines of the index for all that the file holds."""
+        size = self._path.stat().st_size
+        lines = self._read_index(size)
+        end = int(lines[-1][: _HEAD - 1], 16) if lines else 0
+        if end == size and self._index.exists():
+            return lines
+        with self._index.open("ab" if lines else "wb") as log:
+            for line in self._unknown(end):
+                log.write(line + b"\n")
+                lines.append(line)
+        return lines
+
+    def _read_index(self, size: int) -> list[bytes]:
+        """The whole lines of the index, when it is of this file; else none."""
+        if not self._index.exists():
+            return []
+        *lines, torn = self._index.read_bytes().split(b"\n")
+        if torn:
+            os.truncate(self._index, self._index.stat().st_size - len(torn))
+        return lines if self._fits(lines, size) else []
+
+    def _fits(self, lines: list[bytes], size: int) -> bool:
+        """Whether the last episode of the index stands in the file where the index says."""
+        try:
+            end = int(lines[-1][: _HEAD - 1], 16)
+            begin = int(lines[-2][: _HEAD - 1], 16) if len(lines) > 1 else 0
+        except (IndexError, ValueError):
+            return False
+        if not begin < end <= size:
+            return False
+        with self._path.open("rb") as file:
+            file.seek(begin)
+            found = file.read(end - begin)
+        try:
+            return found.count(b"\n") == 1 and _key(record_of_line(found).id) == lines[-1][_HEAD:]
+        except DataError:
+            return False
+
+    def _unknown(self, begin: int) -> Iterator[bytes]:
+        """Lines of the index for what stands behind ``begin``."""
+        with self._path.open("rb") as file:
+            number = sum(1 for _ in _lines_until(file, begin))
+            for line in file:
+                number, begin = number + 1, begin + len(line)
+                if line.strip():
+                    record = _record(line, self._path, number)
+                    yield _line(begin, has_score(record), record.id)
+
+    def _keep_scored(self, lines: list[bytes]) -> list[bytes]:
+        """Replace the file by one that holds its scored episodes only, without reading them."""
+        fresh, log = (path.with_name(f"{path.name}.scored") for path in (self._path, self._index))
+        kept: list[bytes] = []
+        with self._path.open("rb") as old, fresh.open("wb") as new:
+            begin = position = dropped = 0
+            for line in lines:
+                end = int(line[: _HEAD - 1], 16)
+                if line[_HEAD - 1 : _HEAD] == b"+":
+                    kept.append(b"%014x+%s" % (end - dropped, line[_HEAD:]))
+                else:
+                    _copy(old, new, begin, position - begin)
+                    dropped += end - position
+                    begin = end
+                position = end
+            _copy(old, new, begin, self._path.stat().st_size - begin)
+        log.write_bytes(b"".join(line + b"\n" for line in kept))
+        self._index.unlink(missing_ok=True)  # killed here, the next start makes it anew
+        fresh.replace(self._path)
+        log.replace(self._index)
+        return kept
+
+
+def _copy(old: BinaryIO, new: BinaryIO, begin: int, length: int) -> None:
+    if length > 0:
+        old.seek(begin)
+        while length > 0:
+            piece = old.read(min(length, _COPIED_BYTES))
+            new.write(piece)
+            length -= len(piece)
+
+
+def _lines_until(file: BinaryIO, end: int) -> Iterator[bytes]:
+    """Lines up to a position; the file stands there afterwards."""
+    while file.tell() < end:
+        yield file.readline()
+
+
+def _line(end: int, scored: bool, episode: str) -> bytes:
+    return b"%014x%s%s" % (end, b"+" if scored else b"-", _key(episode))
+
+
+def _key(episode: str) -> bytes:
+    """An id without line feeds."""
+    key = episode.encode("utf-8", "surrogatepass")
+    return key.replace(b"\\", b"\\\\").replace(b"\n", b"\\n") if b"\\" in key or b"\n" in key else key
+
+
+def _record(line: bytes, path: Path, number: int) -> Record:
+    try:
+        return record_of_line(line)
+    except DataError as error:
+        raise DataError(error.message, path=str(path), line=number) from None
