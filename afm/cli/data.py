@@ -135,9 +135,7 @@ def prepare_rl(
     from afm.datasets.prepare import GoldForm, write_rl
 
     spec, form = given_agent(agent), GoldForm(ground_truth)
-    rows = write_rl(
-        list(read_tasks(tasks)), spec, out, split=split, ability=ability, gold=form, inputs=[tasks]
-    )
+    rows = write_rl(read_tasks(tasks), spec, out, split=split, ability=ability, gold=form, inputs=[tasks])
     print(f"{out}: {rows} rows")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,8 @@ from typing import Any
 from afm.agents import AgentSpec
 from afm.datasets.atomic import replace_text, replacing
 from afm.datasets.manifest import write_manifest
-from afm.datasets.schema import Task, check_writable
+from afm.datasets.schema import Task
+from afm.datasets.spool import Spool
 from afm.errors import ConfigError, DataError, MissingExtraError
 from afm.trajectory import validate
 from afm.trajectory.record import Record
@@ -70,7 +71,7 @@ def write_sft(
 
 
 def write_rl(
-    tasks: Sequence[Task],
+    tasks: Iterable[Task],
     spec: AgentSpec,
     path: str | Path,
     *,
@@ -82,7 +83,8 @@ def write_rl(
     """Write tasks as the parquet rows of AFM's RL data (``prompt``, ``reward_model``, ``extra_info`` ..).
 
     ``extra_info.index`` is the task's id. Ground truths that are no strings are stored as JSON.
-    Further values of ``task.extra_info`` become columns of ``extra_info``.
+    Further values of ``task.extra_info`` become columns of ``extra_info``. The tasks are read once and laid aside on disk, since
+    their columns depend on all of them; memory holds a group of rows and a key a task.
 
     Raises:
         DataError: No tasks, an id that occurs twice (its samples would share a group), or a task without answers in a
@@ -94,24 +96,16 @@ def write_rl(
     except ImportError as error:
         raise MissingExtraError("pyarrow", "eval") from error
     target = Path(path)
-    if repeated := _repeated_id(tasks):
-        raise DataError(f"task id {repeated!r} occurs twice; ids must be unique", path=str(target))
-    if not tasks:
-        raise DataError("no tasks to write", path=str(target))
-    for task in tasks:
-        check_writable(task)
-    extras = _extra_columns(tasks)
-    schema = _schema(pa, spec, extras, gold)
-    with replacing(target) as temporary, pq.ParquetWriter(temporary, schema) as writer:
-        for begin in range(0, len(tasks), _BATCH_ROWS):
-            rows = [
-                rl_row(task, spec, extras, split=split, ability=ability, form=gold)
-                for task in tasks[begin : begin + _BATCH_ROWS]
-            ]
-            writer.write_table(pa.Table.from_pylist(rows, schema=schema))
+    with Spool(target.parent, target) as spool:
+        extras = _extra_columns(spool.filled(tasks))
+        schema = _schema(pa, spec, extras, gold)
+        with replacing(target) as temporary, pq.ParquetWriter(temporary, schema) as writer:
+            for batch in spool.batches(_BATCH_ROWS):
+                rows = [rl_row(task, spec, extras, split=split, ability=ability, form=gold) for task in batch]
+                writer.write_table(pa.Table.from_pylist(rows, schema=schema))
     manifest = target.with_name(f"{target.name}.manifest.json")
-    write_manifest(manifest, counts={"rows": len(tasks)}, spec=spec, inputs=inputs, split=split)
-    return len(tasks)
+    write_manifest(manifest, counts={"rows": spool.rows}, spec=spec, inputs=inputs, split=split)
+    return spool.rows
 
 
 def rl_row(
@@ -215,15 +209,6 @@ def register(folder: Path, name: str, file_name: str, columns: Mapping[str, str]
             raise ConfigError(f"{info_file}: no JSON: {error}; repair or remove it") from None
     known[name] = {"file_name": file_name, "columns": dict(columns)}
     replace_text(info_file, json.dumps(known, indent=2, ensure_ascii=False) + "\n")
-
-
-def _repeated_id(tasks: Iterable[Task]) -> str | None:
-    seen: set[str] = set()
-    for task in tasks:
-        if task.id in seen:
-            return task.id
-        seen.add(task.id)
-    return None
 
 
 _OWN_KEYS = frozenset({"index", "split", "question", "answer", "need_tools_kwargs", "tools_kwargs"})

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import chain
 from pathlib import Path
 from typing import TypeVar
 
@@ -151,10 +152,10 @@ def _write(made: Iterable[Made], label: str, step: Preparation, out: Path, files
             write_tasks(_of(made, Task, step), path)
         case Product.RL:
             path = out / f"{label}.parquet"
-            tasks = list(_of(made, Task, step))
-            if tasks:
+            tasks = _of(made, Task, step)
+            for first in tasks:
                 write_rl(
-                    tasks,
+                    chain([first], tasks),
                     load_agent(step.agent),
                     path,
                     split=step.split,

@@ -1,5 +1,6 @@
 import hashlib
 import json
+import tracemalloc
 
 import pyarrow.parquet as pq
 import pytest
@@ -173,6 +174,33 @@ def test_equal_ids_are_refused_since_their_samples_would_form_one_group(tmp_path
     with pytest.raises(DataError, match="no tasks to write"):
         write_rl([], spec, tmp_path / "rl.parquet")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_tasks_are_streamed_into_row_groups_whatever_their_number(tmp_path, spec):
+    """More rows take no more memory; the last row's column is there for the first."""
+    text = "x" * 1_000
+
+    def tasks(count):
+        for number in range(count):
+            extra = {"last": True} if number == count - 1 else {}
+            yield Task(id=f"t{number}", question=f"{number} {text}", ground_truth="7", extra_info=extra)
+
+    def peak(count):
+        tracemalloc.start()
+        assert write_rl(tasks(count), spec, tmp_path / f"{count}.parquet") == count
+        found = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return found
+
+    assert peak(8_000) < 1.5 * peak(3_000)
+    file = pq.ParquetFile(tmp_path / "8000.parquet")
+    assert [file.metadata.row_group(at).num_rows for at in range(file.num_row_groups)] == [1_000] * 8
+    last = file.read(columns=["extra_info.last"]).to_pylist()
+    assert [row["extra_info"]["last"] for row in (last[0], last[-1])] == [None, True]
+    assert sorted(path.name for path in tmp_path.iterdir() if path.suffix != ".json") == [
+        "3000.parquet",
+        "8000.parquet",
+    ]
 
 
 def test_gold_as_text_and_as_list():
