@@ -184,7 +184,7 @@ def _run(settings: EvalConfig) -> Metrics:
 
 
 def _summary(settings: EvalConfig, metrics: Metrics) -> None:
-    from afm.evaluation.words import hallucination_words, number, percent, unseen_words
+    from afm.evaluation.words import hallucination_words, number, percent, t_eval_words, unseen_words
 
     score = metrics.pass_at_1
     if score is not None:
@@ -197,6 +197,8 @@ def _summary(settings: EvalConfig, metrics: Metrics) -> None:
             f"  pass@{k} {percent(metrics.pass_at_k[k])}, pass^{k} {percent(metrics.pass_hat_k[k])}, "
             f"majority of {k} {percent(metrics.majority)}"
         )
+    if metrics.t_eval:
+        print(f"  {t_eval_words(metrics.t_eval)}")
     print_judged(metrics)
     for _, note in (settings.choosing(), settings.agreeing()):
         if note:

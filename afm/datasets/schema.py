@@ -22,6 +22,10 @@ _ASKED = re.compile(r"^(?:Task|Question):[ \t]*\n?", re.MULTILINE)
 _GOLD_KEYS = ("ground_truth", "answer")
 
 
+MESSAGES_KEY = "messages"
+"""Where a task's ``extra_info`` holds a chat of its own, which a model is given in place of the agent's prompt."""
+
+
 class Task(BaseModel):
     """One question to work on.
 

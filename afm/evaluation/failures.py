@@ -40,6 +40,8 @@ class Failure(StrEnum):
     """The agent wrote what only the environment may write."""
     NO_ANSWER = "no_answer"
     """The episode ended by itself, without an answer in the agent's format."""
+    PARTLY = "partly"
+    """The answer is right in parts, where the reward grades in parts."""
     FORMAT_ONLY = "format_only"
     """The answer is right, but the agent's rules are broken."""
     WRONG_AND_FORMAT = "wrong_and_format"
@@ -146,12 +148,15 @@ def failure_of(record: Record, spec: AgentSpec | None) -> Failure | None:
 
 def _class_of_failed(record: Record, parts: dict[str, float], spec: AgentSpec | None) -> Failure:
     answered = record.stop is StopReason.ANSWER if spec is None else bool(_answer(record, spec))
+    answered = answered or parts.get("format", 0.0) >= _WHOLE
     if not answered and record.stop in _LIMITS:
         return Failure.CUT_SHORT
     if record.stop is StopReason.FORGED_OBSERVATION:
         return Failure.FORGED_OBSERVATION
     if not answered and spec is not None:
         return Failure.NO_ANSWER
+    if 0 < parts.get("correct", 0.0) < _WHOLE:
+        return Failure.PARTLY
     if parts.get("correct", 0.0) >= _WHOLE:
         return Failure.FORMAT_ONLY
     if parts.get("format", 1.0) < _WHOLE:

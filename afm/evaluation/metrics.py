@@ -19,6 +19,7 @@ from afm.evaluation.argument_forms import ArgumentTally
 from afm.evaluation.choosing.best_of import BestOf
 from afm.evaluation.hallucination import HallucinationTally
 from afm.evaluation.intervals import Interval, bootstrap_mean, mean_of_shares, pass_at_k, pass_hat_k, wilson
+from afm.evaluation.t_eval import t_eval_scores
 from afm.evaluation.votes import VoteTally
 from afm.trajectory.record import Record
 
@@ -64,6 +65,8 @@ class Metrics(_Frozen):
             ones beside it. Empty when none passed.
         stop_reasons: Episodes by the reason they ended; errors are not among them.
         by_source: pass@1 of every data source, when there are several.
+        score_by_source: Mean reward of every data source.
+        t_eval: T-Eval's scores by ability (:func:`afm.evaluation.t_eval.t_eval_scores`); empty for other data.
     """
 
     questions: int
@@ -98,6 +101,8 @@ class Metrics(_Frozen):
     per_solved: dict[str, float] = Field(default_factory=dict)
     stop_reasons: dict[str, int] = Field(default_factory=dict)
     by_source: dict[str, Interval] = Field(default_factory=dict)
+    score_by_source: dict[str, float] = Field(default_factory=dict)
+    t_eval: dict[str, float] = Field(default_factory=dict)
 
 
 def task_of(record: Record) -> str:
@@ -169,6 +174,7 @@ class Tally:
         self._outcomes[task].append(outcome)
         self._sums["with_tool" if record.cost.tool_calls else "without_tool"].append(outcome)
         self._sums["score"].append(record.verdict.score or 0.0)
+        self._sums[f"score of {record.data_source}"].append(record.verdict.score or 0.0)
         for part in ("correct", "format"):
             if part in record.verdict.parts:
                 self._sums[part].append(record.verdict.parts[part])
@@ -189,6 +195,11 @@ class Tally:
         interval = pass_interval(self._outcomes, seed=seed)
         calls = math.fsum(self._sums["tool_calls"])
         hallucination = self._hallucination
+        by_source = {
+            name: _mean_of(self._sums[f"score of {name}"])
+            for name in sorted(set(self._source.values()))
+            if self._sums.get(f"score of {name}")
+        }
         over_k = _over_k(pass_at_k, self._outcomes, rounds)
         return Metrics(
             questions=len(self._source),
@@ -223,6 +234,8 @@ class Tally:
             per_solved=self._per_solved(),
             stop_reasons=dict(sorted(self._stops.items())),
             by_source=self._by_source(seed),
+            score_by_source=by_source,
+            t_eval=t_eval_scores(by_source),
         )
 
     def _per_solved(self) -> dict[str, float]:

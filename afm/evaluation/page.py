@@ -28,6 +28,7 @@ from afm.evaluation.words import (
     rounds_words,
     solved_words,
     stops_words,
+    t_eval_words,
     unseen_words,
 )
 from afm.trajectory.record import Record
@@ -169,6 +170,7 @@ _FILTERS: dict[str, Callable[..., Any]] = {
     "stops": stops_words,
     "chosen": best_of_words,
     "agreement": agreement_words,
+    "t_eval": t_eval_words,
     "failure": FAILURES.__getitem__,
     "gold": gold_text,
     "cut": cut,

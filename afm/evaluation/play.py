@@ -12,6 +12,7 @@ from tenacity.wait import wait_random_exponential
 
 from afm.agents import AgentSpec, Limits
 from afm.datasets import Task
+from afm.datasets.schema import MESSAGES_KEY
 from afm.errors import EngineError, ToolError
 from afm.models.base import SamplingParams, TokenModel
 from afm.rewards import Reward, Sample
@@ -113,6 +114,7 @@ class Player:
             self.model,
             self.tools,
             job.task.question,
+            prompt_ids=self._own_prompt(job.task),
             limits=self.limits,
             sampling=self.sampling,
             seed=self._seed(job),
@@ -124,6 +126,11 @@ class Player:
                 f"every tool call failed; the last: {episode.calls[-1].observation.strip()}"
             )
         return episode
+
+    def _own_prompt(self, task: Task) -> list[int] | None:
+        """The chat that a task brings along, encoded; ``None`` for the agent's prompt."""
+        messages = task.extra_info.get(MESSAGES_KEY)
+        return None if messages is None else self.model.encode_prompt(messages)
 
     async def _verdict(self, job: Job, episode: Episode) -> Verdict:
         sample = Sample(

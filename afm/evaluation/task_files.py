@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from afm.datasets import Task, task_of_row
-from afm.datasets.published import SUFFIXES, published_rows
+from afm.datasets.published import SUFFIXES, published_rows, rows_of
 from afm.datasets.readers import READERS
 from afm.errors import DataError
 
@@ -45,7 +45,8 @@ def read_benchmark(
         DataError: At the first bad row, with file and line (parquet: row, counted from 1).
     """
     seen: set[str] = set()
-    for number, row in published_rows(file):
+    rows = published_rows(file) if reader is None else rows_of(file, READERS[reader])
+    for number, row in rows:
         try:
             task = _task(row, f"{file.stem}-{number}", reader, data_source)
             if task.id in seen:

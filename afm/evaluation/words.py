@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from afm.evaluation.agreement.kappa import Agreement
 from afm.evaluation.beside import Beside
 from afm.evaluation.choosing.best_of import BestOf
@@ -72,6 +74,11 @@ def agreement_words(one: Agreement) -> str:
     )
 
 
+def t_eval_words(scores: Mapping[str, float]) -> str:
+    """T-Eval's scores in a line."""
+    return "T-Eval: " + ", ".join(f"{ability} {percent(score)}" for ability, score in scores.items())
+
+
 def solved_words(metrics: Metrics) -> str:
     """What one solved episode costs, in a sentence; empty when none was."""
     cost = metrics.per_solved
@@ -126,6 +133,7 @@ FAILURES = {
         "The agent wrote text that only the environment may write, which ends an episode.",
     ),
     Failure.NO_ANSWER: ("No answer", "The episode ended by itself without an answer in the agent's format."),
+    Failure.PARTLY: ("Partly right", "The reward grades in parts, and not all of them are right."),
     Failure.FORMAT_ONLY: (
         "Right answer, broken format",
         "The answer is right, but the agent's rules are broken.",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from afm.rewards.base import Sample
 
@@ -25,4 +25,13 @@ class Scorer(Protocol):
 
     async def close(self) -> None:
         """Free worker processes."""
+        ...
+
+
+@runtime_checkable
+class FormScorer(Protocol):
+    """A scorer whose replies have a format of their own, which counts in place of the agent's."""
+
+    async def form(self, sample: Sample) -> Part:
+        """1 when the reply has it, else 0."""
         ...

@@ -24,8 +24,9 @@ from afm.rewards.judge import JudgeSettings, ModelJudge
 from afm.rewards.math import MathVerify
 from afm.rewards.overlong import CountedTokens, OverlongPenalty
 from afm.rewards.own import open_scorer
-from afm.rewards.part import Part, Scorer
+from afm.rewards.part import FormScorer, Part, Scorer
 from afm.rewards.sources import BY_SOURCE, checked_name, scorer_name
+from afm.rewards.t_eval import TEval, TEvalSettings
 from afm.rewards.text_match import Substring, TokenF1
 from afm.sandbox import open_sandbox
 from afm.sandbox.settings import SandboxSettings
@@ -128,6 +129,7 @@ class RewardSettings(_Strict):
     text_match: TextMatchSettings = TextMatchSettings()
     code_tests: CodeTestsSettings = CodeTestsSettings()
     judge: JudgeSettings = JudgeSettings()
+    t_eval: TEvalSettings = TEvalSettings()
     overlong: OverlongSettings | None = None
 
 
@@ -161,6 +163,7 @@ class CombinedReward:
             "choice": ChoiceLetter,
             "judge": lambda: ModelJudge(settings.judge),
             "code_tests": lambda: settings.code_tests.scorer(),
+            "t_eval": lambda: TEval(settings.t_eval),
         }
         self._scorers: dict[str, Scorer] = {}
         self._extra: dict[str, Scorer] = {FORMAT: FormatCheck()}
@@ -177,7 +180,8 @@ class CombinedReward:
         started = time.monotonic()
         scorer = self._scorer(sample)
         parts = {
-            name: await _part(name, judge, sample) for name, judge in {CORRECT: scorer, **self._extra}.items()
+            name: await _part(name, judge, sample)
+            for name, judge in {CORRECT: scorer, **self._extra, **_form_of(scorer)}.items()
         }
         return self._verdict(parts, time.monotonic() - started)
 
@@ -217,6 +221,24 @@ def load_reward(source: Path | Mapping[str, Any] | None = None) -> Reward:
     """
     label, data = read_mapping({} if source is None else source, "reward")
     return CombinedReward(validated(RewardSettings, data, label), label)
+
+
+def _form_of(scorer: Scorer) -> dict[str, Scorer]:
+    """What stands in for the agent's format, where replies have one of their own."""
+    return {FORMAT: _Form(scorer)} if isinstance(scorer, FormScorer) else {}
+
+
+class _Form:
+    """The format that a scorer knows."""
+
+    def __init__(self, scorer: FormScorer) -> None:
+        self._scorer = scorer
+
+    async def judge(self, sample: Sample) -> Part:
+        return await self._scorer.form(sample)
+
+    async def close(self) -> None:
+        pass
 
 
 async def _part(name: str, scorer: Scorer, sample: Sample) -> Part:

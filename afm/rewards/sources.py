@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 
 from afm.errors import ConfigError, suggestion
 
-SCORERS = ("math", "exact_match", "f1", "substring", "choice", "code_tests", "judge")
+SCORERS = ("math", "exact_match", "f1", "substring", "choice", "code_tests", "judge", "t_eval")
 
 BY_SOURCE: dict[str, str] = {
     **dict.fromkeys(("math_dapo", "aime24", "aime25", "math", "math500", "gsm8k", "amc23"), "math"),
@@ -17,6 +17,7 @@ BY_SOURCE: dict[str, str] = {
     **dict.fromkeys(("livecodebench*", "lcbv4", "lcbv5", "skywork_livecodebench*"), "code_tests"),
     **dict.fromkeys(("codecontests*", "codeforces*"), "code_tests"),
     "gpqa*": "choice",
+    "t_eval*": "t_eval",
     **dict.fromkeys(("search", "gaia*", "hle*", "webwalker*", "browsecomp*"), "judge"),
     # As the examples of verl call their data.
     **dict.fromkeys(("openai/gsm8k", "lighteval/math", "digitallearninggmbh/math-lighteval"), "math"),

@@ -137,10 +137,10 @@ def test_settings_are_the_published_ones(name) -> None:
 
 def test_every_published_benchmark_has_its_settings_and_a_cpu_twin() -> None:
     unseen = {"unseen_tools_web", "unseen_tools_code"}
-    shared = {"web", "qa", "math", "code"} | unseen
+    shared = {"web", "qa", "math", "code", "t_eval"} | unseen
     for folder, extra in (
         ("configs/eval", shared),
-        ("configs/tiny/eval", {"math_world", "mhqa_world"} | unseen),
+        ("configs/tiny/eval", {"math_world", "mhqa_world", "t_eval"} | unseen),
     ):
         assert {path.stem for path in (ROOT / folder).glob("*.yaml")} - extra == set(PUBLISHED)
     assert set(BENCHMARKS) == set(PUBLISHED)

@@ -28,8 +28,9 @@ MINIMAL = "name: x\ndata: tasks.jsonl\nagent: math\nmodel: m\nout_dir: out\n"
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_shipped_config_parses_and_its_parts_exist(path) -> None:
     config = load_config(path, ["model=models/any", "data=any.parquet", "out_dir=any"])
-    assert config.spec().name in ("web", "mhqa", "math", "code", "full", "code_unseen")
-    assert (ROOT / config.tools).is_file()
+    assert config.spec().name in ("web", "mhqa", "math", "code", "full", "code_unseen", "chat")
+    assert (config.tools is None) == (config.spec().name == "chat")
+    assert config.tools is None or (ROOT / config.tools).is_file()
     assert config.rewards is None or (ROOT / config.rewards).is_file()
     head = path.read_text().splitlines()
     assert head[0].startswith("# ")

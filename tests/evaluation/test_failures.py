@@ -22,6 +22,7 @@ CASES = {
     Failure.CUT_SHORT: {"text": "<plan>p</plan>", "stop": StopReason.TURNS, "verdict": verdict(0.0, 0.0)},
     Failure.FORGED_OBSERVATION: {"text": "<plan>p</plan>", "stop": StopReason.FORGED_OBSERVATION},
     Failure.NO_ANSWER: {"text": "I give up.", "stop": StopReason.END_OF_TEXT, "verdict": verdict(0.0, 0.0)},
+    Failure.PARTLY: {"text": "not tagged", "stop": StopReason.END_OF_TEXT, "verdict": verdict(0.5, 1.0)},
     Failure.FORMAT_ONLY: {"text": ANSWER, "verdict": verdict(1.0, 0.0)},
     Failure.WRONG_AND_FORMAT: {"text": ANSWER, "verdict": verdict(0.0, 0.0)},
     Failure.TOOL_ERRORS: {"text": ANSWER, "cost": Cost(tool_calls=4, tool_failures=2)},

@@ -26,6 +26,7 @@ from afm.datasets.readers.popqa import POPQA
 from afm.datasets.readers.retool import RETOOL
 from afm.datasets.readers.row import AlpacaRow, Conversation, Message, Reader
 from afm.datasets.readers.skywork import SKYWORK
+from afm.datasets.readers.t_eval import T_EVAL
 from afm.datasets.readers.triviaqa import TRIVIAQA
 from afm.datasets.readers.two_wiki import TWO_WIKI
 from afm.datasets.readers.webwalker import WEBWALKER
@@ -54,6 +55,7 @@ READERS: dict[str, Reader] = {
         WEBWALKER,
         HLE,
         BROWSECOMP,
+        T_EVAL,
         RETOOL,
         AGENT_FLAN,
         AFM_SFT,

@@ -63,12 +63,14 @@ class Reader:
         read: Makes something of a row; receives an id for rows that have none. Raises :class:`DataError`, without a
             place, for a row that it refuses.
         makes_conversations: Whether that is a conversation.
+        unpack: Takes the rows out of one that holds many, of a file whose stem it is given.
     """
 
     name: str
     data_source: str
     read: Callable[[Mapping[str, Any], str], Made]
     makes_conversations: bool = False
+    unpack: Callable[[str, Mapping[str, Any]], Iterable[Mapping[str, Any]]] | None = None
 
 
 def text(row: Mapping[str, Any], *keys: str) -> str:

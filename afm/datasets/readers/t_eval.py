@@ -1,0 +1,107 @@
+"""T-Eval: one JSON object a file, ``{id: {origin_prompt, ground_truth, meta_data | meta, template}}``, as in lovesnowbest/T-Eval.
+
+What an item measures stands in the file's name (``instruct_v2.json``, ``plan_json_v2.json``, ``retrieve_str_v2.json``,
+``reason_retrieve_understand_json_v2.json``), which therefore must be kept. Items of reason and review are passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from afm.datasets.readers.row import Reader, shown
+from afm.datasets.schema import MESSAGES_KEY, Task
+from afm.errors import DataError
+
+_KINDS: dict[str, tuple[str, ...]] = {
+    "reason_retrieve_understand": ("retrieve", "understand"),
+    "instruct": ("instruct",),
+    "plan": ("plan",),
+    "retrieve": ("retrieve",),
+    "understand": ("understand",),
+    "reason": (),
+    "review": (),
+}
+_ROLES = {"system": "system", "user": "user", "assistant": "assistant", "function": "user"}
+"""A function's answer is given as the user's, because chat templates differ in what they make of other roles."""
+
+
+def _unpacked(stem: str, whole: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    kinds = next((kinds for name, kinds in _KINDS.items() if stem.startswith(f"{name}_")), None)
+    if kinds is None:
+        raise DataError(
+            f"the file's name begins with none of T-Eval's: {', '.join(_KINDS)}; keep it as it was published"
+        )
+    for key, item in whole.items():
+        for kind in kinds:
+            name = f"{stem}/{key}" if len(kinds) == 1 else f"{stem}/{key}/{kind}"
+            yield {"id": name, "kind": kind, "item": item}
+
+
+def _read(row: Mapping[str, Any], default: str) -> Task:
+    item = row.get("item")
+    if not isinstance(item, Mapping):
+        raise DataError(f"expected an object of origin_prompt and ground_truth, got {shown(item)}")
+    gold = item.get("ground_truth")
+    if not isinstance(gold, Mapping | list | str) or not gold:
+        raise DataError(f"`ground_truth`: expected an object, a list or a text, got {shown(gold)}")
+    messages = _messages(item.get("origin_prompt"))
+    kind, form = str(row["kind"]), _form(item, str(row["id"]))
+    return Task(
+        id=str(row.get("id") or default),
+        question=messages[-1]["content"],
+        ground_truth=gold,
+        data_source=f"t_eval_{kind}_{form}",
+        extra_info={
+            MESSAGES_KEY: messages,
+            "t_eval": {
+                "kind": kind,
+                "form": form,
+                "template": item.get("template") or {},
+                "tools": _meta(item).get("API_list") or [],
+            },
+        },
+    )
+
+
+def _meta(item: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = item.get("meta_data") or item.get("meta") or {}
+    return found if isinstance(found, Mapping) else {}
+
+
+def _form(item: Mapping[str, Any], name: str) -> str:
+    """``json`` or ``str``: as the item says, else as the file is called."""
+    meta = _meta(item)
+    told = (
+        meta.get("response_format")
+        or meta.get("prompt_type")
+        or ("str" if "_str_" in name.split("/")[0] else "json")
+    )
+    form = {"json": "json", "str": "str", "string": "str"}.get(str(told))
+    if form is None:
+        raise DataError(f"expected a response in the form json or str, got {shown(told)}")
+    return form
+
+
+def _messages(prompt: Any) -> list[dict[str, str]]:
+    """The conversation with turns of one role after another merged."""
+    if not isinstance(prompt, list) or not prompt:
+        raise DataError(f"`origin_prompt`: expected a list of messages, got {shown(prompt)}")
+    merged: list[dict[str, str]] = []
+    for message in prompt:
+        role = _ROLES.get(str(message.get("role"))) if isinstance(message, Mapping) else None
+        content = message.get("content") if role else None
+        if role is None or not isinstance(content, str):
+            raise DataError(
+                f"`origin_prompt`: expected role ({', '.join(_ROLES)}) and content, got {shown(message)}"
+            )
+        if merged and merged[-1]["role"] == role:
+            merged[-1]["content"] += f"\n\n{content}"
+        else:
+            merged.append({"role": role, "content": content})
+    if not merged[-1]["content"].strip():
+        raise DataError("`origin_prompt`: the last message is empty")
+    return merged
+
+
+T_EVAL = Reader("t_eval", "", _read, unpack=_unpacked)

@@ -1,0 +1,23 @@
+"""T-Eval's figures out of the mean scores of its data sources."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+ABILITIES = ("instruct", "plan", "retrieve", "understand")
+"""Of T-Eval's six; reason and review are not measured here."""
+
+
+def t_eval_scores(by_source: Mapping[str, float]) -> dict[str, float]:
+    """Score of every ability that was measured: the mean of its forms, JSON and text; and ``mean`` of all abilities.
+
+    T-Eval's own overall score is the mean of six abilities, so it is another figure.
+    """
+    found = {}
+    for ability in ABILITIES:
+        forms = [
+            by_source[name] for form in ("json", "str") if (name := f"t_eval_{ability}_{form}") in by_source
+        ]
+        if forms:
+            found[ability] = sum(forms) / len(forms)
+    return {**found, "mean": sum(found.values()) / len(found)} if found else {}

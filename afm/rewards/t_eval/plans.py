@@ -1,0 +1,106 @@
+"""How much of a plan is the expected one (T-Eval, arXiv 2312.14033, section on planning; its published evaluator)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from afm.rewards.t_eval.replies import FINISH
+from afm.rewards.t_eval.similarity import Similarity
+
+NAME_WEIGHT, ARGS_WEIGHT, THRESHOLD = 0.75, 0.25, 0.8
+_MOST_STEPS = 200
+
+Step = tuple[str, str]
+"""Name and arguments."""
+
+
+def plan_f1(given: Sequence[Step], expected: Sequence[Step], similarity: Similarity) -> float:
+    """F1 of the steps that are found in the expected order.
+
+    Steps are alike by 0.75 of their names' similarity and 0.25 of their arguments'; pairs above 0.8 are matched so that
+    the sum is largest, and of the matched ones the longest series in the expected order counts. As in the owner's program
+    it is at least one step long, even where nothing matches. A closing ``FinishAction`` does not count.
+    """
+    given, expected = _unfinished(given)[:_MOST_STEPS], _unfinished(expected)
+    if not given or not expected:
+        return 0.0
+    names = similarity.matrix([name for name, _ in given], [name for name, _ in expected])
+    args = similarity.matrix([text for _, text in given], [text for _, text in expected])
+    weights = [
+        [NAME_WEIGHT * name + ARGS_WEIGHT * arg for name, arg in zip(*lines, strict=True)]
+        for lines in zip(names, args, strict=True)
+    ]
+    good = [[weight if weight > THRESHOLD else 0.0 for weight in line] for line in weights]
+    places = [place for place in best_matching(good) if place is not None]
+    found = max(1, longest_rise(places))
+    recall, precision = found / len(expected), found / len(given)
+    return 2 * recall * precision / (recall + precision)
+
+
+def longest_rise(places: Sequence[int]) -> int:
+    """Length of the longest series of rising numbers."""
+    lengths: list[int] = []
+    for at, place in enumerate(places):
+        before = [lengths[i] for i in range(at) if places[i] < place]
+        lengths.append(1 + max(before, default=0))
+    return max(lengths, default=0)
+
+
+def best_matching(weights: Sequence[Sequence[float]]) -> list[int | None]:
+    """The column of each row in the matching with the largest sum, ``None`` where there is no weight above 0.
+
+    The Hungarian method with potentials (Kuhn 1955; Jonker and Volgenant 1987), on a square with rows and columns of 0.
+    """
+    size = max(len(weights), len(weights[0]))
+    cost = [[0.0] * (size + 1)]
+    for row in range(size):
+        given = list(weights[row]) if row < len(weights) else []
+        cost.append([0.0, *(-weight for weight in given), *([0.0] * (size - len(given)))])
+    row_potential, column_potential = [0.0] * (size + 1), [0.0] * (size + 1)
+    row_of, way = [0] * (size + 1), [0] * (size + 1)
+    for row in range(1, size + 1):
+        _augment(row, cost, row_potential, column_potential, row_of, way)
+    columns = {row_of[column] - 1: column - 1 for column in range(1, size + 1)}
+    return [
+        columns[row] if columns[row] < len(line) and line[columns[row]] > 0 else None
+        for row, line in enumerate(weights)
+    ]
+
+
+def _augment(
+    row: int,
+    cost: Sequence[Sequence[float]],
+    row_potential: list[float],
+    column_potential: list[float],
+    row_of: list[int],
+    way: list[int],
+) -> None:
+    """Give ``row`` a column, moving others along the cheapest path."""
+    size = len(cost) - 1
+    row_of[0], column = row, 0
+    slack, used = [float("inf")] * (size + 1), [False] * (size + 1)
+    while row_of[column]:
+        used[column] = True
+        at, delta, nearest = row_of[column], float("inf"), 0
+        for other in range(1, size + 1):
+            if used[other]:
+                continue
+            reduced = cost[at][other] - row_potential[at] - column_potential[other]
+            if reduced < slack[other]:
+                slack[other], way[other] = reduced, column
+            if slack[other] < delta:
+                delta, nearest = slack[other], other
+        for other in range(size + 1):
+            if used[other]:
+                row_potential[row_of[other]] += delta
+                column_potential[other] -= delta
+            else:
+                slack[other] -= delta
+        column = nearest
+    while column:
+        row_of[column] = row_of[way[column]]
+        column = way[column]
+
+
+def _unfinished(steps: Sequence[Step]) -> list[Step]:
+    return list(steps[:-1]) if steps and steps[-1][0] == FINISH else list(steps)

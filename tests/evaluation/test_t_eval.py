@@ -1,0 +1,193 @@
+"""T-Eval's files as they are published, read, asked over HTTP in their own chats, and scored by ability."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from afm.cli.main import app
+from afm.errors import DataError
+from afm.evaluation.t_eval import t_eval_scores
+from afm.evaluation.task_files import read_benchmark
+
+ROOT = Path(__file__).resolve().parents[2]
+CALL = {"thought": "Search.", "name": "Home.search", "args": {"place": "Berlin"}}
+PLAN = [
+    {"id": 0, "prev": [], "name": "Home.search", "args": {"place": "Berlin"}},
+    {"id": 1, "prev": [0], "name": "FinishAction", "args": {}},
+]
+
+
+def chat(text):
+    return [
+        {"role": "system", "content": "You have access to the following API:\n[['Home.search', {...}]]"},
+        {"role": "user", "content": "Find homes."},
+        {"role": "assistant", "content": '{"name": "Home.search"}'},
+        {"role": "function", "content": "{'response': []}"},
+        {"role": "user", "content": text},
+    ]
+
+
+def item(text, gold, **more):
+    return {"origin_prompt": chat(text), "ground_truth": gold, **more}
+
+
+FILES = {
+    "instruct_v2": {
+        "query_0": item(
+            "json please",
+            {"action": "Home.search", "args": {"place": "Berlin"}},
+            template={"thought": "goal", "action": "name", "args": "args"},
+            meta_data={"response_format": "json"},
+        ),
+        "query_1": item(
+            "text please",
+            {"action": "Home.search", "args": {"place": "Berlin"}},
+            template={
+                "thought_start": "goal: ",
+                "thought_end": "\n",
+                "action_start": "name: ",
+                "action_end": "\n",
+                "args_start": "args: ",
+                "args_end": "",
+            },
+            meta_data={"response_format": "string"},
+        ),
+    },
+    "plan_json_v2": {
+        "query_0": item("plan json", PLAN, meta={"prompt_type": "json", "API_list": ["Home.search"]})
+    },
+    "plan_str_v2": {
+        "query_0": item("plan text", PLAN, meta={"prompt_type": "str", "API_list": ["Home.search"]})
+    },
+    "retrieve_str_v2": {"query_0": item("which tool", CALL, meta_data={"response_format": "str"})},
+    "understand_str_v2": {"query_0": item("which arguments", CALL, meta_data={"response_format": "str"})},
+    "reason_retrieve_understand_json_v2": {
+        "query_0": item("the call", CALL, meta_data={"response_format": "json"})
+    },
+    "reason_str_v2": {"query_0": item("why", CALL)},
+    "review_str_v2": {"query_0": item("well done?", {"answer": "Success"})},
+}
+RIGHT = {
+    "json please": '{"goal": "g", "name": "Home.search", "args": {"place": "Berlin"}}',
+    "text please": "goal: g\nname: Home.search\nargs: {'place': 'Berlin'}",
+    "plan json": """[{"id": 0, "name": "Home.search", "args": "{'place': 'Berlin'}"}]""",
+    "plan text": "Use Home.search to find a place in Berlin",
+    "which tool": "Home.search",
+    "which arguments": "{'place': 'Berlin'}",
+    "the call": json.dumps(CALL),
+}
+
+
+@pytest.fixture
+def data(tmp_path):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for name, rows in FILES.items():
+        (folder / f"{name}.json").write_text(json.dumps(rows))
+    return folder
+
+
+def test_a_file_becomes_tasks_with_chats_of_their_own(data) -> None:
+    json_item, text_item = read_benchmark(data / "instruct_v2.json", reader="t_eval")
+    assert (json_item.id, json_item.data_source) == ("instruct_v2/query_0", "t_eval_instruct_json")
+    assert text_item.data_source == "t_eval_instruct_str"
+    messages = json_item.extra_info["messages"]
+    assert [message["role"] for message in messages] == ["system", "user", "assistant", "user"]
+    assert (
+        messages[-1]["content"] == "{'response': []}\n\njson please"
+    )  # a function's answer is given as the user's
+    assert [task.id for task in read_benchmark(data / "plan_str_v2.json", reader="t_eval")] == [
+        "plan_str_v2/query_0"
+    ]
+    both = list(read_benchmark(data / "reason_retrieve_understand_json_v2.json", reader="t_eval"))
+    assert [task.data_source for task in both] == ["t_eval_retrieve_json", "t_eval_understand_json"]
+    assert len({task.id for task in both}) == 2
+    assert list(read_benchmark(data / "reason_str_v2.json", reader="t_eval")) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "message"),
+    [
+        ("my_file", {}, "the file's name begins with none of T-Eval's"),
+        (
+            "plan_json_v2",
+            {"q": {"origin_prompt": []}},
+            "`ground_truth`: expected an object, a list or a text",
+        ),
+        (
+            "plan_json_v2",
+            {"q": {"origin_prompt": [], "ground_truth": PLAN}},
+            "`origin_prompt`: expected a list",
+        ),
+        (
+            "plan_json_v2",
+            {"q": {"origin_prompt": [{"role": "god", "content": "x"}], "ground_truth": PLAN}},
+            "expected role",
+        ),
+        (
+            "plan_json_v2",
+            {"q": item("x", PLAN, meta={"prompt_type": "ReWOO"})},
+            "form json or str, got 'ReWOO'",
+        ),
+        ("plan_json_v2", {"q": "text"}, "expected an object of origin_prompt and ground_truth"),
+    ],
+)
+def test_what_is_no_item_is_refused_with_its_file(tmp_path, name, rows, message) -> None:
+    file = tmp_path / f"{name}.json"
+    file.write_text(json.dumps(rows))
+    with pytest.raises(DataError) as caught:
+        list(read_benchmark(file, reader="t_eval"))
+    assert str(file) in str(caught.value)
+    assert message in str(caught.value)
+
+
+def test_abilities_are_means_of_their_forms() -> None:
+    scores = {"t_eval_plan_json": 0.5, "t_eval_plan_str": 1.0, "t_eval_retrieve_str": 0.25, "nq": 1.0}
+    assert t_eval_scores(scores) == {"plan": 0.75, "retrieve": 0.25, "mean": 0.5}
+    assert t_eval_scores({"nq": 1.0}) == {}
+
+
+@pytest.fixture
+def server(tmp_path):
+    from afm.models.tiny import train_tokenizer
+
+    spec = importlib.util.spec_from_file_location("oracle", ROOT / "tests/evaluation/oracle.py")
+    oracle = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(oracle)
+    train_tokenizer([json.dumps(FILES)], tmp_path / "tokenizer", vocab_size=400)
+    made = oracle.OracleServer(tmp_path / "tokenizer").start()
+    yield made
+    made.stop()
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_the_command_asks_each_item_in_its_own_chat(data, tmp_path, server, wrong) -> None:
+    for file in sorted(data.iterdir()):
+        for task in read_benchmark(file, reader="t_eval"):
+            asked = task.question.rpartition("\n")[2]
+            ids = server.tokenizer.encode_prompt(task.extra_info["messages"])
+            server.replies[tuple(ids)] = "no idea" if wrong else RIGHT[asked]
+    words = [
+        str(ROOT / "configs/eval/t_eval.yaml"),
+        *(f"model={server.url}", "model.name=oracle", f"model.tokenizer={tmp_path / 'tokenizer'}"),
+        *(f"data={data}", f"out_dir={tmp_path / 'out'}"),
+    ]
+    done = CliRunner().invoke(app, ["eval", *words])
+    assert done.exit_code == 0, done.output
+    assert server.unknown == 0
+    metrics = json.loads((tmp_path / "out/metrics.json").read_text())
+    assert metrics["scored"] == 8
+    if wrong:
+        assert set(metrics["t_eval"].values()) == {0.0}
+        assert metrics["format_valid"] == 2 / 8  # text about tool and arguments can always be read
+        return
+    abilities = ("instruct", "plan", "retrieve", "understand", "mean")
+    assert metrics["t_eval"] == pytest.approx(dict.fromkeys(abilities, 1.0))
+    assert metrics["format_valid"] == 1.0
+    line = "T-Eval: instruct 100.0 %, plan 100.0 %, retrieve 100.0 %, understand 100.0 %, mean 100.0 %"
+    assert line in done.output
+    assert CliRunner().invoke(app, ["report", str(tmp_path / "out")]).exit_code == 0
+    assert line in (tmp_path / "out/report.html").read_text()
