@@ -152,8 +152,11 @@ def _dress(axes: Any, curve: Curve, theme: _Theme) -> None:
         axes.set_ylim(bottom=0)
     if curve.y_max is not None:
         axes.set_ylim(top=curve.y_max)
-    if len(curve.series) > 1:
-        axes.legend(frameon=False, labelcolor=theme.text, fontsize=10, ncols=3, loc="best")
+    options = {"frameon": False, "labelcolor": theme.text, "fontsize": 10, "ncols": 3}
+    if len(curve.series) > 3:  # too many to leave room among the lines
+        axes.figure.legend(loc="outside lower center", **options)
+    elif len(curve.series) > 1:
+        axes.legend(loc="best", **options)
 
 
 def _smoothed(values: Sequence[float]) -> list[float] | None:

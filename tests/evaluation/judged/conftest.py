@@ -13,6 +13,7 @@ from afm.evaluation.manifest import Sources, make_manifest
 from afm.evaluation.metrics import summarise
 from afm.models.base import SamplingParams
 from afm.trajectory.io import RecordWriter
+from afm.trajectory.sealing import sealed
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -85,7 +86,7 @@ def finished(tmp_path, record):
         score = float((answer or "").startswith("right"))
         return record(task, score, number=number, text=said or "Nothing.", agent="mhqa", source="nq")
 
-    def make(answers, name="run"):
+    def make(answers, name="run", *, seal=""):
         tasks = [
             Task(id=task, question=f"question of {task}", ground_truth="1", data_source="nq")
             for task in answers
@@ -109,7 +110,7 @@ def finished(tmp_path, record):
         folder = tmp_path / name
         with RecordWriter(folder / "episodes.jsonl") as writer:
             for one in rows:
-                writer.write(one)
+                writer.write(sealed(one, seal) if seal else one)
         (folder / "manifest.json").write_text(manifest.model_dump_json())
         (folder / "metrics.json").write_text(summarise(rows, spec=spec).model_dump_json())
         return folder
