@@ -9,7 +9,9 @@ load balancer on our CPU engine. A tiny model knows by heart what an episode say
 - turn by turn: ours, but the calls of a turn begin when every episode has made its own, and end together;
 - generation alone: ours with tools that take no time;
 - slowest alone: the one episode whose tools take longest, with nothing beside it.
-The target is ours at most 1.15 times the longer of the last two. Checked first: every way makes the same calls and samples the
+The target is ours at most 1.15 times the longer of the last two. By default the model is the smallest that recites, and its
+steps are short beside the tools, as on a GPU; with ``--size quickstart`` generation alone takes about as long as the slowest
+episode, and what a CPU spends on smaller batches shows. Checked first: every way makes the same calls and samples the
 same tokens, but for the end of turn that the stock loop needs after each call.
 """
 
@@ -42,6 +44,10 @@ AGENT = {
     "question_format": "{question}",
     "limits": {"max_response_tokens": RESPONSE_TOKENS},
 }
+SIZES: dict[str, dict[str, int]] = {
+    "small": {"hidden_size": 64, "layers": 2, "heads": 2, "mlp": 192},
+    "quickstart": {},
+}
 THOUGHT = "The next thing to do is to wait once more, then look at what came back, and only then go on to what follows."
 WAYS = {
     "ours": {"together": 1},
@@ -71,13 +77,13 @@ def recitation(episode: int, *, stock: bool) -> list[tuple[str, bool]]:
     return [*pieces, (f"<think>{THOUGHT}</think><answer>done</answer>{end}", True)]
 
 
-def make_model(folder: Path) -> None:
+def make_model(folder: Path, size: str) -> None:
     """A model that recites; the numbers of episodes it has seen stand for all."""
     from afm.models.tiny import create_tiny_model, learn_by_heart, train_tokenizer
 
     texts = [recitation(episode, stock=stock) for episode in (7, 23, 38, 56) for stock in (False, True)]
     train_tokenizer(("".join(piece for piece, _ in text) for text in texts), folder, vocab_size=300)
-    create_tiny_model(folder, folder)
+    create_tiny_model(folder, folder, **SIZES[size])
     learn_by_heart(folder, texts)
 
 
@@ -124,7 +130,7 @@ def write_loops(folder: Path, episodes: int) -> dict[str, Any]:
 class Rollout:
     """verl's agent loop manager with our engine behind it, in a Ray of its own."""
 
-    def __init__(self, folder: Path, model: Path, scratch: Path, episodes: int) -> None:
+    def __init__(self, folder: Path, model: Path, scratch: Path, episodes: int, processes: int) -> None:
         from verl_ext.compose import compose, overrides_of
         from verl_ext.plan import environment as run_environment
         from verl_ext.plan import ray_overrides
@@ -138,7 +144,12 @@ class Rollout:
                 "train_files": ["none.parquet"],
                 "limits": {"max_response_tokens": RESPONSE_TOKENS},
                 "platform": "cpu",
-                "verl": {"data": {"max_prompt_length": PROMPT_TOKENS}},
+                "verl": {
+                    "data": {"max_prompt_length": PROMPT_TOKENS},
+                    "actor_rollout_ref": {
+                        "rollout": {"+engine_kwargs": {"afm_cpu": {"processes": processes, "threads": 1}}}
+                    },
+                },
             }
         )
         os.environ.update(run_environment(settings))
@@ -155,19 +166,21 @@ class Rollout:
         from verl.workers.rollout.llm_server import LLMServerClient
         from verl.workers.rollout.router import get_router_handle
 
-        from verl_ext.rollout_cpu import CpuServer
+        from verl_ext.rollout_cpu import CpuOptions, CpuServer
 
         options = OmegaConf.to_container(self._config.ray_kwargs.ray_init)
         options.pop("runtime_env", None)
         ray.init(**options, log_to_driver=False)
         parts = self._config.actor_rollout_ref
-        server = (
-            ray.remote(CpuServer)
-            .options(num_cpus=0, max_concurrency=1000)
-            .remote(omega_conf_to_dataclass(parts.rollout), omega_conf_to_dataclass(parts.model))
-        )
-        ray.get(server.ready.remote())
-        client = LLMServerClient(self._config, load_balancer_handle=get_router_handle({"cpu": server}))
+        rollout = omega_conf_to_dataclass(parts.rollout)
+        start = ray.remote(CpuServer).options(num_cpus=0, max_concurrency=1000).remote
+        processes = CpuOptions.of(rollout).processes
+        servers = {
+            str(number): start(rollout, omega_conf_to_dataclass(parts.model), number)
+            for number in range(processes)
+        }
+        ray.get([server.ready.remote() for server in servers.values()])
+        client = LLMServerClient(self._config, load_balancer_handle=get_router_handle(servers))
         return AgentLoopManager.create(self._config, llm_client=client)
 
     def run(self, way: str, episodes: Sequence[int]) -> list[dict[str, int]]:
@@ -213,7 +226,7 @@ def check(rollout: Rollout, episodes: Sequence[int]) -> dict[str, Any]:
     return {"episodes": len(episodes), "calls": CALLS, "sampled_tokens": sampled, "checked": True}
 
 
-def rollouts(folder: Path, model: Path, episodes: int, runs: int) -> dict[str, Any]:
+def rollouts(folder: Path, model: Path, episodes: int, runs: int, processes: int) -> dict[str, Any]:
     """Seconds of every way."""
     from verl_ext.trainer import scratch_folder
 
@@ -222,7 +235,7 @@ def rollouts(folder: Path, model: Path, episodes: int, runs: int) -> dict[str, A
     with scratch_folder() as scratch:
         import ray
 
-        rollout = Rollout(folder, model, scratch, episodes)
+        rollout = Rollout(folder, model, scratch, episodes, processes)
         try:
             work = check(rollout, numbers)
             ways: dict[str, Callable[[], object]] = {
@@ -252,7 +265,9 @@ def main() -> None:
     )
     parser.add_argument("--episodes", type=int, default=EPISODES)
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--model", type=Path, help="where the reciting model is kept for the next time")
+    parser.add_argument("--size", choices=SIZES, default="small", help="of the model")
+    parser.add_argument("--processes", type=int, default=2, help="of the rollout engine, a thread each")
+    parser.add_argument("--model", type=Path, help="folder where reciting models are kept for the next time")
     parser.add_argument("--smoke", action="store_true", help="few episodes, one run: does it work?")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
@@ -261,10 +276,17 @@ def main() -> None:
     episodes, runs = (6, 1) if given.smoke else (given.episodes, given.runs)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place:
         folder = Path(place)
-        model = given.model or folder / "model"
+        model = (given.model or folder) / given.size
         if not (model / "config.json").is_file():
-            make_model(model)
-        result = {"benchmark": "rollout", "runs": runs, **rollouts(folder, model, episodes, runs)}
+            make_model(model, given.size)
+        processes = given.processes
+        result = {
+            "benchmark": "rollout",
+            "runs": runs,
+            "size": given.size,
+            "processes": processes,
+            **rollouts(folder, model, episodes, runs, processes),
+        }
     result["environment"] = environment(["ray", "torch", "transformers", "verl"])
     report(result, given.out)
 

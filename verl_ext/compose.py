@@ -102,6 +102,7 @@ _CPU_DEFAULTS: Flat = {
     "critic.fsdp.strategy": "fsdp2",
     "critic.fsdp.use_torch_compile": False,
     "actor_rollout_ref.rollout.name": CPU_ENGINE,
+    "actor_rollout_ref.rollout.router_config_path": str(Path(__file__).with_name("cpu_router.yaml")),
     "actor_rollout_ref.rollout.tensor_model_parallel_size": 1,
     "actor_rollout_ref.rollout.agent.num_workers": 1,
     "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,

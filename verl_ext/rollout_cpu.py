@@ -1,38 +1,82 @@
 """Rollout engine for verl without an accelerator: our continuous-batching engine in a Ray actor.
 
 Token ids in, token ids and log-probabilities out. Selected by ``actor_rollout_ref.rollout.name=afm_cpu``;
-engine options (``threads``, ``max_batch``) are given as ``+actor_rollout_ref.rollout.engine_kwargs.afm_cpu.threads: 1``, with a
-plus, since verl declares the keys of its own engines only.
+engine options are given as ``+actor_rollout_ref.rollout.engine_kwargs.afm_cpu.processes: 2``, with a plus, since verl declares
+the keys of its own engines only: see :class:`CpuOptions`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Mapping
 from typing import Any
 
 import ray
 import torch
+from pydantic import BaseModel, ConfigDict, Field
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import RolloutReplica, TokenOutput
+from verl.workers.rollout.router import GlobalRequestLoadBalancer
 from verl.workers.rollout.utils import ensure_async_iterator
 
+from afm.configuration import validated
 from afm.errors import EngineError
 from afm.models.base import FinishReason, SamplingParams
 from afm.models.tokenizer import ChatTokenizer, generation_end_ids
 from verl_ext.register import CPU_ENGINE
 
 
-class CpuServer:
-    """The Ray actor that holds the model and generates."""
+class CpuOptions(BaseModel):
+    """``rollout.engine_kwargs.afm_cpu``.
 
-    def __init__(self, config: Any, model_config: Any) -> None:
+    Attributes:
+        processes: Copies of the model, each in a process of its own, for every training worker. A small model uses two cores
+            far better by two processes than by two threads; each takes the memory of its weights and about 0.7 GiB.
+        threads: CPU threads of each process; unless given, the machine's cores shared between the processes.
+        max_batch: Episodes that a process generates together; unless given, ``rollout.max_num_seqs``.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    processes: int = Field(default=1, ge=1)
+    threads: int | None = Field(default=None, ge=1)
+    max_batch: int | None = Field(default=None, ge=1)
+
+    @classmethod
+    def of(cls, rollout: Any) -> CpuOptions:
+        """Read them from verl's ``rollout`` section.
+
+        Raises:
+            ConfigError: A key is unknown or a value impossible.
+        """
+        given = (rollout.engine_kwargs or {}).get(CPU_ENGINE) or {}
+        return validated(cls, dict(given), f"actor_rollout_ref.rollout.engine_kwargs.{CPU_ENGINE}")
+
+    @property
+    def threads_each(self) -> int | None:
+        """Threads of a process; ``None`` leaves torch's setting."""
+        if self.threads is not None or self.processes == 1:
+            return self.threads
+        return max(1, (os.cpu_count() or 1) // self.processes)
+
+
+class CpuServer:
+    """The Ray actor that holds the model and generates.
+
+    Args:
+        config: verl's rollout section.
+        model_config: verl's model section.
+        number: Of this server among all of a run: servers draw different samples.
+    """
+
+    def __init__(self, config: Any, model_config: Any, number: int = 0) -> None:
         from transformers import AutoModelForCausalLM
 
         from afm.models.engine import BatchEngine
 
-        options = dict((config.engine_kwargs or {}).get(CPU_ENGINE) or {})
+        options = CpuOptions.of(config)
         path = model_config.local_path or model_config.path
         tokenizer = ChatTokenizer(model_config.tokenizer, generation_end_ids(path))
         self._response_tokens = config.response_length
@@ -45,9 +89,9 @@ class CpuServer:
             pad_id=tokenizer.pad_id,
             decode=tokenizer.decode,
             vocabulary_size=tokenizer.size,
-            max_batch=options.get("max_batch", config.max_num_seqs),
-            threads=options.get("threads"),
-            seed=config.seed,
+            max_batch=options.max_batch or config.max_num_seqs,
+            threads=options.threads_each,
+            seed=None if config.seed is None else config.seed + number,
         )
 
     async def ready(self) -> bool:
@@ -124,30 +168,44 @@ class CpuServer:
 
 
 class CpuReplica(RolloutReplica):
-    """One server on the node of its training worker."""
+    """The servers of one training worker, on its node."""
 
     def rollout_worker_use_gpu(self) -> bool:
-        """The server takes no slot of its own."""
+        """A server takes no slot of its own."""
         return False
 
     async def launch_servers(self) -> None:
-        """Start the server and wait for its model."""
+        """Start the servers and wait for their models."""
         node = await self.workers[0].__ray_call__.remote(_node_of)
         affinity = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node_id=node, soft=False)
-        server = (
+        options = CpuOptions.of(self.config)
+        names = _server_names(self.replica_rank, options.processes)
+        self.servers = [
             ray.remote(CpuServer)
             .options(
-                name=f"{_server_name(self.replica_rank)}{self.name_suffix}",
+                name=f"{name}{self.name_suffix}",
                 num_cpus=0,
                 max_concurrency=self.max_concurrency,
                 scheduling_strategy=affinity,
             )
-            .remote(self.config, omega_conf_to_dataclass(self.model_config))
-        )
-        await server.ready.remote()
-        self.servers = [server]
-        self._server_handle = server
-        self._server_address = _server_name(self.replica_rank)
+            .remote(
+                self.config,
+                omega_conf_to_dataclass(self.model_config),
+                self.replica_rank * options.processes + index,
+            )
+            for index, name in enumerate(names)
+        ]
+        await asyncio.gather(*(server.ready.remote() for server in self.servers))
+        self._server_handle = self.servers[0]
+        self._server_address = ",".join(f"{name}{self.name_suffix}" for name in names)
+
+
+class CpuRouter(GlobalRequestLoadBalancer):
+    """verl's own balancer (an episode stays with its server) over every server of an address that names several."""
+
+    def __init__(self, servers: dict[str, Any], config: Mapping[str, Any]) -> None:
+        names = [name for address in servers for name in address.split(",")]
+        super().__init__({name: ray.get_actor(name) for name in names})
 
 
 class CpuRolloutAdapter(BaseRollout):
@@ -158,8 +216,9 @@ class CpuRolloutAdapter(BaseRollout):
         rank = int(os.environ["RANK"])
         group = self.config.tensor_model_parallel_size
         self._leads = rank % group == 0
-        self._name = _server_name(rank // group if replica_rank == -1 else replica_rank)
-        self._server: Any = None
+        replica = rank // group if replica_rank == -1 else replica_rank
+        self._names = _server_names(replica, CpuOptions.of(self.config).processes)
+        self._servers: list[Any] = []
 
     async def resume(self, tags: list[str]) -> None:
         """The server keeps its memory."""
@@ -189,13 +248,16 @@ class CpuRolloutAdapter(BaseRollout):
             await self._send(bucket, last=True, global_steps=global_steps)
 
     async def _send(self, bucket: dict[str, torch.Tensor], *, last: bool, global_steps: int | None) -> None:
-        if self._server is None:
-            self._server = ray.get_actor(self._name)
-        await self._server.update_weights.remote(bucket, last, global_steps)
+        if not self._servers:
+            self._servers = [ray.get_actor(name) for name in self._names]
+        stored = ray.put(bucket)
+        await asyncio.gather(
+            *(server.update_weights.remote(stored, last, global_steps) for server in self._servers)
+        )
 
 
-def _server_name(replica_rank: int) -> str:
-    return f"{CPU_ENGINE}_server_{replica_rank}"
+def _server_names(replica_rank: int, processes: int) -> list[str]:
+    return [f"{CPU_ENGINE}_server_{replica_rank}_{index}" for index in range(processes)]
 
 
 def _node_of(worker: object) -> str:

@@ -38,7 +38,10 @@ def settings(folder: Path, model: Path) -> dict[str, Any]:
     verl = tiny["verl"]
     verl["data"] |= {"train_batch_size": 16, "max_prompt_length": 160}
     verl["actor_rollout_ref"]["actor"] |= {"ppo_mini_batch_size": 8, "ppo_micro_batch_size_per_gpu": 8}
-    verl["actor_rollout_ref"]["rollout"] |= {"log_prob_micro_batch_size_per_gpu": 8}
+    verl["actor_rollout_ref"]["rollout"] |= {
+        "log_prob_micro_batch_size_per_gpu": 8,
+        "+engine_kwargs": {"afm_cpu": {"processes": 2}},
+    }
     verl["actor_rollout_ref"]["ref"] |= {"log_prob_micro_batch_size_per_gpu": 8}
     verl["critic"] |= {"ppo_micro_batch_size_per_gpu": 8}
     verl["trainer"] |= {"total_training_steps": 3, "save_freq": 2}
