@@ -1,9 +1,11 @@
-"""``afm data expand``: larger questions, from a generated encyclopaedia by rule or from a corpus by models."""
+"""``afm data expand``: larger questions, from a generated encyclopaedia by rule, from a corpus or the web by models."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,7 +15,10 @@ import typer
 from afm.errors import BudgetSpentError, DataError, UsageError
 
 if TYPE_CHECKING:
+    from afm.cli.progress import ProgressView
     from afm.datasets.encyclopaedia import Encyclopaedia
+    from afm.distill.expand import ExpandSummary
+    from afm.tools import Tool
 
 
 class By(StrEnum):
@@ -32,13 +37,13 @@ class SplitName(StrEnum):
 
 
 def expand(
-    out: Annotated[Path, typer.Option(help="JSONL of questions; with --corpus a folder.")],
+    out: Annotated[Path, typer.Option(help="JSONL of questions; with --corpus or --web a folder.")],
     overrides: Annotated[
         list[str] | None, typer.Argument(help="key=value for the file of --team.", show_default=False)
     ] = None,
     by: Annotated[By, typer.Option(help="A chain of facts, or sub-questions that are combined.")] = By.DEPTH,
     count: Annotated[
-        int, typer.Option(min=1, help="Questions; with --corpus groups that are tried.")
+        int, typer.Option(min=1, help="Questions; with --corpus groups, with --web topics that are tried.")
     ] = 1_000,
     world: Annotated[
         Path | None,
@@ -50,10 +55,24 @@ def expand(
     corpus: Annotated[
         Path | None, typer.Option(help='JSONL {"id", "contents"}; needs --team.', exists=True, dir_okay=False)
     ] = None,
+    web: Annotated[
+        Path | None,
+        typer.Option(
+            help="Topics, one a line, to begin from on the web; needs --team.", exists=True, dir_okay=False
+        ),
+    ] = None,
+    tools: Annotated[
+        Path | None,
+        typer.Option(
+            help="Tools of --web; configs/tools/search.yaml by default.", exists=True, dir_okay=False
+        ),
+    ] = None,
     team: Annotated[
         Path | None, typer.Option(help="YAML as configs/distill/expand.yaml.", exists=True, dir_okay=False)
     ] = None,
-    size: Annotated[int, typer.Option(min=1, max=20, help="Passages that a question of a corpus needs.")] = 2,
+    size: Annotated[
+        int, typer.Option(min=1, max=20, help="Passages, or pages of the web, that a question needs.")
+    ] = 2,
     seed: Annotated[int, typer.Option(help="Fixes every choice that no model makes.")] = 0,
     parallel: Annotated[int, typer.Option(min=1, help="Groups worked on at the same time.")] = 4,
 ) -> None:
@@ -61,18 +80,20 @@ def expand(
 
     Killed, the same command goes on.
     """
-    if (world is None) == (corpus is None):
+    if sum(source is not None for source in (world, corpus, web)) != 1:
         raise UsageError(
-            "expected either --world DIR (by rule) or --corpus FILE with --team YAML (by models)"
+            "expected either --world DIR (by rule), or --corpus FILE or --web FILE with --team YAML (by models)"
         )
+    if tools is not None and web is None:
+        raise UsageError("--tools is for --web")
     if world is not None:
         if team is not None or overrides:
-            raise UsageError("--team and key=value are for --corpus; a --world needs no model")
+            raise UsageError("--team and key=value are for --corpus and --web; a --world needs no model")
         _by_rule(world, out, by, SplitName(split), _numbers(depths), _numbers(widths), count, seed)
         return
-    if corpus is None or team is None:
-        raise UsageError("--corpus needs --team YAML, e.g. configs/distill/expand.yaml")
-    asyncio.run(_by_model(corpus, team, overrides or [], out, by, size, count, seed, parallel))
+    if team is None:
+        raise UsageError("--corpus and --web need --team YAML, e.g. configs/distill/expand.yaml")
+    asyncio.run(_by_model(corpus, web, tools, team, overrides or [], out, by, size, count, seed, parallel))
 
 
 def _by_rule(
@@ -137,7 +158,9 @@ def _world(folder: Path) -> Encyclopaedia:
 
 
 async def _by_model(
-    corpus: Path,
+    corpus: Path | None,
+    web: Path | None,
+    tools: Path | None,
     team: Path,
     overrides: list[str],
     out: Path,
@@ -149,23 +172,54 @@ async def _by_model(
 ) -> None:
     from afm.cli.progress import ProgressView
     from afm.datasets.encyclopaedia.growth import Growth
-    from afm.distill.expand import expand_corpus, read_expansion
+    from afm.distill.expand import expand_corpus, expand_web, read_expansion
 
-    view = ProgressView()
-    summary = await expand_corpus(
-        corpus,
-        read_expansion(team, overrides),
-        out,
-        growth=Growth(by.value),
-        size=size,
-        count=count,
-        seed=seed,
-        parallel=parallel,
-        progress=view.update,
-    )
-    spent = summary.spent
+    view, settings, growth = ProgressView(), read_expansion(team, overrides), Growth(by.value)
+    if corpus is not None:
+        summary = await expand_corpus(
+            corpus,
+            settings,
+            out,
+            growth=growth,
+            size=size,
+            count=count,
+            seed=seed,
+            parallel=parallel,
+            progress=view.update,
+        )
+    else:
+        assert web is not None
+        async with _opened(tools) as opened:
+            summary = await expand_web(
+                web,
+                settings,
+                opened,
+                out,
+                growth=growth,
+                size=size,
+                count=count,
+                parallel=parallel,
+                progress=view.update,
+            )
+    _tell(summary, view)
+
+
+@asynccontextmanager
+async def _opened(file: Path | None) -> AsyncIterator[dict[str, Tool]]:
+    from afm.cli.project import configs_folder
+    from afm.tools import load_tools
+
+    tools = load_tools(file or configs_folder() / "tools/search.yaml")
+    try:
+        yield tools
+    finally:
+        await asyncio.gather(*(tool.close() for tool in tools.values()))
+
+
+def _tell(summary: ExpandSummary, view: ProgressView) -> None:
+    spent, groups = summary.spent, summary.groups
     view.line(
-        f"{summary.path}: {summary.kept} questions of {count} groups, {spent.tokens} tokens, {spent.usd:.4f} USD in all"
+        f"{summary.path}: {summary.kept} questions of {groups} groups, {spent.tokens} tokens, {spent.usd:.4f} USD in all"
     )
     for reason, number in sorted(summary.rejected.items()):
         print(f"  rejected: {number} {reason}")

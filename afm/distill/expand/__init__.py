@@ -1,16 +1,19 @@
-"""Larger questions by model: proposed from passages, and kept when they prove to need every one of them."""
+"""Larger questions by model: proposed from passages or from pages that tools find, and kept when they prove to need every one of them."""
 
 from afm.distill.expand.passages import Passage, groups, read_passages
-from afm.distill.expand.run import ExpandSummary, expand_corpus
+from afm.distill.expand.run import ExpandSummary, expand_corpus, expand_web
 from afm.distill.expand.settings import ExpandSettings, read_expansion
 from afm.distill.expand.team import ExpandTeam
+from afm.distill.expand.web import WebExpandTeam
 
 __all__ = [
     "ExpandSettings",
     "ExpandSummary",
     "ExpandTeam",
     "Passage",
+    "WebExpandTeam",
     "expand_corpus",
+    "expand_web",
     "groups",
     "read_expansion",
     "read_passages",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -17,8 +17,10 @@ from afm.distill.collect import collect
 from afm.distill.expand.passages import Passage, groups, read_passages
 from afm.distill.expand.settings import ExpandSettings
 from afm.distill.expand.team import ExpandTeam, Outcome
+from afm.distill.expand.web import WebExpandTeam, read_topics
 from afm.distill.record import EventKind, EventLog, Spent
 from afm.distill.run import settings_of, settle
+from afm.tools import Tool
 
 TASKS_FILE, REJECTED_FILE, EVENTS_FILE = "tasks.jsonl", "rejected.jsonl", "events.jsonl"
 
@@ -29,12 +31,14 @@ class ExpandSummary:
 
     Attributes:
         path: The questions, as JSONL of tasks.
+        groups: Groups of passages, or topics, that were to be tried.
         rejected: Groups without a question, by reason.
         failed: Groups whose models failed; the next run tries them again.
         stopped: Why the run ended early (its budget is spent), empty when it did not.
     """
 
     path: Path
+    groups: int
     kept: int
     rejected: dict[str, int]
     failed: int
@@ -66,25 +70,77 @@ async def expand_corpus(
         _task(number, group, growth, seed, settings)
         for number, group in enumerate(islice(groups(read_passages(corpus), growth, size, seed), count))
     ]
-    team, done = ExpandTeam(settings), 0
-    settle(out, settings_of(tasks, team.name, seed) | {"growth": growth.value})
+    team = ExpandTeam(settings)
+    return await _expand(tasks, team, {}, corpus, out, growth, size, seed, parallel, progress)
+
+
+async def expand_web(
+    topics: Path,
+    settings: ExpandSettings,
+    tools: dict[str, Tool],
+    out: Path,
+    *,
+    growth: Growth,
+    size: int,
+    count: int,
+    parallel: int = 4,
+    progress: Callable[[str, int, int | None], None] | None = None,
+) -> ExpandSummary:
+    """Try to make a question of each of the first ``count`` topics of a file, from ``size`` pages that tools find and read.
+
+    Writes what :func:`expand_corpus` writes; called again, it goes on.
+
+    Raises:
+        ConfigError: ``out`` holds an expansion of another kind, the settings have no scout, or a tool is missing.
+        DataError: There is no topic.
+        EngineError: Too many topics failed.
+    """
+    team = WebExpandTeam(settings)
+    tasks = [
+        Task(
+            id=f"{settings.name}-web-{growth}-{size}-{number:06d}",
+            question=topic,
+            data_source=settings.data_source,
+            extra_info={"growth": growth.value, "topic": topic, "size": size},
+        )
+        for number, topic in enumerate(read_topics(topics)[:count])
+    ]
+    return await _expand(
+        tasks, team, team.checked(tools), topics, out, growth, size, None, parallel, progress
+    )
+
+
+async def _expand(
+    tasks: Sequence[Task],
+    team: ExpandTeam | WebExpandTeam,
+    tools: dict[str, Tool],
+    source: Path,
+    out: Path,
+    growth: Growth,
+    size: int,
+    seed: int | None,
+    parallel: int,
+    progress: Callable[[str, int, int | None], None] | None,
+) -> ExpandSummary:
+    done = 0
+    settle(out, settings_of(tasks, team.name, seed or 0) | {"growth": growth.value})
 
     def on_done() -> None:
         nonlocal done
         done += 1
         if progress is not None:
-            progress("groups", done, count)
+            progress("groups", done, len(tasks))
 
     try:
         with EventLog(out / EVENTS_FILE) as log:
-            collected = await collect(tasks, team, {}, log, parallel=parallel, on_done=on_done)
+            collected = await collect(tasks, team, tools, log, parallel=parallel, on_done=on_done)
     finally:
         await team.close()
     kept, rejected = _write(out)
     write_manifest(
         out / "manifest.json",
-        counts={"groups": count, "kept": kept, "failed": collected.failed},
-        inputs=[corpus],
+        counts={"groups": len(tasks), "kept": kept, "failed": collected.failed},
+        inputs=[source],
         seed=seed,
         team=team.name,
         growth=growth.value,
@@ -93,7 +149,13 @@ async def expand_corpus(
         cost={"usd": round(log.spent.usd, 6), "tokens": log.spent.tokens},
     )
     return ExpandSummary(
-        out / TASKS_FILE, kept, dict(rejected), collected.failed, collected.stopped, log.spent
+        path=out / TASKS_FILE,
+        groups=len(tasks),
+        kept=kept,
+        rejected=dict(rejected),
+        failed=collected.failed,
+        stopped=collected.stopped,
+        spent=log.spent,
     )
 
 
@@ -121,7 +183,7 @@ def _write(out: Path) -> tuple[int, Counter[str]]:
         outcome = Outcome.model_validate_json(events[-1].content)
         if outcome.rejected:
             rejected.append(outcome.model_dump_json())
-            reasons["solver" if outcome.question else "proposal"] += 1
+            reasons[_stage(task, outcome)] += 1
         else:
             kept.append(_made(task, outcome))
     write_tasks(kept, out / TASKS_FILE)
@@ -129,20 +191,26 @@ def _write(out: Path) -> tuple[int, Counter[str]]:
     return len(kept), reasons
 
 
+def _stage(task: Task, outcome: Outcome) -> str:
+    """Who rejected."""
+    if len(outcome.read) < task.extra_info.get("size", 0):
+        return "pages"
+    return "solver" if outcome.question else "proposal"
+
+
 def _made(task: Task, outcome: Outcome) -> Task:
-    passages = task.extra_info["passages"]
+    read = outcome.read or tuple(passage["id"] for passage in task.extra_info["passages"])
     return task.model_copy(
         update={
             "question": outcome.question,
             "ground_truth": outcome.answer,
             "extra_info": {
                 "shape": task.extra_info["growth"],
-                "hops": len(passages),
+                "hops": len(read),
                 "path": [
-                    {"passage": passages[quote.passage - 1]["id"], "quote": quote.quote}
-                    for quote in outcome.evidence
+                    {"passage": read[quote.passage - 1], "quote": quote.quote} for quote in outcome.evidence
                 ],
-                "proof": {"reads": len(passages), "by": "solver without each passage"},
+                "proof": {"reads": len(read), "by": "solver without each passage"},
             },
         }
     )

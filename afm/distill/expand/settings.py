@@ -22,11 +22,15 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+SCOUT = "scout"
+
+
 class ExpandMembers(_Strict):
-    """Who proposes questions, and who answers them without knowing the proposed answer."""
+    """Who proposes questions, who answers them without knowing the proposed answer, and who gathers pages by web tools."""
 
     proposer: MemberSettings
     solver: MemberSettings
+    scout: MemberSettings | None = None
 
 
 class ExpandSettings(_Strict):
@@ -36,6 +40,8 @@ class ExpandSettings(_Strict):
         data_source: Of the questions; chooses their reward.
         asks: How often a member is asked again when its reply cannot be used.
         passage_chars: Longer passages are cut at the end.
+        search_tool: Name of the tool that finds pages, for questions from the web.
+        page_tool: Name of the one that reads them.
     """
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_]*$")
@@ -45,6 +51,8 @@ class ExpandSettings(_Strict):
     data_source: str = "expanded"
     asks: int = Field(default=3, ge=1)
     passage_chars: int = Field(default=4_000, ge=200)
+    search_tool: str = "web_search"
+    page_tool: str = "crawl_page"
     budget: BudgetSettings = BudgetSettings()
 
     @model_validator(mode="after")
@@ -55,7 +63,8 @@ class ExpandSettings(_Strict):
     @property
     def all_members(self) -> dict[str, MemberSettings]:
         """Everybody by name."""
-        return {name: getattr(self.members, name) for name in ExpandMembers.model_fields}
+        found = {name: getattr(self.members, name) for name in ExpandMembers.model_fields}
+        return {name: member for name, member in found.items() if member is not None}
 
 
 def read_expansion(path: Path, overrides: Sequence[str] = ()) -> ExpandSettings:

@@ -17,7 +17,7 @@ from afm.distill.model_team.voices import NoUsableReplyError, Voices
 from afm.distill.record import Recorder
 from afm.rewards.exact_match import normalised
 
-PROPOSER, SOLVER = ExpandMembers.model_fields
+PROPOSER, SOLVER, _ = ExpandMembers.model_fields
 _SHOWN = 120
 
 
@@ -45,7 +45,12 @@ class Solution(Reply):
 
 
 class Outcome(BaseModel):
-    """What became of a group, as the content of its final event; ``rejected`` says why there is no question."""
+    """What became of a group, as the content of its final event.
+
+    Attributes:
+        rejected: Why there is no question.
+        read: Addresses of the passages, where they were gathered on the way.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -53,6 +58,7 @@ class Outcome(BaseModel):
     answer: str = ""
     evidence: tuple[Quote, ...] = ()
     rejected: str = ""
+    read: tuple[str, ...] = ()
 
 
 class ExpandTeam:
@@ -61,6 +67,9 @@ class ExpandTeam:
     A question is kept when its answer stands in evidence quoted word for word from every passage, when an independent solver finds
     the same answer from the passages, and when it does not find it without all of them or without any one: so many pages are
     needed, as far as this solver can tell.
+
+    Attributes:
+        voices: The models of all members.
     """
 
     def __init__(self, settings: ExpandSettings) -> None:
@@ -69,7 +78,7 @@ class ExpandTeam:
             name: read_prompt(name, member.prompt, member.says)
             for name, member in settings.all_members.items()
         }
-        self._voices = Voices(settings, self._prompts)
+        self.voices = Voices(settings, self._prompts)
 
     @property
     def name(self) -> str:
@@ -91,17 +100,22 @@ class ExpandTeam:
         passages = [Passage.model_validate(row) for row in info["passages"]]
         shown = [passage.model_copy(update={"text": passage.text[:most]}) for passage in passages]
         try:
-            outcome = await self._outcome(recorder, shown, str(info["growth"]))
+            outcome = await self.outcome(recorder, shown, str(info["growth"]))
         except NoUsableReplyError as error:
             outcome = Outcome(rejected=str(error))
         recorder.finish(PROPOSER, outcome.model_dump_json())
 
     async def close(self) -> None:
         """Close the connections to the models."""
-        await self._voices.close()
+        await self.voices.close()
 
-    async def _outcome(self, recorder: Recorder, passages: Sequence[Passage], growth: str) -> Outcome:
-        proposal = await self._voices.ask(
+    async def outcome(self, recorder: Recorder, passages: Sequence[Passage], growth: str) -> Outcome:
+        """A question from these passages, tested.
+
+        Raises:
+            NoUsableReplyError, EngineError, BudgetSpentError: As :meth:`solve` says.
+        """
+        proposal = await self.voices.ask(
             recorder,
             PROPOSER,
             Proposal,
@@ -122,7 +136,7 @@ class ExpandTeam:
 
     async def _solved(self, recorder: Recorder, question: str, passages: Sequence[Passage]) -> str:
         view = {"question": question, "passages": passages}
-        return (await self._voices.ask(recorder, SOLVER, Solution, view)).answer
+        return (await self.voices.ask(recorder, SOLVER, Solution, view)).answer
 
 
 def fault(proposal: Proposal, passages: Sequence[Passage]) -> str:
@@ -131,7 +145,7 @@ def fault(proposal: Proposal, passages: Sequence[Passage]) -> str:
     if cited != set(range(1, len(passages) + 1)):
         return f"evidence: quotes passages {sorted(cited)}, expected each of 1 to {len(passages)}"
     for quote in proposal.evidence:
-        if _flat(quote.quote) not in _flat(passages[quote.passage - 1].text):
+        if flat(quote.quote) not in flat(passages[quote.passage - 1].text):
             return (
                 f"evidence: {quote.quote[:_SHOWN]!r} does not stand word for word in passage {quote.passage}"
             )
@@ -153,5 +167,6 @@ def _rejected(made: Outcome, reason: str) -> Outcome:
     return made.model_copy(update={"rejected": reason})
 
 
-def _flat(text: str) -> str:
+def flat(text: str) -> str:
+    """With single blanks for white space."""
     return re.sub(r"\s+", " ", text).strip()
