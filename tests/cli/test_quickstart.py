@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -75,8 +76,10 @@ def test_the_main_job_survives_kill_minus_nine_and_ends_with_a_report(tmp_path: 
     if real:
         assert json.loads(next(out.glob("eval_aime24_*/metrics.json")).read_text())["scored"] == 30
     report = (out / "report.html").read_text()
-    assert "http://" not in report.replace("http://www.w3.org", "")
+    to_the_viewer = r'<a rel="noreferrer" href="http://127\.0\.0\.1:8765/#find=[^"]*">'
+    assert "http://" not in re.sub(to_the_viewer, "", report)
     assert "https://" not in report
+    assert re.search(to_the_viewer, report)
 
     question = rows(out / "world/heldout.jsonl")[0]["question"]
     ask = [*AFM, "ask", question, "--agent", "math", "--model", str(out / "rl"), "--json", "--seed", "1"]

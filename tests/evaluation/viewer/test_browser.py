@@ -128,6 +128,7 @@ def test_a_report_loads_nothing_fits_and_leads_to_its_trajectories(
 ):
     from urllib.parse import urlsplit
 
+    from afm.evaluation.health import Aspect
     from afm.evaluation.links import ViewLinks
     from afm.evaluation.metrics import summarise
     from afm.evaluation.report import write_report
@@ -140,7 +141,9 @@ def test_a_report_loads_nothing_fits_and_leads_to_its_trajectories(
     records += [records[-1].model_copy(update={"id": HOSTILE, "verdict": None, "error": HOSTILE})]
     stages = (StageResult(HOSTILE, summarise(records), run / "a.jsonl", HOSTILE, scan(records, None)),)
     links = ViewLinks(run, urlsplit(address).port)
-    page = ReportInput(HOSTILE, stages=stages, curves=tuple(score_curves(stages)), links=links)
+    meaning = "tokens trained on that nobody sampled, which is always 0 in a run that is well"
+    health = (Aspect("Token drift", meaning, 0.0, 0.0, 0.0, 0.0, alarms=(HOSTILE,)),)
+    page = ReportInput(HOSTILE, stages=stages, health=health, curves=tuple(score_curves(stages)), links=links)
     file = write_report(page, tmp_path / "report.html")
 
     found = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
