@@ -7,7 +7,8 @@ searches. Its recordings become three sets: raw, all that ended with an answer; 
 and quality leave; enriched, the same with reflection enrichment and error-correction upsampling. For each seed, equally many
 rows are drawn from each, and the same model is fine-tuned on each for equally many steps and evaluated on the same held-out
 questions, whose entities no other set names. The model is one that can search and copy already: trained once, from random
-weights, on the work of another team (agent `mhqa`) on other questions. What is finished is not run again.
+weights, on the work of another team (agent `mhqa`) on other questions. What is finished is not run again. `--out` gets
+`summary.json` and `table.md`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +51,8 @@ class Size:
     base_tasks: int = 12_000
     base_steps: int = 2_600
     tasks: int = 6_000
-    rows: int = 2_000
-    steps: int = 250
+    rows: int = 2_800
+    steps: int = 600
     held_out: int = 200
     cutoff: int = 256
 
@@ -62,6 +63,15 @@ SMOKE = Size(pages=400, base_tasks=60, base_steps=2, tasks=120, rows=30, steps=2
 def afm(*words: str) -> None:
     """Run ``afm``; its failure ends this program."""
     subprocess.run([sys.executable, "-m", "afm.cli.main", *words], check=True, stdout=sys.stderr)
+
+
+def claim(out: Path, size: Size) -> None:
+    """Remember how much of everything the runs of a folder have; refuse to mix."""
+    file, told = out / "size.json", json.dumps(asdict(size), indent=2) + "\n"
+    if file.exists() and file.read_text("utf-8") != told:
+        raise SystemExit(f"{file}: the runs there have another size; choose another --out")
+    out.mkdir(parents=True, exist_ok=True)
+    file.write_text(told, encoding="utf-8")
 
 
 def make_world(folder: Path, size: Size) -> None:
@@ -196,18 +206,14 @@ def one(
 
 
 def differences(runs: list[dict[str, Any]], out: Path) -> list[dict[str, Any]]:
-    """Each set minus the raw one on the same questions, all seeds together, with its 95 % interval."""
-    from afm.evaluation.metrics import paired_difference
+    """Each set minus the raw one on the same questions, each by its mean over the seeds, with the 95 % interval over questions."""
+    from afm.evaluation import paired_difference
     from afm.trajectory.io import load_records
 
     seeds = sorted({run["seed"] for run in runs})
 
     def episodes(name: str) -> list[Any]:
-        return [
-            row.model_copy(update={"id": f"{row.id}/{seed}"})
-            for seed in seeds
-            for row in load_records(out / name / f"seed{seed}/eval/episodes.jsonl")
-        ]
+        return [row for seed in seeds for row in load_records(out / name / f"seed{seed}/eval/episodes.jsonl")]
 
     found = []
     for name in list(SETS)[1:]:
@@ -242,10 +248,14 @@ def main() -> None:
     )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--smoke", action="store_true", help="hardly any training: does it work?")
+    parser.add_argument("--rows", type=int, help="drawn from each set")
+    parser.add_argument("--steps", type=int, help="of each fine-tuning")
     parser.add_argument("--only-sets", action="store_true", help="record and filter, train nothing")
     parser.add_argument("--out", type=Path, default=Path("runs/ablation-data"), help="folder of the runs")
     arguments = parser.parse_args()
-    size, out = SMOKE if arguments.smoke else Size(), arguments.out.resolve()
+    given = {key: value for key in ("rows", "steps") if (value := getattr(arguments, key)) is not None}
+    size, out = replace(SMOKE if arguments.smoke else Size(), **given), arguments.out.resolve()
+    claim(out, size)
     make_world(out / "world", size)
     with wiki_server(out / "world/index", out / "server.log"):
         record(out / "world/rl.jsonl", "wiki", out / "team")
