@@ -8,3 +8,4 @@ bin=${VENV:-.venv}/bin
 "$bin/ruff" check .
 "$bin/mypy"
 git ls-files -z '*.sh' .ci/run | xargs -0 "$bin/shellcheck"
+./docs.sh

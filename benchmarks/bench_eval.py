@@ -86,7 +86,9 @@ def serve(folder: Path) -> None:
         return Response(bodies[called], media_type="application/json")
 
     app = Starlette(routes=[Route("/v1/completions", completions, methods=["POST"])])
-    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", access_log=False)
+    config = uvicorn.Config(
+        app, host="127.0.0.1", port=0, log_level="error", access_log=False, timeout_keep_alive=600
+    )
     socket = config.bind_socket()
     print(socket.getsockname()[1], flush=True)
     asyncio.run(uvicorn.Server(config).serve(sockets=[socket]))
@@ -282,6 +284,7 @@ def resume(folder: Path, rows: int) -> dict[str, Any]:
         if name == "without_index":
             (out / "episodes.index").unlink()
         told[name] = resumed(out, wanted, rounds)
+        print(name, told[name], file=sys.stderr, flush=True)
         assert len((out / "episodes.index").read_bytes().splitlines()) == len(wanted) * rounds
         _drop_last(file, out / "episodes.index")
     told["target_to_work_s"] = TARGET_S
@@ -306,6 +309,7 @@ def main() -> None:
     parser.add_argument("--parallel", type=int, default=64)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--part", choices=("overhead", "resume"), help="only this one")
     parser.add_argument("--smoke", action="store_true", help="a few episodes and rows, to see that it works")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
@@ -314,12 +318,12 @@ def main() -> None:
         serve(given.serve)
         return
     episodes, rows, runs = (40, 2000, 1) if given.smoke else (given.episodes, given.rows, given.runs)
+    found: dict[str, Any] = {"environment": environment(["httpx", "pydantic", "fastapi", "uvicorn"])}
     with tempfile.TemporaryDirectory(prefix="bench_eval") as name:
-        found = {
-            "environment": environment(["httpx", "pydantic", "fastapi", "uvicorn"]),
-            "overhead": overhead(Path(name), episodes, given.parallel, runs),
-            "resume": resume(Path(name), rows),
-        }
+        if given.part != "resume":
+            found["overhead"] = overhead(Path(name), episodes, given.parallel, runs)
+        if given.part != "overhead":
+            found["resume"] = resume(Path(name), rows)
     report(found, given.out)
 
 
