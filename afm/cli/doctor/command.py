@@ -10,7 +10,6 @@ from typing import Annotated
 import typer
 
 from afm.cli.doctor.kinds import Kind, kind_of
-from afm.cli.doctor.shown import print_json, print_table
 from afm.planning import Finding, failed, hardware_from
 
 SFT_DOCTOR = "llamafactory_patch.doctor"
@@ -54,6 +53,8 @@ def doctor(
         findings, what = diagnose_machine(os.environ), "this computer"
     else:
         findings, what = _diagnosed(config, overrides or [], nodes, gpus, gpu_gib), str(config)
+    from afm.cli.doctor.shown import print_json, print_table
+
     if as_json:
         print_json(what, findings)
     else:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
-
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from typing import TYPE_CHECKING
 
 from afm.planning import Finding, Level, failed
 from afm.terminal import visible
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 _WORDS = {Level.OK: "ok", Level.WARNING: "warn", Level.ERROR: "fail"}
 _STYLES = {Level.OK: "green", Level.WARNING: "yellow", Level.ERROR: "bold red"}
@@ -28,6 +28,10 @@ def print_json(what: str, findings: Sequence[Finding]) -> None:
 
 def print_table(findings: Sequence[Finding], console: Console | None = None) -> None:
     """All findings in their order, and how many there are of each kind."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
     console = console or Console(highlight=False)
     if not console.is_terminal:
         for finding in findings:
