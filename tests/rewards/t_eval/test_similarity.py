@@ -55,6 +55,6 @@ async def test_a_sentence_model_compares_arguments_and_evidence_says_nothing_of_
 
     same, other = await judged("{'place': 'berlin'}"), await judged("search")
     await reward.close()
-    assert same.score == pytest.approx(1.0, abs=1e-5)
+    assert same.score == 1.0
     assert 0 <= other.score < same.score
     assert "word counts" not in same.evidence
