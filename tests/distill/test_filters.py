@@ -56,6 +56,13 @@ async def test_a_wrong_answer_is_dropped_with_the_evidence(spec, reward):
     assert "8" in dropped.verdict.evidence
 
 
+async def test_a_recorded_score_that_is_no_number_is_not_good_enough(spec):
+    verdict = Verdict(score=float("nan"))
+    (dropped,) = await passed([QualityFilter(spec, Abstains(), recorded=True)], record(verdict=verdict))
+
+    assert (dropped.kept, dropped.reason) == (False, "quality: score nan: ")
+
+
 async def test_without_a_verdict_nobody_vouches_for_a_row(spec):
     (dropped,) = await passed([QualityFilter(spec, Abstains())], record())
 

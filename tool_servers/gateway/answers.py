@@ -168,12 +168,19 @@ def _grow_calls(calls: list[dict[str, Any]], deltas: list[Any]) -> None:
         if not 0 <= index < len(calls):
             continue
         call = calls[index]
-        call["id"] = call["id"] or delta.get("id") or ""
+        call["id"] = call["id"] or _said(delta.get("id"))
         function = delta.get("function")
         if isinstance(function, dict):
             known = call["function"]
-            known["name"] = known["name"] or function.get("name") or ""
-            known["arguments"] += function.get("arguments") or ""
+            known["name"] = known["name"] or _said(function.get("name"))
+            known["arguments"] += _said(function.get("arguments"))
+
+
+def _said(value: Any) -> str:
+    """A text as it is; some servers say arguments as an object, whole and at once."""
+    if isinstance(value, str):
+        return value
+    return "" if value is None else json.dumps(value, ensure_ascii=False)
 
 
 def _count(value: Any) -> int:

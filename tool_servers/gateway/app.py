@@ -19,6 +19,7 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 from fastapi import FastAPI, Request
@@ -27,6 +28,7 @@ from starlette.exceptions import HTTPException
 
 from afm.distill.gateway import CallLog
 from afm.errors import DataError
+from tool_servers.gateway.blackout import Blackout
 from tool_servers.gateway.exchange import Asked, Desk, Exchange, refusal
 from tool_servers.gateway.labels import key_and_names, label_of
 from tool_servers.gateway.settings import GatewaySettings, Route
@@ -106,7 +108,8 @@ class Gateway:
         model = request.path_params.get("model")
         if model is not None:
             route = self._route(model)
-            told = None if route is None else await self._listed(route, f"/{model}")
+            path = _path_of(model)
+            told = None if route is None or path is None else await self._listed(route, path)
             return told or refusal(404, "model", f"no endpoint knows the model {model[:100]!r}")
         answers = await asyncio.gather(*(self._listed(route, "") for route in self._routes))
         return _joined([answer for answer in answers if answer is not None])
@@ -153,7 +156,8 @@ class Gateway:
             answer = await self._desk.client.get(
                 f"{route.url}/models{path}", headers=headers, timeout=_MODELS_S
             )
-            return JSONResponse(answer.json(), status_code=answer.status_code)
+            listed = json.loads(Blackout(route.key).whole(answer.content))
+            return JSONResponse(listed, status_code=answer.status_code)
         except (httpx.HTTPError, ValueError):
             return None
 
@@ -183,6 +187,13 @@ class Gateway:
 
 def _told_by_us(record: logging.LogRecord) -> bool:
     return "without completing response" not in record.getMessage()
+
+
+def _path_of(model: str) -> str | None:
+    """Where an endpoint tells of a model; ``None`` for what would lead elsewhere, where the key has no business."""
+    if any(part in ("", ".", "..") for part in model.split("/")):
+        return None
+    return "/" + quote(model, safe="/:@")
 
 
 def _joined(answers: list[Response]) -> Response:

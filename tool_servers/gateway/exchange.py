@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from afm.distill.gateway import CallLog, Label, ModelCall, Usage
 from tool_servers.gateway.answers import Answer, EventStream, whole_answer
+from tool_servers.gateway.blackout import Blackout
 from tool_servers.gateway.settings import GatewaySettings, Route, cost_usd
 from tool_servers.shared.admission import Admission, BusyError
 
@@ -72,6 +73,7 @@ class Exchange(Response):
     def __init__(self, desk: Desk, route: Route, label: Label, asked: Asked) -> None:
         super().__init__()
         self._desk, self._route, self._label, self._asked = desk, route, label, asked
+        self._blackout = Blackout(route.key)
         self._began = time.monotonic()
         self._first_s = 0.0
         self._status = 0
@@ -144,7 +146,7 @@ class Exchange(Response):
                     return self._failed(502, "too_large", f"the answer of {_NO_ENDPOINT} is too large")
         except (TimeoutError, httpx.TransportError, httpx.DecodingError):
             trouble = "cut"
-        body = self._without_key(bytes(content))
+        body = self._blackout.whole(bytes(content))
         answer = whole_answer(body)
         self._answer = answer or Answer()
         if not response.is_success:
@@ -154,12 +156,12 @@ class Exchange(Response):
         self._record(trouble, body.decode("utf-8", "replace") if trouble else "")
         # A body that broke off is announced one byte longer than it is, so that the client sees it break off, too.
         length = len(body) + (trouble == "cut")
-        await _start(send, response, {"content-length": str(length)})
+        await self._start(send, response, {"content-length": str(length)})
         await send({"type": "http.response.body", "body": body, "more_body": trouble == "cut"})
         return None
 
     async def _stream(self, response: httpx.Response, send: Send) -> None:
-        await _start(send, response, {"cache-control": "no-cache"})
+        await self._start(send, response, {"cache-control": "no-cache"})
         stream = EventStream(hide_usage=self._asked.hide_usage)
         self._answer = stream.answer
         trouble, size = "", 0
@@ -169,14 +171,14 @@ class Exchange(Response):
                 if size > self._desk.settings.max_answer_bytes:
                     trouble = "too_large"
                     break
-                passed = stream.feed(piece)
+                passed = stream.feed(self._blackout.feed(piece))
                 if stream.answer.done:
                     self._record(_stream_trouble(stream), stream.error)
                 if passed:
                     await send({"type": "http.response.body", "body": passed, "more_body": True})
         except (TimeoutError, httpx.TransportError, httpx.DecodingError):
             trouble = "cut"
-        if rest := stream.end():
+        if rest := stream.feed(self._blackout.end()) + stream.end():
             await send({"type": "http.response.body", "body": rest, "more_body": True})
         self._record(trouble or _stream_trouble(stream), stream.error)
         if not trouble:  # left without an end otherwise: the server then closes the connection
@@ -196,10 +198,17 @@ class Exchange(Response):
                 return
             yield piece
 
-    def _without_key(self, content: bytes) -> bytes:
-        """``content``, should an endpoint repeat its key in an error."""
-        key = self._route.key
-        return content.replace(key.encode(), b"[key]") if key else content
+    async def _start(self, send: Send, response: httpx.Response, own: dict[str, str]) -> None:
+        passed = {
+            name: value
+            for name, value in response.headers.items()
+            if name in _PASSED or name.startswith(_PASSED_BEGINNINGS)
+        }
+        headers = [
+            (name.encode(), self._blackout.whole(value.encode("latin-1")))
+            for name, value in (passed | own).items()
+        ]
+        await send({"type": "http.response.start", "status": response.status_code, "headers": headers})
 
     def _failed(self, status: int, trouble: str, message: str) -> JSONResponse:
         self._record(trouble, message)
@@ -248,16 +257,6 @@ def _stream_trouble(stream: EventStream) -> str:
     if stream.broken:
         return "broken"
     return "" if stream.answer.finished else "cut"
-
-
-async def _start(send: Send, response: httpx.Response, own: dict[str, str]) -> None:
-    passed = {
-        name: value
-        for name, value in response.headers.items()
-        if name in _PASSED or name.startswith(_PASSED_BEGINNINGS)
-    }
-    headers = [(name.encode(), value.encode("latin-1")) for name, value in (passed | own).items()]
-    await send({"type": "http.response.start", "status": response.status_code, "headers": headers})
 
 
 async def _left(receive: Receive) -> None:

@@ -154,10 +154,13 @@ def _line(record: Record, read: Record, line: bytes) -> bytes:
 
 
 def written(decision: Decision, line: bytes) -> bytes:
-    """What is written of a line that was read: as it is, changed, or with a reason as its end."""
+    """What is written of a line that was read: as it is, changed, or with a reason as its end.
+
+    A row that was dropped before it came here stays as it is: it has its reason.
+    """
     if decision.line:
         return decision.line
-    if not decision.kept:
+    if not decision.kept and line.endswith(_KEPT_END):
         return _with_reason(line, decision.reason)
     return line if line.endswith(b"\n") else line + b"\n"
 

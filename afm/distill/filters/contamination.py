@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -13,10 +14,11 @@ from pydantic import Field
 from afm.agents import AgentSpec
 from afm.datasets import read_tasks
 from afm.distill.filters.base import FilterSettings, Rule
+from afm.trajectory.hygiene import readable
 from afm.trajectory.record import Record
 from afm.trajectory.types import Author
 
-_WORD = re.compile(r"\w+")
+_WORD = re.compile(r"[^\W_]+")
 
 
 class Place(StrEnum):
@@ -47,7 +49,7 @@ class ContaminationSettings(FilterSettings):
 class ContaminationFilter(Rule):
     """Drops rows about questions that a model will be evaluated on.
 
-    Texts are compared without letter case, punctuation and layout. A question with fewer words than an n-gram
+    Texts are compared without letter case, punctuation, layout, hidden characters and ways to write the same letter. A question with fewer words than an n-gram
     is only found as a whole.
 
     Raises:
@@ -88,6 +90,8 @@ class ContaminationFilter(Rule):
 
 
 def _words(text: str) -> list[str]:
+    if not text.isascii():
+        text = unicodedata.normalize("NFKC", readable(text))
     return _WORD.findall(text.casefold())
 
 

@@ -57,14 +57,31 @@ def _random_enough(text: str) -> bool:
     """A value in which letters and digits mix; words and placeholders do not."""
     value = text.split("=" if "=" in text else ":", 1)[-1].strip(" \"'")
     kinds = (str.islower, str.isupper, str.isdigit)
-    return sum(any(kind(character) for character in value) for kind in kinds) >= 2 and len(set(value)) >= 8
+    mixed = sum(any(kind(character) for character in value) for kind in kinds) >= 2
+    return mixed and len(set(value)) >= 8 and _PLACEHOLDER.search(value) is None
 
 
+def _last_part_mixed(text: str) -> bool:
+    """Whether the value at the end has letters and digits; names of variables and words have no digits."""
+    value = re.split(r"[\s:=\"']+", text.rstrip("=\"'"))[-1]
+    return (
+        any(map(str.isdigit, value))
+        and any(map(str.isalpha, value))
+        and len(set(value)) >= 8
+        and _PLACEHOLDER.search(value) is None
+    )
+
+
+_PLACEHOLDER = re.compile(r"(?i)your|example|placeholder|changeme|x{6}")
+_CREDENTIAL = (
+    r"(?:password|passwd|secret(?:[_-](?:access[_-])?key)?|api[_-]?key|(?:access|auth|bot|refresh)[_-]?token)"
+)
+"""Names of what must stay secret; more words may stand before them, as in ``OPENAI_API_KEY``."""
 _CARD_NUMBERS = r"4\d{12}(?:\d{3})?|5[1-5]\d{14}|2[2-7]\d{14}|3[47]\d{13}|6(?:011|5\d\d)\d{12}"
-_TOP_LEVEL = r"(?:com|org|net|edu|gov|mil|int|info|biz|app|dev|[a-z]{2})"
+_TOP_LEVEL = r"(?:com|org|net|edu|gov|mil|int|info|biz|app|dev|online|cloud|tech|xyz|site|shop|[a-z]{2})"
 
 SECRETS = (
-    Pattern("private key", re.compile(r"-----BEGIN (?:[A-Z]+ )*PRIVATE KEY-----"), ("PRIVATE KEY",)),
+    Pattern("private key", re.compile(r"-----BEGIN (?:[A-Z]+ )*PRIVATE KEY(?: BLOCK)?-----"), ("PRIVATE KEY",)),
     Pattern("AWS key", re.compile(r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"), ("AKIA", "ASIA")),
     Pattern(
         "GitHub token",
@@ -74,27 +91,60 @@ SECRETS = (
     Pattern("GitLab token", re.compile(r"\bglpat-[\w-]{20,255}"), ("glpat-",)),
     Pattern("model API key", re.compile(r"\bsk-(?:[a-z]+-){0,2}[\w-]{20,255}"), ("sk-",), _random_enough),
     Pattern("Hugging Face token", re.compile(r"\bhf_[A-Za-z0-9]{30,255}\b"), ("hf_",)),
-    Pattern("Google key", re.compile(r"\bAIza[\w-]{35}"), ("AIza",)),
-    Pattern("Slack token", re.compile(r"\bxox[abeoprs]-[\w-]{10,255}"), ("xox",)),
-    Pattern("Stripe key", re.compile(r"\b[rs]k_live_[A-Za-z0-9]{20,255}"), ("k_live_",)),
+    Pattern(
+        "Google key",
+        re.compile(r"\b(?:AIza[\w-]{35}|GOCSPX-[\w-]{28}|ya29\.[\w-]{30,512})"),
+        ("AIza", "GOCSPX-", "ya29."),
+    ),
+    Pattern(
+        "Slack token",
+        re.compile(r"\b(?:xox[abeoprs]-[\w-]{10,255}|xapp-\d-[\w-]{20,255}|hooks\.slack\.com/services/T\w{1,20}/B\w{1,20}/\w{20})"),
+        ("xox", "xapp-", "hooks.slack.com"),
+    ),
+    Pattern(
+        "Stripe key",
+        re.compile(r"\b(?:[rs]k_live_[A-Za-z0-9]{20,255}|whsec_[A-Za-z0-9]{24,255})"),
+        ("k_live_", "whsec_"),
+    ),
+    Pattern(
+        "service token",
+        re.compile(
+            r"\b(?:SG\.[\w-]{22}\.[\w-]{43}|dop_v1_[0-9a-f]{64}|shp(?:at|ca|pa|ss)_[0-9a-fA-F]{32}|gsk_[A-Za-z0-9]{40,255}"
+            r"|xai-[A-Za-z0-9]{60,255}|pplx-[A-Za-z0-9]{40,255}|r8_[A-Za-z0-9]{37}|tvly-[\w-]{28,255}|hv[bs]\.[\w-]{24,255}"
+            r"|dapi[0-9a-f]{32}|\d{8,10}:AA[\w-]{33}|AccountKey=[A-Za-z0-9+/]{60,100}=)"
+        ),
+        ("SG.", "dop_v1_", "shp", "gsk_", "xai-", "pplx-", "r8_", "tvly-", "hvs.", "hvb.", "dapi", ":AA", "AccountKey="),
+    ),
+    Pattern(
+        "authorization header",
+        re.compile(
+            r"(?i)\b(?:authorization[\"']?\s{0,4}[:=]\s{0,4}[\"']?(?:bearer|basic|token)\s|x-api-key[\"']?\s{0,4}[:=])\s{0,4}[\"']?"
+            r"[\w.~+/-]{20,2000}"
+        ),
+        ("uthorization", "UTHORIZATION", "-Key", "-key", "-KEY"),
+        _last_part_mixed,
+    ),
     Pattern("package index token", re.compile(r"\b(?:npm_[A-Za-z0-9]{36}\b|pypi-[\w-]{50,255})"), ("npm_", "pypi-")),
     Pattern("signed token", re.compile(r"\beyJ[\w-]{10,300}+\.eyJ[\w-]{10,2000}+\.[\w-]{10}"), ("eyJ",)),
-    Pattern("address with password", re.compile(r"://[^\s/:@]{1,64}:[^\s/:@]{3,64}@[\w.-]+"), ("://",)),
+    Pattern("address with password", re.compile(r"://[^\s/:@]{0,64}:[^\s/:@]{3,64}@[\w.-]+"), ("://",)),
     Pattern(
         "credential",
-        re.compile(
-            r"(?i)\b(?:password|passwd|secret|api[_-]?key|(?:access|auth)[_-]?token)[\"']?\s{0,4}[:=]\s{0,4}"
-            r"[\"'][^\s\"']{12,128}[\"']"
-        ),
+        re.compile(rf"(?i)(?<![^\W_]){_CREDENTIAL}[\"']?\s{{0,4}}[:=]\s{{0,4}}[\"'][^\s\"']{{12,128}}[\"']"),
         valid=_random_enough,
+    ),
+    Pattern(
+        "credential in a setting",
+        re.compile(rf"(?i)(?<![^\W_]){_CREDENTIAL}(?:=| = )[\w.~+/!@#%^*-]{{16,128}}+(?![\w(\[])"),
+        ("=",),
+        _last_part_mixed,
     ),
 )  # fmt: skip
 PERSONAL = (
     Pattern(
         "e-mail",
-        re.compile(rf"(?i)\b[a-z0-9._%+-]{{1,64}}@(?:[a-z0-9-]{{1,63}}\.){{1,5}}{_TOP_LEVEL}\b(?!\.\w|\()"),
+        re.compile(rf"(?i)\b[\w.%+-]{{1,64}}@(?:[a-z0-9-]{{1,63}}\.){{1,5}}{_TOP_LEVEL}\b(?!\.\w|\()"),
         ("@",),
-        lambda text: not re.search(r"(?i)[@.]example\.(?:com|org|net)$", text),
+        lambda text: not re.search(r"(?i)[@.]example\.(?:com|org|net)$|^git@", text),
     ),
     Pattern(
         "phone",

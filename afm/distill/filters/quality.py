@@ -22,7 +22,7 @@ class QualitySettings(FilterSettings):
         recorded: Take the verdict that a row carries already, and judge only rows without one.
     """
 
-    min_score: float = 1.0
+    min_score: float = Field(default=1.0, allow_inf_nan=False)
     reward: Path | None = None
     recorded: bool = Field(default=False)
 
@@ -58,7 +58,7 @@ class QualityFilter:
     def _decided(self, judged: Record, verdict: Verdict) -> Record:
         if verdict.score is None:
             return dropped(judged, f"{self.name}: no verdict: {verdict.evidence}")
-        if verdict.score < self.min_score:
+        if not verdict.score >= self.min_score:  # nor is what is no number
             return dropped(judged, f"{self.name}: score {verdict.score:g}: {verdict.evidence}")
         return judged
 

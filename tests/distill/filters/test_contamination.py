@@ -34,6 +34,24 @@ def test_the_same_question_is_caught_in_any_typography(wiki, row, tasks):
     )
 
 
+@pytest.mark.parametrize(
+    "asked",
+    [
+        "Where was Ren\u00e9 of Z\u00fcrich born?",
+        "Where was Rene\u0301 of Zu\u0308rich born?",
+        "Where was Ren\u00e9 of Zu\u200brich born?".replace("Zu", "Z\u00fc"),
+        "\uff37here was _Ren\u00e9_ of Z\u00fcrich\u00a0born?",
+    ],
+)
+def test_the_same_question_is_caught_in_any_form_of_its_letters(wiki, row, tmp_path, asked):
+    path = tmp_path / "marks.jsonl"
+    path.write_text(
+        json.dumps({"id": "q", "question": "Where was Ren\u00e9 of Z\u00fcrich born?", "answer": "A"}) + "\n"
+    )
+
+    assert not filtered(wiki, row(question=asked), path).kept
+
+
 def test_thirteen_words_in_a_row_are_caught_and_twelve_are_not(wiki, row, tasks):
     words = BENCHMARK.split()
     thirteen, twelve = (f"Tell me {' '.join(words[-n:])} and why?" for n in (13, 12))

@@ -49,6 +49,7 @@ def test_presets_keep_the_published_order():
             r"stages\[0\].complexity.min_cals: unknown key; did you mean 'min_calls'\?",
         ),
         ("stages: [{complexity: {min_calls: 0}}]", "expected greater than or equal to 1"),
+        ("stages: [{quality: {min_score: .nan}}]", "got nan"),
         ("stages: [{format: {}, complexity: {}}]", "exactly one filter"),
         ("stages: [{format: {}}, {format: {}}]", "stand twice"),
         ("stages: [{correction: {}}, {format: {}}]", "must be the last"),

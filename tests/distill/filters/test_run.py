@@ -101,6 +101,18 @@ def test_every_row_is_kept_or_dropped_with_its_reason(rows, lines, wiki, tmp_pat
     assert not (tmp_path / "out/state.sqlite").exists()
 
 
+def test_a_row_that_was_dropped_before_stays_the_line_it_was(rows, lines, wiki, tmp_path):
+    earlier = json.loads(lines[7]) | {"id": "gone", "kept": False, "reason": "team failed"}
+    spaced, plain = (json.dumps(earlier, separators=form).encode() + b"\n" for form in (None, (",", ":")))
+    more = tmp_path / "more.jsonl"
+    more.write_bytes(spaced + plain)
+
+    summary = filter_files([rows, more], PLAN, wiki, tmp_path / "out", picture=False)
+
+    assert (tmp_path / "out/dropped.jsonl").read_bytes().endswith(spaced + plain)
+    assert summary.funnel.seen == 242
+
+
 def test_two_processes_write_the_same_files_as_one(rows, lines, wiki, tmp_path):
     packed = tmp_path / "more.jsonl.gz"
     packed.write_bytes(gzip.compress(b"\n".join(line.rstrip() for line in [*lines[:3], b"no record"])))

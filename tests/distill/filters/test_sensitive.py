@@ -30,10 +30,46 @@ SECRET_TEXTS = {
     "package index token": lambda: "npm_" + made(36),
     "signed token": lambda: ".".join(("eyJ" + made(20), "eyJ" + made(20), made(30))),
     "address with password": lambda: "postgres://admin:" + made(9) + "@db.internal/main",
+    "service token": lambda: "gsk_" + made(52),
+    "authorization header": lambda: "Authorization: Bearer " + made(40) + "1",
     "credential": lambda: f'api_key = "{made(24)}"',
+    "credential in a setting": lambda: "export DB_PASSWORD=1" + made(24),
+}
+_HEX = "0123456789abcdef"
+FURTHER_SECRETS = {
+    "PGP": lambda: "-----BEGIN PGP " + "PRIVATE KEY BLOCK-----",
+    "AWS in a file": lambda: "aws_secret_access_key = 1" + made(39),
+    "AWS in the environment": lambda: "AWS_SECRET_ACCESS_KEY=1" + made(39),
+    "in the environment": lambda: "OPENAI_API_KEY=1" + made(32),
+    "in a program": lambda: f'OPENAI_API_KEY = "{made(32)}"',
+    "in an address": lambda: "https://api.host/v1?api_key=1" + made(32),
+    "without user": lambda: "redis://:" + made(9) + "@cache:6379",
+    "Google OAuth": lambda: "GOCSPX-" + made(28),
+    "Google access": lambda: "ya29." + made(60),
+    "Slack app": lambda: "xapp-1-" + made(60),
+    "Slack hook": lambda: "https://hooks.slack.com/services/T0000/B0000/" + made(24),
+    "Stripe hook": lambda: "whsec_" + made(32),
+    "SendGrid": lambda: ".".join(("SG", made(22), made(43))),
+    "DigitalOcean": lambda: "dop_v1_" + _HEX * 4,
+    "Shopify": lambda: "shpat_" + _HEX * 2,
+    "xAI": lambda: "xai-" + made(70),
+    "Perplexity": lambda: "pplx-" + made(48),
+    "Replicate": lambda: "r8_" + made(37),
+    "Tavily": lambda: "tvly-" + made(32),
+    "Vault": lambda: "hvs." + made(60),
+    "Databricks": lambda: "dapi" + _HEX * 2,
+    "Telegram": lambda: "110201543:AA" + made(33),
+    "Azure": lambda: "AccountKey=" + made(86) + "==",
+    "header": lambda: "X-API-KEY: " + _HEX * 2,
+    "basic": lambda: "Authorization: Basic " + "dXNlcjpwYXNzd29yZDEyMw==",
 }
 PERSONAL_TEXTS = {
-    "e-mail": ("mara.lindqvist@vessby.se", "@property and a @ b.T", "someone@example.org"),
+    "e-mail": (
+        "mara.lindqvist@vessby.se",
+        "@property and a @ b.T",
+        "someone@example.org",
+        "git@vessby.se:a/b.git",
+    ),
     "phone": ("+46 8 123 456 78", "10^9+1000000007", "2019-2020-2021"),
     "payment card": ("4111 5678 1234 5672", "4111567812345670", "0.4111567812345672"),
     "account number": ("GB82 WEST 1234 5698 7654 32", "GB83 WEST 1234 5698 7654 32"),
@@ -67,11 +103,32 @@ def test_a_secret_is_caught_and_never_shown(wiki, row, kind):
     assert (done.kept, done.reason) == (False, f"secrets: {kind} in <think>")
 
 
+@pytest.mark.parametrize("name", FURTHER_SECRETS)
+def test_secrets_of_many_services_are_caught(wiki, row, name):
+    assert not secrets(wiki).apply(row(thought=f"Here: {FURTHER_SECRETS[name]()} is it.")).kept
+
+
 @pytest.mark.parametrize(
-    "text", ["api_key = 'YOUR_API_KEY_HERE'", "sk-learn is a package", "password: hunter2"]
+    "text",
+    [
+        "api_key = 'YOUR_API_KEY_HERE'",
+        'api_key = "YOUR_API_KEY_1234"',
+        "sk-learn is a package",
+        "password: hunter2",
+        "API_KEY=os.environ['MY_SERVICE_API_KEY_2']",
+        "api_key=settings.service2.api_key_of_2(1)",
+        "Authorization: Bearer YOUR_TOKEN_1_GOES_HERE",
+        "secret = number_of_the_secret_room",
+        "the answer = 42, the password = unknown to everybody in 1944",
+    ],
 )
 def test_words_and_placeholders_are_no_secrets(wiki, row, text):
     assert secrets(wiki).apply(row(thought=text)).kept
+
+
+@pytest.mark.parametrize("text", ["j\u00fcrgen@firma.de", "ann@vessby.online"])
+def test_addresses_with_other_letters_and_endings_are_caught(wiki, row, text):
+    assert not personal(wiki).apply(row(thought=f"Ask {text} for it.")).kept
 
 
 @pytest.mark.parametrize("kind", PERSONAL_TEXTS)

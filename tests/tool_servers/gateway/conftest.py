@@ -34,6 +34,7 @@ class Teacher:
         self.script = lambda body: {"role": "assistant", "content": f"You said {said(body)}."}
         self.seen = []
         self.keys = []
+        self.paths = []
         self.counts = Counter()
         self.most_at_once = 0
         self.pause = threading.Event()
@@ -46,7 +47,11 @@ class Teacher:
 
             def do_GET(self):
                 teacher.keys.append(self.headers["Authorization"])
-                self.reply(200, {"object": "list", "data": [{"id": "tiny", "object": "model"}]})
+                teacher.paths.append(self.path)
+                if self.path.endswith("/refused"):
+                    self.reply(401, {"error": {"message": f"Incorrect API key: {UPSTREAM_KEY}"}})
+                else:
+                    self.reply(200, {"object": "list", "data": [{"id": "tiny", "object": "model"}]})
 
             def do_POST(self):
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -102,6 +107,26 @@ class Teacher:
 
             def fault_broken(self, body):
                 self.reply(500, {"error": {"message": f"Incorrect API key: {UPSTREAM_KEY}"}})
+
+            def fault_telltale(self, body):
+                """A stream that repeats the key, in two pieces, in an error; and a header that does."""
+                self.send_response(200)
+                self.send_header("Content-Type", "text/event-stream")
+                self.send_header("Transfer-Encoding", "chunked")
+                self.send_header("OpenAI-Organization", f"of {UPSTREAM_KEY}")
+                self.end_headers()
+                self.chunk(b'data: {"error": {"message": "Incorrect API key: ' + UPSTREAM_KEY[:8].encode())
+                time.sleep(0.1)
+                self.chunk(UPSTREAM_KEY[8:].encode() + b'"}}\n\n')
+                self.wfile.write(b"0\r\n\r\n")
+
+            def fault_objects(self, body):
+                """Arguments of a call as an object, as some servers stream them."""
+                self.begin_stream()
+                function = {"name": "search", "arguments": {"query": "rain"}}
+                self.chunk(chunk_of({"tool_calls": [{"index": 0, "id": 7, "function": function}]}))
+                self.chunk(b"data: [DONE]\n\n")
+                self.wfile.write(b"0\r\n\r\n")
 
             def fault_half(self, body):
                 self.reply(200, b'{"choices": [{"message": {"content": "Ha')

@@ -175,6 +175,54 @@ def test_errors_of_the_endpoint_come_as_they_are_but_without_its_key(gateway):
     assert not any(found.event.ok for found in calls(gateway))
 
 
+def test_a_stream_and_its_headers_do_not_tell_the_key(gateway):
+    asked = {"model": "telltale", "messages": HI, "stream": True}
+    answer = httpx.post(f"{gateway.base}/chat/completions", json=asked, trust_env=False)
+
+    assert answer.text == 'data: {"error": {"message": "Incorrect API key: [key]"}}\n\n'
+    assert answer.headers["openai-organization"] == "of [key]"
+    assert one_call(gateway).call.error == '{"message": "Incorrect API key: [key]"}'
+
+
+def test_a_refused_question_for_a_model_does_not_tell_the_key(gateway):
+    answer = httpx.get(f"{gateway.base}/models/org/refused", trust_env=False)
+
+    assert (answer.status_code, answer.json()) == (401, {"error": {"message": "Incorrect API key: [key]"}})
+
+
+@pytest.mark.parametrize(
+    ("asked", "path"),
+    [
+        ("..%2F..%2Fadmin", None),
+        ("%2e%2e/files", None),
+        ("a/./b", "/v1/models/a/b"),  # the client's own reading
+        ("a%2F%2E%2E%2Fb", None),
+        ("x%3Fa=b%23c", "/v1/models/x%3Fa%3Db%23c"),
+        ("org/name", "/v1/models/org/name"),
+        ("ft:tiny@1", "/v1/models/ft:tiny@1"),
+        ("a%00b", "/v1/models/a%00b"),
+    ],
+)
+def test_the_name_of_a_model_leads_nowhere_else_with_the_key(gateway, teacher, asked, path):
+    answer = httpx.get(f"{gateway.base}/models/{asked}", trust_env=False)
+
+    assert teacher.paths == ([] if path is None else [path])
+    assert answer.status_code == (404 if path is None else 200)
+
+
+def test_arguments_that_a_stream_says_as_an_object_are_recorded(gateway):
+    asked = {"model": "objects", "messages": HI, "stream": True}
+    answer = httpx.post(f"{gateway.base}/chat/completions", json=asked, trust_env=False)
+
+    assert answer.text.endswith("data: [DONE]\n\n")
+    [made] = one_call(gateway).call.choices[0]["message"]["tool_calls"]
+    assert made == {
+        "id": "7",
+        "type": "function",
+        "function": {"name": "search", "arguments": '{"query": "rain"}'},
+    }
+
+
 def test_half_json_comes_as_it_is(gateway):
     answer = httpx.post(
         f"{gateway.base}/chat/completions", json={"model": "half", "messages": HI}, trust_env=False
