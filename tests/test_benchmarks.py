@@ -34,7 +34,7 @@ def test_parse_benchmark_reports_speed_and_where_it_was_measured(tmp_path: Path)
 def test_evaluation_benchmark_checks_before_it_measures(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     result = smoke("bench_eval.py", tmp_path / "eval.json")
-    assert result["overhead"]["seconds"]["afm eval"]["median_s"] > 0
+    assert result["overhead"]["processor"]["seconds"]["afm eval"]["median_s"] > 0
     assert result["resume"]["rows"] == 2000
     assert {"cpu", "cores", "commit", "versions"} <= set(result["environment"])
 

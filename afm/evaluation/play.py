@@ -46,7 +46,12 @@ class Job:
     @property
     def id(self) -> str:
         """Id of the episode's record."""
-        return f"{self.task.id}#{self.round}"
+        return job_id(self.task.id, self.round)
+
+
+def job_id(task_id: str, number: int) -> str:
+    """Id of the record of a task's episode in round ``number``."""
+    return f"{task_id}#{number}"
 
 
 def episode_seed(seed: int, task_id: str, number: int) -> int:

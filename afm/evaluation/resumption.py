@@ -31,6 +31,10 @@ class FinishedEpisodes:
     Args:
         path: ``episodes.jsonl``.
 
+    Attributes:
+        ids: Of the episodes of earlier starts.
+        count: How many they are.
+
     Raises:
         DataError: A line that is read is no record.
     """
@@ -46,11 +50,11 @@ class FinishedEpisodes:
         if any(line[_HEAD - 1 : _HEAD] == b"-" for line in lines):
             lines = self._keep_scored(lines)
         self._end = path.stat().st_size
-        self._ids = {line[_HEAD:] for line in lines}
+        self.ids = _ids(lines)
         self.count = len(lines)
 
     def __contains__(self, episode: str) -> bool:
-        return _key(episode) in self._ids
+        return episode in self.ids
 
     def __enter__(self) -> FinishedEpisodes:
         self._writer.__enter__()
@@ -180,6 +184,18 @@ def _lines_until(file: BinaryIO, end: int) -> Iterator[bytes]:
 
 def _line(end: int, scored: bool, episode: str) -> bytes:
     return b"%014x%s%s" % (end, b"+" if scored else b"-", _key(episode))
+
+
+def _ids(lines: list[bytes]) -> frozenset[str]:
+    """What :func:`_key` made the keys of."""
+    if not lines:
+        return frozenset()
+    found = b"\n".join(lines).decode("utf-8", "surrogatepass").split("\n")
+    return frozenset(_unescaped(line[_HEAD:]) if "\\" in line else line[_HEAD:] for line in found)
+
+
+def _unescaped(key: str) -> str:
+    return "\\".join(part.replace("\\n", "\n") for part in key.split("\\\\"))
 
 
 def _key(episode: str) -> bytes:

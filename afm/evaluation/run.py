@@ -16,7 +16,7 @@ from afm.evaluation.argument_forms import ArgumentTally, UnseenTool
 from afm.evaluation.hallucination import HallucinationTally
 from afm.evaluation.manifest import Sources, claim, make_manifest
 from afm.evaluation.metrics import Metrics, Tally
-from afm.evaluation.play import FailurePolicy, Job, Player, has_score
+from afm.evaluation.play import FailurePolicy, Job, Player, has_score, job_id
 from afm.evaluation.resumption import FinishedEpisodes
 from afm.evaluation.votes import VoteTally
 from afm.models.base import SamplingParams, TokenModel
@@ -97,9 +97,8 @@ async def evaluate(
         claim(out, manifest)
         (out / METRICS_FILE).unlink(missing_ok=True)
         tally = _tally(spec, original, unseen)
-        every = (Job(task, number) for number in range(rounds) for task in tasks)
         with FinishedEpisodes(out / EPISODES_FILE) as finished:
-            jobs = (job for job in every if job.id not in finished)
+            jobs = _missing(tasks, rounds, finished)
             run = _Run(player, finished, tally, len(tasks) * rounds, on_progress)
             await run.work(jobs, parallel)
             for record in finished.records():  # counted last, so that work begins at once
@@ -107,6 +106,15 @@ async def evaluate(
         metrics = tally.metrics(seed=seed)
         replace_text(out / METRICS_FILE, metrics.model_dump_json(indent=2) + "\n")
     return metrics
+
+
+def _missing(tasks: Sequence[Task], rounds: int, finished: FinishedEpisodes) -> Iterator[Job]:
+    """The jobs that are left, made one by one; those that are finished are only looked up."""
+    done, ids = finished.ids, [task.id for task in tasks]
+    for number in range(rounds):
+        for task, name in zip(tasks, ids, strict=True):
+            if job_id(name, number) not in done:
+                yield Job(task, number)
 
 
 def _tally(spec: AgentSpec, original: AgentSpec | None, unseen: Mapping[str, UnseenTool] | None) -> Tally:
