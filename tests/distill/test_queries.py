@@ -35,6 +35,7 @@ from afm.distill.queries import (
 )
 from afm.distill.queries.askers import sample_seed
 from afm.distill.queries.log import SampleLog
+from afm.distill.queries.overlap import question_key
 from afm.errors import AfmError, ConfigError, DataError, EngineError
 from afm.models import SamplingParams
 from afm.models.scripted import ScriptedModel
@@ -270,6 +271,14 @@ async def test_sixty_four_requests_are_in_flight(server, tmp_path):
     await one.close()
     assert summary.sampled == 8 * 32
     assert server.most == 64
+
+
+def test_forms_of_letters_do_not_hide_a_question_of_the_sft_data(tmp_path):
+    (tmp_path / "sft.jsonl").write_text(json.dumps({"question": "Where was Ren\u00e9 born?"}) + "\n")
+
+    assert known_questions([tmp_path / "sft.jsonl"]) == {
+        question_key("\uff37here was Rene\u0301\u200b born?")
+    }
 
 
 def test_a_request_that_hangs_is_asked_again(server, tmp_path):

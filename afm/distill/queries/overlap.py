@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,14 @@ from afm.datasets import read_tasks
 from afm.datasets.schema import question_of_prompt
 from afm.errors import DataError
 from afm.rewards.exact_match import comparable
+from afm.trajectory.hygiene import readable
 from afm.trajectory.rows import json_rows
 
 
 def question_key(question: str) -> str:
-    """The same for questions that differ in letter case, punctuation, articles and layout alone."""
+    """The same for questions that differ in letter case, punctuation, articles, layout and forms of letters alone."""
+    if not question.isascii():
+        question = unicodedata.normalize("NFKC", readable(question))
     return comparable(question)
 
 
