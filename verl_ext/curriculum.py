@@ -7,6 +7,7 @@ generated. :class:`Difficulty` keeps each question's solve rate across steps and
 
 from __future__ import annotations
 
+import hashlib
 from collections import deque
 from collections.abc import Iterator, Sequence
 from types import ModuleType
@@ -63,6 +64,7 @@ class Difficulty:
                 f"curriculum: {len(indices) - len(self._position):,} of {len(indices):,} questions share their "
                 "extra_info.index with another one; write the data with `afm data prepare rl`, which numbers them"
             )
+        self._questions = hashlib.sha256("\n".join(self._position).encode()).hexdigest()
         self._rules = rules
         self._rate: Any = np.full(len(indices), _UNSEEN)
         self._groups: Any = np.zeros(len(indices), dtype=np.int64)
@@ -99,6 +101,7 @@ class Difficulty:
     def state_dict(self) -> dict[str, Any]:
         """Everything that later draws depend on."""
         return {
+            "questions": self._questions,
             "rate": self._rate.tolist(),
             "groups": self._groups.tolist(),
             "in_a_row": self._in_a_row.tolist(),
@@ -116,6 +119,11 @@ class Difficulty:
             raise ConfigError(
                 f"curriculum: the checkpoint knows {len(state['rate']):,} questions, the data has {len(self):,}; "
                 "continue with the same train_files"
+            )
+        if state.get("questions", self._questions) != self._questions:
+            raise ConfigError(
+                "curriculum: the checkpoint knows other questions than the data, or another order of them; continue with the "
+                "same train_files"
             )
         self._rate = np.array(state["rate"])
         self._groups = np.array(state["groups"])

@@ -116,13 +116,14 @@ class GroupLedger:
     entries: dict[str, Entry] = field(default_factory=dict)
     trained: frozenset[str] = frozenset()
     waiting: frozenset[str] = frozenset()
+    settled: frozenset[str] = frozenset()
     filled: int = 0
 
     def start(self, step: int) -> None:
-        """Forget the previous step, but for groups that were finished in it and wait to be trained on."""
+        """Forget the groups of the previous step; those that wait to be trained on, or came since it ended, stay."""
         self.step = step
-        self.entries = {uid: entry for uid, entry in self.entries.items() if uid in self.waiting}
-        self.trained = self.waiting = frozenset()
+        self.entries = {uid: entry for uid, entry in self.entries.items() if uid not in self.settled}
+        self.trained = self.waiting = self.settled = frozenset()
         self.filled = 0
 
     def add(self, uid: str, group: Group, evidence: str = "") -> GroupFate:
@@ -135,6 +136,7 @@ class GroupLedger:
         """End a step: which groups are trained on now, and which will be in a later step."""
         self.trained = frozenset(trained)
         self.waiting = frozenset(waiting) - self.trained
+        self.settled = frozenset(self.entries) - self.waiting
 
     @property
     def fates(self) -> Counter[GroupFate]:

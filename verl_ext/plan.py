@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from afm.errors import ConfigError, MissingExtraError
+from afm.rewards import load_reward
+from verl_ext.choices import check_choices
 from verl_ext.compose import Flat, arguments, compose, overrides_of
 from verl_ext.metrics import ENGINE_LOG
 from verl_ext.settings import RlSettings
+from verl_ext.workload import check_sizes
 
 if TYPE_CHECKING:
     from afm.tools import Tool
@@ -112,15 +115,18 @@ def ray_overrides(settings: RlSettings, scratch: str) -> Flat:
 
 def _slots(settings: RlSettings) -> int:
     """Training processes of a CPU run."""
-    return int(settings.verl.get("trainer", {}).get("n_gpus_per_node", 1))
+    trainer = settings.verl.get("trainer")
+    count = trainer.get("n_gpus_per_node", 1) if isinstance(trainer, Mapping) else 1
+    return count if type(count) is int and count > 0 else 1  # anything else is refused by `check`
 
 
 def command(settings: RlSettings, scratch: str) -> tuple[list[str], Any]:
     """The trainer's command line, and verl's complete configuration that it leads to.
 
     Raises:
-        ConfigError: verl does not know a key, or cannot take a value.
+        ConfigError: verl does not know a key, or cannot take a value; or the reward is wrong.
     """
+    load_reward(settings.rewards)
     overrides = overrides_of(settings, ray_overrides(settings, scratch))
     config = compose(overrides)
     check(config)
@@ -130,11 +136,13 @@ def command(settings: RlSettings, scratch: str) -> tuple[list[str], Any]:
 
 
 def check(config: Any) -> None:
-    """Arithmetic that verl finds out about late or not at all.
+    """Words and arithmetic that verl finds out about late or not at all.
 
     Raises:
-        ConfigError: Batch sizes do not divide, or a sample does not fit.
+        ConfigError: An unknown algorithm, batch sizes that do not divide, or a sample that does not fit.
     """
+    check_choices(config)
+    check_sizes(config)
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     batch, mini, samples = config.data.train_batch_size, actor.ppo_mini_batch_size, rollout.n
     if batch % mini:

@@ -7,7 +7,8 @@ stand in ``trainer.v1.sampler.sampler_kwargs`` (see :class:`SamplerOptions`).
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from statistics import fmean
 from typing import Any
@@ -115,18 +116,27 @@ class _Guarded(ReplayBuffer):
             GroupsAlikeError: Dynamic sampling goes nowhere.
             EngineError: An episode failed for a reason that is not the agent's.
         """
-        self._ledger.start(global_steps)
-        try:
+        if partition_id == TRAIN:
+            self._ledger.start(global_steps)
+            self._fillers.clear()
+        with self._telling():
             batch, metrics = super().sample(global_steps, partition_id, batch_size)
-        except AfmError as error:
-            write_verdict(self._options.output_dir, error)
-            raise
         if partition_id != TRAIN:
             return batch, metrics
         trained = {key.split("_")[0] for key in batch.keys}
+        self._ledger.filled = len(self._fillers & trained)
         self._ledger.settle(trained, self._waiting(trained))
         curriculum = running()
         return batch, metrics | self._ledger.metrics() | (curriculum.metrics() if curriculum else {})
+
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
+        """Leave the reason of an intended end for the launcher."""
+        try:
+            yield
+        except AfmError as error:
+            write_verdict(self._options.output_dir, error)
+            raise
 
     def _sync_metadata_from_transfer_queue(self) -> None:
         super()._sync_metadata_from_transfer_queue()
@@ -159,7 +169,6 @@ class _Guarded(ReplayBuffer):
         spare = [uid for uid in finished if uid in self._alike and uid not in self._fillers]
         taken = spare[: max(0, self._options.train_batch_size - usable)]
         self._fillers.update(taken)
-        self._ledger.filled += len(taken)
 
     def _select_prompt_uids(self, partition_id: str, sampleable_keys: set[str], batch_size: int) -> Any:
         """Prefer groups with a signal to fillers."""
@@ -241,6 +250,16 @@ class GuardedBuffer(_Guarded):
 
 class GuardedAsyncBuffer(_Guarded, ReplayBufferAsync):
     """For the asynchronous trainers, which roll out ahead."""
+
+    def get_sampleable_count(self, global_steps: int, partition_id: str) -> int:
+        """See verl; its trainers also look between two batches."""
+        with self._telling():
+            return int(super().get_sampleable_count(global_steps, partition_id))
+
+    def wait_for_sampleable(self, global_steps: int, partition_id: str, target_count: int) -> Any:
+        """See verl; its trainers also wait before they take a batch."""
+        with self._telling():
+            return super().wait_for_sampleable(global_steps, partition_id, target_count)
 
     def _waiting(self, trained: set[str]) -> set[str]:
         return set(self.finished_keys[TRAIN]) - trained

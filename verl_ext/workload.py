@@ -128,7 +128,7 @@ def workload_of(config: Any, gpu_gib: float) -> Workload:
     Raises:
         ConfigError: A size is no positive whole number, or the engines' share of memory no share.
     """
-    _check_sizes(config)
+    check_sizes(config)
     parts, trainer, data = config.actor_rollout_ref, config.trainer, config.data
     actor, rollout = parts.actor, parts.rollout
     hardware = Hardware(trainer.nnodes, trainer.n_gpus_per_node, gpu_gib)
@@ -180,7 +180,12 @@ def workload_of(config: Any, gpu_gib: float) -> Workload:
     )
 
 
-def _check_sizes(config: Any) -> None:
+def check_sizes(config: Any) -> None:
+    """Refuse sizes that arithmetic cannot be done with.
+
+    Raises:
+        ConfigError: A size is no positive whole number, or the engines' share of memory no share.
+    """
     for key in _SIZES:
         value = _value(config, key)
         if type(value) is not int or value < 1:

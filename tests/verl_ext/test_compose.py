@@ -118,6 +118,13 @@ def test_a_default_of_ours_can_be_changed_with_and_without_its_plus(tmp_path: Pa
             48,
             "log_prob_micro_batch_size_per_gpu is 48; expected a divisor of the 64 samples",
         ),
+        ("actor_rollout_ref.actor.ppo_mini_batch_size", 0, "got 0, expected a positive whole number"),
+        ("data.train_batch_size", -8, "got -8, expected a positive whole number"),
+        ("data.train_batch_size", "many", "got 'many', expected a positive whole number"),
+        ("algorithm.adv_estimator", "grop", "got 'grop'; did you mean 'grpo'"),
+        ("actor_rollout_ref.actor.policy_loss.loss_mode", "gsop", "did you mean 'gspo'"),
+        ("trainer.v1.trainer_mode", "async", "did you mean 'sync'"),
+        ("actor_rollout_ref.rollout.name", "vlm", "did you mean 'vllm'"),
         ("algorithm.adv_estimator", "gae", "critic.ppo_micro_batch_size_per_gpu is None"),
         ("algorithm.use_kl_in_reward", True, "ref.log_prob_micro_batch_size_per_gpu is None"),
     ],
@@ -128,6 +135,37 @@ def test_batch_arithmetic_is_checked_before_anything_starts(
     config = compose(overrides_of(settings(tmp_path)) | {key: value})
     with pytest.raises(ConfigError, match=message):
         check(config)
+
+
+def test_the_words_are_those_that_verl_knows() -> None:
+    from verl.trainer.ppo import core_algos
+
+    from verl_ext.choices import CHOICES
+
+    assert set(CHOICES["algorithm.adv_estimator"]) == set(core_algos.ADV_ESTIMATOR_REGISTRY)
+    losses = CHOICES["actor_rollout_ref.actor.policy_loss.loss_mode"]
+    assert set(losses) == set(core_algos.POLICY_LOSS_REGISTRY)
+
+
+def test_a_module_of_the_callers_own_may_bring_its_loss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = compose(
+        overrides_of(settings(tmp_path)) | {"actor_rollout_ref.actor.policy_loss.loss_mode": "mine"}
+    )
+    monkeypatch.setenv("VERL_USE_EXTERNAL_MODULES", "verl_ext,my_losses")
+    check(config)
+
+
+def test_a_reward_is_checked_before_anything_starts(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="did you mean 'format'"):
+        command(settings(tmp_path, rewards={"formula": "correct * fromat"}), "scratch")
+
+
+@pytest.mark.parametrize("trainer", [3, {"n_gpus_per_node": None}, {"n_gpus_per_node": 0}])
+def test_a_number_of_workers_that_is_none_is_a_plain_error(tmp_path: Path, trainer: Any) -> None:
+    with pytest.raises(ConfigError, match="trainer"):
+        command(settings(tmp_path, verl={"trainer": trainer}), "scratch")
 
 
 def test_group_filtering_of_single_samples_is_refused(tmp_path: Path) -> None:

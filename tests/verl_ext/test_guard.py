@@ -119,6 +119,7 @@ def test_zero_means_no_bound() -> None:
 def test_a_new_step_starts_from_nothing() -> None:
     book = ledger()
     add(book, group(0, 0, 0, 0))
+    book.settle(trained=[], waiting=[])
     book.start(step=8)
     assert book.metrics()["groups/generated"] == 0
     assert "rollout/acc" not in book.metrics()
@@ -143,6 +144,17 @@ def test_a_group_that_waits_for_a_later_step_belongs_to_that_one() -> None:
     book.add("second", group(1, 1, 0, 0))
     book.settle(trained=["ahead", "second"], waiting=[])
     assert (book.metrics()["groups/generated"], book.metrics()["rollout/acc"]) == (2, 0.625)
+
+
+def test_a_group_that_is_finished_between_two_steps_belongs_to_the_second() -> None:
+    """verl's asynchronous trainers look for finished groups before they take a batch."""
+    book = ledger()
+    book.add("first", group(1, 0, 0, 0))
+    book.settle(trained=["first"], waiting=[])
+    book.add("between", group(1, 1, 1, 0))
+    book.start(step=8)
+    book.settle(trained=["between"], waiting=[])
+    assert (book.metrics()["groups/generated"], book.metrics()["rollout/acc"]) == (1, 0.75)
 
 
 def test_metrics_are_over_every_scored_sample_dropped_groups_included() -> None:

@@ -43,10 +43,11 @@ def put(queue: Any) -> Iterator[Callable[..., None]]:
     import torch
     from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
-    def put_group(uid: str, *values: float | None, status: str = "finished", step: int = 1) -> None:
-        queue.kv_put(
-            key=uid, partition_id="train", tag={"is_prompt": True, "status": status, "global_steps": step}
-        )
+    def put_group(
+        uid: str, *values: float | None, status: str = "finished", step: int = 1, to: str = "train"
+    ) -> None:
+        tag = {"is_prompt": True, "status": status, "global_steps": step}
+        queue.kv_put(key=uid, partition_id=to, tag=tag)
         rows = [
             {
                 "rm_scores": torch.tensor([0.0, value or 0.0]),
@@ -60,18 +61,20 @@ def put(queue: Any) -> Iterator[Callable[..., None]]:
         if rows:
             queue.kv_batch_put(
                 keys=[f"{uid}_{number}_0" for number in range(len(rows))],
-                partition_id="train",
+                partition_id=to,
                 fields=list_of_dict_to_tensordict(rows),
                 tags=[{"status": "success", "seq_len": 2}] * len(rows),
             )
 
     yield put_group
-    left = (queue.kv_list() or {}).get("train", {})
-    if left:
-        queue.kv_clear(partition_id="train", keys=list(left))
+    for partition, left in (queue.kv_list() or {}).items():
+        if left:
+            queue.kv_clear(partition_id=partition, keys=list(left))
 
 
-def sampler(tmp_path: Path, refill: Callable[[int], None] | None = None, **changes: Any) -> Any:
+def sampler(
+    tmp_path: Path, refill: Callable[[int], None] | None = None, mode: str = "sync", **changes: Any
+) -> Any:
     from verl_ext.sampler import sampler_for
 
     options = {
@@ -82,7 +85,7 @@ def sampler(tmp_path: Path, refill: Callable[[int], None] | None = None, **chang
         "poll_interval_s": 0.01,
     }
     return sampler_for(
-        trainer_mode="sync",
+        trainer_mode=mode,
         trainer_config={},
         max_off_policy_threshold=8,
         max_off_policy_strategy="drop",
@@ -198,6 +201,45 @@ def test_the_next_step_counts_from_zero(put: Any, tmp_path: Path) -> None:
         put(f"b{step}", 1, 0, 0, step=step)
         _, metrics = buffer.sample(step, "train", 2)
         assert metrics["groups/generated"] == 2
+
+
+def test_groups_rolled_out_ahead_are_counted_in_the_step_that_trains_on_them(
+    put: Any, tmp_path: Path
+) -> None:
+    """Whether they were seen in the step before, by a validation between the two, or by verl's own look."""
+    buffer = sampler(tmp_path, mode="colocate_async")
+    for uid in ("a", "b", "ahead"):
+        put(uid, 1, 0, 0)
+    _, metrics = buffer.sample(1, "train", 2)
+    assert metrics["groups/generated"] == 2
+    put("question", 1, to="val")
+    buffer.sample(1, "val", 1)
+    put("later", 1, 1, 0, step=2)
+    assert buffer.get_sampleable_count(2, "train") == 2
+    _, metrics = buffer.sample(2, "train", 2)
+    assert metrics["groups/generated"] == 2
+    assert metrics["rollout/acc"] == pytest.approx(3 / 6)
+
+
+def test_a_filler_that_was_not_needed_after_all_is_not_counted(put: Any, tmp_path: Path) -> None:
+    put("a", 1, 0, 1)
+    put("alike", 1, 1, 1)
+    put("slow", 1, 1, 1, status="running")
+    buffer = sampler(
+        tmp_path,
+        short_batch="fill",
+        filter_groups={"enable": True, "metric": "acc", "max_num_gen_batches": 1},
+    )
+    look = buffer._sync_metadata_from_transfer_queue
+
+    def look_then_finish() -> None:
+        look()
+        put("slow", 0, 1, 1)
+
+    buffer._sync_metadata_from_transfer_queue = look_then_finish
+    batch, metrics = buffer.sample(1, "train", 2)
+    assert {key.split("_")[0] for key in batch.keys} == {"a", "slow"}
+    assert metrics["groups/fillers"] == 0
 
 
 def test_an_unknown_option_is_refused(tmp_path: Path) -> None:
