@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from afm.errors import ConfigError, DataError
+from afm.evaluation.finished import finished_metrics
 from afm.evaluation.manifest import MANIFEST_FILE, differences, read_manifest
 from afm.evaluation.metrics import Metrics, summarise
 from afm.evaluation.paired import PairedDifference, paired_difference
@@ -69,8 +70,7 @@ def _episodes(folder: Path) -> Path:
 
 def _metrics(folder: Path) -> Metrics:
     """The stored figures; of a run that is not finished, those so far."""
-    file = folder / METRICS_FILE
-    if file.is_file():
-        return Metrics.model_validate_json(file.read_text(encoding="utf-8"))
+    if (folder / METRICS_FILE).is_file():
+        return finished_metrics(folder)
     manifest = read_manifest(folder / MANIFEST_FILE)
     return summarise(load_records(folder / EPISODES_FILE), spec=manifest.spec, original=manifest.original)

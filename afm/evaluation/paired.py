@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from pydantic import BaseModel, ConfigDict
 
 from afm.errors import DataError
-from afm.evaluation.intervals import RESAMPLES, Interval, bootstrap_mean
+from afm.evaluation.intervals import RESAMPLES, Interval, bootstrap_mean, wilson
 from afm.evaluation.metrics import passed, task_of
 from afm.trajectory.record import Record
 
@@ -33,7 +33,7 @@ class PairedDifference(BaseModel):
 def paired_difference(
     first: Iterable[Record], second: Iterable[Record], *, resamples: int = RESAMPLES, seed: int = 0
 ) -> PairedDifference:
-    """How much better ``second`` is on the same questions, with a bootstrap interval over questions.
+    """How much better ``second`` is on the same questions, with an interval over questions.
 
     Raises:
         DataError: No question has a score in both, or one id stands for two different questions.
@@ -48,10 +48,19 @@ def paired_difference(
     changes = [after[task][1] - before[task][1] for task in common]
     return PairedDifference(
         questions=len(common),
-        difference=bootstrap_mean(changes, resamples=resamples, seed=seed),
+        difference=_interval(changes, resamples, seed),
         gained=sum(change > 0 for change in changes),
         lost=sum(change < 0 for change in changes),
     )
+
+
+def _interval(changes: Sequence[float], resamples: int, seed: int) -> Interval:
+    """The bootstrap's; where all questions change alike it would claim certainty, so as wide as Wilson's for n of n."""
+    if len(set(changes)) > 1:
+        return bootstrap_mean(changes, resamples=resamples, seed=seed)
+    width = 1 - wilson(len(changes), len(changes)).low
+    value = changes[0]
+    return Interval(value=value, low=max(-1.0, value - width), high=min(1.0, value + width))
 
 
 def _shares(records: Iterable[Record]) -> dict[str, tuple[int, float]]:

@@ -83,3 +83,14 @@ def test_a_tools_file_is_looked_at_tool_by_tool() -> None:
     assert told[0]["why"] == "1 tools: wiki_search"
     agents = next(one["why"] for one in told if one["subject"] == "agents")
     assert agents.startswith("enough for mhqa, wiki; not code (lacks code)")
+
+
+@pytest.mark.parametrize("content", ["", "[1, 2]", "a: [b", "benchmark: aime24\nverl: {}\n", None])
+def test_json_is_json_for_what_is_no_configuration_too(tmp_path: Path, content: str | None) -> None:
+    file = tmp_path / "broken.yaml"
+    if content is not None:
+        file.write_text(content)
+    done = CliRunner().invoke(app, ["doctor", str(file), "--json"])
+    told = json.loads(done.stdout)
+    assert (done.exit_code, told["ok"]) == (1, False)
+    assert [(one["status"], one["subject"]) for one in told["findings"]] == [("fail", "config")]

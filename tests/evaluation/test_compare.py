@@ -1,6 +1,7 @@
 """Two real evaluations of a scripted solver, compared by the command that people use."""
 
 import json
+import shutil
 import subprocess
 import sys
 
@@ -29,7 +30,11 @@ def test_runs_are_compared_on_the_questions_they_share(runs):
     first, second = json.loads(result.stdout)
     assert first["metrics"]["pass_at_1"]["value"] == 0
     assert first["paired"] is None
-    assert second["paired"]["difference"] == {"value": 1.0, "low": 1.0, "high": 1.0}
+    difference = second["paired"][
+        "difference"
+    ]  # 20 of 20 better: no certainty; Wilson's lower end for 20 of 20
+    assert (difference["value"], difference["high"]) == (1.0, 1.0)
+    assert difference["low"] == pytest.approx(20 / (20 + 1.959964**2))
     assert (second["paired"]["gained"], second["paired"]["lost"]) == (20, 0)
     assert second["changes"] == []  # another model is what a comparison is about
     assert "+100.0 points" in compare(runs / "never", runs / "always").stdout
@@ -51,3 +56,13 @@ def test_wrong_use_is_told(runs, tmp_path):
     nothing = compare(runs / "never", tmp_path)
     assert nothing.returncode == 1
     assert "no episodes here; expected the out_dir of `afm eval`" in nothing.stderr
+
+
+def test_broken_figures_are_told_in_a_line(runs, tmp_path):
+    broken = tmp_path / "broken"
+    shutil.copytree(runs / "always", broken)
+    (broken / "metrics.json").write_text('{"questions":')
+    result = compare(runs / "never", broken)
+    assert result.returncode == 1
+    assert "metrics.json: no metrics of this version" in result.stderr
+    assert "Traceback" not in result.stderr

@@ -162,11 +162,18 @@ def test_paired_difference_counts_what_went_better_and_worse(record) -> None:
     assert opposite.difference.value == pytest.approx(-0.4)
 
 
-def test_paired_difference_of_a_constant_gain_is_certain(record) -> None:
+def test_paired_difference_of_a_constant_gain_is_not_certain(record) -> None:
     before = [record(f"t{i}", 0.0) for i in range(5)]
     after = [record(f"t{i}", 1.0) for i in range(5)]
     difference = paired_difference(before, after).difference
-    assert (difference.value, difference.low, difference.high) == (1.0, 1.0, 1.0)
+    assert (difference.value, difference.high) == (1.0, 1.0)
+    assert difference.low == pytest.approx(5 / (5 + 1.959964**2))  # Wilson's lower end for 5 of 5
+    nothing = paired_difference(before, before).difference
+    assert (nothing.value, nothing.low, nothing.high) == (
+        0.0,
+        -nothing.high,
+        pytest.approx(1 - difference.low),
+    )
 
 
 def test_paired_difference_uses_only_common_scored_questions(record) -> None:

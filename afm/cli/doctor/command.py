@@ -10,7 +10,8 @@ from typing import Annotated
 import typer
 
 from afm.cli.doctor.kinds import Kind, kind_of
-from afm.planning import Finding, failed, hardware_from
+from afm.errors import AfmError
+from afm.planning import Finding, Level, failed, hardware_from
 
 SFT_DOCTOR = "llamafactory_patch.doctor"
 RL_DOCTOR = "verl_ext.doctor"
@@ -52,7 +53,13 @@ def doctor(
 
         findings, what = diagnose_machine(os.environ), "this computer"
     else:
-        findings, what = _diagnosed(config, overrides or [], nodes, gpus, gpu_gib), str(config)
+        what = str(config)
+        try:
+            findings = _diagnosed(config, overrides or [], nodes, gpus, gpu_gib)
+        except AfmError as error:  # it cannot be read, or it is not known whose it is
+            if not as_json:
+                raise
+            findings = [Finding(Level.ERROR, "config", " ".join(str(error).split()))]
     from afm.cli.doctor.shown import print_json, print_table
 
     if as_json:

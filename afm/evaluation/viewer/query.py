@@ -151,7 +151,8 @@ def facets(connection: sqlite3.Connection) -> dict[str, list[dict[str, Any]]]:
 
 def match_words(text: str) -> str:
     """A text that a person types as a query of FTS5: every word and every "phrase" must be there."""
-    parts = [phrase or word for phrase, word in _WORD.findall(text)]
+    # SQLite ends a query at a NUL
+    parts = [phrase or word for phrase, word in _WORD.findall(text.replace("\0", " "))]
     quoted = ('"' + part.replace('"', '""') + '"' for part in parts if any(map(str.isalnum, part)))
     return " ".join(quoted)
 

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import asdict
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field
 
 from afm.errors import DataError, MissingExtraError
 from afm.evaluation.viewer.episode import Decode, episode_view, read_episode, token_view
@@ -33,6 +35,9 @@ _HEADERS = {
     "Cache-Control": "no-store",
 }
 _HOSTS = ["127.0.0.1", "localhost", "[::1]"]
+
+_Number = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+"""What SQLite can compare with."""
 
 
 class Follower(threading.Thread):
@@ -119,10 +124,10 @@ def make_app(index: EpisodeIndex, follower: Follower, decode: Decode | None = No
     def episodes(
         request: Request,
         text: str = "",
-        step: int | None = None,
-        question: int | None = None,
+        step: _Number | None = None,
+        question: _Number | None = None,
         order: Order = Order.FILE,
-        offset: int = 0,
+        offset: _Number = 0,
         limit: int = 100,
     ) -> dict[str, Any]:
         filters = Filters(_names(request.query_params), step, text, question)
@@ -135,13 +140,13 @@ def make_app(index: EpisodeIndex, follower: Follower, decode: Decode | None = No
             return {"number": numbered(connection, name, file)}
 
     @app.get("/api/episodes/{number}")
-    def episode(number: int) -> dict[str, Any]:
+    def episode(number: _Number) -> dict[str, Any]:
         with closing(index.connect()) as connection:
             row, place = episode_row(connection, number), place_of(connection, number)
         return {"row": row} | episode_view(read_episode(*place), place[0])
 
     @app.get("/api/episodes/{number}/tokens")
-    def tokens(number: int) -> list[dict[str, Any]]:
+    def tokens(number: _Number) -> list[dict[str, Any]]:
         with closing(index.connect()) as connection:
             place = place_of(connection, number)
         return token_view(read_episode(*place), decode)

@@ -91,3 +91,15 @@ def test_an_episode_is_found_by_its_name_and_the_end_of_its_file(tmp_path, addre
     )
     assert found("name=e2&file=sodes.jsonl") is None
     assert found("name=e9&file=episodes.jsonl") is None
+
+
+@pytest.mark.parametrize(
+    "query", ["", "?step={0}", "?question={0}", "?offset={0}", "?step=-{0}", "/{0}", "/{0}/tokens"]
+)
+def test_numbers_that_sqlite_does_not_have_are_refused(address, query):
+    answer = get(address, "/api/episodes" + query.format(2**63 + 1))
+    assert answer.status_code == (422 if query else 200)
+
+
+def test_a_nul_in_a_search_is_no_letter(address):
+    assert get(address, "/api/episodes?text=a%00b").status_code == 200
