@@ -17,6 +17,7 @@ from afm.agents import AgentSpec
 from afm.evaluation.agreement.kappa import Agreement
 from afm.evaluation.argument_forms import ArgumentTally
 from afm.evaluation.choosing.best_of import BestOf
+from afm.evaluation.groups import GROUPS_KEY, worth_showing
 from afm.evaluation.hallucination import HallucinationTally
 from afm.evaluation.intervals import Interval, bootstrap_mean, mean_of_shares, pass_at_k, pass_hat_k, wilson
 from afm.evaluation.t_eval import t_eval_scores
@@ -65,6 +66,8 @@ class Metrics(_Frozen):
             ones beside it. Empty when none passed.
         stop_reasons: Episodes by the reason they ended; errors are not among them.
         by_source: pass@1 of every data source, when there are several.
+        by_group: pass@1 of questions by level, topic and the like (:mod:`afm.evaluation.groups`): of each field that
+            tells them apart, of each of its values.
         score_by_source: Mean reward of every data source.
         t_eval: T-Eval's scores by ability (:func:`afm.evaluation.t_eval.t_eval_scores`); empty for other data.
     """
@@ -101,6 +104,7 @@ class Metrics(_Frozen):
     per_solved: dict[str, float] = Field(default_factory=dict)
     stop_reasons: dict[str, int] = Field(default_factory=dict)
     by_source: dict[str, Interval] = Field(default_factory=dict)
+    by_group: dict[str, dict[str, Interval]] = Field(default_factory=dict)
     score_by_source: dict[str, float] = Field(default_factory=dict)
     t_eval: dict[str, float] = Field(default_factory=dict)
 
@@ -137,6 +141,7 @@ class Tally:
         self._votes = votes
         self._outcomes: defaultdict[str, list[bool]] = defaultdict(list)
         self._source: dict[str, str] = {}
+        self._groups: dict[str, Mapping[str, str]] = {}
         self._sums: defaultdict[str, array[float]] = defaultdict(lambda: array("d"))
         self._stops: Counter[str] = Counter()
         self.episodes = 0
@@ -155,6 +160,8 @@ class Tally:
         self.episodes += 1
         task = task_of(record)
         self._source[task] = record.data_source
+        if groups := record.provenance.get(GROUPS_KEY):
+            self._groups[task] = groups
         if record.error:
             self.errors += 1
             return
@@ -234,6 +241,7 @@ class Tally:
             per_solved=self._per_solved(),
             stop_reasons=dict(sorted(self._stops.items())),
             by_source=self._by_source(seed),
+            by_group=self._by_group(seed),
             score_by_source=by_source,
             t_eval=t_eval_scores(by_source),
         )
@@ -250,6 +258,23 @@ class Tally:
             return {}
         intervals = {source: pass_interval(group, seed=seed) for source, group in sorted(groups.items())}
         return {source: interval for source, interval in intervals.items() if interval}
+
+    def _by_group(self, seed: int) -> dict[str, dict[str, Interval]]:
+        found: defaultdict[str, defaultdict[str, dict[str, list[bool]]]] = defaultdict(
+            lambda: defaultdict(dict)
+        )
+        for task, outcomes in self._outcomes.items():
+            for field, name in self._groups.get(task, {}).items():
+                found[field][name][task] = outcomes
+        return {
+            field: {
+                name: interval
+                for name, group in sorted(groups.items())
+                if (interval := pass_interval(group, seed=seed))
+            }
+            for field, groups in sorted(found.items())
+            if worth_showing(groups)
+        }
 
 
 def summarise(

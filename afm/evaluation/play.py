@@ -14,6 +14,7 @@ from afm.agents import AgentSpec, Limits
 from afm.datasets import Task
 from afm.datasets.schema import MESSAGES_KEY
 from afm.errors import EngineError, ToolError
+from afm.evaluation.groups import GROUPS_KEY, groups_of
 from afm.models.base import SamplingParams, TokenModel
 from afm.rewards import Reward, Sample
 from afm.rollout import Episode, episode_record, run_episode
@@ -191,4 +192,5 @@ def _abstains(verdict: Verdict) -> bool:
 
 
 def _provenance(job: Job) -> dict[str, object]:
-    return {"task": job.task.id, "round": job.round}
+    groups = groups_of(job.task.extra_info)
+    return {"task": job.task.id, "round": job.round} | ({GROUPS_KEY: groups} if groups else {})

@@ -7,6 +7,7 @@ import pytest
 from afm.agents import load_agent
 from afm.errors import DataError
 from afm.evaluation import paired_difference, summarise
+from afm.evaluation.groups import groups_of
 from afm.evaluation.metrics import passed
 from afm.trajectory.record import Cost, StopReason, Verdict
 
@@ -129,6 +130,23 @@ def test_several_sources_are_shown_apart(record) -> None:
         "aime24": 1.0,
         "amc23": 0.5,
     }
+
+
+def test_levels_and_topics_are_shown_apart(record) -> None:
+    def row(task, score, number=0, **groups):
+        return record(task, score, provenance={"task": task, "round": number, "groups": groups})
+
+    rows = [
+        row("a", 1.0, level="1", category="Art"),
+        row("b", 0.0, level="2", category="Art"),
+        row("c", 1.0, 0, level="2", category="Art"),
+        row("c", 1.0, 1, level="2", category="Art"),
+        record("d", 0.0),
+    ]
+    found = summarise(rows).by_group
+    assert {name: score.value for name, score in found["level"].items()} == {"1": 1.0, "2": 0.5}
+    assert "category" not in found  # one value tells nothing apart
+    assert groups_of({"level": 2, "domain": "x" * 81, "tests": [1], "subject": ""}) == {"level": "2"}
 
 
 def test_format_and_right_answers_are_measured_apart(record) -> None:

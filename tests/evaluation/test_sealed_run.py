@@ -111,7 +111,9 @@ async def test_episodes_are_sealed_and_open_to_what_happened(tmp_path, folder) -
     assert (metrics.tool_calls, metrics.tool_failure_rate) == (1.0, 0.0)
     told = on_disk(out)
     assert [secret for secret in SECRETS if secret in told] == []
+    assert "History" not in told
     records = load_records(out / "episodes.jsonl")
+    assert {opened(record).provenance["groups"]["problem_topic"] for record in records} == {"History"}
     assert {record.question for record in records} == {"(sealed)"}
     assert sorted(record.verdict.score for record in records) == [0.0, 0.0, 1.0, 1.0, 1.0, 1.0]
     plain = {(one.question, one.ground_truth[0]) for one in map(opened, records)}
