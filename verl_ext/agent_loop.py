@@ -35,6 +35,7 @@ from verl_ext.samples import output
 from verl_ext.server_model import ServerModel
 from verl_ext.settings import load_episode_settings
 from verl_ext.unfinished import Unfinished, unfinished
+from verl_ext.validation import validating
 
 _SHARES = 1 << 16
 
@@ -157,7 +158,7 @@ class AfmAgentLoop(AgentLoopBase):
             data_source=task.data_source,
             seed=seed,
             verdict=verdict,
-            provenance={"task": task.id, "step": step},
+            provenance={"task": task.id, "step": step} | ({"validation": True} if validating() else {}),
         )
         keep(shared.output_dir, step, record, sampled=sampled)
 
@@ -185,7 +186,7 @@ async def _verdict(shared: Surroundings, task: Task, episode: Episode) -> Verdic
     """The episode's score, or why it has none."""
     if not episode.response_ids:
         return Verdict(score=None, evidence=f"no token before the episode ended ({episode.stop})")
-    if reasons := unfinished(episode) & shared.leave_out:
+    if not validating() and (reasons := unfinished(episode) & shared.leave_out):
         return Verdict(score=None, evidence=f"left out: {', '.join(sorted(reasons))} ({episode.stop})")
     return await shared.reward.score(_sample(shared.spec, task, episode))
 

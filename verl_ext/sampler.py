@@ -228,16 +228,30 @@ class _Guarded(ReplayBuffer):
     ) -> Any:
         """Leave out the samples without a score: they would shift their group's mean."""
         chosen = set(selected)
+        if partition_id != TRAIN:
+            self._note_unscored(partition_id, [key for key in snapshot if key.split("_")[0] in chosen])
         unscored = [key for key in snapshot if key in self._unscored and key.split("_")[0] in chosen]
         if unscored:
             tq.kv_clear(partition_id=partition_id, keys=unscored)
             snapshot = {key: tag for key, tag in snapshot.items() if key not in self._unscored}
-        if partition_id == TRAIN and not any(key.split("_")[0] in chosen for key in snapshot):
+        if unscored and not any(key.split("_")[0] in chosen for key in snapshot):
+            reason = self._ledger.evidence or next(iter(self._evidence.values()), "no reason given")
+            purpose = "train on" if partition_id == TRAIN else "validate with"
             raise RewardError(
                 f"the reward abstained for every sample of the batch ({len(unscored)}), so there is nothing to "
-                f"train on: {self._ledger.evidence or 'no reason given'}"
+                f"{purpose}: {reason}"
             )
         return super()._materialize_batch(partition_id, selected, snapshot)
+
+    def _note_unscored(self, partition_id: str, keys: list[str]) -> None:
+        """Samples of a validation whose reward abstained: not wrong, but left out."""
+        if not keys:
+            return
+        data = tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=["extra_fields"])
+        for key, extra in zip(keys, data["extra_fields"], strict=True):
+            if reason := getattr(extra, "data", extra).get(ABSTAINED):
+                self._unscored.add(key)
+                self._evidence.setdefault(key.split("_")[0], str(reason))
 
     def _waiting(self, trained: set[str]) -> set[str]:
         """Finished groups that a later step may train on."""

@@ -30,7 +30,8 @@ class EpisodeSettings(BaseModel):
         rewards: Path of a reward YAML, or its content; ``None`` is the default table by data source.
         limits: Overrides of the agent's limits.
         leave_out: Episodes that are neither trained on nor counted in their group's mean: ``truncated`` (a limit ended
-            them), ``void`` (no call, no answer), ``failed`` (a tool or the engine did not work); none by default.
+            them), ``void`` (no call, no answer), ``failed`` (a tool or the engine did not work); none by default. A
+            validation counts them all.
         mask_observations: ``False`` also trains on what the environment wrote: for showing what the mask is worth.
         episodes_per_step: About so many episodes of each step are kept to be read (``episodes/step_000001.jsonl``).
         seed: Seeds prompts' order and, on the CPU engine, every sampled token.

@@ -244,6 +244,38 @@ async def test_episodes_without_a_proper_end_are_left_out_when_asked(
         assert kept.extra_fields["abstained"] == ""
 
 
+async def test_a_validation_counts_episodes_without_a_proper_end(
+    make_loop: Any, scripted: Any, said: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As verl's worker calls the loop: whether it is a validation is said to the worker alone."""
+    import pickle
+    from types import SimpleNamespace
+
+    from afm.trajectory import read_records
+    from verl_ext import validation
+    from verl_ext.kept_episodes import episodes_file
+
+    class Worker:
+        async def _run_agent_loop(
+            self, sampling_params: Any, trajectory: Any, *, agent_name: str, **row: Any
+        ) -> Any:
+            return await loop.run(sampling_params, **row)
+
+    module: Any = SimpleNamespace(AgentLoopWorker=Worker, __name__="verl")
+    monkeypatch.setattr(validation, "_original", None)
+    validation.mark_validation(module)
+    validation.mark_validation(module)
+    pickle.dumps(Worker._run_agent_loop)  # by its name: Ray sends anything else as a copy
+    loop = make_loop(scripted([said("<plan>p</plan><|im_end|>")] * 2), leave_out=["void"])
+    outputs = [
+        await Worker()._run_agent_loop(dict(SAMPLING), {"validate": validate}, agent_name="afm_agent", **ROW)
+        for validate in (True, False)
+    ]
+    assert [out.extra_fields["abstained"] != "" for out in outputs] == [False, True]
+    records = read_records(episodes_file(tmp_path, 4))
+    assert [record.provenance.get("validation", False) for record in records] == [True, False]
+
+
 async def test_tokens_that_nobody_sampled_are_counted(make_loop: Any, scripted: Any, said: Any) -> None:
     from dataclasses import replace
 

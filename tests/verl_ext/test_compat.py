@@ -2,13 +2,14 @@ import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
 from afm.errors import EngineError
 from verl_ext import compat
 from verl_ext.hooks import after_import
+from verl_ext.validation import average_scored_samples
 
 pytest.importorskip("verl")
 
@@ -41,6 +42,32 @@ def test_patching_twice_is_patching_once() -> None:
         {"timeout_second": 5, "backend": "cpu:gloo"},
         {"timeout_second": None, "backend": "nccl"},
     ]
+
+
+def test_a_validation_is_averaged_over_the_samples_that_have_a_score() -> None:
+    """Two of four were judged, one right: 1/2 with our sampler, which leaves the others out; verl's own says 1/4."""
+    from omegaconf import OmegaConf
+    from verl.trainer.ppo.v1 import trainer_base
+
+    class Trainer:
+        _val_metrics_update = trainer_base.PPOTrainer._val_metrics_update
+
+        def __init__(self, path: str | None) -> None:
+            keys = {"trainer": {"v1": {"sampler": {"custom_sampler": {"path": path}}}}}
+            self.config = OmegaConf.create(keys)
+
+    average_scored_samples(SimpleNamespace(PPOTrainer=Trainer, __name__="verl"))  # type: ignore[arg-type]
+    found = [
+        Trainer(path)._val_metrics_update(
+            ["math"] * 2,
+            ["a", "b"],
+            {"reward": [1.0, 0.0], "acc": [1.0, 0.0]},
+            [],
+            expected_acc_counts={("math", uid): 1 for uid in "abcd"},
+        )["val-core/math/acc/mean@1"]
+        for path in ("pkg://verl_ext.sampler", None)
+    ]
+    assert found == [0.5, 0.25]
 
 
 def test_the_installed_verl_is_the_supported_one() -> None:

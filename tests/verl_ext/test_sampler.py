@@ -203,6 +203,17 @@ def test_the_next_step_counts_from_zero(put: Any, tmp_path: Path) -> None:
         assert metrics["groups/generated"] == 2
 
 
+def test_a_validation_leaves_out_what_the_reward_abstained_on(put: Any, tmp_path: Path) -> None:
+    put("a", 1, None, to="val")
+    put("b", None, None, to="val")
+    buffer = sampler(tmp_path)
+    batch, _ = buffer.sample(1, "val", 2)
+    assert batch.keys == ["a_0_0"]
+    put("c", None, to="val")
+    with pytest.raises(RewardError, match=r"every sample of the batch \(1\), .* to validate with: no gold"):
+        buffer.sample(1, "val", 1)
+
+
 def test_groups_rolled_out_ahead_are_counted_in_the_step_that_trains_on_them(
     put: Any, tmp_path: Path
 ) -> None:

@@ -44,12 +44,13 @@ def settings(folder: Path, model: Path) -> dict[str, Any]:
     }
     verl["actor_rollout_ref"]["ref"] |= {"log_prob_micro_batch_size_per_gpu": 8}
     verl["critic"] |= {"ppo_micro_batch_size_per_gpu": 8}
-    verl["trainer"] |= {"total_training_steps": 3, "save_freq": 2}
+    verl["trainer"] |= {"total_training_steps": 3, "save_freq": 2, "test_freq": 3}
     return tiny | {
         "agent": str(ROOT / "configs/tiny/agents/math.yaml"),
         "tools": str(ROOT / "configs/tools/code_executor.yaml"),
         "model": str(model),
         "train_files": str(folder / "rl.parquet"),
+        "val_files": str(folder / "val.parquet"),
         "output_dir": str(folder / "a run"),
         "limits": {"max_response_tokens": 96},
         "curriculum": {},
@@ -59,7 +60,7 @@ def settings(folder: Path, model: Path) -> dict[str, Any]:
     }
 
 
-def write_rows(path: Path) -> None:
+def write_rows(path: Path, count: int = 64) -> None:
     import pyarrow as pa
     import pyarrow.parquet
 
@@ -70,7 +71,7 @@ def write_rows(path: Path) -> None:
             "reward_model": {"ground_truth": str(number + 1)},
             "extra_info": {"index": f"q{number}", "question": f"{number}+1?"},
         }
-        for number in range(64)
+        for number in range(count)
     ]
     pa.parquet.write_table(pa.Table.from_pylist(rows), path)
 
@@ -82,6 +83,7 @@ def config(tmp_path_factory: pytest.TempPathFactory, tokenizer_dir: Path) -> Pat
     folder = tmp_path_factory.mktemp("rl")
     create_tiny_model(tokenizer_dir, folder / "model", seed=0, hidden_size=32, layers=1)
     write_rows(folder / "rl.parquet")
+    write_rows(folder / "val.parquet", 4)
     path = folder / "rl.yaml"
     path.write_text(yaml.safe_dump(settings(folder, folder / "model")))
     return path
@@ -233,6 +235,16 @@ def test_sampled_episodes_of_each_step_are_kept(trained: tuple[Path, str]) -> No
     for step, records in enumerate(kept, start=1):
         assert {record.provenance["step"] for record in records} == {step}
         assert len({record.id for record in records}) == len(records)
+
+
+def test_a_validation_is_told_apart(trained: tuple[Path, str]) -> None:
+    folder = trained[0]
+    of_step = [
+        {record.provenance.get("validation", False) for record in read_records(episodes_file(folder, step))}
+        for step in (2, 3)
+    ]
+    assert of_step == [{False}, {False, True}]
+    assert rows(folder)[-1]["engine"]["val-core/mini_math/acc/mean@1"] == 0.0
 
 
 def test_an_interrupted_run_ends_cleanly_with_groups_that_differ(config: Path) -> None:
