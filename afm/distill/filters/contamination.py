@@ -18,7 +18,9 @@ from afm.trajectory.hygiene import readable
 from afm.trajectory.record import Record
 from afm.trajectory.types import Author
 
-_WORD = re.compile(r"[^\W_]+")
+_CHINESE_JAPANESE = "\u3041-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+_WORD = re.compile(f"[{_CHINESE_JAPANESE}]|[^\\W_{_CHINESE_JAPANESE}]+")
+"""Scripts without blanks between words are compared letter by letter."""
 
 
 class Place(StrEnum):
@@ -37,11 +39,14 @@ class ContaminationSettings(FilterSettings):
         ngram: A row that shares so many words in a row with an evaluation question is dropped; ``null``: only
             the same question counts. 13 is what GPT-3 used (arXiv 2005.14165, appendix C). Questions made from
             templates share long runs without being the same: use ``null`` there.
+        shortest: A question of fewer words than ``ngram``, but at least so many, counts as an n-gram of its own length
+            (8 in the same appendix); a shorter one is only found as the same question.
         places: Where n-grams are looked for. The whole question is only ever compared with the question.
     """
 
     tasks: tuple[Path, ...] = ()
     ngram: int | None = Field(default=13, ge=4)
+    shortest: int = Field(default=8, ge=1)
     places: tuple[Place, ...] = (Place.QUESTION,)
 
 
@@ -49,8 +54,7 @@ class ContaminationSettings(FilterSettings):
 class ContaminationFilter(Rule):
     """Drops rows about questions that a model will be evaluated on.
 
-    Texts are compared without letter case, punctuation, layout, hidden characters and ways to write the same letter. A question with fewer words than an n-gram
-    is only found as a whole.
+    Texts are compared without letter case, punctuation, layout, hidden characters and ways to write the same letter.
 
     Raises:
         DataError: An evaluation set cannot be read.
@@ -60,7 +64,8 @@ class ContaminationFilter(Rule):
     settings: ContaminationSettings
     name: str = "contamination"
     _questions: dict[str, str] = field(init=False, repr=False, default_factory=dict)
-    _ngrams: dict[int, str] = field(init=False, repr=False, default_factory=dict)
+    _ngrams: dict[int, dict[int, str]] = field(init=False, repr=False, default_factory=dict)
+    """By length: hashes of n-grams, and the question each is of."""
 
     def __post_init__(self) -> None:
         for path in self.settings.tasks:
@@ -68,8 +73,12 @@ class ContaminationFilter(Rule):
                 words = _words(task.question)
                 label = f"{task.id!r} of {path.name}"
                 self._questions.setdefault(" ".join(words), label)
-                for gram in self._grams(words):
-                    self._ngrams.setdefault(gram, label)
+                if self.settings.ngram is None or len(words) < self.settings.shortest:
+                    continue
+                length = min(len(words), self.settings.ngram)
+                known = self._ngrams.setdefault(length, {})
+                for gram in _grams(words, length):
+                    known.setdefault(gram, label)
 
     def reason(self, record: Record) -> str:
         """Which evaluation question is met, and where."""
@@ -78,15 +87,15 @@ class ContaminationFilter(Rule):
             return f"the question is {label}"
         for place in self.settings.places if self._ngrams else ():
             for text in [words] if place is Place.QUESTION else map(_words, _texts(record, place)):
-                label = next((self._ngrams[gram] for gram in self._grams(text) if gram in self._ngrams), None)
-                if label is not None:
-                    return f"{place.value} shares {self.settings.ngram} words in a row with {label}"
+                for length, known in self._ngrams.items():
+                    label = next((known[gram] for gram in _grams(text, length) if gram in known), None)
+                    if label is not None:
+                        return f"{place.value} shares {length} words in a row with {label}"
         return ""
 
-    def _grams(self, words: list[str]) -> Iterator[int]:
-        size = self.settings.ngram
-        if size is not None:
-            yield from (hash(tuple(words[at : at + size])) for at in range(len(words) - size + 1))
+
+def _grams(words: list[str], length: int) -> Iterator[int]:
+    return (hash(tuple(words[at : at + length])) for at in range(len(words) - length + 1))
 
 
 def _words(text: str) -> list[str]:

@@ -64,6 +64,33 @@ def test_thirteen_words_in_a_row_are_caught_and_twelve_are_not(wiki, row, tasks)
     assert filtered(wiki, row(question=thirteen), tasks, ngram=None).kept
 
 
+def write_benchmark(folder, question):
+    path = folder / "short.jsonl"
+    path.write_text(json.dumps({"id": "q", "question": question, "answer": "A"}) + "\n")
+    return path
+
+
+def test_a_short_question_is_found_within_longer_texts(wiki, row, tmp_path):
+    tasks = write_benchmark(tmp_path, "Who wrote the music of the first harbour opera?")
+    inside = row(question="Please say who wrote the music of the first harbour opera, and when.")
+    assert filtered(wiki, inside, tasks).reason == (
+        "contamination: question shares 9 words in a row with 'q' of short.jsonl"
+    )
+    assert filtered(wiki, inside, tasks, shortest=10).kept
+    assert filtered(wiki, row(question="Who wrote the music of the second harbour opera?"), tasks).kept
+
+
+def test_writing_without_blanks_is_compared_letter_by_letter(wiki, row, tmp_path):
+    tasks = write_benchmark(
+        tmp_path, "\u8c01\u5199\u4e86\u7b2c\u4e00\u90e8\u6e2f\u53e3\u6b4c\u5267\u7684\u97f3\u4e50"
+    )
+    inside = (
+        "\u8bf7\u95ee\u8c01\u5199\u4e86\u7b2c\u4e00\u90e8\u6e2f\u53e3\u6b4c\u5267\u7684\u97f3\u4e50\u5462?"
+    )
+    assert not filtered(wiki, row(question=inside), tasks).kept
+    assert filtered(wiki, row(question=inside[:8]), tasks).kept
+
+
 def test_a_page_that_publishes_the_benchmark_is_caught_where_that_is_asked_for(wiki, row, tasks):
     leaked = row(found=f"Sample of the benchmark: {BENCHMARK} Answer: 1901")
 
