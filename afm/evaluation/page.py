@@ -31,6 +31,7 @@ from afm.evaluation.words import (
     t_eval_words,
     unseen_words,
 )
+from afm.terminal import visible
 from afm.trajectory.record import Record
 
 
@@ -67,13 +68,13 @@ def render_report(run: ReportInput) -> str:
         problems=[_problem(pair, run) for pair in run.pairs],
         colours=role_colours(run.spec) if run.spec else {},
     )
-    return text
+    return visible(text)
 
 
 def render_markdown(run: ReportInput) -> str:
     """The same as Markdown: figures, failures and facts; trajectories are links, curves are tables."""
     text: str = _template("report.md.j2", finalize=in_markdown).render(run=run, **_shared(run))
-    return text
+    return visible(text)
 
 
 def in_markdown(value: Any) -> str:

@@ -28,7 +28,7 @@ from afm.trajectory.types import Author
 
 HOSTILE = (
     "</div></pre><script>alert(1)</script><img src=x onerror=alert(2)><style>*{display:none}</style>"
-    '" onmouseover="alert(3)\' <iframe src="http://evil.example"></iframe> {{ 7*7 }} {% raw %} ‮ \x00 \ud800'
+    '" onmouseover="alert(3)\' <iframe src="http://evil.example"></iframe> {{ 7*7 }} {% raw %} ‮ \x00 \x1b[2J \ud800'
 )
 
 
@@ -98,6 +98,8 @@ def test_hostile_text_is_shown_and_never_run(tmp_path, record, solver) -> None:
     assert not [item for item in page.attributes if item[1].startswith("on")]
     assert page.all_text.count("<script>alert(1)</script>") >= 18
     assert "{{ 7*7 }}" in page.all_text
+    for form in (".html", ".md"):  # what would turn text around, or be obeyed by a terminal
+        assert not re.search("[\x1b\u202e]", (tmp_path / "page").with_suffix(form).read_text("utf-8"))
 
 
 def test_hostile_text_is_text_in_markdown_and_json(tmp_path, record, solver) -> None:
