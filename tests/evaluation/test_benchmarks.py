@@ -239,7 +239,7 @@ def check_manifest(name, manifest, asked):
         response,
         turns,
     )
-    assert {(body["temperature"], body["top_p"], body.get("top_k", 0)) for body in asked} == {
+    assert {(body["temperature"], body["top_p"], max(0, body["top_k"])) for body in asked} == {
         (temperature, top_p, top_k)
     }
     assert max(body["max_tokens"] for body in asked) == (turn or response)
