@@ -153,6 +153,9 @@ def test_a_module_of_the_callers_own_may_bring_its_loss(
     config = compose(
         overrides_of(settings(tmp_path)) | {"actor_rollout_ref.actor.policy_loss.loss_mode": "mine"}
     )
+    monkeypatch.delenv("VERL_USE_EXTERNAL_MODULES", raising=False)
+    with pytest.raises(ConfigError, match="loss_mode"):
+        check(config)
     monkeypatch.setenv("VERL_USE_EXTERNAL_MODULES", "verl_ext,my_losses")
     check(config)
 

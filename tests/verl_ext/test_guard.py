@@ -93,6 +93,11 @@ def test_a_filled_batch_never_ends_the_run() -> None:
         add(book, group(1, 0, 0, 0))
         add(book, group(0, 0, 0, 0))
     book.check()
+    unfilled = ledger(max_gen_batches=1)
+    for _ in range(2):
+        add(unfilled, group(0, 0, 0, 0))
+    with pytest.raises(GroupsAlikeError):
+        unfilled.check()
 
 
 def test_a_batch_that_may_be_filled_up_ends_the_run_only_without_any_signal() -> None:
@@ -113,6 +118,7 @@ def test_zero_means_no_bound() -> None:
     book = ledger(max_gen_batches=0)
     for _ in range(100):
         add(book, group(0, 0, 0, 0))
+    assert not book.exhausted
     book.check()
 
 
