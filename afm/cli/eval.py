@@ -74,7 +74,7 @@ def compare(
 
 
 def _compared(one: Comparison) -> None:
-    from afm.evaluation.words import number, percent, points
+    from afm.evaluation.words import money_words, number, percent, points
 
     score, paired = one.metrics.pass_at_1, one.paired
     print(f"{one.folder}: pass@1 {percent(score.value if score else None)}")
@@ -86,9 +86,13 @@ def _compared(one: Comparison) -> None:
         )
     for text in one.changes:
         print(f"  not comparable: {text}")
+    if one.prices:
+        print(f"  {one.prices}")
     print(
         f"  tool calls {number(one.metrics.tool_calls)}, agent tokens {number(one.metrics.agent_tokens)}{_cost(one.metrics)}"
     )
+    if money := money_words(one.metrics):
+        print(f"  cost: {money}")
 
 
 def _cost(metrics: Metrics) -> str:
@@ -145,7 +149,7 @@ def evaluation(
 def _dry_run(settings: EvalConfig) -> None:
     """Everything that can be checked without loading the model."""
     from afm.evaluation.config import dump_config
-    from afm.evaluation.job import load_tasks
+    from afm.evaluation.job import load_tasks, prices_of
     from afm.rewards import load_reward
     from afm.tools import load_tools
 
@@ -160,6 +164,7 @@ def _dry_run(settings: EvalConfig) -> None:
     if settings.tools_in_use is not None:
         load_tools(settings.tools_in_use)
     load_reward(settings.rewards)
+    prices_of(settings)
     tasks = load_tasks(settings)
     print(f"# agent {spec.name} ({spec.digest}), {limits.max_turns} tool calls at most")
     print(f"# {len(tasks)} tasks x {settings.rounds} rounds into {settings.out_dir}; nothing was run")
@@ -184,7 +189,14 @@ def _run(settings: EvalConfig) -> Metrics:
 
 
 def _summary(settings: EvalConfig, metrics: Metrics) -> None:
-    from afm.evaluation.words import hallucination_words, number, percent, t_eval_words, unseen_words
+    from afm.evaluation.words import (
+        hallucination_words,
+        money_words,
+        number,
+        percent,
+        t_eval_words,
+        unseen_words,
+    )
 
     score = metrics.pass_at_1
     if score is not None:
@@ -208,6 +220,8 @@ def _summary(settings: EvalConfig, metrics: Metrics) -> None:
         f"  format valid {percent(metrics.format_valid)}, tool calls {number(metrics.tool_calls)}, "
         f"agent tokens {number(metrics.agent_tokens)}, {number(metrics.seconds)} s an episode{_cost(metrics)}"
     )
+    if money := money_words(metrics):
+        print(f"  cost: {money}")
     for words in (hallucination_words(metrics), unseen_words(metrics)):
         if words:
             print(f"  {words}")

@@ -35,6 +35,7 @@ class Curve:
     Attributes:
         caption: What a reader should see in it, one sentence.
         x_from_zero, y_from_zero: Whether the axis begins at 0.
+        x_whole: Whether the horizontal axis is marked at whole numbers only.
         y_max: Upper end of the vertical axis, ``None`` for automatic.
     """
 
@@ -45,6 +46,7 @@ class Curve:
     y_from_zero: bool = False
     y_max: float | None = None
     x_from_zero: bool = False
+    x_whole: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +110,7 @@ def _png(curve: Curve, theme: _Theme) -> str:
     axes = figure.add_subplot()
     for number, line in enumerate(curve.series):
         _plot(axes, line, theme.lines[number % len(theme.lines)])
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=curve.x_whole))
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
     _dress(axes, curve, theme)
     buffer = io.BytesIO()

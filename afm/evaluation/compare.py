@@ -8,7 +8,7 @@ from pathlib import Path
 
 from afm.errors import ConfigError, DataError
 from afm.evaluation.finished import finished_metrics
-from afm.evaluation.manifest import MANIFEST_FILE, differences, read_manifest
+from afm.evaluation.manifest import MANIFEST_FILE, Manifest, differences, read_manifest
 from afm.evaluation.metrics import Metrics, summarise
 from afm.evaluation.paired import PairedDifference, paired_difference
 from afm.evaluation.run import EPISODES_FILE, METRICS_FILE
@@ -24,12 +24,14 @@ class Comparison:
 
     Attributes:
         changes: Settings other than the model that differ, as ``key: old -> new``.
+        prices: Where both count money by other prices, a sentence that says so: dollars cannot be compared then.
     """
 
     folder: Path
     metrics: Metrics
     paired: PairedDifference | None = None
     changes: tuple[str, ...] = ()
+    prices: str = ""
 
 
 def compare(folders: Sequence[Path], *, anyway: bool = False, seed: int = 0) -> list[Comparison]:
@@ -57,7 +59,8 @@ def compare(folders: Sequence[Path], *, anyway: bool = False, seed: int = 0) -> 
                 "--anyway compares them nevertheless"
             )
         paired = paired_difference(records[0], rows, seed=seed)
-        found.append(Comparison(folder, _metrics(folder), paired, changes))
+        told = _other_prices(manifests[0], manifest)
+        found.append(Comparison(folder, _metrics(folder), paired, changes, told))
     return found
 
 
@@ -73,4 +76,22 @@ def _metrics(folder: Path) -> Metrics:
     if (folder / METRICS_FILE).is_file():
         return finished_metrics(folder)
     manifest = read_manifest(folder / MANIFEST_FILE)
-    return summarise(load_records(folder / EPISODES_FILE), spec=manifest.spec, original=manifest.original)
+    return summarise(
+        load_records(folder / EPISODES_FILE),
+        spec=manifest.spec,
+        original=manifest.original,
+        prices=manifest.prices,
+    )
+
+
+def _other_prices(first: Manifest, other: Manifest) -> str:
+    """No reason to refuse: prices change no score."""
+    if first.prices == other.prices or None in (first.prices, other.prices):
+        return ""
+    return f"money is counted by other prices: {_listed(first)} -> {_listed(other)}"
+
+
+def _listed(manifest: Manifest) -> str:
+    prices = manifest.prices.model_dump(exclude_none=True) if manifest.prices else {}
+    tools = prices.pop("tools", {})
+    return ", ".join(f"{name} {usd:g}" for name, usd in (prices | tools).items())

@@ -40,7 +40,11 @@ def read_comparison(
         stages=stages,
         differences=tuple(
             StageDifference(
-                names[0], name, one.paired, tuple(f"Not comparable: {change}." for change in one.changes)
+                names[0],
+                name,
+                one.paired,
+                tuple(f"Not comparable: {change}." for change in one.changes),
+                f"{one.prices[:1].upper()}{one.prices[1:]}." if one.prices else "",
             )
             for name, one in zip(names, found, strict=True)
             if one.paired is not None

@@ -19,6 +19,7 @@ from afm.evaluation.agreement.settings import AgreementSettings
 from afm.evaluation.argument_forms import UnseenTool
 from afm.evaluation.benchmarks import checked_benchmark
 from afm.evaluation.choosing.settings import BestOfSettings
+from afm.evaluation.prices import Prices
 
 CONFIG_FILE = "config.yaml"
 
@@ -92,6 +93,7 @@ class EvalConfig(_Strict):
         rounds: Episodes of every task.
         limit: Only the first so many tasks of every file.
         parallel: Episodes in flight.
+        prices: Of tokens and tool calls, so that figures are in US dollars too.
         best_of: How a judge chooses among the rounds of a question when all are done; ``null`` for not at all.
         agreement: Who judges again when all are done, to see whether judges agree; ``null`` for nobody.
         retries: Further attempts at an episode whose engine, tools or reward failed.
@@ -117,6 +119,7 @@ class EvalConfig(_Strict):
     limit: int | None = Field(default=None, ge=1)
     parallel: int = Field(default=64, ge=1)
     seed: int = 0
+    prices: Prices | None = None
     best_of: BestOfSettings | None = None
     agreement: AgreementSettings | None = None
     retries: int = Field(default=2, ge=0)

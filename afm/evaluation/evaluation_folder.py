@@ -105,7 +105,8 @@ def read_evaluation(folder: Path, name: str) -> Evaluation:
         found = read_records(folder / EPISODES_FILE)
         records = (opened(item) for item in found if isinstance(item, Record))
         spec, original = agents_of(manifest)
-        metrics = summarise(records, spec=spec, original=original)
+        prices = manifest.prices if manifest else None
+        metrics = summarise(records, spec=spec, original=original, prices=prices)
     return Evaluation(folder, name, metrics, manifest, finished)
 
 

@@ -26,6 +26,7 @@ def facts_of(run_dir: Path, stages: Sequence[tuple[str, Manifest | None]]) -> It
         yield from _each("Limits", [(name, _limits(manifest.settings["limits"])) for name, manifest in known])
         yield from _each("Tools", [(name, _tools(manifest.settings["tools"])) for name, manifest in known])
         yield from _each("Reward", [(name, _reward(manifest.settings["reward"])) for name, manifest in known])
+        yield from _each("Prices", [(name, _prices(manifest)) for name, manifest in known])
         yield from _each("Seed", [(name, str(manifest.settings["seed"])) for name, manifest in known])
         yield Fact("Machine", _machine(first.machine))
         yield Fact("Versions", ", ".join(f"{name} {version}" for name, version in first.versions.items()))
@@ -97,6 +98,16 @@ def _reward(reward: Mapping[str, Any] | None) -> str:
     if not reward:
         return "built-in table by data source, correct * format"
     return f"formula {reward.get('formula', 'correct * format')}"
+
+
+def _prices(manifest: Manifest) -> str:
+    prices = manifest.prices
+    if prices is None:
+        return ""
+    cached = "" if prices.cached is None else f", {prices.cached:g} cached"
+    judge = "" if prices.judge is None else f", {prices.judge:g} of the judge"
+    tools = "".join(f", {usd:g} a call of {name}" for name, usd in prices.tools.items())
+    return f"USD {prices.prompt:g} prompt{cached}, {prices.completion:g} completion{judge} (a million tokens){tools}"
 
 
 def _machine(machine: Mapping[str, Any]) -> str:

@@ -24,8 +24,11 @@ class Interval(BaseModel):
     high: float
 
 
-def wilson(successes: int, trials: int) -> Interval:
-    """Share of successes with Wilson's score interval (Wilson 1927), which holds for small samples and ends."""
+def wilson(successes: float, trials: int) -> Interval:
+    """Share of successes with Wilson's score interval (Wilson 1927), which holds for small samples and ends.
+
+    ``successes`` may be a sum of shares: nothing between 0 and 1 spreads more than successes of the same mean.
+    """
     share = successes / trials
     spread = _Z95**2 / trials
     centre = (share + spread / 2) / (1 + spread)
@@ -35,6 +38,8 @@ def wilson(successes: int, trials: int) -> Interval:
 
 def bootstrap_mean(values: Sequence[float], *, resamples: int = RESAMPLES, seed: int = 0) -> Interval:
     """Mean of ``values`` with its 95 % percentile-bootstrap interval.
+
+    Where all values are equal the interval has no width.
 
     Resampling n values with replacement is drawing how often each different value occurs from a multinomial
     distribution, so the work depends on how many different values there are, and not on n.
@@ -55,10 +60,40 @@ def bootstrap_mean(values: Sequence[float], *, resamples: int = RESAMPLES, seed:
     return Interval(value=math.fsum(values) / total, low=float(low), high=float(high))
 
 
+def bootstrap_ratio(
+    tops: Sequence[float], bottoms: Sequence[float], *, resamples: int = RESAMPLES, seed: int = 0
+) -> tuple[float, float, float | None]:
+    """Sum of ``tops`` over sum of ``bottoms``, with the ends of its 95 % percentile-bootstrap interval over pairs.
+
+    The upper end is ``None`` where ``bottoms`` add up to 0 in more than 2.5 % of the resamples. Where all pairs have one
+    ratio the interval has no width.
+    """
+    try:
+        import numpy as np
+    except ImportError:
+        raise MissingExtraError("numpy", "eval") from None
+    pairs = np.column_stack([np.asarray(tops, dtype=float), np.asarray(bottoms, dtype=float)])
+    generator = np.random.default_rng(seed)
+    total = len(pairs)
+    rows = max(1, _MAX_CELLS // total)
+    sums = np.concatenate(
+        [
+            generator.multinomial(total, np.full(total, 1 / total), size=min(rows, resamples - done)) @ pairs
+            for done in range(0, resamples, rows)
+        ]
+    )
+    ratios = np.full(resamples, np.inf)
+    np.divide(sums[:, 0], sums[:, 1], out=ratios, where=sums[:, 1] > 0)
+    low = float(np.quantile(ratios, 0.025, method="lower"))
+    high = float(np.quantile(ratios, 0.975, method="higher"))
+    value = math.fsum(tops) / math.fsum(bottoms)
+    return value, min(low, value), None if math.isinf(high) else max(high, value)
+
+
 def mean_of_shares(shares: Sequence[float], *, seed: int = 0) -> Interval:
-    """Mean of shares with its bootstrap interval; where all are 0, or all 1, Wilson's, as a bootstrap would claim certainty."""
-    if shares[0] in (0.0, 1.0) and len(set(shares)) == 1:
-        return wilson(round(math.fsum(shares)), len(shares))
+    """Mean of shares with its bootstrap interval; where all are equal, Wilson's, as a bootstrap would claim certainty."""
+    if len(set(shares)) == 1:
+        return wilson(math.fsum(shares), len(shares))
     return bootstrap_mean(shares, seed=seed)
 
 

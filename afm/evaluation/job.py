@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from afm.agents import Limits
-from afm.configuration import read_mapping
+from afm.configuration import read_mapping, validated
 from afm.datasets import Task
 from afm.datasets.atomic import replace_text
 from afm.errors import DataError
@@ -21,10 +21,11 @@ from afm.evaluation.config import CONFIG_FILE, EvalConfig, dump_config
 from afm.evaluation.manifest import Sources
 from afm.evaluation.metrics import Metrics
 from afm.evaluation.play import FailurePolicy
+from afm.evaluation.prices import Prices
 from afm.evaluation.run import OnProgress, evaluate
 from afm.evaluation.task_files import read_benchmark, task_files
 from afm.models import SamplingParams, TokenModel, load_model
-from afm.rewards import load_reward
+from afm.rewards import RewardSettings, load_reward
 from afm.tools import load_tools
 
 OnVerdict = Callable[[str, int, int], None]
@@ -146,7 +147,24 @@ def sources_of(config: EvalConfig) -> Sources:
         data=tuple(str(path) for path in config.data),
         benchmark=config.benchmark,
         parallel=config.parallel,
+        prices=prices_of(config),
     )
+
+
+def prices_of(config: EvalConfig) -> Prices | None:
+    """``prices``, with the judge's from the rewards.
+
+    Raises:
+        ConfigError: They name a tool that the agent does not call.
+    """
+    if config.prices is None:
+        return None
+    prices = config.prices.checked(config.declared_spec().tool_roles.values())
+    if prices.judge is not None or config.rewards is None:
+        return prices
+    label, data = read_mapping(config.rewards, "reward")
+    known = validated(RewardSettings, data, label).judge.price_per_million_tokens
+    return prices.model_copy(update={"judge": known})
 
 
 def _content(source: Path | dict[str, Any] | None, what: str) -> dict[str, Any] | None:

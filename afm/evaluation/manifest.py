@@ -25,6 +25,7 @@ from afm.datasets.atomic import replace_text
 from afm.errors import ConfigError, DataError
 from afm.evaluation.argument_forms import UnseenTool
 from afm.evaluation.benchmarks import BENCHMARKS
+from afm.evaluation.prices import Prices
 from afm.evaluation.published import published_scores
 from afm.models.base import SamplingParams
 
@@ -51,6 +52,7 @@ class Sources(BaseModel):
         data: Files the tasks were read from.
         benchmark: Which published benchmark this is.
         parallel: Episodes in flight; no score depends on it.
+        prices: What the money of the run is counted by; no score depends on them.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -61,6 +63,7 @@ class Sources(BaseModel):
     data: tuple[str, ...] = ()
     benchmark: str | None = None
     parallel: int | None = None
+    prices: Prices | None = None
 
 
 class Manifest(BaseModel):
@@ -88,6 +91,12 @@ class Manifest(BaseModel):
     def spec(self) -> AgentSpec:
         """The agent as it was declared when the run began."""
         return AgentSpec.model_validate(self.settings["agent"]["spec"])
+
+    @property
+    def prices(self) -> Prices | None:
+        """What the money of the run is counted by."""
+        dumped = self.sources.get("prices")
+        return None if dumped is None else Prices.model_validate(dumped)
 
     @property
     def original(self) -> AgentSpec | None:
@@ -135,6 +144,7 @@ def make_manifest(
             "model": _without_secrets(sources.model),
             "data": list(sources.data),
             **({} if sources.parallel is None else {"parallel": sources.parallel}),
+            **({} if sources.prices is None else {"prices": sources.prices.model_dump(mode="json")}),
             **({} if sources.benchmark is None else {"benchmark": _benchmark(sources.benchmark, settings)}),
         },
         machine=_machine(),
@@ -170,7 +180,7 @@ def read_manifest(path: str | Path) -> Manifest:
 
 
 def claim(out_dir: Path, manifest: Manifest) -> None:
-    """Write the manifest into a new folder, or check that the folder holds a run with an equal one.
+    """Write the manifest into a new folder, or check that the folder holds a run with an equal one; prices may be new.
 
     Raises:
         ConfigError: The folder holds another run.
@@ -179,13 +189,20 @@ def claim(out_dir: Path, manifest: Manifest) -> None:
     if not path.exists():
         replace_text(path, manifest.model_dump_json(indent=2) + "\n")
         return
-    found = differences(read_manifest(path), manifest)
+    before = read_manifest(path)
+    found = differences(before, manifest)
     if found:
         more = f", and {len(found) - _SHOWN_CHANGES} more" if len(found) > _SHOWN_CHANGES else ""
         raise ConfigError(
             f"{out_dir} holds a run with other settings ({', '.join(found[:_SHOWN_CHANGES])}{more}); "
             "choose another out_dir, or delete the folder to start over"
         )
+    if before.prices != manifest.prices:
+        told = {key: value for key, value in before.sources.items() if key != "prices"}
+        if manifest.prices is not None:
+            told["prices"] = manifest.sources["prices"]
+        priced = before.model_copy(update={"sources": told})
+        replace_text(path, priced.model_dump_json(indent=2) + "\n")
 
 
 def differences(before: Manifest, after: Manifest) -> list[str]:

@@ -19,7 +19,8 @@ from afm.evaluation.argument_forms import ArgumentTally
 from afm.evaluation.choosing.best_of import BestOf
 from afm.evaluation.groups import GROUPS_KEY, worth_showing
 from afm.evaluation.hallucination import HallucinationTally
-from afm.evaluation.intervals import Interval, bootstrap_mean, mean_of_shares, pass_at_k, pass_hat_k, wilson
+from afm.evaluation.intervals import Interval, mean_of_shares, pass_at_k, pass_hat_k, wilson
+from afm.evaluation.prices import Prices, Spending, Usd
 from afm.evaluation.t_eval import t_eval_scores
 from afm.evaluation.votes import VoteTally
 from afm.trajectory.record import Record
@@ -64,6 +65,7 @@ class Metrics(_Frozen):
         seconds: Mean wall time of an episode.
         per_solved: Tool calls and tokens of all episodes over the number that passed: what a solved one costs with the failed
             ones beside it. Empty when none passed.
+        usd: Money, where the run has prices (:mod:`afm.evaluation.prices`).
         stop_reasons: Episodes by the reason they ended; errors are not among them.
         by_source: pass@1 of every data source, when there are several.
         by_group: pass@1 of questions by level, topic and the like (:mod:`afm.evaluation.groups`): of each field that
@@ -102,6 +104,7 @@ class Metrics(_Frozen):
     observation_tokens: float | None = None
     seconds: float | None = None
     per_solved: dict[str, float] = Field(default_factory=dict)
+    usd: Usd | None = None
     stop_reasons: dict[str, int] = Field(default_factory=dict)
     by_source: dict[str, Interval] = Field(default_factory=dict)
     by_group: dict[str, dict[str, Interval]] = Field(default_factory=dict)
@@ -128,6 +131,7 @@ class Tally:
         hallucination: Counts calls of tools that are not there; ``None`` when the agent is not known.
         votes: Collects answers; ``None`` when the agent is not known.
         arguments: Counts calls of unseen tools; ``None`` when there are none.
+        money: Counts dollars; ``None`` without prices.
     """
 
     def __init__(
@@ -135,7 +139,9 @@ class Tally:
         hallucination: HallucinationTally | None = None,
         votes: VoteTally | None = None,
         arguments: ArgumentTally | None = None,
+        money: Spending | None = None,
     ) -> None:
+        self._money = money
         self._arguments = arguments
         self._hallucination = hallucination
         self._votes = votes
@@ -171,6 +177,8 @@ class Tally:
         if self._arguments is not None:
             self._arguments.add(record)
         outcome = passed(record)
+        if self._money is not None:
+            self._money.add(task, record, passed=bool(outcome))
         if outcome is None or record.verdict is None:
             self.abstained += 1
             return
@@ -239,6 +247,7 @@ class Tally:
             observation_tokens=_mean(self._sums["observation_tokens"]),
             seconds=_mean(self._sums["seconds"]),
             per_solved=self._per_solved(),
+            usd=self._money.usd(seed=seed) if self._money else None,
             stop_reasons=dict(sorted(self._stops.items())),
             by_source=self._by_source(seed),
             by_group=self._by_group(seed),
@@ -283,14 +292,21 @@ def summarise(
     seed: int = 0,
     spec: AgentSpec | None = None,
     original: AgentSpec | None = None,
+    prices: Prices | None = None,
 ) -> Metrics:
     """Figures of all ``records``.
 
     Args:
         spec: Their agent; without it calls of tools that are not there are not counted.
         original: The agent that ``spec`` is without its tools.
+        prices: Of tokens and calls; without them no money is counted.
     """
-    tally = Tally(HallucinationTally(spec, original), VoteTally(spec)) if spec else Tally()
+    money = Spending(prices) if prices else None
+    tally = (
+        Tally(HallucinationTally(spec, original), VoteTally(spec), money=money)
+        if spec
+        else Tally(money=money)
+    )
     for record in records:
         tally.add(record)
     return tally.metrics(seed=seed)
@@ -300,17 +316,15 @@ def pass_interval(outcomes: Mapping[str, Sequence[bool]], *, seed: int = 0) -> I
     """pass@1 of the scored episodes of each question.
 
     One round: Wilson's interval. Several: the percentile bootstrap over questions, because the rounds of
-    one question are not independent. Where all questions agree on 0 or 1 a bootstrap would claim certainty;
+    one question are not independent. Where all questions have the same share a bootstrap would claim certainty;
     there Wilson's interval over the questions stands.
     """
     shares = [sum(rounds) / len(rounds) for rounds in outcomes.values() if rounds]
     if not shares:
         return None
-    if all(share in (0.0, 1.0) for share in shares) and (
-        max(map(len, outcomes.values())) == 1 or len(set(shares)) == 1
-    ):
-        return wilson(round(sum(shares)), len(shares))
-    return bootstrap_mean(shares, seed=seed)
+    if max(map(len, outcomes.values())) == 1:
+        return wilson(math.fsum(shares), len(shares))
+    return mean_of_shares(shares, seed=seed)
 
 
 def _over_k(

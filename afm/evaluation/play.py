@@ -17,6 +17,7 @@ from afm.errors import EngineError, ToolError
 from afm.evaluation.groups import GROUPS_KEY, groups_of
 from afm.models.base import SamplingParams, TokenModel
 from afm.rewards import Reward, Sample
+from afm.rewards.meter import judge_meter
 from afm.rollout import Episode, episode_record, run_episode
 from afm.tools import Tool
 from afm.trajectory.record import Record, StopReason, Verdict
@@ -149,11 +150,12 @@ class Player:
             response_tokens=episode.cost.agent_tokens + episode.cost.observation_tokens,
             extra_info=job.task.extra_info,
         )
-        try:
-            return await self._retrying(retry_if_result(_abstains))(self.reward.score, sample)
-        except RetryError as last:
-            verdict: Verdict = last.last_attempt.result()
-            return verdict
+        with judge_meter() as spent:
+            try:
+                verdict: Verdict = await self._retrying(retry_if_result(_abstains))(self.reward.score, sample)
+            except RetryError as last:
+                verdict = last.last_attempt.result()
+        return verdict.model_copy(update={"judge_tokens": spent.tokens}) if spent.tokens else verdict
 
     def _failed(self, job: Job, error: Exception) -> Record:
         return Record(

@@ -29,6 +29,7 @@ def report_data(run: ReportInput) -> dict[str, Any]:
                 "after": one.after,
                 **one.result.model_dump(),
                 "caveats": list(one.caveats),
+                "prices": one.prices,
             }
             for one in run.differences
         ],

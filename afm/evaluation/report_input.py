@@ -42,12 +42,14 @@ class StageDifference:
 
     Attributes:
         caveats: Why the two may not be comparable, a sentence each.
+        prices: A sentence where their money is counted by other prices.
     """
 
     before: str
     after: str
     result: PairedDifference
     caveats: tuple[str, ...] = ()
+    prices: str = ""
 
 
 @dataclass(frozen=True, slots=True)

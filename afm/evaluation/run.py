@@ -17,6 +17,7 @@ from afm.evaluation.hallucination import HallucinationTally
 from afm.evaluation.manifest import Sources, claim, make_manifest
 from afm.evaluation.metrics import Metrics, Tally
 from afm.evaluation.play import FailurePolicy, Job, Player, has_score, job_id
+from afm.evaluation.prices import Prices, Spending
 from afm.evaluation.resumption import FinishedEpisodes
 from afm.evaluation.votes import VoteTally
 from afm.models.base import SamplingParams, TokenModel
@@ -96,7 +97,7 @@ async def evaluate(
     with locked(out):
         claim(out, manifest)
         (out / METRICS_FILE).unlink(missing_ok=True)
-        tally = _tally(spec, original, unseen)
+        tally = _tally(spec, original, unseen, manifest.prices)
         with FinishedEpisodes(out / EPISODES_FILE) as finished:
             jobs = _missing(tasks, rounds, finished)
             run = _Run(player, finished, tally, len(tasks) * rounds, on_progress)
@@ -117,9 +118,15 @@ def _missing(tasks: Sequence[Task], rounds: int, finished: FinishedEpisodes) -> 
                 yield Job(task, number)
 
 
-def _tally(spec: AgentSpec, original: AgentSpec | None, unseen: Mapping[str, UnseenTool] | None) -> Tally:
+def _tally(
+    spec: AgentSpec,
+    original: AgentSpec | None,
+    unseen: Mapping[str, UnseenTool] | None,
+    prices: Prices | None,
+) -> Tally:
     arguments = ArgumentTally(unseen) if unseen else None
-    return Tally(HallucinationTally(spec, original), VoteTally(spec), arguments)
+    money = Spending(prices) if prices else None
+    return Tally(HallucinationTally(spec, original), VoteTally(spec), arguments, money)
 
 
 def _check_tools(spec: AgentSpec, tools: Mapping[str, Tool]) -> None:

@@ -32,6 +32,18 @@ def score_curves(stages: Sequence[StageResult]) -> Iterator[Curve]:
             "Share of the scored episodes that passed with at most so many tokens; it ends at the share that passed at all.",
             y_from_zero=True,
         )
+    money = tuple(line for stage in shown if (line := _money(stage)) is not None)
+    if any(len(line.x) > 1 for line in money) or len(money) > 1:
+        yield Curve(
+            "Cost against score",
+            "USD a question",
+            money,
+            "pass@k for the money of k episodes, from k = 1, with its 95 % interval; further left is cheaper.",
+            x_from_zero=True,
+            y_from_zero=True,
+            x_whole=False,
+        )
+        return
     points = tuple(point for stage in shown if (point := _point(stage)) is not None)
     if len(points) > 1:
         yield Curve(
@@ -81,6 +93,22 @@ def _choices(metrics: Metrics) -> Iterator[Series]:
         ends = [shares[k] for k in ks]
         values, low, high = zip(*((end.value, end.low, end.high) for end in ends), strict=True)
         yield Series(name, ks, values, low, high, points=True)
+
+
+def _money(stage: StageResult) -> Series | None:
+    """pass@k over the dollars of k episodes; pass@1 alone for one round."""
+    metrics, usd = stage.metrics, stage.metrics.usd
+    if usd is None or metrics.pass_at_1 is None:
+        return None
+    scores = metrics.pass_at_k_intervals or {1: metrics.pass_at_1}
+    return Series(
+        stage.name,
+        tuple(k * usd.per_episode.value for k in scores),
+        tuple(score.value for score in scores.values()),
+        tuple(score.low for score in scores.values()),
+        tuple(score.high for score in scores.values()),
+        points=len(scores) == 1,
+    )
 
 
 def _point(stage: StageResult) -> Series | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from afm.evaluation.agreement.kappa import Agreement
@@ -89,6 +90,34 @@ def solved_words(metrics: Metrics) -> str:
         f"a solved episode costs {number(cost['tool_calls'])} tool calls and {number(tokens)} tokens "
         f"({number(cost['agent_tokens'])} of the agent), failed ones included"
     )
+
+
+def dollars(value: float) -> str:
+    """An amount with at least three digits that count: ``0.00123 USD``."""
+    places = 2 if value >= 1 or value <= 0 else min(12, 2 - math.floor(math.log10(value)))
+    return f"{value:,.{places}f} USD"
+
+
+def money_words(metrics: Metrics) -> str:
+    """What an episode and a solved task cost, in a sentence; empty without prices."""
+    usd = metrics.usd
+    if usd is None:
+        return ""
+    mean, solved = usd.per_episode, usd.per_solved
+    text = f"{dollars(mean.value)} an episode ({_between(mean.low, mean.high)})"
+    if solved is None:
+        text += ", no task solved"
+    else:
+        text += f", {dollars(solved.value)} per solved task ({_between(solved.low, solved.high)})"
+    paid = {name: part for name, part in usd.parts.items() if part}
+    if len(paid) > 1:
+        text += "; of an episode " + ", ".join(f"{name} {dollars(part)}" for name, part in paid.items())
+    return text + ("; without the judge, whose price is not given" if usd.judge_unpriced else "")
+
+
+def _between(low: float, high: float | None) -> str:
+    end = "no upper end" if high is None else dollars(high)
+    return f"{dollars(low).removesuffix(' USD') if high is not None else dollars(low)} to {end}"
 
 
 def unseen_words(metrics: Metrics) -> str:

@@ -11,6 +11,7 @@ from afm.models.chat import ChatEndpoint, expected_tokens
 from afm.models.pace import Pace
 from afm.models.retrying import TryAgainError, persistently
 from afm.rewards.judge_store import Ledger
+from afm.rewards.meter import charge
 
 ReplyT = TypeVar("ReplyT")
 
@@ -103,6 +104,7 @@ class ReplyClient:
                     self._pace.close_for(error.wait_s)
                 raise
             finally:
+                charge(used)
                 await self._ledger.settle(expected, used)
                 if self._pace is not None and sent is not None:
                     self._pace.settle(sent, used)

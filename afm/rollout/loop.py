@@ -120,6 +120,7 @@ class _Run:
         self._live = LiveText(spec, model.decode, on_event) if on_event else None
         self._calls: list[CallRecord] = []
         self._generations = 0
+        self._read_tokens = 0
         self._generation_seconds = 0.0
 
     async def to_the_end(self) -> Episode:
@@ -185,6 +186,7 @@ class _Run:
             return None
         finally:
             self._generations += 1
+            self._read_tokens += len(prompt)
             self._generation_seconds += time.perf_counter() - begun
         if len(generation.token_ids) > max_new_tokens:
             raise EngineError(
@@ -273,6 +275,7 @@ class _Run:
             stop=stop,
             cost=Cost(
                 prompt_tokens=len(self._prompt),
+                read_tokens=self._read_tokens,
                 agent_tokens=transcript.agent_tokens,
                 observation_tokens=len(transcript.ids) - transcript.agent_tokens,
                 generations=self._generations,

@@ -35,13 +35,15 @@ class Verdict(_Row):
     """What a reward says about one response.
 
     ``score`` is ``None`` exactly when the reward abstained: its infrastructure failed, and the sample
-    must be masked out, never counted as wrong.
+    must be masked out, never counted as wrong. ``judge_tokens`` are those that a model judge read and wrote for it,
+    in an evaluation; cached verdicts have none.
     """
 
     score: float | None
     parts: dict[str, float] = Field(default_factory=dict)
     evidence: str = ""
     seconds: float = 0.0
+    judge_tokens: int = 0
 
     @property
     def abstained(self) -> bool:
@@ -50,9 +52,14 @@ class Verdict(_Row):
 
 
 class Cost(_Row):
-    """What an episode used."""
+    """What an episode used.
+
+    ``read_tokens`` are what stood before each generation, added up: the prompt tokens that an endpoint bills. 0 where it was
+    not counted.
+    """
 
     prompt_tokens: int = 0
+    read_tokens: int = 0
     agent_tokens: int = 0
     observation_tokens: int = 0
     generations: int = 0

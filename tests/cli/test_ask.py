@@ -46,6 +46,17 @@ def test_the_episode_is_shown_with_answer_and_cost(folder):
     assert re.search(r"answer: .* \(stopped: \w+\)\n", shown)
     assert re.search(r"cost: \d+ tokens written and 0 observed after a prompt of \d+, tool calls: 0", shown)
     assert "\x1b" not in shown
+    assert "USD" not in shown
+
+
+def test_with_prices_the_line_of_costs_holds_money(folder):
+    shown = run("What is 2 + 2?", "--model", folder, "--seed", 1, "--prices", "{prompt: 0, completion: 1e6}")
+    written, usd = re.search(r"cost: (\d+) tokens written .*, ([\d.]+) USD\n", shown).groups()
+    assert float(usd) == int(written) > 0
+    with pytest.raises(UsageError, match=r"--prices: promt: unknown key; did you mean 'prompt'\?"):
+        run("Q", "--model", folder, "--prices", "{promt: 1, completion: 1}")
+    with pytest.raises(ConfigError, match=r"prices\.tools\.code: the agent calls no such tool"):
+        run("Q", "--model", folder, "--prices", "{prompt: 1, completion: 1, tools: {code: 1}}")
 
 
 def test_json_is_one_record_and_nothing_else(folder):

@@ -64,8 +64,8 @@ def solver(tool_percent, pause_s=0.0):
     return speak
 
 
-async def run(out_dir, tool_percent, count, *, pause_s=0.0, parallel=8, **options):
-    tools, reward = load_tools(CODE_TOOL), load_reward()
+async def run(out_dir, tool_percent, count, *, pause_s=0.0, parallel=8, rewards=None, **options):
+    tools, reward = load_tools(CODE_TOOL), load_reward(rewards)
     model = ScriptedModel(solver(tool_percent, pause_s), name=f"scripted-{tool_percent}")
     try:
         return await evaluate(

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from afm.evaluation.intervals import bootstrap_mean, pass_at_k, pass_hat_k, wilson
+from afm.evaluation.intervals import bootstrap_mean, mean_of_shares, pass_at_k, pass_hat_k, wilson
 
 
 def test_wilson_of_8_of_10() -> None:
@@ -44,6 +44,16 @@ def test_the_bootstrap_agrees_with_plain_resampling() -> None:
     interval = bootstrap_mean(list(values))
     assert abs(interval.low - low) < 0.005
     assert abs(interval.high - high) < 0.005
+
+
+def test_equal_shares_are_no_certainty() -> None:
+    # Eight questions of one half each are taken like four of eight: z^2/n = 0.480182, centre 0.5,
+    # half-width sqrt(0.25 * 0.480182 + (0.480182 / 2)^2) / 1.480182 = 0.2848.
+    interval = mean_of_shares([0.5] * 8)
+    half = math.sqrt(0.25 * 0.4801823 + 0.2400912**2) / 1.4801823
+    assert interval.value == 0.5
+    assert (interval.low, interval.high) == (pytest.approx(0.5 - half), pytest.approx(0.5 + half))
+    assert half == pytest.approx(0.2848, abs=1e-4)
 
 
 def test_equal_values_leave_no_width() -> None:

@@ -14,6 +14,7 @@ from afm.errors import AfmError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from afm.evaluation.prices import Prices
     from afm.models import TokenModel
     from afm.tools import Tool
     from afm.trajectory.record import Record
@@ -28,6 +29,7 @@ class Asker:
 
     Attributes:
         console: ``None`` when records are printed and nothing else.
+        prices: For the line of costs.
     """
 
     model: TokenModel
@@ -36,6 +38,7 @@ class Asker:
     temperature: float
     seed: int | None
     console: Console | None
+    prices: Prices | None = None
 
     async def ask(self, question: str) -> Record:
         """One turn, shown live or as a line of JSON, kept in the conversation.
@@ -51,7 +54,7 @@ class Asker:
         if self.console is not None:
             from afm.cli.ask.view import EpisodeView
 
-            view = EpisodeView(spec, self.console)
+            view = EpisodeView(spec, self.console, self.prices)
         prompt, left_out = self.conversation.prompt(self.model, question)
         if left_out:
             print(f"the {left_out} oldest turns no longer fit and were left out", file=sys.stderr)

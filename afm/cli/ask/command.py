@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from afm.agents import AgentSpec
+    from afm.evaluation.prices import Prices
     from afm.models import TokenModel
     from afm.tools import Tool
 
@@ -48,6 +49,13 @@ def ask(
         Path | None,
         typer.Option("--continue", help="Go on with a conversation that --save wrote.", dir_okay=False),
     ] = None,
+    prices: Annotated[
+        str | None,
+        typer.Option(
+            help="USD a million tokens, for the line of costs: {prompt: 0.5, completion: 1.5, tools: {code: 0.001}}, or a "
+            "YAML with `prices`, e.g. of an evaluation."
+        ),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one record line a question and nothing else.")
     ] = False,
@@ -66,19 +74,30 @@ def ask(
         raise UsageError("the question is empty")
     spec = _agent(agent, given_model(model))
     conversation = open_conversation(spec, save, resume)
+    known = _prices(prices, spec)
     boxes = _tools(spec, tools)
 
     with asyncio.Runner() as runner:
         engine = None
         try:
             engine = load_model(model, name=model_name, tokenizer=tokenizer, threads=threads, seed=None)
-            asker = Asker(engine, boxes, conversation, temperature, seed, None if as_json else _console())
+            asker = Asker(
+                engine, boxes, conversation, temperature, seed, None if as_json else _console(), known
+            )
             if question is None:
                 chat(asker, runner.run)
             else:
                 runner.run(asker.ask(question))
         finally:
             runner.run(_closed([*boxes.values(), *([engine] if engine else [])]))
+
+
+def _prices(text: str | None, spec: AgentSpec) -> Prices | None:
+    if text is None:
+        return None
+    from afm.evaluation.prices import read_prices
+
+    return read_prices(text).checked(spec.tool_roles.values())
 
 
 def _console() -> Console:

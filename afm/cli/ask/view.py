@@ -16,6 +16,8 @@ from afm.trajectory import answers
 if TYPE_CHECKING:
     from rich.status import Status
 
+    from afm.evaluation.prices import Prices
+
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _STYLES = {
     RoleKind.THOUGHT: "dim",
@@ -34,9 +36,11 @@ class EpisodeView:
 
     Args:
         console: Where it shows.
+        prices: Of tokens and calls; without them no money is shown.
     """
 
-    def __init__(self, spec: AgentSpec, console: Console) -> None:
+    def __init__(self, spec: AgentSpec, console: Console, prices: Prices | None = None) -> None:
+        self._prices = prices
         self._spec = spec
         self._console = console
         self._status: Status | None = None
@@ -89,6 +93,11 @@ class EpisodeView:
             f"{cost.prompt_tokens}, tool calls: {cost.tool_calls} ({cost.tool_failures} failed), "
             f"{cost.wall_seconds:.1f} s, {speed:.0f} tokens/s"
         )
+        if self._prices is not None:
+            from afm.evaluation.words import dollars
+
+            usd = self._prices.model_usd(cost) + self._prices.tools_usd(episode.calls)
+            told += f", {dollars(usd)}"
         self._console.print(Text(told, "dim"))
 
     def _piece(self, event: TextWritten) -> None:
