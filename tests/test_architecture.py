@@ -14,7 +14,7 @@ from afm.errors import MissingExtraError
 ROOT = Path(__file__).resolve().parent.parent
 
 LAYERS = [
-    {"errors", "settings", "processes", "configuration", "sqlite", "terminal"},
+    {"errors", "settings", "processes", "clients", "configuration", "sqlite", "terminal"},
     {"agents", "planning"},
     {"trajectory"},
     {"continuation"},

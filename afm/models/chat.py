@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 
 import httpx
 
+from afm.clients import HttpClients
 from afm.errors import ConfigError, EngineError
 from afm.models.retrying import RETRIED_STATUS, TryAgainError, retry_after_s
 
@@ -54,7 +55,7 @@ class UnusableReplyError(TryAgainError):
 class _Loop:
     """What belongs to one event loop."""
 
-    client: httpx.AsyncClient
+    clients: HttpClients
     free: asyncio.Semaphore
 
 
@@ -96,7 +97,8 @@ class ChatEndpoint:
         """Wait for one of the ``max_parallel`` places; :meth:`ask` needs the client that it gives."""
         loop = self._loop()
         async with loop.free:
-            yield loop.client
+            with loop.clients.one() as client:
+                yield client
 
     async def ask(self, client: httpx.AsyncClient, body: Mapping[str, Any]) -> ChatReply:
         """Send one request, once.
@@ -111,7 +113,7 @@ class ChatEndpoint:
         """Close the connections of this event loop."""
         state = self._loops.pop(asyncio.get_running_loop(), None)
         if state is not None:
-            await state.client.aclose()
+            await state.clients.aclose()
 
     def _loop(self) -> _Loop:
         loop = asyncio.get_running_loop()
@@ -119,10 +121,9 @@ class ChatEndpoint:
             headers = {"Accept-Encoding": "identity"}  # a little compressed text can become endless
             if self._api_key:
                 headers["Authorization"] = f"Bearer {self._api_key}"
-            limits = httpx.Limits(max_connections=self._max_parallel)
             timeout = httpx.Timeout(self._timeout_s, connect=min(self._timeout_s, _CONNECT_TIMEOUT_S))
-            client = httpx.AsyncClient(headers=headers, timeout=timeout, limits=limits)
-            self._loops[loop] = _Loop(client, asyncio.Semaphore(self._max_parallel))
+            clients = HttpClients(self._max_parallel, headers=headers, timeout=timeout)
+            self._loops[loop] = _Loop(clients, asyncio.Semaphore(self._max_parallel))
         return self._loops[loop]
 
     async def _posted(self, client: httpx.AsyncClient, body: Mapping[str, Any]) -> bytes:

@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 
+from afm.clients import HttpClients
 from afm.errors import EngineError
 from afm.models.base import FinishReason, Generation, SamplingParams
 from afm.models.codec import CodecModel
@@ -70,11 +71,8 @@ class OpenAIModel(CodecModel):
         self._api_key = api_key
         self._attempts = attempts
         self._free = asyncio.Semaphore(max_parallel)
-        self._client = httpx.AsyncClient(
-            headers=_headers(api_key),
-            timeout=httpx.Timeout(timeout_s, connect=_CONNECT_TIMEOUT_S),
-            limits=httpx.Limits(max_connections=max_parallel, max_keepalive_connections=max_parallel),
-        )
+        timeout = httpx.Timeout(timeout_s, connect=_CONNECT_TIMEOUT_S)
+        self._clients = HttpClients(max_parallel, headers=_headers(api_key), timeout=timeout)
 
     async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
         """Continue ``prompt_ids`` on the server.
@@ -93,7 +91,7 @@ class OpenAIModel(CodecModel):
 
     async def close(self) -> None:
         """Close the connections."""
-        await self._client.aclose()
+        await self._clients.aclose()
 
     async def _ask(self, body: Mapping[str, Any]) -> Any:
         """One request; where there are several servers, to as many of them as it takes, without a pause."""
@@ -109,7 +107,8 @@ class OpenAIModel(CodecModel):
 
     async def _post(self, where: str, body: Mapping[str, Any]) -> Any:
         try:
-            response = await self._client.post(where, json=body)
+            with self._clients.one() as client:
+                response = await client.post(where, json=body)
         except httpx.TransportError as error:
             raise TryAgainError(f"{where}: {type(error).__name__}: {error}") from error
         if response.status_code in RETRIED_STATUS:

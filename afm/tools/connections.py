@@ -6,10 +6,12 @@ import asyncio
 import json
 import random
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from weakref import WeakKeyDictionary
 
 import httpx
 
+from afm.clients import HttpClients
 from afm.errors import ConfigError
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 5.0
@@ -19,7 +21,7 @@ _LAST_PORT = 65_535
 
 
 class Connections:
-    """An HTTP client for each event loop.
+    """HTTP clients for each event loop.
 
     Args:
         token: Sent in the header ``Authorization`` and nowhere else.
@@ -35,21 +37,22 @@ class Connections:
         self._headers = {"Content-Type": "application/json"}
         if token:
             self._headers["Authorization"] = f"Bearer {token}"
-        self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient] = WeakKeyDictionary()
+        self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, HttpClients] = WeakKeyDictionary()
 
-    def client(self) -> httpx.AsyncClient:
-        """That of this event loop; requests bring their own timeout."""
+    def client(self) -> AbstractContextManager[httpx.AsyncClient]:
+        """One of this event loop for one request, which brings its own timeout."""
         loop = asyncio.get_running_loop()
         if loop not in self._clients:
-            limits = httpx.Limits(max_connections=None, max_keepalive_connections=_KEPT_OPEN)
-            self._clients[loop] = httpx.AsyncClient(headers=self._headers, limits=limits, trust_env=False)
-        return self._clients[loop]
+            self._clients[loop] = HttpClients(
+                _KEPT_OPEN, bounded=False, headers=self._headers, trust_env=False
+            )
+        return self._clients[loop].one()
 
     async def close(self) -> None:
         """Close the connections of this event loop."""
-        client = self._clients.pop(asyncio.get_running_loop(), None)
-        if client is not None:
-            await client.aclose()
+        clients = self._clients.pop(asyncio.get_running_loop(), None)
+        if clients is not None:
+            await clients.aclose()
 
 
 def server_address(url: str, path: str, variable: str, example: str) -> str:

@@ -146,8 +146,8 @@ class RemoteSandbox:
 
     async def _ask(self, url: str, body: bytes, patience: httpx.Timeout) -> RunResult:
         try:
-            client = self._connections.client()
-            response = await client.post(f"{url}{RUN_PATH}", content=body, timeout=patience)
+            with self._connections.client() as client:
+                response = await client.post(f"{url}{RUN_PATH}", content=body, timeout=patience)
         except (httpx.TransportError, httpx.DecodingError) as error:
             raise _FailedError(f"{type(error).__name__}: {error}".rstrip(": ")) from error
         if response.status_code != 200:

@@ -170,11 +170,11 @@ class WebClient:
     async def _posted(self, url: str, body: bytes) -> tuple[int, httpx.Headers, bytes]:
         content = bytearray()
         patience = httpx.Timeout(self._timeout_s, connect=min(_CONNECT_S, self._timeout_s))
-        request = self._connections.client().stream("POST", url, content=body, timeout=patience)
-        async with request as response:
-            async for piece in response.aiter_bytes():
-                content += piece
-                if len(content) > _MAX_REPLY_BYTES:
-                    reason = f"its answer is longer than {_MAX_REPLY_BYTES >> 20} MiB"
-                    raise _FailedError(reason, "too_large", lasting=True)
-            return response.status_code, response.headers, bytes(content)
+        with self._connections.client() as client:
+            async with client.stream("POST", url, content=body, timeout=patience) as response:
+                async for piece in response.aiter_bytes():
+                    content += piece
+                    if len(content) > _MAX_REPLY_BYTES:
+                        reason = f"its answer is longer than {_MAX_REPLY_BYTES >> 20} MiB"
+                        raise _FailedError(reason, "too_large", lasting=True)
+                return response.status_code, response.headers, bytes(content)

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import asyncio
+
+import httpx
+import pytest
+
+from afm.clients import HttpClients
+
+
+class Server:
+    """Answers when told to, on as many connections as come."""
+
+    def __init__(self) -> None:
+        self.connections = 0
+        self.requests = 0
+        self.go = asyncio.Event()
+        self.asked = asyncio.Semaphore(0)
+
+    async def __aenter__(self) -> Server:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        try:
+            while await reader.readuntil(b"\r\n\r\n"):
+                self.requests += 1
+                self.asked.release()
+                await self.go.wait()
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+        except asyncio.IncompleteReadError:
+            writer.close()
+
+
+async def ask(clients: HttpClients, url: str) -> int:
+    with clients.one() as client:
+        return (await client.get(url)).status_code
+
+
+async def until_asked(server: Server, count: int) -> None:
+    async with asyncio.timeout(20):
+        for _ in range(count):
+            await server.asked.acquire()
+
+
+@pytest.mark.parametrize(("bounded", "at_once"), [(True, 20), (False, 30)])
+async def test_as_many_requests_are_on_their_way_as_may_be(bounded: bool, at_once: int) -> None:
+    clients = HttpClients(20, bounded=bounded)
+    async with Server() as server:
+        asked = [asyncio.create_task(ask(clients, server.url)) for _ in range(30)]
+        await until_asked(server, at_once)
+        await asyncio.sleep(0.05)
+        assert server.connections == server.requests == at_once
+        server.go.set()
+        assert await asyncio.gather(*asked) == [200] * 30
+        await clients.aclose()
+
+
+async def test_requests_in_turn_share_one_connection() -> None:
+    clients = HttpClients(64)
+    async with Server() as server:
+        server.go.set()
+        for _ in range(5):
+            assert await ask(clients, server.url) == 200
+        assert (server.requests, server.connections) == (5, 1)
+        await clients.aclose()
+
+
+async def test_a_failed_request_gives_its_place_back() -> None:
+    clients = HttpClients(1)
+    with pytest.raises(httpx.ConnectError):
+        await ask(clients, "http://127.0.0.1:9")
+    async with Server() as server:
+        server.go.set()
+        assert await ask(clients, server.url) == 200
+    await clients.aclose()
+    with clients.one() as client, pytest.raises(RuntimeError, match="closed"):
+        await client.get("http://127.0.0.1:9")
