@@ -7,6 +7,7 @@ start reads the index and only those episodes that are behind its end; one that 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -20,6 +21,8 @@ from afm.trajectory.record import Record
 INDEX_SUFFIX = ".index"
 _HEAD = 15
 """14 hexadecimal digits of the byte behind the episode, and whether it has a score: ``+`` or ``-``."""
+_KEYS = re.compile(rf"^.{{{_HEAD}}}(.*)$", re.MULTILINE)
+_UNSCORED = re.compile(rb"^.{%d}-" % (_HEAD - 1), re.MULTILINE)
 _COPIED_BYTES = 1 << 24
 
 
@@ -46,12 +49,12 @@ class FinishedEpisodes:
         self._log: BinaryIO | None = None
         with self._writer:
             pass  # moves a half-written last line away
-        lines = self._known_lines()
-        if any(line[_HEAD - 1 : _HEAD] == b"-" for line in lines):
-            lines = self._keep_scored(lines)
+        known = self._known()
+        if _UNSCORED.search(known):
+            known = self._keep_scored(known)
         self._end = path.stat().st_size
-        self.ids = _ids(lines)
-        self.count = len(lines)
+        self.ids = _ids(known)
+        self.count = known.count(b"\n")
 
     def __contains__(self, episode: str) -> bool:
         return episode in self.ids
@@ -95,33 +98,35 @@ class FinishedEpisodes:
             if line.strip():
                 yield _record(line, self._path, number)
 
-    def _known_lines(self) -> list[bytes]:
-        """Lines of the index for all that the file holds."""
+    def _known(self) -> bytes:
+        """Lines of the index, each with its line feed, for all that the file holds."""
         size = self._path.stat().st_size
-        lines = self._read_index(size)
-        end = int(lines[-1][: _HEAD - 1], 16) if lines else 0
+        known = self._read_index(size)
+        end = _end(_last_lines(known)[-1]) if known else 0
         if end == size and self._index.exists():
-            return lines
-        with self._index.open("ab" if lines else "wb") as log:
+            return known
+        added = []
+        with self._index.open("ab" if known else "wb") as log:
             for line in self._unknown(end):
                 log.write(line + b"\n")
-                lines.append(line)
-        return lines
+                added.append(line + b"\n")
+        return b"".join([known, *added])
 
-    def _read_index(self, size: int) -> list[bytes]:
+    def _read_index(self, size: int) -> bytes:
         """The whole lines of the index, when it is of this file; else none."""
         if not self._index.exists():
-            return []
-        *lines, torn = self._index.read_bytes().split(b"\n")
-        if torn:
-            os.truncate(self._index, self._index.stat().st_size - len(torn))
-        return lines if self._fits(lines, size) else []
+            return b""
+        known = self._index.read_bytes()
+        if torn := len(known) - known.rfind(b"\n") - 1:
+            known = known[:-torn]
+            os.truncate(self._index, len(known))
+        return known if self._fits(_last_lines(known), size) else b""
 
     def _fits(self, lines: list[bytes], size: int) -> bool:
         """Whether the last episode of the index stands in the file where the index says."""
         try:
-            end = int(lines[-1][: _HEAD - 1], 16)
-            begin = int(lines[-2][: _HEAD - 1], 16) if len(lines) > 1 else 0
+            end = _end(lines[-1])
+            begin = _end(lines[-2]) if len(lines) > 1 else 0
         except (IndexError, ValueError):
             return False
         if not begin < end <= size:
@@ -144,27 +149,28 @@ class FinishedEpisodes:
                     record = _record(line, self._path, number)
                     yield _line(begin, has_score(record), record.id)
 
-    def _keep_scored(self, lines: list[bytes]) -> list[bytes]:
+    def _keep_scored(self, known: bytes) -> bytes:
         """Replace the file by one that holds its scored episodes only, without reading them."""
         fresh, log = (path.with_name(f"{path.name}.scored") for path in (self._path, self._index))
         kept: list[bytes] = []
         with self._path.open("rb") as old, fresh.open("wb") as new:
             begin = position = dropped = 0
-            for line in lines:
-                end = int(line[: _HEAD - 1], 16)
+            for line in known[:-1].split(b"\n"):
+                end = _end(line)
                 if line[_HEAD - 1 : _HEAD] == b"+":
-                    kept.append(b"%014x+%s" % (end - dropped, line[_HEAD:]))
+                    kept.append(b"%014x+%s\n" % (end - dropped, line[_HEAD:]))
                 else:
                     _copy(old, new, begin, position - begin)
                     dropped += end - position
                     begin = end
                 position = end
             _copy(old, new, begin, self._path.stat().st_size - begin)
-        log.write_bytes(b"".join(line + b"\n" for line in kept))
+        scored = b"".join(kept)
+        log.write_bytes(scored)
         self._index.unlink(missing_ok=True)  # killed here, the next start makes it anew
         fresh.replace(self._path)
         log.replace(self._index)
-        return kept
+        return scored
 
 
 def _copy(old: BinaryIO, new: BinaryIO, begin: int, length: int) -> None:
@@ -186,12 +192,21 @@ def _line(end: int, scored: bool, episode: str) -> bytes:
     return b"%014x%s%s" % (end, b"+" if scored else b"-", _key(episode))
 
 
-def _ids(lines: list[bytes]) -> frozenset[str]:
+def _end(line: bytes) -> int:
+    """Where the episode of a line of the index ends."""
+    return int(line[: _HEAD - 1], 16)
+
+
+def _last_lines(known: bytes) -> list[bytes]:
+    """The last two lines of the index, or the one that there is."""
+    begin = known.rfind(b"\n", 0, max(0, known.rfind(b"\n", 0, -1)))
+    return known[begin + 1 : -1].split(b"\n")
+
+
+def _ids(known: bytes) -> frozenset[str]:
     """What :func:`_key` made the keys of."""
-    if not lines:
-        return frozenset()
-    found = b"\n".join(lines).decode("utf-8", "surrogatepass").split("\n")
-    return frozenset(_unescaped(line[_HEAD:]) if "\\" in line else line[_HEAD:] for line in found)
+    keys = _KEYS.findall(known.decode("utf-8", "surrogatepass"))
+    return frozenset(map(_unescaped, keys) if b"\\" in known else keys)
 
 
 def _unescaped(key: str) -> str:

@@ -111,11 +111,13 @@ async def evaluate(
 
 def _missing(tasks: Sequence[Task], rounds: int, finished: FinishedEpisodes) -> Iterator[Job]:
     """The jobs that are left, made one by one; those that are finished are only looked up."""
-    done, ids = finished.ids, [task.id for task in tasks]
+    done = finished.ids
     for number in range(rounds):
-        for task, name in zip(tasks, ids, strict=True):
-            if job_id(name, number) not in done:
-                yield Job(task, number)
+        names = [job_id(task.id, number) for task in tasks]
+        if not done.issuperset(names):
+            yield from (
+                Job(task, number) for task, name in zip(tasks, names, strict=True) if name not in done
+            )
 
 
 def _tally(
