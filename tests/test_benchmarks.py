@@ -48,6 +48,13 @@ def test_masking_benchmark_checks_before_it_measures(tmp_path: Path) -> None:
     assert result["times_stock"]["stock"] == 1.0
 
 
+def test_duplicates_benchmark_finds_what_it_planted(tmp_path: Path) -> None:
+    pytest.importorskip("datasketch")
+    found = smoke("bench_duplicates.py", tmp_path / "duplicates.json")["found"]
+    assert found["threshold 0.8, similarity 0.79"]["ours"] == 0
+    assert found["threshold 0.8, similarity 0.89"]["ours"] == 1
+
+
 @pytest.mark.sandbox
 def test_rewards_benchmark_checks_verdicts_before_it_measures(tmp_path: Path) -> None:
     pytest.importorskip("math_verify")

@@ -10,17 +10,15 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from array import array
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from afm.distill.record import Event, EventKind, EventLog, read_events
-from afm.errors import DataError
+from afm.distill.record import Event, EventKind, EventLog
 
 _AGENTS_REMEMBERED = 10_000
 _CALLS_REMEMBERED = 4
@@ -179,70 +177,6 @@ class CallLog(EventLog):
         self._known[label] = [*self._known.pop(label, ())[-_CALLS_REMEMBERED + 1 :], call]
         if len(self._known) > _AGENTS_REMEMBERED:
             self._known.popitem(last=False)
-
-
-@dataclass(frozen=True, slots=True)
-class RecordedCall:
-    """One call as it was made, its kept messages put back.
-
-    Attributes:
-        event: As it stands in the log.
-        call: Whole.
-    """
-
-    event: Event
-    call: ModelCall
-
-
-def read_calls(path: str | Path, *, last_only: bool = False) -> Iterator[tuple[RecordedCall, ...]]:
-    """Stream the attempts of a gateway's log, each with all its calls in the order in which they ended.
-
-    Attempts come in the order of their first call. Memory holds one attempt and a number for each event of the log.
-
-    Args:
-        last_only: Leave out attempts at a task that were followed by another.
-
-    Raises:
-        DataError: The log cannot be read, or is no gateway's.
-    """
-    places: dict[tuple[str, int], array[int]] = {}
-    with Path(path).open("rb") as file:
-        at = 0
-        for event in read_events(path):
-            if event.kind is EventKind.CALL:
-                places.setdefault((event.task_id, event.attempt), array("Q")).append(at)
-            file.seek(at)
-            at += len(file.readline())
-        if not places:
-            raise DataError("holds no model calls; expected the log of a gateway", path=str(path))
-        last = dict(sorted(places))
-        for (task, attempt), found in places.items():
-            if last_only and attempt != last[task]:
-                continue
-            yield tuple(_restored([_event_at(file, place) for place in found], path))
-
-
-def _event_at(file: Any, place: int) -> Event:
-    file.seek(place)
-    return Event.model_validate_json(file.readline())
-
-
-def _restored(events: Sequence[Event], path: str | Path) -> Iterator[RecordedCall]:
-    whole: dict[str, ModelCall] = {}
-    for event in events:
-        try:
-            call = ModelCall.model_validate(event.meta)
-            if (kept := call.kept) is not None:
-                before = whole[kept.event]
-                update: dict[str, Any] = {
-                    "messages": before.messages[: kept.messages] + call.messages,
-                    "kept": None,
-                }
-                call = call.model_copy(update=update | ({"tools": before.tools} if kept.tools else {}))
-        except (ValidationError, KeyError) as error:
-            raise DataError(f"event {event.id!r} is no whole model call: {error}", path=str(path)) from None
-        whole[event.id] = call
-        yield RecordedCall(event, call)
 
 
 def message_text(message: Mapping[str, Any]) -> str:

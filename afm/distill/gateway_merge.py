@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -9,15 +10,16 @@ from pathlib import Path
 
 from afm.agents import AgentSpec
 from afm.datasets import Task
-from afm.datasets.atomic import replacing
+from afm.datasets.atomic import replace_text, replacing
 from afm.datasets.manifest import write_manifest
-from afm.distill.gateway import RecordedCall, read_calls
+from afm.distill.gateway_log import BadLines, RecordedCall, read_calls
 from afm.distill.reconstruct import merge_calls, task_of
 from afm.distill.run import DROPPED_FILE, KEPT_FILE, MANIFEST_FILE
 from afm.distill.team_map import TeamMap
 from afm.trajectory.io import RecordWriter
 from afm.trajectory.record import Record, StopReason
 
+UNREADABLE_FILE = "unreadable.jsonl"
 Progress = Callable[[str, int, int | None], None]
 
 
@@ -30,6 +32,7 @@ class Merged:
         dropped: Attempts by reason, without the places in it.
         missing: Tasks without a call in the log.
         cost_usd: Of all calls, those of dropped attempts included.
+        unreadable: Lines of the log that could not be read, listed in ``unreadable.jsonl`` beside ``path``.
     """
 
     path: Path
@@ -37,6 +40,7 @@ class Merged:
     dropped: Mapping[str, int]
     missing: int
     cost_usd: float
+    unreadable: int = 0
 
 
 def merge_gateway_log(
@@ -47,15 +51,21 @@ def merge_gateway_log(
     out: Path,
     *,
     name: str = "",
+    drop_bad_lines: bool = False,
     progress: Progress | None = None,
 ) -> Merged:
     """Write ``trajectories.jsonl``, ``dropped.jsonl`` and ``manifest.json`` into ``out``; each appears whole.
 
     Of several attempts at a task the last one counts.
 
+    Args:
+        drop_bad_lines: Go on without lines that cannot be read: they are listed in ``unreadable.jsonl`` with number and fault,
+            and attempts that may have lost a call by it are dropped.
+
     Raises:
-        DataError: The log cannot be read, or is no gateway's.
+        DataError: A line of the log cannot be read and is not to be dropped, or the log is no gateway's.
     """
+    bad = BadLines() if drop_bad_lines else None
     known = {task.id: task for task in tasks}
     counts: Counter[str] = Counter()
     seen: set[str] = set()
@@ -66,7 +76,7 @@ def merge_gateway_log(
         RecordWriter(kept_path) as kept,
         RecordWriter(dropped_path) as dropped,
     ):
-        for number, record in enumerate(_records(log, known, spec, team, name), 1):
+        for number, record in enumerate(_records(log, known, spec, team, name, bad), 1):
             cost += record.provenance.get("cost_usd", 0.0)
             seen.add(record.id)
             counts["" if record.kept else _kind(record.reason)] += 1
@@ -79,10 +89,16 @@ def merge_gateway_log(
         dropped=dict(counts),
         missing=len(known.keys() - seen),
         cost_usd=round(cost, 6),
+        unreadable=_listed(log, bad, out / UNREADABLE_FILE),
     )
     write_manifest(
         out / MANIFEST_FILE,
-        counts={"kept": merged.kept, "dropped": sum(counts.values()), "tasks_without_calls": merged.missing},
+        counts={
+            "kept": merged.kept,
+            "dropped": sum(counts.values()),
+            "tasks_without_calls": merged.missing,
+            **({"unreadable_lines": merged.unreadable} if merged.unreadable else {}),
+        },
         inputs=[log],
         spec=spec,
         team=name,
@@ -94,18 +110,33 @@ def merge_gateway_log(
 
 
 def _records(
-    log: Path, tasks: Mapping[str, Task], spec: AgentSpec, team: TeamMap, name: str
+    log: Path, tasks: Mapping[str, Task], spec: AgentSpec, team: TeamMap, name: str, bad: BadLines | None
 ) -> Iterator[Record]:
     merged: set[str] = set()
-    for calls in read_calls(log, last_only=True):
+    for calls in read_calls(log, last_only=True, bad=bad):
         task = task_of(calls, tasks)
         if task is None:
             yield _refused(calls, spec, "no task of this name among the tasks")
         elif task.id in merged:
             yield _refused(calls, spec, "its task has a trajectory already", task)
+        elif bad is not None and (calls[0].event.task_id, calls[0].event.attempt) in bad.damaged:
+            yield _refused(calls, spec, "lines of its attempt cannot be read", task)
         else:
             merged.add(task.id)
             yield merge_calls(calls, task, spec, team, name=name)
+
+
+def _listed(log: Path, bad: BadLines | None, out: Path) -> int:
+    """Write the bad lines into a file, which is there only if there are any; returns how many."""
+    if bad is None or not bad.lines:
+        out.unlink(missing_ok=True)
+        return 0
+    rows = (
+        {"path": str(log), "line": line.number, "error": line.error, "text": line.text}
+        for line in sorted(bad.lines, key=lambda line: line.number)
+    )
+    replace_text(out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    return len(bad.lines)
 
 
 def _refused(

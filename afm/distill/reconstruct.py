@@ -16,7 +16,8 @@ from typing import Any
 
 from afm.agents import AgentSpec
 from afm.datasets import Task
-from afm.distill.gateway import RecordedCall, message_text
+from afm.distill.gateway import message_text
+from afm.distill.gateway_log import RecordedCall
 from afm.distill.merge import RoleMap, merge_attempt
 from afm.distill.programs import FunctionCall, calls_in, shows_only
 from afm.distill.record import Event, EventKind

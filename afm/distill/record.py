@@ -231,17 +231,37 @@ def read_events(path: str | Path) -> Iterator[Event]:
 
 
 def read_located(
-    path: str | Path, wanted: Callable[[bytes], bool] | None = None
+    path: str | Path,
+    wanted: Callable[[bytes], bool] | None = None,
+    on_bad: Callable[[int, bytes, DataError], None] | None = None,
 ) -> Iterator[tuple[int, Event]]:
-    """:func:`read_events`, each with the offset of its line in bytes; lines that are not ``wanted`` are passed over."""
+    """:func:`read_events`, each with the offset of its line in bytes; blank lines and those not ``wanted`` are passed over.
+
+    Args:
+        on_bad: Gets number, text and fault of a line that is no event, which is then passed over; by default it is raised.
+    """
     place = 0
     with Path(path).open("rb") as lines:
         for number, line in enumerate(lines, 1):
             if not line.endswith(b"\n"):
                 return
-            if wanted is None or wanted(line):
-                yield place, _event(line, path, number)
+            if (wanted is None or wanted(line)) and not line.isspace():
+                event = _event_or_none(line, path, number, on_bad)
+                if event is not None:
+                    yield place, event
             place += len(line)
+
+
+def _event_or_none(
+    line: bytes, path: str | Path, number: int, on_bad: Callable[[int, bytes, DataError], None] | None
+) -> Event | None:
+    try:
+        return _event(line, path, number)
+    except DataError as error:
+        if on_bad is None:
+            raise
+        on_bad(number, line, error)
+        return None
 
 
 def _event(line: bytes, path: str | Path, number: int) -> Event:

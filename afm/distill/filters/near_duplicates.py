@@ -1,9 +1,11 @@
 """Is a row nearly the same as an earlier one? MinHash (Broder 1997) with an index on disk.
 
 The work is split in two. A :class:`Signer` computes a signature of one row, in any process. A
-:class:`DuplicateIndex` compares it with all earlier ones, in the order of the rows, in one process. The index is
-a table of an SQLite file, so a million rows cost disk (about 400 bytes each) and no memory; a row's entries are
-written in the transaction that also says how far the run is, so that a killed run never meets its own rows.
+:class:`DuplicateIndex` looks for earlier rows that share a band of MinHash values, in the order of the rows, in one
+process, and then compares the sets of n-grams themselves: bands decide what is found, never what counts as similar.
+The index is two tables of an SQLite file, so rows cost disk (4 bytes for each of up to 1,024 n-grams, and about 400
+bytes) and no memory; a row's entries are written in the transaction that also says how far the run is, so that a
+killed run never meets its own rows.
 """
 
 from __future__ import annotations
@@ -12,9 +14,9 @@ import hashlib
 import re
 import sqlite3
 import zlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
 from pydantic import Field
@@ -33,13 +35,20 @@ _WORD = re.compile(r"\w+")
 _ASCII = "".join(chr(code).lower() if _WORD.match(chr(code)) else " " for code in range(128))
 """Turns every character of a text that is no part of a word into a blank, and letters into small ones."""
 _KEY_BYTES = 8
-_MOST_CANDIDATES = 64
-"""Rows of one bucket that are compared; more share it only when they share a text that says little."""
+_GRAM_BYTES = 4
+_SKETCH = 1024
+"""N-grams of a row that are kept: all of most rows, those with the smallest hashes of a longer one."""
+_LONGEST_BAND = 32
+_NEWEST = 128
+"""Rows of one bucket that are looked at; more share it only when they share a text that says little."""
+_MOST_CANDIDATES = 32
+"""Rows that are compared."""
 _TABLES = (
-    "CREATE TABLE IF NOT EXISTS signatures (row INTEGER PRIMARY KEY, id TEXT NOT NULL, bits BLOB NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS sketches (row INTEGER PRIMARY KEY, id TEXT NOT NULL, grams BLOB NOT NULL)",
     "CREATE TABLE IF NOT EXISTS bands (key INTEGER NOT NULL, row INTEGER NOT NULL, PRIMARY KEY (key, row)) "
     "WITHOUT ROWID",
 )
+_BUCKET = f"SELECT row FROM bands WHERE key = ? ORDER BY row DESC LIMIT {_NEWEST}"
 
 
 class Compared(StrEnum):
@@ -56,15 +65,19 @@ class NearDuplicateSettings(FilterSettings):
     """What counts as nearly the same.
 
     Attributes:
-        threshold: Least estimated Jaccard similarity of the sets of word n-grams.
+        threshold: Least Jaccard similarity of the sets of word n-grams: exact for rows of fewer than 1,024 different
+            n-grams, else estimated by a bottom-k sketch with a standard error of at most 0.016.
+        recall: Share of the pairs of just that similarity that are compared at least; of more similar pairs it is larger.
+            More costs time and disk.
         ngram: Words of an n-gram.
-        permutations: Length of a signature; the estimate's standard error is at most 0.5 / sqrt(permutations).
+        permutations: MinHash values of a row, of which the bands are made.
         seed: Fixes the permutations.
     """
 
     text: Compared = Compared.AGENT
-    threshold: float = Field(default=0.8, gt=0, le=1)
-    ngram: int = Field(default=5, ge=1)
+    threshold: float = Field(default=0.8, ge=0.1, le=1)
+    recall: float = Field(default=0.9, ge=0.5, le=0.99)
+    ngram: int = Field(default=5, ge=1, le=1000)
     permutations: int = Field(default=128, ge=16, le=1024)
     seed: int = 1
 
@@ -82,7 +95,7 @@ class _WordHashes(dict[str, int]):
 
 
 class Signer:
-    """Computes signatures: one byte of each MinHash value (b-bit MinHash, Li and König 2010) and a key a band.
+    """Computes signatures: a key of each band of MinHash values, and the n-grams' hashes (the smallest ones: a bottom-k sketch).
 
     The permutations are ``a h + b`` modulo 2 to the 32 with odd ``a``, over hashes ``h`` that are mixed already.
 
@@ -103,15 +116,15 @@ class Signer:
         draw = numpy.random.RandomState(settings.seed)
         drawn = draw.randint(0, 1 << 32, size=(2, settings.permutations), dtype=numpy.uint32)
         self._factors, self._offsets = drawn[0] | numpy.uint32(1), drawn[1]
-        self._bands, self._rows = best_bands(min(settings.threshold, 0.999), settings.permutations)
+        self._bands, self._rows = bands_of(settings)
         self._hashes = _WordHashes()
 
     def signature(self, record: Record) -> bytes:
-        """The keys of the bands and the bytes of the values; empty for a row without words."""
+        """The keys of the bands and the sketch; empty for a row without words."""
         words = _words(self._text(record))
         if not words:
             return b""
-        hashes = self._shingles(words)
+        hashes = self._numpy.unique(self._shingles(words))
         permuted = hashes[:, None] * self._factors
         permuted += self._offsets
         values = self._numpy.minimum.reduce(permuted, axis=0)
@@ -123,8 +136,8 @@ class Signer:
             ).digest()
             for at in range(self._bands)
         )
-        bits: bytes = values.astype("u1").tobytes()
-        return bytes([self._bands]) + keys + bits
+        sketch: bytes = hashes[:_SKETCH].astype("<u4", copy=False).tobytes()
+        return keys + sketch
 
     def _text(self, record: Record) -> str:
         if self.settings.text is Compared.QUESTION:
@@ -146,28 +159,17 @@ class Signer:
         return (mixed >> np.uint64(32)).astype(np.uint32)
 
 
-@lru_cache
-def best_bands(threshold: float, permutations: int) -> tuple[int, int]:
-    """How many bands of how many values tell pairs at least so similar from others best.
+def bands_of(settings: NearDuplicateSettings) -> tuple[int, int]:
+    """How many bands of how many values: the longest bands, thus the fewest pairs compared, that still find enough.
 
-    Two rows meet in a band with probability ``1 - (1 - s^rows)^bands`` at similarity ``s``. What that gives to pairs below the
-    threshold and withholds from those above, over all ``s`` evenly, is made least (Leskovec, Rajaraman, Ullman: Mining of
-    Massive Datasets, 3.4).
+    Two rows of similarity ``s`` share a band with probability ``1 - (1 - s^rows)^bands`` (Leskovec, Rajaraman, Ullman: Mining
+    of Massive Datasets, 3.4). At the threshold that has to be ``recall``; where it cannot be, bands are single values.
     """
-    import numpy as np
-
-    steps = (np.arange(1_000) + 0.5) / 1_000
-    below, above = threshold * steps, threshold + (1 - threshold) * steps
-    least, best = float("inf"), (1, permutations)
-    for rows in range(permutations, 0, -1):
-        missed_below, missed_above = 1 - below**rows, 1 - above**rows
-        for bands in range(1, permutations // rows + 1):
-            wrong = (
-                threshold * (1 - missed_below**bands).mean() + (1 - threshold) * (missed_above**bands).mean()
-            )
-            if wrong < least:
-                least, best = float(wrong), (bands, rows)
-    return best
+    for rows in range(min(settings.permutations, _LONGEST_BAND), 1, -1):
+        bands = settings.permutations // rows
+        if 1 - (1 - settings.threshold**rows) ** bands >= settings.recall:
+            return bands, rows
+    return settings.permutations, 1
 
 
 def _words(text: str) -> list[str]:
@@ -188,6 +190,7 @@ class DuplicateIndex:
     def __init__(self, connection: sqlite3.Connection, settings: NearDuplicateSettings) -> None:
         self._connection = connection
         self._threshold = settings.threshold
+        self._key_bytes = bands_of(settings)[0] * _KEY_BYTES
         for table in _TABLES:  # not executescript, which would end the caller's transaction
             connection.execute(table)
 
@@ -197,50 +200,59 @@ class DuplicateIndex:
         Args:
             row: Its number; numbers rise.
         """
-        parts = _Parts(signature)
-        marks = ", ".join("?" * len(parts.keys))
-        query = (
-            "SELECT row, id, bits FROM signatures WHERE row IN "
-            f"(SELECT row FROM bands WHERE key IN ({marks}) ORDER BY row LIMIT {_MOST_CANDIDATES}) ORDER BY row"
-        )
+        keys = [
+            int.from_bytes(signature[at : at + _KEY_BYTES], "little", signed=True)
+            for at in range(0, self._key_bytes, _KEY_BYTES)
+        ]
+        grams = signature[self._key_bytes :]
         best: Twin | None = None
-        for _, other, bits in self._connection.execute(query, parts.keys):
-            similarity = _similarity(parts.bits, bits)
+        for other, similarity in self._compared(grams, self._candidates(keys)):
             if similarity >= self._threshold and (best is None or similarity > best.similarity):
                 best = Twin(other, similarity)
         if best is None:
-            self._remember(row, identity, parts)
+            self._connection.execute("INSERT INTO sketches VALUES (?, ?, ?)", (row, identity, grams))
+            self._connection.executemany(
+                "INSERT OR IGNORE INTO bands VALUES (?, ?)", [(key, row) for key in keys]
+            )
         return best
 
-    def _remember(self, row: int, identity: str, parts: _Parts) -> None:
-        self._connection.execute("INSERT INTO signatures VALUES (?, ?, ?)", (row, identity, parts.bits))
-        self._connection.executemany(
-            "INSERT OR IGNORE INTO bands VALUES (?, ?)", [(key, row) for key in parts.keys]
-        )
+    def _candidates(self, keys: Sequence[int]) -> list[int]:
+        """Rows that share a band, in their order: of many those of the rarest bands, for these say most.
 
+        In a corpus made from templates a band may hold the template alone, and then most rows share it.
+        """
+        weights: dict[int, float] = {}
+        for key in keys:
+            bucket = self._connection.execute(_BUCKET, (key,)).fetchall()
+            for (row,) in bucket:
+                weights[row] = weights.get(row, 0.0) + 1 / len(bucket)
+        if len(weights) > _MOST_CANDIDATES:
+            return sorted(sorted(weights, key=lambda row: (-weights[row], -row))[:_MOST_CANDIDATES])
+        return sorted(weights)
 
-@dataclass(frozen=True)
-class _Parts:
-    signature: bytes
-
-    @cached_property
-    def keys(self) -> tuple[int, ...]:
-        raw = self.signature[1 : self._end]
-        return tuple(
-            int.from_bytes(raw[at : at + _KEY_BYTES], "little", signed=True)
-            for at in range(0, len(raw), _KEY_BYTES)
-        )
-
-    @cached_property
-    def bits(self) -> bytes:
-        return self.signature[self._end :]
-
-    @property
-    def _end(self) -> int:
-        return 1 + self.signature[0] * _KEY_BYTES
+    def _compared(self, grams: bytes, rows: Sequence[int]) -> Iterator[tuple[str, float]]:
+        """Id and similarity of each row."""
+        if not rows:
+            return
+        marks = ", ".join("?" * len(rows))
+        query = f"SELECT id, grams FROM sketches WHERE row IN ({marks}) ORDER BY row"
+        for identity, other in self._connection.execute(query, rows):
+            shorter, longer = sorted((len(grams), len(other)))
+            if shorter >= self._threshold * longer:  # else too few can be common
+                yield identity, _similarity(grams, other)
 
 
 def _similarity(one: bytes, other: bytes) -> float:
-    """Estimated Jaccard similarity: equal bytes, less those that are equal by chance (1 of 256)."""
-    equal = sum(map(int.__eq__, one, other)) / len(one)
-    return max(0.0, (equal - 1 / 256) / (1 - 1 / 256))
+    """Jaccard similarity of two sketches: of all n-grams, or of the ``_SKETCH`` smallest of both where one is not whole.
+
+    The latter is the bottom-k estimate (Cohen and Kaplan 2007).
+    """
+    import numpy as np
+
+    both = np.sort(np.frombuffer(one + other, "<u4"), kind="stable")
+    again = both[1:] == both[:-1]
+    common, distinct = int(again.sum()), len(both) - int(again.sum())
+    if max(len(one), len(other)) < _SKETCH * _GRAM_BYTES:
+        return common / distinct
+    seen = np.arange(2, len(both) + 1) - np.cumsum(again)  # different ones up to each but the first
+    return int(again[seen <= _SKETCH].sum()) / min(distinct, _SKETCH)

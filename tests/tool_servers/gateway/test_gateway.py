@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from afm.distill import EventKind, read_events
-from afm.distill.gateway import read_calls
+from afm.distill.gateway_log import read_calls
 
 HI = [{"role": "user", "content": "Hi"}]
 

@@ -13,8 +13,10 @@ import pytest
 
 from afm.agents import load_agent
 from afm.datasets import Task, write_tasks
+from afm.distill.gateway_log import BadLines, read_calls
 from afm.distill.gateway_merge import merge_gateway_log
 from afm.distill.team_map import TeamMap
+from afm.errors import DataError
 from afm.trajectory import Author, Segment, load_records, validate
 
 ROOT = Path(__file__).parents[3]
@@ -448,3 +450,85 @@ def test_the_command_says_what_it_kept_and_why_not_the_rest(gateway, teacher, tm
     assert manifest["counts"] == {"kept": 1, "dropped": 0, "tasks_without_calls": 1}
     segments = load_records(tmp_path / "out/trajectories.jsonl")[0].segments
     assert [part.author for part in segments] == [Author.AGENT, Author.ENVIRONMENT] * 2 + [Author.AGENT]
+
+
+def spoiled(log, name):
+    """A copy of a log with a blank line, one torn in half, and one of something else; returns their numbers."""
+    lines = log.read_bytes().splitlines(keepends=True)
+    at = next(number for number, line in enumerate(lines) if b'"q/2#1.3"' in line)
+    lines[at] = lines[at][:60] + b"\n"
+    lines[3:3] = [b"\n"]
+    lines[6:6] = [b'{"level": "info"}\n']
+    name.write_bytes(b"".join(lines))
+    text = name.read_text().splitlines()
+    return [
+        text.index('{"level": "info"}') + 1,
+        next(n for n, t in enumerate(text, 1) if "q/2#1.3" in t[:60]),
+    ]
+
+
+def test_bad_lines_of_a_log_stop_the_merge_or_cost_only_the_attempts_that_miss_them(
+    gateway, teacher, tmp_path
+):
+    tasks = [TASK, TASK.model_copy(update={"id": "q/2"}), TASK.model_copy(update={"id": "q/3"})]
+    for task in tasks:
+        teacher.script = scripted(*PLAIN)
+        PlainTeam(gateway, task.id).work()
+    write_tasks(tasks, tmp_path / "tasks.jsonl")
+    log, out = tmp_path / "spoiled.jsonl", tmp_path / "out"
+    numbers = spoiled(gateway.log, log)
+    words = f"data merge {log} --agent mhqa --tasks {tmp_path}/tasks.jsonl --out {out}".split()
+    command = [sys.executable, "-m", "afm.cli.main", *words]
+    command += ["--map", str(ROOT / "configs/teams/openai_tools.yaml")]
+
+    def merge(*more):
+        return subprocess.run([*command, *more], capture_output=True, text=True, cwd=ROOT)
+
+    refused = merge()
+    assert refused.returncode == 1
+    assert f"{log}:{min(numbers)}: no event: " in refused.stderr
+    assert "--on-bad-rows drop" in refused.stderr
+    assert not (out / "trajectories.jsonl").exists()
+
+    told = merge("--on-bad-rows", "drop")
+    assert told.returncode == 0, told.stderr
+    assert "2 of 3 attempts kept" in told.stdout
+    assert f"lines that cannot be read: 2, listed in {out}/unreadable.jsonl" in told.stdout
+    listed = [json.loads(line) for line in (out / "unreadable.jsonl").read_text().splitlines()]
+    assert sorted(line["line"] for line in listed) == sorted(numbers)
+    assert {line["text"] for line in listed} >= {'{"level": "info"}'}
+    [dropped] = load_records(out / "dropped.jsonl")
+    assert (dropped.id, dropped.reason) == ("q/2", "lines of its attempt cannot be read")
+    assert json.loads((out / "manifest.json").read_text())["counts"]["unreadable_lines"] == 2
+    assert [record.id for record in load_records(out / "trajectories.jsonl")] == ["q/1", "q/3"]
+
+
+def test_a_line_lost_without_a_trace_drops_its_attempt_too(gateway, teacher, tmp_path):
+    """Nothing of the line names the attempt: the numbers of its events have a gap."""
+    teacher.script = scripted(*PLAIN)
+    PlainTeam(gateway).work()
+    lines = gateway.log.read_bytes().splitlines(keepends=True)
+    lines[2] = b"\0" * 40 + b"\n"
+    bad = BadLines()
+    (tmp_path / "log").write_bytes(b"".join(lines))
+
+    [calls] = read_calls(tmp_path / "log", bad=bad)
+
+    assert [line.number for line in bad.lines] == [3]
+    assert bad.damaged == {("q/1", 1)}
+    assert len(calls) == 4
+
+
+def test_a_call_that_is_not_whole_is_told_with_its_line(gateway, teacher, tmp_path):
+    teacher.script = scripted(*PLAIN)
+    PlainTeam(gateway).work()
+    rows = [json.loads(line) for line in gateway.log.read_bytes().splitlines()]
+    rows[4]["meta"]["stream"] = "perhaps"
+    (tmp_path / "log").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    bad = BadLines()
+
+    with pytest.raises(DataError, match=r"log:5: event 'q/1#1.4' is no whole model call: stream: "):
+        list(read_calls(tmp_path / "log"))
+    assert len(list(read_calls(tmp_path / "log", bad=bad))) == 1
+    assert [line.number for line in bad.lines] == [5]
+    assert bad.damaged == {("q/1", 1)}
