@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -38,8 +39,10 @@ def luhn(text: str) -> bool:
 
 
 def iban(text: str) -> bool:
-    """Whether ``text`` passes the check of account numbers (ISO 7064, MOD 97-10)."""
+    """Whether ``text`` is as long as its country says and passes the check of account numbers (ISO 13616; ISO 7064, MOD 97-10)."""
     letters = "".join(text.split())
+    if f"{letters[:2]}{len(letters)}" not in _IBAN_LENGTHS:
+        return False
     turned = letters[4:] + letters[:4]
     return int("".join(str(int(character, 36)) for character in turned)) % 97 == 1
 
@@ -50,7 +53,23 @@ def _card(text: str) -> bool:
 
 
 def _phone(text: str) -> bool:
-    return 8 <= sum(map(str.isdigit, text)) <= 15
+    return 8 <= sum(map(str.isdigit, text)) <= 15 and _THOUSANDS.fullmatch(text) is None
+
+
+def _public_address(text: str) -> bool:
+    """Whether it is an address on the internet, but for those that everybody knows and that versions look like."""
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    if address.version == 6:
+        return address.is_global
+    return address.is_global and sum(byte > 9 for byte in address.packed) >= 2 and any(address.packed[1:3])
+
+
+def _social_security(text: str) -> bool:
+    """Whether such a number can have been given to a person; three stood in advertisements."""
+    return text not in ("078-05-1120", "123-45-6789", "219-09-9999")
 
 
 def _random_enough(text: str) -> bool:
@@ -78,6 +97,17 @@ _CREDENTIAL = (
 )
 """Names of what must stay secret; more words may stand before them, as in ``OPENAI_API_KEY``."""
 _CARD_NUMBERS = r"4\d{12}(?:\d{3})?|5[1-5]\d{14}|2[2-7]\d{14}|3[47]\d{13}|6(?:011|5\d\d)\d{12}"
+_THOUSANDS = re.compile(r"\+\d{1,3}(?:[ .]\d{3})*[ .]000")
+_IBAN_LENGTHS = frozenset(
+    re.findall(
+        r"\w+",
+        "AD24 AE23 AL28 AT20 AZ28 BA20 BE16 BG22 BH22 BR29 BY28 CH21 CR22 CY28 CZ24 DE22 DK18 DO28 EE20 EG29 ES24 FI18 FO18 FR27 "
+        "GB22 GE22 GI23 GL18 GR27 GT28 HR21 HU28 IE22 IL23 IQ23 IS26 IT27 JO30 KW30 KZ20 LB28 LC32 LI21 LT20 LU20 LV21 LY25 MC27 "
+        "MD24 ME22 MK19 MR27 MT31 MU30 NL18 NO15 PK24 PL28 PS29 PT25 QA29 RO24 RS22 SA24 SC31 SE24 SI19 SK24 SM27 ST25 SV28 TL23 "
+        "TN24 TR26 UA29 VA22 VG24 XK20",
+    )
+)
+"""By country (the registry of ISO 13616)."""
 _TOP_LEVEL = r"(?:com|org|net|edu|gov|mil|int|info|biz|app|dev|online|cloud|tech|xyz|site|shop|[a-z]{2})"
 
 SECRETS = (
@@ -149,15 +179,36 @@ PERSONAL = (
     Pattern(
         "phone",
         re.compile(
-            r"(?<![\w+)\].-])(?:\+\d{1,3}(?>(?:[ .-]?\(?\d{1,4}\)?){2,6})|\(\d{3}\) ?\d{3}-\d{4}|\d{3}-\d{3}-\d{4})(?![\w.-]?\d)"
+            r"(?<![\w+)\].-])(?:\+[1-9]\d{0,2}(?>(?:[ .-]?\(?\d{1,4}\)?){2,6})|\(\d{3}\) ?\d{3}-\d{4}|\d{3}-\d{3}-\d{4})(?![\w.-]?\d)"
         ),
         ("+", "-"),
         _phone,
     ),
-    Pattern("payment card", re.compile(r"(?<![\w.,-])\d(?:[ -]?\d){12,15}(?![\w.,-]?\d)"), valid=_card),
+    Pattern(
+        "payment card",
+        re.compile(
+            r"(?<![\w.,-])(?<!\d{4} )(?:\d{13,16}|(?:\d{4}[ -]){3}\d{4}|3[47]\d\d[ -]\d{6}[ -]\d{5})(?![\w.,-]?\d| \d{4}\b)"
+        ),
+        valid=_card,
+    ),
     Pattern(
         "account number",
-        re.compile(r"\b[A-Z]{2}\d{2}(?: ?[A-Z0-9]{4}){3,7}(?: ?[A-Z0-9]{1,3})?\b"),
+        re.compile(r"\b[A-Z]{2}\d{2}(?: ?[A-Z0-9]{4}){2,7}(?: ?[A-Z0-9]{1,3})?\b"),
         valid=iban,
+    ),
+    Pattern(
+        "IP address",
+        re.compile(
+            r"(?<![\w.:/-])(?<!version )(?<!Version )(?<!release )(?<!ection )(?:\d{1,3}(?:\.\d{1,3}){3}(?![\w-]|\.\d|/\d)"
+            r"|[23][0-9A-Fa-f]{3}:(?:[0-9A-Fa-f]{0,4}:){1,6}[0-9A-Fa-f]{0,4}(?![\w:-]))"
+        ),
+        (".", ":"),
+        _public_address,
+    ),
+    Pattern(
+        "social security number",
+        re.compile(r"(?<![\w.,+-])(?!000|666|9)\d{3}-(?!00)\d\d-(?!0000)\d{4}(?![\w-]|[.,]\d)"),
+        ("-",),
+        _social_security,
     ),
 )

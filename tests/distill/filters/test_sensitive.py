@@ -70,9 +70,57 @@ PERSONAL_TEXTS = {
         "someone@example.org",
         "git@vessby.se:a/b.git",
     ),
-    "phone": ("+46 8 123 456 78", "10^9+1000000007", "2019-2020-2021"),
-    "payment card": ("4111 5678 1234 5672", "4111567812345670", "0.4111567812345672"),
-    "account number": ("GB82 WEST 1234 5698 7654 32", "GB83 WEST 1234 5698 7654 32"),
+    "phone": (
+        "+46 8 123 456 78",
+        "10^9+1000000007",
+        "2019-2020-2021",
+        "+10 000 000 people",
+        "+0123456789",
+        "+1 234 567",
+    ),
+    "payment card": (
+        "4111 5678 1234 5672",
+        "4111567812345670",
+        "0.4111567812345672",
+        "4 11 15 6 7 8 12 3 4 5 6 7 2",
+        "4111 5678 1234 5672 1111",
+    ),
+    "account number": (
+        "GB82 WEST 1234 5698 7654 32",
+        "GB83 WEST 1234 5698 7654 32",
+        "ZZ68 WEST 1234 5698 7654 32",  # the check digits of a country that there is not
+        "DE82 WEST 1234 5698 7654 32",
+    ),
+    "IP address": (
+        "81.23.145.7",
+        "192.168.10.20",  # private
+        "203.0.113.77",  # for documentation
+        "8.8.8.8",
+        "version 20.11.12.4",
+        "v20.11.12.4",
+        "28.0.0.137",
+        "181.23.145.256",
+        "81.23.145",
+        "81.23.145.7.9",
+        "81.23.145.0/24",
+        "section 12.14.15.2",
+        "2001:db8::4:17",
+        "2024:12:30:45",
+        "std::vector",
+    ),
+    "social security number": (
+        "536-22-8714",
+        "123-45-6789",  # nobody's
+        "000-22-8714",
+        "666-22-8714",
+        "936-22-8714",
+        "536-00-8714",
+        "536-22-0000",
+        "1536-22-8714",
+        "536-22-87145",
+        "2019-05-2021",
+        "536228714",
+    ),
 }
 
 
@@ -139,6 +187,28 @@ def test_personal_data_is_caught_and_its_neighbour_is_not(wiki, row, kind):
     assert stage.apply(row(thought=f"It is {text} there.")).reason == f"personal: {kind} in <think>"
     for other in harmless:
         assert stage.apply(row(thought=f"It is {other} there.")).kept
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("+4681234567", "phone"),
+        ("+44 (0)20 7946 0958", "phone"),
+        ("+1-202-555-0143", "phone"),
+        ("NO93 8601 1117 947", "account number"),
+        ("DE89370400440532013000", "account number"),
+        ("2a02:810d:4bc0:1f::17", "IP address"),
+        ("2a02:810d:4bc0:1f:0:0:0:17", "IP address"),
+        ("http://81.23.145.7", ""),
+        ("5105105105105100", "payment card"),
+        ("3714 496353 98431", "payment card"),
+        ("4111-5678-1234-5672", "payment card"),
+    ],
+)
+def test_other_spellings_of_personal_data(wiki, row, text, kind):
+    found = personal(wiki).apply(row(thought=f"It is {text}, there.")).reason
+
+    assert found == (f"personal: {kind} in <think>" if kind else "")
 
 
 def test_check_digits_by_hand():
