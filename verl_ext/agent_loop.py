@@ -30,7 +30,9 @@ from afm.rollout import Episode, episode_record, run_episode
 from afm.tools import Tool, load_tools
 from afm.trajectory.record import Verdict
 from verl_ext.failures import record_failure
+from verl_ext.finite import refuse_non_finite
 from verl_ext.kept_episodes import keep, worth_keeping
+from verl_ext.register import CPU_ENGINE
 from verl_ext.samples import output
 from verl_ext.server_model import ServerModel
 from verl_ext.settings import load_episode_settings
@@ -104,12 +106,12 @@ class AfmAgentLoop(AgentLoopBase):
     async def _run(
         self, shared: Surroundings, task: Task, sampling_params: Mapping[str, Any], row: Mapping[str, Any]
     ) -> AgentLoopOutput:
-        rollout = self.rollout_config
+        rollout, seed = self.rollout_config, _seed(shared.seed, task, row)
         model = ServerModel(
             self.server_manager,
             ChatTokenizer(self.tokenizer, _end_ids(self.config.actor_rollout_ref.model.path)),
             engine=rollout.name,
-            request_id=uuid4().hex,
+            request_id=_request_id(rollout, seed),
             context_tokens=rollout.prompt_length + rollout.response_length,
         )
         episode = await run_episode(
@@ -119,11 +121,16 @@ class AfmAgentLoop(AgentLoopBase):
             task.question,
             prompt_ids=self._prompt(shared.spec, model, task),
             sampling=_sampling(sampling_params, rollout.response_length),
-            seed=_seed(shared.seed, task, row),
+            seed=seed,
         )
         self._check_length(episode, task)
         begun = time.perf_counter()
         verdict = await _verdict(shared, task, episode)
+        refuse_non_finite(
+            {**verdict.parts, "score": verdict.score},
+            data_source=task.data_source,
+            episode=f"{_name(row)} (question {task.id})",
+        )
         score_seconds = time.perf_counter() - begun
         self._keep(shared, task, episode, verdict, row)
         if not episode.response_ids:  # verl has no place for a response of no tokens
@@ -152,7 +159,7 @@ class AfmAgentLoop(AgentLoopBase):
         record = episode_record(
             episode,
             shared.spec,
-            id=f"{step}/{row['uid']}/{row.get('session_id', 0)}",
+            id=_name(row),
             question=task.question,
             ground_truth=task.ground_truth,
             data_source=task.data_source,
@@ -198,6 +205,17 @@ def _task(row: Mapping[str, Any]) -> Task:
     return task_of_row(
         {**given, "prompt": row.get("raw_prompt")}, default_id=str(row.get("index", row["uid"]))
     )
+
+
+def _name(row: Mapping[str, Any]) -> str:
+    """An episode's: step, prompt and number of the sample."""
+    return f"{int(row.get('global_steps') or 0)}/{row['uid']}/{row.get('session_id', 0)}"
+
+
+def _request_id(rollout: Any, seed: int) -> str:
+    """What verl chooses the server by; with ``full_determinism`` the same in each run (vLLM would want it unique)."""
+    fixed = rollout.name == CPU_ENGINE and rollout.get("full_determinism")
+    return f"det-{seed}" if fixed else uuid4().hex
 
 
 def _sampling(given: Mapping[str, Any], response_tokens: int) -> SamplingParams:

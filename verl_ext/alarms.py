@@ -27,7 +27,7 @@ class Action(StrEnum):
     CHECKPOINT = "checkpoint"
     """Also save a checkpoint at the end of the step under way."""
     STOP = "stop"
-    """Also end the run; it can be continued from its last checkpoint."""
+    """Also save a checkpoint at the end of the step after it, unless its own step has one, and end the run there."""
 
 
 class Alarm(BaseModel):
@@ -38,7 +38,7 @@ class Alarm(BaseModel):
         action: What happens then.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     steps: int = Field(default=3, ge=1)
     action: Action = Action.WARN
@@ -52,7 +52,7 @@ class EntropyCollapse(Alarm):
     """The policy has all but stopped to explore: entropy below a share of its mean over the first steps."""
 
     steps: int = Field(default=5, ge=1)
-    share_of_start: float = Field(default=0.1, gt=0)
+    share_of_start: float = Field(default=0.1, gt=0, lt=1)
     first: int = Field(default=3, ge=1)
 
     def look(self, rows: Rows) -> str | None:
@@ -91,7 +91,7 @@ class RewardHacking(Alarm):
     steps: int = Field(default=1, ge=1)
     window: int = Field(default=5, ge=1)
     jump: float = Field(default=0.15, gt=0)
-    format_falls: float = Field(default=0.05, gt=0)
+    format_falls: float = Field(default=0.05, gt=0, lt=1)
     length_falls: float = Field(default=0.5, gt=0, lt=1)
 
     def look(self, rows: Rows) -> str | None:

@@ -24,8 +24,7 @@ def resumable_step(folder: Path) -> int:
     verl writes the tracker last and not atomically, and with a kill at the wrong moment it is empty or
     names a folder whose content is already gone.
     """
-    steps = sorted((_step_of(path) for path in folder.glob("global_step_*")), reverse=True)
-    newest = next((step for step in steps if _complete(folder / f"global_step_{step}")), 0)
+    newest = saved_step(folder)
     tracker = folder / TRACKER_FILE
     if newest == 0:
         tracker.unlink(missing_ok=True)
@@ -34,6 +33,12 @@ def resumable_step(folder: Path) -> int:
         temporary.write_text(str(newest), encoding="ascii")
         temporary.replace(tracker)
     return newest
+
+
+def saved_step(folder: Path) -> int:
+    """The newest complete checkpoint's step, 0 for none; changes nothing."""
+    steps = sorted((_step_of(path) for path in folder.glob("global_step_*")), reverse=True)
+    return next((step for step in steps if _complete(folder / f"global_step_{step}")), 0)
 
 
 def _step_of(path: Path) -> int:

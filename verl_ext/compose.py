@@ -102,7 +102,6 @@ _CPU_DEFAULTS: Flat = {
     "critic.fsdp.strategy": "fsdp2",
     "critic.fsdp.use_torch_compile": False,
     "actor_rollout_ref.rollout.name": CPU_ENGINE,
-    "actor_rollout_ref.rollout.router_config_path": str(Path(__file__).with_name("cpu_router.yaml")),
     "actor_rollout_ref.rollout.tensor_model_parallel_size": 1,
     "actor_rollout_ref.rollout.agent.num_workers": 1,
     "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
@@ -149,7 +148,22 @@ def overrides_of(settings: RlSettings, ray: Flat | None = None) -> Flat:
     if result.get("actor_rollout_ref.rollout.name") == "sglang":
         # SGLang finds stop strings only with its tokenizer, which verl switches off.
         result["actor_rollout_ref.rollout.skip_tokenizer_init"] = False
+    if _several_processes(result):
+        # verl's own balancer knows one server a training worker; alone it also honours rollout.full_determinism.
+        result.setdefault(
+            "actor_rollout_ref.rollout.router_config_path",
+            str(Path(__file__).with_name("cpu_router.yaml")),
+        )
     return result | fixed
+
+
+def _several_processes(overrides: Flat) -> bool:
+    """Whether a training worker has more than one CPU server."""
+    key = f"actor_rollout_ref.rollout.engine_kwargs.{CPU_ENGINE}.processes"
+    given = {name.lstrip("+"): value for name, value in overrides.items()}
+    processes = given.get(key, 1)
+    chosen = given.get("actor_rollout_ref.rollout.name") == CPU_ENGINE
+    return chosen and isinstance(processes, int) and processes > 1
 
 
 def compose(overrides: Flat) -> Any:

@@ -224,6 +224,8 @@ class GroupLedger:
             side = "groups/alike_solved" if value > 0 else "groups/alike_failed"
             found[side] = found.get(side, 0.0) + count
         found["groups/fillers"] = float(self.filled)
+        kept = {uid for uid, entry in entries.items() if entry.fate is GroupFate.KEPT}
+        found["groups/surplus"] = float(len(kept - self.trained))
         total = sum(len(entry.group.samples) for entry in entries.values())
         found["groups/abstained_samples"] = float(total - len(samples))
         found |= self._tokens(entries) | _means_of(samples)

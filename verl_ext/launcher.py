@@ -18,8 +18,8 @@ from afm.agents import save_agent
 from afm.errors import AfmError, ConfigError, UsageError
 from afm.processes import follow_parent
 from verl_ext import processes
-from verl_ext.alarms import ALARMS_FILE, Action, Watch
-from verl_ext.checkpoints import export_model, exported_step, resumable_step
+from verl_ext.alarms import ALARMS_FILE, Action, Finding, Watch
+from verl_ext.checkpoints import export_model, exported_step, resumable_step, saved_step
 from verl_ext.compat import CHECKPOINT_REQUEST
 from verl_ext.compose import AGENT_LOOP_FILE, AGENT_LOOP_NAME, CHECKPOINT_DIR
 from verl_ext.failures import forget_failures, read_verdict
@@ -81,6 +81,7 @@ class Run:
         self._checkpoints = self._out / CHECKPOINT_DIR
         self._model = self._out / MODEL_DIR
         self._spec = settings.spec()
+        self._stopped_by: Finding | None = None
 
     def start(self) -> int:
         """Train what is left to train, then export the model."""
@@ -131,7 +132,8 @@ class Run:
             ended = trainer.follow(metrics, book, lambda row: self._report(watch, row, total), patience)
         if ended.status == ALARMED:
             print(
-                f"start again with other settings to continue from the last checkpoint in {self._checkpoints}"
+                f"an alarm stopped the run; start again with other settings to continue from the checkpoint of step "
+                f"{resumable_step(self._checkpoints)} in {self._checkpoints}"
             )
         elif ended.interrupted:
             print(f"stopped; start again to continue from the last checkpoint in {self._checkpoints}")
@@ -140,15 +142,27 @@ class Run:
         return ended.status
 
     def _report(self, watch: Watch, row: Mapping[str, Any], total: int) -> bool:
-        """Tell a step and its alarms; whether the run is to end."""
+        """Tell a step and its alarms; whether the run is to end here, because an alarm stops it and a checkpoint is saved.
+
+        The trainer reports a step after it could have saved it: what an alarm asks for is saved at the end of the next one.
+        """
         print(progress_line(row, total), flush=True)
-        actions = set()
-        for finding in watch.look(row):
+        found = watch.look(row)
+        for finding in found:
             print(f"alarm {finding.alarm} ({finding.action}): {finding.message}", file=sys.stderr, flush=True)
-            actions.add(finding.action)
-        if Action.CHECKPOINT in actions:
+        stops = [finding for finding in found if finding.action is Action.STOP]
+        if stops and self._stopped_by is None:
+            self._stopped_by = stops[0]
+        if row["step"] >= total:
+            return False  # nothing is left to stop
+        if self._stopped_by and saved_step(self._checkpoints) >= self._stopped_by.step:
+            return True
+        if self._stopped_by or any(finding.action is Action.CHECKPOINT for finding in found):
             (self._out / CHECKPOINT_REQUEST).touch()
-        return Action.STOP in actions
+        if stops:
+            text = "the run ends after the step under way, whose checkpoint is saved first"
+            print(f"alarm {stops[0].alarm}: {text}", file=sys.stderr, flush=True)
+        return False
 
     def _write_settings(self) -> None:
         agent = self._out / AGENT_FILE

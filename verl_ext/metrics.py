@@ -39,6 +39,7 @@ NAMES = {
     "groups_alike": "groups/alike",
     "groups_solved": "groups/alike_solved",
     "groups_fillers": "groups/fillers",
+    "groups_surplus": "groups/surplus",
     "abstained_samples": "groups/abstained_samples",
     "generated_tokens": "groups/agent_tokens",
     "unused_share": "groups/unused_share",
@@ -52,24 +53,40 @@ NAMES = {
     "old_log_prob_seconds": "timing_s/old_log_prob",
     "update_seconds": "timing_s/update_actor",
     "sync_seconds": "timing_s/update_weights",
+    "validation_episodes": "validation/episodes",
+    "validation_reward": "validation/score",
+    "validation_solved": "validation/acc",
+    "validation_correct": "validation/correct",
+    "validation_format": "validation/format",
+    "validation_overlong": "validation/overlong",
+    "validation_tool_calls": "validation/tool_calls",
+    "validation_tool_failures": "validation/tool_failures",
+    "validation_agent_tokens": "validation/agent_tokens",
+    "validation_cut_short": "validation/cut_short",
+    "validation_seconds": "timing_s/testing",
 }
 """Our name of a metric to the trainer's. Rollout values are means over every scored sample of the step,
-groups thrown away included; ``batch_reward`` and everything from ``actor/`` is over the trained batch."""
+groups thrown away included; ``batch_reward`` and everything from ``actor/`` is over the trained batch. ``groups_surplus``:
+groups that could have been trained on, but the step was full without them. ``validation_`` values are means over the scored
+episodes of verl's own validation (``val_files``), in the lines of the steps that ``trainer.test_freq`` names; ``solved`` is
+``correct * format``."""
 
 
-_BY_SOURCE = "source/"
+_GROUPED = {"by_source": "source/", "validation_by_source": "validation_source/"}
+"""Nested by data source: our name to the beginning of the trainer's."""
 
 
 def documented(step: int, values: Mapping[str, Any]) -> dict[str, Any]:
-    """One line of ``metrics.jsonl``: ``step``, our names, ``by_source``, and under ``engine`` all the trainer's."""
+    """One line of ``metrics.jsonl``: ``step``, our names, those by source, and under ``engine`` all the trainer's."""
     named: dict[str, Any] = {name: values[key] for name, key in NAMES.items() if key in values}
-    by_source: dict[str, dict[str, Any]] = {}
-    for key, value in values.items():
-        if key.startswith(_BY_SOURCE):
-            source, _, part = key.removeprefix(_BY_SOURCE).rpartition("/")
-            by_source.setdefault(source, {})[part] = value
-    if by_source:
-        named["by_source"] = by_source
+    for name, begin in _GROUPED.items():
+        by_source: dict[str, dict[str, Any]] = {}
+        for key, value in values.items():
+            if key.startswith(begin):
+                source, _, part = key.removeprefix(begin).rpartition("/")
+                by_source.setdefault(source, {})[part] = value
+        if by_source:
+            named[name] = by_source
     return {"step": step, **named, "engine": dict(values)}
 
 
@@ -85,6 +102,8 @@ def progress_line(row: Mapping[str, Any], total_steps: int) -> str:
     ):
         if name in row:
             shown.append(f"{title} {row[name]:.3f}")
+    if "validation_solved" in row:
+        shown.append(f"validation solved {row['validation_solved']:.3f}")
     if "groups_generated" in row:
         shown.append(f"groups {row['groups_kept']:.0f} of {row['groups_generated']:.0f}")
     if "seconds" in row:

@@ -9,7 +9,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from afm.rewards.overlong import LARGEST_PENALTY
 from verl_ext.compose import compose, overrides_of
+from verl_ext.judging import reward_settings
 from verl_ext.settings import load_settings
 
 _UNSAID = "-"
@@ -39,10 +41,21 @@ class Recipe:
     rollout_tensor_parallel: int | None = None
     rollout_memory: float | None = None
     nodes: int | None = None
+    reward: str | None = None
+    overlong: tuple[int, float] | None = None
+    filter_metric: str | None = None
+    filter_cap: int | None = None
+    weight_decay: float | None = None
+    kl_kind: str | None = None
+    kl_in_reward: float | None = None
 
 
 LABELS = {
     "advantage": "advantage",
+    "reward": "reward",
+    "overlong": "overlong buffer (tokens) / penalty at its end",
+    "filter_metric": "groups are filtered by",
+    "filter_cap": "training batches generated at most a step",
     "train_batch": "prompts a step",
     "mini_batch": "prompts an update",
     "samples": "samples a prompt",
@@ -53,7 +66,10 @@ LABELS = {
     "learning_rate": "learning rate",
     "warmup": "warm-up (steps, or share of them)",
     "critic_learning_rate": "critic's learning rate",
+    "weight_decay": "weight decay",
     "kl": "KL in the loss",
+    "kl_kind": "KL's estimator in the loss",
+    "kl_in_reward": "KL in the reward",
     "temperature": "temperature",
     "steps": "steps",
     "epochs": "epochs",
@@ -67,14 +83,17 @@ LABELS = {
 _WEB = Recipe(
     *("grpo", 64, 64, 8, 2048, 30720, 25, (0.2, 0.28, 10.0), 1e-6, 3, None, 0.0, 1.0),
     *(60, 2, 5, 1000, 8, 0.3, 8),
+    *("correct + overlong", (3840, 1.0), "score", None, 0.1, "off", 0.0),
 )
 _CODE = Recipe(
     *("grpo", 256, 32, 8, 4096, 16384, 8, (0.2, 0.28, 3.0), 1e-6, 10, None, 0.0, 1.0),
     *(2000, 100, 5, 10, 4, 0.5, 8),
+    *("correct * format + overlong", (2048, 1.0), "score", None, None, "off", 0.0),
 )
 _MHQA = Recipe(
     *("gae", 512, 256, 1, 2048, 8192, 8, (0.2, 0.28, 3.0), 1e-6, 0.285, 1e-5, 0.001, 1.0),
     *(1005, 15, 20, 20, 4, 0.5, 2),
+    *("correct", None, "off", None, None, "low_var_kl", None),
 )
 SCRIPTS = {
     "web_dapo_32b": _WEB,
@@ -98,6 +117,15 @@ PAPER = {
 PAPER_WINS = {("code_dapo_32b", "steps")}
 """Where sources differ and the recipe follows the paper: recipe and setting."""
 
+OURS_WINS = {
+    (
+        "web_dapo_32b",
+        "reward",
+    ): "an answer in broken form earns nothing; the scripts have variants that punish the form instead",
+    ("mhqa_ppo_7b", "reward"): "an answer in broken form earns nothing",
+}
+"""Where the recipe follows neither: recipe and setting, with the reason."""
+
 
 @cache
 def our_recipe(config_file: Path) -> Recipe:
@@ -110,7 +138,10 @@ def our_recipe(config_file: Path) -> Recipe:
     settings = load_settings(config_file)
     config = compose(overrides_of(settings))
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
-    with_critic = config.algorithm.adv_estimator == "gae"
+    algorithm, with_critic = config.algorithm, config.algorithm.adv_estimator == "gae"
+    filtering = algorithm.filter_groups
+    reward = reward_settings(settings.rewards)
+    long = reward.overlong
     steps = actor.optim.lr_warmup_steps
     return Recipe(
         advantage=config.algorithm.adv_estimator,
@@ -133,6 +164,13 @@ def our_recipe(config_file: Path) -> Recipe:
         rollout_tensor_parallel=rollout.tensor_model_parallel_size,
         rollout_memory=rollout.gpu_memory_utilization,
         nodes=config.trainer.nnodes,
+        reward=reward.formula,
+        overlong=(long.buffer_tokens, LARGEST_PENALTY) if long else None,
+        filter_metric=filtering.metric if filtering.enable else "off",
+        filter_cap=filtering.max_num_gen_batches if filtering.enable else None,
+        weight_decay=actor.optim.weight_decay,
+        kl_kind=actor.kl_loss_type if actor.use_kl_loss else "off",
+        kl_in_reward=algorithm.kl_ctrl.kl_coef if algorithm.use_kl_in_reward else 0.0,
     )
 
 
@@ -149,11 +187,18 @@ def parity_page(configs: Path) -> str:
         "",
         "Generated from `configs/rl/*.yaml`: `python -m verl_ext.parity > docs/rl_parity.md`.",
         f"`{_UNSAID}`: the source does not say. **Bold**: the sources differ. With group filtering verl fetches prompts one by one, so the",
-        "scripts' `gen_batch_size` has no counterpart.",
+        "scripts' `gen_batch_size` has no counterpart. In rewards `correct` is 0 or 1 by the row's scorer (a model judge, program tests or",
+        "Math-Verify, exact match), `format` 0 or 1, and `overlong` falls from 0 to minus the penalty within the last tokens of a",
+        "response, its buffer. Groups whose samples have no spread in what they are filtered by are generated anew; the scripts do",
+        "so until the batch is full, ours end with a reason (`short_batch`, [rl.md](rl.md)).",
         "",
         "| recipe | setting | ours | published script | paper |",
         "|---|---|---|---|---|",
         *(row for name in SCRIPTS for row in _rows(name, our_recipe(configs / f"{name}.yaml"))),
+        "",
+        "Where ours follow neither source:",
+        "",
+        *(f"- `{name}`, {LABELS[field]}: {reason}." for (name, field), reason in OURS_WINS.items()),
         "",
         "All of them: FSDP2 with parameters and optimizer offloaded, asynchronous rollouts, loss averaged over tokens.",
     ]
@@ -177,6 +222,8 @@ def _cell(value: Any) -> str:
         return _UNSAID
     if isinstance(value, tuple):
         return " / ".join(map(_cell, value))
+    if isinstance(value, str) and " " in value:
+        return f"`{value}`"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

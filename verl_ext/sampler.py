@@ -19,7 +19,8 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 from afm.errors import AfmError, ConfigError, EngineError, RewardError, suggestion
 from verl_ext.curriculum import QUESTION, SOLVED, running
 from verl_ext.failures import first_failure, write_verdict
-from verl_ext.guard import ABSTAINED, DRIFT, SOURCE, Group, GroupFate, GroupLedger, ShortBatch
+from verl_ext.finite import refuse_non_finite
+from verl_ext.guard import ABSTAINED, DRIFT, PARTS, SOURCE, Group, GroupFate, GroupLedger, ShortBatch
 
 TRAIN = "train"
 
@@ -189,6 +190,10 @@ class _Guarded(ReplayBuffer):
                 f"{drift:.0f} tokens of the samples {', '.join(sorted(group))} are not those that the rollout engine was "
                 "given and returned; training on them would be off-policy without anybody noticing"
             )
+        checked = {"reward", self.filter_groups_metric, *PARTS}
+        for key, sample in group.items():
+            rewards = {name: value for name, value in sample.items() if name in checked}
+            refuse_non_finite(rewards, data_source=str(sample.get(SOURCE)), episode=key)
         samples = Group(list(group.values()))
         try:
             fate = self._ledger.add(uid, samples, self._evidence.pop(uid, ""))

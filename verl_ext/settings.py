@@ -33,7 +33,8 @@ class EpisodeSettings(BaseModel):
             them), ``void`` (no call, no answer), ``failed`` (a tool or the engine did not work); none by default. A
             validation counts them all.
         mask_observations: ``False`` also trains on what the environment wrote: for showing what the mask is worth.
-        episodes_per_step: About so many episodes of each step are kept to be read (``episodes/step_000001.jsonl``).
+        episodes_per_step: About so many episodes of each step are kept to be read (``episodes/step_000001.jsonl``), and the same
+            share of a validation's, with ``validation: true`` in their provenance.
         seed: Seeds prompts' order and, on the CPU engine, every sampled token.
         output_dir: Where failed episodes are described (``failures.jsonl``) and episodes are kept.
     """

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from numbers import Real
+from statistics import fmean
 from types import ModuleType
 from typing import Any
 
 from verl_ext.compat import target
+from verl_ext.guard import PARTS
 
 _VALIDATING: ContextVar[bool] = ContextVar("afm_validating", default=False)
 
@@ -52,7 +55,7 @@ async def _run_agent_loop(self: Any, sampling_params: Any, trajectory: Any, **gi
 
 
 def average_scored_samples(module: ModuleType) -> None:
-    """Let a validation's accuracy be a mean over the samples that have a score.
+    """Let a validation's accuracy be a mean over the samples that have a score, and report means by names of ours.
 
     Symptom: a judge that abstained made the policy look worse.
     Cause: verl/trainer/ppo/metric_utils.py:971 counts each sample that is not there as wrong. With our sampler those are
@@ -63,10 +66,48 @@ def average_scored_samples(module: ModuleType) -> None:
     if getattr(original, "patched_by_afm", False):
         return
 
-    def _val_metrics_update(self: Any, *given: Any, expected_acc_counts: Any = None, **named: Any) -> Any:
+    def _val_metrics_update(
+        self: Any,
+        data_sources: Any,
+        sample_uids: Any,
+        facts: Any,
+        turns: Any,
+        expected_acc_counts: Any = None,
+    ) -> Any:
         ours = str(self.config.trainer.v1.sampler.custom_sampler.path) == "pkg://verl_ext.sampler"
         expected = None if ours else expected_acc_counts
-        return original(self, *given, expected_acc_counts=expected, **named)
+        found = original(self, data_sources, sample_uids, facts, turns, expected_acc_counts=expected)
+        return found | validation_means(data_sources, facts)
 
     _val_metrics_update.patched_by_afm = True  # type: ignore[attr-defined]
     trainer._val_metrics_update = _val_metrics_update
+
+
+def validation_means(data_sources: Sequence[str], facts: Mapping[str, Sequence[Any]]) -> dict[str, float]:
+    """Means over all scored samples of a validation, and of the reward's parts over those of each source.
+
+    Args:
+        data_sources: Of each sample.
+        facts: A list for each fact with a value for each sample; ``None`` where a sample does not have it.
+
+    Returns:
+        ``validation/FACT`` and ``validation_source/SOURCE/PART``; :data:`verl_ext.metrics.NAMES` documents them.
+    """
+    found = {"validation/episodes": float(len(data_sources))}
+    for name, values in facts.items():
+        numbers = [
+            (source, float(value))
+            for source, value in zip(data_sources, values, strict=True)
+            if _number(value)
+        ]
+        if not numbers:
+            continue
+        found[f"validation/{name}"] = fmean(value for _, value in numbers)
+        for source in sorted({source for source, _ in numbers}) if name in PARTS else ():
+            of_source = [value for given, value in numbers if given == source]
+            found[f"validation_source/{source}/{name}"] = fmean(of_source)
+    return found
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)

@@ -8,6 +8,9 @@ from afm.rewards.base import Sample
 from afm.rewards.part import Part
 
 
+LARGEST_PENALTY = 1.0
+
+
 class CountedTokens(StrEnum):
     """Whose tokens count towards the length."""
 
@@ -44,7 +47,9 @@ class OverlongPenalty:
         over = length - (self._max - self._buffer)
         if over <= 0:
             return Part(0.0)
-        return Part(-min(1.0, over / self._buffer), f"overlong: {length} tokens of {self._max}")
+        return Part(
+            -LARGEST_PENALTY * min(1.0, over / self._buffer), f"overlong: {length} tokens of {self._max}"
+        )
 
     async def close(self) -> None:
         """Nothing to free."""

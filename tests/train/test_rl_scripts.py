@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from afm.models.tiny import create_tiny_model, train_tokenizer
-from verl_ext.parity import PAPER, PAPER_WINS, Recipe, our_recipe, parity_page, said
+from verl_ext.parity import OURS_WINS, PAPER, PAPER_WINS, Recipe, our_recipe, parity_page, said
 from verl_ext.parity import SCRIPTS as SCRIPTS_OF_AFM
 from verl_ext.plan import command
 from verl_ext.settings import RlSettings, load_settings
@@ -120,10 +120,35 @@ def test_every_published_script_has_its_recipe_with_the_same_settings(name: str)
             PAPER.get(name, Recipe()),
         )
     )
-    followed = {key: value for key, value in script.items() if (name, key) not in PAPER_WINS}
+    left = PAPER_WINS | OURS_WINS.keys()
+    followed = {key: value for key, value in script.items() if (name, key) not in left}
     assert {key: ours[key] for key in followed} == followed
+    assert all(ours[key] != script[key] for recipe, key in OURS_WINS if recipe == name)
     preferred = {key: value for key, value in paper.items() if (name, key) in PAPER_WINS or key not in script}
     assert {key: ours[key] for key in preferred} == preferred
+
+
+@pytest.mark.parametrize(
+    ("name", "rows"),
+    [
+        (
+            "web_dapo_32b",
+            [
+                "reward | **`correct * format + overlong`** | **`correct + overlong`** | - |",
+                "overlong buffer (tokens) / penalty at its end | 3840 / 1 | 3840 / 1 | - |",
+                "groups are filtered by | score | score | - |",
+                "training batches generated at most a step | 10 | - | - |",
+                "weight decay | 0.1 | 0.1 | - |",
+                "KL in the loss | 0 | 0 | - |",
+                "KL's estimator in the loss | off | off | - |",
+            ],
+        ),
+        ("mhqa_ppo_7b", ["KL in the loss | 0.001 | 0.001 | - |", "groups are filtered by | off | off | - |"]),
+    ],
+)
+def test_the_page_tells_what_is_rewarded_and_what_holds_the_policy(name: str, rows: list[str]) -> None:
+    page = (ROOT / "docs/rl_parity.md").read_text("utf-8").splitlines()
+    assert [row for row in rows if f"| `{name}` | {row}" not in page] == []
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "configs/rl").glob("*.yaml")), ids=lambda path: path.stem)
@@ -147,6 +172,20 @@ def test_every_size_of_the_code_agent_resolves(size: str) -> None:
     script = ROOT / "train/code_agent/rl/train_dapo_code_agent.sh"
     result = dry_run(script, SIZE=size, MODEL="m")
     assert result.returncode == 0, result.stderr
+
+
+def test_the_code_agents_twin_learns_or_follows_the_recipe() -> None:
+    script = ROOT / "train/code_agent/rl/train_dapo_code_agent_tiny.sh"
+    for recipe, folder in (("math", "runs/tiny/rl"), ("code_dapo", "runs/tiny/rl_code")):
+        result = dry_run(script, RECIPE=recipe, MODEL="m")
+        assert result.returncode == 0, result.stderr
+        assert f"output in {folder}\n" in result.stdout
+
+
+def test_every_script_for_gpus_has_its_twin() -> None:
+    large = [path for path in SCRIPTS if not path.stem.endswith("_tiny")]
+    assert [path.stem for path in large if not path.with_stem(f"{path.stem}_tiny").exists()] == []
+    assert len(large) == 3
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+
+from afm.errors import RewardError
 
 pytest.importorskip("verl")
 
@@ -154,6 +157,46 @@ async def test_an_abstaining_reward_masks_the_whole_response(
     assert output.extra_fields["reward_extra_info"]["abstained"] == 1.0
     assert "gold" in output.extra_fields["abstained"] or "target" in output.extra_fields["abstained"]
     assert output.reward_score == 0.0
+
+
+class Broken:
+    """A scorer that divides by nothing."""
+
+    async def judge(self, sample: Any) -> Any:
+        from afm.rewards.part import Part
+
+        return Part(float("nan"), "0 of 0")
+
+    async def close(self) -> None:
+        pass
+
+
+async def test_a_reward_that_is_no_number_is_refused_and_named(
+    make_loop: Any, scripted: Any, said: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "my_scorers", sys.modules[__name__])
+    servers = scripted([said("<plan>p</plan><think>t</think><answer>1</answer>")])
+    loop = make_loop(servers, rewards={"by_source": {"mini_math": "my_scorers.Broken"}})
+    told = r"episode 4/u1/2 \(question q7\) \(data_source 'mini_math'\) .*: correct = nan, score = nan; expected a number"
+    with pytest.raises(RewardError, match=told):
+        await loop.run(dict(SAMPLING), **ROW)
+    [row] = (tmp_path / "failures.jsonl").read_text().splitlines()
+    assert json.loads(row)["error"] == "RewardError"
+
+
+async def test_with_full_determinism_an_episode_asks_under_the_same_name_again(
+    make_loop: Any, scripted: Any, said: Any
+) -> None:
+    async def name(deterministic: bool, **changes: Any) -> str:
+        servers = scripted([said("<plan>p</plan><|im_end|>")])
+        loop = make_loop(servers)
+        loop.rollout_config.full_determinism = deterministic
+        await loop.run(dict(SAMPLING), **ROW | changes)
+        return str(servers.requests[0]["id"])
+
+    assert await name(True) == await name(True)
+    assert await name(True) != await name(True, session_id=3)
+    assert await name(False) != await name(False)
 
 
 async def test_a_failing_engine_ends_the_episode_loudly_and_is_written_down(

@@ -67,6 +67,19 @@ def test_the_composed_configuration_holds_what_the_settings_say(tmp_path: Path) 
     assert config.ray_kwargs.ray_init.address == "local"
 
 
+def test_verls_own_balancer_chooses_the_server_unless_a_worker_has_several(tmp_path: Path) -> None:
+    def router(**rollout: Any) -> str | None:
+        config = compose(overrides_of(settings(tmp_path, verl={"actor_rollout_ref": {"rollout": rollout}})))
+        chosen: str | None = config.actor_rollout_ref.rollout.router_config_path
+        return chosen
+
+    assert router(full_determinism=True) is None
+    assert router(**{"+engine_kwargs": {"afm_cpu": {"processes": 1}}}) is None
+    several = {"+engine_kwargs": {"afm_cpu": {"processes": 2}}}
+    assert str(router(**several)).endswith("verl_ext/cpu_router.yaml")
+    assert router(**several, router_config_path="mine.yaml") == "mine.yaml"
+
+
 def test_a_gpu_run_keeps_verls_engine_and_platform(tmp_path: Path) -> None:
     verl = {"actor_rollout_ref": {"rollout": {"name": "sglang"}}}
     gpu = settings(tmp_path, platform="gpu", verl=verl)

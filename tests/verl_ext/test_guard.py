@@ -138,6 +138,9 @@ def test_tokens_of_groups_that_are_not_trained_on_are_counted() -> None:
     book.settle(trained=["taken"], waiting=[])
     found = book.metrics()
     assert (found["groups/agent_tokens"], found["groups/unused_share"]) == (60, pytest.approx(2 / 3))
+    counts = {key: found[f"groups/{key}"] for key in ("generated", "kept", "alike", "surplus")}
+    assert counts == {"generated": 3, "kept": 2, "alike": 1, "surplus": 1}
+    assert documented(1, found)["groups_surplus"] == 1
 
 
 def test_a_group_that_waits_for_a_later_step_belongs_to_that_one() -> None:
@@ -146,6 +149,7 @@ def test_a_group_that_waits_for_a_later_step_belongs_to_that_one() -> None:
     book.add("ahead", group(1, 1, 1, 0))
     book.settle(trained=["first"], waiting=["first", "ahead"])
     assert (book.metrics()["groups/generated"], book.metrics()["rollout/acc"]) == (1, 0.25)
+    assert book.metrics()["groups/surplus"] == 0
     book.start(step=8)
     book.add("second", group(1, 1, 0, 0))
     book.settle(trained=["ahead", "second"], waiting=[])
@@ -178,6 +182,7 @@ def test_metrics_are_over_every_scored_sample_dropped_groups_included() -> None:
         "groups/alike_solved": 1.0,
         "groups/alike_failed": 1.0,
         "groups/fillers": 0.0,
+        "groups/surplus": 1.0,
         "groups/abstained_samples": 1.0,
         "rollout/acc": 5 / 11,
         "rollout/tool_calls": 10 / 11,

@@ -2,6 +2,7 @@ import json
 from pathlib import Path
 
 from verl_ext.metrics import ENGINE_LOG, METRICS_FILE, MetricsLog, documented, progress_line, read_metrics
+from verl_ext.validation import validation_means
 
 
 def engine_line(step: int, score: float) -> str:
@@ -16,6 +17,32 @@ def test_metrics_get_documented_names_and_keep_the_trainers() -> None:
         "entropy": 0.1,
         "engine": {"rollout/score": 0.5, "actor/entropy": 0.1, "perf/x": 9},
     }
+
+
+def test_a_validation_has_documented_names_of_its_own() -> None:
+    found = validation_means(
+        ["nq", "nq", "hle"],
+        {
+            "score": [1.0, 0.0, -0.5], "acc": [1.0, 0.0, 0.0], "tool_calls": [2, 4, 0], "format": [1.0, None, 0.0],
+            "pred": ["a", "b", "c"],
+        },
+    )  # fmt: skip
+    row = documented(20, found | {"timing_s/testing": 3.0})
+    row.pop("engine")
+    assert row == {
+        "step": 20,
+        "validation_episodes": 3.0,
+        "validation_reward": 0.5 / 3,
+        "validation_solved": 1 / 3,
+        "validation_tool_calls": 2.0,
+        "validation_format": 0.5,
+        "validation_seconds": 3.0,
+        "validation_by_source": {
+            "hle": {"score": -0.5, "acc": 0.0, "format": 0.0},
+            "nq": {"score": 0.5, "acc": 0.5, "format": 1.0},
+        },
+    }
+    assert "validation solved 0.333" in progress_line(row, 20)
 
 
 def test_a_step_is_one_line_for_a_person() -> None:

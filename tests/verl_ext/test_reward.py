@@ -1,8 +1,11 @@
+import sys
 from pathlib import Path
 
 import pytest
 
 from afm.errors import RewardError
+from afm.rewards import Sample
+from afm.rewards.part import Part
 from verl_ext.reward import compute_score
 
 RIGHT = "<plan>Add.</plan><think>Easy.</think><answer>\\boxed{24}</answer>"
@@ -25,6 +28,24 @@ async def test_an_answer_inside_an_observation_is_not_the_agents() -> None:
     )
     result = await compute_score("mini_math", text, "24", agent="math")
     assert result["score"] == 0.0
+
+
+class Endless:
+    """A scorer without an upper end."""
+
+    async def judge(self, sample: Sample) -> Part:
+        return Part(float("inf"))
+
+    async def close(self) -> None:
+        pass
+
+
+async def test_a_reward_that_is_no_number_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "endless_scorers", sys.modules[__name__])
+    rewards = tmp_path / "endless.yaml"
+    rewards.write_text("by_source: {mini_math: endless_scorers.Endless}\n")
+    with pytest.raises(RewardError, match=r"question 'q1' \(data_source 'mini_math'\) .*: correct = inf"):
+        await compute_score("mini_math", RIGHT, "24", {"index": "q1"}, agent="math", rewards=str(rewards))
 
 
 async def test_an_abstaining_reward_gives_no_score(tmp_path: Path) -> None:

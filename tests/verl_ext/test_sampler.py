@@ -54,6 +54,7 @@ def put(queue: Any) -> Iterator[Callable[..., None]]:
                 "extra_fields": {
                     "reward_extra_info": {"acc": value or 0.0, "abstained": float(value is None)},
                     "abstained": "no gold" if value is None else "",
+                    "data_source": "nq",
                 },
             }
             for value in values
@@ -111,6 +112,7 @@ def test_groups_that_are_alike_are_replaced_and_counted(put: Any, tmp_path: Path
     assert len(batch.keys) == 6
     assert metrics["groups/generated"] == 4
     assert metrics["groups/kept"] == 3
+    assert metrics["groups/surplus"] == metrics["training/filter_groups/discarded_surplus_samples"] == 1
     assert metrics["groups/alike_failed"] == 1
     assert metrics["rollout/acc"] == pytest.approx(4 / 12)
 
@@ -192,6 +194,17 @@ def test_a_metric_that_the_reward_does_not_report_is_named(put: Any, tmp_path: P
     filtering = {"enable": True, "metric": "accuracy", "max_num_gen_batches": 2}
     with pytest.raises(ConfigError, match=r"no 'accuracy'; expected one of: abstained, acc, reward"):
         sampler(tmp_path, filter_groups=filtering).sample(1, "train", 2)
+
+
+@pytest.mark.parametrize("broken", [float("nan"), float("inf")])
+def test_a_reward_that_is_no_number_ends_the_run_and_is_named(
+    put: Any, tmp_path: Path, broken: float
+) -> None:
+    put("a", 1, 0, 1)
+    put("b", 1, broken, 0)
+    with pytest.raises(RewardError, match=rf"episode b_1_0 \(data_source 'nq'\) .*acc = {broken:g}"):
+        sampler(tmp_path).sample(1, "train", 2)
+    assert json.loads((tmp_path / "failure.json").read_text())["error"] == "RewardError"
 
 
 def test_the_next_step_counts_from_zero(put: Any, tmp_path: Path) -> None:

@@ -18,10 +18,13 @@ import yaml
 
 from afm.processes import tied_environment
 from afm.trajectory import read_records
+from verl_ext.alarms import ALARMS_FILE, read_findings
+from verl_ext.checkpoints import saved_step
 from verl_ext.compat import CHECKPOINT_REQUEST
 from verl_ext.kept_episodes import episodes_file
 from verl_ext.processes import descendants, end
 from verl_ext.settings import load_settings
+from verl_ext.trainer import ALARMED
 
 pytest.importorskip("verl")
 pytestmark = pytest.mark.slow
@@ -244,15 +247,37 @@ def test_a_validation_is_told_apart(trained: tuple[Path, str]) -> None:
         for step in (2, 3)
     ]
     assert of_step == [{False}, {False, True}]
+    last = rows(folder)[-1]
+    assert (last["validation_episodes"], last["validation_solved"]) == (4, 0.0)
+    assert -1 <= last["validation_reward"] <= 0
+    assert last["validation_by_source"]["mini_math"]["score"] == last["validation_reward"]
+    assert "validation_reward" not in rows(folder)[1]
     assert rows(folder)[-1]["engine"]["val-core/mini_math/acc/mean@1"] == 0.0
+
+
+def twin(config: Path, script: str, folder: Path, *overrides: str, **variables: str) -> subprocess.Popen[str]:
+    """Start the CPU twin of a recipe as a person would, on a fresh model."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    own = {"MODEL": str(config.parent / "model"), "PATH": path}
+    return subprocess.Popen(
+        [
+            str(ROOT / script),
+            f"train_files={config.parent / 'rl.parquet'}",
+            f"output_dir={folder}",
+            *overrides,
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=tied_environment() | own | variables,
+    )
 
 
 def test_an_interrupted_run_ends_cleanly_with_groups_that_differ(config: Path) -> None:
     """The CPU twin of the web recipe."""
     folder = config.parent / "dapo"
-    twin = ROOT / "configs/tiny/rl/web_dapo.yaml"
-    data = (f"model={config.parent / 'model'}", f"train_files={config.parent / 'rl.parquet'}")
-    process = start(twin, *data, f"output_dir={folder}", "verl.trainer.total_training_steps=30")
+    script = "train/web_agent/rl/train_dapo_web_agent_tiny.sh"
+    process = twin(config, script, folder, "verl.trainer.total_training_steps=30")
     assert process.stdout is not None
     seen = []
     for line in process.stdout:
@@ -262,7 +287,11 @@ def test_an_interrupted_run_ends_cleanly_with_groups_that_differ(config: Path) -
     assert seen[-1].startswith("step 1/"), seen
     family = descendants(process.pid)
     assert family
-    os.kill(process.pid, signal.SIGINT)
+    [launcher] = [
+        int(child) for child in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    ]
+    for number in (process.pid, launcher):  # as a terminal does
+        os.kill(number, signal.SIGINT)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "start again to continue" in output
@@ -271,3 +300,25 @@ def test_an_interrupted_run_ends_cleanly_with_groups_that_differ(config: Path) -
     assert first["groups_kept"] >= 4
     assert first["groups_generated"] >= first["groups_kept"]
     assert "value_loss" not in first
+
+
+def test_an_alarm_that_stops_a_run_leaves_a_checkpoint(config: Path) -> None:
+    """The CPU twin of the code recipe, which plans no checkpoint before the last of its 30 steps."""
+    folder = config.parent / "stopped"
+    process = twin(
+        config,
+        "train/code_agent/rl/train_dapo_code_agent_tiny.sh",
+        folder,
+        "alarms.long_tail={above: 1.0001, seconds: 0.001, steps: 1, action: stop}",
+        "verl.trainer.total_training_steps=30",
+        "verl.trainer.save_freq=30",
+        RECIPE="code_dapo",
+    )
+    output, _ = process.communicate(timeout=600)
+    assert process.returncode == ALARMED, output
+    last = rows(folder)[-1]["step"]
+    assert last < 30
+    assert saved_step(folder / "checkpoints") == last
+    assert "alarm long_tail: the run ends after the step under way, whose checkpoint is saved first\n" in output
+    assert f"continue from the checkpoint of step {last} in" in output
+    assert [finding.step for finding in read_findings(folder / ALARMS_FILE)] == [1]

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# The CPU twin of train_dapo_code_agent.sh: a tiny model, word problems, the same code tool and the same path.
+# The CPU twin of train_dapo_code_agent.sh: a tiny model, the same code tool and the same path. RECIPE is math (word problems:
+# it learns) or code_dapo (every setting of the recipe but the sizes, on rows that programs or Math-Verify judge: it runs).
 # Usage: MODEL=runs/tiny/sft train/code_agent/rl/train_dapo_code_agent_tiny.sh [--dry-run] [key=value ...]
 set -euo pipefail
 cd "$(dirname "$0")/../../.."
 command -v afm >/dev/null || PATH="$PWD/.venv/bin:$PATH"
 MODEL=${MODEL:?set it to the folder of the SFT model, for example MODEL=runs/tiny/sft}
-exec afm rl configs/tiny/rl/math.yaml "model=$MODEL" "$@"
+exec afm rl "configs/tiny/rl/${RECIPE:-math}.yaml" "model=$MODEL" "$@"

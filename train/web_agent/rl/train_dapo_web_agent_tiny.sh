@@ -1,0 +1,9 @@
+#!/usr/bin/env bash
+# The CPU twin of train_dapo_web_agent.sh: a tiny model, short responses, the same search tools and the same path.
+# Searches need the servers of docs/web.md; questions: train_files=FILE.
+# Usage: MODEL=runs/tiny/web_agent_sft train/web_agent/rl/train_dapo_web_agent_tiny.sh [--dry-run] [key=value ...]
+set -euo pipefail
+cd "$(dirname "$0")/../../.."
+command -v afm >/dev/null || PATH="$PWD/.venv/bin:$PATH"
+MODEL=${MODEL:?set it to the folder of the SFT model, for example MODEL=runs/tiny/web_agent_sft}
+exec afm rl configs/tiny/rl/web_dapo.yaml "model=$MODEL" "$@"
