@@ -74,7 +74,7 @@ def compare(
 
 
 def _compared(one: Comparison) -> None:
-    from afm.evaluation.words import money_words, number, percent, points
+    from afm.evaluation.words import money_words, number, p_words, percent, points, source_words
 
     score, paired = one.metrics.pass_at_1, one.paired
     print(f"{one.folder}: pass@1 {percent(score.value if score else None)}")
@@ -82,8 +82,10 @@ def _compared(one: Comparison) -> None:
         change = paired.difference
         print(
             f"  {points(change.value)} points ({points(change.low)} to {points(change.high)}, 95 %) on {paired.questions} "
-            f"questions: {paired.gained} better, {paired.lost} worse"
+            f"questions: {paired.gained} better, {paired.lost} worse; {p_words(paired)}"
         )
+        for name, part in paired.by_source.items():
+            print(f"    {name}: {source_words(part)}, corrected by Holm")
     for text in one.changes:
         print(f"  not comparable: {text}")
     if one.prices:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from afm.errors import ConfigError, DataError
 from afm.evaluation.finished import finished_metrics
 from afm.evaluation.manifest import MANIFEST_FILE, Manifest, differences, read_manifest
 from afm.evaluation.metrics import Metrics, summarise
-from afm.evaluation.paired import PairedDifference, paired_difference
+from afm.evaluation.paired import PairedDifference, holm_corrected, paired_difference
 from afm.evaluation.run import EPISODES_FILE, METRICS_FILE
 from afm.trajectory.io import load_records
 
@@ -35,7 +35,7 @@ class Comparison:
 
 
 def compare(folders: Sequence[Path], *, anyway: bool = False, seed: int = 0) -> list[Comparison]:
-    """Compare each evaluation with the first.
+    """Compare each evaluation with the first; p-values of several are corrected for their number.
 
     Args:
         folders: ``out_dir`` of at least two evaluations.
@@ -61,7 +61,11 @@ def compare(folders: Sequence[Path], *, anyway: bool = False, seed: int = 0) -> 
         paired = paired_difference(records[0], rows, seed=seed)
         told = _other_prices(manifests[0], manifest)
         found.append(Comparison(folder, _metrics(folder), paired, changes, told))
-    return found
+    several = [one.paired for one in found if one.paired is not None]
+    if len(several) < 2:
+        return found
+    corrected = iter(holm_corrected(several))
+    return [replace(one, paired=next(corrected)) if one.paired else one for one in found]
 
 
 def _episodes(folder: Path) -> Path:

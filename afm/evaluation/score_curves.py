@@ -30,6 +30,7 @@ def score_curves(stages: Sequence[StageResult]) -> Iterator[Curve]:
             "agent and observed tokens of an episode",
             budgets,
             "Share of the scored episodes that passed with at most so many tokens; it ends at the share that passed at all.",
+            x_from_zero=True,
             y_from_zero=True,
         )
     money = tuple(line for stage in shown if (line := _money(stage)) is not None)

@@ -11,7 +11,10 @@ from afm.evaluation.choosing.best_of import BestOf
 from afm.evaluation.failures import Failure
 from afm.evaluation.intervals import Interval
 from afm.evaluation.metrics import Metrics
+from afm.evaluation.paired import Difference
 from afm.evaluation.report_input import ReportInput, StageDifference
+
+_SURE = 0.05
 
 
 def percent(value: float | None, digits: int = 1) -> str:
@@ -226,8 +229,32 @@ def difference_words(difference: StageDifference) -> str:
         f"On the same {result.questions} questions, pass@1 {difference.after} minus pass@1 "
         f"{difference.before} is {points(change.value)} points, 95 % interval {points(change.low)} to "
         f"{points(change.high)} (bootstrap over questions). {result.gained} questions went better, "
-        f"{result.lost} went worse."
+        f"{result.lost} went worse; {p_words(result)}."
     )
     if change.low <= 0 <= change.high:
         text += " The interval includes zero: this run does not show a difference."
+    elif result.p_value >= _SURE:
+        text += " The exact test is less sure than the interval: take this difference with care."
+    if result.by_source:
+        parts = "; ".join(f"{name} {source_words(one)}" for name, one in result.by_source.items())
+        text += f" By source, corrected by Holm: {parts}."
     return text
+
+
+def p_words(result: Difference) -> str:
+    """The p-value with its test, and what Holm's correction makes of it."""
+    corrected = (
+        "" if result.p_holm is None else f", corrected for several comparisons (Holm) {_p(result.p_holm)}"
+    )
+    return f"{_p(result.p_value)} ({result.test}){corrected}"
+
+
+def source_words(one: Difference) -> str:
+    """The difference on one data source."""
+    change = one.difference
+    p = one.p_value if one.p_holm is None else one.p_holm
+    return f"{points(change.value)} points ({points(change.low)} to {points(change.high)}, {one.questions:,} questions, {_p(p)})"
+
+
+def _p(value: float) -> str:
+    return "p < 0.0001" if value < 0.0001 else f"p = {value:.2g}"

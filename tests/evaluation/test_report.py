@@ -158,7 +158,9 @@ def test_a_run_folder_becomes_a_whole_page(tmp_path, run_folder) -> None:
     text = page.all_text
     assert "pass@1 rose from 40.0 % after SFT to 90.0 % after RL." in text
     assert "On the same 10 questions, pass@1 after RL minus pass@1 after SFT is +50.0 points" in text
-    assert "5 questions went better, 0 went worse." in text
+    # 2 / 2^5 for five of five: the bootstrap is surer of ten questions than the exact test.
+    assert "5 questions went better, 0 went worse; p = 0.062 (exact McNemar test)." in text
+    assert "The exact test is less sure than the interval" in text
     assert "Why fine-tuning was left with room" in text
     assert "after SFT it called a tool in 40.0 % of the episodes" in text
     assert "Loss of fine-tuning" in text

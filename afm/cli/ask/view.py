@@ -126,7 +126,7 @@ class EpisodeView:
 
     def _name(self, role: str) -> None:
         self._fresh_line()
-        self._console.print(Text(role, f"reverse {self._style(role)}"))
+        self._console.print(Text(role, f"reverse {self._style(role)}".replace("dim", "bright_black")))
         self._role = role
 
     def _called(self, event: CallFinished) -> None:

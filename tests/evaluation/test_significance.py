@@ -1,0 +1,84 @@
+"""p-values against values worked out by hand, and against plain enumeration."""
+
+import itertools
+import math
+from fractions import Fraction
+
+import pytest
+
+from afm.evaluation import paired_difference
+from afm.evaluation.paired import holm_corrected
+from afm.evaluation.significance import PairedTest, holm, paired_p
+from afm.evaluation.words import p_words, source_words
+
+
+def test_mcnemar_by_hand() -> None:
+    # 8 better, 1 worse: 2 * (C(9,0) + C(9,1)) / 2^9 = 20 / 512.
+    changes = [Fraction(1)] * 8 + [Fraction(-1)] + [Fraction(0)] * 30
+    assert paired_p(changes) == (pytest.approx(20 / 512), PairedTest.MCNEMAR)
+    assert paired_p([-one for one in changes])[0] == pytest.approx(20 / 512)
+    assert paired_p([Fraction(1), Fraction(-1)]) == (1.0, PairedTest.MCNEMAR)
+    assert paired_p([Fraction(0)] * 5) == (1.0, PairedTest.MCNEMAR)
+
+
+def test_a_large_mcnemar_is_the_binomials_tail() -> None:
+    # 330 better, 270 worse of 3,610 questions.
+    expected = 2 * sum(math.comb(600, k) for k in range(271)) / 2**600
+    changes = [Fraction(1)] * 330 + [Fraction(-1)] * 270 + [Fraction(0)] * 3010
+    assert paired_p(changes)[0] == pytest.approx(expected, rel=1e-9)
+
+
+def test_the_permutation_test_by_hand() -> None:
+    # Sizes 1/2, 1/2 and 1: of the 8 sums only +2 and -2 are as far from 0 as 2.
+    assert paired_p([Fraction(1, 2), Fraction(1, 2), Fraction(1)]) == (0.25, PairedTest.PERMUTATION)
+
+
+def test_the_permutation_test_counts_every_choice_of_signs() -> None:
+    changes = [Fraction(n, 12) for n in (3, -4, 8, 6, 12, -1, 9, 2)]
+    seen = abs(sum(changes))
+    sums = [
+        abs(sum(s * abs(c) for s, c in zip(signs, changes, strict=True)))
+        for signs in itertools.product((-1, 1), repeat=8)
+    ]
+    assert paired_p(changes)[0] == pytest.approx(sum(one >= seen for one in sums) / 256)
+
+
+def test_too_many_sums_are_sampled() -> None:
+    changes = [Fraction(n % 7 - 2, n % 16 + 1) for n in range(300)]
+    p, test = paired_p(changes)
+    assert test is PairedTest.SAMPLED
+    # By the normal approximation of the sum of signs.
+    z = abs(float(sum(changes))) / math.sqrt(float(sum(c * c for c in changes)))
+    assert p == pytest.approx(math.erfc(z / math.sqrt(2)), abs=0.02)
+
+
+def test_holm_by_hand() -> None:
+    # Sorted: 0.01 * 4, 0.02 * 3, 0.03 * 2 (not below the one before), 0.5.
+    assert holm([0.03, 0.5, 0.01, 0.02]) == pytest.approx([0.06, 0.5, 0.04, 0.06])
+    assert holm([0.9, 0.8]) == [1.0, 1.0]
+
+
+def test_runs_are_tested_whole_and_by_source(record) -> None:
+    def runs(scores):
+        return [
+            record(f"{source}{i}", float(i in scores), source=source) for source in "ab" for i in range(9)
+        ]
+
+    both = paired_difference(runs(()), runs(range(9)))
+    assert (both.p_value, both.test) == (pytest.approx(2 / 2**18), PairedTest.MCNEMAR)
+    assert {name: one.p_value for name, one in both.by_source.items()} == {"a": 2 / 512, "b": 2 / 512}
+    assert {name: one.p_holm for name, one in both.by_source.items()} == {"a": 4 / 512, "b": 4 / 512}
+    assert p_words(both) == "p < 0.0001 (exact McNemar test)"
+    assert source_words(both.by_source["a"]).endswith("9 questions, p = 0.0078)")
+    first, second = holm_corrected([both, paired_difference(runs(()), runs((1,)))])
+    assert (first.p_holm, second.p_holm) == (pytest.approx(4 / 2**18), pytest.approx(0.5))
+    assert p_words(second).endswith("corrected for several comparisons (Holm) p = 0.5")
+
+
+def test_rounds_make_it_a_permutation_test(record) -> None:
+    def run(share):
+        return [record(f"t{i}", float(r < share), number=r) for i in range(6) for r in range(4)]
+
+    found = paired_difference(run(1), run(3))
+    assert (found.p_value, found.test) == (pytest.approx(2 / 64), PairedTest.PERMUTATION)
+    assert found.by_source == {}
