@@ -49,7 +49,7 @@ class ExpandSettings(_Strict):
     models: dict[str, ModelSettings] = Field(min_length=1)
     members: ExpandMembers
     data_source: str = "expanded"
-    asks: int = Field(default=3, ge=1)
+    asks: int = Field(default=3, ge=1, le=1_000)
     passage_chars: int = Field(default=4_000, ge=200)
     search_tool: str = "web_search"
     page_tool: str = "crawl_page"

@@ -29,6 +29,7 @@ class Decision:
         copies: Further lines, written behind a kept one.
         signature: For the search for near duplicates; empty when no such stage is reached.
         error: The line is no record, and why; nothing else is set then.
+        earlier: The row was dropped by an earlier run, with ``reason``.
     """
 
     id: str = ""
@@ -38,6 +39,7 @@ class Decision:
     copies: tuple[bytes, ...] = ()
     signature: bytes = b""
     error: str = ""
+    earlier: bool = False
 
 
 @dataclass(slots=True)
@@ -134,6 +136,7 @@ class Chain:
             line=b"" if record is row.read else _line(record, row.read, row.line),
             copies=tuple(map(line_of_record, copies)),
             signature=row.signature,
+            earlier=not row.read.kept,
         )
 
 

@@ -14,7 +14,7 @@ from afm.trajectory.record import Record
 class ComplexitySettings(FilterSettings):
     """Least number of tool interactions. The default is AFM's (arXiv 2508.13167)."""
 
-    min_calls: int = Field(default=5, ge=1)
+    min_calls: int = Field(default=5, ge=1, le=1000)
 
 
 @dataclass(frozen=True)

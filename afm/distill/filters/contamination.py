@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from afm.agents import AgentSpec
 from afm.datasets import read_tasks
@@ -45,9 +45,17 @@ class ContaminationSettings(FilterSettings):
     """
 
     tasks: tuple[Path, ...] = ()
-    ngram: int | None = Field(default=13, ge=4)
-    shortest: int = Field(default=8, ge=1)
+    ngram: int | None = Field(default=13, ge=4, le=100)
+    shortest: int = Field(default=8, ge=1, le=100)
     places: tuple[Place, ...] = (Place.QUESTION,)
+
+    @model_validator(mode="after")
+    def _somewhere(self) -> ContaminationSettings:
+        if self.ngram is not None and not self.places:
+            raise ValueError(
+                "places: got none; name one of question, agent, observations, or say `ngram: null` to compare whole questions only"
+            )
+        return self
 
 
 @dataclass(frozen=True)

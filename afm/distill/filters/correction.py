@@ -24,9 +24,9 @@ class CorrectionSettings(FilterSettings):
         min_score: From this score on the answer is right.
     """
 
-    times: int = Field(default=3, ge=2)
+    times: int = Field(default=3, ge=2, le=100)
     role: str | None = None
-    min_score: float = 1.0
+    min_score: float = Field(default=1.0, allow_inf_nan=False)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,9 @@ from typing import Any
 
 from afm.trajectory.record import Record
 
+EARLIER = "earlier run: "
+"""Before the name of the stage of another run."""
+
 
 @dataclass(frozen=True, slots=True)
 class FunnelStage:
@@ -34,7 +37,8 @@ class Funnel:
     """Counts of a filter run.
 
     Attributes:
-        dropped: Rows dropped, by the stage's name (the part of the reason before the first colon).
+        dropped: Rows dropped, by the stage's name (the part of the reason before the first colon), and those that an earlier run
+            had dropped, by :data:`EARLIER` and that name.
         copies: Rows added by repeating kept ones; not part of ``kept``.
         order: The stages' names, as far as they are known.
     """
@@ -49,13 +53,18 @@ class Funnel:
         """Add one row that has passed or left the filters."""
         self.add(kept=record.kept, reason=record.reason)
 
-    def add(self, *, kept: bool, reason: str = "", copies: int = 0) -> None:
-        """Add one row by what became of it."""
+    def add(self, *, kept: bool, reason: str = "", copies: int = 0, earlier: bool = False) -> None:
+        """Add one row by what became of it.
+
+        Args:
+            earlier: It was dropped before it came here; no stage of this run has seen it.
+        """
         self.seen += 1
         self.kept += kept
         self.copies += copies
         if not kept:
-            self.dropped[reason.partition(":")[0]] += 1
+            stage = reason.partition(":")[0]
+            self.dropped[f"{EARLIER}{stage or 'no reason'}" if earlier else stage] += 1
 
     def stages(self) -> Iterator[FunnelStage]:
         """First what dropped rows before the filters, then the filters in order."""

@@ -24,10 +24,10 @@ class LanguageSettings(FilterSettings):
         max_chars: So much of a text is looked at.
     """
 
-    allowed: tuple[str, ...] = ("en",)
+    allowed: tuple[str, ...] = Field(default=("en",), min_length=1)
     min_confidence: float = Field(default=0.9, ge=0, le=1)
-    min_chars: int = Field(default=60, ge=1)
-    max_chars: int = Field(default=600, ge=60)
+    min_chars: int = Field(default=60, ge=1, le=100_000)
+    max_chars: int = Field(default=600, ge=60, le=100_000)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from afm.agents import AgentSpec
 from afm.configuration import read_extended, validated
@@ -75,10 +75,12 @@ class FilterPlan(FilterSettings):
 
     agent: str | None = None
     seed: int = 0
-    stages: tuple[StageSettings, ...] = Field(min_length=1)
+    stages: tuple[StageSettings, ...]
 
     @model_validator(mode="after")
     def _check(self) -> FilterPlan:
+        if not self.stages:  # not by `min_length`, which also speaks of a wrong item
+            raise ValueError("stages: got none, expected at least 1 item, for example `format: {}`")
         names = [stage.name for stage in self.stages]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"stages: {twice} stand twice; expected each filter once")

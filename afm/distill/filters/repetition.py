@@ -24,7 +24,7 @@ class RepetitionSettings(FilterSettings):
             same. ``null``: only the same text counts, white space aside. Programs want that.
     """
 
-    max_repeats: int = Field(default=0, ge=0)
+    max_repeats: int = Field(default=0, ge=0, le=1000)
     similar: float | None = Field(default=0.9, gt=0, le=1)
 
 

@@ -118,7 +118,12 @@ def _taken(
         if twin is not None:
             reason, whole = dropped_as_twin(whole, twin)
             decision = replace(decision, kept=False, reason=reason, copies=())
-        funnel.add(kept=decision.kept, reason=decision.reason, copies=len(decision.copies))
+        funnel.add(
+            kept=decision.kept,
+            reason=decision.reason,
+            copies=len(decision.copies),
+            earlier=decision.earlier,
+        )
         outputs.write(KEPT_FILE if decision.kept else DROPPED_FILE, whole, *decision.copies)
     return Progress(chunk.end, row, outputs.flushed(), funnel)
 

@@ -17,6 +17,7 @@ from afm.errors import suggestion
 from afm.trajectory.record import Record, TextSegment
 from afm.trajectory.types import Author
 
+_UNHEARD_OF = "~\\ no \u00a7 finding 7\u00df looks like this /~"
 _ELSEWHERE = "text between the roles"
 
 
@@ -51,6 +52,8 @@ class _SensitiveSettings(FilterSettings):
                 re.compile(pattern)
             except re.error as error:
                 raise ValueError(f"a regular expression: {error}") from None
+            if re.fullmatch(pattern, _UNHEARD_OF):
+                raise ValueError(f"expressions for single findings; {pattern!r} allows everything")
         return value
 
 
@@ -203,6 +206,8 @@ def _replaced(text: str, findings: Sequence[_Finding], offset: int) -> str:
 
 def _known_kinds(value: tuple[str, ...], table: Sequence[Pattern]) -> tuple[str, ...]:
     known = [pattern.kind for pattern in table]
+    if not value:
+        raise ValueError("at least one kind; leave `kinds` out for all of them, or the stage for none")
     for kind in value:
         if kind not in known:
             raise ValueError(f"known kinds; {suggestion(kind, known)}")

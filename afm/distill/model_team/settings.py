@@ -32,18 +32,18 @@ class EndpointSettings(_Strict):
 
     url: str | None = Field(default=None, pattern=r"^https?://[^\s]+$")
     key_variable: str = Field(default="TEACHER_API_KEY", pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
-    requests_per_minute: int | None = Field(default=None, ge=1)
+    requests_per_minute: int | None = Field(default=None, ge=1, le=1_000_000)
     tokens_per_minute: int | None = Field(default=None, ge=1)
-    max_parallel: int = Field(default=32, ge=1)
-    attempts: int = Field(default=8, ge=1)
-    timeout_s: float = Field(default=180.0, gt=0)
+    max_parallel: int = Field(default=32, ge=1, le=10_000)
+    attempts: int = Field(default=8, ge=1, le=100)
+    timeout_s: float = Field(default=180.0, gt=0, le=86_400)
 
 
 class Price(_Strict):
     """US dollars for a million tokens."""
 
-    prompt: float = Field(ge=0)
-    completion: float = Field(ge=0)
+    prompt: float = Field(ge=0, allow_inf_nan=False)
+    completion: float = Field(ge=0, allow_inf_nan=False)
 
     def usd(self, prompt_tokens: int, completion_tokens: int) -> float:
         """What so many tokens cost."""
@@ -63,8 +63,8 @@ class ModelSettings(_Strict):
 
     endpoint: str
     name: str | None = None
-    temperature: float = Field(default=0.7, ge=0)
-    max_tokens: int = Field(default=2048, ge=16)
+    temperature: float = Field(default=0.7, ge=0, le=2)
+    max_tokens: int = Field(default=2048, ge=16, le=1_000_000)
     system_role: bool = True
     request: dict[str, Any] = Field(default_factory=dict)
     price: Price | None = None
@@ -137,20 +137,20 @@ class TeamLimits(_Strict):
         shown_chars: Of one result; longer ones lose their middle.
     """
 
-    rounds: int = Field(default=4, ge=1)
-    plans: int = Field(default=4, ge=1)
-    steps: int = Field(default=6, ge=1)
-    calls_per_step: int = Field(default=3, ge=1)
-    tool_calls: int = Field(default=20, ge=1)
-    asks: int = Field(default=3, ge=1)
-    shown_results: int = Field(default=2, ge=1)
+    rounds: int = Field(default=4, ge=1, le=1_000)
+    plans: int = Field(default=4, ge=1, le=1_000)
+    steps: int = Field(default=6, ge=1, le=1_000)
+    calls_per_step: int = Field(default=3, ge=1, le=1_000)
+    tool_calls: int = Field(default=20, ge=1, le=1_000)
+    asks: int = Field(default=3, ge=1, le=1_000)
+    shown_results: int = Field(default=2, ge=1, le=1_000)
     shown_chars: int = Field(default=6_000, ge=200)
 
 
 class BudgetSettings(_Strict):
     """What the whole run may cost, interrupted earlier parts included; ``None`` for no limit."""
 
-    usd: float | None = Field(default=None, ge=0)
+    usd: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     tokens: int | None = Field(default=None, ge=0)
 
 

@@ -22,14 +22,14 @@ class QuerySettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    samples: int = Field(default=32, ge=1)
+    samples: int = Field(default=32, ge=1, le=10_000)
     with_tools: bool = False
     max_rate: float | None = Field(default=0.3, ge=0, le=1)
     target: int | None = Field(default=None, ge=1)
     seed: int = 0
-    parallel: int = Field(default=64, ge=1)
-    temperature: float = Field(default=1.0, ge=0)
-    max_tokens: int | None = Field(default=2048, ge=1)
+    parallel: int = Field(default=64, ge=1, le=10_000)
+    temperature: float = Field(default=1.0, ge=0, le=2)
+    max_tokens: int | None = Field(default=2048, ge=1, le=1_000_000)
     failures_in_a_row: int = Field(default=20, ge=1)
 
     @property

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from afm.errors import DataError
 from afm.trajectory.convert.base import Context, DialogueFormat
-from afm.trajectory.convert.dialogue import ARGUMENT, Dialogue, Turn, Use
+from afm.trajectory.convert.dialogue import ARGUMENT, Dialogue, Turn, Use, second_question
 from afm.trajectory.convert.messages import declared
 from afm.trajectory.convert.sidecar import KEY, kept_aside
 from afm.trajectory.record import Cost, Record
@@ -138,7 +138,7 @@ class _Reader:
             self.lost += ["steps of the system"] if text or step.get("observation") else []
         elif source == "user":
             if self.turns:
-                raise DataError("a second message of the user behind the agent's first")
+                raise second_question(text)
             self.question = text if self.question is None else f"{self.question}\n\n{text}"
         elif source == "agent":
             self._agent(step, text)

@@ -23,6 +23,9 @@ from afm.trajectory.types import Author, Segment, Step, Trajectory
 ARGUMENT = "input"
 """Parameter under which the text of a call stands in formats whose calls have named parameters."""
 
+_SHOWN = 60
+"""Characters of a text in an error."""
+
 
 @dataclass(frozen=True, slots=True)
 class Use:
@@ -103,15 +106,27 @@ def segments_of(dialogue: Dialogue, spec: AgentSpec, *, missing_thought: str = "
         missing_thought: Stands where the agent needs a thought and nobody had one.
 
     Raises:
-        DataError: A tool is called that the agent lacks, or what it returned is not known.
+        DataError: A tool is called that the agent lacks, what it returned is not known, or the user asks again.
     """
     writer = _Writer(spec, missing_thought)
     last = len(dialogue.turns) - 1
     for number, turn in enumerate(dialogue.turns):
+        for use in turn.uses:
+            if not use.tool and last_call(turn.text, spec)[1] is None:
+                raise second_question(use.result or "")
         writer.say(turn, last=number == last and not turn.uses)
         for use in turn.uses:
             writer.use(use)
     return tuple(TextSegment(author=segment.author, text=segment.text) for segment in writer.segments())
+
+
+def second_question(text: str) -> DataError:
+    """The error of a conversation in which the user asks again."""
+    shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+    return DataError(
+        f"got a second message of the user, {shown!r}, that answers no tool call; expected one question a row, as a trajectory has. "
+        "Make a row of each question, with what was said before it in its text (a tool's result: put it behind its call)"
+    )
 
 
 def calls_of(dialogue: Dialogue, spec: AgentSpec) -> tuple[CallRecord, ...]:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from afm.errors import DataError
 from afm.trajectory.chat import called_function, content_text, message_list
 from afm.trajectory.convert.base import Context, DialogueFormat
-from afm.trajectory.convert.dialogue import ARGUMENT, Dialogue, Turn, Use
+from afm.trajectory.convert.dialogue import ARGUMENT, Dialogue, Turn, Use, second_question
 from afm.trajectory.convert.react import react_turns
 from afm.trajectory.convert.sidecar import KEY
 from afm.trajectory.record import Record
@@ -146,7 +146,7 @@ class _Walk:
         elif self._open() is not None:
             self._result(_OBSERVATION.sub("", text, count=1), "")
         elif self.turns[-1].uses:
-            raise DataError("a second message of the user behind a result")
+            raise second_question(text)
         else:  # the call stands in the assistant's text, in the tags of its agent
             use = Use("", "", _OBSERVATION.sub("", text, count=1))
             self.turns[-1] = replace(self.turns[-1], uses=(use,))

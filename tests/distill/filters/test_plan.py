@@ -55,6 +55,21 @@ def test_presets_keep_the_published_order():
         ("stages: [{correction: {}}, {format: {}}]", "must be the last"),
         ("stages: []", "at least 1 item"),
         ("stages: [{secrets: {allow: ['(']}}]", "a regular expression"),
+        ("stages: [{secrets: {allow: ['.+']}}]", "'.[+]' allows everything"),
+        (
+            "stages: [{secrets: {kinds: []}}]",
+            r"secrets.kinds: .*at least one kind; leave `kinds` out for all",
+        ),
+        ("stages: [{personal: {kinds: []}}]", "at least one kind"),
+        ("stages: [{language: {allowed: []}}]", "at least 1 item"),
+        ("stages: [{contamination: {places: []}}]", "`ngram: null`"),
+        (
+            "stages: [{correction: {times: 1e9}}]",
+            r"yaml: stages\[0\].correction.times: got 1000000000.0 \(float\), expected less than or equal to 100$",
+        ),
+        ("stages: [{correction: {min_score: .inf}}]", "min_score: got inf"),
+        ("stages: [{complexity: {min_calls: 100000}}]", "less than or equal to 1000"),
+        ("stages: [{near_duplicates: {threshold: 0}}]", "greater than or equal to 0.1"),
     ],
 )
 def test_a_wrong_file_says_what_to_do(tmp_path, text, message):

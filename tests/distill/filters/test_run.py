@@ -111,6 +111,29 @@ def test_a_row_that_was_dropped_before_stays_the_line_it_was(rows, lines, wiki, 
 
     assert (tmp_path / "out/dropped.jsonl").read_bytes().endswith(spaced + plain)
     assert summary.funnel.seen == 242
+    first = next(summary.funnel.stages())
+    assert (first.name, first.rows, first.dropped) == ("earlier run: team failed", 242, 2)
+
+
+def test_rows_that_an_earlier_run_dropped_are_counted_apart(rows, wiki, tmp_path):
+    """The same stage dropped them, but in another run: this one never showed them to it."""
+    plan = FilterPlan.model_validate({"stages": [{"complexity": {}}, {"format": {}}]})
+    filter_files([rows], plan, wiki, tmp_path / "one", picture=False)
+    again = [tmp_path / "one" / name for name in ("kept.jsonl", "dropped.jsonl")]
+    unsaid = json.loads(again[1].read_text().splitlines()[0]) | {"reason": ""}
+    again.append(tmp_path / "unsaid.jsonl")
+    again[2].write_text(json.dumps(unsaid) + "\n")
+
+    summary = filter_files(again, plan, wiki, tmp_path / "two")
+    once_more = filter_files(again, plan, wiki, tmp_path / "two")
+
+    for found in (summary, once_more):
+        assert [(stage.name, stage.rows, stage.dropped) for stage in found.funnel.stages()] == [
+            ("earlier run: complexity", 241, 30),
+            ("earlier run: no reason", 211, 1),
+            ("complexity", 210, 0),
+            ("format", 210, 0),
+        ]
 
 
 def test_two_processes_write_the_same_files_as_one(rows, lines, wiki, tmp_path):

@@ -272,7 +272,31 @@ def test_what_is_left_behind_is_told():
         (
             "openai",
             {"messages": [*ROWS["openai"]["messages"][:3], {"role": "user", "content": "And now?"}]},
-            r"messages\[3\]: a second message of the user",
+            r"messages\[3\]: got a second message of the user, 'And now\?', that answers no tool call; expected one question a row",
+        ),
+        (
+            "openai",
+            {
+                "messages": [
+                    {"role": "user", "content": "Who built it?"},
+                    {"role": "assistant", "content": "Anna Berg."},
+                    {"role": "user", "content": "And when, " + "x" * 100},
+                    {"role": "assistant", "content": "1702."},
+                ]
+            },
+            rf"got a second message of the user, 'And when, {'x' * 50}\.\.\.', .*Make a row of each question",
+        ),
+        (
+            "sharegpt",
+            {
+                "conversations": [
+                    {"from": "human", "value": "Who built it?"},
+                    {"from": "gpt", "value": "Anna Berg."},
+                    {"from": "human", "value": "When?"},
+                    {"from": "gpt", "value": "1702."},
+                ]
+            },
+            "got a second message of the user, 'When[?]'",
         ),
         (
             "sharegpt",
