@@ -42,6 +42,13 @@ _RL_CURVES = (
         share=True,
     ),
     _Wanted(
+        "Validation",
+        "Means over the scored episodes of the validations within the training.",
+        (_Line("reward", ("validation_reward",)), _Line("solved", ("validation_solved",))),
+        share=True,
+        only_some=True,
+    ),
+    _Wanted(
         "Episodes that call a tool",
         "Share of sampled episodes with at least one call.",
         (_Line("share", ("tool_share",)),),

@@ -44,6 +44,19 @@ def test_our_rl_metrics_give_every_curve(tmp_path) -> None:
     assert reward.y_from_zero
 
 
+def test_validations_have_a_curve_with_a_point_for_each(tmp_path) -> None:
+    validated = {"validation_solved": 0.25, "validation_reward": -0.5}
+    rows = [{"step": step} | (validated if step % 2 == 0 else {}) for step in (1, 2, 3, 4)]
+    write(tmp_path / "rl/metrics.jsonl", rows)
+    (curve,) = read_curves(tmp_path)[0]
+    assert curve.title == "Validation"
+    assert curve.series == (
+        Series("reward", (2.0, 4.0), (-0.5, -0.5)),
+        Series("solved", (2.0, 4.0), (0.25, 0.25)),
+    )
+    assert not curve.y_from_zero
+
+
 def test_missing_series_are_noted_and_the_engines_own_names_help_out(tmp_path) -> None:
     row = {
         "step": 1,
