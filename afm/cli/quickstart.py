@@ -49,7 +49,7 @@ def quickstart(
         bool, typer.Option("--open/--no-open", help="Open the report in a browser at the end.")
     ] = False,
 ) -> None:
-    """Generate problems, distil a team, fine-tune, reinforce, evaluate, report: about 12 minutes on 2 cores.
+    """Generate problems, distil a team, fine-tune, reinforce, evaluate, report: 7 to 9 minutes on 2 cores.
 
     Killed or interrupted, the same command continues where it stopped.
     """

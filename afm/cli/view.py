@@ -12,10 +12,18 @@ import typer
 if TYPE_CHECKING:
     from afm.evaluation.viewer.episode import Decode
 
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
 
 def view(
     path: Annotated[Path, typer.Argument(help="A run's folder, or a trajectory JSONL file.")],
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 0,
+    host: Annotated[
+        str,
+        typer.Option(
+            help="Address to listen on: 127.0.0.1, ::1 or localhost; others would show episodes to anyone."
+        ),
+    ] = "127.0.0.1",
     tokenizer: Annotated[
         Path | None,
         typer.Option(
@@ -33,7 +41,13 @@ def view(
     """
     import asyncio
 
-    from afm.errors import MissingExtraError
+    from afm.errors import MissingExtraError, UsageError
+
+    if host not in _LOOPBACK:
+        raise UsageError(
+            f"--host {host}: episodes are shown to this machine only ({', '.join(_LOOPBACK)}); from another one: "
+            "ssh -L PORT:127.0.0.1:PORT"
+        )
 
     try:
         import uvicorn
@@ -45,9 +59,10 @@ def view(
     found = EpisodeIndex(path, index or _place(path.resolve()))
     follower = Follower(found)
     app = make_app(found, follower, _decoder(tokenizer))
-    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=port, log_level="warning"))
+    server = uvicorn.Server(uvicorn.Config(app, host=host, port=port, log_level="warning"))
     listener = server.config.bind_socket()
-    address = f"http://127.0.0.1:{listener.getsockname()[1]}/"
+    named = f"[{host}]" if ":" in host else host
+    address = f"http://{named}:{listener.getsockname()[1]}/"
     follower.start()
     print(f"{address}   (Ctrl-C ends it)", flush=True)
     if show:

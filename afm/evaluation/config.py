@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -245,7 +246,11 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> EvalConfig:
     for key in ("tools", "rewards"):
         read_in_place(data, key, overrides)
     apply_overrides(data, overrides)
-    if not data.get("model"):
+    unknown = [key for key in data if key not in EvalConfig.model_fields]
+    for key in unknown:
+        if get_close_matches(key, ["extends", *EvalConfig.model_fields], n=1) == ["extends"]:
+            raise ConfigError(f"{path}: {key}: unknown key; did you mean 'extends'?")
+    if not data.get("model") and not unknown:  # a misspelt one may be it
         raise UsageError(
             f"{path}: model: missing; give the model's folder or address on the command line: model=DIR_OR_URL"
         )

@@ -17,8 +17,9 @@ from afm.datasets.hub_sets import LOCK_FILE, read_lock
 from afm.errors import ConfigError, UsageError
 from afm.evaluation.benchmarks import BENCHMARKS
 from afm.evaluation.config import EvalConfig, load_config
+from afm.evaluation.doctor_judges import further_judges
 from afm.evaluation.doctor_model import model_findings
-from afm.evaluation.job import load_tasks, sources_of
+from afm.evaluation.job import load_tasks, prices_of, sources_of
 from afm.evaluation.manifest import MANIFEST_FILE, data_checksum, differences, make_manifest, read_manifest
 from afm.evaluation.run import EPISODES_FILE
 from afm.evaluation.task_files import task_files
@@ -52,6 +53,7 @@ def diagnose(config_path: str | Path, overrides: Sequence[str]) -> list[Finding]
     calls = "any number of" if limits.max_turns is None else f"at most {limits.max_turns}"
     report.add(Finding(Level.OK, "agent", f"{spec.name} ({spec.digest}), {calls} tool calls an episode"))
     report.asked("agent", lambda: config.unseen_roles(spec))
+    report.asked("prices", lambda: prices_of(config))
     if with_model:
         report.add(*model_findings(config, spec))
     report.asked("tools", lambda: _tools(config, spec, report))
@@ -59,6 +61,7 @@ def diagnose(config_path: str | Path, overrides: Sequence[str]) -> list[Finding]
     if tasks is not None:
         report.add(*_data(config, tasks))
         report.asked("rewards", lambda: _rewards(config, tasks, report))
+        report.asked("judges", lambda: report.add(*further_judges(config, len(tasks))))
         report.add(*_output(config, tasks))
     return report.findings
 

@@ -117,6 +117,10 @@ def test_a_conversation_is_not_overwritten_nor_taken_over_by_another_agent(tmp_p
         open_conversation(TALKER, file, None)
     with pytest.raises(UsageError, match="no such file"):
         open_conversation(TALKER, None, tmp_path / "none.jsonl")
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text("\n")
+    with pytest.raises(UsageError, match=r"empty.jsonl: is empty, there is no turn to go on from; .* --save"):
+        open_conversation(TALKER, None, empty)
     with pytest.raises(UsageError, match="held with agent talker"):
         open_conversation(CALLER, None, file)
     copied = open_conversation(TALKER, tmp_path / "more.jsonl", file)

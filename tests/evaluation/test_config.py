@@ -61,6 +61,16 @@ def test_unknown_keys_are_refused_with_a_suggestion(config_file) -> None:
         load_config(config_file(MINIMAL), ["rounds=0"])
 
 
+def test_a_misspelt_model_or_base_is_told_as_such(config_file) -> None:
+    without = MINIMAL.replace("model: m\n", "")
+    with pytest.raises(ConfigError, match=r"'modle=m': modle: unknown key; did you mean 'model'\?"):
+        load_config(config_file(without), ["modle=m"])
+    with pytest.raises(ConfigError, match=r"eval.yaml: modell: unknown key; did you mean 'model'\?"):
+        load_config(config_file(without + "modell: m\n"))
+    with pytest.raises(ConfigError, match=r"extend: unknown key; did you mean 'extends'\?"):
+        load_config(config_file("extend: web.yaml\n"))
+
+
 def test_a_missing_model_says_how_to_give_it(config_file) -> None:
     with pytest.raises(UsageError, match="model: missing; give the model's folder or address"):
         load_config(config_file(MINIMAL.replace("model: m\n", "")))

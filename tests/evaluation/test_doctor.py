@@ -142,6 +142,35 @@ def test_a_judge_that_is_asked_for_must_answer(base: Path, model: Path, endpoint
     assert "judge" not in of(alive, Level.ERROR)
 
 
+def test_judges_that_choose_and_judge_again_are_looked_at(
+    base: Path, model: Path, endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SECOND_KEY", "k")
+    chosen = [f"model={model}", "best_of.sizes=[2]", "rounds=4"]
+    warned = of(diagnose(base, [*chosen, "agreement.repeats=2"]), Level.WARNING)
+    assert warned["best_of"].startswith("left out: best-of-2 needs a judge: set GRM_BASE_URL")
+    assert warned["agreement"].startswith("left out: agreement needs a judge: set GRM_BASE_URL")
+    few = of(diagnose(base, [f"model={model}", "best_of.sizes=[3]", "rounds=2"]), Level.WARNING)
+    assert few["best_of"] == "left out: best-of-3 needs 3 rounds, has 2"
+
+    dead = of(diagnose(base, [*chosen, f"best_of.judge.url={NOBODY}"]), Level.ERROR)
+    assert f"nobody answers at {NOBODY}" in dead["best_of"]
+    told = "best_of.judge={url: URL, model: big, key_variable: SECOND_KEY}".replace("URL", f"{endpoint}/v1")
+    again = f"agreement.judges=[{{url: {endpoint}/v1, control: false}}]"
+    alive = diagnose(base, [*chosen, told, again])
+    # 4 questions in 2 groups of 2 rounds; 16 episodes judged again.
+    assert of(alive, Level.OK)["best_of"] == f"big at {endpoint}/v1, at most 8 calls"
+    assert (
+        "at most 16 calls, asked without a key; export GRM_API_KEY" in of(alive, Level.WARNING)["agreement"]
+    )
+    assert not of(alive, Level.ERROR)
+
+
+def test_prices_of_tools_that_are_not_called_are_told(base: Path, model: Path) -> None:
+    words = [f"model={model}", "prices={prompt: 1, completion: 2, tools: {search: 1}}"]
+    assert "the agent calls no such tool" in of(diagnose(base, words), Level.ERROR)["prices"]
+
+
 def test_a_data_source_without_a_reward_is_named(base: Path, model: Path) -> None:
     Path("tasks.jsonl").write_text('{"id": "a", "question": "q", "answer": "1", "data_source": "gsm9k"}\n')
     told = of(diagnose(base, [f"model={model}"]), Level.ERROR)["rewards"]

@@ -70,7 +70,7 @@ def open_conversation(spec: AgentSpec, save: Path | None, resume: Path | None) -
         resume: File whose turns come first; they go on there unless ``save`` names another.
 
     Raises:
-        UsageError: ``save`` exists, ``resume`` does not or was held with another agent.
+        UsageError: ``save`` exists, ``resume`` does not, is empty or was held with another agent.
         DataError: A line of ``resume`` is broken.
     """
     from afm.trajectory.io import RecordWriter, load_records
@@ -84,6 +84,10 @@ def open_conversation(spec: AgentSpec, save: Path | None, resume: Path | None) -
         if not resume.is_file():
             raise UsageError(f"--continue {resume}: no such file; expected one that --save wrote")
         turns = load_records(resume)
+        if not turns:
+            raise UsageError(
+                f"--continue {resume}: is empty, there is no turn to go on from; remove it and begin with --save {resume}"
+            )
         others = sorted({turn.agent for turn in turns if turn.agent_digest != spec.digest})
         if others:
             raise UsageError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -16,6 +17,8 @@ from afm.trajectory.record import Record
 from afm.trajectory.types import Author
 
 Decode = Callable[[Sequence[int]], str]
+ADVANTAGES_KEY = "advantages"
+"""Of a record's provenance: a number, or a list with one for each token of the response."""
 _MAX_TOKENS = 40_000
 _FOLDERS_UP = 4
 
@@ -61,17 +64,35 @@ def episode_view(record: Record, path: str) -> dict[str, Any]:
 
 
 def token_view(record: Record, decode: Decode | None) -> list[dict[str, Any]]:
-    """Each token of the response: its text (its number without a tokenizer), whether it is trained on, its log-probability."""
+    """Each token of the response, with what was logged of it.
+
+    Its text (its number without a tokenizer), whether it is trained on, its log-probability and its advantage.
+    """
     ids = (record.response_ids or ())[:_MAX_TOKENS]
     mask, logprobs = record.response_mask or (), record.logprobs or ()
+    advantages = _advantages(record, len(ids))
     return [
         {
             "text": decode([token]) if decode else f"{token} ",
             "trained": bool(mask[at]) if at < len(mask) else None,
             "logprob": logprobs[at] if at < len(logprobs) and (at >= len(mask) or mask[at]) else None,
+            "advantage": advantages[at] if at >= len(mask) or mask[at] else None,
         }
         for at, token in enumerate(ids)
     ]
+
+
+def _advantages(record: Record, tokens: int) -> list[float | None]:
+    """``provenance.advantages``: one number for the whole response, or one for each of its tokens; anything else is none."""
+    told = record.provenance.get(ADVANTAGES_KEY)
+    several = told if isinstance(told, list) else [told] * tokens
+    known = [_finite(one) for one in several[:tokens]]
+    return known + [None] * (tokens - len(known))
+
+
+def _finite(value: Any) -> float | None:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if number and math.isfinite(value) else None
 
 
 def _blocks(record: Record, spec: AgentSpec | None) -> Iterator[dict[str, Any]]:

@@ -8,6 +8,7 @@ from contextlib import closing
 from dataclasses import asdict
 from importlib.resources import files
 from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import urlsplit
 
 from pydantic import Field
 
@@ -34,7 +35,7 @@ _HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-_HOSTS = ["127.0.0.1", "localhost", "[::1]"]
+_HOSTS = {"127.0.0.1", "localhost", "::1"}
 
 _Number = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 """What SQLite can compare with."""
@@ -75,6 +76,14 @@ class Follower(threading.Thread):
         self._ended.set()
 
 
+def _is_own_name(host: str) -> bool:
+    """Whether a Host header names this machine; Starlette's own check takes no address of IPv6."""
+    try:
+        return urlsplit(f"//{host}").hostname in _HOSTS
+    except ValueError:
+        return False
+
+
 def make_app(index: EpisodeIndex, follower: Follower, decode: Decode | None = None) -> "FastAPI":
     """The application.
 
@@ -88,14 +97,18 @@ def make_app(index: EpisodeIndex, follower: Follower, decode: Decode | None = No
     """
     try:
         from fastapi import FastAPI, Request
-        from fastapi.responses import JSONResponse, Response
-        from starlette.middleware.trustedhost import TrustedHostMiddleware
+        from fastapi.responses import JSONResponse, PlainTextResponse, Response
     except ImportError as error:
         raise MissingExtraError(error.name or "fastapi", "servers") from error
 
     app = FastAPI(openapi_url=None)
-    # A page of another site may have its name resolve to this machine: its requests bear that name.
-    app.add_middleware(TrustedHostMiddleware, allowed_hosts=_HOSTS, www_redirect=False)
+
+    @app.middleware("http")
+    async def for_this_machine(request: Request, call_next: Any) -> Any:
+        # A page of another site may have its name resolve to this machine: its requests bear that name.
+        if not _is_own_name(request.headers.get("host", "")):
+            return PlainTextResponse("Invalid host header", 400)
+        return await call_next(request)
 
     @app.middleware("http")
     async def secured(request: Request, call_next: Any) -> Any:

@@ -29,7 +29,8 @@ def browser():
 @pytest.fixture
 def run(tmp_path, viewer):
     """Three files: 150 episodes, another run of two of their questions, a hostile one with tokens."""
-    tokens = {"response_ids": (5, 6), "response_mask": (1, 0), "logprobs": (-4.0, 0.0)}
+    tokens = {"response_ids": (5, 6, 7), "response_mask": (1, 0, 1), "logprobs": (-4.0, 0.0, -0.1)}
+    tokens["provenance"] = {"advantages": [1.25, 9.0, -0.5]}
     folder = tmp_path / "run"
     viewer.write(folder / "a.jsonl", [viewer.episode(n, passed=n % 3 > 0) for n in range(1, 151)])
     others = [viewer.episode(n, id=f"other{n}", model="rival") for n in (1, 2)]
@@ -97,7 +98,12 @@ def test_hostile_text_stays_text(page, address):
     assert page.query_selector_all("main img, main script, #list img") == []
     page.keyboard.press("t")
     page.wait_for_selector(".tokens .masked")
-    assert page.get_attribute(".tokens .p3", "title") == "trained, log-probability -4.000"
+    assert (
+        page.get_attribute(".tokens .p3.up", "title") == "trained, log-probability -4.000, advantage +1.250"
+    )
+    assert page.get_attribute(".tokens .masked", "title") == "masked"
+    assert page.get_attribute(".tokens .down", "title") == "trained, log-probability -0.100, advantage −0.500"
+    assert page.locator("text=green above 0 and red dashed below: −0.500 to +1.250").count() == 1
     assert "owned" not in page.title()
 
 

@@ -38,8 +38,8 @@ def test_an_episode_is_shown_by_role_with_the_time_of_its_calls(address, viewer)
 
 def test_tokens_come_with_mask_and_log_probability(address, viewer):
     assert get(address, "/api/episodes/2/tokens").json() == [
-        {"text": "5 ", "trained": True, "logprob": -0.5},
-        {"text": "6 ", "trained": False, "logprob": None},
+        {"text": "5 ", "trained": True, "logprob": -0.5, "advantage": None},
+        {"text": "6 ", "trained": False, "logprob": None, "advantage": None},
     ]
 
 
@@ -103,3 +103,46 @@ def test_numbers_that_sqlite_does_not_have_are_refused(address, query):
 
 def test_a_nul_in_a_search_is_no_letter(address):
     assert get(address, "/api/episodes?text=a%00b").status_code == 200
+
+
+def test_advantages_are_one_for_all_tokens_or_one_each(viewer):
+    from afm.evaluation.viewer.episode import token_view
+
+    def shown(told):
+        tokens = {"response_ids": (5, 6, 7), "response_mask": (1, 0, 1)}
+        record = viewer.episode(1, provenance={"advantages": told}, **tokens)
+        return [token["advantage"] for token in token_view(record, None)]
+
+    assert shown(0.5) == [0.5, None, 0.5]
+    assert shown([1, 2, -3]) == [1.0, None, -3.0]
+    assert shown([1]) == [1.0, None, None]
+    for broken in ("x", None, [None, "y", float("nan")], {"a": 1}, True):
+        assert shown(broken) == [None, None, None]
+
+
+def test_the_command_listens_on_ipv6_and_to_this_machine_only(tmp_path, viewer):
+    import re
+    import socket
+    import subprocess
+    import sys
+
+    viewer.write(tmp_path / "a.jsonl", [viewer.episode(1)])
+    command = [sys.executable, "-m", "afm.cli.main", "view", str(tmp_path), "--host"]
+    refused = subprocess.run([*command, "0.0.0.0"], capture_output=True, text=True, check=False)
+    assert refused.returncode == 2
+    assert "shown to this machine only (127.0.0.1, ::1, localhost)" in refused.stderr
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        pytest.skip("this machine has no IPv6 loopback")
+    with subprocess.Popen([*command, "::1"], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            found = re.match(r"(http://\[::1\]:\d+)/", process.stdout.readline())
+            address = found[1]
+            viewer.until(lambda: viewer.answered(address))
+            assert httpx.get(f"{address}/api/status").json()["episodes"] == 1
+            for name in ("evil.example", "[::2]", "[::1", "::1]evil"):
+                assert httpx.get(f"{address}/", headers={"Host": name}).status_code == 400
+        finally:
+            process.terminate()

@@ -218,10 +218,20 @@ async function tokenBox(id) {
   const box = make("div", { class: "tokens", tabindex: "0" });
   for (const token of found) {
     const surprise = token.logprob === null ? 0 : token.logprob < -3 ? 3 : token.logprob < -1 ? 2 : token.logprob < -0.2 ? 1 : 0;
-    const title = [token.trained === null ? "" : token.trained ? "trained" : "masked", token.logprob === null ? "" : `log-probability ${token.logprob.toFixed(3)}`].filter(Boolean).join(", ");
-    box.append(make("span", { class: token.trained === false ? "masked" : surprise ? `p${surprise}` : "", title, text: token.text }));
+    const title = [token.trained === null ? "" : token.trained ? "trained" : "masked", token.logprob === null ? "" : `log-probability ${token.logprob.toFixed(3)}`, token.advantage === null ? "" : `advantage ${signed(token.advantage)}`].filter(Boolean).join(", ");
+    const gain = token.advantage === null || token.advantage === 0 ? "" : token.advantage > 0 ? "up" : "down";
+    box.append(make("span", { class: token.trained === false ? "masked" : [surprise ? `p${surprise}` : "", gain].filter(Boolean).join(" "), title, text: token.text }));
   }
-  return make("div", {}, make("p", { class: "soft", text: `${many(found.length, "token")}; struck out: no loss; the redder, the less probable` }), box);
+  return make("div", {}, make("p", { class: "soft", text: `${many(found.length, "token")}; struck out: no loss; the redder, the less probable${advantageWords(found)}` }), box);
+}
+
+const signed = (value) => `${value < 0 ? "−" : "+"}${Math.abs(value).toFixed(3)}`;
+
+function advantageWords(tokens) {
+  const known = tokens.map((token) => token.advantage).filter((value) => value !== null);
+  if (!known.length) return "";
+  const [low, high] = known.reduce(([a, b], value) => [Math.min(a, value), Math.max(b, value)], [Infinity, -Infinity]);
+  return `; underlined by advantage, green above 0 and red dashed below: ${low === high ? signed(low) : `${signed(low)} to ${signed(high)}`}`;
 }
 
 function move(by) {
