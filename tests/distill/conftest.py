@@ -4,16 +4,13 @@ import asyncio
 import json
 import random
 import re
-import socket
-import threading
-import time
 from collections import Counter
 from pathlib import Path
 
 import pytest
-import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
+from loopback import LoopbackServer
 from starlette.requests import ClientDisconnect
 
 from afm.agents import load_agent
@@ -54,7 +51,7 @@ def _followed(name, asks, known):
     return name
 
 
-class Teacher:
+class Teacher(LoopbackServer):
     """A real OpenAI-compatible server that plays all members for questions by depth of the generated encyclopaedia.
 
     Attributes:
@@ -79,26 +76,11 @@ class Teacher:
         self._doubted, self._worried = set(), set()
         app = FastAPI()
         app.post("/v1/chat/completions", response_model=None)(self.completions)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}/v1"
-        config = uvicorn.Config(app, host="127.0.0.1", port=self.port, log_level="error", lifespan="off")
-        self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(target=self._server.run)
-
-    def start(self):
-        self._thread.start()
-        for _ in range(500):
-            if self._server.started:
-                return self
-            time.sleep(0.02)
-        raise AssertionError("the server did not start")
+        super().__init__(app, log_level="error", lifespan="off")
+        self.url = f"{self.origin}/v1"
 
     def stop(self):
-        self._server.force_exit = True
-        self._server.should_exit = True
-        self._thread.join()
+        super().stop(forced=True)
 
     async def completions(self, request: Request):
         try:

@@ -5,6 +5,7 @@ import json
 import os
 from pathlib import Path
 
+import oracle
 import pytest
 from typer.testing import CliRunner
 
@@ -54,16 +55,6 @@ REAL = {
     "math500": "data/code_math/math500.parquet",
     "livecodebench_v4": "data/code_math/livecodebench_v4.parquet",
 }
-
-
-def module(name):
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).parent / f"{name}.py")
-    loaded = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(loaded)
-    return loaded
-
-
-oracle = module("oracle")
 
 
 @pytest.fixture(autouse=True)

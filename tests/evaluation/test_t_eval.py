@@ -1,6 +1,5 @@
 """T-Eval's files as they are published, read, asked over HTTP in their own chats, and scored by ability."""
 
-import importlib.util
 import json
 from pathlib import Path
 
@@ -152,11 +151,10 @@ def test_abilities_are_means_of_their_forms() -> None:
 
 @pytest.fixture
 def server(tmp_path):
+    import oracle
+
     from afm.models.tiny import train_tokenizer
 
-    spec = importlib.util.spec_from_file_location("oracle", ROOT / "tests/evaluation/oracle.py")
-    oracle = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(oracle)
     train_tokenizer([json.dumps(FILES)], tmp_path / "tokenizer", vocab_size=400)
     made = oracle.OracleServer(tmp_path / "tokenizer").start()
     yield made

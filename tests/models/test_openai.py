@@ -2,13 +2,11 @@
 
 import asyncio
 import socket
-import threading
-import time
 
 import pytest
-import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from loopback import LoopbackServer
 
 from afm.agents import AgentSpec
 from afm.errors import ConfigError, EngineError
@@ -22,7 +20,7 @@ from afm.rollout import run_episode
 KEY = "sk-very-secret"
 
 
-class Server:
+class Server(LoopbackServer):
     """Speaks the part of vLLM's protocol that we use; ``faults`` are answered first, one a request."""
 
     def __init__(self, folder):
@@ -35,25 +33,8 @@ class Server:
         app = FastAPI()
         app.get("/v1/models")(self.models)
         app.post("/v1/completions")(self.completions)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
-        config = uvicorn.Config(app, host="127.0.0.1", port=self.port, log_level="warning")
-        self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(target=self._server.run)
-
-    def start(self):
-        self._thread.start()
-        for _ in range(500):
-            if self._server.started:
-                return self
-            time.sleep(0.02)
-        raise AssertionError("the server did not start")
-
-    def stop(self):
-        self._server.should_exit = True
-        self._thread.join()
+        super().__init__(app)
+        self.url = self.origin
 
     async def models(self):
         return {"object": "list", "data": [{"id": "tiny", "object": "model", "max_model_len": 4096}]}

@@ -3,20 +3,17 @@
 import asyncio
 import json
 import re
-import socket
-import threading
-import time
 from collections.abc import Iterator
-from typing import Any, Self
+from typing import Any
 
 import pytest
-import uvicorn
 from fastapi import FastAPI, Request
+from loopback import LoopbackServer
 
 KEY = "sk-judge-secret"
 
 
-class JudgeServer:
+class JudgeServer(LoopbackServer):
     """Speaks chat completions; ``faults`` are answered first, one a request.
 
     Attributes:
@@ -34,25 +31,8 @@ class JudgeServer:
         self.at_once = self.most_at_once = 0
         app = FastAPI()
         app.post("/v1/chat/completions", response_model=None)(self.completions)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}/v1"
-        config = uvicorn.Config(app, host="127.0.0.1", port=self.port, log_level="warning")
-        self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(target=self._server.run)
-
-    def start(self) -> Self:
-        self._thread.start()
-        for _ in range(500):
-            if self._server.started:
-                return self
-            time.sleep(0.02)
-        raise AssertionError("the server did not start")
-
-    def stop(self) -> None:
-        self._server.should_exit = True
-        self._thread.join()
+        super().__init__(app)
+        self.url = f"{self.origin}/v1"
 
     async def completions(self, request: Request) -> Any:
         body = await request.json()

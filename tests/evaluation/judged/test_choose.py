@@ -241,15 +241,13 @@ def test_methods_have_names() -> None:
 
 def test_the_settings_of_an_evaluation_make_it_choose_at_its_end(tmp_path, judge) -> None:
     """`afm eval` against a server that plays the model, then the judge; a second start asks neither."""
-    import importlib.util
+
+    import oracle
 
     from afm.agents import load_agent
     from afm.datasets import Task, write_tasks
     from afm.models.tiny import train_tokenizer
 
-    spec = importlib.util.spec_from_file_location("oracle", ROOT / "tests/evaluation/oracle.py")
-    oracle = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(oracle)
     agent = load_agent("mhqa")
     train_tokenizer([agent.user_message("Who?")], tmp_path / "tokenizer", vocab_size=600)
     tasks = [

@@ -1,7 +1,6 @@
 """Episodes on disk, and a server that shows them: the fixture ``viewer`` holds all of this module."""
 
 import sys
-import threading
 import time
 from contextlib import contextmanager
 
@@ -53,26 +52,20 @@ def write(path, episodes):
 @contextmanager
 def showing(index):
     """The real server on a free port; yields its address."""
-    uvicorn = pytest.importorskip("uvicorn")
+    pytest.importorskip("uvicorn")
+    from loopback import LoopbackServer
+
     from afm.evaluation.viewer.server import Follower, make_app
 
     follower = Follower(index, every_s=0.2)
-    server = uvicorn.Server(
-        uvicorn.Config(make_app(index, follower), host="127.0.0.1", port=0, log_level="error")
-    )
-    listener = server.config.bind_socket()
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-    thread.start()
+    server = LoopbackServer(make_app(index, follower), log_level="error").start()
     follower.start()
     try:
-        address = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        until(lambda: answered(address))
-        yield address
+        until(lambda: answered(server.origin))
+        yield server.origin
     finally:
         follower.stop()
-        server.should_exit = True
-        thread.join()
-        listener.close()
+        server.stop()
 
 
 def answered(address):

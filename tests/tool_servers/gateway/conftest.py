@@ -15,7 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-import uvicorn
+from loopback import LoopbackServer
 
 from afm.distill.gateway import CallLog
 from afm.settings import Settings
@@ -248,7 +248,7 @@ def teacher():
     teacher.stop()
 
 
-class Gateway:
+class Gateway(LoopbackServer):
     """A gateway in a thread of its own.
 
     Its log holds no key of the endpoint, and nothing went wrong in it.
@@ -262,22 +262,17 @@ class Gateway:
         self._calls = CallLog(log)
         self._calls.__enter__()
         app = ServedGateway(settings, open_routes(settings, environment, url), self._calls, token).app()
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=256)
-        self._listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
-        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._listener]})
-        self._thread.start()
-        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        super().__init__(app, timeout_graceful_shutdown=1)
+        self.url = self.origin
+        self.start()
 
     @property
     def base(self):
         return f"{self.url}/v1"
 
     def stop(self):
-        self._server.should_exit = True
-        self._thread.join(20)
+        super().stop()
         self._calls.__exit__()
-        self._listener.close()
         assert UPSTREAM_KEY not in self.log.read_text()
 
 

@@ -10,14 +10,12 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
-import uvicorn
+from loopback import LoopbackServer
 
 from afm.agents import AgentSpec, save_agent
 from afm.cli.serving.engines import Engine, Wanted, servers
@@ -51,7 +49,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-class Running:
+class Running(LoopbackServer):
     """A server in a thread of its own; counts what it is asked."""
 
     def __init__(self, folder: Path, key: str | None = None) -> None:
@@ -59,23 +57,13 @@ class Running:
         self.asked = 0
         app = ModelServer(self.model, key).app()
         app.middleware("http")(self._counted)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        self.url = f"http://127.0.0.1:{port}"
-        self._server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=port, log_level="warning"))
-        self._thread = threading.Thread(target=self._server.run)
-        self._thread.start()
-        while not self._server.started:
-            time.sleep(0.02)
+        super().__init__(app)
+        self.url = self.origin
+        self.start()
 
     async def _counted(self, request, call_next):
         self.asked += request.url.path == "/v1/completions"
         return await call_next(request)
-
-    def stop(self) -> None:
-        self._server.should_exit = True
-        self._thread.join()
 
 
 @pytest.fixture

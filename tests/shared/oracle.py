@@ -7,12 +7,9 @@ question it has never heard of.
 import ast
 import hashlib
 import json
-import socket
-import threading
-import time
 
-import uvicorn
 from fastapi import FastAPI, Request
+from loopback import LoopbackServer
 
 from afm.models.base import FinishReason, SamplingParams
 from afm.models.scripted import ScriptedModel
@@ -22,7 +19,7 @@ from afm.rewards.gold import gold_answers
 CONTEXT = 40_960
 
 
-class OracleServer:
+class OracleServer(LoopbackServer):
     """Speaks the part of vLLM's protocol that evaluations use.
 
     Attributes:
@@ -40,25 +37,8 @@ class OracleServer:
         app = FastAPI()
         app.get("/v1/models")(self.models)
         app.post("/v1/completions")(self.completions)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
-        config = uvicorn.Config(app, host="127.0.0.1", port=self.port, log_level="warning")
-        self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(target=self._server.run)
-
-    def start(self):
-        self._thread.start()
-        for _ in range(1500):
-            if self._server.started:
-                return self
-            time.sleep(0.02)
-        raise AssertionError("the server did not start")
-
-    def stop(self):
-        self._server.should_exit = True
-        self._thread.join()
+        super().__init__(app)
+        self.url = self.origin
 
     def learn(self, spec, tasks, reply):
         """Say ``reply(task)`` whenever one of ``tasks`` is asked in the words of ``spec``."""

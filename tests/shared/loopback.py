@@ -1,0 +1,44 @@
+"""An application behind a real HTTP server on this machine."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from typing import Any, Self
+
+import uvicorn
+
+
+class LoopbackServer:
+    """Runs in a thread of its own between :meth:`start` and :meth:`stop`, on a free port.
+
+    Args:
+        app: An ASGI application.
+        config: For uvicorn.
+
+    Attributes:
+        port: Bound, and open to connections, from the beginning, so that nobody else takes it.
+        origin: ``http://127.0.0.1:PORT``.
+    """
+
+    def __init__(self, app: Any, **config: Any) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=256)
+        self._listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.port: int = self._listener.getsockname()[1]
+        self.origin = f"http://127.0.0.1:{self.port}"
+        self._server = uvicorn.Server(uvicorn.Config(app, **{"log_level": "warning", **config}))
+        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._listener]})
+
+    def start(self) -> Self:
+        """Serve; requests sent earlier are answered now."""
+        self._thread.start()
+        return self
+
+    def stop(self, *, forced: bool = False) -> None:
+        """End, ``forced`` without waiting for answers under way."""
+        self._server.force_exit = forced
+        self._server.should_exit = True
+        if self._thread.ident is not None:
+            self._thread.join(60)
+        assert not self._thread.is_alive(), "the server did not end"
+        self._listener.close()
