@@ -65,6 +65,8 @@ class RoleMap(BaseModel):
 
     def stand_in(self, event: Event) -> str:
         """The thought for a step that lacks one; empty when there is nothing to make it of."""
+        if not self.missing_thought:
+            return ""
         intent = str(event.meta.get(INTENT, "")).strip()
         if "{intent}" in self.missing_thought and not intent:
             return ""

@@ -241,36 +241,28 @@ def read_located(
         on_bad: Gets number, text and fault of a line that is no event, which is then passed over; by default it is raised.
     """
     place = 0
+    event_of = Event.model_validate_json
     with Path(path).open("rb") as lines:
         for number, line in enumerate(lines, 1):
             if not line.endswith(b"\n"):
                 return
             if (wanted is None or wanted(line)) and not line.isspace():
-                event = _event_or_none(line, path, number, on_bad)
-                if event is not None:
+                try:
+                    event = event_of(line)
+                except ValidationError as error:
+                    fault = _fault(error, path, number)
+                    if on_bad is None:
+                        raise fault from None
+                    on_bad(number, line, fault)
+                else:
                     yield place, event
             place += len(line)
 
 
-def _event_or_none(
-    line: bytes, path: str | Path, number: int, on_bad: Callable[[int, bytes, DataError], None] | None
-) -> Event | None:
-    try:
-        return _event(line, path, number)
-    except DataError as error:
-        if on_bad is None:
-            raise
-        on_bad(number, line, error)
-        return None
-
-
-def _event(line: bytes, path: str | Path, number: int) -> Event:
-    try:
-        return Event.model_validate_json(line)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "line"
-        raise DataError(f"no event: {where}: {first['msg']}", path=str(path), line=number) from None
+def _fault(error: ValidationError, path: str | Path, line: int) -> DataError:
+    first = error.errors()[0]
+    where = ".".join(map(str, first["loc"])) or "line"
+    return DataError(f"no event: {where}: {first['msg']}", path=str(path), line=line)
 
 
 def read_attempts(path: str | Path) -> Iterator[tuple[Event, ...]]:
