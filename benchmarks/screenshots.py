@@ -313,7 +313,12 @@ def main() -> None:
     out = arguments.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.gettempdir(), "afm-pictures")  # its name is in the pictures
-    folder.mkdir()
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        raise SystemExit(
+            f"{folder} exists: of a run that is under way, or was killed; remove it then"
+        ) from None
     try:
         with chdir(folder):
             make_run(arguments.questions)
