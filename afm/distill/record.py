@@ -45,8 +45,6 @@ class EventKind(StrEnum):
 
 ENDS = frozenset({EventKind.FINAL, EventKind.ERROR})
 """What an attempt ends with."""
-
-
 PART, THOUGHT, INTENT = "part", "thought", "intent"
 """Keys and values of ``meta``: a message with ``part: thought`` is what its member thought before it acted; ``intent`` is
 what a message or tool call was meant for."""
@@ -250,10 +248,9 @@ def read_located(
                 try:
                     event = event_of(line)
                 except ValidationError as error:
-                    fault = _fault(error, path, number)
                     if on_bad is None:
-                        raise fault from None
-                    on_bad(number, line, fault)
+                        raise _fault(error, path, number) from None
+                    on_bad(number, line, _fault(error, path, number))
                 else:
                     yield place, event
             place += len(line)
