@@ -293,11 +293,13 @@ def photograph(out: Path) -> None:
 
 
 def kept(png: bytes, path: Path) -> None:
-    """Write a picture with 256 colours."""
+    """Write a picture; with 256 colours if it would be too large."""
     from PIL import Image
 
-    image = Image.open(io.BytesIO(png)).convert("RGB").quantize(256, dither=Image.Dither.NONE)
+    image = Image.open(io.BytesIO(png)).convert("RGB")
     image.save(path, optimize=True)
+    if path.stat().st_size > MOST_BYTES:
+        image.quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
     size = path.stat().st_size
     print(f"{path}: {image.width} x {image.height}, {size / 1000:.0f} kB")
     if size > MOST_BYTES:
