@@ -7,7 +7,6 @@ from enum import StrEnum
 from afm.rewards.base import Sample
 from afm.rewards.part import Part
 
-
 LARGEST_PENALTY = 1.0
 
 
