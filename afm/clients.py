@@ -26,7 +26,9 @@ class HttpClients:
     """
 
     def __init__(self, connections: int, *, bounded: bool = True, **options: Any) -> None:
-        shares = [min(_EACH, connections - begin) for begin in range(0, connections, _EACH)]
+        # As even as can be: the least busy client then always has room while fewer than `connections` are on their way.
+        number = -(-connections // _EACH)
+        shares = [(connections + number - 1 - place) // number for place in range(number)]
         certificates = httpx.create_ssl_context(trust_env=options.get("trust_env", True))
         self._clients = [
             httpx.AsyncClient(

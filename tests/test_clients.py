@@ -61,6 +61,17 @@ async def test_as_many_requests_are_on_their_way_as_may_be(bounded: bool, at_onc
         await clients.aclose()
 
 
+@pytest.mark.parametrize("connections", [9, 12, 30, 50, 100])
+async def test_no_request_waits_while_another_client_has_room(connections: int) -> None:
+    clients = HttpClients(connections)
+    async with Server() as server:
+        asked = [asyncio.create_task(ask(clients, server.url)) for _ in range(connections)]
+        await until_asked(server, connections)
+        server.go.set()
+        assert await asyncio.gather(*asked) == [200] * connections
+        await clients.aclose()
+
+
 async def test_requests_in_turn_share_one_connection() -> None:
     clients = HttpClients(64)
     async with Server() as server:

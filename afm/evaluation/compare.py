@@ -7,12 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from afm.errors import ConfigError, DataError
-from afm.evaluation.finished import finished_metrics
+from afm.evaluation.finished import finished_metrics, records_of
 from afm.evaluation.manifest import MANIFEST_FILE, Manifest, differences, read_manifest
 from afm.evaluation.metrics import Metrics, summarise
 from afm.evaluation.paired import PairedDifference, holm_corrected, paired_difference
 from afm.evaluation.run import EPISODES_FILE, METRICS_FILE
-from afm.trajectory.io import load_records
 
 OF_THE_MODEL = ("model.",)
 """Settings that may differ: a comparison is about them."""
@@ -46,10 +45,11 @@ def compare(folders: Sequence[Path], *, anyway: bool = False, seed: int = 0) -> 
         DataError: A folder is no evaluation, or two have no question in common.
     """
     first = folders[0]
-    records = [load_records(_episodes(folder)) for folder in folders]
+    for folder in folders:
+        _must_be_evaluation(folder)
     manifests = [read_manifest(folder / MANIFEST_FILE) for folder in folders]
     found = [Comparison(first, _metrics(first))]
-    for folder, manifest, rows in zip(folders[1:], manifests[1:], records[1:], strict=True):
+    for folder, manifest in zip(folders[1:], manifests[1:], strict=True):
         changes = tuple(
             change for change in differences(manifests[0], manifest) if not change.startswith(OF_THE_MODEL)
         )
@@ -58,7 +58,7 @@ def compare(folders: Sequence[Path], *, anyway: bool = False, seed: int = 0) -> 
                 f"{first} and {folder} did not measure the same thing: {'; '.join(changes)}. "
                 "--anyway compares them nevertheless"
             )
-        paired = paired_difference(records[0], rows, seed=seed)
+        paired = paired_difference(records_of(first), records_of(folder), seed=seed)
         told = _other_prices(manifests[0], manifest)
         found.append(Comparison(folder, _metrics(folder), paired, changes, told))
     several = [one.paired for one in found if one.paired is not None]
@@ -68,11 +68,9 @@ def compare(folders: Sequence[Path], *, anyway: bool = False, seed: int = 0) -> 
     return [replace(one, paired=next(corrected)) if one.paired else one for one in found]
 
 
-def _episodes(folder: Path) -> Path:
-    file = folder / EPISODES_FILE
-    if not file.is_file():
+def _must_be_evaluation(folder: Path) -> None:
+    if not (folder / EPISODES_FILE).is_file():
         raise DataError("no episodes here; expected the out_dir of `afm eval`", path=str(folder))
-    return file
 
 
 def _metrics(folder: Path) -> Metrics:
@@ -81,7 +79,7 @@ def _metrics(folder: Path) -> Metrics:
         return finished_metrics(folder)
     manifest = read_manifest(folder / MANIFEST_FILE)
     return summarise(
-        load_records(folder / EPISODES_FILE),
+        records_of(folder),
         spec=manifest.spec,
         original=manifest.original,
         prices=manifest.prices,

@@ -133,7 +133,7 @@ def open_model(config: EvalConfig) -> TokenModel:
         tokenizer=settings.tokenizer,
         context_tokens=settings.context_tokens,
         threads=settings.threads,
-        max_batch=settings.max_batch,
+        max_batch=config.parallel if settings.folder is None else settings.max_batch,
         seed=config.seed,
     )
 

@@ -40,6 +40,8 @@ _WHOLE_BYTES = 8 << 20
 _PIECE_BYTES = 1 << 16
 _PIECES = 64
 _SHOWN_CHANGES = 5
+_NO_SETTING = ("agent.spec.", "agent.without_tools_of.", "reward.judge.price_per_million_tokens")
+"""The digest speaks for a whole declaration, and prices change no score."""
 
 
 class Sources(BaseModel):
@@ -215,8 +217,7 @@ def differences(before: Manifest, after: Manifest) -> list[str]:
     return [
         f"{key}: {_short(old.get(key))} -> {_short(new.get(key))}"
         for key in sorted({*old, *new})
-        # The digest speaks for the whole declaration.
-        if old.get(key) != new.get(key) and not key.startswith(("agent.spec.", "agent.without_tools_of."))
+        if old.get(key) != new.get(key) and not key.startswith(_NO_SETTING)
     ]
 
 

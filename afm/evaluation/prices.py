@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
+from yaml import YAMLError
 
 from afm.configuration import parse_yaml, read_file, validated
 from afm.errors import ConfigError, UsageError, suggestion
@@ -15,6 +16,7 @@ from afm.trajectory.record import CallRecord, Cost, Record
 
 _MILLION = 1e6
 _BLOCKS = 1024
+_MOST_USD = 1e9
 _EXACT = 10**12
 """Parts of a dollar that are added up as whole numbers, so that the order of episodes does not matter."""
 
@@ -35,17 +37,17 @@ class Prices(_Strict):
         tools: For one call that was made, by the tool's name; others cost nothing.
     """
 
-    prompt: float = Field(ge=0)
-    completion: float = Field(ge=0)
-    cached: float | None = Field(default=None, ge=0)
-    judge: float | None = Field(default=None, ge=0)
+    prompt: float = Field(ge=0, le=_MOST_USD)
+    completion: float = Field(ge=0, le=_MOST_USD)
+    cached: float | None = Field(default=None, ge=0, le=_MOST_USD)
+    judge: float | None = Field(default=None, ge=0, le=_MOST_USD)
     tools: dict[str, float] = Field(default_factory=dict)
 
     @field_validator("tools")
     @classmethod
-    def _not_negative(cls, value: dict[str, float]) -> dict[str, float]:
-        if wrong := [name for name, price in value.items() if not price >= 0]:
-            raise ValueError(f"prices of 0 or more, not that of {', '.join(wrong)}")
+    def _within_bounds(cls, value: dict[str, float]) -> dict[str, float]:
+        if wrong := [name for name, price in value.items() if not 0 <= price <= _MOST_USD]:
+            raise ValueError(f"prices of 0 to {_MOST_USD:g}, not that of {', '.join(wrong)}")
         return value
 
     def checked(self, tools: Iterable[str]) -> Prices:
@@ -165,7 +167,10 @@ def read_prices(text: str) -> Prices:
         UsageError: A key or value is wrong.
     """
     if text.lstrip().startswith("{"):
-        label, data = "--prices", parse_yaml(text)
+        try:
+            label, data = "--prices", parse_yaml(text)
+        except YAMLError as error:
+            raise UsageError(f"--prices: {text!r} is no YAML: {error}") from None
     else:
         label, data = text, read_file(Path(text), "prices")
         if isinstance(data.get("prices"), dict):

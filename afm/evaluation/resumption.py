@@ -142,12 +142,21 @@ class FinishedEpisodes:
     def _unknown(self, begin: int) -> Iterator[bytes]:
         """Lines of the index for what stands behind ``begin``."""
         with self._path.open("rb") as file:
-            number = sum(1 for _ in _lines_until(file, begin))
+            file.seek(begin)
             for line in file:
-                number, begin = number + 1, begin + len(line)
+                begin += len(line)
                 if line.strip():
-                    record = _record(line, self._path, number)
+                    record = self._record_before(begin, line)
                     yield _line(begin, has_score(record), record.id)
+
+    def _record_before(self, end: int, line: bytes) -> Record:
+        """The record of the line that ends there; which one it is, is counted for an error alone."""
+        try:
+            return record_of_line(line)
+        except DataError as error:
+            with self._path.open("rb") as file:
+                number = sum(1 for _ in _lines_until(file, end))
+            raise DataError(error.message, path=str(self._path), line=number) from None
 
     def _keep_scored(self, known: bytes) -> bytes:
         """Replace the file by one that holds its scored episodes only, without reading them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from enum import StrEnum
 from fractions import Fraction
@@ -11,6 +12,8 @@ from afm.errors import MissingExtraError
 
 _MOST_STEPS = 200_000_000
 _FLIPS = 100_000
+_ROUNDING = 1e-12
+"""Of a sum of floats: sums that are as far from 0 as the observed one count, also where they were added otherwise."""
 
 
 class PairedTest(StrEnum):
@@ -40,11 +43,13 @@ def paired_p(changes: Sequence[Fraction], *, seed: int = 0) -> tuple[float, Pair
     sizes, seen = [abs(change) for change in moved], abs(sum(moved))
     reach = sum(sizes)
     if len(sizes) * (2 * reach + 1) > _MOST_STEPS:
+        if unit == max(sizes) == 1:
+            return _binomial_p(len(sizes), seen), PairedTest.MCNEMAR
         generator = np.random.default_rng(seed)
-        values, at_least = np.asarray(sizes, dtype=float), 1
-        for _ in range(0, _FLIPS, 1000):
-            signs = generator.integers(0, 2, size=(1000, len(sizes)), dtype=np.int8) * 2.0 - 1
-            at_least += int(np.count_nonzero(np.abs(signs @ values) >= seen - 0.5))
+        sums = np.zeros(_FLIPS)  # as shares of the largest; changes of one size are drawn together
+        for size, count in sorted(Counter(sizes).items()):
+            sums += (2 * generator.binomial(count, 0.5, size=_FLIPS) - count) * (size / reach)
+        at_least = 1 + int(np.count_nonzero(np.abs(sums) >= seen / reach - _ROUNDING))
         return at_least / (_FLIPS + 1), PairedTest.SAMPLED
     share = np.zeros(2 * reach + 1)
     share[reach] = 1.0
@@ -55,6 +60,16 @@ def paired_p(changes: Sequence[Fraction], *, seed: int = 0) -> tuple[float, Pair
     tail = math.fsum(share[reach + seen :].tolist())
     p = 2 * tail if seen else 1.0
     return min(1.0, p), PairedTest.MCNEMAR if unit == 1 else PairedTest.PERMUTATION
+
+
+def _binomial_p(count: int, seen: int) -> float:
+    """Chance that ``count`` signs add up to ``seen`` or more, or to its negative or less."""
+    most = math.lgamma(count + 1) - count * math.log(2)
+    tail = math.fsum(
+        math.exp(most - math.lgamma(plus + 1) - math.lgamma(count - plus + 1))
+        for plus in range((count + seen) // 2, count + 1)
+    )
+    return min(1.0, 2 * tail) if seen else 1.0
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -39,14 +39,15 @@ class JudgeSettings(JudgeEndpoint):
         control: Judge an accepted answer again against a wrong gold answer, and score 0 when it is accepted again.
         max_answer_chars: Longer answers score 0: whoever lists everything has answered nothing.
         cache: File of verdicts, which processes may share.
-        price_per_million_tokens: What the endpoint costs, for ``afm doctor`` to tell; nothing else reads it.
+        price_per_million_tokens: What the endpoint costs in US dollars, for ``afm doctor`` and the money of evaluations; no
+            verdict depends on it.
     """
 
     without_endpoint: WithoutEndpoint = WithoutEndpoint.EXACT_MATCH
     control: bool = True
     max_answer_chars: int = Field(default=1000, ge=1)
     cache: Path | None = None
-    price_per_million_tokens: float | None = Field(default=None, ge=0)
+    price_per_million_tokens: float | None = Field(default=None, ge=0, le=1e9)
 
 
 class ModelJudge:

@@ -9,7 +9,7 @@ from afm.evaluation.manifest import claim, differences, make_manifest, model_dig
 from afm.models.base import SamplingParams
 
 
-def manifest(solver, *, tasks=2, spec=None, name="m", temperature=1.0, model=None):
+def manifest(solver, *, tasks=2, spec=None, name="m", temperature=1.0, model=None, reward=None):
     return make_manifest(
         solver.tasks(tasks),
         spec or solver.spec(),
@@ -18,7 +18,7 @@ def manifest(solver, *, tasks=2, spec=None, name="m", temperature=1.0, model=Non
         limits=Limits(),
         rounds=1,
         seed=0,
-        sources=Sources(model=model),
+        sources=Sources(model=model, reward=reward),
     )
 
 
@@ -36,6 +36,12 @@ def test_equal_runs_share_a_folder_and_others_are_told_apart(tmp_path, solver) -
         ConfigError, match=r"settings \(agent.digest: '\w+' -> '\w+'\); choose another out_dir"
     ):
         claim(tmp_path, manifest(solver, spec=fresh))
+    first, dearer, other_judge = (
+        manifest(solver, reward={"judge": {"model": name, "price_per_million_tokens": price}})
+        for name, price in (("a", 1), ("a", 2), ("b", 2))
+    )
+    assert differences(first, dearer) == []
+    assert differences(first, other_judge) == ["reward.judge.model: 'a' -> 'b'"]
     changes = differences(manifest(solver), manifest(solver, temperature=0.0))
     assert changes == ["sampling.temperature: 1.0 -> 0.0"]
 

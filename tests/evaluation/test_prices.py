@@ -97,6 +97,15 @@ def test_the_judges_price_comes_from_the_rewards(tmp_path) -> None:
     assert read_prices(str(file)) == read_prices("{prompt: 1, completion: 2}")
     with pytest.raises(UsageError, match="--prices: completion: missing, but required"):
         read_prices("{prompt: 1}")
+    with pytest.raises(UsageError, match=r"--prices: '\{prompt: 1' is no YAML"):
+        read_prices("{prompt: 1")
+
+
+@pytest.mark.parametrize("price", [".inf", "1e300", ".nan", "-1"])
+@pytest.mark.parametrize("key", ["prompt: {}", "prompt: 1, tools: {{code: {}}}"])
+def test_a_price_is_an_amount_of_money(key, price) -> None:
+    with pytest.raises(UsageError, match="--prices: "):
+        read_prices("{" + key.format(price) + ", completion: 1}")
 
 
 @pytest.mark.sandbox

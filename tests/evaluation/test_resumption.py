@@ -95,3 +95,11 @@ def test_a_bad_line_is_named(path: Path, record) -> None:
     path.write_bytes(b'{"id": 3}\n' + path.read_bytes())
     with pytest.raises(DataError, match=r"episodes\.jsonl:1: "):
         FinishedEpisodes(path)
+
+
+def test_a_bad_line_behind_the_index_is_named(path: Path, record) -> None:
+    written(path, record, [1.0, 1.0])
+    with path.open("ab") as file:
+        file.write(b'\n{"id": 3}\n')
+    with pytest.raises(DataError, match=r"episodes\.jsonl:4: "):
+        FinishedEpisodes(path)

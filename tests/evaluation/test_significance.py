@@ -52,6 +52,21 @@ def test_too_many_sums_are_sampled() -> None:
     assert p == pytest.approx(math.erfc(z / math.sqrt(2)), abs=0.02)
 
 
+def test_sums_as_far_away_as_the_observed_one_count_in_a_sample_too() -> None:
+    # So many denominators that no float holds a sum exactly. All changes go one way: only 2 of 2^n sums are as far.
+    for primes in ((97, 89, 83, 79), (97, 89, 83, 79, 73, 71, 67)):
+        changes = [Fraction(number + 40, prime) for number, prime in enumerate(primes)]
+        p, test = paired_p(changes)
+        assert (p, test) == (pytest.approx(2 / 2 ** len(primes), rel=0.1), PairedTest.SAMPLED)
+
+
+def test_more_questions_than_can_be_counted_one_by_one_are_still_mcnemar() -> None:
+    # The binomial's tail by its normal approximation, with the correction for continuity.
+    p, test = paired_p([Fraction(1)] * 20_200 + [Fraction(-1)] * 20_000)
+    assert test is PairedTest.MCNEMAR
+    assert p == pytest.approx(math.erfc(199 / math.sqrt(2 * 40_200)), rel=1e-4)
+
+
 def test_holm_by_hand() -> None:
     # Sorted: 0.01 * 4, 0.02 * 3, 0.03 * 2 (not below the one before), 0.5.
     assert holm([0.03, 0.5, 0.01, 0.02]) == pytest.approx([0.06, 0.5, 0.04, 0.06])

@@ -10,6 +10,8 @@ from loopback import LoopbackServer
 
 from afm.agents import AgentSpec
 from afm.errors import ConfigError, EngineError
+from afm.evaluation.config import load_config
+from afm.evaluation.job import open_model
 from afm.models import load_model
 from afm.models.base import FinishReason, SamplingParams
 from afm.models.openai import OpenAIModel, base_url
@@ -244,6 +246,23 @@ async def test_load_model_asks_the_server_for_name_and_context(server, tiny_dir,
         await asyncio.to_thread(load_model, server.url, tokenizer=tiny_dir, name="tinny")
     with pytest.raises(ConfigError, match="tokenizer"):
         load_model(server.url)
+
+
+async def test_as_many_episodes_of_an_evaluation_are_at_the_server_as_it_wants(server, tiny_dir, tmp_path):
+    words = [f"model={server.url}", f"model.tokenizer={tiny_dir}", f"out_dir={tmp_path}", "parallel=70"]
+    model = await asyncio.to_thread(open_model, load_config("configs/tiny/eval/math_world.yaml", words))
+    all_of_them = asyncio.Barrier(70)
+
+    async def with_all_others():
+        async with asyncio.timeout(20):
+            await all_of_them.wait()
+        return JSONResponse({"choices": [{"token_ids": [1], "finish_reason": "length"}]})
+
+    server.faults += [with_all_others] * 70
+    found = await asyncio.gather(*(model.generate([5], SamplingParams(1)) for _ in range(70)))
+    assert {one.token_ids for one in found} == {(1,)}
+    assert len(server.requests) == 70
+    await model.close()
 
 
 async def test_load_model_takes_a_folder(tiny_dir, tmp_path):

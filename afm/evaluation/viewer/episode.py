@@ -91,8 +91,13 @@ def _advantages(record: Record, tokens: int) -> list[float | None]:
 
 
 def _finite(value: Any) -> float | None:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if number and math.isfinite(value) else None
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:  # an integer of hundreds of digits
+        return None
+    return number if math.isfinite(number) else None
 
 
 def _blocks(record: Record, spec: AgentSpec | None) -> Iterator[dict[str, Any]]:

@@ -192,7 +192,12 @@ def _is_sound(row: Any) -> bool:
         return False
     verdict, cost = parts
     figures = (verdict.get("score"), cost.get("agent_tokens"), cost.get("wall_seconds"))
-    return all(figure is None or isinstance(figure, int | float) for figure in figures)
+    return all(figure is None or _is_storable(figure) for figure in figures)
+
+
+def _is_storable(figure: Any) -> bool:
+    """Whether SQLite has room for a figure."""
+    return isinstance(figure, float) or (isinstance(figure, int) and abs(figure) < 1 << 63)
 
 
 def _insert(
@@ -226,7 +231,7 @@ def _insert(
         (
             number,
             *values,
-            step if isinstance(step, int) else None,
+            step if isinstance(step, int) and _is_storable(step) else None,
             verdict.get("score"),
             len(calls),
             failed,

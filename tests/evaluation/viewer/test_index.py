@@ -114,11 +114,16 @@ def test_a_damaged_or_older_index_is_made_again(tmp_path, index, viewer):
 
 def test_lines_of_wrong_types_hold_nothing_up(tmp_path, index, viewer):
     sound = json.loads(viewer.episode(1).model_dump_json())
-    wrong = ({"verdict": "good"}, {"verdict": {"score": "1"}}, {"cost": [1]}, {"calls": 7}, {"segments": "a"})
+    huge = 10**30  # more than SQLite's integers hold
+    wrong = (
+        *({"verdict": "good"}, {"verdict": {"score": "1"}}, {"cost": [1]}, {"calls": 7}, {"segments": "a"}),
+        *({"cost": {"agent_tokens": huge}}, {"verdict": {"score": -huge}}),
+    )
     odd = {
         "question": "half \ud800 a pair",
         "id": "odd",
         "calls": [3],
+        "provenance": {"step": huge},
         "segments": [None, {"text": "\udfff"}],
     }
     rows = [*({**sound, **change} for change in wrong), {**sound, **odd}, {**sound, "id": "last"}]
@@ -126,5 +131,5 @@ def test_lines_of_wrong_types_hold_nothing_up(tmp_path, index, viewer):
     text = json.dumps(sound) + "\n" + "".join(json.dumps(row) + "\n" for row in rows) + "[" * 100_000 + "\n"
     (tmp_path / "run/episodes.jsonl").write_text(text, encoding="utf-8")
     found = EpisodeIndex(tmp_path / "run", tmp_path / "index.sqlite")
-    assert refresh(found).bad_lines == 6
+    assert refresh(found).bad_lines == 8
     assert ids(found) == ["e1", "odd", "last"]
