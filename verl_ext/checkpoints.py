@@ -73,9 +73,14 @@ def stored_world_size(folder: Path) -> int | None:
 def whole(folder: Path) -> bool:
     """Whether no file of a model's checkpoint is missing for a worker that stored any of them here.
 
-    Without a file system that all nodes share, each node has the files of its own workers.
+    Without a file system that all nodes share, each node has the files of its own workers. Files of another number of
+    workers, whose save of the same step was interrupted, do not count.
     """
-    ranks = {kind: {path.name.rpartition("_")[2] for path in folder.glob(f"{kind}_*.pt")} for kind in _KINDS}
+    size = stored_world_size(folder) or "*"
+    ranks = {
+        kind: {path.name.rpartition("_")[2] for path in folder.glob(f"{kind}_world_size_{size}_rank_*.pt")}
+        for kind in _KINDS
+    }
     stored = [found for found in ranks.values() if found]
     return bool(ranks["extra_state"]) and all(found == stored[0] for found in stored)
 

@@ -9,7 +9,8 @@ from typing import Any
 from afm.errors import ConfigError, suggestion
 from verl_ext.register import CPU_ENGINE
 
-CHOICES: Mapping[str, tuple[str, ...]] = {
+_KL = tuple(name + end for name in ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3") for end in ("", "+"))
+CHOICES: Mapping[str, tuple[str | None, ...]] = {
     "algorithm.adv_estimator": (
         "gae",
         "gdpo",
@@ -47,10 +48,39 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
         "seq-mean-token-mean",
         "seq-mean-token-sum-norm",
     ),
+    "actor_rollout_ref.actor.kl_loss_type": _KL,
+    "algorithm.kl_penalty": _KL,
+    "algorithm.rollout_correction.rollout_is": ("token", "sequence", None),
+    "trainer.v1.sampler.max_off_policy_strategy": ("drop", "wait"),
     "trainer.v1.trainer_mode": ("sync", "colocate_async", "separate_async"),
     "actor_rollout_ref.rollout.name": ("sglang", "vllm", CPU_ENGINE),
 }
 """Key to the words of verl 0.9.1; engines are those whose stop parameters :mod:`verl_ext.server_model` knows."""
+
+FACTS = (
+    *(
+        "reward",
+        "score",
+        "acc",
+        "correct",
+        "format",
+        "overlong",
+        "abstained",
+        "answered",
+        "cut_short",
+        "used_tool",
+    ),
+    *(
+        "tool_calls",
+        "tool_failures",
+        "duplicate_calls",
+        "agent_tokens",
+        "response_tokens",
+        "seconds",
+        "token_drift",
+    ),
+)
+"""What our agent loop tells of each sample (:func:`verl_ext.samples.facts`), by which groups can be filtered."""
 
 _EXTENDABLE = ("algorithm.adv_estimator", "actor_rollout_ref.actor.policy_loss.loss_mode")
 
@@ -63,9 +93,14 @@ def check_choices(config: Any) -> None:
     """
     from omegaconf import OmegaConf
 
+    groups = config.algorithm.filter_groups
+    if groups.enable and groups.metric not in FACTS:
+        told = suggestion(str(groups.metric), FACTS)
+        raise ConfigError(f"verl.algorithm.filter_groups.metric: got {groups.metric!r}; {told}")
     modules = os.environ.get("VERL_USE_EXTERNAL_MODULES", "").split(",")
     extended = any(name.strip() not in ("", "verl_ext") for name in modules)
     for key, known in CHOICES.items():
         value = OmegaConf.select(config, key)
         if value not in known and not (extended and key in _EXTENDABLE):
-            raise ConfigError(f"verl.{key}: got {value!r}; {suggestion(str(value), known)}")
+            words = [word or "null" for word in known]
+            raise ConfigError(f"verl.{key}: got {value!r}; {suggestion(str(value), words)}")

@@ -35,6 +35,7 @@ def base_overrides(settings: RlSettings) -> Flat:
         f"{rollout}.agent.default_agent_loop": AGENT_LOOP_NAME,
         f"{rollout}.agent.agent_loop_config_path": str(out / AGENT_LOOP_FILE),
         "trainer.default_local_dir": str(out / CHECKPOINT_DIR),
+        "trainer.resume_mode": "auto",  # metrics, episodes and the export go by the last checkpoint of output_dir
         "+trainer.afm.start_timeout_s": settings.start_timeout_s,
         "+trainer.afm.loss_grace_s": settings.loss_grace_s,
         "trainer.v1.sampler.custom_sampler.path": "pkg://verl_ext.sampler",
@@ -78,7 +79,6 @@ def default_overrides(settings: RlSettings) -> Flat:
         "trainer.val_before_train": False,
         "trainer.max_actor_ckpt_to_keep": 2,
         "trainer.max_critic_ckpt_to_keep": 2,
-        "trainer.resume_mode": "auto",
     }
     return values | (_CPU_DEFAULTS if settings.platform == "cpu" else {})
 

@@ -111,7 +111,7 @@ class Run:
         return 0
 
     def _train(self, scratch: Path, book: processes.ProcessBook, step: int, total: int) -> int:
-        words, _ = command(self._settings, str(scratch))
+        words, _ = command(self._settings, str(scratch), total)
         self._write_settings()
         forget_failures(self._out)
         forget_losses(self._out)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from afm.errors import DataError
 
 METRICS_FILE = "metrics.jsonl"
 ENGINE_LOG = "engine_metrics.jsonl"
@@ -153,13 +155,31 @@ class MetricsLog:
             text = file.read()
         whole = text[: text.rfind(b"\n") + 1]
         self._offset += len(whole)
-        rows = [json.loads(line) for line in whole.splitlines()]
+        rows = _steps(self._source, whole.decode("utf-8").splitlines())
         return [documented(row["step"], row["data"]) for row in rows]
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Lines of a ``metrics.jsonl`` in order; a half-written last line is ignored."""
+    """Lines of a ``metrics.jsonl`` in order; a half-written last line is ignored.
+
+    Raises:
+        DataError: A line is not that of a step.
+    """
     if not path.exists():
         return []
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+    text = path.read_text(encoding="utf-8")
+    return _steps(path, text[: text.rfind("\n") + 1].splitlines())
+
+
+def _steps(path: Path, lines: Sequence[str]) -> list[dict[str, Any]]:
+    rows = []
+    for number, line in enumerate(lines, 1):
+        try:
+            row = json.loads(line)
+        except ValueError:
+            row = None
+        if not isinstance(row, dict) or type(row.get("step")) is not int:
+            told = f"expected the metrics of a step, got {line[:60]!r}; remove the line, or choose another output_dir"
+            raise DataError(told, path=str(path), line=number)
+        rows.append(row)
+    return rows

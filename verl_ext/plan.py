@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import sys
@@ -120,8 +121,12 @@ def _slots(settings: RlSettings) -> int:
     return count if type(count) is int and count > 0 else 1  # anything else is refused by `check`
 
 
-def command(settings: RlSettings, scratch: str) -> tuple[list[str], Any]:
+def command(settings: RlSettings, scratch: str, steps: int | None = None) -> tuple[list[str], Any]:
     """The trainer's command line, and verl's complete configuration that it leads to.
+
+    Args:
+        steps: What :func:`total_steps` says. Asked for more, verl ends with its epochs, takes none of its steps for the last,
+            and saves nothing of those since the last planned checkpoint.
 
     Raises:
         ConfigError: verl does not know a key, or cannot take a value; or the reward is wrong.
@@ -130,6 +135,8 @@ def command(settings: RlSettings, scratch: str) -> tuple[list[str], Any]:
     overrides = overrides_of(settings, ray_overrides(settings, scratch))
     config = compose(overrides)
     check(config)
+    if steps is not None and (config.trainer.total_training_steps or 0) > steps:
+        overrides["trainer.total_training_steps"] = config.trainer.total_training_steps = steps
     # Hydra would otherwise leave a folder `outputs/` wherever the run was started.
     hydra = arguments({"hydra.run.dir": str(settings.output_dir.absolute() / "hydra")})
     return [sys.executable, "-P", "-m", "verl.trainer.main_ppo", *arguments(overrides), *hydra], config
@@ -143,17 +150,28 @@ def check(config: Any) -> None:
     """
     check_choices(config)
     check_sizes(config)
+    _check_numbers(config)
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     batch, mini, samples = config.data.train_batch_size, actor.ppo_mini_batch_size, rollout.n
     if batch % mini:
         raise ConfigError(
             f"data.train_batch_size is {batch}, actor.ppo_mini_batch_size {mini}: the first must be a multiple"
         )
+    updates = config.trainer.v1.separate_async.parameter_sync_step
+    if config.trainer.v1.trainer_mode == "separate_async" and batch != updates * mini:
+        raise ConfigError(
+            f"data.train_batch_size is {batch}; with trainer.v1.trainer_mode=separate_async verl wants "
+            f"trainer.v1.separate_async.parameter_sync_step x actor.ppo_mini_batch_size = {updates} x {mini}"
+        )
     if config.algorithm.filter_groups.enable and samples < 2:
         raise ConfigError(
             f"algorithm.filter_groups needs at least 2 samples a prompt, rollout.n is {samples}"
         )
-    ranks = config.trainer.n_gpus_per_node * config.trainer.nnodes // actor.ulysses_sequence_parallel_size
+    world = config.trainer.n_gpus_per_node * config.trainer.nnodes
+    split = actor.ulysses_sequence_parallel_size
+    if world % split:
+        raise ConfigError(f"{world} GPUs do not divide by actor.ulysses_sequence_parallel_size={split}")
+    ranks = world // split
     if mini * samples % ranks:
         raise ConfigError(f"mini batch of {mini} x {samples} samples does not divide by {ranks} data ranks")
     if actor.use_dynamic_bsz:
@@ -164,6 +182,25 @@ def check(config: Any) -> None:
             raise ConfigError(
                 f"{key} is {size}; expected a divisor of the {count} samples that a rank has there"
             )
+
+
+def _check_numbers(config: Any) -> None:
+    """Refuse what verl would find out about at the first update, or never."""
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    rates = {"actor_rollout_ref.actor.optim.lr": actor.optim.lr, "critic.optim.lr": config.critic.optim.lr}
+    for key, rate in rates.items():
+        if type(rate) not in (int, float) or not 0 <= rate < math.inf:
+            raise ConfigError(f"verl.{key}: got {rate!r}, expected a number, 0 or above")
+    if type(rollout.temperature) not in (int, float) or not 0 < rollout.temperature < math.inf:
+        raise ConfigError(
+            f"verl.actor_rollout_ref.rollout.temperature: got {rollout.temperature!r}, expected a number above 0"
+        )
+    steps, bound = config.trainer.total_training_steps, config.algorithm.filter_groups.max_num_gen_batches
+    if steps is not None and (type(steps) is not int or steps < 1):
+        raise ConfigError(f"verl.trainer.total_training_steps: got {steps!r}, expected 1 or more, or null")
+    if type(bound) is not int:
+        text = "expected a whole number (0: no bound)"
+        raise ConfigError(f"verl.algorithm.filter_groups.max_num_gen_batches: got {bound!r}, {text}")
 
 
 def _micro_batches(config: Any, ranks: int) -> Iterator[tuple[str, int | None, int]]:
@@ -273,6 +310,8 @@ def total_steps(settings: RlSettings) -> int:
 def steps_of(config: Any, rows: int) -> int:
     """Training steps of a composed configuration on so many rows; see :func:`total_steps`."""
     batch = config.data.train_batch_size
+    if config.data.train_max_samples > 0:
+        rows = min(rows, config.data.train_max_samples)
     if rows < batch:
         raise ConfigError(
             f"train_files hold {rows} rows, fewer than a batch (data.train_batch_size: {batch})"

@@ -65,6 +65,18 @@ def test_a_checkpoint_without_one_workers_file_is_not_complete(tmp_path: Path, m
     assert resumable_step(tmp_path) == 2
 
 
+def test_a_save_that_another_number_of_workers_did_not_finish_is_no_part_of_the_later_one(
+    tmp_path: Path,
+) -> None:
+    actor = checkpoint(tmp_path, 8)  # by one worker, over what two had begun
+    (actor / "fsdp_config.json").write_text('{"FSDP_version": 2, "world_size": 1}')
+    for name in ("model_world_size_2_rank_0", "model_world_size_2_rank_1", "optim_world_size_2_rank_0"):
+        (actor / f"{name}.pt").touch()
+    assert resumable_step(tmp_path) == 8
+    (actor / "extra_state_world_size_1_rank_0.pt").unlink()
+    assert resumable_step(tmp_path) == 0
+
+
 def test_without_a_complete_checkpoint_training_starts_anew(tmp_path: Path) -> None:
     checkpoint(tmp_path, 4, data=False)
     (tmp_path / TRACKER_FILE).write_text("4")

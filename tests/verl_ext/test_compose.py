@@ -95,6 +95,7 @@ def test_a_gpu_run_keeps_verls_engine_and_platform(tmp_path: Path) -> None:
         ({"data": {"train_bach_size": 1}}, "verl.data has no key 'train_bach_size'; did you mean 'train_batch_size'?"),
         ({"trainr": {"nnodes": 1}}, "verl has no key 'trainr'; did you mean 'trainer'?"),
         ({"data": {"train_files": "x.parquet"}}, "verl.data.train_files: got 'x.parquet', but it follows"),
+        ({"trainer": {"resume_mode": "disable"}}, "verl.trainer.resume_mode: got 'disable', but it follows"),
         ({"data": {"max_response_length": 5}}, "verl.data.max_response_length: got 5, but it follows"),
         ({"data": {"train_batch_size": {"a": 1}}}, "train_batch_size"),
     ],
@@ -136,8 +137,21 @@ def test_a_default_of_ours_can_be_changed_with_and_without_its_plus(tmp_path: Pa
         ("data.train_batch_size", "many", "got 'many', expected a positive whole number"),
         ("algorithm.adv_estimator", "grop", "got 'grop'; did you mean 'grpo'"),
         ("actor_rollout_ref.actor.policy_loss.loss_mode", "gsop", "did you mean 'gspo'"),
+        (
+            "trainer.v1.trainer_mode",
+            "separate_async",
+            "parameter_sync_step x actor.ppo_mini_batch_size = 4 x 4",
+        ),
         ("trainer.v1.trainer_mode", "async", "did you mean 'sync'"),
         ("actor_rollout_ref.rollout.name", "vlm", "did you mean 'vllm'"),
+        ("actor_rollout_ref.actor.ulysses_sequence_parallel_size", 2, "1 GPUs do not divide by"),
+        ("algorithm.rollout_correction.rollout_is", "tokens", "got 'tokens'; did you mean 'token'"),
+        ("actor_rollout_ref.actor.kl_loss_type", "low_var", "did you mean 'low_var_kl'"),
+        ("trainer.v1.sampler.max_off_policy_strategy", "keep", "expected one of: drop, wait"),
+        ("actor_rollout_ref.actor.optim.lr", "abc", "got 'abc', expected a number"),
+        ("actor_rollout_ref.rollout.temperature", 0.0, "expected a number above 0"),
+        ("trainer.total_training_steps", 0, "got 0, expected 1 or more, or null"),
+        ("algorithm.filter_groups.max_num_gen_batches", "ten", "got 'ten', expected a whole number"),
         ("algorithm.adv_estimator", "gae", "critic.ppo_micro_batch_size_per_gpu is None"),
         ("algorithm.use_kl_in_reward", True, "ref.log_prob_micro_batch_size_per_gpu is None"),
     ],
@@ -158,6 +172,21 @@ def test_the_words_are_those_that_verl_knows() -> None:
     assert set(CHOICES["algorithm.adv_estimator"]) == set(core_algos.ADV_ESTIMATOR_REGISTRY)
     losses = CHOICES["actor_rollout_ref.actor.policy_loss.loss_mode"]
     assert set(losses) == set(core_algos.POLICY_LOSS_REGISTRY)
+
+
+def test_groups_are_filtered_by_what_samples_tell(tmp_path: Path) -> None:
+    from afm.rollout import Episode
+    from afm.trajectory.record import Cost, StopReason, Verdict
+    from verl_ext.choices import FACTS
+    from verl_ext.guard import DRIFT
+    from verl_ext.samples import facts
+
+    episode = Episode((1,), (2,), (1,), (0.0,), (), (), StopReason.ANSWER, Cost())
+    verdict = Verdict(score=1.0, parts={"correct": 1.0, "format": 1.0, "overlong": 0.0})
+    assert set(FACTS) == {*facts(episode, verdict), DRIFT, "reward"}
+    filtering = {"algorithm.filter_groups.enable": True, "algorithm.filter_groups.metric": "scroe"}
+    with pytest.raises(ConfigError, match=r"filter_groups\.metric: got 'scroe'; did you mean 'score'"):
+        check(compose(overrides_of(settings(tmp_path)) | filtering))
 
 
 def test_a_module_of_the_callers_own_may_bring_its_loss(
@@ -240,3 +269,13 @@ def test_steps_are_counted_as_verl_counts_them(tmp_path: Path, trainer: dict[str
     )
     with pytest.raises(ConfigError, match="31 rows, fewer than a batch"):
         total_steps(few)
+
+
+def test_more_steps_than_the_epochs_hold_are_not_asked_of_verl(tmp_path: Path) -> None:
+    """verl takes none of its steps for the last one then, and saves no checkpoint at its end."""
+    asked = settings(tmp_path, verl={**settings(tmp_path).verl, "trainer": {"total_training_steps": 60}})
+    words, config = command(asked, "scratch", 46)
+    assert config.trainer.total_training_steps == 46
+    assert "trainer.total_training_steps=46" in words
+    assert "trainer.total_training_steps=60" in command(asked, "scratch", 60)[0]
+    assert not any("total_training_steps" in word for word in command(settings(tmp_path), "scratch", 46)[0])

@@ -1,6 +1,9 @@
 import json
 from pathlib import Path
 
+import pytest
+
+from afm.errors import DataError
 from verl_ext.metrics import ENGINE_LOG, METRICS_FILE, MetricsLog, documented, progress_line, read_metrics
 from verl_ext.validation import validation_means
 
@@ -78,3 +81,10 @@ def test_steps_logged_while_the_launcher_was_gone_are_found(tmp_path: Path) -> N
     MetricsLog(tmp_path, resume_step=1)
     assert [row["step"] for row in read_metrics(tmp_path / METRICS_FILE)] == [1]
     assert not (tmp_path / ENGINE_LOG).exists()
+
+
+@pytest.mark.parametrize("line", ["junk", "[1]", '{"no": 1}'])
+def test_a_foreign_line_is_named(tmp_path: Path, line: str) -> None:
+    (tmp_path / METRICS_FILE).write_text('{"step": 1}\n' + line + "\n")
+    with pytest.raises(DataError, match=r"metrics.jsonl:2: expected the metrics of a step"):
+        MetricsLog(tmp_path, 1)
