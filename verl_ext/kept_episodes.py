@@ -7,6 +7,7 @@ from pathlib import Path
 
 from afm.errors import DataError
 from afm.trajectory import append_record
+from afm.trajectory.advantages import advantages_file
 from afm.trajectory.record import Record, StopReason
 
 EPISODES_DIR = "episodes"
@@ -49,3 +50,4 @@ def forget_after(output_dir: Path, step: int) -> None:
     for file in (output_dir / EPISODES_DIR).glob("step_*.jsonl"):
         if file > episodes_file(output_dir, step):
             file.unlink()
+            advantages_file(file).unlink(missing_ok=True)

@@ -8,6 +8,7 @@ from types import ModuleType
 from verl_ext import compat
 from verl_ext.curriculum import draw_by_difficulty
 from verl_ext.hooks import after_import
+from verl_ext.kept_advantages import keep_advantages
 from verl_ext.validation import average_scored_samples, mark_validation
 
 CPU_ENGINE = "afm_cpu"
@@ -24,6 +25,7 @@ def register() -> None:
     after_import("verl.utils.checkpoint.fsdp_checkpoint_manager", compat.load_any_world_size)
     after_import("verl.trainer.ppo.v1.trainer_base", draw_by_difficulty)
     after_import("verl.trainer.ppo.v1.trainer_base", average_scored_samples)
+    after_import("verl.trainer.ppo.v1.trainer_base", keep_advantages)
     after_import("verl.experimental.agent_loop.agent_loop", mark_validation)
     if not on_cpu():
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
@@ -18,6 +19,7 @@ import yaml
 
 from afm.processes import tied_environment
 from afm.trajectory import read_records
+from afm.trajectory.advantages import load_advantages
 from verl_ext.alarms import ALARMS_FILE, read_findings
 from verl_ext.checkpoints import saved_step
 from verl_ext.compat import CHECKPOINT_REQUEST
@@ -259,6 +261,20 @@ def test_sampled_episodes_of_each_step_are_kept(trained: tuple[Path, str]) -> No
     for step, records in enumerate(kept, start=1):
         assert {record.provenance["step"] for record in records} == {step}
         assert len({record.id for record in records}) == len(records)
+
+
+def test_kept_episodes_that_were_trained_on_have_advantages(trained: tuple[Path, str]) -> None:
+    folder, told = trained[0], []
+    for step in (1, 2, 3):
+        file = episodes_file(folder, step)
+        known = load_advantages(file)
+        records = {record.id: record for record in read_records(file)}
+        assert known.keys() == {name for name, one in records.items() if "validation" not in one.provenance}
+        for name, advantages in known.items():  # the critic has a value for each token
+            assert len(advantages) == len(records[name].response_ids)
+            told += advantages
+    assert all(map(math.isfinite, told))
+    assert min(told) < 0 < max(told)
 
 
 def test_a_validation_is_told_apart(trained: tuple[Path, str]) -> None:

@@ -17,8 +17,6 @@ from afm.trajectory.record import Record
 from afm.trajectory.types import Author
 
 Decode = Callable[[Sequence[int]], str]
-ADVANTAGES_KEY = "advantages"
-"""Of a record's provenance: a number, or a list with one for each token of the response."""
 _MAX_TOKENS = 40_000
 _FOLDERS_UP = 4
 
@@ -63,28 +61,30 @@ def episode_view(record: Record, path: str) -> dict[str, Any]:
     }
 
 
-def token_view(record: Record, decode: Decode | None) -> list[dict[str, Any]]:
+def token_view(record: Record, decode: Decode | None, advantages: Any = None) -> list[dict[str, Any]]:
     """Each token of the response, with what was logged of it.
 
     Its text (its number without a tokenizer), whether it is trained on, its log-probability and its advantage.
+
+    Args:
+        advantages: One number, or a list with one for each token.
     """
     ids = (record.response_ids or ())[:_MAX_TOKENS]
     mask, logprobs = record.response_mask or (), record.logprobs or ()
-    advantages = _advantages(record, len(ids))
+    each = _for_each(advantages, len(ids))
     return [
         {
             "text": decode([token]) if decode else f"{token} ",
             "trained": bool(mask[at]) if at < len(mask) else None,
             "logprob": logprobs[at] if at < len(logprobs) and (at >= len(mask) or mask[at]) else None,
-            "advantage": advantages[at] if at >= len(mask) or mask[at] else None,
+            "advantage": each[at] if at >= len(mask) or mask[at] else None,
         }
         for at, token in enumerate(ids)
     ]
 
 
-def _advantages(record: Record, tokens: int) -> list[float | None]:
-    """``provenance.advantages``: one number for the whole response, or one for each of its tokens; anything else is none."""
-    told = record.provenance.get(ADVANTAGES_KEY)
+def _for_each(told: Any, tokens: int) -> list[float | None]:
+    """One number for the whole response, or one for each of its tokens; anything else is none."""
     several = told if isinstance(told, list) else [told] * tokens
     known = [_finite(one) for one in several[:tokens]]
     return known + [None] * (tokens - len(known))

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import asdict
 from importlib.resources import files
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlsplit
 
@@ -16,6 +17,7 @@ from afm.errors import DataError, MissingExtraError
 from afm.evaluation.viewer.episode import Decode, episode_view, read_episode, token_view
 from afm.evaluation.viewer.index import NAMED, EpisodeIndex, Progress
 from afm.evaluation.viewer.query import Filters, Order, episode_row, facets, listing, numbered, place_of
+from afm.trajectory.advantages import load_advantages
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -162,7 +164,8 @@ def make_app(index: EpisodeIndex, follower: Follower, decode: Decode | None = No
     def tokens(number: _Number) -> list[dict[str, Any]]:
         with closing(index.connect()) as connection:
             place = place_of(connection, number)
-        return token_view(read_episode(*place), decode)
+        record = read_episode(*place)
+        return token_view(record, decode, load_advantages(Path(place[0])).get(record.id))
 
     folder = files("afm.evaluation.viewer") / "static"
 

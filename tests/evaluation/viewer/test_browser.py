@@ -1,5 +1,6 @@
 """The page in a real browser: Debian's Chromium, driven by Playwright."""
 
+import json
 import os
 import shutil
 
@@ -30,12 +31,13 @@ def browser():
 def run(tmp_path, viewer):
     """Three files: 150 episodes, another run of two of their questions, a hostile one with tokens."""
     tokens = {"response_ids": (5, 6, 7), "response_mask": (1, 0, 1), "logprobs": (-4.0, 0.0, -0.1)}
-    tokens["provenance"] = {"advantages": [1.25, 9.0, -0.5]}
     folder = tmp_path / "run"
     viewer.write(folder / "a.jsonl", [viewer.episode(n, passed=n % 3 > 0) for n in range(1, 151)])
     others = [viewer.episode(n, id=f"other{n}", model="rival") for n in (1, 2)]
     viewer.write(folder / "b.jsonl", others)
-    viewer.write(folder / "c.jsonl", [viewer.episode(999, question=HOSTILE, source=HOSTILE, **tokens)])
+    hostile = viewer.episode(999, question=HOSTILE, source=HOSTILE, **tokens)
+    viewer.write(folder / "c.jsonl", [hostile])
+    (folder / "c.advantages.json").write_text(json.dumps({hostile.id: [1.25, 9.0, -0.5]}))
     return folder
 
 

@@ -110,8 +110,8 @@ def test_advantages_are_one_for_all_tokens_or_one_each(viewer):
 
     def shown(told):
         tokens = {"response_ids": (5, 6, 7), "response_mask": (1, 0, 1)}
-        record = viewer.episode(1, provenance={"advantages": told}, **tokens)
-        return [token["advantage"] for token in token_view(record, None)]
+        record = viewer.episode(1, **tokens)
+        return [token["advantage"] for token in token_view(record, None, told)]
 
     assert shown(0.5) == [0.5, None, 0.5]
     assert shown([1, 2, -3]) == [1.0, None, -3.0]
