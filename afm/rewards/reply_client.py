@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from afm.errors import EngineError, RewardError
-from afm.models.chat import ChatEndpoint, expected_tokens
+from afm.models.chat import ChatEndpoint, ChatReply, UnusableReplyError, expected_tokens
 from afm.models.pace import Pace
 from afm.models.retrying import TryAgainError, persistently
 from afm.rewards.judge_store import Ledger
@@ -98,7 +98,10 @@ class ReplyClient:
             await self._ledger.reserve(expected)
             try:
                 reply = await self._endpoint.ask(client, body)
-                used = expected if reply.total_tokens is None else reply.total_tokens
+                used = _used(reply, expected)
+            except UnusableReplyError as error:  # it was paid for all the same
+                used = _used(error.reply, expected)
+                raise
             except TryAgainError as error:
                 if self._pace is not None:
                     self._pace.close_for(error.wait_s)
@@ -112,3 +115,7 @@ class ReplyClient:
             return read(reply.text)
         except ValueError as error:
             raise TryAgainError(f"no verdict: {error}") from None
+
+
+def _used(reply: ChatReply, expected: int) -> int:
+    return expected if reply.total_tokens is None else reply.total_tokens

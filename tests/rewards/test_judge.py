@@ -21,6 +21,7 @@ from afm.rewards import Sample, load_reward
 from afm.rewards.judge import JudgeSettings, ModelJudge
 from afm.rewards.judge_prompt import Case, Ruling, decoy, messages, read_ruling, shown_rationale
 from afm.rewards.judge_store import VerdictCache, cache_key
+from afm.rewards.meter import judge_meter
 from afm.rewards.part import Part
 from afm.trajectory.types import Author, Segment
 
@@ -251,6 +252,16 @@ async def test_unlikely_token_counts_are_not_believed(judge_server: Any, tmp_pat
     budget = {"tokens": 5000, "file": tmp_path / "budget"}
     assert (await judged("London", budget=budget)).score == 0.0
     assert (await judged("Rome", budget=budget)).score == 0.0  # there is still something left
+
+
+async def test_a_reply_that_was_cut_off_costs_what_it_took(judge_server: Any, tmp_path: Path) -> None:
+    choice = {"message": {"content": '{"check'}, "finish_reason": "length"}
+    judge_server.faults.append(JSONResponse({"choices": [choice], "usage": {"total_tokens": 4500}}))
+    budget = {"tokens": 5000, "file": tmp_path / "budget"}
+    with judge_meter() as spent:
+        cut = await judged("London", budget=budget, attempts=1)
+    assert (cut.score, spent.tokens) == (None, 4500)
+    assert "the judge's budget is spent" in (await judged("Rome", budget=budget)).evidence
 
 
 async def test_a_failure_of_the_control_abstains_too(judge_server: Any) -> None:
