@@ -7,7 +7,7 @@ several times as long as one of a client with eight (``benchmarks/bench_eval.py`
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -55,3 +55,9 @@ class HttpClients:
     async def aclose(self) -> None:
         """Close the connections."""
         await asyncio.gather(*(client.aclose() for client in self._clients))
+
+
+def forget_closed(by_loop: MutableMapping[asyncio.AbstractEventLoop, Any]) -> None:
+    """Let go of what belonged to event loops that have ended: connections hold their loop, so weak keys alone keep both."""
+    for loop in [one for one in by_loop if one.is_closed()]:
+        del by_loop[loop]

@@ -6,6 +6,7 @@ import httpx
 import pytest
 
 from afm.clients import HttpClients
+from afm.tools.connections import Connections
 
 
 class Server:
@@ -92,3 +93,17 @@ async def test_a_failed_request_gives_its_place_back() -> None:
     await clients.aclose()
     with clients.one() as client, pytest.raises(RuntimeError, match="closed"):
         await client.get("http://127.0.0.1:9")
+
+
+def test_clients_of_ended_event_loops_are_let_go() -> None:
+    connections = Connections(None, "TOKEN")
+
+    async def one_request() -> None:
+        async with Server() as server:
+            server.go.set()
+            with connections.client() as client:
+                assert (await client.get(server.url)).status_code == 200
+
+    for _ in range(5):
+        asyncio.run(one_request())
+    assert len(connections._clients) == 1

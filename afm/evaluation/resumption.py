@@ -22,7 +22,8 @@ INDEX_SUFFIX = ".index"
 _HEAD = 15
 """14 hexadecimal digits of the byte behind the episode, and whether it has a score: ``+`` or ``-``."""
 _KEYS = re.compile(rf"^.{{{_HEAD}}}(.*)$", re.MULTILINE)
-_UNSCORED = re.compile(rb"^.{%d}-" % (_HEAD - 1), re.MULTILINE)
+_UNSCORED = re.compile(rb"\n.{%d}-" % (_HEAD - 1))
+_DAMAGED = re.compile(rb"\n(?![0-9a-f]{%d}[+-])(?!\Z)" % (_HEAD - 1))
 _COPIED_BYTES = 1 << 24
 
 
@@ -50,7 +51,7 @@ class FinishedEpisodes:
         with self._writer:
             pass  # moves a half-written last line away
         known = self._known()
-        if _UNSCORED.search(known):
+        if _UNSCORED.search(b"\n" + known):
             known = self._keep_scored(known)
         self._end = path.stat().st_size
         self.ids = _ids(known)
@@ -120,7 +121,7 @@ class FinishedEpisodes:
         if torn := len(known) - known.rfind(b"\n") - 1:
             known = known[:-torn]
             os.truncate(self._index, len(known))
-        return known if self._fits(_last_lines(known), size) else b""
+        return known if _sound(known) and self._fits(_last_lines(known), size) else b""
 
     def _fits(self, lines: list[bytes], size: int) -> bool:
         """Whether the last episode of the index stands in the file where the index says."""
@@ -210,6 +211,15 @@ def _last_lines(known: bytes) -> list[bytes]:
     """The last two lines of the index, or the one that there is."""
     begin = known.rfind(b"\n", 0, max(0, known.rfind(b"\n", 0, -1)))
     return known[begin + 1 : -1].split(b"\n")
+
+
+def _sound(known: bytes) -> bool:
+    """Whether each line has the form of one."""
+    try:
+        known.decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError:
+        return False
+    return not _DAMAGED.search(b"\n" + known)
 
 
 def _ids(known: bytes) -> frozenset[str]:

@@ -12,9 +12,10 @@ from weakref import WeakKeyDictionary
 
 import httpx
 
-from afm.clients import HttpClients
+from afm.clients import HttpClients, forget_closed
 from afm.errors import ConfigError, EngineError
 from afm.models.retrying import RETRIED_STATUS, TryAgainError, retry_after_s
+from afm.trajectory.hygiene import whole_characters
 
 _CONNECT_TIMEOUT_S = 10.0
 _LONGEST_REPLY = 1 << 20
@@ -118,6 +119,7 @@ class ChatEndpoint:
     def _loop(self) -> _Loop:
         loop = asyncio.get_running_loop()
         if loop not in self._loops:
+            forget_closed(self._loops)
             headers = {"Accept-Encoding": "identity"}  # a little compressed text can become endless
             if self._api_key:
                 headers["Authorization"] = f"Bearer {self._api_key}"
@@ -174,7 +176,7 @@ def read_reply(body: bytes) -> ChatReply:
         told = [_tokens(usage.get(f"{kind}_tokens")) for kind in ("prompt", "completion", "total")]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise TryAgainError("the answer is no chat completion") from None
-    reply = ChatReply(text if isinstance(text, str) else "", *told)
+    reply = ChatReply(whole_characters(text) if isinstance(text, str) else "", *told)
     if role != "assistant":
         raise UnusableReplyError(f"the reply is of the role {str(role)[:40]!r}, expected 'assistant'", reply)
     if not isinstance(text, str) or finish not in ("stop", None):

@@ -31,6 +31,7 @@ from afm.rewards.text_match import Substring, TokenF1
 from afm.sandbox import open_sandbox
 from afm.sandbox.settings import SandboxSettings
 from afm.tools.remote import remote_sandbox
+from afm.trajectory.hygiene import whole_characters
 from afm.trajectory.record import Verdict
 
 _LOG = logging.getLogger(__name__)
@@ -206,7 +207,7 @@ class CombinedReward:
         return Verdict(
             score=None if abstains else self._formula(known),
             parts=known,
-            evidence="; ".join(part.evidence for part in parts.values() if part.evidence),
+            evidence=whole_characters("; ".join(part.evidence for part in parts.values() if part.evidence)),
             seconds=seconds,
         )
 

@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 
 import httpx
 
-from afm.clients import HttpClients
+from afm.clients import HttpClients, forget_closed
 from afm.errors import ConfigError
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 5.0
@@ -43,6 +43,7 @@ class Connections:
         """One of this event loop for one request, which brings its own timeout."""
         loop = asyncio.get_running_loop()
         if loop not in self._clients:
+            forget_closed(self._clients)
             self._clients[loop] = HttpClients(
                 _KEPT_OPEN, bounded=False, headers=self._headers, trust_env=False
             )

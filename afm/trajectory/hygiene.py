@@ -57,7 +57,12 @@ def readable(text: str) -> str:
         return text
     text = _LINE_END.sub("\n", _ESCAPE.sub("", text))
     text = _JOINER.sub("", _HIDDEN.sub("", text))
-    return _LONE_SURROGATE.sub("\ufffd", text)
+    return whole_characters(text)
+
+
+def whole_characters(text: str) -> str:
+    """``text`` with U+FFFD for each half of a surrogate pair, which JSON can spell and UTF-8 cannot carry."""
+    return text if text.isascii() else _LONE_SURROGATE.sub("\ufffd", text)
 
 
 def neutralise(text: str, spec: AgentSpec | None = None) -> str:

@@ -97,6 +97,18 @@ def test_a_bad_line_is_named(path: Path, record) -> None:
         FinishedEpisodes(path)
 
 
+@pytest.mark.parametrize(
+    "damage", [b"\xff" * 20, b"0" * 20, b"00000000000012?a#0", b"", b"00000000000012+\xed\xff"]
+)
+def test_an_index_damaged_in_the_middle_is_made_anew(path: Path, record, damage: bytes) -> None:
+    written(path, record, [1.0] * 6)
+    index = path.with_suffix(".index")
+    lines = index.read_bytes().split(b"\n")
+    index.write_bytes(b"\n".join([*lines[:2], damage, *lines[3:]]))
+    assert found(path) == IDS
+    assert index.read_bytes().split(b"\n") == lines
+
+
 def test_a_bad_line_behind_the_index_is_named(path: Path, record) -> None:
     written(path, record, [1.0, 1.0])
     with path.open("ab") as file:

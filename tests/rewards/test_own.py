@@ -10,6 +10,7 @@ import pytest
 from afm.agents import load_agent
 from afm.errors import ConfigError
 from afm.rewards import Sample, load_reward
+from afm.trajectory.record import Verdict
 from afm.trajectory.types import Author, Segment
 
 MODULE = '''
@@ -21,7 +22,7 @@ class Backwards:
 
     async def judge(self, sample):
         right = answers(sample.segments, sample.spec) == (str(sample.ground_truth)[::-1],)
-        return Part(float(right), f"wanted {sample.ground_truth} backwards")
+        return Part(float(right), f"wanted {sample.ground_truth} backwards \\ud800")
 
     async def close(self):
         pass
@@ -55,7 +56,8 @@ async def test_the_yaml_names_the_class_and_the_formula_combines_it() -> None:
     reward = load_reward({"by_source": {"mirror": "my_own_rewards.Backwards"}, "formula": "correct"})
     right, wrong = await reward.score(sample("cba")), await reward.score(sample("abc"))
     assert (right.score, wrong.score) == (1.0, 0.0)
-    assert "wanted abc backwards" in right.evidence
+    assert "wanted abc backwards \ufffd" in right.evidence
+    assert Verdict.model_validate_json(right.model_dump_json()) == right
     await reward.close()
 
 
