@@ -1,4 +1,4 @@
-"""Checkpoints of a run: which one can be resumed, and the exported Hugging Face model."""
+"""Checkpoints of a run: which one can be resumed, which have weights, and the exported Hugging Face model."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import json
 import shutil
 import zipfile
 from pathlib import Path
+from typing import Any
 
 from afm.agents import MODEL_AGENT_FILE, AgentSpec, save_agent
 from afm.errors import EngineError
 
+CHECKPOINT_DIR = "checkpoints"
+"""In the output folder of an `afm rl`: where its checkpoints stand."""
 TRACKER_FILE = "latest_checkpointed_iteration.txt"
 EXPORT_FILE = "training.json"
 """In the exported model's folder: which step it is of."""
@@ -39,6 +42,23 @@ def saved_step(folder: Path) -> int:
     """The newest complete checkpoint's step, 0 for none; changes nothing."""
     steps = sorted((_step_of(path) for path in folder.glob("global_step_*")), reverse=True)
     return next((step for step in steps if _complete(folder / f"global_step_{step}")), 0)
+
+
+def exportable_steps(folder: Path) -> list[int]:
+    """Steps whose checkpoint was saved whole and still has the weights of the model, in order; changes nothing."""
+    steps = sorted(filter(None, map(_step_of, folder.glob("global_step_*"))))
+    return [step for step in steps if _has_weights(folder / f"global_step_{step}")]
+
+
+def _has_weights(checkpoint: Path) -> bool:
+    actor = checkpoint / "actor"
+    weights = any(actor.glob("huggingface/*.safetensors")) or _has_parts(actor)
+    return weights and (actor / "huggingface").is_dir() and zipfile.is_zipfile(checkpoint / "data.pt")
+
+
+def _has_parts(actor: Path) -> bool:
+    size = stored_world_size(actor) or 0
+    return size > 0 and all(shard_file(actor, "model", size, rank).exists() for rank in range(size))
 
 
 def _step_of(path: Path) -> int:
@@ -95,25 +115,62 @@ def exported_step(model_dir: Path) -> int | None:
 
 
 def export_model(checkpoints: Path, step: int, model_dir: Path, spec: AgentSpec) -> None:
-    """Copy a checkpoint's Hugging Face model, tokenizer included, to ``model_dir`` with its agent.
+    """Write a checkpoint's model in Hugging Face format, with its tokenizer and its agent, to ``model_dir``.
+
+    verl's ``hf_model`` is copied; without it the weights are put together from the workers' parts. They keep their data type
+    (float32 unless the run chose another), which ``config.json`` then names.
 
     Raises:
-        EngineError: The checkpoint holds no such model.
+        EngineError: The checkpoint holds no whole model, or is removed meanwhile.
     """
-    source = checkpoints / f"global_step_{step}" / "actor" / "huggingface"
-    if not any(source.glob("*.safetensors")):
+    actor = checkpoints / f"global_step_{step}" / "actor"
+    source = actor / "huggingface"
+    copied = any(source.glob("*.safetensors"))
+    if not copied and not (source.is_dir() and _has_parts(actor)):
         raise EngineError(
             f"{source}: no model weights; add hf_model to actor_rollout_ref.actor.checkpoint.save_contents"
         )
     temporary = model_dir.with_name(f"{model_dir.name}.new")
     shutil.rmtree(temporary, ignore_errors=True)
-    shutil.copytree(source, temporary)
-    _name_true_dtype(temporary)
-    save_agent(spec, temporary / MODEL_AGENT_FILE)
-    row = {"global_step": step, "checkpoint": str(source)}
-    (temporary / EXPORT_FILE).write_text(json.dumps(row) + "\n", encoding="utf-8")
-    shutil.rmtree(model_dir, ignore_errors=True)
-    temporary.replace(model_dir)
+    try:
+        shutil.copytree(source, temporary)
+        if not copied:
+            from verl_ext.shards import write_model  # brings torch
+
+            write_model(actor, temporary)
+        _check_whole(temporary)
+        _name_true_dtype(temporary)
+        save_agent(spec, temporary / MODEL_AGENT_FILE)
+        row = {"global_step": step, "checkpoint": str(source)}
+        (temporary / EXPORT_FILE).write_text(json.dumps(row) + "\n", encoding="utf-8")
+        shutil.rmtree(model_dir, ignore_errors=True)
+        temporary.replace(model_dir)
+    except (OSError, shutil.Error) as error:
+        if actor.exists():
+            raise
+        text = "a run keeps its newest ones only (trainer.max_actor_ckpt_to_keep)"
+        raise EngineError(f"{actor}: removed while it was read; {text}") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _check_whole(folder: Path) -> None:
+    """Refuse weights of which a part is missing.
+
+    Raises:
+        EngineError: A file is absent or cut off.
+    """
+    index = folder / "model.safetensors.index.json"
+    named = (
+        set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()) if index.exists() else set()
+    )
+    for file in sorted({folder / name for name in named} | set(folder.glob("*.safetensors"))):
+        if not file.exists():
+            raise EngineError(f"{file.name} is not in the checkpoint, though its index names it")
+        size, header = _header(file)
+        ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+        if file.stat().st_size != 8 + size + max(ends, default=0):
+            raise EngineError(f"{file.name} of the checkpoint is cut off; choose another step")
 
 
 def _name_true_dtype(folder: Path) -> None:
@@ -136,10 +193,23 @@ _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 def _stored_dtype(file: Path) -> str:
     """Data type of the first tensor, from the header of a safetensors file."""
-    with file.open("rb") as stream:
-        size = int.from_bytes(stream.read(8), "little")
-        header = json.loads(stream.read(size))
+    _, header = _header(file)
     names = {entry["dtype"] for name, entry in header.items() if name != "__metadata__"}
     if len(names) != 1 or not names <= _DTYPES.keys():
         raise EngineError(f"{file}: expected one floating-point type, found {sorted(names)}")
     return _DTYPES[names.pop()]
+
+
+def _header(file: Path) -> tuple[int, dict[str, Any]]:
+    """Length in bytes and content of a safetensors file's header.
+
+    Raises:
+        EngineError: It is not whole.
+    """
+    with file.open("rb") as stream:
+        size = int.from_bytes(stream.read(8), "little")
+        try:
+            header: dict[str, Any] = json.loads(stream.read(min(size, file.stat().st_size)))
+        except ValueError:
+            raise EngineError(f"{file.name} of the checkpoint is cut off; choose another step") from None
+    return size, header

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from afm.errors import ConfigError, MissingExtraError, suggestion
+from verl_ext.checkpoints import CHECKPOINT_DIR
 from verl_ext.register import CPU_ENGINE
 from verl_ext.settings import RlSettings
 
 AGENT_LOOP_NAME = "afm_agent"
 AGENT_LOOP_FILE = "agent_loop.yaml"
-CHECKPOINT_DIR = "checkpoints"
 FILTER = "${algorithm.filter_groups}"
 
 Flat = dict[str, Any]

@@ -19,9 +19,10 @@ from afm.errors import AfmError, ConfigError, UsageError
 from afm.processes import follow_parent
 from verl_ext import processes
 from verl_ext.alarms import ALARMS_FILE, Action, Finding, Watch
-from verl_ext.checkpoints import export_model, exported_step, resumable_step, saved_step
+from verl_ext.checkpoints import CHECKPOINT_DIR, export_model, exported_step, resumable_step, saved_step
 from verl_ext.compat import CHECKPOINT_REQUEST
-from verl_ext.compose import AGENT_LOOP_FILE, AGENT_LOOP_NAME, CHECKPOINT_DIR
+from verl_ext.compose import AGENT_LOOP_FILE, AGENT_LOOP_NAME
+from verl_ext.export import AGENT_FILE
 from verl_ext.failures import forget_failures, read_verdict
 from verl_ext.kept_episodes import forget_after
 from verl_ext.losses import forget_losses, killed, loss_in_log, node_of_trainer, read_loss
@@ -34,7 +35,6 @@ from verl_ext.trainer import ALARMED, Trainer, scratch_folder
 LOG_FILE = "training.log"
 PROCESS_FILE = "processes.json"
 MODEL_DIR = "model"
-AGENT_FILE = "agent.yaml"
 _LOG_TAIL = 1 << 16
 """Bytes at the log's end in which a reason is looked for."""
 

@@ -7,6 +7,7 @@ verl 0.9.1 looks for the files of its present number of workers. Here a worker t
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -151,6 +152,26 @@ def load_model(module: Any, parts: Sequence[Mapping[str, Any]], *, partly: bool 
     weights = {name: value for name, value in module.state_dict().items() if not partly or name in parts[0]}
     _fill(weights, parts)
     module.load_state_dict(weights, strict=not partly)
+
+
+def write_model(folder: Path, target: Path) -> None:
+    """Put all workers' parts of a model together, as safetensors files in ``target`` beside its ``config.json``.
+
+    Raises:
+        EngineError: A part is missing, it is not one of FSDP2, or it holds adapters only.
+    """
+    from huggingface_hub import save_torch_state_dict
+
+    parts = read_shards(folder, "model")
+    if adapters := [name for name in parts[0] if "lora_" in name]:
+        raise EngineError(
+            f"{folder}: holds adapters ({adapters[0]}); merge them into their base model with peft"
+        )
+    weights = {name: torch.empty(value.size(), dtype=value.dtype) for name, value in parts[0].items()}
+    _fill(dict(weights), parts)
+    if json.loads((target / "config.json").read_text(encoding="utf-8")).get("tie_word_embeddings"):
+        weights.pop("lm_head.weight", None)  # the embedding's, which a loader ties to it
+    save_torch_state_dict(weights, target)
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, parts: Sequence[Mapping[str, Any]]) -> None:

@@ -13,6 +13,7 @@ from afm.cli import (
     convert,
     data,
     doctor,
+    export,
     mask,
     quickstart,
     report,
@@ -46,6 +47,7 @@ app.command()(mask.mask)
 app.command()(convert.convert)
 app.command()(sft.sft)
 app.command()(rl.rl)
+app.command()(export.export)
 app.add_typer(evaluation.app, name="eval")
 app.command()(report.report)
 app.command()(view.view)

@@ -36,11 +36,11 @@ def rl(
         raise MissingExtraError("verl", "rl")
     options = ["--dry-run"] if dry_run else []
     words = [sys.executable, "-P", "-m", LAUNCHER, *options, str(config), *(overrides or [])]
-    raise typer.Exit(_run(words))
+    raise typer.Exit(run_words(words))
 
 
-def _run(words: list[str]) -> int:
-    """Run ``words``, hand signals on, and return the exit status."""
+def run_words(words: list[str]) -> int:
+    """Run ``words`` as a process, hand signals on, and return the exit status."""
     with subprocess.Popen(words, env=tied_environment()) as process:
         # A terminal sends Ctrl-C to both: the launcher stops the trainer, this process only waits for it.
         before = {

@@ -74,6 +74,23 @@ def test_a_worker_goes_on_with_the_random_numbers_of_its_rank(folder: Path, name
     assert torch.equal(had(folder, name)["loaded"]["random"], had(folder, "one")["loaded"]["random"])
 
 
+@pytest.mark.parametrize("name", RUNS)
+def test_the_parts_of_all_workers_are_one_model(folder: Path, tmp_path: Path, name: str) -> None:
+    import shutil
+
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from verl_ext.shards import write_model
+
+    shutil.copytree(folder / name / "huggingface", tmp_path / "model")
+    write_model(folder / name, tmp_path / "model")
+    found = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32).state_dict()
+    expected = had(folder, name)["loaded"]["model"]
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[key], expected[key]) for key in expected)
+
+
 def test_a_missing_part_is_named(folder: Path, tmp_path: Path) -> None:
     import shutil
 

@@ -1,0 +1,131 @@
+"""A checkpoint of any step as a Hugging Face model that `afm eval`, `afm ask` and `afm serve model` take.
+
+``python -m verl_ext.export RUN [--step N] [--out DIR] [--agent NAME]``: what ``afm export`` starts. verl is not needed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from afm.agents import AgentSpec, load_agent
+from afm.errors import AfmError, ConfigError, UsageError
+from verl_ext.checkpoints import CHECKPOINT_DIR, export_model, exportable_steps
+
+AGENT_FILE = "agent.yaml"
+"""In the output folder of an `afm rl`: the agent that it trains."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where the checkpoints of a run stand.
+
+    Attributes:
+        run: The run's own folder; for stock verl the one with the checkpoints.
+        checkpoints: The folder with ``global_step_N``.
+        step: The step that was named by giving its folder.
+    """
+
+    run: Path
+    checkpoints: Path
+    step: int | None = None
+
+
+def source_of(path: Path) -> Source:
+    """Find the checkpoints of the output folder of an `afm rl`, of a folder of ``global_step_N``, or of one such.
+
+    Raises:
+        ConfigError: There is no such folder, or nothing was saved in it.
+    """
+    path = path.absolute()
+    step = None
+    if path.name.startswith("global_step_"):
+        number = path.name.removeprefix("global_step_")
+        step, path = int(number) if number.isdigit() else None, path.parent
+    inner = path / CHECKPOINT_DIR
+    checkpoints = inner if inner.is_dir() else path
+    if not any(checkpoints.glob("global_step_*")):
+        expected = "expected the output_dir of an `afm rl`, or verl's folder of checkpoints (trainer.default_local_dir)"
+        raise ConfigError(f"{path}: no checkpoint (global_step_N) in it; {expected}")
+    ours = checkpoints.name == CHECKPOINT_DIR and (checkpoints.parent / AGENT_FILE).is_file()
+    return Source(checkpoints.parent if ours else checkpoints, checkpoints, step)
+
+
+def export(path: Path, step: int | None = None, out: Path | None = None, agent: str | None = None) -> Path:
+    """Export the model of a step; the run may go on, or have ended in whatever way.
+
+    Args:
+        path: See :func:`source_of`.
+        step: The newest whole checkpoint's when ``None``.
+        out: ``model_step_N`` in the run's folder when ``None``.
+        agent: Name or YAML of the agent, for checkpoints that stand without one.
+
+    Returns:
+        The model's folder.
+
+    Raises:
+        ConfigError: No such step, no agent, or ``out`` exists.
+        EngineError: The checkpoint holds no whole model.
+    """
+    source = source_of(path)
+    if step is not None and source.step not in (None, step):
+        raise UsageError(
+            f"{path} is step {source.step}, --step says {step}; give the run's folder or leave --step out"
+        )
+    step = _chosen(source, source.step if step is None else step)
+    out = (out or source.run / f"model_step_{step}").absolute()
+    if out.exists() or out.is_symlink():
+        raise ConfigError(f"{out}: exists and is not overwritten; remove it, or name another folder (--out)")
+    spec = _agent(source.run, agent)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    export_model(source.checkpoints, step, out, spec)
+    return out
+
+
+def _chosen(source: Source, step: int | None) -> int:
+    steps = exportable_steps(source.checkpoints)
+    if not steps:
+        raise ConfigError(
+            f"{source.checkpoints}: no checkpoint in it was saved whole; wait for the next one (trainer.save_freq)"
+        )
+    if step is not None and step not in steps:
+        there = ", ".join(map(str, steps))
+        raise ConfigError(
+            f"{source.checkpoints}: no whole checkpoint of step {step}; there are those of: {there}"
+        )
+    return steps[-1] if step is None else step
+
+
+def _agent(run: Path, agent: str | None) -> AgentSpec:
+    if agent is not None:
+        return load_agent(agent)
+    if not (run / AGENT_FILE).is_file():
+        raise ConfigError(
+            f"{run}: no {AGENT_FILE} says which agent was trained; name it (--agent math, or a YAML)"
+        )
+    return load_agent(run / AGENT_FILE)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Command line of this module."""
+    parser = argparse.ArgumentParser(prog="python -m verl_ext.export")
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--step", type=int)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--agent")
+    given = parser.parse_args(arguments)
+    print(export(given.run, given.step, given.out, given.agent))
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except (AfmError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2 if isinstance(error, UsageError) else 1)
+    except KeyboardInterrupt:
+        sys.exit(130)
