@@ -15,6 +15,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from afm.datasets.atomic import replace_text
+from afm.errors import DataError
+
 ALARMS_FILE = "alarms.jsonl"
 Rows = Sequence[Mapping[str, Any]]
 
@@ -200,7 +203,7 @@ class Watch:
         last = max((row["step"] for row in rows), default=0)
         kept = [finding for finding in read_findings(file) if finding.step <= last]
         if file.exists():
-            file.write_text("".join(_line(finding) for finding in kept), encoding="utf-8")
+            replace_text(file, "".join(_line(finding) for finding in kept))
 
     def look(self, row: Mapping[str, Any]) -> list[Finding]:
         """Alarms whose condition begins to hold with this step."""
@@ -226,12 +229,28 @@ class Watch:
 
 
 def read_findings(file: Path) -> list[Finding]:
-    """The alarms of a run in order; a half-written last line is ignored."""
+    """The alarms of a run in order; a half-written last line is ignored.
+
+    Raises:
+        DataError: A line is not that of an alarm.
+    """
     if not file.exists():
         return []
-    lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
-    rows = [json.loads(line) for line in lines if line.endswith("\n")]
-    return [Finding(row["step"], row["alarm"], Action(row["action"]), row["message"]) for row in rows]
+    lines = file.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+    whole = [line for line in lines if line.endswith("\n")]
+    return [_finding(file, number, line) for number, line in enumerate(whole, 1)]
+
+
+def _finding(file: Path, number: int, line: str) -> Finding:
+    try:
+        row = json.loads(line)
+        found = Finding(row["step"], row["alarm"], Action(row["action"]), row["message"])
+    except (ValueError, KeyError, TypeError):
+        found = None
+    if found is None or type(found.step) is not int:
+        told = f"expected an alarm of a step, got {line.strip()[:60]!r}; remove the line, or choose another output_dir"
+        raise DataError(told, path=str(file), line=number)
+    return found
 
 
 def _line(finding: Finding) -> str:

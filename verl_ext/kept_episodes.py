@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import logging
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+from afm.datasets.atomic import replacing
 from afm.errors import DataError
 from afm.trajectory import append_record
 from afm.trajectory.advantages import advantages_file
@@ -45,9 +49,43 @@ def keep(output_dir: Path, step: int, record: Record, *, sampled: bool) -> None:
         _LOG.warning("an episode of step %d was not kept: %s", step, error)
 
 
-def forget_after(output_dir: Path, step: int) -> None:
-    """Remove the sampled episodes of steps that will be done again."""
+def forget_after(output_dir: Path, step: int, *, validated_again: bool = False) -> None:
+    """Remove the kept episodes of steps that will be done again.
+
+    Args:
+        step: The last one that is not.
+        validated_again: Its validation is (``trainer.val_before_train``).
+    """
     for file in (output_dir / EPISODES_DIR).glob("step_*.jsonl"):
         if file > episodes_file(output_dir, step):
             file.unlink()
             advantages_file(file).unlink(missing_ok=True)
+
+    def stays(origin: dict[str, Any]) -> bool:
+        done = origin.get("step")
+        if not isinstance(done, int):
+            return True
+        return done < step or (done == step and not (validated_again and origin.get("validation")))
+
+    _thin_out(output_dir / STUCK_FILE, stays)
+    _thin_out(episodes_file(output_dir, step), stays)
+
+
+def _thin_out(file: Path, stays: Callable[[dict[str, Any]], bool]) -> None:
+    """Keep the episodes whose provenance ``stays``, and lines that are none; a half-written last line goes."""
+    if not file.exists():
+        return
+    lines = file.read_bytes().splitlines(keepends=True)
+    kept = [line for line in lines if line.endswith(b"\n") and stays(_provenance(line))]
+    if len(kept) < len(lines):
+        with replacing(file) as temporary:
+            temporary.write_bytes(b"".join(kept))
+
+
+def _provenance(line: bytes) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return {}
+    origin = row.get("provenance") if isinstance(row, dict) else None
+    return origin if isinstance(origin, dict) else {}

@@ -111,11 +111,11 @@ class Run:
         return 0
 
     def _train(self, scratch: Path, book: processes.ProcessBook, step: int, total: int) -> int:
-        words, _ = command(self._settings, str(scratch), total)
+        words, config = command(self._settings, str(scratch), total)
         self._write_settings()
         forget_failures(self._out)
         forget_losses(self._out)
-        forget_after(self._out, step)
+        forget_after(self._out, step, validated_again=bool(config.trainer.val_before_train))
         metrics = MetricsLog(self._out, step)
         rows = read_metrics(self._out / METRICS_FILE)
         watch = Watch(self._settings.alarms, rows, self._out / ALARMS_FILE)
@@ -139,7 +139,20 @@ class Run:
             print(f"stopped; start again to continue from the last checkpoint in {self._checkpoints}")
         elif ended.status != 0:
             self._explain(ended.status, begin)
+        elif (reached := self._reached()) < total:
+            print(self._ended_early(reached, total), file=sys.stderr)
         return ended.status
+
+    def _reached(self) -> int:
+        return max((row["step"] for row in read_metrics(self._out / METRICS_FILE)), default=0)
+
+    def _ended_early(self, reached: int, total: int) -> str:
+        saved = saved_step(self._checkpoints)
+        lost = f"; the last checkpoint is that of step {saved} (trainer.save_freq)" if saved < reached else ""
+        return (
+            f"warning: the run ended after step {reached} of {total}: verl left rows out, for example by "
+            f"data.filter_overlong_prompts, so its epochs hold fewer steps; more rows or trainer.total_epochs give more{lost}"
+        )
 
     def _report(self, watch: Watch, row: Mapping[str, Any], total: int) -> bool:
         """Tell a step and its alarms; whether the run is to end here, because an alarm stops it and a checkpoint is saved.
@@ -202,7 +215,7 @@ class Run:
 
     def _goes_on(self, lost: str) -> str:
         step = resumable_step(self._checkpoints)
-        reached = max((row["step"] for row in read_metrics(self._out / METRICS_FILE)), default=0)
+        reached = self._reached()
         before = "once its place is taken, " if "the node" in lost else ""
         if step == 0:
             return f"there is no checkpoint yet: {before}the same command starts anew"

@@ -134,6 +134,7 @@ class MetricsLog:
         temporary.replace(self._path)
         self._source.unlink(missing_ok=True)
         self._offset = 0
+        self._known = {row["step"] for row in kept}
 
     @property
     def source(self) -> Path:
@@ -141,8 +142,13 @@ class MetricsLog:
         return self._source
 
     def follow(self) -> Iterator[dict[str, Any]]:
-        """Lines that came since the last call, each already appended to our file."""
+        """Lines that came since the last call, each already appended to our file.
+
+        A step has one: the validation before a resumed training reports the step of the checkpoint once more.
+        """
         for row in self._new_rows():
+            if row["step"] in self._known:
+                continue
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
             yield row

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from afm.errors import DataError
 from verl_ext.alarms import Action, Alarms, Watch, read_findings
 
 Row = dict[str, Any]
@@ -82,6 +83,20 @@ def test_messages_say_what_was_seen_and_findings_are_kept(tmp_path: Path) -> Non
     with file.open("a") as half:
         half.write('{"step": 8')
     assert read_findings(file) == [found]
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["junk", "[1]", "{}", '{"step": "3", "alarm": "a", "action": "warn", "message": "m"}',
+     '{"step": 3, "alarm": "a", "action": "shout", "message": "m"}'],
+)  # fmt: skip
+def test_a_foreign_line_is_named(tmp_path: Path, line: str) -> None:
+    file = tmp_path / "alarms.jsonl"
+    sound = '{"step": 1, "alarm": "mismatch", "action": "warn", "message": "m"}\n'
+    file.write_text(sound + line + "\n")
+    with pytest.raises(DataError, match=r"alarms\.jsonl:2: expected an alarm of a step, got "):
+        Watch(Alarms(), [], file)
+    assert file.read_text() == sound + line + "\n"
 
 
 def test_a_run_that_goes_on_forgets_what_it_does_again_and_remembers_the_rest(tmp_path: Path) -> None:

@@ -86,3 +86,13 @@ def test_what_an_earlier_start_lost_is_not_told_again(
 def test_a_kill_of_the_first_process_is_told(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     run._explain(137, 0)
     assert capsys.readouterr().err.startswith("the trainer's first process was killed (signal 9)")
+
+
+def test_a_run_with_fewer_steps_than_asked_for_says_so_in_one_line(run: Run, tmp_path: Path) -> None:
+    checkpoint(tmp_path, 4)
+    metrics(tmp_path, 1, 2, 3, 4, 5)
+    told = run._ended_early(run._reached(), 8)
+    assert told.startswith("warning: the run ended after step 5 of 8: verl left rows out")
+    assert told.endswith("; the last checkpoint is that of step 4 (trainer.save_freq)")
+    assert "checkpoint" not in run._ended_early(4, 8)
+    assert "\n" not in told

@@ -76,6 +76,16 @@ def test_steps_after_the_checkpoint_are_forgotten_at_a_restart(tmp_path: Path) -
     assert [row["reward"] for row in read_metrics(tmp_path / METRICS_FILE)] == [0.1, 0.2, 0.9]
 
 
+def test_a_validation_before_a_resumed_training_is_no_second_line_of_its_step(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path, resume_step=0)
+    log.source.write_text(engine_line(0, 0.0) + engine_line(1, 0.1) + engine_line(2, 0.2))
+    assert [row["step"] for row in log.follow()] == [0, 1, 2]
+    again = MetricsLog(tmp_path, resume_step=2)
+    again.source.write_text(engine_line(2, 0.7) + engine_line(3, 0.3))
+    assert [row["step"] for row in again.follow()] == [3]
+    assert [row["reward"] for row in read_metrics(tmp_path / METRICS_FILE)] == [0.0, 0.1, 0.2, 0.3]
+
+
 def test_steps_logged_while_the_launcher_was_gone_are_found(tmp_path: Path) -> None:
     (tmp_path / ENGINE_LOG).write_text(engine_line(1, 0.1) + engine_line(2, 0.2))
     MetricsLog(tmp_path, resume_step=1)
