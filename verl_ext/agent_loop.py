@@ -228,11 +228,32 @@ def _sampling(given: Mapping[str, Any], response_tokens: int) -> SamplingParams:
 
 
 def _seed(seed: int, task: Task, row: Mapping[str, Any]) -> int:
-    """The same for the same sample of the same prompt in the same step, and different for every other."""
+    """The same for the same sample of the same draw of a question in the same step, and different for every other.
+
+    A question may be drawn more than once in a step; each process counts its own draws, and on a CPU there is one.
+    """
     import hashlib
 
-    key = f"{seed}/{row.get('global_steps')}/{task.id}/{row.get('session_id')}"
+    step = row.get("global_steps")
+    draw = _draw((step, task.id, validating()), str(row.get("uid")))
+    again = f"/draw {draw}" if draw else ""
+    key = f"{seed}/{step}/{task.id}/{row.get('session_id')}{again}"
     return int.from_bytes(hashlib.sha256(key.encode()).digest()[:7], "big")
+
+
+_DRAWS: dict[tuple[Any, ...], list[str]] = {}
+"""Uids of the draws of a question in a step, in the order of their first episodes."""
+_DRAWS_KEPT = 1 << 14
+
+
+def _draw(question: tuple[Any, ...], uid: str) -> int:
+    """Number of a draw among those of its question: a ``uid`` is random, their order is not."""
+    uids = _DRAWS.setdefault(question, [])
+    if uid not in uids:
+        uids.append(uid)
+        while len(_DRAWS) > _DRAWS_KEPT:
+            del _DRAWS[next(iter(_DRAWS))]
+    return uids.index(uid)
 
 
 def _sample(spec: AgentSpec, task: Task, episode: Episode) -> Sample:

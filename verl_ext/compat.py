@@ -146,6 +146,24 @@ def save_when_asked(module: ModuleType) -> None:
     trainer._stop_profiling = _stop_profiling
 
 
+def report_entropy_of_a_token(module: ModuleType) -> None:
+    """Let ``actor/entropy`` be the mean entropy of a trained token, in nats, whatever the loss is.
+
+    Symptom: with ``seq-mean-token-sum`` it grew with the responses' length, and our alarm of a collapse looked at lengths.
+    Cause: verl/trainer/ppo/v1/trainer_base.py:1677 puts it together as the loss is (``loss_agg_mode``): the one use of
+    ``agg_loss`` there, so that no loss changes.
+    """
+    original = target(module, "agg_loss")
+    if getattr(original, "patched_by_afm", False):
+        return
+
+    def agg_loss(loss_mat: Any, loss_mask: Any, **given: Any) -> Any:
+        return original(loss_mat=loss_mat, loss_mask=loss_mask, loss_agg_mode="token-mean")
+
+    agg_loss.patched_by_afm = True  # type: ignore[attr-defined]
+    module.agg_loss = agg_loss  # type: ignore[attr-defined]
+
+
 def load_any_world_size(module: ModuleType) -> None:
     """Let a run go on with another number of training workers.
 

@@ -6,6 +6,7 @@ import os
 from types import ModuleType
 
 from verl_ext import compat
+from verl_ext.aggregation import put_our_metrics_together
 from verl_ext.curriculum import draw_by_difficulty
 from verl_ext.hooks import after_import
 from verl_ext.kept_advantages import keep_advantages
@@ -22,6 +23,8 @@ def register() -> None:
     after_import("verl.workers.rollout.replica", _rollout_replica)
     after_import("verl.trainer.ppo.v1.trainer_base", compat.save_when_asked)
     after_import("verl.trainer.ppo.v1.trainer_base", compat.watch_for_losses)
+    after_import("verl.trainer.ppo.v1.trainer_base", compat.report_entropy_of_a_token)
+    after_import("verl.trainer.ppo.v1.utils", put_our_metrics_together)
     after_import("verl.utils.checkpoint.fsdp_checkpoint_manager", compat.load_any_world_size)
     after_import("verl.trainer.ppo.v1.trainer_base", draw_by_difficulty)
     after_import("verl.trainer.ppo.v1.trainer_base", average_scored_samples)

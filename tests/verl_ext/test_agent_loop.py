@@ -134,8 +134,16 @@ async def test_equal_samples_have_equal_seeds_and_different_ones_differ(
         await make_loop(servers).run(dict(SAMPLING), **(ROW | changes))
         return int(servers.requests[0]["params"]["seed"])
 
+    from verl_ext import agent_loop
+
+    agent_loop._DRAWS.clear()
     first = await seed()
-    assert await seed(uid="u2") == first
+    assert await seed() == first
+    again = await seed(uid="u2")  # the same question, drawn once more in this step
+    assert again != first
+    assert await seed(uid="u2") == again
+    agent_loop._DRAWS.clear()  # as in the next run, whose uids are others
+    assert [await seed(uid="u3"), await seed(uid="u4")] == [first, again]
     assert len({first, await seed(session_id=3), await seed(global_steps=5)}) == 3
 
 

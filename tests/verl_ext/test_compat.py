@@ -8,6 +8,7 @@ import pytest
 
 from afm.errors import EngineError
 from verl_ext import compat
+from verl_ext.choices import CHOICES
 from verl_ext.hooks import after_import
 from verl_ext.validation import average_scored_samples
 
@@ -21,6 +22,7 @@ pytest.importorskip("verl")
         compat.drop_pinned_offload,
         compat.load_value_head_with_sdpa,
         compat.save_when_asked,
+        compat.report_entropy_of_a_token,
     ],
 )
 def test_a_patch_whose_target_is_gone_fails_loudly(patch: compat.Patch) -> None:
@@ -70,6 +72,33 @@ def test_a_validation_is_averaged_over_the_samples_that_have_a_score() -> None:
     assert found == [0.5, 0.25]
 
 
+@pytest.mark.parametrize("mode", CHOICES["actor_rollout_ref.actor.loss_agg_mode"])
+def test_the_entropy_is_a_tokens_mean_in_every_mode_of_the_loss(mode: str) -> None:
+    """Tokens trained on: 0.5, 1.0, 0.5 and 2.0; their mean is 1, the sums of the two responses are 2 and 2."""
+    import torch
+    from verl.trainer.ppo import core_algos
+
+    module = ModuleType("upstream")
+    module.agg_loss = core_algos.agg_loss  # type: ignore[attr-defined]
+    compat.report_entropy_of_a_token(module)
+    compat.report_entropy_of_a_token(module)
+    entropy_BT = torch.tensor([[0.5, 1.0, 0.5, 9.0], [2.0, 9.0, 9.0, 9.0]])
+    mask_BT = torch.tensor([[1, 1, 1, 0], [1, 0, 0, 0]])
+    options = {"loss_agg_mode": mode, "loss_scale_factor": 4}
+    found = module.agg_loss(loss_mat=entropy_BT, loss_mask=mask_BT, **options)
+    assert found.item() == 1.0
+
+
+def test_verls_trainer_puts_nothing_but_the_entropy_together_there() -> None:
+    from inspect import getsource
+
+    from verl.trainer.ppo.v1 import trainer_base
+
+    source = getsource(trainer_base)
+    assert source.count("agg_loss(") == 1
+    assert "entropy_agg = agg_loss(" in source
+
+
 def test_the_installed_verl_is_the_supported_one() -> None:
     assert version("verl") == compat.VERL_VERSION
     compat.check_verl()
@@ -114,6 +143,8 @@ import verl.utils.distributed, verl.utils.model, verl.workers.engine.fsdp.transf
 print(get_platform().device_name, get_rollout_class("afm_cpu").__name__, get_rollout_replica_class("afm_cpu").__name__)
 print([f.patched_by_afm for f in (verl.utils.distributed.initialize_global_process_group_ray,
       verl.utils.model.load_valuehead_model, fsdp.CPUOffloadPolicy)])
+from verl.trainer.ppo.v1 import trainer_base
+print(trainer_base.agg_loss.patched_by_afm, trainer_base.MetricsAggregator()._get_aggregation_type("groups/kept"))
 """
     import os
 
@@ -121,4 +152,5 @@ print([f.patched_by_afm for f in (verl.utils.distributed.initialize_global_proce
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=variables
     )
-    assert result.stdout.splitlines()[-2:] == ["cpu CpuRolloutAdapter CpuReplica", "[True, True, True]"]
+    expected = ["cpu CpuRolloutAdapter CpuReplica", "[True, True, True]", "True sum"]
+    assert result.stdout.splitlines()[-3:] == expected
