@@ -20,6 +20,11 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from afm.distill.record import Event, EventKind, EventLog
 
+_FREE = ("request", "messages", "tools", "prompt", "choices")
+"""What clients and endpoints say in any form."""
+_DEEPEST = 100
+"""Half of what pydantic reads."""
+_TOO_DEEP = "(nested too deeply)"
 _AGENTS_REMEMBERED = 10_000
 _CALLS_REMEMBERED = 4
 """Of one agent: a planning or summarising call between two others must not cost the whole conversation."""
@@ -208,10 +213,36 @@ def _digest(value: Any) -> bytes:
 
 
 def _writable(call: ModelCall) -> ModelCall:
-    """The call, halves of surrogate pairs replaced: JSON can name them, no file can hold them."""
+    """The call as readers of the log can take it.
+
+    Halves of surrogate pairs, which JSON can name and no file can hold, and what is nested too deeply are replaced.
+    """
+    fields = {name: getattr(call, name) for name in _FREE}
+    if deep := {name: _shallow(value) for name, value in fields.items() if _is_deep(value)}:
+        call = call.model_copy(update=deep)
     try:
         call.model_dump_json()
     except ValueError:  # PydanticSerializationError
         text = json.dumps(call.model_dump(mode="python"), ensure_ascii=False)
         return ModelCall.model_validate_json(text.encode("utf-8", "replace"))
     return call
+
+
+def _is_deep(value: Any, left: int = _DEEPEST) -> bool:
+    """Whether there are more than ``left`` lists and objects in each other."""
+    if isinstance(value, Mapping):
+        value = value.values()
+    elif not isinstance(value, list | tuple):
+        return False
+    return not left or any(_is_deep(part, left - 1) for part in value)
+
+
+def _shallow(value: Any, left: int = _DEEPEST) -> Any:
+    """A value, what lies too deep in it replaced."""
+    if not isinstance(value, Mapping | list | tuple):
+        return value
+    if not left:
+        return _TOO_DEEP
+    if isinstance(value, Mapping):
+        return {name: _shallow(part, left - 1) for name, part in value.items()}
+    return type(value)(_shallow(part, left - 1) for part in value)

@@ -168,7 +168,7 @@ class Steps:
         self._items.append(target)
 
     def _append_to(self, item: _Item, source: Source, content: str) -> None:
-        if content.strip() and content.strip() not in item.content:
+        if content.strip() and not _stands_in(item.content, content.strip()):
             item.content = f"{item.content.rstrip()}{_GAP}{content.lstrip()}"
         item.source.also.append(source.event)
 
@@ -177,3 +177,8 @@ class Steps:
 
     def _is_thought(self, item: _Item) -> bool:
         return not item.environment and self._spec.roles[item.source.role].kind is RoleKind.THOUGHT
+
+
+def _stands_in(text: str, paragraphs: str) -> bool:
+    """Whether ``text`` has these paragraphs already; words within one of its sentences are something else."""
+    return f"{_GAP}{paragraphs}{_GAP}" in f"{_GAP}{text.strip()}{_GAP}"

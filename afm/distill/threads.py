@@ -78,7 +78,7 @@ class Thread:
             if isinstance(arguments, str):
                 try:
                     arguments = json.loads(arguments or "{}")
-                except ValueError as error:
+                except (ValueError, RecursionError) as error:
                     event = self.calls[place].event.id
                     raise DataError(f"event {event}: arguments of {name} are no JSON: {error}") from None
             found.append(ToolUse(str(call.get("id") or ""), number, name, arguments))

@@ -158,3 +158,14 @@ def test_what_cannot_be_mended_is_rejected_with_its_reason():
 def test_a_thought_role_that_the_agent_lacks_is_refused():
     with pytest.raises(ConfigError, match="'thought' -> 'thoughts' is no role of agent 'wiki'"):
         ROLES.model_copy(update={"thought": "thoughts"}).checked(SPEC)
+
+
+def test_a_word_that_stands_within_another_sentence_is_not_lost():
+    made = record(
+        *(think("planner", "I know it now."), think("planner", "no"), think("planner", "I know it now.")),
+        say("planner", "Plan."),
+        *(think("searcher", "Look."), *search("x", "found")),
+        *END,
+    )
+
+    assert made.text.startswith("<think>I know it now.\n\nno</think><plan>Plan.</plan>")

@@ -11,6 +11,8 @@ _BLANK_LINE = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 _GROWING = frozenset({"content", "reasoning_content", "reasoning", "refusal", "text"})
 """Keys of a delta whose texts follow one another; others are said once."""
 DONE = b"[DONE]"
+_MOST_TOKENS = 10_000_000
+"""Of a call; more is a mistake of the endpoint's."""
 
 
 @dataclass
@@ -184,4 +186,4 @@ def _said(value: Any) -> str:
 
 
 def _count(value: Any) -> int:
-    return value if isinstance(value, int) and value >= 0 else 0
+    return value if isinstance(value, int) and 0 <= value <= _MOST_TOKENS else 0

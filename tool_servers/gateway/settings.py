@@ -15,6 +15,7 @@ from afm.settings import Settings
 from tool_servers.shared.settings import ServerSettings
 
 _MILLION = 1_000_000
+_MOST_USD = 1e9
 
 
 class Upstream(BaseModel):
@@ -55,9 +56,9 @@ class Price(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    prompt: float = Field(ge=0)
-    completion: float = Field(ge=0)
-    cached: float | None = Field(default=None, ge=0)
+    prompt: float = Field(ge=0, le=_MOST_USD)
+    completion: float = Field(ge=0, le=_MOST_USD)
+    cached: float | None = Field(default=None, ge=0, le=_MOST_USD)
 
 
 class GatewaySettings(ServerSettings):

@@ -18,9 +18,10 @@ from afm.trajectory.hygiene import readable
 from afm.trajectory.record import Record
 from afm.trajectory.types import Author
 
-_CHINESE_JAPANESE = "\u3041-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
-_WORD = re.compile(f"[{_CHINESE_JAPANESE}]|[^\\W_{_CHINESE_JAPANESE}]+")
-"""Scripts without blanks between words are compared letter by letter."""
+CHINESE_JAPANESE = "\u3041-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+"""The letters of scripts without blanks between words, for a class of a regular expression."""
+_WORD = re.compile(f"[{CHINESE_JAPANESE}]|[^\\W_{CHINESE_JAPANESE}]+")
+"""Those are compared letter by letter."""
 
 
 class Place(StrEnum):

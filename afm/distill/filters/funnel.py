@@ -11,6 +11,9 @@ from afm.trajectory.record import Record
 
 EARLIER = "earlier run: "
 """Before the name of the stage of another run."""
+_MOST_EARLIER = 32
+"""Such names; reasons of others may be different in every row, and a funnel is saved with every chunk."""
+_OTHERS = f"{EARLIER}other reasons"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +41,7 @@ class Funnel:
 
     Attributes:
         dropped: Rows dropped, by the stage's name (the part of the reason before the first colon), and those that an earlier run
-            had dropped, by :data:`EARLIER` and that name.
+            had dropped, by :data:`EARLIER` and that name (of more than 32 names the later ones together).
         copies: Rows added by repeating kept ones; not part of ``kept``.
         order: The stages' names, as far as they are known.
     """
@@ -63,8 +66,16 @@ class Funnel:
         self.kept += kept
         self.copies += copies
         if not kept:
-            stage = reason.partition(":")[0]
-            self.dropped[f"{EARLIER}{stage or 'no reason'}" if earlier else stage] += 1
+            self.dropped[self._earlier(reason) if earlier else reason.partition(":")[0]] += 1
+
+    def _earlier(self, reason: str) -> str:
+        """The name that a row counts under which an earlier run dropped."""
+        if reason.startswith("event "):  # its id, which differs from row to row
+            reason = reason.partition(": ")[2]
+        name = f"{EARLIER}{reason.partition(':')[0] or 'no reason'}"
+        if name in self.dropped or sum(known.startswith(EARLIER) for known in self.dropped) < _MOST_EARLIER:
+            return name
+        return _OTHERS
 
     def stages(self) -> Iterator[FunnelStage]:
         """First what dropped rows before the filters, then the filters in order."""

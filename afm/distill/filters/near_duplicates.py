@@ -23,6 +23,7 @@ from pydantic import Field
 
 from afm.agents import AgentSpec
 from afm.distill.filters.base import FilterSettings
+from afm.distill.filters.contamination import CHINESE_JAPANESE
 from afm.errors import MissingExtraError
 from afm.trajectory.record import Record
 from afm.trajectory.types import Author
@@ -31,13 +32,16 @@ if TYPE_CHECKING:
     from numpy import uint32
     from numpy.typing import NDArray
 
-_WORD = re.compile(r"\w+")
+_WORD = re.compile(f"[{CHINESE_JAPANESE}]|[^\\W{CHINESE_JAPANESE}]+")
+"""Chinese and Japanese have no blanks between words: a letter counts as one."""
 _ASCII = "".join(chr(code).lower() if _WORD.match(chr(code)) else " " for code in range(128))
 """Turns every character of a text that is no part of a word into a blank, and letters into small ones."""
 _KEY_BYTES = 8
 _GRAM_BYTES = 4
 _SKETCH = 1024
 """N-grams of a row that are kept: all of most rows, those with the smallest hashes of a longer one."""
+_PERMUTED = 1 << 13
+"""N-grams at a time."""
 _LONGEST_BAND = 32
 _NEWEST = 128
 """Rows of one bucket that are looked at; more share it only when they share a text that says little."""
@@ -125,9 +129,7 @@ class Signer:
         if not words:
             return b""
         hashes = self._numpy.unique(self._shingles(words))
-        permuted = hashes[:, None] * self._factors
-        permuted += self._offsets
-        values = self._numpy.minimum.reduce(permuted, axis=0)
+        values = self._least(hashes)
         width = 4 * self._rows
         raw = values.astype("<u4", copy=False).tobytes()
         keys = b"".join(
@@ -138,6 +140,16 @@ class Signer:
         )
         sketch: bytes = hashes[:_SKETCH].astype("<u4", copy=False).tobytes()
         return keys + sketch
+
+    def _least(self, hashes: NDArray[uint32]) -> NDArray[uint32]:
+        """The least value of each permutation; a long row in parts, for its values are many times its text."""
+        np = self._numpy
+        least = np.full(self.settings.permutations, np.iinfo(np.uint32).max, np.uint32)
+        for at in range(0, len(hashes), _PERMUTED):
+            permuted = hashes[at : at + _PERMUTED, None] * self._factors
+            permuted += self._offsets
+            np.minimum(least, np.minimum.reduce(permuted, axis=0), out=least)
+        return least
 
     def _text(self, record: Record) -> str:
         if self.settings.text is Compared.QUESTION:

@@ -185,12 +185,18 @@ class _Outputs:
 def _settings(paths: Sequence[Path], plan: FilterPlan, spec: AgentSpec) -> dict[str, object]:
     """What the result depends on."""
     tasks = [path for stage in plan.stages if stage.contamination for path in stage.contamination.tasks]
+    rewards = [stage.quality.reward for stage in plan.stages if stage.quality and stage.quality.reward]
     return {
         "inputs": [{"path": str(path.resolve()), "bytes": _size(path)} for path in paths],
         "agent": {"name": spec.name, "digest": spec.digest},
-        "evaluation_sets": {str(path): sha256_of(path) for path in tasks if path.is_file()},
+        "evaluation_sets": _digests(tasks),
+        **({"rewards": _digests(rewards)} if rewards else {}),
         "plan": plan.model_dump(mode="json", exclude_none=True),
     }
+
+
+def _digests(paths: Sequence[Path]) -> dict[str, str]:
+    return {str(path): sha256_of(path) for path in paths if path.is_file()}
 
 
 def _size(path: Path) -> int:

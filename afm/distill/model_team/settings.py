@@ -42,8 +42,8 @@ class EndpointSettings(_Strict):
 class Price(_Strict):
     """US dollars for a million tokens."""
 
-    prompt: float = Field(ge=0, allow_inf_nan=False)
-    completion: float = Field(ge=0, allow_inf_nan=False)
+    prompt: float = Field(ge=0, le=1e9)
+    completion: float = Field(ge=0, le=1e9)
 
     def usd(self, prompt_tokens: int, completion_tokens: int) -> float:
         """What so many tokens cost."""

@@ -140,5 +140,5 @@ class _Spans:
 def _decoded(told: Any) -> Any:
     try:
         return json.loads(told) if isinstance(told, str) else told
-    except ValueError:
+    except (ValueError, RecursionError):
         return told

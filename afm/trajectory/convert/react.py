@@ -114,7 +114,7 @@ def _argument(text: str) -> Any:
     """Parameters where the input is a JSON object, else the text."""
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
     return found if isinstance(found, dict) else text
 

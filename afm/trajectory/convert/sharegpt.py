@@ -70,7 +70,7 @@ def _message(turn: Mapping[str, Any], number: int) -> dict[str, Any]:
         return {"role": role, "content": value}
     try:
         calls = json.loads(value)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"conversations[{number}]: a function_call that is no JSON: {error}") from None
     listed = calls if isinstance(calls, list) else [calls]
     return {"role": "assistant", "content": "", "tool_calls": [{"function": call} for call in listed]}

@@ -1,5 +1,6 @@
 import random
 import sqlite3
+import tracemalloc
 
 import pytest
 
@@ -172,3 +173,30 @@ def test_bands_are_the_longest_that_find_enough(settings, bands):
 def test_settings_that_cannot_be_meant_are_refused(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         NearDuplicateSettings(**wrong)
+
+
+def test_chinese_rows_that_differ_in_a_letter_of_each_sentence_are_twins(wiki, row, index):
+    signer = Signer(wiki, NearDuplicateSettings(ngram=2))
+    letters = [chr(0x4E00 + number) for number in random.Random(5).sample(range(5000), 600)]
+
+    def twin(number, changed):
+        text = letters.copy()
+        text[10::40] = changed * len(text[10::40])
+        sentences = "".join(letter + ("\u3002" if at % 40 == 39 else "") for at, letter in enumerate(text))
+        return index.twin(number, str(number), signer.signature(row(thought=sentences)))
+
+    assert twin(1, "\u4e00") is None
+    assert twin(2, "\u4e8c").similarity > 0.85
+
+
+def test_a_long_row_takes_little_memory(wiki, row):
+    """All its values at once were half a kilobyte for each n-gram."""
+    signer = Signer(wiki, NearDuplicateSettings(text="question"))
+    record = row(question=" ".join(f"w{number}" for number in range(100_000)))
+
+    tracemalloc.start()
+    signer.signature(record)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+
+    assert most < 40e6

@@ -136,6 +136,32 @@ def test_rows_that_an_earlier_run_dropped_are_counted_apart(rows, wiki, tmp_path
         ]
 
 
+def test_reasons_that_differ_in_every_row_do_not_make_a_stage_each(lines, wiki, tmp_path):
+    given = json.loads(lines[0]) | {"kept": False}
+    gateways = [f"event 't-{at}#1.3': the model: said {at}" for at in range(100)]
+    others = [f"result {at} answers no call" for at in range(100)]
+    source = tmp_path / "dropped.jsonl"
+    source.write_text("".join(json.dumps(given | {"reason": reason}) + "\n" for reason in gateways + others))
+
+    found = filter_files([source], PLAN, wiki, tmp_path / "out", picture=False).funnel
+
+    earlier = [(stage.name, stage.dropped) for stage in found.stages() if stage.name.startswith("earlier")]
+    assert len(earlier) == 33
+    assert earlier[:2] == [("earlier run: other reasons", 69), ("earlier run: result 0 answers no call", 1)]
+    assert earlier[-1] == ("earlier run: the model", 100)
+
+
+def test_another_text_of_the_reward_is_another_setting(rows, wiki, tmp_path):
+    reward = tmp_path / "reward.yaml"
+    reward.write_text("formula: correct\n")
+    plan = FilterPlan.model_validate({"stages": [{"quality": {"recorded": True, "reward": reward}}]})
+    filter_files([rows], plan, wiki, tmp_path / "out", picture=False)
+    reward.write_text("formula: correct * format\n")
+
+    with pytest.raises(ConfigError, match=r"other settings \(rewards\)"):
+        filter_files([rows], plan, wiki, tmp_path / "out", picture=False)
+
+
 def test_two_processes_write_the_same_files_as_one(rows, lines, wiki, tmp_path):
     packed = tmp_path / "more.jsonl.gz"
     packed.write_bytes(gzip.compress(b"\n".join(line.rstrip() for line in [*lines[:3], b"no record"])))

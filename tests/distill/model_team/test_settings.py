@@ -69,3 +69,9 @@ def test_a_budget_changes_no_digest_and_a_prompt_does(tmp_path, monkeypatch):
 
 def test_prices_are_for_a_million_tokens():
     assert Price(prompt=2.0, completion=8.0).usd(500_000, 250_000) == 3.0
+
+
+@pytest.mark.parametrize("usd", [-1, 1e10, float("inf"), float("nan")])
+def test_prices_that_nobody_asks_are_refused(usd):
+    with pytest.raises(ValueError, match="prompt"):
+        Price(prompt=usd, completion=0)

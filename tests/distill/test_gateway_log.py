@@ -1,0 +1,45 @@
+import json
+
+import pytest
+
+from afm.distill.gateway import CallLog, Label, ModelCall, Usage
+from afm.distill.gateway_log import read_calls
+from afm.distill.threads import Thread
+from afm.errors import DataError
+
+
+def nested(depth):
+    return json.loads('{"a":' * depth + "1" + "}" * depth)
+
+
+@pytest.mark.parametrize("depth", [250, 900])
+def test_what_is_nested_deeper_than_the_log_can_be_read_is_replaced(tmp_path, depth):
+    log = tmp_path / "events.jsonl"
+    asked = ({"role": "user", "content": [{"type": "text", "text": "hi"}, nested(depth)]},)
+    with CallLog(log) as writer:
+        call = ModelCall(
+            path="chat/completions",
+            request={"format": nested(depth), "n": 1, "deep": nested(90)},
+            messages=asked,
+        )
+        writer.record(Label(task="t"), call, Usage())
+
+    with CallLog(log) as writer:  # a gateway that starts again reads its log
+        writer.record(Label(task="u"), ModelCall(path="chat/completions"), Usage())
+    ((first,), _) = read_calls(log)
+
+    assert first.call.request["n"] == 1
+    assert first.call.request["deep"] == nested(90)
+    assert '"(nested too deeply)"' in json.dumps(first.call.request["format"])
+    assert first.call.messages[0]["content"][0] == {"type": "text", "text": "hi"}
+
+
+def test_arguments_that_open_brackets_for_ever_are_no_json(tmp_path):
+    function = {"name": "search", "arguments": "[" * 100_000}
+    answer = ({"message": {"role": "assistant", "tool_calls": [{"id": "1", "function": function}]}},)
+    with CallLog(tmp_path / "events.jsonl") as writer:
+        writer.record(Label(task="t"), ModelCall(path="chat/completions", choices=answer), Usage())
+    (calls,) = read_calls(tmp_path / "events.jsonl")
+
+    with pytest.raises(DataError, match="arguments of search are no JSON"):
+        Thread(calls, "Observation: (.*)").uses(0)

@@ -1,0 +1,19 @@
+import pytest
+from pydantic import ValidationError
+
+from tool_servers.gateway.answers import whole_answer
+from tool_servers.gateway.settings import Price
+
+
+@pytest.mark.parametrize(("told", "counted"), [("7", 7), ("-1", 0), ("1" + "0" * 400, 0), ('"7"', 0)])
+def test_tokens_that_no_call_takes_are_not_believed(told, counted):
+    answer = whole_answer(b'{"usage": {"prompt_tokens": %b}}' % told.encode())
+
+    assert answer.tokens("prompt_tokens") == counted
+
+
+@pytest.mark.parametrize("usd", [-1, 1e10, float("inf"), float("nan")])
+def test_a_price_without_bounds_is_refused(usd):
+    """A cost that is no number stands in the log as null, and then nobody can read the line."""
+    with pytest.raises(ValidationError):
+        Price(prompt=1, completion=usd)
