@@ -59,6 +59,12 @@ class BadLines:
 
     lines: list[BadLine] = field(default_factory=list)
     damaged: set[Attempt] = field(default_factory=set)
+    last: dict[str, int] = field(default_factory=dict)
+    """The last attempt at each task that a bad line names."""
+
+    def spoil(self, attempt: Attempt) -> bool:
+        """Whether an attempt is damaged, or followed by one of which bad lines alone are left."""
+        return attempt in self.damaged or self.last.get(attempt[0], attempt[1]) > attempt[1]
 
     def add(self, number: int, line: bytes, error: str) -> None:
         """Take note of one line."""
@@ -66,9 +72,11 @@ class BadLines:
         for match in _EVENT_ID.finditer(line):
             try:
                 task, _, rest = json.loads(match[1]).rpartition("#")
-            except ValueError:  # an escape that is none
+                attempt = int(rest.partition(".")[0])
+            except ValueError:  # an escape that is none, a number of thousands of digits
                 continue
-            self.damaged.add((task, int(rest.partition(".")[0])))
+            self.damaged.add((task, attempt))
+            self.last[task] = max(attempt, self.last.get(task, attempt))
 
 
 def read_calls(

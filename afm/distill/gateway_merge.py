@@ -119,8 +119,8 @@ def _records(
             yield _refused(calls, spec, "no task of this name among the tasks")
         elif task.id in merged:
             yield _refused(calls, spec, "its task has a trajectory already", task)
-        elif bad is not None and (calls[0].event.task_id, calls[0].event.attempt) in bad.damaged:
-            yield _refused(calls, spec, "lines of its attempt cannot be read", task)
+        elif bad is not None and bad.spoil((calls[0].event.task_id, calls[0].event.attempt)):
+            yield _refused(calls, spec, "lines of its last attempt cannot be read", task)
         else:
             merged.add(task.id)
             yield merge_calls(calls, task, spec, team, name=name)

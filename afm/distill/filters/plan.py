@@ -86,6 +86,11 @@ class FilterPlan(FilterSettings):
             raise ValueError(f"stages: {twice} stand twice; expected each filter once")
         if "correction" in names[:-1]:
             raise ValueError("stages: `correction` repeats what is kept, so it must be the last")
+        if "near_duplicates" in names[:-1] and names[names.index("near_duplicates") + 1 :] != ["correction"]:
+            raise ValueError(
+                "stages: a row that a later stage drops would have removed its twins before; expected `near_duplicates` "
+                "behind all others but `correction`"
+            )
         return self
 
     def against(self, tasks: Sequence[Path]) -> FilterPlan:

@@ -11,6 +11,9 @@ from afm.distill.model_team.settings import BudgetSettings
 from afm.distill.record import Spent
 from afm.errors import BudgetSpentError
 
+_ROUNDING = 1 + 1e-9
+"""Sums of prices that are as much as the limit may come out a little above it."""
+
 
 @dataclass(slots=True)
 class Budget:
@@ -52,7 +55,7 @@ class Budget:
 
     def _fits(self, spent: Spent, usd: float, tokens: int) -> bool:
         most = self.limits
-        return (most.usd is None or spent.usd + usd <= most.usd) and (
+        return (most.usd is None or spent.usd + usd <= most.usd * _ROUNDING) and (
             most.tokens is None or spent.tokens + tokens <= most.tokens
         )
 

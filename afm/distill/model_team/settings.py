@@ -7,7 +7,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from afm.configuration import apply_overrides, read_extended, validated
 from afm.distill.merge import RoleMap
@@ -68,6 +68,13 @@ class ModelSettings(_Strict):
     system_role: bool = True
     request: dict[str, Any] = Field(default_factory=dict)
     price: Price | None = None
+
+    @field_validator("request")
+    @classmethod
+    def _one_reply(cls, fields: dict[str, Any]) -> dict[str, Any]:
+        if wrong := sorted({"messages", "model", "n", "stream"} & set(fields)):
+            raise ValueError(f"{wrong} are not for you to set: a request has one reply, read whole")
+        return fields
 
 
 class MemberSettings(_Strict):

@@ -69,6 +69,10 @@ def test_presets_keep_the_published_order():
         ),
         ("stages: [{correction: {min_score: .inf}}]", "min_score: got inf"),
         ("stages: [{complexity: {min_calls: 100000}}]", "less than or equal to 1000"),
+        (
+            "stages: [{near_duplicates: {}}, {quality: {}}]",
+            "`near_duplicates` behind all others but `correction`",
+        ),
         ("stages: [{near_duplicates: {threshold: 0}}]", "greater than or equal to 0.1"),
     ],
 )

@@ -51,3 +51,13 @@ async def test_money_is_counted_with_what_earlier_runs_spent():
     with pytest.raises(BudgetSpentError, match=r"0.9500 of 1 USD"):
         async with budget.reserved(Spent(usd=0.95), 0.1, 10**9):
             pass
+
+
+async def test_what_costs_exactly_what_is_left_fits():
+    budget, spent = Budget(BudgetSettings(usd=0.3)), Spent()
+    spent.usd = 0.1 + 0.1
+    async with budget.reserved(spent, 0.1, 0):
+        assert spent.usd + 0.1 > 0.3  # in binary fractions
+    with pytest.raises(BudgetSpentError):
+        async with budget.reserved(spent, 0.1001, 0):
+            pass

@@ -34,6 +34,7 @@ def test_an_unknown_key_is_refused_with_a_suggestion(tmp_path):
     [
         ("members.planner.model=strung", "planner.model: got 'strung'; did you mean 'strong'"),
         ("models.fast.endpoint=teach", "models.fast.endpoint: got 'teach'; did you mean 'teacher'"),
+        ("models.fast.request={n: 4}", r"\['n'\] are not for you to set: a request has one reply"),
         ("models.fast.price=", "models.fast.price: missing, but needed for a budget in money"),
     ],
 )

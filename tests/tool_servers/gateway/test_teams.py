@@ -498,7 +498,7 @@ def test_bad_lines_of_a_log_stop_the_merge_or_cost_only_the_attempts_that_miss_t
     assert sorted(line["line"] for line in listed) == sorted(numbers)
     assert {line["text"] for line in listed} >= {'{"level": "info"}'}
     [dropped] = load_records(out / "dropped.jsonl")
-    assert (dropped.id, dropped.reason) == ("q/2", "lines of its attempt cannot be read")
+    assert (dropped.id, dropped.reason) == ("q/2", "lines of its last attempt cannot be read")
     assert json.loads((out / "manifest.json").read_text())["counts"]["unreadable_lines"] == 2
     assert [record.id for record in load_records(out / "trajectories.jsonl")] == ["q/1", "q/3"]
 
