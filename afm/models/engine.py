@@ -20,6 +20,7 @@ from afm.models.base import FinishReason, Generation, SamplingParams
 from afm.models.batch import Request, RunningBatch
 from afm.models.sampling import check_params, stream_key
 from afm.models.stop import StopMatcher
+from afm.models.token_feed import TokenFeed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -126,14 +127,16 @@ class BatchEngine:
                 f"each from 0 to {self._vocabulary_size - 1}"
             )
         seed = self._random.getrandbits(64) if params.seed is None else params.seed
-        request = Request(prompt, params, stream_key(seed), Future(), _in_this_loop(on_token))
+        feed = TokenFeed(on_token) if on_token else None
+        request = Request(prompt, params, stream_key(seed), Future(), feed.put if feed else None)
         request.future.add_done_callback(lambda _: self._forget(request))
         with self._changed:
             self._start()
             self._waiting.append(request)
             self.stats.requests += 1
             self._changed.notify()
-        return await asyncio.wrap_future(request.future)
+        answer = asyncio.wrap_future(request.future)
+        return await (feed.until(answer) if feed else answer)
 
     def pause(self) -> None:
         """Admit no waiting request until :meth:`resume`; rows in flight go on."""
@@ -299,19 +302,6 @@ def _deliver(request: Request, outcome: Generation | EngineError) -> None:
             request.future.set_exception(outcome)
     except InvalidStateError:
         return  # the caller gave up in the meantime
-
-
-def _in_this_loop(on_token: Callable[[int], None] | None) -> Callable[[int], None] | None:
-    """``on_token`` for use in the engine's thread: it runs in the event loop that asked."""
-    if on_token is None:
-        return None
-    loop = asyncio.get_running_loop()
-
-    def call(token: int) -> None:
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(on_token, token)
-
-    return call
 
 
 def _as_engine_error(error: Exception) -> EngineError:

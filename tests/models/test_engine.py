@@ -2,6 +2,7 @@ import asyncio
 import copy
 import math
 import random
+import time
 
 import pytest
 import torch
@@ -168,6 +169,26 @@ async def test_tokens_are_reported_in_the_callers_loop_as_they_come(engine):
     seen = []
     result = await engine.generate([5, 6, 7], SamplingParams(12, seed=1), on_token=seen.append)
     assert seen == list(result.token_ids)
+
+
+async def test_a_slow_reader_of_tokens_does_not_hold_up_a_cancelled_request(engine):
+    """The event loop is blocked until a hundred tokens wait to be shown; then somebody gives up."""
+    seen = []
+
+    def slow(token):
+        seen.append(token)
+        if len(seen) == 1:
+            while engine.stats.sampled_tokens < 100:
+                time.sleep(0.01)
+            asking.cancel()
+
+    asking = asyncio.create_task(engine.generate([5, 6], SamplingParams(1_000_000), on_token=slow))
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    shown = len(seen)
+    assert shown < 50
+    await asyncio.sleep(0.05)
+    assert len(seen) == shown
 
 
 async def test_cancelling_the_caller_frees_the_row(tiny):
