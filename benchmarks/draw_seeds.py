@@ -37,7 +37,7 @@ def draw(panels: dict[str, list[list[float]]], out: Path) -> None:
         place.plot(range(1, len(mean) + 1), mean, color="black", linewidth=2.4, label="mean")
         place.set(title=title, xlabel="step", ylim=(0, 1))
         place.grid(alpha=0.3)
-    axes[0][0].set_ylabel("mean reward of the batch")
+    axes[0][0].set_ylabel("mean reward of all samples")
     axes[0][0].legend(fontsize=8, loc="lower right")
     out.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(out, metadata={"Date": None})
