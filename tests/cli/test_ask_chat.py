@@ -199,8 +199,10 @@ class Terminal:
     @staticmethod
     def _own() -> None:
         import fcntl
+        import signal
         import termios
 
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # background jobs of a shell start with it ignored
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
     def type(self, text: str) -> None:
