@@ -176,7 +176,9 @@ def measured(way: str, given: Path, place: Path) -> dict[str, float]:
     assert child.stdout is not None
     seconds = float(child.stdout.read().splitlines()[-1])
     written = sum(1 for _ in _kept_file(out).open("rb"))
-    print(f"{given.name} {way}: {seconds:.1f} s, {watch.peak_mb:.0f} MB, {written} rows kept", file=sys.stderr)
+    print(
+        f"{given.name} {way}: {seconds:.1f} s, {watch.peak_mb:.0f} MB, {written} rows kept", file=sys.stderr
+    )
     return {"seconds": seconds, "cpu_s": watch.cpu_s, "peak_mb": watch.peak_mb, "written": float(written)}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,19 +23,24 @@ def write_manifest(
     path: Path,
     *,
     counts: dict[str, int],
-    inputs: Iterable[Path] = (),
+    inputs: Iterable[Path] | Mapping[Path, str] = (),
     spec: AgentSpec | None = None,
     seed: int | None = None,
     **facts: Any,
 ) -> None:
-    """Write ``path`` atomically: counts, seed, agent and its digest, SHA-256 of the inputs, further facts."""
+    """Write ``path`` atomically: counts, seed, agent and its digest, SHA-256 of the inputs, further facts.
+
+    Args:
+        inputs: Files, with their SHA-256 where the caller has it.
+    """
+    digests = inputs if isinstance(inputs, Mapping) else {file: sha256_of(file) for file in inputs}
     agent = None if spec is None else {"name": spec.name, "digest": spec.digest}
     content = {
         "afm_version": afm.__version__,
         "counts": counts,
         "seed": seed,
         "agent": agent,
-        "inputs": {file.name: sha256_of(file) for file in inputs},
+        "inputs": {file.name: digest for file, digest in digests.items()},
         **facts,
     }
     replace_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")

@@ -82,7 +82,7 @@ async def distill(
     Args:
         team: The teacher, for example :func:`afm.distill.scripted_team`.
         roles: Which roles of the agent the messages of its members become.
-        filters: Stages behind the merge; by default format and quality by the reward of the data source.
+        filters: Stages behind the merge, none where empty; by default format and quality by the reward of the data source.
         progress: Called after every task and every filtered row.
 
     Raises:

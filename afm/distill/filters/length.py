@@ -41,6 +41,11 @@ class LengthSettings(FilterSettings):
         return self
 
 
+def tokenizer_file(given: Path) -> Path:
+    """The file that the setting ``tokenizer`` means."""
+    return given / "tokenizer.json" if given.is_dir() else given
+
+
 @dataclass(frozen=True)
 class LengthFilter(Rule):
     """Drops what is too short or too long, counted in hops, characters or tokens."""
@@ -71,8 +76,7 @@ class LengthFilter(Rule):
             from tokenizers import Tokenizer
         except ImportError as error:
             raise MissingExtraError("tokenizers", "sft") from error
-        given = self.settings.tokenizer or Path()
-        file = given / "tokenizer.json" if given.is_dir() else given
+        file = tokenizer_file(self.settings.tokenizer or Path())
         if not file.is_file():
-            raise ConfigError(f"filter {self.name!r}: {given}: no tokenizer.json there")
+            raise ConfigError(f"filter {self.name!r}: {self.settings.tokenizer}: no tokenizer.json there")
         return Tokenizer.from_file(str(file))

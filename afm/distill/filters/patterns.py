@@ -96,7 +96,11 @@ _CREDENTIAL = (
     r"(?:password|passwd|secret(?:[_-](?:access[_-])?key)?|api[_-]?key|(?:access|auth|bot|refresh)[_-]?token)"
 )
 """Names of what must stay secret; more words may stand before them, as in ``OPENAI_API_KEY``."""
-_CARD_NUMBERS = r"4\d{12}(?:\d{3})?|5[1-5]\d{14}|2[2-7]\d{14}|3[47]\d{13}|6(?:011|5\d\d)\d{12}"
+_CARD_NUMBERS = (
+    r"4\d{12}(?:\d{3})?|5[1-5]\d{14}|2[2-7]\d{14}|3[47]\d{13}|3(?:0[0-5]|[68]\d)\d{11}|35[2-8]\d{13}"
+    r"|6(?:011|2\d\d|4[4-9]\d|5\d\d)\d{12}"
+)
+"""Visa, Mastercard, American Express, Diners Club, JCB, Discover and UnionPay."""
 _THOUSANDS = re.compile(r"\+\d{1,3}(?:[ .]\d{3})*[ .]000")
 _IBAN_LENGTHS = frozenset(
     re.findall(
@@ -108,7 +112,12 @@ _IBAN_LENGTHS = frozenset(
     )
 )
 """By country (the registry of ISO 13616)."""
-_TOP_LEVEL = r"(?:com|org|net|edu|gov|mil|int|info|biz|app|dev|online|cloud|tech|xyz|site|shop|[a-z]{2})"
+_TOP_LEVEL = (
+    r"(?:com|org|net|edu|gov|mil|int|info|biz|app|dev|online|cloud|tech|xyz|site|shop|museum|mobi|jobs|travel|email|agency|academy"
+    r"|company|consulting|digital|engineering|foundation|international|media|solutions|technology|university|berlin|london|paris|nyc"
+    r"|xn--[a-z0-9-]{2,59}|[^\W\d_]{2})"
+)
+"""Countries in any script, and common others; any word would make a mail address of ``a@b.shape``."""
 
 SECRETS = (
     Pattern("private key", re.compile(r"-----BEGIN (?:[A-Z]+ )*PRIVATE KEY(?: BLOCK)?-----"), ("PRIVATE KEY",)),
@@ -172,7 +181,7 @@ SECRETS = (
 PERSONAL = (
     Pattern(
         "e-mail",
-        re.compile(rf"(?i)\b[\w.%+-]{{1,64}}@(?:[a-z0-9-]{{1,63}}\.){{1,5}}{_TOP_LEVEL}\b(?!\.\w|\()"),
+        re.compile(rf"(?i)\b[\w.%+-]{{1,64}}@(?:(?:[^\W_]|-){{1,63}}\.){{1,5}}{_TOP_LEVEL}\b(?!\.\w|\()"),
         ("@",),
         lambda text: not re.search(r"(?i)[@.]example\.(?:com|org|net)$|^git@", text),
     ),
@@ -187,7 +196,7 @@ PERSONAL = (
     Pattern(
         "payment card",
         re.compile(
-            r"(?<![\w.,-])(?<!\d{4} )(?:\d{13,16}|(?:\d{4}[ -]){3}\d{4}|3[47]\d\d[ -]\d{6}[ -]\d{5})(?![\w.,-]?\d| \d{4}\b)"
+            r"(?<![\w.,-])(?<!\d{4} )(?:\d{13,16}|(?:\d{4}[ -]){3}\d{4}|3[47]\d\d[ -]\d{6}[ -]\d{5}|3[068]\d\d[ -]\d{6}[ -]\d{4})(?![\w.,-]?\d| \d{4}\b)"
         ),
         valid=_card,
     ),

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from afm.agents import AgentSpec
 from afm.datasets.atomic import replace_text
 from afm.datasets.manifest import sha256_of, write_manifest
 from afm.distill.filters.chain import Decision, dropped_as_twin, written
 from afm.distill.filters.funnel import Funnel
+from afm.distill.filters.length import tokenizer_file
 from afm.distill.filters.near_duplicates import DuplicateIndex
 from afm.distill.filters.picture import draw_funnel
 from afm.distill.filters.plan import FilterPlan
 from afm.distill.filters.source import Chunk, read_chunks
-from afm.distill.filters.state import Progress, RunState
+from afm.distill.filters.state import Progress, RunState, remove_state
 from afm.distill.filters.workers import decided
 from afm.errors import ConfigError, DataError
 
@@ -72,9 +73,11 @@ def filter_files(
     """
     out.mkdir(parents=True, exist_ok=True)
     order = tuple(stage.name for stage in plan.stages)
-    _settle(out, _settings(paths, plan, spec))
+    inputs = {path: _digest(path) for path in paths}
+    _settle(out, _settings(inputs, plan, spec))
     if (out / MANIFEST_FILE).exists():
-        funnel = Funnel.from_json(json.loads((out / FUNNEL_FILE).read_text(encoding="utf-8")), order)
+        remove_state(out / STATE_FILE)  # of a run that was killed with its manifest just written
+        funnel = Funnel.from_json(_funnel_of(out), order)
         return FilterSummary(out, funnel, funnel.seen)
     with RunState(out / STATE_FILE, order) as state:
         progress = state.progress()
@@ -88,7 +91,7 @@ def filter_files(
                     on_rows(progress.rows)
         if not progress.rows:
             raise DataError("holds no trajectories", path=", ".join(map(str, paths)))
-        _finish(out, progress.funnel, paths, plan, spec, picture)
+        _finish(out, progress.funnel, inputs, plan, spec, picture)
         state.remove()
     return FilterSummary(out, progress.funnel, resumed)
 
@@ -182,15 +185,19 @@ class _Outputs:
         return dict(self._sizes)
 
 
-def _settings(paths: Sequence[Path], plan: FilterPlan, spec: AgentSpec) -> dict[str, object]:
+def _settings(inputs: Mapping[Path, str], plan: FilterPlan, spec: AgentSpec) -> dict[str, object]:
     """What the result depends on."""
     tasks = [path for stage in plan.stages if stage.contamination for path in stage.contamination.tasks]
     rewards = [stage.quality.reward for stage in plan.stages if stage.quality and stage.quality.reward]
+    tokenizers = [
+        tokenizer_file(given) for stage in plan.stages if stage.length and (given := stage.length.tokenizer)
+    ]
     return {
-        "inputs": [{"path": str(path.resolve()), "bytes": _size(path)} for path in paths],
+        "inputs": [{"path": str(path.resolve()), "sha256": digest} for path, digest in inputs.items()],
         "agent": {"name": spec.name, "digest": spec.digest},
         "evaluation_sets": _digests(tasks),
         **({"rewards": _digests(rewards)} if rewards else {}),
+        **({"tokenizers": _digests(tokenizers)} if tokenizers else {}),
         "plan": plan.model_dump(mode="json", exclude_none=True),
     }
 
@@ -199,10 +206,20 @@ def _digests(paths: Sequence[Path]) -> dict[str, str]:
     return {str(path): sha256_of(path) for path in paths if path.is_file()}
 
 
-def _size(path: Path) -> int:
+def _digest(path: Path) -> str:
     if not path.is_file():
         raise DataError("no such file; expected trajectory JSONL", path=str(path))
-    return path.stat().st_size
+    return sha256_of(path)
+
+
+def _funnel_of(out: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads((out / FUNNEL_FILE).read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"the funnel of a finished run cannot be read ({error}); remove the folder and filter again",
+            path=str(out / FUNNEL_FILE),
+        ) from None
 
 
 def _settle(out: Path, settings: dict[str, object]) -> None:
@@ -222,7 +239,12 @@ def _settle(out: Path, settings: dict[str, object]) -> None:
 
 
 def _finish(
-    out: Path, funnel: Funnel, paths: Sequence[Path], plan: FilterPlan, spec: AgentSpec, picture: bool
+    out: Path,
+    funnel: Funnel,
+    inputs: Mapping[Path, str],
+    plan: FilterPlan,
+    spec: AgentSpec,
+    picture: bool,
 ) -> None:
     replace_text(out / FUNNEL_FILE, json.dumps(funnel.as_json(), indent=2) + "\n")
     if picture:
@@ -232,7 +254,7 @@ def _finish(
     write_manifest(
         out / MANIFEST_FILE,
         counts={"seen": funnel.seen, "kept": funnel.kept, "copies": funnel.copies},
-        inputs=paths,
+        inputs=inputs,
         spec=spec,
         seed=plan.seed,
         dropped=dict(funnel.dropped),

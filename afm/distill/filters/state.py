@@ -103,5 +103,10 @@ class RunState:
     def remove(self) -> None:
         """Delete the file: the run is complete."""
         self.connection.close()
-        for suffix in ("", "-wal", "-shm"):
-            self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
+        remove_state(self.path)
+
+
+def remove_state(path: Path) -> None:
+    """Delete the file of a complete run, if it is there, and what SQLite keeps beside it."""
+    for suffix in ("", "-wal", "-shm"):
+        path.with_name(path.name + suffix).unlink(missing_ok=True)

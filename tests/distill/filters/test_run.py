@@ -197,6 +197,34 @@ def test_other_settings_and_other_files_are_refused(rows, wiki, tmp_path):
         filter_files([rows], PLAN, wiki, tmp_path / "out")
 
 
+def test_an_input_of_the_same_size_and_other_content_is_refused(rows, wiki, tmp_path):
+    filter_files([rows], PLAN, wiki, tmp_path / "out", picture=False)
+    text = rows.read_text()
+    rows.write_text(text.replace("a", "b", 1))
+    assert rows.stat().st_size == len(text.encode())
+
+    with pytest.raises(ConfigError, match=r"other settings \(inputs\)"):
+        filter_files([rows], PLAN, wiki, tmp_path / "out")
+
+
+def test_what_a_kill_behind_the_manifest_leaves_is_removed(rows, wiki, tmp_path):
+    out = tmp_path / "out"
+    filter_files([rows], PLAN, wiki, out, picture=False)
+    (out / "state.sqlite").write_bytes(b"left")
+
+    filter_files([rows], PLAN, wiki, out, picture=False)
+
+    assert not (out / "state.sqlite").exists()
+
+
+def test_a_finished_run_without_its_funnel_says_so(rows, wiki, tmp_path):
+    filter_files([rows], PLAN, wiki, tmp_path / "out", picture=False)
+    (tmp_path / "out/funnel.json").unlink()
+
+    with pytest.raises(DataError, match="funnel of a finished run"):
+        filter_files([rows], PLAN, wiki, tmp_path / "out", picture=False)
+
+
 def test_an_empty_file_is_an_error(wiki, tmp_path):
     (tmp_path / "none.jsonl").write_bytes(b"\n\n")
 

@@ -203,6 +203,14 @@ def test_personal_data_is_caught_and_its_neighbour_is_not(wiki, row, kind):
         ("5105105105105100", "payment card"),
         ("3714 496353 98431", "payment card"),
         ("4111-5678-1234-5672", "payment card"),
+        ("3530 1113 3330 0000", "payment card"),  # JCB
+        ("3056 930902 5904", "payment card"),  # Diners Club
+        ("6200000000000005", "payment card"),  # UnionPay
+        ("30569309025905", ""),
+        ("curator@vessby.museum", "e-mail"),
+        ("mara@v\u00e4ssby.se", "e-mail"),
+        ("\u043c\u0430\u0440\u0430@\u0432\u0435\u0441\u0431\u0438.\u0440\u0444", "e-mail"),
+        ("weights@value.shape", ""),
     ],
 )
 def test_other_spellings_of_personal_data(wiki, row, text, kind):
