@@ -145,7 +145,7 @@ class _Outputs:
     """The three files of rows; what a killed run wrote behind its last saved progress is cut off.
 
     Raises:
-        ConfigError: A file is shorter than it was.
+        ConfigError: A file is not as it was left.
     """
 
     def __init__(self, folder: Path, sizes: dict[str, int]) -> None:
@@ -156,12 +156,17 @@ class _Outputs:
 
     def __enter__(self) -> _Outputs:
         for name, size in self._sizes.items():
-            file = self._stack.enter_context((self._folder / name).open("ab"))
+            file = self._stack.enter_context((self._folder / name).open("a+b"))
             found = file.seek(0, os.SEEK_END)
             if found < size:
                 raise ConfigError(
                     f"{self._folder / name}: {found} bytes, expected at least {size} from the interrupted run; "
                     "remove the folder and start again"
+                )
+            if size and os.pread(file.fileno(), 1, size - 1) != b"\n":
+                raise ConfigError(
+                    f"{self._folder / name}: no line ends at byte {size}, where the interrupted run's last one did, "
+                    "as a power failure may leave it; remove the folder and start again"
                 )
             file.truncate(size)
             self._files[name] = file

@@ -20,7 +20,7 @@ from afm.distill.filters.source import Chunk
 from afm.errors import AfmError, EngineError
 
 Decided = tuple[Chunk, list[Decision]]
-_WAITING_PER_PROCESS = 2
+_WAITING_PER_PROCESS = 4
 _CHUNKS_ALONE = 4
 """So much is done sooner than another process would be there."""
 _IMPORTED = ["afm.distill.filters.chain"]

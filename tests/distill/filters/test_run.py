@@ -217,6 +217,44 @@ def test_what_a_kill_behind_the_manifest_leaves_is_removed(rows, wiki, tmp_path)
     assert not (out / "state.sqlite").exists()
 
 
+def stopped(rows, wiki, out):
+    """A run that ended in the middle."""
+
+    def stop(done):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        filter_files([rows], PLAN, wiki, out, picture=False, on_rows=stop)
+
+
+def test_a_damaged_state_is_not_built_upon(rows, wiki, tmp_path):
+    out = tmp_path / "out"
+    stopped(rows, wiki, out)
+    file = out / "state.sqlite"
+    size = file.stat().st_size
+    with file.open("r+b") as state:  # as if its last pages had never reached the disk
+        state.seek(size // 2)
+        state.write(bytes(size - size // 2))
+
+    with pytest.raises(ConfigError, match=r"state\.sqlite: damaged .*remove the folder"):
+        filter_files([rows], PLAN, wiki, out, picture=False)
+    file.write_bytes(bytes(4096) + b"no database")
+    with pytest.raises(ConfigError, match=r"state\.sqlite: damaged .*remove the folder"):
+        filter_files([rows], PLAN, wiki, out, picture=False)
+
+
+def test_rows_that_never_reached_the_disk_are_noticed(rows, wiki, tmp_path):
+    out = tmp_path / "out"
+    stopped(rows, wiki, out)
+    size = (out / "kept.jsonl").stat().st_size
+    with (out / "kept.jsonl").open("r+b") as kept:
+        kept.seek(size - 100)
+        kept.write(bytes(100))
+
+    with pytest.raises(ConfigError, match=rf"kept\.jsonl: no line ends at byte {size}"):
+        filter_files([rows], PLAN, wiki, out, picture=False)
+
+
 def test_a_finished_run_without_its_funnel_says_so(rows, wiki, tmp_path):
     filter_files([rows], PLAN, wiki, tmp_path / "out", picture=False)
     (tmp_path / "out/funnel.json").unlink()
