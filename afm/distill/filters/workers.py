@@ -9,7 +9,7 @@ import signal
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context, parent_process
 
@@ -52,7 +52,8 @@ def _together(
     context = get_context("forkserver")  # what the stages import is imported once for all helpers
     context.set_forkserver_preload(_IMPORTED)
     pool = ProcessPoolExecutor(helpers, mp_context=context, initializer=_begin, initargs=(plan, spec))
-    queue = _Queue(helpers, pool.submit(_decide, ()))
+    starter = ThreadPoolExecutor(1)  # half a second in which this process can decide
+    queue = _Queue(helpers, starter.submit(_started, pool))
     try:
         for chunk in chunks:
             while queue.head_is_due():
@@ -69,13 +70,19 @@ def _together(
             "with fewer --processes"
         ) from error
     finally:
+        starter.shutdown()
         pool.shutdown(cancel_futures=True)
+
+
+def _started(pool: ProcessPoolExecutor) -> None:
+    """Wait until the first process of the pool is ready."""
+    pool.submit(_decide, ()).result()
 
 
 class _Queue:
     """The chunks under way, in their order."""
 
-    def __init__(self, helpers: int, started: Future[list[Decision]]) -> None:
+    def __init__(self, helpers: int, started: Future[None]) -> None:
         self._room = helpers * _WAITING_PER_PROCESS
         self._started = started
         self._waiting: deque[tuple[Chunk, Future[list[Decision]] | list[Decision]]] = deque()
