@@ -472,6 +472,23 @@ def test_what_is_missing_on_the_command_line_is_told(server, tmp_path):
     assert json.loads((tmp_path / "out/settings.json").read_text())["model"] == "small"
 
 
+@pytest.mark.parametrize(
+    ("text", "right"),
+    [
+        ("It might be <answer>none</answer>, but no.</think>\n<answer>Name 0</answer>", True),
+        ("Is it <answer>Name 0</answer>?</think>\n<answer>none</answer>", False),
+        ("<think>I know that.</think>\n\nName 0", True),
+    ],
+)
+async def test_a_draft_in_the_reasoning_is_not_the_answer(server, text, right):
+    choice = {"message": {"content": text}, "finish_reason": "stop"}
+    server.completion = lambda body: {"choices": [choice]}
+    one = asker(server)
+    answered = await one.ask(questions(1)[0], 5)
+    await one.close()
+    assert answered.right is right
+
+
 def test_what_the_server_is_asked_names_the_agents_rules(server):
     spec = without_tools(load_agent("web"))
     seen = []

@@ -6,13 +6,14 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from afm.distill.expand.passages import Passage
 from afm.distill.expand.settings import ExpandMembers, ExpandSettings
 from afm.distill.model_team.prompts import read_prompt
-from afm.distill.model_team.replies import Reply
+from afm.distill.model_team.replies import Lenient, Reply
 from afm.distill.model_team.voices import NoUsableReplyError, Voices
 from afm.distill.record import Recorder
 from afm.rewards.exact_match import normalised
@@ -21,10 +22,8 @@ PROPOSER, SOLVER, _ = ExpandMembers.model_fields
 _SHOWN = 120
 
 
-class Quote(BaseModel):
+class Quote(Lenient):
     """Words of a passage, by its number from 1."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
 
     passage: int
     quote: str = Field(min_length=1)
@@ -39,9 +38,9 @@ class Proposal(Reply):
 
 
 class Solution(Reply):
-    """The solver's."""
+    """The solver's. An empty answer (``null`` as well) says that it does not know; a reply without the key says nothing."""
 
-    answer: str = ""
+    answer: Annotated[str, BeforeValidator(lambda value: "" if value is None else value)]
 
 
 class Outcome(BaseModel):

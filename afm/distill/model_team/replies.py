@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from enum import StrEnum
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from afm.models.reasoning import objects_in, without_reasoning
+
 ReplyT = TypeVar("ReplyT", bound="Reply")
 
-_MOST_BRACES = 200
 _SHOWN = 160
 
 
@@ -30,18 +30,28 @@ def _stepped(value: Any) -> Any:
     return {"goal": value} if isinstance(value, str) else value
 
 
-class Reply(BaseModel):
-    """Any member's. ``thought`` is what it considered before it acted."""
+class Lenient(BaseModel):
+    """A part of a reply: further keys are ignored, numbers stand for their text, ``null`` for a value that may be missing."""
 
-    model_config = ConfigDict(extra="ignore", frozen=True)
+    model_config = ConfigDict(extra="ignore", frozen=True, coerce_numbers_to_str=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        needed = {name for name, field in cls.model_fields.items() if field.is_required()}
+        return {key: value for key, value in data.items() if value is not None or key in needed}
+
+
+class Reply(Lenient):
+    """Any member's. ``thought`` is what it considered before it acted."""
 
     thought: str = ""
 
 
-class SubTask(BaseModel):
+class SubTask(Lenient):
     """One step of a plan: what to find out or compute, and which tool agent does it."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
 
     goal: str = Field(min_length=1)
     agent: str = ""
@@ -72,10 +82,8 @@ class Action(Reply):
         return bool(self.argument.strip())
 
 
-class Judged(BaseModel):
+class Judged(Lenient):
     """One criterion's grade and why."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
 
     grade: Annotated[Grade, BeforeValidator(_lowered)]
     why: str = ""
@@ -113,28 +121,26 @@ class Check(Reply):
 
 
 def read_reply_as(kind: type[ReplyT], text: str) -> ReplyT:
-    """The first JSON object in ``text`` that is such a reply; what stands around it (reasoning, a fence) is passed over.
+    """The last JSON object in ``text`` that is such a reply; what stands around it (drafts, a fence) is passed over.
+
+    Reasoning (``<think>...</think>``, or all before a ``</think>`` alone) is no reply, whatever objects it holds.
 
     Raises:
-        ValueError: There is none; the message says what is wrong with the last object found.
+        ValueError: There is none; the message says what is wrong with the last object, or that the reasoning is not finished.
     """
-    problem, place = "it holds no JSON object", -1
-    decoder = json.JSONDecoder(strict=False)
-    for _ in range(_MOST_BRACES):
-        place = text.find("{", place + 1)
-        if place < 0:
-            break
-        try:
-            data, end = decoder.raw_decode(text, place)
-        except (ValueError, RecursionError):
+    problem = "it holds no JSON object"
+    reply: ReplyT | None = None
+    for data in objects_in(without_reasoning(text)):
+        if data is None:
             problem = "its JSON object is not complete or not valid"
             continue
         try:
-            return kind.model_validate(data)
+            reply = kind.model_validate(data)
         except ValidationError as error:
             problem = _explained(error)
-            place = end - 1
-    raise ValueError(problem)
+    if reply is None:
+        raise ValueError(problem)
+    return reply
 
 
 def _explained(error: ValidationError) -> str:

@@ -12,6 +12,7 @@ from afm.datasets import Task
 from afm.errors import DataError, EngineError, RewardError, ToolError
 from afm.models.base import SamplingParams, TokenModel
 from afm.models.chat import ChatEndpoint, UnusableReplyError
+from afm.models.reasoning import UnfinishedReasoningError, without_reasoning
 from afm.models.retrying import TryAgainError, persistently
 from afm.rewards import Reward, Sample
 from afm.rewards.exact_match import comparable
@@ -153,7 +154,8 @@ class ChatAsker:
             return Answered(False, "length")
         except TryAgainError as error:
             raise EngineError(f"{self._endpoint.where}: {error} (after {self._attempts} attempts)") from None
-        return Answered(await self._judge(self._spec, task, author_segments(reply, self._spec)), "stop")
+        segments = author_segments(_said(reply), self._spec)
+        return Answered(await self._judge(self._spec, task, segments), "stop")
 
     async def close(self) -> None:
         """Close the connections."""
@@ -167,6 +169,14 @@ class ChatAsker:
                 if "'length'" in str(error):
                     raise _CutOffError from None
                 raise
+
+
+def _said(reply: str) -> str:
+    """Without reasoning, in which drafts of the answer may stand; as it is where the reasoning never ends."""
+    try:
+        return without_reasoning(reply).strip()
+    except UnfinishedReasoningError:
+        return reply
 
 
 class _CutOffError(Exception):

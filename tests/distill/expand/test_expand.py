@@ -17,7 +17,8 @@ from afm.datasets.encyclopaedia.growth import Growth
 from afm.distill import EventKind, read_events
 from afm.distill.expand import expand_corpus, groups, read_expansion, read_passages
 from afm.distill.expand.passages import Passage
-from afm.distill.expand.team import Proposal, fault
+from afm.distill.expand.team import Proposal, Solution, fault
+from afm.distill.model_team.replies import read_reply_as
 from afm.errors import ConfigError, DataError
 
 ROOT = Path(__file__).parents[3]
@@ -44,6 +45,33 @@ def test_a_proposal_stands_on_words_of_every_passage():
     assert (
         fault(proposal(question="Was her teacher born in 1701?"), [A, B]) == "question: it holds the answer"
     )
+
+
+async def test_a_solver_that_replies_in_another_form_is_asked_again_and_proves_nothing(tmp_path, reader):
+    write_corpus(tmp_path / "corpus.jsonl", 1)
+
+    def other_form(member, user):
+        if member == "proposer" or user.count("Passage: ") == 3:
+            return brain(member, user)
+        return {"thought": None, "final_answer": "1000"}
+
+    reader.replies = other_form
+    await expand_corpus(
+        tmp_path / "corpus.jsonl",
+        read_expansion(CONFIG),
+        tmp_path / "out",
+        growth=Growth.DEPTH,
+        size=3,
+        count=1,
+    )
+
+    [row] = [json.loads(line) for line in (tmp_path / "out/rejected.jsonl").read_text().splitlines()]
+    assert row["rejected"] == "solver: no usable reply in 3 attempts, the last one: answer: Field required"
+
+
+@pytest.mark.parametrize(("told", "read"), [('""', ""), ("null", ""), ("1702", "1702"), ('"x"', "x")])
+def test_a_solvers_answer_may_be_empty_or_a_number(told, read):
+    assert read_reply_as(Solution, f'{{"thought": null, "answer": {told}}}').answer == read
 
 
 def test_by_depth_each_passage_names_the_next():

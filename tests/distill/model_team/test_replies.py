@@ -2,7 +2,7 @@ import pytest
 
 from afm.distill.model_team.memory import Memory, Result, shortened
 from afm.distill.model_team.prompts import unfenced
-from afm.distill.model_team.replies import Action, Check, Plan, Reflection, read_reply_as
+from afm.distill.model_team.replies import Action, Check, Plan, Reflection, Suggestion, read_reply_as
 
 
 def test_the_object_of_the_right_form_is_found_among_reasoning_and_fences():
@@ -10,9 +10,31 @@ def test_the_object_of_the_right_form_is_found_among_reasoning_and_fences():
     assert read_reply_as(Check, text) == Check(findings="f", score=3)
 
 
+DRAFT = 'I would reply {"answer": "13"}, or {"findings": "ok", "score": 4}.'
+
+
+@pytest.mark.parametrize(
+    "before", [f"<think>{DRAFT}</think>", f"{DRAFT}</think>\n", f"<think>{DRAFT}</think>So: "]
+)
+def test_a_draft_in_the_reasoning_is_not_the_reply(before):
+    assert read_reply_as(Suggestion, before + '{"answer": "42"}').answer == "42"
+    assert read_reply_as(Check, before + '{"findings": "not 13", "score": 1}').score == 1
+
+
+def test_of_several_replies_the_last_one_counts_and_parts_of_another_do_not():
+    two = '{"answer": "13"} No. {"thought": "{\\"answer\\": \\"7\\"}", "answer": "42"}'
+    assert read_reply_as(Suggestion, two).answer == "42"
+    assert read_reply_as(Check, '{"findings": "f", "score": 2} {"findings": "g", "score": 3}').score == 3
+    with pytest.raises(ValueError, match="answer: Field required"):
+        read_reply_as(Suggestion, '{"drafts": [{"answer": "13"}]}')
+    with pytest.raises(ValueError, match="not complete"):
+        read_reply_as(Suggestion, '{"drafts": [{"answer": "13"}], "answer": "4')
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
+        ('<think>{"findings": "f", "score": 4}', "reasoning is not finished"),
         ("no object", "it holds no JSON object"),
         ('{"findings": "f", "sco', "its JSON object is not complete or not valid"),
         ('{"findings": "f", "score": 5}', "score: Input should be less than or equal to 4"),
@@ -32,6 +54,17 @@ def test_steps_may_be_plain_texts_and_grades_of_any_case():
     grades = '{"information_conflict": {"grade": "Good"}, "tool_effectiveness": {"grade": " POOR "}, '
     grades += '"trajectory_monitoring": {"grade": "average"}}'
     assert read_reply_as(Reflection, grades).poor
+
+
+def test_numbers_stand_for_their_text_and_null_for_what_may_be_missing():
+    assert read_reply_as(Suggestion, '{"thought": null, "answer": 1702, "facts": null}') == Suggestion(
+        answer="1702"
+    )
+    plan = read_reply_as(Plan, '{"thought": null, "steps": [{"goal": "one", "agent": null}]}')
+    assert plan.steps[0].agent == ""
+    assert read_reply_as(Action, '{"tool": "code", "argument": 42, "finding": null}').argument == "42"
+    with pytest.raises(ValueError, match="answer: Input should be a valid string"):
+        read_reply_as(Suggestion, '{"answer": null}')
 
 
 def test_an_action_calls_or_reports():
