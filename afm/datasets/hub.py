@@ -24,7 +24,8 @@ _TRIES = 5
 """In a row without a single byte."""
 _LIST_TRIES = 3
 """To be told what a repository holds, when the server is there and fails."""
-_PAUSE_S = 2.0
+_TOO_MANY = 429
+_PAUSE_S, _LONGEST_PAUSE_S = 2.0, 60
 _READ_BYTES = 4 * MIB
 _SHOWN_CHARS = 300
 _OFFLINE_ADVICE = (
@@ -156,9 +157,10 @@ def _described(repository: str, kind: RepositoryKind, revision: str | None) -> A
         try:
             return api.repo_info(repository, repo_type=kind.value, revision=revision, files_metadata=True)
         except HfHubHTTPError as error:
-            if error.response.status_code < 500 or attempt == _LIST_TRIES:
+            status = error.response.status_code
+            if (status < 500 and status != _TOO_MANY) or attempt == _LIST_TRIES:
                 raise DataError(_refused(error, repository, kind, revision, str(api.endpoint))) from None
-            time.sleep(attempt)
+            time.sleep(max(attempt, _asked_to_wait_s(error.response.headers.get("Retry-After", ""))))
         except (httpx.HTTPError, OfflineModeIsEnabled, OSError) as error:
             raise DataError(
                 f"{kind} {repository} of {api.endpoint}: {_told(error)}. {_OFFLINE_ADVICE}"
@@ -183,6 +185,11 @@ def _refused(error: Any, repository: str, kind: RepositoryKind, revision: str | 
     if isinstance(error, RevisionNotFoundError):
         return f"{name}: there is no revision {revision!r}; expected a branch, a tag or a commit"
     return f"{name}: {_told(error)}"
+
+
+def _asked_to_wait_s(header: str) -> int:
+    """Seconds that a server asks for, up to a minute; 0 when it says a date or nothing."""
+    return min(int(header), _LONGEST_PAUSE_S) if header.isascii() and header.isdigit() else 0
 
 
 def _checked_name(repository: str, name: str) -> str:
@@ -277,7 +284,7 @@ def _get(file: HubFile, sink: Any, arrived: int) -> None:
         DataError: Asking again is vain.
     """
     import httpx
-    from huggingface_hub import hf_hub_url
+    from huggingface_hub import constants, hf_hub_url
     from huggingface_hub.errors import HfHubHTTPError
     from huggingface_hub.file_download import http_get
     from huggingface_hub.utils import build_hf_headers, disable_progress_bars  # type: ignore[attr-defined]
@@ -289,7 +296,8 @@ def _get(file: HubFile, sink: Any, arrived: int) -> None:
     except HfHubHTTPError as error:
         if error.response.status_code >= 500:
             raise _BrokenError(_told(error)) from None
-        raise DataError(f"{file.repository}, {file.name}: {_told(error)}") from None
+        why = _refused(error, file.repository, file.kind, file.revision, constants.ENDPOINT)
+        raise DataError(f"{file.name}: {why}") from None
     except httpx.TransportError as error:
         raise _BrokenError(f"{type(error).__name__}: {error}".rstrip(": ")) from None
     except OSError as error:

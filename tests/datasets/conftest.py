@@ -28,7 +28,7 @@ class Hub:
         sent: File, first byte and number of bytes of each answer.
         asked: Path of each request.
         cut_at: The connection breaks after so many bytes of an answer.
-        failures: So many of the next requests to addresses that begin with ``failing`` are answered with status 500.
+        failures: So many of the next requests to addresses that begin with ``failing`` are answered with status ``failure``.
         ranges: Whether the server knows them.
         pause_s: Between pieces of 256 KiB.
     """
@@ -38,7 +38,7 @@ class Hub:
         self.gated, self.tokens = set(), set()
         self.sent, self.asked, self.header_names = [], [], []
         self.cut_at, self.ranges, self.pause_s = None, True, 0.0
-        self.failures, self.failing = 0, ""
+        self.failures, self.failing, self.failure = 0, "", 500
         hub = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -50,7 +50,7 @@ class Hub:
                 hub.header_names.append((self.path, {name.lower() for name in self.headers}))
                 if hub.failures and path.startswith(hub.failing):
                     hub.failures -= 1
-                    self._answer(500, b"try again")
+                    self._answer(hub.failure, b"try again", {"Retry-After": 1})
                 elif path.startswith("store/"):
                     repository, _, rest = path.removeprefix("store/").partition("/-/")
                     commit, _, name = rest.partition("/")
@@ -66,7 +66,7 @@ class Hub:
 
             def _describe(self, kind, repository, revision):
                 repository = repository if kind == "datasets" else f"models/{repository}"
-                if self._refused(repository):
+                if self._unknown(repository):
                     return
                 commit = hub.commit(repository, revision)
                 if commit is None:
@@ -93,14 +93,18 @@ class Hub:
                 self._answer(302, b"", headers)
 
             def _refused(self, repository):
+                """What is gated may be listed, but not fetched."""
                 token = self.headers.get("Authorization", "").removeprefix("Bearer ")
-                if repository not in hub.repositories:
-                    body = json.dumps({"error": "Repository not found"}).encode()
-                    self._answer(401, body, {"X-Error-Code": "RepoNotFound"})
-                elif repository in hub.gated and token not in hub.tokens:
+                if repository in hub.gated and token not in hub.tokens:
                     self._answer(403, b"Access is restricted", {"X-Error-Code": "GatedRepo"})
-                else:
+                    return True
+                return self._unknown(repository)
+
+            def _unknown(self, repository):
+                if repository in hub.repositories:
                     return False
+                body = json.dumps({"error": "Repository not found"}).encode()
+                self._answer(401, body, {"X-Error-Code": "RepoNotFound"})
                 return True
 
             def _answer(self, status, body, headers=None):

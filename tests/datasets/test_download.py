@@ -254,9 +254,10 @@ def test_a_file_that_was_changed_here_is_fetched_anew_unless_it_is_pinned(hub, d
     assert (tmp_path / "a folder/small/rows.json").read_bytes() == ROWS
 
 
+@pytest.mark.parametrize("failure", [500, 429])
 @pytest.mark.parametrize("failing", ["api/datasets", "datasets/own/small/resolve", "store/"])
-def test_a_server_that_fails_is_asked_again(failing, hub, download, tmp_path):
-    hub.failing, hub.failures = failing, 1
+def test_a_server_that_fails_is_asked_again(failing, failure, hub, download, tmp_path):
+    hub.failing, hub.failures, hub.failure = failing, 1, failure
     download()
     assert hub.failures == 0
     assert (tmp_path / "a folder/small/rows.json").read_bytes() == ROWS
