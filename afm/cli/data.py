@@ -126,16 +126,21 @@ def prepare_rl(
     ability: Annotated[str, typer.Option(help="Value of the column of that name.")] = "math",
     split: Annotated[str, typer.Option(help="Value of extra_info.split.")] = "train",
     ground_truth: Annotated[
-        GroundTruth,
-        typer.Option(help="text: any; question: JSON {target, question}; target: an object {target: [..]}."),
-    ] = GroundTruth.TEXT,
+        GroundTruth | None,
+        typer.Option(
+            help="text: any; question: JSON {target, question}; target: an object {target: [..]}. "
+            "By default question for agents with tools and no code tool, else text."
+        ),
+    ] = None,
 ) -> None:
     """Write problems as the parquet rows that `afm rl` reads."""
     from afm.datasets import read_tasks
     from afm.datasets.prepare import GoldForm, write_rl
 
-    spec, form = given_agent(agent), GoldForm(ground_truth)
-    rows = write_rl(read_tasks(tasks), spec, out, split=split, ability=ability, gold=form, inputs=[tasks])
+    form = None if ground_truth is None else GoldForm(ground_truth)
+    rows = write_rl(
+        read_tasks(tasks), given_agent(agent), out, split=split, ability=ability, gold=form, inputs=[tasks]
+    )
     print(f"{out}: {rows} rows")
 
 

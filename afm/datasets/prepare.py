@@ -22,6 +22,7 @@ from afm.trajectory.types import Segment
 _INFO_FILE = "dataset_info.json"
 COLUMNS = {"prompt": "instruction", "query": "input", "response": "output"}
 _BATCH_ROWS = 1_000
+_CODE_TOOL = "code"
 
 
 class GoldForm(StrEnum):
@@ -33,6 +34,12 @@ class GoldForm(StrEnum):
     """JSON of ``{"target": [..], "question": ..}``, as AFM's script writes it."""
     TARGET = "target"
     """An object ``{"target": [..]}``, as AFM's documentation says."""
+
+
+def usual_gold(spec: AgentSpec) -> GoldForm:
+    """As published: JSON of answers and question for agents that look answers up; plain text for those that compute them."""
+    tools = set(spec.tool_roles.values())
+    return GoldForm.QUESTION if tools and _CODE_TOOL not in tools else GoldForm.TEXT
 
 
 def write_sft(
@@ -77,7 +84,7 @@ def write_rl(
     *,
     split: str = "train",
     ability: str = "math",
-    gold: GoldForm = GoldForm.TEXT,
+    gold: GoldForm | None = None,
     inputs: Iterable[Path] = (),
 ) -> int:
     """Write tasks as the parquet rows of AFM's RL data (``prompt``, ``reward_model``, ``extra_info`` ..).
@@ -85,6 +92,9 @@ def write_rl(
     ``extra_info.index`` is the task's id. Ground truths that are no strings are stored as JSON.
     Further values of ``task.extra_info`` become columns of ``extra_info``. The tasks are read once and laid aside on disk, since
     their columns depend on all of them; memory holds a group of rows and a key a task.
+
+    Args:
+        gold: How ``ground_truth`` is held; by default :func:`usual_gold`.
 
     Raises:
         DataError: No tasks, an id that occurs twice (its samples would share a group), or a task without answers in a
@@ -96,6 +106,7 @@ def write_rl(
     except ImportError as error:
         raise MissingExtraError("pyarrow", "eval") from error
     target = Path(path)
+    gold = gold or usual_gold(spec)
     with Spool(target.parent, target) as spool:
         extras = _extra_columns(spool.filled(tasks))
         schema = _schema(pa, spec, extras, gold)

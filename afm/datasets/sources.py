@@ -48,7 +48,7 @@ class Preparation(BaseModel):
     agent: str = "mhqa"
     ability: str = "qa"
     split: str = "train"
-    ground_truth: GoldForm = GoldForm.TEXT
+    ground_truth: GoldForm | None = None
 
     @field_validator("reader")
     @classmethod

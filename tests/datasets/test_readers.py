@@ -435,6 +435,17 @@ async def test_rewards_read_the_ground_truth_in_every_form(form, tmp_path):
     await reward.close()
 
 
+@pytest.mark.parametrize(
+    ("agent", "stored"), [("mhqa", '{"target": ["1359"], "question": "when?"}'), ("math", "1359")]
+)
+def test_the_usual_form_is_that_of_the_published_rows(agent, stored, tmp_path):
+    task = Task(id="t", question="when?", ground_truth="1359", data_source="nq")
+    write_rl([task], load_agent(agent), tmp_path / "rl.parquet")
+
+    [row] = pq.read_table(tmp_path / "rl.parquet").to_pylist()
+    assert row["reward_model"]["ground_truth"] == stored
+
+
 def test_a_form_that_needs_answers_refuses_tests(tmp_path):
     task = Task(id="t", question="q", ground_truth={"inputs": ["1"], "outputs": ["2"]})
     with pytest.raises(DataError, match="task 't' has no answers for the ground truth form 'target'"):
