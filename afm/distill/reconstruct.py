@@ -19,11 +19,11 @@ from afm.datasets import Task
 from afm.distill.gateway import message_text
 from afm.distill.gateway_log import RecordedCall
 from afm.distill.merge import RoleMap, merge_attempt
-from afm.distill.programs import FunctionCall, calls_in, shows_only
 from afm.distill.record import Event, EventKind
 from afm.distill.team_map import TeamMap, ToolRule
 from afm.distill.threads import Thread, ToolUse
 from afm.errors import DataError
+from afm.trajectory.programs import FunctionCall, calls_in, shows_only
 from afm.trajectory.record import Record
 
 _PLAYS = " as "

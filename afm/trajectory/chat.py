@@ -91,6 +91,14 @@ def content_text(message: Mapping[str, Any]) -> str:
     return content
 
 
+def hidden_reasoning(message: Mapping[str, Any]) -> str:
+    """What a reasoning model thought before its message, as servers put it beside the content; empty without it."""
+    for key in ("reasoning_content", "reasoning"):
+        if isinstance(message.get(key), str) and message[key].strip():
+            return str(message[key]).strip()
+    return ""
+
+
 def called_function(call: Any) -> dict[str, Any]:
     """``{name, arguments}`` of one element of ``tool_calls``, the arguments decoded.
 

@@ -9,8 +9,8 @@ from afm.trajectory.chat import text_of
 from afm.trajectory.convert.base import Context, Format, Read, judged
 from afm.trajectory.convert.dialogue import question_in
 from afm.trajectory.convert.sidecar import KEY, aside, kept_aside, restored
-from afm.trajectory.parse import author_segments
-from afm.trajectory.record import Record, TextSegment
+from afm.trajectory.parse import author_segments, split
+from afm.trajectory.record import Cost, Record, TextSegment
 from afm.trajectory.rows import ALPACA_KEYS
 
 
@@ -42,7 +42,8 @@ class Alpaca(Format):
             "agent_digest": spec.digest,
         }
         if not kept:
-            facts |= judged(segments, spec)
+            called = sum(step.role in spec.tool_roles for step in split(output, spec).steps)
+            facts |= judged(segments, spec) | {"cost": Cost(tool_calls=called)}
         question = question_in(f"{instruction}\n{more}" if more else instruction, spec)
         known = {*ALPACA_KEYS, "id", KEY}
         lost = tuple(f"key {key!r}" for key, value in row.items() if key not in known and value)

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any, ClassVar
 
 from afm.errors import DataError
+from afm.trajectory.chat import hidden_reasoning
 from afm.trajectory.convert.base import Context, DialogueFormat
 from afm.trajectory.convert.dialogue import ARGUMENT, Dialogue, Turn, Use, second_question
 from afm.trajectory.convert.messages import declared
@@ -146,9 +147,7 @@ class _Reader:
             raise DataError(f"source: got {source!r}, expected system, user or agent")
 
     def _agent(self, step: Mapping[str, Any], text: str) -> None:
-        hidden = step.get("reasoning_content")
-        if isinstance(hidden, str) and hidden.strip() and hidden.strip() not in text:
-            text = f"{hidden.strip()}\n\n{text}".strip()
+        hidden = hidden_reasoning(step)
         calls = step.get("tool_calls") or []
         uses, identities = [], []
         for call in calls if isinstance(calls, list) else []:
@@ -163,7 +162,7 @@ class _Reader:
             uses[place] = replace(uses[place], result=self._text(result.get("content")))
             if result.get("subagent_trajectory_ref"):
                 self.lost.append("references to trajectories of subagents")
-        self.turns.append(Turn(text, tuple(uses)))
+        self.turns.append(Turn(text, tuple(uses), thought="" if hidden in text else hidden))
         metrics = step.get("metrics")
         if isinstance(metrics, dict):
             for name in self._tokens:

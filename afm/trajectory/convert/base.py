@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -11,7 +11,7 @@ from afm.agents import AgentSpec, load_agent
 from afm.errors import ConfigError, DataError
 from afm.trajectory.convert.dialogue import Dialogue, calls_of, dialogue_of, question_in, renamed, segments_of
 from afm.trajectory.convert.sidecar import SHOWN, aside, kept_aside, restored, shown_by
-from afm.trajectory.record import Record
+from afm.trajectory.record import CallRecord, Cost, Record
 from afm.trajectory.types import Segment
 from afm.trajectory.validate import validate
 
@@ -144,7 +144,7 @@ class DialogueFormat(Format):
                 raise
             segments = None
         if not kept:
-            facts |= judged(segments or (), spec)
+            facts |= judged(segments or (), spec) | {"cost": counted(facts.get("cost", Cost()), calls or ())}
         question = question_in(dialogue.question, spec)
         return Read(restored(kept, question, segments, shown, calls=calls or (), **facts), dialogue.lost)
 
@@ -179,6 +179,13 @@ class DialogueFormat(Format):
         except DataError:
             return SHOWN
         return tuple(name for name in SHOWN if getattr(back, name) != getattr(record, name))
+
+
+def counted(cost: Cost, calls: Collection[CallRecord]) -> Cost:
+    """A cost with its tool calls, and those of them that are known to have failed."""
+    return cost.model_copy(
+        update={"tool_calls": len(calls), "tool_failures": sum(not call.ok for call in calls)}
+    )
 
 
 def judged(segments: Iterable[Any], spec: AgentSpec) -> dict[str, Any]:

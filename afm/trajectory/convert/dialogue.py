@@ -2,12 +2,13 @@
 
 A trajectory becomes a dialogue by cutting it at its tool calls: what the agent wrote before a call is the turn's text, its tags
 included, so that nothing is lost. On the way back text with tags of the agent stays as it is; other text becomes a
-thought, and that of the last turn the answer.
+thought, and that of the last turn the answer. Hidden reasoning is a thought wherever it stands.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 from afm.agents import AgentSpec
 from afm.errors import DataError, suggestion
 from afm.trajectory.answer import dressed_answer
+from afm.trajectory.hygiene import neutralise
 from afm.trajectory.parse import opening_pattern, split
 from afm.trajectory.record import CallRecord, Record, TextSegment
 from afm.trajectory.render import observation_text, render
@@ -26,6 +28,9 @@ ARGUMENT = "input"
 _SHOWN = 60
 """Characters of a text in an error."""
 
+_REASONING = re.compile(r"<(?P<close>/?)(?P<tag>think|thinking)>")
+"""Tags that reasoning models put around their reasoning, in front of what they say."""
+
 
 @dataclass(frozen=True, slots=True)
 class Use:
@@ -35,11 +40,13 @@ class Use:
         tool: Empty when the call is written in the text of its turn.
         arguments: Its text, or parameters by name.
         result: What came back; ``None`` when that is not known.
+        ok: Whether the tool did its work, as far as the row says.
     """
 
     tool: str
     arguments: Any
     result: str | None = None
+    ok: bool = True
 
     def text(self) -> str:
         """The text of the call: the only parameter's value, or all of them as JSON."""
@@ -57,11 +64,13 @@ class Turn:
 
     Attributes:
         final: The text is the answer and nothing else.
+        thought: What it thought before, such as hidden reasoning; never the answer, and tags in it are text.
     """
 
     text: str = ""
     uses: tuple[Use, ...] = ()
     final: bool = False
+    thought: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +148,7 @@ def calls_of(dialogue: Dialogue, spec: AgentSpec) -> tuple[CallRecord, ...]:
             result = use.result or ""
             found.append(
                 CallRecord(
-                    role=tag, tool=spec.tool_roles[tag], argument=argument, observation=result, ok=True
+                    role=tag, tool=spec.tool_roles[tag], argument=argument, observation=result, ok=use.ok
                 )
             )
     return tuple(found)
@@ -178,6 +187,22 @@ def question_in(text: str, spec: AgentSpec) -> str:
     return text[len(before) : len(text) - len(after)] if fits else text
 
 
+def parted(text: str, spec: AgentSpec) -> tuple[str, str]:
+    """The reasoning that a model put in tags before its words, and those words.
+
+    Its opening tag may be missing, as where the chat template writes it. In text that keeps to the agent's own roles
+    nothing is taken off.
+    """
+    first = _REASONING.search(text)
+    if first is None or (not first["close"] and text[: first.start()].strip()):
+        return "", text
+    closing = f"</{first['tag']}>"
+    begin = 0 if first["close"] else first.end()
+    inside, closed, rest = text[begin:].partition(closing)
+    own = first["tag"] in spec.roles and (not rest.strip() or opening_pattern(tuple(spec.roles)).search(rest))
+    return ("", text) if own or not closed else (inside, rest)
+
+
 def tag_of(tool: str, spec: AgentSpec) -> str:
     """The role that calls ``tool``, which may also be the role's own name.
 
@@ -198,22 +223,19 @@ class _Writer:
         self._spec, self._missing = spec, missing_thought
         self._segments: list[Segment] = []
         self._tagged = opening_pattern(tuple(spec.roles))
+        self._thoughts: list[str] = []
         self._thought = False
 
     def say(self, turn: Turn, *, last: bool) -> None:
-        if turn.text and self._tagged.search(turn.text):
-            self._add(turn.text)
-            closed = split(turn.text, self._spec).steps
-            self._thought = bool(closed) and closed[-1].role in self._spec.thought_roles
-        elif (last or turn.final) and turn.text.strip():
-            self._write(self._spec.answer_role, dressed_answer(turn.text.strip(), self._spec))
-        elif turn.text.strip() and self._spec.thought_roles:
-            self._add(render(Trajectory((Step(self._spec.thought_roles[0], turn.text.strip()),))))
-            self._thought = True
-        elif turn.text.strip():
-            raise DataError(
-                f"agent {self._spec.name!r} has no thoughts, got words outside of its roles: {turn.text[:60]!r}"
-            )
+        reasoning, text = parted(turn.text, self._spec)
+        self._think(turn.thought)
+        self._think(reasoning)
+        if self._tagged.search(text):
+            self._tags(text)
+        elif (last or turn.final) and text.strip():
+            self._write(self._spec.answer_role, dressed_answer(text.strip(), self._spec))
+        else:
+            self._think(text)
 
     def use(self, use: Use) -> None:
         if use.tool:
@@ -221,16 +243,49 @@ class _Writer:
         if use.result is None:
             raise DataError(f"the call of {use.tool or 'the tool'!r} has no result")
         limit = self._spec.limits.max_observation_chars
+        self._flush()
         self._segments.append(Segment(Author.ENVIRONMENT, observation_text(use.result, self._spec, limit)))
 
     def segments(self) -> Iterator[Segment]:
+        self._flush()
         yield from self._segments
+
+    def _think(self, words: str) -> None:
+        """Put words into the next thought; no thought follows another, so all until the next role are one."""
+        if not words.strip():
+            return
+        if not self._spec.thought_roles:
+            raise DataError(
+                f"agent {self._spec.name!r} has no thoughts, got words outside of its roles: {words[:_SHOWN]!r}"
+            )
+        self._thoughts.append(neutralise(words.strip(), self._spec))
+        self._thought = True
+
+    def _tags(self, text: str) -> None:
+        """Add text of the agent; a thought that begins it takes in those before."""
+        begun = self._tagged.match(text, len(text) - len(text.lstrip()))
+        if self._thoughts and begun and begun[1] in self._spec.thought_roles:
+            text = "\n\n".join(
+                (text[: begun.end()] + self._thoughts[0], *self._thoughts[1:], text[begun.end() :])
+            )
+            self._thoughts = []
+        self._flush()
+        self._add(text)
+        closed = split(text, self._spec).steps
+        self._thought = bool(closed) and closed[-1].role in self._spec.thought_roles
 
     def _write(self, tag: str, content: str) -> None:
         if self._spec.roles[tag].needs_thought and not self._thought and self._missing:
-            self._add(render(Trajectory((Step(self._spec.thought_roles[0], self._missing),))))
+            self._thoughts.append(self._missing)
+        self._flush()
         self._add(render(Trajectory((Step(tag, content),))))
         self._thought = False
+
+    def _flush(self) -> None:
+        if self._thoughts:
+            thought = Step(self._spec.thought_roles[0], "\n\n".join(self._thoughts))
+            self._add(render(Trajectory((thought,))))
+        self._thoughts = []
 
     def _add(self, text: str) -> None:
         if self._segments and self._segments[-1].author is Author.AGENT:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from afm.errors import DataError
-from afm.trajectory.chat import called_function, content_text, message_list
+from afm.trajectory.chat import called_function, content_text, hidden_reasoning, message_list
 from afm.trajectory.convert.base import Context, DialogueFormat
 from afm.trajectory.convert.dialogue import ARGUMENT, Dialogue, Turn, Use, second_question
 from afm.trajectory.convert.react import react_turns
@@ -157,29 +157,39 @@ class _Walk:
         if message.get("function_call"):
             raise DataError("function_call: expected tool_calls, which took its place")
         text = content_text(message) if message.get("content") else ""
-        if isinstance(message.get("reasoning_content"), str) and message["reasoning_content"].strip():
-            text = f"{message['reasoning_content'].strip()}\n\n{text}".strip()
+        hidden = hidden_reasoning(message)
+        hidden = "" if hidden in text else hidden
         listed = message.get("tool_calls")
         calls = listed if isinstance(listed, list) else []
         if not calls and _ACTION.search(text):
-            self.turns += react_turns(text)
+            self.turns += [*([Turn(thought=hidden)] if hidden else []), *react_turns(text)]
             self._ids = [""]
             return
         found = [called_function(call) for call in calls]
         self._ids = [str(call.get("id") or "") for call in calls]
-        self.turns.append(Turn(text, tuple(Use(call["name"], call["arguments"]) for call in found)))
+        uses = tuple(Use(call["name"], call["arguments"]) for call in found)
+        self.turns.append(Turn(text, uses, thought=hidden))
 
-    def _open(self) -> int | None:
-        """The first call of the last turn that has no result yet."""
+    def _open(self, identity: str = "") -> int | None:
+        """The first call of the last turn that has no result yet, of those with that identity if one is given."""
         uses = self.turns[-1].uses if self.turns else ()
-        return next((place for place, use in enumerate(uses) if use.result is None), None)
+        fitting = [place for place, use in enumerate(uses) if use.result is None]
+        if identity:
+            # A call without an identity may be anybody's; text of the agent has none.
+            fitting = [place for place in fitting if self._ids[place] == identity] or [
+                place for place in fitting if not self._ids[place]
+            ]
+        return fitting[0] if fitting else None
 
     def _result(self, text: str, identity: str) -> None:
-        place = self._open()
+        place = self._open(identity)
+        if place is None and identity and self.turns and self.turns[-1].uses:
+            raise DataError(
+                f"tool_call_id: got {identity!r}, expected that of a call before it without a result; "
+                f"the last calls are {', '.join(map(repr, self._ids))}"
+            )
         if place is None:
             raise DataError("a result of a tool without a call before it")
-        if identity in self._ids and self.turns[-1].uses[self._ids.index(identity)].result is None:
-            place = self._ids.index(identity)
         uses = list(self.turns[-1].uses)
         uses[place] = replace(uses[place], result=text)
         self.turns[-1] = replace(self.turns[-1], uses=tuple(uses))

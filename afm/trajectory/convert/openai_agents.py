@@ -13,9 +13,9 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from afm.errors import DataError
-from afm.trajectory.chat import called_function, content_text
+from afm.trajectory.chat import called_function, content_text, hidden_reasoning
 from afm.trajectory.convert.base import Context, DialogueFormat, Item
-from afm.trajectory.convert.dialogue import Dialogue, Turn, Use
+from afm.trajectory.convert.dialogue import Dialogue, Turn, Use, second_question
 from afm.trajectory.record import Cost, Record
 
 
@@ -57,9 +57,12 @@ class OpenAiAgents(DialogueFormat):
         if "generation" not in kinds:
             more = "; `response` spans hold no words" if "response" in kinds else ""
             raise DataError(f"the trace has no generation span{more}")
-        walk = _Spans()
-        for span in spans:
-            walk.take(span["span_data"])
+        walk = _Spans({str(span.get("id")): span for span in spans})
+        for number, span in enumerate(spans):
+            try:
+                walk.take(span)
+            except DataError as error:
+                raise DataError(f"span {span.get('id') or number}: {error.message}") from None
         if walk.question is None:
             raise DataError("no generation was asked by a user")
         trace: dict[str, Any] = next((one for one in row if one.get("object") == "trace"), {})
@@ -77,38 +80,71 @@ class OpenAiAgents(DialogueFormat):
 class _Spans:
     """What is known of a trace so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, spans: Mapping[str, Mapping[str, Any]]) -> None:
         self.question: str | None = None
         self.turns: list[Turn] = []
         self.lost: list[str] = []
         self.model = ""
         self.cost = Cost()
+        self._spans = spans
+        self._asked: list[str] = []
 
-    def take(self, data: Mapping[str, Any]) -> None:
+    def take(self, span: Mapping[str, Any]) -> None:
+        data = span["span_data"]
         kind = data.get("type")
         if kind == "generation":
-            self._generation(data)
+            self._generation(data, inner=self._in_tool(span))
         elif kind == "function":
-            self._function(data)
+            self._function(data, failed=bool(span.get("error")))
         elif kind in ("handoff", "guardrail", "response"):
             self.lost.append(f"{kind} spans")
 
-    def _generation(self, data: Mapping[str, Any]) -> None:
-        asked = data.get("input") if isinstance(data.get("input"), list) else []
+    def _in_tool(self, span: Mapping[str, Any]) -> bool:
+        """Whether a span belongs to an agent that another one called as its tool, and so is asked something else."""
+        seen: set[str] = set()
+        above = str(span.get("parent_id"))
+        while above in self._spans and above not in seen:
+            seen.add(above)
+            if self._spans[above]["span_data"].get("type") == "function":
+                return True
+            above = str(self._spans[above].get("parent_id"))
+        return False
+
+    def _generation(self, data: Mapping[str, Any], *, inner: bool) -> None:
         said = data.get("output") if isinstance(data.get("output"), list) else []
         self.model = self.model or str(data.get("model") or "")
         self._count(data.get("usage"))
-        if self.question is None:
-            if any(message.get("role") in ("system", "developer") for message in asked or ()):
-                self.lost.append("the system prompt")
-            users = [message for message in asked or () if message.get("role") == "user"]
-            self.question = "\n\n".join(map(content_text, users)) or None
+        if not inner:
+            self._ask(data.get("input"))
         for message in said or ():
             if message.get("role", "assistant") != "assistant":
                 continue
             calls = [called_function(call) for call in message.get("tool_calls") or ()]
             text = content_text(message) if message.get("content") else ""
-            self.turns.append(Turn(text, tuple(Use(call["name"], call["arguments"]) for call in calls)))
+            uses = tuple(Use(call["name"], call["arguments"]) for call in calls)
+            self.turns.append(Turn(text, uses, thought=hidden_reasoning(message)))
+
+    def _ask(self, told: Any) -> None:
+        """Take the question out of the first input; later ones, which repeat it, may ask nothing else.
+
+        Raises:
+            DataError: They do, or something was said before the question.
+        """
+        sent = [message for message in told if isinstance(message, Mapping)] if isinstance(told, list) else []
+        asked = [content_text(message) for message in sent if message.get("role") == "user"]
+        if self.question is not None:
+            if asked and asked != self._asked:
+                raise second_question(next((one for one in asked if one not in self._asked), asked[-1]))
+            return
+        if any(message.get("role") in ("system", "developer") for message in sent):
+            self.lost.append("the system prompt")
+        before = [message for message in sent if message.get("role") in ("assistant", "tool")]
+        if before:
+            raise DataError(
+                f"the first generation was sent {len(before)} messages of the assistant and its tools, which no span holds; "
+                "expected a question alone. Make a row of each question, with what was said before it in its text"
+            )
+        self._asked, self.question = asked, "\n\n".join(asked) or None
 
     def _count(self, usage: Any) -> None:
         told = usage if isinstance(usage, dict) else {}
@@ -116,7 +152,7 @@ class _Spans:
         completion = self.cost.agent_tokens + (told.get("output_tokens") or 0)
         self.cost = Cost(prompt_tokens=prompt, agent_tokens=completion)
 
-    def _function(self, data: Mapping[str, Any]) -> None:
+    def _function(self, data: Mapping[str, Any], *, failed: bool) -> None:
         """Give a result to the first call of that name and input that has none."""
         name, told, result = str(data.get("name")), data.get("input"), data.get("output")
         if result is None:
@@ -133,7 +169,7 @@ class _Spans:
         same = [place for place in waiting if self.turns[place[0]].uses[place[1]].arguments == _decoded(told)]
         turn, use = (same or waiting)[0]
         uses = list(self.turns[turn].uses)
-        uses[use] = replace(uses[use], result=str(result))
+        uses[use] = replace(uses[use], result=str(result), ok=not failed)
         self.turns[turn] = replace(self.turns[turn], uses=tuple(uses))
 
 

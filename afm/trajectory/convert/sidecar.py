@@ -85,7 +85,11 @@ def shown_by(dialogue: Dialogue) -> Any:
     return [
         dialogue.question,
         [
-            [turn.text, [[use.tool, use.arguments, use.result] for use in turn.uses]]
+            [
+                turn.text,
+                [[use.tool, use.arguments, use.result] for use in turn.uses],
+                *([turn.thought] if turn.thought else []),
+            ]
             for turn in dialogue.turns
         ],
     ]

@@ -190,6 +190,115 @@ def test_a_trace_whose_words_were_not_exported_is_refused():
         read("openai_agents", spans)
 
 
+def generation(second, sent, said, query=None, **changed):
+    """A generation of a trace: what the model was sent, what it said, and what it looked up."""
+    calls = {"tool_calls": [{"id": "c", "function": FUNCTION | {"arguments": json.dumps({"query": query})}}]}
+    message = {"role": "assistant", "content": said, **(calls if query else {})}
+    data = {"type": "generation", "input": sent, "output": [message]}
+    return {
+        "object": "trace.span",
+        "trace_id": "t",
+        "started_at": f"{second:02}",
+        "span_data": data,
+        **changed,
+    }
+
+
+def looked_up(second, query, result, **changed):
+    data = {
+        "type": "function",
+        "name": "wiki_search",
+        "input": json.dumps({"query": query}),
+        "output": result,
+    }
+    return {
+        "object": "trace.span",
+        "trace_id": "t",
+        "started_at": f"{second:02}",
+        "span_data": data,
+        **changed,
+    }
+
+
+def asked(*texts):
+    return [{"role": "user", "content": text} for text in texts]
+
+
+def test_a_trace_in_which_the_user_asks_again_is_refused():
+    spans = [
+        generation(1, asked("When?"), "Look.", "mill"),
+        looked_up(2, "mill", "1702"),
+        generation(3, asked("When?"), "1702"),
+        generation(
+            4, [*asked("When?"), {"role": "assistant", "content": "1702"}, *asked("And who?")], "Look.", "who"
+        ),
+        looked_up(5, "who", "Ann"),
+        generation(6, [], "Ann"),
+    ]
+
+    with pytest.raises(
+        DataError, match=r"span 3: got a second message of the user, 'And who\?', .*one question a row"
+    ):
+        read("openai_agents", spans)
+    assert read("openai_agents", spans[:3]).record.text.endswith("<answer>1702</answer>")
+
+
+def test_a_trace_that_begins_in_the_middle_of_a_chat_is_refused():
+    sent = [*asked("Hi."), {"role": "assistant", "content": "The mill is from 1702."}, *asked("When?")]
+
+    with pytest.raises(DataError, match="span 0: the first generation was sent 1 messages of the assistant"):
+        read("openai_agents", [generation(1, sent, "1702")])
+
+
+def test_an_agent_that_is_called_as_a_tool_is_asked_something_else():
+    """Its spans lie below those of the function; their words are thoughts of the team."""
+    spans = [
+        generation(1, asked("When?"), "Look.", "mill", id="a"),
+        looked_up(2, "mill", "1702", id="b"),
+        {
+            "object": "trace.span",
+            "id": "c",
+            "parent_id": "b",
+            "started_at": "03",
+            "span_data": {"type": "agent"},
+        },
+        generation(4, asked("mill"), "In the book.", id="d", parent_id="c"),
+        generation(5, asked("When?"), "1702", id="e"),
+    ]
+
+    assert read("openai_agents", spans).record.text == (
+        "<think>Look.</think><wiki_search>mill</wiki_search>\n<observation>\n1702\n</observation>\n"
+        "<think>In the book.</think><answer>1702</answer>"
+    )
+
+
+def test_a_result_goes_to_the_call_whose_identity_it_bears():
+    def row(*identities, named=("a", "b")):
+        calls = [
+            {"id": name, "function": FUNCTION | {"arguments": json.dumps({"query": query})}}
+            for name, query in zip(named, ("mill", "bridge"), strict=True)
+        ]
+        results = [
+            {"role": "tool", "tool_call_id": name, "content": f"result {number}"}
+            for number, name in enumerate(identities, 1)
+        ]
+        called = {"role": "assistant", "content": "Look.", "tool_calls": calls}
+        return {"messages": [*asked("When?"), called, *results, {"role": "assistant", "content": "1702"}]}
+
+    def results(*identities, **named):
+        return [call.observation for call in read("openai", row(*identities, **named)).record.calls]
+
+    assert results("b", "a") == ["result 2", "result 1"]
+    assert results(None, None) == ["result 1", "result 2"]
+    assert results("x", "y", named=(None, None)) == ["result 1", "result 2"]
+    assert results("a", "a", named=("a", "a")) == ["result 1", "result 2"]
+    for wrong in (("a", "ZZZ"), ("a", "a")):
+        with pytest.raises(
+            DataError, match=rf"messages\[3\]: tool_call_id: got '{wrong[1]}', .* the last calls are 'a', 'b'"
+        ):
+            read("openai", row(*wrong))
+
+
 def test_an_instruction_before_the_question_is_taken_off_only_if_it_is_the_agents():
     row = ROWS["alpaca"] | {"instruction": SPEC.user_message("When?")}
     assert read("alpaca", row).record.question == "When?"
