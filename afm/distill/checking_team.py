@@ -77,7 +77,9 @@ class CheckingWikiTeam:
         """Read, plan, look up one fact after another, propose, check, answer."""
         chain = read_chain(recorder.task.question)
         if chain is None:
-            recorder.fail("the leader cannot read this question; it knows only questions by depth")
+            recorder.fail(
+                "the leader cannot read this question; the scripted teams know only questions by depth, a team of models (--team) knows any"
+            )
             return
         work = _Work(recorder, chain, self._cast.tool, random.Random(f"{self.seed}/{recorder.task.id}"))
         await work.solve(self.flaws, self.reflects)

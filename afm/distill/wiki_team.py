@@ -56,7 +56,9 @@ class ScriptedWikiTeam:
         """Read, plan, look up one fact after another or answer from memory."""
         chain = read_chain(recorder.task.question)
         if chain is None:
-            recorder.fail("the leader cannot read this question; it knows only questions by depth")
+            recorder.fail(
+                "the leader cannot read this question; the scripted teams know only questions by depth, a team of models (--team) knows any"
+            )
             return
         rng = random.Random(f"{self.seed}/{recorder.task.id}")
         if rng.random() < self.p_direct.get(len(chain.asks), 0.0):

@@ -79,6 +79,42 @@ def test_questions_by_width_combine_numbers_of_pages_that_are_all_needed():
     assert set(seen) == set(ways)
 
 
+def test_the_largest_and_the_smallest_stand_anywhere_among_numbers_of_one_kind():
+    places, asked = Counter(), Counter()
+    for task in expand(WORLD, Split.TRAIN, 300, seed=0, growth=Growth.WIDTH, depths=[1], widths=[3]):
+        ends = task.extra_info["path"]
+        if "est of these numbers" in task.question:
+            places[[hop["gives"] for hop in ends].index(task.ground_truth)] += 1
+            asked[len({hop["asks"] for hop in ends})] += 1
+    assert set(asked) == {1}, "a length and a year can be told apart without reading"
+    # About 200 of 300, a third of them at each place: 67, with a standard deviation of 7.
+    assert sum(places.values()) > 160
+    assert [place for place in range(3) if not 0.2 < places[place] / sum(places.values()) < 0.47] == []
+
+
+def test_by_depth_no_page_but_the_last_states_the_answer():
+    world = Encyclopaedia(100, seed=5)
+    for task in expand(world, Split.TRAIN, 40, seed=1, growth=Growth.DEPTH, depths=[4]):
+        *before, _ = (int(hop["passage"]) for hop in task.extra_info["path"])
+        assert not any(task.ground_truth in world.page(page).contents for page in before)
+
+
+def test_sets_of_one_seed_share_an_id_only_with_the_question():
+    found = {}
+    for growth, depths, widths in [
+        (Growth.DEPTH, [2], [1]),
+        (Growth.DEPTH, [3], [1]),
+        (Growth.DEPTH, [2, 3], [1]),
+        (Growth.DEPTH, [3, 2], [1]),
+        (Growth.WIDTH, [1], [2]),
+        (Growth.WIDTH, [1], [3]),
+        (Growth.WIDTH, [1], [2, 3]),
+    ]:
+        for task in expand(WORLD, Split.TRAIN, 12, seed=0, growth=growth, depths=depths, widths=widths):
+            assert found.setdefault(task.id, task.question) == task.question
+    assert "-width-1x3-" in task.id
+
+
 def test_the_same_arguments_give_the_same_questions_and_splits_share_none():
     def questions(split, seed=0):
         found = expand(WORLD, split, 30, seed=seed, growth=Growth.DEPTH, depths=[3])

@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from hashlib import blake2b
 from typing import Any
 
 from afm.datasets.encyclopaedia.proof import Proof, prove
@@ -29,6 +30,7 @@ from afm.datasets.schema import Task
 from afm.errors import ConfigError
 
 _MAX_MISSES = 20_000
+_BRANCH_MISSES = 100
 
 
 class Growth(StrEnum):
@@ -48,6 +50,8 @@ class _Combination:
     words: str
     result: Callable[[Sequence[int]], int]
     pairs_only: bool = False
+    compares: bool = False
+    """The numbers are of one kind: a length and a year could be told apart without looking them up."""
 
 
 _COMBINATIONS = (
@@ -55,8 +59,8 @@ _COMBINATIONS = (
         "difference", "What is the difference between {branches}?", lambda n: abs(n[0] - n[1]), True
     ),
     _Combination("sum", "What is the sum of {branches}?", sum),
-    _Combination("largest", "What is the largest of these numbers: {branches}?", max),
-    _Combination("smallest", "What is the smallest of these numbers: {branches}?", min),
+    _Combination("largest", "What is the largest of these numbers: {branches}?", max, compares=True),
+    _Combination("smallest", "What is the smallest of these numbers: {branches}?", min, compares=True),
 )
 
 
@@ -92,12 +96,17 @@ def expand(
         depth, width = sizes[number % len(sizes)]
         question, proof = _proved(rng, world, split, growth, depth, width, seen)
         yield Task(
-            id=f"{DATA_SOURCE}-{growth}-{world.size}-{world.seed}-{split}-{seed}-{number:06d}",
+            id=f"{DATA_SOURCE}-{growth}-{depth}x{width}-{world.size}-{world.seed}-{split}-{seed}-{number:06d}-{_digest(question)}",
             question=question.text,
             ground_truth=question.answer,
             data_source=DATA_SOURCE,
             extra_info=_info(world, question, proof, growth, depth, width),
         )
+
+
+def _digest(question: Question) -> str:
+    """Sets of one seed share numbers, depths and widths, and hold different questions all the same."""
+    return blake2b(question.text.encode(), digest_size=3).hexdigest()
 
 
 def _info(
@@ -127,12 +136,15 @@ def _proved(
     seen: set[str],
 ) -> tuple[Question, Proof]:
     """A new question of the split whose every fact needs a page of its own."""
+    deep = growth is Growth.DEPTH
+    ways = [way for way in _COMBINATIONS if width == 2 or not way.pairs_only]
+    way = None if deep else rng.choice(ways)
     for _ in range(_MAX_MISSES):
-        question = _deep(rng, world, depth) if growth is Growth.DEPTH else _wide(rng, world, depth, width)
+        question = _deep(rng, world, depth) if way is None else _wide(rng, world, depth, width, way)
         if question is None or question.text in seen or split_of(question) is not split:
             continue
         proof = prove(world, question.path, question.answer)
-        if proof.reads == len(question.path) and proof.only and not proof.early:
+        if proof.reads == len(question.path) and proof.only and not (deep and proof.early):
             seen.add(question.text)
             return question, proof
     raise ConfigError(
@@ -159,29 +171,44 @@ def _deep(rng: random.Random, world: Encyclopaedia, depth: int) -> Question | No
     return Question(Shape.CHAIN, text, path[-1].gives, tuple(path), (start,))
 
 
-def _wide(rng: random.Random, world: Encyclopaedia, depth: int, width: int) -> Question | None:
-    branches: list[str] = []
-    path: list[Hop] = []
-    named: list[int] = []
-    numbers: list[int] = []
+def _wide(
+    rng: random.Random, world: Encyclopaedia, depth: int, width: int, way: _Combination
+) -> Question | None:
+    kind = rng.choice(tuple(Kind)) if way.compares else None
+    taken: set[int] = set()
+    branches: list[tuple[int, list[Hop]]] = []
     for _ in range(width):
-        start = rng.choice(world.ranges[rng.choice(tuple(Kind))])
-        found = walk(rng, world, start, depth - 1, {hop.page for hop in path})
-        if found is None or found[1] in {hop.page for hop in path}:
+        branch = _branch(rng, world, depth, kind, taken)
+        if branch is None:
             return None
-        own = [*found[0], _number(world, found[1])]
-        branches.append(f"the {chain_words(own)} {world.names.name(start)}")
-        named.append(start)
-        numbers.append(int(own[-1].gives))
-        path += own
-    pages = [hop.page for hop in path]
-    if len(set(pages)) < len(pages) or len(set(numbers)) < len(numbers):
+        branches.append(branch)
+        taken |= {hop.page for hop in branch[1]}
+    rng.shuffle(branches)  # later ones were drawn from what the earlier ones left
+    numbers = [int(own[-1].gives) for _, own in branches]
+    if len(set(numbers)) < len(numbers):
         return None
-    choices = [way for way in _COMBINATIONS if width == 2 or not way.pairs_only]
-    way = rng.choice(choices)
-    words = f"{', '.join(branches[:-1])} and {branches[-1]}"
-    text = way.words.format(branches=words)
-    return Question(Shape.COMPARISON, text, str(way.result(numbers)), tuple(path), tuple(named))
+    told = [f"the {chain_words(own)} {world.names.name(start)}" for start, own in branches]
+    text = way.words.format(branches=f"{', '.join(told[:-1])} and {told[-1]}")
+    path = tuple(hop for _, own in branches for hop in own)
+    named = tuple(start for start, _ in branches)
+    return Question(Shape.COMPARISON, text, str(way.result(numbers)), path, named)
+
+
+def _branch(
+    rng: random.Random, world: Encyclopaedia, depth: int, kind: Kind | None, taken: set[int]
+) -> tuple[int, list[Hop]] | None:
+    """An entity and a chain from it to a number, of a page of ``kind``, over none of the pages ``taken``."""
+    for _ in range(_BRANCH_MISSES):
+        first = kind if kind is not None and depth == 1 else rng.choice(tuple(Kind))
+        start = rng.choice(world.ranges[first])
+        found = walk(rng, world, start, depth - 1, taken)
+        if found is None:
+            continue
+        path = [*found[0], _number(world, found[1])]
+        pages = {hop.page for hop in path}
+        if len(pages) == len(path) and not pages & taken and kind in (None, world.kind(found[1])):
+            return start, path
+    return None
 
 
 def _number(world: Encyclopaedia, page: int) -> Hop:

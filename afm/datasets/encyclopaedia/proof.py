@@ -25,7 +25,8 @@ class Proof:
         reads: Pages that must be read, whatever the way.
         pages: A smallest set of pages that states every fact.
         only: Whether it is the only one of its size, so that each of its pages is needed.
-        early: Whether the answer stands on one of the pages before the last fact's, where it could be guessed.
+        early: Whether the answer stands on one of the pages before the last fact's, where it could be guessed. It says
+            something about chains alone: of chains side by side any may hold the answer.
     """
 
     reads: int

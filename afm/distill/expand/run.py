@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
 
@@ -98,7 +100,7 @@ async def expand_web(
     team = WebExpandTeam(settings)
     tasks = [
         Task(
-            id=f"{settings.name}-web-{growth}-{size}-{number:06d}",
+            id=f"{settings.name}-web-{growth}-{size}-{number:06d}-{_digest(topic)}",
             question=topic,
             data_source=settings.data_source,
             extra_info={"growth": growth.value, "topic": topic, "size": size},
@@ -163,12 +165,18 @@ def _task(
     number: int, group: tuple[Passage, ...], growth: Growth, seed: int, settings: ExpandSettings
 ) -> Task:
     passages = [passage.model_dump() for passage in group]
+    told = [text for passage in group for text in (passage.id, passage.title)]
     return Task(
-        id=f"{settings.name}-{growth}-{len(group)}-{seed}-{number:06d}",
+        id=f"{settings.name}-{growth}-{len(group)}-{seed}-{number:06d}-{_digest(*told)}",
         question=" / ".join(row["title"] for row in passages),
         data_source=settings.data_source,
         extra_info={"growth": growth.value, "passages": passages},
     )
+
+
+def _digest(*texts: str) -> str:
+    """Sets of other sources share numbers, sizes and seeds."""
+    return blake2b(json.dumps(texts).encode(), digest_size=3).hexdigest()
 
 
 def _write(out: Path) -> tuple[int, Counter[str]]:

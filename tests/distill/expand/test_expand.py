@@ -150,6 +150,14 @@ async def test_only_questions_that_need_every_passage_are_kept(tmp_path, reader)
     assert summary.spent.tokens > 0
     assert 0 < summary.spent.usd < 1
 
+    write_corpus(tmp_path / "other.jsonl", 9)
+    other = await expand_corpus(
+        tmp_path / "other.jsonl", settings, tmp_path / "more", growth=Growth.DEPTH, size=3, count=8
+    )
+    questions = {task.id: task.question for task in kept}
+    for task in read_tasks(other.path):
+        assert questions.setdefault(task.id, task.question) == task.question
+
 
 async def test_what_the_solver_knows_or_finds_otherwise_is_rejected(tmp_path, reader):
     write_corpus(tmp_path / "corpus.jsonl", 3)
