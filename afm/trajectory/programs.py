@@ -67,6 +67,47 @@ def shows_only(code: str, name: str) -> bool:
     )
 
 
+def without_last_call(code: str, name: str) -> str | None:
+    """A program that ends with ``name(value)``, with that value as its last line instead.
+
+    Returns:
+        Empty when the program does nothing else, that is when the value is a literal or a variable; ``None`` when the program
+        does not end with its only such call.
+
+    Raises:
+        DataError: The code is no Python.
+    """
+    body = _parsed(code).body
+    called = [node for node in ast.walk(ast.Module(body, [])) if _name(node) == name]
+    last = body[-1] if body else None
+    if len(called) != 1 or not isinstance(last, ast.Expr) or last.value is not called[0]:
+        return None
+    call = last.value
+    assert isinstance(call, ast.Call)
+    given = [*call.args, *(keyword.value for keyword in call.keywords)]
+    if len(given) != 1 or isinstance(given[0], ast.Starred):
+        return None
+    if len(body) == 1 and (isinstance(given[0], ast.Name) or _is_literal(given[0])):
+        return ""
+    value = ast.get_source_segment(code, given[0]) or ast.unparse(given[0])
+    return _until(code, last) + (f"({value})" if "\n" in value else value)
+
+
+def _is_literal(node: ast.expr) -> bool:
+    try:
+        ast.literal_eval(node)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return False
+    return True
+
+
+def _until(code: str, node: ast.stmt) -> str:
+    """The text before a statement; offsets of :mod:`ast` are bytes of UTF-8."""
+    lines = code.splitlines(keepends=True)
+    line = lines[node.lineno - 1].encode()
+    return "".join(lines[: node.lineno - 1]) + line[: node.col_offset].decode()
+
+
 def _parsed(code: str) -> ast.Module:
     try:
         return ast.parse(code)

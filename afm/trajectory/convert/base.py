@@ -9,8 +9,9 @@ from typing import Any, ClassVar
 
 from afm.agents import AgentSpec, load_agent
 from afm.errors import ConfigError, DataError
-from afm.trajectory.convert.dialogue import Dialogue, calls_of, dialogue_of, question_in, renamed, segments_of
+from afm.trajectory.convert.dialogue import Dialogue, calls_of, dialogue_of, question_in, renamed
 from afm.trajectory.convert.sidecar import SHOWN, aside, kept_aside, restored, shown_by
+from afm.trajectory.convert.writer import segments_of
 from afm.trajectory.record import CallRecord, Cost, Record
 from afm.trajectory.types import Segment
 from afm.trajectory.validate import validate

@@ -7,19 +7,24 @@ action steps with ``model_output``, ``tool_calls``, ``observations``.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, ClassVar
 
 from afm.errors import DataError
-from afm.trajectory.chat import content_text
 from afm.trajectory.convert.base import Context, DialogueFormat
-from afm.trajectory.convert.dialogue import ARGUMENT, Dialogue, Turn, Use
+from afm.trajectory.convert.dialogue import ARGUMENT, Dialogue, Turn
 from afm.trajectory.convert.sidecar import KEY
+from afm.trajectory.convert.smolagents_step import read_step
 from afm.trajectory.parse import split
-from afm.trajectory.record import Record
+from afm.trajectory.record import Cost, Record
 
 _STEPS = ("steps", "intermediate_steps", "agent_memory")
-_FINAL = "final_answer"
+_KNOWN = {
+    *_STEPS,
+    *("output", "state", "token_usage", "timing", KEY, "id"),
+    *("agent_name", "question", "augmented_question", "prediction", "true_answer", "task", "task_id"),
+    *("start_time", "end_time"),
+}
+"""Keys beside the steps; what they say is read, or said by the steps too."""
 _NO_TIME = {"start_time": 0.0, "end_time": None, "duration": None}
 
 
@@ -43,6 +48,7 @@ class SmolAgents(DialogueFormat):
         asked = None
         turns: list[Turn] = []
         lost: list[str] = []
+        answered = False
         for number, step in enumerate(steps):
             if not isinstance(step, dict):
                 hint = "; steps written with str() cannot be read, write step.dict()" * isinstance(step, str)
@@ -51,9 +57,12 @@ class SmolAgents(DialogueFormat):
                 if "task" in step and not _is_action(step):
                     asked = _question(asked, step["task"])
                 elif "plan" in step:
-                    turns.append(Turn(str(step["plan"])))
+                    turns.append(Turn(thought=str(step["plan"])))
                 elif _is_action(step):
-                    turns += _action(step)
+                    read = read_step(step)
+                    turns += read.turns
+                    lost += read.lost
+                    answered = answered or step.get("is_final_answer") is True
                     lost += ["pictures"] if step.get("observations_images") else []
                 elif "system_prompt" in step:
                     lost.append("the system prompt")
@@ -64,12 +73,13 @@ class SmolAgents(DialogueFormat):
         if not isinstance(question, str):
             raise DataError("holds no task; expected a step with `task`, or `question` beside the steps")
         output = outer.get("output", outer.get("prediction"))
-        if turns and turns[-1].uses and output is not None:
+        answered = answered or any(turn.final for turn in turns)
+        if output is not None and not answered and not _says(turns, str(output)):
             turns.append(Turn(str(output), final=True))
-        for key in outer:
-            if key.endswith("_actions") and outer[key]:
-                lost.append(f"key {key!r}, the work of a managed agent")
-        return Dialogue(question, tuple(turns), _facts(outer), tuple(dict.fromkeys(lost)))
+        for key, value in outer.items():
+            if key not in _KNOWN and value:
+                lost.append(f"key {key!r}" + ", the work of a managed agent" * key.endswith("_actions"))
+        return Dialogue(question, tuple(turns), _facts(outer, steps), tuple(dict.fromkeys(lost)))
 
     def show(self, dialogue: Dialogue, record: Record, context: Context, kept: Mapping[str, Any]) -> Any:
         """See :class:`DialogueFormat`."""
@@ -115,9 +125,22 @@ def _steps(row: Any) -> list[Any]:
     return found[0] if found else []
 
 
-def _facts(outer: Mapping[str, Any]) -> dict[str, Any]:
-    """What logs of benchmarks say beside the steps."""
-    facts: dict[str, Any] = {"id": str(outer.get("task_id") or outer.get("id") or "")}
+def _says(turns: list[Turn], answer: str) -> bool:
+    """Whether a run ends with its answer in words."""
+    return bool(turns) and not turns[-1].uses and turns[-1].text.strip() == answer.strip()
+
+
+def _facts(outer: Mapping[str, Any], steps: list[Any]) -> dict[str, Any]:
+    """What stands beside the steps, and their tokens."""
+    told = (outer.get(key) for key in ("task_id", "id"))
+    facts: dict[str, Any] = {"id": next((str(one) for one in told if one not in (None, "")), "")}
+    spent = [step.get("token_usage") for step in ([outer] if outer.get("token_usage") else steps)]
+    prompt, written = (
+        sum(one.get(key) or 0 for one in spent if isinstance(one, Mapping))
+        for key in ("input_tokens", "output_tokens")
+    )
+    if prompt or written:
+        facts["cost"] = Cost(prompt_tokens=prompt, agent_tokens=written)
     if outer.get("true_answer") is not None:
         facts["ground_truth"] = outer["true_answer"]
     if isinstance(outer.get("agent_name"), str):
@@ -133,53 +156,4 @@ def _is_action(step: Any) -> bool:
 def _question(known: Any, told: Any) -> Any:
     if known is not None and known != told:
         raise DataError("a second task; expected one run a row")
-    return told
-
-
-def _action(step: Mapping[str, Any]) -> list[Turn]:
-    """The turns of an action step: one, and the answer behind it."""
-    text = _said(step)
-    listed = step.get("tool_calls")
-    uses = [_use(call) for call in (listed if isinstance(listed, list) else [])]
-    answers = [use for use in uses if use.tool == _FINAL]
-    others = [use for use in uses if use.tool != _FINAL]
-    if len(others) > 1:
-        raise DataError(f"the results of {len(others)} tool calls stand in one text")
-    final = step.get("is_final_answer") is True
-    if others and not (final and step.get("observations") is None):
-        turn = Turn(text, (replace(others[0], result=_result(step)),))
-    else:
-        turn = Turn(text)
-    if answers:
-        return [*([turn] if text.strip() or others else []), Turn(answers[0].text(), final=True)]
-    output = step.get("action_output")
-    if final and output is not None and str(output) not in text:
-        return [turn, Turn(str(output), final=True)]
-    return [turn]
-
-
-def _said(step: Mapping[str, Any]) -> str:
-    output = step.get("model_output", step.get("llm_output"))
-    if isinstance(output, list):
-        return content_text({"content": output})
-    if output is not None and not isinstance(output, str):
-        raise DataError(f"model_output: got {type(output).__name__}, expected a text")
-    return output or ""
-
-
-def _use(call: Any) -> Use:
-    function = call.get("function", call) if isinstance(call, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise DataError(f"tool_calls: got {str(call)[:80]!r}, expected a name and arguments")
-    return Use(function["name"], function.get("arguments", ""))
-
-
-def _result(step: Mapping[str, Any]) -> str:
-    told = step.get("observations")
-    error = step.get("error")
-    if isinstance(error, dict):
-        message = f"Error: {error.get('message', error)}"
-        return f"{told}\n{message}" if told else message
-    if not isinstance(told, str):
-        raise DataError("a tool call without observations")
     return told

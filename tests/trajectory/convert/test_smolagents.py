@@ -1,0 +1,292 @@
+"""Runs of real agents of smolagents, with scripted models, as trajectories; expected texts by hand."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from afm.agents import AgentSpec, load_agent
+from afm.errors import DataError
+from afm.trajectory.convert import FORMATS, Context
+
+smolagents = pytest.importorskip("smolagents")
+from smolagents.models import ChatMessage, ChatMessageToolCall, ChatMessageToolCallFunction  # noqa: E402
+
+QUESTION = "How much is 6*7?"
+LOGS = "Execution logs:\n42\nLast output from code snippet:\n"
+
+
+class Scripted(smolagents.Model):
+    """Says what it was told to: texts, or (text, tool, arguments)."""
+
+    def __init__(self, *said):
+        super().__init__(model_id="scripted")
+        self.left = list(said)
+
+    def generate(self, *args, **kwargs):
+        said = self.left.pop(0)
+        if isinstance(said, str):
+            return ChatMessage("assistant", said)
+        text, *calls = said
+        functions = [ChatMessageToolCallFunction(name=name, arguments=given) for name, given in calls]
+        listed = [
+            ChatMessageToolCall(function, str(number), "function")
+            for number, function in enumerate(functions)
+        ]
+        return ChatMessage("assistant", text, listed)
+
+
+class Search(smolagents.Tool):
+    name, description, output_type = "wiki_search", "Searches.", "string"
+    inputs = {"query": {"type": "string", "description": "What."}}  # noqa: RUF012
+
+    def forward(self, query: str) -> str:
+        if query == "bad":
+            raise RuntimeError("boom")
+        return f"Result for {query}"
+
+
+def coder() -> AgentSpec:
+    """The agent for mathematics without its plan and its reflections, which no ``CodeAgent`` writes."""
+    spec = load_agent("math")
+    roles = {tag: role for tag, role in spec.roles.items() if tag not in ("plan", "reflection")}
+    transitions = {"start": ("code", "answer"), "code": ("code", "answer")}
+    return AgentSpec.model_validate(
+        spec.model_dump() | {"name": "coder", "roles": roles, "transitions": transitions}
+    )
+
+
+def programs(*said, **options):
+    """The log of a ``CodeAgent`` as it stands in a file."""
+    agent = smolagents.CodeAgent([], Scripted(*said), verbosity_level=0, **options)
+    return json.loads(json.dumps(agent.run(QUESTION, return_full_result=True).dict()))
+
+
+def calls(*said, **options):
+    agent = smolagents.ToolCallingAgent([Search()], Scripted(*said), verbosity_level=0, **options)
+    return json.loads(json.dumps(agent.run("When?", return_full_result=True).dict()))
+
+
+def read_code(row):
+    return FORMATS["smolagents"].read(row, Context(agent=coder(), tools={"python_interpreter": "code"}))
+
+
+def read(row):
+    return FORMATS["smolagents"].read(row, Context(agent=load_agent("mhqa"), missing_thought="On."))
+
+
+def said_code(thought, code):
+    return f"Thought: {thought}\n<code>\n{code}\n</code>"
+
+
+def observed(text):
+    return f"\n<observation>\n{text}\n</observation>\n"
+
+
+CALCULATED = f"<think>compute.</think><code>x=6*7\nprint(x)</code>{observed(LOGS + 'None')}"
+
+
+def test_a_program_stands_once_behind_its_thought_and_the_last_one_is_the_answer():
+    row = programs(said_code("compute.", "x=6*7\nprint(x)"), said_code("done.", "final_answer(x)"))
+
+    found = read_code(row)
+
+    assert found.record.text == f"{CALCULATED}<think>done.</think><answer>\\boxed{{42}}</answer>"
+    assert found.record.kept, found.record.reason
+    assert found.lost == ()
+    assert (found.record.cost.tool_calls, found.record.cost.tool_failures) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("said", "last", "options"),
+    [
+        (
+            "**Thought:** compute.\n```py\nx=6*7\nprint(x)\n```",
+            "done.\n```py\nfinal_answer(x)\n```",
+            {"code_block_tags": "markdown"},
+        ),
+        (
+            "Thought: compute.\nCode:\n```py\nx=6*7\nprint(x)\n```<end_code>",
+            said_code("done.", "final_answer(x)"),
+            {},
+        ),
+        (
+            "compute.\n<run>x=6*7\nprint(x)</run>",
+            "done.\n<run>final_answer(x)</run>",
+            {"code_block_tags": ("<run>", "</run>")},
+        ),
+        (
+            json.dumps({"thought": "compute.", "code": "x=6*7\nprint(x)"}),
+            json.dumps({"thought": "done.", "code": "final_answer(x)"}),
+            {"use_structured_outputs_internally": True},
+        ),
+    ],
+)
+def test_a_program_is_found_in_whatever_marks_it_stands(said, last, options):
+    found = read_code(programs(said, last, **options)).record
+
+    assert found.text == f"{CALCULATED}<think>done.</think><answer>\\boxed{{42}}</answer>"
+
+
+def test_a_last_program_that_calculates_stays_with_its_value_as_its_last_line():
+    found = read_code(programs(said_code("compute.", "x=6*7\nprint(x)\nfinal_answer(x + 0)")))
+
+    assert found.record.text == (
+        f"<think>compute.</think><code>x=6*7\nprint(x)\nx + 0</code>{observed(LOGS + '42')}<answer>\\boxed{{42}}</answer>"
+    )
+    assert found.lost == ("final_answer() around the last value of a program",)
+
+
+def test_an_answer_in_the_middle_of_a_program_is_told():
+    code = "x=6*7\nif x > 1:\n    print(x)\n    final_answer(x)"
+
+    found = read_code(programs(said_code("compute.", code)))
+
+    assert f"<code>{code}</code>" in found.record.text
+    assert found.record.text.endswith("<answer>\\boxed{42}</answer>")
+    assert found.lost == ("what final_answer() in the middle of a program does; it stays there",)
+
+
+def test_tags_in_the_words_beside_a_program_are_text():
+    said = said_code("in <observation> I saw </think> nothing.", "print(6*7)")
+
+    found = read_code(programs(said, said_code("done.", "final_answer(42)"))).record
+
+    assert found.text.startswith(
+        "<think>in [observation] I saw [/think] nothing.</think><code>print(6*7)</code>"
+    )
+    assert found.kept, found.reason
+
+
+def test_a_program_that_fails_is_answered_by_its_error():
+    row = programs(said_code("compute.", "print(1)\n1/0"), said_code("done.", "final_answer(42)"))
+
+    found = read_code(row).record
+
+    assert found.text.startswith(
+        "<think>compute.</think><code>print(1)\n1/0</code>\n<observation>\nExecution logs:\n1\n\nError: Code execution failed"
+    )
+    assert (found.cost.tool_calls, found.cost.tool_failures, found.calls[0].ok) == (1, 1, False)
+
+
+def test_words_without_a_program_are_a_thought_and_the_error_of_the_parser_is_told():
+    row = programs(
+        "I refuse.", said_code("compute.", "x=6*7\nprint(x)"), said_code("done.", "final_answer(x)")
+    )
+
+    found = read_code(row)
+
+    assert found.record.text.startswith(CALCULATED.replace("compute.", "I refuse.\n\ncompute."))
+    assert found.lost == ("the error of a step without a tool call (AgentParsingError)",)
+    assert found.record.kept, found.record.reason
+
+
+def test_an_answer_that_a_check_refused_is_none():
+    def is_right(answer, memory, agent):
+        return answer == 42
+
+    row = programs(
+        said_code("guess.", "final_answer(41)"),
+        said_code("again.", "final_answer(42)"),
+        final_answer_checks=[is_right],
+    )
+    found = read_code(row)
+    assert found.record.text == "<think>guess.\n\nagain.</think><answer>\\boxed{42}</answer>"
+    assert found.lost == ("an answer that a check refused",)
+
+    row = calls(
+        ("guess.", ("final_answer", {"answer": 41})),
+        ("again.", ("final_answer", {"answer": 42})),
+        final_answer_checks=[is_right],
+    )
+    found = read(row)
+    assert found.record.text == "<think>guess.\n\nagain.</think><answer>42</answer>"
+    assert found.lost == ("an answer that was refused (AgentError)",)
+
+
+@pytest.mark.parametrize("message", [True, False])
+def test_calls_that_failed_are_calls_with_their_error_as_result(message):
+    """smolagents lists none of them: they stand in the model's message, and in the text of the error."""
+    row = calls(
+        ("Look.", ("wiki_search", {"query": "mill"})),
+        ("", ("wiki_search", {"query": "bad"})),
+        ("", ("wiki_search", {"query": "bad"})),
+        ("", ("final_answer", {"answer": "1702"})),
+    )
+    assert [step["tool_calls"] for step in row["steps"][2:4]] == [[], []]
+    if not message:
+        row["steps"] = [step | {"model_output_message": None} for step in row["steps"]]
+
+    found = read(row)
+
+    error = (
+        "Error: Error executing tool 'wiki_search' with arguments {'query': 'bad'}: RuntimeError: boom\n"
+        "Please try again or use another tool"
+    )
+    failed = f"<think>On.</think><wiki_search>bad</wiki_search>{observed(error)}"
+    assert found.record.text == (
+        f"<think>Look.</think><wiki_search>mill</wiki_search>{observed('Result for mill')}{failed * 2}"
+        "<think>On.</think><answer>1702</answer>"
+    )
+    assert [call.ok for call in found.record.calls] == [True, False, False]
+    assert (found.record.cost.tool_calls, found.record.cost.tool_failures, found.lost) == (3, 2, ())
+
+
+def test_calls_beside_one_that_failed_are_refused_for_their_results_stand_nowhere():
+    row = calls(
+        ("", ("wiki_search", {"query": "mill"}), ("wiki_search", {"query": "bad"})),
+        ("", ("final_answer", {"answer": "1702"})),
+    )
+
+    with pytest.raises(
+        DataError, match="step 1: one of 2 tool calls failed, and what the others returned stands nowhere"
+    ):
+        read(row)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_run_that_reached_its_last_step_ends_with_the_answer_it_was_asked_for_then(whole):
+    row = calls(*[("Look.", ("wiki_search", {"query": "mill"}))] * 2, "It was 1702", max_steps=2)
+    assert row["state"] == "max_steps_error"
+
+    found = read(row if whole else row["steps"])
+
+    assert found.record.text.endswith(
+        f"{observed('Result for mill')}<think>On.</think><answer>It was 1702</answer>"
+    )
+    assert found.lost == ("the error of a step without a tool call (AgentMaxStepsError)",)
+
+
+def test_the_answer_beside_the_steps_counts_whenever_none_stands_in_them():
+    row = calls(("Look.", ("wiki_search", {"query": "mill"})), "It was 1702", max_steps=1)
+    row["steps"][-1] |= {"action_output": None, "model_output": "Hm."}
+
+    assert read(row).record.text.endswith("<think>Hm.</think><answer>It was 1702</answer>")
+
+
+def test_a_call_that_the_model_wrote_as_json_stands_once():
+    written = 'I look.\nAction:\n{"name": "wiki_search", "arguments": {"query": "mill"}}'
+    row = calls(written, ("Found.", ("final_answer", {"answer": "1702"})))
+
+    assert read(row).record.text == (
+        f"<think>I look.</think><wiki_search>mill</wiki_search>{observed('Result for mill')}"
+        "<think>Found.</think><answer>1702</answer>"
+    )
+
+
+def test_plans_tokens_and_what_else_stands_beside_the_steps():
+    row = calls(
+        "1. Search",
+        ("Look.", ("wiki_search", {"query": "mill"})),
+        ("Found.", ("final_answer", {"answer": "1702"})),
+        planning_interval=5,
+    )
+    row |= {"id": 0, "token_usage": {"input_tokens": 30, "output_tokens": 4}, "score": 0.5}
+
+    found = read(row)
+
+    assert "1. Search\n```\n\nLook.</think><wiki_search>" in found.record.text
+    assert found.record.kept, found.record.reason
+    assert (found.record.id, found.record.cost.prompt_tokens, found.record.cost.agent_tokens) == ("0", 30, 4)
+    assert found.lost == ("key 'score'",)
