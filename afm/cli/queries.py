@@ -85,7 +85,7 @@ def queries(
     --tokenizer, for token ids.
     """
     from afm.cli.progress import ProgressView
-    from afm.datasets import read_tasks
+    from afm.datasets import read_task_files
     from afm.distill.queries import PRESETS
 
     given = {"samples": samples, "max_rate": max_rate, "max_tokens": max_tokens, "target": target}
@@ -95,7 +95,7 @@ def queries(
     )
     spec = given_agent(agent or {Preset.QA: "mhqa", Preset.CODE: "code"}[preset])
     setup = _Setup(spec, settings, given_model(model), name, tokenizer, tools, reward, timeout_s)
-    rows = [task for file in tasks for task in read_tasks(file)]
+    rows = list(read_task_files(tasks))
     view = ProgressView()
 
     def show(done: int, total: int) -> None:

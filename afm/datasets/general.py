@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from afm.errors import DataError
+from afm.trajectory.chat import row_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ def general_question(row: Any, *, default_id: str) -> GeneralQuestion:
     """
     if not isinstance(row, Mapping):
         raise DataError(f"got {type(row).__name__}, expected an object")
-    identity = str(row.get("id") or default_id)
+    identity = row_id(row) or default_id
     if "messages" in row:
         return _first_exchange(row["messages"], identity)
     answer = row.get("answer")

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from afm.datasets.general import general_question
 from afm.datasets.negative import NegativeKind, NegativeSample, SampleMaker
 from afm.errors import DataError
+from afm.trajectory.chat import row_id
 from afm.trajectory.io import explain
 from afm.trajectory.record import Record
 from afm.trajectory.rows import BrokenArrayError, json_rows
@@ -53,7 +54,7 @@ class SourceRow:
     @property
     def id(self) -> str:
         """Its own, else its place."""
-        return str(self.item.get("id") or f"{self.file.stem}-{self.line}")
+        return row_id(self.item) or f"{self.file.stem}-{self.line}"
 
 
 @dataclass

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from afm.datasets.atomic import replacing
 from afm.errors import DataError, MissingExtraError
+from afm.trajectory.chat import row_id
 from afm.trajectory.sealing import SEALING_KEY
 
 _ASKED = re.compile(r"^(?:Task|Question):[ \t]*\n?", re.MULTILINE)
@@ -61,6 +62,25 @@ def read_tasks(path: str | Path, *, data_source: str | None = None) -> Iterator[
         yield item
 
 
+def read_task_files(paths: Iterable[str | Path]) -> Iterator[Task]:
+    """Stream the tasks of several files as those of one.
+
+    Raises:
+        DataError: At the first bad row, as :func:`read_tasks`, and at an id that another file has, too, naming both.
+    """
+    files: dict[str, Path] = {}
+    for path in map(Path, paths):
+        for task in read_tasks(path):
+            if task.id in files:
+                raise DataError(
+                    f"task id {task.id!r} stands in {files[task.id]} too; ids must be unique over all files: "
+                    "give the rows of one of them other ids, or select from each file on its own",
+                    path=str(path),
+                )
+            files[task.id] = path
+            yield task
+
+
 def scan_tasks(path: str | Path, *, data_source: str | None = None) -> Iterator[Task | DataError]:
     """Like :func:`read_tasks`, but yields every bad row as a :class:`DataError` and goes on.
 
@@ -97,7 +117,7 @@ def task_of_row(row: Mapping[str, Any], *, default_id: str, data_source: str | N
     if not isinstance(question, str) or not question.strip():
         raise DataError(f"expected `question` (or `prompt`) as a non-empty string, got {question!r}")
     return Task(
-        id=str(row.get("id") or info.get("index") or default_id),
+        id=row_id(row) or row_id(info, "index") or default_id,
         question=question,
         ground_truth=_gold(row),
         data_source=_text(row, "data_source") or data_source or "",

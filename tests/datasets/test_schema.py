@@ -4,7 +4,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from afm.datasets import Task, read_tasks, scan_tasks, write_tasks
+from afm.datasets import Task, read_task_files, read_tasks, scan_tasks, write_tasks
 from afm.datasets.schema import question_of_prompt
 from afm.errors import DataError
 
@@ -219,3 +219,32 @@ def test_real_question_rows(shared):
     assert len(tasks) == 3610
     assert tasks[0].ground_truth == ["Wilhelm Conrad Röntgen"]
     assert tasks[0].data_source == "nq"
+
+
+def test_an_id_of_nought_is_an_id(tmp_path):
+    """Published rows are counted from 0."""
+    qa = {"question": "who?", "answer": "A"}
+    file = write_lines(
+        tmp_path / "n1.jsonl",
+        {**qa, "id": 0},
+        {**qa, "id": None},
+        {**qa, "extra_info": {"index": 0}, "id": ""},
+    )
+
+    found = list(scan_tasks(file))
+
+    assert [task.id for task in found[:2]] == ["0", "n1-2"]
+    assert str(found[2]).endswith("n1.jsonl:3: id '0' was used by an earlier row; ids must be unique")
+
+
+def test_an_id_that_two_files_have_is_told_with_both(tmp_path):
+    qa = {"question": "who?", "answer": "A"}
+    first = write_lines(tmp_path / "n1.jsonl", {**qa, "id": 0}, {**qa, "id": 1})
+    second = write_lines(tmp_path / "n2.jsonl", {**qa, "id": "2"}, {**qa, "id": "1"})
+
+    with pytest.raises(
+        DataError,
+        match=r"n2\.jsonl: task id '1' stands in .*n1\.jsonl too; ids must be unique over all files",
+    ):
+        list(read_task_files([first, second]))
+    assert [task.id for task in read_task_files([first])] == ["0", "1"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from afm.datasets.readers.row import Reader, shown
+from afm.datasets.readers.row import Reader, identity, shown
 from afm.datasets.schema import MESSAGES_KEY, Task
 from afm.errors import DataError
 
@@ -48,7 +48,7 @@ def _read(row: Mapping[str, Any], default: str) -> Task:
     messages = _messages(item.get("origin_prompt"))
     kind, form = str(row["kind"]), _form(item, str(row["id"]))
     return Task(
-        id=str(row.get("id") or default),
+        id=identity(row, default, "id"),
         question=messages[-1]["content"],
         ground_truth=gold,
         data_source=f"t_eval_{kind}_{form}",

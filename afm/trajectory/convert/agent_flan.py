@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from afm.errors import DataError
-from afm.trajectory.chat import message_list
+from afm.trajectory.chat import message_list, row_id
 from afm.trajectory.convert.base import Context, DialogueFormat
 from afm.trajectory.convert.dialogue import Dialogue, with_call
 from afm.trajectory.convert.messages import walked
@@ -34,7 +34,7 @@ class AgentFlan(DialogueFormat):
         spoken = [message for message in messages if message["role"] == "assistant"]
         unlearnt = sum(message.get("loss") is False for message in spoken)
         lost = (f"that {unlearnt} of its turns are not trained on",) if unlearnt else ()
-        return replace(found, facts={"id": str(row.get("id", ""))}, lost=found.lost + lost)
+        return replace(found, facts={"id": row_id(row)}, lost=found.lost + lost)
 
     def show(self, dialogue: Dialogue, record: Record, context: Context, kept: Mapping[str, Any]) -> Any:
         """See :class:`DialogueFormat`."""

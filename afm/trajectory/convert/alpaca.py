@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from afm.errors import DataError
-from afm.trajectory.chat import text_of
+from afm.trajectory.chat import row_id, text_of
 from afm.trajectory.convert.base import Context, Format, Read, judged
 from afm.trajectory.convert.dialogue import question_in
 from afm.trajectory.convert.sidecar import KEY, aside, kept_aside, restored
@@ -37,7 +37,7 @@ class Alpaca(Format):
         found = author_segments(output, spec)
         segments = tuple(TextSegment(author=segment.author, text=segment.text) for segment in found)
         facts: dict[str, Any] = {
-            "id": str(row.get("id", "")),
+            "id": row_id(row),
             "agent": spec.name,
             "agent_digest": spec.digest,
         }

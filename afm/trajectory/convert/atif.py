@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from datetime import datetime
 from typing import Any, ClassVar
@@ -17,7 +18,22 @@ from afm.trajectory.record import Cost, Record
 
 VERSIONS = tuple(f"1.{minor}" for minor in range(8))
 _PREFIX = "ATIF-v"
+_USD = "cost_usd"
 _OPTION = "atif_version"
+_ROW = {
+    *("schema_version", "session_id", "trajectory_id", "agent", "steps", "final_metrics"),
+    *("continued_trajectory_ref", "subagent_trajectories", "extra"),
+}
+_AGENT = {"name", "version", "model_name", "tool_definitions", "extra"}
+_STEP = {
+    *("step_id", "timestamp", "source", "model_name", "message", "reasoning_content", "tool_calls"),
+    *("observation", "metrics", "is_copied_context", "llm_call_count"),
+}
+_METRICS = {"prompt_tokens", "completion_tokens", "cost_usd"}
+_TOTALS = {"total_prompt_tokens", "total_completion_tokens", "total_cost_usd", "total_steps"}
+_CALL = {"tool_call_id", "function_name", "arguments"}
+_RESULT = {"source_call_id", "content", "subagent_trajectory_ref"}
+"""Keys that are read, or that say what the others do; all else is told as lost."""
 
 
 class Atif(DialogueFormat):
@@ -61,12 +77,16 @@ class Atif(DialogueFormat):
             reader.lost.append(f"{len(row['subagent_trajectories'])} embedded trajectories of subagents")
         if row.get("continued_trajectory_ref"):
             reader.lost.append(f"its continuation in {row['continued_trajectory_ref']!r}")
+        reader.leave(row, _ROW, "the trajectory")
+        reader.leave(agent, _AGENT, "the agent")
+        for place, what in ((row, "the trajectory"), (agent, "the agent")):
+            extra = place.get("extra")
+            reader.leave({"extra": {key for key in extra or () if key != KEY}}, (), what)
         facts: dict[str, Any] = {
             "id": str(row.get("trajectory_id") or row.get("session_id") or ""),
-            "model": str(agent.get("model_name") or ""),
+            "model": reader.model(agent),
+            **reader.spent(row.get("final_metrics")),
         }
-        if cost := reader.cost(row.get("final_metrics")):
-            facts["cost"] = cost
         return Dialogue(reader.question, tuple(reader.turns), facts, tuple(dict.fromkeys(reader.lost)))
 
     def show(self, dialogue: Dialogue, record: Record, context: Context, kept: Mapping[str, Any]) -> Any:
@@ -86,6 +106,7 @@ class Atif(DialogueFormat):
             "final_metrics": {
                 "total_prompt_tokens": record.cost.prompt_tokens,
                 "total_completion_tokens": record.cost.agent_tokens,
+                **({"total_cost_usd": usd} if (usd := _number(record.provenance.get(_USD))) else {}),
                 "total_steps": len(dialogue.turns) + 1,
             },
         }
@@ -123,17 +144,20 @@ class _Reader:
         self.question: str | None = None
         self.turns: list[Turn] = []
         self.lost: list[str] = []
-        self._tokens = {"prompt_tokens": 0, "completion_tokens": 0}
+        self._spent: Counter[str] = Counter()
+        self._times: list[datetime] = []
+        self._models: dict[str, None] = {}
 
     def take(self, step: Any, number: int) -> None:
         if not isinstance(step, dict):
             raise DataError(f"got {type(step).__name__}, expected an object")
         if step.get("step_id") != number:
             raise DataError(f"step_id: got {step.get('step_id')!r}, expected {number}")
-        _check_time(step.get("timestamp"))
+        self._time(step.get("timestamp"))
         if step.get("is_copied_context"):
             self.lost.append("steps copied from an earlier trajectory")
             return
+        self.leave(step, _STEP, "steps")
         source, text = step.get("source"), self._text(step.get("message", ""))
         if source == "system":
             self.lost += ["steps of the system"] if text or step.get("observation") else []
@@ -153,20 +177,25 @@ class _Reader:
         for call in calls if isinstance(calls, list) else []:
             if not isinstance(call, dict) or not isinstance(call.get("function_name"), str):
                 raise DataError(f"tool_calls: got {str(call)[:80]!r}, expected a function_name")
+            self.leave(call, _CALL, "tool calls")
             uses.append(Use(call["function_name"], call.get("arguments", {})))
             identities.append(call.get("tool_call_id"))
         observation = step.get("observation")
         results = observation.get("results", []) if isinstance(observation, dict) else []
         for result in results:
             place = self._place(result, identities, uses)
-            uses[place] = replace(uses[place], result=self._text(result.get("content")))
+            self.leave(result, _RESULT, "results")
+            parts = (uses[place].result, self._text(result.get("content")))
+            uses[place] = replace(uses[place], result="\n".join(part for part in parts if part is not None))
             if result.get("subagent_trajectory_ref"):
                 self.lost.append("references to trajectories of subagents")
         self.turns.append(Turn(text, tuple(uses), thought="" if hidden in text else hidden))
+        if step.get("model_name"):
+            self._models[str(step["model_name"])] = None
         metrics = step.get("metrics")
         if isinstance(metrics, dict):
-            for name in self._tokens:
-                self._tokens[name] += metrics.get(name) or 0
+            self.leave(metrics, _METRICS, "steps' metrics")
+            self._spent.update({name: _number(metrics.get(name)) for name in _METRICS})
 
     def _place(self, result: Any, identities: list[Any], uses: list[Use]) -> int:
         if not isinstance(result, dict):
@@ -190,18 +219,38 @@ class _Reader:
             raise DataError(f"got {type(content).__name__}, expected a text or its parts")
         return content or ""
 
-    def cost(self, final: Any) -> Cost | None:
-        """Tokens of the whole: the totals that it tells, else the sum of its steps."""
+    def _time(self, told: Any) -> None:
+        try:
+            if told is not None:
+                self._times.append(datetime.fromisoformat(str(told).replace("Z", "+00:00")))
+        except ValueError:
+            raise DataError(f"timestamp: got {told!r}, expected ISO 8601") from None
+
+    def leave(self, place: Mapping[str, Any], known: Collection[str], what: str) -> None:
+        """Tell the keys of a place that are not read."""
+        self.lost += [f"{key!r} of {what}" for key, value in place.items() if key not in known and value]
+
+    def model(self, agent: Mapping[str, Any]) -> str:
+        """The agent's model, else that of its first step; further ones are told."""
+        name = str(agent.get("model_name") or next(iter(self._models), ""))
+        self.lost += ["models of single steps"] if set(self._models) - {name} else []
+        return name
+
+    def spent(self, final: Any) -> dict[str, Any]:
+        """Tokens, money and time of the whole: the totals that it tells, else the sum of its steps."""
         told = final if isinstance(final, dict) else {}
-        prompt = told.get("total_prompt_tokens") or self._tokens["prompt_tokens"]
-        completion = told.get("total_completion_tokens") or self._tokens["completion_tokens"]
-        found = Cost(prompt_tokens=prompt, agent_tokens=completion)
-        return found if found != Cost() else None
+        self.leave(told, _TOTALS, "the final metrics")
+        prompt, completion, usd = (
+            _number(told.get(f"total_{name}")) or self._spent[name]
+            for name in ("prompt_tokens", "completion_tokens", _USD)
+        )
+        aware = {time.tzinfo is not None for time in self._times}
+        seconds = (max(self._times) - min(self._times)).total_seconds() if len(aware) == 1 else 0.0
+        cost = Cost(prompt_tokens=int(prompt), agent_tokens=int(completion), wall_seconds=seconds)
+        money = {"provenance": {_USD: round(usd, 6)}} if usd else {}
+        return money | ({"cost": cost} if cost != Cost() else {})
 
 
-def _check_time(told: Any) -> None:
-    try:
-        if told is not None:
-            datetime.fromisoformat(str(told).replace("Z", "+00:00"))
-    except ValueError:
-        raise DataError(f"timestamp: got {told!r}, expected ISO 8601") from None
+def _number(told: Any) -> Any:
+    """A number that was told, else 0."""
+    return told if isinstance(told, int | float) and not isinstance(told, bool) else 0

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from afm.errors import DataError
-from afm.trajectory.chat import called_function, content_text, hidden_reasoning, message_list
+from afm.trajectory.chat import called_function, content_text, hidden_reasoning, message_list, row_id
 from afm.trajectory.convert.base import Context, DialogueFormat
 from afm.trajectory.convert.dialogue import ARGUMENT, Dialogue, Turn, Use, second_question
 from afm.trajectory.convert.react import react_turns
@@ -36,7 +36,7 @@ class OpenAi(DialogueFormat):
         found = walked(message_list(row, "messages", content_key=None), "messages")
         known = {"messages", "tools", "id", "parallel_tool_calls", KEY}
         lost = tuple(f"key {key!r}" for key, value in row.items() if key not in known and value)
-        return replace(found, facts={"id": str(row.get("id", ""))}, lost=found.lost + lost)
+        return replace(found, facts={"id": row_id(row)}, lost=found.lost + lost)
 
     def show(self, dialogue: Dialogue, record: Record, context: Context, kept: Mapping[str, Any]) -> Any:
         """See :class:`DialogueFormat`."""

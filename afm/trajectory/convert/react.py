@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from afm.agents import AgentSpec
 from afm.errors import DataError
-from afm.trajectory.chat import text_of
+from afm.trajectory.chat import row_id, text_of
 from afm.trajectory.convert.base import Context, DialogueFormat
 from afm.trajectory.convert.dialogue import Dialogue, Turn, Use
 from afm.trajectory.convert.sidecar import KEY
@@ -47,7 +47,7 @@ class React(DialogueFormat):
         turns = react_turns(text_of(row, "text"))
         if not turns:
             raise DataError("text: holds no Thought:, Action: or Final Answer:")
-        return Dialogue(text_of(row, "question"), turns, {"id": str(row.get("id", ""))})
+        return Dialogue(text_of(row, "question"), turns, {"id": row_id(row)})
 
     def show(self, dialogue: Dialogue, record: Record, context: Context, kept: Mapping[str, Any]) -> Any:
         """See :class:`DialogueFormat`."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from afm.errors import DataError
-from afm.trajectory.chat import message_list
+from afm.trajectory.chat import message_list, row_id
 from afm.trajectory.convert.base import Context, DialogueFormat
 from afm.trajectory.convert.dialogue import Dialogue, with_call
 from afm.trajectory.convert.messages import walked
@@ -46,7 +46,7 @@ class ShareGpt(DialogueFormat):
         lost: tuple[str, ...] = ("the system prompt",) if row.get("system") else ()
         known = {"conversations", "system", "tools", "id", KEY}
         lost += tuple(f"key {key!r}" for key, value in row.items() if key not in known and value)
-        return replace(found, facts={"id": str(row.get("id", ""))}, lost=found.lost + lost)
+        return replace(found, facts={"id": row_id(row)}, lost=found.lost + lost)
 
     def show(self, dialogue: Dialogue, record: Record, context: Context, kept: Mapping[str, Any]) -> Any:
         """See :class:`DialogueFormat`."""

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from afm.errors import DataError
+from afm.trajectory.chat import row_id
 from afm.trajectory.convert.base import Context, DialogueFormat
 from afm.trajectory.convert.dialogue import ARGUMENT, Dialogue, Turn
 from afm.trajectory.convert.sidecar import KEY
@@ -132,8 +133,7 @@ def _says(turns: list[Turn], answer: str) -> bool:
 
 def _facts(outer: Mapping[str, Any], steps: list[Any]) -> dict[str, Any]:
     """What stands beside the steps, and their tokens."""
-    told = (outer.get(key) for key in ("task_id", "id"))
-    facts: dict[str, Any] = {"id": next((str(one) for one in told if one not in (None, "")), "")}
+    facts: dict[str, Any] = {"id": row_id(outer, "task_id", "id")}
     spent = [step.get("token_usage") for step in ([outer] if outer.get("token_usage") else steps)]
     prompt, written = (
         sum(one.get(key) or 0 for one in spent if isinstance(one, Mapping))

@@ -18,7 +18,7 @@ from afm.trajectory.types import Author, Segment, Step, Trajectory
 _SHOWN = 60
 """Characters of a text in an error."""
 
-_REASONING = re.compile(r"<(?P<close>/?)(?P<tag>think|thinking)>")
+_REASONING = re.compile(r"<(?P<close>/?)(?P<tag>think|thinking)>", re.IGNORECASE)
 """Tags that reasoning models put around their reasoning, in front of what they say."""
 
 
@@ -52,11 +52,14 @@ def parted(text: str, spec: AgentSpec) -> tuple[str, str]:
     first = _REASONING.search(text)
     if first is None or (not first["close"] and text[: first.start()].strip()):
         return "", text
-    closing = f"</{first['tag']}>"
     begin = 0 if first["close"] else first.end()
-    inside, closed, rest = text[begin:].partition(closing)
-    own = first["tag"] in spec.roles and (not rest.strip() or opening_pattern(tuple(spec.roles)).search(rest))
-    return ("", text) if own or not closed else (inside, rest)
+    closing = next((tag for tag in _REASONING.finditer(text, begin) if tag["close"]), None)
+    if closing is None:
+        return "", text
+    rest = text[closing.end() :]
+    is_role = first["tag"] in spec.roles
+    own = is_role and (not rest.strip() or opening_pattern(tuple(spec.roles)).search(rest))
+    return ("", text) if own else (text[begin : closing.start()], rest)
 
 
 class _Writer:

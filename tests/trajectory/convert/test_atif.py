@@ -159,6 +159,64 @@ def test_steps_of_an_earlier_trajectory_are_left_out_and_pictures_and_subagents_
     }
 
 
+def test_results_of_one_call_are_one_observation_in_their_order():
+    row = trajectory()
+    results = row["steps"][2]["observation"]["results"]
+    row["steps"][2]["observation"]["results"] = [*results, {"source_call_id": "c1", "content": "more"}]
+    nat.Trajectory.model_validate(row)
+
+    assert [call.observation for call in read(row).record.calls] == ["first\nmore", "second"]
+
+
+def test_money_and_time_are_carried_over_and_what_has_no_place_is_told():
+    row = trajectory(notes="careful", extra={"foo": 1})
+    row["agent"] = {"name": "team", "version": "2", "extra": {"temperature": 1}}
+    first, last = row["steps"][2:]
+    first |= {"timestamp": "2026-01-02T03:04:15+00:00", "model_name": "big", "reasoning_effort": "high"}
+    first["metrics"] |= {"cost_usd": 0.5, "cached_tokens": 3, "logprobs": [-0.1], "extra": {"k": 1}}
+    first["tool_calls"][0] |= {"extra": {"k": 1}}
+    last |= {"extra": {"k": 1}, "model_name": "small"}
+    last["metrics"] |= {"cost_usd": 0.25, "cached_tokens": 0}
+    row["final_metrics"] = {"total_cached_tokens": 3, "total_steps": 4}
+    nat.Trajectory.model_validate(row)
+
+    found = read(row)
+
+    assert found.record.provenance == {"cost_usd": 0.75}
+    assert (found.record.cost.wall_seconds, found.record.cost.tool_calls, found.record.model) == (
+        10,
+        2,
+        "big",
+    )
+    assert set(found.lost) == {
+        "steps of the system",
+        "models of single steps",
+        "'notes' of the trajectory",
+        "'extra' of the trajectory",
+        "'extra' of the agent",
+        "'extra' of steps",
+        "'extra' of tool calls",
+        "'reasoning_effort' of steps",
+        "'cached_tokens' of steps' metrics",
+        "'logprobs' of steps' metrics",
+        "'extra' of steps' metrics",
+        "'total_cached_tokens' of the final metrics",
+    }
+    row["final_metrics"] = {"total_cost_usd": 0.8}
+    assert read(row).record.provenance == {"cost_usd": 0.8}
+
+
+def test_money_stands_in_the_final_metrics_and_comes_back():
+    paid = record().model_copy(update={"provenance": {"cost_usd": 0.5}})
+    row = ATIF.write(paid, Context())
+
+    assert nat.Trajectory.model_validate(row).final_metrics.total_cost_usd == 0.5
+    assert ATIF.read(row, Context()).record == paid
+    bare = ATIF.write(paid, Context(bare=True))
+    assert read(bare).record.provenance == {"cost_usd": 0.5}
+    assert read(bare).lost == ()
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

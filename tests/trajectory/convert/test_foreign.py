@@ -139,6 +139,7 @@ def test_a_row_of_each_format_becomes_the_same_trajectory(name):
     assert found.question == "When?"
     assert found.kept, found.reason
     assert [segment.author.value for segment in found.segments] == ["agent", "environment", "agent"]
+    assert found.cost.tool_calls == 1  # what `afm data stats` counts
 
 
 @pytest.mark.parametrize("name", sorted(ROWS))

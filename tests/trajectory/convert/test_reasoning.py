@@ -92,7 +92,7 @@ def beside(words, hidden, place="content"):
         (
             "openai",  # the chat template wrote the opening tag
             openai(
-                {"content": "<thinking>I should search.</thinking>"},
+                {"content": "<Thinking>I should search.</Thinking>"},
                 {"content": "The page says so.</think>1702"},
             ),
         ),
