@@ -95,6 +95,10 @@ class EngineError(AfmError, RuntimeError):
     """The model, the trainer or its server failed (never the agent's fault)."""
 
 
+class RefusedError(EngineError):
+    """The engine answered, but not this request: it refuses it or has nothing to say, and would again."""
+
+
 class BudgetSpentError(EngineError):
     """What a run may cost is used up; what is finished stays."""
 

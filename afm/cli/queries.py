@@ -18,9 +18,12 @@ if TYPE_CHECKING:
     from afm.agents import AgentSpec
     from afm.datasets import Task
     from afm.distill.queries import Asker, QuerySettings, QuerySummary
-    from afm.distill.queries.select import OnSample
+    from afm.distill.queries.sampling import OnSample
     from afm.rewards import Reward
     from afm.tools import Tool
+
+
+_NAMED = 5
 
 
 class Preset(StrEnum):
@@ -28,6 +31,13 @@ class Preset(StrEnum):
 
     QA = "qa"
     CODE = "code"
+
+
+class OnFailed(StrEnum):
+    """What a question leads to that cannot be sampled though others can."""
+
+    DROP = "drop"
+    ERROR = "error"
 
 
 def queries(
@@ -77,6 +87,12 @@ def queries(
             "--timeout", min=0.1, help="Seconds for one reply of a chat endpoint; then it is asked again."
         ),
     ] = 300.0,
+    on_failed: Annotated[
+        OnFailed,
+        typer.Option(
+            help="Drop a question that the model refuses (too long, filtered) while it answers others, or stop."
+        ),
+    ] = OnFailed.DROP,
     seed: Annotated[int, typer.Option(help="Of samples and draw.")] = 0,
 ) -> None:
     """Keep the questions that a model does not answer anyway, by the share of its samples that are right.
@@ -87,11 +103,18 @@ def queries(
     from afm.cli.progress import ProgressView
     from afm.datasets import read_task_files
     from afm.distill.queries import PRESETS
+    from afm.distill.queries import OnFailed as FailedQuestions
 
     given = {"samples": samples, "max_rate": max_rate, "max_tokens": max_tokens, "target": target}
     own = {key: value for key, value in given.items() if value is not None}
     settings = PRESETS[preset].model_copy(
-        update={**own, "temperature": temperature, "parallel": parallel, "seed": seed}
+        update={
+            **own,
+            "temperature": temperature,
+            "parallel": parallel,
+            "seed": seed,
+            "on_failed": FailedQuestions(on_failed.value),
+        }
     )
     spec = given_agent(agent or {Preset.QA: "mhqa", Preset.CODE: "code"}[preset])
     setup = _Setup(spec, settings, given_model(model), name, tokenizer, tools, reward, timeout_s)
@@ -111,6 +134,8 @@ def queries(
         print(f"  samples of earlier starts: {summary.resumed}")
     for reason, count in sorted(summary.dropped.items()):
         print(f"  dropped: {count} {reason}")
+    for name, reason in list(summary.unsampled.items())[:_NAMED]:
+        print(f"  cannot be sampled: {name!r}: {reason}")
 
 
 class _Setup:
@@ -146,7 +171,8 @@ class _Setup:
         )
         tokens = self.settings.max_tokens or spec.limits.max_response_tokens or model.context_tokens
         sampling = SamplingParams(tokens, temperature=self.settings.temperature)
-        return EpisodeAsker(spec, model, self._tools() if spec.tool_roles else {}, judge, sampling)
+        tools = self._tools() if spec.tool_roles else {}
+        return EpisodeAsker(spec, model, tools, judge, sampling, self._told(with_tools=bool(tools)))
 
     def _chat(self) -> Asker:
         from afm.agents.toolless import without_tools
@@ -180,11 +206,32 @@ class _Setup:
             timeout_s=self.timeout_s,
         )
 
-    def _tools(self) -> dict[str, Tool]:
+    def _told(self, *, with_tools: bool) -> dict[str, str]:
+        """What decides about samples beside agent and model; of the reward, all but what is made of its part ``correct``."""
+        from afm.configuration import read_mapping, validated
+        from afm.distill.queries import settings_digest
+        from afm.rewards import RewardSettings
+
+        told = {}
+        if self.settings.with_tools:
+            label, data = read_mapping(self.reward or {}, "reward")
+            settings = validated(RewardSettings, data, label)
+            told["reward_digest"] = settings_digest(
+                settings.model_dump(mode="json", exclude={"formula", "overlong"})
+            )
+        if with_tools:
+            told["tools_digest"] = settings_digest(read_mapping(self._tools_file(), "tools")[1])
+        return told
+
+    def _tools_file(self) -> Path:
         from afm.cli.project import configs_folder
+
+        return self.tools or configs_folder() / "tools/code_executor.yaml"
+
+    def _tools(self) -> dict[str, Tool]:
         from afm.tools import load_tools
 
-        found = load_tools(self.tools or configs_folder() / "tools/code_executor.yaml")
+        found = load_tools(self._tools_file())
         if missing := sorted(set(self.spec.tool_roles.values()) - set(found)):
             raise ConfigError(f"agent {self.spec.name!r} needs the tools {', '.join(missing)}; give --tools")
         return {name: found[name] for name in set(self.spec.tool_roles.values())}

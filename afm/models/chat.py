@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 import httpx
 
 from afm.clients import HttpClients, forget_closed
-from afm.errors import ConfigError, EngineError
+from afm.errors import ConfigError, RefusedError
 from afm.models.retrying import RETRIED_STATUS, TryAgainError, retry_after_s
 from afm.trajectory.hygiene import whole_characters
 
@@ -45,11 +45,13 @@ class UnusableReplyError(TryAgainError):
 
     Attributes:
         reply: With the tokens that the server counted.
+        finish: The finish reason that the server gave.
     """
 
-    def __init__(self, reason: str, reply: ChatReply) -> None:
+    def __init__(self, reason: str, reply: ChatReply, finish: str = "") -> None:
         super().__init__(reason)
         self.reply = reply
+        self.finish = finish
 
 
 @dataclass(slots=True)
@@ -106,7 +108,7 @@ class ChatEndpoint:
 
         Raises:
             TryAgainError: It failed in a way that may pass by itself, or the reply is incomplete.
-            EngineError: The server refused.
+            RefusedError: The server refused.
         """
         return read_reply(await self._posted(client, body))
 
@@ -143,7 +145,7 @@ class ChatEndpoint:
         if response.status_code in RETRIED_STATUS:
             raise TryAgainError(self._told(response.status_code, data), retry_after_s(response))
         if not response.is_success:
-            raise EngineError(f"{self.where}: {self._told(response.status_code, data)}")
+            raise RefusedError(f"{self.where}: {self._told(response.status_code, data)}")
         if response.headers.get("Content-Encoding", "identity") != "identity":
             raise TryAgainError("the reply is compressed, though the request forbids it")
         return data
@@ -181,7 +183,7 @@ def read_reply(body: bytes) -> ChatReply:
         raise UnusableReplyError(f"the reply is of the role {str(role)[:40]!r}, expected 'assistant'", reply)
     if not isinstance(text, str) or finish not in ("stop", None):
         reason = f"the reply is incomplete (finish reason {str(finish)[:40]!r})"
-        raise UnusableReplyError(reason, reply)
+        raise UnusableReplyError(reason, reply, str(finish)[:40])
     return reply
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 
 from afm.clients import HttpClients
-from afm.errors import EngineError
+from afm.errors import EngineError, RefusedError
 from afm.models.base import FinishReason, Generation, SamplingParams
 from afm.models.codec import CodecModel
 from afm.models.replicas import Replicas, addresses
@@ -114,7 +114,7 @@ class OpenAIModel(CodecModel):
         if response.status_code in RETRIED_STATUS:
             raise TryAgainError(f"{where}: {self._told(response)}", retry_after_s(response))
         if not response.is_success:
-            raise EngineError(f"{where}: {self._told(response)}")
+            raise RefusedError(f"{where}: {self._told(response)}")
         try:
             return response.json()
         except ValueError:
@@ -151,7 +151,7 @@ class OpenAIModel(CodecModel):
             case "stop":
                 return self._stopped(choice, ids, stop)
             case other:
-                raise EngineError(f"{self._url}: the server ended a generation for the reason {other!r}")
+                raise RefusedError(f"{self._url}: the server ended a generation for the reason {other!r}")
 
     def _stopped(self, choice: Mapping[str, Any], ids: Sequence[int], stop: Sequence[str]) -> FinishReason:
         """The end token or a stop string: servers report both as ``stop``."""

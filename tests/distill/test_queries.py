@@ -27,6 +27,7 @@ from afm.distill.queries import (
     PRESETS,
     ChatAsker,
     EpisodeAsker,
+    OnFailed,
     QuerySettings,
     by_exact_match,
     by_reward,
@@ -40,6 +41,7 @@ from afm.errors import AfmError, ConfigError, DataError, EngineError
 from afm.models import SamplingParams
 from afm.models.scripted import ScriptedModel
 from afm.rewards import load_reward
+from afm.trajectory.parse import author_segments
 
 ROOT = Path(__file__).parents[2]
 
@@ -48,6 +50,7 @@ class ChatServer:
     """Knows items whose number divides by 3 always, others sometimes (by the seed) or never.
 
     Attributes:
+        refused: Status and text, or the message, that questions about an item get, always; ``None`` is any item.
         faults: Whether some requests are answered with 429, 500, half a JSON, or a closed connection.
         down: Every request is answered with 500.
         hang_s: The first request is not answered for so long.
@@ -62,6 +65,7 @@ class ChatServer:
         self.hang_s, self.most, self.requests = 0.0, 0, 0
         self.together, self.allowed = 1, math.inf
         self.served = Counter()
+        self.refused = {}
         self._flying, self._lock = 0, threading.Lock()
         server = self
 
@@ -87,7 +91,13 @@ class ChatServer:
                         server._flying -= 1
 
             def _reply(self, body, number):
-                if server.down:
+                item = int(re.findall(r"item (\d+)\?", body["messages"][-1]["content"])[-1])
+                refused = server.refused.get(item, server.refused.get(None))
+                if isinstance(refused, tuple):
+                    self._answer(*refused)
+                elif refused is not None:
+                    self._answer(200, json.dumps({"choices": [refused]}))
+                elif server.down:
                     self._answer(500, "down")
                 elif server.faults and number % 7 == 0:
                     self._answer(429, "slow down", {"Retry-After": "0"})
@@ -336,6 +346,76 @@ async def test_a_server_that_is_down_ends_the_run_and_keeps_the_samples(server, 
     assert (summary.resumed, summary.sampled, summary.kept + sum(summary.dropped.values())) == (8, 8, 4)
 
 
+REFUSALS = {
+    "too long": (400, "maximum context length is 4096 tokens"),
+    "filtered": {"message": {"content": ""}, "finish_reason": "content_filter"},
+    "no text": {"message": {"content": None}, "finish_reason": "stop"},
+    "crash": (500, "assertion failed"),
+}
+
+
+@pytest.mark.parametrize("refusal", REFUSALS)
+async def test_a_question_that_the_server_refuses_is_dropped_and_named(server, tmp_path, refusal):
+    server.refused = {1: REFUSALS[refusal]}
+
+    summary = await selected(questions(6), server, tmp_path, samples=3, attempts=1)
+
+    assert dict(summary.dropped) == {"cannot be sampled": 1, "r_q above 0.3": 2}
+    assert (summary.kept, summary.sampled, list(summary.unsampled)) == (3, 15, ["q1"])
+    [row] = [row for row in rows_of(tmp_path / "dropped.jsonl") if row["id"] == "q1"]
+    told = {
+        "too long": "4096 tokens",
+        "filtered": "content_filter",
+        "no text": "'stop'",
+        "crash": "status 500",
+    }
+    assert re.fullmatch(f"cannot be sampled: \\w+Error: .*{told[refusal]}.*", row["reason"])
+    assert "r_q" not in row
+
+
+async def test_a_question_that_is_refused_may_end_the_run_and_is_named(server, tmp_path):
+    server.refused = {1: REFUSALS["too long"]}
+    with pytest.raises(EngineError, match=r"3 of 18 samples are missing, [123] of them failed \(of 'q1'\)"):
+        await selected(questions(6), server, tmp_path, samples=3, on_failed=OnFailed.ERROR)
+    assert not (tmp_path / "kept.jsonl").exists()
+    server.refused = {}
+    summary = await selected(questions(6), server, tmp_path, samples=3, on_failed=OnFailed.ERROR)
+    assert (summary.resumed, summary.sampled) == (15, 3)
+
+
+@pytest.mark.parametrize("status", [400, 401, 404])
+async def test_a_server_that_refuses_everything_is_an_error_that_loses_nothing(server, tmp_path, status):
+    server.refused = {None: (status, "no")}
+    with pytest.raises(EngineError, match=f"8 of 8 samples are missing, .*status {status}"):
+        await selected(questions(4), server, tmp_path, samples=2)
+    server.refused = {}
+    await selected(questions(2), server, tmp_path, samples=2)
+    server.refused = {None: (status, "the key was revoked")}
+    with pytest.raises(EngineError, match=r"4 of 8 samples are missing, .* \(of 'q2', 'q3'\).*revoked"):
+        await selected(questions(4), server, tmp_path, samples=2)
+    server.refused = {}
+    summary = await selected(questions(4), server, tmp_path, samples=2)
+    assert (summary.resumed, summary.sampled, summary.kept + sum(summary.dropped.values())) == (4, 4, 4)
+
+
+async def test_many_refused_questions_in_a_row_do_not_end_the_run(server, tmp_path):
+    server.refused = dict.fromkeys(range(30), REFUSALS["too long"])
+    summary = await selected(
+        questions(36), server, tmp_path, samples=2, parallel=2, failures_in_a_row=15, max_rate=1.0
+    )
+    assert (dict(summary.dropped), summary.kept) == ({"cannot be sampled": 30}, 6)
+
+
+async def test_faults_that_may_pass_are_never_the_questions(server, tmp_path):
+    """Half of a question's samples are there; a crash of the others says nothing about it."""
+    await selected(questions(4), server, tmp_path, samples=2)
+    server.refused = {1: REFUSALS["crash"]}
+    with pytest.raises(EngineError, match=r"2 of 16 samples are missing, 2 of them failed \(of 'q1'\)"):
+        await selected(questions(4), server, tmp_path, samples=4, attempts=1)
+    server.refused = {}
+    assert (await selected(questions(4), server, tmp_path, samples=4)).sampled == 2
+
+
 async def test_questions_of_the_sft_data_and_repeated_ones_are_not_asked(server, tmp_path):
     sft = [
         {"instruction": "Rules.\n\nQuestion: what is THE name of item 1", "input": "", "output": "x"},
@@ -389,6 +469,18 @@ async def test_a_question_that_nobody_can_judge_is_dropped_with_the_reason(serve
     assert "holds no answer" in row["reason"]
     with pytest.raises(DataError, match="task id 'q0' occurs twice"):
         await selected([*questions(1), *questions(1)], server, tmp_path, samples=2)
+
+
+async def test_a_partly_right_answer_is_no_solved_question():
+    """By F1 "Name 0 of them" shares half of its words with "name 0", "Name 0" all."""
+    spec = load_agent("mhqa")
+    reward = load_reward({"by_source": {"search": "f1"}})
+    judge, [task] = by_reward(reward), questions(1)
+
+    for text, right in (("Other", False), ("Name 0 of them", False), ("Name 0", True)):
+        answer = author_segments(f"<think>T.</think>\n<answer>{text}</answer>", spec)
+        assert await judge(spec, task, answer) is right
+    await reward.close()
 
 
 async def test_episodes_of_a_model_in_this_process_without_tools(tmp_path):
@@ -459,6 +551,29 @@ def test_the_command_takes_a_tiny_model_and_its_output_becomes_rl_rows(tmp_path)
     assert rl.exit_code == 0, rl.output
     [first, _] = read_tasks(tmp_path / "rl.parquet")
     assert (first.id, first.extra_info["r_q"], first.extra_info["r_q_samples"]) == ("q0", 0.0, 2)
+
+
+def test_samples_judged_by_another_reward_or_taken_with_other_tools_are_not_mixed(tmp_path):
+    pytest.importorskip("torch")
+    from afm.models.tiny import create_tiny_model, train_tokenizer
+
+    write_tasks(questions(1, source="nq"), tmp_path / "tasks.jsonl")
+    train_tokenizer(["What is the name of item 0?"], tmp_path / "tiny", vocab_size=300)
+    create_tiny_model(tmp_path / "tiny", tmp_path / "tiny", seed=1)
+    shipped = (ROOT / "configs/tools/code_executor.yaml").read_text()
+    (tmp_path / "tools.yaml").write_text(shipped)
+    (tmp_path / "reward.yaml").write_text("formula: correct\n")
+    start = (tmp_path / "tasks.jsonl", "--out", tmp_path / "out", "--model", tmp_path / "tiny")
+    start += ("--preset", "code", "--agent", "math", "--samples", 1, "--max-tokens", 4)
+    start += ("--tools", tmp_path / "tools.yaml")
+
+    assert "1 samples taken" in select(*start)
+    assert "0 samples taken" in select(*start, "--reward", tmp_path / "reward.yaml")
+    (tmp_path / "reward.yaml").write_text("by_source: {nq: f1}\n")
+    told = select(*start, "--reward", tmp_path / "reward.yaml", status=1)
+    assert re.search(r"samples taken with other settings \(reward_digest: '\w+' -> '\w+'\)", told)
+    (tmp_path / "tools.yaml").write_text(shipped.replace("wall_s: 7.0", "wall_s: 3.0"))
+    assert "other settings (tools_digest: " in select(*start, status=1)
 
 
 def test_what_is_missing_on_the_command_line_is_told(server, tmp_path):

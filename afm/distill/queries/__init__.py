@@ -1,9 +1,17 @@
 """Which questions are worth reinforcing on: those that a model does not answer anyway (AFM, arXiv 2508.13167)."""
 
-from afm.distill.queries.askers import Answered, Asker, ChatAsker, EpisodeAsker, by_exact_match, by_reward
+from afm.distill.queries.askers import (
+    Answered,
+    Asker,
+    ChatAsker,
+    EpisodeAsker,
+    by_exact_match,
+    by_reward,
+    settings_digest,
+)
 from afm.distill.queries.overlap import known_questions, question_key
 from afm.distill.queries.select import QuerySummary, select_queries
-from afm.distill.queries.settings import PRESETS, QuerySettings
+from afm.distill.queries.settings import PRESETS, OnFailed, QuerySettings
 
 __all__ = [
     "PRESETS",
@@ -11,6 +19,7 @@ __all__ = [
     "Asker",
     "ChatAsker",
     "EpisodeAsker",
+    "OnFailed",
     "QuerySettings",
     "QuerySummary",
     "by_exact_match",
@@ -18,4 +27,5 @@ __all__ = [
     "known_questions",
     "question_key",
     "select_queries",
+    "settings_digest",
 ]

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, Protocol
 
 from afm.agents import AgentSpec
 from afm.datasets import Task
-from afm.errors import DataError, EngineError, RewardError, ToolError
+from afm.errors import DataError, EngineError, RefusedError, RewardError, ToolError
 from afm.models.base import SamplingParams, TokenModel
 from afm.models.chat import ChatEndpoint, UnusableReplyError
 from afm.models.reasoning import UnfinishedReasoningError, without_reasoning
@@ -52,6 +53,7 @@ class Asker(Protocol):
         """One sample.
 
         Raises:
+            RefusedError: There is none, though the engine answered; another try of this question would give none.
             EngineError, ToolError: There is none; another try may give one.
             RewardError: Nobody can tell whether it is right.
         """
@@ -68,6 +70,7 @@ class EpisodeAsker:
 
     Attributes:
         sampling: Its ``seed`` is replaced.
+        told: What else the samples depend on: :func:`settings_digest` of the reward and of the tools.
     """
 
     spec: AgentSpec
@@ -75,10 +78,11 @@ class EpisodeAsker:
     tools: Mapping[str, Tool]
     judge: Judge
     sampling: SamplingParams
+    told: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """Agent, model, tools and sampling."""
+        """Agent, model, tools and sampling, and what was told."""
         return {
             "agent": self.spec.name,
             "agent_digest": self.spec.digest,
@@ -86,6 +90,7 @@ class EpisodeAsker:
             "tools": sorted(self.tools),
             "temperature": self.sampling.temperature,
             "max_tokens": self.sampling.max_new_tokens,
+            **self.told,
         }
 
     async def ask(self, task: Task, seed: int) -> Answered:
@@ -153,7 +158,8 @@ class ChatAsker:
         except _CutOffError:
             return Answered(False, "length")
         except TryAgainError as error:
-            raise EngineError(f"{self._endpoint.where}: {error} (after {self._attempts} attempts)") from None
+            kind = RefusedError if isinstance(error, UnusableReplyError) else EngineError
+            raise kind(f"{self._endpoint.where}: {error} (after {self._attempts} attempts)") from None
         segments = author_segments(_said(reply), self._spec)
         return Answered(await self._judge(self._spec, task, segments), "stop")
 
@@ -166,8 +172,10 @@ class ChatAsker:
             try:
                 return (await self._endpoint.ask(client, body)).text
             except UnusableReplyError as error:
-                if "'length'" in str(error):
+                if error.finish == "length":
                     raise _CutOffError from None
+                if error.finish == "content_filter":
+                    raise RefusedError(f"{self._endpoint.where}: {error}") from None
                 raise
 
 
@@ -223,6 +231,19 @@ def by_reward(reward: Reward) -> Judge:
         return correct >= 1 - 1e-9
 
     return judge
+
+
+def settings_digest(settings: Any) -> str:
+    """The same for the same settings, addresses aside: a server may move."""
+    return sha256(json.dumps(_without_addresses(settings), sort_keys=True, default=str).encode()).hexdigest()[
+        :16
+    ]
+
+
+def _without_addresses(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without_addresses(one) for key, one in value.items() if key not in ("url", "urls")}
+    return list(map(_without_addresses, value)) if isinstance(value, list | tuple) else value
 
 
 def sample_seed(seed: int, task: Task, number: int) -> int:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import random
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,21 +13,18 @@ from typing import Any
 from afm.datasets import Task, write_tasks
 from afm.datasets.atomic import replace_text, replacing
 from afm.datasets.manifest import write_manifest
-from afm.distill.queries.askers import Answered, Asker, sample_seed
+from afm.distill.queries.askers import Asker
 from afm.distill.queries.log import SampleLog
 from afm.distill.queries.overlap import question_key
+from afm.distill.queries.sampling import OnSample, Sampling
 from afm.distill.queries.settings import QuerySettings
-from afm.errors import ConfigError, DataError, EngineError, RewardError, SandboxUnavailableError, ToolError
+from afm.errors import ConfigError, DataError
 
 KEPT_FILE = "kept.jsonl"
 DROPPED_FILE = "dropped.jsonl"
 SAMPLES_FILE = "samples.jsonl"
 MANIFEST_FILE = "manifest.json"
 _SETTINGS_FILE = "settings.json"
-_TRIES = 3
-
-OnSample = Callable[[int, int], None]
-"""Receives how many samples there are, those of earlier starts included, and how many there will be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +36,7 @@ class QuerySummary:
         dropped: Tasks by reason.
         resumed: Samples found in the log.
         sampled: Samples taken by this call.
+        unsampled: Ids of tasks that the engine does not answer though it answers others, and why.
     """
 
     path: Path
@@ -48,6 +45,7 @@ class QuerySummary:
     dropped: Mapping[str, int]
     resumed: int
     sampled: int
+    unsampled: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +70,8 @@ async def select_queries(
     """Select the tasks that a model does not solve anyway; called again after a kill, it goes on with the next sample.
 
     Writes ``samples.jsonl`` on the way, then ``kept.jsonl``, ``dropped.jsonl`` (with reason and rate) and
-    ``manifest.json``. A task whose answers nobody can judge (no gold answer, broken tests) is dropped, too. Another ``max_rate``, ``target``, more samples or more tasks use the samples that are there.
+    ``manifest.json``. A task whose answers nobody can judge (no gold answer, broken tests) is dropped, too, and so
+    is one that the engine refuses while it answers others (``settings.on_failed``). Another ``max_rate``, ``target``, more samples or more tasks use the samples that are there.
 
     Args:
         known: Keys of questions that must not occur, see :func:`known_questions`.
@@ -89,9 +88,10 @@ async def select_queries(
     early = dict(_unasked(tasks, known))
     asked = [task for task in tasks if task.id not in early]
     with SampleLog(out / SAMPLES_FILE) as log:
-        run = _Run(asker, log, settings, len(asked) * settings.samples, on_sample)
+        run = Sampling(asker, log, settings, len(asked) * settings.samples, on_sample)
         await run.work(asked)
         early |= {name: f"cannot be judged: {reason}" for name, reason in run.unjudged.items()}
+        early |= {name: f"cannot be sampled: {reason}" for name, reason in run.unsampled.items()}
         decisions = [
             _Decision(task, early[task.id])
             if task.id in early
@@ -168,79 +168,11 @@ def _drawn(decisions: list[_Decision], settings: QuerySettings) -> list[_Decisio
     ]
 
 
-class _Run:
-    """The workers of one selection: they share an iterator of samples to take."""
-
-    def __init__(
-        self, asker: Asker, log: SampleLog, settings: QuerySettings, total: int, on_sample: OnSample | None
-    ) -> None:
-        self.resumed = self.sampled = 0
-        self._asker, self._log, self._settings = asker, log, settings
-        self._total, self._on_sample = total, on_sample
-        self.unjudged: dict[str, str] = {}
-        self._failed = self._in_a_row = 0
-        self._last = ""
-
-    async def work(self, tasks: Sequence[Task]) -> None:
-        jobs = [(task, self._log.missing(task, self._settings.samples)) for task in tasks]
-        missing = sum(len(numbers) for _, numbers in jobs)
-        self.resumed = self._total - missing
-        todo = ((task, number) for task, numbers in jobs for number in numbers)
-        try:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(min(self._settings.parallel, missing)):
-                    group.create_task(self._worker(todo))
-        except ExceptionGroup as failures:
-            raise failures.exceptions[0] from None
-        if self._failed:
-            raise self._incomplete()
-
-    async def _worker(self, todo: Iterator[tuple[Task, int]]) -> None:
-        for task, number in todo:
-            if task.id in self.unjudged:
-                continue
-            answered = await self._asked(task, number)
-            if answered is None:
-                self._in_a_row += 1
-                if self._in_a_row >= max(self._settings.failures_in_a_row, 2 * self._settings.parallel):
-                    raise self._incomplete()
-                continue
-            self._in_a_row = 0
-            self._log.append(task, number, right=answered.right, stop=answered.stop)
-            self.sampled += 1
-            if self._on_sample is not None:
-                self._on_sample(self.resumed + self.sampled, self._total)
-
-    async def _asked(self, task: Task, number: int) -> Answered | None:
-        seed, unjudged = sample_seed(self._settings.seed, task, number), ""
-        for _ in range(_TRIES):
-            try:
-                return await self._asker.ask(task, seed)
-            except SandboxUnavailableError:
-                raise
-            except RewardError as error:
-                unjudged = self._last = str(error)
-            except (EngineError, ToolError) as error:
-                unjudged, self._last = "", f"{type(error).__name__}: {error}"
-        if unjudged:
-            self.unjudged[task.id] = unjudged
-        else:
-            self._failed += 1
-        return None
-
-    def _incomplete(self) -> EngineError:
-        there = self.resumed + self.sampled
-        return EngineError(
-            f"{self._total - there} of {self._total} samples are missing, {self._failed} of them failed; the last: "
-            f"{self._last}. Remove the cause and run the same command again: the samples that are there are kept"
-        )
-
-
 def _written(
     decisions: Sequence[_Decision],
     out: Path,
     settings: QuerySettings,
-    run: _Run,
+    run: Sampling,
     inputs: Iterable[Path],
     facts: Mapping[str, Any],
 ) -> QuerySummary:
@@ -264,7 +196,9 @@ def _written(
         settings=settings.model_dump(),
         sampled_with=dict(facts),
     )
-    return QuerySummary(out / KEPT_FILE, len(decisions), len(kept), dict(reasons), run.resumed, run.sampled)
+    return QuerySummary(
+        out / KEPT_FILE, len(decisions), len(kept), dict(reasons), run.resumed, run.sampled, run.unsampled
+    )
 
 
 def _with_rate(decision: _Decision, settings: QuerySettings) -> Task:

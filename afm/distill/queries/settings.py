@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 from pydantic import BaseModel, ConfigDict, Field
+
+
+class OnFailed(StrEnum):
+    """What a question leads to that cannot be sampled though others can."""
+
+    DROP = "drop"
+    ERROR = "error"
 
 
 class QuerySettings(BaseModel):
@@ -17,7 +26,9 @@ class QuerySettings(BaseModel):
         target: Questions to keep at most, drawn at random in proportion to their data sources.
         seed: Of the samples and of the draw.
         max_tokens: Of one sample, tool answers aside; ``None``: the agent's own limits.
-        failures_in_a_row: So many failed samples end the run; twice ``parallel`` where that is more.
+        failures_in_a_row: So many failed samples end the run if the engine does not answer a question that it answered
+            before; twice ``parallel`` where that is more. Of more questions than that no other fault than a refusal is theirs.
+        on_failed: Whether a question that cannot be sampled is dropped, or ends the run without a selection.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -31,6 +42,7 @@ class QuerySettings(BaseModel):
     temperature: float = Field(default=1.0, ge=0, le=2)
     max_tokens: int | None = Field(default=2048, ge=1, le=1_000_000)
     failures_in_a_row: int = Field(default=20, ge=1)
+    on_failed: OnFailed = OnFailed.DROP
 
     @property
     def most_right(self) -> int:

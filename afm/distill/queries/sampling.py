@@ -1,0 +1,199 @@
+"""Takes the samples of a selection, many at a time, and finds out which questions cannot be sampled at all.
+
+An engine that fails ends the run, and loses nothing. A question that fails while the engine works would block every run:
+it is asked again after all others, then a question that was answered before is, and only if that one is answered again
+the fault is the question's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from afm.datasets import Task
+from afm.distill.queries.askers import Answered, Asker, sample_seed
+from afm.distill.queries.log import SampleLog
+from afm.distill.queries.settings import OnFailed, QuerySettings
+from afm.errors import EngineError, RefusedError, RewardError, SandboxUnavailableError, ToolError
+
+OnSample = Callable[[int, int], None]
+"""Receives how many samples there are, those of earlier starts included, and how many there will be."""
+
+_TRIES = 3
+_PARALLEL_AGAIN = 4
+_NAMED = 5
+_NUMBER = re.compile(r"[0-9a-f]*\d[0-9a-f]*")
+
+
+@dataclass(slots=True)
+class _Fault:
+    """What a question's missing samples met.
+
+    Attributes:
+        kinds: Messages without their numbers.
+    """
+
+    refused: bool = False
+    samples: int = 0
+    kinds: set[str] = field(default_factory=set)
+    last: str = ""
+
+    def note(self, error: Exception) -> None:
+        self.last = f"{type(error).__name__}: {error}"
+        self.samples += 1
+        self.kinds.add(_NUMBER.sub("#", self.last))
+        self.refused = self.refused or isinstance(error, RefusedError)
+
+
+class Sampling:
+    """The workers of one selection: they share an iterator of samples to take.
+
+    Attributes:
+        resumed: Samples found in the log.
+        sampled: Samples taken.
+        unjudged: Ids of tasks whose answers nobody can judge, and why.
+        unsampled: Ids of tasks that the engine does not answer though it answers others, and why.
+    """
+
+    def __init__(
+        self, asker: Asker, log: SampleLog, settings: QuerySettings, total: int, on_sample: OnSample | None
+    ) -> None:
+        self.resumed = self.sampled = 0
+        self.unjudged: dict[str, str] = {}
+        self.unsampled: dict[str, str] = {}
+        self._asker, self._log, self._settings = asker, log, settings
+        self._total, self._on_sample = total, on_sample
+        self._faults: dict[str, _Fault] = {}
+        self._in_a_row = 0
+        self._last = ""
+
+    async def work(self, tasks: Sequence[Task]) -> None:
+        """Take all samples that the log lacks.
+
+        Raises:
+            EngineError: Samples are missing, and it is not their questions' fault. Those that are there stay.
+            SandboxUnavailableError: Model-written code cannot run on this machine.
+        """
+        self.resumed = self._total - sum(len(self._missing(task)) for task in tasks)
+        await self._pass(tasks, tasks, self._settings.parallel)
+        if not self._faults:
+            return
+        failing = [task for task in tasks if task.id in self._faults]
+        if self._settings.on_failed is OnFailed.ERROR or not self._own_faults(failing):
+            raise self._incomplete()
+        self._faults, self._in_a_row = {}, 0
+        await self._pass(failing, tasks, min(_PARALLEL_AGAIN, self._settings.parallel), patient=False)
+        failing = [task for task in tasks if task.id in self._faults]
+        if failing and not (self._own_faults(failing, patient=False) and await self._works(tasks)):
+            raise self._incomplete()
+        self.unsampled = {name: fault.last for name, fault in self._faults.items()}
+
+    def _own_faults(self, failing: Sequence[Task], *, patient: bool = True) -> bool:
+        """Whether it may be the questions' fault: each was refused, or, of a few, no sample ever gave anything but one fault."""
+        stuck = [task for task in failing if not self._faults[task.id].refused]
+        if len(stuck) > self._settings.failures_in_a_row:
+            return False
+        samples = self._settings.samples
+        for task in stuck:
+            fault = self._faults[task.id]
+            if len(fault.kinds) > 1 or len(self._missing(task)) < samples:
+                return False
+            if patient and fault.samples < samples:
+                return False
+        return True
+
+    async def _pass(
+        self, tasks: Sequence[Task], everyone: Sequence[Task], parallel: int, *, patient: bool = True
+    ) -> None:
+        """Take what is missing of ``tasks``; impatient: the first fault of a question is enough."""
+        jobs = [(task, self._missing(task)) for task in tasks]
+        todo = ((task, number) for task, numbers in jobs for number in numbers)
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(min(parallel, sum(len(numbers) for _, numbers in jobs))):
+                    group.create_task(self._worker(todo, everyone, patient))
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+
+    async def _worker(
+        self, todo: Iterator[tuple[Task, int]], everyone: Sequence[Task], patient: bool
+    ) -> None:
+        most = max(self._settings.failures_in_a_row, 2 * self._settings.parallel)
+        for task, number in todo:
+            fault = self._faults.get(task.id)
+            if task.id in self.unjudged or (fault is not None and (fault.refused or not patient)):
+                continue
+            answered = await self._asked(task, number)
+            if answered is None:
+                self._in_a_row += 1
+                if self._in_a_row >= most:
+                    self._in_a_row = 0
+                    if not await self._works(everyone):
+                        raise self._incomplete()
+                continue
+            self._in_a_row = 0
+            self._log.append(task, number, right=answered.right, stop=answered.stop)
+            self.sampled += 1
+            if self._on_sample is not None:
+                self._on_sample(self.resumed + self.sampled, self._total)
+
+    async def _asked(self, task: Task, number: int) -> Answered | None:
+        seed = sample_seed(self._settings.seed, task, number)
+        failed: RewardError | EngineError | ToolError | None = None
+        for _ in range(_TRIES):
+            try:
+                return await self._asker.ask(task, seed)
+            except SandboxUnavailableError:
+                raise
+            except RefusedError as error:
+                failed = error
+                break
+            except (RewardError, EngineError, ToolError) as error:
+                failed = error
+        if isinstance(failed, RewardError):
+            self.unjudged[task.id] = self._last = str(failed)
+        elif failed is not None:
+            fault = self._faults.setdefault(task.id, _Fault())
+            fault.note(failed)
+            self._last = fault.last
+        return None
+
+    async def _works(self, tasks: Sequence[Task]) -> bool:
+        """Whether a question is answered that was answered before; where none was, one of several that did not fail yet."""
+        others = [task for task in tasks if task.id not in self._faults]
+        answered = (task for task in others if len(self._missing(task)) < self._settings.samples)
+        control = next(answered, None)
+        many = min(len(others), self._settings.failures_in_a_row)
+        draw = random.Random(self._settings.seed)
+        failures = 0
+        for task in [control] * _TRIES if control is not None else draw.sample(others, many):
+            try:
+                await self._asker.ask(task, sample_seed(self._settings.seed, task, 0))
+            except SandboxUnavailableError:
+                raise
+            except RewardError:
+                return True
+            except (EngineError, ToolError) as error:
+                self._last = f"{type(error).__name__}: {error}"
+                failures += not isinstance(error, RefusedError)
+                if failures == _TRIES:
+                    return False
+            else:
+                return True
+        return False
+
+    def _missing(self, task: Task) -> list[int]:
+        return self._log.missing(task, self._settings.samples)
+
+    def _incomplete(self) -> EngineError:
+        there, names = self.resumed + self.sampled, sorted(self._faults)
+        failed = sum(fault.samples for fault in self._faults.values())
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        told = f" (of {', '.join(map(repr, names[:_NAMED]))}{more})" if names else ""
+        return EngineError(
+            f"{self._total - there} of {self._total} samples are missing, {failed} of them failed{told}; the last: "
+            f"{self._last}. Remove the cause and run the same command again: the samples that are there are kept"
+        )
