@@ -31,8 +31,9 @@ _BLOCKS = (
 """Where a program stands, tried in this order as smolagents does."""
 _BEFORE = re.compile(r"(?:<[^<>\s]+>|```\w*)\s*\Z")
 _AFTER = re.compile(r"\A\s*(?:</?[^<>\s]+>|```)")
-_END = "<end_code>"
-_THOUGHT = re.compile(r"\A\**Thoughts?\**[ \t]*:\**\s*")
+_END = re.compile(r"<end_code>|</?(?:think|thinking)>", re.IGNORECASE)
+"""Marks in the words beside a program, all of which are a thought."""
+_THOUGHT = re.compile(r"^\**Thoughts?\**[ \t]*:\**[ \t]*", re.MULTILINE)
 _LABEL = re.compile(r"(?:\A|\n)[ \t]*\**(?:Code|Action)\**[ \t]*:\**\s*\Z")
 _FAILED = re.compile(r"'(?P<tool>[^'\n]+)' with arguments (?P<rest>.*)", re.DOTALL)
 
@@ -146,9 +147,9 @@ def _words_beside(said: str, code: str) -> str:
         whole = None
     if isinstance(whole, dict) and _BLOCK in whole:  # structured outputs
         return str(whole.get("thought") or "").strip()
-    parts = [part.replace(_END, "").strip() for part in _outside(_without_mark(said), code)]
+    parts = [_END.sub("", part).strip() for part in _outside(_without_mark(said), code)]
     words = "\n\n".join(filter(None, (_LABEL.sub("", part) for part in parts)))
-    return _THOUGHT.sub("", words)
+    return _THOUGHT.sub("", words).strip()
 
 
 def _outside(said: str, code: str) -> Iterator[str]:

@@ -112,6 +112,11 @@ def test_a_program_stands_once_behind_its_thought_and_the_last_one_is_the_answer
             {},
         ),
         (
+            "<think>\ncompute.\n</think>\n<code>\nx=6*7\nprint(x)\n</code>",
+            said_code("done.", "final_answer(x)"),
+            {},
+        ),
+        (
             "compute.\n<run>x=6*7\nprint(x)</run>",
             "done.\n<run>final_answer(x)</run>",
             {"code_block_tags": ("<run>", "</run>")},
@@ -149,12 +154,12 @@ def test_an_answer_in_the_middle_of_a_program_is_told():
 
 
 def test_tags_in_the_words_beside_a_program_are_text():
-    said = said_code("in <observation> I saw </think> nothing.", "print(6*7)")
+    said = said_code("in <observation> I saw </answer> nothing.", "print(6*7)")
 
     found = read_code(programs(said, said_code("done.", "final_answer(42)"))).record
 
     assert found.text.startswith(
-        "<think>in [observation] I saw [/think] nothing.</think><code>print(6*7)</code>"
+        "<think>in [observation] I saw [/answer] nothing.</think><code>print(6*7)</code>"
     )
     assert found.kept, found.reason
 
