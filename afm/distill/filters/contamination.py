@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -14,7 +13,7 @@ from pydantic import Field, model_validator
 from afm.agents import AgentSpec
 from afm.datasets import read_tasks
 from afm.distill.filters.base import FilterSettings, Rule
-from afm.trajectory.hygiene import readable
+from afm.distill.signs import MARKS, with_marks
 from afm.trajectory.record import Record
 from afm.trajectory.types import Author
 
@@ -22,6 +21,8 @@ CHINESE_JAPANESE = "\u3041-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 """The letters of scripts without blanks between words, for a class of a regular expression."""
 _WORD = re.compile(f"[{CHINESE_JAPANESE}]|[^\\W_{CHINESE_JAPANESE}]+")
 """Those are compared letter by letter."""
+_WORD_OR_MARK = re.compile(f"[{MARKS}]|{_WORD.pattern}")
+_MARK = re.compile(f"[{MARKS}]")
 
 
 class Place(StrEnum):
@@ -63,7 +64,8 @@ class ContaminationSettings(FilterSettings):
 class ContaminationFilter(Rule):
     """Drops rows about questions that a model will be evaluated on.
 
-    Texts are compared without letter case, punctuation, layout, hidden characters and ways to write the same letter.
+    Texts are compared without letter case, punctuation, layout, hidden characters and ways to write the same letter. Operators
+    between numbers and within formulas are no punctuation: ``3.5 * 2`` is not ``35 / 2``.
 
     Raises:
         DataError: An evaluation set cannot be read.
@@ -108,9 +110,18 @@ def _grams(words: list[str], length: int) -> Iterator[int]:
 
 
 def _words(text: str) -> list[str]:
-    if not text.isascii():
-        text = unicodedata.normalize("NFKC", readable(text))
-    return _WORD.findall(text.casefold())
+    """Words with the signs before them that make a difference, so that a formula counts no more words than it has."""
+    text = with_marks(text).casefold()
+    if _MARK.search(text) is None:
+        return _WORD.findall(text)
+    words, signs = list[str](), ""
+    for found in _WORD_OR_MARK.findall(text):
+        if _MARK.match(found):
+            signs += found
+        else:
+            words.append(signs + found)
+            signs = ""
+    return [*words[:-1], words[-1] + signs] if words else [signs]
 
 
 def _texts(record: Record, place: Place) -> Iterable[str]:

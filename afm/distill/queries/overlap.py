@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from afm.datasets import read_tasks
 from afm.datasets.schema import question_of_prompt
+from afm.distill.signs import with_marks
 from afm.errors import DataError
 from afm.rewards.exact_match import comparable
-from afm.trajectory.hygiene import readable
 from afm.trajectory.rows import json_rows
 
 
 def question_key(question: str) -> str:
-    """The same for questions that differ in letter case, punctuation, articles, layout and forms of letters alone."""
-    if not question.isascii():
-        question = unicodedata.normalize("NFKC", readable(question))
-    return comparable(question)
+    """The same for questions that differ in letter case, punctuation, articles, layout and forms of letters alone.
+
+    Signs that make another question (operators, decimal points) are no punctuation, see :func:`afm.distill.signs.with_marks`.
+    """
+    return comparable(with_marks(question))
 
 
 def known_questions(files: Iterable[Path]) -> set[str]:

@@ -116,3 +116,11 @@ def test_a_real_benchmark_is_found_in_itself(wiki, row, shared):
     tasks = list(read_tasks(path))
     assert len(tasks) == 30
     assert not any(stage.apply(row(question=task.question)).kept for task in tasks)
+
+
+def test_a_formula_with_another_operator_is_another_question(wiki, row, tmp_path):
+    tasks = write_benchmark(tmp_path, "Find the sum of all real x with $x^2 - 5x + 6 > 0$ and $x < 3.5$.")
+    copied = "find the sum of ALL real x, with x^2-5x+6>0 and x<3.5"
+    assert not filtered(wiki, row(question=copied), tasks).kept
+    assert filtered(wiki, row(question=copied.replace("6>0", "6<0")), tasks).kept
+    assert filtered(wiki, row(question=copied.replace("3.5", "35")), tasks, ngram=None).kept
