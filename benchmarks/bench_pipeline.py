@@ -170,7 +170,9 @@ def measured(way: str, given: Path, place: Path) -> dict[str, float]:
         begun = time.monotonic()
         while child.poll() is None:
             watch.look()
-            time.sleep(0.1 if time.monotonic() - begun < 10 else 1)  # a look takes 10 ms, from two processes too
+            time.sleep(
+                0.1 if time.monotonic() - begun < 10 else 1
+            )  # a look takes 10 ms, from two processes too
         if child.returncode:
             errors.seek(0)
             raise SystemExit(f"{way} failed:\n{errors.read()}")
