@@ -14,6 +14,7 @@ from afm.errors import ConfigError
 from afm.trajectory import answers
 from afm.trajectory.parse import split
 from afm.trajectory.record import Record
+from afm.trajectory.same_call import call_form
 from afm.trajectory.types import Author, Segment
 
 _MOST_NAMES = 200
@@ -141,7 +142,7 @@ class DataStats:
             _count(self.tools, call.tool)
             if not call.ok:
                 _count(self.tool_failures, call.tool)
-            key = (call.tool, " ".join(call.argument.split()).casefold())
+            key = (call.tool, call_form(call.tool, call.argument))
             self.repeated_calls += key in seen
             seen.add(key)
         info = record.provenance.get("extra_info")

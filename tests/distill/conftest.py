@@ -4,6 +4,7 @@ import asyncio
 import json
 import random
 import re
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -56,6 +57,7 @@ class Teacher(LoopbackServer):
 
     Attributes:
         faults: Chance of each kind of fault, for any request.
+        arrived: When each request came, by the monotonic clock.
         doubt: Questions whose first suggested answer gets a 2.
         worry: Questions whose first reflection finds something poor.
     """
@@ -69,7 +71,7 @@ class Teacher(LoopbackServer):
         self.doubt, self.worry = (lambda question: False), (lambda question: False)
         self.replies = None
         self.asked = Counter()
-        self.requests, self.headers = [], []
+        self.requests, self.headers, self.arrived = [], [], []
         self.served = Counter()
         self.at_once = self.most_at_once = 0
         self._random = random.Random(seed)
@@ -87,6 +89,7 @@ class Teacher(LoopbackServer):
             body = await request.json()
         except ClientDisconnect:  # it was killed
             return Response(status_code=400)
+        self.arrived.append(time.monotonic())
         self.headers.append(dict(request.headers))
         self.requests.append(body)
         self.at_once += 1

@@ -59,6 +59,19 @@ def test_everything_is_counted_by_hand():
     assert (stats.prompt_tokens, stats.agent_tokens, stats.cost_usd, stats.tool_s) == (300, 60, 0.75, 1.5)
 
 
+def test_repeated_calls_are_those_that_a_row_made_before():
+    def call(argument, tool="wiki_search"):
+        return CallRecord(role=tool, tool=tool, argument=argument, observation="p", ok=True)
+
+    asked = (call("The mill"), call("the  MILL "), call("the bridge"), call("the mill"))
+    programs = (call("if x:\n  y()", "code"), call("if x:\n  Y()", "code"), call("if x:\n  y() \n", "code"))
+    stats = DataStats()
+    stats.add(record(1, "One?").model_copy(update={"calls": asked}))
+    stats.add(record(2, "Two?").model_copy(update={"calls": (call("the mill"), *programs)}))
+
+    assert stats.repeated_calls == 3, "two of the mill in the first row, one of the programs in the second"
+
+
 @pytest.mark.parametrize(
     ("answer", "kind"),
     [

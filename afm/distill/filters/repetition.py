@@ -11,6 +11,7 @@ from pydantic import Field
 from afm.agents import AgentSpec
 from afm.distill.filters.base import FilterSettings, Rule, steps_of
 from afm.trajectory.record import Record
+from afm.trajectory.same_call import call_form, exact_form, is_program
 
 _WORD = re.compile(r"\w+")
 
@@ -21,7 +22,7 @@ class RepetitionSettings(FilterSettings):
     Attributes:
         max_repeats: So many calls of a row may repeat an earlier one.
         similar: Share of common words (Jaccard) from which a call is redundant; words with digits must be the
-            same. ``null``: only the same text counts, white space aside. Programs want that.
+            same. ``null``: only the same text counts, blanks at the ends of lines aside. Programs are always compared so.
     """
 
     max_repeats: int = Field(default=0, ge=0, le=1000)
@@ -33,12 +34,13 @@ class _Call:
     number: int
     role: str
     text: str
+    form: str
     words: frozenset[str]
 
     def repeats(self, earlier: _Call, similar: float | None) -> bool:
         if self.role != earlier.role:
             return False
-        if self.text == earlier.text:
+        if self.form == earlier.form:
             return True
         if similar is None or not self.words or not earlier.words:
             return False
@@ -70,9 +72,14 @@ class RepetitionFilter(Rule):
         for step in steps_of(record, self.spec):
             if step.role not in self.spec.tool_roles:
                 continue
-            text = " ".join(step.content.split())
-            call = _Call(len(calls) + 1, step.role, text, frozenset(_WORD.findall(text.casefold())))
+            call = self._call(len(calls) + 1, step.role, step.content)
             earlier = next((old for old in calls if call.repeats(old, self.settings.similar)), None)
             if earlier is not None:
                 yield call, earlier
             calls.append(call)
+
+    def _call(self, number: int, role: str, content: str) -> _Call:
+        text, tool = " ".join(content.split()), self.spec.tool_roles[role]
+        exact = self.settings.similar is None or is_program(tool, content)
+        form = exact_form(content) if exact else call_form(tool, content)
+        return _Call(number, role, text, form, frozenset(() if exact else _WORD.findall(text.casefold())))

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from afm.distill.model_team.replies import SubTask
+from afm.trajectory.same_call import call_form
 
 _CUT = "\n[... {count} characters left out ...]\n"
 
@@ -58,9 +59,9 @@ class Memory:
         self.criticism.clear()
 
     def called(self, tool: str, argument: str) -> bool:
-        """Whether this call was made already, blanks and letter case aside."""
-        wanted = (tool, _flat(argument))
-        return any((result.tool, _flat(result.argument)) == wanted for result in self.results)
+        """Whether this call was made already: blanks and letter case aside, but for programs."""
+        wanted = (tool, call_form(tool, argument))
+        return any((result.tool, call_form(tool, result.argument)) == wanted for result in self.results)
 
     def found(self, goal: str, text: str) -> None:
         """Note what came of a sub-task; the same one twice counts once, with its last result."""
@@ -88,7 +89,3 @@ def shortened(text: str, most: int) -> str:
         return text
     half = (most - len(_CUT)) // 2
     return f"{text[:half]}{_CUT.format(count=len(text) - 2 * half)}{text[-half:]}"
-
-
-def _flat(text: str) -> str:
-    return " ".join(text.split()).casefold()

@@ -82,7 +82,18 @@ def test_programs_are_compared_as_they_are(wiki, row):
     stage = RepetitionFilter(wiki, RepetitionSettings(similar=None))
 
     assert stage.apply(row(queries=("print(a + b)", "print(b + a)"))).kept
-    assert not stage.apply(row(queries=("print(a + b)", "print(a  +  b)"))).kept
+    assert stage.apply(row(queries=("print(A + b)", "print(a + b)"))).kept
+    assert stage.apply(row(queries=("if x:\n    y()\nz()", "if x:\n    y()\n    z()"))).kept
+    assert not stage.apply(row(queries=("x = 1\nprint(x)", "\nx = 1  \nprint(x)\n"))).kept
+
+
+def test_programs_in_a_fence_are_never_compared_by_their_words(wiki, row):
+    stage = RepetitionFilter(wiki)
+    program = "\n```py\nif x:\n    y()\nz()\n```\n"
+
+    assert stage.apply(row(queries=(program, program.replace("z()", "    z()")))).kept
+    assert stage.apply(row(queries=(program, program.replace("z()", "Z()")))).kept
+    assert not stage.apply(row(queries=(program, program.replace("z()", "z() ")))).kept
 
 
 def test_some_repeats_can_be_allowed(wiki, row):

@@ -89,6 +89,16 @@ def test_the_last_results_are_shown_whole_and_earlier_ones_by_their_calls():
     assert not memory.called("t", "a1")
 
 
+def test_a_mended_program_is_another_call():
+    program = "\n```py\nfor x in y:\n    a(x)\nb(x)\n```\n"
+    memory = Memory("q", shown_results=2)
+    memory.results.append(Result("code", program, "IndentationError"))
+
+    assert memory.called("code", program.replace("b(x)", "b(x)  "))
+    assert not memory.called("code", program.replace("b(x)", "    b(x)"))
+    assert not memory.called("code", program.replace("a(x)", "A(x)"))
+
+
 def test_a_long_result_loses_its_middle():
     text = "a" * 300 + "b" * 300
     short = shortened(text, 250)

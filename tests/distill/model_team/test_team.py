@@ -1,10 +1,11 @@
+import asyncio
 from pathlib import Path
 
 from afm.agents import load_agent
 from afm.datasets import Task
 from afm.datasets.encyclopaedia import Encyclopaedia, Shape, generate
 from afm.datasets.mini_world import Split
-from afm.distill import EventKind, EventLog, merge_attempt, read_attempts
+from afm.distill import EventKind, EventLog, merge_attempt, read_attempts, read_events
 from afm.distill.model_team import load_team
 from afm.tools import ToolResult
 from afm.trajectory.parse import split
@@ -28,6 +29,10 @@ class PageOfTheName:
 
 def questions(count, hops=(2,)):
     return list(generate(WORLD, Split.TRAIN, count, seed=0, hops=hops, shapes=[Shape.CHAIN]))
+
+
+def is_writer(request):
+    return request["messages"][0]["content"].startswith("You write the final")
 
 
 async def worked(path, name, task, *overrides):
@@ -72,6 +77,35 @@ async def test_a_low_score_and_a_poor_grade_lead_to_new_plans(tmp_path, teacher)
     assert "Tool effectiveness: poor. Too slow." in record.text
     assert found[found.index("double_check") + 1 :][:2] == ["think", "plan"]
     assert record.text.endswith(f"<answer>{record.ground_truth}</answer>")
+
+
+async def test_a_refused_answer_is_told_to_the_writer_and_to_no_one_before(tmp_path, teacher):
+    teacher.doubt = lambda question: True
+
+    _, record = await worked(tmp_path / "e", "wiki", questions(1)[0])
+
+    told = [request["messages"][1]["content"] for request in teacher.requests]
+    writers = [text for request, text in zip(teacher.requests, told, strict=True) if is_writer(request)]
+    refused = [text.partition("Suggested before and refused:\n")[2].strip() for text in writers]
+    assert refused == ["", f"- {record.ground_truth}"]
+
+
+async def test_a_pause_that_the_server_asks_for_holds_back_all_requests_to_it(tmp_path, teacher):
+    teacher.retry_after = "2"
+    teacher._fault = lambda: "429" if len(teacher.requests) == 1 else ""
+    first, second = questions(2)
+    team = load_team(ROOT / "configs/distill/wiki.yaml")
+    tools = {"wiki_search": PageOfTheName()}
+    with EventLog(tmp_path / "e") as log:
+        running = asyncio.create_task(team.solve(log.begin(first, 0, tools)))
+        # Until the refusal has come back; the log tells nobody.
+        while not any(event.kind is EventKind.CALL for event in read_events(tmp_path / "e")):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        await asyncio.gather(running, team.solve(log.begin(second, 1, tools)))
+    await team.close()
+
+    assert all(attempt[-1].kind is EventKind.FINAL for attempt in read_attempts(tmp_path / "e"))
+    assert min(teacher.arrived[1:]) - teacher.arrived[0] >= 2
 
 
 async def test_the_verifier_speaks_in_the_reflection_of_an_agent_without_a_double_check(tmp_path, teacher):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
@@ -161,6 +162,11 @@ def test_a_bare_list_of_steps_in_a_file_is_one_run(tmp_path):
     assert detected(tmp_path / "steps.json").name == "smolagents"
     [(_, found)] = read_converted(tmp_path / "steps.json", FORMATS["smolagents"], Context(agent=SPEC))
     assert found.record.text == TEXT
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(4))))
+def test_the_spans_of_a_trace_may_stand_in_any_order(order):
+    assert read("openai_agents", [SPANS[place] for place in order]).record.text == TEXT
 
 
 def test_the_spans_of_a_trace_become_one_trajectory_wherever_they_stand(tmp_path):
