@@ -37,6 +37,7 @@ _FORMULA = re.compile(
     r"\$\$.{1,2000}?\$\$|\$(?=[^\s$])[^$]{0,1000}?(?<=[^\s$])\$(?!\d)|\\\(.{1,1000}?\\\)|\\\[.{1,2000}?\\\]",
     re.DOTALL,
 )
+_ANY = re.compile(f"[{re.escape(_OPERATORS)}]")
 _SIGNS = re.compile(r"(?<=\d)\.(?=\d)|[-+*/^<>=]+|[!#]")
 _LAST = re.compile(r"(?:[\d)\]}]|(?<![^\W\d_])[^\W\d_])\s*\Z")
 """A number, a closing bracket or a letter by itself, at the end."""
@@ -57,10 +58,11 @@ def with_marks(text: str) -> str:
     themselves, the sign of a number, decimal points, and the signs of ``C++`` and ``C#``. All others stay what they are;
     simple tags of HTML go.
     """
-    text = _TAG.sub(" ", text)
+    if "<" in text:
+        text = _TAG.sub(" ", text)
     if not text.isascii():
         text = unicodedata.normalize("NFKC", readable(text)).translate(_SAME)
-    if _SIGNS.search(text) is None:
+    if _ANY.search(text) is None:
         return text
     formulas = [found.span() for found in _FORMULA.finditer(text)]
     starts = [start for start, _ in formulas]

@@ -112,7 +112,7 @@ def _grams(words: list[str], length: int) -> Iterator[int]:
 def _words(text: str) -> list[str]:
     """Words with the signs before them that make a difference, so that a formula counts no more words than it has."""
     text = with_marks(text).casefold()
-    if _MARK.search(text) is None:
+    if text.isascii() or _MARK.search(text) is None:
         return _WORD.findall(text)
     words, signs = list[str](), ""
     for found in _WORD_OR_MARK.findall(text):
