@@ -10,9 +10,9 @@ from typing import Protocol
 
 from afm.errors import ConfigError
 from afm.settings import Settings
-from afm.trajectory.hygiene import readable
 from tool_servers.crawl_page.passages import best_chunks, best_passages
 from tool_servers.crawl_page.settings import CrawlSettings, SummarySettings
+from tool_servers.shared.chat_text import chat_text
 from tool_servers.shared.upstream import Patience, Trouble, Upstream, UpstreamError
 
 _log = logging.getLogger(__name__)
@@ -130,13 +130,10 @@ class ModelDigester:
         }
         seconds = max(0.0, until - time.monotonic())
         answer = await self._service.ask("POST", "/chat/completions", body=body, seconds=seconds)
-        try:
-            text = answer["choices"][0]["message"]["content"]
-        except (KeyError, IndexError, TypeError):
-            text = None
-        if not isinstance(text, str) or not text.strip():
+        text = chat_text(answer)
+        if not text:
             raise UpstreamError(Trouble.BROKEN, "the summary model's answer holds no text")
-        return readable(text).strip()
+        return text
 
 
 def open_digester(settings: CrawlSettings, environment: Settings) -> Digester:

@@ -6,7 +6,7 @@ import base64
 
 from afm.errors import ConfigError
 from afm.settings import Settings
-from afm.trajectory.hygiene import readable
+from tool_servers.shared.chat_text import chat_text
 from tool_servers.shared.upstream import Patience, Trouble, Upstream, UpstreamError
 from tool_servers.visual_inspector.picture import Picture
 from tool_servers.visual_inspector.settings import InspectorSettings
@@ -49,13 +49,10 @@ class VisionModel:
         answer = await self._service.ask(
             "POST", "/chat/completions", body=body, seconds=max(_SMALLEST_S, seconds)
         )
-        try:
-            text = answer["choices"][0]["message"]["content"]
-        except (KeyError, IndexError, TypeError):
-            text = None
-        if not isinstance(text, str) or not text.strip():
+        text = chat_text(answer)
+        if not text:
             raise UpstreamError(Trouble.BROKEN, "the vision model's answer holds no text")
-        return readable(text).strip()
+        return text
 
     async def close(self) -> None:
         """Close the connections to the model."""

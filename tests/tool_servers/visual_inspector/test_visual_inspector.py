@@ -175,6 +175,19 @@ def test_an_inline_picture_is_taken(start):
     assert text == "data:image/png (40, 30) (255, 0, 0) ?"
 
 
+def test_the_reasoning_of_a_model_is_not_what_it_sees(start, eyes):
+    inline = "data:image/png;base64," + base64.b64encode(encoded()).decode()
+    server = start()
+
+    def told(text):
+        eyes.reply = {"choices": [{"message": {"role": "assistant", "content": text}}]}
+        return server.ask(inline, text).json()
+
+    assert told("<think>Blue? No.</think>\nIt is red.")["text"] == "It is red."
+    assert told("Blue? No.</think>It is red.")["text"] == "It is red."
+    assert told("<think>Blue?")["error"] == "the vision model's answer holds no text"
+
+
 def test_a_model_that_fails_is_named_and_its_words_are_not_passed_on(start, eyes):
     inline = "data:image/png;base64," + base64.b64encode(encoded()).decode()
     server = start({"model_s": 2.0})

@@ -250,6 +250,7 @@ def test_a_model_sums_up_long_pages_in_chunks(start, site, another_site):
         text = request["messages"][1]["content"]
         reply = "The Anduin: 1388 miles." if "1388" in text and "Page:" in text else "NOTHING, hills."
         reply = "Together: 1388 miles." if "Notes:" in text else reply
+        reply = f"<think>1388, or 1838?</think>\n{reply}"
         return (200, "application/json", json.dumps({"choices": [{"message": {"content": reply}}]}).encode())
 
     another_site.pages["/v1/chat/completions"] = model
