@@ -37,7 +37,7 @@ from afm.distill.queries import (
 from afm.distill.queries.askers import sample_seed
 from afm.distill.queries.log import SampleLog
 from afm.distill.queries.overlap import question_key
-from afm.errors import AfmError, ConfigError, DataError, EngineError
+from afm.errors import AfmError, ConfigError, DataError, EngineError, RewardError
 from afm.models import SamplingParams
 from afm.models.scripted import ScriptedModel
 from afm.rewards import load_reward
@@ -469,6 +469,30 @@ async def test_a_question_that_nobody_can_judge_is_dropped_with_the_reason(serve
     assert "holds no answer" in row["reason"]
     with pytest.raises(DataError, match="task id 'q0' occurs twice"):
         await selected([*questions(1), *questions(1)], server, tmp_path, samples=2)
+
+
+async def test_a_reward_that_fails_for_all_is_no_fault_of_the_questions(tmp_path):
+    """Its server ends after the third of six verdicts, and is there again for the second start."""
+    spec = without_tools(load_agent("mhqa"))
+    verdicts = 0
+
+    async def judge(agent, task, segments):
+        nonlocal verdicts
+        verdicts += 1
+        if 3 < verdicts < 100:
+            raise RewardError("the judge does not answer")
+        return False
+
+    one = EpisodeAsker(spec, ScriptedModel(lambda text: "Name 0"), {}, judge, SamplingParams(200))
+    settings = QuerySettings(samples=1, parallel=1)
+    with pytest.raises(EngineError, match=r"3 of 6 samples are missing.*the judge does not answer"):
+        await select_queries(questions(6), one, tmp_path, settings)
+    assert not (tmp_path / "dropped.jsonl").exists()
+    verdicts = 100
+
+    summary = await select_queries(questions(6), one, tmp_path, settings)
+
+    assert (summary.resumed, summary.kept) == (3, 6)
 
 
 async def test_a_partly_right_answer_is_no_solved_question():

@@ -79,6 +79,8 @@ class Sampling:
         """
         self.resumed = self._total - sum(len(self._missing(task)) for task in tasks)
         await self._pass(tasks, tasks, self._settings.parallel)
+        if self.unjudged and not await self._works(tasks):
+            raise self._incomplete()
         if not self._faults:
             return
         failing = [task for task in tasks if task.id in self._faults]
@@ -162,8 +164,8 @@ class Sampling:
         return None
 
     async def _works(self, tasks: Sequence[Task]) -> bool:
-        """Whether a question is answered that was answered before; where none was, one of several that did not fail yet."""
-        others = [task for task in tasks if task.id not in self._faults]
+        """Whether a question is answered, and the answer judged, that was before; where none was, one of several that did not fail yet."""
+        others = [task for task in tasks if task.id not in self._faults and task.id not in self.unjudged]
         answered = (task for task in others if len(self._missing(task)) < self._settings.samples)
         control = next(answered, None)
         many = min(len(others), self._settings.failures_in_a_row)
@@ -174,9 +176,7 @@ class Sampling:
                 await self._asker.ask(task, sample_seed(self._settings.seed, task, 0))
             except SandboxUnavailableError:
                 raise
-            except RewardError:
-                return True
-            except (EngineError, ToolError) as error:
+            except (RewardError, EngineError, ToolError) as error:
                 self._last = f"{type(error).__name__}: {error}"
                 failures += not isinstance(error, RefusedError)
                 if failures == _TRIES:
