@@ -43,6 +43,8 @@ _LAST = re.compile(r"(?:[\d)\]}]|(?<![^\W\d_])[^\W\d_])\s*\Z")
 """A number, a closing bracket or a letter by itself, at the end."""
 _FIRST = re.compile(r"\s*(?:[-+\d(\[{\\$]|[^\W\d_](?![^\W\d_]))")
 """A number with its sign, an opening bracket, a command of LaTeX or a letter by itself, at the begin."""
+_ARTICLE = re.compile(r"\s+(?:a|A|I)\s+[^\W\d_]{2}")
+"""Words that are a letter by themselves, before another word: the dash before them is one of prose."""
 _NUMBER = re.compile(r"[\d.(]|[^\W\d_](?![^\W_])")
 _TAG = re.compile(
     r"</?(?:b|i|u|p|em|br|hr|strong|code|pre|li|ul|ol|h\d|span|div|center)\s*/?>", re.IGNORECASE
@@ -93,6 +95,8 @@ def _matters(text: str, found: re.Match[str]) -> bool:
         if signs == "#":
             return False
     if signs == "!":
+        return False
+    if signs == "-" and before[-1:].isspace() and _ARTICLE.match(after):
         return False
     if _LAST.search(before) and _FIRST.match(after):
         return True

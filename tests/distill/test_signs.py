@@ -37,6 +37,9 @@ def test_signs_between_numbers_and_in_formulas_make_another_question(one, other)
         ("It cost $3 and then $5 - really!", "It cost 3 and then 5, really?"),
         ("> # Who, in 1901?! --- #1", "who in 1901 1"),
         ("- Who sold 5 apples -- or (pears)?", "Who sold 5 apples, or pears"),
+        ("What happened in 1966 - a year of war?", "What happened in 1966, a year of war?"),
+        ("Who directed Plan B - a film?", "Who directed Plan B, a film?"),
+        ("What is a well-known mill?", "What is a well known mill?"),
     ],
 )
 def test_layout_and_punctuation_of_prose_make_none(one, other):

@@ -74,7 +74,7 @@ def filter_files(
     out.mkdir(parents=True, exist_ok=True)
     order = tuple(stage.name for stage in plan.stages)
     inputs = {path: _digest(path) for path in paths}
-    _settle(out, _settings(inputs, plan, spec))
+    _settle(out, _settings([(path, inputs[path]) for path in paths], plan, spec))
     if (out / MANIFEST_FILE).exists():
         remove_state(out / STATE_FILE)  # of a run that was killed with its manifest just written
         funnel = Funnel.from_json(_funnel_of(out), order)
@@ -89,6 +89,7 @@ def filter_files(
                 state.save(progress)
                 if on_rows is not None:
                     on_rows(progress.rows)
+            outputs.sync()
         if not progress.rows:
             raise DataError("holds no trajectories", path=", ".join(map(str, paths)))
         _finish(out, progress.funnel, inputs, plan, spec, picture)
@@ -183,6 +184,12 @@ class _Outputs:
             self._files[name].write(line)
             self._sizes[name] += len(line)
 
+    def sync(self) -> None:
+        """Wait until the disk has everything."""
+        for file in self._files.values():
+            file.flush()
+            os.fsync(file.fileno())
+
     def flushed(self) -> dict[str, int]:
         """The sizes of the files, all of which the system has."""
         for file in self._files.values():
@@ -190,15 +197,15 @@ class _Outputs:
         return dict(self._sizes)
 
 
-def _settings(inputs: Mapping[Path, str], plan: FilterPlan, spec: AgentSpec) -> dict[str, object]:
-    """What the result depends on."""
+def _settings(inputs: Sequence[tuple[Path, str]], plan: FilterPlan, spec: AgentSpec) -> dict[str, object]:
+    """What the result depends on: the files in their order, each with its checksum, and the settings."""
     tasks = [path for stage in plan.stages if stage.contamination for path in stage.contamination.tasks]
     rewards = [stage.quality.reward for stage in plan.stages if stage.quality and stage.quality.reward]
     tokenizers = [
         tokenizer_file(given) for stage in plan.stages if stage.length and (given := stage.length.tokenizer)
     ]
     return {
-        "inputs": [{"path": str(path.resolve()), "sha256": digest} for path, digest in inputs.items()],
+        "inputs": [{"path": str(path.resolve()), "sha256": digest} for path, digest in inputs],
         "agent": {"name": spec.name, "digest": spec.digest},
         "evaluation_sets": _digests(tasks),
         **({"rewards": _digests(rewards)} if rewards else {}),

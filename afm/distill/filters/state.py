@@ -1,7 +1,7 @@
 """How far a run is: one SQLite file that a kill leaves whole.
 
-Nothing waits for the disk: what the system has been given outlives the process, and a run that a power failure ended, which may
-have lost some of it, is found out when it goes on.
+Nothing waits for the disk before the end: what the system has been given outlives the process. A power failure may lose some of it;
+of that, a damaged index and files that end too early are found out when the run goes on.
 """
 
 from __future__ import annotations

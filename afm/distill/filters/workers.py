@@ -59,7 +59,7 @@ def _together(
             while queue.head_is_due():
                 yield queue.taken()
             if queue.has_room():
-                queue.add(chunk, pool.submit(_decide, chunk.lines))
+                queue.add(chunk, _submitted(pool, chunk.lines))
             else:
                 queue.add(chunk, chain.decide(chunk.lines))
         while queue:
@@ -76,7 +76,17 @@ def _together(
 
 def _started(pool: ProcessPoolExecutor) -> None:
     """Wait until the first process of the pool is ready."""
-    pool.submit(_decide, ()).result()
+    _submitted(pool, ()).result()
+
+
+def _submitted(pool: ProcessPoolExecutor, lines: tuple[bytes, ...]) -> Future[list[Decision]]:
+    try:
+        return pool.submit(_decide, lines)
+    except (
+        OSError,
+        EOFError,
+    ) as error:  # of starting a process: none may be forked, or the server that forks has died
+        raise BrokenProcessPool(str(error)) from error
 
 
 class _Queue:

@@ -121,26 +121,32 @@ class Check(Reply):
 
 
 def read_reply_as(kind: type[ReplyT], text: str) -> ReplyT:
-    """The last JSON object in ``text`` that is such a reply; what stands around it (drafts, a fence) is passed over.
+    """The JSON object in ``text`` that is such a reply; what stands around it (words, a fence) is passed over.
 
-    Reasoning (``<think>...</think>``, or all before a ``</think>`` alone) is no reply, whatever objects it holds.
+    Reasoning (``<think>...</think>``, or all before a ``</think>`` alone) is no reply, whatever objects it holds. Of several
+    objects a tool call comes first: what follows it, the model made up instead of waiting for the tool.
 
     Raises:
         ValueError: There is none; the message says what is wrong with the last object, or that the reasoning is not finished.
+            Or there are several that differ, and nobody knows which is meant.
     """
     problem = "it holds no JSON object"
-    reply: ReplyT | None = None
+    replies: list[ReplyT] = []
     for data in objects_in(without_reasoning(text)):
         if data is None:
             problem = "its JSON object is not complete or not valid"
             continue
         try:
-            reply = kind.model_validate(data)
+            replies.append(kind.model_validate(data))
         except ValidationError as error:
             problem = _explained(error)
-    if reply is None:
+    if not replies:
         raise ValueError(problem)
-    return reply
+    if (call := next((one for one in replies if isinstance(one, Action) and one.calls), None)) is not None:
+        return call
+    if any(one != replies[0] for one in replies):
+        raise ValueError(f"it holds {len(replies)} JSON objects that differ; expected the reply alone")
+    return replies[0]
 
 
 def _explained(error: ValidationError) -> str:

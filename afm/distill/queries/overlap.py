@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,16 @@ from afm.errors import DataError
 from afm.rewards.exact_match import comparable
 from afm.trajectory.rows import json_rows
 
+_JOINS = re.compile(r"[-/\u2010-\u2014]")
+"""What parts two words as a blank does."""
+
 
 def question_key(question: str) -> str:
     """The same for questions that differ in letter case, punctuation, articles, layout and forms of letters alone.
 
     Signs that make another question (operators, decimal points) are no punctuation, see :func:`afm.distill.signs.with_marks`.
     """
-    return comparable(with_marks(question))
+    return comparable(_JOINS.sub(" ", with_marks(question)))
 
 
 def known_questions(files: Iterable[Path]) -> set[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import replace
@@ -81,7 +82,8 @@ class Atif(DialogueFormat):
         reader.leave(agent, _AGENT, "the agent")
         for place, what in ((row, "the trajectory"), (agent, "the agent")):
             extra = place.get("extra")
-            reader.leave({"extra": {key for key in extra or () if key != KEY}}, (), what)
+            rest = {key for key in extra if key != KEY} if isinstance(extra, dict) else extra
+            reader.leave({"extra": rest}, (), what)
         facts: dict[str, Any] = {
             "id": str(row.get("trajectory_id") or row.get("session_id") or ""),
             "model": reader.model(agent),
@@ -252,5 +254,6 @@ class _Reader:
 
 
 def _number(told: Any) -> Any:
-    """A number that was told, else 0."""
-    return told if isinstance(told, int | float) and not isinstance(told, bool) else 0
+    """A finite number of at least 0 that was told, else 0."""
+    is_number = isinstance(told, int | float) and not isinstance(told, bool)
+    return told if is_number and 0 <= told < math.inf else 0

@@ -91,24 +91,24 @@ class _Spans:
 
     def take(self, span: Mapping[str, Any]) -> None:
         data = span["span_data"]
-        kind = data.get("type")
+        kind, above = data.get("type"), self._above(span)
+        if "guardrail" in above:  # its agent is asked about the conversation and takes no part in it
+            return
         if kind == "generation":
-            self._generation(data, inner=self._in_tool(span))
+            self._generation(data, inner="function" in above)
         elif kind == "function":
             self._function(data, failed=bool(span.get("error")))
         elif kind in ("handoff", "guardrail", "response"):
             self.lost.append(f"{kind} spans")
 
-    def _in_tool(self, span: Mapping[str, Any]) -> bool:
-        """Whether a span belongs to an agent that another one called as its tool, and so is asked something else."""
+    def _above(self, span: Mapping[str, Any]) -> set[Any]:
+        """The kinds of all spans above: below a function is an agent that another one called as its tool, and asks something else."""
         seen: set[str] = set()
         above = str(span.get("parent_id"))
         while above in self._spans and above not in seen:
             seen.add(above)
-            if self._spans[above]["span_data"].get("type") == "function":
-                return True
             above = str(self._spans[above].get("parent_id"))
-        return False
+        return {self._spans[one]["span_data"].get("type") for one in seen}
 
     def _generation(self, data: Mapping[str, Any], *, inner: bool) -> None:
         said = data.get("output") if isinstance(data.get("output"), list) else []

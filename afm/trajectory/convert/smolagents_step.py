@@ -35,6 +35,7 @@ _END = re.compile(r"<end_code>|</?(?:think|thinking)>", re.IGNORECASE)
 """Marks in the words beside a program, all of which are a thought."""
 _THOUGHT = re.compile(r"^\**Thoughts?\**[ \t]*:\**[ \t]*", re.MULTILINE)
 _LABEL = re.compile(r"(?:\A|\n)[ \t]*\**(?:Code|Action)\**[ \t]*:\**\s*\Z")
+_TAGGED = re.compile(r"</\w+>\s*\Z")
 _FAILED = re.compile(r"'(?P<tool>[^'\n]+)' with arguments (?P<rest>.*)", re.DOTALL)
 
 
@@ -95,9 +96,14 @@ def _call_step(step: Mapping[str, Any], said: str, uses: list[Use], error: StepE
         turns, lost = _worded(text, error), _untold(error, answered=bool(answers))
     if answers and error is None:
         turns.append(Turn(answers[0].text(), final=True))
-    elif output is not None and (final or (error and error.kind == _STEPS)) and str(output) not in text:
+    elif output is not None and (final or (error and error.kind == _STEPS)) and not _tells(text, str(output)):
         turns.append(Turn(str(output), final=True))
     return StepRead(tuple(turn for turn in turns if turn != Turn()), tuple(lost))
+
+
+def _tells(text: str, answer: str) -> bool:
+    """Whether words are the answer itself, or hold it within the tags that end them."""
+    return text.strip() == answer.strip() or (_TAGGED.search(text) is not None and answer in text)
 
 
 def _program_step(

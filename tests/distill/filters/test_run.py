@@ -207,6 +207,14 @@ def test_an_input_of_the_same_size_and_other_content_is_refused(rows, wiki, tmp_
         filter_files([rows], PLAN, wiki, tmp_path / "out")
 
 
+def test_a_file_given_twice_is_another_input(rows, wiki, tmp_path):
+    twice = filter_files([rows, rows], PLAN, wiki, tmp_path / "out", picture=False)
+    assert twice.funnel.seen == 480
+
+    with pytest.raises(ConfigError, match=r"other settings \(inputs\)"):
+        filter_files([rows], PLAN, wiki, tmp_path / "out", picture=False)
+
+
 def test_what_a_kill_behind_the_manifest_leaves_is_removed(rows, wiki, tmp_path):
     out = tmp_path / "out"
     filter_files([rows], PLAN, wiki, out, picture=False)

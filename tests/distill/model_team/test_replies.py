@@ -21,14 +21,21 @@ def test_a_draft_in_the_reasoning_is_not_the_reply(before):
     assert read_reply_as(Check, before + '{"findings": "not 13", "score": 1}').score == 1
 
 
-def test_of_several_replies_the_last_one_counts_and_parts_of_another_do_not():
-    two = '{"answer": "13"} No. {"thought": "{\\"answer\\": \\"7\\"}", "answer": "42"}'
-    assert read_reply_as(Suggestion, two).answer == "42"
-    assert read_reply_as(Check, '{"findings": "f", "score": 2} {"findings": "g", "score": 3}').score == 3
+def test_replies_that_differ_are_none_and_parts_of_another_are_not_looked_at():
+    quoted = '{"thought": "{\\"answer\\": \\"7\\"}", "answer": "42"}'
+    assert read_reply_as(Suggestion, quoted).answer == "42"
+    assert read_reply_as(Suggestion, f"{quoted} Once more: {quoted}").answer == "42"
+    with pytest.raises(ValueError, match="2 JSON objects that differ"):
+        read_reply_as(Check, '{"findings": "f", "score": 2} {"findings": "g", "score": 3}')
     with pytest.raises(ValueError, match="answer: Field required"):
         read_reply_as(Suggestion, '{"drafts": [{"answer": "13"}]}')
     with pytest.raises(ValueError, match="not complete"):
         read_reply_as(Suggestion, '{"drafts": [{"answer": "13"}], "answer": "4')
+
+
+def test_a_call_counts_whatever_the_model_made_up_behind_it():
+    text = '{"tool": "wiki_search", "argument": "mill"}\n\nObservation: In 1650.\n\n{"finding": "Built in 1650."}'
+    assert read_reply_as(Action, text) == Action(tool="wiki_search", argument="mill")
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from afm.agents import load_agent
@@ -204,6 +206,22 @@ def test_money_and_time_are_carried_over_and_what_has_no_place_is_told():
     }
     row["final_metrics"] = {"total_cost_usd": 0.8}
     assert read(row).record.provenance == {"cost_usd": 0.8}
+
+
+def test_odd_values_where_nothing_depends_on_them_refuse_no_row():
+    row = trajectory(extra=5)
+    row["agent"] = {"name": "team", "version": "2", "extra": ["a"]}
+    row["final_metrics"] = {
+        "total_prompt_tokens": math.nan,
+        "total_completion_tokens": -3,
+        "total_cost_usd": math.inf,
+    }
+
+    found = read(row)
+
+    assert found.record.cost.agent_tokens >= 0
+    assert "cost_usd" not in found.record.provenance
+    assert {"'extra' of the trajectory", "'extra' of the agent"} <= set(found.lost)
 
 
 def test_money_stands_in_the_final_metrics_and_comes_back():

@@ -279,6 +279,30 @@ def test_an_agent_that_is_called_as_a_tool_is_asked_something_else():
     )
 
 
+@pytest.mark.parametrize("sent", ["When?", "Is this polite: When?"])
+def test_the_agent_of_a_guardrail_takes_no_part(sent):
+    spans = [
+        {
+            "object": "trace.span",
+            "id": "g",
+            "started_at": "01",
+            "span_data": {"type": "guardrail", "name": "polite"},
+        },
+        generation(1, asked(sent), '{"ok": true}', id="h", parent_id="g"),
+        generation(2, asked("When?"), "Look.", "mill", id="a"),
+        looked_up(3, "mill", "1702", id="b"),
+        generation(4, asked("When?"), "1702", id="c"),
+    ]
+
+    found = read("openai_agents", spans)
+
+    assert found.record.text == (
+        "<think>Look.</think><wiki_search>mill</wiki_search>\n<observation>\n1702\n</observation>\n"
+        "<answer>1702</answer>"
+    )
+    assert found.lost == ("guardrail spans",)
+
+
 def test_a_result_goes_to_the_call_whose_identity_it_bears():
     def row(*identities, named=("a", "b")):
         calls = [
