@@ -78,16 +78,27 @@ def tasks(
         list[Path],
         typer.Argument(help="Published files: JSONL, JSON, parquet, TSV, CSV.", exists=True, dir_okay=False),
     ],
-    reader: Annotated[str, typer.Option(help="Layout of the rows: nq, hotpotqa, livecodebench ...")],
     out: Annotated[
         Path, typer.Option("--out", "-o", help="JSONL of tasks (of conversations: retool, agent_flan).")
     ],
+    reader: Annotated[
+        str,
+        typer.Option(help="Layout of the rows: gsm8k, nq, hotpotqa, livecodebench ...; plain: any two keys."),
+    ] = "plain",
+    question_key: Annotated[
+        str | None, typer.Option(metavar="KEY", help="Key of the question in plain rows. Default: question.")
+    ] = None,
+    answer_key: Annotated[
+        str | None, typer.Option(metavar="KEY", help="Key of the answer in plain rows. Default: answer.")
+    ] = None,
     data_source: Annotated[
         str | None, typer.Option(help="Chooses the reward of rows that name none.")
     ] = None,
     on_bad_rows: BadRowsOption = OnBadRows.DROP,
 ) -> None:
     """Read published questions as tasks for `afm data queries`, `afm data prepare rl`, `afm eval`."""
+    from pydantic import ValidationError
+
     from afm.cli.progress import ProgressView
     from afm.datasets.prepared import make
     from afm.datasets.readers import READERS, checked_reader
@@ -100,7 +111,12 @@ def tasks(
     if out.suffix != ".jsonl" or out.resolve() in {file.resolve() for file in files}:
         raise UsageError(f"--out {out}: expected another file that ends in .jsonl")
     into = Product.CHAT if READERS[name].makes_conversations else Product.TASKS
-    step = Preparation(reader=name, into=into, data_source=data_source)
+    try:
+        step = Preparation(
+            reader=name, into=into, data_source=data_source, question_key=question_key, answer_key=answer_key
+        )
+    except ValidationError as error:
+        raise UsageError(error.errors()[0]["msg"].removeprefix("Value error, ")) from None
     view = ProgressView()
     strict = on_bad_rows is OnBadRows.ERROR
     _tell(make(out.stem, step, files, out.parent, strict=strict, on_row=_shown(view)), view)

@@ -18,7 +18,6 @@ from afm.datasets.hub_sets import HubSet
 from afm.datasets.manifest import write_manifest
 from afm.datasets.prepare import COLUMNS, register, write_rl
 from afm.datasets.published import SUFFIXES, BadRows, ReadCounts, read_published
-from afm.datasets.readers import READERS
 from afm.datasets.readers.row import AlpacaRow, Conversation, Made
 from afm.datasets.schema import Task, write_tasks
 from afm.datasets.sources import Preparation, Product
@@ -118,7 +117,7 @@ def _prepare(
         with notes.open("w", encoding="utf-8") as sink:
             made = read_published(
                 files,
-                READERS[step.reader],
+                step.row_reader(),
                 BadRows(sink, strict=strict),
                 counts,
                 label=label,

@@ -21,6 +21,10 @@ from afm.trajectory.sealing import SEALING_KEY
 
 _ASKED = re.compile(r"^(?:Task|Question):[ \t]*\n?", re.MULTILINE)
 _GOLD_KEYS = ("ground_truth", "answer")
+_RESULT = re.compile(r"(?:^|\n)#### *\$?(-?[0-9][0-9,]*(?:\.[0-9]+)?)\s*\Z")
+_OTHER_KEYS = "; `afm data prepare tasks --question-key KEY --answer-key KEY` reads rows with other keys"
+_WORKED_SOURCES = ("gsm8k", "openai/gsm8k")
+"""Data sources whose published ``answer`` is a worked solution."""
 
 
 MESSAGES_KEY = "messages"
@@ -115,12 +119,15 @@ def task_of_row(row: Mapping[str, Any], *, default_id: str, data_source: str | N
     info = _mapping(row, "extra_info")
     question = row.get("question") or info.get("question") or _question_of_prompt(row)
     if not isinstance(question, str) or not question.strip():
-        raise DataError(f"expected `question` (or `prompt`) as a non-empty string, got {question!r}")
+        raise DataError(
+            f"expected `question` (or `prompt`) as a non-empty string, got {question!r}{_OTHER_KEYS}"
+        )
+    source = _text(row, "data_source") or data_source or ""
     return Task(
         id=row_id(row) or row_id(info, "index") or default_id,
         question=question,
-        ground_truth=_gold(row),
-        data_source=_text(row, "data_source") or data_source or "",
+        ground_truth=_result(_gold(row), source),
+        data_source=source,
         extra_info={key: value for key, value in info.items() if value is not None},
     )
 
@@ -153,6 +160,16 @@ def check_writable(task: Task) -> None:
         )
 
 
+def solution_result(solution: str) -> str | None:
+    """The number after ``####`` in the last line of a worked solution of GSM8K, without thousands separators.
+
+    Returns:
+        ``None`` when there is no such line.
+    """
+    match = _RESULT.search(solution)
+    return match[1].replace(",", "") if match else None
+
+
 def question_of_prompt(prompt: str) -> str:
     """What stands after the last line that begins with ``Task:`` or ``Question:``, else everything."""
     marks = list(_ASKED.finditer(prompt))
@@ -177,13 +194,22 @@ def _gold(row: Mapping[str, Any]) -> Any:
     places = [row.get(key) for key in _GOLD_KEYS] + [model.get("ground_truth")]
     found = [value for value in places if value is not None]
     if not found:
-        raise DataError("expected `answer`, `ground_truth` or `reward_model.ground_truth`, found none")
+        raise DataError(
+            "expected `answer`, `ground_truth` or `reward_model.ground_truth`, got none" + _OTHER_KEYS
+        )
     gold = found[0]
     if isinstance(gold, Mapping):
         return {key: value for key, value in gold.items() if value is not None}
     if isinstance(gold, bool | int | float):
         return str(gold)
     return _decoded(gold) if isinstance(gold, str) else gold
+
+
+def _result(gold: Any, source: str) -> Any:
+    """The gold answer itself where a row of GSM8K, read without its reader, holds the worked solution."""
+    if isinstance(gold, str) and source.lower() in _WORKED_SOURCES:
+        return solution_result(gold) or gold
+    return gold
 
 
 def _decoded(gold: str) -> Any:

@@ -23,6 +23,29 @@ def test_gaia_asks_about_text_alone() -> None:
         read("gaia", row | {"Final answer": "?"})
 
 
+def test_gaia_as_the_afm_repository_and_simple_deep_searcher_publish_it() -> None:
+    row = {
+        "id": 1,
+        "task_id": "t1",
+        "question": "How many?",
+        "answer": "17",
+        "Level": 2,
+        "Annotator_Metadata": {},
+    }
+    task = read("gaia", row)
+    assert (task.id, task.question, task.ground_truth) == ("t1", "How many?", ["17"])
+    assert (task.data_source, task.extra_info) == ("gaia", {"level": "2"})
+    searcher = {
+        "id": 1,
+        "task_id": "t1",
+        "Question": "How many?",
+        "answer": ["17"],
+        "Level": 2,
+        "source": "gaia",
+    }
+    assert read("gaia", searcher) == task
+
+
 def test_webwalker_keeps_level_domain_and_language() -> None:
     info = {"Level": "hard", "domain": "game", "lang": "en", "type": "multi_source", "golden_path": ["a->b"]}
     row = {"question": "q?", "answer": "a", "root_url": "https://example.org", "info": info}

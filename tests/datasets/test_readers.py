@@ -6,6 +6,7 @@ import base64
 import json
 import pickle
 import zlib
+from itertools import islice
 from pathlib import Path
 
 import pyarrow as pa
@@ -24,6 +25,7 @@ from afm.datasets.published import BadRows, ReadCounts, published_rows, read_pub
 from afm.datasets.readers import READERS
 from afm.datasets.sources import Preparation, Product
 from afm.errors import DataError
+from afm.evaluation.task_files import read_benchmark
 from afm.rewards import Sample, load_reward
 from afm.rewards.code_tests.problem import read_problem
 from afm.rewards.sources import BY_SOURCE, scorer_name
@@ -266,6 +268,78 @@ def test_benchmarks(name, reader, expected, refused, sample, tmp_path):
     assert all(wanted in told for (_, told), wanted in zip(bad, refused, strict=True))
 
 
+SEARCHER = [
+    ("2wikimultihopqa", "2wiki_1", "2wiki"),
+    ("musique", "musique_1", "musique"),
+    ("bamboogle", "bamboogle_1", "bamboogle"),
+]
+
+
+@pytest.mark.parametrize(("reader", "identity", "source"), SEARCHER, ids=[row[0] for row in SEARCHER])
+def test_question_sets_of_simple_deep_searcher(reader, identity, source, tmp_path):
+    path = tmp_path / "set.json"
+    row = {
+        "Question": "Who is Orr's mother?",
+        "source": source,
+        "id": identity,
+        "answer": ["Oda", "Oda Marr"],
+    }
+    path.write_text(json.dumps([row, row | {"id": "x", "answer": []}]))
+    [task], bad, _ = read(path, reader, tmp_path)
+    assert task == Task(
+        id=identity, question="Who is Orr's mother?", ground_truth=["Oda", "Oda Marr"], data_source=reader
+    )
+    assert [reason for _, reason in bad] == ["`answer`: expected at least one answer, got []"]
+
+
+SOLUTION = "Almar has 1,000 + 200 = <<1000+200=1200>>1,200 boats.\nIt sells 18.\n#### "
+
+
+@pytest.mark.parametrize(
+    ("last", "gold"), [("18", "18"), ("1,182", "1182"), ("-3", "-3"), ("$2.50", "2.50"), ("18\n", "18")]
+)
+def test_gsm8k_is_asked_for_the_number_behind_its_solution(last, gold, tmp_path):
+    path = tmp_path / "test.jsonl"
+    row = {"question": "How many boats?", "answer": SOLUTION + last}
+    path.write_text(json.dumps(row) + "\n" + json.dumps(row | {"answer": "Many. #### 3 or 4"}) + "\n")
+    [task], bad, _ = read(path, "gsm8k", tmp_path)
+    assert (task.ground_truth, task.data_source) == (gold, "gsm8k")
+    assert bad == [(2, "`answer`: expected a last line like '#### 18', got 'Many. #### 3 or 4'")]
+    # Rows that name their source, or get it with the command, need no reader.
+    assert next(read_tasks(path, data_source="gsm8k")).ground_truth == gold
+    path.write_text(json.dumps(row | {"data_source": "openai/gsm8k"}))
+    assert next(read_tasks(path)).ground_truth == gold
+    assert next(read_tasks(path)).question == "How many boats?"
+
+
+def test_another_source_keeps_its_text_with_number_signs(tmp_path):
+    path = tmp_path / "notes.jsonl"
+    path.write_text(json.dumps({"question": "q", "answer": "Heading\n#### 4", "data_source": "search"}))
+    assert next(read_tasks(path)).ground_truth == "Heading\n#### 4"
+
+
+async def test_right_answers_to_published_gsm8k_rows_score(shared):
+    spec, reward = load_agent("math"), load_reward({"formula": "correct"})
+    tasks = list(islice(read_benchmark(shared("data/gsm8k/test.jsonl"), reader="gsm8k"), 150))
+    try:
+        verdicts = [
+            await reward.score(
+                Sample(
+                    spec=spec,
+                    data_source=task.data_source,
+                    question=task.question,
+                    segments=(Segment(Author.AGENT, f"<answer>\\boxed{{{task.ground_truth}}}</answer>"),),
+                    ground_truth=task.ground_truth,
+                    extra_info={},
+                )
+            )
+            for task in tasks
+        ]
+    finally:
+        await reward.close()
+    assert [verdict.score for verdict in verdicts] == [1.0] * 150
+
+
 def test_what_is_published_encrypted_is_read_but_never_written(sample, tmp_path):
     [task], bad, _ = read(sample("browse_comp.jsonl"), "browsecomp", tmp_path)
     assert (task.id, task.question) == ("set-1", "Which tower stands in Almar, a town of a made-up land?")
@@ -372,6 +446,28 @@ def test_the_command_reads_one_file_and_counts_what_it_refuses(sample, tmp_path)
     chat = run(sample("agent_flan.jsonl"), "--reader", "agent_flan", "-o", tmp_path / "chat.jsonl")
     assert chat.exit_code == 0, chat.output
     assert json.loads((tmp_path / "chat.jsonl").read_text())["messages"][2]["loss"] is True
+
+
+def test_plain_rows_are_read_by_the_keys_that_the_user_names(tmp_path):
+    def run(*words):
+        return CliRunner().invoke(app, ["prepare", "tasks", *map(str, words)])
+
+    table, out = tmp_path / "mine.csv", tmp_path / "tasks.jsonl"
+    table.write_text("nr,problem,solution\n1,What is 1+6?,7\n2,What is 2+2?,\n")
+    words = ["--question-key", "problem", "--answer-key", "solution", "--data-source", "math500", "-o", out]
+    done = run(table, *words)
+    assert done.exit_code == 0, done.output
+    assert list(read_tasks(out)) == [
+        Task(id="tasks-1", question="What is 1+6?", ground_truth="7", data_source="math500")
+    ]
+    assert "refused: 1 `solution`: expected an answer" in done.output
+    misspelt = run(table, *words, "--answer-key", "solutions")
+    assert "no value under 'solutions'; did you mean 'solution'?" in str(misspelt.exception)
+    both = run(table, "--reader", "gsm8k", *words)
+    assert "reader 'gsm8k' knows its keys" in str(both.exception)
+    (tmp_path / "mine.jsonl").write_text('{"problem": "What is 1+6?", "solution": "7"}\n')
+    with pytest.raises(DataError, match="`afm data prepare tasks --question-key KEY --answer-key KEY`"):
+        list(read_tasks(tmp_path / "mine.jsonl"))
 
 
 def test_what_is_not_downloaded_is_told_before_anything_is_made(sample, tmp_path):

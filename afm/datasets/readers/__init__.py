@@ -16,12 +16,14 @@ from afm.datasets.readers.codeforces import CODEFORCES
 from afm.datasets.readers.dapo_math import DAPO_MATH
 from afm.datasets.readers.flashrag import FLASHRAG
 from afm.datasets.readers.gaia import GAIA
+from afm.datasets.readers.gsm8k import GSM8K
 from afm.datasets.readers.hle import HLE
 from afm.datasets.readers.hotpotqa import HOTPOTQA
 from afm.datasets.readers.livecodebench import LIVECODEBENCH
 from afm.datasets.readers.math_problem import MATH_PROBLEM
 from afm.datasets.readers.musique import MUSIQUE
 from afm.datasets.readers.nq import NQ
+from afm.datasets.readers.plain import PLAIN
 from afm.datasets.readers.popqa import POPQA
 from afm.datasets.readers.retool import RETOOL
 from afm.datasets.readers.row import AlpacaRow, Conversation, Message, Reader
@@ -51,6 +53,7 @@ READERS: dict[str, Reader] = {
         SKYWORK,
         DAPO_MATH,
         MATH_PROBLEM,
+        GSM8K,
         GAIA,
         WEBWALKER,
         HLE,
@@ -60,6 +63,7 @@ READERS: dict[str, Reader] = {
         AGENT_FLAN,
         AFM_SFT,
         AFM_RL,
+        PLAIN,
     )
 }
 

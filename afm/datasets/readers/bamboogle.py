@@ -1,17 +1,22 @@
-"""Bamboogle: ``{Question, Answer}``, as in chiayewken/bamboogle."""
+"""Bamboogle: ``{Question, Answer}``, as in chiayewken/bamboogle; ``{id, Question, answer: [..]}`` of SimpleDeepSearcher."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from afm.datasets.readers.row import Reader, answers, text
+from afm.datasets.readers.row import Reader, answers, identity, listed, text
 from afm.datasets.schema import Task
 
 
 def _read(row: Mapping[str, Any], default: str) -> Task:
-    gold = answers(row, "Answer", [row.get("Answer")])
-    return Task(id=default, question=text(row, "Question"), ground_truth=gold, data_source="bamboogle")
+    key = "answer" if "answer" in row else "Answer"
+    return Task(
+        id=identity(row, default, "id"),
+        question=text(row, "Question"),
+        ground_truth=answers(row, key, listed(row.get(key))),
+        data_source="bamboogle",
+    )
 
 
 BAMBOOGLE = Reader("bamboogle", "bamboogle", _read)

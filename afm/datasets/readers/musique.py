@@ -1,6 +1,7 @@
 """MuSiQue: ``{id, question, answer, answer_aliases, answerable, question_decomposition, ..}``, as in dgslibisey/MuSiQue.
 
 The full variant also holds questions that its paragraphs do not answer; those are refused.
+SimpleDeepSearcher publishes 500 questions as ``{id, Question, answer: [..], source}``.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ def _read(row: Mapping[str, Any], default: str) -> Task:
     steps = listed(row.get("question_decomposition"))
     return Task(
         id=identity(row, default, "id"),
-        question=text(row, "question"),
-        ground_truth=answers(row, "answer", [row.get("answer"), *listed(row.get("answer_aliases"))]),
+        question=text(row, "question", "Question"),
+        ground_truth=answers(row, "answer", [*listed(row.get("answer")), *listed(row.get("answer_aliases"))]),
         data_source="musique",
         extra_info={"hops": len(steps)} if steps else {},
     )
