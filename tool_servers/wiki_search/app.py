@@ -6,6 +6,10 @@
 | ``GET /health`` | 200; needs no token |
 | ``GET /metrics`` | numbers for Prometheus |
 
+Queries are written by models, so an odd one never fails its batch. Only the beginning of a query that is too long is searched
+for, and ``notes`` in the answer, a list of ``{"query": number, "note": text}``, says so. Bytes that are not UTF-8 and halves of
+surrogate pairs become U+FFFD.
+
 Every other status is ``{"error": "..."}``: 400 no valid request, 401 no token, 408 the body came too slowly, 413 too large,
 429 busy (with ``Retry-After``), 503 the search failed or took too long.
 """
@@ -13,18 +17,21 @@ Every other status is ``{"error": "..."}``: 400 no valid request, 401 no token, 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Annotated, Any
 
-from pydantic import BaseModel, StrictInt, ValidationError
+from pydantic import BaseModel, BeforeValidator, StrictInt, ValidationError
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from afm.trajectory.hygiene import whole_characters
 from tool_servers.shared.access import allowed
 from tool_servers.shared.admission import Admission, BusyError
 from tool_servers.shared.metrics import CONTENT_TYPE, Count, Durations, Level, page
@@ -40,6 +47,10 @@ _GONE = 499  # nobody reads it
 _BATCH = {"bm25": 8, "dense": 256, "hybrid": 64}
 
 
+def _text(value: Any) -> Any:
+    return whole_characters(value) if isinstance(value, str) else value
+
+
 class RetrieveRequest(BaseModel):
     """The body of ``POST /retrieve``; unknown keys are passed over.
 
@@ -48,7 +59,7 @@ class RetrieveRequest(BaseModel):
         return_scores: Whether scores come with the passages.
     """
 
-    queries: list[str]
+    queries: list[Annotated[str, BeforeValidator(_text)]]
     topk: StrictInt | None = None
     return_scores: bool = False
 
@@ -123,7 +134,9 @@ class WikiServer:
             return self._refusal(503, "search", f"the search failed ({type(error).__name__})")
         self._answered.add(self._index.engine_name)
         self._seconds.add(time.monotonic() - began)
-        return Response(b'{"result":' + result + b"}", media_type="application/json")
+        notes = self._notes(asked)
+        further = b',"notes":' + json.dumps(notes).encode() if notes else b""
+        return Response(b'{"result":' + result + further + b"}", media_type="application/json")
 
     async def health(self, _: Request) -> Response:
         """That the server answers, and with what."""
@@ -142,11 +155,25 @@ class WikiServer:
         async with self._admission.place(), asyncio.timeout(self._settings.search_s):
             k = asked.topk or self._settings.topk
             k = min(k, self._index.manifest.passages)
-            return await self._batcher.search(asked.queries, k, scored=asked.return_scores)
+            queries = [query[: self._settings.max_query_chars] for query in asked.queries]
+            return await self._batcher.search(queries, k, scored=asked.return_scores)
+
+    def _notes(self, asked: RetrieveRequest) -> list[dict[str, Any]]:
+        most = self._settings.max_query_chars
+        return [
+            {
+                "query": number,
+                "note": f"the query has {len(query)} characters; only its first {most} were searched for",
+            }
+            for number, query in enumerate(asked.queries)
+            if len(query) > most
+        ]
 
     def _asked(self, body: bytes) -> RetrieveRequest:
         try:
-            asked = RetrieveRequest.model_validate_json(body)
+            asked = RetrieveRequest.model_validate(json.loads(body.decode("utf-8", "replace")))
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise ValueError(f"body: Invalid JSON: {error}") from None
         except ValidationError as error:
             problem = error.errors(include_url=False, include_input=False, include_context=False)[0]
             raise ValueError(f"{'.'.join(map(str, problem['loc'])) or 'body'}: {problem['msg']}") from None
@@ -155,11 +182,6 @@ class WikiServer:
             raise ValueError(f"queries: got {len(asked.queries)}, expected at most {limits.max_queries}")
         if not 0 <= (asked.topk or 0) <= limits.max_topk:
             raise ValueError(f"topk: got {asked.topk}, expected 1 to {limits.max_topk}")
-        longest = max(map(len, asked.queries), default=0)
-        if longest > limits.max_query_chars:
-            raise ValueError(
-                f"queries: one has {longest} characters, expected at most {limits.max_query_chars}"
-            )
         return asked
 
     def _no_token(self) -> JSONResponse:

@@ -8,14 +8,17 @@ import threading
 import time
 import urllib.request
 from pathlib import Path
+from unittest.mock import ANY
 
 import httpx
 import pytest
+import requests
 
 from tool_servers.wiki_search.bm25 import Bm25
 
 ROOT = Path(__file__).parents[3]
 TOKEN = "a-long-random-token"
+JSON = {"Content-Type": "application/json"}
 
 
 def test_a_client_written_for_search_r1_gets_what_it_expects(start, world):
@@ -61,15 +64,45 @@ def test_results_are_those_of_the_engine_and_nothing_found_is_an_empty_list(star
         (b'{"queries": ["x"], "topk": 101}', "topk: got 101, expected 1 to 100"),
         (b'{"queries": ["x"], "topk": -1}', "topk: got -1"),
         (b'{"queries": ["x"], "topk": true}', "topk: Input should be a valid integer"),
-        (json.dumps({"queries": ["x"] * 1025}).encode(), "queries: got 1025, expected at most 1024"),
-        (json.dumps({"queries": ["x" * 8193]}).encode(), "queries: one has 8193 characters"),
-        (b'{"queries": ["\\ud800"]}', "body: Invalid JSON"),
+        (b'{"queries": ["x", null]}', "queries.1: Input should be a valid string"),
+        (b"[" * 100_000, "body: Invalid JSON"),
+        (json.dumps({"queries": ["x"] * 4097}).encode(), "queries: got 4097, expected at most 4096"),
     ],
 )
 def test_wrong_requests_get_a_structured_error(start, body, told):
-    response = httpx.post(f"{start().url}/retrieve", content=body, trust_env=False)
+    response = httpx.post(f"{start().url}/retrieve", content=body, headers=JSON, trust_env=False)
     assert response.status_code == 400
     assert response.json()["error"].startswith(told)
+
+
+def test_search_r1s_own_batch_is_answered_in_one_request(start, world):
+    """512 questions with five samples each; a model wrote the queries, so some of them are odd."""
+    titles = [world.page(number % 512).title for number in range(512 * 5)]
+    titles[7] = f"{titles[7]} " + "x" * 30_000
+    titles[8] = f"{titles[8]} \ud800"
+    payload = {"queries": titles, "topk": 3, "return_scores": True}
+    answer = requests.post(f"{start().url}/retrieve", json=payload).json()
+    firsts = [hits[0]["document"]["id"] for hits in answer["result"]]
+    assert firsts == [str(number % 512) for number in range(512 * 5)]
+    length = len(titles[7])
+    note = f"the query has {length} characters; only its first 8192 were searched for"
+    assert answer["notes"] == [{"query": 7, "note": note}]
+
+
+def test_a_batch_of_the_most_and_longest_queries_fits_into_one_request(start):
+    queries = [f"{number} " + "\u00e9" * 8_000 for number in range(4_096)]
+    body = json.dumps({"queries": queries}, ensure_ascii=False).encode()
+    response = httpx.post(f"{start().url}/retrieve", content=body, headers=JSON, timeout=60, trust_env=False)
+    assert response.status_code == 200
+    assert len(response.json()["result"]) == 4_096
+
+
+@pytest.mark.parametrize("odd", [b"\\ud800", b"\xed\xa0\x80", b"\xff", b"\\u0000"])
+def test_what_no_text_can_hold_is_replaced_in_its_query_alone(start, world, odd):
+    title = world.page(1500).title.encode()
+    body = b'{"queries": ["' + odd + b" " + title + b'", "' + title + b'"], "topk": 1}'
+    response = httpx.post(f"{start().url}/retrieve", content=body, headers=JSON, trust_env=False)
+    assert response.json() == {"result": [[{"id": "1500", "contents": ANY}]] * 2}
 
 
 def test_more_passages_than_there_are_is_no_error(start, tmp_path):
@@ -89,9 +122,10 @@ def test_more_passages_than_there_are_is_no_error(start, tmp_path):
 
 
 def test_a_body_that_is_too_large_is_not_read(start):
-    response = httpx.post(f"{start().url}/retrieve", content=b" " * (9 << 20), trust_env=False)
+    body = b" " * (65 << 20)
+    response = httpx.post(f"{start().url}/retrieve", content=body, headers=JSON, trust_env=False)
     assert response.status_code == 413
-    assert "8388608" in response.json()["error"]
+    assert "67108864" in response.json()["error"]
 
 
 def test_the_token_is_asked_of_every_request_but_health(start):
