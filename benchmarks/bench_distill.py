@@ -22,7 +22,7 @@ from timing import environment, report
 
 from afm.cli.recipes.wiki_server import wiki_server
 from afm.datasets import write_tasks
-from afm.datasets.encyclopaedia import Encyclopaedia, Shape, write_encyclopaedia
+from afm.datasets.encyclopaedia import Encyclopaedia, write_encyclopaedia
 from afm.datasets.mini_world import Split, generate
 
 CONFIGS = Path(__file__).parents[1] / "configs"
@@ -32,7 +32,7 @@ PAGES = 40_000
 def wiki_world(folder: Path, tasks: int) -> None:
     """Questions of one and two hops, and the index of the pages that answer them."""
     world = Encyclopaedia(PAGES, seed=0)
-    write_encyclopaedia(folder, world, sizes={Split.TRAIN: tasks}, seed=0, hops=[1, 2], shapes=[Shape.CHAIN])
+    write_encyclopaedia(folder, world, sizes={Split.TRAIN: tasks}, seed=0, hops=[1, 2])
     words = [sys.executable, "-m", "tool_servers.wiki_search.build", str(folder / "corpus.jsonl")]
     subprocess.run([*words, f"--out={folder / 'index'}"], check=True, capture_output=True)
 

@@ -22,6 +22,7 @@ from afm.cli.stats import stats
 from afm.errors import DataError, UsageError
 
 if TYPE_CHECKING:
+    from afm.datasets.encyclopaedia import Shape
     from afm.trajectory.record import Record
 
 app = typer.Typer(help="Make worlds, demonstrations and training files.", no_args_is_help=True)
@@ -71,6 +72,13 @@ def world(
     heldout: Annotated[int, typer.Option(min=1, help="Problems for evaluation only.")] = 200,
     pages: Annotated[int, typer.Option(min=40, max=16_000_000, help="Pages of the encyclopaedia.")] = 1_000,
     hops: Annotated[str, typer.Option(help="Pages that a question of the encyclopaedia needs.")] = "1,2,3,4",
+    shapes: Annotated[
+        str,
+        typer.Option(
+            help="Shapes of the encyclopaedia's questions: chain, comparison, intersection. The scripted teams of "
+            "`afm data distill` read chains only."
+        ),
+    ] = "chain",
     wordings: Annotated[int, typer.Option(min=1, max=2, help="Ways in which a page words a fact.")] = 1,
 ) -> None:
     """Generate problems with gold answers in three disjoint sets.
@@ -86,7 +94,13 @@ def world(
 
         made = Encyclopaedia(pages, seed=seed, wordings=wordings)
         paths = write_encyclopaedia(
-            out, made, sizes=sizes, seed=seed, hops=_hops(hops), progress=ProgressView().update
+            out,
+            made,
+            sizes=sizes,
+            seed=seed,
+            hops=_hops(hops),
+            shapes=_shapes(shapes),
+            progress=ProgressView().update,
         )
     else:
         paths = write_world(out, seed=seed, sizes=sizes)
@@ -102,6 +116,17 @@ def _hops(text: str) -> list[int]:
     if not numbers or not set(numbers) <= {1, 2, 3, 4}:
         raise UsageError(f"--hops {text!r}: expected numbers from 1 to 4 with commas, for example 1,2")
     return numbers
+
+
+def _shapes(text: str) -> list[Shape]:
+    from afm.datasets.encyclopaedia import Shape
+
+    names = [part.strip() for part in text.split(",")]
+    if not set(names) <= set(Shape):
+        raise UsageError(
+            f"--shapes {text!r}: expected chain, comparison or intersection, or several of them with commas"
+        )
+    return [shape for shape in Shape if shape in names]
 
 
 @prepare.command("sft")

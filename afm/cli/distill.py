@@ -76,7 +76,7 @@ def distill(
         f"{summary.tool_calls} tool calls, {summary.seconds:.0f} s{_cost(summary)}"
     )
     for reason, count in sorted(summary.dropped.items()):
-        print(f"  dropped: {count} {reason}")
+        print(f"  dropped: {count} {reason} (each one's reason: {out / 'dropped.jsonl'})")
     if summary.stopped:
         raise BudgetSpentError(f"{summary.stopped} ({summary.not_tried} of {summary.tasks} tasks not begun)")
     if not summary.kept:

@@ -17,6 +17,7 @@ from afm.datasets.encyclopaedia.relations import ATTRIBUTES, RELATIONS
 from afm.distill.casting import Casting
 from afm.distill.merge import RoleMap
 from afm.distill.record import Recorder
+from afm.distill.wiki_team import NOT_READ
 from afm.rewards.gold import gold_answers
 
 LEADER, PLANNER, SEARCHER, REFLECTOR = "leader", "planner", "searcher", "reflector"
@@ -77,9 +78,7 @@ class CheckingWikiTeam:
         """Read, plan, look up one fact after another, propose, check, answer."""
         chain = read_chain(recorder.task.question)
         if chain is None:
-            recorder.fail(
-                "the leader cannot read this question; the scripted teams know only questions by depth, a team of models (--team) knows any"
-            )
+            recorder.decline(NOT_READ)
             return
         work = _Work(recorder, chain, self._cast.tool, random.Random(f"{self.seed}/{recorder.task.id}"))
         await work.solve(self.flaws, self.reflects)

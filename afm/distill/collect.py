@@ -25,7 +25,7 @@ class Team(Protocol):
         ...
 
     async def solve(self, recorder: Recorder) -> None:
-        """Work on ``recorder.task`` until ``recorder.finish`` or ``recorder.fail``.
+        """Work on ``recorder.task`` until ``recorder.finish``, ``recorder.fail`` or ``recorder.decline``.
 
         Raises:
             ToolError, EngineError: Infrastructure failed; the attempt is logged as failed.
@@ -39,14 +39,16 @@ class Collected:
 
     Attributes:
         finished: Tasks answered now.
-        resumed: Tasks found finished in the log.
+        resumed: Tasks that the log holds as finished or declined.
         failed: Tasks without an answer; the next run tries them again.
+        declined: Tasks that the team cannot read or does not take; no run tries them again.
         stopped: Why the run ended before its last task, empty when it did not.
     """
 
     finished: int = 0
     resumed: int = 0
     failed: int = 0
+    declined: int = 0
     stopped: str = ""
 
 
@@ -85,13 +87,12 @@ async def collect(
                 return
             if task.id in log.finished:
                 counts["resumed"] += 1
-            elif failure := await _attempt(task, position, team, tools, log):
-                counts["failed"] += 1
-                stopped = stopped or failure.budget
-                if not stopped:
-                    _stop_if_hopeless(counts, max_failed_share, failure.reason)
             else:
-                counts["finished"] += 1
+                end = await _attempt(task, position, team, tools, log)
+                counts[end.counts_as] += 1
+                stopped = stopped or end.budget
+                if end.reason and not stopped:
+                    _stop_if_hopeless(counts, max_failed_share, end.reason)
             if on_done is not None:
                 on_done()
 
@@ -105,17 +106,22 @@ async def collect(
 
 
 @dataclass(frozen=True, slots=True)
-class _Failure:
-    """Why a task has no answer; ``budget`` says so when the run has no money or tokens left."""
+class _End:
+    """How an attempt ended.
 
-    reason: str
+    Attributes:
+        counts_as: The field of :class:`Collected` in which the task counts.
+        reason: Why it failed, empty when it did not.
+        budget: Says so when the run has no money or tokens left.
+    """
+
+    counts_as: str
+    reason: str = ""
     budget: str = ""
 
 
-async def _attempt(
-    task: Task, position: int, team: Team, tools: Mapping[str, Tool], log: EventLog
-) -> _Failure | None:
-    """Work on one task; returns why it failed, ``None`` when it is finished."""
+async def _attempt(task: Task, position: int, team: Team, tools: Mapping[str, Tool], log: EventLog) -> _End:
+    """Work on one task until its attempt has ended."""
     recorder, spent = log.begin(task, position, tools), ""
     try:
         await team.solve(recorder)
@@ -126,7 +132,9 @@ async def _attempt(
         recorder.fail(f"{type(error).__name__}: {error}")
     if not recorder.ended:
         recorder.fail("the team ended without an answer")
-    return _Failure(recorder.failure, spent) if recorder.failure else None
+    if recorder.failure:
+        return _End("failed", recorder.failure, spent)
+    return _End("declined" if recorder.declined else "finished")
 
 
 def _stop_if_hopeless(counts: Counter[str], max_failed_share: float, failure: str) -> None:

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict
 from afm.agents import AgentSpec
 from afm.datasets import Task
 from afm.distill.attempts import final_attempts
-from afm.distill.record import INTENT, PART, THOUGHT, Event, EventKind
+from afm.distill.record import DECLINED, INTENT, PART, THOUGHT, Event, EventKind
 from afm.distill.repair import Source, Steps
 from afm.errors import ConfigError, suggestion
 from afm.trajectory import observation_text, validate
@@ -142,7 +142,8 @@ class _Builder:
                 self._write(self._spec.answer_role, event, dressed_answer(event.content, self._spec))
                 self.answered = True
             case EventKind.ERROR:
-                self._refuse(f"team failed: {event.content}")
+                verb = "declined" if event.meta.get(DECLINED) else "failed"
+                self._refuse(f"team {verb}: {event.content}")
 
     def _write(self, tag: str | None, event: Event, content: str | None = None) -> None:
         if tag is None:

@@ -40,11 +40,14 @@ class EventKind(StrEnum):
     FINAL = "final"
     """The team's answer; ends the attempt."""
     ERROR = "error"
-    """The team gave up or its infrastructure failed; ends the attempt, the next run tries again."""
+    """The team gave up or its infrastructure failed; ends the attempt, the next run tries again unless ``meta`` says
+    :data:`DECLINED`."""
 
 
 ENDS = frozenset({EventKind.FINAL, EventKind.ERROR})
 """What an attempt ends with."""
+DECLINED = "declined"
+"""Key of ``meta``: true in the error of a task that the team cannot read or does not take; no further attempt helps."""
 PART, THOUGHT, INTENT = "part", "thought", "intent"
 """Keys and values of ``meta``: a message with ``part: thought`` is what its member thought before it acted; ``intent`` is
 what a message or tool call was meant for."""
@@ -98,7 +101,7 @@ class EventLog:
     Use it as a context manager. Opening drops a half-written last line and reads what is finished.
 
     Attributes:
-        finished: Ids of the tasks that have an answer.
+        finished: Ids of the tasks that have an answer or were declined: no run tries them again.
         spent: In all attempts, unfinished ones included.
 
     Raises:
@@ -135,7 +138,10 @@ class EventLog:
         """Take note of an event of an earlier process."""
         self.spent.add(event)
         self._attempts[event.task_id] = max(self._attempts[event.task_id], event.attempt)
-        if event.kind is EventKind.FINAL:
+        self._settle(event)
+
+    def _settle(self, event: Event) -> None:
+        if event.kind is EventKind.FINAL or (event.kind is EventKind.ERROR and event.meta.get(DECLINED)):
             self.finished.add(event.task_id)
 
     def append(self, event: Event) -> None:
@@ -145,8 +151,7 @@ class EventLog:
         self._file.write(event.model_dump_json(exclude_defaults=True).encode() + b"\n")
         self._file.flush()
         self.spent.add(event)
-        if event.kind is EventKind.FINAL:
-            self.finished.add(event.task_id)
+        self._settle(event)
 
     def begin(self, task: Task, position: int, tools: Mapping[str, Tool]) -> Recorder:
         """Start a new attempt at ``task``."""
@@ -162,6 +167,7 @@ class Recorder:
     ) -> None:
         self.task = task
         self.ended = False
+        self.declined = False
         self.failure = ""
         self._log = log
         self._tools = tools
@@ -201,6 +207,15 @@ class Recorder:
         """End the attempt without an answer; ``reason`` must not be empty."""
         self.failure = reason
         return self._add(EventKind.ERROR, content=reason)
+
+    def decline(self, reason: str) -> Event:
+        """End the attempt because this team can never answer the task; ``reason`` must not be empty.
+
+        Unlike :meth:`fail` it says nothing against the team or its tools: the run continues, however many tasks are
+        declined, and a later run does not try them again.
+        """
+        self.declined = True
+        return self._add(EventKind.ERROR, content=reason, meta={DECLINED: True})
 
     def _add(self, kind: EventKind, **fields: Any) -> Event:
         if self.ended:

@@ -38,8 +38,9 @@ class DistillSummary:
 
     Attributes:
         path: JSONL of the kept trajectories.
-        resumed: Tasks found finished from an earlier, interrupted run.
-        failed: Tasks the team gave no answer to.
+        resumed: Tasks that an earlier, interrupted run finished or declined.
+        failed: Tasks that the team failed at; the next run tries them again.
+        declined: Tasks that the team cannot read or does not take.
         dropped: Rows dropped, by reason.
         seconds: Wall time of this call.
         stopped: Why the team ended before its last task (its budget is spent), empty when it did not.
@@ -57,6 +58,7 @@ class DistillSummary:
     seconds: float
     stopped: str = ""
     not_tried: int = 0
+    declined: int = 0
     spent: Spent = field(default_factory=Spent)
 
 
@@ -109,7 +111,9 @@ async def distill(
         tool_calls=tool_calls,
         seconds=round(time.perf_counter() - started, 3),
         stopped=collected.stopped,
-        not_tried=len(tasks) - collected.resumed - collected.finished - collected.failed,
+        not_tried=len(tasks)
+        - (collected.resumed + collected.finished + collected.failed + collected.declined),
+        declined=collected.declined,
         spent=log.spent,
     )
     _write_manifest(out, summary, spec, team, role_map, seed)

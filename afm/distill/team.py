@@ -66,7 +66,7 @@ class ScriptedMathTeam:
         """Read, plan, calculate with or without the tool, check, write."""
         problem = read_problem(recorder.task.question)
         if problem is None:
-            recorder.fail("the planner cannot read this question; it knows only the generated math world")
+            recorder.decline("the planner cannot read this question; it knows only the generated math world")
             return
         rng = random.Random(f"{self.seed}/{recorder.task.id}")
         if rng.random() < self.p_direct.get(len(problem.changes), 0.0):

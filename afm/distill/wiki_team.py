@@ -24,6 +24,12 @@ LEADER, PLANNER, SEARCHER, CRITIC, WRITER = "leader", "planner", "searcher", "cr
 P_DIRECT: Mapping[int, float] = {1: 0.6, 2: 0.4}
 """How often the leader answers from memory, by the number of facts that a question needs."""
 
+NOT_READ = (
+    "the leader cannot read this question; the scripted teams know only questions by depth, "
+    "a team of models (--team) knows any"
+)
+"""Why a scripted team of the encyclopaedia declines a task."""
+
 _NUMBERS = {1: "One fact", 2: "Two facts", 3: "Three facts", 4: "Four facts"}
 
 
@@ -56,9 +62,7 @@ class ScriptedWikiTeam:
         """Read, plan, look up one fact after another or answer from memory."""
         chain = read_chain(recorder.task.question)
         if chain is None:
-            recorder.fail(
-                "the leader cannot read this question; the scripted teams know only questions by depth, a team of models (--team) knows any"
-            )
+            recorder.decline(NOT_READ)
             return
         rng = random.Random(f"{self.seed}/{recorder.task.id}")
         if rng.random() < self.p_direct.get(len(chain.asks), 0.0):

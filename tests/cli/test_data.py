@@ -8,6 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from afm.cli.data import app
+from afm.cli.recipes.wiki_server import wiki_server
+from afm.errors import UsageError
 from afm.trajectory import load_records
 
 ROOT = Path(__file__).parents[2]
@@ -44,6 +46,30 @@ def test_from_a_world_to_training_files(tmp_path, monkeypatch):
 
     run("prepare", "rl", folder / "world/rl.jsonl", "-o", folder / "rl.parquet", "--split", "rl")
     assert pq.read_table(folder / "rl.parquet").num_rows == 8
+
+
+def test_the_first_distillation_of_the_docs_reads_every_question_of_a_default_world(tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    world, tools = tmp_path / "world", ROOT / "configs/tools/wiki_rag.yaml"
+    run("world", "--kind", "wiki", "--out", world, "--train", 40, "--rl", 8, "--heldout", 4)
+    build = [sys.executable, "-m", "tool_servers.wiki_search.build", world / "corpus.jsonl"]
+    subprocess.run([*build, "--out", tmp_path / "index"], check=True, capture_output=True)
+
+    with wiki_server(tmp_path / "index", tmp_path / "server.log"):
+        for agent in ("mhqa", "wiki"):
+            out = tmp_path / agent
+            said = run("distill", world / "train.jsonl", "--out", out, "--agent", agent, "--tools", tools)
+            assert " 40 of 40 trajectories kept" in said
+
+
+def test_a_world_has_the_shapes_that_are_asked_for(tmp_path):
+    sizes = ("--train", 8, "--rl", 4, "--heldout", 4)
+    run("world", "--kind", "wiki", "--out", tmp_path, "--shapes", "comparison,chain", "--hops", "2", *sizes)
+
+    shapes = {json.loads(line)["extra_info"]["shape"] for line in (tmp_path / "train.jsonl").open()}
+    assert shapes == {"chain", "comparison"}
+    with pytest.raises(UsageError, match="--shapes 'chains': expected chain, comparison or intersection"):
+        run("world", "--kind", "wiki", "--out", tmp_path, "--shapes", "chains")
 
 
 def test_help_needs_no_heavy_package():

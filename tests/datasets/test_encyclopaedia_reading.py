@@ -1,6 +1,6 @@
 import pytest
 
-from afm.datasets.encyclopaedia import Encyclopaedia, Shape, generate
+from afm.datasets.encyclopaedia import Encyclopaedia, generate
 from afm.datasets.encyclopaedia.reading import Chain, Fact, find_fact, read_chain
 from afm.datasets.mini_world import Split
 
@@ -22,7 +22,7 @@ def test_a_question_by_depth_is_read_from_its_end(question, chain):
 
 def test_every_generated_chain_leads_along_its_gold_path():
     world = Encyclopaedia(300, seed=1)
-    for task in generate(world, Split.TRAIN, 80, seed=0, shapes=[Shape.CHAIN]):
+    for task in generate(world, Split.TRAIN, 80, seed=0):
         chain = read_chain(task.question)
         path = task.extra_info["path"]
         assert chain is not None
@@ -32,7 +32,7 @@ def test_every_generated_chain_leads_along_its_gold_path():
 @pytest.mark.parametrize("style", [{"wordings": 1}, {"wordings": 2}, {"brief": True}], ids=str)
 def test_every_fact_of_a_gold_path_stands_on_its_page(style):
     world = Encyclopaedia(300, seed=1, **style)
-    for task in generate(world, Split.TRAIN, 80, seed=0, shapes=[Shape.CHAIN]):
+    for task in generate(world, Split.TRAIN, 80, seed=0):
         for hop in task.extra_info["path"]:
             fact = find_fact(world.page(int(hop["passage"])).contents, hop["asks"], hop["title"])
             assert fact is not None

@@ -22,8 +22,8 @@ class Adder:
 
     name = "adder"
 
-    def __init__(self, fail=(), error=None, silent=()):
-        self.fail, self.error, self.silent = set(fail), error, set(silent)
+    def __init__(self, fail=(), error=None, silent=(), decline=()):
+        self.fail, self.error, self.silent, self.declined = set(fail), error, set(silent), set(decline)
         self.solved = []
         self.running = self.most_running = 0
 
@@ -33,7 +33,9 @@ class Adder:
         await asyncio.sleep(0.001)
         self.running -= 1
         name = recorder.task.id
-        if name in self.fail:
+        if name in self.declined:
+            recorder.decline("not for me")
+        elif name in self.fail:
             if self.error:
                 raise self.error
             recorder.fail("too hard")
@@ -90,6 +92,18 @@ async def test_a_run_in_which_too_much_fails_stops_and_says_why(tmp_path):
         await collect(tasks(500), Adder(fail), {}, log, parallel=1)
 
     assert str(caught.value) == "20 of 40 tasks failed, the last one with: too hard"
+
+
+async def test_tasks_that_the_team_declines_do_not_stop_a_run_and_are_not_tried_again(tmp_path):
+    declined = {task.id for number, task in enumerate(tasks(60)) if number % 2}
+    again = Adder(decline=declined)
+    with EventLog(tmp_path / "e.jsonl") as log:
+        first = await collect(tasks(60), Adder(decline=declined), {}, log, parallel=1)
+    with EventLog(tmp_path / "e.jsonl") as log:
+        second = await collect(tasks(60), again, {}, log)
+
+    assert (first.finished, first.declined, first.failed) == (30, 30, 0)
+    assert (second.resumed, second.declined, again.most_running) == (60, 0, 0)
 
 
 async def test_a_few_failures_among_many_do_not_stop_a_run(tmp_path):

@@ -123,13 +123,18 @@ async def test_a_folder_made_of_other_tasks_is_refused(tmp_path, spec, tools):
         await distill([], spec, tools, tmp_path / "new", **taught(spec))
 
 
-async def test_questions_the_team_cannot_read_are_dropped_with_a_reason(tmp_path, spec, tools):
-    odd = Task(id="odd", question="What is 2+2?", ground_truth="4", data_source="mini_math")
+async def test_questions_the_team_cannot_read_are_dropped_with_a_reason_and_the_rest_is_kept(
+    tmp_path, spec, tools
+):
+    odd = [
+        Task(id=f"odd{n}", question=f"What is 2+{n}?", ground_truth=str(2 + n), data_source="mini_math")
+        for n in range(30)
+    ]
 
-    summary = await distill([*problems(3), odd], spec, tools, tmp_path, **taught(spec))
+    summary = await distill([*problems(3), *odd], spec, tools, tmp_path, **taught(spec))
 
-    assert summary.failed == 1
-    assert summary.dropped["team failed"] == 1
+    assert (summary.kept, summary.declined, summary.failed, summary.not_tried) == (3, 30, 0, 0)
+    assert summary.dropped == {"team declined": 30}
     assert "cannot read this question" in load_records(tmp_path / "dropped.jsonl")[-1].reason
 
 

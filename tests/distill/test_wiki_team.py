@@ -47,7 +47,7 @@ def spec():
 
 
 def questions(count, hops=(1, 2), split=Split.TRAIN):
-    return list(generate(WORLD, split, count, seed=0, hops=hops, shapes=[Shape.CHAIN]))
+    return list(generate(WORLD, split, count, seed=0, hops=hops))
 
 
 async def work(path, team, tool, task):
@@ -128,7 +128,7 @@ def read_path(record):
 
 async def test_its_habit_is_to_answer_easy_questions_from_memory(tmp_path, spec):
     world = Encyclopaedia(2_000)
-    tasks = list(generate(world, Split.TRAIN, 1_200, seed=0, hops=(1, 2), shapes=[Shape.CHAIN]))
+    tasks = list(generate(world, Split.TRAIN, 1_200, seed=0, hops=(1, 2)))
     with EventLog(tmp_path / "e") as log:
         for task in tasks:
             await ScriptedWikiTeam(spec, seed=1).solve(log.begin(task, 0, {"wiki_search": Elsewhere()}))

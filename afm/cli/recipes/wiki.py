@@ -22,12 +22,12 @@ _BUILD_LOG, _SERVER_LOG = "index.log", "wiki_server.log"
 
 def make_world(folder: Path, plan: Plan, seed: int) -> None:
     """Write the encyclopaedia, three sets of questions that name different entities, and the search index."""
-    from afm.datasets.encyclopaedia import Encyclopaedia, Shape, write_encyclopaedia
+    from afm.datasets.encyclopaedia import Encyclopaedia, write_encyclopaedia
     from afm.datasets.mini_world import Split
 
     sizes = {Split.TRAIN: plan.train_tasks, Split.RL: plan.rl_tasks, Split.HELDOUT: plan.heldout_tasks}
     world = Encyclopaedia(PAGES, seed=seed, brief=True)
-    write_encyclopaedia(folder, world, sizes=sizes, seed=seed, hops=HOPS, shapes=[Shape.CHAIN])
+    write_encyclopaedia(folder, world, sizes=sizes, seed=seed, hops=HOPS)
     words = [sys.executable, "-P", "-m", "tool_servers.wiki_search.build", str(folder / "corpus.jsonl")]
     with (folder / _BUILD_LOG).open("wb") as log:
         done = subprocess.run(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO
 
 from afm.datasets.atomic import replacing
-from afm.datasets.encyclopaedia.questions import DATA_SOURCE, HOPS, Shape, generate
+from afm.datasets.encyclopaedia.questions import DATA_SOURCE, HOPS, SHAPES, Shape, generate
 from afm.datasets.encyclopaedia.world import Encyclopaedia
 from afm.datasets.manifest import write_manifest
 from afm.datasets.mini_world import Split
@@ -42,7 +42,7 @@ def write_encyclopaedia(
     sizes: Mapping[Split, int],
     seed: int,
     hops: Sequence[int] = HOPS,
-    shapes: Sequence[Shape] = tuple(Shape),
+    shapes: Sequence[Shape] = SHAPES,
     progress: Progress | None = None,
 ) -> dict[Split, Path]:
     """Write ``corpus.jsonl``, a file of questions for each split and a manifest; returns the question files.

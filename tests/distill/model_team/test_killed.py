@@ -14,7 +14,7 @@ import pytest
 
 from afm.agents import load_agent
 from afm.cli.recipes.wiki_server import wiki_server
-from afm.datasets.encyclopaedia import Encyclopaedia, Shape, write_encyclopaedia
+from afm.datasets.encyclopaedia import Encyclopaedia, write_encyclopaedia
 from afm.datasets.mini_world import Split
 from afm.distill import EventKind, read_attempts, read_events
 from afm.trajectory import load_records, validate
@@ -38,7 +38,7 @@ FAULTS = {
 def world(tmp_path_factory):
     folder = tmp_path_factory.mktemp("world")
     encyclopaedia, sizes = Encyclopaedia(400, seed=0), {Split.TRAIN: TASKS}
-    write_encyclopaedia(folder, encyclopaedia, sizes=sizes, seed=0, hops=[1, 2], shapes=[Shape.CHAIN])
+    write_encyclopaedia(folder, encyclopaedia, sizes=sizes, seed=0, hops=[1, 2])
     build = [sys.executable, "-m", "tool_servers.wiki_search.build", str(folder / "corpus.jsonl")]
     subprocess.run([*build, f"--out={folder / 'index'}"], check=True, capture_output=True)
     with wiki_server(folder / "index", folder / "log"):

@@ -3,7 +3,7 @@ from pathlib import Path
 
 from afm.agents import load_agent
 from afm.datasets import Task
-from afm.datasets.encyclopaedia import Encyclopaedia, Shape, generate
+from afm.datasets.encyclopaedia import Encyclopaedia, generate
 from afm.datasets.mini_world import Split
 from afm.distill import EventKind, EventLog, merge_attempt, read_attempts, read_events
 from afm.distill.model_team import load_team
@@ -28,7 +28,7 @@ class PageOfTheName:
 
 
 def questions(count, hops=(2,)):
-    return list(generate(WORLD, Split.TRAIN, count, seed=0, hops=hops, shapes=[Shape.CHAIN]))
+    return list(generate(WORLD, Split.TRAIN, count, seed=0, hops=hops))
 
 
 def is_writer(request):
