@@ -82,6 +82,9 @@ FACTS = (
 )
 """What our agent loop tells of each sample (:func:`verl_ext.samples.facts`), by which groups can be filtered."""
 
+SHAPED = ("reward", "score", "overlong")
+"""Those that hold the overlong penalty: they differ between answers that are equally wrong."""
+
 _EXTENDABLE = ("algorithm.adv_estimator", "actor_rollout_ref.actor.policy_loss.loss_mode")
 
 

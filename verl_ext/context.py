@@ -9,6 +9,8 @@ from typing import Any
 from afm.agents import Limits
 from afm.planning import Finding, Level, ModelShape
 from afm.rewards import RewardSettings
+from afm.rewards.overlong import CountedTokens
+from verl_ext.choices import SHAPED
 from verl_ext.workload import CRITIC_BUDGET, Workload
 
 _CHARS_A_TOKEN = 4
@@ -26,7 +28,8 @@ def context_findings(
         yield from _positions(load, shape, config)
     yield from _budgets(load, config)
     yield from _observations(load, limits)
-    yield from _overlong(load, reward)
+    yield from _overlong(load, limits, reward)
+    yield from _shaping(load, reward, config)
 
 
 def _model_len(load: Workload, shape: ModelShape | None) -> Finding:
@@ -120,7 +123,7 @@ def _observations(load: Workload, limits: Limits) -> Iterator[Finding]:
         yield Finding(Level.WARNING, "observations", said)
 
 
-def _overlong(load: Workload, reward: RewardSettings) -> Iterator[Finding]:
+def _overlong(load: Workload, limits: Limits, reward: RewardSettings) -> Iterator[Finding]:
     if (long := reward.overlong) is None:
         return
     begins = long.max_tokens - long.buffer_tokens
@@ -133,5 +136,19 @@ def _overlong(load: Workload, reward: RewardSettings) -> Iterator[Finding]:
     elif long.max_tokens != load.response:
         advice = "set rewards.overlong.max_tokens to the response's length"
         yield Finding(Level.WARNING, "overlong", f"{text}; {advice}")
+    elif long.count is CountedTokens.AGENT and limits.max_turns != 0:
+        advice = (
+            "observations fill the response too, so few episodes reach it: set rewards.overlong.count=all"
+        )
+        yield Finding(Level.WARNING, "overlong", f"{text}, and only the agent's tokens are counted; {advice}")
     else:
         yield Finding(Level.OK, "overlong", text)
+
+
+def _shaping(load: Workload, reward: RewardSettings, config: Any) -> Iterator[Finding]:
+    """Groups that differ in shaping alone: all answers are wrong, and training on them teaches their length."""
+    metric = config.algorithm.filter_groups.metric
+    if load.filtered and reward.overlong is not None and metric in SHAPED:
+        text = f"groups are filtered by {metric}, which holds the overlong penalty: a group of wrong answers"
+        advice = "set verl.algorithm.filter_groups.metric=acc"
+        yield Finding(Level.WARNING, "filter", f"{text} is trained on where lengths differ; {advice}")

@@ -117,11 +117,16 @@ PAPER = {
 PAPER_WINS = {("code_dapo_32b", "steps")}
 """Where sources differ and the recipe follows the paper: recipe and setting."""
 
+_FILTERED_BY_ACC = (
+    "filtering by `score` is filtering by shaping: it keeps groups of wrong answers that differ in length"
+)
 OURS_WINS = {
     (
         "web_dapo_32b",
         "reward",
     ): "an answer in broken form earns nothing; the scripts have variants that punish the form instead",
+    ("web_dapo_32b", "filter_metric"): _FILTERED_BY_ACC,
+    ("code_dapo_32b", "filter_metric"): _FILTERED_BY_ACC,
     ("mhqa_ppo_7b", "reward"): "an answer in broken form earns nothing",
 }
 """Where the recipe follows neither: recipe and setting, with the reason."""
@@ -189,8 +194,9 @@ def parity_page(configs: Path) -> str:
         f"`{_UNSAID}`: the source does not say. **Bold**: the sources differ. With group filtering verl fetches prompts one by one, so the",
         "scripts' `gen_batch_size` has no counterpart. In rewards `correct` is 0 or 1 by the row's scorer (a model judge, program tests or",
         "Math-Verify, exact match), `format` 0 or 1, and `overlong` falls from 0 to minus the penalty within the last tokens of a",
-        "response, its buffer. Groups whose samples have no spread in what they are filtered by are generated anew; the scripts do",
-        "so until the batch is full, ours end with a reason (`short_batch`, [rl.md](rl.md)).",
+        "response, its buffer. The length is that of the whole response, observations included. `acc` is `correct * format`, `score` the",
+        "whole reward with its shaping. Groups whose samples have no spread in what they are filtered by are generated again; the scripts",
+        "do so until the batch is full, ours end with a reason (`short_batch`, [rl.md](rl.md)).",
         "",
         "| recipe | setting | ours | published script | paper |",
         "|---|---|---|---|---|",

@@ -12,6 +12,11 @@ from typing import Any
 import pytest
 
 from afm.models.tiny import create_tiny_model, train_tokenizer
+from afm.rewards import Sample
+from afm.rewards.overlong import OverlongPenalty
+from afm.trajectory.types import Author, Segment
+from verl_ext.guard import Group, GroupFate
+from verl_ext.judging import reward_settings
 from verl_ext.parity import OURS_WINS, PAPER, PAPER_WINS, Recipe, our_recipe, parity_page, said
 from verl_ext.parity import SCRIPTS as SCRIPTS_OF_AFM
 from verl_ext.plan import command
@@ -136,7 +141,7 @@ def test_every_published_script_has_its_recipe_with_the_same_settings(name: str)
             [
                 "reward | **`correct * format + overlong`** | **`correct + overlong`** | - |",
                 "overlong buffer (tokens) / penalty at its end | 3840 / 1 | 3840 / 1 | - |",
-                "groups are filtered by | score | score | - |",
+                "groups are filtered by | **acc** | **score** | - |",
                 "training batches generated at most a step | 10 | - | - |",
                 "weight decay | 0.1 | 0.1 | - |",
                 "KL in the loss | 0 | 0 | - |",
@@ -219,6 +224,38 @@ def test_the_overlong_buffer_is_the_last_eighth_of_the_response() -> None:
         overlong = settings.rewards["overlong"]
         assert overlong["max_tokens"] == settings.spec().limits.max_response_tokens
         assert overlong["buffer_tokens"] * 8 == overlong["max_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("name", "half"),  # tokens in the middle of the buffer: limit - buffer / 2
+    [
+        ("web_dapo_7b", 28800),
+        ("web_dapo_32b", 28800),
+        ("code_dapo_7b", 30720),
+        ("code_dapo_32b", 15360),
+        ("code_dapo_32b_long", 30720),
+    ],
+)
+async def test_an_episode_at_the_response_limit_gets_the_whole_penalty(name: str, half: int) -> None:
+    """Most of such a response is observations: 500 tokens are the agent's."""
+    settings = load_settings(ROOT / f"configs/rl/{name}.yaml")
+    limit = settings.spec().limits.max_response_tokens
+    long = reward_settings(settings.rewards).overlong
+    assert limit is not None
+    assert long is not None
+    penalty = OverlongPenalty(long.max_tokens, long.buffer_tokens, long.count)
+    lengths = {limit: -1.0, half: -0.5, limit - long.buffer_tokens: 0.0}
+    for tokens, expected in lengths.items():
+        sample = Sample(settings.spec(), "search", "q", (Segment(Author.AGENT, "x"),), "1", 500, tokens)
+        assert (await penalty.judge(sample)).score == pytest.approx(expected)
+
+
+def test_groups_are_not_kept_for_their_lengths_alone() -> None:
+    """Wrong answers of different lengths: the penalty differs, which is nothing to learn from."""
+    wrong = [{"acc": 0.0, "score": -0.5, "abstained": 0.0}, {"acc": 0.0, "score": 0.0, "abstained": 0.0}]
+    for path in (ROOT / "configs/rl").glob("*_dapo_*.yaml"):
+        metric = composed(path)[1].algorithm.filter_groups.metric
+        assert Group(wrong).fate(metric, expected=2) is GroupFate.ALIKE
 
 
 def test_the_tiny_twin_keeps_the_recipe_of_the_large_one() -> None:

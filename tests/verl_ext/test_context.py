@@ -26,6 +26,7 @@ def found(
     override: Any = None,
     engine_kwargs: Any = None,
     critic: Any = None,
+    metric: str = "acc",
 ) -> dict[str, Finding]:
     config = OmegaConf.create(
         {
@@ -33,6 +34,7 @@ def found(
                 "model": {"override_config": override or {}},
                 "rollout": {"engine_kwargs": engine_kwargs or {"sglang": {}, "vllm": {}}},
             },
+            "algorithm": {"filter_groups": {"enable": True, "metric": metric}},
             "critic": critic or {"ppo_max_token_len_per_gpu": 32768, "ulysses_sequence_parallel_size": 1},
         }
     )
@@ -134,7 +136,39 @@ def test_the_overlong_buffer_lies_in_the_response(
 ) -> None:
     reward = {
         "formula": "correct + overlong",
-        "overlong": {"max_tokens": most, "buffer_tokens": buffer},
+        "overlong": {"max_tokens": most, "buffer_tokens": buffer, "count": "all"},
     }
     finding = found(workload, reward=reward)["overlong"]
     assert (finding.level, told in finding.text) == (level, True), finding.text
+
+
+def test_a_penalty_that_counts_the_agents_tokens_alone_is_seldom_reached(workload: Workload) -> None:
+    reward = {"formula": "correct + overlong", "overlong": {"max_tokens": 900, "buffer_tokens": 100}}
+    finding = found(workload, reward=reward)["overlong"]
+    assert finding.level is Level.WARNING
+    assert finding.text.endswith("so few episodes reach it: set rewards.overlong.count=all")
+    without_calls = LIMITS.model_copy(update={"max_turns": 0})
+    assert found(workload, reward=reward, limits=without_calls)["overlong"].level is Level.OK
+
+
+@pytest.mark.parametrize(
+    ("metric", "formula", "warned"),
+    [
+        ("score", "correct + overlong", True),
+        ("overlong", "correct + overlong", True),
+        ("acc", "correct + overlong", False),
+        ("score", "correct", False),
+    ],
+)
+def test_groups_filtered_by_shaping_are_told(
+    workload: Workload, metric: str, formula: str, warned: bool
+) -> None:
+    long = {"overlong": {"max_tokens": 900, "buffer_tokens": 100, "count": "all"}}
+    reward = {"formula": formula} | (long if "overlong" in formula else {})
+    told = found(workload, reward=reward, metric=metric).get("filter")
+    assert (told is not None) == warned
+    if told is not None:
+        assert told.level is Level.WARNING
+        assert told.text.endswith("set verl.algorithm.filter_groups.metric=acc")
+    off = found(replace(workload, filtered=False), reward=reward, metric=metric)
+    assert "filter" not in off
