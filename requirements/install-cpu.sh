@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes .venv with the locked CPU set and installs what the code sandbox needs.
+# Makes .venv with the locked CPU set and installs what the code sandbox needs: bubblewrap, numpy and sympy.
 # Usage: requirements/install-cpu.sh        (PYTHON=python3.11 VENV=.venv requirements/install-cpu.sh)
 # Where the package index gives torch with CUDA, TORCH_INDEX=https://download.pytorch.org/whl/cpu takes the small build.
 set -euo pipefail
@@ -29,3 +29,7 @@ if [ "$(cat "$VENV/.lock" 2>/dev/null)" != "$lock" ]; then
   "${pip[@]}" --no-deps --no-build-isolation -e .
   echo "$lock" > "$VENV/.lock"
 fi
+
+# What programs of agents import most. Trainings work without, so a machine that cannot have them is no error.
+"$VENV/bin/afm" sandbox install --missing numpy sympy ||
+  echo "warning: programs in the sandbox cannot import numpy and sympy; try: $VENV/bin/afm sandbox install numpy sympy" >&2

@@ -117,6 +117,9 @@ def install(
         Path | None,
         typer.Option(help="Another folder than /var/lib/afm/sandbox (root) or ~/.local/share/afm."),
     ] = None,
+    missing: Annotated[
+        bool, typer.Option("--missing", help="Only those that are not installed yet.")
+    ] = False,
 ) -> None:
     """Install packages for the sandbox's Python where its unprivileged user can read them."""
     from afm.sandbox.interpreter import Identity, find_interpreter
@@ -125,15 +128,21 @@ def install(
 
     found = find_interpreter(python, Identity.for_process())
     names = packages or [name for group in WARM for name in group]
+    if missing and not (names := [name for name in names if not found.has(name)]):
+        return
     target = install_packages(names, found.binary, found.version, folder)
     print(f"{' '.join(names)} for {found.binary} in {target}")
 
 
 def _show(result: RunResult) -> None:
+    from afm.sandbox.packages import installation_hint
+
     for text, stream in ((result.stdout, sys.stdout), (result.stderr, sys.stderr)):
         print(visible(text) if stream.isatty() else text, end="", file=stream)
     for missing in result.missing:
         print(f"[the {missing} is missing]", file=sys.stderr)
+    if result.reason == "error" and (hint := installation_hint(result.stderr)):
+        print(f"[{hint}]", file=sys.stderr)
     if result.reason != "ok":
         status = "" if result.exit_status is None else f", exit status {result.exit_status}"
         print(f"[{result.reason}{status}; {result.wall_s:.2f} s, {result.cpu_s:.2f} s CPU]", file=sys.stderr)

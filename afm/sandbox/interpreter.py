@@ -74,6 +74,13 @@ class Interpreter:
     links: tuple[tuple[str, str], ...]
     packages: tuple[tuple[str, str], ...] = ()
 
+    def has(self, package: str) -> bool:
+        """Whether a package is installed for it, besides the standard library."""
+        folders = (*(path for path, _ in self.packages), *self.imports)
+        return any(
+            Path(folder, package).exists() or Path(folder, f"{package}.py").exists() for folder in folders
+        )
+
 
 def find_interpreter(
     python: str | None, identity: Identity, packages: Sequence[str] | None = None

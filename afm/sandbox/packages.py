@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -49,11 +50,25 @@ STANDARD = (
 """Standard modules that every zygote loads beforehand."""
 
 
+_NO_MODULE = re.compile(r"^ModuleNotFoundError: No module named '(\w+)'\s*\Z", re.MULTILINE)
+
+
 def package_folders(version: tuple[int, int]) -> tuple[Path, ...]:
     """Where :func:`install` puts packages for a Python: for every user of the machine, and for this one."""
     name = f"python{version[0]}.{version[1]}"
     home = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
     return Path("/var/lib/afm/sandbox") / name, home / "afm" / "sandbox" / name
+
+
+def installation_hint(stderr: str) -> str | None:
+    """The command that installs the package a program died without; ``None`` for any other end.
+
+    Only packages of :data:`WARM` are named: a program can print whatever it likes.
+    """
+    match = _NO_MODULE.search(stderr)
+    if match is None or match[1] not in {name for group in WARM for name in group}:
+        return None
+    return f"{match[1]} is not installed in the sandbox; `afm sandbox install {match[1]}` installs it"
 
 
 def install(

@@ -18,13 +18,12 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 
 from afm.errors import AfmError, SandboxError, SandboxUnavailableError
 from afm.sandbox.base import RunResult, SandboxLimits
 from afm.sandbox.bubblewrap import find_bubblewrap
 from afm.sandbox.cgroup import run_groups
-from afm.sandbox.interpreter import Identity, Interpreter, check_readable, find_interpreter
+from afm.sandbox.interpreter import Identity, check_readable, find_interpreter
 from afm.sandbox.options import (
     binds_of_runs,
     groups_of_packages,
@@ -192,7 +191,7 @@ class ZygoteSandbox:
         rules = filter_program()
         groups = self._warm
         if groups is None:
-            groups = tuple(group for group in WARM if any(_installed(name, python) for name in group))
+            groups = tuple(group for group in WARM if any(python.has(name) for name in group))
         levels = [_warmth(groups[:n]) for n in range(len(groups) + 1)]
         trouble = ""
         for proc in _PROCS:
@@ -244,11 +243,6 @@ async def _reclaim(pool: _Pool) -> None:
 def _starter() -> ThreadPoolExecutor:
     # Threads start when needed. A zygote dies with the thread that started it, so they are our own.
     return ThreadPoolExecutor(max_workers=4, thread_name_prefix="zygote")
-
-
-def _installed(name: str, python: Interpreter) -> bool:
-    folders = (*(path for path, _ in python.packages), *python.imports)
-    return any(Path(folder, name).exists() or Path(folder, f"{name}.py").exists() for folder in folders)
 
 
 def _warmth(groups: Sequence[Sequence[str]]) -> Warmth:

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from afm.configuration import validated
 from afm.errors import ConfigError, DataError, SandboxError, SandboxUnavailableError
 from afm.sandbox import ExitReason, RunResult, Sandbox, SandboxLimits, limits_from, open_sandbox
+from afm.sandbox.packages import installation_hint
 from afm.sandbox.settings import SandboxSettings
 from afm.tools.base import ToolResult
 from afm.tools.program import BadArgumentError, parse_program
@@ -177,6 +178,8 @@ def _note(result: RunResult, limits: SandboxLimits) -> str:
             return "(The program was killed.)"
         case ExitReason.ERROR if result.exit_status is not None and result.exit_status < 0:
             return f"(The program crashed: {_signal_name(-result.exit_status)}.)"
+        case ExitReason.ERROR if hint := installation_hint(result.stderr):
+            return f"({hint}.)"
         case ExitReason.ERROR if not result.stderr.strip():
             return f"(The program ended with exit status {result.exit_status}.)"
         case _:

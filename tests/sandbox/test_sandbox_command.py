@@ -47,6 +47,13 @@ def test_json_and_stdin_from_a_file(tmp_path: Path) -> None:
     assert (result["stdout"], result["reason"], result["exit_status"]) == ("éé\n", "ok", 0)
 
 
+def test_numpy_and_sympy_are_there_after_the_set_up() -> None:
+    done = RUNNER.invoke(app, ["run"], input="import numpy, sympy; print(sympy.factor('x**2 - 1'))")
+    assert (done.exit_code, done.stdout) == (0, "(x - 1)*(x + 1)\n"), done.stderr
+    again = RUNNER.invoke(app, ["install", "--missing", "numpy", "sympy"])
+    assert (again.exit_code, again.stdout) == (0, "")
+
+
 def test_no_program_is_wrong_usage() -> None:
     done = RUNNER.invoke(app, ["run"], input="\n")
     assert isinstance(done.exception, UsageError)

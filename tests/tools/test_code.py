@@ -18,6 +18,25 @@ LIMITS = SandboxLimits()
 
 
 @pytest.mark.parametrize(
+    ("module", "note"),
+    [
+        (
+            "sympy",
+            "\n(sympy is not installed in the sandbox; `afm sandbox install sympy` installs it.)",
+        ),
+        ("sympi", ""),
+    ],
+)
+async def test_a_usual_package_that_is_missing_is_named_with_its_command(module: str, note: str) -> None:
+    tool = CodeTool(open_sandbox("bubblewrap", packages=[]))
+    try:
+        shown = await tool.call(f"```py\nimport {module}\n```")
+    finally:
+        await tool.close()
+    assert shown.text.endswith(f"ModuleNotFoundError: No module named '{module}'{note}")
+
+
+@pytest.mark.parametrize(
     ("argument", "program"),
     [
         ("```py\nprint(1)\n```", Program("print(1)\n")),

@@ -19,6 +19,8 @@ from afm.errors import AfmError
 from afm.planning import Finding, Level, Report
 from afm.planning.memory import GIB
 from afm.sandbox import open_sandbox
+from afm.sandbox.interpreter import Identity, find_interpreter
+from afm.sandbox.packages import WARM
 from afm.settings import Settings, load_settings
 from afm.tools.health import unanswered
 
@@ -110,6 +112,10 @@ def _sandbox() -> Finding:
     if told != "42":
         text = f"a program printed {told!r}, expected '42'; see `afm sandbox check`"
         return Finding(Level.ERROR, "sandbox", text)
+    python = find_interpreter(None, Identity.for_process())
+    if missing := [name for name in WARM[0] if not python.has(name)]:
+        text = f"programs cannot import {' and '.join(missing)}: `afm sandbox install {' '.join(missing)}`"
+        return Finding(Level.WARNING, "sandbox", text)
     return Finding(Level.OK, "sandbox", f"a program runs in it ({shutil.which('bwrap') or 'no bubblewrap'})")
 
 
