@@ -172,7 +172,7 @@ class SampleMaker:
 
     def _asked(self, record: Record, steps: Sequence[Step], call: Step, explains: bool) -> NegativeSample:
         """The question with a wish for the tool that the trajectory called first, where there is none."""
-        rng = self._rng(NegativeKind.ABSENT_NEEDED, record.id)
+        rng = self._rng(NegativeKind.ABSENT_NEEDED, record.identity)
         names = {
             "tool": self.spec.tool_roles[call.role],
             "opening": f"<{call.role}>",
@@ -194,7 +194,7 @@ class SampleMaker:
         thought = (
             thoughts[-1]
             if thoughts
-            else self._rng(NegativeKind.ABSENT_NOT_NEEDED, record.id).choice(_NOT_NEEDED)
+            else self._rng(NegativeKind.ABSENT_NOT_NEEDED, record.identity).choice(_NOT_NEEDED)
         )
         return NegativeSample(
             NegativeKind.ABSENT_NOT_NEEDED,

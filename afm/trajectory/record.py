@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from enum import StrEnum
 from typing import Any, Final, Literal
 
@@ -114,6 +115,16 @@ class Record(_Row):
     kept: bool = True
     reason: str = ""
     error: str = ""
+
+    @property
+    def identity(self) -> str:
+        """The record's id, and for one without it a digest of question and segments: equal rows share it."""
+        if self.id:
+            return self.id
+        found = hashlib.blake2b(digest_size=8)
+        for text in (self.question, *(part for one in self.segments for part in (one.author, one.text))):
+            found.update(f"{len(text)}:{text}".encode("utf-8", "surrogatepass"))
+        return f"content-{found.hexdigest()}"
 
     @property
     def text(self) -> str:

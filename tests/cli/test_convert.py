@@ -73,6 +73,25 @@ def test_bad_rows_can_be_dropped_and_what_is_lost_is_told(rows: Path, tmp_path: 
     ] * 2
 
 
+def test_rows_without_an_id_get_one_from_their_content(tmp_path: Path) -> None:
+    rows = [
+        {"instruction": question, "output": f"<think>Easy.</think><answer>{answer}</answer>"}
+        for question, answer in (("1?", "2"), ("1?", "3"), ("4?", "2"), ("1?", "2"))
+    ]
+    (tmp_path / "in.jsonl").write_text(
+        "".join(json.dumps(row) + "\n" for row in [*rows, rows[0] | {"id": 0}])
+    )
+
+    done = convert(tmp_path / "in.jsonl", "--to", "coa", "--agent", "mhqa", "-o", tmp_path / "out.jsonl")
+
+    assert done.returncode == 0, done.stderr
+    *ids, own = (record.id for record in load_records(tmp_path / "out.jsonl"))
+    assert all(name.startswith("content-") for name in ids)
+    assert ids[0] == ids[3]  # the same row twice
+    assert len(set(ids)) == 3
+    assert own == "0"
+
+
 def test_validate_takes_any_format(tmp_path: Path) -> None:
     file = tmp_path / "rows.json"
     file.write_text(json.dumps([GOOD, GOOD], indent=1))

@@ -123,6 +123,16 @@ def known_role(role: str, spec: AgentSpec, stage: str) -> str:
     return role
 
 
+COPY_OF = "copy_of"
+"""Key of a copy's provenance: the identity of the row that was repeated."""
+
+
+def origin_of(record: Record) -> str:
+    """What draws go by: the identity of the record, and for a copy that of the row it repeats, so that both share a fate."""
+    origin = record.provenance.get(COPY_OF)
+    return origin if isinstance(origin, str) and origin else record.identity
+
+
 def draw(seed: int, purpose: str, identity: str) -> float:
     """A number in [0, 1) that depends on its arguments alone, not on the order of rows or on processes."""
     digest = hashlib.blake2b(f"{seed}\0{purpose}\0{identity}".encode(), digest_size=8).digest()

@@ -130,7 +130,7 @@ class Chain:
         record = row.record
         copies = self._correction.copies(record) if self._correction is not None and record.kept else ()
         return Decision(
-            id=row.read.id,
+            id=row.read.identity,
             kept=record.kept,
             reason=record.reason,
             line=b"" if record is row.read else _line(record, row.read, row.line),

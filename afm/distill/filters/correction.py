@@ -9,7 +9,7 @@ from functools import cached_property
 from pydantic import Field
 
 from afm.agents import AgentSpec, Grade
-from afm.distill.filters.base import FilterSettings, known_role, noted, steps_of
+from afm.distill.filters.base import COPY_OF, FilterSettings, known_role, noted, origin_of, steps_of
 from afm.errors import ConfigError
 from afm.trajectory.record import Record
 
@@ -66,8 +66,8 @@ class Correction:
         if not self._corrected(record):
             return
         for number in range(2, self.settings.times + 1):
-            provenance = noted(record, {"copy_of": record.id, "copy": number})
-            yield record.model_copy(update={"id": f"{record.id}+{number}", "provenance": provenance})
+            provenance = noted(record, {COPY_OF: origin_of(record), "copy": number})
+            yield record.model_copy(update={"id": f"{record.identity}+{number}", "provenance": provenance})
 
     def _corrected(self, record: Record) -> bool:
         score = record.verdict.score if record.verdict is not None else None

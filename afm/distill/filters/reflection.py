@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pydantic import Field
 
 from afm.agents import AgentSpec
-from afm.distill.filters.base import FilterSettings, Rule, draw, known_role, steps_of
+from afm.distill.filters.base import FilterSettings, Rule, draw, known_role, origin_of, steps_of
 from afm.trajectory.record import Record
 
 
@@ -27,7 +27,7 @@ class ReflectionSettings(FilterSettings):
 class ReflectionFilter(Rule):
     """Rejection-samples rows without reflection away.
 
-    Whether a row stays depends on the seed and its id alone, so the same rows stay in any order, in any
+    Whether a row stays depends on the seed and :func:`origin_of` alone, so the same rows stay in any order, in any
     number of processes, and whatever other rows there are.
 
     Raises:
@@ -47,5 +47,5 @@ class ReflectionFilter(Rule):
         role, keep = self.settings.role, self.settings.keep_without
         if any(step.role == role and step.content.strip() for step in steps_of(record, self.spec)):
             return ""
-        drawn = draw(self.seed, self.name, record.id)
+        drawn = draw(self.seed, self.name, origin_of(record))
         return "" if drawn < keep else f"no <{role}>, drew {drawn:.4f}, expected below {keep:g}"

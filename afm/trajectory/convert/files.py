@@ -42,6 +42,8 @@ def convert_file(
 ) -> Converted:
     """Write the rows of ``source`` that can be converted in another format; ``target`` is replaced.
 
+    A row without an id gets :attr:`Record.identity`.
+
     Args:
         array: Write one JSON array, not JSONL.
 
@@ -76,7 +78,8 @@ def convert_file(
 
 
 def _written(record: Record, write_as: Format, context: Context) -> str:
-    text = json.dumps(write_as.write(record, context), ensure_ascii=False)
+    named = record.model_copy(update={"id": record.identity})
+    text = json.dumps(write_as.write(named, context), ensure_ascii=False)
     try:
         text.encode()
     except UnicodeEncodeError as error:

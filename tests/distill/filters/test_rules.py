@@ -136,6 +136,29 @@ def test_without_reflection_a_share_stays_and_with_it_all(wiki, row):
     assert sorted(record.id for record in again if record.kept) == sorted(kept)
 
 
+def test_rows_without_an_id_are_drawn_by_their_content(wiki, row):
+    stage = ReflectionFilter(wiki, ReflectionSettings(role="reflection", keep_without=0.3), seed=7)
+    bare = [row("", reflects=False, question=f"What is fact {number}?") for number in range(400)]
+
+    kept = [record.question for record in bare if stage.apply(record).kept]
+
+    assert 90 <= len(kept) <= 150  # 120 expected, standard deviation 9.2
+    assert [record.question for record in bare if stage.apply(record).kept] == kept
+
+
+@pytest.mark.parametrize("name", ["row-{}", ""])
+def test_copies_of_a_row_stay_or_go_with_it(wiki, row, name):
+    stage = ReflectionFilter(wiki, ReflectionSettings(role="reflection", keep_without=0.5))
+    for number in range(40):
+        origin = row(name.format(number), reflects=False, question=f"What is fact {number}?", scores=(2, 4))
+        copies = [*Correction(wiki).copies(origin)]
+        again = [*Correction(wiki).copies(copies[0])]
+
+        assert len({copy.id for copy in (*copies, *again)}) == 4
+        assert {copy.provenance["copy_of"] for copy in (*copies, *again)} == {origin.identity}
+        assert len({stage.apply(record).kept for record in (origin, *copies, *again)}) == 1
+
+
 def test_another_seed_draws_another_share(wiki, row):
     bare = [row(f"row-{number}", reflects=False) for number in range(50)]
     settings = ReflectionSettings(role="reflection", keep_without=0.5)
