@@ -18,6 +18,10 @@ EXPORT_FILE = "training.json"
 """In the exported model's folder: which step it is of."""
 SHARDS_FILE = "fsdp_config.json"
 """Beside the parts of a model: how many workers stored one each."""
+QUEUE_DIR = "transfer_queue"
+"""In a checkpoint of an asynchronous trainer: the samples that were rolled out ahead, and the questions still under way."""
+_ASYNCHRONOUS = "asynchronous"
+"""A file of this name in a checkpoint: an asynchronous trainer saves it, so it is not whole without its queue."""
 _KINDS = ("model", "optim", "extra_state")
 
 
@@ -41,7 +45,28 @@ def resumable_step(folder: Path) -> int:
 def saved_step(folder: Path) -> int:
     """The newest complete checkpoint's step, 0 for none; changes nothing."""
     steps = sorted((_step_of(path) for path in folder.glob("global_step_*")), reverse=True)
-    return next((step for step in steps if _complete(folder / f"global_step_{step}")), 0)
+    return next((step for step in steps if step and _lack(folder / f"global_step_{step}") is None), 0)
+
+
+def incomplete_after(folder: Path, step: int) -> dict[int, str]:
+    """Checkpoints of later steps that a resumed run passes over: what each lacks, in the order of steps."""
+    steps = sorted(later for later in map(_step_of, folder.glob("global_step_*")) if later > step)
+    lacks = {later: _lack(folder / f"global_step_{later}") for later in steps}
+    return {later: lack for later, lack in lacks.items() if lack is not None}
+
+
+def begin_checkpoint(checkpoint: Path, *, asynchronous: bool) -> None:
+    """Prepare a checkpoint's folder, so that it counts as whole only once everything in it is written.
+
+    An earlier save of the same step may have left the files that are written last.
+    """
+    checkpoint.mkdir(parents=True, exist_ok=True)
+    (checkpoint / "data.pt").unlink(missing_ok=True)
+    shutil.rmtree(checkpoint / QUEUE_DIR, ignore_errors=True)
+    if asynchronous:
+        (checkpoint / _ASYNCHRONOUS).touch()
+    else:
+        (checkpoint / _ASYNCHRONOUS).unlink(missing_ok=True)
 
 
 def exportable_steps(folder: Path) -> list[int]:
@@ -66,14 +91,19 @@ def _step_of(path: Path) -> int:
     return int(number) if number.isdigit() else 0
 
 
-def _complete(checkpoint: Path) -> bool:
+def _lack(checkpoint: Path) -> str | None:
+    """What a checkpoint needs to be resumed and does not have, ``None`` for a whole one."""
     # data.pt is written after every model's parts, and an archive's list of contents at its end; an old checkpoint keeps
-    # it when the parts are removed.
-    models = [
-        checkpoint / "actor",
-        *(checkpoint / name for name in ("critic",) if (checkpoint / name).exists()),
-    ]
-    return zipfile.is_zipfile(checkpoint / "data.pt") and all(map(whole, models))
+    # it when the parts are removed. An asynchronous trainer writes its queue after that, under another name until it is
+    # whole: without it the questions that were under way would never be asked again.
+    models = ["actor", *(name for name in ("critic",) if (checkpoint / name).exists())]
+    if incomplete := [name for name in models if not whole(checkpoint / name)]:
+        return f"files of a worker in {incomplete[0]}/"
+    if not zipfile.is_zipfile(checkpoint / "data.pt"):
+        return "data.pt, or its end"
+    if (checkpoint / _ASYNCHRONOUS).exists() and not (checkpoint / QUEUE_DIR / "metadata.json").is_file():
+        return f"{QUEUE_DIR}/, which an asynchronous trainer writes last"
+    return None
 
 
 def shard_file(folder: Path, kind: str, world_size: int, rank: int) -> Path:
@@ -128,7 +158,9 @@ def export_model(checkpoints: Path, step: int, model_dir: Path, spec: AgentSpec)
     copied = any(source.glob("*.safetensors"))
     if not copied and not (source.is_dir() and _has_parts(actor)):
         raise EngineError(
-            f"{source}: no model weights; add hf_model to actor_rollout_ref.actor.checkpoint.save_contents"
+            f"{actor}: no model weights: neither the parts of all workers ({SHARDS_FILE}, model_world_size_*) nor "
+            "huggingface/*.safetensors; copy the parts of every node here, or add model to "
+            "actor_rollout_ref.actor.checkpoint.save_contents"
         )
     temporary = model_dir.with_name(f"{model_dir.name}.new")
     shutil.rmtree(temporary, ignore_errors=True)
@@ -188,16 +220,17 @@ def _name_true_dtype(folder: Path) -> None:
     config_file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
-_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+TORCH_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+"""Data types of weights: safetensors' name to torch's."""
 
 
 def _stored_dtype(file: Path) -> str:
     """Data type of the first tensor, from the header of a safetensors file."""
     _, header = _header(file)
     names = {entry["dtype"] for name, entry in header.items() if name != "__metadata__"}
-    if len(names) != 1 or not names <= _DTYPES.keys():
+    if len(names) != 1 or not names <= TORCH_DTYPES.keys():
         raise EngineError(f"{file}: expected one floating-point type, found {sorted(names)}")
-    return _DTYPES[names.pop()]
+    return TORCH_DTYPES[names.pop()]
 
 
 def _header(file: Path) -> tuple[int, dict[str, Any]]:

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from afm.errors import EngineError, MissingExtraError, install_advice
-from verl_ext.checkpoints import stored_world_size
+from verl_ext.checkpoints import begin_checkpoint, stored_world_size
 
 Patch = Callable[[ModuleType], None]
 
@@ -144,6 +144,27 @@ def save_when_asked(module: ModuleType) -> None:
 
     _stop_profiling.patched_by_afm = True  # type: ignore[attr-defined]
     trainer._stop_profiling = _stop_profiling
+
+
+def tell_whole_checkpoints(module: ModuleType) -> None:
+    """Let a checkpoint of an asynchronous trainer count as whole only with its queue of samples.
+
+    Symptom: a run that was killed while it saved was resumed without the questions that were under way.
+    Cause: verl/trainer/ppo/v1/trainer_base.py:1005 saves the queue after everything else, nothing in the folder says that
+    one belongs there, and line 904 loads a checkpoint without it in silence.
+    """
+    trainer = target(module, "PPOTrainer")
+    original = trainer._save_checkpoint
+    if getattr(original, "patched_by_afm", False):
+        return
+
+    def _save_checkpoint(self: Any) -> None:
+        folder = Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
+        begin_checkpoint(folder, asynchronous=self.trainer_mode != "sync")
+        original(self)
+
+    _save_checkpoint.patched_by_afm = True  # type: ignore[attr-defined]
+    trainer._save_checkpoint = _save_checkpoint
 
 
 def report_entropy_of_a_token(module: ModuleType) -> None:

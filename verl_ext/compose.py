@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import typing
 from collections.abc import Iterator, Mapping
+from dataclasses import is_dataclass
 from functools import cache
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from afm.errors import ConfigError, MissingExtraError, suggestion
@@ -17,6 +20,7 @@ from verl_ext.settings import RlSettings
 AGENT_LOOP_NAME = "afm_agent"
 AGENT_LOOP_FILE = "agent_loop.yaml"
 FILTER = "${algorithm.filter_groups}"
+_SAVED = "actor_rollout_ref.actor.checkpoint.save_contents"
 
 Flat = dict[str, Any]
 """Dotted verl key to value; a leading ``+`` adds a key that verl's own YAML does not declare."""
@@ -71,7 +75,7 @@ def default_overrides(settings: RlSettings) -> Flat:
         "algorithm.rollout_correction.rollout_is_threshold": 2.0,
         "actor_rollout_ref.rollout.multi_turn.enable": True,
         "actor_rollout_ref.rollout.calculate_log_probs": True,
-        "actor_rollout_ref.actor.checkpoint.save_contents": ["model", "optimizer", "extra", "hf_model"],
+        _SAVED: ["model", "optimizer", "extra"],
         "actor_rollout_ref.actor.checkpoint.load_contents": ["model", "optimizer", "extra"],
         "trainer.project_name": "afm",
         "trainer.experiment_name": name,
@@ -144,7 +148,10 @@ def overrides_of(settings: RlSettings, ray: Flat | None = None) -> Flat:
                 f"verl.{name}: got {value!r}, but it follows from the other settings "
                 f"({fixed[fixed_keys[name]]!r}); remove it from `verl:`"
             )
-        result[by_key.get(name, key)] = value
+        result[by_key.get(name) or as_verl_takes(key)] = value
+    if result.get("actor_rollout_ref.actor.strategy") != "fsdp2" and not _saved_by_user(settings):
+        # Only the parts of FSDP2 can be put together afterwards.
+        result[_SAVED] = [*result[_SAVED], "hf_model"]
     if result.get("actor_rollout_ref.rollout.name") == "sglang":
         # SGLang finds stop strings only with its tokenizer, which verl switches off.
         result["actor_rollout_ref.rollout.skip_tokenizer_init"] = False
@@ -155,6 +162,10 @@ def overrides_of(settings: RlSettings, ray: Flat | None = None) -> Flat:
             str(Path(__file__).with_name("cpu_router.yaml")),
         )
     return result | fixed
+
+
+def _saved_by_user(settings: RlSettings) -> bool:
+    return any(key == _SAVED for key, _ in flatten(settings.verl))
 
 
 def _several_processes(overrides: Flat) -> bool:
@@ -173,14 +184,15 @@ def compose(overrides: Flat) -> Any:
         ConfigError: A key that verl does not know, or a value it cannot take.
         MissingExtraError: verl is not installed.
     """
-    folder = _config_folder()
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    with initialize_config_dir(config_dir=str(folder), version_base=None):
-        _refuse_unknown(_declared(), overrides)
+    for key in overrides:
+        if not key.startswith("+"):
+            as_verl_takes(key)
+    with initialize_config_dir(config_dir=str(_config_folder()), version_base=None):
         try:
             return hydra_compose(config_name="ppo_trainer", overrides=arguments(overrides))
         except (HydraException, OmegaConfBaseException) as error:
@@ -218,10 +230,12 @@ def hydra_text(value: Any) -> str:
 
 @cache
 def _declared() -> Any:
-    """The configuration of verl without a change; asked within an initialised Hydra."""
+    """The configuration of verl without a change."""
     from hydra import compose as hydra_compose
+    from hydra import initialize_config_dir
 
-    return hydra_compose(config_name="ppo_trainer")
+    with initialize_config_dir(config_dir=str(_config_folder()), version_base=None):
+        return hydra_compose(config_name="ppo_trainer")
 
 
 _HYDRA_WORDS = {"null", "true", "false", "nan", "inf"}
@@ -234,14 +248,54 @@ def _config_folder() -> Path:
     return Path(spec.origin).parent / "trainer" / "config"
 
 
-def _refuse_unknown(config: Any, overrides: Flat) -> None:
-    for key in overrides:
-        if key.startswith("+"):
+def as_verl_takes(key: str) -> str:
+    """A key as Hydra wants it: with a ``+`` where the dataclass of a section has what verl's YAML leaves out.
+
+    Sections without a dataclass take any key that is written with a ``+``; the others take their fields only, since verl
+    would end in a worker process at the first key that is none of them.
+
+    Raises:
+        ConfigError: verl does not know the key.
+    """
+    name, added = key.lstrip("+"), key.startswith("+")
+    level: Any = _declared()
+    parts = name.split(".")
+    for depth, part in enumerate(parts):
+        known = _keys(level)
+        if part in known:
+            level = level._get_node(part)
             continue
-        level = config
-        for depth, part in enumerate(key.split(".")):
-            known = list(level) if hasattr(level, "keys") else []
-            if part not in known:
-                where = ".".join(["verl", *key.split(".")[:depth]])
-                raise ConfigError(f"verl.{key}: {where} has no key {part!r}; {suggestion(part, known)}")
-            level = level._get_node(part) if hasattr(level, "_get_node") else None
+        section = _dataclass_of(level)
+        fields = typing.get_type_hints(section) if section else {}
+        if part in fields:
+            level, added = _without_none(fields[part]), True
+        elif section is None and added:
+            return f"+{name}"
+        else:
+            where = ".".join(["verl", *parts[:depth]])
+            hint = "" if section else f" (+{part} adds a key that verl's YAML does not declare)"
+            options = suggestion(part, sorted({*known, *fields}))
+            raise ConfigError(f"verl.{name}: {where} has no key {part!r}; {options}{hint}")
+    return f"+{name}" if added else key
+
+
+def _keys(level: Any) -> list[str]:
+    is_section = hasattr(level, "keys") and not isinstance(level, type)
+    return list(level) if is_section else []
+
+
+def _dataclass_of(level: Any) -> type | None:
+    """What verl makes of a section, ``None`` for one that it reads as it is."""
+    if isinstance(level, type):
+        return level if is_dataclass(level) else None
+    if "_target_" not in _keys(level):
+        return None
+    from hydra.utils import get_class
+
+    found = get_class(level._target_)
+    return found if is_dataclass(found) else None
+
+
+def _without_none(hint: Any) -> Any:
+    options = [option for option in typing.get_args(hint) if option is not NoneType]
+    return options[0] if typing.get_origin(hint) is typing.Union and len(options) == 1 else hint

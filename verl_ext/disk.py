@@ -9,7 +9,7 @@ from afm.planning.memory import GIB, disk_finding
 from verl_ext.workload import Workload
 
 _ACTOR_BYTES = {"model": 4, "optimizer": 8, "hf_model": 4}
-"""Of a parameter: fp32 shards, AdamW's two moments, and the model once more in one piece, in fp32 too."""
+"""Of a parameter: fp32 shards and AdamW's two moments; ``hf_model`` is the model once more in one piece, in fp32 too."""
 _CRITIC_BYTES = 12
 
 

@@ -57,7 +57,8 @@ def phases(load: Workload, shape: ModelShape) -> dict[str, MemoryNeed]:
     static = round(load.engine.memory_share * load.hardware.gpu_gib * GIB)
     apart = load.engine.own_gpus is not None
     asleep = 0 if load.engine.sleeps or apart else static
-    awake = kv_cache(load, shape).weight_bytes if load.engine.wakes_in_stages else static
+    # verl wakes an engine that sleeps in two stages: the weights first, the cache once the trainer is away.
+    awake = kv_cache(load, shape).weight_bytes if load.engine.sleeps else static
     needs = {"rollout": MemoryNeed(0 if apart else kept_actor + kept_critic, engine=static)}
     needs["weights to engine"] = MemoryNeed(
         _parameters(actor, shape.parameters)

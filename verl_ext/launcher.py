@@ -19,7 +19,14 @@ from afm.errors import AfmError, ConfigError, UsageError
 from afm.processes import follow_parent
 from verl_ext import processes
 from verl_ext.alarms import ALARMS_FILE, Action, Finding, Watch
-from verl_ext.checkpoints import CHECKPOINT_DIR, export_model, exported_step, resumable_step, saved_step
+from verl_ext.checkpoints import (
+    CHECKPOINT_DIR,
+    export_model,
+    exported_step,
+    incomplete_after,
+    resumable_step,
+    saved_step,
+)
 from verl_ext.compat import CHECKPOINT_REQUEST
 from verl_ext.compose import AGENT_LOOP_FILE, AGENT_LOOP_NAME
 from verl_ext.export import AGENT_FILE
@@ -97,6 +104,8 @@ class Run:
             if ended:
                 print(f"ended {ended} processes that an earlier start left over")
             step = resumable_step(self._checkpoints)
+            for later, lack in incomplete_after(self._checkpoints, step).items():
+                print(f"the checkpoint of step {later} is not whole and is passed over: it lacks {lack}")
             try:
                 status = self._complete(step) if step >= total else self._train(scratch, book, step, total)
             finally:

@@ -22,6 +22,7 @@ def register() -> None:
     after_import("verl.workers.rollout.base", _rollout_adapter)
     after_import("verl.workers.rollout.replica", _rollout_replica)
     after_import("verl.trainer.ppo.v1.trainer_base", compat.save_when_asked)
+    after_import("verl.trainer.ppo.v1.trainer_base", compat.tell_whole_checkpoints)
     after_import("verl.trainer.ppo.v1.trainer_base", compat.watch_for_losses)
     after_import("verl.trainer.ppo.v1.trainer_base", compat.report_entropy_of_a_token)
     after_import("verl.trainer.ppo.v1.utils", put_our_metrics_together)

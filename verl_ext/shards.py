@@ -26,7 +26,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.futures import Future
 
 from afm.errors import EngineError
-from verl_ext.checkpoints import SHARDS_FILE, shard_file, stored_world_size
+from verl_ext.checkpoints import SHARDS_FILE, TORCH_DTYPES, shard_file, stored_world_size
 
 
 class ShardReader(checkpoint.StorageReader):
@@ -100,8 +100,8 @@ def _piece(name: str, tensor: Any, rank: int) -> tuple[torch.Tensor, torch.Size]
     if not isinstance(tensor, DTensor):
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
             raise EngineError(
-                f"{name} is stored as {type(tensor).__name__}; only checkpoints of FSDP2 can be read by another number "
-                "of workers (strategy: fsdp2)"
+                f"{name} is stored as {type(tensor).__name__}; only checkpoints of FSDP2 can be put together or read by "
+                "another number of workers (actor_rollout_ref.actor.strategy: fsdp2; with another one, save hf_model too)"
             )
         return tensor, torch.Size([0] * tensor.dim())
     offset = [0] * tensor.dim()
@@ -154,24 +154,74 @@ def load_model(module: Any, parts: Sequence[Mapping[str, Any]], *, partly: bool 
     module.load_state_dict(weights, strict=not partly)
 
 
-def write_model(folder: Path, target: Path) -> None:
+FILE_BYTES = 2 * 10**9
+"""Of weights in a file, unless one tensor alone is larger. This much of the workers' parts is mapped at a time."""
+
+
+def write_model(folder: Path, target: Path, file_bytes: int = FILE_BYTES) -> None:
     """Put all workers' parts of a model together, as safetensors files in ``target`` beside its ``config.json``.
+
+    Memory: the largest tensor, and the parts of one file, which are mapped.
 
     Raises:
         EngineError: A part is missing, it is not one of FSDP2, or it holds adapters only.
     """
-    from huggingface_hub import save_torch_state_dict
+    from huggingface_hub import split_torch_state_dict_into_shards
 
     parts = read_shards(folder, "model")
     if adapters := [name for name in parts[0] if "lora_" in name]:
         raise EngineError(
             f"{folder}: holds adapters ({adapters[0]}); merge them into their base model with peft"
         )
-    weights = {name: torch.empty(value.size(), dtype=value.dtype) for name, value in parts[0].items()}
-    _fill(dict(weights), parts)
+    layout = {
+        name: torch.empty(value.size(), dtype=value.dtype, device="meta") for name, value in parts[0].items()
+    }
     if json.loads((target / "config.json").read_text(encoding="utf-8")).get("tie_word_embeddings"):
-        weights.pop("lm_head.weight", None)  # the embedding's, which a loader ties to it
-    save_torch_state_dict(weights, target)
+        layout.pop("lm_head.weight", None)  # the embedding's, which a loader ties to it
+    files = split_torch_state_dict_into_shards(layout, max_shard_size=file_bytes)
+    for file, names in files.filename_to_tensors.items():
+        parts = read_shards(folder, "model")  # mapped afresh: what has been read of a mapping stays in memory
+        _write_safetensors(target / file, {name: layout[name] for name in names}, parts)
+    if files.is_sharded:
+        index = {"metadata": files.metadata, "weight_map": files.tensor_to_filename}
+        (target / "model.safetensors.index.json").write_text(json.dumps(index, indent=2), encoding="utf-8")
+
+
+_STORED_AS = {dtype: name for name, dtype in TORCH_DTYPES.items()}
+
+
+def _write_safetensors(
+    file: Path, layout: Mapping[str, torch.Tensor], parts: Sequence[Mapping[str, Any]]
+) -> None:
+    """Write tensors one after the other, so that a single one is in memory; the library's own function takes them all.
+
+    The format: length of the header in 8 bytes, the header as JSON, the tensors' bytes
+    (https://github.com/huggingface/safetensors#format).
+
+    Args:
+        layout: Sizes and data types of the tensors.
+        parts: See :class:`ShardReader`.
+    """
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, like in layout.items():
+        begin, end = end, end + like.nbytes
+        kind = str(like.dtype).removeprefix("torch.")
+        if kind not in _STORED_AS:
+            raise EngineError(f"{name} is stored as {kind}; expected one of: {', '.join(_STORED_AS)}")
+        header[name] = {
+            "dtype": _STORED_AS[kind],
+            "shape": list(like.shape),
+            "data_offsets": [begin, end],
+        }
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)  # tensors begin at a multiple of 8
+    with file.open("wb") as stream:
+        stream.write(len(text).to_bytes(8, "little") + text)
+        for name, like in layout.items():
+            tensor = torch.empty(like.size(), dtype=like.dtype)
+            _fill({name: tensor}, [{name: part[name]} if name in part else {} for part in parts])
+            stream.write(tensor.reshape(-1).view(torch.uint8).numpy())
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, parts: Sequence[Mapping[str, Any]]) -> None:

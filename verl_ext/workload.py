@@ -43,7 +43,6 @@ class Engine:
         model_len: Longest sequence, ``None`` for the model's own.
         sequences: Most at once in one engine.
         sleeps: It frees its memory while the trainer works.
-        wakes_in_stages: Weights first, the cache once the trainer is away.
     """
 
     name: str
@@ -54,7 +53,6 @@ class Engine:
     model_len: int | None
     sequences: int
     sleeps: bool
-    wakes_in_stages: bool
 
     @property
     def gpus(self) -> int:
@@ -226,7 +224,6 @@ def _engine(rollout: Any, *, separate: bool) -> Engine:
         model_len=rollout.max_model_len,
         sequences=rollout.max_num_seqs,
         sleeps=bool(rollout.free_cache_engine),
-        wakes_in_stages=bool(rollout.multi_stage_wake_up) and rollout.name == "sglang",
     )
 
 

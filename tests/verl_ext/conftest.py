@@ -84,7 +84,7 @@ def workload() -> Workload:
         hardware=Hardware(nodes=2, gpus=4, gpu_gib=80.0),
         engine=Engine(
             name="sglang", own_gpus=None, tensor_parallel=2, data_parallel=1, memory_share=0.5, model_len=1000, sequences=256,
-            sleeps=True, wakes_in_stages=True,
+            sleeps=True,
         ),
         actor=Placement(
             tokens=500, shards=8, moves_parameters=True, moves_optimizer=True, stays_on_cpu=False
@@ -92,5 +92,5 @@ def workload() -> Workload:
         reference=None, critic=None, prompt=100, response=900, batch=16, mini_batch=8, gen_batch=None, samples=8,
         passes=1, filtered=True, ahead=False, packed=True, sequence_parallel=2, log_prob_tokens=500, entropy_bonus=False,
         fused_logits=False, checkpointing=True, lora_rank=0, steps=10, save_every=5, kept=2,
-        saved=("model", "optimizer", "extra", "hf_model"),
+        saved=("model", "optimizer", "extra"),
     )  # fmt: skip

@@ -8,7 +8,14 @@ import pytest
 
 from afm.agents import agent_of_model, load_agent
 from afm.errors import EngineError
-from verl_ext.checkpoints import TRACKER_FILE, export_model, exported_step, resumable_step
+from verl_ext.checkpoints import (
+    TRACKER_FILE,
+    begin_checkpoint,
+    export_model,
+    exported_step,
+    incomplete_after,
+    resumable_step,
+)
 
 
 def checkpoint(folder: Path, step: int, *, data: bool = True, shards: bool = True) -> Path:
@@ -17,9 +24,13 @@ def checkpoint(folder: Path, step: int, *, data: bool = True, shards: bool = Tru
     if shards:
         store(actor)
     if data:
-        with zipfile.ZipFile(actor.parent / "data.pt", "w") as archive:  # as torch.save writes it
-            archive.writestr("data.pkl", "state")
+        store_data(actor.parent)
     return actor
+
+
+def store_data(place: Path) -> None:
+    with zipfile.ZipFile(place / "data.pt", "w") as archive:  # as torch.save writes it
+        archive.writestr("data.pkl", "state")
 
 
 def store(model: Path, workers: int = 1) -> None:
@@ -51,6 +62,44 @@ def test_a_checkpoint_whose_last_file_was_cut_off_is_not_complete(tmp_path: Path
     file = checkpoint(tmp_path, 4).parent / "data.pt"
     file.write_bytes(file.read_bytes()[:-10])
     assert resumable_step(tmp_path) == 2
+
+
+def asynchronous(folder: Path, step: int, *, queue: str) -> Path:
+    """As verl's asynchronous trainers save: the queue last, renamed from ``queue.tmp`` when it is whole."""
+    begin_checkpoint(folder / f"global_step_{step}", asynchronous=True)
+    place = checkpoint(folder, step).parent
+    (place / queue).mkdir()
+    (place / queue / "metadata.json").write_text("{}")
+    return place
+
+
+def test_a_checkpoint_of_an_asynchronous_trainer_is_whole_with_its_queue_only(tmp_path: Path) -> None:
+    asynchronous(tmp_path, 4, queue="transfer_queue")
+    newest = asynchronous(tmp_path, 6, queue="transfer_queue.tmp")
+    (tmp_path / TRACKER_FILE).write_text("6")
+    assert resumable_step(tmp_path) == 4
+    assert (tmp_path / TRACKER_FILE).read_text() == "4"
+    assert incomplete_after(tmp_path, 4) == {6: "transfer_queue/, which an asynchronous trainer writes last"}
+    (newest / "transfer_queue.tmp").rename(newest / "transfer_queue")
+    assert resumable_step(tmp_path) == 6
+    assert incomplete_after(tmp_path, 6) == {}
+
+
+def test_checkpoints_of_a_synchronous_trainer_have_no_queue_whoever_goes_on_from_them(tmp_path: Path) -> None:
+    begin_checkpoint(tmp_path / "global_step_4", asynchronous=False)
+    checkpoint(tmp_path, 4)
+    asynchronous(tmp_path, 6, queue="transfer_queue.tmp")
+    assert resumable_step(tmp_path) == 4
+
+
+def test_a_save_of_a_step_that_is_done_again_is_not_whole_by_what_the_first_one_left(tmp_path: Path) -> None:
+    newest = asynchronous(tmp_path, 6, queue="transfer_queue")
+    begin_checkpoint(newest, asynchronous=True)
+    assert resumable_step(tmp_path) == 0
+    assert not (newest / "transfer_queue").exists()
+    begin_checkpoint(newest, asynchronous=False)
+    store_data(newest)
+    assert resumable_step(tmp_path) == 6
 
 
 @pytest.mark.parametrize("model", ["actor", "critic"])
@@ -120,7 +169,9 @@ def test_a_later_export_replaces_the_earlier_one_whole(tmp_path: Path) -> None:
 
 def test_a_checkpoint_without_an_exported_model_says_what_to_set(tmp_path: Path) -> None:
     checkpoint(tmp_path, 3)
-    with pytest.raises(EngineError, match="add hf_model to"):
+    with pytest.raises(
+        EngineError, match=r"no model weights: neither the parts of all workers .* or add model to"
+    ):
         export_model(tmp_path, 3, tmp_path / "model", load_agent("math"))
 
 

@@ -3,11 +3,13 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 
 from afm.errors import EngineError
 from verl_ext import compat
+from verl_ext.checkpoints import saved_step
 from verl_ext.choices import CHOICES
 from verl_ext.hooks import after_import
 from verl_ext.validation import average_scored_samples
@@ -22,6 +24,7 @@ pytest.importorskip("verl")
         compat.drop_pinned_offload,
         compat.load_value_head_with_sdpa,
         compat.save_when_asked,
+        compat.tell_whole_checkpoints,
         compat.report_entropy_of_a_token,
     ],
 )
@@ -70,6 +73,35 @@ def test_a_validation_is_averaged_over_the_samples_that_have_a_score() -> None:
         for path in ("pkg://verl_ext.sampler", None)
     ]
     assert found == [0.5, 0.25]
+
+
+@pytest.mark.parametrize(("mode", "expected"), [("sync", 4), ("colocate_async", 2)])
+def test_a_save_that_ends_before_the_queue_is_whole_for_a_synchronous_trainer_only(
+    tmp_path: Path, mode: str, expected: int
+) -> None:
+    """Killed after ``data.pt``, in step 4; step 2 was saved to its end."""
+    import torch
+    from omegaconf import OmegaConf
+
+    class Trainer:
+        config = OmegaConf.create({"trainer": {"default_local_dir": str(tmp_path)}})
+        trainer_mode = mode
+
+        def _save_checkpoint(self) -> None:
+            folder = tmp_path / f"global_step_{self.global_steps}"
+            (folder / "actor").mkdir()
+            for kind in ("model", "optim", "extra_state"):
+                (folder / "actor" / f"{kind}_world_size_1_rank_0.pt").touch()
+            torch.save({}, folder / "data.pt")
+            if self.global_steps == 2 and self.trainer_mode != "sync":
+                (folder / "transfer_queue").mkdir()
+                (folder / "transfer_queue" / "metadata.json").touch()
+
+    compat.tell_whole_checkpoints(SimpleNamespace(PPOTrainer=Trainer, __name__="verl"))  # type: ignore[arg-type]
+    trainer: Any = Trainer()
+    for trainer.global_steps in (2, 4):
+        trainer._save_checkpoint()
+    assert saved_step(tmp_path) == expected
 
 
 @pytest.mark.parametrize("mode", CHOICES["actor_rollout_ref.actor.loss_agg_mode"])

@@ -93,6 +93,10 @@ def test_a_gpu_run_keeps_verls_engine_and_platform(tmp_path: Path) -> None:
     ("verl", "message"),
     [
         ({"data": {"train_bach_size": 1}}, "verl.data has no key 'train_bach_size'; did you mean 'train_batch_size'?"),
+        ({"actor_rollout_ref": {"rollout": {"enable_sleep_mod": False}}}, "did you mean 'enable_sleep_mode'?"),
+        ({"actor_rollout_ref": {"rollout": {"+enable_sleep_mod": False}}}, "did you mean 'enable_sleep_mode'?"),
+        ({"actor_rollout_ref": {"rollout": {"disaggregation": {"enabeld": True}}}}, "did you mean 'enabled'?"),
+        ({"trainer": {"mine": {"a": 1}}}, "(+mine adds a key that verl's YAML does not declare)"),
         ({"trainr": {"nnodes": 1}}, "verl has no key 'trainr'; did you mean 'trainer'?"),
         ({"data": {"train_files": "x.parquet"}}, "verl.data.train_files: got 'x.parquet', but it follows"),
         ({"trainer": {"resume_mode": "disable"}}, "verl.trainer.resume_mode: got 'disable', but it follows"),
@@ -104,6 +108,26 @@ def test_keys_that_verl_does_not_take_are_refused(tmp_path: Path, verl: Any, mes
     with pytest.raises(ConfigError) as caught:
         compose(overrides_of(settings(tmp_path, verl=verl)))
     assert message in str(caught.value)
+
+
+def test_fields_that_verls_yaml_lacks_can_be_set_with_and_without_a_plus(tmp_path: Path) -> None:
+    for name in ("enable_sleep_mode", "+enable_sleep_mode"):
+        made = overrides_of(settings(tmp_path, verl={"actor_rollout_ref": {"rollout": {name: False}}}))
+        assert made["+actor_rollout_ref.rollout.enable_sleep_mode"] is False
+        assert compose(made).actor_rollout_ref.rollout.enable_sleep_mode is False
+    nested = {"trainer": {"+mine": {"a": 1}}, "actor_rollout_ref": {"rollout": {"custom": {"b": 2}}}}
+    config = compose(overrides_of(settings(tmp_path, verl=nested)))
+    assert (config.trainer.mine.a, config.actor_rollout_ref.rollout.custom.b) == (1, 2)
+
+
+@pytest.mark.parametrize(("strategy", "whole"), [("fsdp2", False), ("fsdp", True)])
+def test_checkpoints_hold_the_model_once_where_its_parts_can_be_put_together(
+    tmp_path: Path, strategy: str, whole: bool
+) -> None:
+    chosen = {"actor_rollout_ref": {"actor": {"strategy": strategy}}}
+    config = compose(overrides_of(settings(tmp_path, verl=chosen, platform="gpu")))
+    saved = config.actor_rollout_ref.actor.checkpoint.save_contents
+    assert saved == ["model", "optimizer", "extra"] + ["hf_model"] * whole
 
 
 def test_a_default_of_ours_can_be_changed_with_and_without_its_plus(tmp_path: Path) -> None:

@@ -61,10 +61,10 @@ def test_an_engine_that_does_not_sleep_costs_every_phase(workload: Workload) -> 
     }
 
 
-def test_weights_reach_an_engine_that_wakes_in_stages_before_its_cache_does(workload: Workload) -> None:
+def test_weights_reach_an_engine_that_slept_before_its_cache_does(workload: Workload) -> None:
     staged = phases(workload, SHAPE)["weights to engine"]
     assert (staged.states, staged.engine) == (4 * P // 8 + 2 * GIB, P)
-    whole = replace(workload, engine=replace(workload.engine, wakes_in_stages=False))
+    whole = replace(workload, engine=replace(workload.engine, sleeps=False))
     assert phases(whole, SHAPE)["weights to engine"].engine == 40 * GIB
 
 

@@ -74,8 +74,10 @@ def test_a_worker_goes_on_with_the_random_numbers_of_its_rank(folder: Path, name
     assert torch.equal(had(folder, name)["loaded"]["random"], had(folder, "one")["loaded"]["random"])
 
 
-@pytest.mark.parametrize("name", RUNS)
-def test_the_parts_of_all_workers_are_one_model(folder: Path, tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(("name", "file_bytes"), [(name, 2**30) for name in RUNS] + [("three", 4000)])
+def test_the_parts_of_all_workers_are_one_model(
+    folder: Path, tmp_path: Path, name: str, file_bytes: int
+) -> None:
     import shutil
 
     import torch
@@ -84,7 +86,9 @@ def test_the_parts_of_all_workers_are_one_model(folder: Path, tmp_path: Path, na
     from verl_ext.shards import write_model
 
     shutil.copytree(folder / name / "huggingface", tmp_path / "model")
-    write_model(folder / name, tmp_path / "model")
+    write_model(folder / name, tmp_path / "model", file_bytes)
+    files = len(list((tmp_path / "model").glob("model*.safetensors")))
+    assert (files == 1) == (file_bytes == 2**30)
     found = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32).state_dict()
     expected = had(folder, name)["loaded"]["model"]
     assert found.keys() == expected.keys()
