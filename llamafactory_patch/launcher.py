@@ -30,6 +30,8 @@ _TORCHRUN_VARIABLES = (
     "MASTER_ADDR",
     "MASTER_PORT",
 )
+_LOG_TAIL_BYTES = 1 << 16
+_LAST_LINES = 15
 _SHOWN_VARIABLES = (*_TORCHRUN_VARIABLES, "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
 
 
@@ -85,10 +87,26 @@ def run_sft(
         log_name = f"training.node{node.number}.log" if node.number else "training.log"
         env = os.environ | _variables(job, node)
         log_path = job.output_dir / log_name
+        start = log_path.stat().st_size if log_path.exists() else 0
         status = run_logged(_command(job, node), env=env, log_path=log_path, keep_open=(lock,), echo=echo)
         if status == 0 and not node.number:
             output.finish(job, seconds=time.monotonic() - began)
+    if status != 0 and not echo:
+        print(_reason(log_path, start, status), file=sys.stderr, flush=True)
     return status
+
+
+def _reason(log_path: Path, start: int, status: int) -> str:
+    """Why a quiet training ended: the error in its part of the log, or the last lines there."""
+    with log_path.open("rb") as file:
+        file.seek(max(start, log_path.stat().st_size - _LOG_TAIL_BYTES))
+        lines = file.read().decode("utf-8", errors="replace").splitlines()
+    errors = [line for line in lines if line.startswith("error: ")]
+    if errors:
+        return errors[-1]
+    return "\n".join(
+        [f"error: the trainer ended with status {status}; last lines of {log_path}:", *lines[-_LAST_LINES:]]
+    )
 
 
 def main() -> None:

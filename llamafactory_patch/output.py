@@ -53,7 +53,9 @@ def is_finished(job: SftJob) -> bool:
         raise ConfigError(
             f"{manifest} is damaged; delete it to continue the training beside it, whatever its settings were"
         ) from None
-    if changes := changed_keys(settings, job.settings()):
+    # A training that was refused, or died before it had anything to lose, claims nothing.
+    begun = finished or _last_checkpoint(job.output_dir) or logged_losses(job.output_dir / HISTORY_FILE)
+    if begun and (changes := changed_keys(settings, job.settings())):
         raise ConfigError(
             f"{job.output_dir} holds {'a finished' if finished else 'an interrupted'} training with other "
             f"settings ({'; '.join(changes)}); choose another output_dir, or start anew there with "

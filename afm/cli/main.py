@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 
+import click
 import typer
 
 from afm.cli import (
@@ -28,6 +30,9 @@ from afm.cli import (
 from afm.cli import eval as evaluation
 from afm.errors import AfmError, UsageError
 from afm.processes import follow_parent
+
+_STYLE = re.compile(r"\[(?=[a-z#/@])")
+"""What Typer takes for a style; a backslash in front keeps it."""
 
 app = typer.Typer(
     name="afm",
@@ -61,7 +66,7 @@ def main() -> None:
     """Run the command line; expected errors end with one message and a documented exit status."""
     follow_parent()
     try:
-        app()
+        command()()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
@@ -73,6 +78,23 @@ def main() -> None:
         _fail(error, 1)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def command() -> click.Command:
+    """The whole command line, its help texts shown as they are written: Typer takes ``[list]`` in them for a style."""
+    found = typer.main.get_command(app)
+    _keep_brackets(found)
+    return found
+
+
+def _keep_brackets(found: click.Command) -> None:
+    found.help = found.help and _STYLE.sub(r"\\[", found.help)
+    for parameter in found.params:
+        text = getattr(parameter, "help", None)
+        if text:
+            parameter.help = _STYLE.sub(r"\\[", text)  # type: ignore[attr-defined]
+    for below in getattr(found, "commands", {}).values():
+        _keep_brackets(below)
 
 
 def _fail(error: AfmError | OSError, status: int) -> None:

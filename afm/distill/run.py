@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,13 +10,13 @@ from pathlib import Path
 
 from afm.agents import AgentSpec
 from afm.datasets import Task
-from afm.datasets.atomic import replace_text, replacing
-from afm.datasets.manifest import write_manifest
+from afm.datasets.atomic import replacing
+from afm.datasets.manifest import claim_folder, write_manifest
 from afm.distill.collect import Collected, Team, collect
 from afm.distill.filters import Filter, FormatFilter, Funnel, QualityFilter, run_filters
 from afm.distill.merge import RoleMap, merge_log
 from afm.distill.record import EventLog, Spent
-from afm.errors import ConfigError, DataError
+from afm.errors import DataError
 from afm.rewards import load_reward
 from afm.tools import Tool
 from afm.trajectory.io import RecordWriter
@@ -97,8 +96,8 @@ async def distill(
     started = time.perf_counter()
     out = Path(out_dir)
     role_map = roles.checked(spec)
-    settle(out, _settings(tasks, spec, team, tools, seed))
     with EventLog(out / EVENTS_FILE) as log:
+        settle(out, _settings(tasks, spec, team, tools, seed))
         collected = await _work(tasks, team, tools, log, parallel, progress)
         funnel, tool_calls = await _merge(out, spec, role_map, team.name, seed, filters, progress)
     summary = DistillSummary(
@@ -162,17 +161,8 @@ def _digest(tasks: Sequence[Task]) -> str:
 
 
 def settle(out: Path, settings: dict[str, object]) -> None:
-    """Remember what the run depends on; refuse to mix two kinds of runs in one folder."""
-    file = out / _SETTINGS_FILE
-    if file.exists():
-        before = json.loads(file.read_text(encoding="utf-8"))
-        if before != settings:
-            changed = sorted(key for key in settings if settings[key] != before.get(key))
-            raise ConfigError(
-                f"{out} holds a distillation with other settings ({', '.join(changed)}); choose another folder"
-            )
-        return
-    replace_text(file, json.dumps(settings, indent=2) + "\n")
+    """Remember what the run depends on; refuse to mix two kinds of runs in one folder. Call it with the log open."""
+    claim_folder(out / _SETTINGS_FILE, settings, [out / EVENTS_FILE])
 
 
 async def _work(

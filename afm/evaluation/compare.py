@@ -8,10 +8,10 @@ from pathlib import Path
 
 from afm.errors import ConfigError, DataError
 from afm.evaluation.finished import finished_metrics, records_of
-from afm.evaluation.manifest import MANIFEST_FILE, Manifest, differences, read_manifest
+from afm.evaluation.manifest import EPISODES_FILE, MANIFEST_FILE, Manifest, differences, read_manifest
 from afm.evaluation.metrics import Metrics, summarise
 from afm.evaluation.paired import PairedDifference, holm_corrected, paired_difference
-from afm.evaluation.run import EPISODES_FILE, METRICS_FILE
+from afm.evaluation.run import METRICS_FILE
 
 OF_THE_MODEL = ("model.",)
 """Settings that may differ: a comparison is about them."""

@@ -20,8 +20,15 @@ from afm.evaluation.config import EvalConfig, load_config
 from afm.evaluation.doctor_judges import further_judges
 from afm.evaluation.doctor_model import model_findings
 from afm.evaluation.job import load_tasks, prices_of, sources_of
-from afm.evaluation.manifest import MANIFEST_FILE, data_checksum, differences, make_manifest, read_manifest
-from afm.evaluation.run import EPISODES_FILE
+from afm.evaluation.manifest import (
+    EPISODES_FILE,
+    MANIFEST_FILE,
+    data_checksum,
+    differences,
+    holds_episodes,
+    make_manifest,
+    read_manifest,
+)
 from afm.evaluation.task_files import task_files
 from afm.models.base import SamplingParams
 from afm.planning import Finding, Level, Report
@@ -196,7 +203,7 @@ def _output(config: EvalConfig, tasks: Sequence[Task]) -> Iterator[Finding]:
 def _earlier_run(config: EvalConfig, tasks: Sequence[Task]) -> Iterator[Finding]:
     """What the folder holds of an earlier start."""
     manifest, episodes = config.out_dir / MANIFEST_FILE, config.out_dir / EPISODES_FILE
-    if not manifest.exists():
+    if not manifest.exists() or not holds_episodes(config.out_dir):
         return
     spec, wanted = config.spec(), config.sampling
     limits = config.episode_limits(spec)

@@ -9,10 +9,10 @@ from pathlib import Path
 from afm.agents import AgentSpec
 from afm.errors import ConfigError, DataError
 from afm.evaluation.beside import BenchmarkNote, beside_published
-from afm.evaluation.manifest import MANIFEST_FILE, Manifest, read_manifest
+from afm.evaluation.manifest import EPISODES_FILE, MANIFEST_FILE, Manifest, read_manifest
 from afm.evaluation.metrics import Metrics, summarise
 from afm.evaluation.report_input import StageResult
-from afm.evaluation.run import EPISODES_FILE, METRICS_FILE
+from afm.evaluation.run import METRICS_FILE
 from afm.evaluation.scan import Scan, scan
 from afm.trajectory.io import read_records
 from afm.trajectory.record import Record

@@ -18,7 +18,7 @@ from afm.evaluation.agreement.agree import agree
 from afm.evaluation.benchmarks import BENCHMARKS
 from afm.evaluation.choosing.choose import choose
 from afm.evaluation.config import CONFIG_FILE, EvalConfig, dump_config
-from afm.evaluation.manifest import Sources
+from afm.evaluation.manifest import Sources, holds_episodes
 from afm.evaluation.metrics import Metrics
 from afm.evaluation.play import FailurePolicy
 from afm.evaluation.prices import Prices
@@ -52,7 +52,7 @@ async def run_job(
         await asyncio.gather(reward.close(), *(tool.close() for tool in tools.values()))
         raise
     saved = config.out_dir / CONFIG_FILE
-    if not saved.exists():
+    if not saved.exists() or not holds_episodes(config.out_dir):
         replace_text(saved, dump_config(config))
     try:
         metrics = await evaluate(

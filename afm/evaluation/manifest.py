@@ -29,6 +29,7 @@ from afm.evaluation.prices import Prices
 from afm.evaluation.published import published_scores
 from afm.models.base import SamplingParams
 
+EPISODES_FILE = "episodes.jsonl"
 MANIFEST_FILE = "manifest.json"
 
 _PACKAGES = ("torch", "transformers", "math-verify")
@@ -181,14 +182,22 @@ def read_manifest(path: str | Path) -> Manifest:
         raise DataError(f"is no manifest: {key}: {first['msg']}", path=str(path)) from None
 
 
+def holds_episodes(out_dir: Path) -> bool:
+    """Whether a run in this folder has finished an episode."""
+    episodes = out_dir / EPISODES_FILE
+    return episodes.is_file() and episodes.stat().st_size > 0
+
+
 def claim(out_dir: Path, manifest: Manifest) -> None:
-    """Write the manifest into a new folder, or check that the folder holds a run with an equal one; prices may be new.
+    """Write the manifest into a folder without episodes, or check that its run has an equal one; prices may be new.
+
+    A run that was refused, or died before its first episode, claims nothing.
 
     Raises:
         ConfigError: The folder holds another run.
     """
     path = out_dir / MANIFEST_FILE
-    if not path.exists():
+    if not path.exists() or not holds_episodes(out_dir):
         replace_text(path, manifest.model_dump_json(indent=2) + "\n")
         return
     before = read_manifest(path)

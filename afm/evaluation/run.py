@@ -14,7 +14,7 @@ from afm.datasets.atomic import replace_text
 from afm.errors import ConfigError, EngineError
 from afm.evaluation.argument_forms import ArgumentTally, UnseenTool
 from afm.evaluation.hallucination import HallucinationTally
-from afm.evaluation.manifest import Sources, claim, make_manifest
+from afm.evaluation.manifest import EPISODES_FILE, Sources, claim, make_manifest
 from afm.evaluation.metrics import Metrics, Tally
 from afm.evaluation.play import FailurePolicy, Job, Player, has_score, job_id
 from afm.evaluation.prices import Prices, Spending
@@ -26,7 +26,6 @@ from afm.tools import Tool
 from afm.trajectory.record import Record
 from afm.trajectory.sealing import SEALING_KEY, opened, sealed
 
-EPISODES_FILE = "episodes.jsonl"
 METRICS_FILE = "metrics.json"
 
 _LOCK_FILE = ".lock"

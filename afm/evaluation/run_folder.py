@@ -19,11 +19,10 @@ from afm.evaluation.evaluation_folder import Evaluation, read_evaluation
 from afm.evaluation.facts import facts_of
 from afm.evaluation.health import read_health
 from afm.evaluation.links import VIEW_PORT, ViewLinks
-from afm.evaluation.manifest import differences
+from afm.evaluation.manifest import EPISODES_FILE, differences
 from afm.evaluation.paired import paired_difference
 from afm.evaluation.picks import pick_episodes, pick_pairs
 from afm.evaluation.report_input import Command, Pair, ReportInput, StageDifference, StageResult
-from afm.evaluation.run import EPISODES_FILE
 from afm.evaluation.score_curves import score_curves
 
 _KNOWN = {"eval_sft": "after SFT", "eval_rl": "after RL", "eval_real": "real data"}

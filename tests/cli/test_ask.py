@@ -87,6 +87,25 @@ def test_an_agent_given_by_path_wins(folder, tmp_path):
     assert (record.agent, record.cost.agent_tokens) == ("other", 3)
 
 
+def test_another_agent_than_the_models_own_is_asked_with_a_warning(folder, tmp_path, capfd):
+    other = AgentSpec(
+        name="chatter",
+        roles={"answer": {"kind": "answer"}},
+        transitions={"start": ("answer",)},
+        limits={"max_response_tokens": 5},
+    )
+    save_agent(other, tmp_path / "other.yaml")
+
+    def warning(*words):
+        done = CliRunner().invoke(app, ["Q?", "--model", str(folder), "--seed", "1", *map(str, words)])
+        assert done.exit_code == 0, done.output
+        return done.stderr
+
+    told = warning("--agent", tmp_path / "other.yaml")
+    assert re.match(r"warning: \S+ was trained as agent 'talker' \(\w{16}\), and is asked as 'chatter'", told)
+    assert warning() == warning("--agent", "talker") == ""
+
+
 def test_wrong_usage_says_what_is_missing(folder, tmp_path):
     with pytest.raises(UsageError, match="holds no model"):
         run("Q", "--model", tmp_path)

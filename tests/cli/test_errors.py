@@ -2,11 +2,13 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 ROOT = Path(__file__).parents[2]
 TASK = {"id": "a", "question": "Tom has 57 coins. Tom finds 38 more. How many coins does Tom have?"}
@@ -24,6 +26,28 @@ def tasks(tmp_path):
     path = tmp_path / "tasks.jsonl"
     path.write_text(json.dumps({**TASK, "answer": "95", "data_source": "mini_math"}) + "\n", encoding="utf-8")
     return path
+
+
+def test_help_keeps_its_brackets():
+    """Typer takes words in brackets for a style and leaves them out."""
+    from afm.cli.main import command
+
+    def shown(path, one):
+        below = getattr(one, "commands", {})
+        for name, each in below.items():
+            yield from shown([*path, name], each)
+        wanted = [one.help or "", *(getattr(parameter, "help", None) or "" for parameter in one.params)]
+        for text in wanted:
+            for part in re.findall(r"\[[^\]]*\]", text.replace("\\[", "[")):
+                yield path, part
+
+    parts = list(shown([], command()))
+    assert (["eval", "choose"], "[list,score]") in parts
+    wide = os.environ | {"COLUMNS": "300", "TERMINAL_WIDTH": "300"}
+    for words in {tuple(path) for path, _ in parts}:
+        done = CliRunner(env=wide).invoke(command(), [*words, "--help"])
+        for path, part in parts:
+            assert path != list(words) or part in done.output, (words, part)
 
 
 def test_paths_that_cannot_be_written_are_named(tmp_path):

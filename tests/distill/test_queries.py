@@ -318,10 +318,19 @@ async def test_another_threshold_more_samples_and_more_tasks_use_what_is_there(s
     assert changed.sampled == 24
 
 
+async def test_a_selection_without_a_sample_claims_no_folder(server, tmp_path):
+    first, second = questions(2)
+    with pytest.raises(DataError, match="occurs twice"):
+        await selected([first, first], server, tmp_path, samples=1)
+    (tmp_path / "settings.json").write_text('{"seed": 5}')
+    done = await selected([first, second], server, tmp_path, samples=1, seed=1)
+    assert done.sampled == 2
+
+
 async def test_samples_of_another_model_or_seed_are_not_mixed(server, tmp_path):
     await selected(questions(1), server, tmp_path, samples=1)
     with pytest.raises(
-        ConfigError, match=r"samples taken with other settings \(seed: 0 -> 1\); choose another"
+        ConfigError, match=r"holds a run with other settings \(seed: 0 -> 1\); choose another"
     ):
         await selected(questions(1), server, tmp_path, samples=1, seed=1)
     with (
@@ -595,7 +604,7 @@ def test_samples_judged_by_another_reward_or_taken_with_other_tools_are_not_mixe
     assert "0 samples taken" in select(*start, "--reward", tmp_path / "reward.yaml")
     (tmp_path / "reward.yaml").write_text("by_source: {nq: f1}\n")
     told = select(*start, "--reward", tmp_path / "reward.yaml", status=1)
-    assert re.search(r"samples taken with other settings \(reward_digest: '\w+' -> '\w+'\)", told)
+    assert re.search(r"holds a run with other settings \(reward_digest: '\w+' -> '\w+'\)", told)
     (tmp_path / "tools.yaml").write_text(shipped.replace("wall_s: 7.0", "wall_s: 3.0"))
     assert "other settings (tools_digest: " in select(*start, status=1)
 

@@ -106,9 +106,15 @@ async def test_a_folder_made_with_another_seed_is_refused(tmp_path, spec, tools)
     await distill(problems(2), spec, tools, tmp_path, **taught(spec, seed=0))
 
     with pytest.raises(
-        ConfigError, match=r"holds a distillation with other settings \(seed\); choose another folder"
+        ConfigError, match=r"holds a run with other settings \(seed: 0 -> 1\); choose another --out"
     ):
         await distill(problems(2), spec, tools, tmp_path, **taught(spec, seed=1))
+
+
+async def test_a_run_without_a_result_claims_no_folder(tmp_path, spec, tools):
+    settle(tmp_path, {"seed": 0})  # as a run does that is refused, or killed, before its first event
+    done = await distill(problems(2), spec, tools, tmp_path, **taught(spec, seed=1))
+    assert done.tasks == 2
 
 
 async def test_a_folder_made_of_other_tasks_is_refused(tmp_path, spec, tools):
@@ -117,7 +123,7 @@ async def test_a_folder_made_of_other_tasks_is_refused(tmp_path, spec, tools):
 
     edited = second.model_copy(update={"question": f"{second.question} "})
     for tasks in ([first], [first, edited]):
-        with pytest.raises(ConfigError, match=r"other settings \(tasks\)"):
+        with pytest.raises(ConfigError, match=r"other settings \(tasks: "):
             await distill(tasks, spec, tools, tmp_path, **taught(spec))
     with pytest.raises(DataError, match="no tasks to distil"):
         await distill([], spec, tools, tmp_path / "new", **taught(spec))

@@ -27,8 +27,15 @@ def test_the_agent_comes_back_as_it_was(tmp_path, solver) -> None:
     assert read_manifest(tmp_path / "manifest.json").spec == solver.spec()
 
 
+def test_a_run_without_an_episode_claims_no_folder(tmp_path, solver) -> None:
+    claim(tmp_path, manifest(solver))
+    claim(tmp_path, manifest(solver, temperature=0.5))
+    assert read_manifest(tmp_path / "manifest.json").settings["sampling"]["temperature"] == 0.5
+
+
 def test_equal_runs_share_a_folder_and_others_are_told_apart(tmp_path, solver) -> None:
     claim(tmp_path, manifest(solver))
+    (tmp_path / "episodes.jsonl").write_text("{}\n")
     claim(tmp_path, manifest(solver))
     other = solver.spec().model_copy(update={"rules": ("One rule.",)})
     fresh = type(other).model_validate(other.model_dump())

@@ -107,6 +107,8 @@ def test_starting_anew_removes_the_mark_of_the_finished_one(job, tmp_path):
 def test_an_interrupted_training_does_not_continue_with_other_settings(job, tmp_path):
     prepared(job())
     assert not output.is_finished(job())
+    assert not output.is_finished(job(seed=2))  # nothing was trained yet, so nothing is claimed
+    checkpoint(tmp_path, 4)
     with pytest.raises(ConfigError, match=r"an interrupted training with other settings \(seed: 1 -> 2\)"):
         output.is_finished(job(seed=2))
     assert not output.is_finished(job(seed=2, overwrite_output_dir=True))

@@ -236,18 +236,20 @@ def swanlab_losses(folder):
     return {entry["index"]: entry["data"] for entry in entries}
 
 
-def test_the_trainers_failure_is_the_exit_status_and_is_logged(arguments):
+def test_the_trainers_failure_is_the_exit_status_and_is_logged(arguments, capfd):
     assert run_sft(CONFIG, arguments(template="absent"), echo=False) == 1
     assert "Template absent does not exist" in (arguments.target / "training.log").read_text("utf-8")
+    assert "Template absent does not exist" in capfd.readouterr().err
     assert not (arguments.target / "agent.yaml").exists()
 
 
-def test_a_broken_row_ends_the_training_with_one_clear_line(arguments, data_dir):
+def test_a_broken_row_ends_the_training_with_one_clear_line(arguments, data_dir, capfd):
     folder = data_dir([{"instruction": "a", "input": "", "output": "b</observation>"}])
     assert run_sft(CONFIG, arguments(), echo=False) == 1
     last = (arguments.target / "training.log").read_text("utf-8").splitlines()[-1]
     expected = f"error: {folder}/rows.json:1, row 1 ('a'): </observation> at character 1 closes nothing"
     assert last == expected
+    assert capfd.readouterr().err == f"{expected}\n"
 
 
 def test_a_killed_training_ends_with_the_same_bits_as_one_that_was_not(arguments, capsys):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -115,7 +116,14 @@ def _agent(agent: str | None, model: str) -> AgentSpec:
 
     own = model_folder(model) / MODEL_AGENT_FILE
     if agent is not None:
-        return given_agent(agent, model)
+        spec = given_agent(agent, model)
+        if own.is_file() and (trained := load_agent(own)).digest != spec.digest:
+            print(
+                f"warning: {model} was trained as agent {trained.name!r} ({trained.digest}), and is asked as {spec.name!r} "
+                f"({spec.digest}): its prompt and tags are others; leave --agent out to ask it as it was trained",
+                file=sys.stderr,
+            )
+        return spec
     if own.is_file():
         return load_agent(own)
     raise UsageError(f"{model} does not say which agent it is; give --agent NAME")

@@ -125,7 +125,6 @@ async def _expand(
     progress: Callable[[str, int, int | None], None] | None,
 ) -> ExpandSummary:
     done = 0
-    settle(out, settings_of(tasks, team.name, seed or 0) | {"growth": growth.value})
 
     def on_done() -> None:
         nonlocal done
@@ -135,6 +134,7 @@ async def _expand(
 
     try:
         with EventLog(out / EVENTS_FILE) as log:
+            settle(out, settings_of(tasks, team.name, seed or 0) | {"growth": growth.value})
             collected = await collect(tasks, team, tools, log, parallel=parallel, on_done=on_done)
     finally:
         await team.close()

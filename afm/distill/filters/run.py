@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 from afm.agents import AgentSpec
 from afm.datasets.atomic import replace_text
-from afm.datasets.manifest import sha256_of, write_manifest
+from afm.datasets.manifest import claim_folder, sha256_of, write_manifest
 from afm.distill.filters.chain import Decision, dropped_as_twin, written
 from afm.distill.filters.funnel import Funnel
 from afm.distill.filters.length import tokenizer_file
@@ -21,7 +21,7 @@ from afm.distill.filters.near_duplicates import DuplicateIndex
 from afm.distill.filters.picture import draw_funnel
 from afm.distill.filters.plan import FilterPlan
 from afm.distill.filters.source import Chunk, read_chunks
-from afm.distill.filters.state import Progress, RunState, remove_state
+from afm.distill.filters.state import Progress, RunState
 from afm.distill.filters.workers import decided
 from afm.errors import ConfigError, DataError
 
@@ -74,12 +74,12 @@ def filter_files(
     out.mkdir(parents=True, exist_ok=True)
     order = tuple(stage.name for stage in plan.stages)
     inputs = {path: _digest(path) for path in paths}
-    _settle(out, _settings([(path, inputs[path]) for path in paths], plan, spec))
-    if (out / MANIFEST_FILE).exists():
-        remove_state(out / STATE_FILE)  # of a run that was killed with its manifest just written
-        funnel = Funnel.from_json(_funnel_of(out), order)
-        return FilterSummary(out, funnel, funnel.seen)
     with RunState(out / STATE_FILE, order) as state:
+        _settle(out, _settings([(path, inputs[path]) for path in paths], plan, spec))
+        if (out / MANIFEST_FILE).exists():
+            state.remove()
+            funnel = Funnel.from_json(_funnel_of(out), order)
+            return FilterSummary(out, funnel, funnel.seen)
         progress = state.progress()
         resumed = progress.rows
         with _Outputs(out, progress.sizes) as outputs:
@@ -236,18 +236,10 @@ def _funnel_of(out: Path) -> dict[str, Any]:
 
 def _settle(out: Path, settings: dict[str, object]) -> None:
     """Remember what the run depends on; refuse to mix two runs in one folder."""
-    file = out / SETTINGS_FILE
-    if not file.exists():
-        if any((out / name).exists() for name in (KEPT_FILE, DROPPED_FILE, MANIFEST_FILE)):
-            raise ConfigError(f"{out}: holds files of something else; choose another folder")
-        replace_text(file, json.dumps(settings, indent=2, ensure_ascii=False) + "\n")
-        return
-    before = json.loads(file.read_text(encoding="utf-8"))
-    if before != json.loads(json.dumps(settings)):
-        changed = sorted(key for key in settings if settings[key] != before.get(key))
-        raise ConfigError(
-            f"{out}: holds a run with other settings ({', '.join(changed)}); choose another folder or remove it"
-        )
+    results = [out / name for name in (KEPT_FILE, DROPPED_FILE, UNREADABLE_FILE, MANIFEST_FILE)]
+    if not (out / SETTINGS_FILE).exists() and any(path.exists() for path in results):
+        raise ConfigError(f"{out}: holds files of something else; choose another folder")
+    claim_folder(out / SETTINGS_FILE, settings, results)
 
 
 def _finish(

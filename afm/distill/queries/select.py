@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from afm.datasets import Task, write_tasks
-from afm.datasets.atomic import replace_text, replacing
-from afm.datasets.manifest import write_manifest
+from afm.datasets.atomic import replacing
+from afm.datasets.manifest import claim_folder, write_manifest
 from afm.distill.queries.askers import Asker
 from afm.distill.queries.log import SampleLog
 from afm.distill.queries.overlap import question_key
 from afm.distill.queries.sampling import OnSample, Sampling
 from afm.distill.queries.settings import QuerySettings
-from afm.errors import ConfigError, DataError
+from afm.errors import DataError
 
 KEPT_FILE = "kept.jsonl"
 DROPPED_FILE = "dropped.jsonl"
@@ -84,10 +84,11 @@ async def select_queries(
         SandboxUnavailableError: Model-written code cannot run on this machine.
     """
     _check_ids(tasks)
-    _settle(out, {**asker.facts, "with_tools": settings.with_tools, "seed": settings.seed})
+    facts = {**asker.facts, "with_tools": settings.with_tools, "seed": settings.seed}
     early = dict(_unasked(tasks, known))
     asked = [task for task in tasks if task.id not in early]
     with SampleLog(out / SAMPLES_FILE) as log:
+        claim_folder(out / _SETTINGS_FILE, facts, [out / SAMPLES_FILE])
         run = Sampling(asker, log, settings, len(asked) * settings.samples, on_sample)
         await run.work(asked)
         early |= {name: f"cannot be judged: {reason}" for name, reason in run.unjudged.items()}
@@ -108,18 +109,6 @@ def _check_ids(tasks: Sequence[Task]) -> None:
     counts = Counter(task.id for task in tasks)
     if repeated := next((name for name, count in counts.items() if count > 1), None):
         raise DataError(f"task id {repeated!r} occurs twice; ids must be unique")
-
-
-def _settle(out: Path, facts: Mapping[str, Any]) -> None:
-    """Remember what samples depend on; refuse to mix two kinds in one folder."""
-    file, now = out / _SETTINGS_FILE, json.loads(json.dumps(dict(facts)))
-    if not file.exists():
-        replace_text(file, json.dumps(now, indent=2) + "\n")
-        return
-    before = json.loads(file.read_text(encoding="utf-8"))
-    if changed := sorted(key for key in {*before, *now} if before.get(key) != now.get(key)):
-        told = ", ".join(f"{key}: {before.get(key)!r} -> {now.get(key)!r}" for key in changed)
-        raise ConfigError(f"{out} holds samples taken with other settings ({told}); choose another --out")
 
 
 def _unasked(tasks: Sequence[Task], known: Collection[str]) -> Iterator[tuple[str, str]]:
