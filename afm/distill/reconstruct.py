@@ -96,6 +96,7 @@ class Rebuilt:
     def _reply(self, place: int) -> Iterator[Event]:
         """What one call did: words, then tools or the answer."""
         said, uses = self._said(place), self._thread.uses(place)
+        self._thread.check(place)
         if place == self._last_of_answerer and not uses:
             yield from self._answer(place, said)
             return
@@ -109,13 +110,12 @@ class Rebuilt:
             yield from self._use(place, use, alone=len(uses) == 1)
 
     def _said(self, place: int) -> str:
-        found = self._calls[place]
         message = self._thread.reply(place)
         said = message_text(message)
         if self._team.reasoning:
             hidden = message.get("reasoning_content") or message.get("reasoning")
             said = f"{hidden}\n\n{said}".strip() if isinstance(hidden, str) else said
-        return said if message else found.event.content
+        return said
 
     def _message(self, place: int, text: str) -> Iterator[Event]:
         if not text.strip():
@@ -190,6 +190,7 @@ class Rebuilt:
                 f"event {event.id}: a program calls {called}; expected one tool whose result is all that it prints, or "
                 "`programs.tool` in the team map"
             )
+        self._thread.program(place, code)
         text, shown = self._thread.observation(place)
         for pattern in programs.results if programs.tool is None else ():
             if found := re.search(pattern, text):

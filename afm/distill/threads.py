@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -14,6 +15,9 @@ from afm.distill.gateway import message_text
 from afm.distill.gateway_log import RecordedCall
 from afm.distill.record import Event
 from afm.errors import DataError
+
+_SHOWN_CALLS = "Calling tools:\n"
+"""How smolagents shows the calls of an earlier step in text: then a Python list of ``{id, function: {name, arguments}}``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +34,11 @@ class ToolUse:
     number: int
     name: str
     arguments: Any
+
+    @property
+    def query(self) -> tuple[str, Any]:
+        """What was asked, by whatever id."""
+        return self.name, self.arguments
 
 
 class Thread:
@@ -50,10 +59,28 @@ class Thread:
         self.__dict__.pop("_continuations", None)
 
     def reply(self, place: int) -> Mapping[str, Any]:
-        """The message of a call's first choice; empty for a completion."""
-        choices = self.calls[place].call.choices
-        message = choices[0].get("message") if choices else None
-        return message if isinstance(message, Mapping) else {}
+        """The message that a call answered with; empty when it gave none.
+
+        Of several choices it is the one that a later request continues or, without such a request, quotes.
+
+        Raises:
+            DataError: No later request shows which choice it is.
+        """
+        choices = _choices(self.calls[place])
+        if all(choice == choices[0] for choice in choices):
+            return choices[0] if choices else {}
+        if place in self._continuations:
+            tail = self._continuations[place][1]
+            likeness = [_likeness(choice, tail) for choice in choices]
+        else:
+            likeness = [self._quoted(place, message_text(choice).strip()) for choice in choices]
+        best = max(likeness)
+        fitting = [choice for choice, like in zip(choices, likeness, strict=True) if like == best]
+        if not best or len({str(_uses(choice)) for choice in fitting}) > 1:
+            raise self._fault(
+                place, f"answered with {len(choices)} choices, and no later call shows which one counts"
+            )
+        return max(fitting, key=lambda choice: len(message_text(choice)))
 
     def asked(self, place: int) -> str:
         """The last message that a call sent."""
@@ -68,45 +95,61 @@ class Thread:
         Raises:
             DataError: One has arguments that are no JSON.
         """
-        listed = self.reply(place).get("tool_calls")
-        found = []
-        for number, call in enumerate(listed if isinstance(listed, list) else ()):
-            function = call.get("function") if isinstance(call, Mapping) else None
-            if not isinstance(function, Mapping):
-                continue
-            name, arguments = str(function.get("name", "")), function.get("arguments")
-            if isinstance(arguments, str):
-                try:
-                    arguments = json.loads(arguments or "{}")
-                except (ValueError, RecursionError) as error:
-                    event = self.calls[place].event.id
-                    raise DataError(f"event {event}: arguments of {name} are no JSON: {error}") from None
-            found.append(ToolUse(str(call.get("id") or ""), number, name, arguments))
-        return tuple(found)
+        found = _uses(self.reply(place))
+        for use in found:
+            if isinstance(use.arguments, DataError):
+                raise DataError(f"event {self.calls[place].event.id}: {use.arguments.message}")
+        return found
 
     def result(self, place: int, use: ToolUse, *, alone: bool) -> tuple[str, Event]:
         """What a tool call returned, word for word as a model was sent it, and the call that shows it first.
+
+        A result belongs to the call whose id it bears. Results without ids belong to the calls in their order, if there are as
+        many.
 
         Args:
             alone: Whether it is the only tool call of its message.
 
         Raises:
-            DataError: No later call shows it, or only together with other results.
+            DataError: No later call shows it, or only together with other results; or a later call shows another query or a result
+                that fits no call.
         """
-        continuing = self._continuations.get(place)
-        if continuing is not None:
-            later, tail = continuing
-            told = [message for message in tail if message.get("role") in ("tool", "function")]
-            by_id = [message for message in told if use.id and message.get("tool_call_id") == use.id]
-            if by_id or use.number < len(told):
-                return message_text(by_id[0] if by_id else told[use.number]), later
-            if not told and alone:
-                return self.observation(place)
-            if not told:
-                raise DataError(
-                    f"event {self.calls[place].event.id}: the results of several tool calls came as one text"
-                )
-        return self._by_id(place, use)
+        if place not in self._continuations:
+            return self._by_id(place, use)
+        later, tail = self._continuations[place]
+        shown = self._shown(place, tail)
+        kept = shown[use.number]
+        if kept.query != use.query:
+            raise self._changed(place, use.name)
+        results = list(_results(tail))
+        if not results and alone:
+            return self.observation(place)
+        if not results and any(message.get("role") == "user" for message in tail):
+            raise self._fault(place, "the results of several tool calls came as one text")
+        own = self._own_results(place, shown, results).get(use.number)
+        return (message_text(own), later) if own is not None else self._by_id(place, kept)
+
+    def check(self, place: int) -> None:
+        """Look at the results behind a reply, whether its calls need them or not.
+
+        Raises:
+            DataError: One fits none of the calls, or it cannot be known which.
+        """
+        if place in self._continuations:
+            tail = self._continuations[place][1]
+            if results := list(_results(tail)):
+                self._own_results(place, self._shown(place, tail), results)
+
+    def program(self, place: int, code: str) -> None:
+        """Compare a program with the one that the framework says it ran, if a later call shows that.
+
+        Raises:
+            DataError: They differ, so that what came back belongs to another program.
+        """
+        tail = self._continuations[place][1] if place in self._continuations else ()
+        ran = [use.arguments for use in _calls_shown(tail) if isinstance(use.arguments, str)]
+        if len(ran) == 1 and ran[0].strip() != code.strip():
+            raise self._fault(place, "the next request shows another program than the model wrote")
 
     def observation(self, place: int) -> tuple[str, Event]:
         """What the user's text behind a reply says that came back, and the call that shows it.
@@ -114,24 +157,109 @@ class Thread:
         Raises:
             DataError: There is none.
         """
-        event = self.calls[place].event
         if place not in self._continuations:
-            raise DataError(f"event {event.id}: no later call shows what came back")
+            raise self._fault(place, "no later call shows what came back")
         later, tail = self._continuations[place]
         for message in tail[1:]:
             if message.get("role") == "user" and (found := self._observation.search(message_text(message))):
                 return found[1], later
-        raise DataError(
-            f"event {event.id}: what came back is not marked as an observation (event {later.id})"
-        )
+        raise self._fault(place, f"what came back is not marked as an observation (event {later.id})")
+
+    def _shown(self, place: int, tail: Sequence[Mapping[str, Any]]) -> tuple[ToolUse, ...]:
+        """The calls of a reply as the next request shows them, in the order in which the model made them.
+
+        Raises:
+            DataError: They are others than the model made.
+        """
+        made, shown = self.uses(place), _calls_shown(tail)
+        if not shown:
+            return made
+        ids = Counter(use.id for use in made)
+        if "" not in ids and set(ids.values()) == {1} and ids == Counter(use.id for use in shown):
+            by_id = {use.id: use for use in shown}
+            return tuple(by_id[use.id] for use in made)
+        if len(shown) != len(made):
+            raise self._fault(
+                place, f"the model made {len(made)} tool calls and the next request shows {len(shown)}"
+            )
+        return shown
+
+    def _own_results(
+        self, place: int, shown: Sequence[ToolUse], results: Sequence[Mapping[str, Any]]
+    ) -> dict[int, Mapping[str, Any]]:
+        """The results in one request by the numbers of their calls; calls whose result comes later are left out.
+
+        Raises:
+            DataError: A result fits no call, or it cannot be known which.
+        """
+        named = [result for result in results if result.get("tool_call_id")]
+        if not named:
+            names = [result.get("name") or use.name for result, use in zip(results, shown, strict=False)]
+            if len(results) not in (0, len(shown)) or names != [use.name for use in shown][: len(results)]:
+                raise self._fault(
+                    place, f"{len(results)} results without ids do not fit {len(shown)} tool calls"
+                )
+            return dict(enumerate(results))
+        waiting: defaultdict[str, list[int]] = defaultdict(list)
+        for number, use in enumerate(shown):
+            waiting[use.id].append(number)
+        found: dict[int, Mapping[str, Any]] = {}
+        counts = Counter(str(result["tool_call_id"]) for result in named)
+        for result in results:
+            identity = str(result.get("tool_call_id") or "")
+            if not identity or not waiting.get(identity):
+                raise self._fault(place, "the next request shows a result that fits none of the tool calls")
+            number = waiting[identity].pop(0)
+            found[number] = result
+        if any(waiting[identity] for identity in counts):
+            raise self._fault(place, "tool calls share an id, and not each of them has a result")
+        return found
 
     def _by_id(self, place: int, use: ToolUse) -> tuple[str, Event]:
-        for later in self.calls[place + 1 :]:
-            for message in later.call.messages:
-                if isinstance(message, Mapping) and use.id and message.get("tool_call_id") == use.id:
+        """The result in any later request, if no other call of the attempt bears the same id."""
+        if self._ids[use.id] == 1:
+            for later in self.calls[place + 1 :]:
+                messages = [message for message in later.call.messages if isinstance(message, Mapping)]
+                for at, message in enumerate(messages):
+                    if message.get("tool_call_id") != use.id:
+                        continue
+                    shown = [one for before in messages[:at] for one in _uses(before) if one.id == use.id]
+                    if any(one.query != use.query for one in shown):
+                        raise self._changed(place, use.name)
                     return message_text(message), later.event
-        event = self.calls[place].event.id
-        raise DataError(f"event {event}: no later call shows what {use.name} returned")
+        raise self._fault(place, f"no later call shows what {use.name} returned")
+
+    @cached_property
+    def _ids(self) -> Counter[str]:
+        """How many replies, or calls of one reply, bear an id; an empty id is nobody's."""
+        counts: Counter[str] = Counter()
+        for found in self.calls:
+            said = [Counter(use.id for use in _uses(choice)) for choice in _choices(found)]
+            for identity in {name for one in said for name in one} - {""}:
+                counts[identity] += max(one[identity] for one in said)
+        return counts
+
+    def _changed(self, place: int, name: str) -> DataError:
+        return self._fault(
+            place,
+            f"the next request shows another call of {name} than the model made; its result belongs to that one",
+        )
+
+    def _fault(self, place: int, why: str) -> DataError:
+        return DataError(f"event {self.calls[place].event.id}: {why}")
+
+    def _quoted(self, place: int, text: str) -> int:
+        """1 when a later request of anybody holds a text, else 0."""
+        if not text:
+            return 0
+        sent = (later.call for later in self.calls[place + 1 :])
+        return int(
+            any(
+                text in str(call.prompt or "")
+                or any(text in message_text(part) for part in call.messages if isinstance(part, Mapping))
+                for call in sent
+            )
+        )
 
     @cached_property
     def _continuations(self) -> dict[int, tuple[Event, list[Mapping[str, Any]]]]:
@@ -148,11 +276,13 @@ class Thread:
         """What ``later`` has behind the messages of a call, the reply first; empty when it does not go on there."""
         before = self.calls[place].call
         if isinstance(before.prompt, str) and isinstance(later.call.prompt, str):
-            begun = before.prompt + self.calls[place].event.content
-            if not later.call.prompt.startswith(begun):
+            texts = (message_text(choice) for choice in _choices(self.calls[place]))
+            begun = [text for text in texts if later.call.prompt.startswith(before.prompt + text)]
+            if not begun:
                 return []
-            rest = later.call.prompt[len(begun) :].lstrip()
-            return [{"role": "assistant", "content": begun}, {"role": "user", "content": rest}]
+            reply = max(begun, key=len)
+            rest = later.call.prompt[len(before.prompt) + len(reply) :].lstrip()
+            return [{"role": "assistant", "content": reply}, {"role": "user", "content": rest}]
         count = len(before.messages)
         tail = [message for message in later.call.messages[count:] if isinstance(message, Mapping)]
         goes_on = later.call.messages[:count] == before.messages and bool(tail) and count > 0
@@ -166,16 +296,86 @@ class Thread:
         dropped: set[int] = set()
         for places in same.values():
             if len(places) > 1:
-                used = [place for place in places if self._was_used(place)]
-                dropped |= set(places) - {used[-1] if used else places[-1]}
+                dropped |= set(places) - {max(places, key=lambda place: (self._use(place), place))}
         return dropped
 
-    def _was_used(self, place: int) -> bool:
-        """Whether the conversation went on with this very reply."""
+    def _use(self, place: int) -> int:
+        """How surely the conversation went on with this very reply; 0 when it did not."""
         if place not in self._continuations:
-            return False
-        kept = self._continuations[place][1][0]
-        mine = self.reply(place)
-        if (calls := mine.get("tool_calls")) and kept.get("tool_calls"):
-            return bool(kept["tool_calls"] == calls)
-        return message_text(kept).strip().startswith(message_text(mine).strip())
+            return 0
+        tail = self._continuations[place][1]
+        return max((_likeness(choice, tail) for choice in _choices(self.calls[place])), default=0)
+
+
+def _choices(found: RecordedCall) -> list[Mapping[str, Any]]:
+    """What a call was answered with, each choice as a message."""
+    messages = []
+    for choice in found.call.choices:
+        message, text = choice.get("message"), choice.get("text")
+        if isinstance(message, Mapping):
+            messages.append(message)
+        elif isinstance(text, str):
+            messages.append({"role": "assistant", "content": text})
+    return messages
+
+
+def _uses(message: Mapping[str, Any]) -> tuple[ToolUse, ...]:
+    """The tool calls of a message, also in the older form ``function_call``; faulty arguments are the error that says why."""
+    listed = message.get("tool_calls")
+    if not listed and isinstance(message.get("function_call"), Mapping):
+        listed = [{"function": message["function_call"]}]
+    return tuple(_read(listed if isinstance(listed, list) else ()))
+
+
+def _read(listed: Sequence[Any], decode: bool = True) -> Iterator[ToolUse]:
+    functions = ((call, call.get("function")) for call in listed if isinstance(call, Mapping))
+    whole = [(call, function) for call, function in functions if isinstance(function, Mapping)]
+    for number, (call, function) in enumerate(whole):
+        name, arguments = str(function.get("name", "")), function.get("arguments")
+        if decode and isinstance(arguments, str):
+            try:
+                arguments = json.loads(arguments or "{}")
+            except (ValueError, RecursionError) as error:
+                arguments = DataError(f"arguments of {name} are no JSON: {error}")
+        yield ToolUse(str(call.get("id") or ""), number, name, arguments)
+
+
+def _calls_shown(tail: Sequence[Mapping[str, Any]]) -> tuple[ToolUse, ...]:
+    """The tool calls of a reply as the request that continues it shows them: as calls, or as smolagents' text."""
+    if not tail:
+        return ()
+    if uses := _uses(tail[0]):
+        return uses
+    for message in tail:
+        if message.get("role") != "assistant":
+            break
+        _, mark, text = message_text(message).rpartition(_SHOWN_CALLS)
+        if mark:
+            try:
+                listed = ast.literal_eval(text.strip())
+            except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+                return ()
+            return tuple(_read(listed, decode=False)) if isinstance(listed, list) else ()
+    return ()
+
+
+def _results(tail: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """The messages of tools behind a reply, up to the next one of the assistant."""
+    begun = False
+    for message in tail[1:]:
+        if message.get("role") in ("tool", "function"):
+            begun = True
+            yield message
+        elif message.get("role") == "assistant" and (begun or _uses(message)):
+            return
+
+
+def _likeness(choice: Mapping[str, Any], tail: Sequence[Mapping[str, Any]]) -> int:
+    """How surely a request continues this reply; 0 when it continues another one."""
+    made, shown = _uses(choice), _calls_shown(tail)
+    said, kept = message_text(choice).strip(), message_text(tail[0]).strip()
+    same_text = kept.startswith(said) or (bool(kept) and said.endswith(kept))
+    if made and shown:
+        same = [use.query for use in made] == [use.query for use in shown]
+        return 1 + same_text + ([use.id for use in made] == [use.id for use in shown]) if same else 0
+    return int(same_text and not _uses(tail[0]))

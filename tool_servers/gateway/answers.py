@@ -153,6 +153,10 @@ def _grow(message: dict[str, Any], delta: dict[str, Any]) -> None:
             continue
         if key == "tool_calls" and isinstance(value, list):
             _grow_calls(message.setdefault("tool_calls", []), value)
+        elif key == "function_call" and isinstance(value, dict):  # the older form of one call
+            call = message.setdefault("function_call", {"name": "", "arguments": ""})
+            call["name"] = call["name"] or _said(value.get("name"))
+            call["arguments"] += _said(value.get("arguments"))
         elif key in _GROWING and isinstance(value, str):
             message[key] = message.get(key, "") + value
         else:

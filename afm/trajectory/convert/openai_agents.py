@@ -153,7 +153,11 @@ class _Spans:
         self.cost = Cost(prompt_tokens=prompt, agent_tokens=completion)
 
     def _function(self, data: Mapping[str, Any], *, failed: bool) -> None:
-        """Give a result to the first call of that name and input that has none."""
+        """Give a result to the first call of that name and input that has none; a span without an input fits any input.
+
+        Raises:
+            DataError: No call of that name has that input: the framework changed it.
+        """
         name, told, result = str(data.get("name")), data.get("input"), data.get("output")
         if result is None:
             return
@@ -166,8 +170,16 @@ class _Spans:
         if not waiting:
             self.lost.append(f"a result of {name} that no generation asked for")
             return
-        same = [place for place in waiting if self.turns[place[0]].uses[place[1]].arguments == _decoded(told)]
-        turn, use = (same or waiting)[0]
+        same = [
+            place
+            for place in waiting
+            if told is None or self.turns[place[0]].uses[place[1]].arguments == _decoded(told)
+        ]
+        if not same:
+            raise DataError(
+                f"{name} ran with {str(told)[:80]!r}, which no generation asked for; its result belongs to no call"
+            )
+        turn, use = same[0]
         uses = list(self.turns[turn].uses)
         uses[use] = replace(uses[use], result=str(result), ok=not failed)
         self.turns[turn] = replace(self.turns[turn], uses=tuple(uses))

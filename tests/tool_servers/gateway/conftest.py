@@ -190,15 +190,18 @@ def said(body):
 
 
 def answer(body, script):
-    message = script(body)
-    choice = {"index": 0, "finish_reason": "tool_calls" if message.get("tool_calls") else "stop"}
-    choice |= {"text": message["content"]} if "prompt" in body else {"message": message}
+    """The endpoint's answer; a script that gives a list gives several choices."""
+    said = script(body)
+    choices = []
+    for index, message in enumerate(said if isinstance(said, list) else [said]):
+        choice = {"index": index, "finish_reason": "tool_calls" if message.get("tool_calls") else "stop"}
+        choices.append(choice | ({"text": message["content"]} if "prompt" in body else {"message": message}))
     return {
         "id": "c1",
         "object": "chat.completion",
         "created": 1,
         "model": "tiny-1",
-        "choices": [choice],
+        "choices": choices,
         "usage": USAGE,
     }
 

@@ -1,7 +1,9 @@
+import json
+
 import pytest
 from pydantic import ValidationError
 
-from tool_servers.gateway.answers import whole_answer
+from tool_servers.gateway.answers import EventStream, whole_answer
 from tool_servers.gateway.settings import Price
 
 
@@ -10,6 +12,16 @@ def test_tokens_that_no_call_takes_are_not_believed(told, counted):
     answer = whole_answer(b'{"usage": {"prompt_tokens": %b}}' % told.encode())
 
     assert answer.tokens("prompt_tokens") == counted
+
+
+def test_a_call_in_the_older_form_is_put_together_from_the_pieces_of_a_stream():
+    stream = EventStream()
+    for delta in ({"name": "search", "arguments": ""}, {"arguments": '{"query": '}, {"arguments": '"mill"}'}):
+        piece = {"choices": [{"index": 0, "delta": {"function_call": delta}}]}
+        stream.feed(f"data: {json.dumps(piece)}\n\n".encode())
+
+    [choice] = stream.answer.in_order
+    assert choice["message"]["function_call"] == {"name": "search", "arguments": '{"query": "mill"}'}
 
 
 @pytest.mark.parametrize("usd", [-1, 1e10, float("inf"), float("nan")])

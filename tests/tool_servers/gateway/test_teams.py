@@ -16,6 +16,7 @@ from afm.datasets import Task, write_tasks
 from afm.distill.gateway_log import BadLines, read_calls
 from afm.distill.gateway_merge import merge_gateway_log
 from afm.distill.team_map import TeamMap
+from afm.distill.threads import Thread
 from afm.errors import DataError
 from afm.trajectory import Author, Segment, load_records, validate
 
@@ -329,6 +330,193 @@ def test_results_are_found_by_the_id_of_their_call(gateway, teacher, tmp_path):
     [record] = merged(gateway, tmp_path, "openai_tools")
 
     assert [(call.argument, call.observation) for call in record.calls] == list(PAGES.items())
+
+
+TWO = [tool_call("wiki_search", f"c{number}", query=query) for number, query in enumerate(PAGES)]
+BARE = [{key: value for key, value in call.items() if key != "id"} for call in TWO]
+OTHER = tool_call("wiki_search", "c1", query="Anna Berg birthplace Germany")
+
+
+def result(identity, text, role="tool", **more):
+    return {"role": role, "content": text} | ({"tool_call_id": identity} if identity else {}) | more
+
+
+def searched(gateway, teacher, tmp_path, said, kept, *more):
+    """The record of a team whose searcher says ``said`` and sends ``kept`` and the messages behind it."""
+    teacher.script = scripted(PLAIN[0], said, *PLAIN[2:])
+    team, asked = PlainTeam(gateway), [{"role": "user", "content": TASK.question}]
+    history = [*asked, {"role": "user", "content": team.ask("planner", asked).content}]
+    team.ask("searcher", history)
+    team.ask("searcher", [*history, kept, *more])
+    team.ask("critic", [{"role": "user", "content": "Judge."}])
+    team.ask("writer", [{"role": "user", "content": "Write."}])
+    [record] = merged(gateway, tmp_path, "openai_tools")
+    return record
+
+
+@pytest.mark.parametrize(
+    ("said", "kept", "results", "reason"),
+    [
+        (TWO, TWO, [result("c1", BERG)], "no later call shows what wiki_search returned"),
+        (BARE, BARE, [result("", BERG)], "1 results without ids do not fit 2 tool calls"),
+        (BARE, TWO, [result("c1", BERG)], "no later call shows what wiki_search returned"),
+        (
+            TWO,
+            TWO,
+            [result("c0", MILL), result("c1", BERG), result("c2", "?")],
+            "the next request shows a result that fits none of the tool calls",
+        ),
+        (
+            [TWO[0], {**TWO[1], "id": "c0"}],
+            [TWO[0], {**TWO[1], "id": "c0"}],
+            [result("c0", BERG)],
+            "tool calls share an id, and not each of them has a result",
+        ),
+        (
+            TWO,
+            [TWO[0], OTHER],
+            [result("c0", MILL), result("c1", BERG)],
+            "the next request shows another call of wiki_search than the model made",
+        ),
+        (TWO, TWO[1:], [result("c1", BERG)], "the model made 2 tool calls and the next request shows 1"),
+    ],
+)
+def test_a_call_never_gets_the_result_of_another(gateway, teacher, tmp_path, said, kept, results, reason):
+    record = searched(gateway, teacher, tmp_path, assistant("Both.", *said), assistant("", *kept), *results)
+
+    assert not record.kept
+    assert record.reason.startswith(f"event q/1#1.2: {reason}")
+
+
+@pytest.mark.parametrize(
+    ("said", "kept", "results"),
+    [
+        (TWO, TWO, [result("c1", BERG), result("c0", MILL)]),
+        (TWO, [TWO[1], TWO[0]], [result("c1", BERG), result("c0", MILL)]),
+        (BARE, BARE, [result("", MILL), result("", BERG)]),
+        (BARE, TWO, [result("c1", BERG), result("c0", MILL)]),  # the framework gave the ids
+        (
+            [TWO[0], {**TWO[1], "id": "c0"}],
+            [TWO[0], {**TWO[1], "id": "c0"}],
+            [result("c0", MILL), result("c0", BERG)],
+        ),
+        (TWO, TWO, [result("c1", BERG), result("c0", MILL), assistant("Hm."), result("c0", "later")]),
+    ],
+)
+def test_results_belong_to_the_call_of_their_id_and_without_ids_to_that_of_their_place(
+    gateway, teacher, tmp_path, said, kept, results
+):
+    record = searched(gateway, teacher, tmp_path, assistant("Both.", *said), assistant("", *kept), *results)
+
+    assert record.kept, record.reason
+    assert [(call.argument, call.observation) for call in record.calls] == list(PAGES.items())
+
+
+def test_calls_in_the_older_form_get_the_result_of_their_function(gateway, teacher, tmp_path):
+    said = {"role": "assistant", "content": "Look.", "function_call": TWO[0]["function"]}
+    record = searched(
+        gateway, teacher, tmp_path, said, said, result("", MILL, "function", name="wiki_search")
+    )
+    assert record.kept, record.reason
+    assert [(call.argument, call.observation) for call in record.calls] == [("Old Mill builder", MILL)]
+
+
+def test_a_result_that_names_another_function_drops_the_task(gateway, teacher, tmp_path):
+    said = {"role": "assistant", "content": "Look.", "function_call": TWO[0]["function"]}
+    record = searched(gateway, teacher, tmp_path, said, said, result("", MILL, "function", name="browse"))
+    assert record.reason == "event q/1#1.2: 1 results without ids do not fit 1 tool calls"
+
+
+def test_a_result_behind_a_reply_without_calls_drops_the_task(gateway, teacher, tmp_path):
+    said = assistant("I know it.")
+    record = searched(gateway, teacher, tmp_path, said, said, result("c7", MILL))
+    assert record.reason == "event q/1#1.2: the next request shows a result that fits none of the tool calls"
+
+
+def test_of_several_choices_the_one_counts_that_the_next_request_continues(gateway, teacher, tmp_path):
+    other = tool_call("wiki_search", "c9", query="mills")
+    record = searched(
+        gateway,
+        teacher,
+        tmp_path,
+        [assistant("First.", other), assistant("Second.", TWO[0])],
+        assistant("Second.", TWO[0]),
+        result("c0", MILL),
+    )
+
+    assert record.kept, record.reason
+    assert [(call.argument, call.observation) for call in record.calls] == [("Old Mill builder", MILL)]
+    assert "<think>Second.</think>" in record.text
+    assert "First." not in record.text
+
+
+def test_of_several_choices_of_a_completion_the_one_counts_that_the_next_prompt_continues(
+    gateway, teacher, tmp_path
+):
+    teacher.script = scripted([assistant(" Seven"), assistant(" Look: mill")], assistant(" So: Weimar"))
+    client = openai.OpenAI(api_key="k:task=q%2F1,agent=solo", base_url=gateway.base)
+    client.completions.create(model="tiny", prompt="Where?", n=2)
+    client.completions.create(model="tiny", prompt="Where? Look: mill\nObservation: Weimar\nSo?")
+    [calls] = read_calls(gateway.log)
+
+    assert Thread(calls, r"Observation: (\w+)").reply(0)["content"] == " Look: mill"
+    assert Thread(calls, r"Observation: (\w+)").observation(0)[0] == "Weimar"
+
+
+@pytest.mark.parametrize(
+    ("planned", "written", "reason"),
+    [
+        (
+            "A",
+            [assistant("Final answer: Weimar"), assistant("Final answer: Jena")],
+            "1.5: answered with 2 choices",
+        ),
+        ("C", [assistant("Final answer: Weimar")] * 2, "1.1: answered with 2 choices"),
+        ("B", [assistant("Final answer: Weimar")] * 2, ""),
+    ],
+)
+def test_a_choice_that_no_later_request_shows_drops_the_task(
+    gateway, teacher, tmp_path, planned, written, reason
+):
+    teacher.script = scripted(
+        [assistant("Plan A."), assistant("Plan B.")], PLAIN[1], PLAIN[2], PLAIN[3], written
+    )
+    team, asked = PlainTeam(gateway), [{"role": "user", "content": TASK.question}]
+    team.ask("planner", asked)
+    history = [*asked, {"role": "user", "content": f"Plan {planned}."}]
+    said = team.ask("searcher", history)
+    results = [result(call.id, page) for call, page in zip(said.tool_calls, PAGES.values(), strict=True)]
+    team.ask("searcher", [*history, said.model_dump(exclude_none=True), *results])
+    team.ask("critic", [{"role": "user", "content": "Judge."}])
+    team.ask("writer", [{"role": "user", "content": "Write."}])
+
+    [record] = merged(gateway, tmp_path, "openai_tools")
+
+    assert reason in record.reason
+    assert record.kept == (not reason)
+    if record.kept:
+        assert "<plan>Plan B.</plan>" in record.text
+
+
+def test_a_program_that_the_framework_put_together_drops_the_task(gateway, teacher, searching, tmp_path):
+    """smolagents runs all blocks of a message as one program."""
+    import smolagents
+
+    two = (
+        "Thought: both.\n<code>\nx = 1\n</code>\nand\n<code>\nprint(wiki_search('Old Mill builder'))\n</code>"
+    )
+    teacher.script = scripted(assistant(two), program("done.", 'final_answer("Weimar")'))
+    smolagents.CodeAgent([searching], model_of(gateway), verbosity_level=0).run(TASK.question)
+    team = TeamMap.read(ROOT / "configs/teams/smolagents_code.yaml", load_agent("mhqa"))
+
+    [calls] = read_calls(gateway.log)
+    thread = Thread(calls, team.observation)
+
+    with pytest.raises(
+        DataError, match=r"q/1#1\.1: the next request shows another program than the model wrote"
+    ):
+        thread.program(0, "x = 1")
+    thread.program(0, "x = 1\n\nprint(wiki_search('Old Mill builder'))")
 
 
 def test_results_that_no_model_was_shown_drop_the_task(gateway, teacher, tmp_path):

@@ -250,6 +250,18 @@ def test_a_trace_in_which_the_user_asks_again_is_refused():
     assert read("openai_agents", spans[:3]).record.text.endswith("<answer>1702</answer>")
 
 
+def test_a_tool_that_ran_with_other_arguments_than_the_model_wrote_refuses_the_trace():
+    spans = [generation(1, asked("When?"), "Look.", "mill"), looked_up(2, "a mill", "1702")]
+    last = generation(3, asked("When?"), "1702")
+
+    with pytest.raises(
+        DataError, match=r"span 1: wiki_search ran with .*a mill.*, which no generation asked for"
+    ):
+        read("openai_agents", [*spans, last])
+    spans[1]["span_data"]["input"] = None  # a trace without sensitive data
+    assert "1702\n</observation>" in read("openai_agents", [*spans, last]).record.text
+
+
 def test_a_trace_that_begins_in_the_middle_of_a_chat_is_refused():
     sent = [*asked("Hi."), {"role": "assistant", "content": "The mill is from 1702."}, *asked("When?")]
 
