@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import re
 import sys
+from typing import Any
 
-import click
 import typer
 
 from afm.cli import (
@@ -80,19 +80,19 @@ def main() -> None:
         sys.exit(130)
 
 
-def command() -> click.Command:
+def command() -> Any:
     """The whole command line, its help texts shown as they are written: Typer takes ``[list]`` in them for a style."""
     found = typer.main.get_command(app)
     _keep_brackets(found)
     return found
 
 
-def _keep_brackets(found: click.Command) -> None:
+def _keep_brackets(found: Any) -> None:
     found.help = found.help and _STYLE.sub(r"\\[", found.help)
     for parameter in found.params:
         text = getattr(parameter, "help", None)
         if text:
-            parameter.help = _STYLE.sub(r"\\[", text)  # type: ignore[attr-defined]
+            parameter.help = _STYLE.sub(r"\\[", text)
     for below in getattr(found, "commands", {}).values():
         _keep_brackets(below)
 

@@ -12,6 +12,7 @@ import pytest
 from afm.datasets import Task
 from afm.datasets.mini_world import Split, generate
 from afm.distill import EventKind, RoleMap, ScriptedMathTeam, distill, read_events, scripted_team
+from afm.distill.run import settle
 from afm.errors import ConfigError, DataError
 from afm.trajectory import author_segments, load_records, validate
 from afm.trajectory.types import Segment

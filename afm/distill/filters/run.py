@@ -74,12 +74,14 @@ def filter_files(
     out.mkdir(parents=True, exist_ok=True)
     order = tuple(stage.name for stage in plan.stages)
     inputs = {path: _digest(path) for path in paths}
+    settings = _settings([(path, inputs[path]) for path in paths], plan, spec)
+    if (out / MANIFEST_FILE).exists():
+        _settle(out, settings)
+        remove_state(out / STATE_FILE)  # of a run that was killed with its manifest just written
+        funnel = Funnel.from_json(_funnel_of(out), order)
+        return FilterSummary(out, funnel, funnel.seen)
     with RunState(out / STATE_FILE, order) as state:
-        _settle(out, _settings([(path, inputs[path]) for path in paths], plan, spec))
-        if (out / MANIFEST_FILE).exists():
-            state.remove()
-            funnel = Funnel.from_json(_funnel_of(out), order)
-            return FilterSummary(out, funnel, funnel.seen)
+        _settle(out, settings)
         progress = state.progress()
         resumed = progress.rows
         with _Outputs(out, progress.sizes) as outputs:

@@ -158,7 +158,7 @@ def test_another_text_of_the_reward_is_another_setting(rows, wiki, tmp_path):
     filter_files([rows], plan, wiki, tmp_path / "out", picture=False)
     reward.write_text("formula: correct * format\n")
 
-    with pytest.raises(ConfigError, match=r"other settings \(rewards\)"):
+    with pytest.raises(ConfigError, match=r"other settings \(rewards: "):
         filter_files([rows], plan, wiki, tmp_path / "out", picture=False)
 
 
@@ -189,11 +189,11 @@ def test_a_finished_run_is_not_run_again(rows, wiki, tmp_path):
 def test_other_settings_and_other_files_are_refused(rows, wiki, tmp_path):
     filter_files([rows], PLAN, wiki, tmp_path / "out", picture=False)
 
-    with pytest.raises(ConfigError, match=r"other settings \(plan\)"):
+    with pytest.raises(ConfigError, match=r"other settings \(plan: "):
         filter_files([rows], PLAN.model_copy(update={"seed": 1}), wiki, tmp_path / "out")
     with rows.open("ab") as file:
         file.write(b"\n")
-    with pytest.raises(ConfigError, match=r"other settings \(inputs\)"):
+    with pytest.raises(ConfigError, match=r"other settings \(inputs: "):
         filter_files([rows], PLAN, wiki, tmp_path / "out")
 
 
@@ -203,7 +203,7 @@ def test_an_input_of_the_same_size_and_other_content_is_refused(rows, wiki, tmp_
     rows.write_text(text.replace("a", "b", 1))
     assert rows.stat().st_size == len(text.encode())
 
-    with pytest.raises(ConfigError, match=r"other settings \(inputs\)"):
+    with pytest.raises(ConfigError, match=r"other settings \(inputs: "):
         filter_files([rows], PLAN, wiki, tmp_path / "out")
 
 
@@ -211,7 +211,7 @@ def test_a_file_given_twice_is_another_input(rows, wiki, tmp_path):
     twice = filter_files([rows, rows], PLAN, wiki, tmp_path / "out", picture=False)
     assert twice.funnel.seen == 480
 
-    with pytest.raises(ConfigError, match=r"other settings \(inputs\)"):
+    with pytest.raises(ConfigError, match=r"other settings \(inputs: "):
         filter_files([rows], PLAN, wiki, tmp_path / "out", picture=False)
 
 
