@@ -21,7 +21,7 @@ from afm.distill.filters.near_duplicates import DuplicateIndex
 from afm.distill.filters.picture import draw_funnel
 from afm.distill.filters.plan import FilterPlan
 from afm.distill.filters.source import Chunk, read_chunks
-from afm.distill.filters.state import Progress, RunState
+from afm.distill.filters.state import Progress, RunState, remove_state
 from afm.distill.filters.workers import decided
 from afm.errors import ConfigError, DataError
 
