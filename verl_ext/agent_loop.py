@@ -34,7 +34,7 @@ from verl_ext.finite import refuse_non_finite
 from verl_ext.kept_episodes import keep, worth_keeping
 from verl_ext.register import CPU_ENGINE
 from verl_ext.samples import output
-from verl_ext.server_model import ServerModel
+from verl_ext.server_model import ServerModel, room_of
 from verl_ext.settings import load_episode_settings
 from verl_ext.unfinished import Unfinished, unfinished
 from verl_ext.validation import validating
@@ -112,7 +112,7 @@ class AfmAgentLoop(AgentLoopBase):
             ChatTokenizer(self.tokenizer, _end_ids(self.config.actor_rollout_ref.model.path)),
             engine=rollout.name,
             request_id=_request_id(rollout, seed),
-            context_tokens=rollout.prompt_length + rollout.response_length,
+            context_tokens=room_of(rollout),
         )
         episode = await run_episode(
             shared.spec,

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from afm.errors import EngineError
 from afm.models.base import FinishReason, Generation, SamplingParams
 from afm.models.codec import CodecModel
+from afm.models.stop import stop_length
 from afm.models.tokenizer import ChatTokenizer
 from afm.rollout import Episode
 from verl_ext.register import CPU_ENGINE
 
-_STOP_WINDOW = 8
-"""Tokens beyond a stop string's own length that are decoded to find it."""
+_SGLANG_RESERVE = 6
+"""SGLang 0.5.12 refuses inputs that leave fewer than so many tokens of its context, and a refusal ends the run."""
 
 
 def engine_params(engine: str, params: SamplingParams) -> dict[str, Any]:
@@ -43,6 +45,14 @@ def engine_params(engine: str, params: SamplingParams) -> dict[str, Any]:
     )
 
 
+def room_of(rollout: Any) -> int:
+    """Tokens that prompt and response may have together, by verl's ``rollout`` section, so that the engine takes every input."""
+    whole: int = rollout.prompt_length + rollout.response_length
+    if rollout.name != "sglang":
+        return whole
+    return min(whole, (rollout.max_model_len or whole) - _SGLANG_RESERVE)
+
+
 class ServerModel(CodecModel):
     """One episode's view of verl's servers.
 
@@ -56,6 +66,9 @@ class ServerModel(CodecModel):
         request_id: Unique for the episode.
         context_tokens: Prompt and response together.
     """
+
+    cancellable = False
+    """Ray does not pass a cancelled wait on: the generation would run on while the trainer puts the engines to sleep."""
 
     def __init__(
         self, servers: Any, tokenizer: ChatTokenizer, *, engine: str, request_id: str, context_tokens: int
@@ -94,8 +107,9 @@ class ServerModel(CodecModel):
                 "expected one each (actor_rollout_ref.rollout.calculate_log_probs=true)"
             )
         self._remember(output.extra_fields, output.num_preempted)
-        self._follow(prompt_ids, ids)
-        return Generation(ids, logprobs, self._finish(ids, params, output.stop_reason))
+        generation = self._ended(Generation(ids, logprobs, FinishReason.STOP), params, output.stop_reason)
+        self._follow(prompt_ids, generation.token_ids)
+        return generation
 
     def drift(self, episode: Episode) -> int:
         """Tokens of an episode that are not what the servers were given and returned; 0 when training is exact.
@@ -120,20 +134,26 @@ class ServerModel(CodecModel):
             self._rewritten += sum(old != new for old, new in zip(before, self._asked, strict=False))
         self._sampled.append((len(self._asked), sampled))
 
-    def _finish(self, ids: Sequence[int], params: SamplingParams, stop_reason: str | None) -> FinishReason:
-        # vLLM and SGLang report a stop string, the end of text and the limit alike: look at the tokens.
+    def _ended(self, sampled: Generation, params: SamplingParams, stop_reason: str | None) -> Generation:
+        """What was sampled up to the first stop string, with the reason why it ended.
+
+        An engine may go on behind a stop string: after an update of its weights it resumes with a request of its own, and looks
+        for stop strings in the new text alone; SGLang looks at no more tokens than its own encoding of one has, and one more.
+        vLLM and SGLang report stop strings and the end of text alike, vLLM the limit too: look at the tokens.
+        """
+        count = stop_length(self._codec.decode, sampled.token_ids, params.stop)
+        generation = sampled if count is None else sampled.stopped(count)
         if stop_reason in ("aborted", "abort"):
-            return FinishReason.ABORTED
-        if ids and ids[-1] in self._end_ids:
-            return FinishReason.END_OF_TEXT
-        if params.stop:
-            window = max(map(len, params.stop)) + _STOP_WINDOW
-            tail = self._codec.decode(ids[-window:])
-            if any(stop in tail for stop in params.stop):
-                return FinishReason.STOP
-        if len(ids) >= params.max_new_tokens:
-            return FinishReason.LENGTH
-        return FinishReason.END_OF_TEXT
+            finish = FinishReason.ABORTED
+        elif generation.token_ids and generation.token_ids[-1] in self._end_ids:
+            finish = FinishReason.END_OF_TEXT
+        elif count is not None:
+            finish = FinishReason.STOP
+        elif stop_reason == "length" or len(sampled.token_ids) >= params.max_new_tokens:
+            finish = FinishReason.LENGTH
+        else:
+            finish = FinishReason.END_OF_TEXT
+        return replace(generation, finish=finish)
 
     def _remember(self, extra_fields: Mapping[str, Any], preempted: int | None) -> None:
         for key in ("min_global_steps", "max_global_steps"):

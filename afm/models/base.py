@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Protocol
 
@@ -56,6 +56,15 @@ class Generation:
     logprobs: tuple[float, ...]
     finish: FinishReason
 
+    def stopped(self, count: int) -> Generation:
+        """Its first ``count`` tokens, the last of which completes a stop string; the others count as never sampled."""
+        return replace(
+            self,
+            token_ids=self.token_ids[:count],
+            logprobs=self.logprobs[:count],
+            finish=FinishReason.STOP,
+        )
+
 
 class TokenModel(Protocol):
     """A model that an episode can drive.
@@ -71,6 +80,11 @@ class TokenModel(Protocol):
     @property
     def context_tokens(self) -> int:
         """Prompt and response together may not exceed this."""
+        ...
+
+    @property
+    def cancellable(self) -> bool:
+        """Whether cancelling :meth:`generate` ends the generation; otherwise a limit on time waits for it."""
         ...
 
     def encode(self, text: str) -> list[int]:

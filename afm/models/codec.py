@@ -34,7 +34,13 @@ class CodecModel:
         codec: The model's tokenizer.
         name: Identifies the model in records.
         context_tokens: Prompt and response together may not exceed this.
+
+    Attributes:
+        cancellable: Whether cancelling ``generate`` ends the generation. An engine in this process drops its row; a server
+            notices the closed connection.
     """
+
+    cancellable = True
 
     def __init__(self, codec: Codec, *, name: str, context_tokens: int) -> None:
         self._codec = codec

@@ -8,7 +8,7 @@ from afm.errors import EngineError
 from afm.models.base import FinishReason, Generation, SamplingParams
 from afm.models.codec import Codec, CodecModel
 from afm.models.sampling import check_params
-from afm.models.stop import first_stop
+from afm.models.stop import stop_length
 
 Script = Callable[[str], str]
 """From the text so far (prompt and response, decoded) to what comes next."""
@@ -90,19 +90,8 @@ class ScriptedModel(CodecModel):
     def _cut(self, pending: list[int], params: SamplingParams) -> tuple[list[int], FinishReason]:
         """Up to the token that completes a stop string, the end of the response, or the limit."""
         length, finish = len(pending) + 1, FinishReason.END_OF_TEXT
-        if first_stop(self._codec.decode(pending), params.stop) >= 0:
-            length, finish = self._stop_length(pending, params.stop), FinishReason.STOP
+        if (stopped := stop_length(self._codec.decode, pending, params.stop)) is not None:
+            length, finish = stopped, FinishReason.STOP
         if length > params.max_new_tokens:
             length, finish = params.max_new_tokens, FinishReason.LENGTH
         return [*pending, self._codec.end_id][:length], finish
-
-    def _stop_length(self, pending: Sequence[int], stop: Sequence[str]) -> int:
-        """Fewest tokens whose text contains a stop string (found by halving: it stays once it is there)."""
-        low, high = 1, len(pending)
-        while low < high:
-            middle = (low + high) // 2
-            if first_stop(self._codec.decode(pending[:middle]), stop) >= 0:
-                high = middle
-            else:
-                low = middle + 1
-        return low

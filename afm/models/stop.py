@@ -61,3 +61,39 @@ def first_stop(text: str, stop: Sequence[str]) -> int:
     """Offset just behind the stop string that is completed first in ``text``, -1 when there is none."""
     ends = [at + len(item) for item in stop if (at := text.find(item)) >= 0]
     return min(ends, default=-1)
+
+
+def stop_length(
+    decode: Callable[[Sequence[int]], str],
+    token_ids: Sequence[int],
+    stop: Sequence[str],
+    before: Sequence[int] = (),
+) -> int | None:
+    """How many of ``token_ids`` it takes to complete the first stop string; ``None`` when none is completed.
+
+    The last of them may carry characters beyond it. Found by halving: a stop string that is there stays there.
+
+    Args:
+        decode: Text of token ids.
+        token_ids: What was sampled.
+        stop: Any of these counts.
+        before: Tokens in front of them, in which a stop string may begin; those that end in them do not count.
+    """
+    passed = len(decode(before).rstrip(_UNFINISHED)) if before else 0
+
+    def completed(count: int) -> bool:
+        text = decode([*before, *token_ids[:count]])
+        return any(text.find(item, max(0, passed + 1 - len(item))) >= 0 for item in stop)
+
+    low, high = 1, len(token_ids)
+    if not completed(high):
+        return None
+    if not completed(high - 1):  # engines stop there, as a rule
+        return high
+    while low < high:
+        middle = (low + high) // 2
+        if completed(middle):
+            high = middle
+        else:
+            low = middle + 1
+    return low

@@ -15,6 +15,7 @@ from dataclasses import replace
 from afm.agents.spec import AgentSpec, Limits
 from afm.errors import EngineError
 from afm.models.base import FinishReason, Generation, SamplingParams, TokenModel
+from afm.models.stop import stop_length
 from afm.models.streaming import StreamingModel
 from afm.rollout.calls import ToolCaller, tools_by_role
 from afm.rollout.episode import Episode
@@ -46,7 +47,8 @@ async def run_episode(
 
     Whatever ends it, the episode is returned with its :class:`~afm.trajectory.record.StopReason`. A tool that
     fails is answered with an observation that says so. The response exceeds neither its limits nor the
-    model's context: an observation that would, is not appended and ends the episode.
+    model's context: an observation that would, is not appended and ends the episode. ``max_seconds`` ends a generation
+    that can be cancelled (:attr:`TokenModel.cancellable`); for another one, the episode waits, at most for ``max_new_tokens``.
 
     Args:
         spec: The agent.
@@ -141,6 +143,8 @@ class _Run:
         )
         if room.tokens < 1:
             return room.reason
+        if self._clock.left == 0:
+            return StopReason.SECONDS
         generation = await self._generate(room.tokens)
         if generation is None:
             return StopReason.SECONDS
@@ -168,7 +172,7 @@ class _Run:
         return None  # a stop string inside another role is text
 
     async def _generate(self, max_new_tokens: int) -> Generation | None:
-        """The next generation; ``None`` when time ran out in it."""
+        """The next generation; ``None`` when time ran out in it, if it can be cancelled."""
         params = replace(
             self._sampling,
             max_new_tokens=max_new_tokens,
@@ -178,7 +182,7 @@ class _Run:
         prompt = [*self._prompt, *self._transcript.ids]
         begun = time.perf_counter()
         try:
-            async with asyncio.timeout(self._clock.left) as timer:
+            async with asyncio.timeout(self._clock.left if self._model.cancellable else None) as timer:
                 generation = await self._ask(prompt, params)
         except TimeoutError as error:
             if not timer.expired():
@@ -195,13 +199,25 @@ class _Run:
         return generation
 
     async def _ask(self, prompt: Sequence[int], params: SamplingParams) -> Generation:
-        if self._live is None:
-            return await self._model.generate(prompt, params)
-        if isinstance(self._model, StreamingModel):
-            return await self._model.stream(prompt, params, self._live.add_token)
-        generation = await self._model.generate(prompt, params)
-        self._live.add_tokens(generation.token_ids)
+        if self._live is not None and isinstance(self._model, StreamingModel):
+            streamed = await self._model.stream(prompt, params, self._live.add_token)
+            return self._until_stop(streamed, params.stop)
+        generation = self._until_stop(await self._model.generate(prompt, params), params.stop)
+        if self._live is not None:
+            self._live.add_tokens(generation.token_ids)
         return generation
+
+    def _until_stop(self, generation: Generation, stop: Sequence[str]) -> Generation:
+        """Cut behind a stop string that began before the generation: engines look for them in the new text alone.
+
+        For example ``<answer></code></answer>``, where one token ends the first tag and begins the second.
+        """
+        written = self._transcript.turn_tokens  # since the last observation, in which no stop string begins
+        if not written or not generation.token_ids:
+            return generation
+        before = self._transcript.ids[-min(written, max(len(text.encode()) for text in stop)) :]
+        count = stop_length(self._model.decode, generation.token_ids, stop, before)
+        return generation if count is None else generation.stopped(count)
 
     def _decisive(self, events: Sequence[StreamEvent]) -> StepOpened | StepClosed | None:
         """The event that ends the turn, if there is one; nothing may follow it."""
@@ -230,6 +246,8 @@ class _Run:
         """Run a tool and append its answer; a reason when that is the end."""
         if self._limits.max_turns is not None and len(self._calls) >= self._limits.max_turns:
             return StopReason.TURNS
+        if self._clock.left == 0:
+            return StopReason.SECONDS
         if self._on_event:
             self._on_event(CallStarted(step.role, self._caller.tool_name(step.role), step.content))
         seconds, reason = self._tool_time()

@@ -1,4 +1,4 @@
-from afm.models.stop import StopMatcher, first_stop
+from afm.models.stop import StopMatcher, first_stop, stop_length
 
 WORDS = ["<", "/", "code", ">", ">\n", "</code", "a", "", "é", "\ufffd"]
 
@@ -48,3 +48,33 @@ def test_the_first_completed_stop_string_counts():
     assert first_stop("a</b></a>", ("</a>", "</b>")) == 5
     assert first_stop("abc", ("bc", "b")) == 2
     assert first_stop("abc", ("x",)) == -1
+
+
+def test_the_token_that_completes_the_first_stop_string_is_the_last():
+    stops = ("</code>", "a</")
+    for ids, count in (
+        ([6, 0, 1, 2, 3], 3),  # "a</" comes first: a < /
+        ([2, 0, 1, 2, 3], 5),  # at the last token
+        ([2, 0, 1, 2, 4, 5, 3], 5),  # ">\n" completes it; a second one behind it does not count
+        ([2, 5, 3, 8, 6, 6, 6], 3),
+        ([5, 5, 2, 3], None),
+        ([], None),
+    ):
+        assert stop_length(decode, ids, stops) == count
+
+
+def test_characters_in_pieces_are_put_together_before_stop_strings_are_looked_for():
+    def bytewise(ids):
+        return bytes(ids).decode(errors="replace")
+
+    ids = list("a é b</é> c".encode())  # the stop string takes bytes 7 to 11
+    assert stop_length(bytewise, ids, ("</é>",)) == 11
+    assert stop_length(bytewise, ids, ("é",)) == 4
+    assert stop_length(bytewise, ids[9:], ("é>",), before=ids[:9]) == 2  # the border cuts "é" in half
+
+
+def test_a_stop_string_may_begin_in_the_tokens_before_but_not_end_there():
+    assert stop_length(decode, [2, 3, 6], ("</code>",), before=[6, 0, 1]) == 2
+    assert stop_length(decode, [6, 5, 3, 6], ("</code>",), before=[5, 3]) == 3
+    assert stop_length(decode, [6, 6], ("</code>",), before=[5, 3]) is None
+    assert stop_length(decode, [6], ("</code>",), before=[5, 3, 9]) is None

@@ -71,6 +71,16 @@ async def test_a_stop_string_inside_a_thought_is_text(spec, calculator):
     assert (episode.cost.generations, episode.cost.tool_calls) == (4, 0)
 
 
+async def test_a_tag_that_begins_in_the_token_of_another_one_ends_the_turn(spec, calculator, qwen):
+    """`></` is one token: the engine stops at the first tag and sees only the rest of the second."""
+    script = ["<answer>5 </calc></answer> <think>more</think>", "never said"]
+    episode = await play(spec, ScriptedModel(script, qwen), [calculator])
+    assert episode.stop is StopReason.ANSWER
+    assert episode.text == "<answer>5 </calc></answer>"
+    assert episode.response_ids == tuple(qwen.encode(episode.text))
+    assert "></" in [qwen.decode([token]) for token in episode.response_ids]
+
+
 async def test_a_call_inside_a_thought_is_not_run(spec, calculator):
     episode = await play(spec, "<think><calc>2 + 3</calc></think><answer>4</answer>", [calculator])
     assert calculator.arguments == []
@@ -237,6 +247,33 @@ async def test_time_ends_a_slow_model(spec, calculator):
     assert episode.stop is StopReason.SECONDS
     assert episode.text.endswith("</observation>\n")
     assert episode.cost.generations == 2
+
+
+@pytest.mark.parametrize(
+    ("said", "stop"),
+    [
+        ("<calc>2 + 3</calc>", StopReason.SECONDS),
+        ("<think></calc>", StopReason.SECONDS),
+        ("<answer>5</answer>", StopReason.ANSWER),
+    ],
+)
+async def test_a_generation_that_cannot_be_cancelled_is_waited_for(spec, calculator, said, stop):
+    class Remote(ScriptedModel):
+        cancellable = False
+        running = 0
+
+        async def generate(self, prompt_ids, params):
+            self.running += 1
+            await asyncio.sleep(0.3)
+            self.running -= 1
+            return await super().generate(prompt_ids, params)
+
+    model = Remote([said, "never"])
+    episode = await play(bounded(spec, max_seconds=0.1), model, [calculator])
+    assert (episode.stop, episode.text, model.running) == (stop, said, 0)
+    assert len(episode.logprobs) == len(said)
+    assert calculator.arguments == []  # nothing begins once the time is over
+    assert episode.cost.generations == 1
 
 
 async def test_an_aborted_generation_is_kept(spec, calculator):

@@ -1,18 +1,45 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from afm.agents import load_agent
 from afm.errors import EngineError
 from afm.models.base import FinishReason, SamplingParams
 from afm.models.tokenizer import ChatTokenizer
-from verl_ext.server_model import ServerModel, engine_params
+from afm.rollout import run_episode
+from afm.tools import ToolResult
+from afm.trajectory.record import StopReason
+from afm.trajectory.types import Author
+from verl_ext.server_model import ServerModel, engine_params, room_of
+
+pytest.importorskip("verl")
+from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient
+from verl.workers.rollout.replica import TokenOutput
 
 PARAMS = SamplingParams(
     max_new_tokens=50, temperature=0.7, top_p=0.9, top_k=0, stop=("</code>", "</answer>"), seed=11
 )
+
+
+class Sandboxless:
+    """Stands for the code tool where what it says does not matter."""
+
+    name = "code"
+
+    async def call(self, argument: str) -> ToolResult:
+        return ToolResult("25")
+
+    async def close(self) -> None:
+        pass
+
+
+CODE = {"code": Sandboxless()}
 
 
 @pytest.fixture
@@ -61,6 +88,220 @@ async def test_the_end_is_read_off_the_tokens(
 ) -> None:
     episode, _ = model(said(text, stop_reason=reason))
     assert (await episode.generate([1, 2], PARAMS)).finish is finish
+
+
+@pytest.mark.parametrize("reason", ["completed", "length", "stop"])
+@pytest.mark.parametrize(
+    ("kept", "beyond"),
+    [
+        ("<code>1</code>", "\n<observation>Paris</observation>"),
+        ("<code>1</code>", "<|im_end|>"),
+        (
+            "<think>x</think><answer>5</answer>",
+            " 1 <code>1</code>",
+        ),  # several stop strings: the first one counts
+        ("<code>é 12</code>", "é"),
+        ("<code>1</code>", ""),
+    ],
+)
+async def test_what_an_engine_samples_beyond_a_stop_string_is_cut(
+    model: Any, said: Any, tokenizer: Any, kept: str, beyond: str, reason: str
+) -> None:
+    output = said(kept + beyond, stop_reason=reason)
+    ids, first = list(output.token_ids), tokenizer.encode(kept, add_special_tokens=False)
+    output.log_probs = [-float(at) for at in range(len(ids))]
+    episode, _ = model(output)
+    result = await episode.generate([1, 2], SamplingParams(max_new_tokens=len(ids), stop=PARAMS.stop))
+    assert result.finish is FinishReason.STOP
+    assert result.token_ids == tuple(ids[: len(first)])
+    assert episode.decode(result.token_ids) == kept
+    assert result.logprobs == tuple(-float(at) for at in range(len(first)))
+
+
+async def test_a_stop_string_in_many_small_tokens_far_from_the_end_is_seen(
+    model: Any, tokenizer: Any
+) -> None:
+    """SGLang looks at the tokens of its own encoding and one more: these are more, and it goes on."""
+    pieces = [tokenizer.encode(character, add_special_tokens=False) for character in "<code>1</code>"]
+    begin = [token for piece in pieces for token in piece]
+    rest = tokenizer.encode(" 12" * 40, add_special_tokens=False)
+    episode, _ = model(
+        TokenOutput(
+            token_ids=[*begin, *rest], log_probs=[-0.5] * (len(begin) + len(rest)), stop_reason="stop"
+        )
+    )
+    result = await episode.generate([1], SamplingParams(max_new_tokens=500, stop=PARAMS.stop))
+    assert (result.token_ids, result.finish) == (tuple(begin), FinishReason.STOP)
+
+
+@pytest.mark.parametrize("reason", ["length", "completed"])
+async def test_an_engine_that_says_length_is_believed(model: Any, said: Any, reason: str) -> None:
+    """SGLang samples fewer tokens than asked for where its context ends, and says so."""
+    episode, _ = model(said("<code>1</code", stop_reason=reason))
+    finish = FinishReason.LENGTH if reason == "length" else FinishReason.END_OF_TEXT
+    assert (await episode.generate([1, 2], PARAMS)).finish is finish
+
+
+@pytest.mark.parametrize(
+    ("engine", "most", "room"),
+    [
+        ("sglang", 32768, 32762),  # prompt + response = 2,048 + 30,720
+        ("sglang", 36864, 32768),
+        ("sglang", 32770, 32764),
+        ("sglang", None, 32762),
+        ("vllm", 32768, 32768),
+        ("afm_cpu", None, 32768),
+    ],
+)
+def test_sglang_keeps_the_last_tokens_of_its_context(engine: str, most: int | None, room: int) -> None:
+    rollout = SimpleNamespace(name=engine, prompt_length=2048, response_length=30720, max_model_len=most)
+    assert room_of(rollout) == room
+
+
+@pytest.mark.parametrize("fill", [0, 1])
+async def test_an_episode_ends_before_sglang_would_refuse_its_prompt(
+    tokenizer: Any, scripted: Any, said: Any, fill: int
+) -> None:
+    """A context of 60 tokens takes inputs of at most 53: 60 - 6 or more are refused."""
+    servers = scripted([said("1")])
+    rollout = SimpleNamespace(name="sglang", prompt_length=30, response_length=30, max_model_len=60)
+    episode = ServerModel(
+        servers,
+        ChatTokenizer(tokenizer),
+        engine="sglang",
+        request_id="one",
+        context_tokens=room_of(rollout),
+    )
+    spec = load_agent("math")
+    played = await run_episode(spec, episode, CODE, "1 + 1", prompt_ids=[1] * (53 + fill))
+    if fill:
+        assert (played.stop, servers.requests) == (StopReason.RESPONSE_TOKENS, [])
+    else:
+        assert servers.requests[0]["params"]["max_new_tokens"] == 1
+
+
+class StoppingServer:
+    """Stops as vLLM and SGLang do: at a stop string within what it samples for this request."""
+
+    def __init__(self, said: Sequence[Sequence[int]], cut: int, decode: Any) -> None:
+        self.left = [list(ids) for ids in said]
+        self.cut = cut
+        self.decode = decode
+        self.generate = self  # as a Ray actor's method
+
+    async def remote(self, sampling_params: dict[str, Any], **unused: Any) -> TokenOutput:
+        aborts, ids = self.cut > 0, self.left[0]
+        count = 0
+        while count < len(ids) and not (aborts and count == self.cut):
+            count += 1
+            if any(stop in self.decode(ids[:count]) for stop in sampling_params["stop"]):
+                aborts = False
+                break
+        sampled, self.left[0] = ids[:count], ids[count:]
+        if not aborts:
+            self.left.pop(0)
+        self.cut = 0
+        return TokenOutput(
+            token_ids=sampled,
+            log_probs=[-0.5] * len(sampled),
+            stop_reason="aborted" if aborts else "completed",
+            extra_fields={"global_steps": 1 if aborts else 2},
+        )
+
+
+class ResumingClient(FullyAsyncLLMServerClient):
+    """verl's own client of asynchronous trainers, with one server and no Ray."""
+
+    def __init__(self, server: StoppingServer) -> None:
+        rollout = SimpleNamespace(name="vllm", full_determinism=False, response_length=2000)
+        super().__init__(SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=rollout)))
+        self._server = server
+
+    async def _acquire_server(self, request_id: str, **extra: Any) -> Any:
+        return "server", self._server
+
+    def _release_server(self, server_id: str, request_id: str | None = None) -> None:
+        pass
+
+
+@pytest.mark.parametrize("back", [1, 2, 3, 4])
+async def test_an_update_of_the_weights_inside_a_closing_tag_changes_nothing(
+    tokenizer: Any, back: int
+) -> None:
+    """The abort falls ``back`` tokens before the end of ``</code>``; the model then goes on as if it had not stopped."""
+    call, answer = "<code>print(12+13)</code>", "<answer>25</answer>"
+    more = "\n<observation>12</observation><think>so</think>"
+    ids = [tokenizer.encode(text, add_special_tokens=False) for text in (call, call + more, answer)]
+    server = StoppingServer(ids[1:], cut=len(ids[0]) - back, decode=tokenizer.decode)
+    episode = ServerModel(
+        ResumingClient(server),
+        ChatTokenizer(tokenizer),
+        engine="vllm",
+        request_id="one",
+        context_tokens=2000,
+    )
+    played = await run_episode(load_agent("math"), episode, CODE, "12 + 13", prompt_ids=[1, 2, 3])
+    assert played.stop is StopReason.ANSWER
+    assert [segment.text for segment in played.segments if segment.author is Author.AGENT] == [call, answer]
+    assert episode.drift(played) == 0
+    assert played.cost.agent_tokens == len(ids[0]) + len(ids[2])
+    assert episode.weight_versions == [1, 2, 2, 2]
+
+
+@pytest.fixture
+def actor() -> Iterator[Any]:
+    """A rollout server in an actor of its own, as verl has them; a generation takes it two seconds."""
+    ray = pytest.importorskip("ray")
+
+    class Server:
+        running = done = 0
+
+        async def generate(self, prompt_ids: list[int]) -> TokenOutput:
+            self.running += 1
+            try:
+                await asyncio.sleep(2)
+                self.done += 1
+            finally:
+                self.running -= 1
+            return TokenOutput(token_ids=prompt_ids, log_probs=[-0.5] * len(prompt_ids))
+
+        async def state(self) -> tuple[int, int]:
+            return self.running, self.done
+
+    with tempfile.TemporaryDirectory(prefix="ray") as scratch:  # short: Ray's sockets lie below it
+        ray.init(
+            address="local",
+            num_cpus=1,
+            include_dashboard=False,
+            object_store_memory=100 << 20,
+            _temp_dir=scratch,
+        )
+        try:
+            server = ray.remote(Server).options(max_concurrency=10).remote()
+            ray.get(server.state.remote())
+            yield server
+        finally:
+            ray.shutdown()
+
+
+@pytest.mark.slow
+async def test_no_generation_outlives_an_episode_that_ran_out_of_time(tokenizer: Any, actor: Any) -> None:
+    """A cancelled wait for a Ray actor does not reach it: engines that are put to sleep must be idle."""
+
+    class Servers:
+        async def generate(self, request_id: str, prompt_ids: list[int], **unused: Any) -> TokenOutput:
+            output: TokenOutput = await actor.generate.remote(prompt_ids)
+            return output
+
+    episode = ServerModel(
+        Servers(), ChatTokenizer(tokenizer), engine="vllm", request_id="one", context_tokens=500
+    )
+    spec = load_agent("math")
+    limits = spec.limits.model_copy(update={"max_seconds": 0.5})
+    played = await run_episode(spec, episode, CODE, "1 + 1", limits=limits, prompt_ids=[5, 6, 7])
+    assert await actor.state.remote() == (0, 1)
+    assert played.response_ids == (5, 6, 7)
+    assert played.cost.wall_seconds < 20
 
 
 async def test_a_full_budget_is_the_limit(model: Any, said: Any) -> None:

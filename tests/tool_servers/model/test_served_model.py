@@ -26,6 +26,8 @@ from afm.models.replicas import Replicas
 from afm.models.tiny import create_tiny_model, train_tokenizer
 from afm.models.tokenizer import ChatTokenizer
 from afm.models.transformers import TransformersModel
+from afm.rollout import run_episode
+from afm.trajectory.record import StopReason
 from tool_servers.model.app import ModelServer
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -89,6 +91,29 @@ async def test_several_addresses_share_the_work_and_give_what_one_model_gives(fo
     assert [one.token_ids for one in again] == [one.token_ids for one in ours]
     assert pair[0].asked == len(PROMPTS) * 3 / 2
     await asyncio.gather(model.close(), local.close())
+
+
+async def test_a_generation_ends_on_the_server_when_its_episode_is_out_of_time(folder: Path, pair) -> None:
+    """A closed connection cancels it, so that an episode need not wait for it."""
+    server = pair[0]
+    model = load_model(server.url, tokenizer=folder)
+    assert model.cancellable
+    endless = AgentSpec(
+        name="endless",
+        roles={"answer": {"kind": "answer"}},
+        transitions={"start": ("answer",)},
+        limits={"max_seconds": 0.5},
+    )
+    episode = await run_episode(endless, model, {}, "Tom?", sampling=SamplingParams(10**6, seed=1))
+    assert episode.stop is StopReason.SECONDS
+    engine = server.model._engine
+    for _ in range(200):
+        if not len(engine._batch):
+            break
+        await asyncio.sleep(0.05)
+    assert len(engine._batch) == 0
+    assert engine.stats.sampled_tokens < model.context_tokens / 2
+    await model.close()
 
 
 async def test_when_all_servers_are_gone_that_is_an_error(folder: Path) -> None:
