@@ -86,7 +86,7 @@ def test_wrong_requests_are_explained(start: Any) -> None:
 
 def test_limits_that_no_clock_can_keep_are_wrong(start: Any) -> None:
     server = start()
-    headers = {"Authorization": "Bearer a-long-random-token"}
+    headers = {"Authorization": "Bearer a-long-random-token", "Content-Type": "application/json"}
     for value in ("NaN", "Infinity", "1e999", "-1", "1" + "0" * 400):
         body = f'{{"code": "print(1)", "limits": {{"wall_s": {value}}}}}'.encode()
         refused = httpx.post(f"{server.url}/run", content=body, headers=headers)
@@ -122,7 +122,7 @@ def test_a_broken_sandbox_shows_and_its_recovery_too(start: Any, needed: Path) -
     failed = server.post(code="print(1)")
     assert failed.status_code == 503
     assert "needed" in failed.json()["error"]
-    headers = {"Authorization": "Bearer a-long-random-token"}
+    headers = {"Authorization": "Bearer a-long-random-token", "Content-Type": "application/json"}
     for given, told in ((None, False), (headers, True)):
         health = httpx.get(f"{server.url}/health", headers=given)
         assert (health.status_code, health.json()["status"]) == (503, "failing")
@@ -136,7 +136,7 @@ def test_a_broken_sandbox_shows_and_its_recovery_too(start: Any, needed: Path) -
 def test_requests_are_bounded(start: Any) -> None:
     server = start(max_parallel=1, max_request_bytes=4096, max_limits={"wall_s": 10})
     assert server.post(code="#" * 5000).status_code == 413
-    headers = {"Authorization": "Bearer a-long-random-token"}
+    headers = {"Authorization": "Bearer a-long-random-token", "Content-Type": "application/json"}
     chunked = httpx.post(f"{server.url}/run", content=(b"x" * 1000 for _ in range(9)), headers=headers)
     assert chunked.status_code == 413
     assert server.post(code="1", stdin="0123456789", limits={"stdin_bytes": 5}).status_code == 413
@@ -184,7 +184,8 @@ def test_the_run_of_a_client_that_left_is_killed(start: Any) -> None:
     host, _, port = server.url.removeprefix("http://").partition(":")
     body = b'{"code": "import time; time.sleep(30)", "limits": {"wall_s": 40}}'
     request = (
-        b"POST /run HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer a-long-random-token\r\nContent-Length: "
+        b"POST /run HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer a-long-random-token\r\n"
+        b"Content-Type: application/json\r\nContent-Length: "
     )
     with socket.create_connection((host, int(port))) as client:
         client.sendall(request + str(len(body)).encode() + b"\r\n\r\n" + body)

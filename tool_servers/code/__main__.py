@@ -23,7 +23,14 @@ def _serve(given: Given) -> None:
     place = given.place()
     sandbox = open_sandbox(**settings.sandbox.options() | {"max_parallel": settings.parallel()})
     app = CodeServer(sandbox, settings, place.token).app()
-    serve(app, place.host, place.port, finish_s=settings.finish_s, prepare=lambda: _tried(sandbox))
+    serve(
+        app,
+        place.host,
+        place.port,
+        token=place.token,
+        finish_s=settings.finish_s,
+        prepare=lambda: _tried(sandbox),
+    )
 
 
 async def _tried(sandbox: Sandbox) -> None:

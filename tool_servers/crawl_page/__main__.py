@@ -22,7 +22,7 @@ def _serve(given: Given) -> None:
     settings = CrawlSettings.read(given.config)
     place = given.place()
     app = crawl_app(settings, given.environment, place.token)
-    serve(app, place.host, place.port, finish_s=settings.finish_s)
+    serve(app, place.host, place.port, token=place.token, finish_s=settings.finish_s)
 
 
 if __name__ == "__main__":

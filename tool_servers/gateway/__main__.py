@@ -31,7 +31,7 @@ def _serve(given: Given) -> None:
     routes = open_routes(settings, given.environment, given.options.upstream)
     with CallLog(given.options.log) as log:
         app = Gateway(settings, routes, log, place.token).app()
-        serve(app, place.host, place.port, finish_s=settings.finish_s)
+        serve(app, place.host, place.port, token=place.token, finish_s=settings.finish_s)
 
 
 if __name__ == "__main__":

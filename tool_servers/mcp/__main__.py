@@ -43,8 +43,8 @@ def _serve_http(tools_file: Path, place: Place) -> None:
     server, tools = mcp_server(tools_file)
     try:
         limits = ServerSettings(finish_s=_FINISH_S)
-        app = http_app(server, host=place.host, token=place.token, limits=limits)
-        serve(app, place.host, place.port, finish_s=limits.finish_s)
+        app = http_app(server, token=place.token, limits=limits)
+        serve(app, place.host, place.port, token=place.token, finish_s=limits.finish_s)
     finally:
         asyncio.run(_closed(tools))
 

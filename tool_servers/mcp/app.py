@@ -8,6 +8,7 @@ from typing import Any
 
 import mcp_types as types
 from mcp.server import Server
+from mcp.server.transport_security import TransportSecuritySettings
 from starlette.types import ASGIApp
 
 from afm import __version__
@@ -50,14 +51,17 @@ def mcp_server(source: Path | Mapping[str, Any]) -> tuple[Server[Any], dict[str,
     return server, tools
 
 
-def http_app(server: Server[Any], *, host: str, token: str | None, limits: ServerSettings) -> ASGIApp:
+def http_app(server: Server[Any], *, token: str | None, limits: ServerSettings) -> ASGIApp:
     """``server`` behind Streamable HTTP at ``/mcp``, without sessions; see :mod:`tool_servers.mcp.gate`.
 
-    Args:
-        host: Where it listens; requests for other names are refused (DNS rebinding).
+    The check of names is :class:`tool_servers.shared.access.BrowserGuard`'s, as for all servers: the library's own would
+    refuse a server with a token behind a proxy.
     """
     app = server.streamable_http_app(
-        streamable_http_path=MCP_PATH, json_response=True, stateless_http=True, host=host
+        streamable_http_path=MCP_PATH,
+        json_response=True,
+        stateless_http=True,
+        transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),
     )
     return Gate(app, limits, token=token)
 

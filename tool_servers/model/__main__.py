@@ -38,7 +38,7 @@ def _serve(given: argparse.Namespace) -> None:
     key = secret.get_secret_value() if secret is not None else None
     check_exposure(given.host, key, _TOKEN)
     model = load_model(given.model, name=given.name, threads=given.threads, max_batch=given.max_batch)
-    serve(ModelServer(model, key).app(), given.host, given.port, finish_s=_FINISH_S)
+    serve(ModelServer(model, key).app(), given.host, given.port, token=key, finish_s=_FINISH_S)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from afm.errors import ConfigError
 from afm.processes import follow_parent
+from tool_servers.shared.access import BrowserGuard
 from tool_servers.shared.logs import follow_log
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ def serve(
     host: str,
     port: int,
     *,
+    token: str | None,
     finish_s: float,
     prepare: Callable[[], Awaitable[None]] | None = None,
     head_s: float = _HEAD_S,
@@ -37,6 +39,7 @@ def serve(
 
     Args:
         port: 0 takes a free one.
+        token: What the application asks of requests; without one, pages in a browser are kept out by their names.
         head_s: For the head of a request, from the connection on; then status 408.
         most_connections: Beyond them the one that has longest been without a request is closed.
         prepare: Runs before the first request, in the same event loop; what it raises ends the server.
@@ -53,7 +56,7 @@ def serve(
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING)
     listener = _listener(host, port)
     config = uvicorn.Config(
-        app,
+        BrowserGuard(app, token),
         http=bounded(head_s, most_connections),
         ws="none",
         log_level="warning",

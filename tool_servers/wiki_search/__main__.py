@@ -40,7 +40,7 @@ def _serve(given: Given) -> None:
         verify=options.verify,
     )
     app = WikiServer(index, settings, place.token).app()
-    serve(app, place.host, place.port, finish_s=settings.finish_s)
+    serve(app, place.host, place.port, token=place.token, finish_s=settings.finish_s)
 
 
 if __name__ == "__main__":
