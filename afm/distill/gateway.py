@@ -7,11 +7,15 @@ that its agent had not sent before are written, with the number of those that ar
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import hashlib
 import json
+import os
 import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +32,9 @@ _TOO_DEEP = "(nested too deeply)"
 _AGENTS_REMEMBERED = 10_000
 _CALLS_REMEMBERED = 4
 """Of one agent: a planning or summarising call between two others must not cost the whole conversation."""
+_KEEP_SIZE = 1
+"""``FALLOC_FL_KEEP_SIZE``: blocks behind the end of a file, which keeps its size."""
+_NOT_THERE = (errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 class _Shape(BaseModel):
@@ -120,12 +127,53 @@ class CallLog(EventLog):
         super().__init__(path)
         self._numbers: dict[tuple[str, int], int] = {}
         self._known: OrderedDict[Label, list[_Known]] = OrderedDict()
+        self._reserved = 0
+
+    def __exit__(self, *about: object) -> None:
+        if self._file is not None:
+            with suppress(OSError):
+                self._file.truncate(os.fstat(self._file.fileno()).st_size)  # gives back what was reserved
+        super().__exit__(*about)
+
+    @contextmanager
+    def reserved(self, size: int) -> Iterator[None]:
+        """Keep so many bytes of the disk for this log, beyond those that other calls keep.
+
+        Where the file system cannot keep them, they are only seen to be free.
+
+        Raises:
+            OSError: They are not there: the disk is full, or a limit is reached.
+        """
+        self._allocate(self._reserved + size)
+        self._reserved += size
+        try:
+            yield
+        finally:
+            self._reserved -= size
+
+    def _allocate(self, size: int) -> None:
+        """Blocks for ``size`` bytes behind the end of the file; what is written there takes them."""
+        file = self._opened().fileno()
+        end = os.fstat(file).st_size
+        allocate = ctypes.CDLL(None, use_errno=True).fallocate
+        if allocate(file, _KEEP_SIZE, ctypes.c_int64(end), ctypes.c_int64(size)) == 0:
+            return
+        number = ctypes.get_errno()
+        if number in _NOT_THERE:
+            disk = os.fstatvfs(file)
+            if disk.f_bavail * disk.f_frsize >= size:
+                return
+            number = errno.ENOSPC
+        raise OSError(number, os.strerror(number), str(self.path))
 
     def record(self, label: Label, call: ModelCall, usage: Usage) -> Event:
-        """Write down one call; when this returns, a kill of the process cannot lose it."""
+        """Write down one call; when this returns, a kill of the process cannot lose it.
+
+        Raises:
+            OSError: It cannot be written; the log is as it was before.
+        """
         attempt = (label.task, label.attempt)
-        if attempt not in self._numbers:
-            self._numbers[attempt] = 0
+        if not self._numbers.setdefault(attempt, 0):
             self._put(label, EventKind.TASK, meta={"gateway": True})
         call = _writable(call)
         known = _Known(self._next_id(label), tuple(map(_digest, call.messages)), _digest(call.tools))
@@ -165,7 +213,12 @@ class CallLog(EventLog):
             time=round(time.time(), 3),
             **fields,
         )
-        self.append(event)
+        try:
+            self.append(event)
+        except OSError:
+            with suppress(OSError):
+                self._allocate(self._reserved)  # what was cut off took the blocks of other calls along
+            raise
         self._numbers[label.task, label.attempt] += 1
         return event
 

@@ -16,8 +16,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -114,11 +115,11 @@ class EventLog:
         self.finished: set[str] = set()
         self.spent = Spent()
         self._attempts: Counter[str] = Counter()
-        self._file: BinaryIO | None = None
+        self._file: FileIO | None = None
 
     def __enter__(self) -> Self:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = self.path.open("ab")
+        self._file = self.path.open("ab", buffering=0)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -145,13 +146,27 @@ class EventLog:
             self.finished.add(event.task_id)
 
     def append(self, event: Event) -> None:
-        """Add one line and hand it to the system at once: a kill leaves at most one torn line, the last."""
-        if self._file is None:
-            raise ValueError("the event log is not open; use it in a `with` block")
-        self._file.write(event.model_dump_json(exclude_defaults=True).encode() + b"\n")
-        self._file.flush()
+        """Add one line and hand it to the system at once: a kill leaves at most one torn line, the last.
+
+        Raises:
+            OSError: It cannot be written, on a full disk for instance; then nothing of it stands in the log.
+        """
+        file = self._opened()
+        rest = memoryview(event.model_dump_json(exclude_defaults=True).encode() + b"\n")
+        end = os.fstat(file.fileno()).st_size
+        try:
+            while rest:
+                rest = rest[file.write(rest) :]
+        except OSError:
+            file.truncate(end)  # the next line would continue what was written of this one
+            raise
         self.spent.add(event)
         self._settle(event)
+
+    def _opened(self) -> FileIO:
+        if self._file is None:
+            raise ValueError("the event log is not open; use it in a `with` block")
+        return self._file
 
     def begin(self, task: Task, position: int, tools: Mapping[str, Tool]) -> Recorder:
         """Start a new attempt at ``task``."""
@@ -310,5 +325,4 @@ def _drop_torn_line(path: Path) -> None:
             return
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             keep = content.rfind(b"\n") + 1
-        if keep != size:
-            file.truncate(keep)
+        file.truncate(keep)  # even if that is its size: blocks reserved behind the end are given back

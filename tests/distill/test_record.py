@@ -1,4 +1,6 @@
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -171,3 +173,30 @@ def test_a_line_holds_no_defaults_so_that_logs_stay_small(tmp_path):
     line = json.loads((tmp_path / "e.jsonl").read_text().splitlines()[1])
 
     assert set(line) == {"id", "task_id", "attempt", "kind", "agent", "content", "time"}
+
+
+FULL = """
+import resource, sys
+from pathlib import Path
+from afm.distill import Event, EventKind, EventLog
+
+path = Path(sys.argv[1])
+with EventLog(path) as log:
+    log.append(Event(id="a#1.0", task_id="a", attempt=1, kind=EventKind.TASK))
+    before = path.read_bytes()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 100_000, resource.RLIM_INFINITY))
+    try:
+        log.append(Event(id="a#1.1", task_id="a", attempt=1, kind=EventKind.MESSAGE, content="x" * 200_000))
+    except OSError as error:
+        print(error.strerror)
+    assert path.read_bytes() == before
+    log.append(Event(id="a#1.1", task_id="a", attempt=1, kind=EventKind.FINAL, content="end"))
+"""
+
+
+def test_a_line_that_the_disk_does_not_take_whole_leaves_nothing_of_itself(tmp_path):
+    command = [sys.executable, "-c", FULL, str(tmp_path / "e.jsonl")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+    assert (done.stdout, done.stderr) == ("File too large\n", "")
+    assert [event.id for event in read_events(tmp_path / "e.jsonl")] == ["a#1.0", "a#1.1"]

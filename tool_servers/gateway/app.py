@@ -4,11 +4,11 @@
 |---|---|
 | ``POST /v1/chat/completions``, ``POST /v1/completions`` | the endpoint's, streamed or not; the call stands in the log |
 | ``GET /v1/models``, ``GET /v1/models/ID`` | the endpoint's |
-| ``GET /health`` | 200; needs no token |
+| ``GET /health`` | 200, 503 when the log cannot be written; needs no token |
 | ``GET /metrics`` | numbers for Prometheus |
 
 The first two also below ``/task/ID`` and ``/task/ID/agent/NAME`` (:mod:`tool_servers.gateway.labels`). What the endpoint
-answers, errors included, is passed on as it is. Errors of the gateway's own are ``{"error": {"message", "type": "gateway_error", "code"}}``.
+answers, errors included, is passed on as it is. The endpoint is asked only when the log has room for the call (503 otherwise). Errors of the gateway's own are ``{"error": {"message", "type": "gateway_error", "code"}}``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from starlette.exceptions import HTTPException
 from afm.distill.gateway import CallLog
 from afm.errors import DataError
 from tool_servers.gateway.blackout import Blackout
-from tool_servers.gateway.exchange import Asked, Desk, Exchange, refusal
+from tool_servers.gateway.exchange import Asked, Desk, Exchange, UnloggedError, refusal, room_for
 from tool_servers.gateway.labels import key_and_names, label_of
 from tool_servers.gateway.settings import GatewaySettings, Route
 from tool_servers.shared.access import allowed
@@ -115,9 +115,13 @@ class Gateway:
         return _joined([answer for answer in answers if answer is not None])
 
     async def health(self) -> Response:
-        """That the server is there, and how busy it is."""
+        """Whether calls are taken, and how busy the server is."""
         busy = {"running": self._admission.running, "waiting": self._admission.waiting}
-        return JSONResponse({"status": "ok", **busy})
+        try:
+            with room_for(self._log, 0):
+                return JSONResponse({"status": "ok", **busy})
+        except UnloggedError as error:
+            return JSONResponse({"status": "failing", "error": str(error), **busy}, status_code=503)
 
     async def metrics(self, request: Request) -> Response:
         """Numbers for Prometheus."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,10 @@ from tool_servers.shared.admission import Admission, BusyError
 _PASSED = ("content-type", "retry-after", "retry-after-ms", "x-should-retry", "x-request-id")
 _PASSED_BEGINNINGS = ("x-ratelimit-", "openai-")
 _ERROR_CHARS = 2_000
+_ANSWER_BYTES = 1 << 20
+"""Kept on the log's disk for one answer, which is written twice: as text, and as the endpoint gave it."""
+_LABEL_BYTES = 16 << 10
+_FULL_RETRY_S = "30"
 _NO_ENDPOINT = "the endpoint behind the gateway"
 
 
@@ -28,6 +33,28 @@ def refusal(status: int, code: str, message: str, headers: dict[str, str] | None
     """An error of the gateway's own, in the form that OpenAI's clients read."""
     error = {"message": f"afm gateway: {message}", "type": "gateway_error", "code": code}
     return JSONResponse({"error": error}, status_code=status, headers=headers)
+
+
+class UnloggedError(Exception):
+    """The log does not take a call."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(f"the log cannot be written ({error.strerror or type(error).__name__})")
+
+
+@contextmanager
+def room_for(log: CallLog, request_bytes: int) -> Iterator[None]:
+    """Room in the log for a call with a request of this size.
+
+    Raises:
+        UnloggedError: There is none.
+    """
+    with ExitStack() as kept:
+        try:
+            kept.enter_context(log.reserved(request_bytes + _ANSWER_BYTES + _LABEL_BYTES))
+        except OSError as error:
+            raise UnloggedError(error) from error
+        yield
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +105,7 @@ class Exchange(Response):
         self._first_s = 0.0
         self._status = 0
         self._answer = Answer()
-        self._logged = False
+        self._asking = self._started = self._logged = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve; a client that leaves ends the endpoint's work, too."""
@@ -96,15 +123,33 @@ class Exchange(Response):
     async def _admitted(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             async with self._desk.admission.place():
-                answer = await self._exchanged(send)
+                with room_for(self._desk.log, len(self._asked.content)):
+                    self._asking = True
+                    answer = await self._exchanged(send)
+        except UnloggedError as error:
+            answer = self._unlogged(str(error))
         except BusyError as error:
             self._desk.count("429")
             answer = refusal(429, "busy", str(error), {"Retry-After": str(error.retry_after_s)})
         except asyncio.CancelledError:
-            self._record("gone")
+            with suppress(UnloggedError):
+                self._record("gone")
             raise
         if answer is not None:
             await answer(scope, receive, send)
+
+    def _unlogged(self, message: str) -> JSONResponse | None:
+        """The answer to a call that the log does not take; a stream that has begun is cut instead."""
+        self._desk.count("log")
+        if not self._asking:
+            advice = "the endpoint was not asked; free space on the log's disk"
+            return refusal(503, "log", f"{message}; {advice}", {"Retry-After": _FULL_RETRY_S})
+        advice = "the endpoint has answered, and its answer is lost; asking again costs again"
+        return (
+            None
+            if self._started
+            else refusal(507, "log", f"{message}; {advice}", {"x-should-retry": "false"})
+        )
 
     async def _exchanged(self, send: Send) -> JSONResponse | None:
         """Pass on the endpoint's answer, or return the gateway's own when there is none."""
@@ -208,6 +253,7 @@ class Exchange(Response):
             (name.encode(), self._blackout.whole(value.encode("latin-1")))
             for name, value in (passed | own).items()
         ]
+        self._started = True
         await send({"type": "http.response.start", "status": response.status_code, "headers": headers})
 
     def _failed(self, status: int, trouble: str, message: str) -> JSONResponse:
@@ -215,7 +261,11 @@ class Exchange(Response):
         return refusal(status, trouble, message)
 
     def _record(self, trouble: str, error: str = "") -> None:
-        """Log the call, once."""
+        """Log the call, once.
+
+        Raises:
+            UnloggedError: It cannot be written.
+        """
         if self._logged:
             return
         self._logged = True
@@ -244,7 +294,10 @@ class Exchange(Response):
             priced=price is not None,
         )
         cost = cost_usd(price, usage, answer.cached_tokens)
-        self._desk.log.record(self._label, call, usage.model_copy(update={"cost_usd": cost}))
+        try:
+            self._desk.log.record(self._label, call, usage.model_copy(update={"cost_usd": cost}))
+        except OSError as error:
+            raise UnloggedError(error) from error
         self._desk.count(trouble or "200")
 
     def _seconds(self) -> float:

@@ -279,13 +279,44 @@ class Gateway(LoopbackServer):
         assert UPSTREAM_KEY not in self.log.read_text()
 
 
+class SmallDisk:
+    """A file system of 4 MiB that can be filled."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self._filling = folder / "filling"
+
+    def fill(self):
+        with self._filling.open("wb", buffering=0) as file:
+            for size in (65536, 1):
+                try:
+                    while True:
+                        file.write(b"x" * size)
+                except OSError:
+                    pass
+
+    def empty(self):
+        self._filling.unlink()
+
+
+@pytest.fixture
+def disk(tmp_path):
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("mounting a small file system needs root and CAP_SYS_ADMIN")
+    yield SmallDisk(folder)
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
 @pytest.fixture
 def start(tmp_path, teacher, caplog):
     """Starts gateways in front of the teacher, with these settings."""
     running = []
 
-    def started(**options):
-        running.append(Gateway(teacher, tmp_path / f"events{len(running) or ''}.jsonl", **options))
+    def started(*, folder=tmp_path, **options):
+        running.append(Gateway(teacher, folder / f"events{len(running) or ''}.jsonl", **options))
         return running[-1]
 
     yield started

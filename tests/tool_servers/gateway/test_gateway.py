@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache
 
 import httpx
@@ -14,6 +15,7 @@ import openai
 import pytest
 
 from afm.distill import EventKind, read_events
+from afm.distill.gateway import CallLog, Label, ModelCall, Usage
 from afm.distill.gateway_log import read_calls
 
 HI = [{"role": "user", "content": "Hi"}]
@@ -454,3 +456,90 @@ def test_a_log_of_another_kind_is_no_gateways(tmp_path):
     )
     with pytest.raises(DataError, match="holds no model calls"):
         list(read_calls(tmp_path / "log"))
+
+
+def ask(gateway, words, **options):
+    messages = [{"role": "user", "content": words}]
+    return client(gateway).chat.completions.create(model="tiny", messages=messages, **options)
+
+
+def asked(gateway):
+    """What the calls in the log asked, every line of which is whole."""
+    lines = gateway.log.read_bytes().splitlines(keepends=True)
+    assert len(list(read_events(gateway.log))) == len(lines)
+    return [found.call.messages[-1]["content"] for found in calls(gateway)]
+
+
+def test_with_a_full_disk_the_endpoint_is_not_asked(disk, start, teacher):
+    gateway = start(folder=disk.folder)
+    disk.fill()
+
+    for _ in range(3):
+        with pytest.raises(openai.InternalServerError) as refused:
+            ask(gateway, "first")
+        assert (refused.value.status_code, refused.value.code) == (503, "log")
+        message = "the log cannot be written (No space left on device); the endpoint was not asked"
+        assert message in str(refused.value)
+    assert not teacher.seen
+    health = httpx.get(f"{gateway.url}/health", trust_env=False)
+    assert health.status_code == 503
+    assert health.json()["error"] == "the log cannot be written (No space left on device)"
+
+    disk.empty()
+    ask(gateway, "second")
+    assert httpx.get(f"{gateway.url}/health", trust_env=False).json()["status"] == "ok"
+    assert asked(gateway) == ["second"]
+
+
+def test_a_disk_that_fills_between_calls_splices_no_lines(disk, start, teacher):
+    gateway = start(folder=disk.folder)
+    ask(gateway, "0")
+    disk.fill()
+    answered = ["0"]
+    with suppress(openai.InternalServerError):
+        for number in range(1, 100):  # some have room in blocks that an earlier call has left
+            ask(gateway, f"{number}")
+            answered.append(f"{number}")
+    assert len(teacher.seen) == len(answered) < 100
+    disk.empty()
+    ask(gateway, "last")
+    assert asked(gateway) == [*answered, "last"]
+
+
+def test_a_closed_log_keeps_no_room(disk):
+    path = disk.folder / "closed.jsonl"
+    with CallLog(path) as log, log.reserved(1 << 20):
+        log.record(Label(task="t"), ModelCall(path="completions"), Usage())
+        assert path.stat().st_blocks * 512 >= 1 << 20
+    assert path.stat().st_blocks * 512 <= 4096
+    assert len(list(read_events(path))) == 2
+
+
+def test_calls_under_way_when_the_disk_fills_are_recorded(disk, start, teacher):
+    gateway = start(folder=disk.folder)
+    stream = client(gateway).chat.completions.create(model="slow", messages=HI, stream=True)
+    assert next(iter(stream)).choices[0].delta.content == "First"
+    disk.fill()
+
+    teacher.pause.set()
+    assert [chunk.choices[0].delta.content for chunk in stream] == [" last"]
+    assert one_call(gateway).event.content == "First last"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_the_log_does_not_hold_leaves_nothing_of_itself_and_is_not_paid_again(
+    disk, start, teacher, stream
+):
+    gateway = start(folder=disk.folder)
+    teacher.script = lambda body: {"role": "assistant", "content": "y" * (3 << 20)}  # written twice
+    asking = client(gateway).with_options(max_retries=2)
+    with pytest.raises((openai.APIStatusError, httpx.RemoteProtocolError, openai.APIConnectionError)) as lost:
+        list(asking.chat.completions.create(model="tiny", messages=HI, stream=stream))
+    if not stream:
+        assert lost.value.status_code == 507
+        assert "asking again costs again" in str(lost.value)
+    assert len(teacher.seen) == 1
+
+    teacher.script = lambda body: {"role": "assistant", "content": "short"}
+    ask(gateway, "next")
+    assert asked(gateway) == ["next"]
