@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from omegaconf import OmegaConf
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput
 
 from afm.agents import AgentSpec
@@ -29,11 +30,12 @@ from afm.rewards import Reward, Sample, load_reward
 from afm.rollout import Episode, episode_record, run_episode
 from afm.tools import Tool, load_tools
 from afm.trajectory.record import Verdict
-from verl_ext.failures import record_failure
+from verl_ext.failures import is_fatal, record_failure
 from verl_ext.finite import refuse_non_finite
+from verl_ext.guard import SAMPLER
 from verl_ext.kept_episodes import keep, worth_keeping
 from verl_ext.register import CPU_ENGINE
-from verl_ext.samples import output
+from verl_ext.samples import failed_output, output
 from verl_ext.server_model import ServerModel, room_of
 from verl_ext.settings import load_episode_settings
 from verl_ext.unfinished import Unfinished, unfinished
@@ -91,17 +93,31 @@ class AfmAgentLoop(AgentLoopBase):
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> AgentLoopOutput:
         """Answer the question of ``row`` and score the answer.
 
-        A failing tool is part of the episode. A failing engine, or a row that cannot be read, is not: the
-        error is written down and raised, and our sampler ends the run.
+        A failing tool is part of the episode. Any other error is written down. That of an engine is raised, and our sampler
+        ends the run; another one makes a sample without a score, of which our sampler allows a few.
         """
         try:
             return await self._run(surroundings(self._settings), _task(row), sampling_params, row)
         except Exception as error:
-            output_dir = load_episode_settings(self._settings).output_dir
-            record_failure(output_dir, row.get("raw_prompt"), error)
+            fatal = is_fatal(error) or not self._failures_are_counted()
+            record_failure(
+                load_episode_settings(self._settings).output_dir,
+                row.get("raw_prompt"),
+                error,
+                step=int(row.get("global_steps") or 0),
+                episode=_name(row),
+                fatal=fatal,
+            )
+            if not fatal:
+                return failed_output(error, row, episode=_name(row), token=self.tokenizer.eos_token_id)
             if isinstance(error, AfmError):
                 raise
             raise EngineError(f"the episode failed: {type(error).__name__}: {error}") from error
+
+    def _failures_are_counted(self) -> bool:
+        """Whether our sampler leaves failed episodes out and ends a run with too many; verl's own would train on them."""
+        path = OmegaConf.select(self.config, "trainer.v1.sampler.custom_sampler.path")
+        return str(path) == SAMPLER
 
     async def _run(
         self, shared: Surroundings, task: Task, sampling_params: Mapping[str, Any], row: Mapping[str, Any]

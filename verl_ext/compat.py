@@ -214,6 +214,30 @@ def load_any_world_size(module: ModuleType) -> None:
     manager.load_checkpoint = load_checkpoint
 
 
+def report_failed_updates(module: ModuleType) -> None:
+    """Let a run end when a vLLM worker fails while it takes over new weights.
+
+    Symptom: the training waits for ever, without a word.
+    Cause: verl/workers/rollout/vllm_rollout/vllm_rollout.py:229 starts the worker's part and looks at its reply only after all
+    weights were sent; before that, bucketed_weight_transfer.py waits in ``socket.recv()`` for a worker that is gone.
+    """
+    adapter = target(module, "ServerAdapter")
+    original = adapter._execute_method
+    if getattr(original, "patched_by_afm", False):
+        return
+
+    async def _execute_method(self: Any, method: str, *args: Any, **given: Any) -> Any:
+        from verl_ext.ray_watch import report_if_it_fails
+
+        reply = await original(self, method, *args, **given)
+        if hasattr(reply, "future"):  # not awaited
+            report_if_it_fails(reply, f"in {method}")
+        return reply
+
+    _execute_method.patched_by_afm = True  # type: ignore[attr-defined]
+    adapter._execute_method = _execute_method
+
+
 def watch_for_losses(module: ModuleType) -> None:
     """Let a run that lost a worker or a node, or that is granted no resources, end and say so.
 
@@ -236,6 +260,7 @@ def watch_for_losses(module: ModuleType) -> None:
     def watched_fit(self: Any, agent_loop_manager: Any) -> None:
         with self.afm_watch.explaining():
             fit(self, agent_loop_manager)
+        self.afm_watch.stop()
 
     watched_init.patched_by_afm = True  # type: ignore[attr-defined]
     trainer.init, trainer.fit = watched_init, watched_fit

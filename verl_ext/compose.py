@@ -14,6 +14,7 @@ from typing import Any
 
 from afm.errors import ConfigError, MissingExtraError, suggestion
 from verl_ext.checkpoints import CHECKPOINT_DIR
+from verl_ext.guard import SAMPLER
 from verl_ext.register import CPU_ENGINE
 from verl_ext.settings import RlSettings
 
@@ -42,7 +43,7 @@ def base_overrides(settings: RlSettings) -> Flat:
         "trainer.resume_mode": "auto",  # metrics, episodes and the export go by the last checkpoint of output_dir
         "+trainer.afm.start_timeout_s": settings.start_timeout_s,
         "+trainer.afm.loss_grace_s": settings.loss_grace_s,
-        "trainer.v1.sampler.custom_sampler.path": "pkg://verl_ext.sampler",
+        "trainer.v1.sampler.custom_sampler.path": SAMPLER,
         "trainer.v1.sampler.custom_sampler.name": "sampler_for",
         "+trainer.v1.sampler.sampler_kwargs.filter_groups": FILTER,
         "+trainer.v1.sampler.sampler_kwargs.train_batch_size": "${data.train_batch_size}",
@@ -50,6 +51,7 @@ def base_overrides(settings: RlSettings) -> Flat:
         "+trainer.v1.sampler.sampler_kwargs.samples_per_prompt": f"${{{rollout}.n}}",
         "+trainer.v1.sampler.sampler_kwargs.output_dir": str(out),
         "+trainer.v1.sampler.sampler_kwargs.short_batch": settings.short_batch.value,
+        "+trainer.v1.sampler.sampler_kwargs.max_failed_episodes": settings.max_failed_episodes,
     }
     if settings.curriculum is not None:
         # Workers of the data loader would draw ahead, from solve rates of yesterday.

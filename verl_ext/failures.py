@@ -7,17 +7,53 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from afm.datasets.atomic import replacing
+from afm.errors import (
+    ConfigError,
+    EngineError,
+    MissingExtraError,
+    RewardError,
+    SandboxUnavailableError,
+    UsageError,
+)
+
 FAILURES_FILE = "failures.jsonl"
-"""One line for each episode that could not be finished."""
+"""One line for each episode that could not be finished, with its error; ``fatal`` ones ended the run."""
 VERDICT_FILE = "failure.json"
 """Why the run was ended on purpose; shown by the launcher."""
 
 
-def record_failure(output_dir: str | Path | None, prompt: Any, error: BaseException) -> None:
+_FATAL = (
+    EngineError,
+    ConfigError,
+    UsageError,
+    MissingExtraError,
+    RewardError,
+    SandboxUnavailableError,
+)
+
+
+def is_fatal(error: BaseException) -> bool:
+    """Whether an error would meet every episode, or make training wrong, so that the run has to end at the first one."""
+    return isinstance(error, _FATAL)
+
+
+def record_failure(
+    output_dir: str | Path | None,
+    prompt: Any,
+    error: BaseException,
+    *,
+    step: int = 0,
+    episode: str = "",
+    fatal: bool = True,
+) -> None:
     """Append an episode's failure; several processes may write at once."""
     if output_dir is None:
         return
     row = {
+        "step": step,
+        "episode": episode,
+        "fatal": fatal,
         "prompt": str(prompt),
         "error": type(error).__name__,
         "message": str(error),
@@ -28,16 +64,16 @@ def record_failure(output_dir: str | Path | None, prompt: Any, error: BaseExcept
 
 
 def first_failure(output_dir: str | Path | None) -> str | None:
-    """``Type: message`` of the first recorded failure."""
-    path = Path(output_dir) / FAILURES_FILE if output_dir is not None else None
-    if path is None or not path.exists():
-        return None
-    with path.open(encoding="utf-8") as file:
-        line = file.readline()
-    if not line.endswith("\n"):
-        return None
-    row = json.loads(line)
-    return f"{row['error']}: {row['message']}"
+    """``Type: message`` of the first recorded failure that ended the run."""
+    rows = _rows(Path(output_dir)) if output_dir is not None else []
+    return next((f"{row['error']}: {row['message']}" for row in rows if row.get("fatal", True)), None)
+
+
+def _rows(output_dir: Path) -> list[dict[str, Any]]:
+    """The recorded failures; a last line that a kill cut off is left out."""
+    path = output_dir / FAILURES_FILE
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    return [json.loads(line) for line in text.split("\n")[:-1]]
 
 
 def write_verdict(output_dir: str | Path | None, error: BaseException) -> None:
@@ -54,7 +90,15 @@ def read_verdict(output_dir: str | Path) -> str | None:
     return json.loads(path.read_text(encoding="utf-8"))["message"] if path.exists() else None
 
 
-def forget_failures(output_dir: str | Path) -> None:
-    """Remove what an earlier start left."""
-    for name in (FAILURES_FILE, VERDICT_FILE):
-        (Path(output_dir) / name).unlink(missing_ok=True)
+def forget_failures(output_dir: str | Path, step: int = 0) -> None:
+    """Remove what an earlier start left, but for the failed episodes that the run went on without, up to ``step``."""
+    (Path(output_dir) / VERDICT_FILE).unlink(missing_ok=True)
+    rows = _rows(Path(output_dir))
+    kept = [row for row in rows if not row.get("fatal", True) and row.get("step", 0) <= step]
+    file = Path(output_dir) / FAILURES_FILE
+    if kept:
+        with replacing(file) as temporary:
+            lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in kept)
+            temporary.write_text("".join(lines), encoding="utf-8")
+    else:
+        file.unlink(missing_ok=True)

@@ -16,8 +16,12 @@ from typing import Any
 from afm.errors import AfmError
 from verl_ext.curriculum import QUESTION
 
+SAMPLER = "pkg://verl_ext.sampler"
+"""Where verl finds the sampler that asks this guard: ``trainer.v1.sampler.custom_sampler.path``."""
 ABSTAINED = "abstained"
 """Key of a sample's facts: 1 when its reward abstained, so that the sample has no score."""
+FAILED = "failed"
+"""Key of a sample's facts: the error of an episode that failed, empty for any other; a failed one has no score either."""
 SOURCE = "data_source"
 """Key of a sample's facts: where its question comes from."""
 DRIFT = "token_drift"
@@ -28,6 +32,10 @@ PARTS = ("score", "acc", "correct", "format", "overlong")
 
 class GroupsAlikeError(AfmError, RuntimeError):
     """Too many batches were generated without a full batch of groups that differ."""
+
+
+class EpisodesFailedError(AfmError, RuntimeError):
+    """More episodes failed than a run may go on without."""
 
 
 class ShortBatch(StrEnum):
@@ -227,7 +235,9 @@ class GroupLedger:
         kept = {uid for uid, entry in entries.items() if entry.fate is GroupFate.KEPT}
         found["groups/surplus"] = float(len(kept - self.trained))
         total = sum(len(entry.group.samples) for entry in entries.values())
-        found["groups/abstained_samples"] = float(total - len(samples))
+        failed = sum(bool(sample.get(FAILED)) for entry in entries.values() for sample in entry.group.samples)
+        found["groups/failed_samples"] = float(failed)
+        found["groups/abstained_samples"] = float(total - len(samples) - failed)
         found |= self._tokens(entries) | _means_of(samples)
         return found
 
@@ -241,7 +251,7 @@ class GroupLedger:
 
 def _means_of(samples: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     found: dict[str, float] = {}
-    for key in sorted({key for sample in samples for key in sample} - {ABSTAINED, SOURCE, QUESTION}):
+    for key in sorted({key for sample in samples for key in sample} - {ABSTAINED, FAILED, SOURCE, QUESTION}):
         found[f"rollout/{key}"] = _mean(samples, key)
     seconds = [float(sample["seconds"]) for sample in samples if "seconds" in sample]
     if seconds:

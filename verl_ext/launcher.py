@@ -122,7 +122,7 @@ class Run:
     def _train(self, scratch: Path, book: processes.ProcessBook, step: int, total: int) -> int:
         words, config = command(self._settings, str(scratch), total)
         self._write_settings()
-        forget_failures(self._out)
+        forget_failures(self._out, step)
         forget_losses(self._out)
         forget_after(self._out, step, validated_again=bool(config.trainer.val_before_train))
         metrics = MetricsLog(self._out, step)

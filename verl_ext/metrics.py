@@ -43,6 +43,7 @@ NAMES = {
     "groups_fillers": "groups/fillers",
     "groups_surplus": "groups/surplus",
     "abstained_samples": "groups/abstained_samples",
+    "failed_episodes": "groups/failed_samples",
     "generated_tokens": "groups/agent_tokens",
     "unused_share": "groups/unused_share",
     "questions_asked": "curriculum/asked",

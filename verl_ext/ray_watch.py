@@ -1,7 +1,8 @@
-"""Looks after the processes of a run on Ray: who died, and who was never started.
+"""Looks after the processes of a run on Ray: who died, which engine failed, and who was never started.
 
-Ray tells a caller that an actor died only if that caller waits for it. verl waits for finished episodes instead, for ever, when
-the process that runs them is gone; and for the resources of its workers, for ever, when no node has them.
+Ray tells a caller that an actor died or failed only if that caller waits for it. verl waits for finished episodes instead, for
+ever, when the process that runs them is gone; for an engine to fetch its weights, for ever, when that has raised an error; and
+for the resources of its workers, for ever, when no node has them.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from afm.errors import AfmError
 from verl_ext.losses import LOSS_FILE, STARTED_FILE, DeadActor, role_of, told, write_loss, write_started
@@ -24,8 +25,10 @@ _POLL_S = 2.0
 _END_S = 30.0
 _SETTLE_S = 6.0
 """How long a failure waits for Ray to notice whose death has caused it."""
+_ERROR_CHARACTERS = 500
 _DIED = {"WORKER_DIED", "NODE_DIED"}
 _LOG = logging.getLogger(__name__)
+_Answer = TypeVar("_Answer")
 
 
 def dead_actors() -> list[DeadActor]:
@@ -48,6 +51,56 @@ def dead_actors() -> list[DeadActor]:
         address = actor["Address"]["IPAddress"] or died.node_ip_address
         found.append(DeadActor(role_of(actor["ActorClassName"]), actor["Pid"], address, node_died, memory))
     return found
+
+
+def report_engine_error(error: BaseException, doing: str) -> None:
+    """Let the watch know that a rollout engine failed, from any process of the run; the first report counts.
+
+    Args:
+        error: The engine's own.
+        doing: What it was asked for, such as ``in generate``.
+    """
+    import ray
+    from ray.experimental.internal_kv import _internal_kv_put
+
+    if not ray.is_initialized():
+        return
+    cause = getattr(error, "cause", None) or error
+    text = (str(cause).strip().splitlines() or ["no message"])[0][:_ERROR_CHARACTERS]
+    sentence = f"the rollout engine failed {doing}: {type(cause).__name__}: {text}"
+    try:
+        _internal_kv_put(_engine_key(), sentence.encode(), overwrite=False)
+    except Exception as failure:  # noqa: BLE001 - the engine's error is on its way to the caller too
+        _LOG.warning("not reported (%s: %s): %s", type(failure).__name__, failure, sentence)
+
+
+def report_if_it_fails(reply: Any, doing: str) -> None:
+    """Report an engine whose ``reply`` (an ``ObjectRef``) is an error, though nobody may be waiting for it.
+
+    Args:
+        doing: See :func:`report_engine_error`.
+    """
+
+    def look(future: Any) -> None:
+        if error := future.exception():
+            # Ray's own thread calls: it must not wait for Ray.
+            threading.Thread(target=report_engine_error, args=(error, doing), daemon=True).start()
+
+    reply.future().add_done_callback(look)
+
+
+def engine_error() -> str | None:
+    """The sentence of the first :func:`report_engine_error` of this job."""
+    from ray.experimental.internal_kv import _internal_kv_get
+
+    found = _internal_kv_get(_engine_key())
+    return None if found is None else bytes(found).decode()
+
+
+def _engine_key() -> bytes:
+    import ray
+
+    return f"afm-engine-error-{ray.get_runtime_context().get_job_id()}".encode()
 
 
 def workers_started() -> bool:
@@ -109,12 +162,12 @@ class RayWatch(threading.Thread):
         self._output_dir = output_dir
         self._loss_grace_s = loss_grace_s
         self._start_timeout_s = start_timeout_s
+        self._over = threading.Event()
 
     def run(self) -> None:
         """Look every few seconds until the process ends."""
         begun, lost_at, working = time.monotonic(), 0.0, False
-        while True:
-            time.sleep(_POLL_S)
+        while not self._over.wait(_POLL_S):
             now = time.monotonic()
             if not lost_at and self.look():
                 lost_at = now
@@ -133,22 +186,19 @@ class RayWatch(threading.Thread):
             patience_s: How long to wait for Ray to notice.
         """
         until = time.monotonic() + patience_s
-        while not (first := self._dead()):
+        while not (first := _asked(dead_actors)) and not (failed := _asked(engine_error)):
             if time.monotonic() >= until:
                 return False
             time.sleep(0.5)
-        # A node's processes are noticed one by one.
-        time.sleep(_POLL_S / 2)
-        write_loss(self._output_dir, told(self._dead() or first))
+        # A node's processes are noticed one by one, and that of an engine which failed may have died of it.
+        time.sleep(_POLL_S / 2 if first else _SETTLE_S)
+        dead = _asked(dead_actors) or first
+        write_loss(self._output_dir, told(dead) if dead else str(failed))
         return True
 
-    @staticmethod
-    def _dead() -> list[DeadActor]:
-        try:
-            return dead_actors()
-        except Exception as error:  # noqa: BLE001 - a question that Ray did not answer ends neither a run nor the watch
-            _LOG.warning("Ray did not say which processes died: %s: %s", type(error).__name__, error)
-            return []
+    def stop(self) -> None:
+        """Look no more: the training is over, and what ends now ends as it should."""
+        self._over.set()
 
     @contextmanager
     def explaining(self) -> Iterator[None]:
@@ -165,6 +215,15 @@ class RayWatch(threading.Thread):
             else:
                 self.look(0.0 if ours else _SETTLE_S)
             raise
+
+
+def _asked(question: Callable[[], _Answer]) -> _Answer | None:
+    """What Ray answers; a question that it does not answer ends neither a run nor the watch."""
+    try:
+        return question()
+    except Exception as error:  # noqa: BLE001 - see above
+        _LOG.warning("Ray did not say what was lost: %s: %s", type(error).__name__, error)
+        return None
 
 
 def watch(config: Any) -> RayWatch:

@@ -25,6 +25,7 @@ def register() -> None:
     after_import("verl.trainer.ppo.v1.trainer_base", compat.tell_whole_checkpoints)
     after_import("verl.trainer.ppo.v1.trainer_base", compat.watch_for_losses)
     after_import("verl.trainer.ppo.v1.trainer_base", compat.report_entropy_of_a_token)
+    after_import("verl.workers.rollout.vllm_rollout.vllm_rollout", compat.report_failed_updates)
     after_import("verl.trainer.ppo.v1.utils", put_our_metrics_together)
     after_import("verl.utils.checkpoint.fsdp_checkpoint_manager", compat.load_any_world_size)
     after_import("verl.trainer.ppo.v1.trainer_base", draw_by_difficulty)

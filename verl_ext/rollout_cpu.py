@@ -25,6 +25,7 @@ from afm.configuration import validated
 from afm.errors import EngineError
 from afm.models.base import FinishReason, SamplingParams
 from afm.models.tokenizer import ChatTokenizer, generation_end_ids
+from verl_ext.ray_watch import report_if_it_fails
 from verl_ext.register import CPU_ENGINE
 
 
@@ -251,9 +252,10 @@ class CpuRolloutAdapter(BaseRollout):
         if not self._servers:
             self._servers = [ray.get_actor(name) for name in self._names]
         stored = ray.put(bucket)
-        await asyncio.gather(
-            *(server.update_weights.remote(stored, last, global_steps) for server in self._servers)
-        )
+        replies = [server.update_weights.remote(stored, last, global_steps) for server in self._servers]
+        for reply in replies:
+            report_if_it_fails(reply, "in update_weights")
+        await asyncio.gather(*replies)
 
 
 def _server_names(replica_rank: int, processes: int) -> list[str]:

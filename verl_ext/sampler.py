@@ -18,9 +18,20 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
 from afm.errors import AfmError, ConfigError, EngineError, RewardError, suggestion
 from verl_ext.curriculum import QUESTION, SOLVED, running
-from verl_ext.failures import first_failure, write_verdict
+from verl_ext.failures import FAILURES_FILE, first_failure, write_verdict
 from verl_ext.finite import refuse_non_finite
-from verl_ext.guard import ABSTAINED, DRIFT, PARTS, SOURCE, Group, GroupFate, GroupLedger, ShortBatch
+from verl_ext.guard import (
+    ABSTAINED,
+    DRIFT,
+    FAILED,
+    PARTS,
+    SOURCE,
+    EpisodesFailedError,
+    Group,
+    GroupFate,
+    GroupLedger,
+    ShortBatch,
+)
 
 TRAIN = "train"
 
@@ -36,6 +47,7 @@ class SamplerOptions:
         samples_per_prompt: ``actor_rollout_ref.rollout.n``.
         output_dir: Where failures are read and the reason of an end is written.
         short_batch: What to do when ``max_num_gen_batches`` did not fill a training batch.
+        max_failed_episodes: How many episodes of a step, or of a validation, may fail; ``None`` for 1 %, at least 1.
         poll_interval_s: How often finished rollouts are looked for (verl: 2 s).
     """
 
@@ -45,6 +57,7 @@ class SamplerOptions:
     gen_batch_size: int | None = None
     output_dir: str | None = None
     short_batch: str = ShortBatch.STOP
+    max_failed_episodes: int | None = None
     poll_interval_s: float = 0.5
 
     @classmethod
@@ -109,13 +122,16 @@ class _Guarded(ReplayBuffer):
         self._fillers: set[str] = set()
         self._unscored: set[str] = set()
         self._evidence: dict[str, str] = {}
+        # Errors of the episodes that failed since the last batch.
+        self._failed: list[str] = []
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[Any, dict[str, Any]]:
         """A batch and, for training, the metrics of how it came about.
 
         Raises:
             GroupsAlikeError: Dynamic sampling goes nowhere.
-            EngineError: An episode failed for a reason that is not the agent's.
+            EngineError: The engine failed.
+            EpisodesFailedError: More episodes failed than are allowed.
         """
         if partition_id == TRAIN:
             self._ledger.start(global_steps)
@@ -127,6 +143,7 @@ class _Guarded(ReplayBuffer):
         trained = {key.split("_")[0] for key in batch.keys}
         self._ledger.filled = len(self._fillers & trained)
         self._ledger.settle(trained, self._waiting(trained))
+        self._failed.clear()
         curriculum = running()
         return batch, metrics | self._ledger.metrics() | (curriculum.metrics() if curriculum else {})
 
@@ -194,11 +211,13 @@ class _Guarded(ReplayBuffer):
         for key, sample in group.items():
             rewards = {name: value for name, value in sample.items() if name in checked}
             refuse_non_finite(rewards, data_source=str(sample.get(SOURCE)), episode=key)
+        self._failed += [str(sample[FAILED]) for sample in group.values() if sample.get(FAILED)]
+        self._bound_failures(self._failed, self._options.train_batch_size * self._options.samples_per_prompt)
         samples = Group(list(group.values()))
         try:
             fate = self._ledger.add(uid, samples, self._evidence.pop(uid, ""))
         except KeyError as error:
-            known = sorted({key for sample in group.values() for key in sample} - {SOURCE, QUESTION})
+            known = sorted({key for sample in group.values() for key in sample} - {SOURCE, QUESTION, FAILED})
             raise ConfigError(
                 f"algorithm.filter_groups.metric={self.filter_groups_metric}: the reward reports no {error}; "
                 f"expected one of: {', '.join(known)}"
@@ -210,6 +229,17 @@ class _Guarded(ReplayBuffer):
             self._alike[uid] = float(samples.scored[0][str(self.filter_groups_metric)])
         unscored = group if fate is GroupFate.VOID else {k: s for k, s in group.items() if s.get(ABSTAINED)}
         self._unscored.update(unscored)
+
+    def _bound_failures(self, errors: list[str], episodes: int) -> None:
+        """End a run in which too many of so many episodes failed."""
+        allowed = self._options.max_failed_episodes
+        allowed = max(1, episodes // 100) if allowed is None else allowed
+        if len(errors) > allowed:
+            raise EpisodesFailedError(
+                f"{len(errors)} of {episodes} episodes failed, max_failed_episodes allows {allowed}: "
+                f"{'; '.join(sorted(errors)[:3])} (all of them with their tracebacks: {FAILURES_FILE}). Repair the cause "
+                "and start the same command again, or raise max_failed_episodes"
+            )
 
     def _groups(self, partition_id: str, uids: set[str]) -> dict[str, dict[str, Mapping[str, Any]]]:
         """Facts of every sample by key, by prompt; a prompt without any sample has an empty group."""
@@ -224,7 +254,7 @@ class _Guarded(ReplayBuffer):
                 if reason := fields_of.get(ABSTAINED):
                     self._evidence[key.split("_")[0]] = str(reason)
                 facts = {"reward": float(scores.sum())} | dict(fields_of.get("reward_extra_info") or {})
-                facts |= {key: fields_of.get(key) for key in (SOURCE, QUESTION)}
+                facts |= {key: fields_of.get(key) for key in (SOURCE, QUESTION, FAILED)}
                 groups[key.split("_")[0]][key] = facts
         return groups
 
@@ -253,10 +283,12 @@ class _Guarded(ReplayBuffer):
         if not keys:
             return
         data = tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=["extra_fields"])
-        for key, extra in zip(keys, data["extra_fields"], strict=True):
-            if reason := getattr(extra, "data", extra).get(ABSTAINED):
+        fields_of = [getattr(extra, "data", extra) for extra in data["extra_fields"]]
+        for key, known in zip(keys, fields_of, strict=True):
+            if reason := known.get(ABSTAINED):
                 self._unscored.add(key)
                 self._evidence.setdefault(key.split("_")[0], str(reason))
+        self._bound_failures([str(known[FAILED]) for known in fields_of if known.get(FAILED)], len(keys))
 
     def _waiting(self, trained: set[str]) -> set[str]:
         """Finished groups that a later step may train on."""

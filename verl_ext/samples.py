@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 
 from afm.rollout import Episode
 from afm.trajectory.record import StopReason, Verdict
 from verl_ext.curriculum import QUESTION
-from verl_ext.guard import ABSTAINED, DRIFT, SOURCE
+from verl_ext.guard import ABSTAINED, DRIFT, FAILED, SOURCE
 from verl_ext.server_model import ServerModel
 from verl_ext.unfinished import CUT_SHORT
+
+_ERROR_CHARACTERS = 500
+"""Of an error that travels with its sample; ``failures.jsonl`` has it whole."""
 
 
 def output(
@@ -62,6 +66,39 @@ def output(
             SOURCE: data_source,
             QUESTION: question_index,
             ABSTAINED: verdict.evidence if verdict.abstained else "",
+            FAILED: "",
+        },
+    )
+
+
+def failed_output(error: Exception, row: Mapping[str, Any], *, episode: str, token: int) -> AgentLoopOutput:
+    """What verl's agent loop returns for an episode that failed: a sample without a score, which is never trained on.
+
+    Args:
+        error: Why it failed.
+        row: Of the data.
+        episode: Its name.
+        token: Stands for prompt and response, of which verl wants one token each.
+    """
+    told = f"episode {episode}: {type(error).__name__}: {error}"[:_ERROR_CHARACTERS]
+    step = int(row.get("global_steps") or 0)
+    return AgentLoopOutput(
+        prompt_ids=[token],
+        response_ids=[token],
+        response_mask=[0],
+        response_logprobs=[0.0],
+        reward_score=0.0,
+        num_turns=1,
+        metrics=AgentLoopMetrics(),
+        extra_fields={
+            "reward_extra_info": {"score": 0.0, "acc": 0.0, ABSTAINED: 1.0},
+            "min_global_steps": step,
+            "max_global_steps": step,
+            "stop": StopReason.ABORTED.value,
+            SOURCE: str(row.get("data_source") or ""),
+            QUESTION: str(row.get("index", "")),
+            ABSTAINED: f"failed: {told}",
+            FAILED: told,
         },
     )
 

@@ -12,6 +12,7 @@ from afm.models.codec import CodecModel
 from afm.models.stop import stop_length
 from afm.models.tokenizer import ChatTokenizer
 from afm.rollout import Episode
+from verl_ext.ray_watch import report_engine_error
 from verl_ext.register import CPU_ENGINE
 
 _SGLANG_RESERVE = 6
@@ -99,6 +100,7 @@ class ServerModel(CodecModel):
         except EngineError:
             raise
         except Exception as error:
+            report_engine_error(error, "in generate")
             raise EngineError(f"the rollout server failed: {type(error).__name__}: {error}") from error
         ids, logprobs = tuple(output.token_ids), tuple(output.log_probs or ())
         if len(ids) != len(logprobs):

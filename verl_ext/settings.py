@@ -36,7 +36,7 @@ class EpisodeSettings(BaseModel):
         episodes_per_step: About so many episodes of each step are kept to be read (``episodes/step_000001.jsonl``), and the same
             share of a validation's, with ``validation: true`` in their provenance.
         seed: Seeds prompts' order and, on the CPU engine, every sampled token.
-        output_dir: Where failed episodes are described (``failures.jsonl``) and episodes are kept.
+        output_dir: Where failed episodes are listed (``failures.jsonl``) and episodes are kept.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -80,6 +80,9 @@ class RlSettings(EpisodeSettings):
         train_files: Parquet files with one question a row.
         val_files: The same for verl's own validation; the training files when empty.
         short_batch: What to do when ``algorithm.filter_groups.max_num_gen_batches`` did not fill a batch.
+        max_failed_episodes: How many episodes of a step may fail (a row that cannot be read, an error of ours or of a tool's code)
+            before the run ends; unless given, 1 % of a step's, at least 1. They have no score, so they are not trained on, and
+            stand in ``failures.jsonl``. An error of the engine ends the run at once.
         curriculum: Draw questions by how often they are solved; see :mod:`verl_ext.curriculum`.
         alarms: When metrics give cause for worry, and what happens then; see :mod:`verl_ext.alarms`.
         trackers: Where metrics go beside ``metrics.jsonl``; each writes below ``output_dir``. W&B and SwanLab are offline
@@ -97,6 +100,7 @@ class RlSettings(EpisodeSettings):
     train_files: tuple[str, ...] = Field(min_length=1)
     val_files: tuple[str, ...] = ()
     short_batch: ShortBatch = ShortBatch.STOP
+    max_failed_episodes: int | None = Field(default=None, ge=0)
     curriculum: Curriculum | None = None
     alarms: Alarms = Alarms()
     trackers: tuple[Literal["tensorboard", "wandb", "swanlab"], ...] = ()

@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from verl_ext.compat import target
-from verl_ext.guard import PARTS
+from verl_ext.guard import PARTS, SAMPLER
 
 _VALIDATING: ContextVar[bool] = ContextVar("afm_validating", default=False)
 
@@ -74,7 +74,7 @@ def average_scored_samples(module: ModuleType) -> None:
         turns: Any,
         expected_acc_counts: Any = None,
     ) -> Any:
-        ours = str(self.config.trainer.v1.sampler.custom_sampler.path) == "pkg://verl_ext.sampler"
+        ours = str(self.config.trainer.v1.sampler.custom_sampler.path) == SAMPLER
         expected = None if ours else expected_acc_counts
         found = original(self, data_sources, sample_uids, facts, turns, expected_acc_counts=expected)
         return found | validation_means(data_sources, facts)

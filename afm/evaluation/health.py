@@ -75,6 +75,7 @@ _WATCHED = (
     _Watched("Thrown away", "share of the agent's tokens, in groups not trained on", _named("unused_share")),
     _Watched("Cut short", "share of the episodes that a limit ended", _named("cut_short")),
     _Watched("No score", "samples that the reward abstained from", _named("abstained_samples")),
+    _Watched("Failed", "episodes that broke off with an error (failures.jsonl)", _named("failed_episodes")),
     _Watched("Long tail", "slowest episode, in mean ones", _ratio("slowest_episode_seconds", "episode_seconds"), "long_tail"),
     _Watched("Clipped tokens", "share of the trained tokens", _named("clip_fraction")),
     _Watched("Gradient norm", "before clipping; jumps are a warning", _named("grad_norm")),

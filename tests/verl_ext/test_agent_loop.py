@@ -220,6 +220,40 @@ async def test_a_failing_engine_ends_the_episode_loudly_and_is_written_down(
     assert "12+13?" in row["prompt"]
 
 
+def count_failures(loop: Any) -> Any:
+    """As `afm rl` configures it: the sampler that leaves failed episodes out."""
+    from omegaconf import OmegaConf
+
+    path = {"trainer": {"v1": {"sampler": {"custom_sampler": {"path": "pkg://verl_ext.sampler"}}}}}
+    loop.config = OmegaConf.merge(loop.config, path)
+    return loop
+
+
+async def test_a_failed_episode_is_a_sample_without_a_score_and_is_listed(
+    make_loop: Any, scripted: Any, tokenizer: Any, tmp_path: Path
+) -> None:
+    row = {key: value for key, value in ROW.items() if key not in ("extra_info", "raw_prompt")}
+    output = await count_failures(make_loop(scripted([]))).run(dict(SAMPLING), **row)
+    assert (output.response_ids, output.response_mask) == ([tokenizer.eos_token_id], [0])
+    assert output.extra_fields["failed"].startswith("episode 4/u1/2: DataError: expected `question`")
+    assert output.extra_fields["reward_extra_info"]["abstained"] == 1.0
+    assert output.as_dict()["rm_scores"].tolist() == [0.0]
+    [line] = (tmp_path / "failures.jsonl").read_text().splitlines()
+    listed = json.loads(line)
+    assert (listed["step"], listed["episode"], listed["fatal"]) == (4, "4/u1/2", False)
+    assert "Traceback" in listed["traceback"]
+
+
+async def test_an_error_of_the_engine_never_counts_as_a_failed_episode(
+    make_loop: Any, scripted: Any, tmp_path: Path
+) -> None:
+    from afm.errors import EngineError
+
+    with pytest.raises(EngineError, match="server died"):
+        await count_failures(make_loop(scripted([RuntimeError("server died")]))).run(dict(SAMPLING), **ROW)
+    assert json.loads((tmp_path / "failures.jsonl").read_text())["fatal"] is True
+
+
 async def test_a_prompt_over_the_limit_is_an_error_and_never_cut(make_loop: Any, scripted: Any) -> None:
     from afm.errors import DataError
 

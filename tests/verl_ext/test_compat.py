@@ -25,6 +25,7 @@ pytest.importorskip("verl")
         compat.load_value_head_with_sdpa,
         compat.save_when_asked,
         compat.tell_whole_checkpoints,
+        compat.report_failed_updates,
         compat.report_entropy_of_a_token,
     ],
 )

@@ -184,6 +184,7 @@ def test_metrics_are_over_every_scored_sample_dropped_groups_included() -> None:
         "groups/fillers": 0.0,
         "groups/surplus": 1.0,
         "groups/abstained_samples": 1.0,
+        "groups/failed_samples": 0.0,
         "rollout/acc": 5 / 11,
         "rollout/tool_calls": 10 / 11,
     }

@@ -174,3 +174,77 @@ def test_only_a_kill_is_told_as_one() -> None:
     assert "signal 9" in str(killed(137))
     assert killed(1) is None
     assert killed(143) is None
+
+
+WEIGHT_SYNC = """
+import asyncio, os, pathlib, sys, time
+import ray
+from verl_ext.ray_watch import RayWatch
+
+scratch, out, behaviour = sys.argv[1:]
+ray.init(address="local", num_cpus=4, include_dashboard=False, object_store_memory=100 << 20, _temp_dir=scratch)
+
+@ray.remote(num_cpus=0, name="vllm_server_0_0")
+class Server:  # what verl's adapter asks of vLLMHttpServer
+    async def collective_rpc(self, method, timeout=None, args=(), kwargs=None):
+        if behaviour == "raises":
+            raise AttributeError("'Parameter' object has no attribute 'weight_loader'")
+        await asyncio.sleep(10)
+        from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightReceiver
+        import torch
+        job = ray.get_runtime_context().get_job_id()
+        handle = f"ipc:///tmp/rl-colocate-zmq-{job}-replica-0-rank-0.sock"
+        receiver = BucketedWeightReceiver(handle, torch.device("cpu"), use_shm=True)
+        await asyncio.to_thread(receiver.receive_weights, lambda weights, is_last: None)
+
+    async def clear_kv_cache(self): pass
+    async def set_global_steps(self, step): pass
+
+@ray.remote(num_cpus=0)
+class Worker:
+    async def sync(self):
+        os.environ |= {"RANK": "0", "RAY_LOCAL_WORLD_SIZE": "1"}
+        import torch
+        from verl.workers.config import RolloutConfig
+        from verl.workers.rollout.vllm_rollout.vllm_rollout import ServerAdapter
+        adapter = ServerAdapter(RolloutConfig(name="vllm", tensor_model_parallel_size=1), None, None, 0)
+        adapter.use_shm = True
+        await adapter.update_weights(iter([("w", torch.ones(4))]), global_steps=1)
+
+server, worker = Server.remote(), Worker.remote()
+watch = RayWatch(pathlib.Path(out), loss_grace_s=3)
+watch.start()
+ray.get(worker.sync.remote())
+watch.stop()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("behaviour", ["raises", "is slow"])
+def test_an_engine_that_fails_in_a_weight_sync_ends_the_run_and_a_slow_one_does_not(
+    tmp_path: Path, behaviour: str
+) -> None:
+    """verl's own adapter and sender; of vLLM only the name is there, which verl asks for."""
+    import tempfile
+
+    (tmp_path / "vllm" / "distributed").mkdir(parents=True)
+    (tmp_path / "vllm" / "__init__.py").write_text("LLM = None")
+    (tmp_path / "vllm" / "distributed" / "__init__.py").write_text("parallel_state = None")
+    (tmp_path / "vllm-0.24.0.dist-info").mkdir()
+    (tmp_path / "vllm-0.24.0.dist-info" / "METADATA").write_text("Name: vllm\nVersion: 0.24.0\n")
+    variables = {"VERL_PLATFORM": "cpu", "VERL_USE_EXTERNAL_MODULES": "verl_ext"}
+    path = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])}
+    with tempfile.TemporaryDirectory(prefix="afm-rl-", dir="/tmp", ignore_cleanup_errors=True) as scratch:
+        words = [sys.executable, "-c", WEIGHT_SYNC, scratch, str(tmp_path), behaviour]
+        done = subprocess.run(
+            words, env=os.environ | variables | path, capture_output=True, text=True, timeout=300
+        )
+    if behaviour == "is slow":
+        assert done.returncode == 0, done.stderr[-3000:]
+        assert read_loss(tmp_path) is None
+    else:
+        assert done.returncode == 1, done.stderr[-3000:]
+        assert read_loss(tmp_path) == (
+            "the rollout engine failed in update_weights_from_ipc: AttributeError: "
+            "'Parameter' object has no attribute 'weight_loader'"
+        )

@@ -44,7 +44,12 @@ def put(queue: Any) -> Iterator[Callable[..., None]]:
     from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
     def put_group(
-        uid: str, *values: float | None, status: str = "finished", step: int = 1, to: str = "train"
+        uid: str,
+        *values: float | None,
+        status: str = "finished",
+        step: int = 1,
+        to: str = "train",
+        failed: str = "",
     ) -> None:
         tag = {"is_prompt": True, "status": status, "global_steps": step}
         queue.kv_put(key=uid, partition_id=to, tag=tag)
@@ -54,6 +59,7 @@ def put(queue: Any) -> Iterator[Callable[..., None]]:
                 "extra_fields": {
                     "reward_extra_info": {"acc": value or 0.0, "abstained": float(value is None)},
                     "abstained": "no gold" if value is None else "",
+                    "failed": failed if value is None else "",
                     "data_source": "nq",
                 },
             }
@@ -187,6 +193,34 @@ def test_an_episode_that_failed_ends_the_run_with_its_reason(put: Any, tmp_path:
     put("b", 1, status="failure")
     with pytest.raises(EngineError, match="1 prompts could not be rolled out: EngineError: server died"):
         sampler(tmp_path).sample(1, "train", 2)
+
+
+def test_as_many_episodes_as_allowed_may_fail_and_are_not_trained_on(put: Any, tmp_path: Path) -> None:
+    """1 % of 6 is none, so one may."""
+    buffer = sampler(tmp_path)
+    for step in (1, 2):
+        put(f"a{step}", 1, 0, None, step=step, failed="episode 1/a/2: KeyError: 'x'")
+        put(f"b{step}", 1, 0, 0, step=step)
+        batch, metrics = buffer.sample(step, "train", 2)
+        assert sorted(batch.keys) == [
+            f"{name}_0" for name in (f"a{step}_0", f"a{step}_1", *(f"b{step}_{k}" for k in range(3)))
+        ]
+        assert (metrics["groups/failed_samples"], metrics["groups/abstained_samples"]) == (1, 0)
+
+
+@pytest.mark.parametrize("to", ["train", "val"])
+@pytest.mark.parametrize(("allowed", "failures"), [(None, 2), (0, 1), (2, 3)])
+def test_more_failed_episodes_than_allowed_end_the_run_and_the_first_are_named(
+    put: Any, tmp_path: Path, to: str, allowed: int | None, failures: int
+) -> None:
+    from verl_ext.guard import EpisodesFailedError
+
+    put("a", 1, *[None] * (failures - 1), 0, to=to, failed="episode 1/a/1: KeyError: 'x'")
+    put("b", 1, 0, None, to=to, failed="episode 1/b/2: DataError: no question")
+    told = rf"^{failures} of \d+ episodes failed, max_failed_episodes allows {1 if allowed is None else allowed}: .*1/b/2: DataError"
+    with pytest.raises(EpisodesFailedError, match=told):
+        sampler(tmp_path, max_failed_episodes=allowed).sample(1, to, 2)
+    assert json.loads((tmp_path / "failure.json").read_text())["error"] == "EpisodesFailedError"
 
 
 def test_a_metric_that_the_reward_does_not_report_is_named(put: Any, tmp_path: Path) -> None:
