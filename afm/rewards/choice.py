@@ -3,6 +3,7 @@ r"""Multiple choice: the one letter that the final answer names."""
 from __future__ import annotations
 
 import re
+import unicodedata
 
 from afm.errors import DataError
 from afm.rewards.base import Sample
@@ -12,41 +13,76 @@ from afm.trajectory import answers
 
 _DRESS = re.compile(r"\\(?:boxed|fbox|text|textbf|mathrm|mathbf)\s*\{([^{}]*)\}|\*\*|\$|`")
 _LEAD = r"(?:(?:the|my|final|correct|best|right)\s+)*(?:answer|option|choice)s?\s*(?:is|are)?\s*[:=]?\s*"
+_IS_RIGHT = (
+    r"is\s+(?:clearly\s+|indeed\s+|definitely\s+|the\s+)*"
+    r"(?:(?:correct|right|best)(?:\s+(?:answer|option|choice|one))?|answer|option|choice)\b[.,:;!]?"
+)
 _LETTER = re.compile(
-    rf"(?:{_LEAD})?[(\[]?([A-Za-z])(?:(?:[)\]][.:,]?|[.:,])(?:\s+(.*))?)?", re.DOTALL | re.IGNORECASE
+    rf"(?:{_LEAD})?[(\[]?([A-Za-z])(?:(?:[)\]]?\s+{_IS_RIGHT}|[)\]][.:,]?|[.,:])(?:\s+(.*))?)?",
+    re.DOTALL | re.IGNORECASE,
 )
-_OPTION = r"[(\[]?(?:[A-HJ]|I(?!\s+[a-z]))\b"
-_ANOTHER = re.compile(  # a second option: (B), B., or B; or nothing but letters
-    r"[(\[][A-J][)\]]|\b[A-J][).:](?=\s)|^[A-J]\b[,/|;&.]?\s*(?:$|[A-J]\b)"
-    r"|(?i:\b(?:or|and|also|but|then|actually|maybe|perhaps|possibly)\b)[\s,]+"
-    rf"(?:(?i:maybe|perhaps|possibly|even|the|answer|option|choice)\s+)*{_OPTION}"
+_VERBS = r"(?:is|are|was|seems?|looks?|may|might|could|or|and|too|also|instead)\b"
+_MENTION = re.compile(  # an option: (b), or a capital that is no word (a cat, I), no unit (5 J) and no symbol (F = ma)
+    r"[(\[](?P<inside>[A-Ja-j])[)\]]"
+    r"|(?<=[:;,] )(?P<small>[b-hj])(?=\W*$)"
+    rf"|(?<![\w°'’-])(?<!\d )(?P<bare>[B-HJ]|A(?!\s+(?!{_VERBS})[a-z])|I(?!\s+[a-z]|['’]))(?![\w'’+-]|\s*=)"
 )
-_CLAIM = re.compile(  # another option is called the answer
-    rf"(?i:\b(?:answer|option|choice)s?\b[^.;]{{0,20}}?\b(?:is|are|be)\b)\W*{_OPTION}"
-    rf"|{_OPTION}[)\]]?\s+is\s+(?:also\s+)?(?:right|correct)"
-    r"|(?i:\b(?:so|thus|hence|therefore|choose|pick|take|instead|rather)\b)\W+"
-    rf"(?:(?i:the|answer|option|choice|is)\s+)*{_OPTION}"
+_OPTION = r"[(\[]?(?P<{}>[A-HJ]|I(?!\s+[a-z]))\b"
+_CLAIM = re.compile(  # an option is called the answer
+    rf"(?i:\b(?:answer|option|choice)s?\b[^.;]{{0,20}}?\b(?:is|are|be)\b)\W*{_OPTION.format('named')}"
+    rf"|{_OPTION.format('right')}[)\]]?\s+is\s+(?:also\s+)?(?:right|correct)"
+    r"|(?i:\b(?:or|so|thus|hence|therefore|choose|pick|take|instead|rather|actually|maybe|perhaps)\b)\W+"
+    rf"(?:(?i:the|answer|option|choice|is)\s+)*{_OPTION.format('chosen')}"
+)
+_NOT = r"(?:\s+not|n['’]t)\s+(?:the\s+)?"
+_WRONG = rf"(?:is|was)(?:{_NOT}(?:right|correct|answer|best)|\s+(?:wrong|incorrect|false))\b"
+_REFUSED = re.compile(
+    rf"(?i:\b(?:not|unlike|instead\s+of|rather\s+than))\s+{_OPTION.format('a')}[)\]]?"
+    rf"|{_OPTION.format('b')}[)\]]?\s+{_WRONG}"
+)
+_RETRACTION = re.compile(
+    r"\b(?:on\s+second\s+thoughts?|scratch\s+that|take\s+(?:it|that|this)\s+back|never\s?mind|just\s+kidding|"
+    r"my\s+mistake|i\s+was\s+wrong|correction|oops|wait)\b"
+    rf"|\b(?:which|this|that|it)\s+{_WRONG}"
+    r"|\b(?:or|and|also)\s+(?:maybe\s+|perhaps\s+)?the\s+(?:other|first|second|third|fourth|last|next)\b",
+    re.IGNORECASE,
 )
 _REASON = re.compile(r"(?:because|since|as)\b", re.IGNORECASE)  # it may name the other options
 _LONGEST = 2000
 
 
-def choice_letter(text: str) -> str | None:
-    r"""The option that ``text`` names, a capital letter; ``None`` when it names none or several.
+def choice_letter(text: str, question: str = "") -> str | None:
+    r"""The option that ``text`` names, a capital letter; ``None`` when it names none, several, or takes it back.
 
-    Understood: ``C``, ``(c)``, ``C.``, ``C) because A is wrong``, ``\boxed{C}``, ``**C**``, ``Answer: C``. A letter
-    that begins a sentence, as in ``A cat``, is no option.
+    Understood: ``C``, ``(c)``, ``C.``, ``C) because A is wrong``, ``\boxed{C}``, ``**C**``, ``Answer: C``, ``C is correct``,
+    ``C, not D``. A letter that begins a sentence, as in ``A cat``, is no option. The text of an option, as ``question`` has it
+    behind the letter, may hold any letters.
     """
-    bare = text[:_LONGEST]
+    bare = unicodedata.normalize("NFKC", text[:_LONGEST])
     for _ in range(3):
-        bare = _DRESS.sub(lambda found: found[1] or "", bare)
-    found = _LETTER.fullmatch(bare.strip())
-    if found is None:
+        bare = _DRESS.sub(lambda match: match[1] or "", bare)
+    named = _LETTER.fullmatch(bare.strip())
+    if named is None:
         return None
-    rest = found[2] or ""
-    if _CLAIM.search(rest) or (not _REASON.match(rest) and _ANOTHER.search(rest)):
-        return None
-    return found[1].upper()
+    letter, rest = named[1].upper(), " ".join((named[2] or "").split())
+    return None if rest and _takes_back(letter, rest, question) else letter
+
+
+def _takes_back(letter: str, rest: str, question: str) -> bool:
+    """Whether what follows the letter names another option too, or denies this one."""
+    option = rf"\b{letter}\s*[).:\]]\s*{re.escape(rest.rstrip('. '))}"
+    if re.search(option, " ".join(question.split())):
+        return False
+    if any(letter in refused.group("a", "b") for refused in _REFUSED.finditer(rest)):
+        return True
+    rest, reason = _REFUSED.sub("", rest), _REASON.match(rest) is not None
+    claims = {option for claim in _CLAIM.finditer(rest) for option in claim.groups() if option}
+    mentions = {
+        option.upper() for mention in _MENTION.finditer(rest) for option in mention.groups() if option
+    }
+    return bool((claims if reason else claims | mentions) - {letter}) or (
+        not reason and _RETRACTION.search(rest) is not None
+    )
 
 
 class ChoiceLetter:
@@ -64,7 +100,7 @@ class ChoiceLetter:
         given = answers(sample.segments, sample.spec)
         if not given:
             return Part(0.0, "the response has no final answer")
-        letters = {choice_letter(text) for text in given}
+        letters = {choice_letter(text, sample.question) for text in given}
         if letters == {wanted}:
             return Part(1.0, f"option {wanted} is right")
         shown = ", ".join(sorted(letter or "none" for letter in letters))

@@ -1,27 +1,119 @@
-r"""Whether two mathematical answers are equal: cheap certainty first, Math-Verify for the rest.
-
-Answers are text from a model and never evaluated as Python: Math-Verify is used with its LaTeX grammar
-alone, not with its plain expressions, which go through sympy's ``parse_expr``.
-"""
+r"""Whether two mathematical answers are equal, as far as no algebra is needed (:mod:`afm.rewards.algebra` has the rest)."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from fractions import Fraction
 
-from afm.rewards.worked_out import Form, form_of
+from afm.rewards.worked_out import Form, form_of, is_equation
 
 MAX_ANSWER_CHARS = 4000
 """Longer answers are wrong unless they are the gold answer letter for letter."""
 
+REPEATING = re.compile(
+    r"(?<![\w.])(\d{0,30})\.(\d{0,30})\\(?:overline|bar|dot)\s*(?:\{\s*(\d{1,30})\s*\}|(\d))"
+)
+"""A repeating decimal: whole part, digits that come once, digits that come over and over (in braces or alone)."""
+
 _NUMBER = re.compile(r"[+-]?(?:\d{1,300}(?:\.\d{0,300})?|\.\d{1,300})")
-_TEXT = re.compile(r"\\(?:text|textbf|textit|mbox|mathrm|mathbf)\s*\{([^{}\\]*)\}")
+_GROUPED = re.compile(
+    r"(?<![\d.,])\d{1,3}(?:(?:,\s*\\!\s*|\s?\{\s?,\s?\}\s*(?:\\!)?\s*|[ \u00a0\u2009\u202f])\d{3})+(?!\d)"
+)
+_CURRENCY = r"(?:\\?\$|\\pounds|\\euro|[£€¥])"
+_AMOUNT = re.compile(
+    rf"([+-]?)\s*{_CURRENCY}?\s*([1-9]\d{{0,2}}(?:,\d{{3}})+|\d{{1,300}})(\.\d{{0,300}})?\s*{_CURRENCY}?"
+)
+_WRAPPER = r"\\(?:text|textbf|textit|textnormal|mbox|mathrm|mathbf)\s*"
+_TEXT = re.compile(rf"{_WRAPPER}\{{([^{{}}\\]*)\}}")
+_NUMBER_AS_TEXT = re.compile(rf"(?<![\w.]){_WRAPPER}\{{\s*([+-]?\d[\d.,]*)\s*\}}")
 _WORD = re.compile(r"[A-Za-z][A-Za-z '-]+")
 _TERM = r"(?:[a-z]|[b-df-hj-np-tv-z]{2,3}|a[b-dx-z]{1,2})"
 _SYMBOLS = re.compile(rf"{_TERM}(?:[ -]+{_TERM})*")
 _BOXED = re.compile(r"\\boxed\s*\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}")
 _IN_BASE = re.compile(r"(-?[0-9A-Za-z.]+)_\{?(\d+)\}?")
 _SIZES = re.compile(r"\\(?:left|right|displaystyle)(?![A-Za-z])|\\[!,;:]|~")
+_FRACTION = re.compile(r"\\[cdt]frac(?![A-Za-z])")
+_SIGN_OF_PERCENT = r"(?:\\?%|\uff05|per ?cent(?:age)?(?: points?)?|pct)"
+_PERCENT = re.compile(_SIGN_OF_PERCENT, re.IGNORECASE)
+_PERCENT_AT_END = re.compile(
+    rf"(?:\\ | )*(?:{_WRAPPER}\{{\s*{_SIGN_OF_PERCENT}\s*\}}|{_SIGN_OF_PERCENT})$", re.IGNORECASE
+)
+_AMOUNT_BEFORE = re.compile(r"\d[\s$}\\]*$")
+_SEPARATOR = re.compile(r"(?:[,;]|\\text\s*\{\s*(?:, *)?and\s*\}|\band\b)(?:\s|\\ |\\q?quad(?![A-Za-z]))*")
+_ASSIGNMENT = re.compile(r"\\?([A-Za-z]+(?:_\{?\w+\}?)?)\s*=([^=<>]+)")
+
+
+def readings(gold: str, answer: str, question: str = "") -> list[tuple[str, str]]:
+    r"""What to compare in place of ``gold`` and ``answer``: they are equal if one of these pairs is.
+
+    The gold answer and the question decide what a percent sign in only one of the two means. ``x=4, y=5`` is the pair
+    ``(4, 5)`` where the other answer names no unknowns.
+    """
+    if len(answer) > MAX_ANSWER_CHARS:
+        return [(gold, answer)]
+    gold_number, answer_number = (_PERCENT_AT_END.sub("", tidied(text)) for text in (gold, answer))
+    in_gold, in_answer = gold_number != tidied(gold), answer_number != tidied(answer)
+    if in_gold and in_answer:
+        return [(gold_number, answer_number)]
+    if in_gold or in_answer:
+        return _percent_readings(gold_number, answer_number, question, in_gold)
+    return [_without_names(gold, answer)]
+
+
+def _percent_readings(gold: str, answer: str, question: str, in_gold: bool) -> list[tuple[str, str]]:
+    """Pairs for a percent sign that only one of the two has; both come without it."""
+    signs = [match.start() for match in _PERCENT.finditer(question)]
+    asked = any(not _AMOUNT_BEFORE.search(question[max(0, at - 10) : at]) for at in signs)
+    pairs = [(gold, answer)] if in_gold or signs or not question else []
+    if not asked:  # 20% may be written as the number it is
+        number = _as_number(gold if in_gold else answer)
+        share = None if number is None else _decimal(number / 100)
+        if share is not None:
+            pairs.append((share, answer) if in_gold else (gold, share))
+    return pairs
+
+
+def _decimal(number: Fraction) -> str | None:
+    """A terminating decimal as text, ``None`` for other fractions."""
+    for places in range(305):
+        if (number * 10**places).denominator == 1:
+            digits = str(abs(int(number * 10**places))).zfill(places + 1)
+            return (
+                "-" if number < 0 else ""
+            ) + f"{digits[: len(digits) - places]}.{digits[len(digits) - places :]}"
+    return None
+
+
+def _without_names(gold: str, answer: str) -> tuple[str, str]:
+    """``x=4, y=5`` as ``(4, 5)``, when only one of the two is written that way."""
+    named, answered = _assigned(gold), _assigned(answer)
+    if named and "=" not in answer:
+        listed = _parts(answer)
+        return _tuple(named.values()), _tuple(listed) if len(listed) == len(named) else answer
+    if answered and "=" not in gold:
+        names = sorted(answered)
+        in_a_row = all(len(name) == 1 and ord(name) == ord(names[0]) + at for at, name in enumerate(names))
+        return gold, _tuple(answered[name] for name in (names if in_a_row else answered))
+    return gold, answer
+
+
+def _tuple(values: Iterable[str]) -> str:
+    return f"({', '.join(values)})"
+
+
+def _parts(text: str) -> list[str]:
+    """The entries of a list without brackets around it, ``[]`` when it has some."""
+    parts = [part.strip() for part in _SEPARATOR.split(tidied(text))]
+    balanced = all(part.count(a) == part.count(b) for part in parts for a, b in ("()", "[]", "{}"))
+    return parts if balanced else []
+
+
+def _assigned(text: str) -> dict[str, str]:
+    """The values of two or more different unknowns by name, ``{}`` when ``text`` is something else."""
+    parts = [_ASSIGNMENT.fullmatch(part) for part in _parts(text)] if "=" in text else []
+    values = {part[1]: part[2].strip() for part in parts if part is not None}
+    return values if 1 < len(values) == len(parts) else {}
 
 
 def quick_verdict(gold: str, answer: str) -> bool | None:
@@ -33,7 +125,8 @@ def quick_verdict(gold: str, answer: str) -> bool | None:
     if gold.strip() == answer.strip():
         return True
     left, right = tidied(gold), tidied(answer)
-    if left == right:
+    as_text = _TEXT.fullmatch(left)
+    if left == right or (as_text and as_text[1].strip() == right):
         return True
     if len(answer) > MAX_ANSWER_CHARS or not right:
         return False
@@ -56,6 +149,8 @@ def is_unevaluated(gold: str, answer: str) -> bool:
 
     See :mod:`afm.rewards.worked_out`. ``144/2`` is not worked out for 72; ``10/12`` is for 5/6.
     """
+    if is_equation(tidied(gold)):
+        return False
     expected, given = form_of(tidied(gold)), form_of(tidied(answer))
     if expected is None:
         return False
@@ -63,8 +158,9 @@ def is_unevaluated(gold: str, answer: str) -> bool:
 
 
 def tidied(text: str) -> str:
-    r"""Without spacing commands, ``$`` around it, one ``\boxed`` too many and a closing full stop."""
-    text = _SIZES.sub("", text).replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac")
+    r"""Without spacing commands, ``$`` around it, groups of digits, one ``\boxed`` too many and a closing full stop."""
+    text = _GROUPED.sub(lambda number: re.sub(r"\D", "", number[0]), text)
+    text = _NUMBER_AS_TEXT.sub(r"\1", _FRACTION.sub(r"\\frac", _SIZES.sub("", text.replace("°", r"^\circ"))))
     text = " ".join(text.split()).strip("$ ").removesuffix(".").strip()
     boxed = _BOXED.fullmatch(text)
     return boxed[1].strip() if boxed else text
@@ -93,15 +189,15 @@ def _same_in_base(digits: str, base: str, answer: str) -> bool:
 
 
 def _as_number(text: str) -> Fraction | None:
+    if repeating := REPEATING.fullmatch(text.lstrip("+-")):
+        return repeating_decimal(repeating) * (-1 if text.startswith("-") else 1)
+    if amount := _AMOUNT.fullmatch(text):
+        text = f"{amount[1]}{amount[2].replace(',', '')}{amount[3] or ''}"
     return Fraction(text) if _NUMBER.fullmatch(text) and text.strip("+-.") else None
 
 
-def algebra_verdict(gold: str, answer: str) -> bool:
-    """Math-Verify's verdict. Slow, and for hostile input unbounded: run it in :mod:`afm.rewards.verifier`."""
-    from math_verify import LatexExtractionConfig, parse, verify
-
-    config = [LatexExtractionConfig(boxed_match_priority=0)]
-    expected, given = (
-        parse(f"\\boxed{{{text}}}", extraction_config=config, parsing_timeout=None) for text in (gold, answer)
-    )
-    return bool(verify(expected, given, timeout_seconds=None))
+def repeating_decimal(match: re.Match[str]) -> Fraction:
+    r"""The number that a match of :data:`REPEATING` says: 1/6 for ``0.1\overline{6}``."""
+    whole, once, again = match[1], match[2], match[3] or match[4]
+    nines = 10 ** len(again) - 1
+    return Fraction(int(whole + once or "0") * nines + int(again), nines * 10 ** len(once))

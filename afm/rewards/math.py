@@ -4,28 +4,33 @@ from __future__ import annotations
 
 import os
 from importlib.util import find_spec
+from typing import Any
 
 from afm.errors import DataError, MissingExtraError, RewardError
 from afm.rewards.base import Sample
 from afm.rewards.copied import is_copied
-from afm.rewards.equality import is_unevaluated, quick_verdict
+from afm.rewards.equality import is_unevaluated, quick_verdict, readings
 from afm.rewards.gold import gold_answers
 from afm.rewards.part import Part
-from afm.rewards.workers import WorkerCrashError, WorkerPool, WorkerTimeoutError
+from afm.rewards.workers import WorkerCpuError, WorkerCrashError, WorkerKilledError, WorkerPool
 from afm.trajectory import answers
 
-_WORKER_MEMORY_BYTES = 4 << 30
+_WORKER_MEMORY_BYTES = 2 << 30
+_CLOCK = (
+    12  # seconds by the clock for each CPU second: a worker that got no CPU for so long is starved or stopped
+)
 
 
 class MathVerify:
     """1 when the final answer equals a gold answer, else 0.
 
     Most pairs are decided at once (:func:`afm.rewards.equality.quick_verdict`); the rest go to worker
-    processes, which start with the first such pair. A pair that takes longer than its limit, or that
-    crashes two workers in a row, counts as wrong: gold answers are harmless, so the response is to blame.
+    processes, which start with the first such pair. A pair that uses up its CPU time, or that crashes two
+    workers in a row, counts as wrong when the gold answer alone does no such thing. A worker that the machine starves,
+    stops or kills says nothing about the response: no score.
 
     Args:
-        timeout_s: Wall-clock limit of one pair; the worker is killed and replaced.
+        timeout_s: CPU seconds of one pair. By the clock it may take twelve times as long.
         workers: Worker processes; the number of cores, at most 4, when ``None``.
     """
 
@@ -52,16 +57,17 @@ class MathVerify:
     async def compare(self, accepted: tuple[str, ...], answer: str, question: str = "") -> Part:
         """1 when ``answer`` equals one of ``accepted`` and was not copied from ``question``."""
         shown = f"{answer[:200]!r}"
-        verdicts = [(gold, quick_verdict(gold, answer)) for gold in accepted]
-        if any(verdict for _, verdict in verdicts):
+        pairs = [pair for gold in accepted for pair in readings(gold, answer, question)]
+        verdicts = [(*pair, quick_verdict(*pair)) for pair in pairs]
+        if any(verdict for *_, verdict in verdicts):
             return Part(1.0, f"{shown} equals the gold answer")
         problem = ""
-        for gold, verdict in verdicts:
-            if verdict is None and is_unevaluated(gold, answer):
+        for gold, read, verdict in verdicts:
+            if verdict is None and is_unevaluated(gold, read):
                 problem = problem or "an expression that was not worked out"
             elif verdict is None:
-                equal, note = await self._algebra(gold, answer)
-                if equal and is_copied(gold, answer, question):
+                equal, note = await self._algebra(gold, read)
+                if equal and is_copied(gold, read, question):
                     problem = problem or "copied from the question"
                 elif equal:
                     return Part(1.0, f"{shown} equals {gold!r}")
@@ -77,23 +83,36 @@ class MathVerify:
             await pool.close()
 
     async def _algebra(self, gold: str, answer: str) -> tuple[bool | None, str]:
-        """Math-Verify's verdict and a note; ``None`` when no worker could be had."""
-        pool = self._started()
+        """Math-Verify's verdict and a note; ``None`` when the response is not to blame for the lack of one."""
+        problem: RewardError | None = None
         for _ in range(2):
             try:
-                reply = await pool.ask({"gold": gold, "answer": answer}, self._timeout_s)
-            except WorkerTimeoutError:
-                return False, f"not decided within {self._timeout_s:g} s"
-            except WorkerCrashError:
-                continue
+                reply = await self._ask(gold, answer)
+            except (WorkerCrashError, WorkerKilledError) as error:
+                problem = error
+                if isinstance(error, WorkerCpuError):
+                    break
             except RewardError as error:
                 return None, f"math verifier unavailable: {error}"
-            return bool(reply.get("equal")), reply.get("error", "")
+            else:
+                return bool(reply.get("equal")), reply.get("error", "")
+        if isinstance(problem, WorkerKilledError):
+            return None, f"math verifier unavailable: {problem}"
+        try:
+            await self._ask(gold, gold)
+        except RewardError as error:
+            return None, f"the gold answer {gold[:80]!r} cannot be compared with itself: {error}"
+        if isinstance(problem, WorkerCpuError):
+            return False, f"not decided within {self._timeout_s:g} s of CPU time"
         return False, "the verifier crashed on it"
+
+    async def _ask(self, gold: str, answer: str) -> dict[str, Any]:
+        return await self._started().ask({"gold": gold, "answer": answer}, self._timeout_s * _CLOCK)
 
     def _started(self) -> WorkerPool:
         if self._pool is None:
             if find_spec("math_verify") is None:
                 raise MissingExtraError("math_verify", "rewards")
-            self._pool = WorkerPool("afm.rewards.verifier", self._workers, (str(_WORKER_MEMORY_BYTES),))
+            limits = (str(_WORKER_MEMORY_BYTES), str(self._timeout_s))
+            self._pool = WorkerPool("afm.rewards.verifier", self._workers, limits)
         return self._pool

@@ -1,7 +1,7 @@
-"""The worker process of the math reward: ``python -m afm.rewards.verifier MEMORY_BYTES``.
+"""The worker process of the math reward: ``python -m afm.rewards.verifier MEMORY_BYTES CPU_S``.
 
 Reads ``{"gold", "answer"}`` lines, writes ``{"equal"}`` lines, or ``{"error"}`` with the type of exception that
-Math-Verify raised.
+Math-Verify raised. A pair that uses up CPU_S ends the process.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import resource
 import signal
 import sys
 
-from afm.rewards.equality import algebra_verdict
+from afm.rewards.algebra import algebra_verdict, is_unfinished
+from afm.rewards.workers import limit_cpu
 
 _PR_SET_PDEATHSIG = 1
 
@@ -28,7 +29,10 @@ def main() -> None:
 
     reply_to.write(b'{"ready": true}\n')
     for line in sys.stdin.buffer:
-        reply_to.write(json.dumps(_reply(json.loads(line))).encode() + b"\n")
+        limit_cpu(float(sys.argv[2]))
+        reply = json.dumps(_reply(json.loads(line))).encode()
+        limit_cpu(0)
+        reply_to.write(reply + b"\n")
 
 
 def _confine(memory_bytes: int) -> None:
@@ -44,6 +48,8 @@ def _confine(memory_bytes: int) -> None:
 
 def _reply(request: dict[str, str]) -> dict[str, object]:
     try:
+        if is_unfinished(request["gold"], request["answer"]):
+            return {"equal": False, "error": "an expression that was not worked out"}
         return {"equal": algebra_verdict(request["gold"], request["answer"])}
     except MemoryError:
         sys.exit("out of memory")  # the caller tries once more in a worker without full caches

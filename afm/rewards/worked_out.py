@@ -19,7 +19,7 @@ _NUMBER = rf"(?:{_DIGITS}{_DECIMALS}?|\.\d+)"
 _POWER_OF_TEN = r"(?:\s*(?:×|\\times|\\cdot|\*)\s*10\s*\^\s*(?:\{\s*[+-]?\d+\s*\}|\d+)|[eE][+-]?\d+)"
 _CURRENCY = r"(?:\\?\$|\\pounds|\\euro|[£€¥])"
 _UNIT_WORD = r"[A-Za-z][A-Za-z.°]*(?:\s*\^\s*\{?\s*-?\d\s*\}?)?"
-_SYMBOL = r"\\?%|°|\^\s*\{?\s*\\circ\s*\}?|\\degree"
+_SYMBOL = rf"{_CURRENCY}|\\?%|°|\^\s*\{{?\s*\\circ\s*\}}?|\\degree"
 _UNIT = rf"(?:\s*(?:{_SYMBOL})|(?:\s+|\\ |\\,|~)*{_UNIT_WORD}(?:(?:\s*/\s*|\s+|\\cdot\s*){_UNIT_WORD})*)"
 _NOT_UNITS = (  # number words and the closed classes of words: they change what stands before them
     "hundred thousand million billion trillion dozen gross half halves double twice triple squared cubed factorial inverse "
@@ -40,8 +40,10 @@ _FRACTION = re.compile(
 )
 _NAME = re.compile(r"\\?[A-Za-z]+(?:_\{?\w+\}?)?(?:\([^()=]*\))?\s*")
 _WRAPPED = re.compile(
-    r"\\(mathbf|boldsymbol|bf|mathrm|mathit|text|textbf|mathsf|operatorname)\s*\{([^{}]*)\}"
+    r"\\(mathbf|boldsymbol|bf|mathrm|mathit|text|textbf|textnormal|mathsf|operatorname)\s*\{([^{}]*)\}"
 )
+_RELATION = re.compile(r"[<>!~≠≤≥≈]|\\(?:not|neq?|[lg]e?q?|[lg]t|approx|sim|equiv|in)(?![A-Za-z])")
+_ARITHMETIC = re.compile(r"[\d+*/^-]")
 _LONGEST = 400
 
 
@@ -59,16 +61,22 @@ class Form(StrEnum):
 def form_of(answer: str) -> Form | None:
     r"""How the one value in ``answer`` is written, as ``x = 72`` too; ``None`` when it is no value.
 
+    An exact value may be followed by a rounded one (``1/3 \approx 0.33``).
+
     Args:
         answer: LaTeX or plain text, already without ``\boxed``.
     """
     if len(answer) > _LONGEST:
         return None
-    text = _plain(answer)
-    *before, value = text.split("=")
+    *before, value = _plain(answer).removeprefix("\\approx").split("=")
+    exact, about, rounded = value.partition("\\approx")
+    if about and not before and _NAME.fullmatch(exact.strip()):
+        before, value = [exact], rounded
+    elif about and re.fullmatch(rf"\s*{_SIGN}{_NUMBER}\s*", rounded):
+        value = exact
     if before and not _leads_to(before):
         return None
-    value = _unwrapped(value.removeprefix("\\approx").strip())
+    value = _unwrapped(value.strip())
     found = _VALUE.fullmatch(value)
     fraction = None if found else _FRACTION.fullmatch(value)
     unit = (found or fraction or {"unit": None})["unit"]
@@ -95,10 +103,17 @@ def _bare(wrapped: re.Match[str]) -> str:
     return f" \\{inner} " if symbol else f" {wrapped[2]} "
 
 
+def is_equation(text: str) -> bool:
+    """Whether ``text`` relates quantities (``2x+4y-3=0``, ``x=4, y=5``): it says more than ``name = value``."""
+    *before, _ = _plain(text).split("=")
+    return len(before) > 1 or any(not _NAME.fullmatch(part) and _ARITHMETIC.search(part) for part in before)
+
+
 def _leads_to(before: list[str]) -> bool:
-    """Whether what stands before the last ``=`` is a name, or work that was done (``60 + 12 = 72``)."""
-    return all(part.strip() and not _VALUE.fullmatch(_unwrapped(part.strip())) for part in before) and (
-        len(before) > 1 or _NAME.fullmatch(before[0]) is not None or re.search(r"\d", before[0]) is not None
+    """Whether what stands before the last ``=`` is work that was done (``60 + 12 = 72``) or the quantity (``m+n = 72``)."""
+    return all(
+        part.strip() and not _RELATION.search(part) and not _VALUE.fullmatch(_unwrapped(part.strip()))
+        for part in before
     )
 
 

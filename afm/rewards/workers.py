@@ -12,6 +12,7 @@ import json
 import os
 import queue
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -22,6 +23,7 @@ from typing import Any
 from afm.errors import RewardError
 
 _START_S = 120.0
+_LAST_BREATH_S = 5.0
 _LONGEST_REPLY = 1 << 20
 _REQUESTS_PER_WORKER = 2000  # caches only grow
 
@@ -30,8 +32,21 @@ class WorkerCrashError(RewardError):
     """The worker died over a request."""
 
 
+class WorkerCpuError(WorkerCrashError):
+    """The request used up the CPU time that :func:`limit_cpu` had set."""
+
+
+class WorkerKilledError(RewardError):
+    """Somebody else ended the worker: a person, or the machine for want of memory."""
+
+
 class WorkerTimeoutError(RewardError, TimeoutError):
-    """The worker was killed because it took too long."""
+    """The worker was killed because it took too long by the clock."""
+
+
+def limit_cpu(seconds: float) -> None:
+    """End this process once it has used so many more CPU seconds, in C code too; 0 takes the limit away."""
+    signal.setitimer(signal.ITIMER_PROF, seconds)  # SIGPROF ends a process that does not handle it
 
 
 class WorkerPool:
@@ -58,7 +73,9 @@ class WorkerPool:
 
         Raises:
             WorkerTimeoutError: No reply in time; the worker was killed.
+            WorkerCpuError: The worker's own limit of CPU time ended it.
             WorkerCrashError: The worker died over it.
+            WorkerKilledError: A signal from outside ended the worker.
             RewardError: No worker could be started, or the pool is closed.
         """
         line = json.dumps(request).encode()
@@ -125,8 +142,9 @@ class _Worker:
             _send(process, line + b"\n")
             reply: dict[str, Any] = json.loads(self._line(process, timeout_s))
         except BrokenPipeError:
+            error = _cause_of_death(process)
             self.stop()
-            raise WorkerCrashError("the worker died before the request") from None
+            raise error from None
         except BaseException:
             self.stop()
             raise
@@ -167,7 +185,7 @@ class _Worker:
                 if self._closed:
                     self._process.kill()
                 self._line(self._process, _START_S)
-            except (OSError, WorkerCrashError, WorkerTimeoutError) as error:
+            except (OSError, WorkerCrashError, WorkerKilledError, WorkerTimeoutError) as error:
                 self.stop()
                 raise RewardError(f"worker {self._command[3]} does not start: {error}") from None
         return self._process
@@ -185,9 +203,24 @@ class _Worker:
                 raise WorkerTimeoutError(f"not finished within {timeout_s:g} s")
             chunk = os.read(fd, 65536)
             data += chunk
-            if not chunk or len(data) > _LONGEST_REPLY:
-                raise WorkerCrashError("the worker died" if not chunk else "the worker's reply has no end")
+            if not chunk:
+                raise _cause_of_death(process)
+            if len(data) > _LONGEST_REPLY:
+                raise WorkerCrashError("the worker's reply has no end")
         return data
+
+
+def _cause_of_death(process: subprocess.Popen[bytes]) -> RewardError:
+    """The error for a worker that has closed its pipe."""
+    try:
+        status = process.wait(_LAST_BREATH_S)
+    except subprocess.TimeoutExpired:
+        return WorkerCrashError("the worker closed its pipe")
+    if status == -signal.SIGPROF:
+        return WorkerCpuError("the worker used up its CPU time")
+    if status in (-signal.SIGKILL, -signal.SIGTERM):
+        return WorkerKilledError(f"the worker was ended from outside by signal {-status}")
+    return WorkerCrashError(f"the worker died with status {status}")
 
 
 def _send(process: subprocess.Popen[bytes], data: bytes) -> None:

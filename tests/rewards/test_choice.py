@@ -38,6 +38,17 @@ SPEC = load_agent("mhqa")
         "C. But the reaction is slow",
         "C. A dog or a cat",
         " C\n",
+        "C is correct",
+        "(C) is the right answer.",
+        "Option C is correct because A and B are wrong",
+        "C is correct. D is wrong.",
+        "C. This is correct, A isn't right.",
+        "The answer is C, not D",
+        "C, rather than D",
+        "C. So the answer is C",
+        "C. 5 J",
+        "C. F = ma",
+        "\uff23",
     ],
 )
 def test_one_option(text: str) -> None:
@@ -74,6 +85,23 @@ def test_one_option(text: str) -> None:
         "C. The other plausible option is D",
         "C. choose D instead",
         "C then D",
+        "C. On second thought: D",
+        "C. On second thought, the last one",
+        "C, or the last one",
+        "C. Scratch that.",
+        "C. No: d",
+        "C. (d)",
+        "C. Vitamin D",
+        "C, which is wrong",
+        "C. Wait, C is wrong",
+        "C is not correct",
+        "C isn't correct",
+        "C is wrong",
+        "C is correct?",
+        "C is correct. So is D.",
+        "C is correct, or D",
+        "not C",
+        "The answer is not C",
         "C" * 5000,
         r"\boxed{" * 1000 + "C",
         "(" * 5000,
@@ -81,6 +109,14 @@ def test_one_option(text: str) -> None:
 )
 def test_none_or_several(text: str) -> None:
     assert choice_letter(text) is None
+
+
+def test_the_text_of_the_option_is_no_second_letter() -> None:
+    question = "What is missing? (A) iron (B) zinc\n(C) Vitamin D (D) Both B and C"
+    assert choice_letter("C. Vitamin D", question) == "C"
+    assert choice_letter("(D) Both B and C.", question) == "D"
+    assert choice_letter("C. Both B and C", question) is None
+    assert choice_letter("C. D", question) is None
 
 
 def sample(answer: str, gold: object) -> Sample:

@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from afm.rewards.equality import algebra_verdict, is_unevaluated, quick_verdict
+from afm.rewards.algebra import algebra_verdict
+from afm.rewards.equality import is_unevaluated, quick_verdict, readings
 from afm.rewards.worked_out import form_of
 
 EQUAL = [
@@ -27,6 +28,17 @@ EQUAL = [
     (r"\text{east}", "East."),
     ("72", r"\boxed{72}"),
     (r"\frac{\sqrt{2}}{2}", r"\boxed{\frac{\sqrt{2}}{2}}"),
+    ("10080", "10,080"),
+    ("10080", "\\$10,080.00"),
+    ("32349", r"32,\! 349"),
+    ("14{,}916", "14916"),
+    ("1234567", "1 234 567"),
+    ("25", r"\text{025}"),
+    (r"\text{025}", "25"),
+    (r"\text{e}", "e"),
+    (r"\frac{1}{3}", r"\cfrac{1}{3}"),
+    (r"0.\overline{3}", r"0.3\overline{33}"),
+    (r"-0.1\bar6", r"-0.1\overline{6}"),
     ("52_8", "52_{8}"),
     ("52_8", "52"),
     ("x" * 9000, "x" * 9000),
@@ -43,10 +55,12 @@ DIFFERENT = [
     *(("no", "on"), ("god", "dog"), ("act", "cat"), ("AB", "BA"), ("x-ray", "ray-x"), (r"\text{ab}", "ba")),
     ("52_8", "52_9"),
     ("52_8", "53"),
+    ("32349", r"32,\! 449"),
+    (r"0.\overline{3}", r"0.\overline{4}"),
+    ("25", r"\text{052}"),
 ]
 UNDECIDED = [
     ("0.5", r"\frac12"),
-    ("10080", "10,080"),
     ("3.14159265", "3.14159266"),
     ("2", "1+1"),
     ("x", "y"),
@@ -73,9 +87,80 @@ def test_left_to_algebra(gold: str, answer: str) -> None:
     assert quick_verdict(gold, answer) is None
 
 
+WHAT_PERCENT = "By what percent does a price fall that first rises by 10%?"
+NO_PERCENT = "What is the probability?"
+OTHER_PERCENT = "Of 30 apples, 10% are eaten. How many apples are eaten?"
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "question", "pairs"),
+    [
+        (r"20\%", "20 percent", WHAT_PERCENT, [("20", "20")]),
+        (r"20\%", r"20\text{ percent}", "", [("20", "20")]),
+        (r"20\%", "20 percentage points", "", [("20", "20")]),
+        (r"20\%", "0.2", WHAT_PERCENT, [("20", "0.2")]),
+        (r"20\%", "0.2", NO_PERCENT, [("20", "0.2"), ("0.2", "0.2")]),
+        (r"12.5\%", "0.125", NO_PERCENT, [("12.5", "0.125"), ("0.125", "0.125")]),
+        ("20", r"20 \%", WHAT_PERCENT, [("20", "20")]),
+        ("20", r"20\%", "", [("20", "20"), ("20", "0.2")]),
+        ("20", r"20\%", NO_PERCENT, [("20", "0.2")]),
+        ("3", r"3\%", OTHER_PERCENT, [("3", "3"), ("3", "0.03")]),
+        ("0.2", r"-20\%", NO_PERCENT, [("0.2", "-0.2")]),
+        (r"\frac{1}{3}", r"\frac{100}{3}\%", WHAT_PERCENT, [(r"\frac{1}{3}", r"\frac{100}{3}")]),
+        ("x=4, y=5", "(4,5)", "", [("(4, 5)", "(4,5)")]),
+        (r"y=5 \text{ and } x=4", "5, 4", "", [("(5, 4)", "(5, 4)")]),
+        (r"x_1=\frac12,\ x_2=(3)", "y", "", [(r"(\frac12, (3))", "y")]),
+        ("(4,5)", "y=5, x=4", "", [("(4,5)", "(4, 5)")]),
+        ("(2,3)", "m=2, b=3", "", [("(2,3)", "(2, 3)")]),
+        ("x=4, y=5", "y=5, x=4", "", [("x=4, y=5", "y=5, x=4")]),
+        ("x=1, x=2", "1,2", "", [("x=1, x=2", "1,2")]),
+        ("x=(1,2), y=3", "3", "", [("x=(1,2), y=3", "3")]),
+    ],
+)
+def test_percent_signs_and_named_unknowns(
+    gold: str, answer: str, question: str, pairs: list[tuple[str, str]]
+) -> None:
+    assert readings(gold, answer, question) == pairs
+
+
 @pytest.mark.parametrize(
     ("gold", "answer", "equal"),
     [
+        *(
+            (r"\frac{1}{2^{99}}", r"\frac{1}{2^{98}}", False),
+            (r"\frac{1}{2^{99}}", r"\frac{2}{2^{100}}", True),
+            (r"\frac{1}{2004!}", r"\frac{1}{2006!}", False),
+            (r"\frac{\pi}{2^{99}}", r"\frac{\pi}{2^{98}}", False),
+            (r"\frac{x}{2^{99}}", r"\frac{x}{2^{98}}", False),
+            (r"(1, \frac{1}{2^{99}})", r"(1, \frac{1}{2^{98}})", False),
+            (r"x < \frac{1}{2^{99}}", r"x < \frac{1}{2^{98}}", False),
+            (r"3 \cdot 10^{-7}", "0.0000002", False),
+            (r"3 \cdot 10^{-7}", "0.0000003", True),
+            ("0", "0.0000001", False),
+            ("10^{200}+1", "10^{200}", False),
+            ("10^{200}+1", "1+10^{200}", True),
+            ("100!", "100!+1", False),
+            (r"\sqrt{8}", r"2\sqrt{2}", True),
+            (
+                r"\begin{pmatrix} 1 & 2^{-99} \end{pmatrix}",
+                r"\begin{pmatrix} 1 & 2^{-98} \end{pmatrix}",
+                False,
+            ),
+        ),
+        *(
+            (r"\frac{\pi}{4}", r"\int_0^1 \frac{1}{1+t^2} dt", False),
+            (r"\frac{\pi}{4}", r"\int_0^1 \frac{1}{1+t^2} dt = \frac{\pi}{4}", True),
+            (r"\frac{\pi}{4}", r"3 = \int_0^1 \frac{1}{1+t^2} dt", False),
+            (r"\int_0^1 x^2 dx", r"\int_0^1 t^2 dt", True),
+            (r"\sum_{k=1}^n k", r"\frac{n(n+1)}{2}", True),
+            (r"\frac{n(n+1)}{2}", r"\sum_{k=1}^n k", False),
+        ),
+        *(
+            ("2x+4y-3=0", "4y=3-2x", True),
+            ("2x+4y-3=0", "4y=3+2x", False),
+            (r"\frac16", r"0.1\overline{6}", True),
+            (r"x \in [-2,7]", r"-2 \le x \le 7", True),
+        ),
         ("0.5", r"\frac12", True),
         ("10080", "10,080", True),
         ("2", "1+1", True),
@@ -157,6 +242,7 @@ def test_algebra(gold: str, answer: str, equal: bool) -> None:
             ),
             *(r"\text{not }72", r"\text{about }72", r"-\text{ }72\text{ below}"),
         ),
+        *(r"x \neq 72", r"x \not= 72", "x < = 72", "2x=72", r"12 \cdot 6 \approx 72"),
         *(r"72 \pm 0", "72 or 73", r"\left|-72\right|", "72.5.1", "seventy-two", "a=b", "1=72", "", "=72"),
     ],
 )
@@ -219,6 +305,11 @@ def test_an_expression_that_was_not_worked_out_is_no_number(answer: str) -> None
         *(
             "60+12 = 72",
             r"6 \cdot 12 = 72",
+            "m+n = 72",
+            r"\angle ABC = 72^\circ",
+            r"x \approx 72",
+            r"x = \frac{1}{3} \approx 0.33",
+            "72€",
             r"\frac{1}{2}",
             "1/2",
             r"1\frac{1}{2}",
@@ -234,6 +325,10 @@ def test_a_number_in_other_clothes_is_a_value(answer: str) -> None:
 
 def test_only_plain_gold_numbers_ask_for_a_value() -> None:
     assert not is_unevaluated(r"2\sqrt{3}", r"\sqrt{12}")
+    assert not is_unevaluated("2x+4y-3=0", "4y=3-2x")
+    assert not is_unevaluated("x=4, y=5", "(4,5)")
+    assert is_unevaluated("x = 72", "60+12")
+    assert is_unevaluated("|AB| = 72", "60+12")
 
 
 def test_a_fraction_is_a_value_of_a_fraction() -> None:

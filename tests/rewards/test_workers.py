@@ -7,6 +7,7 @@ import contextlib
 import gc
 import os
 import signal
+import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
@@ -15,15 +16,26 @@ from typing import Any
 import pytest
 
 from afm.errors import RewardError
-from afm.rewards.workers import WorkerCrashError, WorkerPool, WorkerTimeoutError
+from afm.rewards.workers import (
+    WorkerCpuError,
+    WorkerCrashError,
+    WorkerKilledError,
+    WorkerPool,
+    WorkerTimeoutError,
+)
 
 WORKER = """
 import json, os, sys, time
+from afm.rewards.workers import limit_cpu
 print("ready", flush=True)
 for line in sys.stdin:
     request = json.loads(line)
     if "sleep" in request: time.sleep(request["sleep"])
     if "exit" in request: os._exit(request["exit"])
+    if "kill" in request: os.kill(os.getpid(), request["kill"])
+    if "cpu" in request:
+        limit_cpu(request["cpu"])
+        sum(range(10**12))  # C code, in which no Python handler would run
     if "flood" in request:
         while True: sys.stdout.write("x" * 65536)
     print(json.dumps({"pid": os.getpid(), "text": request.get("text")}), flush=True)
@@ -33,7 +45,7 @@ for line in sys.stdin:
 @pytest.fixture
 async def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[WorkerPool]:
     (tmp_path / "echo_worker.py").write_text(WORKER, encoding="utf-8")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
     made = WorkerPool("echo_worker", 2)
     yield made
     await made.close()
@@ -63,6 +75,15 @@ async def test_a_dying_worker_is_replaced(pool: WorkerPool) -> None:
     with pytest.raises(WorkerCrashError):
         await pool.ask({"exit": 3}, 20)
     assert (await pool.ask({"text": "again"}, 20))["text"] == "again"
+
+
+async def test_the_cause_of_death_is_known(pool: WorkerPool) -> None:
+    with pytest.raises(WorkerCpuError, match="used up its CPU time"):
+        await pool.ask({"cpu": 0.2}, 60)
+    with pytest.raises(WorkerKilledError, match="ended from outside by signal 9"):
+        await pool.ask({"kill": signal.SIGKILL}, 60)
+    with pytest.raises(WorkerCrashError, match="died with status -11"):
+        await pool.ask({"kill": signal.SIGSEGV}, 60)
 
 
 async def test_a_worker_that_died_idle_is_replaced_unnoticed(pool: WorkerPool) -> None:
@@ -100,7 +121,7 @@ async def test_closing_ends_requests_under_way(pool: WorkerPool) -> None:
 
 def test_a_fork_of_the_owner_has_workers_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "echo_worker.py").write_text(WORKER, encoding="utf-8")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
     pool = WorkerPool("echo_worker", 1)
     asyncio.run(pool.ask({}, 20))
     first = asyncio.run(pool.ask({}, 20))["pid"]
@@ -122,7 +143,7 @@ def test_a_fork_in_the_middle_of_a_request_disturbs_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "echo_worker.py").write_text(WORKER, encoding="utf-8")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
     pool = WorkerPool("echo_worker", 1)
 
     async def halfway() -> dict[str, object]:
