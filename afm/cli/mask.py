@@ -160,7 +160,7 @@ def _print_json(tokenizer: Any, row: TrajectoryRow, masked: MaskedIds) -> None:
         "trained_text": _text(tokenizer, trained),
         "masked_text": _text(tokenizer, hidden),
     }
-    print(json.dumps(shown, ensure_ascii=False))
+    print(json.dumps(shown))
 
 
 def _print_preview(tokenizer: Any, row: TrajectoryRow, masked: MaskedIds) -> None:

@@ -45,7 +45,7 @@ def run(
     given = stdin.read_text(encoding="utf-8", errors="replace") if stdin else ""
     result = asyncio.run(_run(backend, python, code, given))
     if as_json:
-        print(json.dumps(dataclasses.asdict(result), ensure_ascii=False))
+        print(json.dumps(dataclasses.asdict(result)))
     else:
         _show(result)
     raise typer.Exit(0 if result.reason == "ok" else 1)

@@ -72,9 +72,7 @@ def _check(row: TrajectoryRow | DataError, path: str) -> tuple[int | None, Seque
 def _as_json(row: TrajectoryRow | DataError, line: int | None, faults: Sequence[DataError]) -> str:
     identity = None if isinstance(row, DataError) else row.id
     listed = [_fault(fault) for fault in faults]
-    return json.dumps(
-        {"id": identity, "line": line, "valid": not faults, "faults": listed}, ensure_ascii=False
-    )
+    return json.dumps({"id": identity, "line": line, "valid": not faults, "faults": listed})
 
 
 def _fault(fault: DataError) -> dict[str, Any]:

@@ -1,29 +1,37 @@
 """Starts the user's program. Runs inside the jail, as process 1, under the sandbox's own Python.
 
-The host passes this file's text to ``python -c``, so it imports nothing of the project and little of the
-standard library: every import here is paid for on each run. Process 1 only waits; the program runs in a
+The host passes the text of ``inside/harden.py`` and of this file to ``python -c``, so it imports nothing of the project
+and little of the standard library: every import here is paid for on each run. Process 1 only waits; the program runs in a
 child, where signals work as usual and its end can be told apart from the jail's.
 
 Arguments: descriptor for the report, file of the program, limits as ``NAME=SOFT=HARD,...``, extra import
-paths joined by ``:``, a seccomp filter in hexadecimal digits (empty when the jail has one). The report is ``ready`` and a newline when the program is about to run, and then
-``STATUS PEAK_KIB`` and a newline, STATUS being what ``waitpid`` gave.
+paths joined by ``:``, devices joined by ``:``, a seccomp filter in hexadecimal digits (empty when the jail has one).
+The report is ``ready`` and a newline when the program is about to run, then ``STATUS PEAK_KIB`` and a newline, STATUS
+being what ``waitpid`` gave, and ``memory`` and a newline when the program ended because memory was refused.
 """
 
+import ctypes
 import os
 import sys
 
+TYPE_CHECKING = False  # what is named here stands above, in the text of inside/harden.py
+if TYPE_CHECKING:
+    from afm.sandbox.inside.harden import Refusal, answer_lock_queries, harden  # noqa: TC004
 
-def main() -> None:
-    """Fork the program, wait for it, report how it ended."""
+
+def main() -> Refusal:
+    """Fork the program, wait for it, report how it ended. Returns only in the program, what it reports to."""
     import _signal  # type: ignore[import-not-found]  # `signal` would import enum
 
     report = int(sys.argv[1])
-    if sys.argv[5]:
-        filter_calls(bytes.fromhex(sys.argv[5]))
+    harden(sys.argv[5].split(":"))
+    if sys.argv[6]:
+        filter_calls(bytes.fromhex(sys.argv[6]))
+    refusal = Refusal()
     os.write(report, b"ready\n")
     child = os.fork()
     if child == 0:
-        return
+        return refusal
     # Process 1 is immune to every signal but those it handles, and Python handles SIGINT.
     _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
     os.closerange(0, 3)
@@ -31,14 +39,13 @@ def main() -> None:
         pid, status, usage = os.wait4(-1, 0)
         if pid == child:
             break
-    os.write(report, b"%d %d\n" % (status, usage.ru_maxrss))
+    told = b"%d %d\n" % (status, usage.ru_maxrss)
+    os.write(report, told + b"memory\n" * refusal.ended(child))
     os._exit(0)
 
 
 def filter_calls(rules: bytes) -> None:
     """Install a seccomp filter for this process and its children."""
-    import ctypes  # slow, so only where it is needed
-
     libc = ctypes.CDLL(None, use_errno=True)
     buffer = ctypes.create_string_buffer(rules, len(rules))
 
@@ -56,8 +63,9 @@ def prepare() -> None:
     import builtins
     import resource
 
-    _, _, path, limits, imports, _ = sys.argv
+    _, _, path, limits, imports, *_ = sys.argv
     os.closerange(3, 65536)
+    answer_lock_queries()
     for item in limits.split(","):
         name, soft, hard = item.split("=")
         resource.setrlimit(getattr(resource, "RLIMIT_" + name), (int(soft), int(hard)))
@@ -71,7 +79,7 @@ def prepare() -> None:
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a stopped program keeps what it printed
 
 
-def execute() -> None:
+def execute(refusal: Refusal) -> None:
     """Run the program as ``__main__``; a traceback shows its frames only."""
     import sys  # the global names go away before the program runs
 
@@ -89,6 +97,7 @@ def execute() -> None:
         raise
     except BaseException as error:  # noqa: BLE001 - the border to the program
         trace = error.__traceback__
+        refusal.note(error)
         error = error.with_traceback(trace and trace.tb_next)
         sys.excepthook(type(error), error, error.__traceback__)
     else:
@@ -97,6 +106,6 @@ def execute() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    refusal = main()
     prepare()
-    execute()
+    execute(refusal)

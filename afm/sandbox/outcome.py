@@ -9,6 +9,8 @@ from afm.errors import SandboxError
 from afm.sandbox.base import ExitReason, RunResult, SandboxLimits
 from afm.sandbox.capture import Ended
 
+_SAME = 0.5  # the kernel counts whole clock ticks for its limit, which on a busy machine are more than the time it reports
+
 
 def outcome(ended: Ended, limits: SandboxLimits) -> RunResult:
     """The result of a run.
@@ -31,11 +33,12 @@ def outcome(ended: Ended, limits: SandboxLimits) -> RunResult:
         return _as_result(ended, ExitReason.MEMORY, None, peak)
     if status is None:
         return _as_result(ended, ExitReason.KILLED, None, None)
-    if status == -signal.SIGXCPU or (status == -signal.SIGKILL and ended.cpu_s >= limits.cpu_s):
+    computed = ended.cpu_s >= _SAME * limits.cpu_s
+    if computed and status in (-signal.SIGXCPU, -signal.SIGKILL):  # a program can send itself either
         return _as_result(ended, ExitReason.CPU, None, peak)
     if status == -signal.SIGKILL:
         return _as_result(ended, ExitReason.KILLED, status, peak)
-    if status == 1 and ended.stderr.data.rstrip().rpartition(b"\n")[2].startswith(b"MemoryError"):
+    if status == 1 and "memory" in lines:
         return _as_result(ended, ExitReason.MEMORY, None, peak)
     return _as_result(ended, ExitReason.OK if status == 0 else ExitReason.ERROR, status, peak)
 

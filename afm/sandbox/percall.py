@@ -27,6 +27,7 @@ from afm.sandbox.options import (
 from afm.sandbox.outcome import outcome
 from afm.sandbox.policy import (
     CPU_AS_FAR_AS_SEEN,
+    DEVICES,
     MEMORY_PER_PROCESS,
     PROGRAM,
     encoded,
@@ -207,7 +208,11 @@ class PerCallSandbox(ABC, Generic[J]):
 
 @cache
 def _launcher() -> str:
-    return Path(__file__).with_name("launcher.py").read_text(encoding="utf-8")
+    here = Path(__file__).parent
+    texts = [
+        path.read_text(encoding="utf-8") for path in (here / "inside" / "harden.py", here / "launcher.py")
+    ]
+    return "\n".join(texts)
 
 
 def launch(python: Interpreter, limits: SandboxLimits, rules: bytes = b"") -> list[str]:
@@ -219,5 +224,5 @@ def launch(python: Interpreter, limits: SandboxLimits, rules: bytes = b"") -> li
     bounds = ",".join(f"{name}={soft}={hard}" for name, (soft, hard) in kernel_limits(limits).items())
     return [
         *(python.binary, "-s", "-S", "-B", "-X", "utf8", "-c", _launcher()),
-        *("{report}", PROGRAM, bounds, ":".join(python.imports), rules.hex()),
+        *("{report}", PROGRAM, bounds, ":".join(python.imports), ":".join(DEVICES), rules.hex()),
     ]

@@ -4,14 +4,17 @@ The list takes away what an untrusted Python program never needs and what kernel
 new namespaces, mounts, tracing, keyrings, BPF, io_uring, sockets, System V IPC, administration, and whatever one run
 could take away from the others: locks on shared files, contexts and watches that are counted for a user or the machine.
 Everything else is allowed. Denied calls fail with EPERM, or with what makes honest programs do without
-(:data:`ANSWERS`); a foreign call convention kills the program.
+(:data:`ANSWERS`); those that could only burden the host's disk and caches (:data:`SILENCED`) do nothing and succeed; a
+foreign call convention kills the program.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import platform
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from afm.errors import SandboxUnavailableError
@@ -27,6 +30,7 @@ DENIED: dict[str, tuple[int | None, int | None]] = {
     "kcmp": (312, 272),
     "move_pages": (279, 239),
     "migrate_pages": (256, 238),
+    "vmsplice": (278, 75),  # pins a huge page for every 4 KiB in a pipe, which no limit of a process counts
     # namespaces and mounts
     "unshare": (272, 97),
     "setns": (308, 268),
@@ -42,6 +46,8 @@ DENIED: dict[str, tuple[int | None, int | None]] = {
     "fsmount": (432, 432),
     "fspick": (433, 433),
     "mount_setattr": (442, 442),
+    "statmount": (457, 457),  # paths of the host
+    "listmount": (458, 458),
     "open_by_handle_at": (304, 265),
     "name_to_handle_at": (303, 264),
     "mknod": (133, None),
@@ -66,8 +72,8 @@ DENIED: dict[str, tuple[int | None, int | None]] = {
     "inotify_init": (253, None),
     "inotify_init1": (294, 26),
     "flock": (73, 32),  # also of files that are read-only here
-    "sync": (162, 81),
-    "syncfs": (306, 267),
+    "mincore": (27, 232),  # which pages of shared files others have read
+    "cachestat": (451, 451),
     # frequent sources of kernel exploits
     "bpf": (321, 280),
     "perf_event_open": (298, 241),
@@ -81,6 +87,7 @@ DENIED: dict[str, tuple[int | None, int | None]] = {
     "listen": (50, 201),
     "sendmsg": (46, 211),  # descriptors in flight, which are counted for a user; sendto remains
     "sendmmsg": (307, 269),
+    "setsockopt": (54, 208),  # SO_PASSCRED makes the kernel name a socket
     "personality": (135, 92),
     "modify_ldt": (154, None),
     "mbind": (237, 235),
@@ -112,11 +119,24 @@ DENIED: dict[str, tuple[int | None, int | None]] = {
     "lookup_dcookie": (212, 18),
 }
 
+SILENCED: dict[str, tuple[int | None, int | None]] = {
+    "fsync": (74, 82),
+    "fdatasync": (75, 83),
+    "sync": (162, 81),
+    "syncfs": (306, 267),
+    "sync_file_range": (277, 84),
+    "fadvise64": (221, 223),
+    "readahead": (187, 213),
+}
+"""Calls that succeed without an effect: files of a run are in memory, and those of the host are not its to write out."""
+
 ANSWERS = {
     "flock": errno.ENOSYS,  # libraries with locks (filelock, HDF5) then do without, or say that there are none
     "io_setup": errno.ENOSYS,
     "inotify_init": errno.ENOSYS,
     "inotify_init1": errno.ENOSYS,
+    "mincore": errno.ENOSYS,
+    "cachestat": errno.ENOSYS,
     **dict.fromkeys(("setxattr", "lsetxattr", "fsetxattr", "setxattrat"), errno.ENOTSUP),  # copying goes on
 }
 """What denied calls fail with where EPERM would be misleading."""
@@ -125,16 +145,25 @@ ANSWERS = {
 CLONE = (56, 220)
 CLONE3 = (435, 435)
 SOCKETPAIR = (53, 199)
+SENDTO = (44, 206)
 IOCTL = (16, 29)
 FCNTL = (72, 25)
+MSYNC = (26, 227)
+MADVISE = (28, 233)
+PRCTL = (157, 167)
 
 _NAMESPACE_FLAGS = 0x7E020000
 _AF_UNIX = 1
-_TIOCSTI = 0x5412
-_F_SETLEASE, _F_NOTIFY = 1024, 1026
+_TERMINAL, _OF_A_FAMILY = 0x5400, 0xFF00
+_TERMINAL_REFUSED = (0x5412, 0x541C, 0x5423)  # TIOCSTI and TIOCLINUX type, TIOCSETD loads modules
+_F_GETLK = 5
+_F_OFD_LOCKS, _F_SETLEASE, _F_NOTIFY, _F_SET_HINTS = (36, 37, 38), 1024, 1026, (1036, 1038)
+_MS_SYNC = 4
+_MADV_MERGEABLE, _MADV_COLD, _MADV_PAGEOUT = 12, 20, 21
+_PR_SET_THP_DISABLE, _PR_SET_MEMORY_MERGE = 41, 67
 
-_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-_ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
+_LOAD, _AND, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
+_ALLOW, _KILL, _ERRNO, _TRAP = 0x7FFF0000, 0x80000000, 0x00050000, 0x00030000
 _OFFSET_NUMBER, _OFFSET_ARCH, _OFFSET_ARGUMENT = 0, 4, 16
 
 
@@ -176,12 +205,47 @@ def filter_program(machine: str | None = None) -> bytes:
         number = numbers[target.column]
         if number is not None:
             code.refuse(number, ANSWERS.get(name, errno.EPERM))
-    code.refuse_if(CLONE[target.column], argument=0, test=_ANY_BIT, values=(_NAMESPACE_FLAGS,))
-    code.refuse_if(SOCKETPAIR[target.column], argument=0, test=_EQUAL, values=(_AF_UNIX,), negate=True)
-    code.refuse_if(IOCTL[target.column], argument=1, test=_EQUAL, values=(_TIOCSTI,))
-    code.refuse_if(FCNTL[target.column], argument=1, test=_EQUAL, values=(_F_SETLEASE, _F_NOTIFY))
+    for numbers in SILENCED.values():
+        if (number := numbers[target.column]) is not None:
+            code.refuse(number, 0)
+    _judge_arguments(code, target.column)
     code.give(_ALLOW)
     return code.assembled()
+
+
+def _judge_arguments(code: _Assembler, column: int) -> None:
+    """What depends on an argument. A rule decides about its call: calls that pass none of its tests are allowed."""
+    with code.rule(CLONE[column]):
+        code.give_if(0, _ANY_BIT, _NAMESPACE_FLAGS, _ERRNO | errno.EPERM)
+    with code.rule(SOCKETPAIR[column]):
+        code.give_if(0, _EQUAL, _AF_UNIX, _ALLOW)
+        code.give(_ERRNO | errno.EPERM)
+    with code.rule(SENDTO[column]):  # an address, in either half of the pointer
+        for high in (False, True):
+            code.give_if(4, _AT_LEAST, 1, _ERRNO | errno.EPERM, high=high)
+    with code.rule(IOCTL[column]):  # what isatty() asks; file systems have others, which write the disk out
+        for command in _TERMINAL_REFUSED:
+            code.give_if(1, _EQUAL, command, _ERRNO | errno.EPERM)
+        code.give_if(1, _EQUAL, _TERMINAL, _ALLOW, mask=_OF_A_FAMILY)
+        code.give(_ERRNO | errno.ENOTTY)
+    with code.rule(FCNTL[column]):
+        code.give_if(1, _EQUAL, _F_GETLK, _TRAP)  # see afm/sandbox/inside/harden.py
+        for command in (*_F_OFD_LOCKS, *_F_SET_HINTS):
+            code.give_if(1, _EQUAL, command, _ERRNO | errno.EINVAL)
+        for command in (_F_SETLEASE, _F_NOTIFY):
+            code.give_if(1, _EQUAL, command, _ERRNO | errno.EPERM)
+    with code.rule(MSYNC[column]):
+        code.give_if(2, _ANY_BIT, _MS_SYNC, _ERRNO)
+    with code.rule(MADVISE[column]):
+        for advice in (_MADV_COLD, _MADV_PAGEOUT):  # of the host's cache
+            code.give_if(2, _EQUAL, advice, _ERRNO)
+        code.give_if(2, _EQUAL, _MADV_MERGEABLE, _ERRNO | errno.EINVAL)  # with equal pages of other runs
+    with code.rule(PRCTL[column]):
+        code.give_if(0, _EQUAL, _PR_SET_MEMORY_MERGE, _ERRNO | errno.EINVAL)
+        code.give_if(0, _EQUAL, _PR_SET_THP_DISABLE, _ALLOW, negate=True)
+        for high in (False, True):  # flags that leave some huge pages
+            code.give_if(2, _AT_LEAST, 1, _ERRNO | errno.EPERM, high=high)
+        code.give_if(1, _EQUAL, 1, _ERRNO | errno.EPERM, negate=True)
 
 
 class _Assembler:
@@ -198,16 +262,34 @@ class _Assembler:
         self.add(_EQUAL, number, 0, 1)
         self.give(_ERRNO | error)
 
-    def refuse_if(
-        self, number: int, *, argument: int, test: int, values: tuple[int, ...], negate: bool = False
-    ) -> None:
-        """Refuse call ``number`` when the low half of its argument passes the test with one of ``values``."""
-        self.add(_EQUAL, number, 0, 2 + 2 * len(values))
-        self.add(_LOAD, _OFFSET_ARGUMENT + 8 * argument)
-        for value in values:
-            self.add(test, value, *((1, 0) if negate else (0, 1)))
-            self.give(_ERRNO | errno.EPERM)
+    @contextlib.contextmanager
+    def rule(self, number: int) -> Iterator[None]:
+        """What is added inside decides about call ``number``."""
+        outer, self._instructions = self._instructions, []
+        yield
         self.give(_ALLOW)
+        inner, self._instructions = self._instructions, outer
+        self.add(_LOAD, _OFFSET_NUMBER)
+        self.add(_EQUAL, number, 0, len(inner))
+        self._instructions += inner
+
+    def give_if(
+        self,
+        argument: int,
+        test: int,
+        value: int,
+        action: int,
+        *,
+        mask: int = 0,
+        high: bool = False,
+        negate: bool = False,
+    ) -> None:
+        """``action`` when the low (or high) half of an argument, or its bits in ``mask``, passes the test."""
+        self.add(_LOAD, _OFFSET_ARGUMENT + 8 * argument + 4 * high)
+        if mask:
+            self.add(_AND, mask)
+        self.add(test, value, *((1, 0) if negate else (0, 1)))
+        self.give(action)
 
     def assembled(self) -> bytes:
         return b"".join(self._instructions)

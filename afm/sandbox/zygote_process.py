@@ -25,7 +25,7 @@ _FOLDER = "/zygote"
 _ROOT = "/jail"
 _SCRIPT = f"{_FOLDER}/serve.py"
 _RULES = f"{_FOLDER}/rules"
-_SOURCES = ("ending.py", "kernel.py", "program.py")
+_SOURCES = ("ending.py", "harden.py", "kernel.py", "program.py")
 
 
 @dataclass(frozen=True, slots=True)

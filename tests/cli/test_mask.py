@@ -47,6 +47,13 @@ def test_json_counts_and_shows_what_is_trained_on(
         assert row["masked_text"] == "<observation>E</observation>\n"
 
 
+def test_json_holds_nothing_that_a_terminal_obeys(tmp_path: Path, run: Callable[..., Result]) -> None:
+    text = TEXT.replace(">a<", ">\x9b31m\u202ea<")
+    result = run(str(alpaca(tmp_path / "rows.json", text)), "--json")
+    assert result.exit_code == 0
+    assert result.stdout.isascii()
+
+
 def test_preview_brackets_what_is_masked(tmp_path: Path, run: Callable[..., Result]) -> None:
     result = run(str(alpaca(tmp_path / "rows.json", TEXT)))
     assert result.stdout == (

@@ -42,6 +42,17 @@ def test_every_fault_is_printed_with_file_line_and_character(tmp_path: Path) -> 
     ]
 
 
+def test_json_holds_nothing_that_a_terminal_obeys(tmp_path: Path) -> None:
+    path = alpaca(tmp_path / "rows.jsonl", "<plan>p</plan><answer>\x9b31m\u202eevil</answer><\u202e>")
+    row = json.dumps(
+        {"id": "\x9b31m\u202e", "instruction": "q", "input": "", "output": BAD}, ensure_ascii=False
+    )
+    path.write_text(path.read_text(encoding="utf-8") + row + "\n", encoding="utf-8")
+    result = run(str(path), "--agent", "math", "--json")
+    assert result.stdout.isascii()
+    assert json.loads(result.stdout.splitlines()[-1])["id"] == "\x9b31m\u202e"
+
+
 def test_json_is_one_object_a_row(tmp_path: Path) -> None:
     path = alpaca(tmp_path / "rows.jsonl", GOOD, BAD)
     with path.open("a", encoding="utf-8") as file:

@@ -15,6 +15,7 @@ from afm.sandbox import SandboxLimits, open_sandbox
 from afm.sandbox.interpreter import Identity, Interpreter
 from afm.sandbox.nsjail import NsjailJail, NsjailSandbox, nsjail_command
 from afm.sandbox.percall import launch
+from afm.sandbox.policy import DEVICES
 from afm.sandbox.seccomp import filter_program
 
 PYTHON = Interpreter(
@@ -62,9 +63,9 @@ def test_the_command_line() -> None:
     )
     inside = words[end + 1 :]
     assert inside[0] == "/usr/bin/python3.11"
-    assert inside[-5:-3] == ["{report}", "/tmp/main.py"]
-    assert "AS=1048576=1048576" in inside[-3]
-    assert inside[-2:] == ["/packages/0", "060000000000ff7f"]
+    assert inside[-6:-4] == ["{report}", "/tmp/main.py"]
+    assert "AS=1048576=1048576" in inside[-4]
+    assert inside[-3:] == ["/packages/0", ":".join(DEVICES), "060000000000ff7f"]
 
 
 async def test_without_nsjail_nothing_runs() -> None:

@@ -91,6 +91,33 @@ left.sendall(b"hello"); print(right.recv(9))
     assert result.stdout == "True\n[(7,)]\n[(7,)]\nFalse\nENOSYS\nb'hello'\n"
 
 
+async def test_processes_of_a_run_lock_each_other_out(sandbox: Sandbox) -> None:
+    """Four processes add 25 each to a number in a file and in a database; none is lost."""
+    code = """
+import fcntl, multiprocessing, sqlite3
+def add(lock):
+    base = sqlite3.connect("base", timeout=20)
+    for _ in range(25):
+        with open("number", "r+") as file:
+            fcntl.lockf(file, fcntl.LOCK_EX)
+            value = int(file.read()); file.seek(0); file.write(str(value + 1)); file.flush()
+        with lock:
+            value = int(open("other").read()); open("other", "w").write(str(value + 1))
+        base.execute("begin immediate"); base.execute("update t set n = n + 1"); base.commit()
+for name in ("number", "other"):
+    open(name, "w").write("0")
+base = sqlite3.connect("base"); base.execute("create table t (n)"); base.execute("insert into t values (0)"); base.commit()
+lock = multiprocessing.Lock()
+processes = [multiprocessing.Process(target=add, args=(lock,)) for _ in range(4)]
+for process in processes: process.start()
+for process in processes: process.join()
+print(open("number").read(), open("other").read(), base.execute("select n from t").fetchone())
+"""
+    result = await sandbox.run(code, limits=SandboxLimits(wall_s=30, cpu_s=20))
+    assert result.stderr == ""
+    assert result.stdout == "100 100 (100,)\n"
+
+
 async def test_the_usual_packages_work(sandbox: Sandbox) -> None:
     code = """
 import numpy, pandas, scipy.optimize, sympy
@@ -144,6 +171,12 @@ async def test_too_much_memory(sandbox: Sandbox) -> None:
     result = await sandbox.run("x = b'x' * (300 << 20)", limits=SandboxLimits(memory_bytes=200 << 20))
     assert (result.reason, result.exit_status) == (ExitReason.MEMORY, None)
     assert result.stderr.rstrip().endswith("MemoryError")
+
+
+async def test_memory_that_a_package_was_refused_counts_too(sandbox: Sandbox) -> None:
+    code = "def load():\n    return list(range(10 ** 8))\ntry:\n    load()\nexcept MemoryError:\n    print('tidy')\n    raise"
+    result = await sandbox.run(code, limits=SandboxLimits(memory_bytes=200 << 20))
+    assert (result.reason, result.exit_status, result.stdout) == (ExitReason.MEMORY, None, "tidy\n")
 
 
 async def test_a_program_that_kills_itself_was_killed(sandbox: Sandbox) -> None:

@@ -54,6 +54,14 @@ def test_numpy_and_sympy_are_there_after_the_set_up() -> None:
     assert (again.exit_code, again.stdout) == (0, "")
 
 
+def test_json_holds_nothing_that_a_terminal_obeys() -> None:
+    code = r"print('\x1b[2J\x9b31m\u202eevil\u2066\u061c\u200f\u2028é')"
+    done = RUNNER.invoke(app, ["run", "--json"], input=code)
+    assert done.stdout.isascii()
+    assert done.stdout.strip().isprintable()
+    assert json.loads(done.stdout)["stdout"] == "\x1b[2J\x9b31m\u202eevil\u2066\u061c\u200f\u2028é\n"
+
+
 def test_no_program_is_wrong_usage() -> None:
     done = RUNNER.invoke(app, ["run"], input="\n")
     assert isinstance(done.exception, UsageError)

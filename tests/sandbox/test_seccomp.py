@@ -10,9 +10,23 @@ from pathlib import Path
 import pytest
 
 from afm.errors import SandboxUnavailableError
-from afm.sandbox.seccomp import ANSWERS, CLONE, CLONE3, DENIED, FCNTL, IOCTL, SOCKETPAIR, filter_program
+from afm.sandbox.seccomp import (
+    ANSWERS,
+    CLONE,
+    CLONE3,
+    DENIED,
+    FCNTL,
+    IOCTL,
+    MADVISE,
+    MSYNC,
+    PRCTL,
+    SENDTO,
+    SILENCED,
+    SOCKETPAIR,
+    filter_program,
+)
 
-ALLOW, KILL = 0x7FFF0000, 0x80000000
+ALLOW, KILL, TRAP = 0x7FFF0000, 0x80000000, 0x00030000
 AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 COLUMN = {"x86_64": 0, "aarch64": 1}
 
@@ -34,6 +48,9 @@ def verdict(machine: str, number: int, *arguments: int, audit: int | None = None
             return int(value)
         if code == 0x20:
             accumulator = struct.unpack_from("<I", data, value)[0]
+            continue
+        if code == 0x54:
+            accumulator &= value
             continue
         holds = {0x15: accumulator == value, 0x35: accumulator >= value, 0x45: bool(accumulator & value)}[
             code
@@ -62,8 +79,42 @@ def test_programs_that_can_do_without_a_call_are_told_that_it_does_not_exist(mac
 
 
 @MACHINES
-def test_files_are_locked_by_programs_but_neither_leased_nor_watched(machine: str) -> None:
+def test_calls_that_only_burden_the_host_succeed_without_an_effect(machine: str) -> None:
+    for name, numbers in SILENCED.items():
+        assert verdict(machine, numbers[COLUMN[machine]] or -1) == refused(0), name
+    column = COLUMN[machine]
+    assert verdict(machine, MSYNC[column], 0, 4096, 4) == refused(0)
+    assert verdict(machine, MSYNC[column], 0, 4096, 1) == ALLOW  # MS_ASYNC: whether the memory is there
+    for advice in (20, 21):  # MADV_COLD, MADV_PAGEOUT
+        assert verdict(machine, MADVISE[column], 0, 4096, advice) == refused(0)
+    assert verdict(machine, MADVISE[column], 0, 4096, 12) == refused(errno.EINVAL)  # MADV_MERGEABLE
+    assert verdict(machine, MADVISE[column], 0, 4096, 4) == ALLOW  # MADV_DONTNEED
+
+
+@MACHINES
+def test_huge_pages_can_be_switched_off_and_not_on(machine: str) -> None:
+    number = PRCTL[COLUMN[machine]]
+    assert verdict(machine, number, 41, 1) == ALLOW
+    for arguments in ((0,), (1, 2), (1, 2 << 32), (1 << 32,), (2,)):
+        assert verdict(machine, number, 41, *arguments) == refused(errno.EPERM), arguments
+    assert verdict(machine, number, 67, 1) == refused(errno.EINVAL)  # PR_SET_MEMORY_MERGE
+    assert verdict(machine, number, 15, 1) == ALLOW
+
+
+@MACHINES
+def test_nothing_is_sent_to_an_address(machine: str) -> None:
+    number = SENDTO[COLUMN[machine]]
+    assert verdict(machine, number, 3, 1, 1, 0, 0, 0) == ALLOW
+    for address in (1, 0x7FFF00001000, 1 << 32):
+        assert verdict(machine, number, 3, 1, 1, 0, address, 16) == refused(errno.EPERM)
+
+
+@MACHINES
+def test_files_are_locked_by_programs_but_neither_leased_nor_watched_nor_marked(machine: str) -> None:
     number = FCNTL[COLUMN[machine]]
+    assert verdict(machine, number, 3, 5) == TRAP  # F_GETLK, which inside/harden.py answers
+    for command in (36, 37, 38, 1036, 1038):  # open file description locks; hints
+        assert verdict(machine, number, 3, command) == refused(errno.EINVAL)
     for command in (6, 7, 4, 1030):  # F_SETLK and F_SETLKW, which SQLite needs; F_SETFL; F_DUPFD_CLOEXEC
         assert verdict(machine, number, 3, command) == ALLOW
     for command in (1024, 1026):
@@ -97,10 +148,20 @@ def test_socket_pairs_are_unix_ones(machine: str) -> None:
 
 
 @MACHINES
-def test_nothing_is_typed_into_a_terminal(machine: str) -> None:
+def test_nothing_is_typed_into_a_terminal_or_asked_of_a_file_system(machine: str) -> None:
     number = IOCTL[COLUMN[machine]]
-    assert verdict(machine, number, 0, 0x5412) == refused(errno.EPERM)
-    assert verdict(machine, number, 0, 0x5401) == ALLOW
+    for command in (0x5412, 0x541C, 0x5423):
+        assert verdict(machine, number, 0, command) == refused(errno.EPERM)
+    for command in (
+        0x5401,
+        0x5413,
+        0x5421,
+        0x541B,
+        0x802C542A,
+    ):  # TCGETS, TIOCGWINSZ, FIONBIO, FIONREAD, TCGETS2
+        assert verdict(machine, number, 0, command) == ALLOW
+    for command in (0xC020660B, 0x9408, 0x80089418):  # FIEMAP, which can write out; Btrfs' own sync
+        assert verdict(machine, number, 0, command) == refused(errno.ENOTTY)
 
 
 @MACHINES
@@ -131,6 +192,11 @@ def test_call_numbers_are_the_kernels(column: int, header: str) -> None:
         "socketpair": SOCKETPAIR,
         "ioctl": IOCTL,
         "fcntl": FCNTL,
+        "madvise": MADVISE,
+        "msync": MSYNC,
+        "prctl": PRCTL,
+        "sendto": SENDTO,
+        **SILENCED,
     }
     wrong = {
         name: (numbers[column], known.get(name))

@@ -111,6 +111,30 @@ for stop in (lambda: os.kill(-1, signal.SIGSTOP), lambda: os.kill(1, signal.SIGS
         status=-9,
     ),
     Attack(
+        "pretend that its memory was not enough",
+        "import sys; print('MemoryError', file=sys.stderr); sys.exit(1)",
+        reasons=(ExitReason.ERROR,),
+        status=1,
+    ),
+    Attack(
+        "pretend that its memory was not enough by an exception of its own",
+        "raise MemoryError",
+        reasons=(ExitReason.ERROR,),
+        status=1,
+    ),
+    Attack(
+        "pretend that the memory of a child was its own",
+        "import os\nif os.fork() == 0:\n    b'x' * (1 << 40)\nos.wait(); raise SystemExit(1)",
+        reasons=(ExitReason.ERROR,),
+        status=1,
+    ),
+    Attack(
+        "pretend to have computed too long",
+        "import os, signal; os.kill(os.getpid(), signal.SIGXCPU)",
+        reasons=(ExitReason.ERROR,),
+        status=-24,
+    ),
+    Attack(
         "close all its descriptors",
         "import os; os.closerange(0, 1024); raise SystemExit(4)",
         reasons=(ExitReason.ERROR,),

@@ -30,6 +30,16 @@ verdict(libc.mount(b"t", b"/tmp", b"tmpfs", 0, None) == 0, libc.umount2(b"/tmp",
     call(428, -100, b"/usr", 1), call(430, b"tmpfs", 0), call(CHROOT, b"/tmp"))""",
     ),
     Attack(
+        "list the host's mounts",
+        """
+import struct
+request = ctypes.create_string_buffer(struct.pack("IIQQ", 24, 0, 0xFFFFFFFFFFFFFFFF, 0))
+buffer = ctypes.create_string_buffer(4096)
+listed = libc.syscall(LISTMOUNT, request, buffer, ctypes.c_long(64), 0)
+wanted = ctypes.create_string_buffer(struct.pack("IIQQ", 24, 0, struct.unpack_from("Q", buffer)[0], 0x1f))
+verdict(listed > 0, call(STATMOUNT, wanted, buffer, ctypes.c_long(4096), 0))""",
+    ),
+    Attack(
         "make a device",
         """
 verdict(attempt(lambda: os.mknod("/tmp/disk", 0o60666, os.makedev(8, 0))))""",
@@ -178,7 +188,7 @@ os._exit(5)""",
         """
 import signal
 fd = os.pidfd_open(1)
-for number in (signal.SIGKILL, signal.SIGSTOP, signal.SIGINT, signal.SIGTERM):
+for number in (signal.SIGKILL, signal.SIGSTOP, signal.SIGINT, signal.SIGTERM, signal.SIGSYS):
     try:
         signal.pidfd_send_signal(fd, number)
     except OSError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Mapping
 
-from afm.sandbox.seccomp import CLONE, DENIED
+from afm.sandbox.seccomp import CLONE, DENIED, MADVISE, MSYNC, SILENCED
 
 _PRELUDE = """
 import ctypes, errno, os, socket, sys, time
@@ -13,6 +13,8 @@ libc = ctypes.CDLL(None, use_errno=True)
 def call(*arguments):
     result = libc.syscall(*arguments)
     return "BAD" if result >= 0 else os.strerror(ctypes.get_errno())
+def reaches_kernel(*arguments):
+    return libc.syscall(*arguments) != 0
 def verdict(*answers):
     print("BAD:" if any(answer is True or "BAD" in str(answer) for answer in answers) else "OK:", answers)
 def attempt(action):
@@ -26,6 +28,7 @@ def attempt(action):
 def armed(code: str, host: Mapping[str, object]) -> str:
     """A program with the helpers and constants it uses."""
     column = 0 if platform.machine() == "x86_64" else 1
-    numbers = {name.upper(): pair[column] for name, pair in (DENIED | {"clone": CLONE}).items()}
+    others = {"clone": CLONE, "madvise": MADVISE, "msync": MSYNC}
+    numbers = {name.upper(): pair[column] for name, pair in (DENIED | SILENCED | others).items()}
     lines = [f"{name} = {value!r}" for name, value in {**numbers, **host}.items()]
     return "\n".join([_PRELUDE, *lines, code])

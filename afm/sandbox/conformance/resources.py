@@ -16,6 +16,22 @@ ATTACKS = (
 verdict(attempt(lambda: os.close(os.memfd_create("hoard"))))""",
     ),
     Attack(
+        "pin huge pages in pipes, each for 4 KiB of the pipe",
+        """
+import mmap
+libc.mmap.restype, huge = ctypes.c_void_p, 2 << 20
+libc.prctl(41, 0, 0, 0, 0); libc.prctl(41, 1, 2, 0, 0)  # back to huge pages, at least where they are asked for
+reading, writing = os.pipe()
+area = mmap.mmap(-1, 8 * huge, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+area.madvise(14)
+start = ctypes.addressof(ctypes.c_char.from_buffer(area))
+start += -start % huge
+ctypes.memset(start, 1, huge)
+vector = (ctypes.c_void_p * 2)(start, 4096)
+verdict(libc.prctl(42, 0, 0, 0, 0) != 1, call(VMSPLICE, writing, vector, ctypes.c_long(1), 0),
+    call(MADVISE, ctypes.c_void_p(start), ctypes.c_long(huge), 25))""",
+    ),
+    Attack(
         "raise its limits",
         """
 import resource

@@ -14,6 +14,7 @@ import types
 from typing import Any
 
 from afm.sandbox.inside.ending import Ending
+from afm.sandbox.inside.harden import Refusal
 
 
 def become_program(path: str, limits: dict[str, tuple[int, int]], imports: list[str], own: set[str]) -> None:
@@ -46,12 +47,13 @@ def become_program(path: str, limits: dict[str, tuple[int, int]], imports: list[
     gc.enable()
 
 
-def execute(path: str) -> None:
+def execute(path: str, refusal: Refusal) -> None:
     """Run the program as ``__main__`` and end the process as Python would. Never returns."""
-    leave, anything, ending = (
+    leave, anything, ending, note = (
         os._exit,
         BaseException,
         Ending(),
+        refusal.note,
     )  # the program may overwrite whatever has a name
     module = types.ModuleType("__main__")
     scope = module.__dict__
@@ -64,6 +66,7 @@ def execute(path: str) -> None:
         exec(compile(source, path.rpartition("/")[2], "exec", dont_inherit=True), scope)
     except anything as error:
         trace = error.__traceback__
+        note(error)
         status = _status_of(error.with_traceback(trace and trace.tb_next))
         del error, trace
     try:

@@ -8,7 +8,7 @@ On the control socket a request is one packet, JSON (:class:`afm.sandbox.zygote_
 descriptors of program, stdin, stdout, stderr and report. The answer is ``started`` with a pidfd of the
 run's process 1, or ``failed: REASON``. That process writes to the report: ``ready`` and a newline when the
 program is about to run, then ``STATUS PEAK_KIB CPU_SECONDS`` and a newline, STATUS being what ``waitpid``
-gave; or ``failed: REASON`` when the run could not be isolated.
+gave, and ``memory`` and a newline when the program ended because memory was refused; or ``failed: REASON`` when the run could not be isolated.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ import socket
 import sys
 from typing import Any, NamedTuple
 
-from afm.sandbox.inside import ending, kernel, program
+from afm.sandbox.inside import ending, harden, kernel, program
 
 OWN_MODULES = {
     "afm",
     "afm.sandbox",
     "afm.sandbox.inside",
-    *(own.__name__ for own in (ending, kernel, program)),
+    *(own.__name__ for own in (ending, harden, kernel, program)),
 }
 PROGRAM = "/tmp/main.py"
 
@@ -74,8 +74,8 @@ def exercise(programs: list[tuple[str, str]]) -> list[str]:
     return failed
 
 
-def serve(control: socket.socket, jail: Jail) -> None:
-    """Fork a run for each request. Returns only in the program's process."""
+def serve(control: socket.socket, jail: Jail) -> harden.Refusal:
+    """Fork a run for each request. Returns only in the program's process, as :func:`begin` does."""
     while True:
         data, fds, _, _ = socket.recv_fds(control, 65536, 5)
         if not data:  # the owner is gone
@@ -95,25 +95,28 @@ def serve(control: socket.socket, jail: Jail) -> None:
             os.close(fd)
 
 
-def begin(request: dict[str, Any], fds: list[int], jail: Jail) -> None:
-    """As process 1 of the run: isolate, fork the program, wait for it. Returns only in the program."""
+def begin(request: dict[str, Any], fds: list[int], jail: Jail) -> harden.Refusal:
+    """As process 1 of the run: isolate, fork the program, wait for it. Returns only in the program, what it reports to."""
     code, stdin, stdout, stderr, report = fds
     try:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         isolate(request, code, stdin, jail)
+        refusal = harden.Refusal()
         os.write(report, b"ready\n")
         child = os.fork()
     except BaseException as error:  # noqa: BLE001 - whatever it is, the host must hear of it
         os.write(report, f"failed: {type(error).__name__}: {error}"[:4000].encode())
         os._exit(1)
     if child:
-        attend(child, report)
+        attend(child, report, refusal)
     for number, fd in enumerate((stdin, stdout, stderr)):
         os.dup2(fd, number)
     kernel.close_from(3)
+    harden.answer_lock_queries()
     limits = {name: (soft, hard) for name, (soft, hard) in request["limits"].items()}
     program.become_program(PROGRAM, limits, jail.imports, OWN_MODULES)
+    return refusal
 
 
 def isolate(request: dict[str, Any], code: int, stdin: int, jail: Jail) -> None:
@@ -159,7 +162,7 @@ def mounted(paths: list[str]) -> list[tuple[str, int]]:
     return [(path, os.statvfs(path).f_flag & kept) for path in paths]
 
 
-def attend(child: int, report: int) -> None:
+def attend(child: int, report: int, refusal: harden.Refusal) -> None:
     """Reap whatever ends in the run until the program does, and report that. Never returns."""
     kernel.close_from(report + 1)
     os.closerange(0, report)
@@ -170,12 +173,13 @@ def attend(child: int, report: int) -> None:
     own = resource.getrusage(resource.RUSAGE_SELF)
     reaped = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu_s = own.ru_utime + own.ru_stime + reaped.ru_utime + reaped.ru_stime
-    os.write(report, b"%d %d %.4f\n" % (status, usage.ru_maxrss, cpu_s))
+    told = b"%d %d %.4f\n" % (status, usage.ru_maxrss, cpu_s)
+    os.write(report, told + b"memory\n" * refusal.ended(child))
     os._exit(0)
 
 
-def main() -> None:
-    """Warm up, say so, serve. Returns only in a program's process."""
+def main() -> harden.Refusal:
+    """Warm up, say so, serve. Returns only in a program's process, as :func:`begin` does."""
     control = socket.socket(fileno=int(sys.argv[1]))
     settings = json.loads(sys.argv[2])
     with open(sys.argv[3], "rb") as file:  # noqa: PTH123 - pathlib is not loaded here
@@ -190,6 +194,7 @@ def main() -> None:
     for fd in (0, 1, 2):
         os.dup2(null, fd)
     os.close(null)
+    harden.harden(settings["devices"])
     kernel.protect_from_peers()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps
     gc.disable()
@@ -202,9 +207,8 @@ def main() -> None:
         kernel.groups_are_fixed(),
     )  # a new user namespace does not know them yet
     devices = mounted([settings["root"] + device for device in settings["devices"]])
-    serve(control, Jail(settings["root"], settings["imports"], user, rules, devices))
+    return serve(control, Jail(settings["root"], settings["imports"], user, rules, devices))
 
 
 if __name__ == "__main__":
-    main()
-    program.execute(PROGRAM)
+    program.execute(PROGRAM, main())

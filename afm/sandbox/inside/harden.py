@@ -1,0 +1,88 @@
+"""What a launcher does to itself before it forks a program, and how it learns of memory that the program was refused."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import mmap
+import os
+from opcode import opmap
+
+_SET_THP_DISABLE = 41
+_SIGSYS, _SIGNAL_INFORMATION = 31, 4
+_RAISE = opmap["RAISE_VARARGS"]
+# A handler of three arguments, the last of which is the interrupted call's context. It stores 2 (F_UNLCK) at
+# the address in the call's third argument and 0 as the call's result.
+_HANDLERS = {
+    # mov rax, [rdx+136]; mov word [rax], 2; mov qword [rdx+144], 0; ret
+    "x86_64": "488b8288000000 66c7000200 48c7829000000000000000 c3",
+    # ldr x9, [x2, #200]; mov w10, #2; strh w10, [x9]; str xzr, [x2, #184]; ret
+    "aarch64": "496440f9 4a008052 2a010079 5f5c00f9 c0035fd6",
+}
+
+
+def harden(devices: list[str]) -> None:
+    """Take from this process, and those it forks, what runs could share; not to be called in the program's process.
+
+    The process must not close a device afterwards.
+
+    Args:
+        devices: Host files that every run may open for writing.
+
+    Raises:
+        OSError: The kernel refused.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_SET_THP_DISABLE, *(ctypes.c_ulong(value) for value in (1, 0, 0, 0))):
+        raise OSError(ctypes.get_errno(), "huge pages could not be switched off")
+    for (
+        device
+    ) in devices:  # a reader's lock on the whole file: no run gets a writer's, which others would notice
+        fcntl.fcntl(os.open(device, os.O_RDONLY), fcntl.F_SETLK, bytes(32))
+
+
+def answer_lock_queries() -> None:
+    """Whoever asks who holds a lock (``F_GETLK``) hears that nobody does; who then wants the lock learns the truth.
+
+    The kernel's answer would show the locks that other runs hold on files that all of them read. The filter makes a
+    signal of the question. Its handler is machine code: Python would run one of its own after the call. Only the
+    program's process has it: a signal that the program sends to process 1 must have no handler there.
+
+    Raises:
+        OSError: The kernel refused.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    machine = bytes.fromhex(_HANDLERS[os.uname().machine])
+    libc.mmap.restype = ctypes.c_void_p
+    private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    page = ctypes.c_void_p(libc.mmap(None, mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_WRITE, private, -1, 0))
+    ctypes.memmove(page, machine, len(machine))
+    action = ctypes.create_string_buffer(152)  # struct sigaction: handler, mask, flags, restorer
+    ctypes.memmove(action, ctypes.byref(page), 8)
+    ctypes.memmove(ctypes.byref(action, 136), ctypes.byref(ctypes.c_int(_SIGNAL_INFORMATION)), 4)
+    executable = mmap.PROT_READ | mmap.PROT_EXEC
+    if libc.mprotect(page, mmap.PAGESIZE, executable) or libc.sigaction(_SIGSYS, action, None):
+        raise OSError(ctypes.get_errno(), "a handler for lock queries was refused")
+
+
+class Refusal:
+    """Tells the launcher that its program ended because memory was refused. Made before the program is forked.
+
+    Text on stderr would not do: a program can print what it likes.
+    """
+
+    def __init__(self) -> None:
+        self._process = mmap.mmap(-1, 4)
+        self._raise, self._getpid = _RAISE, os.getpid  # the launcher's global names become the program's
+
+    def note(self, error: BaseException) -> None:
+        """The program ends with this error: note it if it is a refusal, not a ``raise`` of the program's own."""
+        trace = error.__traceback__ if isinstance(error, MemoryError) else None
+        while trace and trace.tb_next:
+            trace = trace.tb_next
+        if trace and trace.tb_frame.f_code.co_code[trace.tb_lasti] != self._raise:
+            self._process[:] = self._getpid().to_bytes(4, "little")
+
+    def ended(self, process: int) -> bool:
+        """Whether this process noted one."""
+        return int.from_bytes(self._process[:], "little") == process
