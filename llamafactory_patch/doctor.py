@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -171,6 +172,15 @@ def _lengths(arguments: Arguments, lengths: Sequence[int]) -> Iterator[Finding]:
     )
 
 
+def obstacles(job: SftJob, env: Mapping[str, str]) -> list[str]:
+    """Files, keys and packages that a training needs and does not have; nothing is loaded to find out."""
+    report = Report()
+    for check in (check_output, check_model, check_data, lambda job: check_trackers(job, env)):
+        report.asked("", partial(check, job))
+    report.add(*_engine_packages(job))
+    return [finding.text for finding in report.findings if finding.level is Level.ERROR]
+
+
 def _engine_packages(job: SftJob) -> Iterator[Finding]:
     for key, package in _PACKAGES.items():
         if not job.config.get(key):
@@ -178,7 +188,9 @@ def _engine_packages(job: SftJob) -> Iterator[Finding]:
         try:
             yield Finding(Level.OK, package, f"{metadata.version(package)} is installed")
         except metadata.PackageNotFoundError:
-            yield Finding(Level.ERROR, package, f"not installed; pip install {package}, or leave {key} out")
+            yield Finding(
+                Level.ERROR, package, f"{package}: not installed; pip install {package}, or leave {key} out"
+            )
     settings = job.config.get("deepspeed")
     if isinstance(settings, str) and settings:
         try:

@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from afm.errors import ConfigError, MissingExtraError
 from afm.processes import follow_parent
 from llamafactory_patch import output
 from llamafactory_patch.config import SftJob, check_sources, fsdp_settings, resolve
@@ -52,11 +51,11 @@ def run_sft(
         config_path: YAML of LLaMA-Factory's training arguments, the arguments this package adds, and
             :data:`llamafactory_patch.config.OWN_KEYS`.
         overrides: ``key=value`` pairs that replace keys of the YAML.
-        dry_run: Print the resolved command and configuration, and start nothing.
+        dry_run: Print the resolved command and configuration, say what is missing, and start nothing.
         echo: Show the trainer's output on standard output, too.
 
     Returns:
-        The trainer's exit status; 0 also when there was nothing left to do.
+        The trainer's exit status; 0 also when there was nothing left to do. Of a dry run 1 when something is missing.
 
     Raises:
         ConfigError: The configuration or the description of this node is wrong, or ``output_dir`` holds another run.
@@ -66,13 +65,7 @@ def run_sft(
     job = resolve(config_path, overrides)
     node = this_node(os.environ)
     if dry_run:
-        print(_described(job, node))
-        try:
-            check_sources(job)
-            check_trackers(job, os.environ)
-        except (ConfigError, MissingExtraError) as error:
-            print(f"warning: this would not start: {error}", file=sys.stderr)
-        return 0
+        return _show(job, node)
     check_sources(job)
     check_trackers(job, os.environ)
     if output.is_finished(job):
@@ -107,6 +100,19 @@ def _reason(log_path: Path, start: int, status: int) -> str:
     return "\n".join(
         [f"error: the trainer ended with status {status}; last lines of {log_path}:", *lines[-_LAST_LINES:]]
     )
+
+
+def _show(job: SftJob, node: Node) -> int:
+    """Print what would be run; 1 if something is missing that it needs."""
+    from llamafactory_patch.doctor import obstacles
+
+    print(_described(job, node))
+    if not job.config.get("use_cpu") and shutil.which("nvidia-smi") is None:
+        print("warning: this machine has no GPU (no nvidia-smi), which the recipe is for", file=sys.stderr)
+    missing = obstacles(job, os.environ)
+    for text in missing:
+        print(f"error: this would not start: {text}", file=sys.stderr)
+    return 1 if missing else 0
 
 
 def main() -> None:

@@ -7,6 +7,7 @@ The exit status is the trainer's.
 from __future__ import annotations
 
 import shlex
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 import yaml
 
 from afm.agents import save_agent
-from afm.errors import AfmError, ConfigError, UsageError
+from afm.errors import AfmError, UsageError
 from afm.processes import follow_parent
 from verl_ext import processes
 from verl_ext.alarms import ALARMS_FILE, Action, Finding, Watch
@@ -34,7 +35,7 @@ from verl_ext.failures import forget_failures, read_verdict
 from verl_ext.kept_episodes import forget_after
 from verl_ext.losses import forget_losses, killed, loss_in_log, node_of_trainer, read_loss
 from verl_ext.metrics import METRICS_FILE, MetricsLog, progress_line, read_metrics
-from verl_ext.plan import check_files, command, environment, total_steps, trainer_environment
+from verl_ext.plan import check_files, command, environment, obstacles, total_steps, trainer_environment
 from verl_ext.ray_watch import Patience
 from verl_ext.settings import SETTINGS_FILE, RlSettings, as_plain, load_settings
 from verl_ext.trainer import ALARMED, Trainer, scratch_folder
@@ -52,7 +53,7 @@ def run_rl(config_path: str | Path, overrides: Sequence[str] = (), *, dry_run: b
     Args:
         config_path: See :class:`verl_ext.settings.RlSettings`.
         overrides: ``key=value``; keys may be dotted, values are YAML.
-        dry_run: Print the resolved command, check it against verl's configuration, and start nothing.
+        dry_run: Print the resolved command, check it against verl's configuration, say what is missing, and start nothing.
 
     Raises:
         ConfigError: A setting is wrong.
@@ -71,12 +72,13 @@ def _show(settings: RlSettings) -> int:
         print(f"{key}={shlex.quote(value)} \\")
     print(" \\\n  ".join([shlex.join(words[:4]), *map(shlex.quote, words[4:])]))
     steps = config.trainer.total_training_steps
-    try:
-        check_files(settings)
-    except ConfigError as error:
-        print(f"warning: this would not start: {error}", file=sys.stderr)
     print(f"# verl accepts this configuration; {steps or 'all'} steps, output in {settings.output_dir}")
-    return 0
+    if settings.platform == "gpu" and shutil.which("nvidia-smi") is None:
+        print("warning: this machine has no GPU (no nvidia-smi), which the recipe is for", file=sys.stderr)
+    missing = obstacles(settings)
+    for text in missing:
+        print(f"error: this would not start: {text}", file=sys.stderr)
+    return 1 if missing else 0
 
 
 class Run:

@@ -242,14 +242,26 @@ def check_files(settings: RlSettings) -> None:
     Raises:
         ConfigError: A file, a tool or a weight is missing.
     """
-    for file in (*settings.train_files, *settings.val_files):
-        if not Path(file).is_file():
-            raise ConfigError(f"{file}: no such file (train_files, val_files)")
-    check_trackers(settings)
+    if missing := obstacles(settings):
+        raise ConfigError("; ".join(missing))
+
+
+def obstacles(settings: RlSettings) -> list[str]:
+    """Files, packages and tools that a run needs and does not have."""
+    found = [
+        f"{file}: no such file (train_files, val_files)"
+        for file in (*settings.train_files, *settings.val_files)
+        if not Path(file).is_file()
+    ]
     model = Path(settings.model)
     if settings.platform == "cpu" and not (model / "config.json").is_file():
-        raise ConfigError(f"{model}: no config.json; expected the folder of a Hugging Face model (model)")
-    called_tools(settings)
+        found.append(f"{model}: no config.json; expected the folder of a Hugging Face model (model)")
+    for check in (check_trackers, called_tools):
+        try:
+            check(settings)
+        except (ConfigError, MissingExtraError) as error:
+            found.append(str(error))
+    return found
 
 
 def check_trackers(settings: RlSettings) -> None:

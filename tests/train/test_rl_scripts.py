@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from functools import cache
@@ -79,7 +80,9 @@ def test_asynchronous_trainers_are_laid_over_a_recipe(mode: str, tmp_path: Path)
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 def test_every_script_resolves_from_any_folder(script: Path) -> None:
     result = dry_run(script, "seed=3", "output_dir=/tmp/a run", MODEL="some/model")
-    assert result.returncode == 0, result.stderr
+    assert result.returncode == 1  # the data is not here
+    assert re.search(r"^error: this would not start: \S+\.parquet: no such file", result.stderr, re.MULTILINE)
+    assert "Traceback" not in result.stderr
     assert "-m verl.trainer.main_ppo" in result.stdout
     assert "actor_rollout_ref.model.path=some/model" in result.stdout
     assert "data.seed=3" in result.stdout
@@ -176,14 +179,13 @@ def test_sglang_keeps_the_tokenizer_it_finds_stop_strings_with() -> None:
 def test_every_size_of_the_code_agent_resolves(size: str) -> None:
     script = ROOT / "train/code_agent/rl/train_dapo_code_agent.sh"
     result = dry_run(script, SIZE=size, MODEL="m")
-    assert result.returncode == 0, result.stderr
+    assert "verl accepts this configuration" in result.stdout, result.stderr
 
 
 def test_the_code_agents_twin_learns_or_follows_the_recipe() -> None:
     script = ROOT / "train/code_agent/rl/train_dapo_code_agent_tiny.sh"
     for recipe, folder in (("math", "runs/tiny/rl"), ("code_dapo", "runs/tiny/rl_code")):
         result = dry_run(script, RECIPE=recipe, MODEL="m")
-        assert result.returncode == 0, result.stderr
         assert f"output in {folder}\n" in result.stdout
 
 

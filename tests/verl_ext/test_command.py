@@ -22,10 +22,25 @@ def afm(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str
 
 def test_a_dry_run_prints_a_command_and_leaves_nothing(tmp_path: Path) -> None:
     result = afm(TINY, "output_dir=out", "--dry-run", cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
     assert "main_ppo" in result.stdout
     assert f"trainer.default_local_dir={tmp_path}/out/checkpoints" in result.stdout
     assert list(tmp_path.iterdir()) == []
+    assert result.returncode == 1
+    missing = [
+        line for line in result.stderr.splitlines() if line.startswith("error: this would not start: ")
+    ]
+    assert [line.split(": ")[2].rpartition("/")[2] for line in missing] == ["rl.parquet", "sft"]
+
+
+def test_a_dry_run_of_a_run_that_has_what_it_needs_ends_well(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    for name in ("rows.parquet", "model/config.json"):
+        (tmp_path / name).write_text("{}")
+    rows = [f"{key}=[{tmp_path}/rows.parquet]" for key in ("train_files", "val_files")]
+    words = (*rows, f"model={tmp_path}/model", f"output_dir={tmp_path}/out")
+    result = afm(TINY, *words, "--dry-run", cwd=tmp_path)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
