@@ -55,6 +55,7 @@ class Fault(StrEnum):
     AUTHOR = "author"
     NO_ANSWER = "no_answer"
     ANSWER_FORMAT = "answer_format"
+    ARGUMENT = "argument"
     AFTER_ANSWER = "after_answer"
 
 
@@ -82,6 +83,10 @@ class TrajectoryError(DataError):
     def located(self, path: str | None, line: int | None) -> TrajectoryError:
         """The same error with the file and line of the row it was found in."""
         return TrajectoryError(self.message, kind=self.kind, character=self.character, path=path, line=line)
+
+
+class BadArgumentError(DataError):
+    """A tool can do nothing with an argument; the message is what the agent is told."""
 
 
 class MissingExtraError(AfmError, ImportError):

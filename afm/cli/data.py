@@ -135,11 +135,29 @@ def prepare_sft(
     out: Annotated[Path, typer.Option(help="Folder of the data set and its dataset_info.json.")],
     agent: Agent = "math",
     name: Annotated[str, typer.Option(help="Name of the data set for LLaMA-Factory.")] = "math_agent_sft",
+    tools: Annotated[
+        Path | None,
+        typer.Option(
+            help="Tools YAML whose classes read the calls. By default the shipped tools, by their names.",
+            exists=True,
+            dir_okay=False,
+        ),
+    ] = None,
 ) -> None:
-    """Write trajectories as an alpaca data set for `afm sft`."""
-    from afm.datasets.prepare import write_sft
+    """Write trajectories as an alpaca data set for `afm sft`.
 
-    rows = write_sft(_records(records), given_agent(agent), out, name=name, inputs=[records])
+    A trajectory that breaks the agent's rules, or calls a tool in a form that the tool refuses, is an error.
+    """
+    from afm.datasets.prepare import write_sft
+    from afm.tools.arguments import readers_of
+
+    spec, readers, rows_read = given_agent(agent), readers_of(tools), _Records(records)
+    try:
+        rows = write_sft(rows_read, spec, out, name=name, inputs=[records], readers=readers)
+    except DataError as error:
+        if error.path is not None or not rows_read.line:
+            raise
+        raise DataError(error.message, path=str(records), line=rows_read.line) from None
     print(f"{out / name}.json: {rows} rows")
 
 
@@ -169,11 +187,18 @@ def prepare_rl(
     print(f"{out}: {rows} rows")
 
 
-def _records(file: Path) -> Iterator[Record]:
-    """Stream a file's records; the first bad line is an error."""
-    from afm.trajectory import read_records
+class _Records:
+    """The records of a file, the first bad line being an error; ``line`` is that of the record read last."""
 
-    for item in read_records(file):
-        if isinstance(item, DataError):
-            raise item
-        yield item
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self.line = 0
+
+    def __iter__(self) -> Iterator[Record]:
+        from afm.trajectory.io import numbered_records
+
+        for number, item in numbered_records(self._file):
+            self.line = number
+            if isinstance(item, DataError):
+                raise item
+            yield item

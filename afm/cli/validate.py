@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +14,7 @@ from afm.cli.options import given_agent
 from afm.errors import DataError, TrajectoryError
 
 if TYPE_CHECKING:
+    from afm.tools.arguments import Reader
     from afm.trajectory.rows import TrajectoryRow
 
 
@@ -33,20 +34,30 @@ def validate(
     read_as: Annotated[
         FormatName | None, typer.Option("--from", help="What FILE holds; by default found by its first row.")
     ] = None,
+    tools: Annotated[
+        Path | None,
+        typer.Option(
+            help="Tools YAML whose classes read the calls. By default the shipped tools, by their names.",
+            exists=True,
+            dir_okay=False,
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a row.")] = False,
 ) -> None:
-    """Check every trajectory in FILE against the rules of its agent.
+    """Check every trajectory in FILE against the rules of its agent, and its calls by the readers of the tools.
 
     Every fault is printed with file, line and character. The exit status is 1 if there is any.
     """
+    from afm.tools.arguments import readers_of
     from afm.trajectory.rows import read_rows
 
     if agent is not None:
         given_agent(agent)
+    readers = readers_of(tools)
     rows = faulty = 0
     for row in read_rows(file, agent, read_as=read_as):
         rows += 1
-        line, faults = _check(row, str(file))
+        line, faults = _check(row, str(file), readers)
         faulty += bool(faults)
         if as_json:
             print(_as_json(row, line, faults))
@@ -61,12 +72,16 @@ def validate(
         raise typer.Exit(1)
 
 
-def _check(row: TrajectoryRow | DataError, path: str) -> tuple[int | None, Sequence[DataError]]:
-    from afm.trajectory import validate as faults_of
+def _check(
+    row: TrajectoryRow | DataError, path: str, readers: Mapping[str, Reader]
+) -> tuple[int | None, Sequence[DataError]]:
+    from afm.tools.arguments import faults_of
 
     if isinstance(row, DataError):
         return row.line, [row]
-    return row.line, [fault.located(path, row.line) for fault in faults_of(row.segments, row.spec)]
+    return row.line, [
+        fault.located(path, row.line) for fault in faults_of(row.segments, row.spec, readers=readers)
+    ]
 
 
 def _as_json(row: TrajectoryRow | DataError, line: int | None, faults: Sequence[DataError]) -> str:

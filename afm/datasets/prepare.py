@@ -15,14 +15,14 @@ from afm.datasets.manifest import write_manifest
 from afm.datasets.schema import Task
 from afm.datasets.spool import Spool
 from afm.errors import ConfigError, DataError, MissingExtraError
-from afm.trajectory import validate
+from afm.tools.arguments import Reader, faults_of
+from afm.trajectory.fenced import CODE_TOOL
 from afm.trajectory.record import Record
 from afm.trajectory.types import Segment
 
 _INFO_FILE = "dataset_info.json"
 COLUMNS = {"prompt": "instruction", "query": "input", "response": "output"}
 _BATCH_ROWS = 1_000
-_CODE_TOOL = "code"
 
 
 class GoldForm(StrEnum):
@@ -39,11 +39,17 @@ class GoldForm(StrEnum):
 def usual_gold(spec: AgentSpec) -> GoldForm:
     """As published: JSON of answers and question for agents that look answers up; plain text for those that compute them."""
     tools = set(spec.tool_roles.values())
-    return GoldForm.QUESTION if tools and _CODE_TOOL not in tools else GoldForm.TEXT
+    return GoldForm.QUESTION if tools and CODE_TOOL not in tools else GoldForm.TEXT
 
 
 def write_sft(
-    records: Iterable[Record], spec: AgentSpec, out_dir: str | Path, *, name: str, inputs: Iterable[Path] = ()
+    records: Iterable[Record],
+    spec: AgentSpec,
+    out_dir: str | Path,
+    *,
+    name: str,
+    inputs: Iterable[Path] = (),
+    readers: Mapping[str, Reader] | None = None,
 ) -> int:
     """Write kept trajectories as ``name.json`` (alpaca rows) and register it in ``dataset_info.json``.
 
@@ -52,12 +58,13 @@ def write_sft(
 
     Args:
         inputs: Files the records came from, for the manifest.
+        readers: Of the tools' arguments; see :func:`afm.tools.arguments.faults_of`.
 
     Returns:
         The number of rows.
 
     Raises:
-        DataError: A record belongs to another agent, is refused by ``spec``, or nothing is left.
+        DataError: A record belongs to another agent, is refused by ``spec`` or by a tool that it calls, or nothing is left.
     """
     check_name(name)
     out = Path(out_dir)
@@ -67,7 +74,7 @@ def write_sft(
         for record in records:
             if record.kept:
                 file.write("[\n" if rows == 0 else ",\n")
-                file.write(json.dumps(_alpaca(record, spec), ensure_ascii=False))
+                file.write(json.dumps(_alpaca(record, spec, readers), ensure_ascii=False))
                 rows += 1
         file.write("\n]\n")
         if rows == 0:
@@ -184,10 +191,11 @@ def answers_of(ground_truth: Any) -> list[str]:
     return [ground_truth] if isinstance(ground_truth, str) else [str(item) for item in ground_truth or ()]
 
 
-def _alpaca(record: Record, spec: AgentSpec) -> dict[str, str]:
+def _alpaca(record: Record, spec: AgentSpec, readers: Mapping[str, Reader] | None) -> dict[str, str]:
     if record.agent != spec.name:
         raise DataError(f"record {record.id!r} belongs to agent {record.agent!r}, expected {spec.name!r}")
-    issues = validate([Segment(part.author, part.text) for part in record.segments], spec)
+    segments = [Segment(part.author, part.text) for part in record.segments]
+    issues = faults_of(segments, spec, readers=readers)
     if issues:
         raise DataError(f"record {record.id!r} breaks the rules of agent {spec.name!r}: {issues[0]}")
     return {"instruction": spec.user_message(record.question), "input": "", "output": record.text}

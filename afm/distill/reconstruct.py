@@ -23,6 +23,7 @@ from afm.distill.record import Event, EventKind
 from afm.distill.team_map import TeamMap, ToolRule
 from afm.distill.threads import Thread, ToolUse
 from afm.errors import DataError
+from afm.trajectory.fenced import CODE_TOOL, program_argument
 from afm.trajectory.programs import FunctionCall, calls_in, shows_only
 from afm.trajectory.record import Record
 
@@ -180,7 +181,7 @@ class Rebuilt:
         event, programs = self._calls[place].event, self._team.programs
         assert programs is not None
         if programs.tool is not None:
-            rule, argument = programs.tool, programs.tool.template.replace("{}", code)
+            rule, argument = programs.tool, _argument(code, programs.tool)
         elif len(uses) == 1 and shows_only(code, uses[0].name):
             rule = self._team.tools[uses[0].name]
             argument = _argument(uses[0].value(rule.argument), rule)
@@ -263,7 +264,8 @@ def _text(value: Any) -> str:
 
 
 def _argument(value: Any, rule: ToolRule) -> str:
-    return rule.template.replace("{}", _text(value))
+    argument = rule.template.replace("{}", _text(value))
+    return program_argument(argument) if rule.tool == CODE_TOOL else argument
 
 
 def _picked(text: str, rule: ToolRule) -> str:

@@ -45,6 +45,20 @@ class Tool(Protocol):
 
 
 @runtime_checkable
+class ReadingTool(Protocol):
+    """A class of tools with a reader of its arguments, which needs neither settings nor a server."""
+
+    @classmethod
+    def read(cls, argument: str) -> object:
+        """What an agent asks for, as :meth:`Tool.call` understands it.
+
+        Raises:
+            BadArgumentError: The tool can do nothing with it; the message is what the agent is told.
+        """
+        ...
+
+
+@runtime_checkable
 class ContextTool(Tool, Protocol):
     """A tool whose answer depends on more than its argument."""
 

@@ -1,25 +1,25 @@
-"""The tool that runs the agent's Python in the sandbox; its argument is read by :mod:`afm.tools.program`."""
+"""The tool that runs the agent's Python in the sandbox; its argument is read by :mod:`afm.trajectory.fenced`."""
 
 from __future__ import annotations
 
 import re
 import signal
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from afm.configuration import validated
-from afm.errors import ConfigError, DataError, SandboxError, SandboxUnavailableError
+from afm.errors import BadArgumentError, ConfigError, DataError, SandboxError, SandboxUnavailableError
 from afm.sandbox import ExitReason, RunResult, Sandbox, SandboxLimits, limits_from, open_sandbox
 from afm.sandbox.packages import installation_hint
 from afm.sandbox.settings import SandboxSettings
 from afm.tools.base import ToolResult
-from afm.tools.program import BadArgumentError, parse_program
 from afm.tools.registry import ToolContext, ToolSchema
 from afm.tools.remote import RemoteSandbox, remote_sandbox
 from afm.tools.screen import plain
 from afm.tools.traceback import shortened
+from afm.trajectory.fenced import CODE_TOOL, Program, parse_program
 
 _ADDRESS = re.compile(r"(?<= at )0x[0-9a-fA-F]{6,16}(?=[>,])")
 _THREAD = re.compile(r"(?<=started )\d{9,}(?=\)>)|(?<=started daemon )\d{9,}(?=\)>)")
@@ -60,11 +60,13 @@ class CodeTool:
         schema: How the tool is announced to models that take tool declarations.
     """
 
+    usual_name: ClassVar[str] = CODE_TOOL
+
     def __init__(
         self,
         sandbox: Sandbox,
         *,
-        name: str = "code",
+        name: str = CODE_TOOL,
         limits: SandboxLimits | None = None,
         max_observation_chars: int = 1536,
         schema: ToolSchema | None = None,
@@ -92,6 +94,11 @@ class CodeTool:
             schema=context.schema,
         )
 
+    @classmethod
+    def read(cls, argument: str) -> Program:
+        """See :class:`afm.tools.base.ReadingTool`."""
+        return parse_program(argument)
+
     @property
     def servers(self) -> tuple[str, ...]:
         """Addresses of the code servers, none when programs run on this machine."""
@@ -100,7 +107,7 @@ class CodeTool:
     async def call(self, argument: str) -> ToolResult:
         """Run the program in ``argument``; what it printed is the result's text."""
         try:
-            program = parse_program(argument)
+            program = self.read(argument)
             result = await self._sandbox.run(program.code, program.stdin, self._limits)
         except BadArgumentError as error:
             return ToolResult(error.message, meta={"reason": "bad_argument"})

@@ -7,6 +7,8 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
+from afm.errors import BadArgumentError
+from afm.tools.addresses import is_address, urls_in
 from afm.tools.base import ToolResult
 from afm.tools.goal import current_goal
 from afm.tools.web_client import ServerKind
@@ -41,7 +43,7 @@ class _Reply(BaseModel):
     left_out: int = 0
 
 
-class CrawlPageTool(WebTool[CrawlPageSettings, _Reply]):
+class CrawlPageTool(WebTool[CrawlPageSettings, str, _Reply]):
     """Reads the pages at some addresses: separated by ``|``, or markdown links."""
 
     settings_type = CrawlPageSettings
@@ -55,12 +57,18 @@ class CrawlPageTool(WebTool[CrawlPageSettings, _Reply]):
     usual_name = "crawl_page"
     failure = "nothing was read"
 
-    def request(self, argument: str) -> Mapping[str, Any] | ToolResult:
-        """The addresses as they are; the server takes them apart."""
-        if not argument.strip():
-            return ToolResult(NO_ADDRESS, meta={"reason": "bad_argument"})
+    @classmethod
+    def read(cls, argument: str) -> str:
+        """The addresses as they are, at least one; the server takes them apart in the same way."""
+        listed = argument[:_MAX_ARGUMENT_CHARS]
+        if not any(map(is_address, urls_in(listed))):
+            raise BadArgumentError(NO_ADDRESS)
+        return listed
+
+    def request(self, asked: str) -> Mapping[str, Any]:
+        """The addresses, and what the episode is after."""
         return {
-            "urls": argument[:_MAX_ARGUMENT_CHARS],
+            "urls": asked,
             "goal": self.context(),
             "seconds": self.settings.timeout_s - MARGIN_S,
         }

@@ -149,6 +149,20 @@ def load_tools(source: Path | Mapping[str, Any]) -> dict[str, Tool]:
     return tools if file.cassette is None else _behind_cassette(tools, entries, file.cassette)
 
 
+def tool_classes(path: Path) -> dict[str, type[ConfiguredTool]]:
+    """The classes of the tools in a file, by the names of the tools; nothing is opened.
+
+    Raises:
+        ConfigError: Names the file, the key path, the value and what was expected.
+    """
+    label, data = read_mapping(path, "tools")
+    entries = enumerate(validated(ToolsFile, data, label).tools)
+    return {
+        entry.tool_schema.function.name: _tool_class(entry.class_name, f"{label}: tools[{number}].class_name")
+        for number, entry in entries
+    }
+
+
 def _behind_cassette(
     tools: Mapping[str, Tool], entries: Sequence[ToolEntry], settings: CassetteSettings
 ) -> dict[str, Tool]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from afm.errors import BadArgumentError
 from afm.tools.base import ToolResult
 from afm.tools.web_client import ServerKind
 from afm.tools.web_tool import MARGIN_S, WebTool, WebToolSettings
@@ -42,7 +43,7 @@ class _Reply(BaseModel):
     cached: bool = False
 
 
-class VisualInspectorTool(WebTool[VisualInspectorSettings, _Reply]):
+class VisualInspectorTool(WebTool[VisualInspectorSettings, _Asked, _Reply]):
     """Looks at one picture a call: that which a JSON object names, in a fence or not."""
 
     settings_type = VisualInspectorSettings
@@ -56,13 +57,17 @@ class VisualInspectorTool(WebTool[VisualInspectorSettings, _Reply]):
     usual_name = "visual_inspector"
     failure = "nothing was looked at"
 
-    def request(self, argument: str) -> Mapping[str, Any] | ToolResult:
+    @classmethod
+    def read(cls, argument: str) -> _Asked:
         """The picture and the question."""
         fenced = _FENCE.fullmatch(argument)
         try:
-            asked = _Asked.model_validate_json(fenced[1] if fenced else argument)
+            return _Asked.model_validate_json(fenced[1] if fenced else argument)
         except ValidationError:
-            return ToolResult(HOW_TO, meta={"reason": "bad_argument"})
+            raise BadArgumentError(HOW_TO) from None
+
+    def request(self, asked: _Asked) -> Mapping[str, Any]:
+        """The picture and the question for the server."""
         return {
             "image": asked.file_path,
             "question": asked.question or "",

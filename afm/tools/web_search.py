@@ -40,7 +40,7 @@ class _Reply(BaseModel):
     cached: bool = False
 
 
-class WebSearchTool(WebTool[WebSearchSettings, _Reply]):
+class WebSearchTool(WebTool[WebSearchSettings, str, _Reply]):
     """Shows titles, addresses and short extracts of the pages that fit a query."""
 
     settings_type = WebSearchSettings
@@ -54,12 +54,17 @@ class WebSearchTool(WebTool[WebSearchSettings, _Reply]):
     usual_name = "web_search"
     failure = "nothing was searched"
 
-    def request(self, argument: str) -> Mapping[str, Any] | ToolResult:
-        """A search for the text of ``argument``."""
+    @classmethod
+    def read(cls, argument: str) -> str:
+        """The query, on one line."""
         query = " ".join(argument.split())
         if not query:
-            return self.refusal("the query is empty")
-        return {"q": query, "num": self.settings.results, "run": self.settings.run}
+            raise cls.refusal("the query is empty")
+        return query
+
+    def request(self, asked: str) -> Mapping[str, Any]:
+        """A search for it."""
+        return {"q": asked, "num": self.settings.results, "run": self.settings.run}
 
     def shown(self, reply: _Reply) -> ToolResult:
         """The results, numbered."""

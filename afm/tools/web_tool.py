@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from afm.configuration import validated
-from afm.errors import ConfigError
+from afm.errors import BadArgumentError, ConfigError
 from afm.settings import load_settings
 from afm.tools.base import ToolResult
 from afm.tools.registry import ToolContext, ToolSchema
@@ -39,10 +39,11 @@ class WebToolSettings(BaseModel):
 
 
 SettingsT = TypeVar("SettingsT", bound=WebToolSettings)
+AskedT = TypeVar("AskedT")
 ReplyT = TypeVar("ReplyT", bound=BaseModel)
 
 
-class WebTool(ABC, Generic[SettingsT, ReplyT]):
+class WebTool(ABC, Generic[SettingsT, AskedT, ReplyT]):
     """A tool that asks a server of one kind.
 
     Attributes:
@@ -111,9 +112,14 @@ class WebTool(ABC, Generic[SettingsT, ReplyT]):
         """Addresses of the servers that it asks."""
         return self._client.servers
 
+    @classmethod
     @abstractmethod
-    def request(self, argument: str) -> Mapping[str, Any] | ToolResult:
-        """The body for an agent's argument, or what is wrong with that; see :meth:`refusal`."""
+    def read(cls, argument: str) -> AskedT:
+        """See :class:`afm.tools.base.ReadingTool`."""
+
+    @abstractmethod
+    def request(self, asked: AskedT) -> Mapping[str, Any]:
+        """The body of the request for what :meth:`read` gave."""
 
     @abstractmethod
     def shown(self, reply: ReplyT) -> ToolResult:
@@ -121,15 +127,17 @@ class WebTool(ABC, Generic[SettingsT, ReplyT]):
 
     async def call(self, argument: str) -> ToolResult:
         """See :class:`afm.tools.base.Tool`; ``meta`` says ``wall_s`` of a call that was answered."""
-        body = self.request(argument)
-        if isinstance(body, ToolResult):
-            return body
+        try:
+            body = self.request(self.read(argument))
+        except BadArgumentError as error:
+            return ToolResult(error.message, meta={"reason": "bad_argument"})
         began = time.monotonic()
         try:
             reply = await self._client.post(body, self.reply_type)
         except WebServerError as error:
             if error.kind == "request":
-                return self.refusal(str(error))
+                refused = self.refusal(str(error))
+                return ToolResult(refused.message, meta={"reason": "bad_argument"})
             text = f"The {self.name} tool failed, {self.failure}: {error}"
             return ToolResult(text, ok=False, meta={"reason": error.kind or "server", "error": str(error)})
         result = self.shown(reply)
@@ -141,7 +149,7 @@ class WebTool(ABC, Generic[SettingsT, ReplyT]):
         """Close the connections of this event loop."""
         await self._client.close()
 
-    def refusal(self, reason: str) -> ToolResult:
-        """The answer to an argument that the tool can do nothing with."""
-        text = f"{self.failure[0].upper()}{self.failure[1:]}: {reason}."
-        return ToolResult(text, meta={"reason": "bad_argument"})
+    @classmethod
+    def refusal(cls, reason: str) -> BadArgumentError:
+        """The error of an argument that the tool can do nothing with."""
+        return BadArgumentError(f"{cls.failure[0].upper()}{cls.failure[1:]}: {reason}.")

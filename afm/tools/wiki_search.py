@@ -42,7 +42,7 @@ class _Reply(BaseModel):
     """For the one query that was asked."""
 
 
-class WikiSearchTool(WebTool[WikiSearchSettings, _Reply]):
+class WikiSearchTool(WebTool[WikiSearchSettings, str, _Reply]):
     """Shows the passages closest to a query, the closest first."""
 
     settings_type = WikiSearchSettings
@@ -56,14 +56,19 @@ class WikiSearchTool(WebTool[WikiSearchSettings, _Reply]):
     usual_name = "wiki_search"
     failure = "nothing was searched"
 
-    def request(self, argument: str) -> Mapping[str, Any] | ToolResult:
-        """A search for the text of ``argument``."""
+    @classmethod
+    def read(cls, argument: str) -> str:
+        """The query, on one line."""
         query = " ".join(argument.split())
         if not query:
-            return self.refusal("the query is empty")
+            raise cls.refusal("the query is empty")
         if len(query) > _MAX_QUERY_CHARS:
-            return self.refusal(f"the query has {len(query)} characters, expected at most {_MAX_QUERY_CHARS}")
-        return {"queries": [query], "topk": self.settings.topk, "return_scores": True}
+            raise cls.refusal(f"the query has {len(query)} characters, expected at most {_MAX_QUERY_CHARS}")
+        return query
+
+    def request(self, asked: str) -> Mapping[str, Any]:
+        """A search for it."""
+        return {"queries": [asked], "topk": self.settings.topk, "return_scores": True}
 
     def shown(self, reply: _Reply) -> ToolResult:
         """The passages, numbered."""

@@ -26,13 +26,18 @@ def read_records(path: str | Path) -> Iterator[Record | DataError]:
     Raises:
         DataError: The file cannot be opened.
     """
+    return (item for _, item in numbered_records(path))
+
+
+def numbered_records(path: str | Path) -> Iterator[tuple[int, Record | DataError]]:
+    """:func:`read_records`, each with its 1-based line."""
     for number, line in raw_lines(Path(path)):
         if not line.strip():
             continue
         try:
-            yield record_of_line(line)
+            yield number, record_of_line(line)
         except DataError as error:
-            yield DataError(error.message, path=str(path), line=number)
+            yield number, DataError(error.message, path=str(path), line=number)
 
 
 def load_records(path: str | Path) -> list[Record]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-_CODE_TOOL = "code"
+from afm.trajectory.fenced import CODE_TOOL
+
 _FENCE = "```"
 
 
 def is_program(tool: str, argument: str) -> bool:
     """Whether an argument is a program, in which indentation and letter case matter: of the tool ``code``, or in a fence."""
-    return tool == _CODE_TOOL or _FENCE in argument
+    return tool == CODE_TOOL or _FENCE in argument
 
 
 def call_form(tool: str, argument: str) -> str:

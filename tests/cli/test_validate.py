@@ -3,10 +3,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 import typer
 from typer.testing import CliRunner, Result
 
+from afm.agents import AgentSpec, load_agent
+from afm.cli.data import app as data
 from afm.cli.validate import validate
+from afm.trajectory import author_segments
+from afm.trajectory.record import Record, TextSegment
 
 app = typer.Typer()
 app.command()(validate)
@@ -73,3 +78,106 @@ def test_json_is_one_object_a_row(tmp_path: Path) -> None:
 def test_missing_file_is_wrong_usage(tmp_path: Path) -> None:
     assert run(str(tmp_path / "none.jsonl")).exit_code == 2
     assert run(str(tmp_path)).exit_code == 2
+
+
+PICTURE = '\n```json\n{"file_path": "a.png", "question": "What?"}\n```\n'
+
+
+def called(tag: str, argument: str, after: str = "") -> str:
+    """A trajectory of the agent `full` with one call."""
+    return (
+        f"<plan>p</plan><think>t</think><{tag}>{argument}</{tag}>\n<observation>o</observation>\n{after}"
+        "<think>t</think><answer>1</answer>"
+    )
+
+
+@pytest.mark.parametrize(
+    ("tag", "argument", "told"),
+    [
+        ("code", "print(1)", "Nothing was run: found no program, expected one."),
+        ("code", "\n```py\nprint(1)\n```\n", ""),
+        ("code", "\n```py\n1\n```\n```py\n2\n```\n", "Nothing was run: found 2 programs, expected one."),
+        ("crawl_page", "the page of Quito", "Nothing was read: found no address."),
+        ("crawl_page", "https://a.org/x | [b](https://b.org)", ""),
+        ("crawl_page", "en.wikipedia.org/wiki/Quito", ""),
+        ("crawl_page", "file:///etc/passwd", "Nothing was read: found no address."),
+        ("visual_inspector", "a.png: what is it?", "Nothing was looked at: expected a JSON object"),
+        ("visual_inspector", '{"question": "What?"}', "Nothing was looked at: expected a JSON object"),
+        ("visual_inspector", PICTURE, ""),
+        ("web_search", "word " * 2_000, ""),
+        ("wiki_search", "word " * 2_000, "Nothing was searched: the query has 9999 characters"),
+    ],
+)
+def test_a_call_that_its_tool_would_refuse_is_a_fault_and_never_becomes_training_data(
+    tmp_path: Path, tag: str, argument: str, told: str
+) -> None:
+    agent = tmp_path / "any.yaml"
+    agent.write_text(ANY.replace("TOOL", tag))
+    text = called(tag, argument)
+    result = run(str(alpaca(tmp_path / "rows.jsonl", text)), "--agent", str(agent))
+    prepared = prepare(tmp_path, load_agent(str(agent)), text)
+
+    refused = f"<{tag}> at character 30 (line 1 of the text) is a call that the tool {tag!r} refuses: {told}"
+    assert (result.exit_code, prepared.exit_code) == ((1, 1) if told else (0, 0)), result.output
+    if told:
+        assert result.stdout.startswith(f"{tmp_path}/rows.jsonl:1: {refused}")
+        error = str(prepared.exception)
+        assert error.startswith(
+            f"{tmp_path}/records.jsonl:3: record 'b' breaks the rules of agent 'any': {refused}"
+        )
+        assert not (tmp_path / "sft/x.json").exists()
+
+
+def prepare(folder: Path, spec: AgentSpec, text: str, *more: str) -> Result:
+    """`afm data prepare sft` of a good row, a blank line and one more."""
+    good = "<plan>p</plan><think>t</think><answer>1</answer>"
+    lines = []
+    for name, said in (("a", good), ("b", text)):
+        parts = tuple(TextSegment(author=part.author, text=part.text) for part in author_segments(said, spec))
+        record = Record(id=name, agent="any", agent_digest="d", question="?", segments=parts)
+        lines.append(record.model_dump_json())
+    (folder / "records.jsonl").write_text("\n\n".join(lines) + "\n")
+    words = ["prepare", "sft", str(folder / "records.jsonl"), "--agent", str(folder / "any.yaml")]
+    return CliRunner().invoke(data, [*words, "--out", str(folder / "sft"), "--name", "x", *more])
+
+
+def test_the_class_in_the_tools_file_reads_the_calls(tmp_path: Path) -> None:
+    """A tool of one's own may be called `code` and read anything; one of another name may be our code tool."""
+    (tmp_path / "any.yaml").write_text(ANY.replace("TOOL", "code"))
+    (tmp_path / "tools.yaml").write_text(TOOLS.replace("CLASS", "afm.tools.wiki_search.WikiSearchTool"))
+    (tmp_path / "own.yaml").write_text(
+        TOOLS.replace("CLASS", "afm.tools.code.CodeTool").replace("code,", "run,")
+    )
+    rows, agent = alpaca(tmp_path / "rows.jsonl", called("code", "print(1)")), str(tmp_path / "any.yaml")
+    spec = load_agent(agent)
+
+    for tools, status in (("tools.yaml", 0), ("own.yaml", 0)):
+        assert run(str(rows), "--agent", agent, "--tools", str(tmp_path / tools)).exit_code == status
+        done = prepare(tmp_path, spec, called("code", "print(1)"), "--tools", str(tmp_path / tools))
+        assert done.exit_code == status
+    (tmp_path / "own.yaml").write_text(TOOLS.replace("CLASS", "afm.tools.code.CodeTool"))
+    assert run(str(rows), "--agent", agent, "--tools", str(tmp_path / "own.yaml")).exit_code == 1
+
+
+ANY = """
+name: any
+description: Has any tool.
+prompt: "Work in the functions.\\n{roles}\\n{rules}"
+roles:
+  plan: {purpose: Plan., format: Text., no_thought: true}
+  think: {kind: thought, purpose: Think., format: Text.}
+  TOOL: {kind: tool, tool: TOOL, purpose: Use., format: Text., needs_thought: true}
+  observation: {kind: observation, purpose: What came back.}
+  answer: {kind: answer, purpose: Answer., format: Text., needs_thought: true}
+transitions:
+  start: [plan]
+  plan: [TOOL, answer]
+  TOOL: [TOOL, answer]
+"""
+TOOLS = """
+tools:
+  - class_name: CLASS
+    tool_schema:
+      type: function
+      function: {name: code, parameters: {type: object, properties: {query: {type: string}}}}
+"""

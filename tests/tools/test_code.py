@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from afm.errors import SandboxError
+from afm.errors import BadArgumentError, SandboxError
 from afm.sandbox import ExitReason, RunResult, SandboxLimits, open_sandbox
 from afm.tools import ToolResult
 from afm.tools.code import NOTHING_PRINTED, CodeTool, cut_middle, observation
-from afm.tools.program import BadArgumentError, Program, parse_program
+from afm.trajectory.fenced import Program, parse_program, program_argument
 
 LIMITS = SandboxLimits()
 
@@ -76,6 +76,24 @@ def test_a_missing_program_is_explained(argument: str, complaint: str) -> None:
     with pytest.raises(BadArgumentError, match=complaint) as caught:
         parse_program(argument)
     assert "```py" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "argument"),
+    [
+        ("print(1)", "\n```py\nprint(1)\n```\n"),
+        ("\n  x = 1\n", "\n```py\n  x = 1\n```\n"),
+        ("print('```')", "\n```py\nprint('```')\n```\n"),
+        ("```py\nprint(1)\n```", "```py\nprint(1)\n```"),
+        ("Run:\n```python\n1\n```\n```sh\n2\n```", "Run:\n```python\n1\n```\n```sh\n2\n```"),
+        ('x = """\n```\n"""', 'x = """\n```\n"""'),  # the fence would end in the middle
+        ("```\nprint(1)\n```", "```\nprint(1)\n```"),
+        (" \n", " \n"),
+    ],
+)
+def test_a_program_gets_the_fence_that_the_tool_reads(text: str, argument: str) -> None:
+    assert program_argument(text) == argument
+    assert program_argument(argument) == argument
 
 
 def test_a_hostile_fence_takes_no_time() -> None:

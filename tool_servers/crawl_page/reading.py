@@ -11,9 +11,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
+from afm.tools.addresses import urls_in
 from tool_servers.crawl_page.digest import Digester
 from tool_servers.crawl_page.sources import Page, Source
-from tool_servers.crawl_page.urls import urls_in
 from tool_servers.shared.cache import Cache
 from tool_servers.shared.fetch import Fault, FetchError
 from tool_servers.shared.metrics import Count

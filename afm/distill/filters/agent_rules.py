@@ -1,4 +1,4 @@
-"""Does a trajectory keep the rules that its agent declares?"""
+"""Does a trajectory keep the rules that its agent declares, and call tools as they can be called?"""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from afm.agents import AgentSpec
 from afm.distill.filters.base import FilterSettings, Rule, segments_of, split_of
-from afm.trajectory import validate
+from afm.tools.arguments import faults_of
 from afm.trajectory.record import Record
 
 
@@ -16,12 +16,12 @@ class FormatSettings(FilterSettings):
 
 @dataclass(frozen=True)
 class FormatFilter(Rule):
-    """Keeps what the agent's declaration accepts: structure, transitions, authors."""
+    """Keeps what the agent's declaration accepts (structure, transitions, authors), with calls that the tools can read."""
 
     spec: AgentSpec
     name: str = "format"
 
     def reason(self, record: Record) -> str:
-        """The first fault that :func:`afm.trajectory.validate` finds."""
-        issues = validate(segments_of(record), self.spec, found=split_of(record, self.spec))
+        """The first fault that :func:`afm.tools.arguments.faults_of` finds."""
+        issues = faults_of(segments_of(record), self.spec, found=split_of(record, self.spec))
         return str(issues[0]) if issues else ""

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from afm.agents import AgentSpec, load_agent
 from afm.errors import ConfigError, DataError
-from afm.trajectory.convert.dialogue import Dialogue, calls_of, dialogue_of, question_in, renamed
+from afm.trajectory.convert.dialogue import Dialogue, as_read, calls_of, dialogue_of, question_in, renamed
 from afm.trajectory.convert.sidecar import SHOWN, aside, kept_aside, restored, shown_by
 from afm.trajectory.convert.writer import segments_of
 from afm.trajectory.record import CallRecord, Cost, Record
@@ -132,8 +132,8 @@ class DialogueFormat(Format):
         """See :class:`Format`."""
         kept = self.kept(row)
         parsed, shown = self._parsed(row, kept)
-        dialogue = renamed(parsed, context.tools)
         spec = context.spec(kept.get("agent"))
+        dialogue = as_read(renamed(parsed, context.tools), spec)
         facts: dict[str, Any] = {"agent": spec.name, "agent_digest": spec.digest, **dialogue.facts}
         facts.setdefault("id", "")
         segments = calls = None

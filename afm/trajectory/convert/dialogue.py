@@ -14,6 +14,7 @@ from typing import Any
 
 from afm.agents import AgentSpec
 from afm.errors import DataError, suggestion
+from afm.trajectory.fenced import CODE_TOOL, program_argument
 from afm.trajectory.parse import split
 from afm.trajectory.record import CallRecord, Record
 from afm.trajectory.render import render
@@ -143,6 +144,22 @@ def renamed(dialogue: Dialogue, tools: Mapping[str, str]) -> Dialogue:
         for turn in dialogue.turns
     )
     return replace(dialogue, turns=turns)
+
+
+def as_read(dialogue: Dialogue, spec: AgentSpec) -> Dialogue:
+    """The conversation with each program that the agent's code tool is called with in the fence that the tool reads."""
+    return replace(
+        dialogue,
+        turns=tuple(
+            replace(turn, uses=tuple(_as_read(use, spec) for use in turn.uses)) for turn in dialogue.turns
+        ),
+    )
+
+
+def _as_read(use: Use, spec: AgentSpec) -> Use:
+    runs = CODE_TOOL in (use.tool, spec.tool_roles.get(use.tool))
+    named = isinstance(use.arguments, Mapping) and len(use.arguments) != 1
+    return replace(use, arguments=program_argument(use.text())) if runs and not named else use
 
 
 def with_call(turn: Turn, spec: AgentSpec) -> str:

@@ -237,7 +237,7 @@ def test_a_code_agents_programs_become_those_of_the_math_agent(gateway, teacher,
         {
             "messages": [{"agent": "planner", "role": "plan"}, {"agent": "critic", "role": "reflection"}],
             "finals": {"final_answer": "answer"},
-            "programs": {"tool": {"tool": "code", "template": "\n```py\n{}\n```\n"}},
+            "programs": {"tool": {"tool": "code"}},
         }
     )
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tool_servers.crawl_page.urls import urls_in
+from afm.tools.addresses import urls_in
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 from afm.agents import AgentSpec, load_agent
 from afm.errors import DataError
 from afm.trajectory.convert import FORMATS, Context
+from afm.trajectory.fenced import Program, parse_program
 
 smolagents = pytest.importorskip("smolagents")
 from smolagents.models import ChatMessage, ChatMessageToolCall, ChatMessageToolCallFunction  # noqa: E402
@@ -84,7 +85,7 @@ def observed(text):
     return f"\n<observation>\n{text}\n</observation>\n"
 
 
-CALCULATED = f"<think>compute.</think><code>x=6*7\nprint(x)</code>{observed(LOGS + 'None')}"
+CALCULATED = f"<think>compute.</think><code>\n```py\nx=6*7\nprint(x)\n```\n</code>{observed(LOGS + 'None')}"
 
 
 def test_a_program_stands_once_behind_its_thought_and_the_last_one_is_the_answer():
@@ -138,7 +139,7 @@ def test_a_last_program_that_calculates_stays_with_its_value_as_its_last_line():
     found = read_code(programs(said_code("compute.", "x=6*7\nprint(x)\nfinal_answer(x + 0)")))
 
     assert found.record.text == (
-        f"<think>compute.</think><code>x=6*7\nprint(x)\nx + 0</code>{observed(LOGS + '42')}<answer>\\boxed{{42}}</answer>"
+        f"<think>compute.</think><code>\n```py\nx=6*7\nprint(x)\nx + 0\n```\n</code>{observed(LOGS + '42')}<answer>\\boxed{{42}}</answer>"
     )
     assert found.lost == ("final_answer() around the last value of a program",)
 
@@ -148,9 +149,38 @@ def test_an_answer_in_the_middle_of_a_program_is_told():
 
     found = read_code(programs(said_code("compute.", code)))
 
-    assert f"<code>{code}</code>" in found.record.text
+    assert f"<code>\n```py\n{code}\n```\n</code>" in found.record.text
     assert found.record.text.endswith("<answer>\\boxed{42}</answer>")
     assert found.lost == ("what final_answer() in the middle of a program does; it stays there",)
+
+
+def test_every_program_is_one_that_the_code_tool_reads():
+    row = programs(said_code("compute.", "print('```')\nx=6*7"), said_code("done.", "final_answer(x)"))
+
+    [call] = read_code(row).record.calls
+
+    assert parse_program(call.argument) == Program("print('```')\nx=6*7\n")
+
+
+@pytest.mark.parametrize("code", ["print(1)", "\n```py\nprint(1)\n```\n"])
+def test_calls_of_the_code_tool_in_other_formats_get_the_fence_too(code):
+    call = {"id": "c", "function": {"name": "code", "arguments": json.dumps({"code": code})}}
+    row = {
+        "messages": [
+            {"role": "user", "content": QUESTION},
+            {"role": "assistant", "content": "compute.", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c", "content": "1"},
+            {"role": "assistant", "content": "<think>Done.</think><answer>\\boxed{1}</answer>"},
+        ]
+    }
+
+    record = FORMATS["openai"].read(row, Context(agent=coder())).record
+
+    assert "<code>\n```py\nprint(1)\n```\n</code>" in record.text
+    back = FORMATS["openai"].read(
+        FORMATS["openai"].write(record, Context(agent=coder())), Context(agent=coder())
+    )
+    assert back.record == record
 
 
 def test_tags_in_the_words_beside_a_program_are_text():
@@ -159,7 +189,7 @@ def test_tags_in_the_words_beside_a_program_are_text():
     found = read_code(programs(said, said_code("done.", "final_answer(42)"))).record
 
     assert found.text.startswith(
-        "<think>in [observation] I saw [/answer] nothing.</think><code>print(6*7)</code>"
+        "<think>in [observation] I saw [/answer] nothing.</think><code>\n```py\nprint(6*7)\n```\n</code>"
     )
     assert found.kept, found.reason
 
@@ -170,7 +200,7 @@ def test_a_program_that_fails_is_answered_by_its_error():
     found = read_code(row).record
 
     assert found.text.startswith(
-        "<think>compute.</think><code>print(1)\n1/0</code>\n<observation>\nExecution logs:\n1\n\nError: Code execution failed"
+        "<think>compute.</think><code>\n```py\nprint(1)\n1/0\n```\n</code>\n<observation>\nExecution logs:\n1\n\nError: Code execution failed"
     )
     assert (found.cost.tool_calls, found.cost.tool_failures, found.calls[0].ok) == (1, 1, False)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from urllib.parse import urlsplit
 
 _BARE_HOST = re.compile(r"(?i)(?:[a-z0-9-]+\.)+[a-z]{2,}(?::\d+)?(?:[/?#]\S*)?\Z")
 _BULLET = re.compile(r"\s*(?:[-*+]|\d{1,3}[.)])\s+")
@@ -28,6 +29,15 @@ def urls_in(text: str) -> list[str]:
         found += [_cleaned(piece) for piece in _SEPARATOR.split(before)]
         found.append(_cleaned(link.split(" ")[0] if link else ""))
     return list(dict.fromkeys(url for url in found if url))
+
+
+def is_address(url: str) -> bool:
+    """Whether one of :func:`urls_in` is a full address of the web."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return False
+    return parts.scheme in ("http", "https") and bool(parts.hostname)
 
 
 def _closing(text: str, position: int) -> int:

@@ -1,4 +1,4 @@
-"""The program in an agent's call of the code tool: a ``py`` fence, perhaps with an ``sh`` fence for its input.
+"""The argument of the code tool: a program in a ``py`` fence, perhaps with an ``sh`` fence for its input.
 
 The layout is that of the published Chain-of-Agents system.
 """
@@ -8,8 +8,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from afm.errors import DataError
+from afm.errors import BadArgumentError
 
+CODE_TOOL = "code"
+"""Name of the tool that runs programs."""
 _PROGRAM = re.compile(r"py(?:thon)?[\d.]*")
 _STDIN = ("sh", "bash", "shell")
 _HOW_TO = "Write the program between a line ```py and a line ```."
@@ -22,10 +24,6 @@ class Program:
 
     code: str
     stdin: str = ""
-
-
-class BadArgumentError(DataError):
-    """The argument holds no program; the message tells the agent what to write."""
 
 
 def parse_program(argument: str) -> Program:
@@ -48,6 +46,24 @@ def parse_program(argument: str) -> Program:
         found = f"{len(programs)} programs" if programs else f"no program{_but(others)}"
         raise BadArgumentError(f"Nothing was run: found {found}, expected one. {_HOW_TO}")
     return Program(programs[0], inputs[0] if inputs else "")
+
+
+def program_argument(text: str) -> str:
+    """A program as the code tool reads it: in a fence, unless it stands in one already.
+
+    Text that a fence cannot hold, because a line of it would close the fence, stays as it is.
+    """
+    fenced = f"\n```py\n{text.strip(chr(10))}\n```\n"
+    if not text.strip() or _reads(text) is not None:
+        return text
+    return fenced if _reads(fenced) == Program(f"{text.strip(chr(10))}\n") else text
+
+
+def _reads(argument: str) -> Program | None:
+    try:
+        return parse_program(argument)
+    except BadArgumentError:
+        return None
 
 
 def _but(languages: list[str]) -> str:

@@ -1,0 +1,72 @@
+"""Whether tools can read the arguments that a trajectory calls them with: the tools' own readers decide."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+
+from afm.agents import AgentSpec
+from afm.errors import BadArgumentError, Fault, TrajectoryError
+from afm.tools.base import ReadingTool
+from afm.tools.code import CodeTool
+from afm.tools.crawl_page import CrawlPageTool
+from afm.tools.registry import tool_classes
+from afm.tools.visual_inspector import VisualInspectorTool
+from afm.tools.web_search import WebSearchTool
+from afm.tools.wiki_search import WikiSearchTool
+from afm.trajectory import validate
+from afm.trajectory.parse import FaultFinder, Split, split
+from afm.trajectory.types import Segment
+
+Reader = Callable[[str], object]
+"""Reads an argument, or raises :class:`BadArgumentError`."""
+
+
+@cache
+def usual_readers() -> Mapping[str, Reader]:
+    """The readers of the shipped tools, by their usual names."""
+    shipped = (CodeTool, CrawlPageTool, VisualInspectorTool, WebSearchTool, WikiSearchTool)
+    return {kind.usual_name: kind.read for kind in shipped}
+
+
+def readers_of(tools: Path | None) -> Mapping[str, Reader]:
+    """The readers of the tools in a tools file, by name, without those that have none; the usual ones without a file.
+
+    Raises:
+        ConfigError: The file is no tools file, or names a class that cannot be had.
+    """
+    if tools is None:
+        return usual_readers()
+    kinds: Mapping[str, object] = tool_classes(tools)
+    return {name: kind.read for name, kind in kinds.items() if isinstance(kind, ReadingTool)}
+
+
+def faults_of(
+    segments: Sequence[Segment],
+    spec: AgentSpec,
+    *,
+    found: Split | None = None,
+    readers: Mapping[str, Reader] | None = None,
+) -> tuple[TrajectoryError, ...]:
+    """Every fault of a response: those of :func:`afm.trajectory.validate`, and calls whose argument the tool refuses.
+
+    Args:
+        found: What :func:`afm.trajectory.parse.split` made of the text, where the caller has it already.
+        readers: By the names of tools; the usual ones by default. A tool without one takes any argument.
+    """
+    text = "".join(segment.text for segment in segments)
+    found = split(text, spec) if found is None else found
+    finder, readers = FaultFinder(text), usual_readers() if readers is None else readers
+    refused = []
+    for step in found.steps:
+        tool = spec.tool_roles.get(step.role, "")
+        if not step.content.strip() or tool not in readers:  # an empty step is a fault of its own
+            continue
+        try:
+            readers[tool](step.content)
+        except BadArgumentError as error:
+            complaint = f"is a call that the tool {tool!r} refuses: {error.message}"
+            refused.append(finder.fault(Fault.ARGUMENT, f"<{step.role}>", complaint, step.start))
+    faults = (*validate(segments, spec, found=found), *refused)
+    return tuple(sorted(faults, key=lambda error: error.character))
