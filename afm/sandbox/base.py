@@ -27,6 +27,7 @@ class ExitReason(StrEnum):
     """By a signal that no limit explains, or because the sandbox was closed."""
 
 
+_STARVED_SHARE, _IDLE_SHARE = 0.25, 0.2
 _MOST: dict[str, int] = {
     "wall_s": 86_400,
     "cpu_s": 86_400,
@@ -75,12 +76,17 @@ class SandboxLimits:
 class RunResult:
     """One run of a program.
 
+    Times at which nothing in the run wants a core are idle: it sleeps or waits. Times at which a thread wants one and the
+    kernel runs others are starved. Both count from the program's start, as far as was seen.
+
     Attributes:
         stdout: Decoded as UTF-8, invalid bytes replaced; cut at ``output_bytes`` (its end is lost).
         stderr: Likewise.
         exit_status: As ``subprocess`` reports it: negative is a signal; ``None`` when it was killed for a limit.
         stdout_cut: Whether the end of stdout is missing.
         stderr_cut: Whether the end of stderr is missing.
+        starved_s: Seconds by the clock in which the machine kept the program from computing.
+        idle_s: Seconds by the clock in which the program did not want to compute.
         peak_memory_bytes: Largest resident set of the program and its waited-for children, if known.
     """
 
@@ -93,6 +99,16 @@ class RunResult:
     peak_memory_bytes: int | None = None
     stdout_cut: bool = False
     stderr_cut: bool = False
+    starved_s: float = 0.0
+    idle_s: float = 0.0
+
+    def starved(self, wall_s: float) -> bool:
+        """Whether the machine, and not the program, used up a limit of ``wall_s``.
+
+        The program wanted a core nearly all the time, and often had none. One that slept or waited on purpose was not
+        starved, nor was one whose own processes took the cores from each other.
+        """
+        return self.starved_s >= _STARVED_SHARE * wall_s and self.idle_s <= _IDLE_SHARE * wall_s
 
     @property
     def missing(self) -> tuple[str, ...]:

@@ -53,6 +53,7 @@ class Ended:
         reason: Why the host stopped it; ``None`` when it ended by itself.
         report: What the launcher wrote about the program inside.
         cpu_s: CPU time of the jail and everything in it.
+        starved_s: As in :class:`afm.sandbox.base.RunResult`, and so is ``idle_s``.
         out_of_memory: Whether the kernel killed processes of the run to keep its memory limit.
     """
 
@@ -63,6 +64,8 @@ class Ended:
     wall_s: float
     cpu_s: float
     out_of_memory: bool = False
+    starved_s: float = 0.0
+    idle_s: float = 0.0
 
 
 def tree_cpu_s(pid: int) -> float:

@@ -63,4 +63,6 @@ def _as_result(ended: Ended, reason: ExitReason, status: int | None, peak: int |
         peak_memory_bytes=peak,
         stdout_cut=ended.stdout.cut,
         stderr_cut=ended.stderr.cut,
+        starved_s=ended.starved_s,
+        idle_s=ended.idle_s,
     )

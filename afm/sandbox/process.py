@@ -19,7 +19,7 @@ from pathlib import Path
 
 from afm.sandbox.base import ExitReason, SandboxLimits
 from afm.sandbox.capture import Capture, Ended, drained, pipe, tree_cpu_s
-from afm.sandbox.cpu_watch import CpuWatch
+from afm.sandbox.cpu_watch import CpuWatch, StarvationWatch
 from afm.sandbox.interpreter import Identity
 
 _GRACE_S = 1.0
@@ -58,6 +58,7 @@ class JailedProcess:
         self._reason: ExitReason | None = None
         self._limits = limits
         self._cpu_watch: CpuWatch | None = None
+        self._starvation: StarvationWatch | None = None
         self._inside: int | None = None
         self._stopped_cpu_s = 0.0
         self._timers: list[asyncio.TimerHandle] = []
@@ -131,6 +132,7 @@ class JailedProcess:
             self._cancel_timers()
             self._limit_time(self._limits.wall_s)
             self._cpu_watch = CpuWatch(self._used_s, self._limits.cpu_s, lambda: self.stop(ExitReason.CPU))
+            self._starvation = StarvationWatch(self._process_one, self._limits.wall_s)
 
     def _used_s(self) -> float:
         """CPU seconds of the processes that live or were waited for."""
@@ -140,8 +142,9 @@ class JailedProcess:
     def _cancel_timers(self) -> None:
         while self._timers:
             self._timers.pop().cancel()
-        if self._cpu_watch is not None:
-            self._cpu_watch.cancel()
+        for watch in (self._cpu_watch, self._starvation):
+            if watch is not None:
+                watch.cancel()
 
     def stop(self, reason: ExitReason) -> None:
         """Kill the jail with everything in it; the first reason counts."""
@@ -157,6 +160,8 @@ class JailedProcess:
         if inside is None:
             self._kill_group()
             return
+        if self._starvation is not None:
+            self._starvation.look()
         self._stopped_cpu_s = tree_cpu_s(inside)  # the kernel forgets the time of processes nobody waited for
         with contextlib.suppress(ProcessLookupError):
             os.kill(inside, signal.SIGKILL)
@@ -216,4 +221,6 @@ class JailedProcess:
         self._fds.close()
         wall_s = time.monotonic() - self._started
         cpu_s = max(usage.ru_utime + usage.ru_stime, self._stopped_cpu_s)
-        self._ended.set_result(Ended(self._stdout, self._stderr, report, self._reason, wall_s, cpu_s))
+        times = (self._starvation.starved_s, self._starvation.idle_s) if self._starvation else (0.0, 0.0)
+        ended = Ended(self._stdout, self._stderr, report, self._reason, wall_s, cpu_s, False, *times)
+        self._ended.set_result(ended)

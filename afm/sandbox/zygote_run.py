@@ -19,7 +19,7 @@ from pathlib import Path
 from afm.errors import SandboxError
 from afm.sandbox.base import ExitReason, SandboxLimits
 from afm.sandbox.capture import Capture, Ended, drained, memory_file, pipe, tree_cpu_s
-from afm.sandbox.cpu_watch import CpuWatch
+from afm.sandbox.cpu_watch import CpuWatch, StarvationWatch
 from afm.sandbox.zygote_process import Request, Zygote
 
 _GRACE_S = 2.0
@@ -58,6 +58,7 @@ class ZygoteRun:
         self._computed_s = computed_s
         self._computed_before_s = computed_s() if computed_s is not None else 0.0
         self._cpu_watch: CpuWatch | None = None
+        self._starvation: StarvationWatch | None = None
         self._stopped_cpu_s = 0.0
         self._pidfd: int | None = None
         self._told = ""
@@ -115,8 +116,9 @@ class ZygoteRun:
     def _cancel_timers(self) -> None:
         while self._timers:
             self._timers.pop().cancel()
-        if self._cpu_watch is not None:
-            self._cpu_watch.cancel()
+        for watch in (self._cpu_watch, self._starvation):
+            if watch is not None:
+                watch.cancel()
 
     def _answered(self) -> None:
         """The zygote has forked the run, or could not, or is dead."""
@@ -144,6 +146,7 @@ class ZygoteRun:
             self._cancel_timers()
             self._after(self._limits.wall_s, self.stop, ExitReason.TIMEOUT)
             self._cpu_watch = CpuWatch(self._used_s, self._limits.cpu_s, lambda: self.stop(ExitReason.CPU))
+            self._starvation = StarvationWatch(self._process, self._limits.wall_s)
 
     def _counted_s(self) -> float:
         """CPU seconds of the run so far, as its cgroup counts them; 0 without one."""
@@ -153,13 +156,19 @@ class ZygoteRun:
         """CPU seconds of the run so far, as far as they can be told."""
         if self._computed_s is not None:
             return self._counted_s()
-        pid = _process_of(self._pidfd) if self._pidfd is not None else None
+        pid = self._process()
         return tree_cpu_s(pid) if pid is not None else 0.0
+
+    def _process(self) -> int | None:
+        """Process 1 of the run, once the zygote has told it."""
+        return _process_of(self._pidfd) if self._pidfd is not None else None
 
     def _kill(self) -> None:
         assert self._pidfd is not None
         self._cancel_timers()
         self._stopped_cpu_s = self._used_s()
+        if self._starvation is not None:
+            self._starvation.look()
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
         self._after(_GRACE_S, self._zygote.kill)
@@ -198,7 +207,9 @@ class ZygoteRun:
         cpu_s = max(_reported_cpu_s(report), self._stopped_cpu_s, self._counted_s())
         self._release()
         wall_s = time.monotonic() - self._started
-        self._ended.set_result(Ended(self._stdout, self._stderr, report, self._reason, wall_s, cpu_s))
+        times = (self._starvation.starved_s, self._starvation.idle_s) if self._starvation else (0.0, 0.0)
+        ended = Ended(self._stdout, self._stderr, report, self._reason, wall_s, cpu_s, False, *times)
+        self._ended.set_result(ended)
 
     def _release(self) -> None:
         self._cancel_timers()

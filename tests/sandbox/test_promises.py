@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from busy_core import busy_core, pinned
 
 from afm.errors import DataError, SandboxError, SandboxUnavailableError
 from afm.sandbox import ExitReason, RunResult, Sandbox, SandboxLimits, open_sandbox
@@ -570,3 +571,49 @@ async def test_many_threads_fit_into_the_usual_memory_limit(sandbox: Sandbox) ->
         "for thread in threads: thread.start()\ngate.wait(); print('all')"
     )
     assert (await sandbox.run(code)).stdout == "all\n"
+
+
+SPIN = "while True: pass"
+CROWD = "import os\nfor _ in range(12):\n    if not os.fork():\n        break\nwhile True: pass"
+
+
+STARVED = (
+    SPIN,
+    f"import os\nif os.fork():\n    os.wait()\n{SPIN}",
+    f"import threading\nthreading.Thread(target=exec, args=({SPIN!r},)).start()",
+)
+IDLE = (
+    "import time\ntime.sleep(60)",
+    f"import time\ntime.sleep(2)\n{SPIN}",
+    "import os\nos.read(os.pipe()[0], 1)",
+    "import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)",
+    f"import os\nos.nice(19)\n{SPIN}",
+    f"import os\nos.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))\n{SPIN}",
+)
+
+
+async def test_a_program_that_the_machine_starves_is_told_from_an_idle_one(backend: str) -> None:
+    limits, programs = SandboxLimits(wall_s=4.0, cpu_s=5), (*STARVED, *IDLE)
+    with pinned():
+        sandbox = open_sandbox(backend, limits=limits, max_parallel=len(programs))
+        await asyncio.gather(*(sandbox.run("pass") for _ in programs))
+    try:
+        with busy_core():
+            results = await asyncio.gather(*map(sandbox.run, programs))
+    finally:
+        await sandbox.close()
+    assert [result.starved(limits.wall_s) for result in results] == [True] * 3 + [False] * 6, results
+    assert {result.reason for result in results[:4]} == {ExitReason.TIMEOUT}
+
+
+async def test_processes_of_a_program_do_not_starve_each_other(backend: str) -> None:
+    """Twelve on one core wait eleven twelfths of the time; together they have the core."""
+    with pinned():
+        sandbox = open_sandbox(backend, limits=SandboxLimits(wall_s=3.0, cpu_s=5))
+        await sandbox.run("pass")
+    try:
+        result = await sandbox.run(CROWD)
+    finally:
+        await sandbox.close()
+    assert result.cpu_s > 0.5
+    assert result.starved_s <= 3.5 - result.cpu_s

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from afm.errors import RewardError
+from afm.errors import RewardError, SandboxError
 from afm.rewards.code_tests.inside import mentioning, program, shared_modules
 from afm.rewards.code_tests.inside.serve import PRELUDE
-from afm.sandbox import RunResult, Sandbox, SandboxLimits
+from afm.sandbox import ExitReason, RunResult, Sandbox, SandboxLimits
 
 _FIRST_BATCH = 4
 _LARGEST_BATCH = 64
@@ -97,20 +97,29 @@ class CaseRunner:
                 callers that stop at the first failure. The rest of such a batch is missing.
 
         Raises:
-            SandboxError: The sandbox failed.
+            SandboxError: The sandbox failed, or a program was stopped by the clock because the machine starved it: that says
+                nothing about the program. Cases before it have been told.
         """
         left_s = limits.total_s
         for batch in _batches(cases, growing):
             if left_s <= 0:
                 yield [CaseRun(CaseEnd.LOST, note="the time for all cases together is over") for _ in batch]
                 continue
-            ran, seconds = await self._batch(source, batch, replace(limits, total_s=left_s), growing)
-            left_s -= seconds
+            ran, result = await self._batch(source, batch, replace(limits, total_s=left_s), growing)
+            late = _stopped_by_clock(ran, result, min(left_s, len(batch) * limits.wall_s))
+            if late is not None and result.starved(min(left_s, limits.wall_s)):
+                if late:
+                    yield ran[:late]
+                raise SandboxError(
+                    f"the machine is overloaded: a program waited {result.starved_s:.1f} of {result.wall_s:.1f} s for a "
+                    "core before the clock stopped it; run fewer programs at a time (max_parallel)"
+                )
+            left_s -= result.wall_s - result.starved_s
             yield ran
 
     async def _batch(
         self, source: str, batch: Sequence[Mapping[str, Any]], limits: CaseLimits, growing: bool
-    ) -> tuple[list[CaseRun], float]:
+    ) -> tuple[list[CaseRun], RunResult]:
         total_s = min(limits.total_s, len(batch) * limits.wall_s)
         task = {
             "program": source,
@@ -129,7 +138,7 @@ class CaseRunner:
             given,
             _limits(given, total_s, limits.memory_bytes, 6 * len(batch) * (limits.output_bytes + 4096)),
         )
-        return _read(result, len(batch), growing, total_s), result.wall_s
+        return _read(result, len(batch), growing, total_s), result
 
     async def judge(self, task: Mapping[str, Any], limits: CaseLimits) -> dict[str, Any]:
         """The answer of ``inside/judge.py``.
@@ -146,6 +155,8 @@ class CaseRunner:
         try:
             answer: dict[str, Any] = json.loads(result.stdout)
         except (ValueError, RecursionError):
+            if result.reason is ExitReason.TIMEOUT and result.starved(bounds.wall_s):
+                raise SandboxError("the machine is overloaded: it starved the test program") from None
             reason = result.stderr.strip().rpartition("\n")[2][:_NOTE_CHARS]
             raise RewardError(
                 f"the test program ended with {result.reason}: {reason or 'no message'}"
@@ -208,6 +219,12 @@ def _case(frame: Mapping[str, Any]) -> CaseRun:
     if not isinstance(values, list) or not all(isinstance(value, dict) for value in values):
         values = None
     return CaseRun(end, str(frame.get("out", "")), None if values is None else tuple(values), _short(note))
+
+
+def _stopped_by_clock(ran: Sequence[CaseRun], result: RunResult, total_s: float) -> int | None:
+    """The first case that the clock ended, its own limit or that of all cases."""
+    ends = {CaseEnd.WALL, CaseEnd.LOST} if result.wall_s >= total_s else {CaseEnd.WALL}
+    return next((number for number, run in enumerate(ran) if run.end in ends), None)
 
 
 def _lost(result: RunResult, total_s: float) -> CaseRun:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from busy_core import busy_core, pinned
 
 from afm.agents import load_agent
 from afm.errors import SandboxError
 from afm.rewards import Sample, load_reward
 from afm.rewards.code_tests import CodeTests
-from afm.sandbox import RunResult, Sandbox, SandboxLimits
+from afm.rewards.code_tests.runner import CaseLimits
+from afm.rewards.code_tests.scorer import TestPolicy
+from afm.sandbox import RunResult, Sandbox, SandboxLimits, open_sandbox
 from afm.trajectory import author_segments
 
 pytestmark = pytest.mark.sandbox
@@ -438,3 +442,46 @@ async def test_through_the_reward_file() -> None:
     prose = replace(sample(ADD), segments=author_segments(f"<think>t</think><answer>{ADD}</answer>", SPEC))
     assert (await reward.score(prose)).parts == {"correct": 0.0, "format": 0.0}
     await reward.close()
+
+
+@pytest.fixture
+async def starving() -> AsyncIterator[CodeTests]:
+    """A scorer whose programs get an eighth of a core: a second of CPU time takes them eight, and three are allowed."""
+    with pinned():
+        scorer = CodeTests(open_sandbox(), TestPolicy(CaseLimits(case_s=1.0)))
+        assert (await scorer.judge(sample(ADD))).score == 1.0
+    with busy_core():
+        yield scorer
+    await scorer.close()
+
+
+SLOW = "import time\nwhile time.process_time() < 0.9: pass\n"
+ONE = {"stdin": ["1 2\n"], "expected_output": ["3\n"]}
+
+
+async def test_a_program_that_the_machine_starves_is_not_wrong(starving: CodeTests) -> None:
+    part = await starving.judge(sample(SLOW + ADD, ONE))
+    assert part.score is None
+    assert part.evidence.startswith("sandbox: the machine is overloaded: a program waited")
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import time\ntime.sleep(60)",
+        "import time\ntime.sleep(1.5)\nwhile True: pass",
+        "import threading\nthreading.Event().wait()",
+    ],
+)
+async def test_a_program_that_waits_on_purpose_is_wrong_however_busy_the_machine(
+    program: str, starving: CodeTests
+) -> None:
+    part = await starving.judge(sample(program, ONE))
+    assert (part.score, part.evidence) == (0.0, "case 1 of 1 fails: lasted more than 3 s")
+
+
+async def test_what_was_wrong_before_the_machine_starved_the_program_is_wrong(starving: CodeTests) -> None:
+    truth = {"stdin": ["1 2\n", "3 4\n"], "expected_output": ["4\n", "7\n"]}
+    program = f"a, b = map(int, input().split())\nif a == 3:\n    {SLOW.replace(chr(10), chr(10) + '    ')}\nprint(a + b)"
+    part = await starving.judge(sample(program, truth))
+    assert (part.score, part.evidence[:21]) == (0.0, "case 1 of 2 fails: pr")
