@@ -74,7 +74,7 @@ class BubblewrapSandbox(PerCallSandbox[_Jail]):
             f"Python {'.'.join(map(str, jail.python.version))} ({jail.python.binary})",
         ]
 
-    def _start(self, jail: _Jail, task: Task, spawner: Executor, kept: contextlib.ExitStack) -> JailedProcess:
+    def _start(self, jail: _Jail, task: Task, spawner: Executor) -> JailedProcess:
         files = contextlib.ExitStack()
         try:
             code_fd = memory_file("program", task.program, files.callback)

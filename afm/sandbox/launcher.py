@@ -5,7 +5,8 @@ and little of the standard library: every import here is paid for on each run. P
 child, where signals work as usual and its end can be told apart from the jail's.
 
 Arguments: descriptor for the report, file of the program, limits as ``NAME=SOFT=HARD,...``, extra import
-paths joined by ``:``, devices joined by ``:``, a seccomp filter in hexadecimal digits (empty when the jail has one).
+paths joined by ``:``, devices joined by ``:``, a seccomp filter in hexadecimal digits (empty when the jail has one),
+a descriptor of the program (empty when the file is there), a descriptor for its stderr (empty for the jail's).
 The report is ``ready`` and a newline when the program is about to run, then ``STATUS PEAK_KIB`` and a newline, STATUS
 being what ``waitpid`` gave, and ``memory`` and a newline when the program ended because memory was refused.
 """
@@ -24,6 +25,7 @@ def main() -> Refusal:
     import _signal  # type: ignore[import-not-found]  # `signal` would import enum
 
     report = int(sys.argv[1])
+    take_files(sys.argv[2], *sys.argv[7:9])
     harden(sys.argv[5].split(":"))
     if sys.argv[6]:
         filter_calls(bytes.fromhex(sys.argv[6]))
@@ -42,6 +44,19 @@ def main() -> Refusal:
     told = b"%d %d\n" % (status, usage.ru_maxrss)
     os.write(report, told + b"memory\n" * refusal.ended(child))
     os._exit(0)
+
+
+def take_files(path: str, code: str, stderr: str) -> None:
+    """What the jail passes by descriptors: the program, and where its errors go."""
+    if code:
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o444)
+        while data := os.read(int(code), 1 << 20):
+            os.write(file, data)
+        os.close(file)
+        os.close(int(code))
+    if stderr:
+        os.dup2(int(stderr), 2)
+        os.close(int(stderr))
 
 
 def filter_calls(rules: bytes) -> None:

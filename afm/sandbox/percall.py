@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -116,8 +115,8 @@ class PerCallSandbox(ABC, Generic[J]):
         """
 
     @abstractmethod
-    def _start(self, jail: J, task: Task, spawner: Executor, kept: contextlib.ExitStack) -> JailedProcess:
-        """Start a run; ``kept`` is closed at its end."""
+    def _start(self, jail: J, task: Task, spawner: Executor) -> JailedProcess:
+        """Start a run."""
 
     @abstractmethod
     def _described(self, jail: J) -> list[str]:
@@ -197,11 +196,12 @@ class PerCallSandbox(ABC, Generic[J]):
     async def _run_in(self, life: _Life, jail: J, task: Task) -> RunResult:
         life.check_open()
         try:
-            with contextlib.ExitStack() as kept:
-                process = self._start(jail, task, life.spawner, kept)
-                life.running.add(process)
-                kept.callback(life.running.discard, process)
+            process = self._start(jail, task, life.spawner)
+            life.running.add(process)
+            try:
                 return outcome(await process.wait(), task.limits)
+            finally:
+                life.running.discard(process)
         except OSError as error:
             raise SandboxError(f"{self.name} could not be started: {error}") from error
 
@@ -215,14 +215,19 @@ def _launcher() -> str:
     return "\n".join(texts)
 
 
-def launch(python: Interpreter, limits: SandboxLimits, rules: bytes = b"") -> list[str]:
+def launch(
+    python: Interpreter, limits: SandboxLimits, rules: bytes = b"", code: str = "", stderr: str = ""
+) -> list[str]:
     """The command that runs inside a jail: the launcher, which starts the program at its usual place.
 
     Args:
         rules: Seccomp filter that the launcher installs, where the jail does not.
+        code: Descriptor of the program, where the jail does not put it into its place.
+        stderr: Descriptor that becomes the program's stderr, where the jail writes to its own.
     """
     bounds = ",".join(f"{name}={soft}={hard}" for name, (soft, hard) in kernel_limits(limits).items())
     return [
         *(python.binary, "-s", "-S", "-B", "-X", "utf8", "-c", _launcher()),
         *("{report}", PROGRAM, bounds, ":".join(python.imports), ":".join(DEVICES), rules.hex()),
+        *(code, stderr),
     ]

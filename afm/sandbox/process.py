@@ -32,8 +32,9 @@ class JailedProcess:
     It lives by callbacks, not by a task that somebody could cancel halfway.
 
     Args:
-        command: Program and arguments; ``{report}`` and ``{info}`` among them become the numbers of the
-            descriptors for the launcher's report and bubblewrap's information.
+        command: Program and arguments; ``{report}``, ``{info}`` and ``{stderr}`` among them become the numbers of the
+            descriptors for the launcher's report, bubblewrap's information and the program's errors. With the last
+            of them, what the jail itself writes to its stderr is shown only if the program does not begin.
         stdin: Descriptor of the program's standard input.
         inherited: Further descriptors the jail keeps open.
         files: Closes ``stdin`` and ``inherited``; called when the jail has its own copies.
@@ -70,7 +71,10 @@ class JailedProcess:
             self._info, info_end = pipe(ours, files)
             self._fds = ours.pop_all()
         self._stdout, self._stderr = Capture(out, limits.output_bytes), Capture(err, limits.output_bytes)
-        numbers = {"{report}": str(report_end), "{info}": str(info_end)}
+        numbers = {"{report}": str(report_end), "{info}": str(info_end), "{stderr}": str(err_end)}
+        self._messages = os.memfd_create("messages", os.MFD_CLOEXEC)
+        self._fds.callback(os.close, self._messages)
+        own_err = self._messages if "{stderr}" in command else err_end
 
         def start() -> subprocess.Popen[bytes]:
             with files:
@@ -78,8 +82,8 @@ class JailedProcess:
                     [numbers.get(word, word) for word in command],
                     stdin=stdin,
                     stdout=out_end,
-                    stderr=err_end,
-                    pass_fds=(*inherited, report_end, info_end),
+                    stderr=own_err,
+                    pass_fds=(*inherited, report_end, info_end, err_end),
                     cwd="/",
                     env={},
                     start_new_session=True,
@@ -218,6 +222,8 @@ class JailedProcess:
         if self._stdout.cut or self._stderr.cut:
             self._reason = self._reason or ExitReason.OUTPUT
         report = drained(self._report)
+        if not report:
+            self._stderr.data += os.pread(self._messages, 4096, 0)
         self._fds.close()
         wall_s = time.monotonic() - self._started
         cpu_s = max(usage.ru_utime + usage.ru_stime, self._stopped_cpu_s)

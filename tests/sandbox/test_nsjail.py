@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
+import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -13,7 +16,7 @@ import pytest
 from afm.errors import SandboxUnavailableError
 from afm.sandbox import SandboxLimits, open_sandbox
 from afm.sandbox.interpreter import Identity, Interpreter
-from afm.sandbox.nsjail import NsjailJail, NsjailSandbox, nsjail_command
+from afm.sandbox.nsjail import NsjailJail, NsjailSandbox, nsjail_command, nsjail_config
 from afm.sandbox.percall import launch
 from afm.sandbox.policy import DEVICES
 from afm.sandbox.seccomp import filter_program
@@ -31,10 +34,9 @@ JAIL = NsjailJail("/opt/nsjail", Identity(65534, 65534), PYTHON, ("/srv/data",),
 
 def test_the_command_line() -> None:
     limits = SandboxLimits(wall_s=7.5, file_bytes=4096, memory_bytes=1 << 20)
-    command = nsjail_command(JAIL, limits, code=Path("/tmp/x/main.py"), stdin=Path("/tmp/x/stdin"))
-    words = list(command)
+    words = list(nsjail_command(JAIL, limits, code=8, config=9))
     end = words.index("--")
-    assert words[:4] == ["/opt/nsjail", "--mode", "o", "--really_quiet"]
+    assert words[:5] == ["/opt/nsjail", "--config", "/proc/self/fd/9", "--mode", "o"]
     pairs = list(itertools.pairwise(words[:end]))
     for pair in [
         ("--user", "65534"),
@@ -42,30 +44,83 @@ def test_the_command_line() -> None:
         ("--cwd", "/tmp"),
         ("--time_limit", "97"),
         ("--pass_fd", "{report}"),
+        ("--pass_fd", "{stderr}"),
+        ("--pass_fd", "8"),
         ("--nice_level", str(os.getpriority(os.PRIO_PROCESS, 0))),
         ("--env", "PYTHONHASHSEED=0"),
-        ("--bindmount_ro", "/usr/lib/python3.11"),
-        ("--bindmount_ro", "/srv/data"),
-        ("--bindmount_ro", "/dev/urandom"),
-        ("--bindmount_ro", "/opt/packages:/packages/0"),
-        ("--symlink", "usr/lib:/lib"),
-        ("--mount", "none:/tmp:tmpfs:size=4096,nr_inodes=4096,mode=0755"),
-        ("--mount", "none:/dev/shm:tmpfs:size=4096,nr_inodes=4096,mode=0755"),
-        ("--bindmount_ro", "/tmp/x/main.py:/tmp/main.py"),
-        ("--bindmount_ro", "/tmp/x/stdin:/dev/stdin"),
     ]:
         assert pair in pairs
     for flag in ("--disable_proc", "--disable_rlimits", "--iface_no_lo"):
         assert flag in words[:end]
     assert not {"--disable_clone_newnet", "--keep_caps", "--keep_env", "--rw", "--chroot"} & set(words)
-    assert words.index("none:/tmp:tmpfs:size=4096,nr_inodes=4096,mode=0755") < words.index(
-        "/tmp/x/main.py:/tmp/main.py"
-    )
     inside = words[end + 1 :]
     assert inside[0] == "/usr/bin/python3.11"
-    assert inside[-6:-4] == ["{report}", "/tmp/main.py"]
-    assert "AS=1048576=1048576" in inside[-4]
-    assert inside[-3:] == ["/packages/0", ":".join(DEVICES), "060000000000ff7f"]
+    assert inside[-8:-6] == ["{report}", "/tmp/main.py"]
+    assert "AS=1048576=1048576" in inside[-6]
+    assert inside[-5:] == ["/packages/0", ":".join(DEVICES), "060000000000ff7f", "8", "{stderr}"]
+
+
+def test_the_mounts() -> None:
+    mounts = nsjail_config(JAIL, SandboxLimits(file_bytes=4096), b'"a\\\n\xff').splitlines()
+    bind = "is_bind: true nosuid: true nodev"
+    assert mounts == [
+        'mount { dst: "/" fstype: "tmpfs" nosuid: true nodev: true }',
+        f'mount {{ src: "/usr/lib/python3.11" dst: "/usr/lib/python3.11" {bind}: true }}',
+        f'mount {{ src: "/srv/data" dst: "/srv/data" {bind}: true }}',
+        *(f'mount {{ src: "{device}" dst: "{device}" {bind}: false }}' for device in DEVICES),
+        f'mount {{ src: "/opt/packages" dst: "/packages/0" {bind}: true }}',
+        'mount { src: "usr/lib" dst: "/lib" is_symlink: true }',
+        *(
+            f'mount {{ dst: "{at}" fstype: "tmpfs" options: "size=4096,nr_inodes=4096,mode=0755" rw: true '
+            "nosuid: true nodev: true }"
+            for at in ("/tmp", "/dev/shm")
+        ),
+        r'mount { src_content: "\042a\134\012\377" dst: "/dev/stdin" nosuid: true nodev: true }',
+    ]
+    without = nsjail_config(JAIL, SandboxLimits(), b"").splitlines()
+    assert without[-1] == f'mount {{ src: "/dev/null" dst: "/dev/stdin" {bind}: false }}'
+
+
+OWNER = """
+import asyncio
+from afm.sandbox import open_sandbox
+asyncio.run(open_sandbox("nsjail", limits={"wall_s": 60}).run("print('begun'); import time; time.sleep(60)"))
+"""
+
+
+@pytest.mark.sandbox
+@pytest.mark.skipif(shutil.which("nsjail") is None, reason="nsjail is not installed")
+def test_an_owner_that_is_killed_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Nothing of a run is a file of the host, and the run ends with its owner."""
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    environment = {**os.environ, "TMPDIR": str(folder)}
+    with subprocess.Popen([sys.executable, "-c", OWNER], env=environment) as owner:
+        try:
+            while not (programs := [own for jail in children(owner.pid) for own in descendants(jail)][1:]):
+                assert owner.poll() is None
+                time.sleep(0.05)
+        finally:
+            owner.kill()
+    assert list(folder.iterdir()) == []
+    for _ in range(200):
+        if not any(Path("/proc", str(process)).exists() for process in programs):
+            return
+        time.sleep(0.05)
+    pytest.fail(f"processes {programs} outlived their owner")
+
+
+def children(pid: int) -> list[int]:
+    """What any thread of a process has started."""
+    with contextlib.suppress(OSError):
+        tasks = Path("/proc", str(pid), "task").iterdir()
+        return [int(word) for task in tasks for word in (task / "children").read_text().split()]
+    return []
+
+
+def descendants(pid: int) -> list[int]:
+    """Everything below a process, parents first."""
+    return [one for child in children(pid) for one in (child, *descendants(child))]
 
 
 async def test_without_nsjail_nothing_runs() -> None:
@@ -77,11 +132,9 @@ async def test_without_nsjail_nothing_runs() -> None:
 
 async def test_an_old_nsjail_is_refused(tmp_path: Path) -> None:
     old = tmp_path / "nsjail"
-    old.write_text(
-        "#!/bin/sh\necho ' --bindmount_ro --symlink --mount --hostname --time_limit --really_quiet'\n"
-    )
+    old.write_text("#!/bin/sh\necho ' --config --hostname --time_limit --quiet'\n")
     old.chmod(0o755)
-    with pytest.raises(SandboxUnavailableError, match=r"does not know --disable_proc, .*nsjail 3.1 or newer"):
+    with pytest.raises(SandboxUnavailableError, match=r"does not know --disable_proc, .*nsjail 3.4 or newer"):
         await NsjailSandbox(nsjail_path=str(old)).run("print(1)")
 
 
