@@ -238,6 +238,56 @@ def lost_tool_server(folder: Path) -> Iterator[Row]:
     yield row
 
 
+ENGINE_ERROR = "no weight 'lm_head' in this model"
+BROKEN_ENGINE = f"""
+import asyncio, os, pathlib
+from verl_ext.hooks import after_import
+
+def break_it(module):
+    original = module.CpuServer.update_weights
+
+    async def update_weights(self, named_tensors, last, global_steps):
+        if global_steps == {REACHED}:
+            pathlib.Path(os.environ["BROKEN_ENGINE"]).touch()
+            if os.environ["BROKEN_ENGINE"].endswith("raises"):
+                raise KeyError({ENGINE_ERROR!r})
+            await asyncio.sleep(60)
+        await original(self, named_tensors, last, global_steps)
+
+    module.CpuServer.update_weights = update_weights
+
+after_import("verl_ext.rollout_cpu", break_it)
+"""
+"""Loaded into every process of a run by verl itself."""
+
+
+def failing_engine(folder: Path) -> Iterator[Row]:
+    """The rollout engine raises an error in a weight sync, and answers late in another run."""
+    (folder / "broken_engine.py").write_text(BROKEN_ENGINE)
+    for name, phase in (("raises", "fails"), ("sleeps", "takes a minute")):
+        (folder / name).mkdir()
+        config, mark = make_inputs(folder / name, STEPS), folder / name / name
+        path = os.pathsep.join([str(REPO), str(folder)])
+        variables = {"VERL_USE_EXTERNAL_MODULES": "verl_ext,broken_engine", "PYTHONPATH": path}
+        run = Run(config, variables=variables | {"BROKEN_ENGINE": str(mark)})
+        row = Row(f"engine_{name}", f"rollout engine, which {phase}", "weight sync")
+        row.status, _ = run.ended()
+        row.checks["it was broken"] = mark.exists()
+        if name == "raises":
+            row.ended_after_s = time.time() - mark.stat().st_mtime
+            row.happened = next((line for line in run.text().splitlines() if "engine failed" in line), "")
+            row.steps_again = max(run.steps()) - SAVED
+            row.checks["ended within 60 s, as failed"] = row.ended_after_s < 60 and row.status != 0
+            row.checks["one sentence with its error"] = ENGINE_ERROR in row.happened
+            run = Run(config)
+            row.checks["finished in the end"] = run.ended()[0] == 0
+        else:
+            row.happened = "the run waits for it and goes on"
+            row.checks["finished"] = row.status == 0
+        row.checks |= whole(run, STEPS)
+        yield row
+
+
 def lost_judge(folder: Path) -> Iterator[Row]:
     """The judge is killed; once it is back, the run goes on."""
     reward = {
@@ -312,6 +362,7 @@ def lost_node(folder: Path, count: int) -> Iterator[Row]:
 OTHERS: dict[str, Callable[[Path], Iterator[Row]]] = {
     "tool_server": lost_tool_server,
     "judge": lost_judge,
+    "failing_engine": failing_engine,
     "resources": no_resources,
     "world_size": other_world_size,
     "node_of_2": lambda folder: lost_node(folder, 2),

@@ -250,11 +250,15 @@ def _config_folder() -> Path:
     return Path(spec.origin).parent / "trainer" / "config"
 
 
+_STRICT = ("actor_rollout_ref", "critic")
+"""Parts of verl's configuration whose sections become dataclasses; others are read as they are, by losses of users too."""
+
+
 def as_verl_takes(key: str) -> str:
     """A key as Hydra wants it: with a ``+`` where the dataclass of a section has what verl's YAML leaves out.
 
-    Sections without a dataclass take any key that is written with a ``+``; the others take their fields only, since verl
-    would end in a worker process at the first key that is none of them.
+    A section takes any key that is written with a ``+``, unless verl makes its dataclass of it: that has its fields only, and
+    a worker process would end at the first key that is none of them.
 
     Raises:
         ConfigError: verl does not know the key.
@@ -271,7 +275,7 @@ def as_verl_takes(key: str) -> str:
         fields = typing.get_type_hints(section) if section else {}
         if part in fields:
             level, added = _without_none(fields[part]), True
-        elif section is None and added:
+        elif added and (section is None or parts[0] not in _STRICT):
             return f"+{name}"
         else:
             where = ".".join(["verl", *parts[:depth]])

@@ -29,4 +29,6 @@ def checkpoint_finding(load: Workload, shape: ModelShape, folder: Path, steps: i
     kept = limit if written is None else min(limit, written)
     what = f"the exported model and {kept} checkpoint{'s' * (kept != 1)} of {each / GIB:,.1f} GiB"
     advice = "lower trainer.max_actor_ckpt_to_keep, or choose another output_dir"
+    if "hf_model" in load.saved:
+        advice += ", or leave hf_model out of save_contents (afm export puts the workers' parts together)"
     return disk_finding(4 * shape.parameters + kept * each, folder, what, advice)

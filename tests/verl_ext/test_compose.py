@@ -115,9 +115,14 @@ def test_fields_that_verls_yaml_lacks_can_be_set_with_and_without_a_plus(tmp_pat
         made = overrides_of(settings(tmp_path, verl={"actor_rollout_ref": {"rollout": {name: False}}}))
         assert made["+actor_rollout_ref.rollout.enable_sleep_mode"] is False
         assert compose(made).actor_rollout_ref.rollout.enable_sleep_mode is False
-    nested = {"trainer": {"+mine": {"a": 1}}, "actor_rollout_ref": {"rollout": {"custom": {"b": 2}}}}
+    nested = {
+        "trainer": {"+mine": {"a": 1}},
+        "algorithm": {"+mine": 3},
+        "actor_rollout_ref": {"rollout": {"custom": {"b": 2}}},
+    }
     config = compose(overrides_of(settings(tmp_path, verl=nested)))
     assert (config.trainer.mine.a, config.actor_rollout_ref.rollout.custom.b) == (1, 2)
+    assert config.algorithm.mine == 3
 
 
 @pytest.mark.parametrize(("strategy", "whole"), [("fsdp2", False), ("fsdp", True)])

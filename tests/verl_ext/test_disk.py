@@ -42,6 +42,8 @@ def test_the_sum_is_compared_with_the_disk(workload: Workload, tmp_path: Path) -
     assert f"of {24 * GIB:.1f} GiB" in ppo.text
     twice = checkpoint_finding(replace(workload, saved=(*workload.saved, "hf_model")), SHAPE, tmp_path, 100)
     assert f"of {16 * GIB:.1f} GiB" in twice.text  # the whole model once more
+    many = replace(workload, kept=10**6, saved=(*workload.saved, "hf_model"))
+    assert "leave hf_model out" in checkpoint_finding(many, SHAPE, tmp_path, None).text
     huge = checkpoint_finding(replace(workload, kept=10**6), SHAPE, tmp_path, None)
     assert (huge.level, "lower trainer.max_actor_ckpt_to_keep" in huge.text) == (Level.ERROR, True)
 
