@@ -1,4 +1,4 @@
-"""Fetching one public page for an agent: guarded, bounded in bytes, time and redirects, every failure typed."""
+"""Fetching one public page for an agent: guarded, bounded in bytes, pieces, time and redirects, every failure typed."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ from tool_servers.shared.fetch_body import CodingError, Inflater, TooLongError
 from tool_servers.shared.fetch_connect import (
     Dial,
     GuardedNetwork,
+    Meter,
     Resolve,
     SystemResolver,
     UnresolvedError,
     dial,
+    metering,
 )
 from tool_servers.shared.guard import BlockedError, Policy, Target, target_of
 
@@ -72,7 +74,7 @@ class FetchLimits:
     """Bounds of one fetch.
 
     Attributes:
-        max_bytes: Of the body, as it is sent and after decompression.
+        max_bytes: Of the body, as it is sent and after decompression; :class:`Meter` bounds its pieces.
         total_s: Redirects and name look-ups included.
         connect_s: For one connection.
         redirects: Most redirects followed.
@@ -181,15 +183,17 @@ class Fetcher:
             self._resolver.close()
 
     async def _followed(self, url: str) -> Fetched:
+        meter = Meter(self._limits.max_bytes)
+        metering.set(meter)
         for _ in range(self._limits.redirects + 1):
             target = target_of(url, self._policy)
-            answer = await self._asked(target)
+            answer = await self._asked(target, meter)
             if isinstance(answer, Fetched):
                 return answer
             url = answer
         raise FetchError(Fault.REDIRECTS, f"more than {self._limits.redirects} redirects")
 
-    async def _asked(self, target: Target) -> Fetched | str:
+    async def _asked(self, target: Target, meter: Meter) -> Fetched | str:
         """The page, or the address it redirects to."""
         limits = self._limits
         seconds = {
@@ -198,10 +202,12 @@ class Fetcher:
             "write": limits.connect_s,
             "pool": limits.total_s,
         }
+        meter.in_head = True
         url = httpcore.URL(scheme=target.scheme, host=target.host, port=target.port, target=target.path)
         async with self._pool.stream(
             "GET", url, headers=_headers(target, limits.accept), extensions={"timeout": seconds}
         ) as response:
+            meter.in_head = False
             headers = _Headers(response.headers)
             if response.status in _REDIRECTS:
                 return _next_url(target, headers.get("location"))
@@ -212,10 +218,10 @@ class Fetcher:
             if media_type and not self._reads(media_type):
                 message = f"the address leads to a file of type {media_type[:60]!r}, which is not read"
                 raise FetchError(Fault.TYPE, message, status=response.status)
-            body = await self._body(response.aiter_stream(), headers)
+            body = await self._body(response.aiter_stream(), headers, meter)
         return Fetched(target.url, response.status, media_type, charset, body)
 
-    async def _body(self, chunks: AsyncIterable[bytes], headers: _Headers) -> bytes:
+    async def _body(self, chunks: AsyncIterable[bytes], headers: _Headers, meter: Meter) -> bytes:
         most = self._limits.max_bytes
         told = headers.get("content-length")
         try:
@@ -223,6 +229,7 @@ class Fetcher:
                 raise TooLongError
             inflater = Inflater(headers.get("content-encoding"), most)
             async for chunk in chunks:
+                await meter.step()
                 inflater.add(chunk)
             return inflater.body()
         except TooLongError:

@@ -12,6 +12,8 @@ _TEXT_CODECS = re.compile(
 )
 _META = re.compile(rb"""(?i)<meta[^>]{0,200}?charset\s{0,9}=\s{0,9}["']?\s{0,9}([a-z0-9_:.+-]{2,40})""")
 _META_BYTES = 4096
+_MEMBERS = 1_000
+_GZIP_MARK = 0x1F
 _BOMS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
 
 
@@ -25,6 +27,8 @@ class CodingError(Exception):
 
 class Inflater:
     """Collects a body, decompressed as it comes, and never holds more than ``max_bytes``.
+
+    A gzip body may have several members, one behind the other. Other bytes behind its end are passed over, as browsers do.
 
     Args:
         coding: The ``Content-Encoding``: none, ``identity``, ``gzip`` or ``deflate``.
@@ -40,8 +44,10 @@ class Inflater:
         self._max_bytes = max_bytes
         self._deflate = coding == "deflate"
         self._unpacker = zlib.decompressobj(47) if coding not in ("", "identity") else None
+        self._gzip, self._members = coding in ("gzip", "x-gzip"), 1
         self._body = bytearray()
         self._received = 0
+        self._over = False
 
     def add(self, chunk: bytes) -> None:
         """The next bytes from the network.
@@ -58,13 +64,28 @@ class Inflater:
             return
         if self._deflate and self._received == len(chunk) and chunk and chunk[0] & 0x0F != 8:
             self._unpacker = zlib.decompressobj(-15)  # without the zlib header, as some servers do
-        room = self._max_bytes - len(self._body)
-        try:
-            self._body += self._unpacker.decompress(chunk, room + 1)
-        except zlib.error as error:
-            raise CodingError(f"the page is said to be compressed but is not: {error}") from None
-        if len(self._body) > self._max_bytes:
-            raise TooLongError
+        while chunk and not self._over:
+            if self._unpacker.eof:
+                self._next_member(chunk)
+                continue
+            room = self._max_bytes - len(self._body)
+            try:
+                self._body += self._unpacker.decompress(chunk, room + 1)
+            except zlib.error as error:
+                raise CodingError(f"the page is said to be compressed but is not: {error}") from None
+            if len(self._body) > self._max_bytes:
+                raise TooLongError
+            chunk = self._unpacker.unused_data
+
+    def _next_member(self, rest: bytes) -> None:
+        """Begin to unpack another member, if ``rest`` is the beginning of one."""
+        self._over = not self._gzip or rest[0] != _GZIP_MARK
+        if self._over:
+            return
+        self._members += 1
+        if self._members > _MEMBERS:
+            raise CodingError(f"the page has more than {_MEMBERS} gzip members")
+        self._unpacker = zlib.decompressobj(31)
 
     def body(self) -> bytes:
         """Everything.

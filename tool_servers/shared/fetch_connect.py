@@ -1,12 +1,18 @@
-"""Connections to addresses that were judged: a name is resolved once, and what was judged is what is dialled."""
+"""Connections to addresses that were judged: a name is resolved once, and what was judged is what is dialled.
+
+What comes over them is metered for the fetch that reads it (:class:`Meter`).
+"""
 
 from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 from ipaddress import ip_address
+from typing import Any
 
 import httpcore
 
@@ -24,10 +30,97 @@ SocketOptions = Iterable[
 
 _MAX_TRIED = 4
 _NAME_SERVER_THREADS = 32
+_HEAD_BYTES = 64 << 10
+_HEAD_READ_BYTES = 1 << 10
+_FREE_STEPS = 5_000
+_BYTES_A_STEP = 512
+_STEPS_A_TURN = 32
 
 
 class UnresolvedError(httpcore.ConnectError):
     """The name has no address."""
+
+
+class Meter:
+    """Bounds the work of one fetch, redirects included, which its bytes alone do not.
+
+    Each read and each chunk of a body costs about the same time whether it brings one byte or 64 KiB, and so does each
+    interim answer (``100 Continue``) and each line of a head. Reads and chunks are steps: 5,000, and one more for every 512
+    bytes. Heads are bounded by their bytes, 64 KiB together.
+
+    Args:
+        max_bytes: Of the body; on the wire there may be twice as many.
+
+    Attributes:
+        in_head: Whether a head is being read.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._most_bytes = 2 * max_bytes + _HEAD_BYTES
+        self._bytes = self._head_bytes = self._steps = 0
+        self.in_head = True
+
+    async def step(self) -> None:
+        """Count one; other fetches take their turn in between.
+
+        Raises:
+            httpcore.RemoteProtocolError: There were too many.
+        """
+        self._steps += 1
+        if self._steps > _FREE_STEPS + self._bytes // _BYTES_A_STEP:
+            raise httpcore.RemoteProtocolError(f"it comes in {self._steps} pieces for {self._bytes} bytes")
+        if self._steps % _STEPS_A_TURN == 0:
+            await asyncio.sleep(0)
+
+    async def read(self, size: int) -> None:
+        """Count what came from the network.
+
+        Raises:
+            httpcore.RemoteProtocolError: It is too much.
+        """
+        self._bytes += size
+        self._head_bytes += size if self.in_head else 0
+        if self._head_bytes > _HEAD_BYTES:
+            raise httpcore.RemoteProtocolError(f"its head is longer than {_HEAD_BYTES} bytes")
+        if self._bytes > self._most_bytes:
+            raise httpcore.RemoteProtocolError(f"it takes more than {self._most_bytes} bytes to send")
+        await self.step()
+
+
+metering: ContextVar[Meter] = ContextVar("metering")
+"""Of the fetch that this task makes; connections outlive a fetch and are read by others."""
+
+
+class _Metered(httpcore.AsyncNetworkStream):
+    """A connection whose reads are counted; of a head only a little is read at once."""
+
+    def __init__(self, stream: httpcore.AsyncNetworkStream) -> None:
+        self._stream = stream
+
+    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:  # noqa: ASYNC109 - the pool's interface
+        meter = metering.get()
+        data = await self._stream.read(
+            min(max_bytes, _HEAD_READ_BYTES) if meter.in_head else max_bytes, timeout
+        )
+        await meter.read(len(data))
+        return data
+
+    async def write(self, buffer: bytes, timeout: float | None = None) -> None:  # noqa: ASYNC109 - the pool's interface
+        await self._stream.write(buffer, timeout)
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+    async def start_tls(
+        self,
+        ssl_context: ssl.SSLContext,
+        server_hostname: str | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109 - the pool's interface
+    ) -> httpcore.AsyncNetworkStream:
+        return _Metered(await self._stream.start_tls(ssl_context, server_hostname, timeout))
+
+    def get_extra_info(self, info: str) -> Any:
+        return self._stream.get_extra_info(info)
 
 
 class SystemResolver:
@@ -96,7 +189,7 @@ class GuardedNetwork(httpcore.AsyncNetworkBackend):
             if _leads_here(stream) and not self._policy.trusts_pair(host, port):
                 await stream.aclose()
                 raise BlockedError(f"{address} is this machine; only public web pages are fetched")
-            return stream
+            return _Metered(stream)
         raise trouble
 
     async def judged(self, host: str, port: int, timeout_s: float | None = None) -> Sequence[str]:

@@ -135,6 +135,109 @@ async def test_a_gigabyte_without_length_is_cut_off(internet, fetcher):
     assert sent < 64 << 20
 
 
+HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("begin", "flood"),
+    [
+        (HEAD, b"1\r\nx\r\n" * 10_000),
+        (HEAD, b"1;" + b"e" * 30_000 + b"\r\nx\r\n"),
+        (b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 2_000),
+        (b"HTTP/1.1 200 OK\r\n", b"a:b\r\n" * 10_000),
+    ],
+    ids=["one-byte chunks", "long chunk headers", "interim answers", "header lines"],
+)
+async def test_a_flood_of_little_pieces_is_cut_off(internet, begin, flood):
+    """Regression: eight such pages at once kept all others waiting until they timed out."""
+    sent = 0
+
+    async def handler(head, reader, writer):
+        nonlocal sent
+        writer.write(begin)
+        while True:
+            writer.write(flood)
+            await writer.drain()
+            sent += len(flood)
+
+    internet.handler = handler
+    limits = FetchLimits(max_bytes=1 << 20, total_s=60)
+    fetcher = Fetcher(limits=limits, resolve=internet.resolve, dial=internet.dial)
+    with pytest.raises(FetchError) as caught:
+        await fetcher.fetch("http://example.org/")
+    await fetcher.close()
+    assert caught.value.fault is Fault.BROKEN
+    assert sent < 16 << 20  # what was read, and what the sockets hold
+
+
+async def test_other_fetches_take_their_turns_between_little_pieces(internet, fetcher, answering):
+    turns = 0
+
+    async def handler(head, reader, writer):
+        writer.write(HEAD + b"1\r\nx\r\n" * 4_000 + b"0\r\n\r\n")
+
+    async def others():
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    internet.handler = handler
+    other = asyncio.create_task(others())
+    assert (await fetcher.fetch("http://example.org/")).body == b"x" * 4_000
+    other.cancel()
+    assert turns > 4_000 / 40
+
+
+async def test_a_page_in_pieces_of_a_usual_size_is_read_whole(internet, answering):
+    chunk = b"200\r\n" + b"x" * 512 + b"\r\n"
+
+    async def handler(head, reader, writer):
+        writer.write(HEAD + chunk * 16_000 + b"0\r\n\r\n")
+
+    internet.handler = handler
+    limits = FetchLimits(max_bytes=10 << 20, total_s=60)
+    fetcher = Fetcher(limits=limits, resolve=internet.resolve, dial=internet.dial)
+    assert len((await fetcher.fetch("http://example.org/")).body) == 512 * 16_000
+    await fetcher.close()
+
+
+async def test_connections_are_used_again_by_later_fetches(internet, fetcher, answering):
+    for number in range(3):
+        internet.handler = None
+        assert (await fetcher.fetch(f"http://example.org/{number}")).body == b"<p>reached</p>"
+    assert len(internet.dialled) == 1
+
+
+@pytest.mark.parametrize("size", [1, 7, 10_000])
+@pytest.mark.parametrize("behind", [b"", b"\0" * 30, b"\r\n"], ids=["nothing", "zeros", "a line end"])
+async def test_a_page_of_several_gzip_members_is_read_whole(internet, fetcher, size, behind):
+    """Regression: only the first member was read, without a word. Servers that join compressed files send such pages."""
+    packed = (
+        b"".join(gzip.compress(part, mtime=0) for part in (b"first ", b"", b"second ", b"third")) + behind
+    )
+    chunks = (packed[at : at + size] for at in range(0, len(packed), size))
+    body = b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks)
+    head = HEAD.replace(b"\r\n\r\n", b"\r\nContent-Encoding: gzip\r\n\r\n")
+    always(internet, head + body + b"0\r\n\r\n")
+    assert (await fetcher.fetch("http://example.org/")).body == b"first second third"
+
+
+@pytest.mark.parametrize(
+    ("packed", "fault"),
+    [
+        (gzip.compress(b"first") + gzip.compress(b"second")[:-6], Fault.BROKEN),
+        (gzip.compress(b"first") + b"\x1f\x8bno member at all", Fault.BROKEN),
+        (gzip.compress(b"x") * 1_001, Fault.BROKEN),
+        (gzip.compress(bytes(300 << 10)) * 4, Fault.TOO_LARGE),
+    ],
+    ids=["cut", "damaged", "too many", "bomb"],
+)
+async def test_further_gzip_members_are_held_to_the_same_limits(internet, fetcher, answering, packed, fault):
+    always(internet, answering(packed, headers=["Content-Encoding: gzip"]))
+    assert (await fault_of(fetcher)).fault is fault
+
+
 @pytest.mark.parametrize("coding", ["gzip", "deflate"])
 async def test_a_small_file_that_unpacks_to_a_gigabyte(internet, fetcher, answering, coding):
     packer = zlib.compressobj(9, zlib.DEFLATED, 31 if coding == "gzip" else 15)
