@@ -36,7 +36,7 @@ class OnBadRows(StrEnum):
     DROP = "drop"
 
 
-_ATIF_VERSIONS = tuple(f"1.{minor}" for minor in range(8))
+_ATIF_VERSIONS = tuple(f"1.{minor}" for minor in range(9))
 
 
 def convert(
@@ -67,7 +67,7 @@ def convert(
     on_bad_rows: Annotated[
         OnBadRows, typer.Option(help="With `error` nothing is written when a row is bad.")
     ] = OnBadRows.ERROR,
-    atif_version: Annotated[str, typer.Option(help="1.0 to 1.7.")] = _ATIF_VERSIONS[-1],
+    atif_version: Annotated[str, typer.Option(help="What is written, 1.0 to 1.8.")] = "1.7",
 ) -> None:
     """Convert trajectories between formats; what a format has no place for is kept in the key `afm`, or told.
 
@@ -79,7 +79,7 @@ def convert(
     if out.resolve() == file.resolve():
         raise UsageError(f"{out}: input and output are the same file; choose another --out")
     if atif_version not in _ATIF_VERSIONS:
-        raise UsageError(f"--atif-version {atif_version}: expected 1.0 to 1.7")
+        raise UsageError(f"--atif-version {atif_version}: expected 1.0 to 1.8")
     context = Context(
         agent=given_agent(agent) if agent is not None else None,
         missing_thought=missing_thought,

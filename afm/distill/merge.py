@@ -31,6 +31,7 @@ class RoleMap(BaseModel):
         thought: The role of what members thought before they acted; by default the agent's only one for that.
         missing_thought: Stands where the agent needs a thought and nobody had one; ``{intent}`` is what the step was
             meant for. Empty: such a trajectory is refused.
+        missing_last_thought: The same before the final answer, where nothing is left to do.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -40,6 +41,7 @@ class RoleMap(BaseModel):
     optional: tuple[str, ...] = ()
     thought: str | None = None
     missing_thought: str = ""
+    missing_last_thought: str = ""
 
     def checked(self, spec: AgentSpec) -> RoleMap:
         """The same map.
@@ -65,12 +67,9 @@ class RoleMap(BaseModel):
 
     def stand_in(self, event: Event) -> str:
         """The thought for a step that lacks one; empty when there is nothing to make it of."""
-        if not self.missing_thought:
-            return ""
+        words = self.missing_last_thought if event.kind is EventKind.FINAL else self.missing_thought
         intent = str(event.meta.get(INTENT, "")).strip()
-        if "{intent}" in self.missing_thought and not intent:
-            return ""
-        return self.missing_thought.replace("{intent}", intent)
+        return "" if "{intent}" in words and not intent else words.replace("{intent}", intent)
 
 
 def merge_log(

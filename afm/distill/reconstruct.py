@@ -23,6 +23,7 @@ from afm.distill.record import Event, EventKind
 from afm.distill.team_map import TeamMap, ToolRule
 from afm.distill.threads import Thread, ToolUse
 from afm.errors import DataError
+from afm.trajectory.convert.smolagents_step import without_labels
 from afm.trajectory.fenced import CODE_TOOL, program_argument
 from afm.trajectory.programs import FunctionCall, calls_in, shows_only
 from afm.trajectory.record import Record
@@ -75,7 +76,12 @@ class Rebuilt:
     def roles(self) -> RoleMap:
         """Roles by the names that the members' events bear."""
         optional = tuple(name for name, role in self._members.items() if role in self._team.optional)
-        return RoleMap(messages=self._members, optional=optional, missing_thought=self._team.missing_thought)
+        return RoleMap(
+            messages=self._members,
+            optional=optional,
+            missing_thought=self._team.missing_thought,
+            missing_last_thought=self._team.missing_last_thought,
+        )
 
     def events(self) -> Iterator[Event]:
         """In the order in which it happened, the team's answer last.
@@ -124,9 +130,12 @@ class Rebuilt:
         event = self._calls[place].event
         role = self._team.role_of(event.agent, self._thread.asked(place), text, self._spec)
         if role is not None:
+            if self._team.programs is not None and role in self._spec.thought_roles:
+                text = without_labels(text)
             member = f"{event.agent}{_PLAYS}{role}"
             self._members[member] = role
-            yield _derived(event, EventKind.MESSAGE, text.strip(), agent=member)
+            if text.strip():
+                yield _derived(event, EventKind.MESSAGE, text.strip(), agent=member)
 
     def _answer(self, place: int, said: str) -> Iterator[Event]:
         rule = self._team.answer

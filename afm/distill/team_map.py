@@ -121,6 +121,7 @@ class TeamMap(_Map):
         ignored: Patterns of members whose calls are left out.
         optional: Roles whose messages are left out where the agent's order forbids them.
         missing_thought: Stands where the agent needs a thought and nobody had one; empty: such a task is refused.
+        missing_last_thought: The same before the final answer.
     """
 
     messages: tuple[MessageRule, ...] = ()
@@ -134,6 +135,7 @@ class TeamMap(_Map):
     ignored: tuple[str, ...] = ()
     optional: tuple[str, ...] = ()
     missing_thought: str = ""
+    missing_last_thought: str = ""
 
     @field_validator("tools", mode="before")
     @classmethod

@@ -106,7 +106,7 @@ def test_validate_takes_any_format(tmp_path: Path) -> None:
     ("words", "message"),
     [
         (("--to", "openai_agents"), "it is only read"),
-        (("--to", "coa", "--atif-version", "2"), "expected 1.0 to 1.7"),
+        (("--to", "coa", "--atif-version", "2"), "expected 1.0 to 1.8"),
         (("--to", "coa", "--tool", "x"), "expected THEIRS=OURS"),
         (("--to", "coa", "--agent", "nobody"), "--agent nobody"),
     ],

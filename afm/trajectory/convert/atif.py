@@ -1,4 +1,4 @@
-"""The Agent Trajectory Interchange Format (ATIF, RFC 0001 of the Harbor framework), versions 1.0 to 1.7, both ways."""
+"""The Agent Trajectory Interchange Format (ATIF, RFC 0001 of the Harbor framework), versions 1.0 to 1.8, both ways."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from afm.trajectory.convert.messages import declared
 from afm.trajectory.convert.sidecar import KEY, kept_aside
 from afm.trajectory.record import Cost, Record
 
-VERSIONS = tuple(f"1.{minor}" for minor in range(8))
+VERSIONS = tuple(f"1.{minor}" for minor in range(9))
+USUAL = "1.7"
+"""What is written: 1.8 adds recordings, which no record holds, and fewer readers know it."""
 _PREFIX = "ATIF-v"
 _USD = "cost_usd"
 _OPTION = "atif_version"
@@ -35,6 +37,7 @@ _TOTALS = {"total_prompt_tokens", "total_completion_tokens", "total_cost_usd", "
 _CALL = {"tool_call_id", "function_name", "arguments"}
 _RESULT = {"source_call_id", "content", "subagent_trajectory_ref"}
 """Keys that are read, or that say what the others do; all else is told as lost."""
+_MEDIA = {"image": "pictures", "audio": "recordings"}
 
 
 class Atif(DialogueFormat):
@@ -60,7 +63,7 @@ class Atif(DialogueFormat):
         """See :class:`DialogueFormat`."""
         version = str(row.get("schema_version", "")) if isinstance(row, dict) else ""
         if version.removeprefix(_PREFIX) not in VERSIONS:
-            raise DataError(f"schema_version: got {version!r}, expected ATIF-v1.0 to ATIF-v1.7")
+            raise DataError(f"schema_version: got {version!r}, expected ATIF-v1.0 to ATIF-v1.8")
         steps = row.get("steps")
         if not isinstance(steps, list) or not steps:
             raise DataError("steps: expected a list of steps")
@@ -93,7 +96,7 @@ class Atif(DialogueFormat):
 
     def show(self, dialogue: Dialogue, record: Record, context: Context, kept: Mapping[str, Any]) -> Any:
         """See :class:`DialogueFormat`."""
-        version = context.options.get(_OPTION, VERSIONS[-1])
+        version = context.options.get(_OPTION, USUAL)
         minor = VERSIONS.index(version)
         agent: dict[str, Any] = {"name": record.agent, "version": record.agent_digest or "0"}
         agent |= {"model_name": record.model} if record.model else {}
@@ -166,6 +169,7 @@ class _Reader:
         elif source == "user":
             if self.turns:
                 raise second_question(text)
+            self.lost += ["observations of the user's steps"] if step.get("observation") else []
             self.question = text if self.question is None else f"{self.question}\n\n{text}"
         elif source == "agent":
             self._agent(step, text)
@@ -184,14 +188,8 @@ class _Reader:
             identities.append(call.get("tool_call_id"))
         observation = step.get("observation")
         results = observation.get("results", []) if isinstance(observation, dict) else []
-        for result in results:
-            place = self._place(result, identities, uses)
-            self.leave(result, _RESULT, "results")
-            parts = (uses[place].result, self._text(result.get("content")))
-            uses[place] = replace(uses[place], result="\n".join(part for part in parts if part is not None))
-            if result.get("subagent_trajectory_ref"):
-                self.lost.append("references to trajectories of subagents")
-        self.turns.append(Turn(text, tuple(uses), thought="" if hidden in text else hidden))
+        whole = self._results(results, identities, uses)
+        self.turns.append(Turn(text, tuple(uses), thought="" if hidden in text else hidden, result=whole))
         if step.get("model_name"):
             self._models[str(step["model_name"])] = None
         metrics = step.get("metrics")
@@ -199,23 +197,40 @@ class _Reader:
             self.leave(metrics, _METRICS, "steps' metrics")
             self._spent.update({name: _number(metrics.get(name)) for name in _METRICS})
 
-    def _place(self, result: Any, identities: list[Any], uses: list[Use]) -> int:
-        if not isinstance(result, dict):
-            raise DataError(f"observation: got {type(result).__name__}, expected a result")
-        identity = result.get("source_call_id")
-        if identity is None:
-            free = [place for place, use in enumerate(uses) if use.result is None]
-            if free:
-                return free[0]
-            raise DataError("observation: a result without a tool call")
-        if identity not in identities:
-            raise DataError(f"observation: source_call_id {identity!r} is none of the step's tool calls")
-        return identities.index(identity)
+    def _results(self, results: Any, identities: list[Any], uses: list[Use]) -> str | None:
+        """Give results to their calls; what is left belongs to the step as a whole.
+
+        By the standard a result without ``source_call_id`` comes from the step, not from a call. It is a call's only where
+        nothing else can be meant: the step has one call, or as many calls without a result as such results.
+        """
+        free: list[str] = []
+        for result in results if isinstance(results, list) else []:
+            if not isinstance(result, dict):
+                raise DataError(f"observation: got {type(result).__name__}, expected a result")
+            self.leave(result, _RESULT, "results")
+            if result.get("subagent_trajectory_ref"):
+                self.lost.append("references to trajectories of subagents")
+            identity, text = result.get("source_call_id"), self._text(result.get("content"))
+            if identity is None:
+                free.append(text)
+            elif identity in identities:
+                _add(uses, identities.index(identity), text)
+            else:
+                raise DataError(f"observation: source_call_id {identity!r} is none of the step's tool calls")
+        waiting = [place for place, use in enumerate(uses) if use.result is None]
+        if len(uses) == 1:
+            waiting = [0] * len(free)
+        if len(waiting) != len(free):
+            return "\n".join(free) if any(free) else None
+        for place, text in zip(waiting, free, strict=True):
+            _add(uses, place, text)
+        return None
 
     def _text(self, content: Any) -> str:
         if isinstance(content, list):
             parts = [part for part in content if isinstance(part, dict)]
-            self.lost += ["pictures"] if any(part.get("type") == "image" for part in parts) else []
+            kinds = {part.get("type") for part in parts}
+            self.lost += [told for kind, told in _MEDIA.items() if kind in kinds]
             return "".join(str(part["text"]) for part in parts if part.get("type") == "text")
         if content is not None and not isinstance(content, str):
             raise DataError(f"got {type(content).__name__}, expected a text or its parts")
@@ -251,6 +266,12 @@ class _Reader:
         cost = Cost(prompt_tokens=int(prompt), agent_tokens=int(completion), wall_seconds=seconds)
         money = {"provenance": {_USD: round(usd, 6)}} if usd else {}
         return money | ({"cost": cost} if cost != Cost() else {})
+
+
+def _add(uses: list[Use], place: int, text: str) -> None:
+    """Put a text behind what a call has returned so far."""
+    before = uses[place].result
+    uses[place] = replace(uses[place], result=text if before is None else f"{before}\n{text}")
 
 
 def _number(told: Any) -> Any:

@@ -60,12 +60,14 @@ class Turn:
     Attributes:
         final: The text is the answer and nothing else.
         thought: What it thought before, such as hidden reasoning; never the answer, and tags in it are text.
+        result: What came back for the turn as a whole and not for one of its calls; their results may be unknown then.
     """
 
     text: str = ""
     uses: tuple[Use, ...] = ()
     final: bool = False
     thought: str = ""
+    result: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,18 +134,16 @@ def renamed(dialogue: Dialogue, tools: Mapping[str, str]) -> Dialogue:
     """The conversation with other names for its tools; uses of those with an empty one are left out."""
     if not tools:
         return dialogue
-    turns = tuple(
-        replace(
-            turn,
-            uses=tuple(
-                replace(use, tool=tools.get(use.tool, use.tool))
-                for use in turn.uses
-                if tools.get(use.tool, use.tool) or not use.tool
-            ),
+    turns = []
+    for turn in dialogue.turns:
+        uses = tuple(
+            replace(use, tool=tools.get(use.tool, use.tool))
+            for use in turn.uses
+            if tools.get(use.tool, use.tool) or not use.tool
         )
-        for turn in dialogue.turns
-    )
-    return replace(dialogue, turns=turns)
+        result = None if turn.uses and not uses else turn.result
+        turns.append(replace(turn, uses=uses, result=result))
+    return replace(dialogue, turns=tuple(turns))
 
 
 def as_read(dialogue: Dialogue, spec: AgentSpec) -> Dialogue:

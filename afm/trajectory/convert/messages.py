@@ -11,7 +11,7 @@ from afm.errors import DataError
 from afm.trajectory.chat import called_function, content_text, hidden_reasoning, message_list, row_id
 from afm.trajectory.convert.base import Context, DialogueFormat
 from afm.trajectory.convert.dialogue import ARGUMENT, Dialogue, Turn, Use, second_question
-from afm.trajectory.convert.react import react_turns
+from afm.trajectory.convert.react import FINISH, finished, react_turns
 from afm.trajectory.convert.sidecar import KEY
 from afm.trajectory.record import Record
 
@@ -136,7 +136,9 @@ class _Walk:
         elif role == "assistant":
             self._assistant(message)
         elif role in ("tool", "function"):
-            self._result(content_text(message), str(message.get("tool_call_id") or ""))
+            if not (self.turns and self.turns[-1].final):  # what calling the end of the run gave
+                name = str(message.get("name") or "") if role == "function" else ""
+                self._result(content_text(message), str(message.get("tool_call_id") or ""), name)
         else:
             raise DataError(f"role: got {role!r}, expected system, user, assistant or tool")
 
@@ -154,26 +156,31 @@ class _Walk:
     def _assistant(self, message: Mapping[str, Any]) -> None:
         if self.question is None:
             raise DataError("the assistant speaks before a question")
-        if message.get("function_call"):
-            raise DataError("function_call: expected tool_calls, which took its place")
         text = content_text(message) if message.get("content") else ""
         hidden = hidden_reasoning(message)
         hidden = "" if hidden in text else hidden
         listed = message.get("tool_calls")
         calls = listed if isinstance(listed, list) else []
+        if not calls and message.get("function_call"):  # the older form of one call
+            calls = [{"function": message["function_call"]}]
         if not calls and _ACTION.search(text):
             self.turns += [*([Turn(thought=hidden)] if hidden else []), *react_turns(text)]
             self._ids = [""]
             return
         found = [called_function(call) for call in calls]
+        if len(found) == 1 and found[0]["name"] == FINISH:
+            said = "\n\n".join(part for part in (hidden, text.strip()) if part)
+            answer = finished(found[0]["arguments"])
+            self.turns += [*([Turn(thought=said)] if said else []), Turn(answer, final=True)]
+            return
         self._ids = [str(call.get("id") or "") for call in calls]
         uses = tuple(Use(call["name"], call["arguments"]) for call in found)
         self.turns.append(Turn(text, uses, thought=hidden))
 
-    def _open(self, identity: str = "") -> int | None:
-        """The first call of the last turn that has no result yet, of those with that identity if one is given."""
+    def _open(self, identity: str = "", name: str = "") -> int | None:
+        """The first call of the last turn that has no result yet, of those with that identity or name if one is given."""
         uses = self.turns[-1].uses if self.turns else ()
-        fitting = [place for place, use in enumerate(uses) if use.result is None]
+        fitting = [place for place, use in enumerate(uses) if use.result is None and name in ("", use.tool)]
         if identity:
             # A call without an identity may be anybody's; text of the agent has none.
             fitting = [place for place in fitting if self._ids[place] == identity] or [
@@ -181,8 +188,13 @@ class _Walk:
             ]
         return fitting[0] if fitting else None
 
-    def _result(self, text: str, identity: str) -> None:
-        place = self._open(identity)
+    def _result(self, text: str, identity: str, name: str = "") -> None:
+        place = self._open(identity, name)
+        if place is None and name and self.turns and self.turns[-1].uses:
+            called = ", ".join(use.tool for use in self.turns[-1].uses)
+            raise DataError(
+                f"name: got {name!r}, expected that of a call before it without a result: {called}"
+            )
         if place is None and identity and self.turns and self.turns[-1].uses:
             raise DataError(
                 f"tool_call_id: got {identity!r}, expected that of a call before it without a result; "

@@ -25,7 +25,8 @@ _WORD = re.compile(
     re.MULTILINE,
 )
 _BRACKETS = re.compile(r"(?s)\A\s*([\w .-]{1,80})\[(.*)\]\s*\Z")
-_FINISH = "finish"
+FINISH = "Finish"
+"""What ends a run with its answer: in ReAct and, as a function, in ToolBench."""
 
 
 class React(DialogueFormat):
@@ -79,13 +80,17 @@ def react_turns(text: str) -> tuple[Turn, ...]:
                 open_turn = Turn()
             action = content
             if brackets := _BRACKETS.match(content):
-                if brackets[1].strip().lower() == _FINISH:
+                if brackets[1].strip().lower() == FINISH.lower():
                     turns += _ended(open_turn, brackets[2])
                     open_turn = Turn()
                 else:
                     open_turn = replace(open_turn, uses=(Use(brackets[1].strip(), brackets[2]),))
         elif word == "Action Input":
-            open_turn = replace(open_turn, uses=(Use(action, _argument(content)),))
+            if action == FINISH:
+                turns += _ended(open_turn, finished(_argument(content)))
+                open_turn = Turn()
+            else:
+                open_turn = replace(open_turn, uses=(Use(action, _argument(content)),))
         elif word == "Observation" and open_turn.uses:
             use = replace(open_turn.uses[-1], result=content)
             turns.append(replace(open_turn, uses=(use,)))
@@ -104,6 +109,18 @@ def _parts(text: str) -> list[tuple[str, str]]:
         return [("Thought", text[: marks[0].start()].strip()), *_parts(text[marks[0].start() :])]
     ends = [*(mark.start() for mark in marks[1:]), len(text)]
     return [(mark[1], text[mark.end() : end].strip()) for mark, end in zip(marks, ends, strict=True)]
+
+
+def finished(arguments: Any) -> str:
+    """The answer in the arguments of :data:`FINISH`, ToolBench's ``{return_type, final_answer}`` or its text.
+
+    Raises:
+        DataError: It ends the run without an answer.
+    """
+    answer = arguments.get("final_answer") if isinstance(arguments, Mapping) else arguments
+    if not isinstance(answer, str) or not answer.strip():
+        raise DataError(f"{FINISH}: got {str(arguments)[:80]}, expected a final_answer; the run gave up")
+    return answer
 
 
 def _ended(turn: Turn, answer: str) -> list[Turn]:

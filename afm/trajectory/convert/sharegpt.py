@@ -23,6 +23,7 @@ _ROLES = {
     "function_call": "assistant",
     "observation": "tool",
     "tool": "tool",
+    "function": "tool",
 }
 
 
@@ -66,7 +67,7 @@ def _message(turn: Mapping[str, Any], number: int) -> dict[str, Any]:
     if kind not in _ROLES:
         raise DataError(f"conversations[{number}].from: got {kind!r}, expected one of {', '.join(_ROLES)}")
     if kind != "function_call":
-        role = "user" if kind in ("observation", "tool") else _ROLES[kind]
+        role = "user" if _ROLES[kind] == "tool" else _ROLES[kind]
         return {"role": role, "content": value}
     try:
         calls = json.loads(value)

@@ -89,6 +89,7 @@ def shown_by(dialogue: Dialogue) -> Any:
                 turn.text,
                 [[use.tool, use.arguments, use.result] for use in turn.uses],
                 *([turn.thought] if turn.thought else []),
+                *([{"result": turn.result}] if turn.result is not None else []),
             ]
             for turn in dialogue.turns
         ],

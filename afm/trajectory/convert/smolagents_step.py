@@ -153,9 +153,13 @@ def _words_beside(said: str, code: str) -> str:
         whole = None
     if isinstance(whole, dict) and _BLOCK in whole:  # structured outputs
         return str(whole.get("thought") or "").strip()
-    parts = [_END.sub("", part).strip() for part in _outside(_without_mark(said), code)]
-    words = "\n\n".join(filter(None, (_LABEL.sub("", part) for part in parts)))
-    return _THOUGHT.sub("", words).strip()
+    return without_labels(*_outside(_without_mark(said), code))
+
+
+def without_labels(*parts: str) -> str:
+    """The words around programs without the labels that the format asks for: ``Thought:``, ``Code:``, its end marks."""
+    cleaned = (_LABEL.sub("", _END.sub("", part).strip()) for part in parts)
+    return _THOUGHT.sub("", "\n\n".join(filter(None, cleaned))).strip()
 
 
 def _outside(said: str, code: str) -> Iterator[str]:

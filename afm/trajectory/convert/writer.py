@@ -37,9 +37,12 @@ def segments_of(dialogue: Dialogue, spec: AgentSpec, *, missing_thought: str = "
         for use in turn.uses:
             if not use.tool and last_call(turn.text, spec)[1] is None:
                 raise second_question(use.result or "")
-        writer.say(turn, last=number == last and not turn.uses)
+        whole = turn.result is not None
+        writer.say(turn, last=number == last and not turn.uses and not whole)
         for use in turn.uses:
-            writer.use(use)
+            writer.use(use, whole=whole)
+        if turn.result is not None:
+            writer.observe(turn.result)
     return tuple(TextSegment(author=segment.author, text=segment.text) for segment in writer.segments())
 
 
@@ -83,14 +86,20 @@ class _Writer:
         else:
             self._think(text)
 
-    def use(self, use: Use) -> None:
+    def use(self, use: Use, *, whole: bool) -> None:
+        """A call and its result; without one where a result of the whole turn follows."""
         if use.tool:
             self._write(tag_of(use.tool, self._spec), use.text())
-        if use.result is None:
+        if use.result is not None:
+            self.observe(use.result)
+        elif not whole:
             raise DataError(f"the call of {use.tool or 'the tool'!r} has no result")
+
+    def observe(self, result: str) -> None:
         limit = self._spec.limits.max_observation_chars
         self._flush()
-        self._segments.append(Segment(Author.ENVIRONMENT, observation_text(use.result, self._spec, limit)))
+        self._thought = False
+        self._segments.append(Segment(Author.ENVIRONMENT, observation_text(result, self._spec, limit)))
 
     def segments(self) -> Iterator[Segment]:
         self._flush()

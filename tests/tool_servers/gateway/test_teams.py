@@ -202,10 +202,50 @@ def test_a_code_agent_of_smolagents_becomes_a_trajectory(gateway, teacher, searc
 
     assert record.kept, record.reason
     assert [call.observation for call in record.calls] == [MILL, BERG]
-    assert record.text.startswith(
-        "<think>Thought: the builder.</think><wiki_search>Old Mill builder</wiki_search>\n"
+    assert record.text.startswith("<think>the builder.</think><wiki_search>Old Mill builder</wiki_search>\n")
+    assert record.text.endswith("<think>done.</think><answer>Weimar</answer>")
+
+
+def test_the_stand_in_for_a_thought_before_the_answer_asks_for_no_further_search(
+    gateway, teacher, searching, tmp_path
+):
+    import smolagents
+
+    teacher.script = scripted(
+        assistant(None, tool_call("wiki_search", query="Old Mill builder")),
+        assistant(None, tool_call("final_answer", "call_2", answer="Weimar")),
     )
-    assert record.text.endswith("<think>Thought: done.</think><answer>Weimar</answer>")
+    smolagents.ToolCallingAgent([searching], model_of(gateway), verbosity_level=0).run(TASK.question)
+
+    [record] = merged(gateway, tmp_path, "smolagents")
+
+    assert record.kept, record.reason
+    assert record.text.startswith("<think>Next: look up what is missing.</think><wiki_search>")
+    assert record.text.endswith("<think>Nothing is missing any more.</think><answer>Weimar</answer>")
+    team = TeamMap.read(ROOT / "configs/teams/smolagents.yaml", load_agent("mhqa"))
+    [bare] = merged(gateway, tmp_path, team.model_copy(update={"missing_last_thought": ""}))
+    assert bare.reason.startswith("format: <answer> at character ")
+    assert "Next" not in bare.text.rpartition("</observation>")[2]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "Thought: look.\nCode:\n```py\nprint(wiki_search('Old Mill builder'))\n```<end_code>",
+        "**Thought:** look.\n<code>\nprint(wiki_search('Old Mill builder'))\n</code>",
+        "look.\n\nCode:\n<code>\nprint(wiki_search('Old Mill builder'))\n</code>",
+    ],
+)
+def test_labels_of_a_code_agent_are_no_part_of_its_thoughts(gateway, teacher, searching, tmp_path, said):
+    import smolagents
+
+    teacher.script = scripted(assistant(said), program("done.", 'final_answer("Weimar")'))
+    smolagents.CodeAgent([searching], model_of(gateway), verbosity_level=0).run(TASK.question)
+
+    [record] = merged(gateway, tmp_path, "smolagents_code")
+
+    assert record.kept, record.reason
+    assert record.text.startswith("<think>look.</think><wiki_search>Old Mill builder</wiki_search>")
 
 
 def test_a_code_agents_programs_become_those_of_the_math_agent(gateway, teacher, tmp_path):

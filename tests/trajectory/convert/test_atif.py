@@ -238,7 +238,7 @@ def test_money_stands_in_the_final_metrics_and_comes_back():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"schema_version": "ATIF-v2.0"}, "schema_version: got 'ATIF-v2.0', expected ATIF-v1.0 to ATIF-v1.7"),
+        ({"schema_version": "ATIF-v2.0"}, "schema_version: got 'ATIF-v2.0', expected ATIF-v1.0 to ATIF-v1.8"),
         ({"steps": []}, "steps: expected a list of steps"),
         (
             {"steps": [{"step_id": 2, "source": "user", "message": "x"}]},
@@ -265,3 +265,85 @@ def test_a_result_of_no_call_is_refused_by_both():
         nat.Trajectory.model_validate(row)
     with pytest.raises(DataError, match=r"steps\[2\]: observation: source_call_id 'c9' is none"):
         read(row)
+
+
+def terminal(calls, results, message="I type."):
+    """A step of a terminal agent between the question and the answer; results are (call, text)."""
+    row = trajectory()
+    row["steps"][2] = {
+        "step_id": 3,
+        "source": "agent",
+        "message": message,
+        "tool_calls": [
+            {"tool_call_id": name, "function_name": "wiki_search", "arguments": {"query": name}}
+            for name in calls
+        ],
+        "observation": {"results": [{"source_call_id": call, "content": text} for call, text in results]},
+    }
+    return row
+
+
+def step_text(row):
+    """What the step became, from the first thought to the observation."""
+    nat.Trajectory.model_validate(row)
+    found = read(row, missing_thought="On.").record
+    return found.text.removeprefix("<think>I type.</think>").partition("<think>")[0], found
+
+
+def seen(text):
+    return f"\n<observation>\n{text}\n</observation>\n"
+
+
+@pytest.mark.parametrize(
+    ("calls", "results", "text"),
+    [
+        (["a"], [(None, "x")], f"<wiki_search>a</wiki_search>{seen('x')}"),
+        (["a"], [("a", "x"), (None, "y")], f"<wiki_search>a</wiki_search>{seen('x' + chr(10) + 'y')}"),
+    ],
+)
+def test_a_result_of_a_step_with_one_call_is_that_of_the_call(calls, results, text):
+    shown, found = step_text(terminal(calls, results))
+    assert shown == text
+    assert found.kept, found.reason
+
+
+def test_a_result_of_a_step_without_calls_is_read_and_the_rules_refuse_it():
+    shown, found = step_text(terminal([], [(None, "$ ls"), (None, "a.txt")]))
+
+    assert shown == seen("$ ls\na.txt")
+    assert not found.kept
+    assert found.reason.startswith("format: <observation> at character 23 ")
+    assert found.calls == ()
+
+
+def test_one_result_of_several_calls_is_none_of_theirs():
+    row = terminal(["a", "b"], [(None, "x")])
+    nat.Trajectory.model_validate(row)
+
+    found = read(row).record
+
+    calls = "<wiki_search>a</wiki_search><wiki_search>b</wiki_search>"
+    assert found.text.startswith(f"<think>I type.</think>{calls}{seen('x')}")
+    assert not found.kept
+    assert found.reason.startswith("format: <wiki_search> at character ")
+    assert [(call.argument, call.observation) for call in found.calls] == [("a", ""), ("b", "")]
+
+
+def test_a_step_without_a_result_still_refuses_the_row():
+    with pytest.raises(DataError, match="the call of 'wiki_search' has no result"):
+        read(terminal(["a", "b"], [("a", "x")]), missing_thought="On.")
+
+
+def test_version_8_has_recordings():
+    row = trajectory("1.8")
+    source = {"media_type": "audio/wav", "path": "a.wav"}
+    row["steps"][1]["message"] = [{"type": "text", "text": "When?"}, {"type": "audio", "source": source}]
+
+    found = read(row, missing_thought="On.")
+
+    assert "recordings" in found.lost
+    written = ATIF.write(found.record, Context(agent=SPEC, options={"atif_version": "1.8"}))
+    assert written["schema_version"] == "ATIF-v1.8"
+    assert ATIF.read(written, Context(agent=SPEC)).record == found.record
+    nat.Trajectory.model_validate(written | {"schema_version": "ATIF-v1.7"})  # nothing else is new
+    assert ATIF.write(found.record, Context(agent=SPEC))["schema_version"] == "ATIF-v1.7"

@@ -231,6 +231,67 @@ def asked(*texts):
     return [{"role": "user", "content": text} for text in texts]
 
 
+ANSWERED = {"name": "Finish", "arguments": json.dumps({"return_type": "give_answer", "final_answer": "1702"})}
+TOOLBENCH = [
+    {"role": "system", "content": "You are AutoGPT."},
+    {"role": "user", "content": "When?"},
+    {
+        "role": "assistant",
+        "content": "Look.",
+        "function_call": {"name": "wiki_search", "arguments": '{"query": "mill"}'},
+    },
+    {"role": "function", "name": "wiki_search", "content": "1702"},
+    {"role": "assistant", "content": "Found.", "function_call": ANSWERED},
+    {
+        "role": "function",
+        "name": "Finish",
+        "content": '{"response": "successfully giving the final answer."}',
+    },
+]
+REACT = "Thought: {}\nAction: {}\nAction Input: {}"
+
+
+@pytest.mark.parametrize("name", ["openai", "messages", "sharegpt"])
+def test_toolbench_is_read_as_it_calls_functions(name):
+    react = [
+        {"from": "system", "value": "You are AutoGPT."},
+        {"from": "user", "value": "When?"},
+        {"from": "assistant", "value": REACT.format("Look.", "wiki_search", '{\n"query": "mill"\n}')},
+        {"from": "function", "value": "1702"},
+        {"from": "assistant", "value": REACT.format("Found.", "Finish", ANSWERED["arguments"])},
+    ]
+    rows = {"openai": {"messages": TOOLBENCH}, "messages": TOOLBENCH, "sharegpt": {"conversations": react}}
+
+    found = read(name, rows[name])
+
+    assert found.record.text == (
+        "<think>Look.</think><wiki_search>mill</wiki_search>\n<observation>\n1702\n</observation>\n"
+        "<think>Found.</think><answer>1702</answer>"
+    )
+    assert found.record.kept, found.record.reason
+    assert found.lost == ("the system prompt",)
+
+
+@pytest.mark.parametrize(
+    ("place", "changed", "fault"),
+    [
+        (3, {"name": "browse"}, r"messages\[3\]: name: got 'browse', expected that of a call before it"),
+        (
+            4,
+            {"function_call": {"name": "Finish", "arguments": '{"return_type": "give_up_and_restart"}'}},
+            r"messages\[4\]: Finish: got .*give_up_and_restart.*; the run gave up",
+        ),
+        (2, {"function_call": {"name": "wiki_search", "arguments": "{"}}, r"messages\[2\]: .* are no JSON"),
+        (2, {"function_call": "wiki_search"}, r"messages\[2\]: tool_calls: got .*wiki_search"),
+    ],
+)
+def test_functions_that_fit_nothing_refuse_the_row(place, changed, fault):
+    messages = [*TOOLBENCH[:place], TOOLBENCH[place] | changed, *TOOLBENCH[place + 1 :]]
+
+    with pytest.raises(DataError, match=fault):
+        read("openai", {"messages": messages})
+
+
 def test_a_trace_in_which_the_user_asks_again_is_refused():
     spans = [
         generation(1, asked("When?"), "Look.", "mill"),
