@@ -1,19 +1,31 @@
 #!/usr/bin/env bash
-# Resolves the GPU requirement files again from the .in files beside them (nothing is installed).
+# Resolves the GPU requirement files again from their .in files (nothing is installed; prove_locks.py does that).
 # Usage: requirements/lock-gpu.sh          needs uv on the PATH
 set -euo pipefail
 cd "$(dirname "$0")"
+work=$(mktemp -d); trap 'rm -rf "$work"' EXIT
+# flash-attn exists as a source package only, and its metadata cannot be built without torch: this is what its PKG-INFO says.
+cat > "$work/uv.toml" <<'TOML'
+[[dependency-metadata]]
+name = "flash-attn"
+version = "2.8.3"
+requires-dist = ["torch", "einops"]
+TOML
 lock() {  # NAME [extra uv arguments]
   local name=$1; shift
   { echo "# Resolved from $name.in by requirements/lock-gpu.sh for Python 3.11, Linux x86-64, glibc >= 2.34."
-    echo "# UNTESTED: resolves without conflict, never installed on a GPU by its authors."
-    uv pip compile --quiet --no-header --no-annotate --python-version 3.11 --python-platform x86_64-manylinux_2_34 "$@" "$name.in"
-  } > "$name.txt.new"
-  mv "$name.txt.new" "$name.txt"
+    echo "# Installed and imported without a GPU by requirements/prove_locks.py; never run on a GPU by its authors."
+    case $name in gpu-rl-*)
+      echo "# flash-attn is a source package: install everything else first, then build it with nvcc of CUDA 13"
+      echo "# (docs/rl.md, section \"Environment on a GPU machine\"). pip install -r with this file alone fails."
+    esac
+    uv pip compile --quiet --config-file "$work/uv.toml" --no-header --no-annotate --python-version 3.11 \
+      --python-platform x86_64-manylinux_2_34 "$@" "$name.in"
+  } > "$work/$name.txt"
+  mv "$work/$name.txt" "$name.txt"
 }
 lock gpu-sft
 lock gpu-rl-vllm
 # sglang 0.5.12 pins transformers 5.6.0, which verl 0.9.1 excludes; verl's own choice is 5.9.0.
-overrides=$(mktemp); trap 'rm -f "$overrides"' EXIT
-echo "transformers==5.9.0" > "$overrides"
-lock gpu-rl-sglang --override "$overrides"
+echo "transformers==5.9.0" > "$work/overrides"
+lock gpu-rl-sglang --override "$work/overrides"
