@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import json
+import os
+import re
+import shutil
 import socket
 from pathlib import Path
 
@@ -16,6 +20,7 @@ from afm.cli.doctor.packages import package_findings
 from afm.cli.doctor.shown import print_table
 from afm.cli.main import app
 from afm.planning import Finding, Level
+from afm.planning.gpu_software import driver_finding
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -83,6 +88,124 @@ def test_a_tools_file_is_looked_at_tool_by_tool() -> None:
     assert told[0]["why"] == "1 tools: wiki_search"
     agents = next(one["why"] for one in told if one["subject"] == "agents")
     assert agents.startswith("enough for mhqa, wiki; not code (lacks code)")
+
+
+NVIDIA_SMI = """#!/bin/sh
+case "$*" in
+  --query-gpu=name,memory.total,driver_version*) echo "NVIDIA H100 80GB HBM3, 81559 MiB, {driver}" ;;
+  "") echo "| NVIDIA-SMI {driver}    Driver Version: {driver}    CUDA Version: {cuda}    |" ;;
+  *) exit 6 ;;
+esac
+"""
+NVCC = """#!/bin/sh
+echo "nvcc: NVIDIA (R) Cuda compiler driver"
+echo "Cuda compilation tools, release 13.0, V13.0.88"
+"""
+
+
+def executable(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+def findings_of_the_command() -> dict[str, list[dict[str, str]]]:
+    done = CliRunner().invoke(app, ["doctor", "--json"])
+    findings: dict[str, list[dict[str, str]]] = {}
+    for one in json.loads(done.stdout)["findings"]:
+        findings.setdefault(one["subject"], []).append(one)
+    return findings
+
+
+@pytest.mark.parametrize(("path", "folder"), [(True, "bin"), (False, "cuda/bin")])
+def test_a_machine_with_a_gpu_has_its_driver_nvcc_and_compiler_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: bool, folder: str
+) -> None:
+    executable(tmp_path / "bin/nvidia-smi", NVIDIA_SMI.format(driver="580.65.06", cuda="13.0"))
+    executable(tmp_path / folder / "nvcc", NVCC)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_PATH", raising=False)
+    if path:
+        monkeypatch.delenv("CUDA_HOME", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_HOME", str(tmp_path / "cuda"))
+    found = findings_of_the_command()
+    assert found["gpu"][0]["why"] == "0: NVIDIA H100 80GB HBM3, 81559 MiB, 580.65.06"
+    assert (found["driver"][0]["status"], found["driver"][0]["why"][:28]) == (
+        "ok",
+        "supports CUDA up to 13.0",
+    )
+    assert found["nvcc"][0]["why"] == f"{tmp_path}/{folder}/nvcc, CUDA 13.0"
+    assert found["compiler"][0]["status"] == ("ok" if shutil.which("c++") else "warn")
+
+
+def test_what_a_machine_with_a_gpu_lacks_is_named_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executable(tmp_path / "bin/nvidia-smi", NVIDIA_SMI.format(driver="580.65.06", cuda="N/A"))
+    monkeypatch.setenv(
+        "PATH", f"{tmp_path}/bin:/bin" if not shutil.which("c++", path="/bin") else f"{tmp_path}/bin"
+    )
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "nothing"))
+    monkeypatch.delenv("CXX", raising=False)
+    found = {subject: some[-1] for subject, some in findings_of_the_command().items()}
+    assert found["driver"]["why"] == "nvidia-smi names no CUDA version"
+    assert found["nvcc"]["status"] == found["compiler"]["status"] == "warn"
+    assert found["nvcc"]["why"].startswith(f"none at {tmp_path}/nothing/bin/nvcc: flash-attn cannot be built")
+    assert "set CUDA_HOME to its folder" in found["nvcc"]["next_step"]
+    assert found["compiler"]["why"].startswith("no C++ compiler (c++, g++, clang++)")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("flash_attn") is not None, reason="flash-attn is installed")
+def test_a_machine_with_a_gpu_and_verl_but_no_flash_attn_is_warned_of_what_verl_does_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("verl")
+    executable(tmp_path / "bin/nvidia-smi", NVIDIA_SMI.format(driver="580.65.06", cuda="13.0"))
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    found = {subject: some[-1] for subject, some in findings_of_the_command().items()}
+    flash, slow = found["flash-attn"], found["log-probs"]
+    assert flash["status"] == slow["status"] == "warn"
+    assert "flash-attn is not installed: verl asks for flash_attention_2" in flash["why"]
+    assert "hard-codes it for the critic (verl/utils/model.py:649)" in flash["why"]
+    assert "slower path for log-probabilities (verl/utils/torch_functional.py:106)" in slow["why"]
+    assert flash["next_step"].startswith("build flash-attn 2.8.3 with nvcc")
+
+
+def test_a_machine_without_a_gpu_is_not_asked_for_what_gpus_need(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = findings_of_the_command()
+    assert [one["why"] for one in found["gpu"]] == [
+        "none (no nvidia-smi): trainings run on the CPU, for the tiny recipes"
+    ]
+    assert {"driver", "nvcc", "compiler", "flash-attn", "log-probs"}.isdisjoint(found)
+
+
+def test_a_broken_nvidia_smi_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    executable(tmp_path / "nvidia-smi", "#!/bin/sh\nexit 9\n")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    [gpu] = findings_of_the_command()["gpu"]
+    assert (gpu["status"], gpu["next_step"]) == ("warn", "mend the driver")
+    assert "exit status 9" in gpu["why"]
+
+
+@pytest.mark.parametrize(
+    ("supported", "built", "level", "text"),
+    [
+        ("12.4", "13.0", Level.ERROR, "up to 12.4, torch is built for CUDA 13.0; install a driver for CUDA 13.0"),
+        ("13.0", "13.0", Level.OK, "up to 13.0, torch is built for 13.0"),
+        ("13.2", "12.8", Level.OK, "up to 13.2, torch is built for 12.8"),
+        ("13.0", "13.2", Level.OK, "up to 13.0, torch is built for 13.2"),  # CUDA's minor version compatibility
+    ],
+)  # fmt: skip
+def test_a_driver_runs_the_cuda_of_its_major_version_and_older_ones(
+    supported: str, built: str, level: Level, text: str
+) -> None:
+    finding = driver_finding(re.match(r"(\d+)\.(\d+)", supported), built)
+    assert finding.level is level
+    assert text in finding.text
 
 
 @pytest.mark.parametrize("content", ["", "[1, 2]", "a: [b", "benchmark: aime24\nverl: {}\n", None])

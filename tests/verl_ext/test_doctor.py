@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shutil
 from collections.abc import Callable
@@ -97,7 +98,8 @@ def test_every_recipe_passes_on_the_hardware_it_names(look: Look, path: Path) ->
     assert meant is not None
     findings = look(path, size=path.stem.split("_")[2], asked=AskedHardware(gpu_gib=meant.gpu_gib))
     errors = of(findings, Level.ERROR)
-    errors.pop("disk", None)  # of the computer that tests, not of the one that trains
+    for subject in ("disk", "packages"):  # of the computer that tests, not of the one that trains
+        errors.pop(subject, None)
     assert errors == {}
     assert not {"memory", "overlong", "filter"} & of(findings, Level.WARNING).keys()
     sound = of(findings, Level.OK)
@@ -107,9 +109,54 @@ def test_every_recipe_passes_on_the_hardware_it_names(look: Look, path: Path) ->
     assert not [text for text in of(findings, Level.WARNING).get("hardware", ()) if "header" in text]
 
 
+ABSENT = pytest.mark.skipif(
+    any(importlib.util.find_spec(name) for name in ("flash_attn", "cupy")), reason="a GPU environment"
+)
+
+
+@ABSENT
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_every_recipe_names_the_flash_attn_that_it_cannot_do_without(
+    look: Look, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    size = path.stem.split("_")[2]
+    [text] = of(look(path, size=size), Level.WARNING)["packages"]
+    assert text.startswith(
+        "flash_attn is not installed (this machine has no GPU; the one that trains needs it): "
+    )
+    assert "build flash-attn 2.8.3 with nvcc" in text
+
+
+@ABSENT
+def test_on_a_machine_with_a_gpu_missing_packages_are_errors(
+    look: Look, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    separate = tmp_path / "web_separate_7b.yaml"
+    separate.write_text(f"extends: [{WEB}, {ROOT}/configs/rl/async/separate.yaml]\n", encoding="utf-8")
+    flash, cupy = of(look(separate), Level.ERROR)["packages"]
+    assert flash.startswith("flash_attn is not installed: verl asks for flash_attention_2")
+    assert cupy.startswith(
+        "cupy is not installed: rollout.checkpoint_engine.backend=nccl sends weights with it"
+    )
+
+
+@ABSENT
+def test_other_attention_needs_no_flash_attn_unless_there_is_a_critic(look: Look) -> None:
+    attention = "verl.actor_rollout_ref.model.+override_config.attn_implementation=sdpa"
+    web = look(WEB, attention)
+    assert "keys" in of(web, Level.OK)
+    assert "packages" not in of(web, Level.WARNING)
+    critic = of(look(ROOT / "configs/rl/mhqa_ppo_7b.yaml", attention), Level.WARNING)["packages"]
+    assert "hard-codes it for the critic" in critic[0]
+
+
 def test_a_tiny_twin_passes_and_has_no_gpu_to_speak_of(look: Look) -> None:
     findings = look(TINY, "limits.max_response_tokens=160")
-    assert {"memory", "kv cache", "plan"}.isdisjoint({finding.subject for finding in findings})
+    assert {"memory", "kv cache", "plan", "packages"}.isdisjoint({finding.subject for finding in findings})
     assert set(of(findings, Level.ERROR)) <= {"disk", "prompts"}
 
 

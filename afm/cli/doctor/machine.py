@@ -8,7 +8,6 @@ import os
 import platform
 import resource
 import shutil
-import subprocess
 from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
@@ -17,6 +16,7 @@ from afm.cli.doctor.packages import package_findings
 from afm.cli.project import configs_folder
 from afm.errors import AfmError
 from afm.planning import Finding, Level, Report
+from afm.planning.gpu_software import gpu_findings
 from afm.planning.memory import GIB
 from afm.sandbox import open_sandbox
 from afm.sandbox.interpreter import Identity, find_interpreter
@@ -31,13 +31,12 @@ _WANTED = {"memory": 6.0, "disk": 10.0}
 _OPEN_FILES = 1024
 _SHARED_GIB = 2.0
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-_GPU_QUERY = ("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
 
 
 def diagnose_machine(env: Mapping[str, str]) -> list[Finding]:
     """Everything that can be said about this computer within seconds; no error is raised, nothing is changed."""
     report = Report()
-    report.add(*_computer(), *_gpus())
+    report.add(*_computer(), *gpu_findings(env))
     report.add(_sandbox())
     report.add(*package_findings())
     report.asked("configs", configs_folder)
@@ -77,22 +76,6 @@ def _computer() -> Iterator[Finding]:
 def _enough(subject: str, gib: float, seen: str, advice: str) -> Finding:
     enough = gib >= _WANTED[subject]
     return Finding(Level.OK if enough else Level.WARNING, subject, seen if enough else f"{seen}, {advice}")
-
-
-def _gpus() -> Iterator[Finding]:
-    if shutil.which(_GPU_QUERY[0]) is None:
-        yield Finding(Level.OK, "gpu", "none (no nvidia-smi): trainings run on the CPU, for the tiny recipes")
-        return
-    try:
-        asked = subprocess.run(_GPU_QUERY, capture_output=True, text=True, timeout=20, check=True)
-    except (OSError, subprocess.SubprocessError) as error:
-        yield Finding(Level.WARNING, "gpu", f"nvidia-smi fails: {error}; mend the driver")
-        return
-    for number, line in enumerate(filter(None, asked.stdout.splitlines())):
-        yield Finding(Level.OK, "gpu", f"{number}: {line}")
-    if asked.stdout.strip() and (torch := _version("torch")) and torch.endswith("+cpu"):
-        text = f"torch {torch} does not use them; install requirements/gpu-sft.txt or gpu-rl-vllm.txt"
-        yield Finding(Level.WARNING, "gpu", text)
 
 
 def _sandbox() -> Finding:
