@@ -91,9 +91,18 @@ def _last_part_mixed(text: str) -> bool:
     )
 
 
+def _mixed_with_digits(text: str) -> bool:
+    """Whether digits and letters of both cases mix, as they do in what was drawn; slugs and names of modules lack one."""
+    tail = text[4:]  # behind the beginning that all tokens of a service share
+    return (
+        all(any(map(kind, tail)) for kind in (str.islower, str.isupper, str.isdigit)) and len(set(tail)) >= 12
+    )
+
+
 _PLACEHOLDER = re.compile(r"(?i)your|example|placeholder|changeme|x{6}")
 _CREDENTIAL = (
-    r"(?:password|passwd|secret(?:[_-](?:access[_-])?key)?|api[_-]?key|(?:access|auth|bot|refresh)[_-]?token)"
+    r"(?:password|passwd|secret(?:[_-](?:access[_-])?key)?|api[_-]?key"
+    r"|(?:access|api|auth|bot|gateway|refresh|server)[_-]?token)"
 )
 """Names of what must stay secret; more words may stand before them, as in ``OPENAI_API_KEY``."""
 _CARD_NUMBERS = (
@@ -150,9 +159,18 @@ SECRETS = (
         re.compile(
             r"\b(?:SG\.[\w-]{22}\.[\w-]{43}|dop_v1_[0-9a-f]{64}|shp(?:at|ca|pa|ss)_[0-9a-fA-F]{32}|gsk_[A-Za-z0-9]{40,255}"
             r"|xai-[A-Za-z0-9]{60,255}|pplx-[A-Za-z0-9]{40,255}|r8_[A-Za-z0-9]{37}|tvly-[\w-]{28,255}|hv[bs]\.[\w-]{24,255}"
-            r"|dapi[0-9a-f]{32}|\d{8,10}:AA[\w-]{33}|AccountKey=[A-Za-z0-9+/]{60,100}=)"
+            r"|dapi[0-9a-f]{32}|AccountKey=[A-Za-z0-9+/]{60,100}=|jina_[A-Za-z0-9]{24}[\w-]{8,255}|(?:AC|SK)[0-9a-f]{32}\b)"
         ),
-        ("SG.", "dop_v1_", "shp", "gsk_", "xai-", "pplx-", "r8_", "tvly-", "hvs.", "hvb.", "dapi", ":AA", "AccountKey="),
+        ("SG.", "dop_v1_", "shp", "gsk_", "xai-", "pplx-", "r8_", "tvly-", "hvs.", "hvb.", "dapi", "AccountKey=", "jina_", "AC", "SK"),
+    ),
+    Pattern(
+        "chat service token",
+        re.compile(
+            r"(?<![A-Za-z0-9])(?:bot\d{6,12}:[\w-]{35}|\d{6,12}:AA[\w-]{33}|[MNO][\w-]{23,25}\.[\w-]{6}\.[\w-]{27,45})(?![\w-])"
+            r"|\bdiscord(?:app)?\.com/api/webhooks/\d{15,22}/[\w-]{60,90}"
+        ),
+        (":", ".", "/"),
+        _mixed_with_digits,
     ),
     Pattern(
         "authorization header",
@@ -173,8 +191,11 @@ SECRETS = (
     ),
     Pattern(
         "credential in a setting",
-        re.compile(rf"(?i)(?<![^\W_]){_CREDENTIAL}(?:=| = )[\w.~+/!@#%^*-]{{16,128}}+(?![\w(\[])"),
-        ("=",),
+        re.compile(
+            rf"(?i)(?<![^\W_])(?:{_CREDENTIAL}(?:=| = )[\w.~+/!@#%^*-]{{16,128}}+"
+            r"|(?-i:[A-Z0-9]{1,64}_TOKEN)[\"']?(?: ?= ?|: )[\"']?[0-9a-f]{32,128}+)(?![\w(\[])"
+        ),
+        ("=", "_TOKEN"),
         _last_part_mixed,
     ),
 )  # fmt: skip

@@ -17,6 +17,10 @@ def made(length, letters=_LETTERS):
     return "".join(_DRAWN.choices(letters, k=length - 3)) + "aB3"
 
 
+def made_hex(length):
+    return "0a1b2c3d4e" + made(length - 7, "0123456789abcdef")[:-3]
+
+
 SECRET_TEXTS = {
     "private key": lambda: "-----BEGIN RSA " + "PRIVATE KEY-----",
     "AWS key": lambda: "AKIA" + made(19, string.ascii_uppercase)[:16],
@@ -31,6 +35,7 @@ SECRET_TEXTS = {
     "signed token": lambda: ".".join(("eyJ" + made(20), "eyJ" + made(20), made(30))),
     "address with password": lambda: "postgres://admin:" + made(9) + "@db.internal/main",
     "service token": lambda: "gsk_" + made(52),
+    "chat service token": lambda: "110201543:AA" + made(33),
     "authorization header": lambda: "Authorization: Bearer " + made(40) + "1",
     "credential": lambda: f'api_key = "{made(24)}"',
     "credential in a setting": lambda: "export DB_PASSWORD=1" + made(24),
@@ -58,7 +63,19 @@ FURTHER_SECRETS = {
     "Tavily": lambda: "tvly-" + made(32),
     "Vault": lambda: "hvs." + made(60),
     "Databricks": lambda: "dapi" + _HEX * 2,
-    "Telegram": lambda: "110201543:AA" + made(33),
+    "Telegram in an address": lambda: f"https://api.telegram.org/bot110201543:AA{made(33)}/getMe",
+    "Telegram, older": lambda: "bot110201543:B" + made(34),
+    "Jina": lambda: "jina_" + made(60),
+    "Twilio account": lambda: "AC" + _HEX * 2,
+    "Twilio key": lambda: "SK" + _HEX * 2,
+    "Discord": lambda: f"M{made(23)}.{made(6)}.{made(38)}",
+    "Discord, newer": lambda: f"O{made(25)}.{made(6)}.{made(38)}",
+    "Discord hook": lambda: f"https://discord.com/api/webhooks/{'123456789' * 2}/{made(68)}",
+    "server token": lambda: "export CODE_SERVER_TOKEN=" + made_hex(32),
+    "server token of 64 digits": lambda: f'GATEWAY_TOKEN="{made_hex(64)}"',
+    "token in a program": lambda: f'headers = {{"server_token": "{made_hex(32)}"}}',
+    "token of any name": lambda: "docker run -e SHOP2_TOKEN=" + made_hex(32),
+    "token in YAML": lambda: "  MY_OWN_TOKEN: " + made_hex(40),
     "Azure": lambda: "AccountKey=" + made(86) + "==",
     "header": lambda: "X-API-KEY: " + _HEX * 2,
     "basic": lambda: "Authorization: Basic " + "dXNlcjpwYXNzd29yZDEyMw==",
@@ -160,6 +177,17 @@ def test_secrets_of_many_services_are_caught(wiki, row, name):
     "text",
     [
         "api_key = 'YOUR_API_KEY_HERE'",
+        "md5 0a1b2c3d4e0f9e8d7c6b5a4f3e2d1c0b and sha1 da39a3ee5e6b4b0d3255bfef95601890afd80709",
+        "SHA256=e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855",
+        "commit=0a1b2c3d4e0f9e8d7c6b5a4f3e2d1c0b9a8f7e6d, ETAG: 0a1b2c3d4e0f9e8d7c6b5a4f3e2d1c0b",
+        "SESSION=123e4567-e89b-12d3-a456-426614174000",
+        "ID_TOKEN=os.environ, PAD_TOKEN=<|endoftext|>, MAX_TOKEN=32768, next_token = tokens[position1]",
+        "CODE_SERVER_TOKEN=00000000000000000000000000000000",
+        "CODE_SERVER_TOKEN=$(openssl rand -hex 16)",
+        "jina_embeddings_v3_small_multilingual_retrieval_passage",
+        "12345678:Another-long-title-of-a-page-in-a-l",
+        "MODULE.models.some_function_with_a_long_name_in_it",
+        "SKETCH0123456789abcdef0123456789abcd and ACDC0123456789abcdef0123456789abcd",
         'api_key = "YOUR_API_KEY_1234"',
         "sk-learn is a package",
         "password: hunter2",
@@ -289,7 +317,21 @@ def test_kinds_are_chosen_and_unknown_ones_refused(wiki, row):
 
 
 @pytest.mark.parametrize(
-    "unit", ["+" + "1" * 40, "-eyJ", "a.", "4111 ", "GB82 WEST ", "sk-a-", "://a:", "(111) ", "secret: '"]
+    "unit",
+    [
+        "+" + "1" * 40,
+        "-eyJ",
+        "a.",
+        "4111 ",
+        "GB82 WEST ",
+        "sk-a-",
+        "://a:",
+        "(111) ",
+        "secret: '",
+        "A_",
+        "M" * 25 + ".",
+        "12345678:",
+    ],
 )
 def test_hostile_texts_cost_no_more_than_their_length(unit):
     """A megabyte of each, in seconds; a pattern that backtracks would take hours."""
