@@ -18,6 +18,7 @@ from afm.agents.toolless import without_tools
 from afm.datasets.general import GeneralQuestion
 from afm.datasets.short_answer import in_format, in_roles, shortest_way, thought_and_answer
 from afm.errors import DataError
+from afm.tools.arguments import faults_of
 from afm.trajectory import Author, Segment, Step, parse, validate
 from afm.trajectory.call_forms import written_calls
 from afm.trajectory.parse import tag_pattern
@@ -135,7 +136,7 @@ class SampleMaker:
                 f"record {record.id!r} belongs to agent {record.agent!r}, expected {self.spec.name!r}"
             )
         segments = [Segment(part.author, part.text) for part in record.segments]
-        if issues := validate(segments, self.spec):
+        if issues := faults_of(segments, self.spec):
             raise DataError(f"record {record.id!r} breaks the rules of agent {self.spec.name!r}: {issues[0]}")
         steps = parse(record.text, self.spec).steps
         call = next((step for step in steps if step.role in self.spec.tool_roles), None)

@@ -19,6 +19,7 @@ from afm.distill.record import EventLog, Spent
 from afm.errors import DataError
 from afm.rewards import load_reward
 from afm.tools import Tool
+from afm.tools.arguments import readers_among
 from afm.trajectory.io import RecordWriter
 
 EVENTS_FILE = "events.jsonl"
@@ -99,7 +100,8 @@ async def distill(
     with EventLog(out / EVENTS_FILE) as log:
         settle(out, _settings(tasks, spec, team, tools, seed))
         collected = await _work(tasks, team, tools, log, parallel, progress)
-        funnel, tool_calls = await _merge(out, spec, role_map, team.name, seed, filters, progress)
+        usual = FormatFilter(spec, readers_among(tools))
+        funnel, tool_calls = await _merge(out, usual, role_map, team.name, seed, filters, progress)
     summary = DistillSummary(
         path=out / KEPT_FILE,
         tasks=len(tasks),
@@ -187,18 +189,23 @@ async def _work(
 
 async def _merge(
     out: Path,
-    spec: AgentSpec,
+    usual: FormatFilter,
     roles: RoleMap,
     team: str,
     seed: int,
     filters: Sequence[Filter] | None,
     progress: Progress | None,
 ) -> tuple[Funnel, int]:
-    """Merge and filter the log into fresh files that replace the old ones only when they are complete."""
+    """Merge and filter the log into fresh files that replace the old ones only when they are complete.
+
+    Args:
+        usual: The filter of the agent's rules; without ``filters`` it and the quality filter are the stages.
+    """
+    spec = usual.spec
     reward = load_reward() if filters is None else None
     stages = filters or ()
     if reward is not None:
-        stages = (FormatFilter(spec), QualityFilter(spec, reward))
+        stages = (usual, QualityFilter(spec, reward))
     funnel, tool_calls = Funnel(), 0
     with replacing(out / KEPT_FILE) as kept_path, replacing(out / DROPPED_FILE) as dropped_path:
         try:

@@ -327,16 +327,18 @@ def _uses(message: Mapping[str, Any]) -> tuple[ToolUse, ...]:
     return tuple(_read(listed if isinstance(listed, list) else ()))
 
 
-def _read(listed: Sequence[Any], decode: bool = True) -> Iterator[ToolUse]:
+def _read(listed: Sequence[Any], in_text: bool = False) -> Iterator[ToolUse]:
+    """Calls as a list shows them; ``in_text``, arguments that are no JSON are what they are, such as a program."""
     functions = ((call, call.get("function")) for call in listed if isinstance(call, Mapping))
     whole = [(call, function) for call, function in functions if isinstance(function, Mapping)]
     for number, (call, function) in enumerate(whole):
         name, arguments = str(function.get("name", "")), function.get("arguments")
-        if decode and isinstance(arguments, str):
+        if isinstance(arguments, str):
             try:
                 arguments = json.loads(arguments or "{}")
             except (ValueError, RecursionError) as error:
-                arguments = DataError(f"arguments of {name} are no JSON: {error}")
+                if not in_text:
+                    arguments = DataError(f"arguments of {name} are no JSON: {error}")
         yield ToolUse(str(call.get("id") or ""), number, name, arguments)
 
 
@@ -355,7 +357,7 @@ def _calls_shown(tail: Sequence[Mapping[str, Any]]) -> tuple[ToolUse, ...]:
                 listed = ast.literal_eval(text.strip())
             except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
                 return ()
-            return tuple(_read(listed, decode=False)) if isinstance(listed, list) else ()
+            return tuple(_read(listed, in_text=True)) if isinstance(listed, list) else ()
     return ()
 
 

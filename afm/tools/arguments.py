@@ -38,8 +38,12 @@ def readers_of(tools: Path | None) -> Mapping[str, Reader]:
     """
     if tools is None:
         return usual_readers()
-    kinds: Mapping[str, object] = tool_classes(tools)
-    return {name: kind.read for name, kind in kinds.items() if isinstance(kind, ReadingTool)}
+    return readers_among(tool_classes(tools))
+
+
+def readers_among(tools: Mapping[str, object]) -> Mapping[str, Reader]:
+    """The readers of those tools, or classes of tools, that have one."""
+    return {name: tool.read for name, tool in tools.items() if isinstance(tool, ReadingTool)}
 
 
 def faults_of(

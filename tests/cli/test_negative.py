@@ -12,7 +12,7 @@ from afm.trajectory.record import Record, TextSegment
 
 ROOT = Path(__file__).parents[2]
 CALLED = (
-    ("<plan>P.</plan><think>Run it.</think><code>print(2)</code>", "agent"),
+    ("<plan>P.</plan><think>Run it.</think><code>\n```py\nprint(2)\n```\n</code>", "agent"),
     ("\n<observation>\n2\n</observation>\n", "environment"),
     ("<reflection>Good.</reflection><think>So.</think><answer>\\boxed{2}</answer>", "agent"),
 )

@@ -13,7 +13,7 @@ from afm.trajectory.record import Record, TextSegment, Verdict
 
 MATH = load_agent("math")
 CALLED = (
-    ("<plan>P.</plan><think>Run it.</think><code>print(57*38)</code>", "agent"),
+    ("<plan>P.</plan><think>Run it.</think><code>\n```py\nprint(57*38)\n```\n</code>", "agent"),
     ("\n<observation>\n2166\n</observation>\n", "environment"),
     ("<reflection>Good.</reflection><think>So.</think><answer>\\boxed{2166}</answer>", "agent"),
 )

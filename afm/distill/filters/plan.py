@@ -23,8 +23,9 @@ from afm.distill.filters.reflection import ReflectionFilter, ReflectionSettings
 from afm.distill.filters.repetition import RepetitionFilter, RepetitionSettings
 from afm.distill.filters.sensitive import PersonalSettings, SecretSettings, SensitiveFilter
 from afm.rewards import load_reward
+from afm.tools.arguments import readers_of
 
-_PATHS = {"quality": "reward", "length": "tokenizer", "contamination": "tasks"}
+_PATHS = {"format": "tools", "quality": "reward", "length": "tokenizer", "contamination": "tasks"}
 """The setting of a stage that names files, relative to the YAML's folder."""
 
 
@@ -137,7 +138,7 @@ def build_stages(plan: FilterPlan, spec: AgentSpec) -> tuple[Stage, ...]:
 def _build(settings: FilterSettings, name: str, spec: AgentSpec, seed: int) -> Stage:
     match settings:
         case FormatSettings():
-            return FormatFilter(spec)
+            return FormatFilter(spec, readers_of(settings.tools))
         case ComplexitySettings():
             return ComplexityFilter(spec, settings)
         case RepetitionSettings():

@@ -5,6 +5,8 @@ import pytest
 from afm.agents import load_agent
 from afm.distill.filters import FilterPlan, build_stages, load_plan
 from afm.errors import ConfigError
+from afm.trajectory import author_segments
+from afm.trajectory.record import Record, TextSegment
 
 CONFIGS = Path(__file__).parents[3] / "configs/filters"
 
@@ -98,3 +100,40 @@ def test_evaluation_sets_are_added_where_they_are_compared():
     assert added.stages[1].contamination.tasks == (Path("e.jsonl"),)
     assert added.stages[1].contamination.ngram == 8
     assert [stage.name for stage in without.against([Path("e.jsonl")]).stages] == ["contamination", "format"]
+
+
+TOOLS = """
+tools:
+  - class_name: afm.tools.wiki_search.WikiSearchTool
+    tool_schema: {type: function, function: {name: code}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("argument", "stage", "reason"),
+    [
+        ("\n```py\nprint(1)\n```\n", "format: {}", ""),
+        (
+            "print(1)",
+            "format: {}",
+            "format: <code> at character 34 (line 1 of the text) is a call that the tool 'code'",
+        ),
+        ("print(1)", "format: {tools: tools.yaml}", ""),
+    ],
+)
+def test_calls_that_their_tool_refuses_are_dropped_by_the_class_of_the_tools_file(
+    tmp_path, argument, stage, reason
+):
+    (tmp_path / "tools.yaml").write_text(TOOLS)
+    math = load_agent("math")
+    text = (
+        f"<plan>P.</plan><think>Run.</think><code>{argument}</code>\n<observation>1</observation>\n"
+        "<reflection>R.</reflection><think>T.</think><answer>\\boxed{1}</answer>"
+    )
+    parts = tuple(TextSegment(author=part.author, text=part.text) for part in author_segments(text, math))
+    record = Record(id="a", agent="math", agent_digest="d", question="?", segments=parts)
+
+    [filtered] = build_stages(load_plan(written(tmp_path, f"stages: [{{{stage}}}]")), math)
+
+    assert filtered.apply(record).reason.startswith(reason)
+    assert filtered.apply(record).kept == (not reason)
