@@ -20,13 +20,7 @@ from afm.planning import (
     model_shape,
     recipe_hardware,
 )
-from afm.planning.gpu_software import (
-    BUILD_ADVICE,
-    FLASH_ATTENTION,
-    WHY_FLASH_ATTENTION,
-    has_gpu,
-    try_imports,
-)
+from afm.planning.gpu_software import has_gpu
 from afm.planning.memory import GIB, described, fits
 from afm.planning.speed import Assumptions
 from afm.rewards import RewardSettings
@@ -38,7 +32,7 @@ from verl_ext.context import context_findings
 from verl_ext.disk import checkpoint_finding
 from verl_ext.gpu_memory import host_bytes, kv_cache, phases
 from verl_ext.judging import judge_address, judge_findings, reward_settings
-from verl_ext.plan import called_tools, check, check_trackers, ray_overrides, steps_of
+from verl_ext.plan import called_tools, check, check_trackers, missing_packages, ray_overrides, steps_of
 from verl_ext.rows import Rows, prompt_finding, read_rows, row_findings
 from verl_ext.settings import RlSettings, load_settings
 from verl_ext.splits import split_findings
@@ -47,8 +41,6 @@ from verl_ext.workload import Workload, workload_of
 
 _TRACKER_KEYS = {"wandb": "WANDB_API_KEY", "swanlab": "SWANLAB_API_KEY"}
 _DEFAULT_GIB = 80.0
-_FLASH_ATTENTION_2 = "flash_attention_2"
-_CUPY_BACKENDS = ("nccl", "nixl", "delta_sharded")
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,37 +184,15 @@ def _validated(config: Any, *, with_critic: bool) -> bool:
 
 def _packages(settings: RlSettings, config: Any) -> Iterator[Finding]:
     """What verl imports on a GPU machine only; an error where this is one, since the run would end."""
-    needs = _needed_modules(config) if settings.platform == "gpu" else {}
-    if not needs:
+    if settings.platform != "gpu":
         return
-    errors = try_imports(list(needs)).errors
     level = Level.ERROR if has_gpu() else Level.WARNING
-    here = "" if has_gpu() else " (this machine has no GPU; the one that trains needs it)"
-    for module, (package, why, advice) in needs.items():
-        if module in errors:
-            yield Finding(level, "packages", f"{package} {errors[module]}{here}: {why}; {advice}")
-    if not errors:
-        names = ", ".join(package for package, _, _ in needs.values())
-        yield Finding(Level.OK, "packages", f"{names} can be imported")
-
-
-def _needed_modules(config: Any) -> dict[str, tuple[str, str, str]]:
-    """The modules with their package, who imports them, and what to do where they are missing."""
-    actor = config.actor_rollout_ref
-    lock = f"install requirements/gpu-rl-{'vllm' if actor.rollout.name == 'vllm' else 'sglang'}.txt"
-    needs = {}
-    attention = (actor.model.get("override_config") or {}).get("attn_implementation", _FLASH_ATTENTION_2)
-    critic = config.critic.enable
-    if critic is None:  # verl/trainer/ppo/utils.py:96
-        critic = config.algorithm.adv_estimator == "gae"
-    if attention == _FLASH_ATTENTION_2 or critic:
-        needs[FLASH_ATTENTION] = ("flash_attn", WHY_FLASH_ATTENTION, BUILD_ADVICE)
-    if (backend := actor.rollout.checkpoint_engine.backend) in _CUPY_BACKENDS:
-        why = f"rollout.checkpoint_engine.backend={backend} sends weights with it"
-        needs["cupy"] = ("cupy", why, lock)
-    if actor.model.get("use_liger"):
-        needs["liger_kernel"] = ("liger-kernel", "actor_rollout_ref.model.use_liger is on", lock)
-    return needs
+    here = "" if has_gpu() else "for the machine that trains: "
+    missing = missing_packages(config)
+    for text in missing:
+        yield Finding(level, "packages", f"{here}{text}")
+    if not missing:
+        yield Finding(Level.OK, "packages", "those that the configuration needs on GPUs can be imported")
 
 
 def _hardware(settings: RlSettings, load: Workload, written: Hardware | None) -> Iterator[Finding]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from afm.errors import ConfigError, MissingExtraError
+from afm.planning.gpu_software import BUILD_ADVICE, FLASH_ATTENTION, WHY_FLASH_ATTENTION, has_gpu, try_imports
 from afm.rewards import load_reward
 from verl_ext.choices import check_choices
 from verl_ext.compose import Flat, arguments, compose, overrides_of
@@ -261,7 +262,34 @@ def obstacles(settings: RlSettings) -> list[str]:
             check(settings)
         except (ConfigError, MissingExtraError) as error:
             found.append(str(error))
+    if settings.platform == "gpu" and has_gpu():
+        found += missing_packages(compose(overrides_of(settings, ray_overrides(settings, "RAY"))))
     return found
+
+
+def missing_packages(config: Any) -> list[str]:
+    """What verl imports on a GPU machine and cannot import here: the package, who needs it, what to do."""
+    needs = _gpu_modules(config)
+    errors = try_imports(list(needs)).errors
+    return [f"{package} {errors[name]}: {why}" for name, (package, why) in needs.items() if name in errors]
+
+
+def _gpu_modules(config: Any) -> dict[str, tuple[str, str]]:
+    """Modules that a configuration needs on GPUs, with their package and the reason."""
+    actor, critic = config.actor_rollout_ref, config.critic.enable
+    if critic is None:  # verl/trainer/ppo/utils.py:96
+        critic = config.algorithm.adv_estimator == "gae"
+    lock = f"install requirements/gpu-rl-{'vllm' if actor.rollout.name == 'vllm' else 'sglang'}.txt"
+    needs = {}
+    attention = (actor.model.get("override_config") or {}).get("attn_implementation", "flash_attention_2")
+    if attention == "flash_attention_2" or critic:
+        needs[FLASH_ATTENTION] = ("flash_attn", f"{WHY_FLASH_ATTENTION}; {BUILD_ADVICE}")
+    if (backend := actor.rollout.checkpoint_engine.backend) in ("nccl", "nixl", "delta_sharded"):
+        why = f"rollout.checkpoint_engine.backend={backend} sends weights with it"
+        needs["cupy"] = ("cupy", f"{why}; {lock}")
+    if actor.model.get("use_liger"):
+        needs["liger_kernel"] = ("liger-kernel", f"actor_rollout_ref.model.use_liger is on; {lock}")
+    return needs
 
 
 def check_trackers(settings: RlSettings) -> None:

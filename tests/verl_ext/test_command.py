@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -41,6 +43,22 @@ def test_a_dry_run_of_a_run_that_has_what_it_needs_ends_well(tmp_path: Path) -> 
     result = afm(TINY, *words, "--dry-run", cwd=tmp_path)
     assert (result.returncode, result.stderr) == (0, "")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("flash_attn") is not None, reason="flash-attn is installed")
+def test_a_dry_run_on_a_machine_with_a_gpu_misses_flash_attn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    result = afm("configs/rl/web_dapo_7b.yaml", f"output_dir={tmp_path}/out", "--dry-run", cwd=ROOT)
+    assert result.returncode == 1
+    assert (
+        "error: this would not start: flash_attn is not installed: verl asks for flash_attention_2"
+        in result.stderr
+    )
+    assert "this machine has no GPU" not in result.stderr
 
 
 @pytest.mark.parametrize(
