@@ -201,7 +201,7 @@ class _Reader:
         """Give results to their calls; what is left belongs to the step as a whole.
 
         By the standard a result without ``source_call_id`` comes from the step, not from a call. It is a call's only where
-        nothing else can be meant: the step has one call, or as many calls without a result as such results.
+        nothing else can be meant, that is where the step has one call.
         """
         free: list[str] = []
         for result in results if isinstance(results, list) else []:
@@ -217,13 +217,11 @@ class _Reader:
                 _add(uses, identities.index(identity), text)
             else:
                 raise DataError(f"observation: source_call_id {identity!r} is none of the step's tool calls")
-        waiting = [place for place, use in enumerate(uses) if use.result is None]
-        if len(uses) == 1:
-            waiting = [0] * len(free)
-        if len(waiting) != len(free):
-            return "\n".join(free) if any(free) else None
-        for place, text in zip(waiting, free, strict=True):
-            _add(uses, place, text)
+        if len(uses) != 1:
+            waiting = any(use.result is None for use in uses)
+            return "\n".join(free) if any(free) or (free and waiting) else None
+        for text in free:
+            _add(uses, 0, text)
         return None
 
     def _text(self, content: Any) -> str:

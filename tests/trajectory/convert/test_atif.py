@@ -316,14 +316,17 @@ def test_a_result_of_a_step_without_calls_is_read_and_the_rules_refuse_it():
     assert found.calls == ()
 
 
-def test_one_result_of_several_calls_is_none_of_theirs():
-    row = terminal(["a", "b"], [(None, "x")])
+@pytest.mark.parametrize(
+    ("results", "text"), [([(None, "x")], "x"), ([(None, "x"), (None, "y")], "x\ny"), ([(None, "")], "")]
+)
+def test_results_of_a_step_with_several_calls_are_none_of_theirs(results, text):
+    row = terminal(["a", "b"], results)
     nat.Trajectory.model_validate(row)
 
     found = read(row).record
 
     calls = "<wiki_search>a</wiki_search><wiki_search>b</wiki_search>"
-    assert found.text.startswith(f"<think>I type.</think>{calls}{seen('x')}")
+    assert found.text.startswith(f"<think>I type.</think>{calls}{seen(text)}")
     assert not found.kept
     assert found.reason.startswith("format: <wiki_search> at character ")
     assert [(call.argument, call.observation) for call in found.calls] == [("a", ""), ("b", "")]
