@@ -30,9 +30,9 @@ def _works(backend: str) -> str | None:
 
 @pytest.fixture(scope="session", params=BACKENDS)
 def backend(request: pytest.FixtureRequest) -> str:
-    """Each kind of sandbox in turn; only nsjail, which no distribution packages, may be absent."""
+    """Each kind of sandbox in turn; only nsjail may be absent."""
     name = str(request.param)
     if name == "nsjail" and shutil.which("nsjail") is None:
-        pytest.skip("nsjail is not installed")
+        pytest.skip("nsjail is not installed: requirements/install-nsjail.sh")
     assert (trouble := _works(name)) is None, trouble
     return name

@@ -8,7 +8,9 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -108,6 +110,40 @@ def test_an_owner_that_is_killed_leaves_nothing_behind(tmp_path: Path) -> None:
             return
         time.sleep(0.05)
     pytest.fail(f"processes {programs} outlived their owner")
+
+
+@pytest.fixture
+def instead() -> Iterator[Callable[[str], str]]:
+    """Makes a shell script that stands for nsjail, readable by every user, and gives its path."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+
+        def make(script: str) -> str:
+            path = Path(folder, "nsjail")
+            path.write_text(f"#!/bin/sh\n{script}\n")
+            path.chmod(0o755)
+            return str(path)
+
+        yield make
+
+
+@pytest.mark.sandbox
+@pytest.mark.skipif(shutil.which("nsjail") is None, reason="nsjail is not installed")
+async def test_what_nsjail_itself_writes_is_no_output_of_the_program(instead: Callable[[str], str]) -> None:
+    path = instead(f'echo "no version information available" >&2\nexec {shutil.which("nsjail")} "$@"')
+    sandbox = open_sandbox("nsjail", nsjail_path=path)
+    result = await sandbox.run("import sys; print('mine', file=sys.stderr)")
+    assert (result.stdout, result.stderr) == ("", "mine\n")
+    await sandbox.close()
+
+
+async def test_a_jail_that_does_not_start_is_quoted(instead: Callable[[str], str]) -> None:
+    flags = (
+        "--config --hostname --time_limit --quiet --disable_proc --disable_rlimits --iface_no_lo --pass_fd"
+    )
+    path = instead(f'[ "$1" = --help ] && echo "{flags}" && exit 0\necho "no tmpfs here" >&2\nexit 255')
+    with pytest.raises(SandboxUnavailableError, match="the jail did not start: no tmpfs here"):
+        await open_sandbox("nsjail", nsjail_path=path).run("print(1)")
 
 
 def children(pid: int) -> list[int]:
