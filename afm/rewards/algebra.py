@@ -16,6 +16,7 @@ _OPERATOR = re.compile(
     r"\\(?:int|sum|prod|lim)(?![A-Za-z])"
     r"|\\frac\s*\{\s*(?:d|\\partial)[^{}]*\}\s*\{\s*(?:d|\\partial)\s*\\?[A-Za-z]"
 )
+_MARKS = re.compile(r"\\.|[{}=]", re.DOTALL)
 _DIGITS = 60
 _EXACT, _ROUNDED = "1e-40", "1e-3"
 _LONGEST = 5000
@@ -39,21 +40,20 @@ def is_unfinished(gold: str, answer: str) -> bool:
 
 
 def _has_operator(text: str) -> bool:
-    from sympy import Derivative, Integral, Limit, Product, Sum
+    from math_verify.grader import is_equation, take_last_relation
+    from sympy import Basic, Derivative, Integral, Limit, Product, Sum
 
     *expressions, normalized = _parsed(text) or [text]
-    braces, last = 0, 0
-    for at, character in enumerate(normalized):
-        braces += (character == "{") - (character == "}")
-        if character == "=" and braces == 0:
-            last = at + 1
-    value: Any = expressions[0] if expressions else None
-    for _ in range(5):  # a chain of equations
-        value = getattr(value, "rhs", value)
-    operators = (Derivative, Integral, Limit, Product, Sum)
-    return _OPERATOR.search(normalized[last:]) is not None or (
-        hasattr(value, "has") and value.has(*operators)
-    )
+    depth, last = 0, 0
+    for mark in _MARKS.finditer(normalized):
+        depth += (mark[0] == "{") - (mark[0] == "}")
+        last = mark.end() if mark[0] == "=" and depth == 0 else last
+    if _OPERATOR.search(normalized[last:]):
+        return True
+    value = next((expression for expression in expressions if isinstance(expression, Basic)), None)
+    if value is not None and is_equation(value):
+        value = take_last_relation(value).rhs
+    return value is not None and value.has(Derivative, Integral, Limit, Product, Sum)
 
 
 @lru_cache(maxsize=64)  # many answers to one question are compared with the same gold answer
@@ -92,21 +92,23 @@ def _is_close(a: Any, b: Any) -> bool:
     from math_verify.grader import get_pct_val
     from sympy import Float
 
+    if a == b:
+        return True
     if (a.has(Float) or b.has(Float)) and _are_close(a, b, _ROUNDED):
         return True
     return _are_close(a, b, _EXACT) or _are_close(get_pct_val(a, a), get_pct_val(b, b), _EXACT)
 
 
-def _are_close(a: Any, b: Any, limit: str) -> bool:
-    first, second = _value(a, _DIGITS), _value(b, _DIGITS)
+def _are_close(a: Any, b: Any, limit: str, digits: int = _DIGITS) -> bool:
+    first, second = _value(a, digits), _value(b, digits)
     if first is None or second is None:
         return True  # nothing to measure
     from sympy import Float, Rational
 
     size = max(abs(first), abs(second))
-    if abs(first - second) > Float(limit, _DIGITS) * size:
+    if abs(first - second) > Float(limit, digits) * size:
         return False
-    if size > 10**_DIGITS and not (a.has(Float) or b.has(Float)) and size < Float(f"1e{_LONGEST}"):
+    if size > 10**digits and not (a.has(Float) or b.has(Float)) and size < Float(f"1e{_LONGEST}"):
         a, b = a.doit(), b.doit()
         return not (isinstance(a, Rational) and isinstance(b, Rational)) or bool(a == b)
     return True
@@ -114,24 +116,26 @@ def _are_close(a: Any, b: Any, limit: str) -> bool:
 
 def _differ_widely(expected: list[Any], given: list[Any]) -> bool:
     """Whether both are plain numbers, so far apart that Math-Verify need not try to simplify their difference."""
-    from sympy import Basic, UnevaluatedExpr
+    from sympy import Basic, Rational, UnevaluatedExpr
 
+    if all(isinstance(expression, Rational) for expression in (*expected, *given)):
+        return bool(expected != given)
     for expression in (*expected, *given):
         if not isinstance(expression, Basic) or expression.free_symbols or expression.has(UnevaluatedExpr):
             return False
-    return bool(expected and given) and not _are_close(expected[0], given[0], _ROUNDED)
+    return bool(expected and given) and not _are_close(expected[0], given[0], _ROUNDED, 15)
 
 
 def _value(expression: Any, digits: int) -> Any:
     """The number that an expression is when its symbols are fixed fractions, ``None`` when it is none."""
-    from sympy import Derivative, Expr, Integral, Limit, Product, Rational, Sum, prime
+    from sympy import Derivative, Expr, Integral, Limit, Product, Rational, Sum
 
     if not isinstance(expression, Expr) or expression.is_Matrix:
         return None
     if expression.has(Derivative, Integral, Limit, Product, Sum):
         return None
     symbols = sorted(expression.free_symbols, key=str)
-    point = {symbol: Rational(prime(sum(map(ord, str(symbol))) % 90 + 9), 7) for symbol in symbols}
+    point = {symbol: Rational(sum(map(ord, str(symbol))) % 90 + 11, 7) for symbol in symbols}
     try:
         value = expression.subs(point).evalf(digits)
     except (ArithmeticError, AttributeError, NotImplementedError, TypeError, ValueError):

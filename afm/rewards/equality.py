@@ -18,7 +18,7 @@ REPEATING = re.compile(
 
 _NUMBER = re.compile(r"[+-]?(?:\d{1,300}(?:\.\d{0,300})?|\.\d{1,300})")
 _GROUPED = re.compile(
-    r"(?<![\d.,])\d{1,3}(?:(?:,\s*\\!\s*|\s?\{\s?,\s?\}\s*(?:\\!)?\s*|[ \u00a0\u2009\u202f])\d{3})+(?!\d)"
+    r"(?<![\w.,^])\d{1,3}(?:(?:,\s*\\!\s*|\s?\{\s?,\s?\}\s*(?:\\!)?\s*|[ \u00a0\u2009\u202f])\d{3})+(?!\d)"
 )
 _CURRENCY = r"(?:\\?\$|\\pounds|\\euro|[£€¥])"
 _AMOUNT = re.compile(
@@ -39,7 +39,7 @@ _PERCENT = re.compile(_SIGN_OF_PERCENT, re.IGNORECASE)
 _PERCENT_AT_END = re.compile(
     rf"(?:\\ | )*(?:{_WRAPPER}\{{\s*{_SIGN_OF_PERCENT}\s*\}}|{_SIGN_OF_PERCENT})$", re.IGNORECASE
 )
-_AMOUNT_BEFORE = re.compile(r"\d[\s$}\\]*$")
+_AMOUNT_BEFORE = re.compile(r"(\d[\d.,]*)[\s$}\\]*$")
 _SEPARATOR = re.compile(r"(?:[,;]|\\text\s*\{\s*(?:, *)?and\s*\}|\band\b)(?:\s|\\ |\\q?quad(?![A-Za-z]))*")
 _ASSIGNMENT = re.compile(r"\\?([A-Za-z]+(?:_\{?\w+\}?)?)\s*=([^=<>]+)")
 
@@ -64,12 +64,13 @@ def readings(gold: str, answer: str, question: str = "") -> list[tuple[str, str]
 def _percent_readings(gold: str, answer: str, question: str, in_gold: bool) -> list[tuple[str, str]]:
     """Pairs for a percent sign that only one of the two has; both come without it."""
     signs = [match.start() for match in _PERCENT.finditer(question)]
-    asked = any(not _AMOUNT_BEFORE.search(question[max(0, at - 10) : at]) for at in signs)
+    amounts = [_AMOUNT_BEFORE.search(question[max(0, at - 40) : at]) for at in signs]
     pairs = [(gold, answer)] if in_gold or signs or not question else []
-    if not asked:  # 20% may be written as the number it is
+    if None not in amounts:  # no percentage is asked for, so 20% may be written as the number it is
         number = _as_number(gold if in_gold else answer)
         share = None if number is None else _decimal(number / 100)
-        if share is not None:
+        copied = not in_gold and number in {_as_number(amount[1]) for amount in amounts if amount}
+        if share is not None and not copied:
             pairs.append((share, answer) if in_gold else (gold, share))
     return pairs
 
@@ -160,7 +161,9 @@ def is_unevaluated(gold: str, answer: str) -> bool:
 def tidied(text: str) -> str:
     r"""Without spacing commands, ``$`` around it, groups of digits, one ``\boxed`` too many and a closing full stop."""
     text = _GROUPED.sub(lambda number: re.sub(r"\D", "", number[0]), text)
-    text = _NUMBER_AS_TEXT.sub(r"\1", _FRACTION.sub(r"\\frac", _SIZES.sub("", text.replace("°", r"^\circ"))))
+    text = _NUMBER_AS_TEXT.sub(
+        r"\1", _FRACTION.sub(r"\\frac", _SIZES.sub("", text.replace("°", r"^{\circ}")))
+    )
     text = " ".join(text.split()).strip("$ ").removesuffix(".").strip()
     boxed = _BOXED.fullmatch(text)
     return boxed[1].strip() if boxed else text

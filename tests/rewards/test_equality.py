@@ -106,6 +106,7 @@ OTHER_PERCENT = "Of 30 apples, 10% are eaten. How many apples are eaten?"
         ("20", r"20\%", NO_PERCENT, [("20", "0.2")]),
         ("3", r"3\%", OTHER_PERCENT, [("3", "3"), ("3", "0.03")]),
         ("0.2", r"-20\%", NO_PERCENT, [("0.2", "-0.2")]),
+        ("0.2", r"20.0\%", "Write $20\\%$ as a decimal.", [("0.2", "20.0")]),  # copied
         (r"\frac{1}{3}", r"\frac{100}{3}\%", WHAT_PERCENT, [(r"\frac{1}{3}", r"\frac{100}{3}")]),
         ("x=4, y=5", "(4,5)", "", [("(4, 5)", "(4,5)")]),
         (r"y=5 \text{ and } x=4", "5, 4", "", [("(5, 4)", "(5, 4)")]),
