@@ -8,8 +8,10 @@ verl 0.9.1 looks for the files of its present number of workers. Here a worker t
 from __future__ import annotations
 
 import json
+import logging
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +135,20 @@ def read_shards(folder: Path, kind: str) -> list[Any]:
             f"{folder}: written by {size} workers, without {', '.join(missing) or SHARDS_FILE}; copy all of its files here, "
             "on every node, or continue from another checkpoint"
         )
-    return [torch.load(file, map_location="cpu", weights_only=False, mmap=True) for file in files]
+    with _without_warnings_of_meshes():
+        return [torch.load(file, map_location="cpu", weights_only=False, mmap=True) for file in files]
+
+
+@contextmanager
+def _without_warnings_of_meshes() -> Iterator[None]:
+    """Read parts without torch's note on each that their workers' process group is not here: it is not needed."""
+    logger = logging.getLogger("torch.distributed.device_mesh")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def _fill(targets: dict[str, Any], parts: Sequence[Mapping[str, Any]]) -> None:
