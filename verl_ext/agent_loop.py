@@ -28,6 +28,7 @@ from afm.models.base import SamplingParams
 from afm.models.tokenizer import ChatTokenizer, generation_end_ids
 from afm.rewards import Reward, Sample, load_reward
 from afm.rollout import Episode, episode_record, run_episode
+from afm.sandbox.slots import share_cores
 from afm.tools import Tool, load_tools
 from afm.trajectory.record import Verdict
 from verl_ext.failures import is_fatal, record_failure
@@ -59,12 +60,17 @@ class Surroundings:
 
 
 @cache
-def surroundings(settings_path: str) -> Surroundings:
+def surroundings(settings_path: str, workers: int = 1) -> Surroundings:
     """Agent, tools and reward of a settings file, made once a process.
+
+    Args:
+        settings_path: See :class:`EpisodeSettings`.
+        workers: Processes like this one on its node, which share its cores.
 
     Raises:
         ConfigError: The settings are wrong.
     """
+    share_cores(workers)
     settings = load_episode_settings(settings_path)
     return Surroundings(
         spec=settings.spec(),
@@ -97,7 +103,8 @@ class AfmAgentLoop(AgentLoopBase):
         ends the run; another one makes a sample without a score, of which our sampler allows a few.
         """
         try:
-            return await self._run(surroundings(self._settings), _task(row), sampling_params, row)
+            shared = surroundings(self._settings, self._workers())
+            return await self._run(shared, _task(row), sampling_params, row)
         except Exception as error:
             fatal = is_fatal(error) or not self._failures_are_counted()
             record_failure(
@@ -118,6 +125,10 @@ class AfmAgentLoop(AgentLoopBase):
         """Whether our sampler leaves failed episodes out and ends a run with too many; verl's own would train on them."""
         path = OmegaConf.select(self.config, "trainer.v1.sampler.custom_sampler.path")
         return str(path) == SAMPLER
+
+    def _workers(self) -> int:
+        """Workers on each node: verl deals them out in turn."""
+        return -(-int(self.rollout_config.agent.num_workers) // int(self.config.trainer.nnodes))
 
     async def _run(
         self, shared: Surroundings, task: Task, sampling_params: Mapping[str, Any], row: Mapping[str, Any]

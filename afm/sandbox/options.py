@@ -9,6 +9,7 @@ from typing import Any
 
 from afm.errors import ConfigError
 from afm.sandbox.base import SandboxLimits
+from afm.sandbox.slots import own_cores
 
 _WHOLE_HOST = ("/", "/proc", "/sys")
 _OWN_FOLDERS = ("/tmp", "/dev")
@@ -70,12 +71,12 @@ def whole_number(name: str, value: Any, least: int) -> int:
 
 
 def parallel_runs(value: Any) -> int:
-    """Runs at the same time; the number of cores when ``None``.
+    """Runs at the same time; the number of cores of this process when ``None``.
 
     Raises:
         ConfigError: No whole number, or less than one.
     """
-    return len(os.sched_getaffinity(0)) if value is None else whole_number("max_parallel", value, 1)
+    return own_cores() if value is None else whole_number("max_parallel", value, 1)
 
 
 def seconds(name: str, value: Any) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -34,7 +35,7 @@ from afm.sandbox.policy import (
     user_namespace_advice,
 )
 from afm.sandbox.process import JailedProcess
-from afm.sandbox.slots import Slots
+from afm.sandbox.slots import Slots, cores
 
 _PROBE = b"import os\nprint(os.getuid() != 0, os.listdir('/tmp') == ['main.py'])"
 J = TypeVar("J")
@@ -76,7 +77,8 @@ class PerCallSandbox(ABC, Generic[J]):
         python: The sandbox's Python; ``/usr/bin/python3`` when ``None``. The unprivileged user must be
             able to read it, so not one below a home directory.
         limits: Bounds of a run that names none.
-        max_parallel: Runs at the same time, further ones wait; the number of cores when ``None``.
+        max_parallel: Runs at the same time, further ones wait; when ``None`` the number of cores, shared with the other
+            sandboxes of this process (:class:`afm.sandbox.slots.Cores`).
         max_waiting: Runs that may wait; further ones raise ``SandboxBusyError`` at once.
         binds: Further host paths that programs may read.
         packages: Folders of further packages; those of ``afm sandbox install`` when ``None``.
@@ -102,6 +104,7 @@ class PerCallSandbox(ABC, Generic[J]):
         self._binds = binds_of_runs(binds)
         self._packages = None if packages is None else host_paths("packages", packages)
         self._max_parallel = parallel_runs(max_parallel)
+        self._shares = max_parallel is None
         self._max_waiting = whole_number("max_waiting", max_waiting, 0)
         self._jail: J | None = None
         self._life = _Life(self._max_parallel, self._max_waiting)
@@ -136,7 +139,8 @@ class PerCallSandbox(ABC, Generic[J]):
         jail = await self._ready(life)
         slot = await life.slots.acquire()
         try:
-            return await self._run_in(life, jail, Task(program, given, limits))
+            async with cores().one() if self._shares else contextlib.nullcontext():
+                return await self._run_in(life, jail, Task(program, given, limits))
         finally:
             life.slots.release(slot)
 

@@ -1,11 +1,14 @@
-"""Who may run next: a first-come, first-served queue in front of a fixed number of places."""
+"""Who may run next: a first-come, first-served queue in front of a fixed number of places, and in front of the cores."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from functools import cache
 from typing import Generic, TypeVar
 
 from afm.errors import SandboxBusyError
@@ -90,3 +93,66 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
         return asyncio.get_running_loop()
     except RuntimeError:
         return None
+
+
+class Cores:
+    """The cores of this process, for the runs of all its sandboxes that name no number of their own.
+
+    A tool and a reward with a sandbox each would otherwise start twice as many programs as there are cores, and programs
+    that compute within their limits would be stopped by the clock.
+
+    Args:
+        count: How many.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._slots = Slots(range(count), 1 << 30)
+        self._holders: dict[int, tuple[asyncio.AbstractEventLoop, object]] = {}
+
+    @asynccontextmanager
+    async def one(self) -> AsyncIterator[None]:
+        """Hold a core; wait for one if need be."""
+        self._reclaim()
+        core, token = await self._slots.acquire(), object()
+        self._holders[core] = (asyncio.get_running_loop(), token)
+        try:
+            yield
+        finally:
+            self._give_back(core, token)
+
+    def _reclaim(self) -> None:
+        """Free the cores whose event loop was closed in the middle of a run."""
+        for core, (loop, token) in tuple(self._holders.items()):
+            if loop.is_closed():
+                self._give_back(core, token)
+
+    def _give_back(self, core: int, token: object) -> None:
+        if self._holders.get(core, (None, None))[1] is token:
+            del self._holders[core]
+            self._slots.release(core)
+
+
+_SHARE = {"processes": 1}
+
+
+def share_cores(processes: int) -> None:
+    """Say that so many processes like this one run programs on this machine; its sandboxes then use their part of the cores.
+
+    For sandboxes that are made afterwards.
+    """
+    _SHARE["processes"] = max(1, processes)
+
+
+def own_cores() -> int:
+    """How many cores the sandboxes of this process may use; at least one."""
+    return max(1, len(os.sched_getaffinity(0)) // _SHARE["processes"])
+
+
+def cores() -> Cores:
+    """The cores of this process; a fork has its own."""
+    return _cores(os.getpid(), own_cores())
+
+
+@cache
+def _cores(process: int, count: int) -> Cores:
+    return Cores(count)

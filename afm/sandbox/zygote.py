@@ -37,7 +37,7 @@ from afm.sandbox.options import (
 from afm.sandbox.packages import EXERCISES, MODULES, STANDARD, WARM
 from afm.sandbox.policy import encoded, user_namespace_advice
 from afm.sandbox.seccomp import filter_program
-from afm.sandbox.slots import Slots
+from afm.sandbox.slots import Slots, cores
 from afm.sandbox.zygote_place import Job, Place
 from afm.sandbox.zygote_process import Warmth, ZygoteJail, jail_options
 from afm.sandbox.zygote_run import ZygoteLostError
@@ -56,7 +56,8 @@ class ZygoteSandbox:
     Args:
         python: The sandbox's Python; ``/usr/bin/python3`` when ``None``.
         limits: Bounds of a run that names none.
-        max_parallel: Runs at the same time, each in a zygote of its own; the number of cores when ``None``.
+        max_parallel: Runs at the same time, each in a zygote of its own; when ``None`` the number of cores, shared with the
+            other sandboxes of this process (:class:`afm.sandbox.slots.Cores`).
         max_waiting: Runs that may wait for a zygote; further ones raise ``SandboxBusyError`` at once.
         binds: Further host paths that programs may read.
         packages: Folders of further packages; those of ``afm sandbox install`` when ``None``.
@@ -85,6 +86,7 @@ class ZygoteSandbox:
         self._python = path_of_python(python)
         self._limits = limits_or_default(limits)
         self._max_parallel = parallel_runs(max_parallel)
+        self._shares = max_parallel is None
         self._max_waiting = whole_number("max_waiting", max_waiting, 0)
         self._binds = binds_of_runs(binds)
         self._packages = None if packages is None else host_paths("packages", packages)
@@ -119,7 +121,8 @@ class ZygoteSandbox:
             await _reclaim(pool)
             place = await pool.slots.acquire()
             try:
-                return await place.perform(Job(program, given, limits, pool.level_for(code)))
+                async with cores().one() if self._shares else contextlib.nullcontext():
+                    return await place.perform(Job(program, given, limits, pool.level_for(code)))
             except ZygoteLostError as error:
                 _LOG.warning("a zygote was lost: %s", error)
                 trouble = error

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 
 import pytest
 
 from afm.errors import SandboxBusyError
-from afm.sandbox.slots import Slots
+from afm.sandbox import SandboxLimits, open_sandbox
+from afm.sandbox.slots import Cores, Slots
 
 
 async def test_first_come_first_served() -> None:
@@ -93,3 +95,55 @@ def test_a_caller_whose_loop_was_closed_is_passed_over() -> None:
     slots.release(held)
     assert asyncio.run(asyncio.wait_for(slots.acquire(), 1)) == "place"
     assert not lost.done()
+
+
+async def test_a_cancelled_run_gives_its_core_back() -> None:
+    cores = Cores(1)
+
+    async def run() -> None:
+        async with cores.one():
+            await asyncio.sleep(60)
+
+    running, waiting = asyncio.create_task(run()), asyncio.create_task(run())
+    await asyncio.sleep(0)
+    for task in (waiting, running):
+        task.cancel()
+    await asyncio.gather(running, waiting, return_exceptions=True)
+    async with asyncio.timeout(1), cores.one():
+        pass
+
+
+def test_a_core_whose_loop_was_closed_is_given_out_once() -> None:
+    cores = Cores(1)
+
+    async def run() -> None:
+        async with cores.one():
+            await asyncio.sleep(60)
+
+    loop = asyncio.new_event_loop()
+    lost = loop.create_task(run())
+    loop.run_until_complete(asyncio.sleep(0))
+    loop.close()
+
+    async def two() -> None:
+        async with asyncio.timeout(1), cores.one():
+            lost.get_coro().close()  # type: ignore[union-attr] # its `finally` runs only now
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.1), cores.one():
+                    pass
+
+    asyncio.run(two())
+
+
+@pytest.mark.sandbox
+async def test_sandboxes_of_a_process_share_its_cores() -> None:
+    """Each program says when it was there, by the clock that all processes share."""
+    code = "import time\nprint(time.monotonic())\ntime.sleep(0.3)\nprint(time.monotonic())"
+    sandboxes = [open_sandbox(limits=SandboxLimits(wall_s=30.0)) for _ in range(3)]
+    try:
+        count = len(os.sched_getaffinity(0))
+        results = await asyncio.gather(*(each.run(code) for each in sandboxes for _ in range(count)))
+    finally:
+        await asyncio.gather(*(each.close() for each in sandboxes))
+    times = [tuple(map(float, result.stdout.split())) for result in results]
+    assert max(sum(begin <= at < end for begin, end in times) for at, _ in times) == count

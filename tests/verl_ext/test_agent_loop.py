@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import yaml
 
 from afm.errors import RewardError
+from afm.sandbox.slots import own_cores, share_cores
 
 pytest.importorskip("verl")
 
@@ -46,7 +48,15 @@ def make_loop(tmp_path: Path, tokenizer: Any) -> Callable[..., Any]:
 
     from verl_ext.agent_loop import AfmAgentLoop, surroundings
 
-    def make(servers: Any, *, prompt_length: int = 64, response_length: int = 200, **settings: Any) -> Any:
+    def make(
+        servers: Any,
+        *,
+        prompt_length: int = 64,
+        response_length: int = 200,
+        workers: int = 1,
+        nodes: int = 1,
+        **settings: Any,
+    ) -> Any:
         agent = {"extends": "math", "prompt": "", "question_format": "{question}"}
         (tmp_path / "agent.yaml").write_text(yaml.safe_dump(agent))
         (tmp_path / "tools.yaml").write_text(yaml.safe_dump(TOOLS))
@@ -60,8 +70,13 @@ def make_loop(tmp_path: Path, tokenizer: Any) -> Callable[..., Any]:
         surroundings.cache_clear()
         path.write_text(yaml.safe_dump(given | settings))
         rollout = {"name": "afm_cpu", "prompt_length": prompt_length, "response_length": response_length}
+        rollout |= {"agent": {"num_workers": workers}}
         config = OmegaConf.create(
-            {"actor_rollout_ref": {"rollout": rollout, "model": {"path": "none"}}, "data": {}}
+            {
+                "actor_rollout_ref": {"rollout": rollout, "model": {"path": "none"}},
+                "data": {},
+                "trainer": {"nnodes": nodes},
+            }
         )
         return AfmAgentLoop(
             trainer_config=DictConfigWrap(config),
@@ -112,6 +127,19 @@ async def test_a_tool_episode_is_trained_on_exactly_as_sampled(
     }
     assert facts["response_tokens"] == len(output.response_ids)
     assert (output.extra_fields["min_global_steps"], output.extra_fields["max_global_steps"]) == (3, 3)
+
+
+async def test_workers_of_a_node_share_its_cores(
+    make_loop: Any, scripted: Any, said: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(12)))
+    servers = scripted([said("<plan>p</plan><think>t</think><answer>1</answer>")])
+    try:
+        await make_loop(servers, workers=8, nodes=3).run(dict(SAMPLING), **ROW)
+        assert own_cores() == 4  # eight workers on three nodes: three on the fullest
+    finally:
+        share_cores(1)
+    assert own_cores() == 12
 
 
 async def test_sampling_parameters_and_stop_strings_reach_the_server(

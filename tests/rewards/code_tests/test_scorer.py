@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -485,3 +486,16 @@ async def test_what_was_wrong_before_the_machine_starved_the_program_is_wrong(st
     program = f"a, b = map(int, input().split())\nif a == 3:\n    {SLOW.replace(chr(10), chr(10) + '    ')}\nprint(a + b)"
     part = await starving.judge(sample(program, truth))
     assert (part.score, part.evidence[:21]) == (0.0, "case 1 of 2 fails: pr")
+
+
+async def test_rewards_of_several_workers_do_not_fail_right_programs() -> None:
+    """Each has a sandbox of its own, as episode workers have; all programs at once would take the cores from each other."""
+    busy = SLOW.replace("0.9", "0.45") + ADD
+    settings = {"formula": "correct", "code_tests": {"case_s": 1.0}}
+    rewards = [load_reward(settings) for _ in range(8)]
+    try:
+        each = await asyncio.gather(*(reward.score(sample(busy, ONE)) for reward in rewards * 2))
+    finally:
+        await asyncio.gather(*(reward.close() for reward in rewards))
+    assert 0.0 not in [verdict.score for verdict in each], each
+    assert 1.0 in [verdict.score for verdict in each]
