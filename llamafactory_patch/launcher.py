@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from afm.planning.gpu_software import has_gpu
 from afm.processes import follow_parent
 from llamafactory_patch import output
 from llamafactory_patch.config import SftJob, check_sources, fsdp_settings, resolve
@@ -107,7 +108,7 @@ def _show(job: SftJob, node: Node) -> int:
     from llamafactory_patch.doctor import obstacles
 
     print(_described(job, node))
-    if not job.config.get("use_cpu") and shutil.which("nvidia-smi") is None:
+    if not job.config.get("use_cpu") and not has_gpu():
         print("warning: this machine has no GPU (no nvidia-smi), which the recipe is for", file=sys.stderr)
     missing = obstacles(job, os.environ)
     for text in missing:

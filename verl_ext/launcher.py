@@ -7,7 +7,6 @@ The exit status is the trainer's.
 from __future__ import annotations
 
 import shlex
-import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ import yaml
 
 from afm.agents import save_agent
 from afm.errors import AfmError, UsageError
+from afm.planning.gpu_software import has_gpu
 from afm.processes import follow_parent
 from verl_ext import processes
 from verl_ext.alarms import ALARMS_FILE, Action, Finding, Watch
@@ -73,7 +73,7 @@ def _show(settings: RlSettings) -> int:
     print(" \\\n  ".join([shlex.join(words[:4]), *map(shlex.quote, words[4:])]))
     steps = config.trainer.total_training_steps
     print(f"# verl accepts this configuration; {steps or 'all'} steps, output in {settings.output_dir}")
-    if settings.platform == "gpu" and shutil.which("nvidia-smi") is None:
+    if settings.platform == "gpu" and not has_gpu():
         print("warning: this machine has no GPU (no nvidia-smi), which the recipe is for", file=sys.stderr)
     missing = obstacles(settings)
     for text in missing:

@@ -243,12 +243,17 @@ def check_files(settings: RlSettings) -> None:
     Raises:
         ConfigError: A file, a tool or a weight is missing.
     """
-    if missing := obstacles(settings):
+    # Without GPUs here, the run may be meant for the nodes of a cluster, which have packages of their own.
+    if missing := obstacles(settings, packages=has_gpu()):
         raise ConfigError("; ".join(missing))
 
 
-def obstacles(settings: RlSettings) -> list[str]:
-    """Files, packages and tools that a run needs and does not have."""
+def obstacles(settings: RlSettings, *, packages: bool = True) -> list[str]:
+    """Files, packages and tools that a run needs and does not have.
+
+    Args:
+        packages: Look for those that verl imports on GPUs, too.
+    """
     found = [
         f"{file}: no such file (train_files, val_files)"
         for file in (*settings.train_files, *settings.val_files)
@@ -262,7 +267,7 @@ def obstacles(settings: RlSettings) -> list[str]:
             check(settings)
         except (ConfigError, MissingExtraError) as error:
             found.append(str(error))
-    if settings.platform == "gpu" and has_gpu():
+    if settings.platform == "gpu" and packages:
         found += missing_packages(compose(overrides_of(settings, ray_overrides(settings, "RAY"))))
     return found
 
