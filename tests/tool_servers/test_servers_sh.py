@@ -18,6 +18,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from afm.models.tiny import create_tiny_model, train_tokenizer
 from tool_servers.shared.logs import LOG_VARIABLE
 
 ROOT = Path(__file__).parents[2]
@@ -63,7 +64,7 @@ class Servers:
             "WIKI_RAG_SERVER_URL": wiki,
         }
 
-    def __call__(self, *words, status=0, **variables):
+    def __call__(self, *words, status=0, cwd="/", **variables):
         options = ["--state", str(self.state), "--configs", str(self.configs)]
         verb, *rest = words
         environment = self.environment | {name: str(value) for name, value in variables.items()}
@@ -73,7 +74,7 @@ class Servers:
             text=True,
             env=environment,
             timeout=100,
-            cwd="/",
+            cwd=cwd,
         )
         told = done.stdout + done.stderr
         assert done.returncode == status, told
@@ -170,8 +171,82 @@ def test_all_that_are_set_up_start_work_and_stop(servers, index, tmp_path):
     for line in ("a program printed 42", "a private address is blocked", "1 results", "1 passages"):
         assert line in tested
     assert servers("stop").count(" stopped after ") == 4
-    assert servers("status", status=1).count("stopped") == 7
+    assert servers("status", status=1).count("stopped") == 8
     assert "no server runs" in servers("test", status=1)
+
+
+def test_relative_paths_are_those_of_the_callers_folder(servers, index, tmp_path):
+    caller = tmp_path / "the caller"
+    caller.mkdir()
+    shutil.copytree(index, caller / "index")
+    (caller / "pages.jsonl").write_text(
+        '{"url": "http://e.org/", "title": "Mill", "text": "At the river."}\n'
+    )
+    (servers.configs / "wiki.yaml").write_text("index: index\n")
+    told = servers(
+        "start", "wiki", "search", "--state", "state here", cwd=caller, WEB_PAGE_STORE="pages.jsonl"
+    )
+    assert told.count(" started, pid ") == 2, told
+    tested = servers("test", "wiki", "search", "--state", "state here", cwd=caller)
+    assert "1 passages" in tested
+    servers("stop", "--state", "state here", cwd=caller)
+    in_front = subprocess.run(
+        [SCRIPT, "wiki_search", "--index", "absent"],
+        cwd=caller,
+        env=servers.environment,
+        capture_output=True,
+        text=True,
+    )
+    assert "absent: no finished index here" in in_front.stderr
+
+
+def test_a_model_is_started_and_tested(servers, tmp_path):
+    folder = tmp_path / "tiny model"
+    train_tokenizer(["Tom has 12 apples by the long river."] * 50, folder, vocab_size=300)
+    create_tiny_model(folder, folder, seed=1)
+    further = ("--", "--model", folder, "--port", free_port(), "--name", "tiny")
+    assert "model            started, pid " in servers("start", "model", *further, AFM_MODEL_API_KEY=KEY)
+    assert "tiny continued a text by 1 token" in servers("test", "model", AFM_MODEL_API_KEY=KEY)
+    assert "FAILED: ValueError: status 401" in servers("test", "model", status=1)
+
+
+@pytest.fixture
+def endpoint():
+    """An endpoint behind a gateway; ``endpoint.status`` and ``endpoint.body`` are its answer to ``GET``."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(self.server.status)
+            self.end_headers()
+            self.wfile.write(self.server.body)
+
+        def log_message(self, *args):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_gateway_is_tested_with_endpoints_that_list_no_models(servers, endpoint, tmp_path):
+    url = f"http://127.0.0.1:{endpoint.server_address[1]}/v1"
+    variables = {"GATEWAY_UPSTREAM_URL": url, "GATEWAY_PORT": free_port()}
+    servers("start", "gateway", "--", "--log", tmp_path / "events.jsonl", **variables)
+
+    def tested(status, body, passes):
+        endpoint.status, endpoint.body = status, body
+        return servers("test", "gateway", status=0 if passes else 1)
+
+    assert "1 models behind it" in tested(200, b'{"data": [{"id": "m"}]}', True)
+    for body in (b"<h1>Not Found</h1>", b'{"detail": "Not Found"}', b'{"error": "no such path"}'):
+        assert "the endpoint answers and lists no models (status 404)" in tested(404, body, True)
+    assert "FAILED: ValueError: status 401" in tested(401, b'{"error": {"message": "wrong key"}}', False)
+    assert "FAILED: ValueError: status 502" in tested(200, b"<h1>Welcome</h1>", False)
+    endpoint.server_close()
+    endpoint.shutdown()
+    assert "FAILED: ValueError: status 502" in servers("test", "gateway", status=1)
 
 
 def test_a_stop_lets_requests_finish(servers, slow_site):
@@ -216,7 +291,7 @@ def test_all_problems_are_told_before_anything_starts(servers):
     assert "VISION_OPENAI_API_BASE_URL not set" in told
     assert "wiki_search      not set up: " in told
     assert "error: nothing was started" in told
-    assert servers("status", status=1).count("stopped") == 7
+    assert servers("status", status=1).count("stopped") == 8
 
 
 @pytest.mark.parametrize(
@@ -225,6 +300,8 @@ def test_all_problems_are_told_before_anything_starts(servers):
         (("code", "--", "--host", "0.0.0.0"), {}, "needs a token; set CODE_SERVER_TOKEN"),
         (("code",), {"SERVER_HOST": "0.0.0.0"}, "needs a token; set CODE_SERVER_TOKEN"),
         (("mcp", "--", "--tools", "absent.yaml"), {}, "absent.yaml: no such file"),
+        (("model",), {}, "no model named; servers.sh start model -- --model FOLDER"),
+        (("model", "--", "--model", "absent"), {}, "absent: no folder with a model"),
         (
             ("wiki", "--", "--index=absent"),
             {},

@@ -160,10 +160,16 @@ class Gateway:
             answer = await self._desk.client.get(
                 f"{route.url}/models{path}", headers=headers, timeout=_MODELS_S
             )
-            listed = json.loads(Blackout(route.key).whole(answer.content))
-            return JSONResponse(listed, status_code=answer.status_code)
-        except (httpx.HTTPError, ValueError):
+        except httpx.HTTPError:
             return None
+        try:
+            listed = json.loads(Blackout(route.key).whole(answer.content))
+        except ValueError:
+            status = 502 if answer.is_success else answer.status_code
+            return refusal(
+                status, "models", f"the endpoint's answer is no list of models (status {answer.status_code})"
+            )
+        return JSONResponse(listed, status_code=answer.status_code)
 
     def _allowed(self, key: str) -> bool:
         return allowed({"authorization": f"Bearer {key}"}, self._token)

@@ -84,7 +84,7 @@ class ServerCommand:
         self.parser.add_argument(
             "--port",
             type=int,
-            help=f"port, 0 for a free one ({kind.place}; {kind.port(Settings.model_construct())})",
+            help=f"port, 0 for a free one ({f'{kind.place}; ' if kind.place else ''}{kind.port(Settings.model_construct())})",
         )
 
     def run(self, work: Callable[[Given], None]) -> int:

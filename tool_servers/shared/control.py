@@ -99,7 +99,7 @@ def _start(names: list[str], given: argparse.Namespace, further: Sequence[str], 
             _say(plan.name, shlex.join(plan.command()))
             continue
         try:
-            running = state.start(plan, ROOT, given.wait)
+            running = state.start(plan, given.wait)
         except EngineError as error:
             failed += 1
             _say(plan.name, f"failed: {error}")

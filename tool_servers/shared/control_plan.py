@@ -192,6 +192,13 @@ def _check_gateway(config: Path | None, options: Mapping[str, str], environment:
     open_routes(settings, environment, upstream)
 
 
+def _check_model(_: Path | None, options: Mapping[str, str], __: Settings) -> None:
+    if "--model" not in options:
+        raise NotSetUpError("no model named; servers.sh start model -- --model FOLDER")
+    if not (Path(options["--model"]) / "config.json").is_file():
+        raise ConfigError(f"--model: {options['--model']}: no folder with a model, which has a config.json")
+
+
 def _check_mcp(_: Path | None, options: Mapping[str, str], __: Settings) -> None:
     from afm.tools import load_tools
 
@@ -209,6 +216,7 @@ _CHECKS: dict[str, Check] = {
     "crawl_page": _check_crawl,
     "gateway": _check_gateway,
     "mcp": _check_mcp,
+    "model": _check_model,
     "visual_inspector": _check_vision,
     "web_search": _check_search,
     "wiki_search": _check_wiki,

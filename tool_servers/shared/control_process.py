@@ -66,8 +66,8 @@ class StateFolder:
         except (OSError, ValueError, TypeError):
             return None
 
-    def start(self, plan: Plan, root: Path, wait_s: float) -> Running:
-        """Start a server and wait until it is healthy.
+    def start(self, plan: Plan, wait_s: float) -> Running:
+        """Start a server in this process's working folder and wait until it is healthy.
 
         Raises:
             EngineError: It ended, or did not become healthy in time; it does not run then.
@@ -78,7 +78,6 @@ class StateFolder:
             begin = sink.tell()
             process = subprocess.Popen(
                 plan.command(),
-                cwd=root,
                 stdin=subprocess.DEVNULL,
                 stdout=sink,
                 stderr=subprocess.STDOUT,

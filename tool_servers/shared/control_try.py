@@ -11,6 +11,7 @@ import httpx
 _TIMEOUT_S = 90.0
 _PRIVATE = "http://127.0.0.1:9/"
 _QUERY = "long river"
+_NO_LIST = (404, 405, 501)
 
 
 def tried(name: str, url: str, token: str | None) -> str:
@@ -36,14 +37,25 @@ def tried(name: str, url: str, token: str | None) -> str:
                 told = _answer(client.post("/retrieve", json={"queries": [_QUERY], "topk": 3}))
                 return f"{len(told['result'][0])} passages"
             case "gateway":
-                told = _answer(client.get("/v1/models"))
-                return f"{len(told['data'])} models behind it"
+                return _gateway(client.get("/v1/models"))
+            case "model":
+                [listed] = _answer(client.get("/v1/models"))["data"]
+                body = {"model": listed["id"], "prompt": _QUERY, "max_tokens": 1}
+                told = _answer(client.post("/v1/completions", json=body))
+                return f"{listed['id']} continued a text by {told['usage']['completion_tokens']} token"
             case "visual_inspector":
                 body = {"image": _dot(), "question": "Which colour is this picture?"}
                 told = _answer(client.post("/inspect", json=body))
                 return f"the model saw: {' '.join(told['text'].split())[:60]}"
             case _:
                 return _mcp(client)
+
+
+def _gateway(response: httpx.Response) -> str:
+    """A gateway's list of models; that its endpoint has no such list is no fault of either."""
+    if response.status_code in _NO_LIST:
+        return f"the endpoint answers and lists no models (status {response.status_code})"
+    return f"{len(_answer(response)['data'])} models behind it"
 
 
 def _answer(response: httpx.Response) -> Any:

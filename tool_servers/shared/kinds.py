@@ -9,7 +9,7 @@ from pydantic import SecretStr
 
 from afm.settings import Settings
 
-_WIKI_PORT = 8000
+_PORT = 8000
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,12 +18,12 @@ class Kind:
 
     Attributes:
         token: Environment variable of its token.
-        place: Environment variable of its port, or of its whole address.
+        place: Environment variable of its port, or of its whole address, if there is one.
         config: File name of its settings in ``configs/servers``.
     """
 
     token: str
-    place: str
+    place: str | None = None
     config: str | None = None
 
     def secret(self, environment: Settings) -> str | None:
@@ -33,8 +33,10 @@ class Kind:
 
     def port(self, environment: Settings) -> int:
         """Where it listens when it is not told."""
+        if self.place is None:
+            return _PORT
         value: int | str = getattr(environment, self.place.lower())
-        return value if isinstance(value, int) else urlsplit(value).port or _WIKI_PORT
+        return value if isinstance(value, int) else urlsplit(value).port or _PORT
 
 
 KINDS = {
@@ -42,6 +44,7 @@ KINDS = {
     "crawl_page": Kind("WEB_SERVER_TOKEN", "CRAWL_PAGE_PORT", "crawl_page.yaml"),
     "gateway": Kind("GATEWAY_TOKEN", "GATEWAY_PORT", "gateway.yaml"),
     "mcp": Kind("MCP_SERVER_TOKEN", "MCP_SERVER_PORT"),
+    "model": Kind("AFM_MODEL_API_KEY"),
     "visual_inspector": Kind("WEB_SERVER_TOKEN", "VISUAL_INSPECTOR_PORT", "visual_inspector.yaml"),
     "web_search": Kind("WEB_SERVER_TOKEN", "WEBSEARCH_PORT", "web_search.yaml"),
     "wiki_search": Kind("WIKI_SERVER_TOKEN", "WIKI_RAG_SERVER_URL", "wiki.yaml"),
