@@ -72,6 +72,15 @@ class SandboxLimits:
                 raise ConfigError(f"sandbox limit {item.name}: expected at most {most}, got more")
 
 
+class NamelessInput(str):
+    """Standard input that can be read once, from its descriptor: ``/dev/stdin`` is empty.
+
+    For programs that run others and may let them see a part of it only.
+    """
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
 class RunResult:
     """One run of a program.

@@ -80,7 +80,7 @@ class BubblewrapSandbox(PerCallSandbox[_Jail]):
             code_fd = memory_file("program", task.program, files.callback)
             rules_fd = memory_file("rules", jail.system_calls, files.callback)
             stdin_fd = memory_file("stdin", task.stdin, files.callback)
-            copy_fd = memory_file("stdin", task.stdin, files.callback)
+            copy_fd = memory_file("stdin", task.device, files.callback)
             return JailedProcess(
                 _command(jail, task.limits, _Descriptors(code_fd, rules_fd, copy_fd)),
                 stdin=stdin_fd,

@@ -99,7 +99,7 @@ class NsjailSandbox(PerCallSandbox[NsjailJail]):
         try:
             code = memory_file("program", task.program, files.callback)
             config = memory_file(
-                "config", nsjail_config(jail, task.limits, task.stdin).encode(), files.callback
+                "config", nsjail_config(jail, task.limits, task.device).encode(), files.callback
             )
             return JailedProcess(
                 nsjail_command(jail, task.limits, code=code, config=config),

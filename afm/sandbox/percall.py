@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from afm.errors import SandboxError, SandboxUnavailableError
-from afm.sandbox.base import ExitReason, RunResult, SandboxLimits
+from afm.sandbox.base import ExitReason, NamelessInput, RunResult, SandboxLimits
 from afm.sandbox.interpreter import Interpreter
 from afm.sandbox.options import (
     binds_of_runs,
@@ -48,6 +48,12 @@ class Task:
     program: bytes
     stdin: bytes
     limits: SandboxLimits
+    named: bool = True
+
+    @property
+    def device(self) -> bytes:
+        """What ``/dev/stdin`` holds."""
+        return self.stdin if self.named else b""
 
 
 _PROBE_TASK = Task(_PROBE, b"", SandboxLimits(wall_s=30.0))
@@ -134,13 +140,13 @@ class PerCallSandbox(ABC, Generic[J]):
         """
         limits = limits or self._limits
         program = encoded("the program", code, limits.file_bytes)
-        given = encoded("stdin", stdin, limits.stdin_bytes)
+        given, named = encoded("stdin", stdin, limits.stdin_bytes), not isinstance(stdin, NamelessInput)
         life = self._current()
         jail = await self._ready(life)
         slot = await life.slots.acquire()
         try:
             async with cores().one() if self._shares else contextlib.nullcontext():
-                return await self._run_in(life, jail, Task(program, given, limits))
+                return await self._run_in(life, jail, Task(program, given, limits, named))
         finally:
             life.slots.release(slot)
 

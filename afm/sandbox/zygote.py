@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from afm.errors import AfmError, SandboxError, SandboxUnavailableError
-from afm.sandbox.base import RunResult, SandboxLimits
+from afm.sandbox.base import NamelessInput, RunResult, SandboxLimits
 from afm.sandbox.bubblewrap import find_bubblewrap
 from afm.sandbox.cgroup import run_groups
 from afm.sandbox.interpreter import Identity, check_readable, find_interpreter
@@ -114,7 +114,7 @@ class ZygoteSandbox:
         """
         limits = limits or self._limits
         program = encoded("the program", code, limits.file_bytes)
-        given = encoded("stdin", stdin, limits.stdin_bytes)
+        given, named = encoded("stdin", stdin, limits.stdin_bytes), not isinstance(stdin, NamelessInput)
         trouble: ZygoteLostError | None = None
         for _ in range(_ATTEMPTS):
             pool = await self._ready()
@@ -122,7 +122,7 @@ class ZygoteSandbox:
             place = await pool.slots.acquire()
             try:
                 async with cores().one() if self._shares else contextlib.nullcontext():
-                    return await place.perform(Job(program, given, limits, pool.level_for(code)))
+                    return await place.perform(Job(program, given, limits, pool.level_for(code), named))
             except ZygoteLostError as error:
                 _LOG.warning("a zygote was lost: %s", error)
                 trouble = error

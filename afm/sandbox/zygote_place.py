@@ -29,6 +29,7 @@ class Job:
     stdin: bytes
     limits: SandboxLimits
     level: int
+    stdin_named: bool = True
 
 
 class Place:
@@ -79,7 +80,7 @@ class Place:
         try:
             self.run = ZygoteRun(
                 zygote,
-                Request(kernel_limits(limits), limits.file_bytes, INODES),
+                Request(kernel_limits(limits), limits.file_bytes, INODES, job.stdin_named),
                 job.program,
                 job.stdin,
                 limits=limits,

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 
@@ -36,16 +36,17 @@ class Request:
         limits: Soft and hard value of each ``RLIMIT_``.
         file_bytes: Size of ``/tmp``, and of ``/dev/shm``.
         inodes: Files and folders that each of the two can hold.
+        stdin_named: Whether ``/dev/stdin`` is the standard input, and not empty.
     """
 
     limits: dict[str, tuple[int, int]]
     file_bytes: int
     inodes: int
+    stdin_named: bool
 
     def packet(self) -> bytes:
         """As it is sent."""
-        fields = {"limits": self.limits, "file_bytes": self.file_bytes, "inodes": self.inodes}
-        return json.dumps(fields).encode()
+        return json.dumps(asdict(self)).encode()
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import pytest
 from busy_core import busy_core, pinned
 
 from afm.errors import DataError, SandboxError, SandboxUnavailableError
-from afm.sandbox import ExitReason, RunResult, Sandbox, SandboxLimits, open_sandbox
+from afm.sandbox import ExitReason, NamelessInput, RunResult, Sandbox, SandboxLimits, open_sandbox
 
 pytestmark = pytest.mark.sandbox
 KINDS = ("auto", "zygote", "bubblewrap")
@@ -42,6 +42,11 @@ async def test_a_program_runs_as_main_with_its_input(sandbox: Sandbox) -> None:
 async def test_stdin_is_also_a_file_and_may_be_empty(sandbox: Sandbox) -> None:
     assert (await sandbox.run("print(open('/dev/stdin').read() * 2)", "ab")).stdout == "abab\n"
     assert (await sandbox.run("import sys\nprint(repr(sys.stdin.read()))")).stdout == "''\n"
+
+
+async def test_stdin_may_have_no_name(sandbox: Sandbox) -> None:
+    code = "import sys\nprint(repr(open('/dev/stdin').read()), sys.stdin.read())"
+    assert (await sandbox.run(code, NamelessInput("ab"))).stdout == "'' ab\n"
 
 
 async def test_what_programs_usually_need_works(sandbox: Sandbox) -> None:

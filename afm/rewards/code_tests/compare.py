@@ -10,13 +10,14 @@ from typing import Any
 
 _NUMBER = re.compile(r"[+-]?(?:\d{1,400}(?:\.\d{0,400})?|\.\d{1,400})(?:[eE][+-]?\d{1,4})?", re.ASCII)
 _WHOLE = re.compile(r"[+-]?\d+", re.ASCII)
+_PADDED = re.compile(r"[+-]?0\d", re.ASCII)
 
 
 def same_output(given: str, expected: str, tolerance: float, absolute: float | None = None) -> bool:
     """Equal word by word, whatever the blanks between the words.
 
     Where a number with a fraction is expected, one within ``tolerance`` will do, absolute or relative; whole numbers
-    must have the same value, words the same letters.
+    must have the same value, words the same letters. Expected digits with zeros before them (``00101``) are a word.
 
     Args:
         absolute: The absolute tolerance, when it is another one than the relative.
@@ -78,7 +79,7 @@ def _fractions(expected: Any) -> Iterator[float]:
         yield expected
     elif isinstance(expected, str):
         for word in expected.split():
-            if _NUMBER.fullmatch(word) and not _WHOLE.fullmatch(word):
+            if _NUMBER.fullmatch(word) and not _WHOLE.fullmatch(word) and not _PADDED.match(word):
                 yield float(word)
     elif isinstance(expected, list | dict):
         for item in expected.values() if isinstance(expected, dict) else expected:
@@ -89,6 +90,8 @@ def _same_word(given: str, expected: str, tolerance: float, absolute: float) -> 
     if given == expected:
         return True
     if not _NUMBER.fullmatch(given) or not _NUMBER.fullmatch(expected):
+        return False
+    if _PADDED.match(expected):
         return False
     if _WHOLE.fullmatch(expected):
         return Decimal(given) == Decimal(expected)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from afm.rewards.code_tests.packed import unpacked
 _SETUP = ("import_prefix", "test_imports", "test_setup_code")
 _TESTS = ("functional", "test", "test_list", "asserts", "assert_case", "challenge_test_list")
 _SPLIT = ("public_tests", "private_tests", "generated_tests")
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _CHECKERS = ("checker", "generated_checker")
 _KNOWN = (
     "stdin + expected_output, inputs + outputs (+ fn_name), public_test_cases / private_test_cases, public_tests / "
@@ -49,6 +51,7 @@ class Problem:
         checker: A Python program, called with the files input, expected and output as its arguments.
         tests: A test program: asserts about functions that the program defines.
         function: The function that call cases call, and that tests know as ``candidate``.
+        helpers: Definitions that the prompt gave, which tests and programs may use (HumanEval's ``poly``).
     """
 
     printing: tuple[PrintCase, ...] = ()
@@ -56,6 +59,7 @@ class Problem:
     tests: str = ""
     function: str | None = None
     checker: str | None = None
+    helpers: str = ""
 
 
 def question_id(ground_truth: Any) -> str | None:
@@ -107,7 +111,12 @@ class _Reader:
             for case in _cases(self.data.get(name), name):
                 self._case(_mapping(case, name), function)
         checker = next((str(self.data[name]) for name in _CHECKERS if self.data.get(name)), None)
-        return Problem(tuple(self.printing), tuple(self.calling), self._tests(function), function, checker)
+        helpers = next(
+            (text for source in (self.data, self.info) if (text := _helpers(source, function))), ""
+        )
+        return Problem(
+            tuple(self.printing), tuple(self.calling), self._tests(function), function, checker, helpers
+        )
 
     def _function(self) -> str | None:
         for source in (self.data, self.info):
@@ -152,6 +161,20 @@ class _Reader:
         if "def check(" in "\n".join(parts) and function is not None:
             parts.append(f"check({function})")
         return "\n".join(part for part in parts if part)
+
+
+def _helpers(row: Mapping[str, Any], function: str | None) -> str:
+    """What a prompt defines, which is a program that ends with the head of ``function``, but for that function."""
+    try:
+        body = ast.parse(str(row.get("prompt") or "")).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return ""
+    if function not in {node.name for node in body if isinstance(node, _DEFINITIONS)}:
+        return ""
+    kept = [
+        node for node in body if isinstance(node, (*_DEFINITIONS, ast.Import, ast.ImportFrom, ast.Assign))
+    ]
+    return "\n".join(ast.unparse(node) for node in kept if getattr(node, "name", "") != function)
 
 
 def _loaded(value: Any) -> Any:

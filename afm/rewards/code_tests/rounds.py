@@ -10,15 +10,15 @@ from __future__ import annotations
 import json
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from afm.errors import RewardError
 from afm.rewards.code_tests.inside.plain import decode
+from afm.rewards.code_tests.problem import Problem
 from afm.rewards.code_tests.runner import CaseEnd, CaseLimits, CaseRun, CaseRunner
 
 _WORDS = {CaseEnd.CPU: "too slow", CaseEnd.WALL: "too slow", CaseEnd.OUTPUT: "too much output"}
-_MOST_ROUNDS = 12
 _REMEMBERED = 512
 
 
@@ -45,48 +45,64 @@ class TestRounds:
         self._early_stop = early_stop
         self._first: OrderedDict[tuple[str, str | None], Mapping[str, Any]] = OrderedDict()
 
-    async def judge(self, source: str, tests: str, function: str | None, limits: CaseLimits) -> Checks:
-        """Run ``tests`` against ``source``.
+    async def judge(self, source: str, problem: Problem, limits: CaseLimits) -> Checks:
+        """Run the test program of ``problem`` against ``source``.
+
+        Only the first round, which knows nothing of the program, can say that the tests cannot judge, or those that
+        use objects of the program's classes. Whatever else goes wrong afterwards is what the program did.
 
         Raises:
             SandboxError: The sandbox failed.
         """
         known: list[tuple[Any, Any]] = []
+        left_s = limits.total_s
         try:
-            answer = await self._first_round(tests, function, limits)
+            answer = await self._first_round(problem, limits)
         except RewardError as error:
             return Checks((), str(error))
-        for _ in range(_MOST_ROUNDS):
+        while True:
             if answer["trouble"]:
                 return Checks((), str(answer["trouble"]))
             if not answer["wanted"]:
                 return Checks(tuple(map(str, answer["checks"])))
-            known += await self._answers(source, answer["wanted"], limits)
+            if left_s <= 0:
+                return Checks((f"the tests have not come to an end after {limits.total_s:g} s",))
+            answers, seconds = await self._answers(source, problem.helpers, answer["wanted"], limits, left_s)
+            known += answers
             try:
-                answer = await self._runner.judge({"tests": tests, "entry": function, "known": known}, limits)
+                answer = await self._runner.judge(_task(problem, known), limits)
             except RewardError as error:  # it was fine before it had the program's answers
                 return Checks((f"with the program's answers {error}",))
-        return Checks((), f"the tests still ask for more after {_MOST_ROUNDS} rounds")
+            left_s -= seconds + answer["spent_s"]
 
-    async def _first_round(self, tests: str, function: str | None, limits: CaseLimits) -> Mapping[str, Any]:
+    async def _first_round(self, problem: Problem, limits: CaseLimits) -> Mapping[str, Any]:
         """The calls that the tests make, remembered: a group of programs has the same tests."""
-        key = (tests, function)
+        key = (f"{problem.helpers}\n{problem.tests}", problem.function)
         if key not in self._first:
-            answer = await self._runner.judge({"tests": tests, "entry": function, "known": []}, limits)
-            self._first[key] = answer
+            self._first[key] = await self._runner.judge(_task(problem, []), limits)
             if len(self._first) > _REMEMBERED:
                 self._first.popitem(last=False)
         return self._first[key]
 
-    async def _answers(self, source: str, wanted: list[Any], limits: CaseLimits) -> list[tuple[Any, Any]]:
+    async def _answers(
+        self, source: str, helpers: str, wanted: list[Any], limits: CaseLimits, left_s: float
+    ) -> tuple[list[tuple[Any, Any]], float]:
+        """What the program answers, and in how many seconds."""
         cases = [{"session": session} for session in wanted]
         ran: list[CaseRun] = []
-        async for batch in self._runner.run(source, cases, limits, growing=self._early_stop):
+        within, early = replace(limits, total_s=left_s), self._early_stop
+        async for batch in self._runner.run(source, cases, within, growing=early, helpers=helpers):
             ran += batch
             if self._early_stop and batch[-1].end is not CaseEnd.OK:
                 break
         ran += [CaseRun(CaseEnd.LOST, note="not asked any more")] * (len(wanted) - len(ran))
-        return [(session, _outcomes(run, len(session))) for session, run in zip(wanted, ran, strict=True)]
+        pairs = [(session, _outcomes(run, len(session))) for session, run in zip(wanted, ran, strict=True)]
+        return pairs, sum(run.spent_s for run in ran)
+
+
+def _task(problem: Problem, known: list[tuple[Any, Any]]) -> dict[str, Any]:
+    tests = f"{problem.helpers}\n{problem.tests}" if problem.helpers else problem.tests
+    return {"tests": tests, "entry": problem.function, "known": known}
 
 
 def _outcomes(run: CaseRun, steps: int) -> list[Mapping[str, Any]]:
@@ -100,9 +116,8 @@ def _outcomes(run: CaseRun, steps: int) -> list[Mapping[str, Any]]:
 
 def _wholesome(value: Mapping[str, Any]) -> bool:
     """Whether the stand-ins can read an outcome; the test program shall not stumble over it."""
-    if not {"value", "object", "raised", "failed"} & set(value) or not isinstance(
-        value.get("raised", ""), str
-    ):
+    texts = [value.get(name, "") for name in ("raised", "known", "message")]
+    if not {"value", "object", "raised", "failed"} & set(value) or not all(isinstance(t, str) for t in texts):
         return False
     try:
         decode(value.get("value"))

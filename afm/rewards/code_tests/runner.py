@@ -13,7 +13,7 @@ from typing import Any
 from afm.errors import RewardError, SandboxError
 from afm.rewards.code_tests.inside import mentioning, program, shared_modules
 from afm.rewards.code_tests.inside.serve import PRELUDE
-from afm.sandbox import ExitReason, RunResult, Sandbox, SandboxLimits
+from afm.sandbox import ExitReason, NamelessInput, RunResult, Sandbox, SandboxLimits
 
 _FIRST_BATCH = 4
 _LARGEST_BATCH = 64
@@ -36,6 +36,8 @@ class CaseEnd(StrEnum):
     """Printed or returned more than allowed."""
     LOST = "lost"
     """The program brought down the run, or the time for all cases together was over."""
+    BROKEN = "broken"
+    """The program does not compile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +48,14 @@ class CaseRun:
         output: Its standard output.
         values: Outcomes of a session's steps (see ``inside/candidate.py``), ``None`` when there are none.
         note: Why it did not end well, in one line.
+        spent_s: Its share of the time of its run, but for waiting for a core.
     """
 
     end: CaseEnd
     output: str = ""
     values: tuple[Mapping[str, Any], ...] | None = None
     note: str = ""
+    spent_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +91,13 @@ class CaseRunner:
         self._sandbox = sandbox
 
     async def run(
-        self, source: str, cases: Sequence[Mapping[str, Any]], limits: CaseLimits, *, growing: bool
+        self,
+        source: str,
+        cases: Sequence[Mapping[str, Any]],
+        limits: CaseLimits,
+        *,
+        growing: bool,
+        helpers: str = "",
     ) -> AsyncIterator[list[CaseRun]]:
         """What ``source`` did in each of ``cases``, batch by batch; each batch is one run of the sandbox.
 
@@ -95,6 +105,7 @@ class CaseRunner:
             cases: As ``inside/candidate.py`` takes them.
             growing: Begin with few cases a batch and stop a batch at its first case that did not end well: for
                 callers that stop at the first failure. The rest of such a batch is missing.
+            helpers: Definitions that functions of ``source`` may use.
 
         Raises:
             SandboxError: The sandbox failed, or a program was stopped by the clock because the machine starved it: that says
@@ -105,7 +116,7 @@ class CaseRunner:
             if left_s <= 0:
                 yield [CaseRun(CaseEnd.LOST, note="the time for all cases together is over") for _ in batch]
                 continue
-            ran, result = await self._batch(source, batch, replace(limits, total_s=left_s), growing)
+            ran, result = await self._batch(source, batch, replace(limits, total_s=left_s), growing, helpers)
             late = _stopped_by_clock(ran, result, min(left_s, len(batch) * limits.wall_s))
             if late is not None and result.starved(min(left_s, limits.wall_s)):
                 if late:
@@ -114,27 +125,32 @@ class CaseRunner:
                     f"the machine is overloaded: a program waited {result.starved_s:.1f} of {result.wall_s:.1f} s for a "
                     "core before the clock stopped it; run fewer programs at a time (max_parallel)"
                 )
-            left_s -= result.wall_s - result.starved_s
-            yield ran
+            seconds = result.wall_s - result.starved_s
+            left_s -= seconds
+            yield [replace(case, spent_s=seconds / len(ran)) for case in ran]
 
     async def _batch(
-        self, source: str, batch: Sequence[Mapping[str, Any]], limits: CaseLimits, growing: bool
+        self, source: str, batch: Sequence[Mapping[str, Any]], limits: CaseLimits, growing: bool, helpers: str
     ) -> tuple[list[CaseRun], RunResult]:
         total_s = min(limits.total_s, len(batch) * limits.wall_s)
+        cases = [json.dumps(case) for case in batch]
+        session, shared = "session" in batch[0], shared_modules(helpers + source)
         task = {
             "program": source,
-            "cases": batch,
+            "sizes": [len(case) for case in cases],
+            "session": session,
             "cpu_s": limits.case_s,
             "wall_s": limits.wall_s,
             "total_s": total_s,
             "output_bytes": limits.output_bytes,
             "stop_early": growing,
-            "prelude": "session" in batch[0],
-            "shared": shared_modules(source),
+            "prelude": f"{PRELUDE}\n{helpers}" if session else "",
+            "shared": shared,
         }
-        given = json.dumps(task)
+        head = json.dumps(task)
+        given = NamelessInput(f"{len(head):016d}{head}{''.join(cases)}")
         result = await self._sandbox.run(
-            mentioning(program("plain", "ending", "serve", "candidate"), shared_modules(source)),
+            mentioning(program("plain", "ending", "serve", "candidate"), shared),
             given,
             _limits(given, total_s, limits.memory_bytes, 6 * len(batch) * (limits.output_bytes + 4096)),
         )
@@ -153,7 +169,7 @@ class CaseRunner:
         judge = mentioning(program("plain", "scope", "stand_ins", "judge"), names)
         result = await self._sandbox.run(judge, given, bounds)
         try:
-            answer: dict[str, Any] = json.loads(result.stdout)
+            answer: dict[str, Any] = {**json.loads(result.stdout), "spent_s": result.wall_s - result.starved_s}
         except (ValueError, RecursionError):
             if result.reason is ExitReason.TIMEOUT and result.starved(bounds.wall_s):
                 raise SandboxError("the machine is overloaded: it starved the test program") from None
@@ -193,32 +209,48 @@ def _batches(cases: Sequence[Mapping[str, Any]], growing: bool) -> Iterator[Sequ
 
 
 def _read(result: RunResult, count: int, growing: bool, total_s: float) -> list[CaseRun]:
-    """The cases in the lines that the run printed; every line is as untrustworthy as the program."""
+    """The cases in what the run printed."""
     found: dict[int, CaseRun] = {}
-    for line in result.stdout.splitlines():
-        try:
-            frame = json.loads(line)
-            if "broken" in frame:
-                lost = CaseRun(CaseEnd.ERROR, note=_short(str(frame["broken"])))
-                return [lost] * (1 if growing else count)
-            found.setdefault(int(frame["case"]), _case(frame))
-        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
-            continue
+    for frame, answer, note in _frames(result.stdout):
+        if "broken" in frame:
+            return [CaseRun(CaseEnd.BROKEN, note=_short(frame["broken"]))] * (1 if growing else count)
+        found[frame["case"]] = _case(frame, answer, _short(note))
     last = max(found, default=-1)
     complete = [found.get(number, _lost(result, total_s)) for number in range(count)]
     stopped = growing and last >= 0 and found[last].end is not CaseEnd.OK
     return complete[: last + 1] if stopped else complete
 
 
-def _case(frame: Mapping[str, Any]) -> CaseRun:
-    end, note = CaseEnd(frame["end"]), str(frame.get("note", ""))
-    status = frame.get("status", 0)
-    if end is CaseEnd.ERROR and isinstance(status, int) and (status < 0 or not note.strip()):
+def _frames(text: str) -> Iterator[tuple[dict[str, Any], str, str]]:
+    """Line, answer and notes of each case that is complete (see ``inside/candidate.py``)."""
+    position = 0
+    while (start := text.find("\n", position)) >= 0:
+        frame: dict[str, Any] = json.loads(text[position:start])
+        mark = frame.get("mark", "\n")
+        between = text.find(mark, start + 1)
+        end = text.find(mark, between + len(mark))
+        if "broken" not in frame and (between < 0 or end < 0):
+            return
+        yield frame, text[start + 1 : between], text[between + len(mark) : end]
+        position = end + len(mark) + 1
+
+
+def _case(frame: Mapping[str, Any], answer: str, note: str) -> CaseRun:
+    end, status = CaseEnd(frame["end"]), int(frame["status"])
+    if end is CaseEnd.ERROR and (status < 0 or not note):
         note = f"died of signal {-status}" if status < 0 else f"exit status {status}"
-    values = frame.get("values")
+    return CaseRun(end, answer, _values(answer) if frame["session"] else None, note)
+
+
+def _values(answer: str) -> tuple[Mapping[str, Any], ...] | None:
+    """The outcomes in what a program wrote; its words may be anything."""
+    try:
+        values = json.loads(answer)
+    except (ValueError, RecursionError):
+        return None
     if not isinstance(values, list) or not all(isinstance(value, dict) for value in values):
-        values = None
-    return CaseRun(end, str(frame.get("out", "")), None if values is None else tuple(values), _short(note))
+        return None
+    return tuple(values)
 
 
 def _stopped_by_clock(ran: Sequence[CaseRun], result: RunResult, total_s: float) -> int | None:

@@ -31,6 +31,7 @@ _WORDS = {
     CaseEnd.WALL: "lasted more than {wall_s:g} s",
     CaseEnd.OUTPUT: "more than {output_bytes} bytes of output",
     CaseEnd.LOST: "not finished",
+    CaseEnd.BROKEN: "the program failed",
 }
 
 
@@ -105,7 +106,7 @@ class CodeTests:
                     if fault and self._policy.early_stop:
                         return self._part(faults, total)
         if problem.tests:
-            checks = await self._rounds.judge(program, problem.tests, problem.function, self._policy.limits)
+            checks = await self._rounds.judge(program, problem, self._policy.limits)
             if checks.trouble or not checks.faults:
                 return Part(None, f"tests: {checks.trouble or 'they check nothing'}")
             faults += checks.faults
@@ -164,7 +165,7 @@ class CodeTests:
         limits = replace(self._policy.limits, output_bytes=1 << 16)
         async for batch in self._runner.run(problem.checker or "", cases, limits, growing=False):
             verdicts += batch
-        if all(verdict.note.startswith("SyntaxError") for verdict in verdicts):
+        if verdicts[0].end is CaseEnd.BROKEN:
             raise DataError(f"the row's checker is no program: {verdicts[0].note}")
         return [
             ""
@@ -182,7 +183,8 @@ class CodeTests:
         ]
         absolute = absolute_tolerance((case.expected for case in problem.calling), self._policy.tolerance)
         waiting = iter(problem.calling)
-        async for batch in self._runner.run(program, sessions, limits, growing=self._policy.early_stop):
+        growing, helpers = self._policy.early_stop, problem.helpers
+        async for batch in self._runner.run(program, sessions, limits, growing=growing, helpers=helpers):
             for case, run in zip(islice(waiting, len(batch)), batch, strict=True):
                 yield self._call_fault(case, run, absolute)
 

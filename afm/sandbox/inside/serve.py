@@ -129,7 +129,7 @@ def isolate(request: dict[str, Any], code: int, stdin: int, jail: Jail) -> None:
     kernel.mount(root, root, None, kernel.BIND | kernel.RECURSIVE)
     for device, had in jail.devices:  # still to be written to, but their times are the host's
         kernel.mount(None, device, None, kernel.BIND | kernel.REMOUNT | kernel.READ_ONLY | had)
-    size, stdin_size = request["file_bytes"], os.fstat(stdin).st_size
+    size, stdin_size = request["file_bytes"], os.fstat(stdin).st_size * request["stdin_named"]
     flags = kernel.NO_SUID | kernel.NO_DEV
     for folder, extra in (("/tmp", stdin_size), ("/dev/shm", 0)):
         options = f"size={size + extra},nr_inodes={request['inodes']},mode=0755"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -219,7 +220,6 @@ async def test_a_crash_is_no_exception_that_tests_expect(swallow: str, training:
         ("assert [P(1, 2)] == [P(1, 2)]", POINT),
         ("assert P(1, 2) in [P(2, 1), P(1, 2)]", POINT),
         ("assert P(1, 2) + P(1, 2) == 3", POINT),
-        ("assert f(1) == f(1)", "def f(x): return lambda: x"),
     ],
 )
 async def test_what_two_objects_of_the_program_are_to_each_other_is_not_judged(
@@ -228,6 +228,148 @@ async def test_what_two_objects_of_the_program_are_to_each_other_is_not_judged(
     part = await judged(training, tests, program)
     assert part.score is None
     assert "the tests relate two objects of the program" in part.evidence
+
+
+@pytest.mark.parametrize(
+    "tests",
+    [
+        "assert f(1) == f(1)",
+        "assert sorted([f(2), f(1)]) == [1, 2]",
+        "assert f(f(1)) == 1",
+        "assert f(f(1).left) == 1",
+    ],
+)
+async def test_an_object_in_place_of_a_value_is_wrong(tests: str, training: CodeTests) -> None:
+    part = await judged(training, tests, "class A:\n    left = print\ndef f(x): return A()")
+    assert part.score == 0.0, part.evidence
+    assert (await judged(training, "assert f(f(1)) == 1", "def f(x): return x")).score == 1.0
+
+
+@pytest.mark.parametrize("error", ["StopIteration", "type('Mine', (StopIteration,), {})", "GeneratorExit"])
+@pytest.mark.parametrize(
+    "tests",
+    [
+        "assert all(map(lambda n: f(n) == n, [1, 2]))",
+        "for got in map(f, [1, 2]):\n    assert got in (1, 2)",
+        "assert sum(map(f, [1, -1])) == 0",
+        "assert not any(map(lambda n: f(n) != n, [1]))",
+        "assert next(map(f, [0]), 0) == 0",
+        "assert list(iter(lambda: f(3), 3)) == []",
+        "try:\n    right = all(map(f, [1]))\nexcept BaseException:\n    right = True\nassert right",
+    ],
+)
+async def test_no_exception_of_the_program_ends_a_loop_of_the_tests(
+    tests: str, error: str, training: CodeTests
+) -> None:
+    part = await judged(training, tests, f"def f(x): raise {error}", entry_point="f")
+    assert part.score == 0.0, part.evidence
+
+
+async def test_iterators_of_programs_still_end(training: CodeTests) -> None:
+    tests = "it = f(2)\nassert next(it) == 0 and next(it) == 1\ntry:\n    next(it)\n    assert False\nexcept StopIteration:\n    pass"
+    assert (await judged(training, tests, "def f(x): return iter(range(x))")).score == 1.0
+
+
+@pytest.mark.parametrize(
+    ("caught", "raised", "score"),
+    [
+        ("ValueError", "type('Mine', (ValueError,), {})('x')", 1),
+        ("LookupError", "SystemExit(0)", 0),
+        ("SystemExit", "SystemExit(0)", 1),
+        ("KeyError", "type('Mine', (ValueError,), {})('x')", 0),
+    ],
+)
+async def test_tests_catch_the_class_that_was_raised(
+    caught: str, raised: str, score: int, training: CodeTests
+) -> None:
+    tests = f"try:\n    f(1)\n    assert False, 'nothing raised'\nexcept {caught}:\n    pass"
+    assert (await judged(training, tests, f"def f(x): raise {raised}")).score == score
+
+
+@pytest.mark.parametrize(
+    "tests",
+    [
+        "try:\n    f(1)\nexcept Mine:\n    pass\nassert f(2) == 2",
+        "assert isinstance(f(1), Mine)",
+        "kind = Mine\nassert isinstance(f(1), kind)",
+        "import unittest\nunittest.TestCase().assertRaises(Mine, f, 1)",
+    ],
+)
+@pytest.mark.parametrize("program", ["def f(x): return x", "Mine = TypeError\ndef f(x): raise Mine", ""])
+async def test_tests_that_need_a_class_of_the_program_abstain_whatever_it_does(
+    tests: str, program: str, training: CodeTests
+) -> None:
+    part = await judged(training, tests, program or "pass", entry_point="f")
+    assert part.score is None, part.evidence
+
+
+@pytest.mark.parametrize("kind", ["TypeError", "ValueError"])
+async def test_the_words_of_an_exception_decide_nothing(kind: str, training: CodeTests) -> None:
+    tests = "try:\n    f(1)\nexcept ValueError:\n    pass\nassert f(2) == 2"
+    for words in (
+        "catching classes that do not inherit from BaseException",
+        "isinstance() arg 2 must be a type",
+    ):
+        part = await judged(training, tests, f"def f(x): raise {kind}({words!r})")
+        assert part.score == 0.0, part.evidence
+
+
+async def test_a_value_that_was_never_made_is_no_helper_that_is_missing(training: CodeTests) -> None:
+    tests = "got = f(1)\nassert got == 1\nassert got > 0\nassert got < 9"
+    part = await judged(training, tests, "def f(x): raise OSError")
+    assert part.score == 0.0, part.evidence
+
+
+@pytest.mark.parametrize(
+    ("tests", "score"),
+    [
+        ("assert f(3).has(3)", 0),
+        ("assert f(3).has(x=3) == True", 0),
+        ("assert f(3).has(3)\nassert not f(3).has(4)", 1),
+        ("box = f(3)\nbox.put(4)\nassert box.has(4) and not box.has(5)\nassert box.less(1) == 2", 1),
+        ("box = Box(3)\nassert box.has(3)", 1),
+    ],
+)
+async def test_a_method_that_only_agrees_proves_nothing(tests: str, score: int, training: CodeTests) -> None:
+    program = (
+        "class Box:\n    def __init__(self, x): self.x = {x}\n    def has(self, x): return x in self.x\n"
+        "    def put(self, x):\n        self.x.add(x)\n        return True\n    def less(self, n): return len(self.x) - n + 1\n"
+        "f = lambda x: Box(x)"
+    )
+    part = await judged(training, tests, program)
+    assert part.score == score, part.evidence
+
+
+@pytest.mark.parametrize(
+    "tests",
+    [
+        "assert not abs(f(7) - f(7) + f(8)) > 20",
+        "assert not abs(float(f(7)[0]) - 14) > 1e-6",
+        "assert f(7) != 15\nassert max(0.0, abs(f(7) - 14)) < 1e-6",
+        "if abs(f(7) - 14) > 1e-6:\n    raise SystemExit(1)",
+        "assert not abs(float(str(f(7))) - 14) >= 1e-6",
+    ],
+)
+async def test_what_is_no_number_is_wrong(tests: str, training: CodeTests) -> None:
+    listed = "[{}]" if "[0]" in tests else "{}"
+    for value, score in (("float('nan')", 0), ("'nan'", 0), ("float('inf') - float('inf')", 0), ("14.0", 1)):
+        part = await judged(training, tests, f"def f(x): return {listed.format(value)}")
+        assert part.score == score, part.evidence
+
+
+async def test_unless_the_tests_ask_for_it(training: CodeTests) -> None:
+    tests = "import math\nassert math.isnan(f(0)) and not f(0) > 1\nassert f(1) == 1"
+    assert (await judged(training, tests, "def f(x): return 1 if x else float('nan')")).score == 1.0
+
+
+@pytest.mark.parametrize(("body", "score"), [("n // 2", 1), ("n + 1", 0), ("n", 0)])
+async def test_answers_that_depend_on_answers(body: str, score: int, training: CodeTests) -> None:
+    tests = "n = 2 ** 16\nwhile n > 1:\n    n = f(n)\nassert n == 1"
+    short = CodeTests(
+        training._sandbox, replace(training._policy, limits=replace(training._policy.limits, total_s=20))
+    )
+    part = await judged(short, tests, f"def f(n): return {body}")
+    assert part.score == score, part.evidence
 
 
 async def test_an_object_is_still_itself_and_no_value(training: CodeTests) -> None:

@@ -1,8 +1,12 @@
 """Runs a program on many inputs, each in a fresh process. Runs inside the sandbox; knows no expected answer.
 
-Standard input holds one JSON object: the program, the cases and their limits. Each case is either a text for
-standard input, perhaps with files and arguments, or a session: calls of the program's functions and of methods of
-what they return. For each case one JSON line goes to standard output, a descriptor that the program never has.
+Standard input holds the length of a JSON object in 16 digits, the object (the program, the limits, the sizes of the
+cases), then the cases, JSON too. Each case is either a text for standard input, perhaps with files and arguments, or
+a session: calls of the program's functions and of methods of what they return. Each case goes to standard output as
+one JSON line, what it answered, and its notes, on a descriptor that the program never has.
+
+A case knows nothing of the others: this process never reads them, keeps their answers in memory that its forks do not
+have, and removes the files that they leave.
 """
 
 from __future__ import annotations
@@ -11,54 +15,118 @@ import contextlib
 import ctypes
 import gc
 import json
+import mmap
 import os
 import resource
 import select
 import signal
+import struct
 import sys
 import time
 import types
 from typing import Any
 
-from afm.rewards.code_tests.inside.serve import NOTE_BYTES, PRELUDE, PROGRAM, described, serve
+from afm.rewards.code_tests.inside.serve import NOTE_BYTES, PROGRAM, described, serve
 
 _CHUNK = 1 << 16
-_STDIN, _INPUT = "/dev/stdin", "/tmp/stdin"  # the first may hold this program's input, not the case's
-_PR_SET_CHILD_SUBREAPER = 36
+_DIGITS = 16
+_STDIN, _INPUT = "/dev/stdin", "/tmp/stdin"  # the first is empty
+_WRITABLE = ("/tmp", "/dev/shm")
+_PR_SET_SECCOMP, _PR_SET_CHILD_SUBREAPER, _FILTER = 22, 36, 2
+_SIGACTION = {"x86_64": 13, "aarch64": 134}
 
 
 def main() -> None:
     """Run the cases of standard input."""
-    with open(0, "rb", closefd=False) as stream:
-        task = json.loads(stream.read())
+    start = _DIGITS + int(_part(0, _DIGITS))
+    task = json.loads(_part(_DIGITS, start - _DIGITS))
     try:
         code = compile(task["program"].replace(_STDIN, _INPUT), PROGRAM, "exec", dont_inherit=True)
     except BaseException as error:  # noqa: BLE001 - whatever a hostile source does to the compiler
-        _send({"broken": described(error)})
+        _send(json.dumps({"broken": described(error)}).encode() + b"\n")
         return
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    _keep_children()
     _import_shared(task["shared"], task["prelude"])
+    kept = _swept()
+    stores = {1: _Store(task["output_bytes"]), 2: _Store(NOTE_BYTES), 3: _Store(task["output_bytes"])}
     gc.freeze()  # the cases' collectors need not touch, and copy, what they share
     ends = time.monotonic() + task["total_s"]
-    for number, case in enumerate(task["cases"]):
+    for number, size in enumerate(task["sizes"]):
         if time.monotonic() > ends:
             return
-        result = _Case(code, case, task, min(task["wall_s"], ends - time.monotonic())).run()
-        _send({"case": number, **result})
-        if task["stop_early"] and result["end"] != "ok":
+        case = _Case(code, (start, size), task, stores)
+        result = case.run(min(task["wall_s"], ends - time.monotonic()))
+        _report({"case": number, **result}, stores[3 if task["session"] else 1], stores[2])
+        if (task["stop_early"] and result["end"] != "ok") or _swept() - kept:
             return
+        start += size
 
 
-def _send(frame: dict[str, Any]) -> None:
-    data = json.dumps(frame).encode() + b"\n"
+def _part(start: int, size: int) -> bytes:
+    """``size`` bytes of the standard input."""
+    data = b""
+    while chunk := os.pread(0, size - len(data), start + len(data)):
+        data += chunk
+    return data
+
+
+def _send(data: Any) -> None:
     while data:
         data = data[os.write(1, data) :]
 
 
-def _import_shared(names: list[str], prelude: bool) -> None:
+def _report(frame: dict[str, Any], answer: _Store, notes: _Store) -> None:
+    """A line about a case, and its texts; what ends them is drawn when the program is gone."""
+    mark = os.urandom(16).hex()
+    _send(json.dumps({**frame, "mark": mark}).encode() + b"\n")
+    for store in (answer, notes):
+        _send(store.content())
+        _send(mark.encode())
+    _send(b"\n")
+
+
+def _keep_children() -> None:
+    """Let nobody ignore SIGCHLD: the kernel forgets the CPU time of children that nobody need wait for."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    number = _SIGACTION.get(os.uname().machine)
+    if number is None:
+        return
+    rules = (
+        *((0x20, 0, 0, 0), (0x15, 0, 3, number)),  # load the call's number, go on if it is sigaction,
+        *((0x20, 0, 0, 16), (0x15, 0, 1, signal.SIGCHLD)),  # load its first argument, go on if it is SIGCHLD,
+        *((0x06, 0, 0, 0x00050000), (0x06, 0, 0, 0x7FFF0000)),  # say that it is done; allow everything else
+    )
+    data = ctypes.create_string_buffer(b"".join(struct.pack("<HBBI", *rule) for rule in rules))
+    filters = ctypes.create_string_buffer(struct.pack("@HP", len(rules), ctypes.addressof(data)))
+    ctypes.CDLL(None).prctl(_PR_SET_SECCOMP, _FILTER, filters, 0, 0)
+
+
+def _swept() -> set[str]:
+    """Remove all files, and say which have stayed."""
+    for folder in _WRITABLE:
+        if not os.listdir(folder):  # noqa: PTH208 - pathlib is slow to import
+            continue
+        found = [folder]
+        for path in found:  # grows
+            with contextlib.suppress(OSError):
+                if path not in _WRITABLE:
+                    os.chmod(path, 0o700)  # noqa: PTH101 - as above
+                inside = list(os.scandir(path))
+                found += [entry.path for entry in inside if entry.is_dir(follow_symlinks=False)]
+                for entry in inside:
+                    if not entry.is_dir(follow_symlinks=False):
+                        os.unlink(entry.path)  # noqa: PTH108 - as above
+        for path in reversed(found[1:]):
+            with contextlib.suppress(OSError):
+                os.rmdir(path)  # noqa: PTH106 - as above
+    return {f"{folder}/{name}" for folder in _WRITABLE for name in os.listdir(folder)}  # noqa: PTH208 - as above
+
+
+def _import_shared(names: list[str], prelude: str) -> None:
     """Import well-known modules once, not once a case."""
-    if prelude:
-        exec(PRELUDE, {})
+    with contextlib.suppress(Exception):  # it will fail in the cases too
+        exec(prelude, {})
     for name in names:
         try:
             __import__(name)
@@ -66,66 +134,94 @@ def _import_shared(names: list[str], prelude: bool) -> None:
             continue
 
 
+class _Store:
+    """What a stream of a case holds, in memory that no fork inherits."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._map = mmap.mmap(-1, size + _CHUNK)
+        self._map.madvise(mmap.MADV_DONTFORK)
+        self.used = 0
+
+    @property
+    def too_much(self) -> bool:
+        return self.used > self._size
+
+    def content(self) -> memoryview:
+        return memoryview(self._map)[: self.used]
+
+    def take(self, fd: int) -> bool:
+        """Read what is there; whether there may be more."""
+        try:
+            count = os.readv(fd, [memoryview(self._map)[self.used :]])
+        except BlockingIOError:
+            return False
+        self.used += count
+        return count > 0
+
+    def keep_the_end(self) -> None:
+        """Forget what is too much at the beginning."""
+        if self.too_much:
+            self._map.move(0, self.used - self._size, self._size)
+            self.used = self._size
+
+
 class _Case:
-    """One case: a child of its own with limits, its streams, and its end."""
+    """One case: a child of its own with limits, its streams, and its end.
+
+    Args:
+        place: Where the case is in the standard input: position and size.
+    """
 
     def __init__(
-        self, code: types.CodeType, case: dict[str, Any], task: dict[str, Any], wall_s: float
+        self, code: types.CodeType, place: tuple[int, int], task: dict[str, Any], stores: dict[int, _Store]
     ) -> None:
-        self._code, self._case, self._task, self._wall_s = code, case, task, wall_s
+        self._code, self._place, self._task, self._stores = code, place, task, stores
         self._status = 0
-        self._data = {1: bytearray(), 2: bytearray(), 3: bytearray()}
 
-    def run(self) -> dict[str, Any]:
+    def run(self, wall_s: float) -> dict[str, Any]:
+        """How the case ended; its texts are in the stores."""
+        for store in self._stores.values():
+            store.used = 0
         try:
-            given = self._input()
-            with open(given, "wb", closefd=False) as file:
-                file.write(self._case.get("stdin", "").encode("utf-8", "replace"))
-            os.lseek(given, 0, os.SEEK_SET)
-            pipes = {stream: os.pipe() for stream in self._data}
+            pipes = {stream: os.pipe() for stream in self._stores}
             pid = os.fork()
-        except OSError as error:  # an earlier case filled the disk or the process table
-            return {"end": "error", "note": f"no room for another process: {error}"}
+        except OSError:  # no room for another process
+            return {"end": "error", "status": 0, "session": False}
         if pid == 0:
-            try:
-                self._become(given, pipes)
-                for name, text in self._case.get("files", {}).items():
-                    with open(name, "w", encoding="utf-8", errors="replace") as file:  # noqa: PTH123 - slow to import
-                        file.write(text)
-                serve(self._code, self._case.get("session"), [PROGRAM, *self._case.get("files", {})])
-            finally:
-                os._exit(1)
-        os.close(given)
+            self._serve(pipes)
         for _, writing in pipes.values():
             os.close(writing)
         reading = {pipe[0]: stream for stream, pipe in pipes.items()}
         try:
-            end = self._watch(pid, reading)
+            end = self._watch(pid, reading, wall_s)
         finally:
             for fd in reading:
                 os.close(fd)
-        result: dict[str, Any] = {
-            "end": end,
-            "note": self._data[2].decode("utf-8", "replace"),
-            "status": self._status,
-        }
-        if self._case.get("session") is not None:
-            return {**result, "values": self._values()}
-        return {**result, "out": self._data[1].decode("utf-8", "replace")}
+        return {"end": end, "status": self._status, "session": self._task["session"]}
+
+    def _serve(self, pipes: dict[int, tuple[int, int]]) -> None:
+        """In the child: read the case, and nothing of another one. Never returns."""
+        try:
+            case = json.loads(_part(*self._place))
+            given = self._input()
+            with open(given, "wb", closefd=False) as file:
+                file.write(case.get("stdin", "").encode("utf-8", "replace"))
+            os.lseek(given, 0, os.SEEK_SET)
+            self._become(given, pipes)
+            for name, text in case.get("files", {}).items():
+                with open(name, "w", encoding="utf-8", errors="replace") as file:  # noqa: PTH123 - slow to import
+                    file.write(text)
+            session = case.get("session")
+            serve(self._code, session, [PROGRAM, *case.get("files", {})], self._task["prelude"])
+        finally:
+            os._exit(1)
 
     def _input(self) -> int:
         """A file for the case's input, under a name where the program opens it by name."""
         if _STDIN not in self._task["program"]:
             return os.open("/tmp", os.O_TMPFILE | os.O_RDWR)
-        if os.path.lexists(_INPUT):
-            os.unlink(_INPUT)  # noqa: PTH108 - as above
         return os.open(_INPUT, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-
-    def _values(self) -> Any:
-        try:
-            return json.loads(self._data[3])
-        except (ValueError, RecursionError):
-            return None
 
     def _become(self, given: int, pipes: dict[int, tuple[int, int]]) -> None:
         """In the child: its own session, streams and limits, and nothing else."""
@@ -141,7 +237,7 @@ class _Case:
         sys.stdout = sys.__stdout__ = _text(1, "w", "replace")  # type: ignore[misc]
         sys.stderr = sys.__stderr__ = _text(2, "w", "replace")  # type: ignore[misc]
 
-    def _watch(self, pid: int, reading: dict[int, int]) -> str:
+    def _watch(self, pid: int, reading: dict[int, int], wall_s: float) -> str:
         """Collect the child's output until it ends or has to be ended."""
         ended = os.pidfd_open(pid)
         poll = select.poll()
@@ -151,7 +247,7 @@ class _Case:
             os.set_blocking(fd, False)
         reason, begun, open_fds = "", time.monotonic(), set(reading)
         while not reason:
-            wall_left = self._wall_s - (time.monotonic() - begun)
+            wall_left = wall_s - (time.monotonic() - begun)
             cpu_left = self._task["cpu_s"] - _cpu_s(pid)
             if wall_left <= 0 or cpu_left <= 0:
                 reason = "cpu" if cpu_left <= 0 else "wall"
@@ -173,22 +269,17 @@ class _Case:
                 pass
         if not reason and self._too_much():
             reason = "output"
-        if not reason and cpu_s > self._task["cpu_s"]:
-            reason = "cpu"
+        if reason in ("", "wall") and cpu_s > self._task["cpu_s"]:
+            reason = "cpu"  # of all its processes together
         return reason or ("ok" if status == 0 else "error")
 
     def _too_much(self) -> bool:
-        return bool(max(len(self._data[1]), len(self._data[3])) > self._task["output_bytes"])
+        return self._stores[1].too_much or self._stores[3].too_much
 
     def _take(self, fd: int, stream: int) -> bool:
-        try:
-            chunk = os.read(fd, _CHUNK)
-        except BlockingIOError:
-            return False
-        self._data[stream] += chunk
-        if stream == 2:
-            del self._data[2][:-NOTE_BYTES]
-        return len(chunk) > 0
+        more = self._stores[stream].take(fd)
+        self._stores[2].keep_the_end()
+        return more
 
 
 def _end(pid: int) -> tuple[int, float]:

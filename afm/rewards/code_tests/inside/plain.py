@@ -69,6 +69,13 @@ _ENCODERS: tuple[tuple[type, Any], ...] = (
 )
 
 
+def has_nan(data: Any) -> bool:
+    """Whether what :func:`encode` made holds a float that is not a number."""
+    if isinstance(data, dict):
+        return data.get("float") == "nan" or any(map(has_nan, data.values()))
+    return any(map(has_nan, data)) if isinstance(data, list) else bool(data != data)
+
+
 def decode(data: Any) -> Any:
     """The value that :func:`encode` was given.
 
@@ -85,7 +92,7 @@ def decode(data: Any) -> Any:
 
 _DECODERS: dict[str, Any] = {
     "int": lambda inner: int(inner, 16),
-    "float": float,
+    "float": lambda inner: float({"inf": "inf", "-inf": "-inf", "nan": "nan"}[inner]),
     "complex": lambda inner: complex(*(decode(part) for part in inner)),
     "bytes": bytes.fromhex,
     "tuple": lambda inner: tuple(decode(item) for item in inner),

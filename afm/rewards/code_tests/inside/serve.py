@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import builtins
 import json
 import os
 import sys
@@ -49,11 +50,18 @@ def _message(error: BaseException) -> str:
 def _raised(error: BaseException) -> dict[str, str]:
     given = error.args[0] if len(error.args) == 1 else None
     message = given[:300] if isinstance(given, str) else _message(error)
-    return {"raised": type(error).__name__, "message": message, "text": described(error)}
+    known = next(
+        kind.__name__ for kind in type(error).__mro__ if getattr(builtins, kind.__name__, None) is kind
+    )
+    return {"raised": type(error).__name__, "known": known, "message": message, "text": described(error)}
 
 
-def serve(code: types.CodeType, session: Any, arguments: list[str]) -> None:
-    """Run the program as a script, or its functions as ``session`` asks, and end the process."""
+def serve(code: types.CodeType, session: Any, arguments: list[str], prelude: str) -> None:
+    """Run the program as a script, or its functions as ``session`` asks, and end the process.
+
+    Args:
+        prelude: A program whose names the functions have.
+    """
     module = types.ModuleType("__main__" if session is None else "solution")
     module.__dict__["__file__"] = f"/tmp/{PROGRAM}"
     sys.modules[module.__name__] = module
@@ -62,7 +70,7 @@ def serve(code: types.CodeType, session: Any, arguments: list[str]) -> None:
     ending, status = Ending(), 0
     try:
         if session is not None:
-            exec(PRELUDE, module.__dict__)
+            exec(prelude, module.__dict__)
             sys.setrecursionlimit(50_000)
         exec(code, module.__dict__)
         if session is not None:

@@ -6,7 +6,7 @@ import builtins
 from functools import partial
 from typing import Any, NoReturn, Protocol
 
-from afm.rewards.code_tests.inside.plain import NotPlainError, decode, encode
+from afm.rewards.code_tests.inside.plain import NotPlainError, decode, encode, has_nan
 
 
 class UnsupportedError(BaseException):
@@ -17,14 +17,27 @@ class FailedError(BaseException):
     """The program was stopped or crashed in this call; no ``except Exception`` of the tests may hide that."""
 
 
+class UnknownError(BaseException):
+    """The tests cannot go on without what the program answers."""
+
+
 class Table(Protocol):
     """Knows what the program answered.
 
     Attributes:
         hole: What stands for an answer that is not known.
+        nan: Whether the tests expect floats that are not numbers.
+        patience: How often placeholders may still be asked whether they are true before a new call is found.
+        words: What the program's own methods said, by their name, where the tests asked them to judge an answer.
     """
 
     hole: type[Hole]
+    nan: bool
+    patience: int
+    words: dict[str, set[bool]]
+
+    def ask_object(self) -> None:
+        """Called when the tests ask an object that the program made; raises what ends tests that must not."""
 
     def outcome(self, session: list[Any]) -> Any:
         """What the program answered to the last step of ``session``; ``None`` when it was not asked yet."""
@@ -34,6 +47,9 @@ class Table(Protocol):
 
     def lost(self, reason: str) -> FailedError:
         """The error to raise when the program crashed."""
+
+    def ended(self, reason: str) -> BaseException:
+        """One of the two above: what comes up only with answers is what the answers did."""
 
 
 class _Call:
@@ -45,7 +61,18 @@ class _Call:
 
     def __init__(self, how: str, name: str, index: Any = None, in_place: bool = False) -> None:
         self.how, self.name, self.index, self.in_place = how, name, index, in_place
-        self.makes_instance = how == "call" and name.lstrip("_")[:1].isupper()
+        self.makes_instance = how == "call" and _is_class(name)
+
+
+def _is_class(name: str) -> bool:
+    return name.lstrip("_")[:1].isupper()
+
+
+def _is_plain(name: str) -> bool:
+    """Whether text, numbers or collections have a method of that name."""
+    return any(
+        hasattr(kind, name) for kind in (str, bytes, int, float, complex, list, tuple, dict, set, range)
+    )
 
 
 class _Steps:
@@ -56,21 +83,27 @@ class _Steps:
 
     def take(self, call: _Call, given: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """Make a call: its value, or what it raised, or a placeholder."""
+        if call.how != "call":
+            self.table.ask_object()
         arguments, named = self._encoded(list(given), call.name), self._encoded(keywords, call.name)
         if arguments is _UNKNOWN or named is _UNKNOWN:
-            return self.table.hole(None, 0)
+            return self.table.hole(self.table)
         self.steps.append([call.how, call.name, arguments, named, call.index])
         outcome = self.table.outcome(list(self.steps))
         if outcome is None:
             # What a class returns is an object: its calls can be foreseen. Of a function's or a method's result they
             # cannot be: `f(1).startswith("gold")` would hand the gold answer to the program.
-            return self.table.hole(self if call.makes_instance else None, 0)
+            return self.table.hole(self.table, self if call.makes_instance else None, of_answer=True)
         if "failed" in outcome:
             raise self.table.lost(outcome["failed"])
         if "raised" in outcome:
-            raise _exception(outcome["raised"], outcome.get("message", ""))
+            raise self._exception(outcome)
+        if call.how == "method" and call.name != "__call__" and (given or keywords) and not call.in_place:
+            self._note_word(call.name, outcome)
         if "value" not in outcome:
             return (_Instance if call.makes_instance else _Thing)(self, len(self.steps) - 1)
+        if not self.table.nan and has_nan([outcome["value"], outcome.get("arguments")]):
+            raise self.table.lost("not a number (NaN)")
         value = decode(outcome["value"])
         if value is None or call.in_place:
             # Only work in place shows: otherwise `f(data) == sum(data)` would compare with what the program made of it.
@@ -85,16 +118,33 @@ class _Steps:
             kind = str(error)
         if kind in (Hole.__name__, NayHole.__name__):
             return _UNKNOWN
+        if kind == _Thing.__name__:
+            raise self.table.lost("the program returned an object; only plain data can be passed on")
+        if kind == _Member.__name__:
+            raise self.table.ended(
+                "the tests pass a part of an object of the program on; only plain data can be passed"
+            )
         raise self.table.refused(
             f"the tests pass an object of type {kind.lstrip('_')!r} to {name!r}; only plain data can be passed"
         )
 
+    def _exception(self, outcome: dict[str, Any]) -> BaseException:
+        """What the program raised, of the class that it is or inherits from."""
+        name, text = outcome["raised"], outcome.get("message", "")
+        known = getattr(builtins, outcome.get("known", name), None)
+        kind = known if isinstance(known, type) and issubclass(known, BaseException) else Exception
+        if issubclass(kind, _SWALLOWED):
+            # `all(map(f, cases))` would take it for the end of the cases.
+            return self.table.lost(f"{name}: {text}".rstrip(": "))
+        return kind(text) if kind.__name__ == name else type(name, (kind,), {})(text)
 
-def _exception(name: str, text: str) -> BaseException:
-    kind = getattr(builtins, name, None)
-    if isinstance(kind, type) and issubclass(kind, Exception):
-        return kind(text)
-    return type(name, (Exception,), {})(text)  # type: ignore[no-any-return]
+    def _note_word(self, name: str, outcome: dict[str, Any]) -> None:
+        """Write down that an object that a function returned was asked, with arguments, and what it said."""
+        how, first = self.steps[0][:2]
+        answer = outcome.get("value", True)
+        made_by_tests = how == "call" and _is_class(first) and first != "Solution"
+        if isinstance(answer, bool) and not made_by_tests and len(self.steps) > 1 + (first == "Solution"):
+            self.table.words.setdefault(name, set()).add(answer)
 
 
 def _change(argument: Any, now: Any) -> None:
@@ -119,6 +169,11 @@ class Function:
         """What the program answers to this call."""
         return self._asked(False, *given, **keywords)
 
+    def __instancecheck__(self, thing: Any) -> NoReturn:
+        raise self.__table.refused(f"the tests ask whether something is a {self.__name!r} of the program")
+
+    __subclasscheck__ = __instancecheck__
+
     def _asked(self, in_place: bool, /, *given: Any, **keywords: Any) -> Any:
         return _Steps(self.__table, []).take(_Call("call", self.__name, None, in_place), given, keywords)
 
@@ -139,7 +194,7 @@ class _Thing:
         self._steps, self._index = steps, index
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or any(hasattr(kind, name) for kind in self._not_of()):
+        if name.startswith("__") or (not isinstance(self, _Instance) and _is_plain(name)):
             raise AttributeError(f"the program returned an object without {name!r}")
         return _Member(self._steps, self._index, name)
 
@@ -147,17 +202,16 @@ class _Thing:
         return self._steps.take(_Call("method", "__call__", self._index), given, keywords)
 
     def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, _Thing) and self._related())
+        return self is other or (isinstance(other, _Thing) and self._related(other))
 
     __hash__ = object.__hash__
 
-    def _related(self) -> NoReturn:
-        raise self._steps.table.refused(
-            "the tests relate two objects of the program; only values can be compared"
-        )
-
-    def _not_of(self) -> tuple[type, ...]:
-        return (str, bytes, int, float, complex, list, tuple, dict, set, range)
+    def _related(self, other: _Thing) -> NoReturn:
+        if isinstance(self, _Instance) or isinstance(other, _Instance):  # the tests have made one
+            raise self._steps.table.refused(
+                "the tests relate two objects of the program; only values can be compared"
+            )
+        raise self._steps.table.lost("the program returned objects; only values can be compared")
 
 
 class _Instance(_Thing):
@@ -184,9 +238,6 @@ class _Instance(_Thing):
     def _asked(self, name: str, *given: Any) -> Any:
         return self._steps.take(_Call("method", name, self._index), given, {})
 
-    def _not_of(self) -> tuple[type, ...]:
-        return ()
-
 
 class _Member:
     """A method of an object, or an attribute when it is used as a value."""
@@ -205,15 +256,38 @@ class _Member:
 
 
 class Hole:
-    """Stands for a value that is not known yet: agrees with everything, and notes the calls of its methods."""
+    """Stands for a value that is not known yet: agrees with everything, and notes the calls of its methods.
 
-    def __init__(self, steps: Any, index: int) -> None:
-        self.__steps, self.__index = steps, index
+    Args:
+        steps: Those that lead to an object of the program, if it will be one.
+        of_answer: Whether it stands for what the program answers, or for a method of that, not for what the tests
+            make of it.
+    """
+
+    def __init__(self, table: Table, steps: Any = None, of_answer: bool = False) -> None:
+        self.__table, self.__steps, self.__of_answer = table, steps, of_answer
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return _Member(self.__steps, self.__index, name) if self.__steps else self
+        if self.__steps:
+            return _Member(self.__steps, 0, name)
+        return type(self)(self.__table, None, self.__of_answer and not _is_plain(name))
+
+    def __call__(self, *given: Any, **keywords: Any) -> Any:
+        """A call of what is not known, or of a method of it."""
+        if self.__of_answer and (given or keywords):
+            self.__table.ask_object()
+        return self._derived()
+
+    def _derived(self) -> Hole:
+        return type(self)(self.__table)
+
+    def __bool__(self) -> bool:
+        self.__table.patience -= 1
+        if self.__table.patience < 0:
+            raise UnknownError("the tests wait for what the program answers")
+        return True
 
 
 class NayHole(Hole):
@@ -230,12 +304,13 @@ class NayHole(Hole):
 
 
 _UNKNOWN = object()
+_SWALLOWED = (StopIteration, StopAsyncIteration, GeneratorExit)
 _ITERATE = "__iter__"
 _AGREEING = (
-    "add sub mul truediv floordiv mod pow and or xor eq ne lt le gt ge getitem neg pos abs invert call round"
+    "add sub mul truediv floordiv mod pow and or xor eq ne lt le gt ge getitem neg pos abs invert round"
 )
 _RELATING = "add sub mul truediv floordiv mod pow and or xor lt le gt ge"
-_CONSTANT: dict[str, Any] = {"bool": True, "len": 0, "int": 0, "float": 0.0, "index": 0, "str": "", "hash": 0}
+_CONSTANT: dict[str, Any] = {"len": 0, "int": 0, "float": 0.0, "index": 0, "str": "", "hash": 0}
 _CONSTANT |= {"contains": True, "setitem": None, "delitem": None, "enter": None, "exit": None}
 
 
@@ -249,17 +324,17 @@ def _equip() -> None:
         return lambda self, *others: getattr(self.value(), method)(*others)
 
     def related(self: Any, other: Any) -> Any:
-        return self._related() if isinstance(other, _Thing) else NotImplemented
+        return self._related(other) if isinstance(other, _Thing) else NotImplemented
 
     for word in _RELATING.split():
         setattr(_Thing, f"__{word}__", related)
     for word in _AGREEING.split():
         for method in (f"__{word}__", f"__r{word}__"):
-            setattr(Hole, method, lambda self, *others, **keywords: self)
-            if word != "call":
-                setattr(_Member, method, through(method))
+            setattr(Hole, method, lambda self, *others: self._derived())
+            setattr(_Member, method, through(method))
     for word, value in _CONSTANT.items():
         setattr(Hole, f"__{word}__", constant(value))
+    for word in ("bool", *_CONSTANT):
         setattr(_Member, f"__{word}__", through(f"__{word}__"))
     for kind, begin in ((Hole, lambda self: iter(())), (_Member, lambda self: iter(self.value()))):
         setattr(kind, _ITERATE, begin)
