@@ -75,7 +75,9 @@ class TestRounds:
             except RewardError as error:  # it was fine before it had the program's answers
                 return Checks((f"with the program's answers {error}",))
             left_s -= seconds + answer["spent_s"]
-        return Checks((f"the tests asked for answers that depend on answers {_MOST_ROUNDS} times, or for too long",))
+        return Checks(
+            (f"the tests asked for answers that depend on answers {_MOST_ROUNDS} times, or for too long",)
+        )
 
     async def _first_round(self, problem: Problem, limits: CaseLimits) -> Mapping[str, Any]:
         """The calls that the tests make, remembered: a group of programs has the same tests."""

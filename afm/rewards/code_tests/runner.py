@@ -169,7 +169,10 @@ class CaseRunner:
         judge = mentioning(program("plain", "scope", "stand_ins", "judge"), names)
         result = await self._sandbox.run(judge, given, bounds)
         try:
-            answer: dict[str, Any] = {**json.loads(result.stdout), "spent_s": result.wall_s - result.starved_s}
+            answer: dict[str, Any] = {
+                **json.loads(result.stdout),
+                "spent_s": result.wall_s - result.starved_s,
+            }
         except (ValueError, RecursionError):
             if result.reason is ExitReason.TIMEOUT and result.starved(bounds.wall_s):
                 raise SandboxError("the machine is overloaded: it starved the test program") from None

@@ -366,7 +366,7 @@ async def test_unless_the_tests_ask_for_it(training: CodeTests) -> None:
 async def test_answers_that_depend_on_answers(body: str, score: int, training: CodeTests) -> None:
     tests = "n = 2 ** 16\nwhile n > 1:\n    n = f(n)\nassert n == 1"
     short = CodeTests(
-        training._sandbox, replace(training._policy, limits=replace(training._policy.limits, total_s=20))
+        training._sandbox, replace(training._policy, limits=replace(training._policy.limits, total_s=5))
     )
     part = await judged(short, tests, f"def f(n): return {body}")
     assert part.score == score, part.evidence
