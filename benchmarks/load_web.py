@@ -157,7 +157,9 @@ class Connection:
         reader, writer = self._streams
         content = json.dumps(body).encode()
         writer.write(
-            f"POST {path} HTTP/1.1\r\nHost: load\r\nContent-Length: {len(content)}\r\n\r\n".encode() + content
+            f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(content)}\r\n\r\n".encode()
+            + content
         )
         try:
             head = await reader.readuntil(b"\r\n\r\n")

@@ -12,7 +12,7 @@ from typing import Any
 def message(queries: Sequence[str], topk: int) -> bytes:
     """The bytes of one request."""
     body = json.dumps({"queries": list(queries), "topk": topk, "return_scores": True}).encode()
-    head = f"POST /retrieve HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = f"POST /retrieve HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     return head.encode() + body
 
 
