@@ -69,18 +69,21 @@ class Thread:
         choices = _choices(self.calls[place])
         if all(choice == choices[0] for choice in choices):
             return choices[0] if choices else {}
-        if place in self._continuations:
-            tail = self._continuations[place][1]
-            likeness = [_likeness(choice, tail) for choice in choices]
-        else:
-            likeness = [self._quoted(place, message_text(choice).strip()) for choice in choices]
-        best = max(likeness)
-        fitting = [choice for choice, like in zip(choices, likeness, strict=True) if like == best]
-        if not best or len({str(_uses(choice)) for choice in fitting}) > 1:
+        rankings = [
+            [_likeness(choice, tail) for choice in choices] for _, tail in self._all_continuations(place)
+        ]
+        if not rankings:
+            rankings = [[self._quoted(place, message_text(choice).strip()) for choice in choices]]
+        first, *others = (_clearest(choices, ranking) for ranking in rankings)
+        if first is None:
             raise self._fault(
                 place, f"answered with {len(choices)} choices, and no later call shows which one counts"
             )
-        return max(fitting, key=lambda choice: len(message_text(choice)))
+        if any(other not in (None, first) for other in others):
+            raise self._fault(
+                place, f"answered with {len(choices)} choices, and later calls continue several"
+            )
+        return first
 
     def asked(self, place: int) -> str:
         """The last message that a call sent."""
@@ -221,7 +224,7 @@ class Thread:
             for later in self.calls[place + 1 :]:
                 messages = [message for message in later.call.messages if isinstance(message, Mapping)]
                 for at, message in enumerate(messages):
-                    if message.get("tool_call_id") != use.id:
+                    if str(message.get("tool_call_id")) != use.id:
                         continue
                     shown = [one for before in messages[:at] for one in _uses(before) if one.id == use.id]
                     if any(one.query != use.query for one in shown):
@@ -264,13 +267,14 @@ class Thread:
     @cached_property
     def _continuations(self) -> dict[int, tuple[Event, list[Mapping[str, Any]]]]:
         """By place: the first later call of the same member that goes on behind the reply, and what it adds."""
-        found: dict[int, tuple[Event, list[Mapping[str, Any]]]] = {}
-        for place, before in enumerate(self.calls):
-            for later in self.calls[place + 1 :]:
-                if later.event.agent == before.event.agent and (tail := self._tail(place, later)):
-                    found[place] = (later.event, tail)
-                    break
-        return found
+        firsts = ((place, next(self._all_continuations(place), None)) for place in range(len(self.calls)))
+        return {place: first for place, first in firsts if first is not None}
+
+    def _all_continuations(self, place: int) -> Iterator[tuple[Event, list[Mapping[str, Any]]]]:
+        """Each later call of the same member that goes on behind the reply, and what it adds."""
+        for later in self.calls[place + 1 :]:
+            if later.event.agent == self.calls[place].event.agent and (tail := self._tail(place, later)):
+                yield later.event, tail
 
     def _tail(self, place: int, later: RecordedCall) -> list[Mapping[str, Any]]:
         """What ``later`` has behind the messages of a call, the reply first; empty when it does not go on there."""
@@ -376,8 +380,20 @@ def _likeness(choice: Mapping[str, Any], tail: Sequence[Mapping[str, Any]]) -> i
     """How surely a request continues this reply; 0 when it continues another one."""
     made, shown = _uses(choice), _calls_shown(tail)
     said, kept = message_text(choice).strip(), message_text(tail[0]).strip()
-    same_text = kept.startswith(said) or (bool(kept) and said.endswith(kept))
+    same_text = 2 * (kept == said) or int(kept.startswith(said) or (bool(kept) and said.endswith(kept)))
     if made and shown:
         same = [use.query for use in made] == [use.query for use in shown]
-        return 1 + same_text + ([use.id for use in made] == [use.id for use in shown]) if same else 0
-    return int(same_text and not _uses(tail[0]))
+        return 1 + same_text + 3 * ([use.id for use in made] == [use.id for use in shown]) if same else 0
+    return 0 if _uses(tail[0]) else same_text
+
+
+def _clearest(choices: Sequence[Mapping[str, Any]], ranking: Sequence[int]) -> Mapping[str, Any] | None:
+    """The choice with the highest rank; None without one, or when choices share it that are no parts of the longest."""
+    best = max(ranking)
+    fitting = [choice for choice, rank in zip(choices, ranking, strict=True) if rank == best]
+    longest = max(fitting, key=lambda choice: len(message_text(choice)))
+    alike = all(
+        message_text(choice).strip() in message_text(longest) and str(_uses(choice)) == str(_uses(longest))
+        for choice in fitting
+    )
+    return longest if best and alike else None

@@ -490,6 +490,27 @@ def test_of_several_choices_the_one_counts_that_the_next_request_continues(gatew
     assert "First." not in record.text
 
 
+def test_a_choice_that_the_next_request_repeats_is_not_taken_for_a_longer_one(gateway, teacher, tmp_path):
+    short = assistant("It is a mill.")
+    record = searched(gateway, teacher, tmp_path, [assistant("No doubt. It is a mill."), short], short)
+
+    assert "<think>It is a mill." in record.text
+    assert "No doubt" not in record.text
+
+
+def test_choices_that_are_both_continued_drop_the_task(gateway, teacher, tmp_path):
+    """A search in a tree: what follows one branch would stand behind the other."""
+    teacher.script = scripted([assistant("First."), assistant("Second.")], PLAIN[2], PLAIN[2])
+    team, asked = PlainTeam(gateway), [{"role": "user", "content": TASK.question}]
+    team.ask("searcher", asked)
+    for branch in ("First.", "Second."):
+        team.ask("searcher", [*asked, assistant(branch), {"role": "user", "content": "Go on."}])
+
+    [record] = merged(gateway, tmp_path, "openai_tools")
+
+    assert record.reason == "event q/1#1.1: answered with 2 choices, and later calls continue several"
+
+
 def test_of_several_choices_of_a_completion_the_one_counts_that_the_next_prompt_continues(
     gateway, teacher, tmp_path
 ):
@@ -512,6 +533,7 @@ def test_of_several_choices_of_a_completion_the_one_counts_that_the_next_prompt_
             "1.5: answered with 2 choices",
         ),
         ("C", [assistant("Final answer: Weimar")] * 2, "1.1: answered with 2 choices"),
+        ("A. Or Plan B", [assistant("Final answer: Weimar")] * 2, "1.1: answered with 2 choices"),
         ("B", [assistant("Final answer: Weimar")] * 2, ""),
     ],
 )
