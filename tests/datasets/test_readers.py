@@ -448,6 +448,31 @@ def test_the_command_reads_one_file_and_counts_what_it_refuses(sample, tmp_path)
     assert json.loads((tmp_path / "chat.jsonl").read_text())["messages"][2]["loss"] is True
 
 
+@pytest.mark.parametrize("source", ["gsm8k", "math"])
+def test_plain_rows_with_worked_solutions_are_asked_for_the_number_behind_them(source, tmp_path):
+    path = tmp_path / "mine.jsonl"
+    path.write_text(json.dumps({"question": "How many boats?", "answer": SOLUTION + "1,182"}))
+    out = tmp_path / "tasks.jsonl"
+    CliRunner().invoke(app, ["prepare", "tasks", str(path), "-o", str(out), "--data-source", source])
+    assert [json.loads(line)["ground_truth"] for line in out.open()] == ["1182"]
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"question": "q", "answer": None}, "`answer`: expected an answer, got None"),
+        ({"question": "q", "answer": " "}, "`answer`: expected an answer, got ' '"),
+        ({"question": "q", "answer": ["", None]}, "`answer`: expected an answer, got ['', None]"),
+        ({"question": 5, "answer": "x"}, "`question`: expected a text that is not empty, got 5"),
+        ({"question": "q", "answers": "x"}, "no value under 'answer'; did you mean 'answers'?"),
+    ],
+)
+def test_plain_rows_without_question_or_answer_are_refused(row, reason, tmp_path):
+    path = tmp_path / "mine.jsonl"
+    path.write_text(json.dumps(row | {"data_source": "nq"}) + "\n")
+    assert read(path, "plain", tmp_path)[1] == [(1, reason)]
+
+
 def test_plain_rows_are_read_by_the_keys_that_the_user_names(tmp_path):
     def run(*words):
         return CliRunner().invoke(app, ["prepare", "tasks", *map(str, words)])

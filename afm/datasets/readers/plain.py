@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from afm.datasets.readers.row import Reader
-from afm.datasets.schema import Task, task_of_row
+from afm.datasets.readers.row import Reader, shown, text
+from afm.datasets.schema import Task, solution_result, task_of_row
 from afm.errors import DataError, suggestion
 
 QUESTION_KEY = "question"
@@ -16,23 +16,32 @@ ANSWER_KEY = "answer"
 def plain_reader(question_key: str = QUESTION_KEY, answer_key: str = ANSWER_KEY) -> Reader:
     """A reader of rows with these two keys; ``id`` and ``data_source`` are kept where a row has them.
 
-    An answer may be a text, a number, a list of accepted texts or an object (``{"target": [..]}``, tests of a program).
+    An answer may be a text, a number, a list of accepted texts or an object (``{"target": [..]}``, tests of a program). A text
+    of several lines that ends in ``#### 18`` is a worked solution, as in GSM8K, and ``18`` the answer.
     """
 
     def read(row: Mapping[str, Any], default: str) -> Task:
         for key in (question_key, answer_key):
-            if row.get(key) is None:
+            if key not in row:
                 raise DataError(f"no value under {key!r}; {suggestion(key, row)}")
         known = {key: row[key] for key in ("id", "data_source") if row.get(key) is not None}
         answer = row[answer_key]
-        if answer in ("", [], {}):
-            raise DataError(f"`{answer_key}`: expected an answer, got {answer!r}")
+        if not _says_something(answer):
+            raise DataError(f"`{answer_key}`: expected an answer, got {shown(answer)}")
+        if isinstance(answer, str) and "\n" in answer.strip():
+            answer = solution_result(answer) or answer
         return task_of_row(
-            {**known, "question": row[question_key], "answer": answer},
+            {**known, "question": text(row, question_key), "answer": answer},
             default_id=default,
         )
 
     return Reader("plain", "", read)
+
+
+def _says_something(answer: Any) -> bool:
+    if isinstance(answer, list | tuple):
+        return any(map(_says_something, answer))
+    return bool(answer.strip()) if isinstance(answer, str) else answer not in (None, {})
 
 
 PLAIN = plain_reader()
