@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
+from patient_scorer import PAUSE_S, ROUNDS, STARVED
 
 from afm.errors import ConfigError
 from afm.rewards import load_reward
@@ -35,7 +37,19 @@ async def test_everything_gets_what_it_deserves(scorer: str, monkeypatch: pytest
 @pytest.mark.sandbox
 async def test_programs_get_what_they_deserve() -> None:
     reward = load_reward({"code_tests": {"case_s": 2.0, "total_s": 20.0}})
-    assert failures(await tried(reward, "code_tests")) == []
+    attacks = [attack for attack in shipped_attacks() if attack.scorer == "code_tests"]
+    try:
+        for _ in range(ROUNDS):
+            found = [outcome async for outcome in outcomes(reward, attacks)]
+            # What the machine starved of CPU time says nothing about a reward: other tests run beside this one.
+            attacks = [one.attack for one in found if one.got is None and STARVED in one.evidence]
+            assert failures([one for one in found if one.attack not in attacks]) == []
+            if not attacks:
+                return
+            await asyncio.sleep(PAUSE_S)
+    finally:
+        await reward.close()
+    pytest.fail(f"starved again and again: {failures(found)}")
 
 
 @pytest.mark.parametrize("character", ["strict", "gullible", "harsh", "parrot"])

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator
 
 import pytest
+from patient_scorer import PatientScorer
 
 from afm.rewards.code_tests import CodeTests
 from afm.rewards.code_tests.runner import CaseLimits
@@ -26,7 +27,7 @@ def evaluation() -> Iterator[CodeTests]:
 
 
 def _scorer(*, early_stop: bool) -> Iterator[CodeTests]:
-    scorer = CodeTests(open_sandbox(), TestPolicy(CaseLimits(case_s=1.0), early_stop))
+    scorer = PatientScorer(open_sandbox(), TestPolicy(CaseLimits(case_s=1.0), early_stop))
     yield scorer
     asyncio.run(scorer.close())
 

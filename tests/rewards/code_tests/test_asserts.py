@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from patient_scorer import PatientScorer
 
 from afm.agents import load_agent
 from afm.rewards import Sample
@@ -365,7 +366,7 @@ async def test_unless_the_tests_ask_for_it(training: CodeTests) -> None:
 @pytest.mark.parametrize(("body", "score"), [("n // 2", 1), ("n + 1", 0), ("n", 0)])
 async def test_answers_that_depend_on_answers(body: str, score: int, training: CodeTests) -> None:
     tests = "n = 2 ** 16\nwhile n > 1:\n    n = f(n)\nassert n == 1"
-    short = CodeTests(
+    short = PatientScorer(
         training._sandbox, replace(training._policy, limits=replace(training._policy.limits, total_s=5))
     )
     part = await judged(short, tests, f"def f(n): return {body}")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from patient_scorer import PatientScorer
 
 from afm.agents import load_agent
 from afm.rewards import Sample
@@ -110,7 +111,7 @@ def rows(shared: Callable[[str], Path]) -> dict[str, dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def scorer() -> Iterator[CodeTests]:
-    made = CodeTests(open_sandbox(), TestPolicy(CaseLimits(case_s=0.5), early_stop=False))
+    made = PatientScorer(open_sandbox(), TestPolicy(CaseLimits(case_s=0.5), early_stop=False))
     yield made
     asyncio.run(made.close())
 

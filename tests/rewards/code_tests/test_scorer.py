@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from busy_core import busy_core, pinned
+from patient_scorer import PatientScorer
 
 from afm.agents import load_agent
 from afm.errors import SandboxError
@@ -136,7 +137,7 @@ async def test_few_runs_for_many_cases(
     program: str, early_stop: bool, runs: int, training: CodeTests
 ) -> None:
     sandbox = CountingSandbox(training._sandbox)
-    scorer = CodeTests(sandbox, replace(training._policy, early_stop=early_stop))
+    scorer = PatientScorer(sandbox, replace(training._policy, early_stop=early_stop))
     truth = {"stdin": ["1 2", "3 4"] * 20, "expected_output": ["3", "7"] * 20}
     assert (await scorer.judge(sample(program, truth))).score == (program == ADD)
     assert sandbox.runs == runs
@@ -144,7 +145,7 @@ async def test_few_runs_for_many_cases(
 
 async def test_a_group_of_programs_shares_the_first_round_of_its_tests(training: CodeTests) -> None:
     sandbox = CountingSandbox(training._sandbox)
-    scorer = CodeTests(sandbox, training._policy)
+    scorer = PatientScorer(sandbox, training._policy)
     for program, score in (("def f(x): return x", 1), ("def f(x): return 2", 0), ("def f(x): return 1", 1)):
         assert (await scorer.judge(sample(program, {"test_list": ["assert f(1) == 1"]}))).score == score
     assert sandbox.runs == 1 + 2 * 3
@@ -224,7 +225,7 @@ print(3)
 
 @pytest.mark.parametrize("handling", ["SIG_IGN", "SIG_DFL"])
 async def test_the_time_of_workers_that_nobody_waits_for_counts(handling: str) -> None:
-    patient = CodeTests(open_sandbox(), TestPolicy(CaseLimits(case_s=0.1)))
+    patient = PatientScorer(open_sandbox(), TestPolicy(CaseLimits(case_s=0.1)))
     truth = {"stdin": [""], "expected_output": ["3"]}
     words = []
     for seconds in ("0.05", "0.001"):
@@ -429,7 +430,7 @@ async def test_humaneval(training: CodeTests) -> None:
     ],
 )
 async def test_tests_that_cannot_judge_abstain(tests: str, words: str, training: CodeTests) -> None:
-    short = CodeTests(
+    short = PatientScorer(
         training._sandbox, replace(training._policy, limits=replace(training._policy.limits, total_s=1))
     )
     part = await short.judge(sample("def f(x): return 1", {"functional": tests}))

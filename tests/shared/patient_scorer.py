@@ -1,0 +1,25 @@
+"""A scorer of programs for tests on a machine that other tests keep busy."""
+
+from __future__ import annotations
+
+import asyncio
+
+from afm.rewards import Sample
+from afm.rewards.code_tests import CodeTests
+from afm.rewards.part import Part
+
+STARVED = "overloaded"
+"""In the evidence of a program that the machine starved: it says nothing about the program."""
+ROUNDS, PAUSE_S = 12, 5.0
+
+
+class PatientScorer(CodeTests):
+    """Judges again, a little later, when the machine starved the program."""
+
+    async def judge(self, sample: Sample) -> Part:
+        for _ in range(ROUNDS):
+            part = await super().judge(sample)
+            if part.score is not None or STARVED not in part.evidence:
+                break
+            await asyncio.sleep(PAUSE_S)
+        return part
