@@ -5,7 +5,9 @@ The layout is that of the published Chain-of-Agents system.
 
 from __future__ import annotations
 
+import ast
 import re
+import warnings
 from dataclasses import dataclass
 
 from afm.errors import BadArgumentError
@@ -52,11 +54,29 @@ def program_argument(text: str) -> str:
     """A program as the code tool reads it: in a fence, unless it stands in one already.
 
     Text that a fence cannot hold, because a line of it would close the fence, stays as it is.
+
+    Raises:
+        BadArgumentError: That text is a program in which the tool would find another one, fenced in a string of it.
     """
     fenced = f"\n```py\n{text.strip(chr(10))}\n```\n"
-    if not text.strip() or _reads(text) is not None:
+    if not text.strip():
+        return text
+    if _reads(text) is not None:
+        if _is_python(text):
+            raise BadArgumentError(
+                "a program holds a fenced program in one of its strings, and the code tool would run that one; leave the row out"
+            )
         return text
     return fenced if _reads(fenced) == Program(f"{text.strip(chr(10))}\n") else text
+
+
+def _is_python(text: str) -> bool:
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            ast.parse(text)
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return False
+    return True
 
 
 def _reads(argument: str) -> Program | None:

@@ -96,6 +96,11 @@ def test_a_program_gets_the_fence_that_the_tool_reads(text: str, argument: str) 
     assert program_argument(argument) == argument
 
 
+def test_a_program_that_quotes_another_in_a_fence_is_not_taken_for_that_one() -> None:
+    with pytest.raises(BadArgumentError, match="a program holds a fenced program in one of its strings"):
+        program_argument('"""Use:\n```py\nhelp()\n```\n"""\nprint(1)')
+
+
 def test_a_hostile_fence_takes_no_time() -> None:
     begun = time.monotonic()
     for argument in ("```" + " " * 500_000 + "`", "```py" + " x" * 250_000 + "`", "`" * 500_000):

@@ -133,11 +133,12 @@ class DialogueFormat(Format):
         kept = self.kept(row)
         parsed, shown = self._parsed(row, kept)
         spec = context.spec(kept.get("agent"))
-        dialogue = as_read(renamed(parsed, context.tools), spec)
+        dialogue = renamed(parsed, context.tools)
         facts: dict[str, Any] = {"agent": spec.name, "agent_digest": spec.digest, **dialogue.facts}
         facts.setdefault("id", "")
         segments = calls = None
         try:
+            dialogue = as_read(dialogue, spec)
             segments = segments_of(dialogue, spec, missing_thought=context.missing_thought)
             calls = calls_of(dialogue, spec)
         except DataError:
