@@ -91,6 +91,7 @@ class Atif(DialogueFormat):
             "id": str(row.get("trajectory_id") or row.get("session_id") or ""),
             "model": reader.model(agent),
             **reader.spent(row.get("final_metrics")),
+            **({"kept": False, "reason": f"atif: {reader.unclear}"} if reader.unclear else {}),
         }
         return Dialogue(reader.question, tuple(reader.turns), facts, tuple(dict.fromkeys(reader.lost)))
 
@@ -149,6 +150,7 @@ class _Reader:
         self.question: str | None = None
         self.turns: list[Turn] = []
         self.lost: list[str] = []
+        self.unclear = ""
         self._spent: Counter[str] = Counter()
         self._times: list[datetime] = []
         self._models: dict[str, None] = {}
@@ -219,6 +221,8 @@ class _Reader:
                 raise DataError(f"observation: source_call_id {identity!r} is none of the step's tool calls")
         if len(uses) != 1:
             waiting = any(use.result is None for use in uses)
+            if free and waiting:
+                self.unclear = "a result names no call of its step, and several could be meant"
             return "\n".join(free) if any(free) or (free and waiting) else None
         for text in free:
             _add(uses, 0, text)

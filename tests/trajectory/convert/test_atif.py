@@ -332,6 +332,13 @@ def test_results_of_a_step_with_several_calls_are_none_of_theirs(results, text):
     assert [(call.argument, call.observation) for call in found.calls] == [("a", ""), ("b", "")]
 
 
+def test_a_result_of_the_step_is_not_kept_as_that_of_the_one_call_that_has_none():
+    found = read(terminal(["a", "b"], [("a", "x"), (None, "y")]), missing_thought="On.").record
+
+    assert not found.kept
+    assert found.reason == "atif: a result names no call of its step, and several could be meant"
+
+
 def test_a_step_without_a_result_still_refuses_the_row():
     with pytest.raises(DataError, match="the call of 'wiki_search' has no result"):
         read(terminal(["a", "b"], [("a", "x")]), missing_thought="On.")
