@@ -4,7 +4,8 @@
 
 Half of the requests are searches (a fifth of them repeated), half are pages; of the pages one in eight hangs, answers 500,
 breaks off, floods, drips, is no HTML, redirects into a private network, or is a gzip that unpacks without end. Every
-answer must be 200 or a counted 429; a bad page must be reported as such, within the request's time.
+answer must be 200 or a counted 429; a bad page must be reported as such, within the request's time. With ``--floods 8``
+so many further clients read nothing but pages without end, in chunks of one byte or interim answers; they are not timed.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ ROOT = Path(__file__).parents[1]
 FAULTS = ("hang", "500", "half", "flood", "drip", "binary", "private", "bomb")
 KINDS = {"hang": "timeout", "500": "status", "half": "broken", "flood": "too_large", "drip": "timeout"}
 KINDS |= {"binary": "type", "private": "blocked", "bomb": "too_large"}
+FLOODS = {"crumbs": b"1\r\nx\r\n" * 10_000, "interim": b"HTTP/1.1 100 Continue\r\n\r\n" * 2_000}
 FETCH_S, REQUEST_S = 3.0, 20.0
 PARAGRAPH = (
     "<p>The river number {n} of page {name} is {n} miles long, says the survey of hills and clouds.</p>"
@@ -95,6 +97,11 @@ class Upstream:
                     writer.write(b"x")
                     await writer.drain()
                     await asyncio.sleep(0.1)
+            case "crumbs" | "interim":
+                writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" * (fault == "crumbs"))
+                while True:
+                    writer.write(FLOODS[fault])
+                    await writer.drain()
             case "binary":
                 writer.write(_http(b"\0" * 99, "application/octet-stream"))
                 return True
@@ -186,10 +193,22 @@ class Clients:
         self.pages: Counter[str] = Counter()
         self.seconds: dict[str, list[float]] = {"search": [], "crawl": []}
 
-    async def run(self, clients: int, seconds: float) -> None:
+    async def run(self, clients: int, seconds: float, floods: int) -> None:
         """Let so many clients ask for so long."""
         until = time.monotonic() + seconds
-        await asyncio.gather(*(self._client(number, until) for number in range(clients)))
+        await asyncio.gather(
+            *(self._client(number, until) for number in range(clients)),
+            *(self._flooded(number, until) for number in range(floods)),
+        )
+
+    async def _flooded(self, number: int, until: float) -> None:
+        fault, connection, asked = list(FLOODS)[number % len(FLOODS)], Connection(self._crawl_url), 0
+        while time.monotonic() < until:
+            asked += 1
+            body = {"urls": f"{self._site}/{fault}-{number}-{asked}", "goal": "", "seconds": REQUEST_S}
+            _, answer = await connection.post("/crawl_page", body)
+            self.pages[f"{fault}: {answer['pages'][0]['kind']}"] += 1
+        connection.close()
 
     async def _client(self, number: int, until: float) -> None:
         draw = random.Random(number)
@@ -259,6 +278,7 @@ def main() -> None:
     )
     parser.add_argument("--clients", type=int, default=500)
     parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--floods", type=int, default=0, help="clients that read pages without end")
     parser.add_argument("--smoke", action="store_true", help="few clients, a few seconds")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
@@ -272,7 +292,7 @@ def main() -> None:
         search, search_url = started("web_search", {"serper_url": f"http://{site}"}, Path(folder))
         crawl, crawl_url = started("crawl_page", crawl_settings, Path(folder))
         asked = Clients(search_url, crawl_url, f"http://{site}")
-        asyncio.run(asked.run(clients, seconds))
+        asyncio.run(asked.run(clients, seconds, given.floods))
         memory = {"web_search": resident_mib(search), "crawl_page": resident_mib(crawl)}
         for process in (search, crawl):
             process.send_signal(signal.SIGTERM)
@@ -281,6 +301,7 @@ def main() -> None:
     result = {
         "clients": clients,
         "seconds": seconds,
+        "floods": given.floods,
         "answers": dict(asked.outcomes),
         "errors": sum(count for status, count in asked.outcomes.items() if status not in ("200", "429")),
         "pages": dict(sorted(asked.pages.items())),
