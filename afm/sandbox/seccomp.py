@@ -151,6 +151,7 @@ FCNTL = (72, 25)
 MSYNC = (26, 227)
 MADVISE = (28, 233)
 PRCTL = (157, 167)
+PREADV2 = (327, 286)
 
 _NAMESPACE_FLAGS = 0x7E020000
 _AF_UNIX = 1
@@ -161,6 +162,7 @@ _F_OFD_LOCKS, _F_SETLEASE, _F_NOTIFY, _F_SET_HINTS = (36, 37, 38), 1024, 1026, (
 _MS_SYNC = 4
 _MADV_MERGEABLE, _MADV_COLD, _MADV_PAGEOUT = 12, 20, 21
 _PR_SET_THP_DISABLE, _PR_SET_MEMORY_MERGE = 41, 67
+_RWF_NOWAIT, _RWF_DONTCACHE = 0x08, 0x80
 
 _LOAD, _AND, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _KILL, _ERRNO, _TRAP = 0x7FFF0000, 0x80000000, 0x00050000, 0x00030000
@@ -240,6 +242,8 @@ def _judge_arguments(code: _Assembler, column: int) -> None:
         for advice in (_MADV_COLD, _MADV_PAGEOUT):  # of the host's cache
             code.give_if(2, _EQUAL, advice, _ERRNO)
         code.give_if(2, _EQUAL, _MADV_MERGEABLE, _ERRNO | errno.EINVAL)  # with equal pages of other runs
+    with code.rule(PREADV2[column]):  # what mincore would tell, and what fadvise64 would do
+        code.give_if(5, _ANY_BIT, _RWF_NOWAIT | _RWF_DONTCACHE, _ERRNO | errno.EOPNOTSUPP)
     with code.rule(PRCTL[column]):
         code.give_if(0, _EQUAL, _PR_SET_MEMORY_MERGE, _ERRNO | errno.EINVAL)
         code.give_if(0, _EQUAL, _PR_SET_THP_DISABLE, _ALLOW, negate=True)

@@ -20,6 +20,7 @@ from afm.sandbox.seccomp import (
     MADVISE,
     MSYNC,
     PRCTL,
+    PREADV2,
     SENDTO,
     SILENCED,
     SOCKETPAIR,
@@ -89,6 +90,15 @@ def test_calls_that_only_burden_the_host_succeed_without_an_effect(machine: str)
         assert verdict(machine, MADVISE[column], 0, 4096, advice) == refused(0)
     assert verdict(machine, MADVISE[column], 0, 4096, 12) == refused(errno.EINVAL)  # MADV_MERGEABLE
     assert verdict(machine, MADVISE[column], 0, 4096, 4) == ALLOW  # MADV_DONTNEED
+
+
+@MACHINES
+def test_reads_neither_tell_what_is_in_the_cache_nor_drop_it(machine: str) -> None:
+    number = PREADV2[COLUMN[machine]]
+    for flags in (0x08, 0x80, 0x88, 0x09):  # RWF_NOWAIT, RWF_DONTCACHE
+        assert verdict(machine, number, 3, 1, 1, 0, 0, flags) == refused(errno.EOPNOTSUPP)
+    for flags in (0, 0x01):
+        assert verdict(machine, number, 3, 1, 1, 0, 0, flags) == ALLOW
 
 
 @MACHINES
@@ -195,6 +205,7 @@ def test_call_numbers_are_the_kernels(column: int, header: str) -> None:
         "madvise": MADVISE,
         "msync": MSYNC,
         "prctl": PRCTL,
+        "preadv2": PREADV2,
         "sendto": SENDTO,
         **SILENCED,
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Mapping
 
-from afm.sandbox.seccomp import CLONE, DENIED, MADVISE, MSYNC, SILENCED
+from afm.sandbox.seccomp import CLONE, DENIED, MADVISE, MSYNC, PREADV2, SILENCED
 
 _PRELUDE = """
 import ctypes, errno, os, socket, sys, time
@@ -28,7 +28,7 @@ def attempt(action):
 def armed(code: str, host: Mapping[str, object]) -> str:
     """A program with the helpers and constants it uses."""
     column = 0 if platform.machine() == "x86_64" else 1
-    others = {"clone": CLONE, "madvise": MADVISE, "msync": MSYNC}
+    others = {"clone": CLONE, "madvise": MADVISE, "msync": MSYNC, "preadv2": PREADV2}
     numbers = {name.upper(): pair[column] for name, pair in (DENIED | SILENCED | others).items()}
     lines = [f"{name} = {value!r}" for name, value in {**numbers, **host}.items()]
     return "\n".join([_PRELUDE, *lines, code])

@@ -80,10 +80,13 @@ verdict(*(reaches_kernel(number, *wrong) for number in (FSYNC, FDATASYNC, SYNCFS
 wrong = ctypes.c_long(-1), ctypes.c_long(0), ctypes.c_long(0), ctypes.c_long(4)
 byte = ctypes.create_string_buffer(64)
 page = ctypes.addressof(byte) & ~4095
-verdict(*(reaches_kernel(number, *wrong) for number in (FADVISE64, READAHEAD)),
+shown = os.open(os.__file__, os.O_RDONLY)
+vector = (ctypes.c_void_p * 2)(ctypes.addressof(byte), 64)
+verdict(*(call(PREADV2, shown, vector, ctypes.c_long(1), ctypes.c_long(0), ctypes.c_long(0), flag) for flag in (8, 128)),
+    *(reaches_kernel(number, *wrong) for number in (FADVISE64, READAHEAD)),
     *(reaches_kernel(MADVISE, ctypes.c_long(1), ctypes.c_long(4096), advice) for advice in (20, 21)),
     call(MINCORE, ctypes.c_void_p(page), ctypes.c_long(4096), byte),
-    call(CACHESTAT, os.open(os.__file__, os.O_RDONLY), byte, ctypes.create_string_buffer(64), 0))""",
+    call(CACHESTAT, shown, byte, ctypes.create_string_buffer(64), 0))""",
     ),
     Attack(
         "share equal pages with other runs, which shows in the time that a write takes",
