@@ -16,6 +16,7 @@ _OPERATOR = re.compile(
     r"\\(?:int|sum|prod|lim)(?![A-Za-z])"
     r"|\\frac\s*\{\s*(?:d|\\partial)[^{}]*\}\s*\{\s*(?:d|\\partial)\s*\\?[A-Za-z]"
 )
+_IMAGINARY = re.compile(r"\s*\\(?:mathrm|text|operatorname)\s*\{\s*i\s*\}")
 _MARKS = re.compile(r"\\.|[{}=]", re.DOTALL)
 _DIGITS = 60
 _EXACT, _ROUNDED = "1e-40", "1e-3"
@@ -65,6 +66,7 @@ def _parsed(text: str) -> list[Any]:
     text = REPEATING.sub(
         lambda match: "\\frac{{{}}}{{{}}}".format(*repeating_decimal(match).as_integer_ratio()), tidied(text)
     )
+    text = re.sub(r"(?<=\d)\s+i(?!\w)", "i", _IMAGINARY.sub(" i", text))  # else it drops "i" as a unit
     parsed: list[Any] = parse(f"\\boxed{{{text}}}", extraction_config=config, parsing_timeout=None)
     return parsed
 

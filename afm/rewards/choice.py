@@ -11,14 +11,22 @@ from afm.rewards.gold import gold_answers
 from afm.rewards.part import Part
 from afm.trajectory import answers
 
-_DRESS = re.compile(r"\\(?:boxed|fbox|text|textbf|mathrm|mathbf)\s*\{([^{}]*)\}|\*\*|\$|`")
-_LEAD = r"(?:(?:the|my|final|correct|best|right)\s+)*(?:answer|option|choice)s?\s*(?:is|are)?\s*[:=]?\s*"
+_DRESS = re.compile(
+    r"\\(?:boxed|fbox|text|textbf|mathrm|mathbf)\s*\{([^{}]*)\}|\*+|(?<!\w)_+|_+(?!\w)|\$|`|\\[()\[\]]"
+)
+_BLANK = re.compile(r"\\[ ,;:!]|~")
+_LEAD = (
+    r"(?:(?:so|thus|hence|therefore),?\s+)?(?:i\s+(?:choose|pick)|it['’]s|it\s+is"
+    r"|(?:(?:the|my|final|correct|best|right)\s+)*(?:answer|option|choice|letter)s?\s*(?:is|are)?\s*[:=]?)?\s*"
+    r"(?:(?:option|choice|letter)\s+)?"
+)
 _IS_RIGHT = (
     r"is\s+(?:clearly\s+|indeed\s+|definitely\s+|the\s+)*"
     r"(?:(?:correct|right|best)(?:\s+(?:answer|option|choice|one))?|answer|option|choice)\b[.,:;!]?"
 )
 _LETTER = re.compile(
-    rf"(?:{_LEAD})?[(\[]?([A-Za-z])(?:(?:[)\]]?\s+{_IS_RIGHT}|[)\]][.:,]?|[.,:])(?:\s+(.*))?)?",
+    rf"(?:{_LEAD})?[(\[{{\"']?([A-Za-z])(?:(?:[)\]]?\s+(?:{_IS_RIGHT}|[-\u2013\u2014])|[)\]}}\"'][.:,]?|[.,:])(?:\s+(.*))?"
+    r"|\s+(\(.*\)))?",
     re.DOTALL | re.IGNORECASE,
 )
 _VERBS = r"(?:is|are|was|seems?|looks?|may|might|could|or|and|too|also|instead)\b"
@@ -36,8 +44,11 @@ _CLAIM = re.compile(  # an option is called the answer
 )
 _NOT = r"(?:\s+not|n['’]t)\s+(?:the\s+)?"
 _WRONG = rf"(?:is|was)(?:{_NOT}(?:right|correct|answer|best)|\s+(?:wrong|incorrect|false))\b"
+_OTHERS = r"(?:[(\[]?[A-J][)\]]?(?:\s*,|\s+(?:and|or|nor))\s*)+(?:and\s+|or\s+)?[(\[]?[A-J]\b[)\]]?"
 _REFUSED = re.compile(
-    rf"(?i:\b(?:not|unlike|instead\s+of|rather\s+than))\s+{_OPTION.format('a')}[)\]]?"
+    rf"(?i:\b(?:not|unlike|instead\s+of|rather\s+than))\s+(?P<others>{_OTHERS})"
+    rf"|(?P<both>{_OTHERS})\s+are\s+(?i:(?:all|both)\s+)?(?i:wrong|incorrect|false)\b"
+    rf"|(?i:\b(?:not|unlike|instead\s+of|rather\s+than))\s+{_OPTION.format('a')}[)\]]?"
     rf"|{_OPTION.format('b')}[)\]]?\s+{_WRONG}"
 )
 _RETRACTION = re.compile(
@@ -58,13 +69,13 @@ def choice_letter(text: str, question: str = "") -> str | None:
     ``C, not D``. A letter that begins a sentence, as in ``A cat``, is no option. The text of an option, as ``question`` has it
     behind the letter, may hold any letters.
     """
-    bare = unicodedata.normalize("NFKC", text[:_LONGEST])
+    bare = _BLANK.sub(" ", unicodedata.normalize("NFKC", text[:_LONGEST]))
     for _ in range(3):
         bare = _DRESS.sub(lambda match: match[1] or "", bare)
     named = _LETTER.fullmatch(bare.strip())
     if named is None:
         return None
-    letter, rest = named[1].upper(), " ".join((named[2] or "").split())
+    letter, rest = named[1].upper(), " ".join((named[2] or named[3] or "").split())
     return None if rest and _takes_back(letter, rest, question) else letter
 
 
@@ -73,8 +84,11 @@ def _takes_back(letter: str, rest: str, question: str) -> bool:
     option = rf"\b{letter}\s*[).:\]]\s*{re.escape(rest.rstrip('. '))}"
     if re.search(option, " ".join(question.split())):
         return False
-    if any(letter in refused.group("a", "b") for refused in _REFUSED.finditer(rest)):
-        return True
+    for refused in _REFUSED.finditer(rest):
+        if letter in re.findall(
+            r"\b[A-J]\b", refused["others"] or refused["both"] or refused["a"] or refused["b"]
+        ):
+            return True
     rest, reason = _REFUSED.sub("", rest), _REASON.match(rest) is not None
     claims = {option for claim in _CLAIM.finditer(rest) for option in claim.groups() if option}
     mentions = {

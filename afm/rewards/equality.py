@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from fractions import Fraction
 
-from afm.rewards.worked_out import Form, form_of, is_equation
+from afm.rewards.worked_out import Form, form_of, is_equation, without_unit
 
 MAX_ANSWER_CHARS = 4000
 """Longer answers are wrong unless they are the gold answer letter for letter."""
@@ -18,7 +18,7 @@ REPEATING = re.compile(
 
 _NUMBER = re.compile(r"[+-]?(?:\d{1,300}(?:\.\d{0,300})?|\.\d{1,300})")
 _GROUPED = re.compile(
-    r"(?<![\w.,^])\d{1,3}(?:(?:,\s*\\!\s*|\s?\{\s?,\s?\}\s*(?:\\!)?\s*|[ \u00a0\u2009\u202f])\d{3})+(?!\d)"
+    r"(?<![\w.,^])\d{1,3}(?:(?:,\s*\\!\s*|\s?\{\s?,\s?\}\s*(?:\\!)?\s*|\\ |[ \u00a0\u2009\u202f])\d{3})+(?!\d)"
 )
 _CURRENCY = r"(?:\\?\$|\\pounds|\\euro|[£€¥])"
 _AMOUNT = re.compile(
@@ -32,15 +32,40 @@ _TERM = r"(?:[a-z]|[b-df-hj-np-tv-z]{2,3}|a[b-dx-z]{1,2})"
 _SYMBOLS = re.compile(rf"{_TERM}(?:[ -]+{_TERM})*")
 _BOXED = re.compile(r"\\boxed\s*\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}")
 _IN_BASE = re.compile(r"(-?[0-9A-Za-z.]+)_\{?(\d+)\}?")
+_BASE_IN_WORDS = re.compile(
+    r"_\s*\{?\s*\\text\s*\{\s*([a-z]+)\s*\}\s*\}?|\s*(?:\\text\s*\{)?\s*\(?base\s*\}?\s*(\d+)\)?\}?"
+)
+_BASES = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 _SIZES = re.compile(r"\\(?:left|right|displaystyle)(?![A-Za-z])|\\[!,;:]|~")
-_FRACTION = re.compile(r"\\[cdt]frac(?![A-Za-z])")
+_SPELLINGS = [  # one thing, written in several ways
+    (re.compile(pattern), plain)
+    for pattern, plain in (
+        ("[\u2212\u2013]", "-"),
+        ("²", "^2"),
+        ("³", "^3"),
+        (r"√\s*(\d+|[A-Za-z]|\{[^{}]*\}|\([^()]*\))", r"\\sqrt{\1}"),
+        (r"°|\\degree(?![A-Za-z])", r"^{\\circ}"),
+        (r"\\varnothing(?![A-Za-z])", r"\\emptyset"),
+        (r"\\langle(?![A-Za-z])\s*", "("),
+        (r"\\rangle(?![A-Za-z])", ")"),
+        (r"\\[cdt]frac(?![A-Za-z])", r"\\frac"),
+        (r"(?<=\d)\\ (?=\\frac)", ""),
+        (r"^([+-]?\d{1,30})(?:\s|\\ )(\d{1,30})/(\d{1,30})$", r"\1\\frac{\2}{\3}"),
+        (r"^([+-]?\d{1,30}(?:\.\d{0,30})?)[eE]([+-]?\d{1,3})$", r"\1 \\times 10^{\2}"),
+        (r"^\(([^()]*)\)\s*\^\s*\{?\s*\\circ\s*\}?$", r"\1^{\\circ}"),
+    )
+]
 _SIGN_OF_PERCENT = r"(?:\\?%|\uff05|per ?cent(?:age)?(?: points?)?|pct)"
 _PERCENT = re.compile(_SIGN_OF_PERCENT, re.IGNORECASE)
 _PERCENT_AT_END = re.compile(
-    rf"(?:\\ | )*(?:{_WRAPPER}\{{\s*{_SIGN_OF_PERCENT}\s*\}}|{_SIGN_OF_PERCENT})$", re.IGNORECASE
+    rf"(?:\\ | ){{0,9}}(?:{_WRAPPER}\{{\s*{_SIGN_OF_PERCENT}\s*\}}|{_SIGN_OF_PERCENT})$", re.IGNORECASE
 )
 _AMOUNT_BEFORE = re.compile(r"(\d[\d.,]*)[\s$}\\]*$")
 _SEPARATOR = re.compile(r"(?:[,;]|\\text\s*\{\s*(?:, *)?and\s*\}|\band\b)(?:\s|\\ |\\q?quad(?![A-Za-z]))*")
+_ORDER = re.compile(r"[<>≤≥]|\\(?:[lg]t|[lg]eq?(?:slant)?)(?![A-Za-z])")
+_OR = re.compile(r"\\(?:text|mbox)\s*\{\s*or\s*\}|\bor\b|\\l?or(?![A-Za-z])|\\cup(?![A-Za-z])")
+_BOUND = re.compile(rf"([a-z])\s*({_ORDER.pattern})([^<>≤≥=]+)")
+_COLUMN = re.compile(r"\\begin\{([pb]matrix)\}([^&]*)\\end\{\1\}")
 _ASSIGNMENT = re.compile(r"\\?([A-Za-z]+(?:_\{?\w+\}?)?)\s*=([^=<>]+)")
 
 
@@ -58,7 +83,10 @@ def readings(gold: str, answer: str, question: str = "") -> list[tuple[str, str]
         return [(gold_number, answer_number)]
     if in_gold or in_answer:
         return _percent_readings(gold_number, answer_number, question, in_gold)
-    return [_without_names(gold, answer)]
+    gold, answer = _without_column(*_without_names(gold, answer))
+    if "\\infty" in gold or "\\infty" in answer:
+        gold, answer = _union(gold), _union(answer)
+    return [(gold, answer)]
 
 
 def _percent_readings(gold: str, answer: str, question: str, in_gold: bool) -> list[tuple[str, str]]:
@@ -99,6 +127,33 @@ def _without_names(gold: str, answer: str) -> tuple[str, str]:
     return gold, answer
 
 
+def _without_column(gold: str, answer: str) -> tuple[str, str]:
+    """A column vector as ``(1, 2)``, when only one of the two is a matrix."""
+    columns = [_COLUMN.fullmatch(tidied(text)) for text in (gold, answer)]
+    if "\\begin" in gold and "\\begin" in answer:
+        return gold, answer
+    first, second = (
+        _tuple(entry.strip() for entry in column[2].split(r"\\")) if column else text
+        for column, text in zip(columns, (gold, answer), strict=True)
+    )
+    return first, second
+
+
+def _union(text: str) -> str:
+    r"""``x < 2 \text{ or } x \ge 3`` as a union of intervals, other texts as they are."""
+    bounds = [_BOUND.fullmatch(part.strip()) for part in _OR.split(tidied(text))]
+    if len(bounds) < 2 or len({bound and bound[1] for bound in bounds}) > 1:
+        return text
+    intervals = []
+    for bound in filter(None, bounds):
+        end, closed = bound[3].strip(), re.fullmatch(r"[<>]|\\[lg]t", bound[2]) is None
+        if re.match(r"[<≤]|\\l", bound[2]):
+            intervals.append(rf"(-\infty, {end}{']' if closed else ')'}")
+        else:
+            intervals.append(rf"{'[' if closed else '('}{end}, \infty)")
+    return r" \cup ".join(intervals) or text
+
+
 def _tuple(values: Iterable[str]) -> str:
     return f"({', '.join(values)})"
 
@@ -136,7 +191,13 @@ def quick_verdict(gold: str, answer: str) -> bool | None:
         return words == _as_words(answer)
     if in_base := _IN_BASE.fullmatch(left):
         return _same_in_base(in_base[1], in_base[2], right)
+    if (_is_list(left) and _ORDER.search(right)) or (_is_list(right) and _ORDER.search(left)):
+        return False  # Math-Verify takes -2 < x < 1 for the two numbers -2 and 1
     first, second = _as_number(left), _as_number(right)
+    if first is None and "{" in left:  # where the gold answer has no brackets, letters may be factors
+        first = _as_number(without_unit(left))
+    if first is not None and second is None:
+        second = _as_number(without_unit(right))
     if first is None or second is None:
         return None
     if first == second:
@@ -161,12 +222,13 @@ def is_unevaluated(gold: str, answer: str) -> bool:
 def tidied(text: str) -> str:
     r"""Without spacing commands, ``$`` around it, groups of digits, one ``\boxed`` too many and a closing full stop."""
     text = _GROUPED.sub(lambda number: re.sub(r"\D", "", number[0]), text)
-    text = _NUMBER_AS_TEXT.sub(
-        r"\1", _FRACTION.sub(r"\\frac", _SIZES.sub("", text.replace("°", r"^{\circ}")))
-    )
+    text = _NUMBER_AS_TEXT.sub(r"\1", _SIZES.sub("", text))
     text = " ".join(text.split()).strip("$ ").removesuffix(".").strip()
     boxed = _BOXED.fullmatch(text)
-    return boxed[1].strip() if boxed else text
+    text = boxed[1].strip() if boxed else text
+    for spelling, plain in _SPELLINGS:
+        text = spelling.sub(plain, text)
+    return text
 
 
 def _as_words(text: str) -> str | None:
@@ -184,7 +246,16 @@ def _as_words(text: str) -> str | None:
     return plain or None
 
 
+def _is_list(text: str) -> bool:
+    """Whether it has several entries, without brackets around them, and compares nothing."""
+    return not _ORDER.search(text) and len(_parts(text)) > 1
+
+
 def _same_in_base(digits: str, base: str, answer: str) -> bool:
+    answer = _BASE_IN_WORDS.sub(
+        lambda match: f"_{match[2] or (_BASES.index(match[1]) + 2 if match[1] in _BASES else match[1])}",
+        answer,
+    )
     other = _IN_BASE.fullmatch(answer)
     if other is not None:
         return (other[1].lstrip("0"), other[2]) == (digits.lstrip("0"), base)

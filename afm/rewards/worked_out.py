@@ -26,7 +26,7 @@ _NOT_UNITS = (  # number words and the closed classes of words: they change what
     "one two three four five six seven eight nine ten plus minus over choose mod modulo base or and but nor not no never "
     "neither either none more less fewer most least greater larger smaller below about approximately roughly nearly almost "
     "than to so if maybe perhaps possibly probably is are was were be equals unless except without wrong false incorrect "
-    "negative"
+    "negative pi lakh crore sin cos tan log ln"
 )
 _SI = "m s g h d t l L N K C F J W V A H T"
 _SIGN = r"[+-]?\s*"
@@ -40,7 +40,7 @@ _FRACTION = re.compile(
 )
 _NAME = re.compile(r"\\?[A-Za-z]+(?:_\{?\w+\}?)?(?:\([^()=]*\))?\s*")
 _WRAPPED = re.compile(
-    r"\\(mathbf|boldsymbol|bf|mathrm|mathit|text|textbf|textnormal|mathsf|operatorname)\s*\{([^{}]*)\}"
+    r"\\(mathbf|boldsymbol|bf|mathrm|mathit|text|textbf|textnormal|mathsf|operatorname|mbox)\s*\{([^{}]*)\}"
 )
 _RELATION = re.compile(r"[<>!~≠≤≥≈]|\\(?:not|neq?|[lg]e?q?|[lg]t|approx|sim|equiv|in)(?![A-Za-z])")
 _ARITHMETIC = re.compile(r"[\d+*/^-]")
@@ -85,6 +85,18 @@ def form_of(answer: str) -> Form | None:
     if fraction is not None:
         return Form.FRACTION if _is_reduced(fraction) else Form.UNREDUCED
     return Form.NUMBER if found else None
+
+
+def without_unit(answer: str) -> str:
+    """The number of ``72 people`` or ``72 cm^2``; ``answer`` itself where a letter may be a factor, as in ``72x``."""
+    value = _unwrapped(_plain(answer)) if len(answer) <= _LONGEST else ""
+    found = _VALUE.fullmatch(value)
+    if found is None or found["unit"] is None or form_of(answer) is None:
+        return answer
+    before, words = value[: found.start("unit")], re.findall(r"[A-Za-z]+", found["unit"])
+    if not words or (len(words[0]) == 1 and words[0] not in _SI.split()) or found["unit"][0] != " ":
+        return answer
+    return before
 
 
 def _plain(text: str) -> str:
