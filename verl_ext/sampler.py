@@ -122,7 +122,8 @@ class _Guarded(ReplayBuffer):
         self._fillers: set[str] = set()
         self._unscored: set[str] = set()
         self._evidence: dict[str, str] = {}
-        # Errors of the episodes that failed since the last batch.
+        # Episodes since the last batch, and the errors of those that failed.
+        self._episodes = 0
         self._failed: list[str] = []
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[Any, dict[str, Any]]:
@@ -144,6 +145,7 @@ class _Guarded(ReplayBuffer):
         self._ledger.filled = len(self._fillers & trained)
         self._ledger.settle(trained, self._waiting(trained))
         self._failed.clear()
+        self._episodes = 0
         curriculum = running()
         return batch, metrics | self._ledger.metrics() | (curriculum.metrics() if curriculum else {})
 
@@ -212,7 +214,9 @@ class _Guarded(ReplayBuffer):
             rewards = {name: value for name, value in sample.items() if name in checked}
             refuse_non_finite(rewards, data_source=str(sample.get(SOURCE)), episode=key)
         self._failed += [str(sample[FAILED]) for sample in group.values() if sample.get(FAILED)]
-        self._bound_failures(self._failed, self._options.train_batch_size * self._options.samples_per_prompt)
+        self._episodes += len(group)
+        planned = self._options.train_batch_size * self._options.samples_per_prompt
+        self._bound_failures(self._failed, max(planned, self._episodes))  # group filtering may roll out more
         samples = Group(list(group.values()))
         try:
             fate = self._ledger.add(uid, samples, self._evidence.pop(uid, ""))

@@ -49,9 +49,8 @@ def engine_params(engine: str, params: SamplingParams) -> dict[str, Any]:
 def room_of(rollout: Any) -> int:
     """Tokens that prompt and response may have together, by verl's ``rollout`` section, so that the engine takes every input."""
     whole: int = rollout.prompt_length + rollout.response_length
-    if rollout.name != "sglang":
-        return whole
-    return min(whole, (rollout.max_model_len or whole) - _SGLANG_RESERVE)
+    reserve = _SGLANG_RESERVE if rollout.name == "sglang" else 0
+    return min(whole, (rollout.max_model_len or whole) - reserve)
 
 
 class ServerModel(CodecModel):

@@ -59,7 +59,7 @@ def average_scored_samples(module: ModuleType) -> None:
 
     Symptom: a judge that abstained made the policy look worse.
     Cause: verl/trainer/ppo/metric_utils.py:971 counts each sample that is not there as wrong. With our sampler those are
-    the ones without a score (verl_ext/sampler.py leaves them out); an episode that failed ends the run.
+    the ones without a score (verl_ext/sampler.py leaves them out), those that failed among them.
     """
     trainer = target(module, "PPOTrainer")
     original = trainer._val_metrics_update

@@ -26,18 +26,21 @@ BUILD_ADVICE = "build flash-attn 2.8.3 with nvcc, see docs/rl.md, Environment on
 _SLOW_PATH = "verl silently takes a slower path for log-probabilities (verl/utils/torch_functional.py:106)"
 _QUERY = ("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
 _CUDA = re.compile(r"CUDA (?:UMD )?Version\s*:\s*(\d+)\.(\d+)")
+_IMPORT_S = 300
 _RELEASE = re.compile(r"release (\d+)\.(\d+)")
 _PROBE = """
-import importlib, json, sys
+import importlib, json, os, sys
 errors = {}
 for name in sys.argv[1:]:
     try:
         importlib.import_module(name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         errors[name] = f"{type(error).__name__}: {error}"
 torch = sys.modules.get("torch")
 cuda = getattr(getattr(torch, "version", None), "cuda", None)
-print(json.dumps({"errors": errors, "cuda": cuda, "usable": bool(cuda) and torch.cuda.is_available()}))
+answer = {"errors": errors, "cuda": cuda, "usable": bool(cuda) and torch.cuda.is_available()}
+print("", json.dumps(answer), sep="\\n", flush=True)
+os._exit(0)
 """
 
 
@@ -62,17 +65,31 @@ def has_gpu() -> bool:
 
 
 def try_imports(modules: Sequence[str]) -> Imports:
-    """Import modules in another process: compiled parts that fit no GPU or no torch may end it."""
+    """Import modules in another process: compiled parts that fit no GPU or no torch may end it.
+
+    If they end it, each is imported alone, so that only those to blame have an error.
+    """
     errors = {name: "is not installed" for name in modules if not _installed(name)}
     present = [name for name in modules if name not in errors]
     if not present:
         return Imports(errors)
     try:
         command = [sys.executable, "-c", _PROBE, *present]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_IMPORT_S)
         told = json.loads(done.stdout.splitlines()[-1])
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
-        return Imports(errors | dict.fromkeys(present, f"cannot be imported: {error}"))
+    except (OSError, subprocess.TimeoutExpired):
+        why = f"cannot be imported: Python did not start, or took longer than {_IMPORT_S} s"
+        return Imports(errors | dict.fromkeys(present, why))
+    except (ValueError, IndexError):
+        if len(present) == 1:
+            return Imports(
+                errors | {present[0]: f"ends Python when it is imported (status {done.returncode})"}
+            )
+        alone = [try_imports([name]) for name in present]
+        for one in alone:
+            errors |= one.errors
+        cuda = next((one.cuda for one in alone if one.cuda), None)
+        return Imports(errors, cuda, any(one.usable for one in alone))
     failed = {name: f"cannot be imported: {_line(text)}" for name, text in told["errors"].items()}
     return Imports(errors | failed, told["cuda"], told["usable"])
 

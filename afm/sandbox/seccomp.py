@@ -4,7 +4,7 @@ The list takes away what an untrusted Python program never needs and what kernel
 new namespaces, mounts, tracing, keyrings, BPF, io_uring, sockets, System V IPC, administration, and whatever one run
 could take away from the others: locks on shared files, contexts and watches that are counted for a user or the machine.
 Everything else is allowed. Denied calls fail with EPERM, or with what makes honest programs do without
-(:data:`ANSWERS`); those that could only burden the host's disk and caches (:data:`SILENCED`) do nothing and succeed; a
+(:data:`ANSWERS`); those that could only burden the host's disk, caches or cores (:data:`SILENCED`) do nothing and succeed; a
 foreign call convention kills the program.
 """
 
@@ -127,8 +127,10 @@ SILENCED: dict[str, tuple[int | None, int | None]] = {
     "sync_file_range": (277, 84),
     "fadvise64": (221, 223),
     "readahead": (187, 213),
+    "sched_setaffinity": (203, 122),
 }
-"""Calls that succeed without an effect: files of a run are in memory, and those of the host are not its to write out."""
+"""Calls that succeed without an effect: files of a run are in memory, and those of the host are not its to write out. A run
+that moved to the core of another one would look as if the machine starved it."""
 
 ANSWERS = {
     "flock": errno.ENOSYS,  # libraries with locks (filelock, HDF5) then do without, or say that there are none

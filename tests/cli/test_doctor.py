@@ -20,7 +20,7 @@ from afm.cli.doctor.packages import package_findings
 from afm.cli.doctor.shown import print_table
 from afm.cli.main import app
 from afm.planning import Finding, Level
-from afm.planning.gpu_software import driver_finding
+from afm.planning.gpu_software import driver_finding, try_imports
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -170,6 +170,22 @@ def test_a_machine_with_a_gpu_and_verl_but_no_flash_attn_is_warned_of_what_verl_
     assert "hard-codes it for the critic (verl/utils/model.py:649)" in flash["why"]
     assert "slower path for log-probabilities (verl/utils/torch_functional.py:106)" in slow["why"]
     assert flash["next_step"].startswith("build flash-attn 2.8.3 with nvcc")
+
+
+def test_a_module_that_ends_python_is_the_only_one_to_blame(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sources = {"crashing": "import os; os.abort()", "leaving": "raise SystemExit('no GPU')"}
+    sources |= {"talking": "import atexit; print('hello'); atexit.register(print, 'bye')"}
+    for name, source in sources.items():
+        (tmp_path / f"{name}.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert try_imports(["json", "crashing", "leaving", "talking", "absent"]).errors == {
+        "crashing": "ends Python when it is imported (status -6)",
+        "leaving": "cannot be imported: SystemExit: no GPU",
+        "absent": "is not installed",
+    }
 
 
 def test_a_machine_without_a_gpu_is_not_asked_for_what_gpus_need(

@@ -70,7 +70,7 @@ def make_loop(tmp_path: Path, tokenizer: Any) -> Callable[..., Any]:
         surroundings.cache_clear()
         path.write_text(yaml.safe_dump(given | settings))
         rollout = {"name": "afm_cpu", "prompt_length": prompt_length, "response_length": response_length}
-        rollout |= {"agent": {"num_workers": workers}}
+        rollout |= {"max_model_len": None, "agent": {"num_workers": workers}}
         config = OmegaConf.create(
             {
                 "actor_rollout_ref": {"rollout": rollout, "model": {"path": "none"}},

@@ -223,6 +223,18 @@ def test_more_failed_episodes_than_allowed_end_the_run_and_the_first_are_named(
     assert json.loads((tmp_path / "failure.json").read_text())["error"] == "EpisodesFailedError"
 
 
+def test_groups_that_are_rolled_out_to_refill_a_step_may_fail_as_often_as_others(
+    put: Any, tmp_path: Path
+) -> None:
+    """6 episodes are planned and 226 rolled out: 2 may fail."""
+    for uid in "ab":
+        put(uid, None, *[0] * 109, failed="episode 1/a/1: KeyError: 'x'")
+    for uid in "cd":
+        put(uid, 0, 1, 1)
+    batch, metrics = sampler(tmp_path).sample(1, "train", 2)
+    assert (len(batch.keys), metrics["groups/failed_samples"]) == (6, 2)
+
+
 def test_a_metric_that_the_reward_does_not_report_is_named(put: Any, tmp_path: Path) -> None:
     put("a", 1, 0, 1)
     filtering = {"enable": True, "metric": "accuracy", "max_num_gen_batches": 2}

@@ -150,10 +150,13 @@ async def test_an_engine_that_says_length_is_believed(model: Any, said: Any, rea
         ("sglang", 32770, 32764),
         ("sglang", None, 32762),
         ("vllm", 32768, 32768),
+        ("vllm", 30000, 30000),
         ("afm_cpu", None, 32768),
     ],
 )
-def test_sglang_keeps_the_last_tokens_of_its_context(engine: str, most: int | None, room: int) -> None:
+def test_an_episode_has_the_room_of_its_engine_and_sglang_keeps_the_last_tokens(
+    engine: str, most: int | None, room: int
+) -> None:
     rollout = SimpleNamespace(name=engine, prompt_length=2048, response_length=30720, max_model_len=most)
     assert room_of(rollout) == room
 

@@ -141,6 +141,13 @@ def realtime(): os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
 verdict(attempt(lambda: os.setpriority(os.PRIO_PROCESS, 0, -5)), attempt(realtime))""",
     ),
     Attack(
+        "crowd one core, as if the machine starved it",
+        """
+before = os.sched_getaffinity(0)
+os.sched_setaffinity(0, {min(before)})
+verdict(os.sched_getaffinity(0) != before and "BAD")""",
+    ),
+    Attack(
         "open files by handle",
         """
 buffer = ctypes.create_string_buffer(128)
