@@ -4,7 +4,7 @@
 #        CODE_SERVER_TOKEN=... tool_servers/servers.sh code --host 0.0.0.0 --port 9002      (--dry-run shows the command)
 # Keys and tokens come from the environment, never from the command line. Relative paths are those of the caller's folder.
 set -euo pipefail
-root=$(cd "$(dirname "$0")/.." && pwd)
+root=$(dirname "$(dirname "$(readlink -f "$0")")")
 PYTHON=${PYTHON:-$root/.venv/bin/python}
 known=$(for file in "$root"/tool_servers/*/__main__.py; do basename "$(dirname "$file")"; done | paste -sd ' ')
 server=${1:-}

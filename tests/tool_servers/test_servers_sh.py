@@ -200,6 +200,20 @@ def test_relative_paths_are_those_of_the_callers_folder(servers, index, tmp_path
     assert "absent: no finished index here" in in_front.stderr
 
 
+@pytest.mark.parametrize("called", ["a link", "tool_servers/servers.sh"])
+def test_the_script_finds_its_repository(called, tmp_path):
+    (tmp_path / "a link").symlink_to(SCRIPT)
+    caller = ROOT if "/" in called else tmp_path
+    done = subprocess.run(
+        [f"./{called}" if caller == tmp_path else called, "code", "--port", "9002", "--dry-run"],
+        cwd=caller,
+        env={**os.environ, "CDPATH": ".", "PYTHON": "python"},  # with CDPATH, cd prints where it went
+        capture_output=True,
+        text=True,
+    )
+    assert (done.stdout, done.stderr) == ("python -P -m tool_servers.code --port 9002 \n", "")
+
+
 def test_a_model_is_started_and_tested(servers, tmp_path):
     folder = tmp_path / "tiny model"
     train_tokenizer(["Tom has 12 apples by the long river."] * 50, folder, vocab_size=300)
