@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -122,6 +125,17 @@ print(open("number").read(), open("other").read(), base.execute("select n from t
     result = await sandbox.run(code, limits=SandboxLimits(wall_s=30, cpu_s=20))
     assert result.stderr == ""
     assert result.stdout == "100 100 (100,)\n"
+
+
+def test_a_device_that_a_process_of_the_host_has_locked_stops_no_run(tmp_path: Path) -> None:
+    """Regression: a writer's lock on one byte of the host's /dev/null, which anyone can take, stopped every sandbox."""
+    device = tmp_path / "device"
+    device.touch()
+    code = f"from afm.sandbox.inside.harden import harden; harden([{str(device)!r}]); print('ready')"
+    with device.open("r+b") as held:
+        fcntl.lockf(held, fcntl.LOCK_EX, 1, 7)
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("ready\n", "")
 
 
 async def test_the_usual_packages_work(sandbox: Sandbox) -> None:

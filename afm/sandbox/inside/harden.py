@@ -35,10 +35,12 @@ def harden(devices: list[str]) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_SET_THP_DISABLE, *(ctypes.c_ulong(value) for value in (1, 0, 0, 0))):
         raise OSError(ctypes.get_errno(), "huge pages could not be switched off")
-    for (
-        device
-    ) in devices:  # a reader's lock on the whole file: no run gets a writer's, which others would notice
-        fcntl.fcntl(os.open(device, os.O_RDONLY), fcntl.F_SETLK, bytes(32))
+    for device in devices:
+        # A reader's lock on the whole file: no run gets a writer's, which others would notice.
+        try:  # noqa: SIM105 - contextlib is slow to import
+            fcntl.fcntl(os.open(device, os.O_RDONLY), fcntl.F_SETLK, bytes(32))
+        except BlockingIOError:  # a process of the host has one; it must not be able to stop all runs
+            pass
 
 
 def answer_lock_queries() -> None:
