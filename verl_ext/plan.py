@@ -12,7 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from afm.errors import ConfigError, MissingExtraError
-from afm.planning.gpu_software import BUILD_ADVICE, FLASH_ATTENTION, WHY_FLASH_ATTENTION, has_gpu, try_imports
+from afm.planning.gpu_software import (
+    BUILD_ADVICE,
+    FLASH_ATTENTION,
+    WHY_FLASH_ATTENTION,
+    has_gpu,
+    lock_advice,
+    try_imports,
+)
 from afm.rewards import load_reward
 from verl_ext.choices import check_choices
 from verl_ext.compose import Flat, arguments, compose, overrides_of
@@ -284,7 +291,7 @@ def _gpu_modules(config: Any) -> dict[str, tuple[str, str]]:
     actor, critic = config.actor_rollout_ref, config.critic.enable
     if critic is None:  # verl/trainer/ppo/utils.py:96
         critic = config.algorithm.adv_estimator == "gae"
-    lock = f"install requirements/gpu-rl-{'vllm' if actor.rollout.name == 'vllm' else 'sglang'}.txt"
+    lock = lock_advice(f"gpu-rl-{'vllm' if actor.rollout.name == 'vllm' else 'sglang'}.txt")
     needs = {}
     attention = (actor.model.get("override_config") or {}).get("attn_implementation", "flash_attention_2")
     if attention == "flash_attention_2" or critic:

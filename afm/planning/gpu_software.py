@@ -22,10 +22,12 @@ WHY_FLASH_ATTENTION = (
     "verl asks for flash_attention_2 (verl/workers/config/model.py:185) and hard-codes it for the critic "
     "(verl/utils/model.py:649)"
 )
-BUILD_ADVICE = "build flash-attn 2.8.3 with nvcc, see docs/rl.md, Environment on a GPU machine"
+_SECTION = "docs/rl.md, Environment on a GPU machine"
+BUILD_ADVICE = f"build flash-attn 2.8.3 with nvcc, see {_SECTION}"
 _SLOW_PATH = "verl silently takes a slower path for log-probabilities (verl/utils/torch_functional.py:106)"
 _QUERY = ("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
 _CUDA = re.compile(r"CUDA (?:UMD )?Version\s*:\s*(\d+)\.(\d+)")
+_CUDA_OF_LOCKS = 13
 _IMPORT_S = 300
 _RELEASE = re.compile(r"release (\d+)\.(\d+)")
 _PROBE = """
@@ -57,6 +59,15 @@ class Imports:
     errors: Mapping[str, str]
     cuda: str | None = None
     usable: bool = False
+
+
+def lock_advice(lock: str) -> str:
+    """How a lock is installed; ``pip install -r`` alone fails at flash-attn.
+
+    >>> lock_advice("gpu-sft.txt")
+    'install requirements/gpu-sft.txt, see docs/rl.md, Environment on a GPU machine'
+    """
+    return f"install requirements/{lock}, see {_SECTION}"
 
 
 def has_gpu() -> bool:
@@ -122,7 +133,7 @@ def _torch(imports: Imports) -> Iterator[Finding]:
             Level.ERROR, "gpu", f"torch {torch} {imports.errors['torch']}; install a GPU lock again"
         )
     elif torch and imports.cuda is None:
-        text = f"torch {torch} does not use them; install requirements/gpu-sft.txt or gpu-rl-vllm.txt"
+        text = f"torch {torch} does not use them; {lock_advice('gpu-sft.txt or a gpu-rl lock')}"
         yield Finding(Level.WARNING, "gpu", text)
     elif torch and not imports.usable:
         text = f"torch {torch} sees no GPU that it can use"
@@ -138,7 +149,9 @@ def driver_finding(supported: re.Match[str] | None, built: str | None) -> Findin
         return Finding(Level.WARNING, "driver", "nvidia-smi names no CUDA version; mend the driver")
     text = f"supports CUDA up to {supported[1]}.{supported[2]}"
     if built is None:
-        return Finding(Level.OK, "driver", text)
+        old = int(supported[1]) < _CUDA_OF_LOCKS
+        text += f"; the GPU locks need a driver for CUDA {_CUDA_OF_LOCKS}" * old
+        return Finding(Level.WARNING if old else Level.OK, "driver", text)
     if int(supported[1]) < int(built.partition(".")[0]):
         text = f"{text}, torch is built for CUDA {built}; install a driver for CUDA {built} or newer"
         return Finding(Level.ERROR, "driver", text)

@@ -210,6 +210,8 @@ def test_a_broken_nvidia_smi_is_a_warning(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("supported", "built", "level", "text"),
     [
+        ("12.2", None, Level.WARNING, "up to 12.2; the GPU locks need a driver for CUDA 13"),
+        ("13.0", None, Level.OK, "supports CUDA up to 13.0"),
         ("12.4", "13.0", Level.ERROR, "up to 12.4, torch is built for CUDA 13.0; install a driver for CUDA 13.0"),
         ("13.0", "13.0", Level.OK, "up to 13.0, torch is built for 13.0"),
         ("13.2", "12.8", Level.OK, "up to 13.2, torch is built for 12.8"),
@@ -217,7 +219,7 @@ def test_a_broken_nvidia_smi_is_a_warning(tmp_path: Path, monkeypatch: pytest.Mo
     ],
 )  # fmt: skip
 def test_a_driver_runs_the_cuda_of_its_major_version_and_older_ones(
-    supported: str, built: str, level: Level, text: str
+    supported: str, built: str | None, level: Level, text: str
 ) -> None:
     finding = driver_finding(re.match(r"(\d+)\.(\d+)", supported), built)
     assert finding.level is level
