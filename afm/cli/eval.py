@@ -143,7 +143,7 @@ def evaluation(
         return
     metrics = _run(settings)
     if as_json:
-        print(metrics.model_dump_json(indent=2))
+        print(metrics.model_dump_json(indent=2, ensure_ascii=True))
     else:
         _summary(settings, metrics)
 

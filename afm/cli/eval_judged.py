@@ -107,7 +107,7 @@ def _run(work: Coroutine[Any, Any, Metrics], folder: Path) -> Metrics:
 
 def _tell(metrics: Metrics, folder: Path, file: str, *, as_json: bool) -> None:
     if as_json:
-        print(metrics.model_dump_json(indent=2))
+        print(metrics.model_dump_json(indent=2, ensure_ascii=True))
         return
     print_judged(metrics)
     print(f"\nverdicts: {folder / file}\nnext: {afm_command()} report {shlex.quote(str(folder))}")

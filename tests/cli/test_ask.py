@@ -68,6 +68,12 @@ def test_json_is_one_record_and_nothing_else(folder):
     assert json.loads(lines[0])["schema_version"] == 1
 
 
+def test_json_holds_nothing_that_a_terminal_obeys(folder):
+    shown = run("\x9b31m \u202eevil", "--model", folder, "--seed", 1, "--json")
+    assert shown.isascii()
+    assert json.loads(shown)["question"] == "\x9b31m \u202eevil"
+
+
 def test_the_seed_and_the_temperature_count(folder):
     def ids(*options):
         return Record.model_validate_json(run("Q", "--model", folder, "--json", *options)).response_ids

@@ -87,7 +87,7 @@ class Asker:
         if view:
             view.summarise(episode)
         else:
-            print(record.model_dump_json(), flush=True)
+            print(record.model_dump_json(ensure_ascii=True), flush=True)
         return record
 
 
