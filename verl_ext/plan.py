@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
@@ -91,6 +92,8 @@ def trainer_environment(settings: RlSettings) -> dict[str, str]:
     )
 
 
+_ELSEWHERE = re.compile(r"\w[\w.-]*(/[\w.-]+)?|\w+://.+")
+"""Models that need no folder here: names on the hub, and the addresses that verl copies from."""
 _MODULES = "VERL_USE_EXTERNAL_MODULES"
 _FIXED = ("VERL_FILE_LOGGER_PATH", "VERL_PLATFORM", "CUDA_VISIBLE_DEVICES")
 
@@ -259,7 +262,7 @@ def obstacles(settings: RlSettings, *, packages: bool = True) -> list[str]:
     """Files, packages and tools that a run needs and does not have.
 
     Args:
-        packages: Look for those that verl imports on GPUs, too.
+        packages: Look for what nodes with GPUs have, too: the packages that verl imports there, and the model's folder.
     """
     found = [
         f"{file}: no such file (train_files, val_files)"
@@ -269,6 +272,8 @@ def obstacles(settings: RlSettings, *, packages: bool = True) -> list[str]:
     model = Path(settings.model)
     if settings.platform == "cpu" and not (model / "config.json").is_file():
         found.append(f"{model}: no config.json; expected the folder of a Hugging Face model (model)")
+    elif packages and not model.is_dir() and not _ELSEWHERE.fullmatch(settings.model):
+        found.append(f"{model}: no such folder; expected one, or ORGANISATION/NAME on the hub (model)")
     for check in (check_trackers, called_tools):
         try:
             check(settings)

@@ -45,6 +45,18 @@ def test_a_dry_run_of_a_run_that_has_what_it_needs_ends_well(tmp_path: Path) -> 
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("model", "named"), [("/absent/model", True), ("Qwen/Qwen2.5-7B", False), ("hdfs://host/model", False)]
+)
+def test_a_dry_run_of_a_gpu_recipe_misses_a_folder_that_is_no_name_on_the_hub(
+    model: str, named: bool, tmp_path: Path
+) -> None:
+    words = (f"model={model}", f"output_dir={tmp_path}/out", "--dry-run")
+    result = afm("configs/rl/web_dapo_7b.yaml", *words, cwd=ROOT)
+    assert (f"{model}: no such folder; expected one, or ORGANISATION/NAME" in result.stderr) is named
+    assert ("no such folder" in result.stderr) is named
+
+
 @pytest.mark.skipif(importlib.util.find_spec("flash_attn") is not None, reason="flash-attn is installed")
 def test_a_dry_run_on_a_machine_with_a_gpu_misses_flash_attn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
