@@ -298,6 +298,8 @@ def _gpu_modules(config: Any) -> dict[str, tuple[str, str]]:
         critic = config.algorithm.adv_estimator == "gae"
     lock = lock_advice(f"gpu-rl-{'vllm' if actor.rollout.name == 'vllm' else 'sglang'}.txt")
     needs = {}
+    if actor.rollout.name in ("sglang", "vllm"):
+        needs[actor.rollout.name] = (actor.rollout.name, f"rollout.name asks for it; {lock}")
     attention = (actor.model.get("override_config") or {}).get("attn_implementation", "flash_attention_2")
     if attention == "flash_attention_2" or critic:
         needs[FLASH_ATTENTION] = ("flash_attn", f"{WHY_FLASH_ATTENTION}; {BUILD_ADVICE}")

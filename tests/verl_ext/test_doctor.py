@@ -110,7 +110,8 @@ def test_every_recipe_passes_on_the_hardware_it_names(look: Look, path: Path) ->
 
 
 ABSENT = pytest.mark.skipif(
-    any(importlib.util.find_spec(name) for name in ("flash_attn", "cupy")), reason="a GPU environment"
+    any(importlib.util.find_spec(name) for name in ("flash_attn", "cupy", "sglang")),
+    reason="a GPU environment",
 )
 
 
@@ -121,7 +122,10 @@ def test_every_recipe_names_the_flash_attn_that_it_cannot_do_without(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     size = path.stem.split("_")[2]
-    [text] = of(look(path, size=size), Level.WARNING)["packages"]
+    engine, text = of(look(path, size=size), Level.WARNING)["packages"]
+    assert engine.startswith(
+        "for the machine that trains: sglang is not installed: rollout.name asks for it; install"
+    )
     assert text.startswith("for the machine that trains: flash_attn is not installed: ")
     assert "build flash-attn 2.8.3 with nvcc" in text
 
@@ -135,7 +139,7 @@ def test_on_a_machine_with_a_gpu_missing_packages_are_errors(
     monkeypatch.setenv("PATH", str(tmp_path))
     separate = tmp_path / "web_separate_7b.yaml"
     separate.write_text(f"extends: [{WEB}, {ROOT}/configs/rl/async/separate.yaml]\n", encoding="utf-8")
-    flash, cupy = of(look(separate), Level.ERROR)["packages"]
+    _, flash, cupy = of(look(separate), Level.ERROR)["packages"]
     assert flash.startswith("flash_attn is not installed: verl asks for flash_attention_2")
     assert cupy.startswith(
         "cupy is not installed: rollout.checkpoint_engine.backend=nccl sends weights with it"
@@ -147,9 +151,9 @@ def test_other_attention_needs_no_flash_attn_unless_there_is_a_critic(look: Look
     attention = "verl.actor_rollout_ref.model.+override_config.attn_implementation=sdpa"
     web = look(WEB, attention)
     assert "keys" in of(web, Level.OK)
-    assert "packages" not in of(web, Level.WARNING)
+    assert ["sglang" in text for text in of(web, Level.WARNING)["packages"]] == [True]
     critic = of(look(ROOT / "configs/rl/mhqa_ppo_7b.yaml", attention), Level.WARNING)["packages"]
-    assert "hard-codes it for the critic" in critic[0]
+    assert "hard-codes it for the critic" in critic[1]
 
 
 def test_a_tiny_twin_passes_and_has_no_gpu_to_speak_of(look: Look) -> None:
