@@ -51,6 +51,11 @@ async def test_helpers_that_tests_do_not_define_are_the_standard_librarys(
     [
         ("assert Counter(f([1, 1, 2])) == Counter([2, 1, 1])", "def f(x): return x"),
         ("assert isclose(f(2), sqrt(2))", "def f(x): return x ** 0.5"),
+        ("assert sorted(f('ba')) == ['a', 'b']", "def f(x): return dict.fromkeys(x).keys()"),
+        (
+            "from collections import deque\nd = deque([1, 2])\nf(d)\nassert d == deque([2])",
+            "def f(d): d.popleft()",
+        ),
         ("assert gcd(12, 18) == 6", "def gcd(a, b): return a if not b else gcd(b, a % b)"),
         ("for n in range(5):\n    assert add(n, 1) == n + 1", "def add(a, b): return a + b"),
         ("limit: int = 3\nassert f(limit) == 3", "def f(x): return x"),

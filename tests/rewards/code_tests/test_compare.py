@@ -49,6 +49,7 @@ def test_right_outputs(given: str, expected: str) -> None:
         ("9" * 5000 + ".0", "1.5"),
         ("0x10", "16"),
         ("True", "1"),
+        *(("101", "00101"), ("7", "007"), ("-7", "-07")),  # zeros that are expected are part of a word
     ],
 )
 def test_wrong_outputs(given: str, expected: str) -> None:

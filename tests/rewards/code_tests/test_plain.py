@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import Counter, OrderedDict, defaultdict, namedtuple
+from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
 from enum import IntEnum
 from typing import Any
 
@@ -87,6 +87,15 @@ def test_numbers_and_arrays_of_numpy_count_as_plain() -> None:
     back = decode(encode([numpy.int64(3), numpy.float32(0.5), numpy.bool_(True), numpy.arange(3)]))
     assert back == [3, 0.5, True, [0, 1, 2]]
     assert [type(item) for item in back] == [int, float, bool, list]
+
+
+def test_deques_and_views_of_dicts_are_what_they_were() -> None:
+    assert decode(encode(deque([1, (2,)]))) == deque([1, (2,)])
+    given = {3: [1], 1: [2]}
+    for view in (given.keys(), given.values(), given.items()):
+        back = decode(json.loads(json.dumps(encode(view))))
+        assert type(back) is type(view)
+        assert list(back) == list(view)
 
 
 def test_iterators_and_nan() -> None:

@@ -2,12 +2,13 @@
 
 JSON's own types stand for themselves; everything else is an object with one key, the tag:
 ``int`` (hexadecimal, when large), ``float`` (``inf``, ``nan``), ``complex``, ``bytes``, ``tuple``, ``set``,
-``frozenset``, ``dict`` (pairs), ``range``, ``iterator``. Subclasses count as their plain base.
+``frozenset``, ``dict`` (pairs), ``keys``, ``values`` and ``items`` of one, ``deque``, ``range``, ``iterator``. Subclasses count as their plain base.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from typing import Any
 
 ARRAYS = "num" + "py"
@@ -61,6 +62,10 @@ _ENCODERS: tuple[tuple[type, Any], ...] = (
     (list, lambda value: [encode(item) for item in list.__iter__(value)]),
     (tuple, _items("tuple")),
     (dict, lambda value: {"dict": [[encode(key), encode(item)] for key, item in dict.items(value)]}),
+    (type({}.keys()), _items("keys")),
+    (type({}.values()), _items("values")),
+    (type({}.items()), _items("items")),
+    (deque, _items("deque")),
     (set, _items("set")),
     (frozenset, _items("frozenset")),
     (bytes, lambda value: {"bytes": bytes.hex(value)}),
@@ -99,6 +104,10 @@ _DECODERS: dict[str, Any] = {
     "set": lambda inner: {decode(item) for item in inner},
     "frozenset": lambda inner: frozenset(decode(item) for item in inner),
     "dict": lambda inner: {decode(key): decode(item) for key, item in inner},
+    "keys": lambda inner: dict.fromkeys(decode(item) for item in inner).keys(),
+    "values": lambda inner: dict(enumerate(decode(item) for item in inner)).values(),
+    "items": lambda inner: dict(decode(item) for item in inner).items(),
+    "deque": lambda inner: deque(decode(item) for item in inner),
     "range": lambda inner: range(*inner),
     "iterator": lambda inner: iter([decode(item) for item in inner]),
 }

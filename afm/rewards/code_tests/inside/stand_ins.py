@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+from collections import deque
 from functools import partial
 from typing import Any, NoReturn, Protocol
 
@@ -153,9 +154,9 @@ def _change(argument: Any, now: Any) -> None:
         return
     if isinstance(argument, list):
         argument[:] = now
-    elif isinstance(argument, (dict, set)):
+    elif isinstance(argument, (dict, set, deque)):
         argument.clear()
-        argument.update(now)
+        (argument.extend if isinstance(argument, deque) else argument.update)(now)
 
 
 class Function:
