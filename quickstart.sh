@@ -2,7 +2,7 @@
 # Trains a tool-using agent on this computer's CPU and opens a report of what it learned.
 # Usage: ./quickstart.sh [--world math|wiki] [--smoke] [--seed N] [--real-data FILE] [--out DIR]   (./quickstart.sh --help)
 set -euo pipefail
-here=$(cd "$(dirname "$0")" && pwd)
+here=$(realpath "$(dirname "$0")")
 VENV=$(realpath -m "${VENV:-$here/.venv}")
 VENV=$VENV "$here/requirements/install-cpu.sh"
 exec "$VENV/bin/afm" quickstart "$@"

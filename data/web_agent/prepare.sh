@@ -2,7 +2,7 @@
 # Makes the training files of the web agent from what download.py fetched: web_agent_sft.json with its dataset_info.json, web_agent_rl.parquet.
 # Usage: DATA_DIR=downloads/web_agent OUT_DIR=runs/data/web_agent data/web_agent/prepare.sh [--only SET] [--all] [--dry-run]
 set -euo pipefail
-root=$(cd "$(dirname "$0")/../.." && pwd)
+root=$(realpath "$(dirname "$0")/../..")
 command -v afm >/dev/null || PATH="$root/.venv/bin:$PATH"
 DATA_DIR=${DATA_DIR:?set it to the folder of the download, for example DATA_DIR=downloads/web_agent}
 OUT_DIR=${OUT_DIR:-$root/runs/data/web_agent}

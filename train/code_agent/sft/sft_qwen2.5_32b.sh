@@ -3,7 +3,7 @@
 # Usage, on each node: RANK=0 MASTER_ADDR=node0 train/code_agent/sft/sft_qwen2.5_32b.sh [--dry-run] [key=value ...]
 # DATA_DIR, MODEL and OUTPUT_DIR must be on a shared file system. LORA=1 trains adapters only. Started again, it continues.
 set -euo pipefail
-root=$(cd "$(dirname "$0")/../../.." && pwd)
+root=$(realpath "$(dirname "$0")/../../..")
 command -v afm >/dev/null || PATH="$root/.venv/bin:$PATH"
 [[ -z ${RANK:-} ]] || export NODE_RANK=$RANK
 case ${LORA:-0} in 0) lora= ;; 1) lora=_lora ;; *) echo "LORA=$LORA: expected 0 or 1" >&2; exit 2 ;; esac

@@ -3,7 +3,7 @@
 # Usage: DATA_DIR=data/mhqa_agent/sft train/mhqa_agent/sft/sft_qwen2.5_7b.sh [--dry-run] [key=value ...]
 # More nodes: run it on each with NNODES, RANK, MASTER_ADDR (and MASTER_PORT) set. LORA=1 trains adapters only.
 set -euo pipefail
-root=$(cd "$(dirname "$0")/../../.." && pwd)
+root=$(realpath "$(dirname "$0")/../../..")
 command -v afm >/dev/null || PATH="$root/.venv/bin:$PATH"
 [[ -z ${RANK:-} ]] || export NODE_RANK=$RANK
 case ${LORA:-0} in 0) lora= ;; 1) lora=_lora ;; *) echo "LORA=$LORA: expected 0 or 1" >&2; exit 2 ;; esac

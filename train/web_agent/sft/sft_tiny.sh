@@ -2,7 +2,7 @@
 # The CPU twin of sft_qwen2.5_*.sh: the same recipe, shrunk to a tiny model and a few steps.
 # Usage: MODEL=runs/tiny/start DATA_DIR=runs/tiny/data train/web_agent/sft/sft_tiny.sh [--dry-run] [key=value ...]
 set -euo pipefail
-root=$(cd "$(dirname "$0")/../../.." && pwd)
+root=$(realpath "$(dirname "$0")/../../..")
 command -v afm >/dev/null || PATH="$root/.venv/bin:$PATH"
 [[ -z ${RANK:-} ]] || export NODE_RANK=$RANK
 case ${LORA:-0} in 0) lora= ;; 1) lora=_lora ;; *) echo "LORA=$LORA: expected 0 or 1" >&2; exit 2 ;; esac
