@@ -194,7 +194,9 @@ def quick_verdict(gold: str, answer: str) -> bool | None:
     if (_is_list(left) and _ORDER.search(right)) or (_is_list(right) and _ORDER.search(left)):
         return False  # Math-Verify takes -2 < x < 1 for the two numbers -2 and 1
     first, second = _as_number(left), _as_number(right)
-    if first is None and "{" in left:  # where the gold answer has no brackets, letters may be factors
+    if (
+        first is None and "{" in left and "=" not in left
+    ):  # where the gold answer has no brackets, letters may be factors
         first = _as_number(without_unit(left))
     if first is not None and second is None:
         second = _as_number(without_unit(right))

@@ -88,15 +88,18 @@ def form_of(answer: str) -> Form | None:
 
 
 def without_unit(answer: str) -> str:
-    """The number of ``72 people`` or ``72 cm^2``; ``answer`` itself where a letter may be a factor, as in ``72x``."""
-    value = _unwrapped(_plain(answer)) if len(answer) <= _LONGEST else ""
+    """The number of ``x = 7,200`` or ``72 cm^2``; ``answer`` itself where a letter may be a factor, as in ``72x``."""
+    parts = _plain(answer).split("=") if len(answer) <= _LONGEST else [""]
+    before, value = parts[:-1], _unwrapped(parts[-1])
     found = _VALUE.fullmatch(value)
-    if found is None or found["unit"] is None or form_of(answer) is None:
+    if found is None or form_of(answer) is None or len(before) > 1 or not all(map(_NAME.fullmatch, before)):
         return answer
-    before, words = value[: found.start("unit")], re.findall(r"[A-Za-z]+", found["unit"])
+    if found["unit"] is None:
+        return value
+    words = re.findall(r"[A-Za-z]+", found["unit"])
     if not words or (len(words[0]) == 1 and words[0] not in _SI.split()) or found["unit"][0] != " ":
         return answer
-    return before
+    return value[: found.start("unit")]
 
 
 def _plain(text: str) -> str:
