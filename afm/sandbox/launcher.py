@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from afm.sandbox.inside.harden import Refusal, answer_lock_queries, harden  # noqa: TC004
 
 
-def main() -> Refusal:
+def main() -> "Refusal":
     """Fork the program, wait for it, report how it ended. Returns only in the program, what it reports to."""
     import _signal  # type: ignore[import-not-found]  # `signal` would import enum
 
@@ -94,7 +94,7 @@ def prepare() -> None:
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a stopped program keeps what it printed
 
 
-def execute(refusal: Refusal) -> None:
+def execute(refusal: "Refusal") -> None:
     """Run the program as ``__main__``; a traceback shows its frames only."""
     import sys  # the global names go away before the program runs
 
