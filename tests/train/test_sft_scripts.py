@@ -108,6 +108,10 @@ def test_a_script_says_which_variable_is_missing():
 @pytest.mark.parametrize(("value", "kind"), [("1", "lora"), ("0", "full"), ("", "full")])
 def test_lora_is_a_variable_away(script, value, kind):
     result = dry_run(script, LORA=value, **SET)
+    assert result.returncode == 1  # the model and the data are not here
+    errors = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    assert errors
+    assert all(line.startswith("error: this would not start: ") for line in errors), result.stderr
     config = yaml.safe_load(result.stdout.rpartition("\n\n")[0])
     assert config["finetuning_type"] == kind
     assert ("lora" in config["output_dir"]) is (kind == "lora")
