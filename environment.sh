@@ -51,7 +51,7 @@ export WEB_SERVER_TOKEN="${WEB_SERVER_TOKEN:-}"
 # Cache of searches, pages and looks at images: a file, or redis://HOST:6379/0; unset: ~/.cache/afm/web.sqlite.
 export WEB_CACHE="${WEB_CACHE:-}"
 
-# Source of web search results: local needs no key, serper does.
+# Source of web search results: local needs no key, serper (also: serapi) does.
 export WEB_SEARCH_METHOD_TYPE="${WEB_SEARCH_METHOD_TYPE:-local}"
 
 # JSONL of pages {url, title, text} that the local web search searches.

@@ -118,6 +118,8 @@ def apply_overrides(data: dict[str, Any], overrides: Sequence[str]) -> None:
         UsageError: Not of that form, or the key leads through a plain value.
     """
     for override in overrides:
+        if override.startswith("--"):
+            raise UsageError(f"{_flag(override)}; `--help` lists the options")
         key, equals, text = override.partition("=")
         if not equals or not key.strip():
             raise UsageError(f"override {override!r}: expected key=value, for example seed=1")
@@ -134,6 +136,16 @@ def apply_overrides(data: dict[str, Any], overrides: Sequence[str]) -> None:
             level[parent] = dict(inner or {})
             level = level[parent]
         level[last] = value
+
+
+def _flag(word: str) -> str:
+    """What to write for an option of another program, ``--learning_rate``."""
+    name = word.lstrip("-").partition("=")[0]
+    if re.search(r"api_key|token|secret", name):
+        return (
+            f"{word.partition('=')[0]}: keys are never options; set the environment variable {name.upper()}"
+        )
+    return f"{word}: no option here; a setting is written key=value, {name}=VALUE"
 
 
 def read_in_place(data: dict[str, Any], key: str, overrides: Sequence[str]) -> None:

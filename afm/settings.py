@@ -6,18 +6,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field, SecretStr, ValidationError
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from afm.errors import ConfigError
+
+_PLACEHOLDERS = ("api key", "api url")
+"""What the published ``environment.sh`` has where a key or an address is to be filled in."""
 
 
 class Settings(BaseSettings):
     """Values from the environment; each field is the variable of the same name in capitals.
 
-    An empty variable counts as unset. Secrets never show in ``repr``, logs or error messages.
+    An empty variable counts as unset, and so does a placeholder of the published ``environment.sh``. Secrets never show in ``repr``, logs or error messages.
     """
 
     model_config = SettingsConfigDict(env_ignore_empty=True, extra="ignore", frozen=True)
@@ -65,7 +68,8 @@ class Settings(BaseSettings):
         description="Cache of searches, pages and looks at images: a file, or redis://HOST:6379/0; unset: ~/.cache/afm/web.sqlite.",
     )
     web_search_method_type: Literal["local", "serper", "searxng"] = Field(
-        default="local", description="Source of web search results: local needs no key, serper does."
+        default="local",
+        description="Source of web search results: local needs no key, serper (also: serapi) does.",
     )
     web_page_store: Path | None = Field(
         default=None, description="JSONL of pages {url, title, text} that the local web search searches."
@@ -115,6 +119,16 @@ class Settings(BaseSettings):
     afm_traceback: bool = Field(
         default=False, description="Show the whole traceback of an error on the command line."
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_placeholders(cls, values: dict[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in values.items() if value not in _PLACEHOLDERS}
+
+    @field_validator("web_search_method_type", mode="before")
+    @classmethod
+    def _published_name(cls, value: Any) -> Any:
+        return "serper" if value == "serapi" else value
 
 
 def load_settings() -> Settings:

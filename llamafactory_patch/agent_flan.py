@@ -92,4 +92,5 @@ def install_template() -> None:
         format_prefix=EmptyFormatter(slots=[{"bos_token"}]),
         stop_words=[END_TOKEN],
         replace_eos=True,
+        replace_jinja_template=True,  # else Llama-2's own [INST] is saved, and the model is served in another protocol
     )

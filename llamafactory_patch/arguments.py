@@ -26,6 +26,7 @@ class AgentDataArguments(DataArguments):
     Attributes:
         origin: What the rows depend on (see :func:`llamafactory_patch.stored.note_origin`); only with a
             ``tokenized_path``.
+        asked: The prompts of the rows, once they are counted (see :mod:`llamafactory_patch.prompts`).
         sample: Converted rows of data sets, each beside its entry, that stand for the whole in a rehearsal.
     """
 
@@ -65,6 +66,17 @@ class AgentDataArguments(DataArguments):
             "`agent` of a recipe sets it."
         },
     )
+    prompt: str = field(
+        default="own",
+        metadata={
+            "help": "What the rows of the agent are asked with: `own` (its prompt), `row` (as they are) or a file with "
+            "{question}."
+        },
+    )
+    prompt_check: bool = field(
+        default=True,
+        metadata={"help": "Refuse to train a model with another prompt than it was trained with before."},
+    )
     match_chat_template: bool = field(
         default=False,
         metadata={
@@ -88,6 +100,7 @@ class AgentDataArguments(DataArguments):
         if self.ignore_observation and self.train_on_prompt:
             raise ValueError("ignore_observation trains on the agent's text only; switch train_on_prompt off")
         self.origin: dict[str, Any] = {}
+        self.asked: dict[str, Any] = {}
         self.sample: Sequence[tuple[Any, Sequence[Mapping[str, Any]]]] = ()
 
     @property

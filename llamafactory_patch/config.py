@@ -6,13 +6,14 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from afm.agents import AgentSpec, load_agent
+from afm.agents import AgentSpec, PromptMode, PromptSource, load_agent
 from afm.configuration import apply_overrides, override_key, read_extended
 from afm.errors import ConfigError, UsageError, suggestion
+from afm.planning.published import take_preset
 from llamafactory_patch.keys import engine_keys
 
 OWN_KEYS = {
@@ -31,17 +32,27 @@ class SftJob:
         output_dir: Where the model and everything about its training goes.
         agent: The agent that is trained, if the configuration names one.
         threads: CPU threads per process, ``None`` for the engine's choice.
+        published: What ``preset=script|paper`` laid over the recipe.
     """
 
     config: dict[str, Any]
     output_dir: Path
     agent: AgentSpec | None
     threads: int | None
+    published: dict[str, Any] = field(default_factory=dict)
 
     def settings(self) -> dict[str, Any]:
         """What the trained model depends on, to compare two runs by."""
         kept = {key: value for key, value in self.config.items() if key not in _WITHOUT_INFLUENCE}
-        return kept | ({"agent": self.agent.digest} if self.agent else {})
+        kept |= {"published": self.published} if self.published else {}
+        prompt = self.prompt
+        told = {} if prompt.mode is PromptMode.OWN else {"prompt": prompt.told}
+        return kept | ({"agent": self.agent.digest} if self.agent else {}) | told
+
+    @property
+    def prompt(self) -> PromptSource:
+        """What the rows of the agent are asked with."""
+        return PromptSource.load(self.config.get("prompt", PromptMode.OWN.value))
 
 
 _SECRETS = {
@@ -55,13 +66,34 @@ _SECRETS = {
 }
 """Keys that hold secrets, and what to do instead."""
 
+_SCRIPT_VARIABLES = {
+    "DATA_DATA": "dataset=NAME",
+    "MODEL_PATH": "model_name_or_path=DIR",
+    "OUTPUT_DIR": "output_dir=DIR",
+    "OUTPUT_DIR_BASE": "output_dir=DIR",
+    "LEARNING_RATE": "learning_rate=1.4e-5",
+    "LEARNING_RATES": "--grid learning_rate=1e-5,2e-5",
+    "WARMUP_RATIOS": "--grid warmup_steps=0.03,0.1",
+    "BATCH_SIZE": "per_device_train_batch_size=1",
+    "BATCH_SIZES": "--grid per_device_train_batch_size=1,2",
+    "GRADIENT_ACCUMULATION": "gradient_accumulation_steps=16",
+    "GRADIENT_ACCUMULATIONS": "--grid gradient_accumulation_steps=4,16",
+    "EPOCHS": "num_train_epochs=4",
+    "CUTOFF_LEN": "cutoff_len=32768",
+    "TEMPALTE": "template=qwen",
+    "PRECISION": "bf16=true",
+    "SWANLAB_API_KEY": "the environment variable SWANLAB_API_KEY",
+    "SWANLAB_PROJECT": "use_swanlab=true swanlab_project=NAME",
+}
+"""Variables of AFM's training scripts, and what to write here."""
+
 _SOURCES = {"file_name", "hf_hub_url", "ms_hub_url", "om_hub_url", "script_url", "cloud_file_name"}
 """Keys of an entry of ``dataset_info.json`` that say where the rows are."""
 
 _WITHOUT_INFLUENCE = frozenset(
     {"disable_tqdm", "logging_steps", "output_dir", "overwrite_output_dir", "plot_loss", "report_to"}
     | {"resume_from_checkpoint", "save_steps", "save_strategy", "save_total_limit", "run_name"}
-    | {"record_agent"}  # the agent's digest counts
+    | {"record_agent", "prompt", "prompt_check"}  # the agent's digest counts, and that of the prompt's text
     | {
         "use_swanlab",
         "swanlab_mode",
@@ -80,12 +112,14 @@ def resolve(config_path: str | Path, overrides: Sequence[str] = ()) -> SftJob:
     working folder. ``fsdp_config`` alone shards everything (``fsdp: full_shard auto_wrap``).
     ``agent: NAME_OR_PATH`` switches the author mask on for the tag that agent's environment writes, and
     has the template checked against the tokenizer's chat template; both can be set explicitly.
+    ``preset=script|paper`` lays published settings over the recipe first; see :mod:`afm.planning.published`.
 
     Raises:
         ConfigError: No such file, bad YAML, an unknown key, or settings that contradict each other.
         UsageError: An override is wrong.
     """
     config = read_extended(Path(config_path), "training arguments", anchor=_anchor_paths)
+    overrides, preset = take_preset(config, "sft", Path(config_path), overrides)
     apply_overrides(config, overrides)
     _checked(config, config_path, overrides)
     output_dir = config.get("output_dir")
@@ -106,9 +140,10 @@ def resolve(config_path: str | Path, overrides: Sequence[str] = ()) -> SftJob:
     if config.get("fsdp_config"):
         config.setdefault("fsdp", "full_shard auto_wrap")
     _check_contradictions(config, config_path)
+    _check_prompt(config, config_path)
     if agent is not None:
         config = _with_agent(config, agent, config_path)
-    return SftJob(config, Path(output_dir), agent, threads)
+    return SftJob(config, Path(output_dir), agent, threads, preset.as_dict() if preset else {})
 
 
 def _named(agent: str | Path) -> str:
@@ -149,6 +184,22 @@ def _check_contradictions(config: Mapping[str, Any], config_path: str | Path) ->
             )
 
 
+def _check_prompt(config: dict[str, Any], config_path: str | Path) -> None:
+    """Refuse a prompt that cannot be used; a file's path will hold in any working folder."""
+    if "prompt" not in config:
+        return
+    try:
+        source = PromptSource.load(config["prompt"])
+    except ConfigError as error:
+        raise ConfigError(f"{config_path}: {error}") from None
+    if source.mode is PromptMode.FILE and "record_agent" not in config:
+        raise ConfigError(
+            f"{config_path}: prompt: a file needs `agent`, which says whose rows are asked with it"
+        )
+    if source.mode is PromptMode.FILE:
+        config["prompt"] = str(Path(source.path).resolve())
+
+
 def _anchor_paths(config: dict[str, Any], folder: Path) -> None:
     for key, suffix in (("agent", ".yaml"), ("deepspeed", ".json"), ("fsdp_config", ".json")):
         value = config.get(key)
@@ -164,7 +215,9 @@ def _checked(config: Mapping[str, Any], config_path: str | Path, overrides: Sequ
         if key in OWN_KEYS:
             continue
         kind = known.get(key)
-        if key not in known:
+        if key in _SCRIPT_VARIABLES and key not in known:
+            fault = f"{key} belongs to AFM's scripts; here: {_SCRIPT_VARIABLES[key]}"
+        elif key not in known:
             close = suggestion(key, [*known, *OWN_KEYS])
             hint = close if close.startswith("did you mean") else "see LLaMA-Factory's training arguments"
             fault = f"unknown key {key!r}; {hint}"

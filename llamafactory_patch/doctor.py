@@ -9,6 +9,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from afm.agents.prompt_record import check_prompts, record_of_model
 from afm.planning import Finding, Hardware, Level, ModelShape, Report, model_shape
 from afm.planning.memory import GIB, MemoryNeed, described, disk_finding, fits
 from llamafactory_patch.compat import check_version
@@ -65,6 +66,7 @@ def _rehearsed_rows(job: SftJob, report: Report) -> int | None:
     stops = stops_at_bad_rows(arguments)
     for data_set in found:
         report.add(*_data(data_set, stops))
+    report.asked("prompts", lambda: _check_prompts(job, found))
     report.asked("data", lambda: check_silent_roles(arguments))
     rehearsal = _rehearsed(job, report, arguments, found)
     return _trained_rows(report, arguments, found, rehearsal)
@@ -138,11 +140,39 @@ def _data(data_set: DataSet, stops: bool) -> Iterator[Finding]:
     yield Finding(
         Level.OK if good else Level.ERROR, "data", f"{data_set.name}: {good:,} rows to {purpose} on"
     )
+    if data_set.asked and sum(data_set.asked.rows.values()):
+        yield Finding(Level.OK, "prompts", f"{data_set.name}: {data_set.asked}")
     if not data_set.bad:
         return
     listed = "; ".join(data_set.listed)
     text = f"{data_set.name}: {data_set.bad:,} bad rows, {listed}{' ...' if data_set.bad > len(data_set.listed) else ''}"
     yield Finding(Level.ERROR if stops else Level.WARNING, "data", text)
+
+
+def _check_prompts(job: SftJob, found: Sequence[DataSet]) -> None:
+    """Hold the prompts of the training rows against those of the model.
+
+    Raises:
+        ConfigError: It was trained with another.
+    """
+    base = record_of_model(str(job.config.get("model_name_or_path", "")))
+    for data_set in found:
+        if data_set.asked and not data_set.evaluation and job.config.get("prompt_check", True):
+            check_prompts(data_set.asked.record, base, str(job.config["model_name_or_path"]))
+
+
+def prompt_words(job: SftJob) -> list[str]:
+    """What becomes of the prompts of each data set, read as a training reads them.
+
+    Raises:
+        ConfigError: The model was trained with another prompt, or the training would refuse its arguments.
+        DataError: A file as a whole is broken.
+    """
+    if job.agent is None:
+        return []
+    found = _data_sets(job, _parsed(job))
+    _check_prompts(job, found)
+    return [f"{data_set.name}: {data_set.asked}" for data_set in found if data_set.asked]
 
 
 def _sample(rehearsal: Rehearsal, arguments: Arguments) -> Iterator[Finding]:

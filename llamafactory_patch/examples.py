@@ -47,6 +47,8 @@ def show_examples(
         return
     statistics = count_tokens(rows, tokenizer, arguments.data.cutoff_len, first_only=rows is not dataset)
     print(json.dumps(asdict(statistics), ensure_ascii=False) if as_json else statistics_table(statistics))
+    if not as_json and (counts := arguments.data.asked.get("counts")):
+        print(f"  {counts}")
     for title, ids, labels in examples(rows, statistics, count):
         if as_json:
             print(json.dumps(_row(ids, labels, tokenizer), ensure_ascii=False))

@@ -9,7 +9,7 @@ Importing this module imports LLaMA-Factory; :func:`llamafactory_patch.install` 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
@@ -28,6 +28,7 @@ from llamafactory_patch.messages import (
     turn,
 )
 from llamafactory_patch.openai_messages import openai_row, without_nulls
+from llamafactory_patch.prompts import RowPrompts
 from llamafactory_patch.records import RecordReader
 from llamafactory_patch.spans import segments_by_tag
 
@@ -46,6 +47,7 @@ class Converter:
         template: Name of the chat template that the rows will be rendered with.
         media_dir: Folder of the images, videos and sounds that rows name.
         agent: Name or YAML of the agent that is trained; empty when each record may name its own.
+        prompts: What its rows are asked with.
         from_table: Whether rows come from a table (parquet, a hub), where an absent key reads as null.
     """
 
@@ -56,6 +58,7 @@ class Converter:
     media_dir: str = "."
     agent: str = ""
     from_table: bool = False
+    prompts: RowPrompts = field(default_factory=RowPrompts)
 
     def __call__(self, row: Any) -> dict[str, Any]:
         """The aligned form of ``row``.
@@ -68,6 +71,7 @@ class Converter:
         try:
             aligned = self._aligned(row)
             self._check_turns(aligned)
+            aligned = self.prompts.asked(aligned, row, record=self.attr.formatting == "trajectory")
         except DataError:
             raise
         except AfmError as error:

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from afm.errors import AfmError, UsageError
 from afm.planning.gpu_software import has_gpu
 from afm.processes import follow_parent
 from llamafactory_patch import output
@@ -105,12 +106,17 @@ def _reason(log_path: Path, start: int, status: int) -> str:
 
 def _show(job: SftJob, node: Node) -> int:
     """Print what would be run; 1 if something is missing that it needs."""
-    from llamafactory_patch.doctor import obstacles
+    from llamafactory_patch.doctor import obstacles, prompt_words
 
     print(_described(job, node))
     if not job.config.get("use_cpu") and not has_gpu():
         print("warning: this machine has no GPU (no nvidia-smi), which the recipe is for", file=sys.stderr)
     missing = obstacles(job, os.environ)
+    try:
+        for text in prompt_words(job) if not missing else ():
+            print(f"# {text}")
+    except AfmError as error:
+        missing = [str(error)]
     for text in missing:
         print(f"error: this would not start: {text}", file=sys.stderr)
     return 1 if missing else 0
@@ -128,6 +134,11 @@ def main() -> None:
         words = [word for word in sys.argv[1:] if word != "--dry-run"]
         if words and words[0].endswith((".yaml", ".yml")):
             raise SystemExit(run_sft(words[0], words[1:], dry_run="--dry-run" in sys.argv))
+        if any(word.partition("=")[0] == "--swanlab_api_key" for word in words):
+            raise UsageError(
+                "--swanlab_api_key: a key on a command line is seen by everybody on the machine; set the environment "
+                "variable SWANLAB_API_KEY and leave the option out"
+            )
         from llamafactory_patch.plugin import install
         from llamafactory_patch.preview import install_preview
 

@@ -27,6 +27,7 @@ from llamafactory_patch.arguments import MASKING_REVISION, AgentDataArguments
 from llamafactory_patch.bad_rows import BadRow, RowName, report
 from llamafactory_patch.formats import FORMATS, Converter
 from llamafactory_patch.messages import aligned_row
+from llamafactory_patch.prompts import ASKED_COLUMN, Asked, row_prompts
 
 ROW_COLUMN = "_row"
 FAULT_COLUMN = "_fault"
@@ -37,7 +38,7 @@ _WITH_FLAGS = (*FORMATS, "sharegpt")
 
 _TURNS = [{"role": Value("string"), "content": Value("string"), "loss": Value("bool")}]
 _COLUMNS = {"_prompt": _TURNS, "_response": _TURNS}
-_TEXTS = ("_system", "_tools", ROW_COLUMN, FAULT_COLUMN)
+_TEXTS = ("_system", "_tools", ASKED_COLUMN, ROW_COLUMN, FAULT_COLUMN)
 _MEDIA = ("_images", "_videos", "_audios")
 _FEATURES = Features(
     {**_COLUMNS, **dict.fromkeys(_TEXTS, Value("string")), **dict.fromkeys(_MEDIA, Value("null"))}
@@ -92,7 +93,7 @@ def takes_part(data_args: Any) -> bool:
     """
     if not isinstance(data_args, AgentDataArguments):
         return False
-    if data_args.ignore_observation or data_args.on_bad_rows == "drop":
+    if data_args.ignore_observation or data_args.on_bad_rows == "drop" or data_args.prompt != "own":
         return True
     return any(
         attr.formatting in _WITH_FLAGS for attr in (*data_sets(data_args), *evaluation_sets(data_args))
@@ -206,8 +207,8 @@ def _read(files: list[Path], attr: DatasetAttr, model_args: Any, data_args: Any)
 
 
 def agents_of(attr: DatasetAttr, folder: Path, data_args: Any) -> Iterator[str | FileState]:
-    """What the questions of records depend on beside the file itself."""
-    if attr.formatting == "trajectory" and data_args.record_agent:
+    """What the prompts of rows depend on beside the file itself, and the text of ``prompt``."""
+    if data_args.record_agent:
         yield load_agent(data_args.record_agent).digest
     elif attr.formatting == "trajectory":
         yield from (load_agent(name).digest for name in shipped_agents())
@@ -218,7 +219,8 @@ def agents_of(attr: DatasetAttr, folder: Path, data_args: Any) -> Iterator[str |
 def _converter(attr: DatasetAttr, data_args: Any, folder: Path) -> Converter:
     tags = data_args.observation_tags if data_args.ignore_observation else ()
     places = (str(folder), tags, str(data_args.template), str(data_args.media_dir))
-    return Converter(attr, *places, agent=data_args.record_agent or "")
+    agent = data_args.record_agent or ""
+    return Converter(attr, *places, agent=agent, prompts=row_prompts(data_args))
 
 
 def converted_rows(
@@ -236,7 +238,8 @@ def converted_rows(
             if isinstance(item, BrokenArrayError):
                 raise item
             if isinstance(item, DataError):
-                yield {**aligned_row([]), ROW_COLUMN: "", FAULT_COLUMN: BadRow(name, item.message).dump()}
+                fault = BadRow(name, item.message).dump()
+                yield {**aligned_row([]), ASKED_COLUMN: Asked.OTHER, ROW_COLUMN: "", FAULT_COLUMN: fault}
             else:
                 yield _converted(convert, item, name)
     if not number:
@@ -248,7 +251,8 @@ def _converted(convert: Converter, item: Any, name: RowName) -> dict[str, Any]:
         return {**convert(item), ROW_COLUMN: name.dump(), FAULT_COLUMN: ""}
     except DataError as error:
         fault = BadRow(name, error.message, _question(item, ("role", convert.attr.role_tag)))
-        return {**aligned_row([]), ROW_COLUMN: name.dump(), FAULT_COLUMN: fault.dump()}
+        names = {ROW_COLUMN: name.dump(), FAULT_COLUMN: fault.dump()}
+        return {**aligned_row([]), ASKED_COLUMN: Asked.OTHER, **names}
 
 
 def _question(item: Any, not_under: tuple[str | None, ...]) -> str:

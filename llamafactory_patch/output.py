@@ -15,6 +15,7 @@ import yaml
 
 from afm.agents import save_agent
 from afm.errors import ConfigError
+from afm.planning.published import preset_lines
 from llamafactory_patch.config import SftJob, changed_keys
 from llamafactory_patch.trackers import tracker_settings
 
@@ -34,6 +35,7 @@ def config_text(job: SftJob, config: dict[str, Any]) -> str:
     """``config`` as YAML, with the settings LLaMA-Factory does not see as comments."""
     agent = f"{job.agent.name} (digest {job.agent.digest})" if job.agent else "none"
     head = f"# Resolved by `afm sft`. agent: {agent}; threads: {job.threads or 'all'}\n"
+    head += "".join(f"# {line}\n" for line in preset_lines(job.published))
     return head + yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from afm.terminal import visible
+from llamafactory_patch.prompts import keep_record
 from llamafactory_patch.statistics import (
     IGNORED,
     DataStatistics,
@@ -54,8 +55,12 @@ def _showing(get_dataset: Any) -> Any:
         template: Any, model_args: Any, data_args: Any, training_args: Any, *args: Any, **kwargs: Any
     ) -> Any:
         module = get_dataset(template, model_args, data_args, training_args, *args, **kwargs)
+        first = training_args.process_index == 0
+        keep_record(model_args, data_args, Path(training_args.output_dir), first=first)
+        if first and (counts := data_args.asked.get("counts")):
+            print(counts, flush=True)
         dataset = module.get("train_dataset")
-        if training_args.process_index == 0 and dataset is not None:
+        if first and dataset is not None:
             tokenizer = kwargs["tokenizer"] if "tokenizer" in kwargs else args[1]
             show_data(dataset, tokenizer, data_args.cutoff_len, Path(training_args.output_dir))
         return module

@@ -33,6 +33,7 @@ from llamafactory_patch.authors import (
 )
 from llamafactory_patch.bad_rows import BadRow, RowName
 from llamafactory_patch.loading import FAULT_COLUMN, ROW_COLUMN, sieve
+from llamafactory_patch.prompts import note_prompts
 from llamafactory_patch.spans import check_roles
 from llamafactory_patch.stored import store_origin
 
@@ -289,6 +290,7 @@ def _sieving(preprocess: Any) -> Any:
         named = isinstance(dataset, Dataset) and ROW_COLUMN in dataset.column_names
         if named and not kwargs.get("is_eval") and not data_args.sample:
             check_roles(dataset, data_args.silent_roles)
+            note_prompts(dataset, data_args)
         done = preprocess(dataset, data_args, training_args, *args, **kwargs)
         if isinstance(done, Dataset) and FAULT_COLUMN in done.column_names:
             return sieve(done, data_args, training_args)

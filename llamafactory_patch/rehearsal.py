@@ -25,6 +25,7 @@ from afm.errors import AfmError, ConfigError, DataError, suggestion
 from llamafactory_patch.authors import check_chat_template, rendering
 from llamafactory_patch.bad_rows import REPORT_FILE, BadRow, begin_report, reported
 from llamafactory_patch.loading import FAULT_COLUMN, data_sets, evaluation_sets, local_rows, takes_part
+from llamafactory_patch.prompts import PromptCounter, PromptCounts, row_prompts
 from llamafactory_patch.spans import check_roles
 
 _HARDWARE_KEYS = frozenset(
@@ -64,6 +65,7 @@ class DataSet:
         listed: The first of them.
         taken: Number of good rows that ``num_samples`` and ``max_samples`` let through.
         sample: Some of these, evenly spread, at most 200.
+        asked: The prompts of the good rows, when an agent is trained.
     """
 
     attr: Any
@@ -73,6 +75,7 @@ class DataSet:
     listed: tuple[str, ...] = ()
     taken: int = 0
     sample: tuple[Row, ...] = ()
+    asked: PromptCounts | None = None
 
     @property
     def name(self) -> str:
@@ -139,12 +142,14 @@ def _read(attr: Any, data: Any, *, evaluation: bool) -> DataSet:
     listed: list[str] = []
     bad = good = 0
     step = 1
+    counter = PromptCounter(row_prompts(data))
     for row in rows:
         fault = BadRow.load(row[FAULT_COLUMN]) if row[FAULT_COLUMN] else None
         if fault is None:
             within = attr.num_samples is not None or data.max_samples is None or good < data.max_samples
             sample += [row] if within and good % step == 0 else []
             good += 1
+            counter.add(row)
         elif fault.is_fault:
             bad += 1
             listed += [str(fault)] if len(listed) < _LISTED_ROWS else []
@@ -152,7 +157,8 @@ def _read(attr: Any, data: Any, *, evaluation: bool) -> DataSet:
             sample, step = sample[::2], 2 * step
     drawn = good if attr.num_samples is None or data.streaming else int(attr.num_samples)
     taken = drawn if data.max_samples is None else min(drawn, data.max_samples)
-    return DataSet(attr, evaluation, good + bad, bad, tuple(listed), taken, tuple(sample))
+    asked = counter.counts() if data.record_agent else None
+    return DataSet(attr, evaluation, good + bad, bad, tuple(listed), taken, tuple(sample), asked)
 
 
 def stops_at_bad_rows(arguments: Arguments) -> bool:

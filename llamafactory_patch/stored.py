@@ -18,6 +18,7 @@ from llamafactory.data.parser import get_dataset_list
 from llamafactory.hparams.data_args import DataArguments
 from llamafactory.hparams.model_args import ProcessorArguments
 
+from afm.agents import PromptMode, PromptSource
 from afm.errors import ConfigError
 from llamafactory_patch.arguments import MASKING_REVISION, AgentDataArguments
 from llamafactory_patch.loading import FileState, agents_of
@@ -26,7 +27,7 @@ _WITHOUT_EFFECT: Final = frozenset(
     {
         *("dataset_dir", "media_dir", "tokenized_path", "data_shared_file_system", "overwrite_cache"),
         *("preprocessing_num_workers", "streaming", "buffer_size", "match_chat_template"),
-        *("record_agent", "eval_num_beams", "ignore_pad_token_for_loss"),
+        *("record_agent", "eval_num_beams", "ignore_pad_token_for_loss", "prompt", "prompt_check"),
     }
 )
 """Data arguments that change no row; a new one counts until it is named here."""
@@ -78,6 +79,9 @@ def _origin(model_args: Any, data_args: AgentDataArguments, seed: int, stage: st
         "tokenizer": _tokenizer(str(model_args.model_name_or_path)),
         **{name: getattr(model_args, name, None) for name in _OF_THE_MODEL},
         **{name: getattr(data_args, name) for name in options},
+        **(
+            {} if data_args.prompt == PromptMode.OWN else {"prompt": PromptSource.load(data_args.prompt).told}
+        ),
         "data sets": _data_sets(data_args),
     }
 

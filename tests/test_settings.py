@@ -74,6 +74,25 @@ def test_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> None
     assert load_settings().grm_api_key is None
 
 
+def test_the_published_environment_can_be_sourced_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its placeholders count as unset, its name of the search service is ours, and what is not ours is passed over."""
+    published = {
+        "WEB_SEARCH_METHOD_TYPE": "serapi",
+        "WEB_SEARCH_SERPER_API_KEY": "api key",
+        "GRM_API_KEY": "api key",
+        "SUMMARY_OPENAI_API_BASE_URL": "api url",
+        "UNI_API_URLS": "https://api.example.org/v1",
+        "UNI_API_KEY": "api key",
+        "LIVECODEBENCH_DATA_PATH": "/not/made/yet",
+    }
+    for name, value in published.items():
+        monkeypatch.setenv(name, value)
+    settings = load_settings()
+    assert settings.web_search_method_type == "serper"
+    assert settings.summary_openai_api_base_url is None
+    assert settings.web_search_serper_api_key is settings.grm_api_key is None
+
+
 def test_bad_value_names_variable_value_and_expectation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEB_SEARCH_SERP_NUM", "many")
     with pytest.raises(ConfigError, match=r"environment variable WEB_SEARCH_SERP_NUM: got 'many': .*integer"):

@@ -20,14 +20,15 @@ from uuid import uuid4
 from omegaconf import OmegaConf
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput
 
-from afm.agents import AgentSpec
+from afm.agents import AgentSpec, PromptSource
 from afm.datasets import Task
 from afm.datasets.schema import task_of_row
 from afm.errors import AfmError, DataError, EngineError
-from afm.models.base import SamplingParams
+from afm.models.base import SamplingParams, TokenModel
 from afm.models.tokenizer import ChatTokenizer, generation_end_ids
 from afm.rewards import Reward, Sample, load_reward
 from afm.rollout import Episode, episode_record, run_episode
+from afm.rollout.routes import ROUTE_KEY, Opened, Routes
 from afm.sandbox.slots import share_cores
 from afm.tools import Tool, load_tools
 from afm.trajectory.record import Verdict
@@ -47,9 +48,11 @@ _SHARES = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What the episodes of one process share."""
+    """What the episodes of one agent in one process share; ``agent`` is its key in ``agents:``, if there are several."""
 
+    agent: str
     spec: AgentSpec
+    prompt: PromptSource
     tools: Mapping[str, Tool]
     reward: Reward
     seed: int
@@ -59,9 +62,25 @@ class Surroundings:
     output_dir: Path | None
 
 
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """Every agent of a run."""
+
+    routes: Routes
+    by_agent: Mapping[str, Surroundings]
+
+    def of(self, task: Task) -> Surroundings:
+        """What a question's episodes share.
+
+        Raises:
+            DataError: No agent takes it.
+        """
+        return self.by_agent[self.routes.of(task.data_source, task.ability).name]
+
+
 @cache
-def surroundings(settings_path: str, workers: int = 1) -> Surroundings:
-    """Agent, tools and reward of a settings file, made once a process.
+def surroundings(settings_path: str, workers: int = 1) -> Shared:
+    """Agents, tools and rewards of a settings file, made once a process; agents with the same files share what these open.
 
     Args:
         settings_path: See :class:`EpisodeSettings`.
@@ -72,16 +91,25 @@ def surroundings(settings_path: str, workers: int = 1) -> Surroundings:
     """
     share_cores(workers)
     settings = load_episode_settings(settings_path)
-    return Surroundings(
-        spec=settings.spec(),
-        tools=load_tools(settings.tools) if settings.tools is not None else {},
-        reward=load_reward(settings.rewards),
-        seed=settings.seed,
-        leave_out=frozenset(settings.leave_out),
-        mask_observations=settings.mask_observations,
-        episodes_per_step=settings.episodes_per_step,
-        output_dir=settings.output_dir,
-    )
+    routes = settings.routes()
+    tools = Opened(lambda source: load_tools(source) if source is not None else {})
+    rewards = Opened(load_reward)
+    by_agent = {
+        route.name: Surroundings(
+            agent=route.name,
+            spec=route.spec,
+            prompt=route.prompt,
+            tools=tools.of(route.tools),
+            reward=rewards.of(route.rewards),
+            seed=settings.seed,
+            leave_out=frozenset(settings.leave_out),
+            mask_observations=settings.mask_observations,
+            episodes_per_step=settings.episodes_per_step,
+            output_dir=settings.output_dir,
+        )
+        for route in routes
+    }
+    return Shared(routes, by_agent)
 
 
 @cache
@@ -103,8 +131,9 @@ class AfmAgentLoop(AgentLoopBase):
         ends the run; another one makes a sample without a score, of which our sampler allows a few.
         """
         try:
-            shared = surroundings(self._settings, self._workers())
-            return await self._run(shared, _task(row), sampling_params, row)
+            task = _task(row)
+            shared = surroundings(self._settings, self._workers()).of(task)
+            return await self._run(shared, task, sampling_params, row)
         except Exception as error:
             fatal = is_fatal(error) or not self._failures_are_counted()
             record_failure(
@@ -146,7 +175,7 @@ class AfmAgentLoop(AgentLoopBase):
             model,
             shared.tools,
             task.question,
-            prompt_ids=self._prompt(shared.spec, model, task),
+            prompt_ids=prompt_ids(shared.spec, shared.prompt, model, task, rollout.prompt_length),
             sampling=_sampling(sampling_params, rollout.response_length),
             seed=seed,
         )
@@ -169,6 +198,7 @@ class AfmAgentLoop(AgentLoopBase):
             model,
             data_source=task.data_source,
             question_index=task.id,
+            agent=shared.agent,
             score_seconds=score_seconds,
             mask_observations=shared.mask_observations,
         )
@@ -192,20 +222,11 @@ class AfmAgentLoop(AgentLoopBase):
             data_source=task.data_source,
             seed=seed,
             verdict=verdict,
-            provenance={"task": task.id, "step": step} | ({"validation": True} if validating() else {}),
+            provenance={"task": task.id, "step": step}
+            | ({ROUTE_KEY: shared.agent} if shared.agent else {})
+            | ({"validation": True} if validating() else {}),
         )
         keep(shared.output_dir, step, record, sampled=sampled)
-
-    def _prompt(self, spec: AgentSpec, model: ServerModel, task: Task) -> list[int]:
-        """The agent's own prompt, exactly as in SFT and evaluation, whatever prompt the row holds."""
-        ids = model.encode_prompt(spec.prompt_messages(task.question))
-        limit = self.rollout_config.prompt_length
-        if len(ids) > limit:
-            raise DataError(
-                f"task {task.id}: its prompt has {len(ids)} tokens, data.max_prompt_length is {limit}; "
-                "raise the limit or drop the row (prompts are never cut)"
-            )
-        return ids
 
     def _check_length(self, episode: Episode, task: Task) -> None:
         limit = self.rollout_config.response_length
@@ -214,6 +235,24 @@ class AfmAgentLoop(AgentLoopBase):
                 f"task {task.id}: the episode has {len(episode.response_ids)} response tokens, more than {limit} "
                 "(data.max_response_length and the agent's limits.max_response_tokens must agree)"
             )
+
+
+def prompt_ids(spec: AgentSpec, source: PromptSource, model: TokenModel, task: Task, limit: int) -> list[int]:
+    """Token ids that a task is asked with, as in SFT and evaluation with the same ``prompt``.
+
+    Raises:
+        DataError: They are more than ``limit``, or the row has no prompt.
+    """
+    try:
+        ids = list(model.encode_prompt(source.messages(spec, task.question, task.prompt)))
+    except DataError as error:
+        raise DataError(f"task {task.id}: {error.message}") from None
+    if len(ids) > limit:
+        raise DataError(
+            f"task {task.id}: its prompt has {len(ids)} tokens, data.max_prompt_length is {limit}; "
+            "raise the limit or drop the row (prompts are never cut)"
+        )
+    return ids
 
 
 async def _verdict(shared: Surroundings, task: Task, episode: Episode) -> Verdict:
@@ -227,11 +266,14 @@ async def _verdict(shared: Surroundings, task: Task, episode: Episode) -> Verdic
 
 def _task(row: Mapping[str, Any]) -> Task:
     """A row as verl's data set hands it over: the prompt is called ``raw_prompt``."""
-    known = {key: row.get(key) for key in ("data_source", "reward_model", "extra_info", "question")}
+    known = {key: row.get(key) for key in _COLUMNS}
     given = {key: value for key, value in known.items() if value is not None}
     return task_of_row(
         {**given, "prompt": row.get("raw_prompt")}, default_id=str(row.get("index", row["uid"]))
     )
+
+
+_COLUMNS = ("data_source", "ability", "reward_model", "extra_info", "question")
 
 
 def _name(row: Mapping[str, Any]) -> str:
@@ -291,6 +333,6 @@ def _sample(spec: AgentSpec, task: Task, episode: Episode) -> Sample:
         segments=episode.segments,
         ground_truth=task.ground_truth,
         agent_tokens=sum(episode.response_mask),
-        response_tokens=len(episode.response_ids),
+        response_tokens=episode.length,
         extra_info=task.extra_info,
     )

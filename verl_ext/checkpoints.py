@@ -8,7 +8,8 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from afm.agents import MODEL_AGENT_FILE, AgentSpec, save_agent
+from afm.agents import AgentSpec, save_agents
+from afm.agents.prompt_record import PROMPT_FILE, PromptRecord
 from afm.errors import EngineError
 
 CHECKPOINT_DIR = "checkpoints"
@@ -144,8 +145,15 @@ def exported_step(model_dir: Path) -> int | None:
     return step
 
 
-def export_model(checkpoints: Path, step: int, model_dir: Path, spec: AgentSpec) -> None:
-    """Write a checkpoint's model in Hugging Face format, with its tokenizer and its agent, to ``model_dir``.
+def export_model(
+    checkpoints: Path,
+    step: int,
+    model_dir: Path,
+    spec: AgentSpec,
+    *others: AgentSpec,
+    prompts: PromptRecord | None = None,
+) -> None:
+    """Write a checkpoint's model in Hugging Face format, with its tokenizer, its agents and its prompts, to ``model_dir``.
 
     verl's ``hf_model`` is copied; without it the weights are put together from the workers' parts. They keep their data type
     (float32 unless the run chose another), which ``config.json`` then names.
@@ -172,7 +180,9 @@ def export_model(checkpoints: Path, step: int, model_dir: Path, spec: AgentSpec)
             write_model(actor, temporary)
         _check_whole(temporary)
         _name_true_dtype(temporary)
-        save_agent(spec, temporary / MODEL_AGENT_FILE)
+        save_agents((spec, *others), temporary)
+        if prompts is not None:
+            prompts.save(temporary / PROMPT_FILE)
         row = {"global_step": step, "checkpoint": str(source)}
         (temporary / EXPORT_FILE).write_text(json.dumps(row) + "\n", encoding="utf-8")
         shutil.rmtree(model_dir, ignore_errors=True)

@@ -16,7 +16,7 @@ from afm.errors import ConfigError, MissingExtraError, suggestion
 from verl_ext.checkpoints import CHECKPOINT_DIR
 from verl_ext.guard import SAMPLER
 from verl_ext.register import CPU_ENGINE
-from verl_ext.settings import RlSettings
+from verl_ext.settings import SETTINGS_FILE, RlSettings
 
 AGENT_LOOP_NAME = "afm_agent"
 AGENT_LOOP_FILE = "agent_loop.yaml"
@@ -58,7 +58,9 @@ def base_overrides(settings: RlSettings) -> Flat:
         values["data.dataloader_num_workers"] = 0
         for key, value in settings.curriculum.model_dump().items():
             values[f"+data.curriculum.{key}"] = value
-    limit = settings.spec().limits.max_response_tokens
+        if settings.agents:
+            values["+data.curriculum.settings"] = str(out / SETTINGS_FILE)
+    limit = settings.routes().max_response_tokens
     if limit is not None:
         values["data.max_response_length"] = limit
     return values

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from afm.agents import Limits
@@ -19,17 +20,20 @@ _ENGINE_OVERRIDES = {"sglang": "json_model_override_args", "vllm": "hf_overrides
 """By which key under ``rollout.engine_kwargs`` an engine reads another model configuration than the folder's."""
 
 
-def context_findings(
-    load: Workload, limits: Limits, reward: RewardSettings, shape: ModelShape | None, config: Any
-) -> Iterator[Finding]:
-    """Everything about lengths that can be told before the first prompt."""
+def engine_findings(load: Workload, shape: ModelShape | None, config: Any) -> Iterator[Finding]:
+    """Of the longest episode of any agent, against engine, model and batches."""
     yield _model_len(load, shape)
     if shape is not None and shape.max_positions:
         yield from _positions(load, shape, config)
     yield from _budgets(load, config)
-    yield from _observations(load, limits)
-    yield from _overlong(load, limits, reward)
-    yield from _shaping(load, reward, config)
+
+
+def agent_findings(load: Workload, limits: Limits, reward: RewardSettings, config: Any) -> Iterator[Finding]:
+    """Of one agent's episodes, against its own limits and its reward's."""
+    own = replace(load, response=min(load.response, limits.max_response_tokens or load.response))
+    yield from _observations(own, limits)
+    yield from _overlong(own, limits, reward)
+    yield from _shaping(own, reward, config)
 
 
 def _model_len(load: Workload, shape: ModelShape | None) -> Finding:

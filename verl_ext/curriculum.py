@@ -52,12 +52,16 @@ class Difficulty:
         indices: ``extra_info.index`` of each question.
         rules: See :class:`Curriculum`.
         seed: Of the draws.
+        agents: Of each question, where there are several: what is known of a question holds for its agent alone.
 
     Raises:
         ConfigError: Two questions have the same index.
     """
 
-    def __init__(self, indices: Sequence[Any], rules: Curriculum, seed: int) -> None:
+    def __init__(
+        self, indices: Sequence[Any], rules: Curriculum, seed: int, agents: Sequence[str] = ()
+    ) -> None:
+        self._agents = list(agents)
         self._position = {str(index): position for position, index in enumerate(indices)}
         if len(self._position) != len(indices):
             raise ConfigError(
@@ -107,10 +111,10 @@ class Difficulty:
             "in_a_row": self._in_a_row.tolist(),
             "resting": list(self._resting),
             "rng": self._rng.bit_generator.state,
-        }
+        } | ({"agents": self._agents} if self._agents else {})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The inverse of :meth:`state_dict`.
+        """The inverse of :meth:`state_dict`; questions that another agent works on now count as never asked.
 
         Raises:
             ConfigError: The state is of another data set.
@@ -130,6 +134,11 @@ class Difficulty:
         self._in_a_row = np.array(state["in_a_row"])
         self._resting = deque(state["resting"])
         self._rng.bit_generator.state = state["rng"]
+        before = state.get("agents", self._agents) or [""] * len(self)
+        for position, agent in enumerate(self._agents or [""] * len(self)):
+            if agent != before[position]:
+                self._rate[position] = _UNSEEN
+                self._groups[position] = self._in_a_row[position] = 0
 
     def _retired(self) -> Any:
         enough = self._rules.retire_after
@@ -172,14 +181,30 @@ def draw_by_difficulty(module: ModuleType) -> None:
         rules = data_config.get("curriculum")
         if rules is None:
             return original(data_config, dataset)
+        rules = dict(rules)
+        settings = rules.pop("settings", None)
         made = Difficulty(
-            _indices(dataset), Curriculum.model_validate(dict(rules)), data_config.get("seed") or 0
+            _indices(dataset),
+            Curriculum.model_validate(rules),
+            data_config.get("seed") or 0,
+            [] if settings is None else _agents(dataset, settings),
         )
         _running[:] = [made]
         return made
 
     create_rl_sampler.patched_by_afm = True  # type: ignore[attr-defined]
     module.create_rl_sampler = create_rl_sampler  # type: ignore[attr-defined]
+
+
+def _agents(dataset: Any, settings: str) -> list[str]:
+    """The agent of each row, by its key in ``agents:`` of the settings file."""
+    from verl_ext.settings import load_episode_settings
+
+    routes = load_episode_settings(settings).routes()
+    sources = dataset.dataframe["data_source"]
+    known = "ability" in dataset.dataframe.column_names
+    abilities = dataset.dataframe["ability"] if known else [""] * len(sources)
+    return [routes.of(source, ability or "").name for source, ability in zip(sources, abilities, strict=True)]
 
 
 def _indices(dataset: Any) -> list[Any]:

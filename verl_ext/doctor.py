@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +24,17 @@ from afm.planning.gpu_software import has_gpu
 from afm.planning.memory import GIB, described, fits
 from afm.planning.speed import Assumptions
 from afm.rewards import RewardSettings
+from afm.rollout.routes import Route
 from afm.settings import load_settings as load_environment
 from afm.tools.doctor import tool_findings
 from afm.tools.health import unanswered
 from verl_ext.compose import compose, overrides_of
-from verl_ext.context import context_findings
+from verl_ext.context import agent_findings, engine_findings
 from verl_ext.disk import checkpoint_finding
 from verl_ext.gpu_memory import host_bytes, kv_cache, phases
 from verl_ext.judging import judge_address, judge_findings, reward_settings
 from verl_ext.plan import called_tools, check, check_trackers, missing_packages, ray_overrides, steps_of
+from verl_ext.prompts import rl_prompts
 from verl_ext.rows import Rows, prompt_finding, read_rows, row_findings
 from verl_ext.settings import RlSettings, load_settings
 from verl_ext.splits import split_findings
@@ -41,6 +43,9 @@ from verl_ext.workload import Workload, workload_of
 
 _TRACKER_KEYS = {"wandb": "WANDB_API_KEY", "swanlab": "SWANLAB_API_KEY"}
 _DEFAULT_GIB = 80.0
+
+Rewards = Mapping[str, RewardSettings]
+"""Of each agent, by its key in ``agents:``; the only one has the empty key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +68,12 @@ def diagnose(
     """Everything that can be said about a run without starting it; no error is raised."""
     report = Report()
     settings = report.asked("keys", lambda: load_settings(config_path, [*overrides, *asked.overrides()]))
-    if settings is None or report.asked("agent", settings.spec) is None:
+    if settings is None or report.asked("agent", settings.routes) is None:
         return report.findings
     config = report.asked("keys", lambda: compose(overrides_of(settings, ray_overrides(settings, "RAY"))))
-    reward = report.asked("rewards", lambda: reward_settings(settings.rewards))
-    rows = _rows(settings, reward, report) if reward is not None else None
+    routes = settings.routes()
+    rewards = report.asked("rewards", lambda: {r.name: reward_settings(r.rewards) for r in routes})
+    rows = _rows(settings, rewards, report) if rewards is not None else None
     _surroundings(settings, report, env)
     if config is None:
         return report.findings
@@ -79,7 +85,7 @@ def diagnose(
     load = report.asked("batch", lambda: workload_of(config, size))
     if load is not None:
         report.add(*_hardware(settings, load, None if asked.overrides() else written))
-        _sizes(settings, config, load, reward, rows, report)
+        _sizes(settings, config, load, rewards, rows, report)
     return report.findings
 
 
@@ -87,19 +93,24 @@ def _sizes(
     settings: RlSettings,
     config: Any,
     load: Workload,
-    reward: RewardSettings | None,
+    rewards: Rewards | None,
     rows: Rows | None,
     report: Report,
 ) -> None:
     """Everything that is arithmetic."""
+    routes = settings.routes()
     shape = report.asked("model", lambda: model_shape(settings.model))
     report.asked("batch", lambda: check(config))
     report.add(*split_findings(load, shape))
     steps = _steps(config, rows, load, report)
-    if reward is not None:
-        report.add(*context_findings(load, settings.spec().limits, reward, shape, config))
-    if reward is not None and rows is not None:
-        _judge(rows, load, reward, steps, report)
+    if rewards is not None:
+        report.add(*engine_findings(load, shape, config))
+        for route in routes:
+            found = agent_findings(load, route.limits, rewards[route.name], config)
+            report.add(*(_of_agent(one, route) for one in found))
+    if rewards is not None and rows is not None:
+        for route in routes:
+            _judge(route, rows, load, rewards[route.name], steps, report)
         report.asked("prompts", lambda: _prompts(settings, rows, load, report))
     if shape is None:
         text = "the model's config.json is not here; no estimate"
@@ -111,16 +122,25 @@ def _sizes(
         report.add(*_memory(load, shape), *_plan(load, shape, steps))
 
 
-def _rows(settings: RlSettings, reward: RewardSettings, report: Report) -> Rows | None:
+def _rows(settings: RlSettings, rewards: Rewards, report: Report) -> Rows | None:
     """Read the training rows and the others; only the training rows are returned."""
-    spec = settings.spec()
-    trained = report.asked("data", lambda: read_rows(settings.train_files, spec, reward.by_source))
+    routes = settings.routes()
+    by_source = {agent: reward.by_source for agent, reward in rewards.items()}
+    trained = report.asked("data", lambda: read_rows(settings.train_files, routes, by_source))
     if trained is not None:
-        report.add(*row_findings(trained, spec, "train_files"))
-    tested = report.asked("data", lambda: read_rows(settings.val_files, spec, reward.by_source))
+        report.add(*row_findings(trained, routes, "train_files"))
+    tested = report.asked("data", lambda: read_rows(settings.val_files, routes, by_source))
     if tested is not None and settings.val_files:
-        report.add(*row_findings(tested, spec, "val_files"))
+        report.add(*row_findings(tested, routes, "val_files"))
+    if trained is not None and not trained.bad_count:
+        prompts = report.asked("prompts", lambda: rl_prompts(settings))
+        report.add(*([Finding(Level.OK, "prompts", str(prompts))] if prompts else []))
     return trained
+
+
+def _of_agent(finding: Finding, route: Route) -> Finding:
+    """A finding about one of several agents, with its name."""
+    return replace(finding, text=f"{route.name}: {finding.text}") if route.name else finding
 
 
 def _surroundings(settings: RlSettings, report: Report, env: Mapping[str, str]) -> None:
@@ -216,12 +236,16 @@ def _steps(config: Any, rows: Rows | None, load: Workload, report: Report) -> in
     return steps
 
 
-def _judge(rows: Rows, load: Workload, reward: RewardSettings, steps: int | None, report: Report) -> None:
+def _judge(
+    route: Route, all_rows: Rows, load: Workload, reward: RewardSettings, steps: int | None, report: Report
+) -> None:
     environment = report.asked("judge", load_environment)
     if environment is None:
         return
-    found = report.asked("judge", lambda: list(judge_findings(rows, load, reward, environment, steps)))
-    report.add(*(found or ()))
+    rows = all_rows.by_agent[route.name]
+    share = rows.good / max(1, all_rows.good)
+    found = report.asked("judge", lambda: list(judge_findings(rows, load, reward, environment, steps, share)))
+    report.add(*(_of_agent(one, route) for one in found or ()))
     address = judge_address(reward, environment) if rows.scorers["judge"] else None
     if found and address and (why := asyncio.run(unanswered(address))):
         report.add(Finding(Level.WARNING, "judge", f"nobody answers at {address} ({why})"))
@@ -229,7 +253,7 @@ def _judge(rows: Rows, load: Workload, reward: RewardSettings, steps: int | None
 
 def _prompts(settings: RlSettings, rows: Rows, load: Workload, report: Report) -> None:
     model = Path(settings.model).expanduser()
-    if found := prompt_finding(rows, settings.spec(), model, load.prompt):
+    if found := prompt_finding(rows, model, load.prompt):
         report.add(found)
 
 

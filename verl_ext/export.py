@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from afm.agents import AgentSpec, load_agent
+from afm.agents import AgentSpec, load_agent, saved_agents
+from afm.agents.prompt_record import PROMPT_FILE, PromptRecord
 from afm.errors import AfmError, ConfigError, UsageError
 from verl_ext.checkpoints import CHECKPOINT_DIR, export_model, exportable_steps
 
@@ -79,10 +80,16 @@ def export(path: Path, step: int | None = None, out: Path | None = None, agent: 
     out = (out or source.run / f"model_step_{step}").absolute()
     if out.exists() or out.is_symlink():
         raise ConfigError(f"{out}: exists and is not overwritten; remove it, or name another folder (--out)")
-    spec = _agent(source.run, agent)
+    specs = _agents(source.run, agent)
     out.parent.mkdir(parents=True, exist_ok=True)
-    export_model(source.checkpoints, step, out, spec)
+    export_model(source.checkpoints, step, out, *specs, prompts=prompts_of(source.run))
     return out
+
+
+def prompts_of(run: Path) -> PromptRecord | None:
+    """The prompts that a run wrote down, ``None`` for checkpoints of others."""
+    file = run / PROMPT_FILE
+    return PromptRecord.load(file) if file.is_file() else None
 
 
 def _chosen(source: Source, step: int | None) -> int:
@@ -99,14 +106,15 @@ def _chosen(source: Source, step: int | None) -> int:
     return steps[-1] if step is None else step
 
 
-def _agent(run: Path, agent: str | None) -> AgentSpec:
+def _agents(run: Path, agent: str | None) -> Sequence[AgentSpec]:
     if agent is not None:
-        return load_agent(agent)
-    if not (run / AGENT_FILE).is_file():
+        return (load_agent(agent),)
+    saved = saved_agents(run)
+    if not saved:
         raise ConfigError(
             f"{run}: no {AGENT_FILE} says which agent was trained; name it (--agent math, or a YAML)"
         )
-    return load_agent(run / AGENT_FILE)
+    return saved
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -26,8 +26,12 @@ SOURCE = "data_source"
 """Key of a sample's facts: where its question comes from."""
 DRIFT = "token_drift"
 """Key of a sample's facts: tokens trained on that were not sampled exactly so. Anything but 0 ends the run."""
+AGENT = "agent"
+"""Key of a sample's facts: which of the run's agents it is; absent where there is one."""
 PARTS = ("score", "acc", "correct", "format", "overlong")
 """Facts that are also averaged by source."""
+AGENT_PARTS = (*PARTS, "tool_calls", "tool_failures", "agent_tokens", "response_tokens", "cut_short")
+"""Facts that are also averaged by agent."""
 
 
 class GroupsAlikeError(AfmError, RuntimeError):
@@ -238,7 +242,7 @@ class GroupLedger:
         failed = sum(bool(sample.get(FAILED)) for entry in entries.values() for sample in entry.group.samples)
         found["groups/failed_samples"] = float(failed)
         found["groups/abstained_samples"] = float(total - len(samples) - failed)
-        found |= self._tokens(entries) | _means_of(samples)
+        found |= self._tokens(entries) | _means_of(samples) | _kept_by_agent(entries.values())
         return found
 
     def _tokens(self, entries: Mapping[str, Entry]) -> dict[str, float]:
@@ -249,19 +253,40 @@ class GroupLedger:
         return {"groups/agent_tokens": total, "groups/unused_share": 1 - used / total if total else 0.0}
 
 
+def _kept_by_agent(entries: Iterable[Entry]) -> dict[str, float]:
+    """Groups of each agent, and those that can be trained on."""
+    found: Counter[str] = Counter()
+    for entry in entries:
+        agent = next((sample[AGENT] for sample in entry.group.samples if sample.get(AGENT)), None)
+        if agent is not None:
+            found[f"agent/{agent}/groups"] += 1
+            found[f"agent/{agent}/groups_kept"] += entry.fate is GroupFate.KEPT
+    return {key: float(count) for key, count in found.items()}
+
+
 def _means_of(samples: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     found: dict[str, float] = {}
-    for key in sorted({key for sample in samples for key in sample} - {ABSTAINED, FAILED, SOURCE, QUESTION}):
+    for key in sorted({key for sample in samples for key in sample} - _WORDS):
         found[f"rollout/{key}"] = _mean(samples, key)
     seconds = [float(sample["seconds"]) for sample in samples if "seconds" in sample]
     if seconds:
         found["rollout/slowest_seconds"] = max(seconds)
-    for source in sorted({str(sample[SOURCE]) for sample in samples if sample.get(SOURCE)}):
-        part_of = [sample for sample in samples if sample.get(SOURCE) == source]
+    found |= _means_by(SOURCE, "source", PARTS, samples) | _means_by(AGENT, "agent", AGENT_PARTS, samples)
+    return found
+
+
+_WORDS = {ABSTAINED, FAILED, SOURCE, QUESTION, AGENT}
+"""Facts that have no mean."""
+
+
+def _means_by(
+    kind: str, begin: str, parts: Sequence[str], samples: Sequence[Mapping[str, Any]]
+) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for name in sorted({str(sample[kind]) for sample in samples if sample.get(kind)}):
+        part_of = [sample for sample in samples if sample.get(kind) == name]
         known = {key for sample in part_of for key in sample}
-        for key in PARTS:
-            if key in known:
-                found[f"source/{source}/{key}"] = _mean(part_of, key)
+        found |= {f"{begin}/{name}/{key}": _mean(part_of, key) for key in parts if key in known}
     return found
 
 

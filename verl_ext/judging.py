@@ -35,9 +35,18 @@ def reward_settings(source: Path | dict[str, Any] | None) -> RewardSettings:
 
 
 def judge_findings(
-    rows: Rows, load: Workload, reward: RewardSettings, environment: Settings, steps: int | None
+    rows: Rows,
+    load: Workload,
+    reward: RewardSettings,
+    environment: Settings,
+    steps: int | None,
+    share: float = 1.0,
 ) -> Iterator[Finding]:
-    """Scorers of the rows; for a model judge its endpoint, its key and the cost of a step."""
+    """Scorers of the rows; for a model judge its endpoint, its key and the cost of a step.
+
+    Args:
+        share: Of all samples of a step, what belongs to these rows.
+    """
     if rows.scorers:
         listed = ", ".join(f"{name} ({count:,} rows)" for name, count in rows.scorers.most_common())
         yield Finding(Level.OK, "rewards", f"judged by {listed}; formula {reward.formula}")
@@ -52,7 +61,7 @@ def judge_findings(
     key = "" if environment.grm_api_key else "; GRM_API_KEY is not set, so it is asked without a key"
     model = judge.model or environment.grm_model_name
     yield Finding(Level.WARNING if key else Level.OK, "judge", f"{model} at {url}{key}")
-    yield Finding(Level.OK, "judge", _cost(rows, load, reward, model, steps))
+    yield Finding(Level.OK, "judge", _cost(rows, load, reward, model, steps, share))
 
 
 def judge_address(reward: RewardSettings, environment: Settings) -> str | None:
@@ -69,10 +78,12 @@ def _unjudged(reward: RewardSettings) -> Finding:
     return Finding(Level.WARNING, "judge", f"{text}; {advice}")
 
 
-def _cost(rows: Rows, load: Workload, reward: RewardSettings, model: str, steps: int | None) -> str:
+def _cost(
+    rows: Rows, load: Workload, reward: RewardSettings, model: str, steps: int | None, share: float
+) -> str:
     """Calls and tokens at most, of the samples that are trained on; those that group filtering drops come on top."""
     judge = reward.judge
-    samples = round(load.episodes * rows.scorers["judge"] / rows.good)
+    samples = round(share * load.episodes * rows.scorers["judge"] / rows.good)
     calls = samples * (2 if judge.control else 1)
     fields = judge.request_fields(model, SCHEMA)
     reply = next((int(fields[key]) for key in _LIMITS if key in fields), 0)

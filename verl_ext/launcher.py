@@ -7,6 +7,7 @@ The exit status is the trainer's.
 from __future__ import annotations
 
 import shlex
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,9 +15,10 @@ from typing import Any
 
 import yaml
 
-from afm.agents import save_agent
+from afm.agents import MODEL_AGENTS_DIR, save_agents
 from afm.errors import AfmError, UsageError
 from afm.planning.gpu_software import has_gpu
+from afm.planning.published import preset_lines
 from afm.processes import follow_parent
 from verl_ext import processes
 from verl_ext.alarms import ALARMS_FILE, Action, Finding, Watch
@@ -30,12 +32,13 @@ from verl_ext.checkpoints import (
 )
 from verl_ext.compat import CHECKPOINT_REQUEST
 from verl_ext.compose import AGENT_LOOP_FILE, AGENT_LOOP_NAME
-from verl_ext.export import AGENT_FILE
+from verl_ext.export import AGENT_FILE, prompts_of
 from verl_ext.failures import forget_failures, read_verdict
 from verl_ext.kept_episodes import forget_after
 from verl_ext.losses import forget_losses, killed, loss_in_log, node_of_trainer, read_loss
 from verl_ext.metrics import METRICS_FILE, MetricsLog, progress_line, read_metrics
 from verl_ext.plan import check_files, command, environment, obstacles, total_steps, trainer_environment
+from verl_ext.prompts import keep_prompts, rl_prompts
 from verl_ext.ray_watch import Patience
 from verl_ext.settings import SETTINGS_FILE, RlSettings, as_plain, load_settings
 from verl_ext.trainer import ALARMED, Trainer, scratch_folder
@@ -71,14 +74,24 @@ def _show(settings: RlSettings) -> int:
     for key, value in environment(settings).items():
         print(f"{key}={shlex.quote(value)} \\")
     print(" \\\n  ".join([shlex.join(words[:4]), *map(shlex.quote, words[4:])]))
+    for line in preset_lines(settings.published or {}):
+        print(f"# {line}")
     steps = config.trainer.total_training_steps
     print(f"# verl accepts this configuration; {steps or 'all'} steps, output in {settings.output_dir}")
     if settings.platform == "gpu" and not has_gpu():
         print("warning: this machine has no GPU (no nvidia-smi), which the recipe is for", file=sys.stderr)
-    missing = obstacles(settings)
+    missing = obstacles(settings) or _wrong_prompts(settings)
     for text in missing:
         print(f"error: this would not start: {text}", file=sys.stderr)
     return 1 if missing else 0
+
+
+def _wrong_prompts(settings: RlSettings) -> list[str]:
+    try:
+        print(f"# {rl_prompts(settings)}")
+    except AfmError as error:
+        return [str(error)]
+    return []
 
 
 class Run:
@@ -89,7 +102,7 @@ class Run:
         self._out = settings.output_dir.absolute()
         self._checkpoints = self._out / CHECKPOINT_DIR
         self._model = self._out / MODEL_DIR
-        self._spec = settings.spec()
+        self._routes = settings.routes()
         self._stopped_by: Finding | None = None
 
     def start(self) -> int:
@@ -99,6 +112,8 @@ class Run:
         if (exported_step(self._model) or 0) >= total:
             print(f"{self._out}: already trained for {total} steps; the model is in {self._model}")
             return 0
+        self._prompts = rl_prompts(self._settings)
+        print(self._prompts, flush=True)
         self._out.mkdir(parents=True, exist_ok=True)
         with scratch_folder() as scratch:
             book = processes.ProcessBook(self._out / PROCESS_FILE)
@@ -123,7 +138,7 @@ class Run:
 
     def _train(self, scratch: Path, book: processes.ProcessBook, step: int, total: int) -> int:
         words, config = command(self._settings, str(scratch), total)
-        self._write_settings()
+        self._write_settings(keep_prompts(self._prompts, self._out, step))
         forget_failures(self._out, step)
         forget_losses(self._out)
         forget_after(self._out, step, validated_again=bool(config.trainer.val_before_train))
@@ -188,13 +203,27 @@ class Run:
             print(f"alarm {stops[0].alarm}: {text}", file=sys.stderr, flush=True)
         return False
 
-    def _write_settings(self) -> None:
-        agent = self._out / AGENT_FILE
-        save_agent(self._spec, agent)
-        plain = as_plain(self._settings) | {"agent": str(agent), "output_dir": str(self._out)}
-        for key in ("tools", "rewards"):
-            if isinstance(plain.get(key), str):
-                plain[key] = str(Path(plain[key]).absolute())
+    def _write_settings(self, prompts: Mapping[str, str]) -> None:
+        folder = self._out / MODEL_AGENTS_DIR
+        shutil.rmtree(folder, ignore_errors=True)
+        save_agents(self._routes.specs, self._out)
+        plain = as_plain(self._settings) | {
+            "agent": str(self._out / AGENT_FILE),
+            "output_dir": str(self._out),
+            "prompt": prompts.get("", "own"),
+        }
+        several = len(self._routes.specs) > 1
+        for route in self._routes if self._settings.agents else ():
+            name = f"{MODEL_AGENTS_DIR}/{route.declared.name}.yaml" if several else AGENT_FILE
+            plain["agents"][route.name] |= {
+                "agent": str(self._out / name),
+                "limits": route.limits.model_dump(mode="json"),
+                "prompt": prompts[route.name],
+            }
+        for part in (plain, *plain.get("agents", {}).values()):
+            for key in ("tools", "rewards"):
+                if isinstance(part.get(key), str):
+                    part[key] = str(Path(part[key]).absolute())
         (self._out / SETTINGS_FILE).write_text(yaml.safe_dump(plain, sort_keys=False), encoding="utf-8")
         loop = {
             "name": AGENT_LOOP_NAME,
@@ -238,7 +267,7 @@ class Run:
         if step == 0:
             print("no checkpoint was saved (trainer.save_freq), so there is no model to export")
             return
-        export_model(self._checkpoints, step, self._model, self._spec)
+        export_model(self._checkpoints, step, self._model, *self._routes.specs, prompts=prompts_of(self._out))
         print(f"model of step {step}: {self._model}")
 
 

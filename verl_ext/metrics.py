@@ -76,12 +76,17 @@ episodes of verl's own validation (``val_files``), in the lines of the steps tha
 ``correct * format``."""
 
 
-_GROUPED = {"by_source": "source/", "validation_by_source": "validation_source/"}
-"""Nested by data source: our name to the beginning of the trainer's."""
+_GROUPED = {
+    "by_source": "source/",
+    "by_agent": "agent/",
+    "validation_by_source": "validation_source/",
+    "validation_by_agent": "validation_agent/",
+}
+"""Nested by data source, and by agent where there are several: our name to the beginning of the trainer's."""
 
 
 def documented(step: int, values: Mapping[str, Any]) -> dict[str, Any]:
-    """One line of ``metrics.jsonl``: ``step``, our names, those by source, and under ``engine`` all the trainer's."""
+    """One line of ``metrics.jsonl``: ``step``, our names, those by source and by agent, and under ``engine`` all the trainer's."""
     named: dict[str, Any] = {name: values[key] for name, key in NAMES.items() if key in values}
     for name, begin in _GROUPED.items():
         by_source: dict[str, dict[str, Any]] = {}

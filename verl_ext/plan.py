@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from afm.errors import ConfigError, MissingExtraError
+from afm.errors import ConfigError, DataError, MissingExtraError
 from afm.planning.gpu_software import (
     BUILD_ADVICE,
     FLASH_ATTENTION,
@@ -25,10 +25,12 @@ from afm.rewards import load_reward
 from verl_ext.choices import check_choices
 from verl_ext.compose import Flat, arguments, compose, overrides_of
 from verl_ext.metrics import ENGINE_LOG
+from verl_ext.rows import check_agents
 from verl_ext.settings import RlSettings
 from verl_ext.workload import check_sizes
 
 if TYPE_CHECKING:
+    from afm.rollout.routes import Route
     from afm.tools import Tool
 
 
@@ -142,7 +144,8 @@ def command(settings: RlSettings, scratch: str, steps: int | None = None) -> tup
     Raises:
         ConfigError: verl does not know a key, or cannot take a value; or the reward is wrong.
     """
-    load_reward(settings.rewards)
+    for route in settings.routes():
+        load_reward(route.rewards)
     overrides = overrides_of(settings, ray_overrides(settings, scratch))
     config = compose(overrides)
     check(config)
@@ -274,10 +277,10 @@ def obstacles(settings: RlSettings, *, packages: bool = True) -> list[str]:
         found.append(f"{model}: no config.json; expected the folder of a Hugging Face model (model)")
     elif packages and not model.is_dir() and not _ELSEWHERE.fullmatch(settings.model):
         found.append(f"{model}: no such folder; expected one, or ORGANISATION/NAME on the hub (model)")
-    for check in (check_trackers, called_tools):
+    for check in (check_trackers, called_tools, *(() if found else (check_agents,))):
         try:
             check(settings)
-        except (ConfigError, MissingExtraError) as error:
+        except (ConfigError, DataError, MissingExtraError) as error:
             found.append(str(error))
     if settings.platform == "gpu" and packages:
         found += missing_packages(compose(overrides_of(settings, ray_overrides(settings, "RAY"))))
@@ -323,23 +326,29 @@ def check_trackers(settings: RlSettings) -> None:
 
 
 def called_tools(settings: RlSettings) -> dict[str, Tool]:
-    """The tools that the agent calls, by name; nothing is started.
+    """The tools that the agents call, by name; nothing is started.
 
     Raises:
         ConfigError: One is not declared, or the tools file is wrong.
     """
-    needed = set(settings.spec().tool_roles.values())
-    if settings.tools is None:
+    found: dict[str, Tool] = {}
+    for route in settings.routes():
+        found |= _called_by(route)
+    return found
+
+
+def _called_by(route: Route) -> dict[str, Tool]:
+    needed = set(route.declared.tool_roles.values())
+    agent = f"agent {route.declared.name!r}" + (f" ({route.key})" if route.name else "")
+    if route.tools is None:
         if needed:
-            raise ConfigError(f"agent {settings.agent!r} calls {sorted(needed)}; name a tool YAML (tools)")
+            raise ConfigError(f"{agent} calls {sorted(needed)}; name a tool YAML (tools)")
         return {}
     from afm.tools import load_tools
 
-    tools = load_tools(settings.tools)
+    tools = load_tools(route.tools)
     if missing := needed - set(tools):
-        raise ConfigError(
-            f"{_named(settings.tools)}: agent {settings.agent!r} calls {sorted(missing)}, not declared there"
-        )
+        raise ConfigError(f"{_named(route.tools)}: {agent} calls {sorted(missing)}, not declared there")
     return {name: tool for name, tool in tools.items() if name in needed}
 
 

@@ -10,7 +10,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopO
 from afm.rollout import Episode
 from afm.trajectory.record import StopReason, Verdict
 from verl_ext.curriculum import QUESTION
-from verl_ext.guard import ABSTAINED, DRIFT, FAILED, SOURCE
+from verl_ext.guard import ABSTAINED, AGENT, DRIFT, FAILED, SOURCE
 from verl_ext.server_model import ServerModel
 from verl_ext.unfinished import CUT_SHORT
 
@@ -25,6 +25,7 @@ def output(
     *,
     data_source: str,
     question_index: str,
+    agent: str = "",
     score_seconds: float,
     mask_observations: bool = True,
 ) -> AgentLoopOutput:
@@ -36,6 +37,7 @@ def output(
         model: The one it happened with.
         data_source: Where the question comes from.
         question_index: Which question of the data it is.
+        agent: Which of the run's agents it is, where there are several.
         score_seconds: Spent on the verdict.
         mask_observations: Whether tokens of the environment have no loss.
     """
@@ -59,7 +61,9 @@ def output(
             num_preempted=model.preempted,
         ),
         extra_fields={
-            "reward_extra_info": facts(episode, verdict) | {DRIFT: float(model.drift(episode))},
+            "reward_extra_info": facts(episode, verdict)
+            | {DRIFT: float(model.drift(episode))}
+            | ({AGENT: agent} if agent else {}),
             "min_global_steps": min(versions),
             "max_global_steps": max(versions),
             "stop": episode.stop.value,
@@ -113,7 +117,7 @@ def _trained_length(mask: Sequence[int]) -> int:
     return written[-1] + 1 if written else len(mask)
 
 
-def facts(episode: Episode, verdict: Verdict) -> dict[str, float]:
+def facts(episode: Episode, verdict: Verdict) -> dict[str, Any]:
     """What is logged for a sample, and what groups can be filtered by.
 
     The parts of the reward (``correct``, ``format`` ...), ``score`` (their combination), ``acc`` (solved in

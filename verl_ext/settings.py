@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from afm.agents import AgentSpec, Limits, agent_of_model, load_agent
-from afm.configuration import apply_overrides, read_extended, read_in_place, validated
-from afm.errors import suggestion
+from afm.agents.prompt_record import record_of_model
+from afm.configuration import apply_overrides, override_key, read_extended, read_in_place, validated
+from afm.errors import UsageError
+from afm.planning.published import take_preset
+from afm.rollout.routes import AgentRoute, AgentRoutes, Routes, anchor_routes, routes_of
 from verl_ext.alarms import Alarms
 from verl_ext.curriculum import Curriculum
 from verl_ext.guard import ShortBatch
@@ -20,12 +23,30 @@ SETTINGS_FILE = "rl_config.yaml"
 """The resolved settings, written into the output folder; worker processes read them there."""
 
 
+_SECTIONS_OF_VERL = frozenset({"actor_rollout_ref", "algorithm", "critic", "data", "ray_init", "trainer"})
+_SCRIPT_VARIABLES = {
+    "BASE_MODEL": "model=DIR",
+    "TRAIN_DATASETS": "train_files=FILE",
+    "VAL_DATASETS": "val_files=FILE",
+    "SAVE_MODEL_FOLDER": "output_dir=DIR",
+    "EXPERIMENT_NAME": "output_dir=DIR, whose name is the run's",
+    "NNODES": "verl.trainer.nnodes=N",
+    "reward_model.reward_manager": "rewards=FILE (docs/rewards.md)",
+    "custom_reward_function.train_path": "rewards=FILE with a scorer of your own (docs/tutorials/own_reward.md)",
+    "AFM_reward_fn.format_fn_type": "rewards.formula='correct * format'",
+}
+"""Names in AFM's training scripts, and what to write here."""
+
+
 class EpisodeSettings(BaseModel):
     """What an episode needs: this part is all that a user of stock verl has to write.
 
     Attributes:
         agent: Name of a shipped agent, or path of a YAML.
+        agents: Which agent works on which rows, where not all have the same one; see :mod:`afm.rollout.routes`.
         model: Folder of the model; an agent declared there (``agent.yaml``) wins over the shipped one.
+        prompt: What questions are asked with: ``own`` (the agent's prompt), ``row`` (each row's, as it is) or a file with
+            ``{question}``; see :mod:`afm.agents.prompt_source`.
         tools: Path of a tool YAML, or its content; ``None`` for an agent without tools.
         rewards: Path of a reward YAML, or its content; ``None`` is the default table by data source.
         limits: Overrides of the agent's limits.
@@ -41,8 +62,10 @@ class EpisodeSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    agent: str
+    agent: str = ""
+    agents: AgentRoutes = Field(default_factory=dict)
     model: str = ""
+    prompt: str = "own"
     tools: Path | dict[str, Any] | None = None
     rewards: Path | dict[str, Any] | None = None
     limits: dict[str, Any] = Field(default_factory=dict)
@@ -55,27 +78,50 @@ class EpisodeSettings(BaseModel):
     @field_validator("limits")
     @classmethod
     def _known_limits(cls, value: dict[str, Any]) -> dict[str, Any]:
-        for key in value:
-            if key not in Limits.model_fields:
-                raise ValueError(f"unknown limit {key!r}; {suggestion(key, Limits.model_fields)}")
-        Limits.model_validate(value)
-        return value
+        return Limits.check_overrides(value)
+
+    @model_validator(mode="after")
+    def _some_agent(self) -> EpisodeSettings:
+        if not self.agent and not self.agents:
+            raise ValueError("agent: missing, but required")
+        return self
 
     def spec(self) -> AgentSpec:
-        """The agent, with the limits of these settings.
+        """The agent, with the limits of these settings; of several the first.
 
         Raises:
             ConfigError: No such agent, or a bad declaration.
         """
-        spec = agent_of_model(self.model, self.agent) if self.model else load_agent(self.agent)
-        limits = Limits.model_validate({**spec.limits.model_dump(), **self.limits})
-        return spec.model_copy(update={"limits": limits})
+        return self.routes().first.spec
+
+    def routes(self) -> Routes:
+        """The agents, each with its limits, tools, rewards and prompts.
+
+        With ``prompt: row`` a row without a prompt is asked as the model was trained, if that was in one way.
+
+        Raises:
+            ConfigError: No such agent, a bad declaration, or entries of ``agents`` that contradict each other.
+        """
+        top = AgentRoute(
+            agent=self.agent or None,
+            tools=self.tools,
+            rewards=self.rewards,
+            limits=self.limits,
+            prompt=self.prompt,
+        )
+        found = routes_of(top, self.agents, self._declared)
+        trained = record_of_model(self.model)
+        return found.filled_by(trained.the_one if trained else None)
+
+    def _declared(self, agent: str) -> AgentSpec:
+        return agent_of_model(self.model, agent) if self.model else load_agent(agent)
 
 
 class RlSettings(EpisodeSettings):
     """Everything ``afm rl`` needs.
 
     Attributes:
+        prompt_check: ``off`` lets prompts differ from those that the model was trained with.
         platform: ``cpu`` adds the CPU platform and rollout engine; ``gpu`` leaves both to ``verl``.
         train_files: Parquet files with one question a row.
         val_files: The same for verl's own validation; the training files when empty.
@@ -91,11 +137,13 @@ class RlSettings(EpisodeSettings):
         start_timeout_s: How long Ray may take to start the trainer, and then its workers, before the run ends and says what is
             missing.
         loss_grace_s: How long after the loss of a process or a node the trainer may take to end by itself.
+        published: What ``preset=script|paper`` laid over the recipe; written by :func:`load_settings`, for the record.
         verl: verl's own configuration, nested; see :mod:`verl_ext.compose`.
     """
 
     model: str
     output_dir: Path
+    prompt_check: bool = True
     platform: Literal["cpu", "gpu"] = "gpu"
     train_files: tuple[str, ...] = Field(min_length=1)
     val_files: tuple[str, ...] = ()
@@ -107,6 +155,7 @@ class RlSettings(EpisodeSettings):
     ray_address: str | None = None
     start_timeout_s: float = Field(default=600.0, gt=0)
     loss_grace_s: float = Field(default=30.0, ge=0)
+    published: dict[str, Any] | None = None
     verl: dict[str, Any] = Field(default_factory=dict)
 
     @field_validator("train_files", "val_files", mode="before")
@@ -118,6 +167,8 @@ class RlSettings(EpisodeSettings):
 def load_settings(path: str | Path, overrides: Sequence[str] = ()) -> RlSettings:
     """Read a YAML of ``afm rl`` and apply ``key=value`` overrides (keys may be dotted, values are YAML).
 
+    ``preset=script|paper`` lays published settings over the recipe first; see :mod:`afm.planning.published`.
+
     The files that ``agent``, ``tools``, ``rewards`` and ``extends`` name in the YAML are relative to it;
     everything else, and every override, to the working folder.
 
@@ -126,10 +177,26 @@ def load_settings(path: str | Path, overrides: Sequence[str] = ()) -> RlSettings
         UsageError: An override is wrong.
     """
     data = read_extended(Path(path), "afm rl settings", anchor=_anchor)
+    _refuse_bare_keys_of_verl(overrides)
+    overrides, preset = take_preset(data, "rl", Path(path), overrides)
+    if preset is not None:
+        data["published"] = preset.as_dict()
     for key in ("tools", "rewards"):
         read_in_place(data, key, overrides)
     apply_overrides(data, overrides)
     return validated(RlSettings, data, str(path), overrides=overrides)
+
+
+def _refuse_bare_keys_of_verl(overrides: Sequence[str]) -> None:
+    """Say how a key of AFM's scripts is written here."""
+    for override in overrides:
+        key = override_key(override)
+        if key in _SCRIPT_VARIABLES:
+            raise UsageError(
+                f"override {override!r}: {key} belongs to AFM's scripts; here: {_SCRIPT_VARIABLES[key]}"
+            )
+        if key.lstrip("+").partition(".")[0] in _SECTIONS_OF_VERL:
+            raise UsageError(f"override {override!r}: a key of verl's; write verl.{override}")
 
 
 def load_episode_settings(path: str | Path) -> EpisodeSettings:
@@ -150,6 +217,7 @@ def _anchor(data: dict[str, Any], folder: Path) -> None:
         value = data.get(key)
         if isinstance(value, str) and (key != "agent" or value.endswith((".yaml", ".yml"))):
             data[key] = str(folder / value)
+    anchor_routes(data, lambda value: str(folder / value))
 
 
 def as_plain(settings: BaseModel) -> dict[str, Any]:

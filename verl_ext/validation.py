@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from verl_ext.compat import target
-from verl_ext.guard import PARTS, SAMPLER
+from verl_ext.guard import AGENT, AGENT_PARTS, PARTS, SAMPLER
 
 _VALIDATING: ContextVar[bool] = ContextVar("afm_validating", default=False)
 
@@ -84,29 +84,36 @@ def average_scored_samples(module: ModuleType) -> None:
 
 
 def validation_means(data_sources: Sequence[str], facts: Mapping[str, Sequence[Any]]) -> dict[str, float]:
-    """Means over all scored samples of a validation, and of the reward's parts over those of each source.
+    """Means over all scored samples of a validation, and of the main facts over those of each source and each agent.
 
     Args:
         data_sources: Of each sample.
         facts: A list for each fact with a value for each sample; ``None`` where a sample does not have it.
 
     Returns:
-        ``validation/FACT`` and ``validation_source/SOURCE/PART``; :data:`verl_ext.metrics.NAMES` documents them.
+        ``validation/FACT``, ``validation_source/SOURCE/PART`` and ``validation_agent/AGENT/PART``; :data:`verl_ext.metrics.NAMES` documents them.
     """
     found = {"validation/episodes": float(len(data_sources))}
+    groups = (
+        ("validation_source", PARTS, data_sources),
+        ("validation_agent", AGENT_PARTS, facts.get(AGENT, [None] * len(data_sources))),
+    )
     for name, values in facts.items():
-        numbers = [
-            (source, float(value))
-            for source, value in zip(data_sources, values, strict=True)
-            if _number(value)
-        ]
-        if not numbers:
-            continue
-        found[f"validation/{name}"] = fmean(value for _, value in numbers)
-        for source in sorted({source for source, _ in numbers}) if name in PARTS else ():
-            of_source = [value for given, value in numbers if given == source]
-            found[f"validation_source/{source}/{name}"] = fmean(of_source)
+        numbers = [float(value) if _number(value) else None for value in values]
+        if known := [value for value in numbers if value is not None]:
+            found[f"validation/{name}"] = fmean(known)
+        for begin, parts, owners in groups:
+            if name in parts:
+                found |= {f"{begin}/{key}/{name}": mean for key, mean in _means_by(owners, numbers)}
     return found
+
+
+def _means_by(owners: Sequence[Any], numbers: Sequence[float | None]) -> Iterator[tuple[str, float]]:
+    by_owner: dict[str, list[float]] = {}
+    for owner, number in zip(owners, numbers, strict=True):
+        if owner and number is not None:
+            by_owner.setdefault(owner, []).append(number)
+    yield from ((owner, fmean(values)) for owner, values in sorted(by_owner.items()))
 
 
 def _number(value: Any) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from afm.errors import ConfigError, suggestion
 _SHIPPED_FOLDER = Path(__file__).parent
 MODEL_AGENT_FILE = "agent.yaml"
 """The file in a trained model's folder that declares the agent it was trained as."""
+MODEL_AGENTS_DIR = "agents"
+"""The folder beside it with ``NAME.yaml`` of each agent, where it was trained as several."""
 
 
 def shipped_agents() -> tuple[str, ...]:
@@ -45,6 +48,27 @@ def save_agent(spec: AgentSpec, path: Path) -> None:
     temporary.replace(path)
 
 
+def save_agents(specs: Sequence[AgentSpec], folder: Path) -> None:
+    """Write what a model was trained as: ``agent.yaml`` is the first, and of several each is ``agents/NAME.yaml``."""
+    save_agent(specs[0], folder / MODEL_AGENT_FILE)
+    if len(specs) > 1:
+        for spec in specs:
+            save_agent(spec, folder / MODEL_AGENTS_DIR / f"{spec.name}.yaml")
+
+
+def saved_agents(folder: Path) -> list[AgentSpec]:
+    """What :func:`save_agents` wrote, the first one first; none where there is no ``agent.yaml``.
+
+    Raises:
+        ConfigError: A file is no declaration.
+    """
+    first = folder / MODEL_AGENT_FILE
+    if not first.is_file():
+        return []
+    specs = [load_agent(file) for file in (first, *sorted((folder / MODEL_AGENTS_DIR).glob("*.yaml")))]
+    return list({spec.name: spec for spec in reversed(specs)}.values())[::-1]
+
+
 def model_folder(path: str | Path) -> Path:
     """The folder that holds the model: ``path`` itself, or its ``model`` when ``path`` is a training run."""
     folder = Path(path)
@@ -53,16 +77,12 @@ def model_folder(path: str | Path) -> Path:
 
 
 def agent_of_model(model_dir: str | Path, name: str) -> AgentSpec:
-    """The spec a model was trained as: its folder's ``agent.yaml`` if that is called ``name``.
+    """The spec a model was trained as: of its folder's ``agent.yaml`` and ``agents/*.yaml`` the one called ``name``.
 
     Otherwise the shipped agent ``name`` (or the YAML, when ``name`` is a path).
     """
-    own = model_folder(model_dir) / MODEL_AGENT_FILE
-    if own.is_file():
-        spec = load_agent(own)
-        if spec.name == name:
-            return spec
-    return load_agent(name)
+    saved = saved_agents(model_folder(model_dir))
+    return next((spec for spec in saved if spec.name == name), None) or load_agent(name)
 
 
 def _load(source: Path) -> AgentSpec:

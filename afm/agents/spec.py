@@ -16,6 +16,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from afm.errors import suggestion
+
 START = "start"
 """The pseudo role from which every trajectory begins, as a key of ``transitions``."""
 
@@ -106,6 +108,19 @@ class Limits(_Strict):
     )
     max_observation_chars: int = Field(default=16_000, ge=16)
     duplicate_calls: Literal["notice", "execute"] = "notice"
+
+    @classmethod
+    def check_overrides(cls, value: dict[str, Any]) -> dict[str, Any]:
+        """The same mapping, once each key is a limit and each value fits it; for pydantic's validators.
+
+        Raises:
+            ValueError: One does not.
+        """
+        for key in value:
+            if key not in cls.model_fields:
+                raise ValueError(f"a limit; unknown limit {key!r}; {suggestion(key, cls.model_fields)}")
+        cls.model_validate(value)
+        return value
 
 
 class AgentSpec(_Strict):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,10 +14,11 @@ from afm.cli.distill import distill
 from afm.cli.download import download
 from afm.cli.expand import expand
 from afm.cli.filter import filter_files
+from afm.cli.livecodebench import livecodebench
 from afm.cli.merge import merge
 from afm.cli.negative import negative
-from afm.cli.options import given_agent
-from afm.cli.published import published, tasks
+from afm.cli.options import given_agent, given_prompt
+from afm.cli.published import mix, published, tasks
 from afm.cli.queries import queries
 from afm.cli.stats import stats
 from afm.errors import DataError, UsageError
@@ -49,13 +51,16 @@ app.command()(distill)
 app.command("filter")(filter_files)
 prepare.command()(published)
 prepare.command("tasks")(tasks)
+prepare.command("mix")(mix)
 app.command()(negative)
 app.command()(download)
 app.command()(merge)
+app.command()(livecodebench)
 app.command()(stats)
 app.command()(queries)
 app.command()(expand)
 
+_HELD_OUT = "val"
 Agent = Annotated[str, typer.Option(help="A shipped agent's name or a YAML.")]
 Seed = Annotated[int, typer.Option(help="Fixes every random choice.")]
 
@@ -175,16 +180,35 @@ def prepare_rl(
             "By default question for agents with tools and no code tool, else text."
         ),
     ] = None,
+    validation: Annotated[
+        int | None,
+        typer.Option(min=1, help="Hold so many questions out, a tenth at most, into val.parquet beside it."),
+    ] = None,
+    prompt: Annotated[
+        str | None,
+        typer.Option(
+            help="own: the agent's prompt; row: that of each row; or a file with {question}. By default a row keeps the "
+            "prompt that it has."
+        ),
+    ] = None,
 ) -> None:
     """Write problems as the parquet rows that `afm rl` reads."""
     from afm.datasets import read_tasks
-    from afm.datasets.prepare import GoldForm, write_rl
+    from afm.datasets.held_out import HeldOut
+    from afm.datasets.prepare import GoldForm, RlPart, note_rl, write_rl, write_rl_held_out
 
-    form = None if ground_truth is None else GoldForm(ground_truth)
-    rows = write_rl(
-        read_tasks(tasks), given_agent(agent), out, split=split, ability=ability, gold=form, inputs=[tasks]
-    )
-    print(f"{out}: {rows} rows")
+    form, spec = None if ground_truth is None else GoldForm(ground_truth), given_agent(agent)
+    source = None if prompt is None else given_prompt(prompt)
+    if validation is None:
+        made = partial(write_rl, ability=ability, gold=form, inputs=[tasks], prompt=source)
+        print(f"{out}: {made(read_tasks(tasks), spec, out, split=split)} rows")
+        return
+    if out.with_name(f"{_HELD_OUT}.parquet") == out:
+        raise UsageError(f"--out {out}: --validation writes that file; choose another name")
+    part, held = RlPart(read_tasks(tasks), spec, ability, source), HeldOut(validation, seed=0)
+    for path, rows in write_rl_held_out(part, out, held, name=_HELD_OUT, split=split, gold=form).items():
+        note_rl(path, rows, spec, inputs=[tasks], split=split if path == out else _HELD_OUT)
+        print(f"{path}: {rows} rows")
 
 
 class _Records:

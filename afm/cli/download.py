@@ -27,7 +27,7 @@ def download(
     pin: Annotated[
         bool,
         typer.Option(
-            "--pin", help="Ask the Hub for the newest state and write commits and checksums into the lock."
+            "--pin", help="Ask the Hub for the newest state and pin that, also where a set is pinned already."
         ),
     ] = False,
     lock: Annotated[
@@ -35,15 +35,14 @@ def download(
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it takes, fetch nothing.")] = False,
 ) -> None:
-    """Fetch data sets and models (HF_ENDPOINT names a mirror, HF_TOKEN a token).
+    """Fetch data sets and models (HF_ENDPOINT names a mirror, HF_TOKEN a token; GITHUB_RAW_ENDPOINT a mirror of GitHub's files).
 
-    Killed or cut off, the same command goes on. A lock that is there decides what is fetched, and any difference
-    from it is an error.
+    Killed or cut off, the same command goes on. The first download of a set pins it: commit, size and checksum of every file.
+    From then on the lock decides what is fetched, and any difference from it is an error.
     """
     from afm.cli.progress import ProgressView
     from afm.datasets.download import plan, run
     from afm.datasets.hub import size_told
-    from afm.datasets.hub_sets import LOCK_FILE
 
     chosen = given_sets(sets).chosen(only or [], everything=everything)
     view = ProgressView()
@@ -54,7 +53,7 @@ def download(
     planned.check_space()
     failed = planned.refused
     if not dry_run:
-        failed = run(planned, view.update, pin=(lock or out / LOCK_FILE) if pin else None)
+        failed = run(planned, view.update, lock=lock)
     if failed:
         reasons = "".join(f"\n  {name}: {reason}" for name, reason in failed.items())
         raise DataError(f"{len(failed)} of {len(chosen)} sets could not be had:{reasons}")

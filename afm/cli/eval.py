@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from afm.evaluation import Metrics
     from afm.evaluation.compare import Comparison
     from afm.evaluation.config import EvalConfig
+    from afm.evaluation.savings import Savings
 
 
 class _RunUnlessNamed(TyperGroup):
@@ -60,7 +61,7 @@ def compare(
         raise UsageError(f"got {len(folders)} folder, expected at least two: afm eval compare BEFORE AFTER")
     found = compare(folders, anyway=anyway)
     if as_json:
-        keys = ("metrics", "paired")
+        keys = ("metrics", "paired", "savings")
         rows = [
             asdict(one)
             | {"folder": str(one.folder)}
@@ -95,6 +96,21 @@ def _compared(one: Comparison) -> None:
     )
     if money := money_words(one.metrics):
         print(f"  cost: {money}")
+    if one.savings is not None:
+        _saved(one.savings)
+
+
+def _saved(savings: Savings) -> None:
+    from afm.evaluation.words import cost_cells, savings_words
+
+    print(f"  {savings_words(savings)}")
+    print(f"    {'a task':28}{'team':>16}{'model':>16}   model minus team (95 %); saving (95 %)")
+    for cell in map(cost_cells, savings.rows):
+        change = f"{cell.difference} ({cell.difference_range})" if cell.difference_range else "–"
+        saved = f"{cell.saving} ({cell.saving_range})" if cell.saving_range else "–"
+        print(f"    {cell.label:28}{cell.team:>16}{cell.model:>16}   {change}; {saved}")
+    for note in savings.notes:
+        print(f"    {note}")
 
 
 def _cost(metrics: Metrics) -> str:
@@ -102,7 +118,7 @@ def _cost(metrics: Metrics) -> str:
 
     cost = metrics.per_solved
     return (
-        f"; per solved episode {number(cost['tool_calls'])} and {number(cost['agent_tokens'])}"
+        f"; per solved episode {number(cost['tool_calls'])} and {number(cost.get('agent_tokens'))}"
         if cost
         else ""
     )
@@ -131,7 +147,7 @@ def evaluation(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print metrics.json at the end.")] = False,
 ) -> None:
-    """Evaluate a model with the agent's own loop; a run that was killed continues with the same command.
+    """Evaluate a model with the agent's own loop, or a team (team=FILE); a run that was killed continues with the same command.
 
     Writes manifest.json, episodes.jsonl and metrics.json into out_dir.
     """
@@ -151,28 +167,39 @@ def evaluation(
 def _dry_run(settings: EvalConfig) -> None:
     """Everything that can be checked without loading the model."""
     from afm.evaluation.config import dump_config
-    from afm.evaluation.job import load_tasks, prices_of
+    from afm.evaluation.job import load_tasks, prices_of, tasks_by_agent
     from afm.rewards import load_reward
     from afm.tools import load_tools
 
     print(dump_config(settings), end="")
-    spec = settings.spec()
-    limits = settings.episode_limits(spec)
-    folder = settings.model.folder
+    routes = settings.routes()
+    settings.published_protocol()
+    folder = settings.model.folder if settings.model is not None else None
     if folder is not None and not folder.is_dir():
         raise ConfigError(
             f"model.path: {folder} is no folder; expected a model's folder or an http(s) address"
         )
-    if settings.tools_in_use is not None:
-        load_tools(settings.tools_in_use)
-    load_reward(settings.rewards)
+    if settings.team is not None:
+        from afm.cli.eval_team import check_team
+
+        check_team(settings, routes.first.declared)
     prices_of(settings)
     tasks = load_tasks(settings)
-    print(f"# agent {spec.name} ({spec.digest}), {limits.max_turns} tool calls at most")
+    own = tasks_by_agent(settings, routes, tasks)
+    for route in routes:
+        if settings.team is None and (tools := settings.tools_in_use(route)) is not None:
+            load_tools(tools)
+        load_reward(route.rewards)
+        spec, share = route.declared, f", {len(own[route.name])} tasks" if routes.by_row else ""
+        bound = (
+            f"team {settings.team.file}" if settings.team else f"{route.limits.max_turns} tool calls at most"
+        )
+        print(f"# agent {spec.name} ({spec.digest}), {bound}{share}")
     print(f"# {len(tasks)} tasks x {settings.rounds} rounds into {settings.out_dir}; nothing was run")
 
 
 def _run(settings: EvalConfig) -> Metrics:
+    from afm.cli.eval_team import open_team
     from afm.evaluation.job import run_job
 
     view = ProgressView(sys.stderr)
@@ -184,7 +211,7 @@ def _run(settings: EvalConfig) -> Metrics:
         view.update(f"{settings.name}, {what}", done, total)
 
     try:
-        return asyncio.run(run_job(settings, on_progress=show, on_verdict=judged))
+        return asyncio.run(run_job(settings, open_team=open_team, on_progress=show, on_verdict=judged))
     except KeyboardInterrupt:
         print(f"\nstopped; the same command continues in {settings.out_dir}", file=sys.stderr)
         raise typer.Exit(130) from None
@@ -192,6 +219,8 @@ def _run(settings: EvalConfig) -> Metrics:
 
 def _summary(settings: EvalConfig, metrics: Metrics) -> None:
     from afm.evaluation.words import (
+        agent_h_words,
+        agent_words,
         hallucination_words,
         money_words,
         number,
@@ -211,8 +240,12 @@ def _summary(settings: EvalConfig, metrics: Metrics) -> None:
             f"  pass@{k} {percent(metrics.pass_at_k[k])}, pass^{k} {percent(metrics.pass_hat_k[k])}, "
             f"majority of {k} {percent(metrics.majority)}"
         )
+    for agent, part in metrics.by_agent.items():
+        print(f"  {agent}: {agent_words(part)}")
     if metrics.t_eval:
         print(f"  {t_eval_words(metrics.t_eval)}")
+    if metrics.agent_h:
+        print(f"  {agent_h_words(metrics.agent_h)}")
     print_judged(metrics)
     for _, note in (settings.choosing(), settings.agreeing()):
         if note:

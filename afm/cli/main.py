@@ -21,6 +21,7 @@ from afm.cli import (
     report,
     reward,
     rl,
+    road,
     sandbox,
     serve,
     sft,
@@ -33,6 +34,9 @@ from afm.processes import follow_parent
 
 _STYLE = re.compile(r"\[(?=[a-z#/@])")
 """What Typer takes for a style; a backslash in front keeps it."""
+
+_FOREIGN = {"ignore_unknown_options": True}
+"""Options of other trainers reach ours as words, and the error says what to write."""
 
 app = typer.Typer(
     name="afm",
@@ -50,8 +54,9 @@ app.add_typer(data.app, name="data")
 app.command()(validate.validate)
 app.command()(mask.mask)
 app.command()(convert.convert)
-app.command()(sft.sft)
-app.command()(rl.rl)
+app.command(context_settings=_FOREIGN)(sft.sft)
+app.command(context_settings=_FOREIGN)(rl.rl)
+app.command()(road.road)
 app.command()(export.export)
 app.add_typer(evaluation.app, name="eval")
 app.command()(report.report)

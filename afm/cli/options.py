@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from afm.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
-    from afm.agents import AgentSpec
+    from afm.agents import AgentSpec, PromptSource
 
 
 def given_agent(name: str, model: str | Path | None = None) -> AgentSpec:
@@ -23,6 +23,20 @@ def given_agent(name: str, model: str | Path | None = None) -> AgentSpec:
         return load_agent(name) if model is None else agent_of_model(model, name)
     except ConfigError as error:
         raise UsageError(f"--agent {name}: {error}") from None
+
+
+def given_prompt(prompt: str) -> PromptSource:
+    """Where ``--prompt`` says that prompts come from.
+
+    Raises:
+        UsageError: There is no such file, or it is no prompt.
+    """
+    from afm.agents import PromptSource
+
+    try:
+        return PromptSource.load(prompt)
+    except ConfigError as error:
+        raise UsageError(f"--prompt {prompt}: {error}") from None
 
 
 def given_model(model: str) -> str:

@@ -14,6 +14,7 @@ from afm.errors import DataError, UsageError
 if TYPE_CHECKING:
     from afm.cli.progress import ProgressView
     from afm.datasets.prepared import OnRow, Prepared
+    from afm.datasets.published import ReadCounts
 
 
 class OnBadRows(StrEnum):
@@ -33,9 +34,7 @@ def published(
     sets: Annotated[str, typer.Argument(help="YAML of sets, or the name of a shipped one: web_agent ...")],
     data: Annotated[
         Path,
-        typer.Option(
-            help="Folder into which `afm data download` fetched them.", exists=True, file_okay=False
-        ),
+        typer.Option(help="Folder into which `afm data download` fetched them.", file_okay=False),
     ],
     out: Annotated[Path, typer.Option(help="Folder of what is made.")],
     only: Annotated[
@@ -43,40 +42,106 @@ def published(
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Optional sets, too.")] = False,
     on_bad_rows: BadRowsOption = OnBadRows.DROP,
+    new_counts: Annotated[
+        bool,
+        typer.Option(
+            "--new-counts", help="Accept other numbers of rows than download.lock.json says, and note them."
+        ),
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be made of which files, make nothing.")
     ] = False,
 ) -> None:
     """Make training and evaluation files of downloaded sets, as their YAML says."""
     from afm.cli.progress import ProgressView
-    from afm.datasets.prepared import input_files, prepare_set
+    from afm.datasets.prepared import input_files, prepare_prompts, prepare_set, set_folder
+    from afm.datasets.published_prompts import PROMPTS_FOLDER
 
     chosen = given_sets(sets).chosen(only or [], everything=everything)
     view, made = ProgressView(), 0
     for name, one in chosen.items():
         for step in one.prepare:
-            count = len(input_files(data / name, step, name))
+            count = len(input_files(set_folder(name, one, data), step, name))
             if dry_run:
                 view.line(
                     f"{step.name or name}: {count} files by reader {step.reader}, made into {step.into}"
                 )
+        for prompt in one.prompts if dry_run else ():
+            prompt.text(set_folder(name, one, data))
+        if dry_run and one.prompts:
+            view.line(f"{name}: {len(one.prompts)} prompts, made into {data / PROMPTS_FOLDER}")
     if dry_run:
         return
     for name, one in chosen.items():
         strict = on_bad_rows is OnBadRows.ERROR
-        for prepared in prepare_set(name, one, data, out, strict=strict, on_row=_shown(view)):
+        for prepared in prepare_set(
+            name, one, data, out, strict=strict, new_counts=new_counts, on_row=_shown(view)
+        ):
             _tell(prepared, view)
             made += 1
-        if not one.prepare:
-            view.line(f"{name}: nothing is made of it; its files are in {data / name}")
+        for path in prepare_prompts(name, one, data):
+            view.line(str(path))
+            made += 1
+        if not one.prepare and not one.prompts:
+            view.line(f"{name}: nothing is made of it; its files are in {set_folder(name, one, data)}")
     if not made:
         raise DataError("nothing was made: the chosen sets say nothing under `prepare`", path=sets)
+
+
+def mix(
+    sets: Annotated[str, typer.Argument(help="YAML of sets, or the name of a shipped one: code_agent ...")],
+    name: Annotated[str, typer.Argument(help="Which of its `mixes`: train ...")],
+    data: Annotated[
+        Path, typer.Option(help="Folder into which `afm data download` fetched the sets.", file_okay=False)
+    ],
+    out: Annotated[Path, typer.Option(help="Folder of what is made.")],
+    keep: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Only questions of this file, such as the kept.jsonl of `afm data queries`; may be given several times.",
+            exists=True,
+            dir_okay=False,
+        ),
+    ] = None,
+    own_prompts: Annotated[
+        bool,
+        typer.Option(
+            "--own-prompts", help="Ask with the agents' own prompts in place of the mix's `prompts`."
+        ),
+    ] = False,
+    on_bad_rows: BadRowsOption = OnBadRows.DROP,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be made of which files, make nothing.")
+    ] = False,
+) -> None:
+    """Make one file of rows of several sets, as `mixes` of their YAML says: RL rows of several agents, or questions."""
+    from afm.cli.progress import ProgressView
+    from afm.datasets.mix import mix_sources, prepare_mix
+
+    known, view = given_sets(sets), ProgressView()
+    chosen = known.mix(name)
+    for part, (step, source) in mix_sources(name, known, data).items():
+        view.line(f"{part}: {len(source.files)} files by reader {step.reader}, made into {chosen.into}")
+    if dry_run:
+        return
+    strict = on_bad_rows is OnBadRows.ERROR
+    mixed = prepare_mix(
+        name, known, data, out, keep=keep or (), own_prompts=own_prompts, strict=strict, on_row=_shown(view)
+    )
+    view.line(f"{', '.join(map(str, mixed.paths))}: {mixed.rows} rows")
+    for part, counts in mixed.parts.items():
+        print(f"{part}: {counts.made} of {counts.read} rows")
+        _tell_counts(counts)
+    if mixed.bad_rows is not None:
+        print(f"  listed in {mixed.bad_rows}")
 
 
 def tasks(
     files: Annotated[
         list[Path],
-        typer.Argument(help="Published files: JSONL, JSON, parquet, TSV, CSV.", exists=True, dir_okay=False),
+        typer.Argument(
+            help="Published files: JSONL, JSON, parquet, TSV, CSV; or folders of save_to_disk.", exists=True
+        ),
     ],
     out: Annotated[
         Path, typer.Option("--out", "-o", help="JSONL of tasks (of conversations: retool, agent_flan).")
@@ -131,12 +196,28 @@ def _shown(view: ProgressView) -> OnRow:
 
 def _tell(prepared: Prepared, view: ProgressView) -> None:
     counts = prepared.counts
-    view.line(f"{prepared.path}: {counts.made} of {counts.read} rows")
+    if prepared.of_another:
+        view.line(
+            f"{prepared.path}: left as it is, another command made it (a mix, selected questions, your own rows); "
+            "move it away to have the published rows"
+        )
+        return
+    files = ", ".join(map(str, prepared.paths))
+    before = "" if prepared.made_now else " (made before)"
+    view.line(f"{files}: {counts.made} of {counts.read} rows{before}")
+    if prepared.published not in (None, counts.read):
+        print(f"  warning: {counts.read:,} rows, {prepared.published:,} were published")
+    _tell_counts(counts)
+    if prepared.bad_rows is not None:
+        print(f"  listed in {prepared.bad_rows}")
+
+
+def _tell_counts(counts: ReadCounts) -> None:
     if counts.repeated:
         print(f"  left out: {counts.repeated} repeat an earlier row")
     if counts.renamed:
         print(f"  renamed: {counts.renamed} share an id with another row")
+    for reason, count in counts.left_out.most_common():
+        print(f"  left out: {count} {reason}")
     for reason, count in counts.refused.most_common():
         print(f"  refused: {count} {reason}")
-    if prepared.bad_rows is not None:
-        print(f"  listed in {prepared.bad_rows}")

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from afm.cli.options import given_agent, given_model
-from afm.errors import ConfigError, UsageError
+from afm.errors import ConfigError, DataError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from afm.agents import AgentSpec
     from afm.datasets import Task
-    from afm.distill.queries import Asker, QuerySettings, QuerySummary
+    from afm.distill.queries import Asker, QueryConfig, QuerySettings, QuerySummary
     from afm.distill.queries.sampling import OnSample
     from afm.rewards import Reward
     from afm.tools import Tool
@@ -49,12 +49,21 @@ def queries(
         str, typer.Option(help="A model's folder, or http://HOST:PORT/v1 (key: AFM_MODEL_API_KEY).")
     ],
     preset: Annotated[
-        Preset,
+        Preset | None,
         typer.Option(
-            help="qa: 32 samples without tools, keep r_q <= 0.3. code: 8 with tools, drop what all solve."
+            help="qa (default): 32 samples without tools, keep r_q <= 0.3. code: 8 with tools, drop what all solve."
         ),
-    ] = Preset.QA,
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            help="In place of a preset a YAML such as configs/queries/web.yaml; other options override it.",
+            exists=True,
+            dir_okay=False,
+        ),
+    ] = None,
     agent: Annotated[str | None, typer.Option(help="By default mhqa for qa, code for code.")] = None,
+    ability: Annotated[str | None, typer.Option(help="Ask only rows of this ability.")] = None,
     sft: Annotated[
         list[Path] | None,
         typer.Option(
@@ -78,9 +87,11 @@ def queries(
     target: Annotated[
         int | None, typer.Option(min=1, help="Keep so many, drawn in proportion to the data sources.")
     ] = None,
-    temperature: Annotated[float, typer.Option(min=0)] = 1.0,
+    temperature: Annotated[float | None, typer.Option(min=0, help="Default: 1.")] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Of one sample.")] = None,
-    parallel: Annotated[int, typer.Option(min=1, help="Samples taken at the same time.")] = 64,
+    parallel: Annotated[
+        int | None, typer.Option(min=1, help="Samples taken at the same time. Default: 64.")
+    ] = None,
     timeout_s: Annotated[
         float,
         typer.Option(
@@ -88,12 +99,12 @@ def queries(
         ),
     ] = 300.0,
     on_failed: Annotated[
-        OnFailed,
+        OnFailed | None,
         typer.Option(
-            help="Drop a question that the model refuses (too long, filtered) while it answers others, or stop."
+            help="Drop (default) a question that the model refuses (too long, filtered) while it answers others, or stop."
         ),
-    ] = OnFailed.DROP,
-    seed: Annotated[int, typer.Option(help="Of samples and draw.")] = 0,
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Of samples and draw. Default: 0.")] = None,
 ) -> None:
     """Keep the questions that a model does not answer anyway, by the share of its samples that are right.
 
@@ -102,33 +113,36 @@ def queries(
     """
     from afm.cli.progress import ProgressView
     from afm.datasets import read_task_files
-    from afm.distill.queries import PRESETS
     from afm.distill.queries import OnFailed as FailedQuestions
 
-    given = {"samples": samples, "max_rate": max_rate, "max_tokens": max_tokens, "target": target}
-    own = {key: value for key, value in given.items() if value is not None}
-    settings = PRESETS[preset].model_copy(
-        update={
-            **own,
-            "temperature": temperature,
-            "parallel": parallel,
-            "seed": seed,
-            "on_failed": FailedQuestions(on_failed.value),
-        }
+    chosen = _config(config, preset)
+    given = {
+        "samples": samples,
+        "max_rate": max_rate,
+        "max_tokens": max_tokens,
+        "target": target,
+        "temperature": temperature,
+        "parallel": parallel,
+        "seed": seed,
+        "on_failed": None if on_failed is None else FailedQuestions(on_failed.value),
+    }
+    settings = chosen.selection.model_copy(
+        update={key: value for key, value in given.items() if value is not None}
     )
-    spec = given_agent(agent or {Preset.QA: "mhqa", Preset.CODE: "code"}[preset])
+    sft = sft or chosen.known_files(str(config))
+    spec = given_agent(agent or chosen.agent)
     setup = _Setup(spec, settings, given_model(model), name, tokenizer, tools, reward, timeout_s)
-    rows = list(read_task_files(tasks))
+    rows = _of_ability(list(read_task_files(tasks)), ability or chosen.ability)
     view = ProgressView()
 
     def show(done: int, total: int) -> None:
         view.update("samples", done, total)
 
-    summary = asyncio.run(_run(setup, rows, out, tasks, sft or [], show))
+    summary = asyncio.run(_run(setup, rows, out, tasks, sft, show))
     view.line(
         f"{summary.path}: {summary.kept} of {summary.tasks} questions kept, {summary.sampled} samples taken"
     )
-    if not sft and preset is Preset.QA:
+    if not sft and not settings.with_tools:
         print("  without --sft nothing was compared with the SFT data")
     if summary.resumed:
         print(f"  samples of earlier starts: {summary.resumed}")
@@ -136,6 +150,27 @@ def queries(
         print(f"  dropped: {count} {reason}")
     for name, reason in list(summary.unsampled.items())[:_NAMED]:
         print(f"  cannot be sampled: {name!r}: {reason}")
+
+
+def _config(file: Path | None, preset: Preset | None) -> QueryConfig:
+    from afm.configuration import read_file, validated
+    from afm.distill.queries import PRESETS, QueryConfig
+
+    if file is None:
+        name = preset or Preset.QA
+        agent = {Preset.QA: "mhqa", Preset.CODE: "code"}[name]
+        return QueryConfig(**PRESETS[name].model_dump(), agent=agent)
+    if preset is not None:
+        raise UsageError("--preset and --config: give one of them")
+    return validated(QueryConfig, read_file(file, "a selection of queries"), str(file))
+
+
+def _of_ability(rows: list[Task], ability: str | None) -> list[Task]:
+    found = rows if ability is None else [task for task in rows if task.ability == ability]
+    if not found:
+        others = ", ".join(sorted({repr(task.ability) for task in rows})) or "no rows"
+        raise DataError(f"no row of ability {ability!r}; there are {others}; choose with --ability")
+    return found
 
 
 class _Setup:
@@ -182,7 +217,8 @@ class _Setup:
 
         if self.settings.with_tools:
             raise UsageError(
-                "--preset code with a server needs --tokenizer DIR: episodes are made of token ids"
+                "--preset code with a server needs --tokenizer DIR (so does with_tools: true in --config): episodes are "
+                "made of token ids"
             )
         secret = load_settings().afm_model_api_key
         key = secret.get_secret_value() if secret is not None else None

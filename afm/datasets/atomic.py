@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from glob import escape
 from pathlib import Path
+
+from afm.errors import DataError
+
+_LEFT_S = 3_600
+"""A temporary file of nobody is removed when it is so old; its writer may run on another machine."""
 
 
 @contextmanager
@@ -14,14 +21,56 @@ def replacing(path: Path) -> Iterator[Path]:
 
     A reader, or a kill, sees the old content or the new, never half of it.
     """
+    with _removed(path) as temporary:
+        yield temporary
+        temporary.replace(path)
+
+
+@contextmanager
+def replacing_together(paths: Sequence[Path]) -> Iterator[list[Path]]:
+    """As :func:`replacing`, for files that are only right together: a kill leaves all old ones, all new ones, or no first one.
+
+    Without the first one nobody begins with a mixture. A file that the block does not write is absent afterwards.
+    """
+    with ExitStack() as stack:
+        temporaries = [stack.enter_context(_removed(path)) for path in paths]
+        try:
+            yield temporaries
+        except DataError as error:
+            names = {str(one): str(path) for one, path in zip(temporaries, paths, strict=True)}
+            raise DataError(
+                error.message, path=names.get(error.path or "", error.path), line=error.line
+            ) from error
+        for path in paths:
+            path.unlink(missing_ok=True)
+        for temporary, path in reversed(list(zip(temporaries, paths, strict=True))):
+            if temporary.exists():
+                temporary.replace(path)
+
+
+@contextmanager
+def _removed(path: Path) -> Iterator[Path]:
+    """A temporary path beside ``path``, which is gone after the block."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    for left in path.parent.glob(f"{escape(path.name)}.*.tmp"):
+        if _is_left(left):
+            left.unlink(missing_ok=True)
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     temporary.unlink(missing_ok=True)
     try:
         yield temporary
-        temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _is_left(temporary: Path) -> bool:
+    """Whether a process that was killed left it: none of that number is here, and none elsewhere has written for long."""
+    number = temporary.suffixes[-2].removeprefix(".")
+    try:
+        aged = time.time() - temporary.stat().st_mtime > _LEFT_S
+        return number.isdigit() and aged and not Path("/proc", number).exists()
+    except OSError:
+        return False
 
 
 def replace_text(path: Path, text: str) -> None:

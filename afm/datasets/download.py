@@ -55,7 +55,7 @@ class PlannedSet:
 
     def told(self) -> str:
         """In one line."""
-        pin = "pinned" if self.pinned else "not pinned"
+        pin = "pinned" if self.pinned else "not pinned yet"
         return (
             f"{self.name}: {self.wanted.repository} at {self.commit[:12]} ({pin}), {len(self.files)} files, "
             f"{size_told(self.bytes_in_all)}, {size_told(self.bytes_missing)} to fetch"
@@ -120,13 +120,13 @@ def plan(sets: Mapping[str, HubSet], out: Path, *, lock: Path | None = None, pin
         except DataError as error:
             refused[name] = str(error)
             continue
-        planned.append(PlannedSet(name, wanted, files, out / name, pin))
+        planned.append(PlannedSet(name, wanted, files, out / name, bool(wanted.pinned)))
     return Plan(out, tuple(planned), refused)
 
 
 def _asked(name: str, wanted: HubSet) -> tuple[HubFile, ...]:
     """The files of a set as the Hub has them now."""
-    there = hub_files(wanted.repository, wanted.kind, wanted.revision)
+    there = wanted.pinned_files() or hub_files(wanted.repository, wanted.kind, wanted.revision)
     files = tuple(file for file in there if wanted.wants(file.name))
     if not files:
         names = ", ".join(file.name for file in there[:_SHOWN_NAMES]) or "nothing"
@@ -138,13 +138,14 @@ def _asked(name: str, wanted: HubSet) -> tuple[HubFile, ...]:
     return files
 
 
-def run(planned: Plan, progress: Progress, *, pin: Path | None = None) -> dict[str, str]:
+def run(planned: Plan, progress: Progress, *, lock: Path | None = None) -> dict[str, str]:
     """Fetch everything; killed at any moment, the same call goes on.
 
-    A set is in the manifest, and in the lock, once all of it is there.
+    A set is in the manifest, and in the lock, once all of it is there. Sets that the plan did not take from the lock are
+    pinned in it; its other sets stay.
 
     Args:
-        pin: Write commits and checksums into this lock; its other sets stay.
+        lock: By default ``download.lock.json`` in the plan's folder.
 
     Returns:
         Why sets could not be had, by their names, those refused in the plan included.
@@ -156,7 +157,7 @@ def run(planned: Plan, progress: Progress, *, pin: Path | None = None) -> dict[s
     failed, done = dict(planned.refused), []
     with _alone(planned.out):
         for one in planned.sets:
-            if reason := _fetch_set(one, progress, pin):
+            if reason := _fetch_set(one, progress, lock or planned.out / LOCK_FILE):
                 failed[one.name] = reason
             else:
                 done.append(one)
@@ -181,30 +182,32 @@ def _alone(out: Path) -> Iterator[None]:
         os.close(folder)
 
 
-def _fetch_set(one: PlannedSet, progress: Progress, pin: Path | None) -> str:
+def _fetch_set(one: PlannedSet, progress: Progress, path: Path) -> str:
     """Have all files of a set; says why that failed, or nothing."""
     try:
         for file in one.files:
-            _fetch(file, one, progress, guarded=one.pinned and pin is None)
+            _fetch(file, one, progress)
     except DataError as error:
         return str(error)
-    if pin is not None:
-        lock = read_lock(pin)
-        pinned = LockedSet.of(one.wanted, one.files)
-        lock.model_copy(update={"sets": {**lock.sets, one.name: pinned}}).write(pin)
+    lock = read_lock(path)
+    before, now = lock.sets.get(one.name), LockedSet.of(one.wanted, one.files)
+    if before is not None:
+        now = now.model_copy(update={"rows": before.rows})
+    if now != before:
+        lock.model_copy(update={"sets": {**lock.sets, one.name: now}}).write(path)
     return ""
 
 
-def _fetch(file: HubFile, one: PlannedSet, progress: Progress, *, guarded: bool) -> None:
+def _fetch(file: HubFile, one: PlannedSet, progress: Progress) -> None:
     """Have one file; a pinned one that someone changed is not overwritten."""
     path = one.folder / file.name
-    if guarded and path.exists() and not is_whole(file, path, progress):
+    if one.pinned and path.exists() and not is_whole(file, path, progress):
         raise DataError(
             f"differs from the pinned {file.checksum[:12]} of {file.repository} at {file.revision[:12]}; move it "
             "away and run the same command again, or pin what the Hub has now with --pin",
             path=str(path),
         )
-    if not guarded or not path.exists():
+    if not one.pinned or not path.exists():
         fetch(file, one.folder, progress)
 
 

@@ -1,4 +1,4 @@
-"""Files of repositories on the Hugging Face Hub, or on the mirror that ``HF_ENDPOINT`` names.
+"""Files of repositories on the Hugging Face Hub, or on the mirror that ``HF_ENDPOINT`` names, and on GitHub.
 
 A download that was cut off, or killed, goes on where it stopped, and what has arrived is compared with the checksum that the
 repository states. (``hf_hub_download`` begins anew after a kill and compares sizes alone, which does for files of some GiB.)
@@ -7,18 +7,23 @@ repository states. (``hf_hub_download`` begins anew after a kill and compares si
 from __future__ import annotations
 
 import hashlib
+import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
+from urllib.parse import quote
 
 from afm.errors import DataError, MissingExtraError
 
 Progress = Callable[[str, int, int | None], None]
 """Receives what is counted, how many are done, and how many there are."""
 
+GITHUB_ENDPOINT = "GITHUB_RAW_ENDPOINT"
+"""Variable that names a mirror of GitHub's raw files, with the same paths behind it."""
+_GITHUB = "https://raw.githubusercontent.com"
 MIB = 1 << 20
 _TRIES = 5
 """In a row without a single byte."""
@@ -32,13 +37,18 @@ _OFFLINE_ADVICE = (
     "Without a way to the Hub: set HF_ENDPOINT to a mirror, or run the same command where there is one and copy "
     "the folder here; HF_HUB_OFFLINE must not be 1"
 )
+_NO_GITHUB = (
+    f"Without a way to GitHub: set {GITHUB_ENDPOINT} to a mirror of its raw files, or run the same command where there "
+    "is one and copy the folder here; HF_HUB_OFFLINE must not be 1"
+)
 
 
 class RepositoryKind(StrEnum):
-    """What a repository of the Hub holds."""
+    """What a repository of the Hub holds; or that it is one of GitHub."""
 
     DATASET = "dataset"
     MODEL = "model"
+    GITHUB = "github"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +112,11 @@ class Checksum:
         return self._hash.hexdigest() == self._file.checksum
 
 
+def github_endpoint() -> str:
+    """Where files of GitHub come from, without a slash at its end."""
+    return (os.environ.get(GITHUB_ENDPOINT) or _GITHUB).rstrip("/")
+
+
 def hub_files(
     repository: str, kind: RepositoryKind = RepositoryKind.DATASET, revision: str | None = None
 ) -> list[HubFile]:
@@ -121,7 +136,7 @@ def hub_files(
     for sibling in info.siblings or ():
         checksum = sibling.lfs.sha256 if sibling.lfs else sibling.blob_id
         if checksum is not None and sibling.size is not None:
-            name = _checked_name(repository, sibling.rfilename)
+            name = checked_name(repository, sibling.rfilename)
             found.append(HubFile(repository, name, sibling.size, checksum, info.sha, kind))
     return sorted(found, key=lambda file: file.name)
 
@@ -192,11 +207,13 @@ def _asked_to_wait_s(header: str) -> int:
     return min(int(header), _LONGEST_PAUSE_S) if header.isascii() and header.isdigit() else 0
 
 
-def _checked_name(repository: str, name: str) -> str:
+def checked_name(repository: str, name: str) -> str:
     """A file name that stays within the folder of the download."""
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or "\\" in name or not path.parts:
         raise DataError(f"{repository} names a file {name!r}, which would lie outside the folder")
+    if not name.isprintable():
+        raise DataError(f"{repository} names a file {name!r}, with characters that nobody sees")
     return name
 
 
@@ -284,20 +301,25 @@ def _get(file: HubFile, sink: Any, arrived: int) -> None:
         DataError: Asking again is vain.
     """
     import httpx
-    from huggingface_hub import constants, hf_hub_url
-    from huggingface_hub.errors import HfHubHTTPError
+    from huggingface_hub import constants
+    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
     from huggingface_hub.file_download import http_get
-    from huggingface_hub.utils import build_hf_headers, disable_progress_bars  # type: ignore[attr-defined]
+    from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
 
     disable_progress_bars()
-    url = hf_hub_url(file.repository, file.name, repo_type=file.kind.value, revision=file.revision)
+    url, headers = _address(file)
     try:
-        http_get(url, sink, resume_size=arrived, headers=build_hf_headers(), expected_size=file.size)
+        http_get(url, sink, resume_size=arrived, headers=headers, expected_size=file.size)
     except HfHubHTTPError as error:
         if error.response.status_code >= 500:
             raise _BrokenError(_told(error)) from None
-        why = _refused(error, file.repository, file.kind, file.revision, constants.ENDPOINT)
+        endpoint = github_endpoint() if file.kind is RepositoryKind.GITHUB else constants.ENDPOINT
+        why = _refused(error, file.repository, file.kind, file.revision, endpoint)
         raise DataError(f"{file.name}: {why}") from None
+    except (httpx.ConnectError, OfflineModeIsEnabled) as error:
+        if file.kind is RepositoryKind.GITHUB:
+            raise DataError(f"{file.name} of {github_endpoint()}: {_told(error)}. {_NO_GITHUB}") from None
+        raise _BrokenError(_told(error)) from None
     except httpx.TransportError as error:
         raise _BrokenError(f"{type(error).__name__}: {error}".rstrip(": ")) from None
     except OSError as error:
@@ -306,6 +328,18 @@ def _get(file: HubFile, sink: Any, arrived: int) -> None:
         raise _BrokenError(_told(error)) from None
     except ValueError as error:
         raise DataError(f"{file.repository}, {file.name}: {_told(error)}") from None
+
+
+def _address(file: HubFile) -> tuple[str, dict[str, str]]:
+    """Where a file is, and the headers of a request for it; a token of the Hub goes to the Hub alone."""
+    from huggingface_hub import hf_hub_url
+    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
+
+    if file.kind is not RepositoryKind.GITHUB:
+        url = hf_hub_url(file.repository, file.name, repo_type=file.kind.value, revision=file.revision)
+        return url, build_hf_headers()
+    url = f"{github_endpoint()}/{file.repository}/{file.revision}/{quote(file.name)}"
+    return url, {"Accept-Encoding": "identity"}  # ranges count bytes of the file, not of a packed one
 
 
 def _told(error: Exception) -> str:

@@ -8,30 +8,56 @@ or an error.
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from afm.configuration import read_file, validated
 from afm.datasets.atomic import replace_text
-from afm.datasets.hub import HubFile, RepositoryKind, is_commit
-from afm.datasets.sources import Preparation
+from afm.datasets.hub import HubFile, RepositoryKind, checked_name, is_commit
+from afm.datasets.published_prompts import PublishedPrompt
+from afm.datasets.sources import Mix, Preparation, Product
 from afm.errors import DataError, UsageError, suggestion
 
+if TYPE_CHECKING:
+    from typing import Self
+
 LOCK_FILE = "download.lock.json"
+_SHARD = re.compile(r"-\d+-of-\d+$")
+
+
+def split_of(name: str) -> str:
+    """The split that a file of a repository belongs to, by its path: ``data/train-00000-of-00002.parquet`` is of ``train``."""
+    path = Path(name)
+    return path.with_name(_SHARD.sub("", path.stem)).as_posix().removeprefix("data/")
+
+
+class LockedFile(BaseModel):
+    """A file as it must be."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    size: int = Field(ge=0)
+    checksum: str
 
 
 class HubSet(BaseModel):
-    """One data set or model.
+    """One data set or model, or files of a repository on GitHub.
 
     Attributes:
-        repository: ``owner/name`` on the Hub.
-        kind: Data set or model.
+        repository: ``owner/name``.
+        kind: Data set or model of the Hub, or ``github``.
         revision: Branch, tag or commit; by default the main branch.
         files: Shell patterns of the paths that are wanted; ``*`` also stands for folders.
+        pinned: The files of a set on GitHub, which states no checksums: path, size, SHA-256. Its ``revision`` is a commit.
         optional: Fetched only when it is named, for what is very large or not needed for the recipe.
         prepare: What is made of it, in order.
+        prompts: Prompts that are taken out of it, see :mod:`afm.datasets.published_prompts`.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -40,8 +66,43 @@ class HubSet(BaseModel):
     kind: RepositoryKind = RepositoryKind.DATASET
     revision: str | None = None
     files: tuple[str, ...] = ("*",)
+    pinned: tuple[LockedFile, ...] = ()
     optional: bool = False
     prepare: tuple[Preparation, ...] = ()
+    prompts: tuple[PublishedPrompt, ...] = ()
+
+    @field_validator("pinned")
+    @classmethod
+    def _within_the_folder(cls, value: tuple[LockedFile, ...]) -> tuple[LockedFile, ...]:
+        for file in value:
+            try:
+                checked_name("pinned", file.name)
+            except DataError as error:
+                raise ValueError(error.message) from None
+            if len(file.checksum) != 64 or set(file.checksum) - set("0123456789abcdef"):
+                raise ValueError(
+                    f"{file.name}: expected a SHA-256 of 64 hexadecimal digits, got {file.checksum}"
+                )
+        return value
+
+    @model_validator(mode="after")
+    def _pinned_on_github(self) -> Self:
+        on_github = self.kind is RepositoryKind.GITHUB
+        if on_github and not (is_commit(self.revision) and self.pinned):
+            raise ValueError(
+                "a set of kind github needs `revision` (a whole commit) and `pinned` (name, size, checksum)"
+            )
+        if self.pinned and not on_github:
+            raise ValueError("`pinned` goes with kind github; sets of the Hub are pinned by a lock (--pin)")
+        return self
+
+    def pinned_files(self) -> tuple[HubFile, ...]:
+        """The files that the YAML itself pins; none for a set of the Hub."""
+        return tuple(
+            HubFile(self.repository, file.name, file.size, file.checksum, self.revision or "", self.kind)
+            for file in self.pinned
+            if self.wants(file.name)
+        )
 
     def wants(self, name: str) -> bool:
         """Whether a file of the repository is one of ``files``."""
@@ -49,11 +110,46 @@ class HubSet(BaseModel):
 
 
 class HubSets(BaseModel):
-    """A YAML of them, by name; a name is also the folder of the set."""
+    """A YAML of them, by name; a name is also the folder of the set.
+
+    Attributes:
+        mixes: Files made of several sets, by name; see :mod:`afm.datasets.mix`.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     sets: dict[str, HubSet] = Field(min_length=1)
+    mixes: dict[str, Mix] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _known_parts(self) -> Self:
+        known = self.preparations
+        for name, mix in self.mixes.items():
+            for part in mix.parts:
+                if part not in known:
+                    raise ValueError(
+                        f"mixes.{name}: nothing is prepared as {part!r}; {suggestion(part, known)}"
+                    )
+                if known[part][1].into not in (Product.TASKS, Product.RL):
+                    raise ValueError(
+                        f"mixes.{name}: {part!r} is made into {known[part][1].into}, not into questions"
+                    )
+        return self
+
+    @property
+    def preparations(self) -> dict[str, tuple[str, Preparation]]:
+        """Everything that is prepared, by name, each with the set that it is of."""
+        return {step.name or name: (name, step) for name, one in self.sets.items() for step in one.prepare}
+
+    def mix(self, name: str) -> Mix:
+        """The mix of that name.
+
+        Raises:
+            UsageError: There is none.
+        """
+        if name not in self.mixes:
+            raise UsageError(f"{name}: no such mix; {suggestion(name, self.mixes)}")
+        return self.mixes[name]
 
     def chosen(self, names: list[str], *, everything: bool = False) -> dict[str, HubSet]:
         """The sets of these names; without names all that are not optional.
@@ -81,16 +177,6 @@ def read_hub_sets(path: Path) -> HubSets:
     return validated(HubSets, read_file(path, "data sets"), str(path))
 
 
-class LockedFile(BaseModel):
-    """A file as it must be."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    name: str
-    size: int
-    checksum: str
-
-
 class LockedSet(BaseModel):
     """A set as it must be.
 
@@ -98,6 +184,7 @@ class LockedSet(BaseModel):
         revision: What the YAML asked for.
         patterns: The YAML's ``files``.
         commit: What that was when it was pinned.
+        rows: Rows by split, as they were counted when the set was prepared first; empty before that.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -108,6 +195,7 @@ class LockedSet(BaseModel):
     patterns: tuple[str, ...]
     commit: str
     files: tuple[LockedFile, ...]
+    rows: dict[str, int] = Field(default_factory=dict)
 
     @classmethod
     def of(cls, wanted: HubSet, files: tuple[HubFile, ...]) -> LockedSet:
@@ -145,6 +233,21 @@ class LockedSet(BaseModel):
         for key, locked, asked in pairs:
             if locked != asked:
                 self._differs(name, key, locked, asked, lock)
+
+    def counted(self, name: str, rows: Mapping[str, int], lock: Path) -> LockedSet:
+        """The set with rows by split that were counted now.
+
+        Raises:
+            DataError: A split had another number of rows before.
+        """
+        for split, count in rows.items():
+            if (before := self.rows.get(split, count)) != count:
+                raise DataError(
+                    f"set {name!r}, split {split!r}: {count:,} rows, {before:,} when it was prepared before; if that is meant, "
+                    f"prepare it again with --new-counts, else fetch the files again",
+                    path=str(lock),
+                )
+        return self.model_copy(update={"rows": {**self.rows, **rows}})
 
     def _differs(self, name: str, key: str, locked: object, asked: object, lock: Path) -> None:
         raise DataError(

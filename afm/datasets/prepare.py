@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from afm.agents import AgentSpec
-from afm.datasets.atomic import replace_text, replacing
-from afm.datasets.manifest import write_manifest
+from afm.agents import AgentSpec, PromptMode, PromptSource, PromptTemplate
+from afm.datasets.atomic import replace_text, replacing, replacing_together
+from afm.datasets.held_out import HeldOut
+from afm.datasets.manifest import sha256_of, write_manifest
 from afm.datasets.schema import Task
 from afm.datasets.spool import Spool
 from afm.errors import ConfigError, DataError, MissingExtraError
@@ -23,6 +26,7 @@ from afm.trajectory.types import Segment
 _INFO_FILE = "dataset_info.json"
 COLUMNS = {"prompt": "instruction", "query": "input", "response": "output"}
 _BATCH_ROWS = 1_000
+_INT_LIMIT = 1 << 63
 
 
 class GoldForm(StrEnum):
@@ -80,8 +84,30 @@ def write_sft(
         if rows == 0:
             raise DataError("no trajectory was kept, so there is nothing to train on", path=str(target))
     register(out, name, target.name)
-    write_manifest(out / f"{name}.manifest.json", counts={"rows": rows}, spec=spec, inputs=inputs)
+    write_manifest(
+        out / f"{name}.manifest.json",
+        counts={"rows": rows},
+        spec=spec,
+        inputs=inputs,
+        outputs={target.name: sha256_of(target)},
+    )
     return rows
+
+
+@dataclass(frozen=True, slots=True)
+class RlPart:
+    """Tasks that one agent works on.
+
+    Attributes:
+        spec: Whose prompt their rows get.
+        ability: Value of the column of that name.
+        prompt: Where their column ``prompt`` comes from; by default the row, or the agent where a row has none.
+    """
+
+    tasks: Iterable[Task]
+    spec: AgentSpec
+    ability: str
+    prompt: PromptSource | None = None
 
 
 def write_rl(
@@ -93,6 +119,7 @@ def write_rl(
     ability: str = "math",
     gold: GoldForm | None = None,
     inputs: Iterable[Path] = (),
+    prompt: PromptSource | None = None,
 ) -> int:
     """Write tasks as the parquet rows of AFM's RL data (``prompt``, ``reward_model``, ``extra_info`` ..).
 
@@ -101,52 +128,122 @@ def write_rl(
     their columns depend on all of them; memory holds a group of rows and a key a task.
 
     Args:
+        ability: Of tasks that name none.
         gold: How ``ground_truth`` is held; by default :func:`usual_gold`.
+        prompt: See :class:`RlPart`.
 
     Raises:
         DataError: No tasks, an id that occurs twice (its samples would share a group), or a task without answers in a
             form that needs them.
+    """
+    target = Path(path)
+    part = RlPart(tasks, spec, ability, prompt)
+    rows = write_rl_parts([part], target, split=split, gold=gold or usual_gold(spec))
+    note_rl(target, rows, spec, inputs=inputs, split=split)
+    return rows
+
+
+def write_rl_held_out(
+    part: RlPart,
+    path: Path,
+    held: HeldOut,
+    *,
+    name: str = "val",
+    split: str = "train",
+    gold: GoldForm | None = None,
+) -> dict[Path, int]:
+    """As :func:`write_rl`, with the questions of ``held`` in ``NAME.parquet`` beside ``path``; both appear together.
+
+    Writes no manifest.
+
+    Returns:
+        Rows by file; the second file is absent where nothing was held out.
+
+    Raises:
+        DataError: As :func:`write_rl`.
+    """
+    others, form = path.with_name(f"{name}.parquet"), gold or usual_gold(part.spec)
+    with replacing_together([path, others]) as (first, second):
+        trained = replace(part, tasks=held.split(part.tasks))
+        rows = {path: write_rl_parts([trained], first, split=split, gold=form)}
+        if held.tasks:
+            tested = replace(part, tasks=held.tasks)
+            rows[others] = write_rl_parts([tested], second, split=name, gold=form)
+    return rows
+
+
+def note_rl(path: Path, rows: int, spec: AgentSpec, *, inputs: Iterable[Path], split: str) -> None:
+    """The manifest of one parquet file."""
+    write_manifest(
+        path.with_name(f"{path.name}.manifest.json"),
+        counts={"rows": rows},
+        spec=spec,
+        inputs=inputs,
+        split=split,
+        outputs={path.name: sha256_of(path)},
+    )
+
+
+def write_rl_parts(
+    parts: Sequence[RlPart], path: Path, *, split: str = "train", gold: GoldForm = GoldForm.TEXT
+) -> int:
+    """Write the tasks of several agents as rows of one parquet file, in their order; see :func:`write_rl`.
+
+    Raises:
+        DataError: As :func:`write_rl`; ids must be unique over all parts.
     """
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError as error:
         raise MissingExtraError("pyarrow", "eval") from error
-    target = Path(path)
-    gold = gold or usual_gold(spec)
-    with Spool(target.parent, target) as spool:
-        extras = _extra_columns(spool.filled(tasks))
-        schema = _schema(pa, spec, extras, gold)
-        with replacing(target) as temporary, pq.ParquetWriter(temporary, schema) as writer:
-            for batch in spool.batches(_BATCH_ROWS):
-                rows = [rl_row(task, spec, extras, split=split, ability=ability, form=gold) for task in batch]
+    ends: list[int] = []
+    with Spool(path.parent, path) as spool:
+        extras = _extra_columns(spool.filled(_noting_ends(parts, ends)))
+        schema = _schema(
+            pa, sorted({tool for part in parts for tool in part.spec.tool_roles.values()}), extras, gold
+        )
+        with replacing(path) as temporary, pq.ParquetWriter(temporary, schema) as writer:
+            for number, batch in enumerate(spool.batches(_BATCH_ROWS)):
+                rows = []
+                for place, task in enumerate(batch, number * _BATCH_ROWS):
+                    part = parts[bisect_right(ends, place)]
+                    rows.append(rl_row(task, part, extras, split=split, form=gold))
                 writer.write_table(pa.Table.from_pylist(rows, schema=schema))
-    manifest = target.with_name(f"{target.name}.manifest.json")
-    write_manifest(manifest, counts={"rows": spool.rows}, spec=spec, inputs=inputs, split=split)
     return spool.rows
+
+
+def _noting_ends(parts: Iterable[RlPart], ends: list[int]) -> Iterator[Task]:
+    """The tasks of all parts; ``ends`` gets the number of tasks up to the end of each."""
+    count = 0
+    for part in parts:
+        for task in part.tasks:
+            count += 1
+            yield task
+        ends.append(count)
 
 
 def rl_row(
     task: Task,
-    spec: AgentSpec,
+    part: RlPart,
     extras: Mapping[str, str],
     *,
     split: str,
-    ability: str,
     form: GoldForm = GoldForm.TEXT,
 ) -> dict[str, Any]:
-    """One parquet row; ``extras`` names the further columns of ``extra_info`` and their types.
+    """One parquet row, with the task's own prompt if it came with one, else the agent's; ``extras`` names the further columns of ``extra_info`` and their types.
 
     Raises:
-        DataError: The task has no answers, and ``form`` needs them.
+        DataError: The task has no answers, and ``form`` needs them; or no prompt, and ``part`` wants the rows'.
     """
+    spec, ability = part.spec, part.ability
     gold = _gold(task, form)
     create = {"ground_truth": gold, "question": task.question, "data_source": task.data_source}
     further = {key: _cell(task.extra_info.get(key), kind) for key, kind in extras.items()}
     return {
         "data_source": task.data_source,
-        "prompt": spec.prompt_messages(task.question),
-        "ability": ability,
+        "prompt": _chat(task, part),
+        "ability": task.ability or ability,
         "reward_model": {"ground_truth": gold, "style": "rule"},
         "extra_info": {
             **further,
@@ -160,6 +257,14 @@ def rl_row(
             },
         },
     }
+
+
+def _chat(task: Task, part: RlPart) -> list[dict[str, str]]:
+    source = part.prompt or PromptSource(PromptMode.ROW, PromptTemplate.of_agent(part.spec))
+    try:
+        return source.messages(part.spec, task.question, task.prompt)
+    except DataError as error:
+        raise DataError(f"task {task.id!r}: {error.message}") from None
 
 
 def _gold(task: Task, form: GoldForm) -> str | dict[str, list[str]]:
@@ -213,8 +318,17 @@ def check_name(name: str) -> None:
         )
 
 
-def register(folder: Path, name: str, file_name: str, columns: Mapping[str, str] = COLUMNS) -> None:
-    """Enter an alpaca file in the ``dataset_info.json`` of its folder; other entries stay.
+def register(
+    folder: Path,
+    name: str,
+    file_name: str,
+    columns: Mapping[str, str] = COLUMNS,
+    formatting: str | None = None,
+) -> None:
+    """Enter a file in the ``dataset_info.json`` of its folder; other entries stay.
+
+    Args:
+        formatting: Layout of its rows; ``None`` is alpaca.
 
     Raises:
         ConfigError: That file is broken.
@@ -226,7 +340,8 @@ def register(folder: Path, name: str, file_name: str, columns: Mapping[str, str]
             known = json.loads(info_file.read_text(encoding="utf-8"))
         except json.JSONDecodeError as error:
             raise ConfigError(f"{info_file}: no JSON: {error}; repair or remove it") from None
-    known[name] = {"file_name": file_name, "columns": dict(columns)}
+    layout = {"formatting": formatting} if formatting else {}
+    known[name] = {"file_name": file_name, **layout, "columns": dict(columns)}
     replace_text(info_file, json.dumps(known, indent=2, ensure_ascii=False) + "\n")
 
 
@@ -237,7 +352,8 @@ def _extra_columns(tasks: Iterable[Task]) -> dict[str, str]:
     """Type of every further column: one of bool, int, float, str; ``json`` where rows disagree."""
     kinds: dict[str, str] = {}
     for key, value in _extras(tasks):
-        kind = type(value).__name__ if isinstance(value, bool | int | float | str) else "json"
+        fits = isinstance(value, bool | float | str) or (isinstance(value, int) and abs(value) < _INT_LIMIT)
+        kind = type(value).__name__ if fits else "json"
         known = kinds.setdefault(key, kind)
         if known != kind:
             kinds[key] = "float" if {known, kind} == {"int", "float"} else "json"
@@ -255,7 +371,7 @@ def _cell(value: Any, kind: str) -> Any:
     return json.dumps(value, ensure_ascii=False) if kind == "json" and value is not None else value
 
 
-def _schema(pa: Any, spec: AgentSpec, extras: Mapping[str, str], form: GoldForm) -> Any:
+def _schema(pa: Any, tool_names: Sequence[str], extras: Mapping[str, str], form: GoldForm) -> Any:
     text = pa.string()
     gold = pa.struct([("target", pa.list_(text))]) if form is GoldForm.TARGET else text
     types = {"bool": pa.bool_(), "int": pa.int64(), "float": pa.float64(), "str": text, "json": text}
@@ -269,8 +385,8 @@ def _schema(pa: Any, spec: AgentSpec, extras: Mapping[str, str], form: GoldForm)
         ("answer", pa.list_(text)),
         ("need_tools_kwargs", pa.bool_()),
     ]
-    if spec.tool_roles:
-        tools = [(name, tool) for name in sorted(set(spec.tool_roles.values()))]
+    if tool_names:
+        tools = [(name, tool) for name in tool_names]
         info.append(("tools_kwargs", pa.struct(tools)))
     message = pa.struct([("role", text), ("content", text)])
     return pa.schema(

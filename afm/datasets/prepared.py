@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from itertools import chain
 from pathlib import Path
 from typing import TypeVar
 
+import afm
 from afm.agents import load_agent
 from afm.datasets.atomic import replacing
 from afm.datasets.download import MANIFEST_FILE
-from afm.datasets.hub_sets import HubSet
-from afm.datasets.manifest import write_manifest
-from afm.datasets.prepare import COLUMNS, register, write_rl
-from afm.datasets.published import SUFFIXES, BadRows, ReadCounts, read_published
+from afm.datasets.held_out import HeldOut
+from afm.datasets.hub_sets import LOCK_FILE, HubSet, read_lock, split_of
+from afm.datasets.manifest import sha256_of, write_manifest
+from afm.datasets.prepare import COLUMNS, RlPart, register, usual_gold, write_rl_held_out, write_rl_parts
+from afm.datasets.published import BadRows, ReadCounts, data_files
+from afm.datasets.published_prompts import PROMPTS_FOLDER
 from afm.datasets.readers.row import AlpacaRow, Conversation, Made
 from afm.datasets.schema import Task, write_tasks
 from afm.datasets.sources import Preparation, Product
+from afm.datasets.wanted import read_wanted
 from afm.errors import DataError
 
-_BAD_SUFFIX = ".bad_rows.jsonl"
+BAD_SUFFIX = ".bad_rows.jsonl"
+_ENDINGS = {Product.TASKS: "jsonl", Product.RL: "parquet", Product.SFT: "json", Product.CHAT: "jsonl"}
 
 KindT = TypeVar("KindT", bound=Made)
 
@@ -36,31 +42,65 @@ class Prepared:
     """A file that was made.
 
     Attributes:
-        path: The file.
+        paths: The file, and where rows were held out, theirs.
         counts: What became of the rows that were read.
         bad_rows: Where the refused ones stand; ``None`` when there are none.
+        published: How many rows were published, where that is known.
+        made_now: Not by an earlier call.
+        of_another: Another command made the file, so it was left as it is.
     """
 
-    path: Path
+    paths: tuple[Path, ...]
     counts: ReadCounts
     bad_rows: Path | None
+    published: int | None = None
+    made_now: bool = True
+    of_another: bool = False
+
+    @property
+    def path(self) -> Path:
+        """The file that is trained or evaluated on."""
+        return self.paths[0]
 
 
 def prepare_set(
-    name: str, one: HubSet, data: Path, out: Path, *, strict: bool = False, on_row: OnRow | None = None
+    name: str,
+    one: HubSet,
+    data: Path,
+    out: Path,
+    *,
+    strict: bool = False,
+    new_counts: bool = False,
+    on_row: OnRow | None = None,
 ) -> Iterator[Prepared]:
-    """Make what the YAML says of one set.
+    """Make what the YAML says of one set; a file that was made of the same rows in the same way is left as it is.
 
     Args:
-        data: Folder of the download; the set lies in ``data/name``.
+        data: Folder of the download; the set lies in ``data/name``, or in a folder of its repository's name, as AFM's download
+            scripts leave it.
         strict: A bad row is an error; else it stands in ``NAME.bad_rows.jsonl``.
+        new_counts: Rows may be others in number than the lock says, which then notes what there is.
 
     Raises:
-        DataError: A file is missing, a row is bad and ``strict``, or nothing at all could be made.
+        DataError: A file is missing, a row is bad and ``strict``, a split has another number of rows than the lock of the
+            download says, or nothing at all could be made.
     """
+    folder = set_folder(name, one, data)
     for step in one.prepare:
-        files = input_files(data / name, step, name)
-        yield _prepare(step.name or name, step, files, out, _commit(data, name), strict=strict, on_row=on_row)
+        source = Source(
+            name, input_files(folder, step, name), commit_of(data, name), data / LOCK_FILE, new_counts
+        )
+        yield _prepare(step.name or name, step, source, out, strict=strict, on_row=on_row)
+
+
+def prepare_prompts(name: str, one: HubSet, data: Path) -> Iterator[Path]:
+    """Write the prompts that the YAML takes out of one set into ``data/prompts``.
+
+    Raises:
+        DataError: A file is missing, or does not hold what the YAML says.
+    """
+    for prompt in one.prompts:
+        yield prompt.write(set_folder(name, one, data), data / PROMPTS_FOLDER)
 
 
 def make(
@@ -72,27 +112,34 @@ def make(
     strict: bool = False,
     on_row: OnRow | None = None,
 ) -> Prepared:
-    """Make one file of published files, wherever they are from.
+    """Make one file of published files or saved folders, wherever they are from.
 
     Raises:
         DataError: As :func:`prepare_set`.
     """
-    return _prepare(label, step, files, out, None, strict=strict, on_row=on_row)
+    found: dict[Path, str] = {}
+    for file in files:
+        found |= data_files(file) if file.is_dir() else {file: file.name}
+    return _prepare(label, step, Source(label, found), out, strict=strict, on_row=on_row)
 
 
-def input_files(folder: Path, step: Preparation, name: str) -> list[Path]:
-    """The files of a set that a step reads, by name.
+def set_folder(name: str, one: HubSet, data: Path) -> Path:
+    """Where a set lies: under its own name, or the repository's."""
+    named = data / one.repository.rpartition("/")[2]
+    return named if named.is_dir() and not (data / name).is_dir() else data / name
+
+
+def input_files(folder: Path, step: Preparation, name: str) -> dict[Path, str]:
+    """The files of a set that a step reads, by name, each as the Hub calls it.
 
     Raises:
         DataError: There are none.
     """
-    found = sorted(
-        path
-        for path in folder.rglob("*")
-        if path.suffix in SUFFIXES
-        and path.is_file()
-        and any(fnmatchcase(path.relative_to(folder).as_posix(), pattern) for pattern in step.files)
-    )
+    found = {
+        path: called
+        for path, called in data_files(folder).items()
+        if any(fnmatchcase(called, pattern) for pattern in step.files)
+    }
     if not found:
         raise DataError(
             f"no file that matches {', '.join(step.files)}; `afm data download` fetches set {name!r}",
@@ -101,74 +148,156 @@ def input_files(folder: Path, step: Preparation, name: str) -> list[Path]:
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Files that rows come from.
+
+    Attributes:
+        set: Name of the set, which begins the ids of rows that have none.
+        files: Each with its name on the Hub.
+        lock: Where its rows are counted; ``None`` outside of a download.
+    """
+
+    set: str
+    files: dict[Path, str]
+    commit: str | None = None
+    lock: Path | None = None
+    new_counts: bool = False
+
+    def counted(self, made: Iterable[Made], counts: ReadCounts) -> Iterator[Made]:
+        """Hand rows on; after the last one compare their number with the lock, before a file takes its name."""
+        yield from made
+        if self.lock is None or (locked := read_lock(self.lock)).sets.get(self.set) is None:
+            return
+        rows: Counter[str] = Counter()
+        for file, called in self.files.items():
+            rows[split_of(called)] += counts.by_file[file]
+        one = locked.sets[self.set]
+        if self.new_counts:
+            one = one.model_copy(update={"rows": {}})
+        now = one.counted(self.set, rows, self.lock)
+        if now != locked.sets[self.set]:
+            locked.model_copy(update={"sets": {**locked.sets, self.set: now}}).write(self.lock)
+
+    def fingerprint(self, step: Preparation, digests: Mapping[Path, str]) -> str:
+        """Changes with the bytes of a file, the preparation, the agent, and this program."""
+        files = [(called, digests[file]) for file, called in self.files.items()]
+        agent = load_agent(step.agent).digest if step.into is Product.RL else ""
+        said = json.dumps([files, step.model_dump(mode="json"), agent, self.set, afm.__version__])
+        return hashlib.sha256(said.encode()).hexdigest()
+
+
 def _prepare(
-    label: str,
-    step: Preparation,
-    files: list[Path],
-    out: Path,
-    commit: str | None,
-    *,
-    strict: bool,
-    on_row: OnRow | None,
+    label: str, step: Preparation, source: Source, out: Path, *, strict: bool, on_row: OnRow | None
 ) -> Prepared:
-    counts, listing = ReadCounts(), out / f"{label}{_BAD_SUFFIX}"
+    counts, listing, manifest = ReadCounts(), out / f"{label}{BAD_SUFFIX}", out / f"{label}.manifest.json"
+    path = manifest.with_name(f"{Path(label).name}.{_ENDINGS[step.into]}")
+    digests = {file: sha256_of(file) for file in source.files}
+    fingerprint = source.fingerprint(step, digests)
+    before = None if source.new_counts else _made_before(manifest, fingerprint, listing)
+    if before is not None and not (strict and before.counts.bad):
+        return before
+    if is_of_another_command(path):
+        return Prepared((path,), counts, None, made_now=False, of_another=True)
+    nothing: _NothingError | None = None
     with ExitStack() as stack:
         notes = stack.enter_context(replacing(listing))
         with notes.open("w", encoding="utf-8") as sink:
-            made = read_published(
-                files,
-                step.row_reader(),
-                BadRows(sink, strict=strict),
-                counts,
-                label=label,
-                data_source=step.data_source,
-                on_row=None if on_row is None else lambda rows: on_row(label, rows),
-            )
-            path = _write(made, label, step, out, files)
+            bad = BadRows(sink, strict=strict)
+            show = None if on_row is None else lambda rows: on_row(label, rows)
+            made = read_wanted(step, list(source.files), bad, counts, label=source.set, on_row=show)
+            try:
+                paths = _write(_some(source.counted(made, counts), counts), path, step)
+            except _NothingError as error:
+                nothing = error
     if not counts.bad:
         listing.unlink()
-    if not counts.made:
-        path.unlink(missing_ok=True)
-        reasons = "; ".join(f"{count} {reason}" for reason, count in counts.refused.most_common(3))
-        where = ", ".join(map(str, files))
-        raise DataError(f"no row of {where} fits reader {step.reader!r}: {reasons or 'there are none'}")
+    if nothing is not None:
+        where = ", ".join(map(str, source.files))
+        raise DataError(f"no row of {where} fits reader {step.reader!r}: {nothing}")
     write_manifest(
-        out / f"{label}.manifest.json",
+        manifest,
         counts=counts.as_counts(),
-        inputs=files,
-        made=path.name,
+        inputs=digests,
+        made=paths[0].name,
+        outputs={path.name: sha256_of(path) for path in paths},
         reader=step.reader,
-        commit=commit,
+        commit=source.commit,
         refused=dict(counts.refused),
+        left_out=dict(counts.left_out),
+        fingerprint=fingerprint,
     )
-    return Prepared(path, counts, listing if counts.bad else None)
+    return Prepared(tuple(paths), counts, listing if counts.bad else None, step.published)
 
 
-def _write(made: Iterable[Made], label: str, step: Preparation, out: Path, files: list[Path]) -> Path:
+class _NothingError(Exception):
+    """No row was made; what an earlier call made stays."""
+
+
+def _some(made: Iterable[Made], counts: ReadCounts) -> Iterator[Made]:
+    yield from made
+    if not counts.made:
+        raise _NothingError(counts.told())
+
+
+def is_of_another_command(path: Path) -> bool:
+    """Whether a manifest beside ``path`` says that another command made it as it is: a mix, selected questions, own trajectories."""
+    if not path.is_file():
+        return False
+    claims = [path.with_suffix(".manifest.json"), path.with_name(f"{path.name}.manifest.json")]
+    noted = [_outputs_elsewhere(claim) for claim in claims]
+    return any(outputs.get(path.name) == sha256_of(path) for outputs in noted if path.name in outputs)
+
+
+def _outputs_elsewhere(manifest: Path) -> dict[str, str]:
+    try:
+        noted = json.loads(manifest.read_text(encoding="utf-8"))
+        return {} if "fingerprint" in noted else dict(noted["outputs"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def _made_before(manifest: Path, fingerprint: str, listing: Path) -> Prepared | None:
+    """What an earlier call made of the same rows, if it is still there, byte for byte."""
+    try:
+        noted = json.loads(manifest.read_text(encoding="utf-8"))
+        paths = {manifest.parent / name: digest for name, digest in noted["outputs"].items()}
+        if noted["fingerprint"] != fingerprint or any(
+            sha256_of(path) != digest for path, digest in paths.items()
+        ):
+            return None
+        seen = noted["counts"]
+        counts = ReadCounts(
+            seen["read"], seen["made"], seen["repeated"], seen["renamed"], Counter(noted["refused"])
+        )
+        counts.left_out.update(noted["left_out"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return Prepared(tuple(paths), counts, listing if counts.bad else None, None, made_now=False)
+
+
+def _write(made: Iterable[Made], path: Path, step: Preparation) -> list[Path]:
+    """Write the product into ``path``; several files where rows are held out."""
     match step.into:
         case Product.TASKS:
-            path = out / f"{label}.jsonl"
             write_tasks(_of(made, Task, step), path)
         case Product.RL:
-            path = out / f"{label}.parquet"
-            tasks = _of(made, Task, step)
-            for first in tasks:
-                write_rl(
-                    chain([first], tasks),
-                    load_agent(step.agent),
-                    path,
-                    split=step.split,
-                    ability=step.ability,
-                    gold=step.ground_truth,
-                    inputs=files,
-                )
+            return _write_rl(_of(made, Task, step), path, step)
         case Product.SFT:
-            path = out / f"{label}.json"
-            _write_alpaca(_of(made, AlpacaRow, step), path, label)
+            _write_alpaca(_of(made, AlpacaRow, step), path, path.stem)
         case Product.CHAT:
-            path = out / f"{label}.jsonl"
-            _write_chat(_of(made, Conversation, step), path)
-    return path
+            _write_chat(_of(made, Conversation, step), path, path.stem)
+    return [path]
+
+
+def _write_rl(tasks: Iterator[Task], path: Path, step: Preparation) -> list[Path]:
+    spec = load_agent(step.agent)
+    part, gold = RlPart(tasks, spec, step.ability), step.ground_truth or usual_gold(spec)
+    if step.validation is None:
+        write_rl_parts([part], path, split=step.split, gold=gold)
+        return [path]
+    held, name = HeldOut(step.validation.rows, step.validation.seed), step.validation.name
+    return [*write_rl_held_out(part, path, held, name=name, split=step.split, gold=gold)]
 
 
 def _of(made: Iterable[Made], kind: type[KindT], step: Preparation) -> Iterator[KindT]:
@@ -193,13 +322,25 @@ def _write_alpaca(rows: Iterable[AlpacaRow], path: Path, name: str) -> None:
         register(path.parent, name, path.name, {**COLUMNS, **({"system": "system"} if with_system else {})})
 
 
-def _write_chat(rows: Iterable[Conversation], path: Path) -> None:
+def _write_chat(rows: Iterable[Conversation], path: Path, name: str) -> None:
+    """One JSON line a conversation, and its entry in ``dataset_info.json`` where a training can read all of them."""
+    begun, trainable = False, True
     with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
         for row in rows:
             file.write(row.model_dump_json(exclude_none=True) + "\n")
+            begun, trainable = True, trainable and _is_trainable(row)
+    if begun and trainable:
+        register(path.parent, name, path.name, {"messages": "messages"}, "agent_flan")
 
 
-def _commit(data: Path, name: str) -> str | None:
+def _is_trainable(row: Conversation) -> bool:
+    return all(
+        one.role in ("system", "user") or (one.role == "assistant" and one.loss is not None)
+        for one in row.messages
+    )
+
+
+def commit_of(data: Path, name: str) -> str | None:
     """The commit that a set was fetched at, as the download noted it."""
     try:
         noted = json.loads((data / MANIFEST_FILE).read_text(encoding="utf-8"))["sets"][name]["commit"]

@@ -15,7 +15,9 @@ from typing import IO, Any
 from pydantic import ValidationError
 
 from afm.datasets.readers.row import AlpacaRow, Made, Reader
+from afm.datasets.saved import ARROW_SUFFIX, arrow_rows, hub_name, is_saved, saved_files
 from afm.datasets.schema import Task, parquet_rows
+from afm.datasets.values import checked_gold, plain_value
 from afm.errors import DataError
 from afm.trajectory.rows import json_rows
 
@@ -23,7 +25,7 @@ _TABLES = {".tsv": "\t", ".csv": ","}
 _KEY_BYTES = 12
 _SHOW_EVERY = 500
 _REASON_CHARS = 100
-SUFFIXES = (".parquet", ".jsonl", ".json", *_TABLES)
+SUFFIXES = (".parquet", ".jsonl", ".json", ARROW_SUFFIX, *_TABLES)
 
 OnRow = Callable[[int], None]
 """Receives how many rows have been read."""
@@ -39,6 +41,8 @@ class ReadCounts:
         repeated: Left out because an earlier row says the same under the same id.
         renamed: Made, under an id of their own: theirs was an earlier row's, which says something else.
         refused: Bad rows by reason.
+        by_file: Rows that were read, by file.
+        left_out: Good rows that a list of sets does not want, by reason (:mod:`afm.datasets.wanted`).
     """
 
     read: int = 0
@@ -46,6 +50,8 @@ class ReadCounts:
     repeated: int = 0
     renamed: int = 0
     refused: Counter[str] = field(default_factory=Counter)
+    by_file: Counter[Path] = field(default_factory=Counter)
+    left_out: Counter[str] = field(default_factory=Counter)
 
     @property
     def bad(self) -> int:
@@ -54,13 +60,24 @@ class ReadCounts:
 
     def as_counts(self) -> dict[str, int]:
         """For a manifest."""
-        return {
+        counts = {
             "read": self.read,
             "made": self.made,
             "repeated": self.repeated,
             "bad": self.bad,
             "renamed": self.renamed,
         }
+        return counts | ({"left_out": self.left_out.total()} if self.left_out else {})
+
+    def told(self) -> str:
+        """The commonest reasons why rows were not made."""
+        reasons = (self.refused + self.left_out).most_common(3)
+        return "; ".join(f"{count} {reason}" for reason, count in reasons) or "there are none"
+
+    def leave_out(self, reason: str) -> None:
+        """Count a row that was made as one that is not wanted."""
+        self.made -= 1
+        self.left_out[reason] += 1
 
 
 class BadRows:
@@ -109,6 +126,7 @@ def read_published(
     for file in files:
         for line, row in rows_of(file, reader):
             counts.read += 1
+            counts.by_file[file] += 1
             if on_row is not None and counts.read % _SHOW_EVERY == 0:
                 on_row(counts.read)
             default = f"{label}-{counts.read}"
@@ -154,11 +172,31 @@ def published_rows(file: Path) -> Iterator[tuple[int, Any]]:
         raise DataError(f"no such file; expected one of {', '.join(SUFFIXES)}", path=str(file))
     if file.suffix == ".parquet":
         return parquet_rows(file)
+    if file.suffix == ARROW_SUFFIX:
+        return arrow_rows(file)
     if file.suffix in _TABLES:
         return _table_rows(file, _TABLES[file.suffix])
     if file.suffix in (".jsonl", ".json"):
         return json_rows(file)
     raise DataError(f"expected one of {', '.join(SUFFIXES)}", path=str(file))
+
+
+def data_files(folder: Path) -> dict[Path, str]:
+    """Files below a folder that can hold rows, sorted, each with its path as the Hub would call it.
+
+    Of folders that ``save_to_disk`` wrote only the arrow files with rows are listed, not their descriptions.
+
+    Raises:
+        DataError: A saved folder is not whole.
+    """
+    saved = saved_files(folder)
+    places = [place for place in [folder, *folder.rglob("*")] if place.is_dir() and is_saved(place)]
+    found = {path: hub_name(path, split) for path, split in saved.items()}
+    for path in folder.rglob("*"):
+        inside = any(place in path.parents for place in places)
+        if path.suffix in SUFFIXES and path.is_file() and not inside:
+            found[path] = path.relative_to(folder).as_posix()
+    return dict(sorted(found.items()))
 
 
 def _table_rows(file: Path, delimiter: str) -> Iterator[tuple[int, Any]]:
@@ -186,7 +224,14 @@ def _made(row: Any, reader: Reader, default: str, data_source: str | None) -> Ma
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise DataError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
-    if isinstance(made, Task) and not made.data_source:
+    if not isinstance(made, Task):
+        return made
+    plain = {
+        "ground_truth": checked_gold(made.ground_truth, "ground_truth"),
+        "extra_info": plain_value(made.extra_info, "extra_info"),
+    }
+    made = made.model_copy(update=plain)
+    if not made.data_source:
         if not data_source:
             raise DataError("the row names no data_source; give one with the command or the YAML")
         made = made.model_copy(update={"data_source": data_source})

@@ -12,23 +12,20 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
+from afm.agents.prompt_source import QUESTION_MARK, row_messages
 from afm.datasets.atomic import replacing
+from afm.datasets.values import batch_rows, checked_gold, plain_value
 from afm.errors import DataError, MissingExtraError
 from afm.trajectory.chat import row_id
 from afm.trajectory.sealing import SEALING_KEY
 
-_ASKED = re.compile(r"^(?:Task|Question):[ \t]*\n?", re.MULTILINE)
 _GOLD_KEYS = ("ground_truth", "answer")
 _RESULT = re.compile(r"(?:^|\n)#### *\$?(-?[0-9][0-9,]*(?:\.[0-9]+)?)\s*\Z")
 _OTHER_KEYS = "; `afm data prepare tasks --question-key KEY --answer-key KEY` reads rows with other keys"
 _WORKED_SOURCES = ("gsm8k", "openai/gsm8k")
 """Data sources whose published ``answer`` is a worked solution."""
-
-
-MESSAGES_KEY = "messages"
-"""Where a task's ``extra_info`` holds a chat of its own, which a model is given in place of the agent's prompt."""
 
 
 class Task(BaseModel):
@@ -37,8 +34,10 @@ class Task(BaseModel):
     Attributes:
         id: Unique within its file.
         ground_truth: A string, a list of strings, or a mapping (``{"target": [..]}``, test cases).
-        data_source: Chooses the reward.
+        data_source: Chooses the reward, and the agent where rows choose one.
+        ability: The row's column of that name (``math``, ``code`` ..), where it has one.
         extra_info: Whatever else the row knows (steps, split, starter code).
+        prompt: The chat that the row itself asks with, used where a run says ``prompt: row``.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -47,7 +46,18 @@ class Task(BaseModel):
     question: str = Field(min_length=1)
     ground_truth: Any = None
     data_source: str = ""
+    ability: str = ""
     extra_info: dict[str, Any] = Field(default_factory=dict)
+    prompt: tuple[dict[str, str], ...] | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_absent_columns(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Most rows have no prompt and no ability, and files and digests of before know no such keys."""
+        data: dict[str, Any] = dump(self)
+        for key in ("ability", "prompt"):
+            if not data.get(key):
+                data.pop(key, None)
+        return data
 
 
 def read_tasks(path: str | Path, *, data_source: str | None = None) -> Iterator[Task]:
@@ -128,7 +138,11 @@ def task_of_row(row: Mapping[str, Any], *, default_id: str, data_source: str | N
         question=question,
         ground_truth=_result(_gold(row), source),
         data_source=source,
-        extra_info={key: value for key, value in info.items() if value is not None},
+        ability=_text(row, "ability") or "",
+        extra_info={
+            key: plain_value(value, f"extra_info.{key}") for key, value in info.items() if value is not None
+        },
+        prompt=row_messages(row.get("prompt")),
     )
 
 
@@ -172,7 +186,7 @@ def solution_result(solution: str) -> str | None:
 
 def question_of_prompt(prompt: str) -> str:
     """What stands after the last line that begins with ``Task:`` or ``Question:``, else everything."""
-    marks = list(_ASKED.finditer(prompt))
+    marks = list(QUESTION_MARK.finditer(prompt))
     return prompt[marks[-1].end() :].strip() if marks else prompt.strip()
 
 
@@ -197,7 +211,7 @@ def _gold(row: Mapping[str, Any]) -> Any:
         raise DataError(
             "expected `answer`, `ground_truth` or `reward_model.ground_truth`, got none" + _OTHER_KEYS
         )
-    gold = found[0]
+    gold = checked_gold(found[0], "answer")
     if isinstance(gold, Mapping):
         return {key: value for key, value in gold.items() if value is not None}
     if isinstance(gold, bool | int | float):
@@ -271,7 +285,7 @@ def parquet_rows(file: Path) -> Iterator[tuple[int, Mapping[str, Any] | DataErro
         raise MissingExtraError("pyarrow", "eval") from error
     try:
         with pq.ParquetFile(file) as table:
-            rows = (row for batch in table.iter_batches(batch_size=256) for row in batch.to_pylist())
+            rows = (row for batch in table.iter_batches(batch_size=256) for row in batch_rows(batch))
             yield from enumerate(rows, 1)
     except pa.ArrowException as error:
         raise DataError(f"no readable parquet file: {error}", path=str(file)) from error

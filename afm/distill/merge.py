@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict
 from afm.agents import AgentSpec
 from afm.datasets import Task
 from afm.distill.attempts import final_attempts
-from afm.distill.record import DECLINED, INTENT, PART, THOUGHT, Event, EventKind
+from afm.distill.record import DECLINED, ESTIMATED, INTENT, PART, THOUGHT, TOKENS, Event, EventKind
 from afm.distill.repair import Source, Steps
 from afm.errors import ConfigError, suggestion
 from afm.trajectory import observation_text, validate
@@ -204,10 +204,13 @@ def _provenance(events: Sequence[Event], steps: Steps, task: Task) -> dict[str, 
 def _cost(events: Sequence[Event]) -> Cost:
     results = [event for event in events if event.kind is EventKind.TOOL_RESULT]
     asked = [event for event in events if event.kind is EventKind.CALL]
+    read = sum(event.prompt_tokens for event in events)
     return Cost(
-        prompt_tokens=sum(event.prompt_tokens for event in events),
+        prompt_tokens=read,
+        read_tokens=read,
         agent_tokens=sum(event.completion_tokens for event in events),
         generations=sum(event.completion_tokens > 0 for event in events),
+        unmetered=sum(event.meta.get(TOKENS) == ESTIMATED for event in asked),
         tool_calls=len(results),
         tool_failures=sum(not event.ok for event in results),
         generation_seconds=round(sum(event.seconds for event in asked), 3),

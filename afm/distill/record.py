@@ -53,6 +53,9 @@ PART, THOUGHT, INTENT = "part", "thought", "intent"
 """Keys and values of ``meta``: a message with ``part: thought`` is what its member thought before it acted; ``intent`` is
 what a message or tool call was meant for."""
 
+TOKENS, ESTIMATED = "tokens", "estimated"
+"""Key and value of ``meta``: the server of a call reported no usage, so its tokens are estimated from the length of the text."""
+
 
 class Event(BaseModel):
     """One thing one member of the team did.
@@ -168,25 +171,36 @@ class EventLog:
             raise ValueError("the event log is not open; use it in a `with` block")
         return self._file
 
-    def begin(self, task: Task, position: int, tools: Mapping[str, Tool]) -> Recorder:
-        """Start a new attempt at ``task``."""
+    def begin(
+        self, task: Task, position: int, tools: Mapping[str, Tool], *, hidden: bool = False
+    ) -> Recorder:
+        """Start a new attempt at ``task``; of a ``hidden`` one the file gets the figures, and no text."""
         self._attempts[task.id] += 1
-        return Recorder(self, task, position, tools, attempt=self._attempts[task.id])
+        return Recorder(self, task, position, tools, attempt=self._attempts[task.id], hidden=hidden)
 
 
 class Recorder:
     """One attempt's pen: a team says, does and finishes things through it, and everything is logged."""
 
     def __init__(
-        self, log: EventLog, task: Task, position: int, tools: Mapping[str, Tool], *, attempt: int
+        self,
+        log: EventLog,
+        task: Task,
+        position: int,
+        tools: Mapping[str, Tool],
+        *,
+        attempt: int,
+        hidden: bool = False,
     ) -> None:
         self.task = task
         self.ended = False
         self.declined = False
         self.failure = ""
+        self.events: list[Event] = []
         self._log = log
         self._tools = tools
         self._attempt = attempt
+        self._hidden = hidden
         self._number = 0
         self._add(EventKind.TASK, meta={"position": position, "task": task.model_dump(mode="json")})
 
@@ -245,8 +259,16 @@ class Recorder:
         )
         self._number += 1
         self.ended = kind in ENDS
-        self._log.append(event)
+        self._log.append(_without_text(event) if self._hidden else event)
+        self.events.append(event)
         return event
+
+
+def _without_text(event: Event) -> Event:
+    shown = {
+        key: value for key, value in event.meta.items() if key in (TOKENS, DECLINED, "model", "position")
+    }
+    return event.model_copy(update={"content": "", "meta": shown})
 
 
 def read_events(path: str | Path) -> Iterator[Event]:

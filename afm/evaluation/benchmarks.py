@@ -14,7 +14,6 @@ from typing import Any
 from afm.errors import DataError, suggestion
 
 _LIST = "benchmarks"
-_DOWNLOADS = "downloads/benchmarks"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,28 +55,43 @@ class Benchmark:
     Attributes:
         name: Of the YAML in ``configs/eval``.
         hub_set: Of the list ``benchmarks`` of `afm data download`.
+        questions: Size of the published evaluation.
+        counted: Where that size was counted.
         prepared: Whether `afm data prepare` makes tasks of it; what is published encrypted is read as it is.
-        questions: Size, where it was published.
+        choice_in: List of `afm data download` that has AFM's file, where AFM asks some of the owner's questions only.
     """
 
     name: str
     hub_set: str
     settings: PublishedSettings
-    questions: int | None = None
+    questions: int
+    counted: str
     prepared: bool = True
+    choice_in: str | None = None
 
     def commands(self, place: Path) -> tuple[str, ...]:
         """What fetches the data to where a run looks for it."""
-        fetch = f"afm data download {_LIST} --out {_DOWNLOADS} --only {self.hub_set}"
+        if self.choice_in is not None:
+            home = place.parent.parent
+            fetch = f"afm data download {self.choice_in} --out {home / 'raw'} --only benchmarks"
+            prepare = f"afm data prepare published {self.choice_in} --data {home / 'raw'} --out {home}"
+            return fetch, f"{prepare} --only benchmarks"
+        raw = place.parent.parent / "raw" if self.prepared else place.parent
+        fetch = f"afm data download {_LIST} --out {raw} --only {self.hub_set}"
         if not self.prepared:
             return (fetch,)
-        prepare = f"afm data prepare published {_LIST} --data {_DOWNLOADS} --out {place.parent} --only {self.hub_set}"
+        prepare = (
+            f"afm data prepare published {_LIST} --data {raw} --out {place.parent} --only {self.hub_set}"
+        )
         return fetch, prepare
 
     def missing(self, place: Path) -> DataError:
         """What to say when there is no data."""
+        owner = (
+            "its owner" if self.choice_in is None else f"AFM, which asks {self.questions} of its questions"
+        )
         return DataError(
-            f"no such file: the data of {self.name} is not shipped. Fetch it from its owner:\n  "
+            f"no such file: the data of {self.name} is not shipped. Fetch it from {owner}:\n  "
             + "\n  ".join(self.commands(place))
             + "\nor name a file that you have: data=FILE",
             path=str(place),
@@ -104,28 +118,70 @@ QUESTIONS = PublishedSettings(
 MATH_16 = PublishedSettings(temperatures=(0.8, 0.6), top_p=1.0, response_tokens=32768, turns=12, rounds=16)
 CODE = PublishedSettings(temperatures=(0.8, 0.6), top_p=1.0, response_tokens=32768, turns=12, rounds=1)
 
+_OWN_FILE = "rows of AFM's published file (revision 8f94516)"
+_FLASHRAG = "rows of the set in FlashRAG and Search-R1 (arXiv 2503.09516); AFM publishes the file of NQ alone"
+
 BENCHMARKS: dict[str, Benchmark] = {
     one.name: one
     for one in (
-        Benchmark("gaia", "gaia", WEB, 103),
-        Benchmark("webwalker", "webwalker", WEB, 680),
-        Benchmark("browsecomp", "browsecomp", WEB, 1266, prepared=False),
-        Benchmark("hle", "hle", WEB, 500),
-        Benchmark("nq", "nq", QUESTIONS, 3610),
-        *(
-            Benchmark(name, name, QUESTIONS)
-            for name in ("triviaqa", "hotpotqa", "2wikimultihopqa", "musique", "bamboogle", "popqa")
+        Benchmark("gaia", "gaia", WEB, 103, _OWN_FILE, choice_in="web_agent"),
+        Benchmark("webwalker", "webwalker", WEB, 680, _OWN_FILE),
+        Benchmark("browsecomp", "browsecomp", WEB, 1266, _OWN_FILE, prepared=False),
+        Benchmark("hle", "hle", WEB, 500, _OWN_FILE, choice_in="web_agent"),
+        Benchmark("nq", "nq", QUESTIONS, 3610, _OWN_FILE),
+        Benchmark(
+            "triviaqa",
+            "triviaqa",
+            QUESTIONS,
+            11313,
+            "validation split of unfiltered.nocontext, by the owner's card",
         ),
-        Benchmark("aime24", "aime24", MATH_16, 30),
-        Benchmark("aime25", "aime25", MATH_16, 30),
-        Benchmark("amc23", "amc23", MATH_16, 40),
-        Benchmark("math500", "math500", CODE, 500),
-        Benchmark("olympiadbench", "olympiadbench", CODE, 675),
-        Benchmark("livecodebench_v4", "livecodebench_v4", CODE, 100),
-        Benchmark("livecodebench_v5", "livecodebench_v5", CODE, 167),
-        Benchmark("codecontests", "codecontests", CODE),
+        Benchmark("hotpotqa", "hotpotqa", QUESTIONS, 7405, _FLASHRAG),
+        Benchmark("2wikimultihopqa", "2wikimultihopqa", QUESTIONS, 12576, _FLASHRAG),
+        Benchmark("musique", "musique", QUESTIONS, 2417, _FLASHRAG),
+        Benchmark("bamboogle", "bamboogle", QUESTIONS, 125, _FLASHRAG),
+        Benchmark("popqa", "popqa", QUESTIONS, 14267, _FLASHRAG),
+        Benchmark("aime24", "aime24", MATH_16, 30, _OWN_FILE),
+        Benchmark("aime25", "aime25", MATH_16, 30, _OWN_FILE),
+        Benchmark("amc23", "amc23", MATH_16, 40, _OWN_FILE),
+        Benchmark("math500", "math500", CODE, 500, _OWN_FILE),
+        Benchmark("olympiadbench", "olympiadbench", CODE, 675, _OWN_FILE),
+        Benchmark("livecodebench_v4", "livecodebench_v4", CODE, 100, _OWN_FILE),
+        Benchmark("livecodebench_v5", "livecodebench_v5", CODE, 167, _OWN_FILE),
+        Benchmark(
+            "codecontests",
+            "codecontests",
+            CODE,
+            165,
+            "test split of the owner (AlphaCode, arXiv 2203.07814); AFM's own file was not counted",
+        ),
     )
 }
+
+_OUR_PROTOCOL = (
+    "suggested answers: never the answer, published the third one and at a limit the last one; say protocol=published",
+    "full context: ends the episode, published its history is trimmed and it goes on",
+    "steps: one turn of the assistant together, published a turn each",
+    "repeats: an answered call is not run again, published no step that was written before and none after five of one kind",
+    "attempts: 1, published up to 3 until there is an answer",
+)
+
+PUBLISHED_REMARKS = (
+    "Faults of the published script are not repeated: its stop list lacks suggested answers, so that its own rule about them "
+    "never applies; a call inside a thought is run, an observation that the agent wrote is kept.",
+    "An episode without an answer counts as wrong; the published script leaves it out of its file. A judge's reply that cannot be "
+    "read is no score; there it is a wrong answer.",
+)
+"""What a reader of a run with ``protocol: published`` should know."""
+
+TOTALS: dict[int, tuple[str, ...]] = {
+    22328: ("nq", "triviaqa", "hotpotqa"),
+    29385: ("2wikimultihopqa", "musique", "bamboogle", "popqa"),
+}
+"""The two totals of AFM's question-answering evaluation, and the benchmarks whose sizes add up to them.
+
+Found by trying all groups of the seven sizes: no other group gives either total.
+"""
 
 
 def checked_benchmark(name: str) -> str:
@@ -157,5 +213,35 @@ def _departures(benchmark: Benchmark, settings: Mapping[str, Any]) -> Iterator[s
     for name, ours, theirs in pairs:
         if ours != theirs and theirs is not None:
             yield f"{name}: {ours}, published {theirs}"
+    yield from _other_texts(
+        settings, "AFM's text; say prompt=FILE" if published is WEB else "the row's; say prompt=row"
+    )
+    if published is WEB and not settings.get("model", {}).get("team"):
+        yield from _departures_from_the_script(settings)
+    if lacking := settings["data"].get("sample_tests_only"):
+        yield (
+            f"tests: samples only for {lacking} of {settings['data']['tasks']} problems, published complete tests; "
+            "set LIVECODEBENCH_DATA_PATH (`afm data livecodebench` makes the folder)"
+        )
     if settings["agent"].get("without_tools_of") is not None:
         yield "the agent has no tools"
+
+
+def _other_texts(settings: Mapping[str, Any], prompt: str) -> Iterator[str]:
+    """What is asked and what makes a score, in whatever benchmark."""
+    formula = (settings.get("reward") or {}).get("formula", "correct * format")
+    if formula != "correct":
+        yield f"score: {formula}, published correct"
+    if "prompt" not in settings and not settings.get("model", {}).get("team"):
+        yield f"prompt: the agent's own, published {prompt}"
+
+
+def _departures_from_the_script(settings: Mapping[str, Any]) -> Iterator[str]:
+    """What the web agent's published script does in another way."""
+    if "protocol" not in settings:
+        yield from _OUR_PROTOCOL
+    judge = (settings.get("reward") or {}).get("judge") or {}
+    if not judge.get("prompt"):
+        yield "judge's text: ours, published AFM's; say rewards.judge.prompt=FILE"
+    elif judge.get("control", True):
+        yield "judge's verdicts: an accepted answer is controlled, published one verdict; say rewards.judge.control=false"

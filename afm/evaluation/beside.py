@@ -48,6 +48,11 @@ class BenchmarkNote:
         """Whether every setting is the published one."""
         return not self.departures
 
+    @property
+    def has_other_protocols(self) -> bool:
+        """Whether some scores are of other projects' models, measured in their own way."""
+        return any(row.score.own_protocol for row in self.rows)
+
 
 def beside_published(manifest: Manifest, metrics: Metrics) -> BenchmarkNote | None:
     """What was published of the benchmark that ``manifest`` names, ``None`` where it names none."""
@@ -56,7 +61,8 @@ def beside_published(manifest: Manifest, metrics: Metrics) -> BenchmarkNote | No
         return None
     name = str(told.get("name", ""))
     rows = (Beside(score, *_ours(score.metric, metrics)) for score in published_scores().get(name, ()))
-    return BenchmarkNote(name, tuple(rows), tuple(map(str, told.get("departures", ()))))
+    departures, remarks = (tuple(map(str, told.get(key, ()))) for key in ("departures", "remarks"))
+    return BenchmarkNote(name, tuple(rows), departures, remarks)
 
 
 def _ours(metric: str, metrics: Metrics) -> tuple[Interval | float | None, str]:

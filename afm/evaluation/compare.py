@@ -12,9 +12,13 @@ from afm.evaluation.manifest import EPISODES_FILE, MANIFEST_FILE, Manifest, diff
 from afm.evaluation.metrics import Metrics, summarise
 from afm.evaluation.paired import PairedDifference, holm_corrected, paired_difference
 from afm.evaluation.run import METRICS_FILE
+from afm.evaluation.savings import Played, Savings, savings
+from afm.trajectory.sealing import opened
 
 OF_THE_MODEL = ("model.",)
 """Settings that may differ: a comparison is about them."""
+_OF_A_TEAM = (*OF_THE_MODEL, "agent.", "prompt", "sampling.", "limits.")
+"""The same where one of the two is a team: it has samplings and limits of its own, and writes in no agent's format."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +27,7 @@ class Comparison:
 
     Attributes:
         changes: Settings other than the model that differ, as ``key: old -> new``.
+        savings: What the model costs against the team, where exactly one of the two runs is a team's.
         prices: Where both count money by other prices, a sentence that says so: dollars cannot be compared then.
     """
 
@@ -31,6 +36,7 @@ class Comparison:
     paired: PairedDifference | None = None
     changes: tuple[str, ...] = ()
     prices: str = ""
+    savings: Savings | None = None
 
 
 def compare(folders: Sequence[Path], *, anyway: bool = False, seed: int = 0) -> list[Comparison]:
@@ -48,10 +54,12 @@ def compare(folders: Sequence[Path], *, anyway: bool = False, seed: int = 0) -> 
     for folder in folders:
         _must_be_evaluation(folder)
     manifests = [read_manifest(folder / MANIFEST_FILE) for folder in folders]
+    runs = list(zip(short_names(folders), folders, manifests, strict=True))
     found = [Comparison(first, _metrics(first))]
     for folder, manifest in zip(folders[1:], manifests[1:], strict=True):
+        may_differ = OF_THE_MODEL if (manifests[0].team is None) == (manifest.team is None) else _OF_A_TEAM
         changes = tuple(
-            change for change in differences(manifests[0], manifest) if not change.startswith(OF_THE_MODEL)
+            change for change in differences(manifests[0], manifest) if not change.startswith(may_differ)
         )
         if changes and not anyway:
             raise ConfigError(
@@ -60,12 +68,23 @@ def compare(folders: Sequence[Path], *, anyway: bool = False, seed: int = 0) -> 
             )
         paired = paired_difference(records_of(first), records_of(folder), seed=seed)
         told = _other_prices(manifests[0], manifest)
-        found.append(Comparison(folder, _metrics(folder), paired, changes, told))
+        saved = _savings(runs[0], runs[len(found)])
+        found.append(Comparison(folder, _metrics(folder), paired, changes, told, saved))
     several = [one.paired for one in found if one.paired is not None]
     if len(several) < 2:
         return found
     corrected = iter(holm_corrected(several))
     return [replace(one, paired=next(corrected)) if one.paired else one for one in found]
+
+
+def short_names(folders: Sequence[Path]) -> list[str]:
+    """The end of each path, as long as it takes to tell them all apart; a folder given twice gets its number."""
+    parts = [folder.resolve().parts for folder in folders]
+    for length in range(1, max(map(len, parts)) + 1):
+        names = ["/".join(one[-length:]) for one in parts]
+        if len(set(names)) == len(names):
+            return names
+    return [f"{one[-1]} ({number})" for number, one in enumerate(parts, 1)]
 
 
 def _must_be_evaluation(folder: Path) -> None:
@@ -80,10 +99,20 @@ def _metrics(folder: Path) -> Metrics:
     manifest = read_manifest(folder / MANIFEST_FILE)
     return summarise(
         records_of(folder),
-        spec=manifest.spec,
-        original=manifest.original,
+        spec=manifest.agents,
         prices=manifest.prices,
     )
+
+
+def _savings(first: tuple[str, Path, Manifest], other: tuple[str, Path, Manifest]) -> Savings | None:
+    if (first[2].team is None) == (other[2].team is None):
+        return None
+    team, model = (first, other) if first[2].team is not None else (other, first)
+    return savings(_played(*team), _played(*model))
+
+
+def _played(name: str, folder: Path, manifest: Manifest) -> Played:
+    return Played(name, map(opened, records_of(folder)), manifest.prices, manifest.team is not None)
 
 
 def _other_prices(first: Manifest, other: Manifest) -> str:

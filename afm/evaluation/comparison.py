@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from afm.evaluation.compare import compare
+from afm.evaluation.compare import compare, short_names
 from afm.evaluation.evaluation_folder import Evaluation, read_evaluation
 from afm.evaluation.facts import facts_of
 from afm.evaluation.links import VIEW_PORT, links_below
@@ -49,6 +49,7 @@ def read_comparison(
             for name, one in zip(names, found, strict=True)
             if one.paired is not None
         ),
+        savings=tuple(one.savings for one in found if one.savings is not None),
         curves=tuple(score_curves(stages)),
         pairs=tuple(_pairs(evaluations)),
         commands=(Command(_line(folders, anyway=anyway), "The figures of this page in the terminal"),),
@@ -59,16 +60,6 @@ def read_comparison(
         ),
         links=links_below(folders, view_port),
     )
-
-
-def short_names(folders: Sequence[Path]) -> list[str]:
-    """The end of each path, as long as it takes to tell them all apart; a folder given twice gets its number."""
-    parts = [folder.resolve().parts for folder in folders]
-    for length in range(1, max(map(len, parts)) + 1):
-        names = ["/".join(one[-length:]) for one in parts]
-        if len(set(names)) == len(names):
-            return names
-    return [f"{one[-1]} ({number})" for number, one in enumerate(parts, 1)]
 
 
 def _pairs(evaluations: Sequence[Evaluation]) -> Iterator[Pair]:

@@ -6,21 +6,31 @@ import os
 from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from afm.agents import AgentSpec, Limits, agent_of_model, load_agent
+from afm.agents import AgentSpec, Limits, PromptMode, PromptSource, agent_of_model, load_agent
 from afm.agents.toolless import without_tools
-from afm.configuration import apply_overrides, read_extended, read_file, read_in_place, validated
+from afm.configuration import (
+    apply_overrides,
+    override_key,
+    read_extended,
+    read_file,
+    read_in_place,
+    validated,
+)
 from afm.datasets.readers import checked_reader
 from afm.errors import ConfigError, UsageError, suggestion
 from afm.evaluation.agreement.settings import AgreementSettings
+from afm.evaluation.answering import ModelSettings, SamplingSettings, TeamChoice
 from afm.evaluation.argument_forms import UnseenTool
 from afm.evaluation.benchmarks import checked_benchmark
 from afm.evaluation.choosing.settings import BestOfSettings
 from afm.evaluation.prices import Prices
+from afm.rollout.published import PublishedProtocol, check_agent
+from afm.rollout.routes import AgentRoute, AgentRoutes, Route, Routes, anchor_routes, routes_of
 
 CONFIG_FILE = "config.yaml"
 
@@ -29,47 +39,6 @@ SectionT = TypeVar("SectionT", bound=BaseModel)
 
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class ModelSettings(_Strict):
-    """Which model answers.
-
-    Attributes:
-        path: Folder of a model, or address of an OpenAI-compatible server; of several that serve it, a list, or with
-            commas between.
-        name: What the server calls it; what records call it.
-        tokenizer: Folder of the tokenizer, for a server.
-        context_tokens: Bound on prompt and response together, for a server that does not tell.
-        threads: CPU threads of an in-process model.
-        max_batch: Sequences an in-process model generates at once.
-    """
-
-    path: str = Field(min_length=1)
-    name: str | None = None
-    tokenizer: str | None = None
-    context_tokens: int | None = Field(default=None, ge=1)
-    threads: int | None = Field(default=None, ge=1)
-    max_batch: int = Field(default=64, ge=1)
-
-    @field_validator("path", mode="before")
-    @classmethod
-    def _one_or_many(cls, value: Any) -> Any:
-        several = isinstance(value, list) and all(isinstance(one, str) for one in value)
-        return ",".join(value) if several else value
-
-    @property
-    def folder(self) -> Path | None:
-        """The model's folder, ``None`` for a server."""
-        return None if "://" in self.path else Path(self.path).expanduser()
-
-
-class SamplingSettings(_Strict):
-    """How the model samples; ``max_new_tokens`` bounds one generation, ``null`` leaves that to the limits."""
-
-    temperature: float = Field(default=1.0, ge=0)
-    top_p: float = Field(default=1.0, gt=0, le=1)
-    top_k: int = Field(default=0, ge=0)
-    max_new_tokens: int | None = Field(default=None, ge=1)
 
 
 class EvalConfig(_Strict):
@@ -82,15 +51,23 @@ class EvalConfig(_Strict):
         data: Files of tasks (JSONL, JSON, parquet, CSV, TSV), or folders of them.
         reader: Name of the layout of rows that are in none of ours: the owner's (see :mod:`afm.datasets.readers`).
         data_source: Used where a row names none; chooses the reward.
+        prompt: What the model is asked with: ``own`` (the agent's prompt), ``row`` (each row's) or a file with ``{question}``
+            (see :mod:`afm.agents.prompt_source`).
+        prompt_check: ``off`` lets the prompts differ from those that the model was trained with.
+        agents: Which agent works on which rows, where not all have the same one; see :mod:`afm.rollout.routes`.
         agent: Name of a shipped agent, or path of a YAML; one that a model folder brings along wins if it has
             the same name.
         without_tools: Ask the same questions of the agent without its tools, to see whether it calls some; ``tools`` is
             then ignored.
         unseen_tools: Roles of tools that the model was not trained with, and the form of their arguments; broken ones are
             counted.
+        model: Who answers; a folder or an address alone stands for ``{path: ...}``.
+        team: A team that answers in the model's place; the file alone stands for ``{file: ...}``. Sampling and limits are then
+            those of its file.
         tools: Path of a tools YAML, or its content.
         rewards: Path of a reward YAML, or its content; ``null`` is the built-in table by data source.
         limits: Overrides of the agent's limits.
+        protocol: ``ours``, or ``published``: episodes are played as AFM's script plays its web agent (docs/evaluation.md).
         rounds: Episodes of every task.
         limit: Only the first so many tasks of every file.
         parallel: Episodes in flight.
@@ -108,14 +85,19 @@ class EvalConfig(_Strict):
     data: tuple[Path, ...] = Field(min_length=1)
     reader: str | None = None
     data_source: str | None = None
-    agent: str
+    prompt: str = "own"
+    prompt_check: bool = True
+    agent: str = ""
+    agents: AgentRoutes = Field(default_factory=dict)
     without_tools: bool = False
     unseen_tools: dict[str, UnseenTool] = Field(default_factory=dict)
-    model: ModelSettings
+    model: ModelSettings | None = None
+    team: TeamChoice | None = None
     tools: Path | dict[str, Any] | None = None
     rewards: Path | dict[str, Any] | None = None
     sampling: SamplingSettings = SamplingSettings()
     limits: dict[str, Any] = Field(default_factory=dict)
+    protocol: Literal["ours", "published"] = "ours"
     rounds: int = Field(default=1, ge=1)
     limit: int | None = Field(default=None, ge=1)
     parallel: int = Field(default=64, ge=1)
@@ -148,43 +130,119 @@ class EvalConfig(_Strict):
     def _path_alone(cls, value: Any) -> Any:
         return {"path": value} if isinstance(value, str) else value
 
+    @field_validator("team", mode="before")
+    @classmethod
+    def _file_alone(cls, value: Any) -> Any:
+        return {"file": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _one_player(self) -> EvalConfig:
+        if (self.model is None) == (self.team is None):
+            raise ValueError("either a model or a team answers; give exactly one of `model` and `team`")
+        of_models = self.without_tools or self.unseen_tools or self.keep_tokens or self.protocol != "ours"
+        if self.team is not None and of_models:
+            raise ValueError(
+                "without_tools, unseen_tools, keep_tokens and protocol are for a model, not for a team"
+            )
+        return self
+
     @field_validator("limits")
     @classmethod
     def _known_limits(cls, value: dict[str, Any]) -> dict[str, Any]:
-        for key in value:
-            if key not in Limits.model_fields:
-                raise ValueError(f"a limit; {key!r} is none; {suggestion(key, Limits.model_fields)}")
-        Limits.model_validate(value)
-        return value
+        return Limits.check_overrides(value)
+
+    @model_validator(mode="after")
+    def _some_agent(self) -> EvalConfig:
+        if not self.agent and not self.agents:
+            raise ValueError("agent: missing, but required")
+        if self.team is not None and self.agents:
+            raise ValueError(
+                "agents: a team answers as one agent; remove `agents`, or give a model in its place"
+            )
+        return self
+
+    def prompt_source(self, route: Route) -> PromptSource:
+        """Where the prompts of an agent's rows come from.
+
+        Raises:
+            ConfigError: The file is missing or no prompt, or the benchmark asks in chats of its own.
+        """
+        if self.reader in ("t_eval", "glaive") and route.prompt.mode is not PromptMode.ROW:
+            raise ConfigError(
+                f"prompt: got {str(route.prompt)!r}, but rows of {self.reader} are chats of their own; say row"
+            )
+        return route.prompt
+
+    def published_protocol(self) -> PublishedProtocol | None:
+        """The numbers of ``protocol: published``, of several agents the first one's; ``None`` for ours.
+
+        Raises:
+            ConfigError: AFM's script cannot run an agent.
+        """
+        if self.protocol == "ours":
+            return None
+        routes = self.routes()
+        for route in routes:
+            check_agent(route.declared)
+        return PublishedProtocol.of(routes.first.limits)
 
     def spec(self) -> AgentSpec:
-        """The agent that is evaluated.
+        """The agent that is evaluated; of several the first.
 
         Raises:
             ConfigError: No such agent, or a bad declaration.
         """
-        declared = self.declared_spec()
-        return without_tools(declared) if self.without_tools else declared
+        return self.routes().first.declared
 
-    def declared_spec(self) -> AgentSpec:
-        """The agent with its tools.
+    def routes(self, *, with_tools: bool = False) -> Routes:
+        """The agents, each with its limits, tools and rewards.
+
+        Args:
+            with_tools: As they are declared, even if they have to do ``without_tools``.
 
         Raises:
-            ConfigError: No such agent, or a bad declaration.
+            ConfigError: No such agent, a bad declaration, or entries of ``agents`` that contradict each other.
         """
-        folder = self.model.folder
-        return load_agent(self.agent) if folder is None else agent_of_model(folder, self.agent)
+        top = AgentRoute(
+            agent=self.agent or None,
+            tools=self.tools,
+            rewards=self.rewards,
+            limits=self.limits,
+            prompt=self.prompt,
+        )
+        bare = self.without_tools and not with_tools
+        folder = self.model.folder if self.model is not None else None
 
-    def unseen_roles(self, spec: AgentSpec) -> dict[str, UnseenTool]:
-        """``unseen_tools``, once every one is a tool role of the agent.
+        def load(agent: str) -> AgentSpec:
+            spec = load_agent(agent) if folder is None else agent_of_model(folder, agent)
+            return without_tools(spec) if bare else spec
+
+        return routes_of(top, self.agents, load)
+
+    @property
+    def answering(self) -> ModelSettings:
+        """The model.
+
+        Raises:
+            ConfigError: A team answers.
+        """
+        if self.model is None:
+            raise ConfigError("this evaluation has a team and no model")
+        return self.model
+
+    def unseen_roles(self) -> dict[str, UnseenTool]:
+        """``unseen_tools``, once every one is a tool role of an agent.
 
         Raises:
             ConfigError: One is not.
         """
+        specs = self.routes().specs
+        known = {role for spec in specs for role in spec.tool_roles}
         for role in self.unseen_tools:
-            if role not in spec.tool_roles:
+            if role not in known:
+                names = " or ".join(repr(spec.name) for spec in specs)
                 raise ConfigError(
-                    f"unseen_tools.{role}: agent {spec.name!r} has no such tool; {suggestion(role, spec.tool_roles)}"
+                    f"unseen_tools.{role}: agent {names} has no such tool; {suggestion(role, sorted(known))}"
                 )
         return self.unseen_tools
 
@@ -218,14 +276,9 @@ class EvalConfig(_Strict):
             )
         return self.agreement, ""
 
-    @property
-    def tools_in_use(self) -> Path | dict[str, Any] | None:
-        """``tools``, or ``None`` where the agent has to do without."""
-        return None if self.without_tools else self.tools
-
-    def episode_limits(self, spec: AgentSpec) -> Limits:
-        """The agent's limits with these overrides."""
-        return Limits.model_validate({**spec.limits.model_dump(), **self.limits})
+    def tools_in_use(self, route: Route) -> Path | dict[str, Any] | None:
+        """An agent's tools, or ``None`` where it has to do without."""
+        return None if self.without_tools else route.tools
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> EvalConfig:
@@ -242,17 +295,20 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> EvalConfig:
     data = read_extended(Path(path), "evaluation settings", anchor=_anchored)
     if isinstance(data.get("model"), str):
         data["model"] = {"path": data["model"]}
-    overrides = [_model_path(override) for override in overrides]
+    overrides = _team_in_place(data, [_model_path(override) for override in overrides])
+    files = [override for override in overrides if override_key(override) in ("tools", "rewards")]
+    apply_overrides(data, files)
     for key in ("tools", "rewards"):
         read_in_place(data, key, overrides)
-    apply_overrides(data, overrides)
+    apply_overrides(data, [override for override in overrides if override not in files])
     unknown = [key for key in data if key not in EvalConfig.model_fields]
     for key in unknown:
         if get_close_matches(key, ["extends", *EvalConfig.model_fields], n=1) == ["extends"]:
             raise ConfigError(f"{path}: {key}: unknown key; did you mean 'extends'?")
-    if not data.get("model") and not unknown:  # a misspelt one may be it
+    if not data.get("model") and not data.get("team") and not unknown:  # a misspelt one may be it
         raise UsageError(
-            f"{path}: model: missing; give the model's folder or address on the command line: model=DIR_OR_URL"
+            f"{path}: model: missing; give the model's folder or address on the command line: model=DIR_OR_URL, "
+            "or a team: team=FILE"
         )
     return validated(EvalConfig, data, str(path), overrides=overrides)
 
@@ -279,10 +335,27 @@ def dump_config(config: EvalConfig) -> str:
 
 
 def _anchored(data: dict[str, Any], folder: Path) -> None:
-    for key in ("agent", "tools", "rewards"):
+    for key in ("agent", "tools", "rewards", "team"):
         value = data.get(key)
         if isinstance(value, str) and value.endswith((".yaml", ".yml")):
             data[key] = os.path.normpath(folder / value)
+    anchor_routes(data, lambda value: os.path.normpath(folder / value))
+
+
+def _team_in_place(data: dict[str, Any], overrides: Sequence[str]) -> list[str]:
+    """Put ``team=FILE`` and ``team.KEY=VALUE`` into ``data``; a model of the YAML gives way. Returns the other overrides."""
+    files = [text for text in overrides if override_key(text) == "team"]
+    changes = [text.strip()[len("team.") :] for text in overrides if override_key(text).startswith("team.")]
+    if files:
+        data["team"] = {"file": files[-1].partition("=")[2].strip()}
+        data.pop("model", None)
+    if changes:
+        team = data.get("team")
+        if not team:
+            raise UsageError(f"team.{changes[0]}: is for a team's file; give it: team=FILE")
+        team = {"file": team} if isinstance(team, str) else team
+        data["team"] = team | {"changes": [*team.get("changes", ()), *changes]}
+    return [text for text in overrides if override_key(text).partition(".")[0] != "team"]
 
 
 def _model_path(override: str) -> str:

@@ -123,12 +123,28 @@ def read_curves(run_dir: Path) -> tuple[list[Curve], list[str]]:
     metrics = rl_metrics(run_dir)
     if metrics:
         rows = training_rows(metrics, "step")
-        for wanted in _RL_CURVES:
+        for wanted in (*_RL_CURVES, *_by_agent(rows)):
             curve, missing = _curve(wanted, rows)
             curves += [curve] if curve else []
             if not wanted.only_some:
                 notes += [f"{metrics.relative_to(run_dir)} holds no series {key!r}." for key in missing]
     return curves, notes
+
+
+def _by_agent(rows: Mapping[float, Mapping[str, Any]]) -> tuple[_Wanted, ...]:
+    """Of a training with several agents: what each of them solves."""
+    names = sorted({name for row in rows.values() for name in row.get("by_agent") or ()})
+
+    def wanted(title: str, caption: str, begin: str) -> _Wanted:
+        lines = tuple(_Line(name, (f"{begin}/{name}/acc",)) for name in names)
+        return _Wanted(title, caption, lines, share=True, only_some=True)
+
+    return (
+        wanted(
+            "Solved by agent", "Share of each agent's sampled episodes, groups thrown away included.", "agent"
+        ),
+        wanted("Validation by agent", "Share of each agent's scored episodes.", "validation_agent"),
+    )
 
 
 def rl_metrics(run_dir: Path) -> Path | None:

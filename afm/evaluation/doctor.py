@@ -7,9 +7,10 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
-from afm.agents import AgentSpec
 from afm.configuration import read_mapping, validated
 from afm.datasets import Task
 from afm.datasets.hub import is_whole
@@ -19,10 +20,11 @@ from afm.evaluation.benchmarks import BENCHMARKS
 from afm.evaluation.config import EvalConfig, load_config
 from afm.evaluation.doctor_judges import further_judges
 from afm.evaluation.doctor_model import model_findings
-from afm.evaluation.job import load_tasks, prices_of, sources_of
+from afm.evaluation.job import checked_prompts, load_tasks, prices_of, row_agents, sources_of
 from afm.evaluation.manifest import (
     EPISODES_FILE,
     MANIFEST_FILE,
+    Manifest,
     data_checksum,
     differences,
     holds_episodes,
@@ -36,6 +38,7 @@ from afm.planning.memory import disk_finding
 from afm.rewards import RewardSettings, load_reward
 from afm.rewards.judge import ModelJudge, WithoutEndpoint
 from afm.rewards.sources import BY_SOURCE, checked_name, scorer_name
+from afm.rollout.routes import HOPELESS_ADVICE, Route, Routes, mismatch
 from afm.settings import load_settings
 from afm.tools import Tool, load_tools
 from afm.tools.doctor import tool_findings
@@ -53,24 +56,52 @@ def diagnose(config_path: str | Path, overrides: Sequence[str]) -> list[Finding]
     report = Report()
     given = report.asked("keys", lambda: _config(config_path, overrides, report))
     config, with_model = given or (None, False)
-    spec = None if config is None else report.asked("agent", config.spec)
-    if config is None or spec is None:
+    routes = None if config is None else report.asked("agent", config.routes)
+    if config is None or routes is None:
         return report.findings
-    limits = config.episode_limits(spec)
-    calls = "any number of" if limits.max_turns is None else f"at most {limits.max_turns}"
-    report.add(Finding(Level.OK, "agent", f"{spec.name} ({spec.digest}), {calls} tool calls an episode"))
-    report.asked("agent", lambda: config.unseen_roles(spec))
+    for route in routes:
+        limits, spec = route.limits, route.declared
+        calls = "any number of" if limits.max_turns is None else f"at most {limits.max_turns}"
+        text = f"{spec.name} ({spec.digest}), {calls} tool calls an episode"
+        report.add(_of_agent(Finding(Level.OK, "agent", text), route))
+    report.asked("agent", config.unseen_roles)
+    if report.asked("protocol", lambda: (config.published_protocol(),)) is None:
+        return report.findings
     report.asked("prices", lambda: prices_of(config))
     if with_model:
-        report.add(*model_findings(config, spec))
-    report.asked("tools", lambda: _tools(config, spec, report))
+        report.add(*model_findings(config, routes.max_response_tokens))
+    report.asked("tools", lambda: _tools(config, routes, report))
     tasks = report.asked("data", lambda: load_tasks(config))
     if tasks is not None:
         report.add(*_data(config, tasks))
-        report.asked("rewards", lambda: _rewards(config, tasks, report))
+        report.asked("agents", lambda: _by_agent(config, routes, tasks, report))
         report.asked("judges", lambda: report.add(*further_judges(config, len(tasks))))
-        report.add(*_output(config, tasks))
+        if config.benchmark is not None and config.team is None:
+            report.asked("benchmark", lambda: report.add(_departures(config, tasks)))
+        report.asked("output", lambda: report.add(*_output(config, routes, tasks)))
     return report.findings
+
+
+def _by_agent(config: EvalConfig, routes: Routes, tasks: Sequence[Task], report: Report) -> None:
+    """Prompts and rewards of each agent's tasks, and tasks that theirs can never solve."""
+    if routes.by_row:
+        kinds = Counter((task.data_source, task.ability) for task in tasks)
+        unused = routes.check(kinds, ", ".join(map(str, config.data)))
+        report.add(*(Finding(Level.WARNING, "agents", text) for text in unused))
+    for route in routes:
+        own = [task for task in tasks if routes.of(task.data_source, task.ability) is route]
+        if routes.by_row:
+            report.add(_of_agent(Finding(Level.OK, "agents", f"{len(own):,} questions"), route))
+        asked = partial(checked_prompts, config, route, own)
+        prompts = report.asked("prompts", asked) if config.team is None else None
+        if prompts:
+            report.add(_of_agent(Finding(Level.OK, "prompts", str(prompts)), route))
+        report.asked("rewards", partial(_rewards, config, route, own, report))
+
+
+def _of_agent(finding: Finding, route: Route) -> Finding:
+    """A finding about one of several agents, with its name."""
+    return replace(finding, text=f"{route.name}: {finding.text}") if route.name else finding
 
 
 def _config(path: str | Path, overrides: Sequence[str], report: Report) -> tuple[EvalConfig, bool]:
@@ -83,18 +114,26 @@ def _config(path: str | Path, overrides: Sequence[str], report: Report) -> tuple
         found, with_model = load_config(path, [*overrides, _NO_MODEL]), False
         report.add(Finding(Level.ERROR, "model", "none is given; say model=DIR or model=http://HOST:PORT"))
     report.add(Finding(Level.OK, "keys", f"{found.name}: all known"))
-    return found, with_model
+    if found.team is not None:
+        text = f"{found.team.file} answers in the model's place; its file and endpoints are read by `afm eval` only"
+        report.add(Finding(Level.WARNING, "team", text))
+    return found, with_model and found.team is None
 
 
-def _tools(config: EvalConfig, spec: AgentSpec, report: Report) -> None:
-    needed = set(spec.tool_roles.values())
-    loaded: dict[str, Tool] = load_tools(config.tools_in_use) if config.tools_in_use is not None else {}
-    if missing := sorted(needed - set(loaded)):
-        given = ", ".join(sorted(loaded)) or "none"
-        raise ConfigError(
-            f"agent {spec.name!r} calls {', '.join(missing)}; `tools` has {given}; name a file that has all of them"
-        )
-    report.add(*tool_findings({name: tool for name, tool in loaded.items() if name in needed}))
+def _tools(config: EvalConfig, routes: Routes, report: Report) -> None:
+    found: dict[str, Tool] = {}
+    for route in routes:
+        needed = set(route.declared.tool_roles.values())
+        source = config.tools_in_use(route)
+        loaded: dict[str, Tool] = load_tools(source) if source is not None else {}
+        if missing := sorted(needed - set(loaded)):
+            given = ", ".join(sorted(loaded)) or "none"
+            raise ConfigError(
+                f"agent {route.declared.name!r} calls {', '.join(missing)}; `tools` has {given}; name a file that has all "
+                "of them"
+            )
+        found |= {name: tool for name, tool in loaded.items() if name in needed}
+    report.add(*tool_findings(found))
 
 
 def _data(config: EvalConfig, tasks: Sequence[Task]) -> Iterator[Finding]:
@@ -143,14 +182,25 @@ def _locked(file: Path) -> Iterator[Finding]:
         yield Finding(Level.ERROR, "data", f"{file}: not what {folder / LOCK_FILE} has; download it again")
 
 
-def _rewards(config: EvalConfig, tasks: Sequence[Task], report: Report) -> None:
-    load_reward(config.rewards)
-    label, data = read_mapping({} if config.rewards is None else config.rewards, "reward")
+def _rewards(config: EvalConfig, route: Route, tasks: Sequence[Task], report: Report) -> None:
+    load_reward(route.rewards)
+    label, data = read_mapping({} if route.rewards is None else route.rewards, "reward")
     reward = validated(RewardSettings, data, label)
     table = BY_SOURCE | {source.lower(): name for source, name in reward.by_source.items()}
-    scorers = Counter(_scorer(task, table) for task in tasks)
+    judged = [(task, _scorer(task, table)) for task in tasks]
+    scorers = Counter(name for _, name in judged)
     listed = ", ".join(f"{name} ({count:,})" for name, count in scorers.most_common())
-    report.add(Finding(Level.OK, "rewards", f"judged by {listed}; formula {reward.formula}"))
+    report.add(
+        _of_agent(Finding(Level.OK, "rewards", f"judged by {listed}; formula {reward.formula}"), route)
+    )
+    reasons = Counter(
+        (task.data_source, why)
+        for task, name in judged
+        if (why := mismatch(route.declared, name, task.ground_truth)) is not None
+    )
+    for (source, why), count in reasons.items():
+        text = f"{count:,} questions of data_source {source!r} can never be solved: {why}"
+        report.add(Finding(Level.ERROR, "agents", f"{text}; {HOPELESS_ADVICE}"))
     if scorers["judge"]:
         report.add(*_judge(reward, scorers["judge"] * config.rounds))
 
@@ -184,7 +234,7 @@ def _judge(reward: RewardSettings, answers: int) -> Iterator[Finding]:
         )
 
 
-def _output(config: EvalConfig, tasks: Sequence[Task]) -> Iterator[Finding]:
+def _output(config: EvalConfig, routes: Routes, tasks: Sequence[Task]) -> Iterator[Finding]:
     folder = config.out_dir.absolute()
     while not folder.exists():
         folder = folder.parent
@@ -192,38 +242,30 @@ def _output(config: EvalConfig, tasks: Sequence[Task]) -> Iterator[Finding]:
         yield Finding(Level.ERROR, "output", f"{folder} cannot be written to; choose another out_dir")
         return
     yield from _earlier_run(config, tasks)
-    spec = config.spec()
-    longest = config.episode_limits(spec).max_response_tokens or 32768
+    longest = routes.max_response_tokens or 32768
     need = len(tasks) * config.rounds * longest * _BYTES_A_TOKEN
     yield disk_finding(
         need, config.out_dir, "episodes of full length", "lower rounds or limit, or choose another out_dir"
     )
 
 
+def _departures(config: EvalConfig, tasks: Sequence[Task]) -> Finding:
+    """What the report will say about this run beside the published one."""
+    told = [str(one) for one in _manifest(config, tasks).sources["benchmark"]["departures"]]
+    # A set of another size has a finding of its own.
+    others = [text for text in told if not text.startswith("questions:")]
+    if not others:
+        return Finding(Level.OK, "benchmark", f"{config.benchmark}: settings as published")
+    level = Level.WARNING if any(text.startswith("tests:") for text in others) else Level.OK
+    return Finding(level, "benchmark", f"{config.benchmark}, not as published: {'; '.join(others)}")
+
+
 def _earlier_run(config: EvalConfig, tasks: Sequence[Task]) -> Iterator[Finding]:
     """What the folder holds of an earlier start."""
     manifest, episodes = config.out_dir / MANIFEST_FILE, config.out_dir / EPISODES_FILE
-    if not manifest.exists() or not holds_episodes(config.out_dir):
+    if not manifest.exists() or not holds_episodes(config.out_dir) or config.team is not None:
         return
-    spec, wanted = config.spec(), config.sampling
-    limits = config.episode_limits(spec)
-    now = make_manifest(
-        tasks,
-        spec,
-        config.model.name or config.model.path,
-        sampling=SamplingParams(
-            wanted.max_new_tokens or limits.max_response_tokens or 1,
-            temperature=wanted.temperature,
-            top_p=wanted.top_p,
-            top_k=wanted.top_k,
-        ),
-        limits=limits,
-        rounds=config.rounds,
-        seed=config.seed,
-        sources=sources_of(config),
-        original=config.declared_spec() if config.without_tools else None,
-        unseen=config.unseen_roles(spec),
-    )
+    now = _manifest(config, tasks)
     changed = [
         text for text in differences(read_manifest(manifest), now) if not text.startswith(_OF_THE_SERVER)
     ]
@@ -234,3 +276,29 @@ def _earlier_run(config: EvalConfig, tasks: Sequence[Task]) -> Iterator[Finding]
     with episodes.open("rb") if episodes.exists() else Path(os.devnull).open("rb") as lines:
         done = sum(1 for _ in lines)
     yield Finding(Level.OK, "output", f"{config.out_dir} goes on with a run of {done:,} episodes")
+
+
+def _manifest(config: EvalConfig, tasks: Sequence[Task]) -> Manifest:
+    """What a run of these settings would write first."""
+    agents, wanted = row_agents(config, tasks, opened=False), config.sampling
+    routes, first = agents.routes, agents.routes.first
+    return make_manifest(
+        tasks,
+        first.declared,
+        config.answering.name or config.answering.path,
+        sampling=SamplingParams(
+            wanted.max_new_tokens or routes.max_response_tokens or 1,
+            temperature=wanted.temperature,
+            top_p=wanted.top_p,
+            top_k=wanted.top_k,
+        ),
+        limits=first.limits,
+        rounds=config.rounds,
+        seed=config.seed,
+        sources=sources_of(config),
+        original=agents.originals.get(first.declared.name),
+        unseen=config.unseen_roles(),
+        prompt=agents.prompts[first.name],
+        protocol=config.published_protocol(),
+        row_agents=agents if routes.by_row else None,
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from afm.agents import AgentSpec, model_folder
+from afm.agents import model_folder
 from afm.evaluation.config import EvalConfig
 from afm.models.load import served_by_all
 from afm.models.replicas import addresses
@@ -13,17 +13,16 @@ from afm.planning import Finding, Level, Report, missing_model_files, model_shap
 from afm.settings import load_settings
 
 
-def model_findings(config: EvalConfig, spec: AgentSpec) -> list[Finding]:
-    """What can be said of the model without loading it."""
+def model_findings(config: EvalConfig, wanted: int | None) -> list[Finding]:
+    """What can be said of the model without loading it; ``wanted``: tokens of the longest response."""
     report = Report()
-    folder = config.model.folder
+    folder = config.answering.folder
     context = (
         report.asked("model", lambda: _served(config, report))
         if folder is None
         else report.asked("model", lambda: _folder(folder, report))
     )
-    wanted = config.episode_limits(spec).max_response_tokens
-    room = config.model.context_tokens or context
+    room = config.answering.context_tokens or context
     if room and wanted:
         fits = wanted < room
         text = f"an episode has up to {wanted:,} tokens after its prompt, the model {room:,} in all"
@@ -54,22 +53,22 @@ def _served(config: EvalConfig, report: Report) -> int | None:
     report.add(*_tokenizer(config))
     secret = load_settings().afm_model_api_key
     key = secret.get_secret_value() if secret is not None else None
-    served = served_by_all(addresses(config.model.path), key)
-    name = config.model.name or (next(iter(served)) if len(served) == 1 else None)
+    served = served_by_all(addresses(config.answering.path), key)
+    name = config.answering.name or (next(iter(served)) if len(served) == 1 else None)
     if name is None:
-        text = f"{config.model.path} serves {', '.join(sorted(served))}; choose with model.name=NAME"
+        text = f"{config.answering.path} serves {', '.join(sorted(served))}; choose with model.name=NAME"
         report.add(Finding(Level.ERROR, "model", text))
         return None
     if name not in served:
-        text = f"{config.model.path} serves no {name!r}, but {', '.join(sorted(served)) or 'nothing'}; mend model.name"
+        text = f"{config.answering.path} serves no {name!r}, but {', '.join(sorted(served)) or 'nothing'}; mend model.name"
         report.add(Finding(Level.ERROR, "model", text))
         return None
-    report.add(Finding(Level.OK, "model", f"{name} answers at {config.model.path}"))
+    report.add(Finding(Level.OK, "model", f"{name} answers at {config.answering.path}"))
     return served[name].context_tokens
 
 
 def _tokenizer(config: EvalConfig) -> Iterator[Finding]:
-    where = config.model.tokenizer
+    where = config.answering.tokenizer
     if where is None:
         yield Finding(Level.ERROR, "model", "a server needs its tokenizer here; give model.tokenizer=DIR")
     elif not (model_folder(where) / "tokenizer.json").is_file():

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from afm.agents import AgentSpec
 from afm.errors import ConfigError, DataError
+from afm.evaluation.agents import Agents
 from afm.evaluation.beside import BenchmarkNote, beside_published
 from afm.evaluation.manifest import EPISODES_FILE, MANIFEST_FILE, Manifest, read_manifest
 from afm.evaluation.metrics import Metrics, summarise
@@ -41,8 +42,9 @@ class Evaluation:
 
     @property
     def spec(self) -> AgentSpec | None:
-        """Its agent, as far as that can be read."""
-        return agents_of(self.manifest)[0]
+        """Its agent, as far as that can be read; of several the first."""
+        agents = agents_of(self.manifest)
+        return agents.first if agents else None
 
     def records(self) -> Iterator[Record]:
         """Its readable episodes."""
@@ -50,9 +52,15 @@ class Evaluation:
 
     def stage(self, *, scanned: bool = True) -> StageResult:
         """As the report shows it; ``scanned`` reads all episodes for what the metrics do not hold."""
-        found = scan(self.records(), self.spec) if scanned else None
+        found = scan(self.records(), agents_of(self.manifest)) if scanned else None
         return StageResult(
-            self.name, self.metrics, self.episodes, self._note(), found, self._published(found)
+            self.name,
+            self.metrics,
+            self.episodes,
+            self._note(),
+            found,
+            self._published(found),
+            own_prompt=self.manifest is None or _in_own_words(self.manifest),
         )
 
     def _note(self) -> str:
@@ -76,7 +84,7 @@ class Evaluation:
         return replace(
             note,
             departures=(*note.departures, *self._further_departures(found)),
-            remarks=(remark,) if unscored else (),
+            remarks=(*note.remarks, *((remark,) if unscored else ())),
         )
 
     def _further_departures(self, found: Scan | None) -> Iterator[str]:
@@ -104,15 +112,20 @@ def read_evaluation(folder: Path, name: str) -> Evaluation:
     else:
         found = read_records(folder / EPISODES_FILE)
         records = (opened(item) for item in found if isinstance(item, Record))
-        spec, original = agents_of(manifest)
         prices = manifest.prices if manifest else None
-        metrics = summarise(records, spec=spec, original=original, prices=prices)
+        metrics = summarise(records, spec=agents_of(manifest), prices=prices)
     return Evaluation(folder, name, metrics, manifest, finished)
 
 
-def agents_of(manifest: Manifest | None) -> tuple[AgentSpec | None, AgentSpec | None]:
-    """The agent of an evaluation and, where its tools were taken away, the one before; as far as can be read."""
+def agents_of(manifest: Manifest | None) -> Agents | None:
+    """The agents of an evaluation, as far as can be read."""
     try:
-        return (manifest.spec, manifest.original) if manifest else (None, None)
+        return manifest.agents if manifest else None
     except (ValueError, KeyError, ConfigError):
-        return None, None
+        return None
+
+
+def _in_own_words(manifest: Manifest) -> bool:
+    """Whether each question was asked in its agent's own prompt."""
+    asked = (manifest.settings, *manifest.settings.get("agents", {}).values())
+    return manifest.team is None and not any("prompt" in one for one in asked)

@@ -21,12 +21,14 @@ def facts_of(run_dir: Path, stages: Sequence[tuple[str, Manifest | None]]) -> It
         agent = first.settings["agent"]
         yield Fact("Agent", f"{agent['name']} (digest {agent['digest']})")
         yield from _each("Model", [(name, _model(manifest)) for name, manifest in known])
+        yield from _each("Prompt", [(name, _prompt(manifest)) for name, manifest in known])
         yield from _each("Questions", [(name, _data(manifest)) for name, manifest in known])
-        yield from _each("Sampling", [(name, _sampling(manifest.settings)) for name, manifest in known])
-        yield from _each("Limits", [(name, _limits(manifest.settings["limits"])) for name, manifest in known])
+        yield from _each("Sampling", [(name, _sampling(manifest)) for name, manifest in known])
+        yield from _each("Limits", [(name, _limits(manifest)) for name, manifest in known])
         yield from _each("Tools", [(name, _tools(manifest.settings["tools"])) for name, manifest in known])
         yield from _each("Reward", [(name, _reward(manifest.settings["reward"])) for name, manifest in known])
         yield from _each("Prices", [(name, _prices(manifest)) for name, manifest in known])
+        yield from _each("Protocol", [(name, _protocol(manifest)) for name, manifest in known])
         yield from _each("Seed", [(name, str(manifest.settings["seed"])) for name, manifest in known])
         yield Fact("Machine", _machine(first.machine))
         yield Fact("Versions", ", ".join(f"{name} {version}" for name, version in first.versions.items()))
@@ -55,8 +57,19 @@ def _each(label: str, values: Sequence[tuple[str, str]]) -> Iterator[Fact]:
 
 def _model(manifest: Manifest) -> str:
     model = manifest.settings["model"]
+    if manifest.team is not None:
+        members = ", ".join(f"{name} {model}" for name, model in manifest.team["members"].items())
+        return f"the team {model['name']}{f': {members}' if members else ''}"
     digest = f" ({model['digest'][:12]})" if model["digest"] else ""
     return f"{model['name']}{digest}"
+
+
+def _prompt(manifest: Manifest) -> str:
+    """Whose words asked, where they are not the agent's own."""
+    prompt = manifest.settings.get("prompt")
+    if prompt is None:
+        return ""
+    return f"text of a file (digest {prompt['digest']})" if "digest" in prompt else "each row's"
 
 
 def _data(manifest: Manifest) -> str:
@@ -65,8 +78,11 @@ def _data(manifest: Manifest) -> str:
     return f"{data['tasks']:,}{f' of {files}' if files else ''} (sha256 {data['sha256'][:12]})"
 
 
-def _sampling(settings: Mapping[str, Any]) -> str:
+def _sampling(manifest: Manifest) -> str:
+    settings = manifest.settings
     sampling = settings["sampling"]
+    if manifest.team is not None:
+        return f"each member's own, {settings['rounds']} round{'s' if settings['rounds'] > 1 else ''}"
     if sampling["temperature"] == 0:
         text = "greedy"
     else:
@@ -76,11 +92,21 @@ def _sampling(settings: Mapping[str, Any]) -> str:
     return f"{text}, {rounds} round{'s' if rounds > 1 else ''}"
 
 
-def _limits(limits: Mapping[str, Any]) -> str:
+def _protocol(manifest: Manifest) -> str:
+    """Whose way to play episodes where it is not ours."""
+    protocol = manifest.settings.get("protocol")
+    return "" if protocol is None else f"{protocol['name']}: as AFM's script plays its web agent"
+
+
+def _limits(manifest: Manifest) -> str:
+    if manifest.team is not None:
+        own = manifest.team.get("limits", {})
+        return ", ".join(f"{key.replace('_', ' ')} {limit:,}" for key, limit in own.items())
+    limits, published = manifest.settings["limits"], "protocol" in manifest.settings
     words = {
-        "max_turns": "tool calls",
+        "max_turns": "steps" if published else "tool calls",
         "max_agent_tokens": "sampled tokens",
-        "max_response_tokens": "response tokens",
+        "max_response_tokens": "tokens of context" if published else "response tokens",
         "max_seconds": "seconds",
         "max_tool_seconds": "seconds in tools",
     }

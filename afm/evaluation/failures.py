@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from afm.agents import AgentSpec
+from afm.evaluation.agents import Agents
 from afm.evaluation.metrics import passed, task_of
 from afm.trajectory import answers
 from afm.trajectory.record import Record, StopReason
@@ -93,18 +94,18 @@ class FailureTally:
     """Sorts episodes one by one and keeps a few of each class.
 
     Args:
-        spec: Their agent; without it an episode without an answer counts as wrong.
+        spec: Their agent, or all their agents; without it an episode without an answer counts as wrong.
     """
 
-    def __init__(self, spec: AgentSpec | None) -> None:
-        self._spec = spec
+    def __init__(self, spec: AgentSpec | Agents | None) -> None:
+        self._agents = None if spec is None else Agents.of(spec)
         self._groups: dict[Failure, _Group] = {}
         self.episodes = 0
 
     def add(self, record: Record) -> None:
         """Count one episode as it stands in the file."""
         self.episodes += 1
-        kind = failure_of(opened(record), self._spec)
+        kind = failure_of(opened(record), self._spec(record))
         if kind is None:
             return
         group = self._groups.setdefault(kind, _Group())
@@ -112,6 +113,9 @@ class FailureTally:
         group.stops[record.stop] += 1
         if len(group.examples) < EXAMPLES:
             group.examples.setdefault(task_of(record), record)
+
+    def _spec(self, record: Record) -> AgentSpec | None:
+        return None if self._agents is None else self._agents.declared(record)
 
     def groups(self) -> tuple[FailureGroup, ...]:
         """The classes that occur, the largest first."""
@@ -121,14 +125,16 @@ class FailureTally:
                 group.count,
                 group.count / self.episodes,
                 dict(group.stops.most_common()),
-                tuple(Example(record, _answer(record, self._spec)) for record in group.examples.values()),
+                tuple(
+                    Example(record, _answer(record, self._spec(record))) for record in group.examples.values()
+                ),
             )
             for kind, group in self._groups.items()
         )
         return tuple(sorted(found, key=lambda group: (-group.count, group.kind)))
 
 
-def failure_groups(records: Iterable[Record], spec: AgentSpec | None) -> tuple[FailureGroup, ...]:
+def failure_groups(records: Iterable[Record], spec: AgentSpec | Agents | None) -> tuple[FailureGroup, ...]:
     """The classes of ``records`` that did not pass."""
     tally = FailureTally(spec)
     for record in records:

@@ -68,25 +68,41 @@ def bootstrap_ratio(
     The upper end is ``None`` where ``bottoms`` add up to 0 in more than 2.5 % of the resamples. Where all pairs have one
     ratio the interval has no width.
     """
+    return bootstrap_quotient([tops], [bottoms], resamples=resamples, seed=seed)
+
+
+def bootstrap_quotient(
+    tops: Sequence[Sequence[float]],
+    bottoms: Sequence[Sequence[float]],
+    *,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+) -> tuple[float, float, float | None]:
+    """The product of the sums of ``tops`` over that of ``bottoms``, with its interval as :func:`bootstrap_ratio` has it.
+
+    All columns have a value for each question, and a question is drawn with all of them.
+    """
     try:
         import numpy as np
     except ImportError:
         raise MissingExtraError("numpy", "eval") from None
-    pairs = np.column_stack([np.asarray(tops, dtype=float), np.asarray(bottoms, dtype=float)])
+    columns = np.column_stack([np.asarray(column, dtype=float) for column in (*tops, *bottoms)])
     generator = np.random.default_rng(seed)
-    total = len(pairs)
+    total = len(columns)
     rows = max(1, _MAX_CELLS // total)
     sums = np.concatenate(
         [
-            generator.multinomial(total, np.full(total, 1 / total), size=min(rows, resamples - done)) @ pairs
+            generator.multinomial(total, np.full(total, 1 / total), size=min(rows, resamples - done))
+            @ columns
             for done in range(0, resamples, rows)
         ]
     )
     ratios = np.full(resamples, np.inf)
-    np.divide(sums[:, 0], sums[:, 1], out=ratios, where=sums[:, 1] > 0)
+    above, below = sums[:, : len(tops)].prod(axis=1), sums[:, len(tops) :].prod(axis=1)
+    np.divide(above, below, out=ratios, where=below > 0)
     low = float(np.quantile(ratios, 0.025, method="lower"))
     high = float(np.quantile(ratios, 0.975, method="higher"))
-    value = math.fsum(tops) / math.fsum(bottoms)
+    value = math.prod(map(math.fsum, tops)) / math.prod(map(math.fsum, bottoms))
     return value, min(low, value), None if math.isinf(high) else max(high, value)
 
 

@@ -2,80 +2,108 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from afm.agents import Limits
+from afm.agents import AgentSpec, PromptMode, PromptSource
+from afm.agents.prompt_record import RunPrompts, run_prompts
 from afm.configuration import read_mapping, validated
 from afm.datasets import Task
 from afm.datasets.atomic import replace_text
 from afm.errors import DataError
+from afm.evaluation.agents import RowAgents, with_judge_text
 from afm.evaluation.agreement.agree import agree
 from afm.evaluation.benchmarks import BENCHMARKS
 from afm.evaluation.choosing.choose import choose
 from afm.evaluation.config import CONFIG_FILE, EvalConfig, dump_config
 from afm.evaluation.manifest import Sources, holds_episodes
 from afm.evaluation.metrics import Metrics
-from afm.evaluation.play import FailurePolicy
+from afm.evaluation.play import FailurePolicy, Player
 from afm.evaluation.prices import Prices
 from afm.evaluation.run import OnProgress, evaluate
 from afm.evaluation.task_files import read_benchmark, task_files
 from afm.models import SamplingParams, TokenModel, load_model
 from afm.rewards import RewardSettings, load_reward
+from afm.rollout.routes import Opened, Route, Routes
 from afm.tools import load_tools
+
+_LOG = logging.getLogger(__name__)
 
 OnVerdict = Callable[[str, int, int], None]
 """Receives what judges are asked for, how much of it is done, and how much there is."""
 
 
+class OpenTeam(Protocol):
+    """Opens the team of an evaluation: who plays, and what the manifest says about it."""
+
+    def __call__(
+        self, config: EvalConfig, spec: AgentSpec
+    ) -> AbstractAsyncContextManager[tuple[Player, dict[str, Any]]]:
+        """Everything is closed at the end of the block."""
+        ...
+
+
 async def run_job(
-    config: EvalConfig, *, on_progress: OnProgress | None = None, on_verdict: OnVerdict | None = None
+    config: EvalConfig,
+    *,
+    open_team: OpenTeam | None = None,
+    on_progress: OnProgress | None = None,
+    on_verdict: OnVerdict | None = None,
 ) -> Metrics:
     """Evaluate as ``config`` says, and have judges choose and judge again where it says so; see :func:`afm.evaluation.evaluate`.
+
+    Args:
+        open_team: Needed where a team answers.
 
     Raises:
         ConfigError: Settings of agent, model, tools or rewards are wrong.
         DataError: A row of the data is wrong.
     """
-    spec = config.spec()
-    limits = config.episode_limits(spec)
     tasks = load_tasks(config)
-    reward = load_reward(config.rewards)
-    tools = load_tools(config.tools_in_use) if config.tools_in_use is not None else {}
-    try:
-        model = open_model(config)
-    except BaseException:
-        await asyncio.gather(reward.close(), *(tool.close() for tool in tools.values()))
-        raise
-    saved = config.out_dir / CONFIG_FILE
-    if not saved.exists() or not holds_episodes(config.out_dir):
-        replace_text(saved, dump_config(config))
-    try:
+    agents = row_agents(config, tasks)
+    first = agents.routes.first
+    async with AsyncExitStack() as opened:
+        opened.push_async_callback(agents.close)
+        model, team = None, None
+        sources = sources_of(config)
+        if config.team is None:
+            model = open_model(config)
+            opened.push_async_callback(model.close)
+        elif open_team is not None:
+            team, described = await opened.enter_async_context(open_team(config, first.declared))
+            sources = sources.model_copy(update={"team": described})
+        saved = config.out_dir / CONFIG_FILE
+        if not saved.exists() or not holds_episodes(config.out_dir):
+            replace_text(saved, dump_config(config))
         metrics = await evaluate(
             tasks,
-            spec,
+            first.declared,
             model,
-            tools,
-            reward,
+            agents.tools[first.name],
+            agents.rewards[first.name],
             config.out_dir,
-            sampling=_sampling(config, limits, model),
-            limits=limits,
+            sampling=_sampling(config, agents.routes, model),
+            limits=first.limits,
             rounds=config.rounds,
             parallel=config.parallel,
             seed=config.seed,
             failures=FailurePolicy(config.retries, config.max_failed_share),
             keep_tokens=config.keep_tokens,
-            sources=sources_of(config),
-            original=config.declared_spec() if config.without_tools else None,
-            unseen=config.unseen_roles(spec),
+            prompt=agents.prompts[first.name] if team is None else None,
+            protocol=config.published_protocol(),
+            sources=sources,
+            original=agents.originals.get(first.declared.name),
+            unseen=config.unseen_roles(),
+            team=team,
+            row_agents=agents if agents.routes.by_row else None,
             on_progress=on_progress,
         )
-    finally:
-        await asyncio.gather(model.close(), reward.close(), *(tool.close() for tool in tools.values()))
     replace_text(saved, dump_config(config))
     return await _judged_further(config, metrics, on_verdict)
 
@@ -93,6 +121,74 @@ async def _judged_further(config: EvalConfig, metrics: Metrics, on_verdict: OnVe
     if again is not None:
         metrics = await agree(config.out_dir, again, on_progress=told("second opinions"))
     return metrics
+
+
+def row_agents(config: EvalConfig, tasks: Sequence[Task], *, opened: bool = True) -> RowAgents:
+    """Every agent with what its episodes need; where there is one, it has the empty key.
+
+    Args:
+        opened: With tools and rewards; a team has tools of its own.
+
+    Raises:
+        ConfigError: Settings of agents, tools, rewards or prompts are wrong.
+        DataError: No agent takes a task, or a row holds no prompt.
+    """
+    routes = config.routes()
+    own = tasks_by_agent(config, routes, tasks)
+    prompts = {
+        route.name: checked_prompts(config, route, own[route.name]).source
+        if config.team is None
+        else PromptSource()
+        for route in routes
+    }
+    tools = Opened(lambda source: load_tools(source) if source is not None and config.team is None else {})
+    rewards = Opened(load_reward)
+    before = config.routes(with_tools=True) if config.without_tools else ()
+    return RowAgents(
+        routes,
+        {route.name: tools.of(config.tools_in_use(route)) for route in routes} if opened else {},
+        {route.name: rewards.of(route.rewards) for route in routes} if opened else {},
+        prompts,
+        {now.declared.name: was.declared for now, was in zip(routes, before, strict=False)},
+    )
+
+
+def tasks_by_agent(config: EvalConfig, routes: Routes, tasks: Sequence[Task]) -> dict[str, list[Task]]:
+    """The tasks of each agent, by its key in ``agents:``; patterns that no task matches are warned of.
+
+    Raises:
+        DataError: No agent takes a task.
+    """
+    if not routes.by_row:
+        return {routes.first.name: list(tasks)}
+    kinds = Counter((task.data_source, task.ability) for task in tasks)
+    for warning in routes.check(kinds, ", ".join(map(str, config.data))):
+        _LOG.warning("%s", warning)
+    own: dict[str, list[Task]] = {route.name: [] for route in routes}
+    for task in tasks:
+        own[routes.of(task.data_source, task.ability).name].append(task)
+    return own
+
+
+def checked_prompts(config: EvalConfig, route: Route, tasks: Sequence[Task]) -> RunPrompts:
+    """The prompts of an agent's tasks, once they are known to be those that the model was trained with.
+
+    Of a model behind an address the folder of its tokenizer is asked. An agent without its tools, or with tools that are new to
+    the model, is asked otherwise than in training on purpose.
+
+    Raises:
+        ConfigError: The model was trained with another prompt and ``prompt_check`` is on, or the file of ``prompt`` is wrong.
+        DataError: A row holds no prompt, and ``prompt: row`` asks for it.
+    """
+    rows = ((f"task {task.id!r}", task.question, task.prompt) for task in tasks)
+    changed = route.prompt.mode is PromptMode.OWN and (config.without_tools or config.unseen_tools)
+    return run_prompts(
+        config.prompt_source(route),
+        route.declared,
+        rows,
+        config.answering.folder or config.answering.tokenizer,
+        check=config.prompt_check and not changed,
+    )
 
 
 def load_tasks(config: EvalConfig) -> list[Task]:
@@ -126,7 +222,7 @@ def _files(config: EvalConfig) -> list[Path]:
 
 def open_model(config: EvalConfig) -> TokenModel:
     """The model of ``config``, loaded or connected."""
-    settings = config.model
+    settings = config.answering
     return load_model(
         settings.path,
         name=settings.name,
@@ -139,11 +235,12 @@ def open_model(config: EvalConfig) -> TokenModel:
 
 
 def sources_of(config: EvalConfig) -> Sources:
-    """What the manifest says about model, tools, rewards and data."""
+    """What the manifest says about model, tools, rewards and data; of several agents about the first."""
+    first = config.routes().first
     return Sources(
-        model=config.model.path,
-        tools=_content(config.tools_in_use, "tools"),
-        reward=_content(config.rewards, "rewards"),
+        model=config.model.path if config.model is not None else None,
+        tools=_content(config.tools_in_use(first), "tools"),
+        reward=with_judge_text(_content(first.rewards, "rewards")),
         data=tuple(str(path) for path in config.data),
         benchmark=config.benchmark,
         parallel=config.parallel,
@@ -159,22 +256,25 @@ def prices_of(config: EvalConfig) -> Prices | None:
     """
     if config.prices is None:
         return None
-    prices = config.prices.checked(config.declared_spec().tool_roles.values())
-    if prices.judge is not None or config.rewards is None:
-        return prices
-    label, data = read_mapping(config.rewards, "reward")
-    known = validated(RewardSettings, data, label).judge.price_per_million_tokens
-    return prices.model_copy(update={"judge": known})
+    routes = config.routes(with_tools=True)
+    prices = config.prices.checked({tool for spec in routes.specs for tool in spec.tool_roles.values()})
+    for route in routes:
+        if prices.judge is None and route.rewards is not None:
+            label, data = read_mapping(route.rewards, "reward")
+            known = validated(RewardSettings, data, label).judge.price_per_million_tokens
+            prices = prices.model_copy(update={"judge": known})
+    return prices
 
 
 def _content(source: Path | dict[str, Any] | None, what: str) -> dict[str, Any] | None:
     return None if source is None else read_mapping(source, what)[1]
 
 
-def _sampling(config: EvalConfig, limits: Limits, model: TokenModel) -> SamplingParams:
+def _sampling(config: EvalConfig, routes: Routes, model: TokenModel | None) -> SamplingParams:
     wanted = config.sampling
+    room = model.context_tokens if model is not None else 1
     return SamplingParams(
-        max_new_tokens=wanted.max_new_tokens or limits.max_response_tokens or model.context_tokens,
+        max_new_tokens=wanted.max_new_tokens or routes.max_response_tokens or room,
         temperature=wanted.temperature,
         top_p=wanted.top_p,
         top_k=wanted.top_k,

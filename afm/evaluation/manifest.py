@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
@@ -19,15 +20,20 @@ from urllib.parse import urlsplit, urlunsplit
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 import afm
-from afm.agents import AgentSpec, Limits, model_folder
+from afm.agents import AgentSpec, Limits, PromptSource, model_folder
+from afm.configuration import validated
 from afm.datasets import Task
 from afm.datasets.atomic import replace_text
 from afm.errors import ConfigError, DataError
+from afm.evaluation.agents import Agents, RowAgents, told_agent, told_prompt, told_row_agents
 from afm.evaluation.argument_forms import UnseenTool
-from afm.evaluation.benchmarks import BENCHMARKS
+from afm.evaluation.benchmarks import BENCHMARKS, PUBLISHED_REMARKS
 from afm.evaluation.prices import Prices
 from afm.evaluation.published import published_scores
 from afm.models.base import SamplingParams
+from afm.rewards import RewardSettings
+from afm.rewards.code_tests.livecodebench import without_complete_tests
+from afm.rollout import PublishedProtocol
 
 EPISODES_FILE = "episodes.jsonl"
 MANIFEST_FILE = "manifest.json"
@@ -41,7 +47,9 @@ _WHOLE_BYTES = 8 << 20
 _PIECE_BYTES = 1 << 16
 _PIECES = 64
 _SHOWN_CHANGES = 5
-_NO_SETTING = ("agent.spec.", "agent.without_tools_of.", "reward.judge.price_per_million_tokens")
+_NO_SETTING = re.compile(
+    r"(agents\.[\w-]+\.)?(agent\.(spec|without_tools_of)\.|reward\.judge\.price_per_million_tokens)"
+)
 """The digest speaks for a whole declaration, and prices change no score."""
 
 
@@ -50,6 +58,7 @@ class Sources(BaseModel):
 
     Attributes:
         model: Folder or URL of the model.
+        team: Who plays in place of a model: the members, their models and limits.
         tools: Tool configuration as loaded.
         reward: Reward configuration as loaded; ``None`` is the built-in table.
         data: Files the tasks were read from.
@@ -61,6 +70,7 @@ class Sources(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     model: str | None = None
+    team: dict[str, Any] | None = None
     tools: dict[str, Any] | None = None
     reward: dict[str, Any] | None = None
     data: tuple[str, ...] = ()
@@ -92,8 +102,14 @@ class Manifest(BaseModel):
 
     @property
     def spec(self) -> AgentSpec:
-        """The agent as it was declared when the run began."""
+        """The agent as it was declared when the run began; of several the first."""
         return AgentSpec.model_validate(self.settings["agent"]["spec"])
+
+    @property
+    def team(self) -> dict[str, Any] | None:
+        """The team that played, ``None`` where a model did."""
+        found: dict[str, Any] | None = self.settings["model"].get("team")
+        return found
 
     @property
     def prices(self) -> Prices | None:
@@ -102,10 +118,16 @@ class Manifest(BaseModel):
         return None if dumped is None else Prices.model_validate(dumped)
 
     @property
-    def original(self) -> AgentSpec | None:
-        """The agent before its tools were taken away, ``None`` where they were not."""
-        dumped = self.settings["agent"].get("without_tools_of")
-        return None if dumped is None else AgentSpec.model_validate(dumped)
+    def agents(self) -> Agents:
+        """All agents as they were declared when the run began, and before their tools were taken away."""
+        several = self.settings.get("agents") or {"": {"agent": self.settings["agent"]}}
+        specs: dict[str, AgentSpec] = {}
+        originals: dict[str, AgentSpec] = {}
+        for entry in (one["agent"] for one in several.values()):
+            spec = specs.setdefault(entry["name"], AgentSpec.model_validate(entry["spec"]))
+            if (before := entry.get("without_tools_of")) is not None:
+                originals[spec.name] = AgentSpec.model_validate(before)
+        return Agents(specs, originals)
 
 
 def make_manifest(
@@ -120,18 +142,26 @@ def make_manifest(
     sources: Sources,
     original: AgentSpec | None = None,
     unseen: Mapping[str, UnseenTool] | None = None,
+    prompt: PromptSource | None = None,
+    protocol: PublishedProtocol | None = None,
+    row_agents: RowAgents | None = None,
 ) -> Manifest:
-    """Describe a run that is about to begin; ``original`` is the agent that ``spec`` is without its tools."""
+    """Describe a run that is about to begin.
+
+    Args:
+        original: The agent that ``spec`` is without its tools.
+        row_agents: Where rows choose their agent; ``spec`` is then the first.
+    """
+    tasks = list(tasks)
     count, checksum = data_checksum(tasks)
     digest = model_digest(sources.model) if sources.model else None
-    agent: dict[str, Any] = {"name": spec.name, "digest": spec.digest, "spec": spec.dump()}
-    if original is not None:
-        agent["without_tools_of"] = original.dump()
+    agent = told_agent(spec, original)
     if unseen:
         agent["unseen_tools"] = {role: tool.model_dump(mode="json") for role, tool in unseen.items()}
     settings = {
         "agent": agent,
-        "model": {"name": model_name, "digest": digest},
+        "model": {"name": model_name, "digest": digest}
+        | ({} if sources.team is None else {"team": sources.team}),
         "tools": sources.tools,
         "reward": sources.reward,
         "data": {"tasks": count, "sha256": checksum},
@@ -140,6 +170,14 @@ def make_manifest(
         "rounds": rounds,
         "seed": seed,
     }
+    if lacking := _sample_tests_only(tasks, sources):
+        settings["data"] = {"tasks": count, "sha256": checksum, "sample_tests_only": lacking}
+    if protocol is not None:
+        settings["protocol"] = {"name": "published", **asdict(protocol)}
+    if row_agents is not None:
+        settings["agents"] = told_row_agents(row_agents, tasks)
+    elif prompt is not None:
+        settings |= told_prompt(tasks, spec, prompt)
     return Manifest(
         settings=json.loads(json.dumps(settings)),
         versions=_versions(),
@@ -155,6 +193,14 @@ def make_manifest(
     )
 
 
+def _sample_tests_only(tasks: Iterable[Task], sources: Sources) -> int:
+    """Problems of LiveCodeBench that would be judged by their sample tests."""
+    if not (sources.benchmark or "").startswith("livecodebench"):
+        return 0
+    reward = validated(RewardSettings, sources.reward or {}, "reward")
+    return without_complete_tests((task.ground_truth for task in tasks), reward.code_tests.complete_tests)
+
+
 def _benchmark(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """What was published of a benchmark, and where this run is another one."""
     one = BENCHMARKS[name]
@@ -163,6 +209,7 @@ def _benchmark(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
         "published": {"questions": one.questions, **one.settings.as_dict()},
         "published_scores": {score.label: score.percent for score in published_scores().get(name, ())},
         "departures": list(one.departures(settings)),
+        "remarks": list(PUBLISHED_REMARKS) if "protocol" in settings else [],
     }
 
 
@@ -226,7 +273,7 @@ def differences(before: Manifest, after: Manifest) -> list[str]:
     return [
         f"{key}: {_short(old.get(key))} -> {_short(new.get(key))}"
         for key in sorted({*old, *new})
-        if old.get(key) != new.get(key) and not key.startswith(_NO_SETTING)
+        if old.get(key) != new.get(key) and not _NO_SETTING.match(key)
     ]
 
 
@@ -259,7 +306,7 @@ def _add_file(digest: Any, file: Path) -> None:
 
 
 def data_checksum(tasks: Iterable[Task]) -> tuple[int, str]:
-    """Number of tasks, and a SHA-256 over all of them in order.
+    """Number of tasks, and a SHA-256 over all of them in order; their prompts and abilities are left out.
 
     Raises:
         DataError: An id stands twice.
@@ -270,7 +317,7 @@ def data_checksum(tasks: Iterable[Task]) -> tuple[int, str]:
         if task.id in seen:
             raise DataError(f"task id {task.id!r} stands twice; ids must be unique within one evaluation")
         seen.add(task.id)
-        row = task.model_dump(mode="json")
+        row = task.model_dump(mode="json", exclude={"prompt", "ability"})
         digest.update(json.dumps(row, sort_keys=True, ensure_ascii=False).encode("utf-8", "surrogatepass"))
         digest.update(b"\n")
     return len(seen), digest.hexdigest()

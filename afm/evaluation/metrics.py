@@ -10,19 +10,22 @@ import math
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from afm.agents import AgentSpec
+from afm.evaluation.agents import Agents
 from afm.evaluation.agreement.kappa import Agreement
-from afm.evaluation.argument_forms import ArgumentTally
+from afm.evaluation.argument_forms import ArgumentTally, UnseenTool
 from afm.evaluation.choosing.best_of import BestOf
 from afm.evaluation.groups import GROUPS_KEY, worth_showing
-from afm.evaluation.hallucination import HallucinationTally
+from afm.evaluation.hallucination import AGENT_H, AgentHTally, HallucinationTally
 from afm.evaluation.intervals import Interval, mean_of_shares, pass_at_k, pass_hat_k, wilson
 from afm.evaluation.prices import Prices, Spending, Usd
 from afm.evaluation.t_eval import t_eval_scores
 from afm.evaluation.votes import VoteTally
+from afm.rollout.routes import ROUTE_KEY
 from afm.trajectory.record import Record
 
 
@@ -62,6 +65,8 @@ class Metrics(_Frozen):
         passed_with_tool: Share of passed episodes among those that called a tool.
         passed_without_tool: The same among those that called none.
         tool_failure_rate: Failed calls over all calls.
+        agent_tokens, observation_tokens: Mean number in an episode; ``None`` where an endpoint did not report its usage, which
+            makes the tokens of ``per_solved`` and ``usd`` unknown too.
         seconds: Mean wall time of an episode.
         per_solved: Tool calls and tokens of all episodes over the number that passed: what a solved one costs with the failed
             ones beside it. Empty when none passed.
@@ -70,7 +75,9 @@ class Metrics(_Frozen):
         by_source: pass@1 of every data source, when there are several.
         by_group: pass@1 of questions by level, topic and the like (:mod:`afm.evaluation.groups`): of each field that
             tells them apart, of each of its values.
+        by_agent: The figures of each agent's episodes, by its key in ``agents:``, where there are several.
         score_by_source: Mean reward of every data source.
+        agent_h: Agent-H's figures (:meth:`afm.evaluation.hallucination.AgentHTally.figures`); empty for other data.
         t_eval: T-Eval's scores by ability (:func:`afm.evaluation.t_eval.t_eval_scores`); empty for other data.
     """
 
@@ -108,8 +115,14 @@ class Metrics(_Frozen):
     stop_reasons: dict[str, int] = Field(default_factory=dict)
     by_source: dict[str, Interval] = Field(default_factory=dict)
     by_group: dict[str, dict[str, Interval]] = Field(default_factory=dict)
+    by_agent: dict[str, Metrics] = Field(default_factory=dict)
     score_by_source: dict[str, float] = Field(default_factory=dict)
     t_eval: dict[str, float] = Field(default_factory=dict)
+    agent_h: dict[str, float] = Field(default_factory=dict)
+
+
+_OWN_CHATS = ("t_eval_", AGENT_H)
+"""Data whose chats name tools of their own, of which the agent's declaration knows nothing."""
 
 
 def task_of(record: Record) -> str:
@@ -132,6 +145,7 @@ class Tally:
         votes: Collects answers; ``None`` when the agent is not known.
         arguments: Counts calls of unseen tools; ``None`` when there are none.
         money: Counts dollars; ``None`` without prices.
+        part: Makes the tally of one agent of several.
     """
 
     def __init__(
@@ -140,16 +154,21 @@ class Tally:
         votes: VoteTally | None = None,
         arguments: ArgumentTally | None = None,
         money: Spending | None = None,
+        part: Callable[[], Tally] | None = None,
     ) -> None:
+        self._part = part
+        self._parts: dict[str, Tally] = {}
         self._money = money
         self._arguments = arguments
         self._hallucination = hallucination
         self._votes = votes
+        self._agent_h = AgentHTally()
         self._outcomes: defaultdict[str, list[bool]] = defaultdict(list)
         self._source: dict[str, str] = {}
         self._groups: dict[str, Mapping[str, str]] = {}
         self._sums: defaultdict[str, array[float]] = defaultdict(lambda: array("d"))
         self._stops: Counter[str] = Counter()
+        self._metered = True
         self.episodes = 0
         self.scored = 0
         self.abstained = 0
@@ -165,6 +184,10 @@ class Tally:
         """Count one episode."""
         self.episodes += 1
         task = task_of(record)
+        if self._part is not None and (name := record.provenance.get(ROUTE_KEY)):
+            if name not in self._parts:
+                self._parts[name] = self._part()
+            self._parts[name].add(record)
         self._source[task] = record.data_source
         if groups := record.provenance.get(GROUPS_KEY):
             self._groups[task] = groups
@@ -172,7 +195,7 @@ class Tally:
             self.errors += 1
             return
         self._add_cost(record)
-        if self._hallucination is not None:
+        if self._hallucination is not None and not record.data_source.startswith(_OWN_CHATS):
             self._hallucination.add(record)
         if self._arguments is not None:
             self._arguments.add(record)
@@ -182,6 +205,7 @@ class Tally:
         if outcome is None or record.verdict is None:
             self.abstained += 1
             return
+        self._agent_h.add(record)
         self.scored += 1
         self.passed += outcome
         if self._votes is not None:
@@ -197,6 +221,7 @@ class Tally:
     def _add_cost(self, record: Record) -> None:
         cost = record.cost
         self._stops[record.stop] += 1
+        self._metered &= not cost.unmetered
         self._sums["tool_calls"].append(cost.tool_calls)
         self._sums["tool_use"].append(cost.tool_calls > 0)
         self._sums["tool_failures"].append(cost.tool_failures)
@@ -243,20 +268,22 @@ class Tally:
             passed_with_tool=_mean(self._sums["with_tool"]),
             passed_without_tool=_mean(self._sums["without_tool"]),
             tool_failure_rate=math.fsum(self._sums["tool_failures"]) / calls if calls else None,
-            agent_tokens=_mean(self._sums["agent_tokens"]),
-            observation_tokens=_mean(self._sums["observation_tokens"]),
+            agent_tokens=_mean(self._sums["agent_tokens"]) if self._metered else None,
+            observation_tokens=_mean(self._sums["observation_tokens"]) if self._metered else None,
             seconds=_mean(self._sums["seconds"]),
             per_solved=self._per_solved(),
-            usd=self._money.usd(seed=seed) if self._money else None,
+            usd=self._money.usd(seed=seed) if self._money and self._metered else None,
             stop_reasons=dict(sorted(self._stops.items())),
             by_source=self._by_source(seed),
             by_group=self._by_group(seed),
+            by_agent={name: part.metrics(seed=seed) for name, part in sorted(self._parts.items())},
             score_by_source=by_source,
             t_eval=t_eval_scores(by_source),
+            agent_h=self._agent_h.figures(),
         )
 
     def _per_solved(self) -> dict[str, float]:
-        names = ("tool_calls", "agent_tokens", "observation_tokens")
+        names = ("tool_calls", *(("agent_tokens", "observation_tokens") if self._metered else ()))
         return {name: math.fsum(self._sums[name]) / self.passed for name in names} if self.passed else {}
 
     def _by_source(self, seed: int) -> dict[str, Interval]:
@@ -290,26 +317,38 @@ def summarise(
     records: Iterable[Record],
     *,
     seed: int = 0,
-    spec: AgentSpec | None = None,
+    spec: AgentSpec | Agents | None = None,
     original: AgentSpec | None = None,
     prices: Prices | None = None,
 ) -> Metrics:
     """Figures of all ``records``.
 
     Args:
-        spec: Their agent; without it calls of tools that are not there are not counted.
+        spec: Their agent, or all their agents; without it calls of tools that are not there are not counted.
         original: The agent that ``spec`` is without its tools.
         prices: Of tokens and calls; without them no money is counted.
     """
-    money = Spending(prices) if prices else None
-    tally = (
-        Tally(HallucinationTally(spec, original), VoteTally(spec), money=money)
-        if spec
-        else Tally(money=money)
-    )
+    tally = tally_of(Agents.of(spec, original) if spec else None, prices=prices)
     for record in records:
         tally.add(record)
     return tally.metrics(seed=seed)
+
+
+def tally_of(
+    agents: Agents | None,
+    *,
+    unseen: Mapping[str, UnseenTool] | None = None,
+    prices: Prices | None = None,
+    split: bool = True,
+) -> Tally:
+    """An empty tally of everything that can be counted; ``split``: by agent, too, where records name theirs."""
+    return Tally(
+        HallucinationTally(agents) if agents else None,
+        VoteTally(agents) if agents else None,
+        ArgumentTally(unseen) if unseen else None,
+        Spending(prices) if prices else None,
+        partial(tally_of, agents, unseen=unseen, prices=prices, split=False) if split else None,
+    )
 
 
 def pass_interval(outcomes: Mapping[str, Sequence[bool]], *, seed: int = 0) -> Interval | None:

@@ -15,8 +15,11 @@ from afm.evaluation.metrics import passed
 from afm.evaluation.report_input import Pair, ReportInput, StageResult
 from afm.evaluation.words import (
     FAILURES,
+    agent_h_words,
+    agent_words,
     agreement_words,
     best_of_words,
+    cost_cells,
     cut,
     difference_words,
     dollars,
@@ -28,6 +31,7 @@ from afm.evaluation.words import (
     percent,
     points,
     rounds_words,
+    savings_words,
     solved_words,
     stops_words,
     t_eval_words,
@@ -131,12 +135,14 @@ def _by_class(
 
 
 def _problem(pair: Pair, run: ReportInput) -> _Problem:
-    spec = pair.spec or run.spec
     first = pair.episodes[0][1]
+    spec = pair.spec or (run.agents.declared(first) if run.agents else run.spec)
+    asked_otherwise = {stage.name for stage in run.stages if not stage.own_prompt}
+    own = asked_otherwise.isdisjoint(name for name, _ in pair.episodes)
     return _Problem(
         title=pair.title,
         question=first.question,
-        prompt=spec.user_message(first.question) if spec else "",
+        prompt=spec.user_message(first.question) if spec and own else "",
         gold=gold_text(first.ground_truth),
         panels=[
             _Panel(name, record, passed(record), blocks_of(record, spec), _link(run, name, record))
@@ -173,9 +179,13 @@ _FILTERS: dict[str, Callable[..., Any]] = {
     "difference": difference_words,
     "ours": ours_words,
     "stops": stops_words,
+    "agent": agent_words,
     "chosen": best_of_words,
     "agreement": agreement_words,
     "t_eval": t_eval_words,
+    "cost": cost_cells,
+    "savings": savings_words,
+    "agent_h": agent_h_words,
     "failure": FAILURES.__getitem__,
     "gold": gold_text,
     "cut": cut,

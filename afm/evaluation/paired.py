@@ -88,7 +88,7 @@ def _difference(changes: Sequence[Fraction], resamples: int, seed: int) -> Diffe
     p_value, test = paired_p(changes, seed=seed)
     return Difference(
         questions=len(changes),
-        difference=_interval([float(change) for change in changes], resamples, seed),
+        difference=difference_interval([float(change) for change in changes], resamples=resamples, seed=seed),
         gained=sum(change > 0 for change in changes),
         lost=sum(change < 0 for change in changes),
         p_value=p_value,
@@ -96,8 +96,11 @@ def _difference(changes: Sequence[Fraction], resamples: int, seed: int) -> Diffe
     )
 
 
-def _interval(changes: Sequence[float], resamples: int, seed: int) -> Interval:
-    """The bootstrap's; where all questions change alike it would claim certainty, so as wide as Wilson's for n of n."""
+def difference_interval(changes: Sequence[float], *, resamples: int = RESAMPLES, seed: int = 0) -> Interval:
+    """Of the mean change of the pass share, by bootstrap over questions.
+
+    Where all questions change alike, a bootstrap would claim certainty; then it is as wide as Wilson's for n of n.
+    """
     if len(set(changes)) > 1:
         return bootstrap_mean(changes, resamples=resamples, seed=seed)
     width = 1 - wilson(len(changes), len(changes)).low

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Protocol
 
-from tenacity import AsyncRetrying, RetryError, retry_if_exception_type, retry_if_result, stop_after_attempt
+from tenacity import AsyncRetrying, RetryError, retry_if_exception, retry_if_result, stop_after_attempt
 from tenacity.retry import retry_base
 from tenacity.wait import wait_random_exponential
 
-from afm.agents import AgentSpec, Limits
+from afm.agents import AgentSpec, Limits, PromptSource
 from afm.datasets import Task
-from afm.datasets.schema import MESSAGES_KEY
-from afm.errors import EngineError, ToolError
+from afm.errors import BudgetSpentError, EngineError, RefusedError, SandboxUnavailableError, ToolError
 from afm.evaluation.groups import GROUPS_KEY, groups_of
 from afm.models.base import SamplingParams, TokenModel
 from afm.rewards import Reward, Sample
 from afm.rewards.meter import judge_meter
-from afm.rollout import Episode, episode_record, run_episode
+from afm.rollout import Episode, PublishedProtocol, episode_record, run_episode, run_published
+from afm.rollout.routes import ROUTE_KEY
 from afm.tools import Tool
 from afm.trajectory.record import Record, StopReason, Verdict
+from afm.trajectory.types import Segment
 
 _LONGEST_PAUSE_S = 10.0
 
@@ -67,88 +69,157 @@ def has_score(record: Record) -> bool:
     return not record.error and record.verdict is not None and not record.verdict.abstained
 
 
-@dataclass(frozen=True, slots=True)
-class Player:
-    """Plays and judges single episodes.
+class Player(Protocol):
+    """Who plays the tasks of an evaluation: a model in the episode loop, or a team."""
 
-    A failing engine or tool server makes a record with ``error``, a failing reward one whose verdict
-    abstains: neither has a score.
+    @property
+    def name(self) -> str:
+        """Identifies the player in records and manifests."""
+        ...
+
+    @property
+    def keeps_format(self) -> bool:
+        """Whether its text has to keep the agent's rules; of a team only the answer is judged."""
+        ...
+
+    async def play(self, episode: str, task: Task, seed: int) -> Record:
+        """One episode, not yet judged.
+
+        Args:
+            episode: Id of its record.
+
+        Raises:
+            EngineError, ToolError: Infrastructure failed, so that the episode has no score.
+            BudgetSpentError: The run may cost no more; it ends.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPlayer:
+    """A model in the episode loop.
 
     Attributes:
         limits: Instead of the agent's own.
-        seed: Of the whole run.
         keep_tokens: Whether records hold token ids, mask and log-probabilities.
+        prompt: Where the prompts come from.
+        protocol: How AFM's script plays episodes; ``None`` for ours.
     """
 
     spec: AgentSpec
     model: TokenModel
     tools: Mapping[str, Tool]
-    reward: Reward
     sampling: SamplingParams
     limits: Limits | None = None
+    keep_tokens: bool = False
+    prompt: PromptSource = field(default_factory=PromptSource)
+    keeps_format: bool = True
+    protocol: PublishedProtocol | None = None
+
+    @property
+    def name(self) -> str:
+        """The model's."""
+        return self.model.name
+
+    async def play(self, episode: str, task: Task, seed: int) -> Record:
+        """See :class:`Player`."""
+        done = await self._played(task, seed)
+        if done.stop is StopReason.ABORTED:
+            raise EngineError("the engine aborted the generation")
+        return episode_record(
+            done,
+            self.spec,
+            id=episode,
+            question=task.question,
+            ground_truth=task.ground_truth,
+            data_source=task.data_source,
+            model=self.name,
+            seed=seed,
+            with_tokens=self.keep_tokens,
+        )
+
+    async def _played(self, task: Task, seed: int) -> Episode:
+        known = (self.spec, self.model, self.tools, task.question)
+        if self.protocol is not None:
+            return await run_published(
+                *known,
+                self.prompt.messages(self.spec, task.question, task.prompt),
+                protocol=self.protocol,
+                limits=self.limits or self.spec.limits,
+                sampling=self.sampling,
+                seed=seed,
+            )
+        return await run_episode(
+            *known,
+            prompt_ids=self.prompt_ids(task),
+            limits=self.limits,
+            sampling=self.sampling,
+            seed=seed,
+        )
+
+    def prompt_ids(self, task: Task) -> list[int]:
+        """Token ids that a task is asked with.
+
+        Raises:
+            DataError: The row holds no prompt though ``prompt: row`` asks for it.
+        """
+        messages = self.prompt.messages(self.spec, task.question, task.prompt)
+        return list(self.model.encode_prompt(messages))
+
+
+@dataclass(frozen=True, slots=True)
+class Referee:
+    """Has single episodes played, and judges them.
+
+    A failing engine or tool server makes a record with ``error``, a failing reward one whose verdict
+    abstains: neither has a score.
+
+    Attributes:
+        seed: Of the whole run.
+        route: The agent's key in ``agents:``, where there are several.
+    """
+
+    spec: AgentSpec
+    player: Player
+    reward: Reward
     seed: int = 0
     failures: FailurePolicy = FailurePolicy()
-    keep_tokens: bool = False
+    route: str = ""
 
     async def play(self, job: Job) -> Record:
         """The record of one episode.
 
         Raises:
             SandboxUnavailableError: Model-written code cannot run on this machine at all.
+            BudgetSpentError: The run may cost no more.
         """
         try:
-            attempts = self._retrying(retry_if_exception_type((EngineError, _ToolsDownError)))
-            episode: Episode = await attempts(self._episode, job)
-        except (EngineError, _ToolsDownError) as error:
+            record: Record = await self._retrying(retry_if_exception(_may_pass))(self._episode, job)
+        except (SandboxUnavailableError, BudgetSpentError):
+            raise
+        except (EngineError, ToolError) as error:
             return self._failed(job, error)
-        return episode_record(
-            episode,
-            self.spec,
-            id=job.id,
-            question=job.task.question,
-            ground_truth=job.task.ground_truth,
-            data_source=job.task.data_source,
-            model=self.model.name,
-            seed=self._seed(job),
-            verdict=await self._verdict(job, episode),
-            provenance=_provenance(job),
-            with_tokens=self.keep_tokens,
-        )
+        provenance = record.provenance | self._provenance(job)
+        verdict = await self._verdict(job, record)
+        return record.model_copy(update={"verdict": verdict, "provenance": provenance})
 
-    async def _episode(self, job: Job) -> Episode:
-        episode = await run_episode(
-            self.spec,
-            self.model,
-            self.tools,
-            job.task.question,
-            prompt_ids=self._own_prompt(job.task),
-            limits=self.limits,
-            sampling=self.sampling,
-            seed=self._seed(job),
-        )
-        if episode.stop is StopReason.ABORTED:
-            raise EngineError("the engine aborted the generation")
-        if episode.calls and not any(call.ok for call in episode.calls):
-            raise _ToolsDownError(
-                f"every tool call failed; the last: {episode.calls[-1].observation.strip()}"
-            )
-        return episode
+    async def _episode(self, job: Job) -> Record:
+        record = await self.player.play(job.id, job.task, self._seed(job))
+        if record.calls and not any(call.ok for call in record.calls):
+            raise _ToolsDownError(f"every tool call failed; the last: {record.calls[-1].observation.strip()}")
+        return record
 
-    def _own_prompt(self, task: Task) -> list[int] | None:
-        """The chat that a task brings along, encoded; ``None`` for the agent's prompt."""
-        messages = task.extra_info.get(MESSAGES_KEY)
-        return None if messages is None else self.model.encode_prompt(messages)
-
-    async def _verdict(self, job: Job, episode: Episode) -> Verdict:
+    async def _verdict(self, job: Job, record: Record) -> Verdict:
         sample = Sample(
             spec=self.spec,
             data_source=job.task.data_source,
             question=job.task.question,
-            segments=episode.segments,
+            segments=tuple(Segment(part.author, part.text) for part in record.segments),
             ground_truth=job.task.ground_truth,
-            agent_tokens=episode.cost.agent_tokens,
-            response_tokens=episode.cost.agent_tokens + episode.cost.observation_tokens,
+            agent_tokens=record.cost.agent_tokens,
+            response_tokens=record.cost.agent_tokens + record.cost.observation_tokens,
             extra_info=job.task.extra_info,
+            answer_alone=not self.player.keeps_format,
         )
         with judge_meter() as spent:
             try:
@@ -166,12 +237,17 @@ class Player:
             segments=(),
             ground_truth=job.task.ground_truth,
             data_source=job.task.data_source,
-            model=self.model.name,
+            model=self.player.name,
             seed=self._seed(job),
             stop=StopReason.ERROR,
-            provenance=_provenance(job),
+            provenance=self._provenance(job),
             error=f"{type(error).__name__.lstrip('_')}: {error}",
         )
+
+    def _provenance(self, job: Job) -> dict[str, object]:
+        route: dict[str, object] = {ROUTE_KEY: self.route} if self.route else {}
+        groups = groups_of(job.task.extra_info)
+        return {"task": job.task.id, "round": job.round} | route | ({GROUPS_KEY: groups} if groups else {})
 
     def _seed(self, job: Job) -> int:
         return episode_seed(self.seed, job.task.id, job.round)
@@ -189,10 +265,11 @@ class _ToolsDownError(ToolError):
     """An episode says nothing about the agent when none of its tool calls was carried out."""
 
 
+def _may_pass(error: BaseException) -> bool:
+    """Whether the same episode may succeed at once: not where a budget is spent, or a team cannot read the task."""
+    lasting = (BudgetSpentError, SandboxUnavailableError, RefusedError)
+    return isinstance(error, EngineError | _ToolsDownError) and not isinstance(error, lasting)
+
+
 def _abstains(verdict: Verdict) -> bool:
     return verdict.abstained
-
-
-def _provenance(job: Job) -> dict[str, object]:
-    groups = groups_of(job.task.extra_info)
-    return {"task": job.task.id, "round": job.round} | ({GROUPS_KEY: groups} if groups else {})

@@ -65,7 +65,9 @@ class Prices(_Strict):
         return self
 
     def model_usd(self, cost: Cost) -> float:
-        """Of an episode's tokens. Where a record does not say what was read (older ones), each token is read once."""
+        """Of an episode's tokens, or what its models cost by prices of their own. Where a record does not say what was read (older ones), each token is read once."""
+        if cost.model_usd is not None:
+            return cost.model_usd
         fresh = cost.prompt_tokens + cost.observation_tokens
         read = cost.read_tokens or fresh
         again = max(0, read - fresh)

@@ -1,4 +1,4 @@
-"""Scores that others published; the figures stand in ``published_scores.yaml``."""
+"""Scores that others published; the figures are in ``published_scores.yaml``."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ class _Source(_Strict):
     work: str
     where: str
     model: str
+    own_protocol: bool = False
+    confirmed: str = ""
 
 
 class _Row(_Strict):
@@ -54,6 +56,8 @@ class PublishedScore:
         percent: 0 to 100.
         source: Work and where it stands.
         of_another_model: Whether it is not of the source's main model.
+        own_protocol: Whether it is of another project's model, measured in that project's way: no run of ours can have its
+            settings.
     """
 
     metric: str
@@ -61,11 +65,13 @@ class PublishedScore:
     model: str
     source: str
     of_another_model: bool = False
+    own_protocol: bool = False
 
     @property
     def label(self) -> str:
-        """The metric, with the model where it is not the source's main one."""
-        return f"{self.metric} ({self.model})" if self.of_another_model else self.metric
+        """The metric, with the model where it is not AFM's main one."""
+        apart = self.of_another_model or self.own_protocol
+        return f"{self.metric} ({self.model})" if apart else self.metric
 
 
 @cache
@@ -85,6 +91,7 @@ def published_scores() -> Mapping[str, tuple[PublishedScore, ...]]:
                 row.model or source.model,
                 f"{source.work}, {source.where}",
                 of_another_model=row.model is not None,
+                own_protocol=source.own_protocol,
             )
             for row in rows
             for source in (table.sources[row.source],)

@@ -33,6 +33,7 @@ def report_data(run: ReportInput) -> dict[str, Any]:
             }
             for one in run.differences
         ],
+        "savings": [one.model_dump(mode="json") for one in run.savings],
         "curves": [asdict(curve) for curve in run.curves],
         "health": [asdict(aspect) for aspect in run.health],
         "episodes": [_pair(pair, run) for pair in run.pairs],

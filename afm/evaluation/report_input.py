@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from afm.agents import AgentSpec
+from afm.evaluation.agents import Agents
 from afm.evaluation.beside import BenchmarkNote
 from afm.evaluation.charts import Curve
 from afm.evaluation.health import Aspect
 from afm.evaluation.links import ViewLinks
 from afm.evaluation.metrics import Metrics
 from afm.evaluation.paired import PairedDifference
+from afm.evaluation.savings import Savings
 from afm.evaluation.scan import Scan
 from afm.trajectory.record import Record
 
@@ -26,6 +28,7 @@ class StageResult:
         note: A remark under the name: model, benchmark, rounds.
         scan: What only its episodes tell.
         published: Published scores beside its own, where it is of a published benchmark.
+        own_prompt: Whether its questions were asked in the agent's own prompt, which a page can show.
     """
 
     name: str
@@ -34,6 +37,7 @@ class StageResult:
     note: str = ""
     scan: Scan | None = None
     published: BenchmarkNote | None = None
+    own_prompt: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +91,12 @@ class ReportInput:
 
     Attributes:
         kind: What the page is called above its title.
-        spec: The agent; without it trajectories are shown by author only.
+        spec: The agent, of several the first; without it trajectories are shown by author only.
+        agents: All of them, where rows chose theirs.
         tool_story: Names of the stages before and after learning when to use the tool; the page then
             explains why fine-tuning left room.
         differences: Between two stages each, all of them from the same one.
+        savings: Of models against teams, where some of the stages were played by teams.
         notes: What is missing or was left out, a sentence each.
         links: Into the viewer.
     """
@@ -98,9 +104,11 @@ class ReportInput:
     title: str
     kind: str = "Run report"
     spec: AgentSpec | None = None
+    agents: Agents | None = None
     facts: tuple[Fact, ...] = ()
     stages: tuple[StageResult, ...] = ()
     differences: tuple[StageDifference, ...] = ()
+    savings: tuple[Savings, ...] = ()
     tool_story: tuple[str, str] | None = None
     curves: tuple[Curve, ...] = ()
     health: tuple[Aspect, ...] = ()

@@ -6,22 +6,23 @@ import asyncio
 import fcntl
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
-from afm.agents import AgentSpec, Limits
+from afm.agents import AgentSpec, Limits, PromptSource
 from afm.datasets import Task
 from afm.datasets.atomic import replace_text
-from afm.errors import ConfigError, EngineError
-from afm.evaluation.argument_forms import ArgumentTally, UnseenTool
-from afm.evaluation.hallucination import HallucinationTally
+from afm.errors import BudgetSpentError, ConfigError, EngineError
+from afm.evaluation.agents import Agents, RowAgents
+from afm.evaluation.argument_forms import UnseenTool
 from afm.evaluation.manifest import EPISODES_FILE, Sources, claim, make_manifest
-from afm.evaluation.metrics import Metrics, Tally
-from afm.evaluation.play import FailurePolicy, Job, Player, has_score, job_id
-from afm.evaluation.prices import Prices, Spending
+from afm.evaluation.metrics import Metrics, Tally, tally_of
+from afm.evaluation.play import FailurePolicy, Job, ModelPlayer, Player, Referee, has_score, job_id
 from afm.evaluation.resumption import FinishedEpisodes
-from afm.evaluation.votes import VoteTally
 from afm.models.base import SamplingParams, TokenModel
 from afm.rewards import Reward
+from afm.rollout import PublishedProtocol
+from afm.rollout.routes import Routes
 from afm.tools import Tool
 from afm.trajectory.record import Record
 from afm.trajectory.sealing import SEALING_KEY, opened, sealed
@@ -38,7 +39,7 @@ OnProgress = Callable[[int, int], None]
 async def evaluate(
     tasks: Sequence[Task],
     spec: AgentSpec,
-    model: TokenModel,
+    model: TokenModel | None,
     tools: Mapping[str, Tool],
     reward: Reward,
     out_dir: str | Path,
@@ -50,9 +51,13 @@ async def evaluate(
     seed: int = 0,
     failures: FailurePolicy | None = None,
     keep_tokens: bool = False,
+    prompt: PromptSource | None = None,
+    protocol: PublishedProtocol | None = None,
     sources: Sources | None = None,
     original: AgentSpec | None = None,
     unseen: Mapping[str, UnseenTool] | None = None,
+    team: Player | None = None,
+    row_agents: RowAgents | None = None,
     on_progress: OnProgress | None = None,
 ) -> Metrics:
     """Run every task ``rounds`` times and judge it.
@@ -66,11 +71,16 @@ async def evaluate(
         limits: Instead of the agent's own.
         parallel: Episodes in flight; tasks beyond wait as data, not as coroutines.
         keep_tokens: Whether episodes hold token ids, mask and log-probabilities.
+        prompt: Where prompts come from; by default the agent's own.
+        protocol: How AFM's script plays episodes; ``None`` for ours.
         sources: Where model, tools and reward came from, for the manifest.
         original: The agent that ``spec`` is without its tools, so that its tags are known.
         unseen: Tools that the model was not trained with, by role, whose arguments are checked.
+        team: Who plays where ``model`` is ``None``; sampling, limits and tools are then its own.
+        row_agents: Where rows choose their agent: all of them; the others' arguments are then those of the first.
 
     Raises:
+        BudgetSpentError: The team's budget is spent. What is finished stays.
         ConfigError: A tool of the agent is missing, ``out_dir`` holds a run with other settings, or another
             process is at work in it.
         DataError: A task id stands twice, or a line of an earlier start is broken.
@@ -78,11 +88,16 @@ async def evaluate(
         SandboxUnavailableError: Model-written code cannot run on this machine.
     """
     out = Path(out_dir)
-    _check_tools(spec, tools)
+    player = team or _model_player(
+        spec, model, tools, sampling, limits, keep_tokens, prompt or PromptSource(), protocol
+    )
+    referee = Referee(spec, player, reward, seed, failures or FailurePolicy())
+    referees = {"": referee} if row_agents is None else _referees(referee, row_agents)
+    agents = Agents.of(spec, original) if row_agents is None else row_agents.agents
     manifest = make_manifest(
         tasks,
         spec,
-        model.name,
+        player.name,
         sampling=sampling,
         limits=limits or spec.limits,
         rounds=rounds,
@@ -90,22 +105,61 @@ async def evaluate(
         sources=sources or Sources(),
         original=original,
         unseen=unseen,
+        prompt=prompt,
+        protocol=protocol,
+        row_agents=row_agents,
     )
-    policy = failures or FailurePolicy()
-    player = Player(spec, model, tools, reward, sampling, limits, seed, policy, keep_tokens)
     with locked(out):
         claim(out, manifest)
         (out / METRICS_FILE).unlink(missing_ok=True)
-        tally = _tally(spec, original, unseen, manifest.prices)
+        tally = tally_of(agents, unseen=unseen, prices=manifest.prices)
         with FinishedEpisodes(out / EPISODES_FILE) as finished:
             jobs = _missing(tasks, rounds, finished)
-            run = _Run(player, finished, tally, len(tasks) * rounds, on_progress)
+            routes = row_agents.routes if row_agents else None
+            run = _Run(referees, routes, finished, tally, len(tasks) * rounds, on_progress)
             await run.work(jobs, parallel)
             for record in finished.records():  # counted last, so that work begins at once
                 tally.add(opened(record))
         metrics = tally.metrics(seed=seed)
         replace_text(out / METRICS_FILE, metrics.model_dump_json(indent=2) + "\n")
     return metrics
+
+
+def _model_player(
+    spec: AgentSpec,
+    model: TokenModel | None,
+    tools: Mapping[str, Tool],
+    sampling: SamplingParams,
+    limits: Limits | None,
+    keep_tokens: bool,
+    prompt: PromptSource,
+    protocol: PublishedProtocol | None,
+) -> Player:
+    if model is None:
+        raise ConfigError("nobody plays; expected a model or a team")
+    _check_tools(spec, tools)
+    return ModelPlayer(spec, model, tools, sampling, limits, keep_tokens, prompt, protocol=protocol)
+
+
+def _referees(like: Referee, agents: RowAgents) -> dict[str, Referee]:
+    """Of each agent, by its key in ``agents:``; they share the model."""
+    if not isinstance(like.player, ModelPlayer):
+        raise ConfigError("a team answers as one agent; rows cannot choose theirs")
+    made = {}
+    for route in agents.routes:
+        tools = agents.tools[route.name]
+        _check_tools(route.declared, tools)
+        player = replace(
+            like.player,
+            spec=route.declared,
+            tools=tools,
+            limits=route.limits,
+            prompt=agents.prompts[route.name],
+            protocol=like.player.protocol and PublishedProtocol.of(route.limits),
+        )
+        reward = agents.rewards[route.name]
+        made[route.name] = replace(like, spec=route.declared, player=player, reward=reward, route=route.name)
+    return made
 
 
 def _missing(tasks: Sequence[Task], rounds: int, finished: FinishedEpisodes) -> Iterator[Job]:
@@ -117,17 +171,6 @@ def _missing(tasks: Sequence[Task], rounds: int, finished: FinishedEpisodes) -> 
             yield from (
                 Job(task, number) for task, name in zip(tasks, names, strict=True) if name not in done
             )
-
-
-def _tally(
-    spec: AgentSpec,
-    original: AgentSpec | None,
-    unseen: Mapping[str, UnseenTool] | None,
-    prices: Prices | None,
-) -> Tally:
-    arguments = ArgumentTally(unseen) if unseen else None
-    money = Spending(prices) if prices else None
-    return Tally(HallucinationTally(spec, original), VoteTally(spec), arguments, money)
 
 
 def _check_tools(spec: AgentSpec, tools: Mapping[str, Tool]) -> None:
@@ -164,18 +207,22 @@ class _Run:
 
     def __init__(
         self,
-        player: Player,
+        referees: Mapping[str, Referee],
+        routes: Routes | None,
         finished: FinishedEpisodes,
         tally: Tally,
         total: int,
         on_progress: OnProgress | None,
     ) -> None:
-        self._player = player
+        self._referees = referees
+        self._routes = routes
+        self._max_share = next(iter(referees.values())).failures.max_share
         self._finished = finished
         self._tally = tally
         self._total = total
         self._on_progress = on_progress
         self._failures_in_a_row = 0
+        self._spent: BudgetSpentError | None = None
 
     async def work(self, jobs: Iterator[Job], parallel: int) -> None:
         self._report()
@@ -185,14 +232,26 @@ class _Run:
                     group.create_task(self._worker(jobs, parallel))
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from None
+        if self._spent is not None:
+            raise self._spent
 
     async def _worker(self, jobs: Iterator[Job], parallel: int) -> None:
         for job in jobs:
-            record = await self._player.play(job)
+            if self._spent is not None:
+                return
+            try:
+                record = await self._referee(job).play(job)
+            except BudgetSpentError as error:  # those under way may still end
+                self._spent = error
+                return
             self._finished.write(_as_written(record, job), scored=has_score(record))
             self._tally.add(record)
             self._report()
             self._check(record, parallel)
+
+    def _referee(self, job: Job) -> Referee:
+        name = self._routes.of(job.task.data_source, job.task.ability).name if self._routes else ""
+        return self._referees[name]
 
     def _report(self) -> None:
         if self._on_progress is not None:
@@ -201,7 +260,7 @@ class _Run:
     def _check(self, record: Record, parallel: int) -> None:
         """End the run when failures are more than accidents."""
         self._failures_in_a_row = 0 if has_score(record) else self._failures_in_a_row + 1
-        share = self._player.failures.max_share
+        share = self._max_share
         too_many = self._tally.failed > share * self._total
         endless = share < 1 and self._failures_in_a_row >= max(_FAILURES_IN_A_ROW, 2 * parallel)
         if not too_many and not endless:

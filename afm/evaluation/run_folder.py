@@ -14,8 +14,9 @@ from pathlib import Path
 
 from afm.agents import AgentSpec, model_folder
 from afm.errors import ConfigError, DataError
+from afm.evaluation.agents import Agents
 from afm.evaluation.curves import RL_METRICS, read_curves
-from afm.evaluation.evaluation_folder import Evaluation, read_evaluation
+from afm.evaluation.evaluation_folder import Evaluation, agents_of, read_evaluation
 from afm.evaluation.facts import facts_of
 from afm.evaluation.health import read_health
 from afm.evaluation.links import VIEW_PORT, ViewLinks
@@ -46,14 +47,16 @@ def read_run(run_dir: Path, *, view_port: int = VIEW_PORT) -> ReportInput:
         )
     notes = [*_unfinished(evaluations), *notes]
     spec = _spec(evaluations, notes)
+    several = _several(evaluations)
     by_folder = {evaluation.folder.name: evaluation for evaluation in evaluations}
     before, after = by_folder.get("eval_sft"), by_folder.get("eval_rl")
     both = (before, after) if before and after else None
     stages = tuple(evaluation.stage() for evaluation in evaluations)
     difference = _difference(*both, notes) if both else None
     return ReportInput(
-        title=_title(run_dir, spec),
+        title=_title(run_dir, spec, several),
         spec=spec,
+        agents=several,
         facts=tuple(facts_of(run_dir, [(one.name, one.manifest) for one in evaluations])),
         stages=stages,
         differences=(difference,) if difference else (),
@@ -124,8 +127,16 @@ def _spec(evaluations: list[Evaluation], notes: list[str]) -> AgentSpec | None:
         return None
 
 
-def _title(run_dir: Path, spec: AgentSpec | None) -> str:
+def _several(evaluations: list[Evaluation]) -> Agents | None:
+    """The agents of the first evaluation in which rows chose theirs."""
+    found = (agents_of(one.manifest) for one in evaluations)
+    return next((agents for agents in found if agents and len(agents.specs) > 1), None)
+
+
+def _title(run_dir: Path, spec: AgentSpec | None, several: Agents | None) -> str:
     name = run_dir.resolve().name
+    if several is not None:
+        return f"The agents {', '.join(several.specs)}, run {name}"
     return f"The {spec.name} agent, run {name}" if spec else f"Run {name}"
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from afm.agents import AgentSpec
+from afm.evaluation.agents import Agents
 from afm.evaluation.failures import FailureGroup, FailureTally
 from afm.evaluation.metrics import passed
 from afm.rewards.judge import NO_JUDGE
@@ -33,7 +34,7 @@ class Scan:
     unjudged: int = 0
 
 
-def scan(records: Iterable[Record], spec: AgentSpec | None) -> Scan:
+def scan(records: Iterable[Record], spec: AgentSpec | Agents | None) -> Scan:
     """Read ``records`` once, as they stand in the file."""
     failures, spent = FailureTally(spec), array("d")
     scored = unjudged = 0

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from afm.datasets import Task, task_of_row
-from afm.datasets.published import SUFFIXES, published_rows, rows_of
+from afm.datasets.published import SUFFIXES, data_files, published_rows, rows_of
 from afm.datasets.readers import READERS
 from afm.errors import DataError
 
@@ -25,8 +25,7 @@ def task_files(place: Path) -> list[Path]:
     """
     if not place.is_dir():
         return [place]
-    found = sorted(path for path in place.rglob("*") if path.suffix in SUFFIXES and path.is_file())
-    rows = [path for path in found if not path.name.endswith((".manifest.json", ".lock.json"))]
+    rows = [path for path in data_files(place) if not path.name.endswith((".manifest.json", ".lock.json"))]
     if not rows:
         raise DataError(f"holds no file of questions; expected {', '.join(SUFFIXES)}", path=str(place))
     return rows

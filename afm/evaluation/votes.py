@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from afm.agents import AgentSpec
+from afm.evaluation.agents import Agents
 from afm.rewards.exact_match import comparable
 from afm.trajectory import answers
 from afm.trajectory.record import Record
@@ -23,16 +23,16 @@ class Vote:
 
 
 class VoteTally:
-    """Collects the answers of all rounds; one for each agent, which says where its answers stand."""
+    """Collects the answers of all rounds; the agents say where their answers are."""
 
-    def __init__(self, spec: AgentSpec) -> None:
-        self._spec = spec
+    def __init__(self, agents: Agents) -> None:
+        self._agents = agents
         self._votes: defaultdict[str, list[Vote]] = defaultdict(list)
 
     def add(self, task: str, record: Record, *, passed: bool) -> None:
         """Count one scored episode."""
         segments = [Segment(part.author, part.text) for part in record.segments]
-        parts = sorted({comparable(part) for part in answers(segments, self._spec)})
+        parts = sorted({comparable(part) for part in answers(segments, self._agents.declared(record))})
         number = record.provenance.get("round", 0)
         self._votes[task].append(Vote(number if isinstance(number, int) else 0, " | ".join(parts), passed))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from afm.evaluation.agreement.kappa import Agreement
 from afm.evaluation.beside import Beside
@@ -13,6 +14,7 @@ from afm.evaluation.intervals import Interval
 from afm.evaluation.metrics import Metrics
 from afm.evaluation.paired import Difference
 from afm.evaluation.report_input import ReportInput, StageDifference
+from afm.evaluation.savings import CostRow, Per, Quantity, Savings
 
 _SURE = 0.05
 
@@ -83,11 +85,27 @@ def t_eval_words(scores: Mapping[str, float]) -> str:
     return "T-Eval: " + ", ".join(f"{ability} {percent(score)}" for ability, score in scores.items())
 
 
+_AGENT_H = {
+    "h_react": "H_ReAct",
+    "h_general": "H_General",
+    "h_score": "H_Score",
+    "invented_tool": "calls of tools not given",
+    "called_when_asked": "called when asked",
+}
+
+
+def agent_h_words(figures: Mapping[str, float]) -> str:
+    """Agent-H's figures in a line."""
+    return "Agent-H: " + ", ".join(f"{_AGENT_H[name]} {percent(value)}" for name, value in figures.items())
+
+
 def solved_words(metrics: Metrics) -> str:
     """What one solved episode costs, in a sentence; empty when none was."""
     cost = metrics.per_solved
     if not cost:
         return ""
+    if "agent_tokens" not in cost:
+        return f"a solved episode costs {number(cost['tool_calls'])} tool calls, failed ones included; tokens are not known"
     tokens = cost["agent_tokens"] + cost["observation_tokens"]
     return (
         f"a solved episode costs {number(cost['tool_calls'])} tool calls and {number(tokens)} tokens "
@@ -192,6 +210,16 @@ def ours(figure: Interval | float) -> str:
     return percent(figure)
 
 
+def agent_words(part: Metrics) -> str:
+    """The figures of one agent of several."""
+    score = part.pass_at_1
+    shown = f"{percent(score.value)} ({percent(score.low)} to {percent(score.high)})" if score else "no score"
+    return (
+        f"{shown} of {part.questions:,} questions, format valid {percent(part.format_valid)}, "
+        f"tool calls {number(part.tool_calls)}, agent tokens {number(part.agent_tokens)}"
+    )
+
+
 def stops_words(stops: dict[str, int]) -> str:
     """How episodes ended: ``answer 12, turns 3``."""
     return ", ".join(f"{stop.replace('_', ' ')} {count:,}" for stop, count in stops.items())
@@ -239,6 +267,68 @@ def difference_words(difference: StageDifference) -> str:
         parts = "; ".join(f"{name} {source_words(one)}" for name, one in result.by_source.items())
         text += f" By source, corrected by Holm: {parts}."
     return text
+
+
+@dataclass(frozen=True, slots=True)
+class CostCells:
+    """A row of :class:`Savings` in words; intervals are empty where there is none."""
+
+    label: str
+    team: str
+    model: str
+    difference: str
+    difference_range: str
+    saving: str
+    saving_range: str
+
+
+def cost_cells(row: CostRow) -> CostCells:
+    """The row as a reader sees it."""
+    change, saving = row.difference, row.saving
+    difference = saved = "–"
+    changes = saves = ""
+    if change is not None:
+        difference = _signed(row, change.value)
+        changes = f"{_signed(row, change.low)} to {_signed(row, change.high)}"
+    if saving is not None:
+        saved = _share(saving.value)
+        saves = f"{'no lower end' if saving.low is None else _share(saving.low)} to {_share(saving.high)}"
+    label = row.quantity if row.per is Per.TASK else f"{row.quantity} per {row.per}"
+    team, model = _figure(row, row.team), _figure(row, row.model)
+    return CostCells(label, team, model, difference, changes, saved, saves)
+
+
+def _figure(row: CostRow, value: float | None) -> str:
+    if value is None:
+        return "–"
+    if row.quantity is Quantity.SCORE:
+        return percent(value)
+    return dollars(value) if row.quantity is Quantity.DOLLARS else number(value)
+
+
+def _signed(row: CostRow, value: float) -> str:
+    if row.quantity is Quantity.SCORE:
+        return points(value)
+    return f"{'−' if value < 0 else '+'}{_figure(row, abs(value)).removesuffix(' USD')}"
+
+
+def _share(value: float) -> str:
+    return f"{100 * value:,.{1 if abs(value) < 10 else 0}f} %".replace("-", "−")
+
+
+def savings_words(one: Savings) -> str:
+    """What the model saves, in a sentence."""
+    named = [
+        (name, one.row(quantity, Per.SOLVED).saving)
+        for name, quantity in (("tokens", Quantity.TOKENS), ("tool calls", Quantity.CALLS))
+    ]
+    parts = [
+        f"{_share(abs(saving.value))} {'fewer' if saving.value >= 0 else 'more'} {name}"
+        for name, saving in named
+        if saving is not None
+    ]
+    needs = f" The model needs {' and '.join(parts)} per solved task." if parts else ""
+    return f"The team {one.team} and the model {one.model} on the same {one.questions:,} questions.{needs}"
 
 
 def p_words(result: Difference) -> str:

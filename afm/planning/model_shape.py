@@ -66,7 +66,7 @@ def missing_model_files(folder: Path) -> list[str]:
 
 
 def model_shape(name_or_folder: str) -> ModelShape | None:
-    """Shape of a model in a folder, or of a Qwen2.5 of 3B, 7B or 32B by its name; else ``None``.
+    """Shape of a model in a folder, or by its name of a Qwen2.5 of 3B, 7B or 32B or Llama-2 of 7B; else ``None``.
 
     Raises:
         ConfigError: The folder's ``config.json`` is broken.
@@ -82,6 +82,8 @@ def model_shape(name_or_folder: str) -> ModelShape | None:
                 f"{file}: got {type(config).__name__}, expected a model's settings as a JSON object"
             )
         return _shape_of(config)
+    if re.fullmatch(r"meta-llama/Llama-2-7b(?:-chat)?-hf", name_or_folder):
+        return _LLAMA_2_7B
     known = re.fullmatch(r"Qwen/Qwen2\.5-(?:Coder-)?(3|7|32)B(?:-Instruct)?", name_or_folder)
     return _QWEN[known[1]] if known else None
 
@@ -118,3 +120,4 @@ _QWEN = {
     "7": _qwen(3584, 28, 28, 4, 18944, 152064, False),
     "32": _qwen(5120, 64, 40, 8, 27648, 152064, False),
 }
+_LLAMA_2_7B = ModelShape(4096, 32, 32, 32, 128, 11008, 32000, False, False, False, 4096)

@@ -19,7 +19,8 @@ class Sample:
         segments: The response by author, so that text in an observation never counts as the agent's.
         ground_truth: As in the row: str, list of str, {"target": [..]} or a JSON string of that.
         agent_tokens: Sampled tokens; ``None`` when unknown.
-        response_tokens: Sampled and observed tokens; ``None`` when unknown.
+        response_tokens: Sampled and observed tokens, those of an observation that did not fit included; ``None`` when unknown.
+        answer_alone: Whether the form counts as kept: a team's words are brought into the agent's form by us.
     """
 
     spec: AgentSpec
@@ -30,6 +31,7 @@ class Sample:
     agent_tokens: int | None = None
     response_tokens: int | None = None
     extra_info: Mapping[str, Any] = field(default_factory=dict)
+    answer_alone: bool = False
 
 
 class Reward(Protocol):

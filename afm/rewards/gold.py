@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from afm.errors import DataError
 
@@ -25,6 +26,35 @@ def gold_answers(ground_truth: Any) -> tuple[str, ...]:
             'or {"target": [...]}'
         )
     return found
+
+
+def kind_of_gold(ground_truth: Any) -> Literal["tests", "result"] | None:
+    """Whether a row's gold is tests of a program or a result; ``None`` where its look does not say. Nothing is unpacked."""
+    value = ground_truth.tolist() if hasattr(ground_truth, "tolist") else ground_truth
+    if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            return "result"
+    if isinstance(value, Mapping):
+        return kind_of_gold(value["target"]) if "target" in value else "tests"
+    if not isinstance(value, list | tuple):
+        return "result"
+    if value and all(isinstance(one, Mapping) for one in value):
+        return "tests"
+    texts = [one for one in value if isinstance(one, str)]
+    if len(texts) < len(value) or any(map(is_literal, texts)):
+        return "result"
+    return "tests" if any("assert" in one for one in texts) else None
+
+
+def is_literal(text: str) -> bool:
+    """Whether a text is a mere value in Python, which as a test every program would pass."""
+    try:
+        ast.literal_eval(text.strip())
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return False
+    return True
 
 
 def _texts(value: Any) -> Iterable[str]:

@@ -15,6 +15,7 @@ from afm.rewards.judge_client import JudgeClient
 from afm.rewards.judge_endpoint import JudgeEndpoint
 from afm.rewards.judge_prompt import SCHEMA, Case, Ruling, bystander, decoy, shown_rationale
 from afm.rewards.judge_store import VerdictCache
+from afm.rewards.judge_text import TEXT_SCHEMA, JudgeText
 from afm.rewards.part import Part
 from afm.trajectory import answers
 
@@ -37,6 +38,8 @@ class JudgeSettings(JudgeEndpoint):
     Attributes:
         without_endpoint: What judges when neither the file nor the environment names an endpoint.
         control: Judge an accepted answer again against a wrong gold answer, and score 0 when it is accepted again.
+        prompt: A text of the user's with {question}, {gt_answer} and {pred_answer} in place of ours (see
+            :mod:`afm.rewards.judge_text`); then every answer is judged by the model, exact ones and long ones too.
         max_answer_chars: Longer answers score 0: whoever lists everything has answered nothing.
         cache: File of verdicts, which processes may share.
         price_per_million_tokens: What the endpoint costs in US dollars, for ``afm doctor`` and the money of evaluations; no
@@ -45,6 +48,7 @@ class JudgeSettings(JudgeEndpoint):
 
     without_endpoint: WithoutEndpoint = WithoutEndpoint.EXACT_MATCH
     control: bool = True
+    prompt: Path | None = None
     max_answer_chars: int = Field(default=1000, ge=1)
     cache: Path | None = None
     price_per_million_tokens: float | None = Field(default=None, ge=0, le=1e9)
@@ -57,7 +61,7 @@ class ModelJudge:
     what keeps the answer from steering the judge.
 
     Raises:
-        ConfigError: The environment is wrong: no address, or a key that cannot be sent.
+        ConfigError: The environment is wrong: no address, or a key that cannot be sent; or the prompt is none.
     """
 
     def __init__(self, settings: JudgeSettings) -> None:
@@ -66,9 +70,11 @@ class ModelJudge:
         self._model = place.model
         self._exact = ExactMatch()
         self._client: JudgeClient | None = None
+        self._text = JudgeText.load(settings.prompt) if settings.prompt is not None else None
         if place.url is not None:
             cache = VerdictCache(settings.cache) if settings.cache else None
-            self._client = JudgeClient(settings.client(place, SCHEMA), cache)
+            schema = SCHEMA if self._text is None else TEXT_SCHEMA
+            self._client = JudgeClient(settings.client(place, schema), cache, self._text)
 
     async def judge(self, sample: Sample) -> Part:
         """Have the agent's final answer judged."""
@@ -86,6 +92,8 @@ class ModelJudge:
         return told if isinstance(told, Part) else self._case(sample.question, *told)
 
     def _case(self, question: str, accepted: tuple[str, ...], given: tuple[str, ...]) -> Case | Part:
+        if self._text is not None:
+            return Case(question, accepted, " | ".join(given))
         if len(given) == 1 and _is_exactly(given[0], accepted):
             return Part(1.0, f"{given[0][:_SHOWN]!r} is a gold answer")
         answer = " | ".join(given)

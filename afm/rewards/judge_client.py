@@ -9,17 +9,22 @@ from weakref import WeakKeyDictionary
 
 from afm.rewards.judge_prompt import Case, Ruling, messages, read_ruling
 from afm.rewards.judge_store import VerdictCache, cache_key
+from afm.rewards.judge_text import JudgeText
 from afm.rewards.reply_client import ReplyClient
 
 _Asked = dict[str, asyncio.Task[Ruling]]
 
 
 class JudgeClient:
-    """Asks one model for verdicts. Equal requests at the same time are sent once."""
+    """Asks one model for verdicts, in our words or those of ``text``. Equal requests at the same time are sent once."""
 
-    def __init__(self, client: ReplyClient, cache: VerdictCache | None = None) -> None:
+    def __init__(
+        self, client: ReplyClient, cache: VerdictCache | None = None, text: JudgeText | None = None
+    ) -> None:
         self._client = client
         self._cache = cache
+        self._messages = messages if text is None else text.messages
+        self._read = read_ruling if text is None else text.read
         self._asked: WeakKeyDictionary[asyncio.AbstractEventLoop, _Asked] = WeakKeyDictionary()
 
     async def ruling(self, case: Case) -> Ruling:
@@ -28,7 +33,7 @@ class JudgeClient:
         Raises:
             RewardError: There is none: the server failed, replied with something else, or the budget is spent.
         """
-        body = self._client.body(messages(case))
+        body = self._client.body(self._messages(case))
         key = cache_key(self._client.where, body)
         asked = self._asked.setdefault(asyncio.get_running_loop(), {})
         task = asked.get(key)
@@ -53,7 +58,7 @@ class JudgeClient:
         found = await self._cache.find(key) if self._cache is not None else None
         if found is not None:
             return found
-        ruling = await self._client.reply(body, lambda text: read_ruling(text, case))
+        ruling = await self._client.reply(body, lambda text: self._read(text, case))
         if self._cache is not None:
             await self._cache.add(key, ruling)
         return ruling

@@ -137,6 +137,21 @@ def read_ruling(text: str, case: Case) -> Ruling:
     Raises:
         ValueError: It holds none; the message quotes nothing from it.
     """
+    data = loaded_reply(text)
+    if data.get("check") != case.code:
+        raise ValueError("the reply lacks the check code")
+    judgement, rationale = data.get("judgement"), data.get("rationale", "")
+    if judgement not in ("correct", "incorrect") or not isinstance(rationale, str):
+        raise ValueError("the reply has no judgement")
+    return Ruling(judgement, rationale)
+
+
+def loaded_reply(text: str) -> dict[str, Any]:
+    """The one JSON object of a reply, alone or in a fence.
+
+    Raises:
+        ValueError: It is something else; the message quotes nothing from it.
+    """
     fence = re.fullmatch(r"\s*```(?:json)?\s*\n(.*?)\n?\s*```\s*", text, re.DOTALL)
     try:
         data = json.loads(fence[1] if fence else text)
@@ -144,12 +159,7 @@ def read_ruling(text: str, case: Case) -> Ruling:
         raise ValueError("the reply is not one JSON object") from None
     if not isinstance(data, dict):
         raise ValueError("the reply is not one JSON object")
-    if data.get("check") != case.code:
-        raise ValueError("the reply lacks the check code")
-    judgement, rationale = data.get("judgement"), data.get("rationale", "")
-    if judgement not in ("correct", "incorrect") or not isinstance(rationale, str):
-        raise ValueError("the reply has no judgement")
-    return Ruling(judgement, rationale)
+    return data
 
 
 def shown_rationale(ruling: Ruling, case: Case) -> str:

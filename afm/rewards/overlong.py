@@ -22,17 +22,15 @@ class CountedTokens(StrEnum):
 class OverlongPenalty:
     """0 up to the buffer, then linearly down to -1 at the limit and beyond.
 
-    Soft overlong punishment of DAPO (arXiv 2503.14476, equation 13), which counts a whole response; here
-    the observations, which the agent did not write, count only on request.
+    Soft overlong punishment of DAPO (arXiv 2503.14476, equation 13): the length is that of the whole response, observations
+    included, and one that did not fit any more. So a response that observations filled is punished like any other.
 
     Args:
         max_tokens: The length at which the penalty reaches -1.
         buffer_tokens: How many tokens before that it begins.
     """
 
-    def __init__(
-        self, max_tokens: int, buffer_tokens: int, count: CountedTokens = CountedTokens.AGENT
-    ) -> None:
+    def __init__(self, max_tokens: int, buffer_tokens: int, count: CountedTokens = CountedTokens.ALL) -> None:
         self._max = max_tokens
         self._buffer = buffer_tokens
         self._count = count

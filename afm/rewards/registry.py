@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from afm.configuration import read_mapping, validated
 from afm.errors import AfmError, ConfigError
+from afm.rewards.agent_h import AgentH
 from afm.rewards.base import Reward, Sample
 from afm.rewards.choice import ChoiceLetter
 from afm.rewards.code_tests import CodeTests
@@ -30,6 +31,7 @@ from afm.rewards.t_eval import TEval, TEvalSettings
 from afm.rewards.text_match import Substring, TokenF1
 from afm.sandbox import open_sandbox
 from afm.sandbox.settings import SandboxSettings
+from afm.settings import load_settings
 from afm.tools.remote import remote_sandbox
 from afm.trajectory.hygiene import whole_characters
 from afm.trajectory.record import Verdict
@@ -69,7 +71,8 @@ class CodeTestsSettings(_Strict):
     Attributes:
         sandbox: Where programs run on this machine, e.g. ``backend`` and ``max_parallel``.
         urls: Code servers that run the programs in its place.
-        livecodebench: File or folder of LiveCodeBench's JSONL files with the complete tests.
+        livecodebench: File or folder of LiveCodeBench's JSONL files with the complete tests; LIVECODEBENCH_DATA_PATH when
+            ``None``.
     """
 
     early_stop: bool = True
@@ -81,6 +84,11 @@ class CodeTestsSettings(_Strict):
     livecodebench: Path | None = None
     sandbox: SandboxSettings | None = None
     urls: tuple[str, ...] = ()
+
+    @property
+    def complete_tests(self) -> Path | None:
+        """Where complete tests of LiveCodeBench are, ``None`` when nobody says."""
+        return self.livecodebench or load_settings().livecodebench_data_path
 
     def scorer(self) -> CodeTests:
         """The scorer with these settings; nothing is started yet.
@@ -94,7 +102,7 @@ class CodeTestsSettings(_Strict):
         sandbox = remote_sandbox(self.urls) if self.urls else open_sandbox(**local.options())
         limits = CaseLimits(self.case_s, self.total_s, self.output_bytes, self.memory_bytes)
         policy = TestPolicy(limits, self.early_stop, self.tolerance)
-        return CodeTests(sandbox, policy, livecodebench=self.livecodebench)
+        return CodeTests(sandbox, policy, livecodebench=self.complete_tests)
 
 
 class OverlongSettings(_Strict):
@@ -102,7 +110,7 @@ class OverlongSettings(_Strict):
 
     max_tokens: int = Field(ge=1)
     buffer_tokens: int = Field(ge=1)
-    count: CountedTokens = CountedTokens.AGENT
+    count: CountedTokens = CountedTokens.ALL
 
     @model_validator(mode="after")
     def _check(self) -> OverlongSettings:
@@ -165,6 +173,7 @@ class CombinedReward:
             "judge": lambda: ModelJudge(settings.judge),
             "code_tests": lambda: settings.code_tests.scorer(),
             "t_eval": lambda: TEval(settings.t_eval),
+            "agent_h": AgentH,
         }
         self._scorers: dict[str, Scorer] = {}
         self._extra: dict[str, Scorer] = {FORMAT: FormatCheck()}
@@ -184,7 +193,12 @@ class CombinedReward:
             name: await _part(name, judge, sample)
             for name, judge in {CORRECT: scorer, **self._extra, **_form_of(scorer)}.items()
         }
-        return self._verdict(parts, time.monotonic() - started)
+        if not sample.answer_alone:
+            return self._verdict(parts, time.monotonic() - started)
+        verdict = self._verdict(parts | {FORMAT: Part(1.0)}, time.monotonic() - started)
+        return verdict.model_copy(
+            update={"parts": {name: verdict.parts[name] for name in verdict.parts if name != FORMAT}}
+        )
 
     async def close(self) -> None:
         """Free worker processes."""

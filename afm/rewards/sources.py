@@ -7,17 +7,18 @@ from fnmatch import fnmatchcase
 
 from afm.errors import ConfigError, suggestion
 
-SCORERS = ("math", "exact_match", "f1", "substring", "choice", "code_tests", "judge", "t_eval")
+SCORERS = ("math", "exact_match", "f1", "substring", "choice", "code_tests", "judge", "t_eval", "agent_h")
 
 BY_SOURCE: dict[str, str] = {
     **dict.fromkeys(("math_dapo", "aime24", "aime25", "math", "math500", "gsm8k", "amc23"), "math"),
-    **dict.fromkeys(("olympiadbench", "skywork_math", "mini_math"), "math"),
+    **dict.fromkeys(("olympiadbench", "skywork_math", "retool", "mini_math", "gms8k"), "math"),
     **dict.fromkeys(("nq", "triviaqa", "popqa", "hotpotqa", "2wikimultihopqa"), "exact_match"),
     **dict.fromkeys(("musique", "bamboogle", "mercury", "tq", "mini_wiki"), "exact_match"),
-    **dict.fromkeys(("livecodebench*", "lcbv4", "lcbv5", "skywork_livecodebench*"), "code_tests"),
+    **dict.fromkeys(("livecodebench*", "lcbv4", "lcbv5", "skywork", "skywork_livecodebench*"), "code_tests"),
     **dict.fromkeys(("codecontests*", "codeforces*"), "code_tests"),
     "gpqa*": "choice",
     "t_eval*": "t_eval",
+    "agent_h*": "agent_h",
     **dict.fromkeys(("search", "gaia*", "hle*", "webwalker*", "browsecomp*"), "judge"),
     # As the examples of verl call their data.
     **dict.fromkeys(("openai/gsm8k", "lighteval/math", "digitallearninggmbh/math-lighteval"), "math"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from afm.rollout.episode import Episode
 from afm.rollout.events import CallFinished, CallStarted, EpisodeEvent, OnEvent, Stopped, TextWritten
 from afm.rollout.loop import generation_seed, run_episode
+from afm.rollout.published import PublishedProtocol, run_published
 from afm.rollout.record import episode_record
 
 __all__ = [
@@ -13,9 +14,11 @@ __all__ = [
     "Episode",
     "EpisodeEvent",
     "OnEvent",
+    "PublishedProtocol",
     "Stopped",
     "TextWritten",
     "episode_record",
     "generation_seed",
     "run_episode",
+    "run_published",
 ]

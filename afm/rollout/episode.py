@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from afm.trajectory.record import CallRecord, Cost, StopReason
 from afm.trajectory.types import Segment
@@ -21,6 +23,8 @@ class Episode:
         segments: The same response as text by author.
         calls: Tool calls in order.
         stop: Why it ended.
+        unfit_tokens: Length of the observation that ended it, because the response had no room for it; it is in nothing above.
+        protocol: What a protocol other than ours did: it may have shown the model a trimmed history, and have added an answer.
     """
 
     prompt_ids: tuple[int, ...]
@@ -31,6 +35,13 @@ class Episode:
     calls: tuple[CallRecord, ...]
     stop: StopReason
     cost: Cost
+    unfit_tokens: int = 0
+    protocol: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def length(self) -> int:
+        """Tokens that the response came to, those of an observation that did not fit included."""
+        return len(self.response_ids) + self.unfit_tokens
 
     @property
     def text(self) -> str:

@@ -71,7 +71,7 @@ async def run_episode(
         tools_by_role(spec, tools), run_repeated=(limits or spec.limits).duplicate_calls == "execute"
     )
     prompt = tuple(model.encode_prompt(spec.prompt_messages(question)) if prompt_ids is None else prompt_ids)
-    run = _Run(spec, model, caller, question, prompt, limits or spec.limits, sampling, seed, on_event)
+    run = EpisodeRun(spec, model, caller, question, prompt, limits or spec.limits, sampling, seed, on_event)
     return await run.to_the_end()
 
 
@@ -86,7 +86,7 @@ def _between_tags(observation: str) -> str:
     return "\n".join(observation.split("\n")[2:-2])
 
 
-class _Run:
+class EpisodeRun:
     """The state of one episode."""
 
     def __init__(
@@ -124,8 +124,11 @@ class _Run:
         self._generations = 0
         self._read_tokens = 0
         self._generation_seconds = 0.0
+        self._unfit_tokens = 0
+        self._stops = spec.stop_strings
 
     async def to_the_end(self) -> Episode:
+        """Play on until an answer or a limit."""
         stop = None
         while stop is None:
             stop = await self._turn()
@@ -176,10 +179,10 @@ class _Run:
         params = replace(
             self._sampling,
             max_new_tokens=max_new_tokens,
-            stop=self._spec.stop_strings,
+            stop=self._stops,
             seed=None if self._seed is None else generation_seed(self._seed, self._generations),
         )
-        prompt = [*self._prompt, *self._transcript.ids]
+        prompt = self._reading()
         begun = time.perf_counter()
         try:
             async with asyncio.timeout(self._clock.left if self._model.cancellable else None) as timer:
@@ -197,6 +200,10 @@ class _Run:
                 f"the model returned {len(generation.token_ids)} tokens, asked for at most {max_new_tokens}"
             )
         return generation
+
+    def _reading(self) -> list[int]:
+        """Token ids that the next generation continues."""
+        return [*self._prompt, *self._transcript.ids]
 
     async def _ask(self, prompt: Sequence[int], params: SamplingParams) -> Generation:
         if self._live is not None and isinstance(self._model, StreamingModel):
@@ -262,6 +269,7 @@ class _Run:
             return reason
         ids = self._model.encode(text)
         if len(self._transcript.ids) + len(ids) > self._budget.response:
+            self._unfit_tokens = len(ids)
             return StopReason.RESPONSE_TOKENS
         self._transcript.add_observation(ids, text)
         self._parser.feed_observation(text)
@@ -303,4 +311,5 @@ class _Run:
                 tool_seconds=sum(call.seconds for call in calls),
                 wall_seconds=self._clock.elapsed,
             ),
+            unfit_tokens=self._unfit_tokens,
         )

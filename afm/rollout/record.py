@@ -61,6 +61,7 @@ def episode_record(
         verdict=verdict,
         cost=episode.cost,
         calls=episode.calls,
-        provenance=dict(provenance or {}),
+        provenance=dict(provenance or {})
+        | ({"protocol": dict(episode.protocol)} if episode.protocol else {}),
         **tokens,
     )

@@ -59,8 +59,24 @@ class Transcript:
 
     def add_observation(self, token_ids: Sequence[int], text: str) -> None:
         """Append what the environment wrote."""
+        self._add_unsampled(token_ids, Segment(Author.ENVIRONMENT, text))
+
+    def add_adopted(self, token_ids: Sequence[int], text: str) -> None:
+        """Append words of the agent in another place than it wrote them: its text, not its samples."""
+        self._add_unsampled(token_ids, Segment(Author.AGENT, text))
+
+    def end_segment(self, author: Author = Author.AGENT) -> None:
+        """End what the agent wrote since the last segment; ``author`` is the environment where it only quotes the agent."""
+        self._close_agent_segment(author)
+
+    @property
+    def last_text(self) -> str:
+        """Text of the last finished segment."""
+        return self._segments[-1].text if self._segments else ""
+
+    def _add_unsampled(self, token_ids: Sequence[int], segment: Segment) -> None:
         self._close_agent_segment()
-        self._segments.append(Segment(Author.ENVIRONMENT, text))
+        self._segments.append(segment)
         self.ids += token_ids
         self.mask += [0] * len(token_ids)
         self._logprobs += [0.0] * len(token_ids)
@@ -71,8 +87,8 @@ class Transcript:
         self._close_agent_segment()
         return tuple(self._segments)
 
-    def _close_agent_segment(self) -> None:
+    def _close_agent_segment(self, author: Author = Author.AGENT) -> None:
         text = "".join(self._agent_text) + self._decoder.finish()
         self._agent_text.clear()
         if text:
-            self._segments.append(Segment(Author.AGENT, text))
+            self._segments.append(Segment(author, text))

@@ -23,6 +23,13 @@ from afm.trajectory.fenced import CODE_TOOL, Program, parse_program
 
 _ADDRESS = re.compile(r"(?<= at )0x[0-9a-fA-F]{6,16}(?=[>,])")
 _THREAD = re.compile(r"(?<=started )\d{9,}(?=\)>)|(?<=started daemon )\d{9,}(?=\)>)")
+_AFM_NAMES = {
+    "memory_limit": "write limits: {memory_bytes: 5242880000} (its sandbox has 5,000 MiB)",
+    "timeout": "write limits: {cpu_s: 5, wall_s: 7.0} (its sandbox's)",
+    "max_obs_length": "write max_observation_chars: 1536 (it shows three characters for each unit)",
+    "num_workers": "write sandbox: {max_parallel: N}",
+    "retrieval_service_url": "leave it out; programs on other machines: urls: [http://HOST:9002]",
+}
 NOTHING_PRINTED = "(The program printed nothing; use print() to see a value.)"
 
 
@@ -34,6 +41,7 @@ class CodeSettings(BaseModel):
         urls: Code servers that run the programs instead (``python -m tool_servers.code``).
         limits: Bounds of one run, by field of :class:`SandboxLimits`.
         max_observation_chars: Longer observations lose their middle.
+        nsjail_path: As in AFM's files: the same as ``sandbox: {backend: nsjail, nsjail_path: PATH}``.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -42,11 +50,24 @@ class CodeSettings(BaseModel):
     urls: tuple[str, ...] = ()
     limits: dict[str, float | int] = Field(default_factory=dict)
     max_observation_chars: int = Field(default=1536, ge=200)
+    nsjail_path: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _written_for_afm(cls, data: Any) -> Any:
+        for name, ours in _AFM_NAMES.items():
+            if name in data:
+                raise ValueError(f"{name}: a setting of AFM's code tool; {ours}")
+        if (path := data.get("nsjail_path")) and not (data.get("urls") or data.get("sandbox")):
+            return {**data, "sandbox": {"backend": "nsjail", "nsjail_path": path}}
+        return data
 
     @model_validator(mode="after")
     def _one_place(self) -> CodeSettings:
         if self.urls and self.sandbox is not None:
             raise ValueError("either `urls` of code servers or a local `sandbox`, not both")
+        if self.nsjail_path and (self.sandbox is None or self.sandbox.nsjail_path != self.nsjail_path):
+            raise ValueError("nsjail_path stands alone; with `sandbox` or `urls`, write sandbox.nsjail_path")
         return self
 
 

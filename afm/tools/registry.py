@@ -176,10 +176,30 @@ def _behind_cassette(
     }
 
 
+_OF_VERL = {
+    "code_executor": ("code.CodeTool", "code_executor"),
+    "web_search_v2": ("web_search.WebSearchTool", "search"),
+    "crawl_page_v2": ("crawl_page.CrawlPageTool", "search"),
+    "search_tool": ("wiki_search.WikiSearchTool", "wiki_rag"),
+    "wiki_search_r1": ("wiki_search.WikiSearchTool", "wiki_rag"),
+    "visual_inspector": ("visual_inspector.VisualInspectorTool", "visual_inspector"),
+}
+"""Modules of tools in AFM's and stock verl's files: our class, and the file of ours that declares it."""
+
+
+def _ours_for(module: str) -> str:
+    known = _OF_VERL.get(module.rpartition(".")[2])
+    if known is None:
+        return "which our loops cannot call; docs/tools.md says how to write one"
+    return f"here it is afm.tools.{known[0]}, with its settings in configs/tools/{known[1]}.yaml (docs/from_afm.md)"
+
+
 def _tool_class(name: str, where: str) -> type[ConfiguredTool]:
     module_name, _, class_name = name.rpartition(".")
     if not module_name:
         raise ConfigError(f"{where}: got {name!r}, expected a dotted name such as afm.tools.code.CodeTool")
+    if name.startswith("verl.tools."):
+        raise ConfigError(f"{where}: {name!r} is a tool of verl's, {_ours_for(module_name)}")
     try:
         module = importlib.import_module(module_name)
     except Exception as error:  # whatever a module does when it is loaded

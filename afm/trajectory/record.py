@@ -56,7 +56,9 @@ class Cost(_Row):
     """What an episode used.
 
     ``read_tokens`` are what stood before each generation, added up: the prompt tokens that an endpoint bills. 0 where it was
-    not counted.
+    not counted. ``unmetered`` generations are of endpoints that reported no usage: their tokens are estimated from the length
+    of the text, so the counts are no measurement. ``model_usd`` is what the generations cost where each model has a price of
+    its own, as in a team; ``None`` where one price holds for all.
     """
 
     prompt_tokens: int = 0
@@ -64,6 +66,8 @@ class Cost(_Row):
     agent_tokens: int = 0
     observation_tokens: int = 0
     generations: int = 0
+    unmetered: int = 0
+    model_usd: float | None = None
     tool_calls: int = 0
     tool_failures: int = 0
     generation_seconds: float = 0.0

@@ -56,7 +56,9 @@ def sealed(record: Record, key: str) -> Record:
             "reason": "",
             **dict.fromkeys(("prompt_ids", "response_ids", "response_mask", "logprobs")),
             "provenance": {
-                **{name: value for name, value in record.provenance.items() if name != "groups"},
+                **{
+                    name: value for name, value in record.provenance.items() if name not in ("groups", "team")
+                },
                 _KEY: key,
                 _SEALED: encrypt(record.model_dump_json(), key),
             },

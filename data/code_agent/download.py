@@ -1,8 +1,9 @@
 """Fetch the data of the code and math agent from the Hugging Face Hub, or the mirror that HF_ENDPOINT names.
 
-    python data/code_agent/download.py --out downloads/code_agent [--only SET] [--all] [--pin] [--dry-run]
+    python data/code_agent/download.py [--out data/code_agent/raw] [--only SET] [--all] [--pin] [--dry-run]
 
-It is `afm data download configs/data/code_agent.yaml`; docs/data.md says what comes then.
+It is `afm data download configs/data/code_agent.yaml`; docs/data.md says what comes then. AFM's benchmark
+files and prompts come from GitHub, or the mirror that GITHUB_RAW_ENDPOINT names.
 """
 
 import sys
@@ -11,9 +12,7 @@ from pathlib import Path
 from afm.cli.main import main
 
 if __name__ == "__main__":
-    sys.argv[1:1] = [
-        "data",
-        "download",
-        str(Path(__file__).resolve().parents[2] / "configs/data/code_agent.yaml"),
-    ]
+    here = Path(__file__).resolve().parent
+    sets = here.parents[1] / "configs/data/code_agent.yaml"
+    sys.argv[1:1] = ["data", "download", str(sets), "--out", str(here / "raw")]
     main()

@@ -4,7 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from afm.agents import AgentSpec, agent_of_model, load_agent, model_folder, save_agent, shipped_agents
+from afm.agents import (
+    AgentSpec,
+    agent_of_model,
+    load_agent,
+    model_folder,
+    save_agent,
+    save_agents,
+    saved_agents,
+    shipped_agents,
+)
 from afm.configuration import read_extended
 from afm.errors import ConfigError
 
@@ -204,3 +213,18 @@ def test_a_training_run_stands_for_the_model_inside_it(tmp_path: Path) -> None:
     assert model_folder(tmp_path) == tmp_path / "model"
     (tmp_path / "config.json").write_text("{}")
     assert model_folder(tmp_path) == tmp_path
+
+
+def test_a_model_trained_as_several_agents_has_each_of_them(tmp_path: Path) -> None:
+    code = load_agent("code").model_copy(update={"prompt": "short"})
+    save_agents((code, load_agent(TINY)), tmp_path)
+    assert load_agent(tmp_path / "agent.yaml") == agent_of_model(tmp_path, "code") == code
+    assert agent_of_model(tmp_path, "math") == load_agent(TINY) != load_agent("math")
+    assert saved_agents(tmp_path) == [code, load_agent(TINY)]
+    assert agent_of_model(tmp_path, "web") == load_agent("web")
+
+
+def test_a_model_trained_as_one_agent_has_no_folder_of_agents(tmp_path: Path) -> None:
+    save_agents((load_agent("math"),), tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["agent.yaml"]
+    assert saved_agents(tmp_path / "none") == []

@@ -24,6 +24,7 @@ class Hub:
         repositories: Files by repository, at :data:`REVISION`; a model's name begins with ``models/``.
         commits: Further states of a repository: files by commit.
         main: The commit of the main branch, where it is another one.
+        github: Raw files of GitHub: content by ``owner/name/commit/path``.
         gated: Repositories that only a token in ``tokens`` may read.
         sent: File, first byte and number of bytes of each answer.
         asked: Path of each request.
@@ -34,7 +35,7 @@ class Hub:
     """
 
     def __init__(self):
-        self.repositories, self.commits, self.main = {}, {}, {}
+        self.repositories, self.commits, self.main, self.github = {}, {}, {}, {}
         self.gated, self.tokens = set(), set()
         self.sent, self.asked, self.header_names = [], [], []
         self.cut_at, self.ranges, self.pause_s = None, True, 0.0
@@ -51,6 +52,8 @@ class Hub:
                 if hub.failures and path.startswith(hub.failing):
                     hub.failures -= 1
                     self._answer(hub.failure, b"try again", {"Retry-After": 1})
+                elif unquote(path) in hub.github:
+                    self._send(unquote(path), hub.github[unquote(path)])
                 elif path.startswith("store/"):
                     repository, _, rest = path.removeprefix("store/").partition("/-/")
                     commit, _, name = rest.partition("/")
@@ -191,6 +194,7 @@ def hub_environment(hub, tmp_path):
     environment = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
     return environment | {
         "HF_ENDPOINT": f"http://127.0.0.1:{hub.port}",
+        "GITHUB_RAW_ENDPOINT": f"http://127.0.0.1:{hub.port}",
         "HF_TOKEN": TOKEN,
         "HF_HOME": str(tmp_path / "home"),
         "NO_PROXY": "127.0.0.1,localhost",

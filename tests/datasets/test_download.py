@@ -109,12 +109,13 @@ def test_the_wanted_files_are_fetched_checked_and_noted(hub, command, tmp_path):
     folder = tmp_path / "a folder"
     assert files_of(folder) == {
         "download.manifest.json",
+        "download.lock.json",
         "small/rows.json",
         "small/empty.json",
         "small/data/train 1.json",
     }
     assert (folder / "small/rows.json").read_bytes() == ROWS
-    assert f"small: own/small at {REVISION[:12]} (not pinned), 3 files" in told
+    assert f"small: own/small at {REVISION[:12]} (not pinned yet), 3 files" in told
     noted = json.loads((folder / "download.manifest.json").read_text())
     assert noted["counts"] == {"sets": 1, "files": 3}
     small = noted["sets"]["small"]
@@ -140,7 +141,7 @@ def test_a_model_comes_from_the_addresses_of_models(hub, download, tmp_path):
 
 def test_a_dry_run_fetches_nothing(hub, download, tmp_path):
     told = download("--all", "--dry-run")
-    assert f"large: own/large at {REVISION[:12]} (not pinned), 1 files, 24 MiB, 24 MiB to fetch" in told
+    assert f"large: own/large at {REVISION[:12]} (not pinned yet), 1 files, 24 MiB, 24 MiB to fetch" in told
     assert hub.sent == []
     assert files_of(tmp_path / "a folder") == set()
 
@@ -194,6 +195,7 @@ def test_a_commit_in_the_yaml_is_asked_for(hub, download, sets, tmp_path):
     sets.write_text(f"sets: {{small: {{repository: own/small, revision: {NEWER}}}}}")
     download()
     assert (tmp_path / "a folder/small/rows.json").read_bytes() == b"[1]"
+    (tmp_path / "a folder/download.lock.json").unlink()
     sets.write_text("sets: {small: {repository: own/small, revision: gone}}")
     assert "there is no revision 'gone'" in download(status=1)
 
@@ -249,6 +251,7 @@ def test_bytes_that_are_wrong_leave_nothing_behind(hub, download, tmp_path):
 
 def test_a_file_that_was_changed_here_is_fetched_anew_unless_it_is_pinned(hub, download, tmp_path):
     download()
+    (tmp_path / "a folder/download.lock.json").unlink()
     (tmp_path / "a folder/small/rows.json").write_bytes(ROWS.replace(b"q", b"x"))
     download()
     assert (tmp_path / "a folder/small/rows.json").read_bytes() == ROWS
@@ -280,6 +283,7 @@ def test_sets_that_cannot_be_had_do_not_keep_the_others_away(hub, download, tmp_
     assert (tmp_path / "a folder/model/config.json").exists()
     hub.tokens = {TOKEN}
     download("--all")
+    (tmp_path / "a folder/download.lock.json").unlink()
     del hub.repositories["own/small"]
     told = download(status=1)
     assert "dataset own/small" in told
@@ -311,6 +315,9 @@ def test_a_name_that_leads_out_of_the_folder_is_refused(hub, download, tmp_path)
     hub.repositories["own/small"] = {"../rows.json": ROWS}
     assert "names a file '../rows.json', which would lie outside the folder" in download(status=1)
     assert not (tmp_path / "a folder/rows.json").exists()
+    for name in ("a\0b.json", "a\x1b[2J.json", "a\nb.json"):
+        hub.repositories["own/small"] = {name: ROWS}
+        assert "with characters that nobody sees" in download(status=1)
 
 
 def test_a_disk_that_is_too_small_is_told_before_the_download(hub, download):
@@ -366,38 +373,36 @@ def test_the_scripts_fetch_and_prepare_the_published_sets(agent, hub, hub_enviro
         "reward_model": {"ground_truth": truth},
         "extra_info": {"index": "7", "question": "who?", "need_tools_kwargs": True},
     }
+    rows = [row, row | {"extra_info": {"index": "8", "question": "where?", "need_tools_kwargs": True}}]
     hub.repositories = {
         f"PersonalAILab/{owner}-SFT-Dataset": {"README.md": b"#", "sft.json": ROWS},
-        f"PersonalAILab/{owner}-RL-Dataset": {"README.md": b"#", "rl.jsonl": json.dumps(row).encode()},
+        f"PersonalAILab/{owner}-RL-Dataset": {
+            "README.md": b"#",
+            "rl.jsonl": b"\n".join(json.dumps(row).encode() for row in rows),
+        },
     }
     data, out = tmp_path / "downloads", tmp_path / "made"
-    script = ROOT / f"data/{agent}_agent/download.py"
-    done = subprocess.run(
-        [sys.executable, script, "--out", data],
-        capture_output=True,
-        text=True,
-        env=hub_environment,
-        cwd=tmp_path,
-    )
-    assert done.returncode == 0, done.stderr
+    only = ["--only", f"{agent}_agent_sft", "--only", f"{agent}_agent_rl"]
     path = f"{Path(sys.executable).parent}:{hub_environment['PATH']}"
-    environment = hub_environment | {"DATA_DIR": str(data), "OUT_DIR": str(out), "PATH": path}
-    done = subprocess.run(
-        [ROOT / f"data/{agent}_agent/prepare.sh"],
-        capture_output=True,
-        text=True,
-        env=environment,
-        cwd=tmp_path,
-    )
-    assert done.returncode == 0, done.stderr
-    info = json.loads((out / "dataset_info.json").read_text())
+    for words in (
+        [sys.executable, ROOT / f"data/{agent}_agent/download.py", "--out", data, *only],
+        [ROOT / f"data/{agent}_agent/prepare.sh", "--data", data, "--out", out, *only],
+    ):
+        done = subprocess.run(
+            words, capture_output=True, text=True, env=hub_environment | {"PATH": path}, cwd=tmp_path
+        )
+        assert done.returncode == 0, done.stderr
+    info = json.loads((out / "sft/dataset_info.json").read_text())
     assert info[f"{agent}_agent_sft"]["file_name"] == f"{agent}_agent_sft.json"
-    assert json.loads((out / f"{agent}_agent_sft.json").read_text()) == json.loads(ROWS)
+    assert json.loads((out / f"sft/{agent}_agent_sft.json").read_text()) == json.loads(ROWS)
     pq = pytest.importorskip("pyarrow.parquet")
-    [made] = pq.read_table(out / f"{agent}_agent_rl.parquet").to_pylist()
-    assert made["extra_info"]["index"] == "7"
-    assert json.loads(made["reward_model"]["ground_truth"]) == json.loads(truth)
-    assert json.loads((out / f"{agent}_agent_rl.manifest.json").read_text())["commit"] == REVISION
+    [trained] = pq.read_table(out / "rl/train.parquet").to_pylist()
+    [held_out] = pq.read_table(out / "rl/val.parquet").to_pylist()
+    assert {one["extra_info"]["index"] for one in (trained, held_out)} == {"7", "8"}
+    assert json.loads(trained["reward_model"]["ground_truth"])["question" if agent != "code" else "inputs"]
+    assert json.loads((out / "rl/train.manifest.json").read_text())["commit"] == REVISION
+    locked = json.loads((data / "download.lock.json").read_text())["sets"]
+    assert locked[f"{agent}_agent_rl"]["rows"] == {"rl": 2}
 
 
 def test_every_published_name_is_in_a_shipped_list():
@@ -418,4 +423,5 @@ def test_every_published_name_is_in_a_shipped_list():
         one for path in (ROOT / "configs/data").glob("*.yaml") for one in read_hub_sets(path).sets.values()
     ]
     assert wanted <= {one.repository for one in listed}
+    listed = [one for one in listed if one.kind != "github"]
     assert all((one.kind == "model") == (one.repository.endswith(("-sft", "-rl"))) for one in listed)

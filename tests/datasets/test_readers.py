@@ -502,7 +502,8 @@ def test_what_is_not_downloaded_is_told_before_anything_is_made(sample, tmp_path
 
     def run(*words):
         start = ["prepare", "published", "mhqa_agent", "--data", str(data), "--out", str(out)]
-        return CliRunner().invoke(app, [*start, *words])
+        only = [word for name in ("sft", "rl") for word in ("--only", f"mhqa_agent_{name}")]
+        return CliRunner().invoke(app, [*start, *only, *words])
 
     missing = run()
     assert "`afm data download` fetches set 'mhqa_agent_rl'" in str(missing.exception)
@@ -510,12 +511,14 @@ def test_what_is_not_downloaded_is_told_before_anything_is_made(sample, tmp_path
     (data / "mhqa_agent_rl/data").mkdir(parents=True)
     sample("afm_rl.jsonl").rename(data / "mhqa_agent_rl/data/rl.jsonl")
     dry = run("--dry-run")
-    assert "mhqa_agent_rl: 1 files by reader afm_rl, made into rl" in dry.output
+    assert "rl/train: 1 files by reader afm_rl, made into rl" in dry.output
     assert not out.exists()
     done = run()
-    assert f"{out}/mhqa_agent_rl.parquet: 2 of 3 rows" in done.output
+    assert f"{out}/rl/train.parquet, {out}/rl/val.parquet: 2 of 3 rows" in done.output
+    assert "warning: 3 rows, 169,615 were published" in done.output
     assert "renamed: 1 share an id with another row" in done.output
-    assert [task.id for task in read_tasks(out / "mhqa_agent_rl.parquet")] == ["1", "mhqa_agent_rl-2"]
+    made = [task.id for part in ("train", "val") for task in read_tasks(out / f"rl/{part}.parquet")]
+    assert sorted(made) == ["1", "mhqa_agent_rl-2"]
 
 
 def test_files_that_are_no_tables_at_all_are_errors(tmp_path):
@@ -604,6 +607,7 @@ def test_verl_takes_prepared_rows_in_every_form(form, tmp_path):
     from verl.utils.dataset.rl_dataset import RLHFDataset
 
     from afm.models.tiny import train_tokenizer
+    from afm.rollout.routes import AgentRoute, routes_of
     from verl_ext.rows import read_rows
 
     spec, path = load_agent("mhqa"), tmp_path / "rl.parquet"
@@ -616,7 +620,7 @@ def test_verl_takes_prepared_rows_in_every_form(form, tmp_path):
     rows = RLHFDataset(str(path), AutoTokenizer.from_pretrained(tmp_path / "tok"), config)
     assert [rows[n]["index"] for n in range(3)] == ["t0", "t1", "t2"]
     assert rows[1]["tools_kwargs"].keys() == {"wiki_search"}
-    found = read_rows([str(path)], spec, {})
+    found = read_rows([str(path)], routes_of(AgentRoute(agent="mhqa"), {}, load_agent), {})
     assert (found.good, found.bad_count, found.repeated_count, found.unnamed, found.other_prompts) == (
         3,
         0,

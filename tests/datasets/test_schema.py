@@ -77,6 +77,8 @@ def test_published_parquet_rows_give_question_source_and_index(tmp_path):
             ground_truth="3",
             data_source="aime24",
             extra_info={"index": "0", "split": "test"},
+            ability="math",
+            prompt=({"role": "user", "content": "Rules.\n\nTask:\nAdd 1\nand 2."},),
         )
     ]
 

@@ -22,12 +22,14 @@ from typer.testing import CliRunner
 from afm.agents import load_agent
 from afm.agents.toolless import without_tools
 from afm.cli.data import app
+from afm.configuration import read_file, validated
 from afm.datasets import Task, read_tasks, write_tasks
 from afm.distill.queries import (
     PRESETS,
     ChatAsker,
     EpisodeAsker,
     OnFailed,
+    QueryConfig,
     QuerySettings,
     by_exact_match,
     by_reward,
@@ -208,6 +210,85 @@ def test_the_presets_are_those_of_the_paper():
     assert (code.samples, code.with_tools, code.most_right) == (8, True, 7)
     assert QuerySettings(samples=10, max_rate=0.3).most_right == 3
     assert QuerySettings(samples=4, max_rate=0.0).most_right == 0
+
+
+def test_the_script_of_the_web_agent_hands_a_prompt_on(tmp_path):
+    stub = tmp_path / "afm"
+    stub.write_text('#!/usr/bin/env bash\nprintf "%s\\n" "$@" "" >> "$LOG"\n')
+    stub.chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "LOG": str(tmp_path / "log"), "MODEL": "m"}
+    script = ROOT / "data/web_agent/select_queries.sh"
+    for prompt in ({}, {"PROMPT": "a folder/web.txt"}):
+        subprocess.run([script, "q.jsonl"], env=environment | prompt, check=True)
+    _, own, _, given, _ = (tmp_path / "log").read_text().split("\n\n")
+    assert given == f"{own}\n--prompt\na folder/web.txt"
+
+
+def test_the_shipped_selections_are_those_of_the_paper():
+    def shipped(name):
+        path = ROOT / f"configs/queries/{name}.yaml"
+        return validated(QueryConfig, read_file(path), str(path))
+
+    web, code, math_ = shipped("web"), shipped("code"), shipped("math")
+    assert web.selection == PRESETS["qa"].model_copy(update={"target": 10_427})
+    assert (web.agent, web.sft) == ("web", (Path("data/web_agent/sft/web_agent_sft.json"),))
+    assert code.selection == math_.selection == PRESETS["code"]
+    assert [(one.agent, one.ability, one.sft) for one in (code, math_)] == [
+        ("code", "coding", ()),
+        ("math", "math", ()),
+    ]
+
+
+def test_the_script_of_the_web_agent_selects_and_makes_rl_rows(server, tmp_path):
+    write_tasks(questions(24), tmp_path / "tasks.jsonl")
+    sft = [{"instruction": "Rules.\n\nQuestion: What is the name of item 2?", "input": "", "output": "x"}]
+    (tmp_path / "sft.json").write_text(json.dumps(sft))
+    bin_folder = Path(sys.executable).parent
+    environment = os.environ | {
+        "MODEL": server.url,
+        "SFT": str(tmp_path / "sft.json"),
+        "OUT": str(tmp_path / "queries"),
+        "RL_DIR": str(tmp_path / "rl"),
+        "VALIDATION": "1",
+        "PATH": f"{bin_folder}:{os.environ['PATH']}",
+        "NO_PROXY": "127.0.0.1",
+    }
+    script = ROOT / "data/web_agent/select_queries.sh"
+    words = [script, tmp_path / "tasks.jsonl", "--target", "9"]
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    dropped = Counter(row["reason"] for row in rows_of(tmp_path / "queries/dropped.jsonl"))
+    assert dropped["in the SFT data"] == 1
+    assert dropped["r_q above 0.3"] >= 8  # a third is always known
+    assert sum(dropped.values()) == 24 - 9
+    train, val = (list(read_tasks(tmp_path / f"rl/{name}.parquet")) for name in ("train", "val"))
+    assert (len(train), len(val)) == (8, 1)
+    assert all(task.extra_info["r_q"] <= 0.3 and task.extra_info["r_q_samples"] == 32 for task in train)
+    (tmp_path / "sft.json").unlink()
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0
+
+
+def test_a_selection_of_a_file_checks_its_sft_data_and_abilities(server, tmp_path):
+    tasks = [
+        task.model_copy(update={"ability": "math" if n % 2 else "coding"})
+        for n, task in enumerate(questions(6))
+    ]
+    write_tasks(tasks, tmp_path / "tasks.jsonl")
+    config = tmp_path / "own.yaml"
+    config.write_text("{agent: web, samples: 2, ability: math}")
+    start = (tmp_path / "tasks.jsonl", "--out", tmp_path / "out", "--model", server.url, "--config", config)
+    assert "of 3 questions kept, 6 samples taken" in select(*start)
+    assert "no row of ability 'maths'; there are 'coding', 'math'; choose with --ability" in select(
+        *start, "--ability", "maths", status=1
+    )
+    assert "give one of them" in select(*start, "--preset", "qa", status=2)
+    config.write_text("{agent: web, sft: [none.json]}")
+    assert "none.json: no such file, so overlap with the SFT data cannot be excluded" in select(
+        *start, status=1
+    )
+    config.write_text("{agent: web, sampels: 2}")
+    assert "did you mean 'samples'" in select(*start, status=1)
 
 
 def test_killed_and_started_again_no_sample_is_lost_or_doubled(server, tmp_path):

@@ -96,6 +96,7 @@ def test_a_wrong_command_or_option_would_be_found() -> None:
         "afm evall x",
         "afm eval x --dryrun",
         "train/no.sh",
+        "python data/web_agent/download.py --dry",
         "SISE=7b train/web_agent/rl/train_dapo_web_agent.sh",
     ):
         with pytest.raises(AssertionError):
@@ -118,7 +119,12 @@ def check(words: list[str], page: str) -> None:
     if program in ("afm", ".venv/bin/afm"):
         check_afm(rest, page)
     elif program == "python":
-        assert rest[0] in ("-c", "-m"), f"{page}: {words}"
+        if rest[0] not in ("-c", "-m"):
+            text = (ROOT / rest[0]).read_text(encoding="utf-8")
+            for word in rest[1:]:
+                known = not word.startswith("-") or re.search(rf"{word.partition('=')[0]}(?![\w-])", text)
+                assert known, f"{page}: {rest[0]} has no option {word}"
+            return
         assert rest[0] == "-c" or importlib.util.find_spec(rest[1]), f"{page}: no module {rest[1]}"
     else:
         script = ROOT / program

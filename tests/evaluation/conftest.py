@@ -43,3 +43,14 @@ def solver():
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory, solver):
+    """A random model: it writes nonsense, but the same nonsense for the same seeds."""
+    from afm.models.tiny import create_tiny_model, train_tokenizer
+
+    folder = tmp_path_factory.mktemp("tiny model")
+    train_tokenizer([task.question for task in solver.tasks(50)], folder, vocab_size=300)
+    create_tiny_model(folder, folder, seed=0, hidden_size=32, layers=1, heads=2, mlp=64)
+    return folder

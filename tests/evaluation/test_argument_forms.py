@@ -59,7 +59,7 @@ def test_a_tool_that_the_agent_does_not_have_is_no_unseen_one() -> None:
     words = ["model=m", "data=x", "unseen_tools.code_run.form=program"]
     config = load_config(ROOT / "configs/eval/unseen_tools_web.yaml", words)
     with pytest.raises(ConfigError, match=r"unseen_tools.code_run: agent 'full' has no such tool"):
-        config.unseen_roles(config.spec())
+        config.unseen_roles()
 
 
 class Always:
@@ -97,7 +97,7 @@ async def test_broken_calls_are_counted_by_tool(tmp_path, solver) -> None:
         reward,
         tmp_path,
         sampling=SamplingParams(1000),
-        unseen=config.unseen_roles(spec),
+        unseen=config.unseen_roles(),
     )
     await reward.close()
     assert metrics.format_valid == 1.0

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+from itertools import combinations
 from pathlib import Path
 
 import oracle
@@ -11,7 +12,8 @@ from typer.testing import CliRunner
 
 from afm.cli.main import app
 from afm.errors import DataError
-from afm.evaluation.benchmarks import BENCHMARKS
+from afm.evaluation.benchmarks import BENCHMARKS, TOTALS
+from afm.evaluation.benchmarks import QUESTIONS as QUESTIONS_SETTINGS
 from afm.evaluation.config import load_config
 from afm.evaluation.job import load_tasks
 from afm.trajectory.io import load_records
@@ -28,12 +30,12 @@ PUBLISHED = {
     "browsecomp": (1266, "judge", WEB),
     "hle": (500, "judge", WEB),
     "nq": (3610, "exact_match", QUESTIONS),
-    "triviaqa": (None, "exact_match", QUESTIONS),
-    "hotpotqa": (None, "exact_match", QUESTIONS),
-    "2wikimultihopqa": (None, "exact_match", QUESTIONS),
-    "musique": (None, "exact_match", QUESTIONS),
-    "bamboogle": (None, "exact_match", QUESTIONS),
-    "popqa": (None, "exact_match", QUESTIONS),
+    "triviaqa": (11313, "exact_match", QUESTIONS),
+    "hotpotqa": (7405, "exact_match", QUESTIONS),
+    "2wikimultihopqa": (12576, "exact_match", QUESTIONS),
+    "musique": (2417, "exact_match", QUESTIONS),
+    "bamboogle": (125, "exact_match", QUESTIONS),
+    "popqa": (14267, "exact_match", QUESTIONS),
     "aime24": (30, "math", AVERAGED),
     "aime25": (30, "math", AVERAGED),
     "amc23": (40, "math", AVERAGED),
@@ -41,7 +43,7 @@ PUBLISHED = {
     "olympiadbench": (675, "math", ONCE),
     "livecodebench_v4": (100, "code_tests", ONCE),
     "livecodebench_v5": (167, "code_tests", ONCE),
-    "codecontests": (None, "code_tests", ONCE),
+    "codecontests": (165, "code_tests", ONCE),
 }
 """Section 6 of the reference: questions, what judges, then temperature, top-p, top-k, new tokens of a turn, tokens of an
 episode, tool calls, rounds, episodes in flight."""
@@ -109,7 +111,7 @@ def evaluated(name, server, small_tokenizer, data, out, *more, reply=None, folde
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_settings_are_the_published_ones(name) -> None:
     config = load_config(ROOT / f"configs/eval/{name}.yaml", ["model=m"])
-    limits = config.episode_limits(config.spec())
+    limits = config.routes().first.limits
     questions, judge, settings = PUBLISHED[name]
     temperature, top_p, top_k, turn, response, turns, rounds, parallel = settings
     assert (config.sampling.temperature, config.sampling.top_p, config.sampling.top_k) == (
@@ -126,12 +128,35 @@ def test_settings_are_the_published_ones(name) -> None:
     assert scorer_name(config.data_source, BY_SOURCE) == judge
 
 
+def test_no_other_group_of_question_sets_gives_the_published_totals() -> None:
+    sizes = {name: one.questions for name, one in BENCHMARKS.items() if one.settings is QUESTIONS_SETTINGS}
+    groups = [group for k in range(1, len(sizes) + 1) for group in combinations(sizes, k)]
+    found = {total: [g for g in groups if sum(sizes[name] for name in g) == total] for total in TOTALS}
+    assert found == {total: [group] for total, group in TOTALS.items()}
+
+
+def test_a_set_of_another_size_is_a_departure() -> None:
+    """The split of TriviaQA that was prepared once has 17,944 questions."""
+    settings = {
+        "sampling": {"temperature": 0.0, "top_p": 1.0, "top_k": 0},
+        "limits": {"max_turn_tokens": None, "max_response_tokens": 8192, "max_turns": 8},
+        "rounds": 1,
+        "data": {"tasks": 17944},
+        "agent": {},
+        "reward": {"formula": "correct"},
+        "prompt": {"mode": "row"},
+    }
+    assert BENCHMARKS["triviaqa"].departures(settings) == ("questions: 17944, published 11313",)
+    graded = settings | {"reward": {"formula": "correct * format"}}
+    assert "score: correct * format, published correct" in BENCHMARKS["triviaqa"].departures(graded)
+
+
 def test_every_published_benchmark_has_its_settings_and_a_cpu_twin() -> None:
     unseen = {"unseen_tools_web", "unseen_tools_code"}
-    shared = {"web", "qa", "math", "code", "t_eval"} | unseen
+    shared = {"web", "qa", "math", "code", "t_eval", "hallucination"} | unseen
     for folder, extra in (
         ("configs/eval", shared),
-        ("configs/tiny/eval", {"math_world", "mhqa_world", "t_eval"} | unseen),
+        ("configs/tiny/eval", {"math_world", "mhqa_world", "t_eval", "hallucination"} | unseen),
     ):
         assert {path.stem for path in (ROOT / folder).glob("*.yaml")} - extra == set(PUBLISHED)
     assert set(BENCHMARKS) == set(PUBLISHED)
@@ -152,16 +177,35 @@ def test_every_published_benchmark_has_its_settings_and_a_cpu_twin() -> None:
 @pytest.mark.parametrize("agent", ["web", "mhqa", "code"])
 def test_absent_data_is_an_error_that_names_the_commands(agent, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    name = {"web": "gaia", "mhqa": "hotpotqa", "code": "codecontests"}[agent]
+    name = {"web": "webwalker", "mhqa": "hotpotqa", "code": "codecontests"}[agent]
     config = load_config(ROOT / f"configs/eval/{name}.yaml", ["model=m"])
     with pytest.raises(DataError) as caught:
         load_tasks(config)
     said = str(caught.value)
-    assert f"afm data download benchmarks --out downloads/benchmarks --only {name}" in said
-    assert f"--data downloads/benchmarks --out data/{agent}_agent/eval --only {name}" in said
+    assert f"afm data download benchmarks --out data/{agent}_agent/raw --only {name}" in said
+    assert f"--data data/{agent}_agent/raw --out data/{agent}_agent/eval --only {name}" in said
     sealed = load_config(ROOT / "configs/eval/browsecomp.yaml", ["model=m"])
     with pytest.raises(DataError, match="--only browsecomp\nor name a file"):
         load_tasks(sealed)
+
+
+@pytest.mark.parametrize(("name", "count"), [("gaia", 103), ("hle", 500)])
+def test_where_afm_asks_some_questions_only_the_commands_fetch_its_file(
+    name, count, tmp_path, monkeypatch
+) -> None:
+    from afm.datasets.hub_sets import read_hub_sets
+
+    monkeypatch.chdir(tmp_path)
+    config = load_config(ROOT / f"configs/eval/{name}.yaml", ["model=m"])
+    with pytest.raises(DataError) as caught:
+        load_tasks(config)
+    said = str(caught.value)
+    assert f"Fetch it from AFM, which asks {count} of its questions" in said
+    assert "afm data download web_agent --out data/web_agent/raw --only benchmarks\n" in said
+    assert "web_agent --data data/web_agent/raw --out data/web_agent --only benchmarks\n" in said
+    steps = read_hub_sets(ROOT / "configs/data/web_agent.yaml").sets["benchmarks"].prepare
+    (step,) = (step for step in steps if step.name == f"eval/{name}")
+    assert (config.data[0], step.reader) == (Path(f"data/web_agent/eval/{name}.jsonl"), config.reader)
 
 
 def test_what_the_commands_prepare_is_what_the_settings_read() -> None:
@@ -199,7 +243,8 @@ def test_the_whole_file_in_all_published_rounds(name, tmp_path, shared, server, 
     data = shared(REAL[name])
     records, manifest = check_both_ends(name, tmp_path, server, small_tokenizer, data)
     assert len(records) == PUBLISHED[name][0] * PUBLISHED[name][2][6]
-    assert manifest["sources"]["benchmark"]["departures"] == []
+    told = {word.partition(":")[0] for word in manifest["sources"]["benchmark"]["departures"]}
+    assert told == known_departures(name)
 
 
 def check_both_ends(name, tmp_path, server, small_tokenizer, data, *more):
@@ -240,7 +285,15 @@ def check_manifest(name, manifest, asked):
     cut = manifest["settings"]["data"]["tasks"] != questions
     changed = {word.partition(":")[0] for word in manifest["sources"]["benchmark"]["departures"]}
     wanted = {"questions": cut, "rounds": manifest["settings"]["rounds"] != rounds}
-    assert changed == {word for word, is_another in wanted.items() if is_another}
+    assert changed == {word for word, is_another in wanted.items() if is_another} | known_departures(name)
+
+
+def known_departures(name):
+    """What differs from the published run by default: the script of the web agent, and tests that a row does not hold."""
+    if PUBLISHED[name][2] is WEB:
+        script = {"suggested answers", "full context", "steps", "repeats", "attempts"}
+        return script | {"prompt", "judge's text"}
+    return {"prompt", "tests"} if name.startswith("livecodebench") else {"prompt"}
 
 
 @pytest.fixture

@@ -88,3 +88,17 @@ def test_a_picture_is_a_png_for_each_theme_and_says_what_it_shows() -> None:
     assert picture.light != picture.dark
     assert picture.alt == "Loss: loss from 2 at 0 to 1.01 at 99"
     assert draw(curve) == picture
+
+
+def test_a_training_of_several_agents_has_a_curve_for_each(tmp_path) -> None:
+    def row(step, math_rate, code_rate):
+        engine = {"agent/math/acc": math_rate, "agent/code/acc": code_rate}
+        return {"step": step, "by_agent": {"math": {}, "code": {}}, "engine": engine}
+
+    write(tmp_path / "metrics.jsonl", [row(1, 0.5, 0.0), row(2, 0.75, 0.25)])
+    (curve,) = read_curves(tmp_path)[0]
+    assert curve.title == "Solved by agent"
+    assert curve.series == (
+        Series("code", (1.0, 2.0), (0.0, 0.25)),
+        Series("math", (1.0, 2.0), (0.5, 0.75)),
+    )

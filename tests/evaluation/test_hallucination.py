@@ -94,7 +94,7 @@ async def test_an_evaluation_without_tools_counts_them_and_the_report_says_so(tm
     assert (metrics.tool_format_without_tool, metrics.tool_calls, metrics.format_valid) == (0.5, 0.0, 0.5)
     assert metrics == Metrics.model_validate_json((out / "metrics.json").read_text())
     manifest = read_manifest(out / "manifest.json")
-    assert (manifest.spec, manifest.original) == (BARE, MATH)
+    assert (manifest.spec, manifest.agents.originals) == (BARE, {BARE.name: MATH})
     page = write_run_report(out, tmp_path / "page.html").read_text()
     assert "Invented tool" in page
     assert '<td data-label="Invented tool">50.0 %</td>' in page
@@ -155,10 +155,10 @@ def test_the_same_folder_is_not_shared_by_both_conditions(tmp_path) -> None:
     words = ["model=none", f"out_dir={tmp_path}"]
     plain = load_config(ROOT / "configs/eval/aime24.yaml", words)
     bare = load_config(ROOT / "configs/eval/aime24.yaml", [*words, "without_tools=true"])
-    assert bare.declared_spec() == plain.spec() == MATH
+    assert bare.routes(with_tools=True).first.declared == plain.spec() == MATH
     assert bare.spec() == BARE
-    assert bare.tools_in_use is None
-    assert plain.tools_in_use is not None
+    assert bare.tools_in_use(bare.routes().first) is None
+    assert plain.tools_in_use(plain.routes().first) is not None
 
 
 async def test_a_folder_of_the_other_condition_is_refused(tmp_path, solver) -> None:

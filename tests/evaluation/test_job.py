@@ -22,17 +22,6 @@ def afm(*words, cwd=None, status=0):
     return done
 
 
-@pytest.fixture(scope="session")
-def tiny_model(tmp_path_factory, solver):
-    """A random model: it writes nonsense, but the same nonsense for the same seeds."""
-    from afm.models.tiny import create_tiny_model, train_tokenizer
-
-    folder = tmp_path_factory.mktemp("tiny model")
-    train_tokenizer([task.question for task in solver.tasks(50)], folder, vocab_size=300)
-    create_tiny_model(folder, folder, seed=0, hidden_size=32, layers=1, heads=2, mlp=64)
-    return folder
-
-
 @pytest.fixture
 def world(tmp_path, solver):
     from afm.datasets import write_tasks

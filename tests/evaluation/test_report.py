@@ -12,7 +12,7 @@ from afm.datasets import Task
 from afm.errors import ConfigError, DataError
 from afm.evaluation import paired_difference, summarise
 from afm.evaluation.beside import BenchmarkNote, Beside
-from afm.evaluation.comparison import short_names
+from afm.evaluation.compare import short_names
 from afm.evaluation.failures import failure_groups
 from afm.evaluation.links import ViewLinks
 from afm.evaluation.manifest import Sources, make_manifest
@@ -332,13 +332,24 @@ def test_published_scores_stand_beside_ours_with_what_differs(gaia, tmp_path) ->
     assert "questions: 2, published 103" in page.all_text
     data = json.loads((tmp_path / "page.json").read_text())["stages"][0]["published"]
     assert data["comparable"] is False
-    figures = {row["metric"]: (row["percent"], row["ours"], row["missing"]) for row in data["scores"]}
+    rows = data["scores"]
+    figures = {
+        row["metric"]: (row["percent"], row["ours"], row["missing"])
+        for row in rows
+        if not row["own_protocol"]
+    }
     assert figures["pass@1"][0] == 55.3
     assert figures["pass@1"][1]["value"] == pytest.approx(1 / 6)
     # One of question a's three episodes passes, none of b's: pass@3 is (1 + 0) / 2.
     assert (figures["pass@3"][0], figures["pass@3"][1]["value"]) == (69.9, 0.5)
     assert figures["best-of-3"] == (57.3, None, "no judge has chosen")
-    assert "| pass@1 | 16.7 % (" in (tmp_path / "page.md").read_text()
+    text = (tmp_path / "page.md").read_text()
+    assert "| pass@1 | 16.7 % (" in text
+    records = {row["model"]: row["percent"] for row in rows if row["own_protocol"]}
+    assert records == {"MiroThinker-1.7-mini": 80.3, "Tongyi-DeepResearch-30B-A3B": 70.9}
+    assert "MiroThinker-1.7-mini (own protocol)" in text
+    assert page.all_text.count("own protocol") == 2
+    assert "such a score is no comparison" in page.all_text
 
 
 def test_a_run_with_published_settings_is_called_so(gaia, tmp_path) -> None:

@@ -67,7 +67,7 @@ FILES = {
         "query_0": item("the call", CALL, meta_data={"response_format": "json"})
     },
     "reason_str_v2": {"query_0": item("why", CALL)},
-    "review_str_v2": {"query_0": item("well done?", {"answer": "Success"})},
+    "review_str_v2": {"query_0": item("well done?", {"answer": "B"})},
 }
 RIGHT = {
     "json please": '{"goal": "g", "name": "Home.search", "args": {"place": "Berlin"}}',
@@ -77,6 +77,8 @@ RIGHT = {
     "which tool": "Home.search",
     "which arguments": "{'place': 'Berlin'}",
     "the call": json.dumps(CALL),
+    "why": "Search.",
+    "well done?": "Answer: B",
 }
 
 
@@ -93,7 +95,7 @@ def test_a_file_becomes_tasks_with_chats_of_their_own(data) -> None:
     json_item, text_item = read_benchmark(data / "instruct_v2.json", reader="t_eval")
     assert (json_item.id, json_item.data_source) == ("instruct_v2/query_0", "t_eval_instruct_json")
     assert text_item.data_source == "t_eval_instruct_str"
-    messages = json_item.extra_info["messages"]
+    messages = json_item.prompt
     assert [message["role"] for message in messages] == ["system", "user", "assistant", "user"]
     assert (
         messages[-1]["content"] == "{'response': []}\n\njson please"
@@ -101,10 +103,13 @@ def test_a_file_becomes_tasks_with_chats_of_their_own(data) -> None:
     assert [task.id for task in read_benchmark(data / "plan_str_v2.json", reader="t_eval")] == [
         "plan_str_v2/query_0"
     ]
-    both = list(read_benchmark(data / "reason_retrieve_understand_json_v2.json", reader="t_eval"))
-    assert [task.data_source for task in both] == ["t_eval_retrieve_json", "t_eval_understand_json"]
-    assert len({task.id for task in both}) == 2
-    assert list(read_benchmark(data / "reason_str_v2.json", reader="t_eval")) == []
+    three = list(read_benchmark(data / "reason_retrieve_understand_json_v2.json", reader="t_eval"))
+    abilities = ("reason", "retrieve", "understand")
+    assert [task.data_source for task in three] == [f"t_eval_{ability}_json" for ability in abilities]
+    assert len({task.id for task in three}) == 3
+    for name in ("reason", "review"):
+        (task,) = read_benchmark(data / f"{name}_str_v2.json", reader="t_eval")
+        assert task.data_source == f"t_eval_{name}_str"
 
 
 @pytest.mark.parametrize(
@@ -131,6 +136,8 @@ def test_a_file_becomes_tasks_with_chats_of_their_own(data) -> None:
             {"q": item("x", PLAN, meta={"prompt_type": "ReWOO"})},
             "form json or str, got 'ReWOO'",
         ),
+        ("review_str_v2", {"q": item("x", {"letter": "A"})}, "expected an object with answer"),
+        ("instruct_v2", {"q": item("x", {"action": "a"})}, "expected an object with action and args"),
         ("plan_json_v2", {"q": "text"}, "expected an object of origin_prompt and ground_truth"),
     ],
 )
@@ -147,6 +154,10 @@ def test_abilities_are_means_of_their_forms() -> None:
     scores = {"t_eval_plan_json": 0.5, "t_eval_plan_str": 1.0, "t_eval_retrieve_str": 0.25, "nq": 1.0}
     assert t_eval_scores(scores) == {"plan": 0.75, "retrieve": 0.25, "mean": 0.5}
     assert t_eval_scores({"nq": 1.0}) == {}
+    # As the published summary: the mean of six abilities, each the mean of its forms.
+    names = ("instruct", "plan", "reason", "retrieve", "understand")
+    both = {f"t_eval_{name}_{form}": score for name in names for form, score in (("json", 1.0), ("str", 0.5))}
+    assert t_eval_scores({**both, "t_eval_review_str": 0.0})["overall"] == pytest.approx(5 * 0.75 / 6)
 
 
 @pytest.fixture
@@ -166,26 +177,26 @@ def test_the_command_asks_each_item_in_its_own_chat(data, tmp_path, server, wron
     for file in sorted(data.iterdir()):
         for task in read_benchmark(file, reader="t_eval"):
             asked = task.question.rpartition("\n")[2]
-            ids = server.tokenizer.encode_prompt(task.extra_info["messages"])
+            ids = server.tokenizer.encode_prompt(task.prompt)
             server.replies[tuple(ids)] = "no idea" if wrong else RIGHT[asked]
     words = [
         str(ROOT / "configs/eval/t_eval.yaml"),
         *(f"model={server.url}", "model.name=oracle", f"model.tokenizer={tmp_path / 'tokenizer'}"),
-        *(f"data={data}", f"out_dir={tmp_path / 'out'}"),
+        *(f"data={data}", f"out_dir={tmp_path / 'out'}", "rewards.t_eval.embeddings=words"),
     ]
     done = CliRunner().invoke(app, ["eval", *words])
     assert done.exit_code == 0, done.output
     assert server.unknown == 0
     metrics = json.loads((tmp_path / "out/metrics.json").read_text())
-    assert metrics["scored"] == 8
+    assert metrics["scored"] == 11
     if wrong:
         assert set(metrics["t_eval"].values()) == {0.0}
-        assert metrics["format_valid"] == 2 / 8  # text about tool and arguments can always be read
+        assert metrics["format_valid"] == 3 / 11  # text about tool, arguments and reason can always be read
         return
-    abilities = ("instruct", "plan", "retrieve", "understand", "mean")
+    abilities = ("instruct", "plan", "reason", "retrieve", "understand", "review", "overall")
     assert metrics["t_eval"] == pytest.approx(dict.fromkeys(abilities, 1.0))
     assert metrics["format_valid"] == 1.0
-    line = "T-Eval: instruct 100.0 %, plan 100.0 %, retrieve 100.0 %, understand 100.0 %, mean 100.0 %"
+    line = "T-Eval: " + ", ".join(f"{ability} 100.0 %" for ability in abilities)
     assert line in done.output
     assert CliRunner().invoke(app, ["report", str(tmp_path / "out")]).exit_code == 0
     assert line in (tmp_path / "out/report.html").read_text()

@@ -167,8 +167,8 @@ def test_files_beside_the_configuration_are_found_from_anywhere(config, tmp_path
 )
 def test_every_shipped_configuration_resolves(path):
     job = resolve(path)
-    assert job.config["ignore_observation"]
-    assert Path(job.config.get("deepspeed", path)).is_file()
+    assert job.config["ignore_observation"] is (job.agent is not None)
+    assert Path(job.config.get("deepspeed") or path).is_file()
     header = path.read_text(encoding="utf-8").split("\n\n")[0]
     assert all(word in header for word in ("Hardware:", "Expected:", "Example"))
 
@@ -239,7 +239,7 @@ def test_llamafactory_accepts_every_recipe(path, tmp_path, monkeypatch):
     cpu = ["deepspeed=", "use_cpu=true", "enable_liger_kernel=false"]
     job = resolve(path, [f"output_dir={tmp_path}", *cpu])
     _, data, training, finetuning, _ = get_train_args(dict(job.config))
-    assert data.ignore_observation
+    assert data.ignore_observation is (job.agent is not None)
     assert data.cutoff_len == job.config["cutoff_len"]
     assert training.learning_rate == job.config["learning_rate"]
     assert finetuning.finetuning_type == job.config["finetuning_type"]
@@ -341,3 +341,14 @@ def test_a_model_without_a_name_and_columns_that_are_none_are_refused(config, tm
         ConfigError, match=r"dataset_info.json: rows: columns: got 5, expected an object of names"
     ):
         check_data(resolve(config(f"output_dir: a\ndataset: rows\ndataset_dir: {tmp_path}")))
+
+
+def test_masks_of_a_set_of_programs_and_mathematics_do_not_depend_on_which_agent_is_named(config):
+    """So one agent is enough for rows of both: what is masked is the environment's tag, which they share."""
+    named = [resolve(config(f"output_dir: a\nagent: {agent}")).config for agent in ("code", "math")]
+    masks = [
+        {key: value for key, value in one.items() if key.startswith(("ignore_", "observation_", "roles_"))}
+        for one in named
+    ]
+    assert masks[0] == masks[1]
+    assert masks[0]["ignore_observation_token"] == "observation"

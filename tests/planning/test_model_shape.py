@@ -8,6 +8,7 @@ from afm.planning import model_shape
     ("name", "parameters"),
     [
         ("Qwen/Qwen2.5-3B-Instruct", 3_085_938_688),
+        ("meta-llama/Llama-2-7b-chat-hf", 6_738_415_616),
         ("Qwen/Qwen2.5-7B-Instruct", 7_615_616_512),
         ("Qwen/Qwen2.5-Coder-32B-Instruct", 32_763_876_352),
     ],

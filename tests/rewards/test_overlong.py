@@ -20,17 +20,17 @@ def sample(agent_tokens: int | None, response_tokens: int | None) -> Sample:
     [(0, 0), (800, 0), (801, -0.005), (900, -0.5), (999, -0.995), (1000, -1), (5000, -1)],
 )
 async def test_linear_over_the_buffer(tokens: int, penalty: float) -> None:
-    part = await OverlongPenalty(1000, 200).judge(sample(tokens, 10**6))
+    part = await OverlongPenalty(1000, 200).judge(sample(10, tokens))
     assert part.score == pytest.approx(penalty)
 
 
-async def test_all_tokens_on_request() -> None:
-    agent = await OverlongPenalty(1000, 200).judge(sample(100, 900))
-    everything = await OverlongPenalty(1000, 200, CountedTokens.ALL).judge(sample(100, 900))
+async def test_the_agents_tokens_alone_on_request() -> None:
+    everything = await OverlongPenalty(1000, 200).judge(sample(100, 900))
+    agent = await OverlongPenalty(1000, 200, CountedTokens.AGENT).judge(sample(100, 900))
     assert (agent.score, everything.score) == (0.0, -0.5)
 
 
 async def test_an_unknown_length_has_no_penalty_and_no_score() -> None:
-    part = await OverlongPenalty(1000, 200).judge(sample(None, 900))
+    part = await OverlongPenalty(1000, 200).judge(sample(900, None))
     assert part.score is None
-    assert "agent tokens is unknown" in part.evidence
+    assert "response tokens is unknown" in part.evidence

@@ -142,7 +142,7 @@ async def test_an_unknown_source_is_an_error_with_a_suggestion() -> None:
 @pytest.mark.parametrize(
     ("sources", "name"),
     [
-        ("math_dapo aime24 aime25 MATH MATH500 gsm8k amc23 OlympiadBench skywork_math", "math"),
+        ("math_dapo aime24 aime25 MATH MATH500 gsm8k gms8k amc23 OlympiadBench skywork_math", "math"),
         ("openai/gsm8k lighteval/MATH DigitalLearningGmbH/MATH-lighteval HuggingFaceH4/MATH-500", "math"),
         ("math_dapo_reasoning numina_aops_forum", "math"),
         ("nq triviaqa popqa hotpotqa 2wikimultihopqa musique bamboogle mercury tq", "exact_match"),
@@ -150,7 +150,7 @@ async def test_an_unknown_source_is_an_error_with_a_suggestion() -> None:
         ("GPQA gpqa_diamond", "choice"),
         ("search gaia gaia_text hle webwalker browsecomp", "judge"),
         (
-            "livecodebench lcbv4 lcbv5 skywork_livecodebench_v4 codecontests codecontests_test codeforces codeforces_1",
+            "livecodebench lcbv4 lcbv5 skywork skywork_livecodebench_v4 codecontests codecontests_test codeforces codeforces_1",
             "code_tests",
         ),
     ],

@@ -162,6 +162,7 @@ async def test_an_observation_that_does_not_fit_is_not_appended(spec, calculator
     assert episode.stop is StopReason.RESPONSE_TOKENS
     assert episode.text == (call if spare < 0 else call + observation + "<answer>5</answer>"[:spare])
     assert len(episode.calls) == 1
+    assert episode.length == (len(call + observation) if spare < 0 else len(episode.response_ids))
 
 
 async def test_repeated_calls_are_not_run_again(spec, calculator):

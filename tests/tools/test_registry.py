@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from afm.errors import ConfigError
 from afm.tools import load_tools
-from afm.tools.code import CodeTool
+from afm.tools.code import CodeSettings, CodeTool
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -100,6 +101,23 @@ def test_tools_with_equal_sandbox_settings_share_it() -> None:
             r"tools\[0\]\.config: unknown sandbox backend 'docker'",
         ),
         (
+            {"tools": [entry(class_name="verl.tools.search_tool.SearchTool")]},
+            r"class_name: 'verl\.tools\.search_tool\.SearchTool' is a tool of verl's, here it is "
+            r"afm\.tools\.wiki_search\.WikiSearchTool, with its settings in configs/tools/wiki_rag\.yaml",
+        ),
+        (
+            {"tools": [entry(class_name="verl.tools.gsm8k_tool.Gsm8kTool")]},
+            r"which our loops cannot call; docs/tools\.md",
+        ),
+        (
+            {"tools": [entry(nsjail_path="/opt/nsjail", max_obs_length=512)]},
+            r"max_obs_length: a setting of AFM's code tool; write max_observation_chars: 1536",
+        ),
+        (
+            {"tools": [entry(nsjail_path="/opt/nsjail", urls=["http://127.0.0.1:9002"])]},
+            r"nsjail_path stands alone",
+        ),
+        (
             {"tools": [entry(sandbox={"pyton": "x"})]},
             r"config\.sandbox\.pyton: unknown key; did you mean 'python'",
         ),
@@ -109,6 +127,25 @@ def test_a_wrong_file_is_explained(data: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         load_tools(data)
     assert str(caught.value).startswith("tools configuration: ")
+
+
+def test_the_path_of_nsjail_may_stand_where_afm_has_it() -> None:
+    sandbox = CodeSettings.model_validate({"nsjail_path": "/opt/nsjail"}).sandbox
+    assert sandbox is not None
+    assert sandbox.options() == {"backend": "nsjail", "nsjail_path": "/opt/nsjail"}
+    assert load_tools({"tools": [entry(nsjail_path="/opt/nsjail")]})
+
+
+@pytest.mark.parametrize(
+    "module", ["code_executor", "web_search_v2", "crawl_page_v2", "search_tool", "visual_inspector"]
+)
+def test_every_tool_of_afm_names_a_class_and_a_file_of_ours(module: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_tools({"tools": [entry(class_name=f"verl.tools.{module}.Tool")]})
+    found = re.search(r"here it is (\S+), with its settings in (\S+) ", str(caught.value))
+    assert found is not None
+    declared = (ROOT / found[2]).read_text("utf-8")
+    assert f"class_name: {found[1]}" in declared
 
 
 def test_errors_name_the_file(tmp_path: Path) -> None:

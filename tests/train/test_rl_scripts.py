@@ -18,8 +18,6 @@ from afm.rewards.overlong import OverlongPenalty
 from afm.trajectory.types import Author, Segment
 from verl_ext.guard import Group, GroupFate
 from verl_ext.judging import reward_settings
-from verl_ext.parity import OURS_WINS, PAPER, PAPER_WINS, Recipe, our_recipe, parity_page, said
-from verl_ext.parity import SCRIPTS as SCRIPTS_OF_AFM
 from verl_ext.plan import command
 from verl_ext.settings import RlSettings, load_settings
 
@@ -118,52 +116,6 @@ def test_every_gpu_configuration_has_its_script(path: Path) -> None:
     agent, method, _ = path.stem.split("_", 2)
     script = ROOT / f"train/{agent}_agent/rl/train_{method}_{agent}_agent.sh"
     assert f"configs/rl/{agent}_{method}_$SIZE.yaml" in script.read_text()
-
-
-def test_the_page_in_the_docs_is_the_one_the_configurations_give() -> None:
-    page = (ROOT / "docs/rl_parity.md").read_text("utf-8")
-    assert page == parity_page(ROOT / "configs/rl"), "run: python -m verl_ext.parity > docs/rl_parity.md"
-
-
-@pytest.mark.parametrize("name", SCRIPTS_OF_AFM)
-def test_every_published_script_has_its_recipe_with_the_same_settings(name: str) -> None:
-    ours, script, paper = (
-        said(recipe)
-        for recipe in (
-            our_recipe(ROOT / f"configs/rl/{name}.yaml"),
-            SCRIPTS_OF_AFM[name],
-            PAPER.get(name, Recipe()),
-        )
-    )
-    left = PAPER_WINS | OURS_WINS.keys()
-    followed = {key: value for key, value in script.items() if (name, key) not in left}
-    assert {key: ours[key] for key in followed} == followed
-    assert all(ours[key] != script[key] for recipe, key in OURS_WINS if recipe == name)
-    preferred = {key: value for key, value in paper.items() if (name, key) in PAPER_WINS or key not in script}
-    assert {key: ours[key] for key in preferred} == preferred
-
-
-@pytest.mark.parametrize(
-    ("name", "rows"),
-    [
-        (
-            "web_dapo_32b",
-            [
-                "reward | **`correct * format + overlong`** | **`correct + overlong`** | - |",
-                "overlong buffer (tokens) / penalty at its end | 3840 / 1 | 3840 / 1 | - |",
-                "groups are filtered by | **acc** | **score** | - |",
-                "training batches generated at most a step | 10 | - | - |",
-                "weight decay | 0.1 | 0.1 | - |",
-                "KL in the loss | 0 | 0 | - |",
-                "KL's estimator in the loss | off | off | - |",
-            ],
-        ),
-        ("mhqa_ppo_7b", ["KL in the loss | 0.001 | 0.001 | - |", "groups are filtered by | off | off | - |"]),
-    ],
-)
-def test_the_page_tells_what_is_rewarded_and_what_holds_the_policy(name: str, rows: list[str]) -> None:
-    page = (ROOT / "docs/rl_parity.md").read_text("utf-8").splitlines()
-    assert [row for row in rows if f"| `{name}` | {row}" not in page] == []
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "configs/rl").glob("*.yaml")), ids=lambda path: path.stem)

@@ -104,6 +104,14 @@ def test_a_script_says_which_variable_is_missing():
     assert "RANK: set it to the number of this node" in result.stderr
 
 
+def test_the_32b_script_alone_is_the_first_node_as_published():
+    result = dry_run(ROOT / "train/code_agent/sft/sft_qwen2.5_32b.sh", HOSTNAME="this-one")
+    assert {"NNODES=2", "NODE_RANK=0", "MASTER_ADDR=this-one"} <= set(
+        shlex.split(result.stdout.splitlines()[-1])
+    )
+    assert "start the others with RANK=1 MASTER_ADDR=this-one" in result.stderr
+
+
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: "-".join(path.relative_to(ROOT).parts[1::2]))
 @pytest.mark.parametrize(("value", "kind"), [("1", "lora"), ("0", "full"), ("", "full")])
 def test_lora_is_a_variable_away(script, value, kind):

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import yaml
 
-from afm.errors import RewardError
+from afm.errors import AfmError, RewardError
 from afm.sandbox.slots import own_cores, share_cores
+from verl_ext.kept_episodes import episodes_file
 
 pytest.importorskip("verl")
 
@@ -127,6 +128,62 @@ async def test_a_tool_episode_is_trained_on_exactly_as_sampled(
     }
     assert facts["response_tokens"] == len(output.response_ids)
     assert (output.extra_fields["min_global_steps"], output.extra_fields["max_global_steps"]) == (3, 3)
+
+
+@pytest.mark.sandbox
+async def test_rows_of_programs_and_of_mathematics_are_solved_in_one_run(
+    make_loop: Any, scripted: Any, said: Any, tokenizer: Any, tmp_path: Path
+) -> None:
+    """Rows in the published layout; with agent code for all of them the boxed answer would score 0."""
+    program = (
+        "<plan>p</plan><think>t</think><answer>\n```py\nprint(int(input()) * 2)\n```\n</answer><|im_end|>"
+    )
+    boxed = "<plan>p</plan><think>t</think><answer>\\boxed{4}</answer><|im_end|>"
+    tests = json.dumps({"inputs": ["1\n", "2\n"], "outputs": ["2\n", "4\n"]})
+    code_row = ROW | {"data_source": "codeforces", "ability": "code", "reward_model": {"ground_truth": tests}}
+    math_row = ROW | {"data_source": "math_dapo", "ability": "math", "reward_model": {"ground_truth": "4"}}
+    agents = {
+        "code": {"agent": "code", "abilities": ["code"], "prompt": "row"},
+        "math": {"data_sources": ["math_dapo"], "limits": {"max_turns": 1}},
+    }
+    seen = []
+    for row, text in ((code_row, program), (math_row, boxed), (code_row, boxed)):
+        loop = make_loop(scripted([said(text)]), agents=agents, episodes_per_step=100)
+        output = await loop.run(dict(SAMPLING), **row)
+        facts = output.extra_fields["reward_extra_info"]
+        asked = tokenizer.decode(output.prompt_ids)
+        seen.append((facts["agent"], output.reward_score, "another prompt" in asked))
+    assert seen == [("code", 1.0, True), ("math", 1.0, False), ("code", 0.0, True)]
+    records = [json.loads(line) for line in episodes_file(tmp_path, 4).read_text().splitlines()]
+    assert [(one["agent"], one["provenance"]["route"]) for one in records] == [
+        ("code", "code"),
+        ("math", "math"),
+        ("code", "code"),
+    ]
+    with pytest.raises(AfmError, match=r"no entry of `agents` takes rows of data_source 'mini_math'"):
+        await make_loop(scripted([]), agents=agents).run(dict(SAMPLING), **ROW)
+
+
+async def test_the_prompt_is_the_agents_the_rows_or_a_files(
+    make_loop: Any, scripted: Any, said: Any, tokenizer: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "prompt.yaml").write_text("system: Rules.\nuser: 'Task: {question}'\n")
+    texts = {
+        "own": "<|im_start|>user\n12+13?<|im_end|>\n<|im_start|>assistant\n",
+        "row": "<|im_start|>user\nanother prompt, Question: 12+13?<|im_end|>\n<|im_start|>assistant\n",
+        str(
+            tmp_path / "prompt.yaml"
+        ): "<|im_start|>system\nRules.<|im_end|>\n<|im_start|>user\nTask: 12+13?<|im_end|>\n"
+        "<|im_start|>assistant\n",
+    }
+    for prompt, text in texts.items():
+        servers = scripted([said(f"<plan>p</plan>{ANSWER}<|im_end|>")])
+        output = await make_loop(servers, prompt=prompt).run(dict(SAMPLING), **ROW)
+        assert output.prompt_ids == tokenizer.encode(text, add_special_tokens=False)
+    with pytest.raises(AfmError, match=r"task q7: its prompt has \d+ tokens, data.max_prompt_length is 8"):
+        await make_loop(scripted([]), prompt="row", prompt_length=8).run(dict(SAMPLING), **ROW)
+    with pytest.raises(AfmError, match="task q7: prompt=row, but the row holds no prompt"):
+        await make_loop(scripted([]), prompt="row").run(dict(SAMPLING), **ROW | {"raw_prompt": None})
 
 
 async def test_workers_of_a_node_share_its_cores(
@@ -460,3 +517,20 @@ async def test_an_episode_that_ran_out_of_time_is_dumped_with_its_state(
     assert record.stop == "tool_seconds"
     assert "time.sleep(60)" in record.calls[-1].argument
     assert record.calls[-1].seconds > 0.9
+
+
+async def test_an_observation_that_did_not_fit_counts_towards_the_length_of_a_response() -> None:
+    """3 of 10 tokens are written, the next observation has 8: the response ran into its limit."""
+    from afm.agents import load_agent
+    from afm.datasets import Task
+    from afm.rewards.overlong import OverlongPenalty
+    from afm.rollout import Episode
+    from afm.trajectory.record import Cost, StopReason
+    from verl_ext.agent_loop import _sample
+
+    stop = StopReason.RESPONSE_TOKENS
+    episode = Episode((1,), (2, 3, 4), (1, 1, 1), (0.0,) * 3, (), (), stop, Cost(), unfit_tokens=8)
+    task = Task(id="t", question="q", ground_truth="a", data_source="search")
+    sample = _sample(load_agent("web"), task, episode)
+    assert (sample.agent_tokens, sample.response_tokens) == (3, 11)
+    assert (await OverlongPenalty(10, 4).judge(sample)).score == -1.0

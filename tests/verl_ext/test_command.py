@@ -10,6 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from afm.agents import load_agent
+from afm.datasets import Task
+from afm.datasets.prepare import write_rl
+
 pytest.importorskip("verl")
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,8 +40,9 @@ def test_a_dry_run_prints_a_command_and_leaves_nothing(tmp_path: Path) -> None:
 
 def test_a_dry_run_of_a_run_that_has_what_it_needs_ends_well(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
-    for name in ("rows.parquet", "model/config.json"):
-        (tmp_path / name).write_text("{}")
+    (tmp_path / "model/config.json").write_text("{}")
+    task = Task(id="1", question="1 + 1?", ground_truth="2", data_source="math_dapo")
+    write_rl([task], load_agent("math"), tmp_path / "rows.parquet")
     rows = [f"{key}=[{tmp_path}/rows.parquet]" for key in ("train_files", "val_files")]
     words = (*rows, f"model={tmp_path}/model", f"output_dir={tmp_path}/out")
     result = afm(TINY, *words, "--dry-run", cwd=tmp_path)

@@ -5,7 +5,7 @@ import pytest
 
 from afm.errors import ConfigError
 from verl_ext.compose import compose, flatten, hydra_text, overrides_of
-from verl_ext.plan import check, command, environment, total_steps, trainer_environment
+from verl_ext.plan import called_tools, check, command, environment, total_steps, trainer_environment
 from verl_ext.settings import RlSettings
 
 pytest.importorskip("verl")
@@ -308,3 +308,23 @@ def test_more_steps_than_the_epochs_hold_are_not_asked_of_verl(tmp_path: Path) -
     assert "trainer.total_training_steps=46" in words
     assert "trainer.total_training_steps=60" in command(asked, "scratch", 60)[0]
     assert not any("total_training_steps" in word for word in command(settings(tmp_path), "scratch", 46)[0])
+
+
+def test_lengths_are_those_of_the_agent_with_the_longest_responses(tmp_path: Path) -> None:
+    agents = {
+        "code": {"agent": "code", "data_sources": ["codeforces"], "limits": {"max_response_tokens": 900}},
+        "math": {"limits": {"max_response_tokens": 300}},
+    }
+    given = settings(tmp_path, agents=agents, curriculum={})
+    overrides = overrides_of(given)
+    assert overrides["data.max_response_length"] == 900
+    assert overrides["+data.curriculum.settings"] == str(tmp_path / "a run" / "rl_config.yaml")
+    assert compose(overrides).data.max_response_length == 900
+    assert "+data.curriculum.settings" not in overrides_of(settings(tmp_path, curriculum={}))
+
+
+def test_an_agent_of_several_whose_tools_are_missing_is_named(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"agent 'code' \(agents\.code\) calls \['code'\]; name a tool YAML"
+    ):
+        called_tools(settings(tmp_path, agents={"code": {"agent": "code"}}))

@@ -6,7 +6,7 @@ import pytest
 from afm.agents import Limits
 from afm.planning import Finding, Level, model_shape
 from afm.rewards import RewardSettings
-from verl_ext.context import context_findings
+from verl_ext.context import agent_findings, engine_findings
 from verl_ext.workload import Placement, Workload
 
 OmegaConf = pytest.importorskip("omegaconf").OmegaConf
@@ -39,7 +39,10 @@ def found(
         }
     )
     settings = RewardSettings.model_validate(reward or {})
-    findings = list(context_findings(load, limits, settings, shape, config))
+    findings = [
+        *engine_findings(load, shape, config),
+        *agent_findings(load, limits, settings, config),
+    ]
     worst = sorted(findings, key=lambda finding: [Level.OK, Level.WARNING, Level.ERROR].index(finding.level))
     return {finding.subject: finding for finding in worst}
 
@@ -143,7 +146,10 @@ def test_the_overlong_buffer_lies_in_the_response(
 
 
 def test_a_penalty_that_counts_the_agents_tokens_alone_is_seldom_reached(workload: Workload) -> None:
-    reward = {"formula": "correct + overlong", "overlong": {"max_tokens": 900, "buffer_tokens": 100}}
+    reward = {
+        "formula": "correct + overlong",
+        "overlong": {"max_tokens": 900, "buffer_tokens": 100, "count": "agent"},
+    }
     finding = found(workload, reward=reward)["overlong"]
     assert finding.level is Level.WARNING
     assert finding.text.endswith("so few episodes reach it: set rewards.overlong.count=all")

@@ -138,3 +138,20 @@ def test_the_settings_reach_verl():
     found = overrides_of(RlSettings.model_validate(given | {"curriculum": {"retire_after": 3}}))
     assert (found["+data.curriculum.retire_after"], found["+data.curriculum.floor"]) == (3, 0.05)
     assert found["data.dataloader_num_workers"] == 0
+
+
+def test_what_is_known_of_a_question_holds_for_its_agent_alone():
+    before = Difficulty(["a", "b"], Curriculum(), 0, ["math", "code"])
+    for name in ("a", "b"):
+        before.record(name, 1.0)
+    after = Difficulty(["a", "b"], Curriculum(), 0, ["math", "math"])
+    after.load_state_dict(before.state_dict())
+    assert after.metrics() == {"curriculum/asked": 1, "curriculum/retired": 0, "curriculum/solve_rate": 1}
+    same = Difficulty(["a", "b"], Curriculum(), 0, ["math", "code"])
+    same.load_state_dict(before.state_dict())
+    assert same.metrics()["curriculum/asked"] == 2
+    single = Difficulty(["a", "b"], Curriculum(), 0)
+    single.record("a", 0.5)
+    assert "agents" not in single.state_dict()
+    after.load_state_dict(single.state_dict())
+    assert after.metrics()["curriculum/asked"] == 1  # of a run before there were several

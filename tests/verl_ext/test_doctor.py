@@ -58,8 +58,9 @@ def look(tmp_path: Path, words: Path, monkeypatch: pytest.MonkeyPatch) -> Look:
 
     def diagnosed(config: Path, *overrides: str, size: str = "7b", asked: AskedHardware | None = None) -> Any:
         agent = "math" if config == TINY else config.stem.split("_")[0]
+        gold = {"inputs": ["1\n"], "outputs": ["1\n"]} if agent == "code" else "1"
         tasks = [
-            Task(id=str(number), question=f"What is {number}?", ground_truth="1", data_source=SOURCES[agent])
+            Task(id=str(number), question=f"What is {number}?", ground_truth=gold, data_source=SOURCES[agent])
             for number in range(600)
         ]
         write_rl(tasks, load_agent(agent), tmp_path / "rl.parquet")

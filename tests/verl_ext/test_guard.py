@@ -2,6 +2,7 @@ import pytest
 
 from verl_ext.guard import Group, GroupFate, GroupLedger, GroupsAlikeError, ShortBatch
 from verl_ext.metrics import documented
+from verl_ext.validation import validation_means
 
 
 def group(*scores: float, abstained: int = 0) -> Group:
@@ -211,3 +212,29 @@ def test_parts_of_the_reward_are_reported_by_source() -> None:
     row = documented(3, found)
     assert row["by_source"]["nq"] == {"acc": 0.5, "correct": 0.5, "format": 1.0}
     assert row["correct"] == pytest.approx(1 / 3)
+
+
+def test_facts_and_groups_are_reported_by_agent() -> None:
+    book = GroupLedger(metric="acc", batch_groups=2, expected=2)
+    book.start(1)
+
+    def samples(agent: str, *solved: float) -> Group:
+        return Group([{"agent": agent, "acc": one, "score": one, "tool_calls": 3 * one} for one in solved])
+
+    book.add("u1", samples("code", 1.0, 0.0))
+    book.add("u2", samples("math", 1.0, 1.0))
+    row = documented(1, book.metrics())
+    assert row["by_agent"] == {
+        "code": {"acc": 0.5, "score": 0.5, "tool_calls": 1.5, "groups": 1.0, "groups_kept": 1.0},
+        "math": {"acc": 1.0, "score": 1.0, "tool_calls": 3.0, "groups": 1.0, "groups_kept": 0.0},
+    }
+    assert not any(key.startswith("rollout/agent") for key in book.metrics())
+
+
+def test_a_validation_is_reported_by_agent() -> None:
+    facts = {"acc": [1.0, 0.0, None], "agent": ["math", "code", "code"], "tool_calls": [1, 2, 4]}
+    row = documented(1, validation_means(["a", "b", "b"], facts))
+    assert row["validation_by_agent"] == {
+        "code": {"acc": 0.0, "tool_calls": 3.0},
+        "math": {"acc": 1.0, "tool_calls": 1.0},
+    }

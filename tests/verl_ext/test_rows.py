@@ -5,32 +5,42 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pydantic import TypeAdapter
 
 from afm.agents import load_agent
 from afm.datasets import Task
 from afm.datasets.prepare import write_rl
 from afm.errors import ConfigError
 from afm.planning import Finding, Level
-from verl_ext.rows import prompt_finding, read_rows, row_findings
+from afm.rollout.routes import AgentRoute, AgentRoutes, routes_of
+from verl_ext.rows import kinds_of, prompt_finding, read_rows, row_findings
 
 SPEC = load_agent("math")
+TESTS = '{"inputs": ["1"], "outputs": ["2"]}'
+ROUTES = routes_of(AgentRoute(agent="math"), {}, load_agent)
 
 
 def row(index: str | None = "1", *, source: str = "gsm8k", **columns: Any) -> dict[str, Any]:
     return {
         "data_source": source,
         "prompt": SPEC.prompt_messages("1 + 1?"),
-        "reward_model": {"ground_truth": "2"},
+        "reward_model": {"ground_truth": TESTS if source == "codeforces" else "2"},
         "extra_info": {"index": index, "question": "1 + 1?"},
     } | columns
 
 
 @pytest.fixture
 def found(tmp_path: Path) -> Callable[..., list[Finding]]:
-    def look(*rows: dict[str, Any], by_source: dict[str, str] | None = None) -> list[Finding]:
+    def look(
+        *rows: dict[str, Any], by_source: dict[str, str] | None = None, agents: dict[str, Any] | None = None
+    ) -> list[Finding]:
         file = tmp_path / "rows.parquet"
         pq.write_table(pa.Table.from_pylist(list(rows)), file)
-        return list(row_findings(read_rows([str(file)], SPEC, by_source or {}), SPEC, "train_files"))
+        section = TypeAdapter(AgentRoutes).validate_python(agents or {})
+        routes = routes_of(AgentRoute(agent="math"), section, load_agent)
+        return list(
+            row_findings(read_rows([str(file)], routes, {"": by_source or {}}), routes, "train_files")
+        )
 
     return look
 
@@ -42,8 +52,8 @@ def worst(findings: list[Finding]) -> list[tuple[str, str]]:
 def test_prepared_rows_are_sound(tmp_path: Path) -> None:
     tasks = [Task(id=str(n), question=f"{n}?", ground_truth="1", data_source="gsm8k") for n in range(600)]
     write_rl(tasks, SPEC, tmp_path / "rl.parquet")
-    rows = read_rows([str(tmp_path / "rl.parquet")], SPEC, {})
-    assert [finding.text for finding in row_findings(rows, SPEC, "train_files")] == [
+    rows = read_rows([str(tmp_path / "rl.parquet")], ROUTES, {})
+    assert [finding.text for finding in row_findings(rows, ROUTES, "train_files")] == [
         "train_files: 600 rows that can be read",
         "train_files: every extra_info.index is unique",
     ]
@@ -61,7 +71,7 @@ def test_an_index_that_two_rows_share_is_an_error_that_names_both(found: Any) ->
 def test_indices_are_unique_over_all_files(tmp_path: Path) -> None:
     for name in ("a", "b"):
         pq.write_table(pa.Table.from_pylist([row("7")]), tmp_path / f"{name}.parquet")
-    rows = read_rows([str(tmp_path / "a.parquet"), str(tmp_path / "b.parquet")], SPEC, {})
+    rows = read_rows([str(tmp_path / "a.parquet"), str(tmp_path / "b.parquet")], ROUTES, {})
     assert rows.repeated == ["b.parquet:1 has '7' of a.parquet:1"]
 
 
@@ -79,6 +89,79 @@ def test_rows_of_another_agent_loop_are_an_error(found: Any) -> None:
     assert "say afm_agent" in text
 
 
+MIXED = {
+    "code": {"agent": "code", "data_sources": ["codeforces"]},
+    "math": {"data_sources": ["gsm8k", "aime24"]},
+}
+
+
+def test_rows_that_their_agent_can_never_solve_are_named(found: Any) -> None:
+    rows = (row("1", source="codeforces"), row("2"), row("3", source="codeforces"))
+    [(level, text)] = worst(found(*rows))
+    assert level is Level.ERROR
+    assert text.startswith(
+        "train_files: 2 rows of data_source 'codeforces' can never be solved: agent 'math' answers with a boxed result, "
+        "where code_tests wants a program; name them under `agents`"
+    )
+    told = found(*rows, agents=MIXED)
+    assert [text for level, text in worst(told) if level is Level.ERROR] == []
+    assert worst(told)[0][1] == "agents.math.data_sources: no row of train_files matches aime24"
+    assert [one.text for one in told if one.subject == "agents"][1:] == [
+        "train_files: 2 rows go to code, agent 'code'",
+        "train_files: 1 rows go to math, agent 'math'",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("source", "gold", "why"),
+    [
+        ("codeforces", "4", "their gold is a result, where code_tests wants tests"),
+        ("codeforces", '["4"]', "their gold is a result, where code_tests wants tests"),
+        ("gsm8k", TESTS, "their gold is tests of a program, where math wants a result"),
+    ],
+)
+def test_gold_that_its_reward_cannot_use_is_named(found: Any, source: str, gold: str, why: str) -> None:
+    bad = row("1", source=source, reward_model={"ground_truth": gold})
+    errors = [text for level, text in worst(found(bad, agents=MIXED)) if level is Level.ERROR]
+    assert errors == [
+        f"train_files: 1 rows of data_source {source!r} can never be solved: {why}; name them under `agents` for one "
+        "that can, or correct their data_source"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("source", "gold"),
+    [
+        ("gsm8k", '["\\\\frac{1}{2}"]'),
+        ("gsm8k", "[1, 2]"),
+        ("gsm8k", "{3}"),
+        ("gsm8k", '{"target": ["4"], "question": "q"}'),
+        ("codeforces", '["assert f(1) == 2"]'),
+        ("codeforces", '[{"input": "1", "output": "2"}]'),
+        ("codeforces", '{"question_id": "abc"}'),
+    ],
+)
+def test_gold_of_each_known_form_is_no_cause_for_an_error(found: Any, source: str, gold: str) -> None:
+    good = row("1", source=source, reward_model={"ground_truth": gold})
+    assert [text for level, text in worst(found(good, agents=MIXED)) if level is Level.ERROR] == []
+
+
+def test_a_row_that_no_agent_takes_is_an_error_before_a_run(found: Any, tmp_path: Path) -> None:
+    rows = (
+        row("1", source="codeforces", ability=None),
+        row("2"),
+        row("3", source="olympiadbench", ability="math"),
+    )
+    [text] = [text for level, text in worst(found(*rows, agents=MIXED)) if level is Level.ERROR]
+    told = "no entry of `agents` takes rows of data_source 'olympiadbench' and ability 'math' (1 rows)"
+    assert text.startswith(f"train_files: {told}; name it under data_sources of one of code, math")
+    assert kinds_of([str(tmp_path / "rows.parquet")] * 2) == {
+        ("codeforces", ""): 1,
+        ("gsm8k", ""): 1,
+        ("olympiadbench", "math"): 1,
+    }
+
+
 def test_a_source_that_nothing_judges_is_an_error(found: Any) -> None:
     [(level, text)] = worst(found(row(source="my_set")))
     assert (level, "no reward for data_source 'my_set'" in text) == (Level.ERROR, True)
@@ -86,6 +169,19 @@ def test_a_source_that_nothing_judges_is_an_error(found: Any) -> None:
     own = {"index": "1", "question": "1 + 1?", "reward": "exact"}
     [(level, text)] = worst(found(row(extra_info=own)))
     assert "reward 'exact' is unknown, did you mean 'exact_match'?" in text
+
+
+def test_a_question_that_could_begin_at_several_lines_is_an_error(found: Any) -> None:
+    prompt = [
+        {"role": "user", "content": "Use <plan>.\n\nTask: Read lines like\nTask: name\nand print them."}
+    ]
+    errors = [
+        text
+        for level, text in worst(found(row(prompt=prompt, extra_info={"index": "1"})))
+        if level is Level.ERROR
+    ]
+    assert errors[0].startswith("train_files: 1 rows may be asked a part of their question: rows.parquet:1; ")
+    assert [level for level, _ in worst(found(row(prompt=prompt)))] == [Level.WARNING]
 
 
 def test_a_prompt_of_another_agent_is_a_warning(found: Any) -> None:
@@ -108,7 +204,7 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path, content: bytes | No
     if content is not None:
         file.write_bytes(content)
     with pytest.raises(ConfigError, match=f"{file}: {told}"):
-        read_rows([str(file)], SPEC, {})
+        read_rows([str(file)], ROUTES, {})
 
 
 def test_a_prompt_too_long_for_verl_is_an_error(tmp_path: Path, tokenizer_dir: Path, tokenizer: Any) -> None:
@@ -117,13 +213,13 @@ def test_a_prompt_too_long_for_verl_is_an_error(tmp_path: Path, tokenizer_dir: P
         for name, question in (("short", "1?"), ("long", "coins " * 40))
     ]
     write_rl(tasks, SPEC, tmp_path / "rl.parquet")
-    rows = read_rows([str(tmp_path / "rl.parquet")], SPEC, {})
+    rows = read_rows([str(tmp_path / "rl.parquet")], ROUTES, {})
     messages = SPEC.prompt_messages("coins " * 40)
     length = len(tokenizer.apply_chat_template(messages, add_generation_prompt=True)["input_ids"])
-    fits = prompt_finding(rows, SPEC, tokenizer_dir, length)
+    fits = prompt_finding(rows, tokenizer_dir, length)
     assert fits is not None
     assert (fits.level, f"has {length:,} tokens (row 'long')" in fits.text) == (Level.OK, True)
-    short = prompt_finding(rows, SPEC, tokenizer_dir, length - 1)
+    short = prompt_finding(rows, tokenizer_dir, length - 1)
     assert short is not None
     assert (short.level, "1 rows are too long" in short.text) == (Level.ERROR, True)
-    assert prompt_finding(rows, SPEC, tmp_path, length) is None
+    assert prompt_finding(rows, tmp_path, length) is None

@@ -52,6 +52,15 @@ def settings(folder: Path, model: Path) -> dict[str, Any]:
     verl["trainer"] |= {"total_training_steps": 3, "save_freq": 2, "test_freq": 3}
     return tiny | {
         "agent": str(ROOT / "configs/tiny/agents/math.yaml"),
+        "agents": {
+            "math": {"data_sources": ["mini_math"]},
+            "code": {
+                "agent": str(ROOT / "configs/tiny/agents/code.yaml"),
+                "abilities": ["code"],
+                "limits": {"max_response_tokens": 64},
+                "rewards": {"formula": "overlong", "overlong": {"max_tokens": 64, "buffer_tokens": 64}},
+            },
+        },
         "tools": str(ROOT / "configs/tools/code_executor.yaml"),
         "model": str(model),
         "train_files": str(folder / "rl.parquet"),
@@ -69,16 +78,19 @@ def write_rows(path: Path, count: int = 64) -> None:
     import pyarrow as pa
     import pyarrow.parquet
 
-    rows = [
-        {
-            "data_source": "mini_math",
+    def row(number: int) -> dict[str, Any]:
+        """Mathematics and programs in turn, in the layout of AFM's RL data."""
+        tests = json.dumps({"inputs": [f"{number}\n"], "outputs": [f"{number + 1}\n"]})
+        is_code = number % 2 == 1
+        return {
+            "data_source": "codeforces" if is_code else "mini_math",
             "prompt": [{"role": "user", "content": f"{number}+1?"}],
-            "reward_model": {"ground_truth": str(number + 1)},
+            "ability": "code" if is_code else "math",
+            "reward_model": {"ground_truth": tests if is_code else str(number + 1), "style": "rule"},
             "extra_info": {"index": f"q{number}", "question": f"{number}+1?"},
         }
-        for number in range(count)
-    ]
-    pa.parquet.write_table(pa.Table.from_pylist(rows), path)
+
+    pa.parquet.write_table(pa.Table.from_pylist([row(number) for number in range(count)]), path)
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +102,9 @@ def config(tmp_path_factory: pytest.TempPathFactory, tokenizer_dir: Path) -> Pat
     write_rows(folder / "rl.parquet")
     write_rows(folder / "val.parquet", 4)
     path = folder / "rl.yaml"
-    path.write_text(yaml.safe_dump(settings(folder, folder / "model")))
+    path.write_text(
+        yaml.safe_dump(settings(folder, folder / "model"), sort_keys=False)
+    )  # the first agent is the main one
     return path
 
 
@@ -190,7 +204,12 @@ def test_each_step_is_one_line_of_documented_metrics(trained: tuple[Path, str]) 
         assert {"reward", "format", "entropy", "grad_norm", "response_tokens", "seconds", "kl"} <= row.keys()
         assert {"value_loss", "mismatch_kl", "slowest_episode_seconds"} <= row.keys()
         assert row["token_drift"] == 0
-        assert row["by_source"]["mini_math"]["score"] == pytest.approx(row["reward"])
+        parts = row["by_agent"]
+        assert parts["math"]["score"] == row["by_source"]["mini_math"]["score"]
+        assert sum(part["groups"] for part in parts.values()) == row["groups_generated"]
+        assert sum(part["groups"] * part["score"] for part in parts.values()) == pytest.approx(
+            row["reward"] * row["groups_generated"]
+        )
         assert -1 <= row["reward"] <= 0
         assert row["groups_kept"] >= 4
     # Half of the 64 questions rest, so that 32 are asked before one can come again; the kill forgets none.
@@ -210,7 +229,7 @@ def test_the_exported_model_loads_and_has_moved(trained: tuple[Path, str], confi
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from afm.agents import load_agent
+    from afm.agents import agent_of_model, load_agent
 
     folder = trained[0] / "model"
     before, after = weights(config.parent / "model"), weights(folder)
@@ -220,6 +239,8 @@ def test_the_exported_model_loads_and_has_moved(trained: tuple[Path, str], confi
     assert model.dtype == torch.float32
     assert len(AutoTokenizer.from_pretrained(folder)) == model.config.vocab_size
     assert load_agent(folder / "agent.yaml").name == "math"
+    assert agent_of_model(folder, "code").limits.max_response_tokens == 64
+    assert agent_of_model(folder, "math").limits.max_response_tokens == 96
 
 
 def test_a_finished_run_says_so(trained: tuple[Path, str], config: Path) -> None:
@@ -260,6 +281,8 @@ def test_sampled_episodes_of_each_step_are_kept(trained: tuple[Path, str]) -> No
     assert all(kept)
     for step, records in enumerate(kept, start=1):
         assert {record.provenance["step"] for record in records} == {step}
+        assert all(record.agent == record.provenance["route"] for record in records)
+        assert all(len(record.response_ids) <= 64 for record in records if record.agent == "code")
         assert len({record.id for record in records}) == len(records)
 
 
@@ -287,7 +310,11 @@ def test_a_validation_is_told_apart(trained: tuple[Path, str]) -> None:
     last = rows(folder)[-1]
     assert (last["validation_episodes"], last["validation_solved"]) == (4, 0.0)
     assert -1 <= last["validation_reward"] <= 0
-    assert last["validation_by_source"]["mini_math"]["score"] == last["validation_reward"]
+    by_agent = last["validation_by_agent"]
+    assert by_agent["math"]["score"] == last["validation_by_source"]["mini_math"]["score"]
+    assert (by_agent["math"]["score"] + by_agent["code"]["score"]) / 2 == pytest.approx(
+        last["validation_reward"]
+    )
     assert "validation_reward" not in rows(folder)[1]
     assert rows(folder)[-1]["engine"]["val-core/mini_math/acc/mean@1"] == 0.0
 

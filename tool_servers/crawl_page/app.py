@@ -1,7 +1,8 @@
 """The page reader's HTTP interface: ``POST /crawl_page``; the rest as in :mod:`tool_servers.shared.endpoint`.
 
 ``{"urls": "https://a.org | https://b.org", "goal": "...", "seconds": 60}`` gives ``{"pages": [..], "left_out": 0}``, each page
-``{url, title, text, kind, by, cached}``; a page that could not be read has a ``kind`` and says why in ``text``.
+``{url, title, text, kind, by, cached}``; a page that could not be read has a ``kind`` and says why in ``text``. Clients of AFM, which send ``web_search_query`` or
+``think_content``, are answered with ``success``, ``obs``, ``error_message`` and ``processing_time`` as well.
 """
 
 from __future__ import annotations

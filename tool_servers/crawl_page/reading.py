@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -20,6 +21,7 @@ from tool_servers.shared.metrics import Count
 
 _MARGIN_S = 1.0
 """Of the caller's time, kept for the way back."""
+_MOST_GOAL_CHARS = 8_000
 
 
 class CrawlRequest(BaseModel):
@@ -29,18 +31,39 @@ class CrawlRequest(BaseModel):
         urls: Addresses: a list, or as an agent writes them, separated by ``|`` or as markdown links.
         goal: What the agent looks for; may be empty.
         seconds: How long the sender waits, a place in the queue included.
+        task: The question. This field and the next two are those of AFM's clients, which get an answer in AFM's form, too.
+        web_search_query: What the agent searched for last.
+        think_content: Its last thought.
     """
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     urls: str | list[str] = Field(max_length=100_000)
-    goal: str = Field(default="", max_length=8_000)
+    goal: str = Field(default="", max_length=_MOST_GOAL_CHARS)
     seconds: float | None = Field(default=None, gt=0)
+    task: str | None = Field(default=None, max_length=_MOST_GOAL_CHARS)
+    web_search_query: str | None = Field(default=None, max_length=_MOST_GOAL_CHARS)
+    think_content: str | None = Field(default=None, max_length=_MOST_GOAL_CHARS)
     _arrived: float = PrivateAttr(default_factory=time.monotonic)
 
     def until(self, longest_s: float) -> float:
         """When the answer must be on its way, on the monotonic clock."""
         return self._arrived + min(self.seconds or longest_s, longest_s)
+
+    @property
+    def published(self) -> bool:
+        """Whether a client of AFM asks."""
+        return self.web_search_query is not None or self.think_content is not None
+
+    def aim(self) -> str:
+        """What the agent looks for, in whichever fields it stands."""
+        told = (self.goal, self.task, self.web_search_query, self.think_content)
+        return "\n".join(text for text in told if text)[:_MOST_GOAL_CHARS]
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds since the request arrived."""
+        return time.monotonic() - self._arrived
 
 
 class PageShown(BaseModel):
@@ -87,9 +110,12 @@ class PageReader:
         until = asked.until(self._request_s)
         listed = asked.urls if isinstance(asked.urls, str) else "\n".join(asked.urls)
         urls = urls_in(listed)
-        shown = await asyncio.gather(*(self._shown(url, asked.goal, until) for url in urls[: self._max_urls]))
+        shown = await asyncio.gather(
+            *(self._shown(url, asked.aim(), until) for url in urls[: self._max_urls])
+        )
         left_out = len(urls) - len(shown)
-        return {"pages": [page.model_dump(mode="json") for page in shown], "left_out": max(0, left_out)}
+        answer = {"pages": [page.model_dump(mode="json") for page in shown], "left_out": max(0, left_out)}
+        return answer | _as_published(shown, asked) if asked.published else answer
 
     async def close(self) -> None:
         """End what is under way, close everything."""
@@ -147,6 +173,18 @@ class PageReader:
         self._under_way.pop(key, None)
         if not task.cancelled():
             task.exception()  # every waiter may be gone
+
+
+def _as_published(shown: Sequence[PageShown], asked: CrawlRequest) -> dict[str, Any]:
+    """The fields of AFM's answer; a request fails when none of its pages could be read."""
+    success = any(page.kind is None for page in shown)
+    text = "\n\n".join(f"{page.title}\n{page.url}\n{page.text}".strip() for page in shown)
+    return {
+        "success": success,
+        "obs": text,
+        "error_message": None if success else text or "the request holds no address",
+        "processing_time": round(asked.waited_s, 3),
+    }
 
 
 def _page_in(kept: str) -> Page | None:

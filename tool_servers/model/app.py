@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
@@ -23,18 +23,16 @@ _BODY_S = 30.0
 _GONE = 499
 
 
-class CompletionRequest(BaseModel):
-    """What is read of a request; all other fields are allowed and ignored.
+class _Sampled(BaseModel):
+    """What is read of any request; all other fields are allowed and ignored.
 
     Attributes:
-        prompt: Text, or token ids.
         top_k: 0 or -1 for all candidates.
     """
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     model: str
-    prompt: str | list[int]
     max_tokens: int = Field(default=16, ge=1)
     temperature: float = Field(default=1.0, ge=0)
     top_p: float = Field(default=1.0, gt=0, le=1)
@@ -54,8 +52,41 @@ class CompletionRequest(BaseModel):
         )
 
 
+class CompletionRequest(_Sampled):
+    """``prompt`` is text, or token ids."""
+
+    prompt: str | list[int]
+
+    def prompt_ids(self, model: TokenModel) -> list[int]:
+        """What the model continues."""
+        return model.encode(self.prompt) if isinstance(self.prompt, str) else self.prompt
+
+
+class Message(BaseModel):
+    """One turn of a chat."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    role: str
+    content: str
+
+
+class ChatRequest(_Sampled):
+    """A chat, rendered by the model's own template."""
+
+    messages: list[Message] = Field(min_length=1)
+    max_tokens: int = Field(default=1024, ge=1)
+
+    def prompt_ids(self, model: TokenModel) -> list[int]:
+        """What the model continues."""
+        return list(model.encode_prompt([message.model_dump() for message in self.messages]))
+
+
+RequestT = TypeVar("RequestT", CompletionRequest, ChatRequest)
+
+
 class ModelServer:
-    """``/v1/models``, ``/v1/completions`` and ``/health`` of one model.
+    """``/v1/models``, ``/v1/completions``, ``/v1/chat/completions`` and ``/health`` of one model.
 
     Args:
         key: Asked of every request but ``/health``.
@@ -72,6 +103,7 @@ class ModelServer:
         app.add_exception_handler(HTTPException, refused)
         app.get("/v1/models")(self.models)
         app.post("/v1/completions")(self.completions)
+        app.post("/v1/chat/completions")(self.chat)
         app.get("/health")(self.health)
         return app
 
@@ -89,15 +121,27 @@ class ModelServer:
         return JSONResponse({"object": "list", "data": [row]})
 
     async def completions(self, request: Request) -> Response:
-        """One generation."""
+        """One generation, with its token ids."""
+        return await self._generated(request, CompletionRequest, self._completion)
+
+    async def chat(self, request: Request) -> Response:
+        """One reply, without the stop string that ended it."""
+        return await self._generated(request, ChatRequest, self._reply)
+
+    async def _generated(
+        self,
+        request: Request,
+        kind: type[RequestT],
+        choice: Callable[[RequestT, Generation], dict[str, Any]],
+    ) -> Response:
         if not allowed(request.headers, self._key):
             return _refusal(401, "the key is missing or wrong")
         ids: list[int] = []
         try:
-            asked = CompletionRequest.model_validate_json(await bounded_body(request, _MAX_BYTES, _BODY_S))
+            asked = kind.model_validate_json(await bounded_body(request, _MAX_BYTES, _BODY_S))
             if asked.model != self._model.name:
                 return _refusal(404, f"model {asked.model!r} is not served; {self._model.name!r} is")
-            ids = self._model.encode(asked.prompt) if isinstance(asked.prompt, str) else asked.prompt
+            ids = asked.prompt_ids(self._model)
             generation = await while_connected(request, self._model.generate(ids, asked.params()))
         except ValidationError as error:
             problem = error.errors(include_url=False, include_input=False, include_context=False)[0]
@@ -115,13 +159,13 @@ class ModelServer:
         except AfmError as error:
             return _refusal(400, str(error))
         self._trouble = ""
-        return JSONResponse(self._answer(asked, ids, generation))
+        return JSONResponse(self._answer(choice(asked, generation), len(ids), len(generation.token_ids)))
 
-    def _answer(self, asked: CompletionRequest, prompt: list[int], generation: Generation) -> dict[str, Any]:
+    def _completion(self, asked: CompletionRequest, generation: Generation) -> dict[str, Any]:
         ids = list(generation.token_ids)
         text = self._model.decode(ids)
         stopped = next((stop for stop in asked.stop if stop in text), None)
-        choice = {
+        return {
             "index": 0,
             "text": text,
             "finish_reason": _FINISH[generation.finish],
@@ -132,15 +176,23 @@ class ModelServer:
                 "token_logprobs": list(generation.logprobs),
             },
         }
+
+    def _reply(self, asked: ChatRequest, generation: Generation) -> dict[str, Any]:
+        text = self._model.decode(list(generation.token_ids))
+        end = min((text.find(stop) for stop in asked.stop if stop in text), default=len(text))
+        message = {"role": "assistant", "content": text[:end]}
+        return {"index": 0, "message": message, "finish_reason": _FINISH[generation.finish]}
+
+    def _answer(self, choice: dict[str, Any], prompt_tokens: int, completion_tokens: int) -> dict[str, Any]:
         return {
-            "object": "text_completion",
+            "object": "chat.completion" if "message" in choice else "text_completion",
             "created": int(time.time()),
             "model": self._model.name,
             "choices": [choice],
             "usage": {
-                "prompt_tokens": len(prompt),
-                "completion_tokens": len(ids),
-                "total_tokens": len(prompt) + len(ids),
+                "prompt_tokens": prompt_tokens,
+                "completion_tokens": completion_tokens,
+                "total_tokens": prompt_tokens + completion_tokens,
             },
         }
 

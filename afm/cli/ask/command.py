@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from afm.cli.options import given_agent, given_model
-from afm.errors import UsageError
+from afm.cli.options import given_agent, given_model, given_prompt
+from afm.errors import ConfigError, DataError, UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from afm.agents import AgentSpec
+    from afm.agents import AgentSpec, PromptSource
     from afm.evaluation.prices import Prices
     from afm.models import TokenModel
     from afm.tools import Tool
@@ -35,6 +35,15 @@ def ask(
         Path | None,
         typer.Option(help="YAML of tools; default: the ones in configs/tools that the agent calls."),
     ] = None,
+    prompt: Annotated[
+        str,
+        typer.Option(
+            help="own: the agent's prompt; row: the one that the model was trained with; or a file with {question}."
+        ),
+    ] = "own",
+    prompt_check: Annotated[
+        bool, typer.Option("--prompt-check/--no-prompt-check", help="Refuse another prompt than in training.")
+    ] = True,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 1.0,
     seed: Annotated[int | None, typer.Option(help="Makes the episode reproducible.")] = None,
     tokenizer: Annotated[
@@ -74,7 +83,8 @@ def ask(
     if question is not None and not question.strip():
         raise UsageError("the question is empty")
     spec = _agent(agent, given_model(model))
-    conversation = open_conversation(spec, save, resume)
+    source = _prompt(spec, prompt, tokenizer if "://" in model else model, check=prompt_check)
+    conversation = open_conversation(spec, save, resume, source)
     known = _prices(prices, spec)
     boxes = _tools(spec, tools)
 
@@ -127,6 +137,20 @@ def _agent(agent: str | None, model: str) -> AgentSpec:
     if own.is_file():
         return load_agent(own)
     raise UsageError(f"{model} does not say which agent it is; give --agent NAME")
+
+
+def _prompt(spec: AgentSpec, prompt: str, model: str | Path | None, *, check: bool) -> PromptSource:
+    """Where the prompt comes from, once the model is known to be trained with it."""
+    from afm.agents.prompt_record import run_prompts
+
+    try:
+        return run_prompts(given_prompt(prompt), spec, [("--prompt", "?", None)], model, check=check).source
+    except DataError:
+        raise UsageError(
+            "--prompt row: the model's folder holds no record of one prompt; give --prompt FILE with {question}"
+        ) from None
+    except ConfigError as error:
+        raise ConfigError(f"{error} (here: --prompt, --no-prompt-check)") from None
 
 
 def _tools(spec: AgentSpec, source: Path | None) -> dict[str, Tool]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from afm.agents import PromptSource
 from afm.errors import UsageError
 
 if TYPE_CHECKING:
@@ -21,11 +22,13 @@ class Conversation:
     Attributes:
         turns: One record each, oldest first.
         file: JSONL that every further turn is appended to.
+        source: Where the prompt of the first turn comes from.
     """
 
     spec: AgentSpec
     turns: list[Record] = field(default_factory=list)
     file: Path | None = None
+    source: PromptSource = field(default_factory=PromptSource)
 
     def prompt(self, model: TokenModel, question: str) -> tuple[list[int], int]:
         """Token ids of the earlier turns and the question, and how many of the oldest turns were left out.
@@ -56,18 +59,22 @@ class Conversation:
         messages: list[dict[str, str]] = []
         for asked, answer in [*((turn.question, turn.text) for turn in turns), (question, None)]:
             short = self.spec.question_format.replace("{question}", asked)
-            messages.append({"role": "user", "content": short if messages else self.spec.user_message(asked)})
+            first = [] if messages else self.source.messages(self.spec, asked)
+            messages += first or [{"role": "user", "content": short}]
             if answer is not None:
                 messages.append({"role": "assistant", "content": answer})
         return messages
 
 
-def open_conversation(spec: AgentSpec, save: Path | None, resume: Path | None) -> Conversation:
+def open_conversation(
+    spec: AgentSpec, save: Path | None, resume: Path | None, source: PromptSource | None = None
+) -> Conversation:
     """The conversation that the options name.
 
     Args:
         save: File that is written; it must not exist.
         resume: File whose turns come first; they go on there unless ``save`` names another.
+        source: Where the prompt comes from; by default the agent.
 
     Raises:
         UsageError: ``save`` exists, ``resume`` does not, is empty or was held with another agent.
@@ -98,4 +105,4 @@ def open_conversation(spec: AgentSpec, save: Path | None, resume: Path | None) -
         with RecordWriter(save) as writer:
             for turn in turns:
                 writer.write(turn)
-    return Conversation(spec, turns, save or resume)
+    return Conversation(spec, turns, save or resume, source or PromptSource())

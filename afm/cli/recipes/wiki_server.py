@@ -1,11 +1,11 @@
-"""A wiki server of one job's own: on a free port of this machine, and never outliving the job."""
+"""Servers of one job's own: on a free port of this machine, and never outliving the job."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -28,8 +28,18 @@ def wiki_server(index: Path, log: Path) -> Iterator[None]:
     Raises:
         ToolError: The server did not start.
     """
-    words = [sys.executable, "-P", "-m", "tool_servers.wiki_search"]
-    words += [f"--index={index}", "--host=127.0.0.1", "--port=0"]
+    with loopback_server("wiki_search", [f"--index={index}"], log) as url, environment({_ADDRESS: url}):
+        yield
+
+
+@contextmanager
+def loopback_server(name: str, arguments: Sequence[str], log: Path) -> Iterator[str]:
+    """Run ``tool_servers.NAME`` on a free port of this machine while the block runs; yields its address.
+
+    Raises:
+        ToolError: The server did not start.
+    """
+    words = [sys.executable, "-P", "-m", f"tool_servers.{name}", *arguments, "--host=127.0.0.1", "--port=0"]
     with (
         log.open("ab") as errors,
         subprocess.Popen(
@@ -40,21 +50,22 @@ def wiki_server(index: Path, log: Path) -> Iterator[None]:
         try:
             first = server.stdout.readline().strip()  # empty when it ended
             if not first.startswith(_READY):
-                raise ToolError(f"the wiki server did not start; see {log}")
-            with _environment(_ADDRESS, first.removeprefix(_READY)):
-                yield
+                raise ToolError(f"the {name.replace('_', ' ')} server did not start; see {log}")
+            yield first.removeprefix(_READY)
         finally:
             server.terminate()
 
 
 @contextmanager
-def _environment(name: str, value: str) -> Iterator[None]:
-    before = os.environ.get(name)
-    os.environ[name] = value
+def environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Variables of the environment while the block runs."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
     try:
         yield
     finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

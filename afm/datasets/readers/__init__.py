@@ -16,6 +16,7 @@ from afm.datasets.readers.codeforces import CODEFORCES
 from afm.datasets.readers.dapo_math import DAPO_MATH
 from afm.datasets.readers.flashrag import FLASHRAG
 from afm.datasets.readers.gaia import GAIA
+from afm.datasets.readers.glaive import GLAIVE
 from afm.datasets.readers.gsm8k import GSM8K
 from afm.datasets.readers.hle import HLE
 from afm.datasets.readers.hotpotqa import HOTPOTQA
@@ -25,8 +26,9 @@ from afm.datasets.readers.musique import MUSIQUE
 from afm.datasets.readers.nq import NQ
 from afm.datasets.readers.plain import PLAIN
 from afm.datasets.readers.popqa import POPQA
-from afm.datasets.readers.retool import RETOOL
+from afm.datasets.readers.retool import RETOOL, RETOOL_QUESTIONS
 from afm.datasets.readers.row import AlpacaRow, Conversation, Message, Reader
+from afm.datasets.readers.sharegpt import SHAREGPT
 from afm.datasets.readers.skywork import SKYWORK
 from afm.datasets.readers.t_eval import T_EVAL
 from afm.datasets.readers.triviaqa import TRIVIAQA
@@ -59,8 +61,11 @@ READERS: dict[str, Reader] = {
         HLE,
         BROWSECOMP,
         T_EVAL,
+        GLAIVE,
         RETOOL,
+        RETOOL_QUESTIONS,
         AGENT_FLAN,
+        SHAREGPT,
         AFM_SFT,
         AFM_RL,
         PLAIN,

@@ -25,7 +25,8 @@ def _message(turn: Mapping[str, Any]) -> Message:
         raise DataError(f"`conversation`: role {role!r}, expected one of {sorted(_ROLES)}")
     if not isinstance(loss, bool):
         raise DataError(f"`conversation`: loss {shown(loss)}, expected true or false")
-    return Message(role=role, content=text(turn, "content"), loss=loss)
+    text(turn, "content")  # checked, and then taken with the blanks around it, which are trained on too
+    return Message(role=role, content=turn["content"], loss=loss)
 
 
 AGENT_FLAN = Reader("agent_flan", "agent_flan", _read, makes_conversations=True)

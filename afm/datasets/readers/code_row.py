@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,6 +21,20 @@ def checked_tests(tests: Mapping[str, Any]) -> dict[str, Any]:
     except DataError as error:
         raise DataError(f"tests: {error.message}") from None
     return dict(tests)
+
+
+def count_tests(ground_truth: Any, extra_info: Mapping[str, Any] | None = None) -> int:
+    """How many tests judge a program: pairs of input and output, calls, and asserts of a test program.
+
+    Raises:
+        DataError: There are none, or they are damaged.
+    """
+    problem = read_problem(ground_truth, extra_info)
+    pairs = len(problem.printing) + len(problem.calling)
+    try:
+        return pairs + sum(isinstance(node, ast.Assert) for node in ast.walk(ast.parse(problem.tests)))
+    except (SyntaxError, ValueError, RecursionError):
+        return pairs
 
 
 def with_starter_code(question: str, starter: str) -> str:

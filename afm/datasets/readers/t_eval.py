@@ -1,7 +1,7 @@
 """T-Eval: one JSON object a file, ``{id: {origin_prompt, ground_truth, meta_data | meta, template}}``, as in lovesnowbest/T-Eval.
 
 What an item measures stands in the file's name (``instruct_v2.json``, ``plan_json_v2.json``, ``retrieve_str_v2.json``,
-``reason_retrieve_understand_json_v2.json``), which therefore must be kept. Items of reason and review are passed over.
+``reason_retrieve_understand_json_v2.json``), which therefore must be kept. An item of the last kind measures three abilities, so it is three tasks with one chat.
 """
 
 from __future__ import annotations
@@ -10,18 +10,19 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from afm.datasets.readers.row import Reader, identity, shown
-from afm.datasets.schema import MESSAGES_KEY, Task
+from afm.datasets.schema import Task
 from afm.errors import DataError
 
 _KINDS: dict[str, tuple[str, ...]] = {
-    "reason_retrieve_understand": ("retrieve", "understand"),
+    "reason_retrieve_understand": ("reason", "retrieve", "understand"),
     "instruct": ("instruct",),
     "plan": ("plan",),
     "retrieve": ("retrieve",),
     "understand": ("understand",),
-    "reason": (),
-    "review": (),
+    "reason": ("reason",),
+    "review": ("review",),
 }
+_GOLD_KEYS = {"instruct": ("action", "args"), "review": ("answer",)}
 _ROLES = {"system": "system", "user": "user", "assistant": "assistant", "function": "user"}
 """A function's answer is given as the user's, because chat templates differ in what they make of other roles."""
 
@@ -47,13 +48,13 @@ def _read(row: Mapping[str, Any], default: str) -> Task:
         raise DataError(f"`ground_truth`: expected an object, a list or a text, got {shown(gold)}")
     messages = _messages(item.get("origin_prompt"))
     kind, form = str(row["kind"]), _form(item, str(row["id"]))
+    _check_keys(kind, gold)
     return Task(
         id=identity(row, default, "id"),
         question=messages[-1]["content"],
         ground_truth=gold,
         data_source=f"t_eval_{kind}_{form}",
         extra_info={
-            MESSAGES_KEY: messages,
             "t_eval": {
                 "kind": kind,
                 "form": form,
@@ -61,7 +62,14 @@ def _read(row: Mapping[str, Any], default: str) -> Task:
                 "tools": _meta(item).get("API_list") or [],
             },
         },
+        prompt=tuple(messages),
     )
+
+
+def _check_keys(kind: str, gold: Any) -> None:
+    keys = _GOLD_KEYS.get(kind, ())
+    if keys and not (isinstance(gold, Mapping) and all(key in gold for key in keys)):
+        raise DataError(f"`ground_truth`: expected an object with {' and '.join(keys)}, got {shown(gold)}")
 
 
 def _meta(item: Mapping[str, Any]) -> Mapping[str, Any]:

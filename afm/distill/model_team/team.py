@@ -72,6 +72,16 @@ class ModelTeam:
         """Identifies the team and its settings in logs and manifests."""
         return f"{self.settings.name}@{self._digest}"
 
+    @property
+    def priced(self) -> bool:
+        """Whether every member's model has a price, so that money can be counted."""
+        members = self.settings.all_members.values()
+        return all(self.settings.models[member.model].price is not None for member in members)
+
+    def model_of(self, member: str) -> str:
+        """What its server calls a member's model."""
+        return self.voices.names[self.settings.all_members[member].model]
+
     async def solve(self, recorder: Recorder) -> None:
         """Plan, work, suggest and check until an answer is accepted or the limits are reached.
 

@@ -14,7 +14,7 @@ from afm.distill.model_team.budget import Budget
 from afm.distill.model_team.prompts import Prompt
 from afm.distill.model_team.replies import ReplyT, read_reply_as
 from afm.distill.model_team.settings import BudgetSettings, EndpointSettings, MemberSettings, ModelSettings
-from afm.distill.record import Recorder
+from afm.distill.record import ESTIMATED, TOKENS, Recorder
 from afm.errors import ConfigError, EngineError
 from afm.models.chat import ChatEndpoint, ChatReply, UnusableReplyError, expected_tokens
 from afm.models.openai import base_url
@@ -86,7 +86,7 @@ class Voices:
             name: _server(name, endpoint, environment.teacher_base_url)
             for name, endpoint in team.endpoints.items()
         }
-        self._names = {key: self._name_of(key, model) for key, model in team.models.items()}
+        self.names = {key: self._name_of(key, model) for key, model in team.models.items()}
 
     async def ask(
         self,
@@ -133,7 +133,7 @@ class Voices:
         key = self._team.all_members[member].model
         model = self._team.models[key]
         server = self._servers[model.endpoint]
-        body = _request(self._names[key], model, system, user)
+        body = _request(self.names[key], model, system, user)
         try:
             reply = await persistently(
                 server.settings.attempts, lambda: self._once(recorder, member, model, server, body)
@@ -183,7 +183,7 @@ class Voices:
             recorder.call(member, ok=False, content=str(error), seconds=_since(started), meta=meta)
             raise
         prompt, completion = _usage(reply, body)
-        told = reply.completion_tokens is not None
+        metered = None not in (reply.prompt_tokens, reply.completion_tokens)
         recorder.call(
             member,
             ok=not fault,
@@ -192,7 +192,7 @@ class Voices:
             completion_tokens=completion,
             cost_usd=model.price.usd(prompt, completion) if model.price else 0.0,
             seconds=_since(started),
-            meta={"model": str(body["model"])} | ({} if told else {"tokens": "estimated"}),
+            meta={"model": str(body["model"])} | ({} if metered else {TOKENS: ESTIMATED}),
         )
         if fault:
             raise TryAgainError(fault)

@@ -11,7 +11,7 @@ from afm.distill.queries.askers import (
 )
 from afm.distill.queries.overlap import known_questions, question_key
 from afm.distill.queries.select import QuerySummary, select_queries
-from afm.distill.queries.settings import PRESETS, OnFailed, QuerySettings
+from afm.distill.queries.settings import PRESETS, OnFailed, QueryConfig, QuerySettings
 
 __all__ = [
     "PRESETS",
@@ -20,6 +20,7 @@ __all__ = [
     "ChatAsker",
     "EpisodeAsker",
     "OnFailed",
+    "QueryConfig",
     "QuerySettings",
     "QuerySummary",
     "by_exact_match",

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from afm.errors import ConfigError
 
 
 class OnFailed(StrEnum):
@@ -50,6 +53,39 @@ class QuerySettings(BaseModel):
         if self.max_rate is None:
             return self.samples - 1
         return int(self.max_rate * self.samples + 1e-9)
+
+
+class QueryConfig(QuerySettings):
+    """A YAML of a selection (``configs/queries/``).
+
+    Attributes:
+        agent: Who answers; without its tools if not ``with_tools``.
+        ability: Only rows of this ability are asked; by default all.
+        sft: SFT data whose questions must not occur; a file that is missing is an error, so that no overlap goes unnoticed.
+    """
+
+    agent: str
+    ability: str | None = None
+    sft: tuple[Path, ...] = ()
+
+    @property
+    def selection(self) -> QuerySettings:
+        """What decides about samples and rates."""
+        return QuerySettings(**self.model_dump(include=set(QuerySettings.model_fields)))
+
+    def known_files(self, label: str) -> list[Path]:
+        """The SFT data.
+
+        Raises:
+            ConfigError: A file is missing.
+        """
+        for file in self.sft:
+            if not file.is_file():
+                raise ConfigError(
+                    f"{label}: sft: {file}: no such file, so overlap with the SFT data cannot be excluded; make it with "
+                    "the agent's prepare.sh, or run the command in the folder that the path begins in"
+                )
+        return list(self.sft)
 
 
 PRESETS: dict[str, QuerySettings] = {

@@ -10,8 +10,8 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from afm.agents import AgentSpec
 from afm.errors import ConfigError, DataError, RewardError
+from afm.evaluation.agents import Agents
 from afm.evaluation.agreement.kappa import Agreement, agreement
 from afm.evaluation.agreement.settings import AgreementSettings
 from afm.evaluation.asking import Asking, OnProgress, Request
@@ -82,8 +82,8 @@ async def agree(
     try:
         with locked(out_dir):
             metrics = finished_metrics(out_dir)
-            spec = read_manifest(out_dir / MANIFEST_FILE).spec
-            items, settled = _items(records_of(out_dir), spec, raters[0].judge)
+            agents = read_manifest(out_dir / MANIFEST_FILE).agents
+            items, settled = _items(records_of(out_dir), agents, raters[0].judge)
             if not items:
                 raise DataError(
                     f"no episode needs a judge ({settled} have no answer or a gold answer word for word)",
@@ -126,7 +126,7 @@ def _identity(judge: JudgeSettings, model: str, time: int) -> dict[str, Any]:
     return {"request": fields, "control": judge.control, "time": time}
 
 
-def _items(records: Iterable[Record], spec: AgentSpec, judge: ModelJudge) -> tuple[list[_Item], int]:
+def _items(records: Iterable[Record], agents: Agents, judge: ModelJudge) -> tuple[list[_Item], int]:
     """The episodes that need a judge, and how many of those with a verdict do not."""
     items: list[_Item] = []
     settled = 0
@@ -136,6 +136,7 @@ def _items(records: Iterable[Record], spec: AgentSpec, judge: ModelJudge) -> tup
             continue
         record = opened(written)
         segments = tuple(Segment(part.author, part.text) for part in record.segments)
+        spec = agents.declared(record)
         sample = Sample(spec, record.data_source, record.question, segments, record.ground_truth)
         case = judge.case_of(sample)
         if isinstance(case, Case):

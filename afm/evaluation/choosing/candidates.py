@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from afm.agents import AgentSpec
+from afm.evaluation.agents import Agents
 from afm.evaluation.choosing.settings import BestOfSettings
 from afm.evaluation.metrics import passed, task_of
 from afm.rewards.exact_match import comparable
@@ -54,7 +55,7 @@ class Question:
             yield self.candidates[start : start + k]
 
 
-def questions_of(records: Iterable[Record], spec: AgentSpec, settings: BestOfSettings) -> list[Question]:
+def questions_of(records: Iterable[Record], agents: Agents, settings: BestOfSettings) -> list[Question]:
     """The questions of an evaluation, by task; what is shown of their episodes is held in memory, and nothing else."""
     candidates: dict[str, list[Candidate]] = {}
     texts: dict[str, tuple[str, bool]] = {}
@@ -64,7 +65,9 @@ def questions_of(records: Iterable[Record], spec: AgentSpec, settings: BestOfSet
             continue
         task = task_of(record)
         texts[task] = (record.question, record is not written)
-        candidates.setdefault(task, []).append(_candidate(record, spec, settings, passed=outcome))
+        candidates.setdefault(task, []).append(
+            _candidate(record, agents.declared(record), settings, passed=outcome)
+        )
     return [
         Question(task, texts[task][0], tuple(sorted(found, key=lambda one: one.round)), texts[task][1])
         for task, found in sorted(candidates.items())

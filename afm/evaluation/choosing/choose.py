@@ -54,7 +54,7 @@ async def choose(
         with locked(out_dir):
             metrics = finished_metrics(out_dir)
             questions = questions_of(
-                records_of(out_dir), read_manifest(out_dir / MANIFEST_FILE).spec, settings
+                records_of(out_dir), read_manifest(out_dir / MANIFEST_FILE).agents, settings
             )
             _check_rounds(questions, settings, out_dir)
             work = _Work(settings, client, place.model, questions)

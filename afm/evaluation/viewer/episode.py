@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from afm.agents import AgentSpec, load_agent, shipped_agents
-from afm.agents.load import MODEL_AGENT_FILE
+from afm.agents.load import MODEL_AGENT_FILE, MODEL_AGENTS_DIR
 from afm.errors import ConfigError, DataError
 from afm.evaluation.blocks import blocks_of
+from afm.evaluation.evaluation_folder import agents_of
+from afm.evaluation.manifest import MANIFEST_FILE, read_manifest
 from afm.trajectory.record import Record
 from afm.trajectory.types import Author
 
@@ -124,8 +126,10 @@ def agent_of(path: str, name: str, digest: str) -> AgentSpec | None:
     Roles are what is needed of it, so one of the same name with another digest is better than none.
     """
     folders = Path(path).resolve().parents[:_FOLDERS_UP]
-    files = [folder / place for folder in folders for place in (MODEL_AGENT_FILE, f"sft/{MODEL_AGENT_FILE}")]
-    found = []
+    own = f"{MODEL_AGENTS_DIR}/{name}.yaml"
+    places = (MODEL_AGENT_FILE, own, f"sft/{MODEL_AGENT_FILE}", f"sft/{own}")
+    files = [folder / place for folder in folders for place in places]
+    found = [spec] if (spec := _of_evaluation(Path(path).with_name(MANIFEST_FILE), name)) is not None else []
     for source in (
         *(file for file in files if file.is_file()),
         *((name,) if name in shipped_agents() else ()),
@@ -137,6 +141,15 @@ def agent_of(path: str, name: str, digest: str) -> AgentSpec | None:
         if spec.name == name:
             found.append(spec)
     return next((spec for spec in found if spec.digest == digest), found[0] if found else None)
+
+
+def _of_evaluation(manifest: Path, name: str) -> AgentSpec | None:
+    """The agent of that name in the manifest of an evaluation, if there is one."""
+    try:
+        agents = agents_of(read_manifest(manifest)) if manifest.is_file() else None
+    except DataError:
+        return None
+    return agents.specs.get(name) if agents else None
 
 
 def _text(value: Any) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 from afm.errors import DataError
 from afm.rewards.code_tests.packed import unpacked
+from afm.rewards.gold import is_literal
 
 _SETUP = ("import_prefix", "test_imports", "test_setup_code")
 _TESTS = ("functional", "test", "test_list", "asserts", "assert_case", "challenge_test_list")
@@ -85,6 +86,8 @@ def read_problem(ground_truth: Any, extra_info: Mapping[str, Any] | None = None)
     if isinstance(data, Mapping) and "input_output" in data:
         data = {**data, **_mapping(_loaded(data["input_output"]), "input_output")}
     if _is_list(data):
+        if any(isinstance(item, str) and is_literal(item) for item in data):
+            raise DataError(f"the ground truth: a list of results, expected tests: {_KNOWN}")
         data = {"test_list": data} if all(isinstance(item, str) for item in data) else {"cases": data}
     found = _Reader(_mapping(data, "the ground truth"), dict(extra_info or {})).read()
     if not (found.printing or found.calling or found.tests):

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from afm.errors import ConfigError
 from afm.rewards.base import Sample
 from afm.rewards.part import Part
 from afm.rewards.t_eval import replies
@@ -24,23 +25,31 @@ class TEvalSettings(BaseModel):
     """The ``t_eval`` part of a reward file.
 
     Attributes:
-        embeddings: Folder of a sentence-transformers model, all-mpnet-base-v2 as published; ``None`` compares words, which
-            the evidence says.
+        embeddings: Folder of a sentence-transformers model, all-mpnet-base-v2 as published, for plans and reasons; ``words``
+            compares words instead, which the evidence says; without either, the first such item is an error.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    embeddings: Path | None = None
+    embeddings: Literal["words"] | Path | None = None
 
 
 class TEval:
     """The whole reply against the item's expected one."""
 
     def __init__(self, settings: TEvalSettings) -> None:
-        self._similarity: Similarity = Sentences(settings.embeddings) if settings.embeddings else Words()
+        self._similarity: Similarity | None = None
+        if settings.embeddings is not None:
+            self._similarity = (
+                Words() if settings.embeddings == "words" else Sentences(Path(settings.embeddings))
+            )
 
     async def judge(self, sample: Sample) -> Part:
-        """The item's score; no score where the row is no item of T-Eval."""
+        """The item's score; no score where the row is no item of T-Eval.
+
+        Raises:
+            ConfigError: A plan or a reason, and no model to compare it with.
+        """
         item = sample.extra_info.get(ITEM)
         if not isinstance(item, Mapping):
             return Part(None, "the row is no item of T-Eval: read its files with reader: t_eval")
@@ -51,7 +60,7 @@ class TEval:
         item = sample.extra_info.get(ITEM)
         if not isinstance(item, Mapping):
             return Part(None)
-        return Part(float(_readable(_reply(sample), item)))
+        return Part(float(_readable(_reply(sample), sample.ground_truth, item)))
 
     async def close(self) -> None:
         """Nothing to free."""
@@ -62,28 +71,41 @@ class TEval:
                 return _instruct(reply, gold, item)
             case "plan":
                 return self._plan(reply, gold, item)
+            case "reason":
+                return self._reason(reply, gold, item)
             case "retrieve":
                 return _retrieve(reply, gold, item)
             case "understand":
-                return self._understand(reply, gold, item)
+                return _understand(reply, gold, item)
+            case "review":
+                found = replies.option(reply, item["form"])
+                return Part(
+                    float(found is not None and found == gold["answer"]), f"expected {gold['answer']}"
+                )
         return Part(None, f"T-Eval's items of kind {item['kind']!r} are not scored here")
 
     def _plan(self, reply: str, gold: Any, item: Mapping[str, Any]) -> Part:
-        given = _plan(reply, item)
-        score = plan_f1(given, replies.plan_of_json(gold), self._similarity)
-        return self._noted(Part(score, f"{len(given)} steps, F1 {score:.3f}"))
+        given, similarity = _plan(reply, item), self._compared()
+        score = plan_f1(given, replies.plan_of_json(gold), similarity)
+        return Part(score, f"{len(given)} steps, F1 {score:.3f}{similarity.note}")
 
-    def _understand(self, reply: str, gold: Any, item: Mapping[str, Any]) -> Part:
-        expected, given = _gold(gold), replies.call(reply) if item["form"] == "json" else {"args": reply}
-        if expected is None or given is None:
-            return Part(0.0, "the reply is no call" if expected else "the row has no expected call")
-        args = given["args"] if item["form"] != "json" or isinstance(given["args"], dict) else {}
-        score = self._similarity.matrix([str(args)], [str(expected["args"])])[0][0]
-        return self._noted(Part(score, f"arguments alike by {score:.3f}"))
+    def _reason(self, reply: str, gold: Any, item: Mapping[str, Any]) -> Part:
+        """Similarity of the thoughts."""
+        similarity = self._compared()
+        given, expected = _calls(reply, gold, item)
+        if given is None or expected is None:
+            return Part(0.0, _unread(expected))
+        said = given["thought"] if item["form"] == "json" else reply
+        score = similarity.matrix([said], [expected["thought"]])[0][0]
+        return Part(score, f"thoughts alike by {score:.3f}{similarity.note}")
 
-    def _noted(self, part: Part) -> Part:
-        note = f" ({self._similarity.note})" if self._similarity.note else ""
-        return Part(part.score, part.evidence + note)
+    def _compared(self) -> Similarity:
+        if self._similarity is None:
+            raise ConfigError(
+                "t_eval.embeddings: plans and reasons are compared by a sentence model; give the folder of all-mpnet-base-v2 "
+                "(afm eval: rewards.t_eval.embeddings=DIR), or `words` for a stand-in whose figures are ours alone"
+            )
+        return self._similarity
 
 
 def _instruct(reply: str, gold: Any, item: Mapping[str, Any]) -> Part:
@@ -100,24 +122,52 @@ def _instruct(reply: str, gold: Any, item: Mapping[str, Any]) -> Part:
 
 
 def _retrieve(reply: str, gold: Any, item: Mapping[str, Any]) -> Part:
-    expected = _gold(gold)
-    if expected is None:
-        return Part(0.0, "the row has no expected call")
+    """1 for the expected tool, in text for it alone."""
+    given, expected = _calls(reply, gold, item)
+    if given is None or expected is None:
+        return Part(0.0, _unread(expected))
     name = expected["name"]
-    if item["form"] == "json":
-        given = replies.call(reply)
-        right = given is not None and given["name"] == name
-    else:
-        right = replies.names_alone(reply, name)
+    right = given["name"] == name if item["form"] == "json" else replies.names_alone(reply, name)
     return Part(float(right), f"expected {name}")
 
 
-def _readable(reply: str, item: Mapping[str, Any]) -> bool:
+def _understand(reply: str, gold: Any, item: Mapping[str, Any]) -> Part:
+    """Share of the expected arguments whose text is as expected; in text all of them, or none.
+
+    The published program divides by their number plus 0.00001, so its 1 is 0.99999; it is 1 here.
+    """
+    given, expected = _calls(reply, gold, item)
+    if given is None or expected is None:
+        return Part(0.0, _unread(expected))
+    wanted = expected["args"]
+    if item["form"] != "json":
+        return Part(float(reply.strip("'").strip('"') == wanted), f"expected {wanted}")
+    if not wanted:
+        return Part(float(not given["args"]), "expected no argument")
+    right = sum(key in given["args"] and str(given["args"][key]) == str(wanted[key]) for key in wanted)
+    return Part(right / len(wanted), f"{right} of {len(wanted)} arguments as expected")
+
+
+def _calls(
+    reply: str, gold: Any, item: Mapping[str, Any]
+) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+    """The call that a reply is, in text an empty one, and the expected one; ``None`` for what is none."""
+    given = replies.call(reply) if item["form"] == "json" else replies.call({})
+    return given, replies.call(gold, item["form"])
+
+
+def _unread(expected: Mapping[str, Any] | None) -> str:
+    return "the reply is no call" if expected else "the row has no expected call"
+
+
+def _readable(reply: str, gold: Any, item: Mapping[str, Any]) -> bool:
     if item["kind"] == "instruct":
         return replies.instructed(reply, item["form"], item["template"]) is not None
     if item["kind"] == "plan":
-        return bool(_plan(reply, item))
-    return item["form"] != "json" or replies.call(reply) is not None
+        return bool(_plan(reply, item)) and bool(replies.plan_of_json(gold))
+    if item["kind"] == "review":
+        return replies.option(reply, item["form"]) is not None
+    return item["form"] != "json" or None not in _calls(reply, gold, item)
 
 
 def _plan(reply: str, item: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -126,11 +176,5 @@ def _plan(reply: str, item: Mapping[str, Any]) -> list[tuple[str, str]]:
     )
 
 
-def _gold(gold: Any) -> dict[str, Any] | None:
-    """The expected call; its arguments as text stay text."""
-    found = replies.call(gold)
-    return found if found and (found["name"] or found["args"]) else None
-
-
 def _reply(sample: Sample) -> str:
-    return "".join(part.text for part in sample.segments if part.author is Author.AGENT)
+    return replies.cleaned("".join(part.text for part in sample.segments if part.author is Author.AGENT))

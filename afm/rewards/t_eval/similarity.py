@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from afm.errors import MissingExtraError
+from afm.errors import ConfigError, MissingExtraError
 
 
 class Similarity(Protocol):
@@ -18,7 +18,7 @@ class Similarity(Protocol):
 
     @property
     def note(self) -> str:
-        """What evidence should say about it; empty for the published way."""
+        """What evidence ends with; empty for the published way."""
         ...
 
     def matrix(self, rows: Sequence[str], columns: Sequence[str]) -> list[list[float]]:
@@ -29,7 +29,7 @@ class Similarity(Protocol):
 class Words:
     """Cosine of counted words: a stand-in that needs nothing, and no figure to compare with published ones."""
 
-    note = "word counts stand in for sentence embeddings"
+    note = " (word counts stand in for sentence embeddings)"
 
     def matrix(self, rows: Sequence[str], columns: Sequence[str]) -> list[list[float]]:
         """See :class:`Similarity`."""
@@ -45,6 +45,7 @@ class Sentences:
 
     Raises:
         MissingExtraError: sentence-transformers is not installed (with the first comparison).
+        ConfigError: There is no such model in the folder (likewise).
     """
 
     note = ""
@@ -72,6 +73,10 @@ def _loaded(folder: Path) -> Any:
         from sentence_transformers import SentenceTransformer
     except ImportError:
         raise MissingExtraError("sentence-transformers", "dense") from None
+    if not (folder / "modules.json").is_file():
+        raise ConfigError(
+            f"t_eval.embeddings: {folder} holds no sentence-transformers model (modules.json); expected the folder of all-mpnet-base-v2"
+        )
     return SentenceTransformer(str(folder), device="cpu", local_files_only=True)
 
 

@@ -17,6 +17,20 @@ def written(tmp_path, text):
     return path
 
 
+def test_web_trajectories_need_tools_that_work_together():
+    assert load_plan(CONFIGS / "web.yaml").stages[0].complexity.min_tools == 2
+    assert load_plan(CONFIGS / "mhqa.yaml").stages[0].complexity.min_tools == 1
+    pytest.importorskip("numpy")
+    build_stages(load_plan(CONFIGS / "web.yaml"), load_agent("full"))
+
+
+def test_the_judged_preset_differs_from_the_other_in_its_judge_alone():
+    judged, matched = (load_plan(CONFIGS / f"{name}.yaml") for name in ("mhqa_judge", "mhqa"))
+    pairs = zip(judged.stages, matched.stages, strict=True)
+    assert [one.name for one, other in pairs if one != other] == ["quality"]
+    assert (judged.agent, judged.seed) == (matched.agent, matched.seed)
+
+
 @pytest.mark.parametrize("name", ["web", "mhqa", "math", "code"])
 def test_a_shipped_preset_suits_its_agent(name):
     pytest.importorskip("numpy")

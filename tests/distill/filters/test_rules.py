@@ -20,6 +20,7 @@ from afm.distill.filters import (
 )
 from afm.errors import ConfigError
 from afm.rewards import load_reward
+from afm.trajectory import author_segments
 from afm.trajectory.record import TextSegment, Verdict
 
 
@@ -41,6 +42,28 @@ def test_five_tool_interactions_are_enough_and_four_are_not(wiki, row):
 
 def test_the_least_number_of_interactions_can_be_set(wiki, row):
     assert ComplexityFilter(wiki, ComplexitySettings(min_calls=1)).apply(row(queries=("one",))).kept
+
+
+def test_calls_of_one_tool_alone_are_no_cooperation(wiki, row):
+    web = load_agent("web")
+    stage = ComplexityFilter(web, ComplexitySettings(min_tools=2))
+
+    def work(*tools):
+        text = "<think>t</think><plan>p</plan>"
+        text += "".join(
+            f"<think>t</think><{tool}>x{at}</{tool}><observation>o</observation>"
+            for at, tool in enumerate(tools)
+        )
+        return row().model_copy(
+            update={"segments": author_segments(f"{text}<think>t</think>", web), "agent": "web"}
+        )
+
+    assert stage.apply(work(*["web_search"] * 4, "crawl_page")).kept
+    alone = stage.apply(work(*["web_search"] * 6))
+    assert alone.reason == "complexity: calls web_search alone, expected at least 2 tools"
+    assert stage.apply(work("web_search", "crawl_page")).reason.startswith("complexity: 2 tool interactions")
+    with pytest.raises(ConfigError, match="min_tools: got 2, agent 'wiki' has 1: wiki_search"):
+        ComplexityFilter(wiki, ComplexitySettings(min_tools=2))
 
 
 def test_an_instruction_violation_is_caught_by_the_agents_rules(wiki, row):

@@ -51,6 +51,16 @@ async def test_the_complete_tests_count_where_they_are_given(tmp_path: Path) -> 
         await reward.close()
 
 
+async def test_the_environment_names_the_complete_tests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LIVECODEBENCH_DATA_PATH", str(file_of_livecodebench(tmp_path)))
+    reward = load_reward()
+    assert (await reward.score(sample(COPY, SAMPLES))).score == 0.0
+    assert (await reward.score(sample(SQUARE, SAMPLES))).score == 1.0
+    await reward.close()
+
+
 async def test_many_programs_at_once_get_their_own_verdicts() -> None:
     """Right, wrong, crashing and hanging programs do not disturb each other."""
     reward = load_reward({"code_tests": {"case_s": 0.5}})

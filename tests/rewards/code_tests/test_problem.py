@@ -127,3 +127,9 @@ def test_complete_tests_are_found_by_their_problem(tmp_path: Path) -> None:
     assert question_id('{"question_id": "q1"}') == "q1"
     with pytest.raises(DataError, match=r"no LiveCodeBench files; expected a \.jsonl file"):
         PrivateTests(tmp_path / "none").row("q1")
+
+
+@pytest.mark.parametrize("gold", ['["204"]', ["(1, 2)"], {"target": ["4"]}])
+def test_results_are_no_tests_that_every_program_passes(gold: object) -> None:
+    with pytest.raises(DataError, match="a list of results, expected tests"):
+        read_problem(gold)

@@ -41,19 +41,19 @@ def folder(tmp_path):
 
 
 @pytest.mark.slow
-async def test_a_sentence_model_compares_arguments_and_evidence_says_nothing_of_words(folder) -> None:
+async def test_a_sentence_model_compares_thoughts_and_evidence_says_nothing_of_words(folder) -> None:
     reward = load_reward({"formula": "correct", "t_eval": {"embeddings": str(folder)}})
-    item = {"kind": "understand", "form": "str", "template": {}, "tools": []}
+    item = {"kind": "reason", "form": "str", "template": {}, "tools": []}
 
     async def judged(reply):
         spec = load_agent("math")
-        gold = {"name": "home.search", "args": {"place": "berlin"}}
+        gold = {"thought": "search berlin", "name": "home.search"}
         segments = (Segment(Author.AGENT, reply),)
         return await reward.score(
-            Sample(spec, "t_eval_understand_str", "q", segments, gold, extra_info={"t_eval": item})
+            Sample(spec, "t_eval_reason_str", "q", segments, gold, extra_info={"t_eval": item})
         )
 
-    same, other = await judged("{'place': 'berlin'}"), await judged("search")
+    same, other = await judged("search berlin"), await judged("place")
     await reward.close()
     assert same.score == 1.0
     assert 0 <= other.score < same.score

@@ -316,3 +316,25 @@ def test_the_script_shows_its_commands_and_lets_nobody_in_without_a_key(folder: 
     masked = variables | {"AFM_MODEL_API_KEY": KEY}
     secret = subprocess.run([*words, "--host", "0.0.0.0"], env=masked, capture_output=True, text=True)
     assert (secret.returncode, KEY in secret.stdout, "VLLM_API_KEY=***" in secret.stdout) == (0, False, True)
+
+
+async def test_a_chat_is_answered_in_the_models_own_template_with_its_usage(folder: Path, pair) -> None:
+    server, _ = pair
+    messages = [{"role": "system", "content": "Count."}, {"role": "user", "content": "Tom has 12 apples."}]
+    ids = server.model.encode_prompt(messages)
+    said = await server.model.generate(ids, SamplingParams(12, temperature=0.0))
+    whole = server.model.decode(said.token_ids)
+    asked = {"model": "tiny", "messages": messages, "max_tokens": 12, "temperature": 0}
+
+    async with httpx.AsyncClient(base_url=server.url) as client:
+        answer = (await client.post("/v1/chat/completions", json=asked)).json()
+        stop = whole[3:5]
+        stopped = (await client.post("/v1/chat/completions", json=asked | {"stop": [stop]})).json()
+        refused = await client.post("/v1/chat/completions", json=asked | {"messages": []})
+
+    assert answer["choices"][0]["message"] == {"role": "assistant", "content": whole}
+    tokens = {"prompt_tokens": len(ids), "completion_tokens": len(said.token_ids)}
+    assert answer["usage"] == tokens | {"total_tokens": sum(tokens.values())}
+    assert stopped["choices"][0]["message"]["content"] == whole[: whole.find(stop)]
+    assert stopped["choices"][0]["finish_reason"] == "stop"
+    assert (refused.status_code, refused.json()["error"]["message"][:8]) == (400, "messages")

@@ -5,6 +5,10 @@
 set -euo pipefail
 root=$(realpath "$(dirname "$0")/../../..")
 command -v afm >/dev/null || PATH="$root/.venv/bin:$PATH"
+if [[ -z ${RANK:-}${NODE_RANK:-}${MASTER_ADDR:-} ]]; then # as published: the first node, where this is
+  export RANK=0 MASTER_ADDR=${HOSTNAME:-$(hostname)}
+  echo "this is node 0; start the others with RANK=1 MASTER_ADDR=$MASTER_ADDR $0" >&2
+fi
 [[ -z ${RANK:-} ]] || export NODE_RANK=$RANK
 case ${LORA:-0} in 0) lora= ;; 1) lora=_lora ;; *) echo "LORA=$LORA: expected 0 or 1" >&2; exit 2 ;; esac
 export NNODES=${NNODES:-2}

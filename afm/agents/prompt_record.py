@@ -1,0 +1,331 @@
+"""The prompts that a model was trained with, as its folder's ``prompt.json`` says, and whether a run asks with the same."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from afm.agents.load import model_folder
+from afm.agents.prompt_source import (
+    QUESTION_MARK,
+    Messages,
+    PromptMode,
+    PromptSource,
+    PromptTemplate,
+    single_turn,
+)
+from afm.agents.spec import AgentSpec
+from afm.errors import ConfigError, DataError
+
+PROMPT_FILE = "prompt.json"
+"""The file in a trained model's folder that holds its prompts."""
+_KEPT = 32
+_BARE = PromptTemplate("")
+_WINDOW = 80
+_LEAD = 20
+_WAYS_OUT = (
+    "say prompt=row (each row's own), prompt=FILE (the text that the model was trained with), "
+    "or prompt_check=off if another prompt is meant"
+)
+
+Asked = Iterable[tuple[str, str, Messages | None]]
+"""Name (file and line, or id), question and own prompt of each row of a run."""
+
+
+class RecordedTemplate(BaseModel):
+    """One prompt of a training: its turns, ``{question}`` in the user's, and how many rows had it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    digest: str
+    system: str = ""
+    user: str
+    rows: int
+
+    @property
+    def template(self) -> PromptTemplate:
+        """For asking a question with it."""
+        return PromptTemplate.of_text(self.user, self.system)
+
+
+class PromptRecord(BaseModel):
+    """What rows were asked with.
+
+    Attributes:
+        mode: Of the training: ``own``, ``row`` or ``file``.
+        templates: The most frequent prompts first, at most 32.
+        more: Rows of further prompts.
+        unknown: Rows in whose prompt the question cannot be told from the instruction.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    mode: PromptMode
+    templates: tuple[RecordedTemplate, ...] = ()
+    more: int = 0
+    unknown: int = 0
+
+    @property
+    def the_one(self) -> PromptTemplate | None:
+        """The prompt of all rows, ``None`` when there are several, or rows with an unknown one."""
+        single = len(self.templates) == 1 and not self.more and not self.unknown
+        return self.templates[0].template if single else None
+
+    def holds(self, other: PromptRecord) -> bool:
+        """Whether every prompt of ``other`` is one of these."""
+        return {one.digest for one in other.templates} <= {one.digest for one in self.templates}
+
+    def plus(self, other: PromptRecord) -> PromptRecord:
+        """Both together, in the mode of this one."""
+        rows: Counter[PromptTemplate] = Counter()
+        for one in (*self.templates, *other.templates):
+            rows[one.template] += one.rows
+        return _recorded(self.mode, rows, self.unknown + other.unknown, self.more + other.more)
+
+    def after(self, base: PromptRecord | None) -> PromptRecord:
+        """What to write down of a model that was trained so, beginning with a model of record ``base``.
+
+        Prompts of the first training still count when the second used some of them, and none when it changed to others.
+        """
+        if base is None or not base.holds(self):
+            return self
+        counted = {one.digest for one in self.templates}
+        earlier = tuple(one for one in base.templates if one.digest not in counted)
+        return self.plus(base.model_copy(update={"templates": earlier}))
+
+    def save(self, path: Path) -> None:
+        """Write it as JSON, replacing ``path`` atomically."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+        temporary.write_text(self.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        temporary.replace(path)
+
+    @classmethod
+    def load(cls, path: Path) -> PromptRecord:
+        """Read what :meth:`save` wrote.
+
+        Raises:
+            ConfigError: It cannot be read, or a digest is not that of its text.
+        """
+        try:
+            record = cls.model_validate_json(path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, ValidationError) as error:
+            text = f"{path}: cannot be read as the record of a model's prompts"
+            raise ConfigError(f"{text} ({type(error).__name__}); copy it again, or remove it") from None
+        for number, one in enumerate(record.templates):
+            if one.digest != one.template.digest:
+                raise ConfigError(
+                    f"{path}: templates.{number}: digest is {one.digest!r}, the text has {one.template.digest!r}; "
+                    "copy the file again, or remove it"
+                )
+        return record
+
+
+def record_of_model(model: str | Path | None) -> PromptRecord | None:
+    """The prompts that a model's folder (or a run's) says it was trained with; ``None`` where nothing says so.
+
+    Raises:
+        ConfigError: The record is damaged.
+    """
+    if not model or "://" in str(model):
+        return None
+    path = model_folder(Path(model).expanduser()) / PROMPT_FILE
+    return PromptRecord.load(path) if path.is_file() else None
+
+
+class PromptTally:
+    """Counts the prompts of rows; chats of several turns are left out.
+
+    Args:
+        mode: Where the prompts come from.
+        known: Prompts to look for first. In another one the question begins behind a line ``Question:`` or ``Task:``, or is the
+            whole user turn behind a system turn. The question alone, which every chat could be, is looked for last in rows'.
+    """
+
+    def __init__(self, mode: PromptMode, known: Iterable[PromptTemplate] = ()) -> None:
+        self._mode = mode
+        # What says most about a prompt goes first; a prompt that fits two of them is the same one in every process.
+        self._known = sorted(
+            set(known) - {_BARE},
+            key=lambda one: (-len(one.before) - len(one.after), one.before, one.after, one.system),
+        )
+        self._bare = _BARE in set(known)
+        self._rows: Counter[PromptTemplate] = Counter()
+        self._open: list[tuple[PromptTemplate, ...]] = []
+        self._seen: Counter[PromptTemplate] = Counter()
+        self._unknown = 0
+
+    def add(self, messages: Messages) -> None:
+        """Count one row."""
+        turns = single_turn(messages)
+        if turns is None:
+            return
+        places = tuple(self._found(messages, *turns))
+        self._seen.update(places)
+        if len(places) == 1:
+            self._rows[places[0]] += 1
+        elif places:
+            self._open.append(places)
+        else:
+            self._unknown += 1
+
+    def _found(self, messages: Messages, system: str, user: str) -> Iterator[PromptTemplate]:
+        """The prompt, or the several that it could be, in the order of the text."""
+        known = next((one for one in self._known if one.question_in(messages) is not None), None)
+        bare = self._bare and not system
+        if known is None and bare and self._mode is not PromptMode.ROW:
+            known = _BARE
+        if known is not None:
+            yield known
+            return
+        places = list(_places(system, user))
+        yield from places or ([_BARE] if bare else [])
+
+    def record(self) -> PromptRecord:
+        """What was counted. A question may hold such a line itself: the place that most rows share is taken, then the last."""
+        rows = self._rows.copy()
+        for places in self._open:
+            rows[max(reversed(places), key=self._seen.__getitem__)] += 1
+        return _recorded(self._mode, rows, self._unknown)
+
+
+def prompts_of_run(
+    source: PromptSource, spec: AgentSpec, rows: Asked, trained: PromptRecord | None = None
+) -> PromptRecord:
+    """The prompts that a run asks its rows with.
+
+    Args:
+        trained: The record of its model, whose prompts are looked for in the rows.
+
+    Raises:
+        DataError: A row has no prompt; with its name.
+    """
+    tally = PromptTally(
+        source.mode,
+        [
+            PromptTemplate.of_agent(spec),
+            *([source.template] if source.template else []),
+            *(one.template for one in (trained.templates if trained else ())),
+        ],
+    )
+    for name, question, own in rows:
+        try:
+            tally.add(source.messages(spec, question, own))
+        except DataError as error:
+            raise DataError(f"{name}: {error.message}") from None
+    return tally.record()
+
+
+@dataclass(frozen=True, slots=True)
+class RunPrompts:
+    """What a run asks with, and what its model was trained with, where that is known."""
+
+    source: PromptSource
+    asked: PromptRecord
+    trained: PromptRecord | None
+
+    def __str__(self) -> str:
+        if self.trained is None:
+            compared = "the model's folder does not say what it was trained with"
+        elif prompt_difference(self.asked, self.trained):
+            compared = "other than the model was trained with, as asked for"
+        else:
+            compared = "as the model was trained"
+        kinds = len(self.asked.templates)
+        several = f" ({kinds} prompts)" if kinds > 1 or self.asked.more else ""
+        unknown = (
+            f"; {self.asked.unknown:,} rows whose prompt cannot be compared" if self.asked.unknown else ""
+        )
+        return f"prompt: {self.source}{several}, {compared}{unknown}"
+
+
+def run_prompts(
+    source: PromptSource, spec: AgentSpec, rows: Asked, model: str | Path | None, *, check: bool = True
+) -> RunPrompts:
+    """Take the prompts of a run and hold them against the record in the model's folder.
+
+    Rows without a prompt take, with ``row``, the one prompt that the model was trained with, if it is one.
+
+    Raises:
+        ConfigError: The model was trained with another prompt, unless ``check`` is off, or its record is damaged.
+        DataError: A row has no prompt; with its name.
+    """
+    trained = record_of_model(model)
+    source = source.filled_by(trained.the_one if trained else None)
+    asked = prompts_of_run(source, spec, rows, trained)
+    if check:
+        check_prompts(asked, trained, str(model))
+    return RunPrompts(source, asked, trained)
+
+
+def check_prompts(asked: PromptRecord, trained: PromptRecord | None, model: str | Path) -> None:
+    """Refuse to ask a model with a prompt that it was not trained with; one without a record is asked with any.
+
+    Raises:
+        ConfigError: It has another one; with the first line that differs.
+    """
+    text = prompt_difference(asked, trained)
+    if text is not None:
+        raise ConfigError(f"prompt: {model} was trained with another prompt: {text}; {_WAYS_OUT}")
+
+
+def prompt_difference(asked: PromptRecord, trained: PromptRecord | None) -> str | None:
+    """The first line of a run's prompts that is none of the model's; ``None`` when all are, or nobody can tell."""
+    if trained is None or not trained.templates or trained.more or trained.holds(asked):
+        return None
+    known = {one.digest for one in trained.templates}
+    other = next(one for one in asked.templates if one.digest not in known)
+    closest = max(trained.templates, key=lambda one: _shared(_text(one), _text(other)))
+    rows = sum(one.rows for one in asked.templates if one.digest not in known)
+    return f"{rows:,} rows, {_first_difference(other, closest)}"
+
+
+def _places(system: str, user: str) -> Iterator[PromptTemplate]:
+    """Where a question may begin, in the order of the text."""
+    marks = [mark.end() for mark in QUESTION_MARK.finditer(user) if user[mark.end() :].strip()]
+    yield from (PromptTemplate(user[:end], "", system) for end in marks)
+    if not marks and system and "<" not in user:
+        yield PromptTemplate("", "", system)
+
+
+def _recorded(mode: PromptMode, rows: Counter[PromptTemplate], unknown: int, more: int = 0) -> PromptRecord:
+    ordered: Sequence[tuple[PromptTemplate, int]] = rows.most_common()
+    kept = tuple(
+        RecordedTemplate(digest=one.digest, system=one.system, user=one.user, rows=count)
+        for one, count in ordered[:_KEPT]
+    )
+    return PromptRecord(
+        mode=mode, templates=kept, more=more + sum(count for _, count in ordered[_KEPT:]), unknown=unknown
+    )
+
+
+def _text(one: RecordedTemplate) -> str:
+    return f"{one.system}\0{one.user}"
+
+
+def _shared(one: str, other: str) -> int:
+    """Characters up to the first that differs."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((at for at, (ours, theirs) in pairs if ours != theirs), min(len(one), len(other)))
+
+
+def _first_difference(got: RecordedTemplate, expected: RecordedTemplate) -> str:
+    turn = "user" if got.system == expected.system else "system"
+    pairs = zip_longest(getattr(got, turn).split("\n"), getattr(expected, turn).split("\n"))
+    number, (ours, theirs) = next((n, pair) for n, pair in enumerate(pairs, 1) if pair[0] != pair[1])
+    return f"line {number} of the {turn} turn: got {_shown(ours, theirs)}, expected {_shown(theirs, ours)}"
+
+
+def _shown(line: str | None, other: str | None) -> str:
+    """The line around its first difference."""
+    if line is None:
+        return "no such line"
+    begin = max(0, _shared(line, other or "") - _LEAD)
+    part = line[begin : begin + _WINDOW]
+    return f"{'...' if begin else ''}{part!r}{'...' if begin + _WINDOW < len(line) else ''}"

@@ -1,0 +1,246 @@
+"""The command: check what is missing, then run stage after stage; a stage that is done finds its own results and ends at once."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from afm.cli.project import configs_folder
+from afm.cli.road.stages import AGENTS, NAMES, Command, Road, Stage, checked_further, process_environment
+from afm.errors import ConfigError, EngineError, UsageError, suggestion
+
+_READY = "ready: "
+_ABSENT = ("tools", "packages", "judge")
+"""Findings of `afm doctor` about what must be here for a run on this machine; it warns, as another machine may have it."""
+_NO_ENGINE = "neither vllm nor sglang is installed; pip install -r requirements/gpu-rl-sglang.txt"
+
+
+def road(
+    agent: Annotated[str, typer.Argument(help=f"One of {', '.join(AGENTS)}.")],
+    further: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[STAGE.KEY=VALUE]...", help="For example rl.ray_address=node0:6379 eval.limit=10."
+        ),
+    ] = None,
+    size: Annotated[str, typer.Option(envvar="SIZE", help="Of the model: 3b, 7b or 32b.")] = "7b",
+    first: Annotated[
+        str, typer.Option("--from", envvar="FROM", help=f"Begin with this stage: {', '.join(NAMES)}.")
+    ] = NAMES[0],
+    benchmarks: Annotated[
+        str,
+        typer.Option(envvar="BENCHMARKS", help="Names with blanks between, by default all of the agent's."),
+    ] = "",
+    tiny: Annotated[
+        bool,
+        typer.Option("--tiny", envvar="TINY", help="The same road on a CPU: rows of our own, a tiny model."),
+    ] = False,
+    root: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="ROOT", help="Folder of data, models and runs [default: here; tiny: runs/road/AGENT]."
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print each stage's commands and what is missing, run nothing.")
+    ] = False,
+) -> None:
+    """Walk from the published data of an agent to a report: download, prepare, SFT, RL, evaluation, report.
+
+    Killed or interrupted, the same command goes on: every stage knows by its own files what is done. The exit status is 1 if
+    anything is missing that no earlier stage makes.
+    """
+    way = _road(agent, further or [], size, benchmarks.split(), root, tiny=tiny)
+    if first not in NAMES:
+        raise UsageError(f"FROM={first}: no such stage; {suggestion(first, NAMES)}")
+    stages = way.stages()
+    passed, ahead = stages[: NAMES.index(first)], stages[NAMES.index(first) :]
+    missing = [
+        f"{path}: missing, stage {stage.name} makes it"
+        for stage in passed
+        for path in stage.makes
+        if not path.exists()
+    ]
+    if dry_run or not (tiny or missing):
+        missing += _looked_at(way, ahead, show=dry_run)
+    for text in missing:
+        print(f"error: this would not start: {text}", file=sys.stderr)
+    if missing:
+        raise typer.Exit(1)
+    if not dry_run:
+        for number, stage in enumerate(ahead, NAMES.index(first) + 1):
+            _run(way, stage, f"[{number}/{len(NAMES)}] {stage.name}")
+
+
+def _road(
+    agent: str, further: list[str], size: str, benchmarks: list[str], root: Path | None, *, tiny: bool
+) -> Road:
+    if agent not in AGENTS:
+        raise UsageError(f"{agent}: no such agent; {suggestion(agent, AGENTS)}")
+    chosen = AGENTS[agent]
+    if size not in chosen.sizes:
+        raise UsageError(f"SIZE={size}: {agent} is published in {' and '.join(chosen.sizes)}")
+    configs = configs_folder()
+    if tiny:
+        from afm.cli.road.fixtures import make_repositories
+
+        place = (root or Path("runs/road") / agent).resolve()
+        sets = make_repositories(chosen.short, place / "hub", configs)
+        size = "tiny"
+    else:
+        place, sets = (root or Path.cwd()).resolve(), configs / f"data/{agent}.yaml"
+    return Road(chosen, place, configs.parent, size, tiny, sets, checked_further(further), tuple(benchmarks))
+
+
+def _looked_at(way: Road, stages: Sequence[Stage], *, show: bool) -> list[str]:
+    """What is missing; with ``show`` the commands are printed, too."""
+    found = [] if way.tiny or not _trains(stages) else _gpu()
+    made: list[Path] = []
+    for stage in stages:
+        if show:
+            print(f"# {stage.name}")
+        for number, command in enumerate(stage.commands):
+            if show:
+                print(_said(command))
+            if command.check and not way.tiny and number == 0:  # the others differ in their data alone
+                told = list(_errors(command.check, made))
+                found += [f"{stage.name}: {text}" for text in [*told, *_unseen(way, stage, told)]]
+        made += stage.makes
+    return list(dict.fromkeys(found))
+
+
+def _trains(stages: Sequence[Stage]) -> bool:
+    return any(stage.name in ("sft", "rl", "eval") for stage in stages)
+
+
+def _unseen(way: Road, stage: Stage, told: Sequence[str]) -> Iterator[str]:
+    """What `afm doctor` finds only once the rows and the model are there, which an earlier stage may take days to make."""
+    if stage.name == "eval" and not _serves_models():
+        yield _NO_ENGINE
+    asks = way.agent.judged and stage.name in ("rl", "eval") and not way.own_judge(stage.name)
+    if asks and not any(text.startswith("judge: ") for text in told):
+        yield from _judge()
+
+
+def _judge() -> Iterator[str]:
+    from afm.settings import load_settings
+    from afm.tools.health import unanswered
+
+    url = load_settings().grm_base_url
+    if url is None:
+        yield "judge: no endpoint; set GRM_BASE_URL, GRM_API_KEY and GRM_MODEL_NAME (docs/judge.md)"
+    elif why := asyncio.run(unanswered(url)):
+        yield f"judge: nobody answers at {url} ({why}); start it, or mend its address"
+
+
+def _serves_models() -> bool:
+    return any(importlib.util.find_spec(name) for name in ("vllm", "sglang"))
+
+
+def _gpu() -> list[str]:
+    from afm.planning.gpu_software import has_gpu
+
+    return [] if has_gpu() else ["this machine has no GPU (no nvidia-smi); TINY=1 walks the road on a CPU"]
+
+
+def _errors(check: Sequence[str], made: Sequence[Path]) -> Iterator[str]:
+    """What `afm doctor` finds to be wrong or not here, other than what earlier stages make."""
+    words = [sys.executable, "-P", "-m", "afm.cli.main", "doctor", *check, "--json"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    try:
+        findings = json.loads(done.stdout[done.stdout.index("{") :])["findings"]
+    except ValueError:
+        yield (done.stderr.strip().splitlines() or ["`afm doctor` said nothing"])[-1]
+        return
+    coming = {str(path.parent) for path in made} | {str(path) for path in made}
+    for finding in findings:
+        text = "; ".join(part for part in (finding["why"], finding["next_step"]) if part)
+        absent = finding["subject"] in _ABSENT or "ray_address" in text
+        wrong = finding["status"] == "fail" or (finding["status"] == "warn" and absent)
+        if wrong and "without a key" not in text and not any(path in text for path in coming):
+            yield f"{finding['subject']}: {text}"
+
+
+def _said(command: Command) -> str:
+    variables = [f"{name}={shlex.quote(value)}" for name, value in command.variables.items()]
+    return " ".join([*variables, shlex.join(command.words)])
+
+
+def _run(way: Road, stage: Stage, title: str) -> None:
+    from afm.cli.road.tiny import make_start_model, serving
+
+    print(title, flush=True)
+    began = time.monotonic()
+    if way.tiny and stage.name == "sft":
+        make_start_model(way)
+    if stage.name == "report":
+        _link_trainings(way)
+    around = serving(way, stage.name, way.root / "hub") if way.tiny else nullcontext()
+    with around, _served_model(way, stage) as commands:
+        for command in commands:
+            print(f"  {_said(command)}", flush=True)
+            done = subprocess.run(
+                command.words,
+                env=process_environment(command.variables, Path(sys.executable)),
+                cwd=way.project,
+                check=False,
+            )
+            if done.returncode != 0:
+                raise EngineError(
+                    f"stage {stage.name} ended with status {done.returncode}; the same command goes on from there"
+                )
+    print(f"  {stage.name}: {time.monotonic() - began:.0f} s", flush=True)
+    for path in stage.makes:
+        if not path.exists():
+            raise EngineError(f"stage {stage.name} ended well and left no {path}")
+
+
+@contextmanager
+def _served_model(way: Road, stage: Stage) -> Iterator[Sequence[Command]]:
+    """The stage's commands; those of an evaluation on GPUs ask a server of the model, which ends with the block."""
+    if way.tiny or stage.name != "eval" or all(path.exists() for path in stage.makes):
+        yield stage.commands
+        return
+    if not _serves_models():
+        raise ConfigError(f"evaluation: {_NO_ENGINE}")
+    words = ["afm", "serve", "model", str(way.model), "--name", way.model.name]
+    words += [
+        "--replicas",
+        os.environ.get("REPLICAS", "1"),
+        "--tensor-parallel",
+        os.environ.get("TENSOR_PARALLEL", "1"),
+    ]
+    env = process_environment({}, Path(sys.executable))
+    with subprocess.Popen(words, env=env, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        try:
+            for line in server.stdout:
+                print(f"  {line}", end="", flush=True)
+                if line.startswith(_READY):
+                    urls = next(word for word in shlex.split(line) if word.startswith("model="))
+                    yield way.stages(urls.removeprefix("model="))[NAMES.index("eval")].commands
+                    return
+            raise EngineError("the model's server did not start; see what it said above")
+        finally:
+            server.terminate()
+
+
+def _link_trainings(way: Road) -> None:
+    """The report finds the curves of both trainings beside the evaluations."""
+    for name, target in (("sft", way.sft_model), ("rl", way.rl_run)):
+        link = way.results / name
+        if not link.exists():
+            link.unlink(missing_ok=True)
+            link.symlink_to(os.path.relpath(target, way.results))

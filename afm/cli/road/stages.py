@@ -1,0 +1,347 @@
+"""The stages of one agent's road: what each runs, reads and writes. Their order and their commands, nothing is run here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from afm.configuration import read_file
+from afm.errors import UsageError, suggestion
+
+NAMES = ("download", "prepare", "sft", "rl", "eval", "report")
+
+
+@dataclass(frozen=True, slots=True)
+class Agent:
+    """What differs from agent to agent.
+
+    Attributes:
+        sizes: Of published recipes.
+        method: Of reinforcement, in the names of script and recipes.
+        benchmarks: That AFM evaluates the agent on.
+        tiny_benchmarks: Those of ``TINY=1``.
+        asked_with_row: Its benchmark rows carry the published prompt; else the prompt is a file of the download.
+        tiny_rl: Overrides of the CPU recipe.
+        judged: A model judges its answers, so an endpoint is needed (GRM_BASE_URL).
+    """
+
+    short: str
+    sizes: tuple[str, ...]
+    method: str
+    benchmarks: tuple[str, ...]
+    tiny_benchmarks: tuple[str, ...]
+    asked_with_row: bool = False
+    tiny_rl: tuple[str, ...] = ()
+    judged: bool = False
+
+    @property
+    def name(self) -> str:
+        """Of its folders."""
+        return f"{self.short}_agent"
+
+
+_AS_IT_IS = "browsecomp"
+"""Is published encrypted, and read so."""
+_MATH = ("aime24", "aime25", "amc23", "math500", "olympiadbench")
+_PROGRAMS = ("livecodebench_v4", "livecodebench_v5", "codecontests")
+_TINY_SFT = ("max_steps=80", "save_steps=20", "learning_rate=3.0e-3")
+"""Enough to learn the rows of fixtures by heart, so that tools are called."""
+_ACTOR = "verl.actor_rollout_ref"
+AGENTS = {
+    one.name: one
+    for one in (
+        Agent(
+            "web",
+            ("7b", "32b"),
+            "dapo",
+            ("gaia", "webwalker", "browsecomp", "hle"),
+            ("gaia", "webwalker"),
+            judged=True,
+        ),
+        Agent(
+            "mhqa",
+            ("3b", "7b"),
+            "ppo",
+            ("nq", "triviaqa", "hotpotqa", "2wikimultihopqa", "musique", "bamboogle", "popqa"),
+            ("nq",),
+            tiny_rl=(
+                "verl.trainer.total_training_steps=2",
+                "verl.trainer.save_freq=1",
+                "verl.data.train_batch_size=8",
+                "verl.data.max_prompt_length=128",
+                f"{_ACTOR}.actor.ppo_mini_batch_size=8",
+                f"{_ACTOR}.actor.ppo_micro_batch_size_per_gpu=8",
+                f"{_ACTOR}.ref.log_prob_micro_batch_size_per_gpu=8",
+                f"{_ACTOR}.rollout.log_prob_micro_batch_size_per_gpu=8",
+                "verl.critic.ppo_micro_batch_size_per_gpu=8",
+            ),
+        ),
+        Agent(
+            "code",
+            ("7b", "32b"),
+            "dapo",
+            (*_MATH, *_PROGRAMS),
+            ("aime24", "livecodebench_v5"),
+            asked_with_row=True,
+        ),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One process.
+
+    Attributes:
+        variables: Of its environment, beyond the caller's.
+        check: The arguments of `afm doctor` that look at the same settings; none where there is nothing to look at.
+    """
+
+    words: tuple[str, ...]
+    variables: Mapping[str, str] = field(default_factory=dict)
+    check: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One part of the road.
+
+    Attributes:
+        makes: What later stages read; a stage that is passed over must have left it.
+    """
+
+    name: str
+    commands: tuple[Command, ...]
+    makes: tuple[Path, ...]
+
+
+@dataclass(frozen=True)
+class Road:
+    """Where everything lies.
+
+    Attributes:
+        root: The folder that holds ``data``, ``models`` and ``runs``.
+        project: The checkout.
+        size: Of the model.
+        tiny: Whether it is the CPU twin.
+        sets: YAML of the agent's sets.
+        further: Overrides ``sft.KEY=VALUE``, ``rl.KEY=VALUE``, ``eval.KEY=VALUE``.
+        benchmarks: Instead of the agent's.
+    """
+
+    agent: Agent
+    root: Path
+    project: Path
+    size: str
+    tiny: bool
+    sets: Path
+    further: tuple[str, ...] = ()
+    benchmarks: tuple[str, ...] = ()
+
+    @property
+    def data(self) -> Path:
+        """``data/<agent>``."""
+        return self.root / "data" / self.agent.name
+
+    @property
+    def raw(self) -> Path:
+        """What was downloaded."""
+        return self.data / "raw"
+
+    @property
+    def start(self) -> Path:
+        """The fresh model of ``TINY=1``."""
+        return self.root / "start"
+
+    @property
+    def sft_model(self) -> Path:
+        """Where the SFT model goes."""
+        return self.root / "models" / f"{self.agent.name}_{self.size}_sft"
+
+    @property
+    def rl_run(self) -> Path:
+        """``output_dir`` of the reinforcement."""
+        return self.root / "runs" / f"{self.agent.name}_{self.size}_rl"
+
+    @property
+    def model(self) -> Path:
+        """The reinforced model."""
+        return self.rl_run / "model"
+
+    @property
+    def results(self) -> Path:
+        """Evaluations and report."""
+        return self.root / "runs" / f"{self.agent.name}_{self.size}"
+
+    @property
+    def evaluated(self) -> tuple[str, ...]:
+        """Names of the benchmarks.
+
+        Raises:
+            UsageError: One is not the agent's.
+        """
+        chosen = self.benchmarks or (self.agent.tiny_benchmarks if self.tiny else self.agent.benchmarks)
+        for name in chosen:
+            if name not in self.agent.benchmarks:
+                raise UsageError(
+                    f"BENCHMARKS: {name} is none of {self.agent.name}; {suggestion(name, self.agent.benchmarks)}"
+                )
+        return chosen
+
+    def stages(self, server: str = "") -> list[Stage]:
+        """All of them, in order.
+
+        Args:
+            server: Address of the model in evaluation; without one the model is run in the process.
+        """
+        return [
+            self._download(),
+            self._prepare(),
+            self._sft(),
+            self._rl(),
+            self._eval(server),
+            self._report(),
+        ]
+
+    def _own_benchmarks(self) -> set[str]:
+        """Those that the agent's own list of sets makes."""
+        sets = read_file(self.sets)["sets"].values()
+        steps = [step.get("name") or "" for one in sets for step in one.get("prepare", ())]
+        return {name.removeprefix("eval/") for name in steps if name.startswith("eval/")}
+
+    def _others(self) -> list[str]:
+        """Benchmarks that come from their owners."""
+        return [name for name in self.evaluated if name not in self._own_benchmarks()]
+
+    def _download(self) -> Stage:
+        out = ("--out", str(self.raw))
+        commands = [Command(("afm", "data", "download", str(self.sets), *out))]
+        if others := self._others():
+            commands.append(Command(("afm", "data", "download", "benchmarks", *out, *_only(others))))
+        return Stage("download", tuple(commands), (self.raw / "download.lock.json",))
+
+    def _prepare(self) -> Stage:
+        prepare = ("afm", "data", "prepare", "published")
+        common = ("--data", str(self.raw), "--out")
+        commands = [Command((*prepare, str(self.sets), *common, str(self.data)))]
+        if others := [name for name in self._others() if name != _AS_IT_IS]:
+            commands.append(
+                Command((*prepare, "benchmarks", *common, str(self.data / "eval"), *_only(others)))
+            )
+        made = [
+            self.data / "sft" / "dataset_info.json",
+            *self._rl_files(),
+            *map(self._benchmark_data, self.evaluated),
+            *(Path(text) for text in dict.fromkeys(map(self._prompt, self.evaluated)) if text != "row"),
+        ]
+        return Stage("prepare", tuple(commands), tuple(made))
+
+    def _rl_files(self) -> tuple[Path, Path]:
+        return self.data / "rl" / "train.parquet", self.data / "rl" / "val.parquet"
+
+    def _benchmark_data(self, name: str) -> Path:
+        return self.raw / name if name == _AS_IT_IS else self.data / "eval" / f"{name}.jsonl"
+
+    def _sft(self) -> Stage:
+        folder = self.project / "train" / self.agent.name / "sft"
+        variables = {"DATA_DIR": str(self.data / "sft"), "OUTPUT_DIR": str(self.sft_model)}
+        if self.tiny:
+            script, config = "sft_tiny.sh", f"tiny/sft/{self.agent.name}.yaml"
+            variables["MODEL"] = str(self.start)
+        else:
+            script = f"sft_qwen2.5_{self.size}.sh"
+            config = f"sft/{self.agent.name}_qwen2.5_{self.size}.yaml"
+        given = ["prompt=row", *self._given("sft")]
+        keys = {"dataset_dir": "DATA_DIR", "output_dir": "OUTPUT_DIR", "model_name_or_path": "MODEL"}
+        same = [f"{key}={variables[name]}" for key, name in keys.items() if name in variables]
+        check = (str(self.project / "configs" / config), *same, *given)
+        learnt = ["--quiet", *_TINY_SFT] if self.tiny else []
+        command = Command((str(folder / script), *learnt, *given), variables, check)
+        return Stage("sft", (command,), (self.sft_model / "config.json",))
+
+    def _rl(self) -> Stage:
+        script = f"train_{self.agent.method}_{self.agent.name}"
+        config = f"rl/{self.agent.short}_{self.agent.method}"
+        trained, tested = self._rl_files()
+        overrides = [
+            f"train_files={trained}",
+            f"val_files={tested}",
+            f"output_dir={self.rl_run}",
+            "prompt=row",
+        ]
+        variables = {"MODEL": str(self.sft_model)}
+        if self.tiny:
+            script, config = f"{script}_tiny", f"tiny/{config}"
+            variables["RECIPE"] = f"{self.agent.short}_{self.agent.method}"
+            overrides += self.agent.tiny_rl
+        else:
+            config = f"{config}_{self.size}"
+            variables["SIZE"] = self.size
+        overrides += self._given("rl")
+        words = (str(self.project / "train" / self.agent.name / "rl" / f"{script}.sh"), *overrides)
+        check = (str(self.project / "configs" / f"{config}.yaml"), f"model={self.sft_model}", *overrides)
+        return Stage("rl", (Command(words, variables, check),), (self.model / "config.json",))
+
+    def _eval(self, server: str) -> Stage:
+        folder = "configs/tiny/eval" if self.tiny else "configs/eval"
+        script = str(self.project / "evaluation" / self.agent.name / "eval.sh")
+        commands, made = [], []
+        for name in self.evaluated:
+            out = self.results / f"eval_{name}"
+            overrides = [
+                f"data={self._benchmark_data(name)}",
+                f"out_dir={out}",
+                f"prompt={self._prompt(name)}",
+            ]
+            if server:
+                overrides += [f"model.name={self.model.name}", f"model.tokenizer={self.model}"]
+            overrides += self._given("eval")
+            model = server or str(self.model)
+            check = (str(self.project / folder / f"{name}.yaml"), f"model.path={model}", *overrides)
+            variables = {"BENCHMARK": name, "CONFIGS": folder, "MODEL": model}
+            commands.append(Command((script, *overrides), variables, check))
+            made.append(out / "metrics.json")
+        return Stage("eval", tuple(commands), tuple(made))
+
+    def _prompt(self, benchmark: str) -> str:
+        """What questions are asked with: the training's published prompt."""
+        if self.agent.asked_with_row and benchmark in self._own_benchmarks():
+            return "row"
+        return str(self.raw / "prompts" / f"{self.agent.name}.txt")
+
+    def _report(self) -> Stage:
+        return Stage(
+            "report", (Command(("afm", "report", str(self.results))),), (self.results / "report.html",)
+        )
+
+    def own_judge(self, stage: str) -> bool:
+        """Whether the overrides of ``stage`` name a judge, or rewards that may."""
+        return any(one.startswith(("rewards=", "rewards.judge")) for one in self._given(stage))
+
+    def _given(self, stage: str) -> list[str]:
+        return [one.removeprefix(f"{stage}.") for one in self.further if one.startswith(f"{stage}.")]
+
+
+def _only(names: Sequence[str]) -> list[str]:
+    return [word for name in names for word in ("--only", name)]
+
+
+def checked_further(further: Sequence[str]) -> tuple[str, ...]:
+    """Overrides with their stage in front.
+
+    Raises:
+        UsageError: One has none.
+    """
+    for one in further:
+        stage, _, rest = one.partition(".")
+        if stage not in ("sft", "rl", "eval") or "=" not in rest:
+            raise UsageError(f"{one}: expected sft.KEY=VALUE, rl.KEY=VALUE or eval.KEY=VALUE")
+    return tuple(further)
+
+
+def process_environment(variables: Mapping[str, str], python: Path) -> dict[str, str]:
+    """The caller's environment for a stage: with this installation's ``afm`` first, and ``variables``."""
+    path = os.pathsep.join([str(python.parent), os.environ.get("PATH", "")])
+    return {**os.environ, "PATH": path, **variables}

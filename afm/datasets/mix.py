@@ -1,0 +1,248 @@
+"""One file of rows of several downloaded sets: reinforcement on programs and mathematics together, questions to distil."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+from afm.agents import PromptSource, load_agent
+from afm.datasets.atomic import replacing, replacing_together
+from afm.datasets.held_out import HeldOut
+from afm.datasets.hub_sets import LOCK_FILE, HubSets
+from afm.datasets.manifest import sha256_of, write_manifest
+from afm.datasets.prepare import RlPart, write_rl_parts
+from afm.datasets.prepared import BAD_SUFFIX, OnRow, Source, commit_of, input_files, set_folder
+from afm.datasets.published import BadRows, ReadCounts
+from afm.datasets.readers.row import Made
+from afm.datasets.schema import Task, read_tasks, write_tasks
+from afm.datasets.sources import Mix, Preparation, Product
+from afm.datasets.wanted import read_wanted
+from afm.errors import DataError
+
+_KEY_BYTES = 12
+_NOTED = {"reader", "agent", "ability", "min_tests", "no_proofs", "target", "seed"}
+Parts = dict[str, tuple[Preparation, Source]]
+"""What is read for each part, and of which files."""
+Prompts = dict[str, PromptSource]
+"""What rows ask with, by agent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mixed:
+    """A file that was made.
+
+    Attributes:
+        paths: The file, and where rows were held out, theirs.
+        rows: Of all files.
+        parts: What became of the rows of each part.
+        bad_rows: Where the refused ones stand; ``None`` when there are none.
+    """
+
+    paths: tuple[Path, ...]
+    rows: int
+    parts: dict[str, ReadCounts]
+    bad_rows: Path | None
+
+
+def mix_sources(name: str, sets: HubSets, data: Path) -> Parts:
+    """What each part of a mix reads.
+
+    Args:
+        data: Folder of the download.
+
+    Raises:
+        UsageError: There is no such mix.
+        DataError: Sets are not downloaded; names all of them.
+    """
+    found: Parts = {}
+    missing: dict[str, str] = {}
+    for part in sets.mix(name).parts:
+        owner, step = sets.preparations[part]
+        try:
+            files = input_files(set_folder(owner, sets.sets[owner], data), step, owner)
+            found[part] = step, Source(owner, files, commit_of(data, owner), data / LOCK_FILE)
+        except DataError as error:
+            missing[owner] = error.message
+    if missing:
+        reasons = "".join(f"\n  {owner}: {reason}" for owner, reason in missing.items())
+        only = " ".join(f"--only {owner}" for owner in missing)
+        raise DataError(
+            f"mix {name!r} lacks {len(missing)} sets; fetch them with `afm data download ... {only}`:{reasons}",
+            path=str(data),
+        )
+    return found
+
+
+def prepare_mix(
+    name: str,
+    sets: HubSets,
+    data: Path,
+    out: Path,
+    *,
+    keep: Sequence[Path] = (),
+    own_prompts: bool = False,
+    strict: bool = False,
+    on_row: OnRow | None = None,
+) -> Mixed:
+    """Make one parquet file (``rl``) or JSONL (``tasks``), with a manifest of every part's counts.
+
+    A question that an earlier row has is left out, an id that an earlier row has gets its part's name in front.
+
+    Args:
+        keep: Files of tasks; only their questions are taken.
+        own_prompts: Rows ask with their agent's own prompt, whatever the mix says.
+        strict: A bad row is an error; else it stands in ``NAME.bad_rows.jsonl``.
+
+    Raises:
+        UsageError: There is no such mix.
+        DataError: Sets are not downloaded, a prompt is missing, a part gives no row, or a row is bad and ``strict``.
+    """
+    mix, parts = sets.mix(name), mix_sources(name, sets, data)
+    target = out / (mix.name or name)
+    prompts = {} if own_prompts else _prompts(mix, data)
+    counts = {part: ReadCounts() for part in parts}
+    listing = target.with_name(f"{target.name}{BAD_SUFFIX}")
+    with ExitStack() as stack:
+        notes = stack.enter_context(replacing(listing))
+        with notes.open("w", encoding="utf-8") as sink:
+            bad = BadRows(sink, strict=strict)
+            streams = _streams(parts, _Unique(keep), bad, counts, on_row)
+            paths = _write(mix, parts, streams, target, prompts)
+    refused = any(one.bad for one in counts.values())
+    if not refused:
+        listing.unlink()
+    _note(mix, parts, counts, target, [*paths], keep, prompts)
+    rows = sum(one.made for one in counts.values())
+    return Mixed(tuple(paths), rows, counts, listing if refused else None)
+
+
+def _streams(
+    parts: Parts, unique: _Unique, bad: BadRows, counts: dict[str, ReadCounts], on_row: OnRow | None
+) -> dict[str, Iterator[Task]]:
+    """The rows of each part, to be read in their order."""
+    streams = {}
+    for part, (step, source) in parts.items():
+        show = None if on_row is None else _named(on_row, part)
+        made = read_wanted(step, list(source.files), bad, counts[part], label=part, on_row=show)
+        streams[part] = unique.of(part, source.counted(made, counts[part]), counts[part])
+    return streams
+
+
+def _named(on_row: OnRow, part: str) -> Callable[[int], None]:
+    return lambda rows: on_row(part, rows)
+
+
+class _Unique:
+    """Tasks of all parts, each question and each id once; if there are files to ``keep`` by, their questions alone."""
+
+    def __init__(self, keep: Sequence[Path]) -> None:
+        self._wanted = {_key(task) for file in keep for task in read_tasks(file)} if keep else None
+        self._questions: set[bytes] = set()
+        self._ids: set[str] = set()
+
+    def of(self, part: str, made: Iterable[Made], counts: ReadCounts) -> Iterator[Task]:
+        """The tasks of one part.
+
+        Raises:
+            DataError: There are none.
+        """
+        for task in made:
+            assert isinstance(task, Task)  # the list of sets was checked
+            key = _key(task)
+            if self._wanted is not None and key not in self._wanted:
+                counts.leave_out("not among the questions to keep")
+                continue
+            if key in self._questions:
+                counts.leave_out("repeats a question of an earlier row")
+                continue
+            name = f"{part}-{task.id}" if task.id in self._ids else task.id
+            self._questions.add(key)
+            self._ids.add(name)
+            yield task if name == task.id else task.model_copy(update={"id": name})
+        if not counts.made:
+            raise DataError(f"part {part!r} gives no row: {counts.told()}")
+
+
+def _key(task: Task) -> bytes:
+    """The same for questions that differ in blanks alone."""
+    text = " ".join(task.question.split()).encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(text, digest_size=_KEY_BYTES).digest()
+
+
+def _prompts(mix: Mix, data: Path) -> Prompts:
+    """The prompts of a mix, by agent."""
+    missing = [str(data / file) for file in mix.prompts.values() if not (data / file).is_file()]
+    if missing:
+        raise DataError(
+            f"prompts of the mix are missing: {', '.join(missing)}; `afm data prepare published` writes them once the set "
+            "`benchmarks` is downloaded, and --own-prompts asks with the agents' own"
+        )
+    return {agent: PromptSource.load(data / file) for agent, file in mix.prompts.items()}
+
+
+def _write(
+    mix: Mix, parts: Parts, streams: dict[str, Iterator[Task]], target: Path, prompts: Prompts
+) -> list[Path]:
+    if mix.into is Product.TASKS:
+        path = target.with_name(f"{target.name}.jsonl")
+        write_tasks(chain.from_iterable(streams.values()), path)
+        return [path]
+    path = target.with_name(f"{target.name}.parquet")
+    if mix.validation is None:
+        write_rl_parts(_rl_parts(parts, streams, prompts), path, split=mix.split, gold=mix.ground_truth)
+        return [path]
+    rows, seed, name = mix.validation.rows, mix.validation.seed, mix.validation.name
+    held = {part: HeldOut(-(-rows // len(parts)), seed) for part in parts}
+    trained = {part: held[part].split(stream) for part, stream in streams.items()}
+    paths = [path, path.with_name(f"{name}.parquet")]
+    with replacing_together(paths) as (first, others):
+        write_rl_parts(_rl_parts(parts, trained, prompts), first, split=mix.split, gold=mix.ground_truth)
+        if not any(held[part].tasks for part in parts):
+            return paths[:1]
+        tested = {part: iter(held[part].tasks) for part in parts}
+        write_rl_parts(_rl_parts(parts, tested, prompts), others, split=name, gold=mix.ground_truth)
+    return paths
+
+
+def _rl_parts(parts: Parts, streams: dict[str, Iterator[Task]], prompts: Prompts) -> list[RlPart]:
+    return [
+        RlPart(streams[part], load_agent(step.agent), step.ability, prompts.get(step.agent))
+        for part, (step, _) in parts.items()
+    ]
+
+
+def _note(
+    mix: Mix,
+    parts: Parts,
+    counts: dict[str, ReadCounts],
+    target: Path,
+    paths: list[Path],
+    keep: Sequence[Path],
+    prompts: Prompts,
+) -> None:
+    """The manifest of a mix."""
+    totals = [one.as_counts() for one in counts.values()]
+    write_manifest(
+        target.with_name(f"{target.name}.manifest.json"),
+        counts={key: sum(one.get(key, 0) for one in totals) for key in {**totals[0], "left_out": 0}},
+        inputs=[file for _, source in parts.values() for file in source.files],
+        made_into=mix.into,
+        keep={file.name: sha256_of(file) for file in keep},
+        prompts={agent: source.told for agent, source in prompts.items()},
+        outputs={path.name: sha256_of(path) for path in paths},
+        parts={
+            part: {
+                **step.model_dump(mode="json", exclude_defaults=True, include=_NOTED),
+                "set": source.set,
+                "commit": source.commit,
+                "counts": counts[part].as_counts(),
+                "refused": dict(counts[part].refused),
+                "left_out": dict(counts[part].left_out),
+            }
+            for part, (step, source) in parts.items()
+        },
+    )

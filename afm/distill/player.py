@@ -1,0 +1,164 @@
+"""A team as the player of an evaluation: each episode is an attempt in the event log, merged into one record."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from afm.agents import AgentSpec
+from afm.datasets import Task
+from afm.distill.collect import Team
+from afm.distill.merge import RoleMap, merge_attempt
+from afm.distill.model_team.voices import NoUsableReplyError
+from afm.distill.record import ESTIMATED, PART, TOKENS, Event, EventKind, EventLog, read_located
+from afm.errors import EngineError, RefusedError, SandboxUnavailableError, ToolError
+from afm.tools import Tool
+from afm.trajectory.record import Record, StopReason
+from afm.trajectory.sealing import SEALING_KEY
+
+
+class TeamPlayer:
+    """Plays tasks with a team and its tools; use it as a context manager.
+
+    Everything that the members do goes into an event log at once. An answer that stands there when a killed run starts
+    again, but was never judged, is not asked for a second time.
+
+    Args:
+        roles: Which role of the agent each member plays.
+        log: File of the events, of this run alone.
+        priced: Whether every model of the team has a price, so that its events say what an episode cost.
+
+    Raises:
+        ConfigError: Another process writes the same log, or ``roles`` names a role that the agent lacks.
+    """
+
+    keeps_format = False
+
+    def __init__(
+        self,
+        team: Team,
+        spec: AgentSpec,
+        roles: RoleMap,
+        tools: Mapping[str, Tool],
+        log: Path,
+        *,
+        priced: bool = False,
+    ) -> None:
+        self._team, self._spec, self._tools = team, spec, tools
+        self._roles = roles.checked(spec)
+        self._priced = priced
+        self._log = EventLog(log)
+        self._answered: dict[str, Sequence[int]] = {}
+
+    def __enter__(self) -> TeamPlayer:
+        self._log.__enter__()
+        self._answered = _answered(self._log.path)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._log.__exit__()
+
+    @property
+    def name(self) -> str:
+        """The team's."""
+        return self._team.name
+
+    async def play(self, episode: str, task: Task, seed: int) -> Record:
+        """One episode: the team's answer, or none when it gave up.
+
+        Args:
+            episode: Id of the record; the attempts in the log have it too.
+            seed: Written into the record; the randomness of a team is its own.
+
+        Raises:
+            EngineError, ToolError: A model or a tool failed for good; the attempt is in the log.
+            RefusedError: The team cannot read the task, or it brings a chat of its own.
+            BudgetSpentError: The team's budget is spent.
+        """
+        places = self._answered.pop(episode, None)
+        events = self._read(places) if places else await self._attempt(episode, task)
+        record = merge_attempt(events, self._spec, self._roles, team=self.name, seed=seed)
+        given_up = record.stop is StopReason.ERROR
+        return record.model_copy(
+            update={
+                "question": task.question,
+                "ground_truth": task.ground_truth,
+                "stop": StopReason.END_OF_TEXT if given_up else record.stop,
+                "cost": record.cost.model_copy(update={"model_usd": self._usd(events)}),
+                "provenance": {"team": _work(events), "attempt": events[0].attempt},
+                "kept": True,
+            }
+        )
+
+    async def _attempt(self, episode: str, task: Task) -> Sequence[Event]:
+        own = task.model_copy(update={"id": episode})
+        recorder = self._log.begin(own, 0, self._tools, hidden=SEALING_KEY in task.extra_info)
+        try:
+            await self._team.solve(recorder)
+        except SandboxUnavailableError:
+            raise
+        except NoUsableReplyError as error:
+            recorder.fail(str(error))  # the servers work: the team is not up to the task
+        except (ToolError, EngineError) as error:
+            recorder.fail(f"{type(error).__name__}: {error}")
+            raise
+        if not recorder.ended:
+            recorder.fail("the team ended without an answer")
+        if recorder.declined:
+            raise RefusedError(recorder.events[-1].content)
+        return recorder.events
+
+    def _read(self, places: Sequence[int]) -> list[Event]:
+        with self._log.path.open("rb") as file:
+            events = []
+            for place in places:
+                file.seek(place)
+                events.append(Event.model_validate_json(file.readline()))
+        return events
+
+    def _usd(self, events: Sequence[Event]) -> float | None:
+        return sum(event.cost_usd for event in events) if self._priced else None
+
+
+def _answered(log: Path) -> dict[str, Sequence[int]]:
+    """Where the events of each answered attempt stand in the file."""
+    running: defaultdict[str, list[int]] = defaultdict(list)
+    answered: dict[str, Sequence[int]] = {}
+    for place, event in read_located(log):
+        if event.kind is EventKind.TASK:
+            running[event.task_id] = []
+        running[event.task_id].append(place)
+        if event.kind is EventKind.FINAL and event.content:
+            answered[event.task_id] = running.pop(event.task_id)
+    return answered
+
+
+def _work(events: Sequence[Event]) -> dict[str, Any]:
+    """What each member said, in order, and what its model was asked for."""
+    said = [
+        {"member": event.agent, "text": event.content}
+        | ({"part": event.meta[PART]} if PART in event.meta else {})
+        for event in events
+        if event.kind in (EventKind.MESSAGE, EventKind.FINAL)
+    ]
+    members: dict[str, Counter[str]] = defaultdict(Counter)
+    for event in events:
+        if event.kind is EventKind.CALL:
+            members[event.agent].update(_usage(event))
+    return {"messages": said, "members": {name: dict(usage) for name, usage in members.items()}}
+
+
+def _usage(event: Event) -> dict[str, float]:
+    """Of one request to a model; the tokens of an estimate are not shown as if they had been reported."""
+    usage: dict[str, float] = {"requests": 1, "seconds": event.seconds}
+    if not event.ok:
+        usage["failed"] = 1
+    if event.meta.get(TOKENS) == ESTIMATED:
+        return usage | {"unmetered": 1}
+    return usage | {
+        "prompt_tokens": event.prompt_tokens,
+        "completion_tokens": event.completion_tokens,
+        "usd": event.cost_usd,
+    }

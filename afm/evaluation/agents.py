@@ -1,0 +1,141 @@
+"""The agents of an evaluation, one or several where each row chooses, and what its manifest says of them."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from afm.agents import AgentSpec, PromptMode, PromptSource
+from afm.configuration import read_mapping
+from afm.datasets import Task
+from afm.rewards import Reward
+from afm.rewards.judge_text import JudgeText
+from afm.rollout.routes import Route, Routes
+from afm.tools import Tool
+from afm.trajectory.record import Record
+
+
+@dataclass(frozen=True, slots=True)
+class RowAgents:
+    """What the episodes of each agent need, by its key in ``agents:``.
+
+    Attributes:
+        originals: By the name of an agent whose tools were taken away, the agent before.
+    """
+
+    routes: Routes
+    tools: Mapping[str, Mapping[str, Tool]]
+    rewards: Mapping[str, Reward]
+    prompts: Mapping[str, PromptSource]
+    originals: Mapping[str, AgentSpec] = field(default_factory=dict)
+
+    @property
+    def agents(self) -> Agents:
+        """Their declarations."""
+        return Agents({spec.name: spec for spec in self.routes.specs}, self.originals)
+
+    async def close(self) -> None:
+        """Free what tools and rewards hold."""
+        tools = {id(tool): tool for opened in self.tools.values() for tool in opened.values()}
+        rewards = {id(reward): reward for reward in self.rewards.values()}
+        await asyncio.gather(
+            *(tool.close() for tool in tools.values()), *(reward.close() for reward in rewards.values())
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Agents:
+    """The declarations that records were made with.
+
+    Attributes:
+        specs: By the name that records have, the first one first.
+        originals: As of :class:`RowAgents`.
+    """
+
+    specs: Mapping[str, AgentSpec]
+    originals: Mapping[str, AgentSpec] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, given: AgentSpec | Agents, original: AgentSpec | None = None) -> Agents:
+        """One agent as the only one; several as they are."""
+        if isinstance(given, Agents):
+            return given
+        return cls({given.name: given}, {} if original is None else {given.name: original})
+
+    @property
+    def first(self) -> AgentSpec:
+        """The main one."""
+        return next(iter(self.specs.values()))
+
+    def declared(self, record: Record) -> AgentSpec:
+        """That of a record; the main one for a name that is not known."""
+        return self.specs.get(record.agent, self.first)
+
+    def original(self, record: Record) -> AgentSpec | None:
+        """The agent of a record with its tools, where they were taken away."""
+        return self.originals.get(self.declared(record).name)
+
+
+def told_agent(spec: AgentSpec, original: AgentSpec | None) -> dict[str, Any]:
+    """What a manifest says of an agent; ``original`` is the one before its tools were taken away."""
+    before = {} if original is None else {"without_tools_of": original.dump()}
+    return {"name": spec.name, "digest": spec.digest, "spec": spec.dump(), **before}
+
+
+def told_row_agents(agents: RowAgents, tasks: list[Task]) -> dict[str, Any]:
+    """What a manifest says of several agents, by key in ``agents:``: everything that their scores depend on."""
+    own = {route.name: _of_route(tasks, agents.routes, route) for route in agents.routes}
+    return {route.name: _entry(route, agents, own[route.name]) for route in agents.routes}
+
+
+def told_prompt(tasks: list[Task], spec: AgentSpec, prompt: PromptSource) -> dict[str, Any]:
+    """What tells the prompts of two runs apart; nothing for an agent's own, for which its digest speaks."""
+    if prompt.mode is PromptMode.OWN:
+        return {}
+    return {"prompt": prompt.told | {"sha256": _prompt_checksum(tasks, spec, prompt)}}
+
+
+def with_judge_text(reward: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The reward with the digest of its judge's own prompt in place of the path: a score depends on the text."""
+    judge = (reward or {}).get("judge")
+    if reward is None or not isinstance(judge, dict) or not judge.get("prompt"):
+        return reward
+    digest = JudgeText.load(Path(str(judge["prompt"]))).digest
+    return {**reward, "judge": {**judge, "prompt": f"sha256 {digest}"}}
+
+
+def _entry(route: Route, agents: RowAgents, tasks: list[Task]) -> dict[str, Any]:
+    """Everything that the scores of one agent of several depend on."""
+    spec = route.declared
+
+    def content(source: Any, what: str) -> dict[str, Any] | None:
+        return None if source is None else read_mapping(source, what)[1]
+
+    return {
+        "agent": told_agent(spec, agents.originals.get(spec.name)),
+        "data_sources": list(route.data_sources),
+        "abilities": list(route.abilities),
+        "tasks": len(tasks),
+        "tools": content(route.tools, "tools"),
+        "reward": with_judge_text(content(route.rewards, "rewards")),
+        "limits": route.limits.model_dump(mode="json"),
+        **told_prompt(tasks, spec, agents.prompts[route.name]),
+    }
+
+
+def _of_route(tasks: list[Task], routes: Routes, route: Route) -> list[Task]:
+    return [task for task in tasks if routes.find(task.data_source, task.ability) is route]
+
+
+def _prompt_checksum(tasks: Iterable[Task], spec: AgentSpec, prompt: PromptSource) -> str:
+    """Over the chats that the tasks are asked with, in order."""
+    digest = hashlib.sha256()
+    for task in tasks:
+        chat = prompt.messages(spec, task.question, task.prompt)
+        digest.update(json.dumps(chat, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n")
+    return digest.hexdigest()

@@ -1,0 +1,237 @@
+"""What the published system trains with, laid over a recipe of ours: ``preset=script|paper|ours``.
+
+The facts stand in ``published.yaml``, each with the line of the published repository or the topic of the paper that says so.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from afm.configuration import apply_overrides, override_key, read_file, read_in_place, validated
+from afm.errors import ConfigError, suggestion
+
+FACTS_FILE = Path(__file__).with_suffix(".yaml")
+Kind = Literal["rl", "sft", "eval", "tools"]
+
+
+class Source(StrEnum):
+    """Whose settings a recipe takes."""
+
+    OURS = "ours"
+    """The recipe as it stands."""
+    SCRIPT = "script"
+    """The published training scripts and the defaults behind them."""
+    PAPER = "paper"
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Fact(_Strict):
+    """What the sources say about one key of a recipe; a source that was not given says nothing.
+
+    Attributes:
+        script: The value in the published repository.
+        paper: The value in the paper.
+        at: Where the repository says so: ``LINE`` or ``FILE:LINE``, and what stands there where it is not the value.
+        ours: Why our recipe has another value than both.
+    """
+
+    script: Any = None
+    paper: Any = None
+    at: tuple[str, ...] = ()
+    ours: str = ""
+
+    @field_validator("at", mode="before")
+    @classmethod
+    def _one_or_many(cls, value: Any) -> tuple[str, ...]:
+        return tuple(map(str, value)) if isinstance(value, list) else (str(value),)
+
+    def said(self) -> dict[Source, Any]:
+        """The values by source, of those that say something."""
+        return {
+            source: getattr(self, source)
+            for source in (Source.SCRIPT, Source.PAPER)
+            if source in self.model_fields_set
+        }
+
+
+class PublishedRecipe(_Strict):
+    """The facts of one recipe.
+
+    Attributes:
+        file: The published file that its lines are of.
+        section: Topic of the paper.
+        like: Another recipe whose facts hold here, too, apart from the keys ``apart``.
+    """
+
+    file: str = ""
+    section: str = ""
+    like: str = ""
+    apart: tuple[str, ...] = ()
+    facts: dict[str, Fact] = Field(default_factory=dict)
+
+
+class Published(_Strict):
+    """All facts; keys of facts are those of our recipes."""
+
+    revision: str
+    paper: str
+    files: dict[str, str]
+    rl: dict[str, PublishedRecipe]
+    sft: dict[str, PublishedRecipe]
+    eval: dict[str, PublishedRecipe]
+    tools: dict[str, PublishedRecipe]
+    variants: tuple[str, ...]
+
+    def recipes(self, kind: Kind) -> dict[str, PublishedRecipe]:
+        """The recipes of a kind, each with the facts that it takes from another one."""
+        given: dict[str, PublishedRecipe] = getattr(self, kind)
+        return {name: _whole(given, recipe) for name, recipe in given.items()}
+
+
+def _whole(given: Mapping[str, PublishedRecipe], recipe: PublishedRecipe) -> PublishedRecipe:
+    if not recipe.like:
+        return recipe
+    base = given[recipe.like]
+    facts = {key: fact for key, fact in base.facts.items() if key not in recipe.apart}
+    for key, own in recipe.facts.items():
+        changed = {name: getattr(own, name) for name in own.model_fields_set}
+        facts[key] = facts[key].model_copy(update=changed) if key in facts else own
+    return recipe.model_copy(
+        update={"facts": facts, "file": base.file, "section": recipe.section or base.section}
+    )
+
+
+@cache
+def published() -> Published:
+    """The facts of ``published.yaml``."""
+    return validated(Published, read_file(FACTS_FILE, "published facts"), FACTS_FILE.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """The settings that a source gave a recipe.
+
+    Attributes:
+        source: ``script`` or ``paper``.
+        recipe: The recipe whose facts they are.
+        values: Key of the recipe to value; what the user set stays out.
+    """
+
+    source: Source
+    recipe: str
+    values: dict[str, Any]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For the settings of a run."""
+        revision = {"revision": published().revision} if self.source is Source.SCRIPT else {}
+        return {"source": self.source.value, **revision, "recipe": self.recipe, "values": self.values}
+
+
+def preset_lines(taken: Mapping[str, Any]) -> list[str]:
+    """What :meth:`Preset.as_dict` says, for a person: one line a setting, none without a preset."""
+    if not taken:
+        return []
+    values = taken["values"]
+    head = f"preset {taken['source']} of {taken['recipe']}: {len(values)} settings"
+    return [head, *(f"  {key} = {json.dumps(value)}" for key, value in values.items())]
+
+
+def take_preset(
+    data: dict[str, Any], kind: Literal["rl", "sft"], path: Path, overrides: Sequence[str]
+) -> tuple[list[str], Preset | None]:
+    """Lay the settings that ``preset`` asks for over ``data``, in place.
+
+    ``preset`` stands in the file or among the overrides: ``script``, ``paper``, ``ours``, or ``script:NAME`` for a recipe
+    that has a name of its own. What a source does not say stays as the recipe has it.
+
+    Returns:
+        The other overrides, which are yet to be applied, and what was laid over.
+
+    Raises:
+        ConfigError: No such preset, or nothing is published for the recipe.
+    """
+    asked = data.pop("preset", None)
+    rest = []
+    for override in overrides:
+        if override_key(override) == "preset":
+            asked = override.partition("=")[2].strip()
+        else:
+            rest.append(override)
+    source, _, named = str(asked or Source.OURS).partition(":")
+    if source not in set(Source):
+        raise ConfigError(
+            f"preset: got {asked!r}, expected script, paper or ours; {suggestion(source, [one.value for one in Source])}"
+        )
+    if source == Source.OURS:
+        return rest, None
+    name = named or path.stem
+    values = _values(kind, name, Source(source))
+    _lay(data, values)
+    kept = {key: value for key, value in values.items() if not _typed(key, rest)}
+    return rest, Preset(Source(source), name, kept)
+
+
+def _values(kind: Literal["rl", "sft"], name: str, source: Source) -> dict[str, Any]:
+    recipes = published().recipes(kind)
+    if name not in recipes:
+        raise ConfigError(
+            f"preset={source}: nothing is published for a recipe {name!r}; {suggestion(name, recipes)}; "
+            f"preset={source}:NAME takes the values of one of these"
+        )
+    facts = dict(recipes[name].facts)
+    if kind == "rl":
+        for tool, recipe in published().recipes("tools").items():
+            facts |= {f"tools.{tool}.{key}": fact for key, fact in recipe.facts.items()}
+    values = {key: fact.said()[source] for key, fact in facts.items() if source in fact.said()}
+    if not values:
+        raise ConfigError(f"preset={source}: the {source} says nothing about {name}; leave it out")
+    return values
+
+
+def _lay(data: dict[str, Any], values: dict[str, Any]) -> None:
+    """Write ``values`` into ``data``, and drop those of tools that the recipe does not have."""
+    given = {key: value for key, value in values.items() if not key.startswith("tools.")}
+    words = [f"{key}={json.dumps(value)}" for key, value in given.items()]
+    for place in ("rewards", "tools"):
+        read_in_place(data, place, [f"{key}=" for key in values])
+    routes = [route for route in dict(data.get("agents") or {}).values() if isinstance(route, dict)]
+    for route in routes:
+        own = [word for word in words if word.partition(".")[0] in route]
+        read_in_place(route, "rewards", own)
+        apply_overrides(route, own)
+    apply_overrides(data, words)
+    laid = [key for place in (data, *routes) for key in _lay_on_tools(place, values)]
+    for key in [key for key in values if key.startswith("tools.") and key not in laid]:
+        del values[key]
+
+
+def _lay_on_tools(place: dict[str, Any], values: Mapping[str, Any]) -> list[str]:
+    """Write the settings of tools into the tools that ``place`` declares; returns the keys that were found."""
+    tools = place.get("tools")
+    if isinstance(tools, str):
+        place["tools"] = tools = read_file(Path(tools), "tools settings")
+    laid = []
+    for entry in (tools or {}).get("tools", ()):
+        prefix = f"tools.{entry['tool_schema']['function']['name']}."
+        for key in [key for key in values if key.startswith(prefix)]:
+            config = entry.setdefault("config", {})
+            apply_overrides(config, [f"{key.removeprefix(prefix)}={json.dumps(values[key])}"])
+            laid.append(key)
+    return laid
+
+
+def _typed(key: str, overrides: Sequence[str]) -> bool:
+    """Whether the user set ``key``, something in it, or all around it."""
+    typed = [override_key(override) for override in overrides]
+    return any(f"{key}.".startswith(f"{one}.") or f"{one}.".startswith(f"{key}.") for one in typed)

@@ -1,0 +1,288 @@
+"""AFM's published way to run its web agent, as a thin layer over the one episode loop.
+
+Facts: ``AFM/evaluation/web_agent/inference_web_agent.py`` of the published repository (revision 8f94516). Each step is a chat
+request of its own: the assistant's turn so far, trimmed and closed, then a new turn. What the model sampled is recorded token
+for token all the same; what it read is not a prefix of that, which the record's provenance says (``protocol``).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from afm.agents.spec import AgentSpec, Limits, RoleKind
+from afm.errors import ConfigError
+from afm.models.base import FinishReason, Generation, SamplingParams, TokenModel
+from afm.rollout.calls import ToolCaller, tools_by_role
+from afm.rollout.episode import Episode
+from afm.rollout.history import History
+from afm.rollout.limits import TokenBudget
+from afm.rollout.loop import EpisodeRun, generation_seed
+from afm.tools.base import Tool
+from afm.trajectory.record import Cost, StopReason
+from afm.trajectory.render import observation_text
+from afm.trajectory.stream import StepClosed, StreamEvent, StreamParser
+from afm.trajectory.types import Author, Step
+
+SAME_FUNCTION = (
+    "This function was used five times in a row, so the step was not carried out. Try another way."
+)
+SAME_CONTENT = "This step was written before, so it was not carried out again. Try another way."
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedProtocol:
+    """The numbers of the published script.
+
+    Attributes:
+        max_steps: Tool calls, suggested answers and the answer together.
+        max_errors: Generations that ended without a step; they are forgotten.
+        suggestions: The suggested answer of this number is the answer.
+        same_function: After so many steps of one kind in a row the next step is not carried out, whatever it is.
+        total_tokens: Context.
+        turn_tokens: New tokens of a step.
+        reserve: Tokens left free.
+        attempts: An episode without an answer is played again, so often in all.
+    """
+
+    max_steps: int = 36
+    max_errors: int = 10
+    suggestions: int = 3
+    same_function: int = 5
+    total_tokens: int = 32_768
+    turn_tokens: int = 4_096
+    reserve: int = 512
+    attempts: int = 3
+
+    @classmethod
+    def of(cls, limits: Limits) -> PublishedProtocol:
+        """With the tool calls, turn tokens and episode tokens of ``limits`` as steps, new tokens and context."""
+        given = {
+            "max_steps": limits.max_turns,
+            "turn_tokens": limits.max_turn_tokens,
+            "total_tokens": limits.max_response_tokens,
+        }
+        return cls(**{name: value for name, value in given.items() if value is not None})
+
+
+def suggestion_role(spec: AgentSpec) -> str | None:
+    """The role of an answer that is checked before it is given: all that may follow it is a check that leads to the answer."""
+    for role, following in spec.transitions.items():
+        grades = [spec.roles[tag].grade for tag in following]
+        if following and all(grade and spec.answer_role in grade.when_accepted for grade in grades):
+            return role
+    return None
+
+
+def check_agent(spec: AgentSpec) -> None:
+    """Whether the published script can run an agent.
+
+    Raises:
+        ConfigError: It suggests no answers: the script runs the web agent alone.
+    """
+    if suggestion_role(spec) is None or spec.observation_role is None or not spec.thought_roles:
+        raise ConfigError(
+            f"protocol: got published, but agent {spec.name!r} suggests no answers; expected an agent that thinks, calls tools and "
+            "suggests answers (web, wiki, full). Sets of questions, math and programs were evaluated by the trainer's "
+            "validation, whose loop is that of protocol=ours"
+        )
+
+
+async def run_published(
+    spec: AgentSpec,
+    model: TokenModel,
+    tools: Mapping[str, Tool],
+    question: str,
+    messages: Sequence[Mapping[str, str]],
+    *,
+    protocol: PublishedProtocol,
+    limits: Limits,
+    sampling: SamplingParams,
+    seed: int | None = None,
+) -> Episode:
+    """Play a question in the published way; see :func:`afm.rollout.run_episode`.
+
+    Of several attempts it is the first that has an answer, or the last; its cost is that of all. Of ``limits`` those of time and
+    of an observation's length hold; steps and tokens are the protocol's.
+
+    Args:
+        messages: The prompt; the history follows it as the assistant's turn.
+
+    Raises:
+        ConfigError: A tool is missing, or the agent suggests no answers.
+        EngineError: The model failed; there is no episode.
+    """
+    check_agent(spec)
+    by_role = tools_by_role(spec, tools)
+    unbounded = limits.model_copy(update={"max_turns": None})
+    prompt = tuple(model.encode_prompt(messages))
+    costs: list[Cost] = []
+    while True:
+        own_seed = None if seed is None else generation_seed(seed, len(costs))
+        caller = ToolCaller(by_role, run_repeated=True)
+        run = PublishedRun(spec, model, caller, question, prompt, unbounded, sampling, own_seed, None)
+        run.begin(messages, protocol)
+        episode = await run.to_the_end()
+        costs.append(episode.cost)
+        over = episode.protocol["answer_from"] or episode.stop is StopReason.ABORTED
+        if over or len(costs) == protocol.attempts:
+            told = {**episode.protocol, "attempts": len(costs)}
+            return replace(episode, cost=_sum_of(costs), protocol=told)
+
+
+def _sum_of(costs: Sequence[Cost]) -> Cost:
+    """All attempts together; the prompt is the same in each."""
+    parts = {name: [getattr(cost, name) for cost in costs] for name in Cost.model_fields}
+    total = {name: sum(values) for name, values in parts.items() if None not in values}
+    return Cost(**total | {"prompt_tokens": costs[-1].prompt_tokens})
+
+
+class PublishedRun(EpisodeRun):
+    """The state of one episode, step by step."""
+
+    def begin(self, messages: Sequence[Mapping[str, str]], protocol: PublishedProtocol) -> None:
+        """Set up what the loop itself does not have."""
+        spec, model = self._spec, self._model
+        self._protocol = protocol
+        self._messages = [dict(message) for message in messages]
+        self._suggesting = suggestion_role(spec) or ""
+        self._budget = TokenBudget(sys.maxsize, None, protocol.turn_tokens)
+        forged = f"<{spec.observation_role}>"
+        self._stops = (
+            *(text for text in spec.stop_strings if text != forged),
+            f"</{self._suggesting}>",
+            forged,
+        )
+        self._history = History(_kept_roles(spec), protocol.total_tokens, model.encode, model.decode)
+        asked = (message["content"] for message in messages if message["role"] != "system")
+        self._prompt_tokens = sum(len(model.encode(text)) for text in asked)
+        self._kinds: list[str] = []
+        self._suggestions: list[str] = []
+        self._read: list[int] = []
+        self._note: dict[str, Any] = {"name": "published", "answer_from": None}
+        self._counts = dict.fromkeys(
+            ("steps", "errors", "forgotten_tokens", "quoted_steps", "trimmed_reads"), 0
+        )
+
+    async def to_the_end(self) -> Episode:
+        """Play on until an answer or a limit, where the last suggested answer counts."""
+        stop = None
+        while stop is None:
+            stop = await self._turn()
+        if stop not in (StopReason.ANSWER, StopReason.ABORTED) and self._suggestions:
+            self._adopt(self._suggestions[-1], "last suggested answer")
+        episode = self._episode(stop)
+        forgotten = self._counts["forgotten_tokens"]
+        cost = episode.cost.model_copy(update={"agent_tokens": episode.cost.agent_tokens + forgotten})
+        return replace(episode, cost=cost, protocol=self._note | self._counts)
+
+    def _reading(self) -> list[int]:
+        return self._read
+
+    async def _turn(self) -> StopReason | None:
+        if self._counts["steps"] >= self._protocol.max_steps:
+            return StopReason.TURNS
+        if self._counts["errors"] >= self._protocol.max_errors:
+            return StopReason.END_OF_TEXT
+        if self._clock.left == 0:
+            return StopReason.SECONDS
+        self._look_back()
+        room = min(self._protocol.turn_tokens, self._model.context_tokens - len(self._read))
+        if room < 1:
+            self._forget(0)
+            return None
+        generation = await self._generate(room)
+        if generation is None:
+            return StopReason.SECONDS
+        if generation.finish is FinishReason.ABORTED:
+            return StopReason.ABORTED
+        step = self._step(self._model.decode(generation.token_ids))
+        if step is not None:
+            return await self._taken(generation, step)
+        self._forget(len(generation.token_ids))
+        return None
+
+    def _look_back(self) -> None:
+        """What the next generation reads: the trimmed history as a closed turn, then the beginning of a new one."""
+        self._history.text += f"<{self._spec.thought_roles[0]}>"
+        shown, cut = self._history.shown(
+            prompt_tokens=self._prompt_tokens,
+            turn_tokens=self._protocol.turn_tokens,
+            reserve=self._protocol.reserve,
+        )
+        self._counts["trimmed_reads"] += cut
+        self._read = self._model.encode_prompt([*self._messages, {"role": "assistant", "content": shown}])
+
+    def _step(self, text: str) -> Step | None:
+        """The step that ended a generation; ``None`` when it ended by itself, in a thought or with a written observation."""
+        event = self._decisive(StreamParser(self._spec).feed(text))
+        return event.step if isinstance(event, StepClosed) else None
+
+    def _decides(self, event: StreamEvent) -> bool:
+        suggested = isinstance(event, StepClosed) and event.step.role == self._suggesting
+        return suggested or super()._decides(event)
+
+    def _forget(self, tokens: int) -> None:
+        self._counts["errors"] += 1
+        self._counts["forgotten_tokens"] += tokens
+
+    async def _taken(self, generation: Generation, step: Step) -> StopReason | None:
+        """Carry a step out, unless it repeats."""
+        notice = self._repeats(self._model.decode(generation.token_ids))
+        self._kinds.append(step.role)
+        self._counts["steps"] += 1
+        self._transcript.end_segment()
+        text = self._transcript.add_generation(generation)
+        if step.role == self._suggesting:
+            self._suggestions.append(step.content)
+        if notice is not None:
+            self._quote(text, notice)
+            return None
+        if step.role == self._spec.answer_role:
+            self._note["answer_from"] = "answer"
+            return StopReason.ANSWER
+        if step.role != self._suggesting:
+            return await self._called(step, text)
+        if len(self._suggestions) < self._protocol.suggestions:
+            self._history.text += text
+            return None
+        self._adopt(step.content, f"suggested answer {len(self._suggestions)}")
+        return StopReason.ANSWER
+
+    def _repeats(self, text: str) -> str | None:
+        """Why a step is not carried out, ``None`` when it is."""
+        recent = self._kinds[-self._protocol.same_function :]
+        if len(recent) == self._protocol.same_function and len(set(recent)) == 1:
+            return SAME_FUNCTION
+        bare = text.rpartition(f"</{self._spec.thought_roles[0]}>")[2].strip()
+        return SAME_CONTENT if bare in self._history.text else None
+
+    def _quote(self, text: str, notice: str) -> None:
+        """The step stands in the record as a quotation of the environment, so no answer in it counts."""
+        self._counts["quoted_steps"] += 1
+        self._transcript.end_segment(Author.ENVIRONMENT)
+        told = observation_text(notice, self._spec, self._limits.max_observation_chars)
+        self._transcript.add_observation(self._model.encode(told), told)
+        self._history.text += text + told.removesuffix("\n")
+
+    async def _called(self, step: Step, text: str) -> StopReason | None:
+        reason = await self._call(step)
+        if reason is None:
+            self._history.text += f"\n{text}{self._transcript.last_text}".removesuffix("\n")
+        return reason
+
+    def _adopt(self, content: str, source: str) -> None:
+        """Write a suggested answer down as the answer: counted as the agent's, its tokens with mask 0."""
+        role = self._spec.answer_role
+        text = f"\n<{role}>{content}</{role}>"
+        self._transcript.add_adopted(self._model.encode(text), text)
+        self._note["answer_from"] = source
+
+
+def _kept_roles(spec: AgentSpec) -> tuple[str, ...]:
+    """Plans and reflections: the agent's own text but for suggested answers and their checks."""
+    suggesting = suggestion_role(spec) or ""
+    checked = {suggesting, *spec.transitions.get(suggesting, ())}
+    return tuple(tag for tag, role in spec.roles.items() if role.kind is RoleKind.TEXT and tag not in checked)

@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# Selects the web agent's RL queries as AFM does (configs/queries/web.yaml) and makes rl/train.parquet and rl/val.parquet of them. Killed, it continues.
+# A model that learnt with the published prompt: PROMPT=data/web_agent/raw/prompts/web_agent.txt, else rows ask with the agent's own.
+# Usage: MODEL=http://127.0.0.1:8000/v1 data/web_agent/select_queries.sh QUESTIONS.jsonl [..] [--target 1000] [--name MODEL_NAME]
+set -euo pipefail
+root=$(realpath "$(dirname "$0")/../..")
+command -v afm >/dev/null || PATH="$root/.venv/bin:$PATH"
+MODEL=${MODEL:?set it to the folder of a model, or to the address of a server that has it}
+OUT=${OUT:-$root/data/web_agent/queries}
+SFT=${SFT:-$root/data/web_agent/sft/web_agent_sft.json}
+RL_DIR=${RL_DIR:-$root/data/web_agent/rl}
+VALIDATION=${VALIDATION:-256}
+afm data queries "$@" --config "$root/configs/queries/web.yaml" --sft "$SFT" --model "$MODEL" --out "$OUT"
+afm data prepare rl "$OUT/kept.jsonl" -o "$RL_DIR/train.parquet" --agent web --ability qa --validation "$VALIDATION" ${PROMPT:+--prompt "$PROMPT"}

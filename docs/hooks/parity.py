@@ -1,0 +1,148 @@
+"""The page docs/parity.md, made of the published facts and our recipes: ``python docs/hooks/parity.py``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from afm.configuration import read_extended, read_file
+from afm.planning.published import Fact, Kind, PublishedRecipe, Source, published
+from afm.rewards import RewardSettings
+from llamafactory_patch.config import resolve
+from verl_ext.compose import compose, overrides_of
+from verl_ext.judging import reward_settings
+from verl_ext.settings import RlSettings, load_settings
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "parity.md"
+TITLES: dict[Kind, str] = {
+    "sft": "Supervised fine-tuning: `configs/sft`",
+    "rl": "Reinforcement learning: `configs/rl`",
+    "eval": "Evaluation: `configs/eval`",
+    "tools": "Tools: `configs/tools`",
+}
+_UNSAID = "-"
+_MISSING = object()
+_DEFAULTS = {"warmup_steps": 0}
+
+
+def our_value(kind: Kind, name: str, key: str) -> Any:
+    """What the recipe of ours has at ``key``, defaults of the engine included."""
+    if kind == "sft":
+        return _sft(name).get(key, _DEFAULTS.get(key))
+    if kind == "eval":
+        return _inside(read_extended(ROOT / f"configs/eval/{name}.yaml"), key)
+    if kind == "tools":
+        entries = read_file(ROOT / "configs/tools/all.yaml")["tools"]
+        return next(
+            _inside(entry["config"], key)
+            for entry in entries
+            if entry["tool_schema"]["function"]["name"] == name
+        )
+    settings, rewards, composed = _rl(name)
+    head, _, rest = key.partition(".")
+    if head == "verl":
+        return OmegaConf.select(composed, rest)
+    value = _inside(rewards if head == "rewards" else settings.spec().limits, rest)
+    return value.model_dump(mode="json") if hasattr(value, "model_dump") else value
+
+
+@cache
+def _sft(name: str) -> dict[str, Any]:
+    return resolve(ROOT / f"configs/sft/{name}.yaml").config
+
+
+@cache
+def _rl(name: str) -> tuple[RlSettings, RewardSettings, Any]:
+    settings = load_settings(ROOT / f"configs/rl/{name}.yaml")
+    return settings, reward_settings(settings.routes().first.rewards), compose(overrides_of(settings))
+
+
+def _inside(tree: Any, key: str) -> Any:
+    for part in key.split("."):
+        tree = tree.get(part) if isinstance(tree, dict) else getattr(tree, part)
+    return tree
+
+
+def page() -> str:
+    """The whole page, in Markdown."""
+    facts = published()
+    lines = [
+        "# Our recipes beside the published ones",
+        "",
+        "Made from `afm/planning/published.yaml` and `configs/`: `python docs/hooks/parity.py`. Script: the published repository at",
+        f"`{facts.revision}`, with the line that says so; a line of another file is a default or a place in the code. Paper: {facts.paper}.",
+        f"`{_UNSAID}`: the source does not say. **Bold**: our recipe has another value than a source.",
+        "",
+        "`afm rl RECIPE preset=script` (or `paper`, or `ours`, the default; the same for `afm sft`) lays all that a source says over the",
+        "recipe. What you write after it wins, and what the source does not say stays ours. `preset=script:NAME` takes the values of the",
+        "recipe `NAME` for a recipe of your own. `--dry-run` prints the settings, and the run's own file keeps them. With `script` or",
+        "`paper` a recipe of `configs/rl` also takes the published limits of its tools.",
+        "",
+        *(f"- {text}" for text in facts.variants),
+    ]
+    for kind, title in TITLES.items():
+        lines += ["", f"## {title}"]
+        for name, recipe in facts.recipes(kind).items():
+            lines += ["", *_table(kind, name, recipe)]
+    return "\n".join(lines) + "\n"
+
+
+def _table(kind: Kind, name: str, recipe: PublishedRecipe) -> Iterator[str]:
+    given = getattr(published(), kind)[name]
+    yield f"### `{name}`"
+    yield ""
+    if given.like:
+        apart = ", ".join(f"`{key.rsplit('.', 1)[-1]}`" for key in given.apart)
+        yield (
+            f"As `{given.like}`"
+            + (f", apart from {apart}, of which no source speaks" if apart else "")
+            + ("; the paper's own:" if given.facts else ".")
+        )
+    else:
+        yield f"Script: `{recipe.file}`." + (f" Paper: {recipe.section}." if recipe.section else "")
+    shown = given.facts if given.like else recipe.facts
+    if not shown:
+        return
+    yield from ("", "| setting | ours | script | line | paper |", "|---|---|---|---|---|")
+    reasons = []
+    for key in shown:
+        fact = recipe.facts[key]
+        ours = our_value(kind, name, key)
+        yield _row(key, ours, fact)
+        if fact.ours:
+            reasons.append(f"- `{key}` is ours: {fact.ours}.")
+    if reasons:
+        yield from ("", *reasons)
+
+
+def _row(key: str, ours: Any, fact: Fact) -> str:
+    said = fact.said()
+    mark = "**" if any(value != ours for value in said.values()) else ""
+    script, paper = (_cell(said.get(source, _MISSING)) for source in (Source.SCRIPT, Source.PAPER))
+    lines = ", ".join(_place(place.partition(" ")[0]) for place in fact.at)
+    return f"| `{key}` | {mark}{_cell(ours)}{mark} | {script} | {lines or _UNSAID} | {paper} |"
+
+
+def _place(place: str) -> str:
+    name, colon, line = place.partition(":")
+    return f"{Path(published().files[name]).name}:{line}" if colon else place
+
+
+def _cell(value: Any) -> str:
+    if value is _MISSING:
+        return _UNSAID
+    if value is None:
+        return "none"
+    if isinstance(value, float):
+        return f"{value:g}"
+    return f"`{value}`" if isinstance(value, str) else json.dumps(value).replace('"', "")
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

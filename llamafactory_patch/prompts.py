@@ -1,0 +1,278 @@
+"""What the rows of an agent are asked with in training: its own prompt, the row's, or a file's; and the record of it."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from afm.agents import AgentSpec, PromptMode, PromptSource, PromptTemplate, RoleKind, load_agent
+from afm.agents.prompt_record import PROMPT_FILE, PromptRecord, PromptTally, check_prompts, record_of_model
+from afm.agents.prompt_source import QUESTION_MARK
+from afm.agents.toolless import without_tools
+from afm.errors import ConfigError, DataError
+from llamafactory_patch.messages import Aligned, turn
+
+ASKED_COLUMN = "_asked"
+"""Of aligned rows: what became of their prompt, a :class:`Asked`."""
+
+
+class Asked(StrEnum):
+    """What became of a row's prompt."""
+
+    AS_IS = "as_is"
+    """The row's prompt is the one that is wanted."""
+    REWRITTEN = "rewritten"
+    """The row had another instruction, and its question was put into the wanted prompt."""
+    OTHER = "other"
+    """No row of the agent: a chat, or a question without instruction and tags. It stays as it is."""
+
+
+@dataclass(frozen=True)
+class RowPrompts:
+    """Gives rows the prompt that a configuration asks for.
+
+    Attributes:
+        agent: Name or YAML of the agent that is trained; without one every row stays as it is.
+    """
+
+    source: PromptSource = field(default_factory=PromptSource)
+    agent: str = ""
+
+    def asked(self, aligned: Aligned, row: Mapping[str, Any], *, record: bool = False) -> Aligned:
+        """The row with its prompt and what became of it.
+
+        Args:
+            row: As its file has it.
+            record: Whether it is a trajectory of ours, which its agent has asked already.
+
+        Raises:
+            DataError: The wanted prompt cannot be made from the row.
+        """
+        if not self.agent:
+            return {**aligned, ASKED_COLUMN: Asked.OTHER}
+        if record and self.source.mode is PromptMode.ROW:
+            raise DataError("prompt=row, but a record holds no prompt; say prompt=own or prompt=FILE")
+        if not record and not self._is_agents(aligned, row):
+            return {**aligned, ASKED_COLUMN: Asked.OTHER}
+        if self.source.mode is PromptMode.ROW or self._fits(aligned, row):
+            return {**aligned, ASKED_COLUMN: Asked.AS_IS}
+        messages = self.source.messages(self._spec, self._question(aligned))
+        system = "".join(one["content"] for one in messages[:-1])
+        prompt = [turn("user", messages[-1]["content"])]
+        return {**aligned, "_prompt": prompt, "_system": system, ASKED_COLUMN: Asked.REWRITTEN}
+
+    def known(self) -> tuple[PromptTemplate, ...]:
+        """The prompts to look for in rows."""
+        if not self.agent:
+            return ()
+        file = [self.source.template] if self.source.template else []
+        return (*file, *self._own)
+
+    @cached_property
+    def _spec(self) -> AgentSpec:
+        return load_agent(self.agent)
+
+    @cached_property
+    def _own(self) -> tuple[PromptTemplate, ...]:
+        """The agent's prompt with its tools and without them."""
+        return tuple(map(PromptTemplate.of_agent, (self._spec, without_tools(self._spec))))
+
+    def _is_agents(self, aligned: Aligned, row: Mapping[str, Any]) -> bool:
+        """Whether a row is one question that an agent answered in its tags."""
+        one_turn = len(aligned["_prompt"]) == 1 and not aligned["_tools"]
+        if not one_turn or _named(row) == "":
+            return False
+        return any(_is_trajectory(answer["content"], self._spec) for answer in aligned["_response"])
+
+    def _fits(self, aligned: Aligned, row: Mapping[str, Any]) -> bool:
+        """Whether the user turn is the wanted prompt, or that of the agent without tools, or of another that the row names."""
+        own, bare = self._own
+        wanted = self.source.template if self.source.template is not None else own
+        if _question_in(wanted, aligned) is not None:
+            return wanted is own or aligned["_system"] == wanted.system
+        return _question_in(bare, aligned) is not None or self._is_of_another(aligned, row)
+
+    def _is_of_another(self, aligned: Aligned, row: Mapping[str, Any]) -> bool:
+        name = _named(row)
+        if name is None or name == self._spec.name:
+            return False
+        try:
+            return _question_in(PromptTemplate.of_agent(load_agent(name)), aligned) is not None
+        except ConfigError:
+            return False
+
+    def _question(self, aligned: Aligned) -> str:
+        """The question of a row with another instruction.
+
+        Raises:
+            DataError: It cannot be told from the instruction.
+        """
+        file = [self.source.template] if self.source.template else []
+        for known in (self._own[0], *file):
+            if (question := _question_in(known, aligned)) is not None:
+                return question
+        user = str(aligned["_prompt"][0]["content"])
+        marks = list(QUESTION_MARK.finditer(user))
+        question = user[marks[0].end() :].strip() if marks else user.strip()
+        advice = "say prompt=row to train with the rows' own prompts"
+        if len(marks) > 1:
+            raise DataError(
+                f"the user turn has {len(marks)} lines that begin with Question: or Task:, so the question cannot be told "
+                f"from the instruction; {advice}"
+            )
+        if marks and (before := user[: marks[0].start()].strip()) and not _speaks_of(before, self._spec):
+            raise DataError(
+                "the text before the line Question: or Task: names none of the agent's roles, so it may be part of the "
+                f"question; {advice}"
+            )
+        if not question or (not marks and _speaks_of(user, self._spec)):
+            raise DataError(
+                "the user turn is another instruction than the agent's, and no line Question: or Task: says where its "
+                f"question begins; {advice}"
+            )
+        return question
+
+
+@dataclass(frozen=True)
+class PromptCounts:
+    """Prompts of the rows of a training.
+
+    Attributes:
+        rows: By what became of them.
+        record: For the model's folder.
+    """
+
+    rows: Mapping[str, int]
+    record: PromptRecord
+
+    def __str__(self) -> str:
+        asked, rewritten, other = (self.rows.get(one, 0) for one in Asked)
+        how = "as the rows have them" if self.record.mode is PromptMode.ROW else "in them already"
+        words = [f"prompt {self.record.mode}: {asked:,} rows {how}"]
+        words += [f"{rewritten:,} rewritten from another instruction"] if rewritten else []
+        words += [f"{other:,} chats as they are"] if other else []
+        words += [f"{self.record.unknown:,} of an unknown form"] if self.record.unknown else []
+        return ", ".join(words)
+
+
+def row_prompts(data_args: Any) -> RowPrompts:
+    """What a training's arguments say about prompts.
+
+    Raises:
+        ConfigError: The file of ``prompt`` is wrong.
+    """
+    return RowPrompts(PromptSource.load(data_args.prompt), data_args.record_agent or "")
+
+
+class PromptCounter:
+    """Counts aligned rows by what became of their prompts, and the prompts of those that are the agent's."""
+
+    def __init__(self, prompts: RowPrompts) -> None:
+        self._tally = PromptTally(prompts.source.mode, prompts.known())
+        self._rows: Counter[str] = Counter()
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """Count one row."""
+        state = str(row[ASKED_COLUMN])
+        self._rows[state] += 1
+        if state != Asked.OTHER:
+            self._tally.add(_chat(row))
+
+    def counts(self) -> PromptCounts:
+        """What was counted."""
+        return PromptCounts(dict(self._rows), self._tally.record())
+
+
+def note_prompts(dataset: Any, data_args: Any) -> None:
+    """Count the prompts of a training's rows; the record goes next to a ``tokenized_path``."""
+    prompts = row_prompts(data_args)
+    if not prompts.agent:
+        return
+    counter = PromptCounter(prompts)
+    for row in dataset.select_columns(["_prompt", "_system", ASKED_COLUMN]):
+        counter.add(row)
+    counts = data_args.asked["counts"] = counter.counts()
+    if data_args.tokenized_path is not None and counts.record.templates:
+        counts.record.save(_stored(data_args))
+
+
+def keep_record(model_args: Any, data_args: Any, output_dir: Path, *, first: bool) -> None:
+    """Write the record of the prompts to where the model will be, once it agrees with that of the model trained on.
+
+    Args:
+        first: Whether this is the process that writes.
+
+    Raises:
+        ConfigError: The model was trained with another prompt, and ``prompt_check`` is on.
+    """
+    record = _record(data_args)
+    if record is None:
+        return
+    base = record_of_model(model_args.model_name_or_path)
+    if data_args.prompt_check:
+        check_prompts(record, base, model_args.model_name_or_path)
+    if first and record.templates:
+        record.after(base).save(output_dir / PROMPT_FILE)
+
+
+def _record(data_args: Any) -> PromptRecord | None:
+    """Of the rows; where they were not counted, what they must have become."""
+    counts: PromptCounts | None = data_args.asked.get("counts")
+    if counts is not None:
+        return counts.record
+    if data_args.tokenized_path is not None and _stored(data_args).is_file():
+        return PromptRecord.load(_stored(data_args))
+    prompts = row_prompts(data_args)
+    if not prompts.agent or prompts.source.mode is PromptMode.ROW:
+        return None
+    tally = PromptTally(prompts.source.mode, prompts.known())
+    tally.add(prompts.known()[0].messages("?"))
+    record = tally.record()
+    return record.model_copy(
+        update={"templates": tuple(one.model_copy(update={"rows": 0}) for one in record.templates)}
+    )
+
+
+def _stored(data_args: Any) -> Path:
+    folder = Path(data_args.tokenized_path)
+    return folder.with_name(f"{folder.name}.{PROMPT_FILE}")
+
+
+def _chat(row: Mapping[str, Any]) -> list[dict[str, str]]:
+    system = [{"role": "system", "content": row["_system"]}] if row["_system"] else []
+    return [*system, *({"role": one["role"], "content": one["content"]} for one in row["_prompt"])]
+
+
+def _question_in(template: PromptTemplate, aligned: Aligned) -> str | None:
+    """The question of a user turn that is a prompt's, whatever the system turn is."""
+    system = str(aligned["_system"] or "")
+    turns = [{"role": one["role"], "content": one["content"]} for one in aligned["_prompt"]]
+    if system:
+        turns.insert(0, {"role": "system", "content": system})
+    return replace(template, system=system).question_in(turns)
+
+
+def _named(row: Mapping[str, Any]) -> str | None:
+    """The agent that a row names, empty for none at all; ``None`` where it does not say."""
+    info = row.get("extra_info")
+    name = info.get("agent") if isinstance(info, Mapping) else None
+    return name if isinstance(name, str) else None
+
+
+def _is_trajectory(text: str, spec: AgentSpec) -> bool:
+    """Whether a response begins with a tag of the agent's and has one that is more than a thought."""
+    first = re.match(r"\s*<([a-z][a-z0-9_]*)>", text)
+    acts = [tag for tag, role in spec.roles.items() if role.kind is not RoleKind.THOUGHT]
+    return bool(first and first[1] in spec.roles) and any(f"<{tag}>" in text for tag in acts)
+
+
+def _speaks_of(text: str, spec: AgentSpec) -> bool:
+    """Whether a text names a role of the agent in brackets or quotes, as instructions do."""
+    names = "|".join(map(re.escape, spec.roles))
+    return re.search(rf"[<'\"`]/?(?:{names})[>'\"`]", text) is not None

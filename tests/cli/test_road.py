@@ -1,0 +1,204 @@
+"""The road from published data to a report: what it runs, what it misses, and the whole of it on a CPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from afm.agents import load_agent
+from afm.cli.main import app
+from afm.cli.road import fixtures
+from afm.cli.road.command import _errors
+from afm.cli.road.stages import AGENTS, NAMES
+from afm.configuration import read_extended
+from afm.datasets.hub_sets import read_hub_sets
+from afm.errors import UsageError
+from afm.trajectory.parse import author_segments
+from afm.trajectory.validate import validate
+
+pytest.importorskip("pyarrow")
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    for name in ("SIZE", "FROM", "BENCHMARKS", "TINY", "ROOT"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def road(*words: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, ["road", *words])
+    return result.exit_code, result.stdout, result.stderr
+
+
+@pytest.mark.parametrize("recipe", sorted((ROOT / "configs/rl").glob("*.yaml")), ids=lambda path: path.stem)
+def test_reinforcement_asks_with_the_prompts_that_fine_tuning_trained(recipe: Path) -> None:
+    agent, size = recipe.stem.split("_")[0], recipe.stem.removesuffix("_long").rpartition("_")[2]
+    trained = read_extended(ROOT / f"configs/sft/{agent}_agent_qwen2.5_{size}.yaml", "an SFT recipe")
+    asked = read_extended(recipe, "an RL recipe")
+    assert trained.get("prompt", "own") == asked.get("prompt", "own")
+
+
+@pytest.mark.parametrize("agent", ["web", "mhqa", "code"])
+def test_fixtures_have_the_published_layouts_and_the_same_bytes_every_time(
+    agent: str, tmp_path: Path
+) -> None:
+    first, second = (
+        fixtures.make_repositories(agent, tmp_path / name, ROOT / "configs") for name in ("first", "second")
+    )
+    assert first.read_bytes() == second.read_bytes()
+    files = [path for path in (tmp_path / "first/repositories").rglob("*") if path.is_file()]
+    for path in files:
+        twin = tmp_path / "second" / path.relative_to(tmp_path / "first")
+        assert path.read_bytes() == twin.read_bytes()
+    spec = load_agent(agent)
+    [sft] = [path for path in files if path.name == "sft.json"]
+    for row in json.loads(sft.read_text()):
+        assert row["instruction"].startswith(fixtures._RULES[agent])
+        solver = load_agent("math") if "boxed" in row["output"] else spec
+        assert not validate(author_segments(row["output"], solver), solver), row["output"]
+    published = read_hub_sets(ROOT / f"configs/data/{agent}_agent.yaml").sets
+    made = read_hub_sets(first).sets
+    assert set(made) == {name for name, one in published.items() if not one.optional}
+    for name, one in made.items():
+        assert one.prepare == published[name].prepare
+        assert [file.name for file in one.pinned] == [file.name for file in published[name].pinned]
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+def test_a_dry_run_of_the_tiny_road_prints_every_stage(agent: str, tmp_path: Path) -> None:
+    status, told, _ = road(agent, "--tiny", "--dry-run", "--root", str(tmp_path), "rl.seed=3")
+    assert status == 0
+    assert [line[2:] for line in told.splitlines() if line.startswith("# ")] == list(NAMES)
+    [training] = [line for line in told.splitlines() if f"train/{agent}/rl/" in line]
+    words = shlex.split(training)
+    assert f"train_files={tmp_path}/data/{agent}/rl/train.parquet" in words
+    assert f"MODEL={tmp_path}/models/{agent}_tiny_sft" in words
+    assert {"prompt=row", "seed=3"} <= set(words)
+    assert not (tmp_path / "data").exists()
+
+
+def test_the_scripts_hand_everything_to_the_road() -> None:
+    for agent in AGENTS:
+        script = ROOT / f"train/{agent}/all.sh"
+        assert script.read_text().rstrip().endswith(f'exec afm road {agent} "$@"')
+        assert os.access(script, os.X_OK)
+
+
+def test_what_no_stage_makes_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    status, _, told = road("web_agent", "--root", str(tmp_path), "--from", "rl")
+    assert status == 1
+    assert f"{tmp_path}/data/web_agent/rl/train.parquet: missing, stage prepare makes it" in told
+    assert f"{tmp_path}/models/web_agent_7b_sft/config.json: missing, stage sft makes it" in told
+    assert f"{tmp_path}/data/web_agent/raw/prompts/web_agent.txt: missing, stage prepare makes it" in told
+    assert "prompt: got" not in told
+    model, data = tmp_path / "model", tmp_path / "data.jsonl"
+    check = [str(ROOT / "configs/tiny/eval/nq.yaml"), f"model.path={model}", f"data={data}"]
+    monkeypatch.setenv("WIKI_RAG_SERVER_URL", "http://127.0.0.1:9")
+    alone = list(_errors(check, []))
+    assert any(str(model) in text for text in alone)
+    assert any(str(data) in text for text in alone)
+    [rest] = _errors(check, [model / "config.json", data])
+    assert "no server answers at http://127.0.0.1:9" in rest
+
+
+def test_a_judge_is_asked_for_before_there_are_rows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("GRM_BASE_URL", raising=False)
+    words = ("web_agent", "--root", str(tmp_path), "--dry-run", "eval.rewards.judge.url=http://127.0.0.1:9")
+    status, _, told = road(*words)
+    assert status == 1
+    assert "rl: judge: no endpoint; set GRM_BASE_URL" in told
+    assert "eval: judge:" not in told
+    monkeypatch.setenv("GRM_BASE_URL", "http://127.0.0.1:9/v1")
+    assert "rl: judge: nobody answers at http://127.0.0.1:9/v1" in road(*words)[2]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["web"], "expected one of: code_agent, mhqa_agent, web_agent"),
+        (["web_agent", "--size", "3b"], "web_agent is published in 7b and 32b"),
+        (["mhqa_agent", "--from", "evall"], "did you mean 'eval'"),
+        (["mhqa_agent", "seed=3"], "expected sft.KEY=VALUE, rl.KEY=VALUE or eval.KEY=VALUE"),
+        (["mhqa_agent", "--benchmarks", "gaia", "--dry-run"], "gaia is none of mhqa_agent"),
+    ],
+)
+def test_wrong_words_are_told(words: list[str], told: str) -> None:
+    result = CliRunner().invoke(app, ["road", *words])
+    assert isinstance(result.exception, UsageError)
+    assert told in str(result.exception)
+
+
+def kill_when(command: list[str], env: dict[str, str], reached: Callable[[], bool]) -> None:
+    """Start the road and ``kill -9`` it once ``reached``."""
+    with subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.DEVNULL) as job:
+        deadline = time.monotonic() + 600
+        while not reached():
+            assert job.poll() is None, f"the road ended with {job.returncode} too early"
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        job.send_signal(signal.SIGKILL)
+
+
+@pytest.mark.slow
+@pytest.mark.sandbox
+@pytest.mark.parametrize(
+    "agent",
+    [
+        "code_agent",
+        *(
+            pytest.param(
+                name,
+                marks=pytest.mark.skipif(
+                    "AFM_ALL_ROADS" not in os.environ,
+                    reason="on demand: set AFM_ALL_ROADS=1; benchmarks/README.md has a record",
+                ),
+            )
+            for name in ("mhqa_agent", "web_agent")
+        ),
+    ],
+)
+def test_the_whole_road_is_walked_on_a_cpu_and_goes_on_after_a_kill(agent: str, tmp_path: Path) -> None:
+    pytest.importorskip("llamafactory")
+    pytest.importorskip("verl")
+    command = [str(ROOT / f"train/{agent}/all.sh")]
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    env = os.environ | {"PATH": path, "TINY": "1", "ROOT": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    trained = tmp_path / f"models/{agent}_tiny_sft"
+    kill_when(command, env, lambda: (trained / "checkpoint-40/trainer_state.json").exists())
+    lock = (tmp_path / f"data/{agent}/raw/download.lock.json").read_bytes()
+    done = subprocess.run(command, cwd="/", env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert "nothing to fetch" in done.stdout
+    assert "(made before)" in done.stdout
+    assert (tmp_path / f"data/{agent}/raw/download.lock.json").read_bytes() == lock
+    results = tmp_path / f"runs/{agent}_tiny"
+    report = (results / "report.md").read_text()
+    observed = 0
+    for benchmark in AGENTS[agent].tiny_benchmarks:
+        episodes = (results / f"eval_{benchmark}/episodes.jsonl").read_text().splitlines()
+        ids = [json.loads(line)["id"] for line in episodes]
+        assert len(ids) == len(set(ids)) == 8
+        assert benchmark.replace("_", "\\_") in report  # as Markdown escapes it
+        observed += sum(json.loads(line)["cost"]["observation_tokens"] for line in episodes)
+    assert observed > 0
+    rows = [json.loads(line) for line in (trained / "trainer_log.jsonl").read_text().splitlines()]
+    steps = [row["current_steps"] for row in rows if "loss" in row]
+    assert steps == list(range(1, 81))
+    before = (results / "report.json").stat().st_mtime_ns
+    again = subprocess.run(command, cwd="/", env=env, capture_output=True, text=True, check=False)
+    assert again.returncode == 0, again.stderr[-3000:]
+    assert "already trained for 2 steps" in again.stdout
+    assert (results / "report.json").stat().st_mtime_ns > before

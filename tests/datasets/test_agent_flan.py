@@ -1,0 +1,182 @@
+"""Agent-FLAN's splits and ShareGPT from the Hub to a training: one entry a split, each turn trained on as its row says."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from afm.cli.main import app
+
+ROOT = Path(__file__).parents[2]
+TWIN = str(ROOT / "configs/tiny/sft/agent_flan.yaml")
+SPLITS = (
+    "agent_instruct_react",
+    "agent_instruct_tflan",
+    "toolbench_instruct_j1s1_3k",
+    "toolbench_negative",
+    "toolbench_react_10p",
+    "toolbench_tflan_60p_r10r5u7",
+    "toolbench_tflan_cot_30p",
+)
+
+
+def turn(role, content, loss=False):
+    return {"role": role, "content": content, "loss": loss}
+
+
+def rows(split):
+    """Two good rows, the second with a turn that is not trained on, and one that teaches nothing."""
+    first = [
+        turn("system", "Tools: a kettle."),
+        turn("user", "Tea?"),
+        turn("assistant", f"{split} boils. ", True),
+    ]
+    spoken = [
+        turn("user", "More?"),
+        turn("assistant", "unlearnt", False),
+        turn("user", "So?"),
+        turn("assistant", f"{split} pours.", True),
+    ]
+    silent = [turn("user", "Hi"), turn("assistant", "Hi", False)]
+    told = enumerate((first, spoken, silent))
+    return "".join(json.dumps({"id": f"{split}-{n}", "conversation": one}) + "\n" for n, one in told).encode()
+
+
+def chat(*values, begin=0):
+    return [{"from": ("human", "gpt")[(begin + n) % 2], "value": value} for n, value in enumerate(values)]
+
+
+SHAREGPT = [
+    {"id": "a_0", "conversations": chat("Why?", "shared reason", "Then?", "shared end")},
+    {"id": "a_1", "conversations": chat("cut off before", "Where?", "shared place", "and?", begin=1)},
+    {"id": "b_0", "conversations": chat("nobody answers")},
+    {"id": "c_0", "conversations": [*chat("One?"), *chat("Two?", "mixed up")]},
+    {"id": "d_0", "conversations": [{"from": "robot", "value": "beep"}]},
+]
+
+
+@pytest.fixture
+def prepared(hub, hub_environment, tmp_path):
+    """The folder of what the shipped list makes of both sets."""
+    pytest.importorskip("huggingface_hub")
+    hub.repositories = {
+        "internlm/Agent-FLAN": {"README.md": b"#"} | {f"data/{name}.jsonl": rows(name) for name in SPLITS},
+        "anon8231489123/ShareGPT_Vicuna_unfiltered": {
+            "ShareGPT_V3_unfiltered_cleaned_split.json": json.dumps(SHAREGPT).encode()
+        },
+    }
+    raw, out = tmp_path / "raw", tmp_path / "agent_flan"
+    fetch = [sys.executable, "-m", "afm.cli.main", "data", "download", "agent_flan", "--all", "--out", raw]
+    done = subprocess.run(fetch, capture_output=True, text=True, env=hub_environment, timeout=120, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    words = ["data", "prepare", "published", "agent_flan", "--all", "--data", str(raw), "--out", str(out)]
+    done = CliRunner().invoke(app, words, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return out / "sft"
+
+
+def read(path):
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
+def test_each_split_is_a_file_and_an_entry_of_its_own(prepared):
+    info = json.loads((prepared / "dataset_info.json").read_text())
+    assert list(info) == [*SPLITS, "agent_flan", "sharegpt"]
+    for name in SPLITS:
+        assert info[name] == {
+            "file_name": f"{name}.jsonl",
+            "formatting": "agent_flan",
+            "columns": {"messages": "messages"},
+        }
+        first, second = read(prepared / f"{name}.jsonl")
+        assert [one["loss"] for one in first["messages"]] == [False, False, True]
+        assert first["messages"][2]["content"] == f"{name} boils. ", "blanks are trained on, too"
+        assert [one["loss"] for one in second["messages"]] == [False, False, False, True]
+        (bad,) = read(prepared / f"{name}.bad_rows.jsonl")
+        assert (bad["line"], "no turn has loss = true" in bad["reason"]) == (3, True)
+    assert len(read(prepared / "agent_flan.jsonl")) == 2 * len(SPLITS)
+
+
+def test_sharegpt_keeps_whole_pairs_and_lists_the_rest(prepared):
+    whole, cut = read(prepared / "sharegpt.jsonl")
+    assert [(one["role"], one["content"], one["loss"]) for one in whole["messages"]] == [
+        ("user", "Why?", False),
+        ("assistant", "shared reason", True),
+        ("user", "Then?", False),
+        ("assistant", "shared end", True),
+    ]
+    assert [one["content"] for one in cut["messages"]] == ["Where?", "shared place"]
+    reasons = [one["reason"] for one in read(prepared / "sharegpt.bad_rows.jsonl")]
+    assert "no question with an answer" in reasons[0]
+    assert "a turn of the user after one of the user" in reasons[1]
+    assert "from 'robot', expected one of" in reasons[2]
+
+
+def test_the_recipes_train_on_the_entries_that_are_made():
+    sets = yaml.safe_load((ROOT / "configs/data/agent_flan.yaml").read_text())["sets"]
+    made = {Path(step["name"]).name for one in sets.values() for step in one["prepare"]}
+    recipe = yaml.safe_load((ROOT / "configs/sft/agent_flan_llama2_7b.yaml").read_text())
+    assert set(recipe["dataset"].split(",")) <= made
+    from llamafactory_patch.agent_flan import SPLITS as KNOWN
+
+    assert set(KNOWN) == set(SPLITS) <= made
+
+
+TEMPLATES = {
+    "agent_flan": "{said}\u0d3f\n ",
+    "qwen3_nothink": "{said}<|im_end|>\n",
+}
+
+
+@pytest.fixture
+def words(prepared, tmp_path, monkeypatch):
+    """Overrides of the tiny recipe for a model with a tokenizer of its own."""
+    pytest.importorskip("llamafactory")
+    from afm.models.tiny import create_tiny_model, train_tokenizer
+
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    start = tmp_path / "start"
+    train_tokenizer([(prepared / "agent_flan.jsonl").read_text()], start, vocab_size=400)
+    create_tiny_model(start, start, seed=1, hidden_size=32, layers=1, heads=2, mlp=64)
+    return [
+        f"model_name_or_path={start}",
+        f"dataset_dir={prepared}",
+        f"output_dir={tmp_path / 'out'}",
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_one_split_is_trained_by_its_name_and_masked_by_its_flags(words, template):
+    alone = ["dataset=agent_instruct_react", "mix_strategy=concat", "interleave_probs="]
+    shown = CliRunner().invoke(
+        app, ["mask", TWIN, "--json", *words, *alone, f"template={template}"], catch_exceptions=False
+    )
+    _, first, second = map(json.loads, shown.stdout.splitlines())
+    assert first["trained_text"] == TEMPLATES[template].format(said="agent_instruct_react boils. ")
+    assert second["trained_text"] == TEMPLATES[template].format(said="agent_instruct_react pours.")
+    assert "unlearnt" in second["masked_text"]
+
+
+@pytest.mark.slow
+def test_the_mix_is_trained_and_its_protocol_saved_with_the_model(words, tmp_path):
+    from llamafactory_patch import run_sft
+
+    out = tmp_path / "out"
+    assert run_sft(TWIN, words, echo=False) == 0, (out / "training.log").read_text()[-3000:]
+    assert json.loads((out / "trainer_state.json").read_text())["global_step"] == 1
+    # Each row of Agent-FLAN at most once: the mix ends with the first set that has no row left.
+    sequences = json.loads((out / "data_statistics.json").read_text())["sequences"]
+    assert 2 <= sequences <= 2 * len(SPLITS) + 2
+
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(out)
+    question = [{"role": "user", "content": "Tea?"}]
+    asked = tokenizer.apply_chat_template(question, tokenize=False, add_generation_prompt=True)
+    assert asked == "<|Human|>\u0d46Tea?\n <|Assistant|>\u0d46"
+    assert tokenizer.eos_token == "\u0d3f"

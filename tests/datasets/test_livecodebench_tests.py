@@ -1,0 +1,137 @@
+"""The folder of LiveCodeBench's complete tests: made from the owner's layout, found by problem, told when it is missing."""
+
+import base64
+import json
+import pickle
+import zlib
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from afm.cli.main import app
+from afm.datasets.livecodebench_tests import TESTS_FILE, write_complete_tests
+from afm.errors import DataError
+from afm.evaluation.config import load_config
+from afm.evaluation.job import load_tasks, sources_of
+from afm.evaluation.manifest import make_manifest
+from afm.models.base import SamplingParams
+from afm.rewards.code_tests.livecodebench import PrivateTests, without_complete_tests
+from afm.rewards.code_tests.problem import question_id, read_problem
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def owners_row(name, *outputs, packed=True):
+    """The owner's layout with tests of our own."""
+    private = json.dumps(
+        [{"input": f"{at}\n", "output": text, "testtype": "stdin"} for at, text in enumerate(outputs)]
+    )
+    if packed:
+        private = base64.b64encode(zlib.compress(pickle.dumps(private))).decode()
+    return {
+        "question_id": name,
+        "question_content": "Say it.",
+        "public_test_cases": json.dumps([{"input": "1\n", "output": "1\n", "testtype": "stdin"}]),
+        "private_test_cases": private,
+        "metadata": "{}",
+    }
+
+
+def written(path, *rows):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_a_folder_is_made_of_the_owners_files(tmp_path) -> None:
+    written(tmp_path / "lcb/test.jsonl", owners_row("a", "1"), owners_row("b", "2", packed=False))
+    written(tmp_path / "lcb/test2.jsonl", owners_row("a", "1", "3"))
+    done = CliRunner().invoke(
+        app, ["data", "livecodebench", str(tmp_path / "lcb"), "--out", str(tmp_path / "tests")]
+    )
+    assert done.exit_code == 0, done.output
+    assert f"export LIVECODEBENCH_DATA_PATH={tmp_path / 'tests'}" in done.output.replace("\n", "")
+    tests = PrivateTests(tmp_path / "tests")
+    assert [case.expected for case in read_problem(tests.row("a")).printing] == [
+        "1\n",
+        "1",
+        "3",
+    ]  # the last file counts
+    assert len(read_problem(tests.row("b")).printing) == 2
+    assert tests.row("c") is None
+    assert json.loads((tmp_path / "tests/manifest.json").read_text())["counts"] == {"problems": 2}
+
+
+def test_prepared_tasks_are_such_a_folder_too(tmp_path) -> None:
+    task = {"id": "a", "question": "q", "ground_truth": owners_row("a", "1"), "data_source": "livecodebench"}
+    written(tmp_path / "livecodebench_v4.jsonl", task)
+    assert len(read_problem(PrivateTests(tmp_path).row("a")).printing) == 2
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"question_id": "a", "stdin": ["1"]}, r"test\.jsonl:2: no `question_id` with `private_test_cases`"),
+        (owners_row("a") | {"private_test_cases": "AAAA"}, r"test\.jsonl:2: tests: packed tests"),
+    ],
+)
+def test_a_row_without_readable_tests_ends_it_and_leaves_nothing(tmp_path, row, message) -> None:
+    file = written(tmp_path / "test.jsonl", owners_row("b", "1"), row)
+    with pytest.raises(DataError, match=message):
+        write_complete_tests([file], tmp_path / "tests")
+    assert not (tmp_path / "tests" / TESTS_FILE).exists()
+
+
+def test_a_pickle_that_runs_code_stays_unread(tmp_path) -> None:
+    """AFM's script writes a pickle a problem."""
+
+    class Trap:
+        def __reduce__(self):
+            return (open, (str(tmp_path / "sprung"), "w"))
+
+    (tmp_path / "a.pkl").write_bytes(pickle.dumps(Trap()))
+    with pytest.raises(DataError, match=r"\.pkl files, which are not read: .* afm data livecodebench"):
+        without_complete_tests([{"question_id": "a", "stdin": ["1"]}], tmp_path)
+    assert not (tmp_path / "sprung").exists()
+
+
+def departures(data, *words):
+    config = load_config(ROOT / "configs/eval/livecodebench_v4.yaml", ["model=m", f"data={data}", *words])
+    spec = config.spec()
+    manifest = make_manifest(
+        load_tasks(config),
+        spec,
+        "m",
+        sampling=SamplingParams(1, temperature=0.8),
+        limits=config.routes().first.limits,
+        rounds=1,
+        seed=0,
+        sources=sources_of(config),
+    )
+    told = manifest.sources["benchmark"]["departures"]
+    return [text for text in told if not text.startswith("prompt:")]
+
+
+def test_sample_tests_are_a_departure_until_the_complete_ones_are_there(
+    tmp_path, shared, monkeypatch
+) -> None:
+    monkeypatch.delenv("LIVECODEBENCH_DATA_PATH", raising=False)
+    data = shared("data/code_math/livecodebench_v4.parquet")
+    (told,) = departures(data)
+    assert told.startswith(
+        "tests: samples only for 100 of 100 problems, published complete tests; set LIVECODEBENCH_DATA_PATH"
+    )
+    rows = pq.read_table(data).to_pylist()
+    names = [question_id(row["reward_model"]["ground_truth"]) for row in rows]
+    assert len(set(names)) == 100
+    written(tmp_path / "lcb/test4.jsonl", *(owners_row(name, "1") for name in names[1:]))
+    write_complete_tests([tmp_path / "lcb"], tmp_path / "tests")
+    monkeypatch.setenv("LIVECODEBENCH_DATA_PATH", str(tmp_path / "tests"))
+    (told,) = departures(data)
+    assert told.startswith("tests: samples only for 1 of 100 problems")
+    written(tmp_path / "lcb/test5.jsonl", owners_row(names[0], "1"))
+    write_complete_tests([tmp_path / "lcb"], tmp_path / "tests")
+    assert departures(data) == []
+    assert departures(data, f"rewards.code_tests.livecodebench={tmp_path / 'lcb'}") == []

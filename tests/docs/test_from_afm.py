@@ -1,0 +1,86 @@
+"""The page for those who come from AFM: what it names exists, here and there, and nothing that a user meets is left out."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from published_repository import REPOSITORY, needs_repository, published_text
+
+from afm.planning.published import published
+from afm.settings import Settings
+from afm.tools import registry
+from llamafactory_patch import config as sft_config
+from verl_ext import settings as rl_settings
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs/from_afm.md").read_text("utf-8")
+ROWS = [line.strip("| ").split(" | ") for line in PAGE.splitlines() if line.startswith("| ")]
+SHIPPED = ("configs/", "data/", "docs/", "evaluation/", "tool_servers/", "train/")
+MADE = re.compile(r"(data/\w+/(raw|sft|rl|eval)|models|runs)(/|$)")
+
+
+def quoted(text: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", text)
+
+
+def test_every_script_and_file_of_ours_on_the_page_exists() -> None:
+    named = {word.split()[0] for row in ROWS for word in quoted(row[-1])}
+    block = re.search(r"```bash.*?\n(.*?)```", PAGE, re.DOTALL)
+    assert block is not None
+    named |= set(re.findall(r"(?:data|train|evaluation|tool_servers|configs)/[\w./-]+", block[1]))
+    paths = {word for word in named if word.startswith(SHIPPED) and not MADE.match(word)}
+    assert len(paths) > 15
+    assert [path for path in sorted(paths) if not (ROOT / path).exists()] == []
+
+
+def test_every_link_on_the_page_leads_somewhere() -> None:
+    links = re.findall(r"\]\((?!https?:)([^)#]+)", PAGE)
+    assert links
+    assert [link for link in links if not (ROOT / "docs" / link).is_file()] == []
+
+
+@needs_repository
+def test_every_path_of_afm_on_the_page_exists_there() -> None:
+    listing = subprocess.run(
+        ["git", "-C", REPOSITORY, "ls-tree", "-r", "-t", "--name-only", published().revision],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
+    named = {word for row in ROWS for word in quoted(row[0]) if re.match(r"(AFM|verl|LLaMA-Factory)/", word)}
+    local = {"AFM/models/web_agent/AFM-WebAgent-32B-sft"}  # a download of the user's
+    assert len(named) > 20
+    assert sorted(named - set(listing) - local) == []
+
+
+@needs_repository
+def test_every_variable_of_afms_environment_is_on_the_page() -> None:
+    names = re.findall(r"^export (\w+)=", published_text("environment.sh"), re.MULTILINE)
+    assert len(names) > 15
+    assert [name for name in names if name not in PAGE] == []
+    ours = {name.upper() for name in Settings.model_fields}
+    assert [name for name in names if name not in ours] == ["UNI_API_URLS", "UNI_API_KEY"]
+
+
+@needs_repository
+@pytest.mark.parametrize(
+    "folder", ["search_tool_config", "code_tool_config", "mm_tool_config", "afm_tool_config"]
+)
+def test_every_tool_of_afms_files_is_on_the_page(folder: str) -> None:
+    tree = ["git", "-C", REPOSITORY, "ls-tree", "-r", "--name-only", published().revision]
+    place = f"verl/verl/tools/config/{folder}/"
+    files = subprocess.run([*tree, place], capture_output=True, text=True, check=True).stdout.splitlines()
+    assert files
+    for file in files:
+        for name in re.findall(r"class_name: (\S+)", published_text(file)):
+            assert name in PAGE, file
+            assert name.split(".")[2] in registry._OF_VERL, file
+
+
+@pytest.mark.parametrize("table", [sft_config._SCRIPT_VARIABLES, rl_settings._SCRIPT_VARIABLES])
+def test_every_name_that_an_error_explains_is_on_the_page(table: dict[str, str]) -> None:
+    shell = {"EXPERIMENT_NAME", "SWANLAB_API_KEY", "SWANLAB_PROJECT"}  # theirs and ours alike
+    assert [name for name in table if name not in PAGE and name not in shell] == []

@@ -1,0 +1,189 @@
+"""`protocol: published` through an evaluation: what is recorded, judged, told and refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from afm.agents import PromptSource, load_agent
+from afm.datasets import Task
+from afm.errors import ConfigError, UsageError
+from afm.evaluation import Sources, evaluate
+from afm.evaluation.benchmarks import PUBLISHED_REMARKS
+from afm.evaluation.config import load_config
+from afm.evaluation.doctor import diagnose
+from afm.evaluation.job import sources_of
+from afm.evaluation.report import write_run_report
+from afm.models.base import SamplingParams
+from afm.models.scripted import ScriptedModel
+from afm.planning import Level
+from afm.rewards import load_reward
+from afm.rollout import PublishedProtocol
+from afm.tools import ToolResult
+from afm.trajectory.io import load_records
+
+ROOT = Path(__file__).resolve().parents[2]
+WEB = load_agent("web").model_copy(update={"prompt": "", "question_format": "{question}"})
+TASKS = [Task(id=name, question=f"of {name}?", ground_truth=name, data_source="nq") for name in ("a", "b")]
+
+
+class Page:
+    def __init__(self, name):
+        self.name = name
+
+    async def call(self, argument):
+        return ToolResult(f"found {argument}")
+
+    async def close(self):
+        pass
+
+
+def speak(text):
+    """About `a`: suggests x, then a, then searches on. About `b`: never says a word that is a step."""
+    if "of b?" in text:
+        return "<think>hm"
+    said = text.count("</suggested_answer>")
+    if said < 2:
+        return f"<think>{said}</think><suggested_answer>{'xa'[said]}</suggested_answer>"
+    return f"<think>more</think><web_search>query {text.count('found')}</web_search>"
+
+
+async def run(out_dir, protocol=None, sources=None, prompt=None):
+    return await evaluate(
+        TASKS,
+        WEB,
+        ScriptedModel(speak),
+        {name: Page(name) for name in ("web_search", "crawl_page")},
+        load_reward({"formula": "correct"}),
+        out_dir,
+        sampling=SamplingParams(max_new_tokens=2000),
+        limits=WEB.limits.model_copy(update={"max_turns": 4, "max_response_tokens": 4000}),
+        keep_tokens=True,
+        protocol=protocol,
+        sources=sources or Sources(),
+        prompt=prompt,
+    )
+
+
+async def test_the_last_suggested_answer_is_judged_and_the_record_says_where_it_came_from(tmp_path) -> None:
+    ours = await run(tmp_path / "ours")
+    assert ours.pass_at_1.value == 0.0
+    protocol = PublishedProtocol(max_steps=4, max_errors=3)
+    metrics = await run(tmp_path / "published", protocol)
+    assert (metrics.pass_at_1.value, metrics.scored) == (0.5, 2)
+    first, second = sorted(load_records(tmp_path / "published/episodes.jsonl"), key=lambda record: record.id)
+    assert (first.verdict.score, first.stop) == (1.0, "turns")
+    told = first.provenance["protocol"]
+    assert (told["answer_from"], told["steps"], told["attempts"]) == ("last suggested answer", 4, 1)
+    assert len(first.response_ids) == len(first.response_mask)
+    assert bytes(first.response_ids).decode() == first.text
+    # Without an answer there are three attempts of three forgotten generations each, all of them paid for.
+    assert second.verdict.score == 0.0
+    told = second.provenance["protocol"]
+    assert (told["answer_from"], told["attempts"], told["errors"]) == (None, 3, 3)
+    assert second.cost.generations == 9
+    with pytest.raises(ConfigError, match=r"other settings \(protocol"):
+        await run(tmp_path / "published")
+
+
+async def test_the_report_tells_what_is_left_of_the_differences(tmp_path) -> None:
+    sources = Sources(benchmark="gaia", reward={"formula": "correct"})
+    await run(tmp_path / "ours", sources=sources)
+    await run(tmp_path / "published", PublishedProtocol(max_steps=4), sources)
+    told = {}
+    for name in ("ours", "published"):
+        page = tmp_path / f"{name}.html"
+        write_run_report(tmp_path / name, page)
+        assert json.loads(page.with_suffix(".json").read_text())["stages"][0]["published"]["departures"]
+        told[name] = json.loads((tmp_path / name / "manifest.json").read_text())["sources"]["benchmark"]
+    in_both = set(told["ours"]["departures"]) & set(told["published"]["departures"])
+    gone = {text.partition(":")[0] for text in set(told["ours"]["departures"]) - in_both}
+    assert gone == {"suggested answers", "full context", "steps", "repeats", "attempts"}
+    assert "judge's text: ours, published AFM's; say rewards.judge.prompt=FILE" in in_both
+    assert told["published"]["remarks"] == list(PUBLISHED_REMARKS)
+    text = (tmp_path / "published.md").read_text()
+    assert "its stop list lacks suggested answers" in text
+    assert "published: as AFM's script plays its web agent" in text
+    assert "as AFM's script" not in (tmp_path / "ours.md").read_text()
+
+
+async def test_the_report_shows_no_prompt_and_no_limit_that_did_not_hold(tmp_path) -> None:
+    text = tmp_path / "words.txt"
+    text.write_text("Words of mine.\n\n{question}")
+    await run(tmp_path / "out", PublishedProtocol(max_steps=4), prompt=PromptSource.load(text))
+    write_run_report(tmp_path / "out", tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert "The whole prompt" not in page
+    assert "The prompt is the question alone" not in page
+    assert "its format is valid" not in page, "the formula of this run is the answer alone"
+    told = (tmp_path / "page.md").read_text()
+    assert f"- Prompt: text of a file (digest {PromptSource.load(text).told['digest']})" in told
+    assert "- Limits: 4 steps, 4,000 tokens of context" in told
+
+
+def test_with_the_users_texts_nothing_differs_but_the_questions(tmp_path) -> None:
+    from afm.evaluation.manifest import make_manifest
+
+    (tmp_path / "judge.txt").write_text("{question} {gt_answer} {pred_answer}")
+    (tmp_path / "web.txt").write_text("user\n\nSearch.\n\n{question}")
+    words = [
+        "model=http://127.0.0.1:1",
+        "protocol=published",
+        f"prompt={tmp_path / 'web.txt'}",
+        f"rewards={ROOT / 'configs/rewards/eval_judge_published.yaml'}",
+        f"rewards.judge.prompt={tmp_path / 'judge.txt'}",
+    ]
+    config = load_config(ROOT / "configs/eval/gaia.yaml", words)
+    spec = config.spec()
+    protocol = config.published_protocol()
+    assert protocol == PublishedProtocol()
+    manifest = make_manifest(
+        TASKS,
+        spec,
+        "m",
+        sampling=SamplingParams(4096, temperature=1.0, top_p=0.9, top_k=20),
+        limits=config.routes().first.limits,
+        rounds=5,
+        seed=0,
+        sources=sources_of(config),
+        prompt=config.prompt_source(config.routes().first),
+        protocol=protocol,
+    )
+    assert manifest.sources["benchmark"]["departures"] == ["questions: 2, published 103"]
+    digest = manifest.settings["reward"]["judge"]["prompt"]
+    (tmp_path / "judge.txt").write_text("Well? {question} {gt_answer} {pred_answer}")
+    assert sources_of(config).reward["judge"]["prompt"] != digest
+
+
+def test_the_doctor_names_what_differs(tmp_path, monkeypatch) -> None:
+    monkeypatch.delenv("LIVECODEBENCH_DATA_PATH", raising=False)
+    rows = [{"question": f"Who is {name}?", "answer": name, "task_id": name} for name in "ab"]
+    (tmp_path / "gaia_dev_103.json").write_text(json.dumps(rows))
+    words = [f"data={tmp_path / 'gaia_dev_103.json'}", f"out_dir={tmp_path / 'out'}"]
+    (found,) = benchmark_findings("gaia", words)
+    assert found.level is Level.OK
+    assert found.text.startswith("gaia, not as published: ")
+    assert "suggested answers: never the answer" in found.text
+    problem = {
+        "question_id": "a",
+        "question_content": "Say it.",
+        "public_test_cases": json.dumps([{"input": "1", "output": "1", "testtype": "stdin"}]),
+        "metadata": "{}",
+    }
+    (tmp_path / "lcb.jsonl").write_text(json.dumps(problem) + "\n")
+    (found,) = benchmark_findings("livecodebench_v5", [f"data={tmp_path / 'lcb.jsonl'}", words[1]])
+    assert found.level is Level.WARNING
+    assert "tests: samples only for 1 of 1 problems" in found.text
+
+
+def benchmark_findings(name, words):
+    found = diagnose(ROOT / f"configs/eval/{name}.yaml", words)
+    return [one for one in found if one.subject == "benchmark"]
+
+
+def test_an_agent_that_the_script_cannot_run_is_refused() -> None:
+    config = load_config(ROOT / "configs/eval/nq.yaml", ["model=m", "protocol=published"])
+    with pytest.raises(ConfigError, match="protocol: got published, but agent 'mhqa' suggests no answers"):
+        config.published_protocol()
+    with pytest.raises(UsageError, match=r"protocol: got 'publishd' .*, expected 'ours' or 'published'"):
+        load_config(ROOT / "configs/eval/gaia.yaml", ["model=m", "protocol=publishd"])

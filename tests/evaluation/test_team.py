@@ -1,0 +1,316 @@
+"""``afm eval`` of a team: the real command, real searches, members behind a chat server on the loopback."""
+
+import asyncio
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from fastapi import FastAPI, Request
+from loopback import LoopbackServer
+
+from afm.cli.recipes.wiki_server import wiki_server
+from afm.datasets.encyclopaedia import Encyclopaedia, write_encyclopaedia
+from afm.datasets.encyclopaedia.reading import find_fact, read_chain
+from afm.datasets.mini_world import Split
+from afm.distill import EventKind, read_events
+from afm.trajectory import load_records
+
+ROOT = Path(__file__).parents[2]
+TASKS = 12
+CONFIG = ROOT / "configs/tiny/eval/mhqa_world.yaml"
+TEAM = ROOT / "configs/distill/mhqa.yaml"
+_SAYS = {"You plan the work": "plan", "You work for a team": "search", "You watch over": "reflect"}
+_SAYS |= {"You write the final": "write", "You check a suggested": "check"}
+_NOTED = re.compile(r"\(([\w ]+) of (\w+ \w+): ([\w ]+)\)")
+
+
+class Endpoint(LoopbackServer):
+    """Plays every member by rules, over HTTP.
+
+    Attributes:
+        usage: What it reports of a request with so many characters in and out; ``None`` for nothing.
+        wrong: Questions that are answered wrongly.
+        silly: Questions whose planner never says anything of use.
+        down: Whether every request fails.
+        delay_s: Before each reply.
+    """
+
+    def __init__(self):
+        self.usage = lambda read, wrote: {"prompt_tokens": read, "completion_tokens": wrote}
+        self.wrong, self.silly, self.down, self.delay_s = set(), set(), False, 0.0
+        self.asked = Counter()
+        app = FastAPI()
+        app.post("/v1/chat/completions", response_model=None)(self.completions)
+        super().__init__(app, log_level="error", lifespan="off")
+
+    async def completions(self, request: Request):
+        from fastapi.responses import JSONResponse
+
+        system, user = (message["content"] for message in (await request.json())["messages"])
+        await asyncio.sleep(self.delay_s)
+        if self.down:
+            return JSONResponse({"error": "out of order"}, 400)
+        question = re.search(r"^Question: (.*)$", user, re.MULTILINE)[1]
+        self.asked[question] += 1
+        part = next(part for words, part in _SAYS.items() if system.startswith(words))
+        text = json.dumps(getattr(self, f"_{part}")(question, read_chain(question), user))
+        answer = {"choices": [{"message": {"role": "assistant", "content": text}, "finish_reason": "stop"}]}
+        usage = self.usage(len(system + user), len(text))
+        return answer | ({} if usage is None else {"usage": usage})
+
+    def _plan(self, question, chain, user):
+        return {"steps": [] if question in self.silly else [f"Find fact {n}" for n in range(len(chain.asks))]}
+
+    def _search(self, question, chain, user):
+        known = {(asks, name): gives for asks, name, gives in _NOTED.findall(user)}
+        name, place = chain.start, int(re.search(r"^Your sub-task: Find fact (\d+)", user, re.MULTILINE)[1])
+        for asks in chain.asks[:place]:
+            name = known[asks, name]
+        asks = chain.asks[place]
+        fact = find_fact(user, asks, name)
+        if fact is None:
+            return {"tool": "wiki_search", "argument": f"{asks} of {name}"}
+        return {"thought": "Found.", "finding": f"({asks} of {name}: {fact.gives})"}
+
+    def _reflect(self, question, chain, user):
+        good = {"grade": "good", "why": "Fine."}
+        return dict.fromkeys(("information_conflict", "tool_effectiveness", "trajectory_monitoring"), good)
+
+    def _write(self, question, chain, user):
+        return {"answer": "nobody knows" if question in self.wrong else _NOTED.findall(user)[-1][2]}
+
+    def _check(self, question, chain, user):
+        return {"findings": "Stated.", "score": 4}
+
+
+@pytest.fixture
+def endpoint(monkeypatch):
+    server = Endpoint().start()
+    monkeypatch.setenv("TEACHER_BASE_URL", f"{server.origin}/v1")
+    yield server
+    server.stop(forced=True)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("world")
+    write_encyclopaedia(folder, Encyclopaedia(200, seed=0), sizes={Split.TRAIN: TASKS}, seed=0, hops=[1, 2])
+    build = [sys.executable, "-m", "tool_servers.wiki_search.build", str(folder / "corpus.jsonl")]
+    subprocess.run([*build, f"--out={folder / 'index'}"], check=True, capture_output=True)
+    with wiki_server(folder / "index", folder / "log"):
+        yield folder
+
+
+def words(world, out, *more):
+    command = [sys.executable, "-m", "afm.cli.main", "eval", str(CONFIG), f"data={world / 'train.jsonl'}"]
+    return [
+        *command,
+        f"out_dir={out}",
+        "prices={prompt: 1.0, completion: 2.0, tools: {wiki_search: 0.001}}",
+        *more,
+    ]
+
+
+def evaluate(world, out, *more, status=0):
+    done = subprocess.run(words(world, out, *more), capture_output=True, text=True, timeout=300)
+    assert done.returncode == status, done.stdout + done.stderr
+    return done
+
+
+def questions(world):
+    return [json.loads(line)["question"] for line in (world / "train.jsonl").read_text().splitlines()]
+
+
+def test_a_team_behind_an_endpoint_is_judged_and_counted(tmp_path, world, endpoint):
+    wrong, silly = questions(world)[:2]
+    endpoint.wrong, endpoint.silly = {wrong}, {silly}
+
+    done = evaluate(
+        world, tmp_path / "out", f"team={TEAM}", "team.models.fast.price={prompt: 0, completion: 4}"
+    )
+
+    assert f"{TASKS} of {TASKS} episodes scored" in done.stdout
+    records = {record.question: record for record in load_records(tmp_path / "out/episodes.jsonl")}
+    assert len(records) == TASKS
+    for question, record in records.items():
+        chain = read_chain(question)
+        team = record.provenance["team"]
+        assert record.verdict.score == (question not in (wrong, silly))
+        if question == silly:
+            assert "planner: no usable reply" in record.reason
+            assert (record.stop, record.error, record.cost.tool_calls) == ("end_of_text", "", 0)
+            continue
+        assert record.cost.tool_calls == len(record.calls) == len(chain.asks)
+        asked = team["members"]
+        assert (
+            record.cost.generations
+            == sum(one["requests"] for one in asked.values())
+            == endpoint.asked[question]
+        )
+        assert record.cost.read_tokens == sum(one["prompt_tokens"] for one in asked.values())
+        assert record.cost.agent_tokens == sum(one["completion_tokens"] for one in asked.values())
+        assert record.cost.unmetered == 0
+        strong = {"prompt": 2.0, "completion": 8.0}
+        fast = {"prompt": 0.0, "completion": 4.0}
+        spent = sum(
+            one["prompt_tokens"] * price["prompt"] + one["completion_tokens"] * price["completion"]
+            for name, one in asked.items()
+            for price in [fast if name in ("searcher", "writer") else strong]
+        )
+        assert record.cost.model_usd == pytest.approx(spent / 1e6)
+        assert team["messages"][-1] == {"member": "writer", "text": record.text.split("<answer>")[1][:-9]}
+        assert {one["member"] for one in team["messages"]} >= {"planner", "searcher", "verifier"}
+    metrics = json.loads((tmp_path / "out/metrics.json").read_text())
+    assert metrics["pass_at_1"]["value"] == pytest.approx((TASKS - 2) / TASKS)
+    assert metrics["format_valid"] is None, "a team has no format of its own"
+
+
+def test_tokens_that_an_endpoint_does_not_report_are_unknown_and_not_0(tmp_path, world, endpoint):
+    endpoint.usage = lambda read, wrote: None
+
+    done = evaluate(world, tmp_path / "out", f"team={TEAM}", "limit=2")
+
+    for record in load_records(tmp_path / "out/episodes.jsonl"):
+        assert record.cost.unmetered == record.cost.generations > 0
+        assert all("prompt_tokens" not in one for one in record.provenance["team"]["members"].values())
+    metrics = json.loads((tmp_path / "out/metrics.json").read_text())
+    assert (metrics["agent_tokens"], metrics["usd"]) == (None, None)
+    assert list(metrics["per_solved"]) == ["tool_calls"]
+    assert "agent tokens –" in done.stdout
+
+
+def test_a_dead_endpoint_is_an_error_and_no_score(tmp_path, world, endpoint):
+    endpoint.down = True
+
+    done = evaluate(world, tmp_path / "out", f"team={TEAM}", "limit=2", "max_failed_share=1")
+
+    assert "0 of 2 episodes scored" in done.stdout
+    for record in load_records(tmp_path / "out/episodes.jsonl"):
+        assert record.verdict is None
+        assert "out of order" in record.error
+
+
+def test_killed_and_started_again_no_episode_is_lost_doubled_or_paid_twice(tmp_path, world, endpoint):
+    endpoint.delay_s = 0.05
+    out = tmp_path / "out"
+    command = words(world, out, f"team={TEAM}", "rounds=2", "parallel=4")
+    for goal in (3, 9, 15):
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        while process.poll() is None and lines(out / "episodes.jsonl") < goal:
+            time.sleep(0.01)
+        os.kill(process.pid, signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
+    endpoint.delay_s = 0.0
+    assert subprocess.run(command, capture_output=True).returncode == 0
+    ids = [record.id for record in load_records(out / "episodes.jsonl")]
+    assert len(ids) == len(set(ids)) == 2 * TASKS
+    ends = Counter(
+        event.task_id for event in read_events(out / "team_events.jsonl") if event.kind is EventKind.FINAL
+    )
+    assert ends == Counter(ids)
+    other = subprocess.run([*command, "team.limits.rounds=1"], capture_output=True, text=True)
+    assert other.returncode == 1
+    assert "holds a run with other settings" in other.stderr
+
+
+def lines(file):
+    return file.read_bytes().count(b"\n") if file.exists() else 0
+
+
+def test_an_answer_that_was_not_judged_yet_is_not_asked_for_again(tmp_path, world, endpoint):
+    out = tmp_path / "out"
+    evaluate(world, out, f"team={TEAM}", "limit=3")
+    before = endpoint.asked.total()
+    for name in ("episodes.jsonl", "episodes.index"):  # as a kill between answer and verdict leaves them
+        (out / name).unlink()
+
+    evaluate(world, out, f"team={TEAM}", "limit=3")
+
+    assert lines(out / "episodes.jsonl") == 3
+    assert endpoint.asked.total() == before
+
+
+def test_a_spent_budget_ends_the_run_and_a_larger_one_goes_on(tmp_path, world, endpoint):
+    out = tmp_path / "out"
+    stopped = evaluate(world, out, f"team={TEAM}", "parallel=2", "team.budget.tokens=60000", status=1)
+    assert "the budget is spent" in stopped.stderr
+    assert 0 < lines(out / "episodes.jsonl") < TASKS
+    spent = sum(one.prompt_tokens + one.completion_tokens for one in read_events(out / "team_events.jsonl"))
+    assert spent <= 60_000
+
+    evaluate(world, out, f"team={TEAM}", "parallel=2")
+    assert lines(out / "episodes.jsonl") == TASKS
+
+
+def test_the_scripted_team_plays_by_its_name(tmp_path, world):
+    done = evaluate(world, tmp_path / "out", "team=scripted", "seed=1")
+    assert "pass@1 100.0 %" in done.stdout
+    manifest = json.loads((tmp_path / "out/manifest.json").read_text())
+    assert manifest["settings"]["model"] == {"name": "scripted_wiki", "digest": None, "team": {"members": {}}}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["team=nowhere.yaml"], "nowhere.yaml"),
+        ([f"team={TEAM}", "model=m"], "either a model or a team answers; give exactly one"),
+        (["team.budget.usd=1", "model=m"], "team.budget.usd=1: is for a team's file; give it: team=FILE"),
+        (["team=scripted", "team.name=x"], "the scripted team has no file to change"),
+        ([f"team={TEAM}", "team.limit.rounds=1"], "did you mean 'limits'?"),
+        ([f"team={ROOT / 'configs/distill/wiki.yaml'}"], "is no role of agent 'mhqa'"),
+        ([f"team={TEAM}", "keep_tokens=true"], "are for a model, not for a team"),
+        ([], "or a team: team=FILE"),
+    ],
+)
+def test_wrong_teams_are_refused_before_anything_runs(tmp_path, world, monkeypatch, given, message):
+    monkeypatch.setenv("TEACHER_BASE_URL", "http://127.0.0.1:9")
+    failed = subprocess.run(
+        [*words(world, tmp_path / "out", *given), "--dry-run"], capture_output=True, text=True, timeout=120
+    )
+    assert failed.returncode in (1, 2), failed.stdout
+    assert message in failed.stderr
+
+
+def test_a_team_and_a_model_are_compared_on_cost(tmp_path, world, endpoint, tiny_model):
+    team, model = tmp_path / "the team", tmp_path / "model"
+    evaluate(world, team, f"team={TEAM}", "team.models.strong.price={prompt: 2, completion: 8}")
+    evaluate(world, model, f"model={tiny_model}", "limits.max_response_tokens=24", "sampling.temperature=0.5")
+
+    page = subprocess.run(
+        [sys.executable, "-m", "afm.cli.main", "report", team, model],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    text = subprocess.run(
+        [sys.executable, "-m", "afm.cli.main", "eval", "compare", model, team],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+
+    file = Path(page.stdout.strip())
+    (saved,) = json.loads(file.with_suffix(".json").read_text())["savings"]
+    assert (saved["team"], saved["model"], saved["questions"]) == ("the team", "model", TASKS)
+    rows = {(row["quantity"], row["per"]): row for row in saved["rows"]}
+    records = load_records(team / "episodes.jsonl")
+    read, calls = (
+        sum(getattr(record.cost, key) for record in records) for key in ("read_tokens", "tool_calls")
+    )
+    assert rows["prompt tokens", "task"]["team"] == pytest.approx(read / TASKS)
+    assert rows["tool calls", "task"]["difference"]["value"] == pytest.approx(-calls / TASKS)
+    usd = sum(record.cost.model_usd + 0.001 * record.cost.tool_calls for record in records)
+    assert rows["dollars", "task"]["team"] == pytest.approx(usd / TASKS)
+    assert rows["tokens", "solved task"]["model"] is None, "it solves nothing"
+    for shown in (file.read_text(), file.with_suffix(".md").read_text()):
+        assert "Team against model" in shown
+        assert "planner gpt-4.1" in shown.replace("\\", "")
+    assert "The team the team and the model model on the same 12 questions." in text
+    assert "tool calls per solved task" in text

@@ -1,0 +1,308 @@
+"""The rows of the published system that were partial, missing or wrong, one test a group; the number is the row's.
+
+Rows 45, 66, 67 and 105 need GPUs. Each test asks the part itself; how it works is tested where it lives.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from afm.agents import load_agent
+from afm.agents.prompt_source import PromptSource
+from afm.configuration import read_extended
+from afm.datasets.hub_sets import HubSets, read_hub_sets
+from afm.datasets.readers import READERS
+from afm.datasets.sources import Product
+from afm.distill.filters.base import draw, origin_of
+from afm.distill.filters.complexity import ComplexityFilter, ComplexitySettings
+from afm.distill.filters.plan import load_plan
+from afm.errors import ConfigError, DataError, EngineError, UsageError
+from afm.evaluation.benchmarks import BENCHMARKS, CODE, TOTALS
+from afm.evaluation.config import EvalConfig
+from afm.evaluation.hallucination import AGENT_H, AgentHTally
+from afm.evaluation.t_eval import ABILITIES
+from afm.planning.published import take_preset
+from afm.rewards import Sample
+from afm.rewards.overlong import OverlongPenalty
+from afm.rollout.published import PublishedProtocol
+from afm.settings import load_settings
+from afm.tools.code import CodeSettings
+from afm.trajectory.record import Record, TextSegment, Verdict
+from afm.trajectory.types import Author
+from llamafactory_patch.config import resolve
+from verl_ext import compat
+from verl_ext.settings import load_settings as load_rl
+
+ROOT = Path(__file__).resolve().parents[1]
+AGENTS = ("web_agent", "mhqa_agent", "code_agent")
+
+
+def sets_of(name: str) -> HubSets:
+    return read_hub_sets(ROOT / f"configs/data/{name}.yaml")
+
+
+def trajectory(question: str, text: str = "<think>x</think><answer>y</answer>") -> Record:
+    """One without an id, as rows of the published SFT files are."""
+    segments = (TextSegment(author=Author.AGENT, text=text),)
+    return Record(id="", agent="web", agent_digest="d", question=question, segments=segments)
+
+
+PROGRAMS = (
+    *("livecodebench", "lcbv4", "lcbv5", "codeforces", "codeforces_areal_test", "codecontests_hf_train"),
+    *("skywork", "skywork_livecodebench_v1_to_v3", "skywork_livecodebench_v6"),
+)
+MATHEMATICS = (
+    *("math_dapo", "skywork_math", "MATH", "MATH500", "aime24", "aime25", "amc23", "OlympiadBench"),
+    *("gsm8k", "gms8k", "retool", "GPQA_dimand"),
+)
+"""``gms8k`` and ``GPQA_dimand`` are spelled as the published reward manager spells them."""
+
+
+def test_row_7_programs_and_mathematics_of_one_file_go_to_their_agents() -> None:
+    routes = load_rl(ROOT / "configs/rl/code_dapo_32b.yaml").routes()
+    assert {routes.of(source).declared.name for source in PROGRAMS} == {"code"}
+    assert {routes.of(source).declared.name for source in MATHEMATICS} == {"math"}
+    with pytest.raises(DataError, match="hotpotqa"):
+        routes.of("hotpotqa")
+
+
+def test_rows_15_and_98_answers_to_questions_are_judged_by_a_model_where_asked() -> None:
+    plan = load_plan(ROOT / "configs/filters/mhqa_judge.yaml")
+    assert plan is not None
+    reward = yaml.safe_load((ROOT / "configs/rewards/qa_judge.yaml").read_text("utf-8"))
+    asked = ("nq", "triviaqa", "popqa", "hotpotqa", "2wikimultihopqa", "musique", "bamboogle")
+    assert {reward["by_source"][source] for source in asked} == {"judge"}
+
+
+def test_row_18_rows_without_an_id_are_drawn_one_by_one() -> None:
+    drawn = {draw(0, "reflection", origin_of(trajectory(f"question {n}"))) for n in range(10)}
+    assert len(drawn) == 10
+
+
+def test_row_22_a_trajectory_can_be_asked_for_several_tools() -> None:
+    searches = "<think>a</think><web_search>b</web_search>" * 5
+    rule = ComplexityFilter(load_agent("web"), ComplexitySettings(min_tools=2))
+    assert "expected at least 2 tools" in rule.reason(trajectory("q", searches))
+    both = f"{searches}<think>c</think><crawl_page>https://a.example.org</crawl_page>"
+    assert rule.reason(trajectory("q", both)) == ""
+
+
+def test_rows_27_28_and_35_the_code_mix_is_the_papers() -> None:
+    code = sets_of("code_agent")
+    codeforces, skywork = code.sets["codeforces"], code.preparations["skywork_math"][1]
+    assert codeforces.files == ("verifiable-prompts/train-*.parquet",)
+    assert codeforces.prepare[0].min_tests == 51
+    assert (skywork.target, skywork.no_proofs) == (35_000, True)
+    assert {"livecodebench_v1_v3", "skywork_math", "dapo_math"} <= set(code.mix("train").parts)
+    assert "retool_questions" in code.mix("sft_math").parts
+
+
+def test_row_38_a_rows_own_messages_reach_the_model(tmp_path: Path) -> None:
+    row = [{"role": "user", "content": "Rules of the row.\n\nQuestion: how many?"}]
+    spec = load_agent("web")
+    assert PromptSource.load("row").messages(spec, "how many?", row) == row
+    text = tmp_path / "prompt.txt"
+    text.write_text("Rules of the file.\n\nQuestion: {question}\n", encoding="utf-8")
+    [turn] = PromptSource.load(text).messages(spec, "how many?", None)
+    assert turn["content"] == "Rules of the file.\n\nQuestion: how many?"
+    assert PromptSource.load("own").messages(spec, "how many?", row) == spec.prompt_messages("how many?")
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+def test_row_49_download_needs_no_argument(agent: str) -> None:
+    nowhere = {"HF_ENDPOINT": "http://127.0.0.1:9", "GITHUB_RAW_ENDPOINT": "http://127.0.0.1:9"}
+    done = subprocess.run(
+        [sys.executable, f"data/{agent}/download.py", "--dry-run", "--only", "benchmarks"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=os.environ | nowhere | {"PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"data/{agent}/raw" in done.stdout.replace("\n", "")
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+def test_row_50_what_prepare_makes_is_what_recipes_read(agent: str) -> None:
+    steps = {step.name: step for _, step in sets_of(agent).preparations.values()}
+    made = {f"data/{agent}/{name}.parquet" for name, step in steps.items() if step.into is Product.RL}
+    made |= {f"data/{agent}/rl/val.parquet"} if steps["rl/train"].validation else set()
+    for recipe in ROOT.glob(f"configs/rl/{agent.removesuffix('_agent')}_*.yaml"):
+        data = read_extended(recipe)
+        assert {data["train_files"], data["val_files"]} <= made
+    for recipe in ROOT.glob(f"configs/sft/{agent}_*.yaml"):
+        data = read_extended(recipe)
+        assert data["dataset_dir"] == f"data/{agent}/sft"
+        assert f"sft/{data['dataset']}" in steps
+
+
+async def test_row_57_a_response_full_of_observations_is_punished() -> None:
+    sample = Sample(load_agent("web"), "search", "q", (), "1", agent_tokens=500, response_tokens=30_720)
+    assert (await OverlongPenalty(30_720, 3_840).judge(sample)).score == -1.0
+
+
+@pytest.mark.parametrize(
+    ("recipe", "row"), [("web_dapo_32b", 59), ("code_dapo_32b", 65), ("mhqa_ppo_7b", 65)]
+)
+def test_rows_59_and_65_the_published_reward_is_one_word_away(recipe: str, row: int) -> None:
+    data: dict[str, Any] = {}
+    take_preset(data, "rl", Path(f"{recipe}.yaml"), ["preset=script"])
+    assert data["rewards"]["formula"] == "correct"
+
+
+def test_row_70_the_published_environment_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEB_SEARCH_METHOD_TYPE", "serapi")
+    monkeypatch.setenv("LIVECODEBENCH_DATA_PATH", "/a/folder")
+    settings = load_settings()
+    assert (settings.web_search_method_type, settings.livecodebench_data_path) == (
+        "serper",
+        Path("/a/folder"),
+    )
+
+
+def test_rows_76_77_and_78_nsjail_is_found_attacked_and_limited_as_published() -> None:
+    sandbox = CodeSettings.model_validate({"nsjail_path": "/opt/nsjail"}).sandbox
+    assert sandbox is not None
+    assert (sandbox.backend, sandbox.nsjail_path) == ("nsjail", "/opt/nsjail")
+    assert '"nsjail"' in (ROOT / "tests/sandbox/conftest.py").read_text("utf-8")
+    data: dict[str, Any] = {"tools": str(ROOT / "configs/tools/code_executor.yaml")}
+    take_preset(data, "rl", Path("code_dapo_32b.yaml"), ["preset=script"])
+    assert data["tools"]["tools"][0]["config"]["limits"]["memory_bytes"] == 5000 * 2**20
+    assert "1 GiB" in (ROOT / "configs/tools/code_executor.yaml").read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "row", "layout"),
+    [
+        ("gaia", 81, {"task_id": "t1", "Level": 2, "Annotator_Metadata": {}}),
+        ("hle", 83, {"answer_type": "exactMatch", "rationale": "", "raw_subject": "x", "category": "Other"}),
+    ],
+)
+def test_rows_81_and_83_the_published_files_of_questions_are_read(
+    benchmark: str, row: int, layout: dict[str, Any]
+) -> None:
+    task = READERS[benchmark].read({"id": 1, "question": "How many?", "answer": "17", **layout}, "x.json:1")
+    assert (task.question, task.ground_truth, task.data_source) == ("How many?", ["17"], benchmark)
+
+
+def test_rows_86_and_89_every_benchmark_has_its_size_and_totals_add_up() -> None:
+    assert BENCHMARKS["triviaqa"].questions == 11_313
+    assert "unfiltered.nocontext/validation-*.parquet" in sets_of("benchmarks").sets["triviaqa"].files
+    assert (BENCHMARKS["gaia"].questions, BENCHMARKS["hle"].questions) == (103, 500)
+    for total, names in TOTALS.items():
+        assert sum(BENCHMARKS[name].questions for name in names) == total
+    assert set(TOTALS) == {22_328, 29_385}
+
+
+def test_row_92_sample_tests_alone_are_told() -> None:
+    settings = {
+        "sampling": {"temperature": 0.6, "top_p": 1.0, "top_k": 0},
+        "limits": {
+            "max_turn_tokens": None,
+            "max_response_tokens": CODE.response_tokens,
+            "max_turns": CODE.turns,
+        },
+        "rounds": 1,
+        "data": {"tasks": 167},
+        "agent": {},
+    }
+    complete = BENCHMARKS["livecodebench_v5"].departures(settings)
+    samples = settings | {"data": {"tasks": 167, "sample_tests_only": 160}}
+    told = set(BENCHMARKS["livecodebench_v5"].departures(samples)) - set(complete)
+    assert ["samples only for 160 of 167" in text for text in told] == [True]
+
+
+def test_row_96_the_published_protocol_is_a_word() -> None:
+    assert EvalConfig.model_fields["protocol"].default != "published"
+    assert PublishedProtocol.of(load_agent("web").limits)
+
+
+def test_row_101_a_team_is_evaluated_like_a_model() -> None:
+    asked = {"name": "x", "agent": "web", "data": "x.jsonl", "out_dir": "o", "rewards": {}}
+    team = EvalConfig.model_validate(asked | {"team": "team.yaml"}).team
+    assert team is not None
+    with pytest.raises(Exception, match="exactly one of `model` and `team`"):
+        EvalConfig.model_validate(asked)
+
+
+def test_rows_109_and_112_agent_flan_is_trained_by_split() -> None:
+    names = {step.name for step in sets_of("agent_flan").sets["agent_flan"].prepare}
+    assert {"sft/toolbench_negative", "sft/agent_instruct_react", "sft/toolbench_tflan_cot_30p"} <= names
+    recipe = read_extended(ROOT / "configs/sft/agent_flan_llama2_7b.yaml")
+    assert "Llama-2" in recipe["model_name_or_path"]
+    assert set(recipe["dataset"].split(",")) == {"agent_flan", "sharegpt"}
+
+
+def test_row_111_both_groups_of_agent_flans_hallucinations_are_measured() -> None:
+    recipe = read_extended(ROOT / "configs/eval/hallucination.yaml")
+    assert recipe["reader"] in READERS
+    tally = AgentHTally()
+    for text in ("The capital is Quito.", "Thought: look it up.\nAction: search\nAction Input: Quito"):
+        record = trajectory("Which capital?", text)
+        told = {"data_source": f"{AGENT_H}none", "verdict": Verdict(score=0.0, parts={"format": 1.0})}
+        tally.add(record.model_copy(update=told))
+    assert tally.figures() == {"h_react": 0.5, "h_general": 0.0, "h_score": 0.75, "invented_tool": 0.0}
+
+
+def test_row_114_all_six_abilities_of_t_eval_are_scored() -> None:
+    assert set(ABILITIES) == {"instruct", "plan", "reason", "retrieve", "understand", "review"}
+
+
+def test_row_115_an_engine_that_is_another_one_is_refused_with_a_reason() -> None:
+    with pytest.raises(EngineError, match=f"differs from release {compat.VERL_VERSION}"):
+        compat.target(compat, "what_another_release_has")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["DATA_DATA=web_agent_sft"], "DATA_DATA belongs to AFM's scripts; here: dataset=NAME"),
+        (["--learning_rate", "1e-5"], "a setting is written key=value, learning_rate=VALUE"),
+        (["--swanlab_api_key", "x"], "keys are never options; set the environment variable SWANLAB_API_KEY"),
+        (["preset=scripts"], "expected script, paper or ours; did you mean 'script'"),
+    ],
+)
+def test_flags_and_variables_of_afms_sft_scripts_are_explained(words: list[str], told: str) -> None:
+    with pytest.raises((UsageError, ConfigError), match=told):
+        resolve(ROOT / "configs/sft/web_agent_qwen2.5_7b.yaml", words)
+
+
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [
+        ("data.train_batch_size=64", r"write verl\.data\.train_batch_size=64"),
+        ("BASE_MODEL=x", "belongs to AFM's scripts; here: model=DIR"),
+        ("AFM_reward_fn.format_fn_type=no_penalty", r"here: rewards\.formula"),
+    ],
+)
+def test_keys_of_afms_rl_scripts_are_explained(word: str, told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        load_rl(ROOT / "configs/rl/web_dapo_7b.yaml", [word])
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        ("afm", ["sft", "configs/sft/web_agent_qwen2.5_7b.yaml", "--dry-run"]),
+        ("llamafactory-patch-cli", ["train", "--stage", "sft"]),
+    ],
+)
+def test_row_46_a_key_on_the_command_line_is_refused(program: str, words: list[str]) -> None:
+    command = [
+        str(Path(sys.executable).with_name(program)),
+        *words,
+        "--swanlab_api_key",
+        "key-on-a-command-line",
+    ]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
+    assert done.returncode == 2
+    assert "set the environment variable SWANLAB_API_KEY" in done.stderr
+    assert "key-on-a-command-line" not in done.stdout + done.stderr
