@@ -11,7 +11,7 @@ from typing import Any
 
 from afm.datasets.atomic import replace_text
 from afm.errors import DataError
-from afm.trajectory.advantages import Advantages, advantages_file, load_advantages
+from afm.trajectory.io import Advantages, advantages_file, load_advantages
 from verl_ext.compat import target
 from verl_ext.kept_episodes import episodes_file
 

@@ -11,7 +11,7 @@ from typing import Any
 from afm.datasets.atomic import replacing
 from afm.errors import DataError
 from afm.trajectory import append_record
-from afm.trajectory.advantages import advantages_file
+from afm.trajectory.io import advantages_file
 from afm.trajectory.record import Record, StopReason
 
 EPISODES_DIR = "episodes"

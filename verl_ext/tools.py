@@ -23,7 +23,7 @@ from afm.errors import AfmError, ConfigError, suggestion
 from afm.tools import Tool, ToolSchema, load_tools
 from afm.tools.goal import working_toward
 from afm.tools.registry import ToolsFile
-from afm.trajectory.hygiene import neutralise
+from afm.trajectory.observation import neutralise
 
 
 class ToolSettings(BaseModel):

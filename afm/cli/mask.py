@@ -19,7 +19,7 @@ from afm.masking import Boundary, MaskedIds, encode_batch, role_spans
 from afm.terminal import visible
 
 if TYPE_CHECKING:
-    from afm.trajectory.rows import TrajectoryRow
+    from afm.trajectory.convert.files import TrajectoryRow
 
 EXAMPLES = "llamafactory_patch.examples"
 _BATCH_ROWS = 256
@@ -69,7 +69,7 @@ def mask(
         raise UsageError(f"{overrides[0]!r}: only the YAML of a training takes overrides, {file} holds rows")
     if tokenizer is None:
         raise UsageError("--tokenizer is missing: the folder that holds tokenizer.json")
-    from afm.trajectory.rows import read_rows
+    from afm.trajectory.convert.files import read_rows
 
     if agent is not None:
         given_agent(agent)

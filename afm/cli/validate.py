@@ -15,7 +15,7 @@ from afm.errors import DataError, TrajectoryError
 
 if TYPE_CHECKING:
     from afm.tools.arguments import Reader
-    from afm.trajectory.rows import TrajectoryRow
+    from afm.trajectory.convert.files import TrajectoryRow
 
 
 def validate(
@@ -49,7 +49,7 @@ def validate(
     Every fault is printed with file, line and character. The exit status is 1 if there is any.
     """
     from afm.tools.arguments import readers_of
-    from afm.trajectory.rows import read_rows
+    from afm.trajectory.convert.files import read_rows
 
     if agent is not None:
         given_agent(agent)

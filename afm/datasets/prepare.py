@@ -19,7 +19,7 @@ from afm.datasets.schema import Task
 from afm.datasets.spool import Spool
 from afm.errors import ConfigError, DataError, MissingExtraError
 from afm.tools.arguments import Reader, faults_of
-from afm.trajectory.fenced import CODE_TOOL
+from afm.trajectory.programs import CODE_TOOL
 from afm.trajectory.record import Record
 from afm.trajectory.types import Segment
 

@@ -24,8 +24,7 @@ from afm.distill.team_map import TeamMap, ToolRule
 from afm.distill.threads import Thread, ToolUse
 from afm.errors import DataError
 from afm.trajectory.convert.smolagents_step import without_labels
-from afm.trajectory.fenced import CODE_TOOL, program_argument
-from afm.trajectory.programs import FunctionCall, calls_in, shows_only
+from afm.trajectory.programs import CODE_TOOL, FunctionCall, calls_in, program_argument, shows_only
 from afm.trajectory.record import Record
 
 _PLAYS = " as "

@@ -9,7 +9,7 @@ import re
 import unicodedata
 from bisect import bisect_right
 
-from afm.trajectory.hygiene import readable
+from afm.trajectory.observation import readable
 
 _OPERATORS = "-+*/^<>=!.#"
 MARKS = f"\ue000-{chr(0xE000 + len(_OPERATORS) - 1)}"

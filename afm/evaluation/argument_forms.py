@@ -16,7 +16,7 @@ from enum import StrEnum
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from afm.errors import DataError
-from afm.trajectory.fenced import parse_program
+from afm.trajectory.programs import parse_program
 from afm.trajectory.record import Record
 
 _FENCE = re.compile(r"\s*```\s*json\s*\n(.*?)\n\s*```\s*\Z", re.DOTALL)

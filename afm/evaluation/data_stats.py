@@ -13,8 +13,8 @@ from afm.agents import AgentSpec, load_agent
 from afm.errors import ConfigError
 from afm.trajectory import answers
 from afm.trajectory.parse import split
+from afm.trajectory.programs import call_form
 from afm.trajectory.record import Record
-from afm.trajectory.same_call import call_form
 from afm.trajectory.types import Author, Segment
 
 _MOST_NAMES = 200

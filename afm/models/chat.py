@@ -15,7 +15,7 @@ import httpx
 from afm.clients import HttpClients, forget_closed
 from afm.errors import ConfigError, RefusedError
 from afm.models.retrying import RETRIED_STATUS, TryAgainError, retry_after_s
-from afm.trajectory.hygiene import whole_characters
+from afm.trajectory.observation import whole_characters
 
 _CONNECT_TIMEOUT_S = 10.0
 _LONGEST_REPLY = 1 << 20

@@ -33,7 +33,7 @@ from afm.sandbox import open_sandbox
 from afm.sandbox.settings import SandboxSettings
 from afm.settings import load_settings
 from afm.tools.remote import remote_sandbox
-from afm.trajectory.hygiene import whole_characters
+from afm.trajectory.observation import whole_characters
 from afm.trajectory.record import Verdict
 
 _LOG = logging.getLogger(__name__)

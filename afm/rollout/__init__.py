@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from afm.rollout.episode import Episode
-from afm.rollout.events import CallFinished, CallStarted, EpisodeEvent, OnEvent, Stopped, TextWritten
+from afm.rollout.episode import (
+    CallFinished,
+    CallStarted,
+    Episode,
+    EpisodeEvent,
+    OnEvent,
+    Stopped,
+    TextWritten,
+    episode_record,
+)
 from afm.rollout.loop import generation_seed, run_episode
 from afm.rollout.published import PublishedProtocol, run_published
-from afm.rollout.record import episode_record
 
 __all__ = [
     "CallFinished",

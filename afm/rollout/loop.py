@@ -17,16 +17,13 @@ from afm.errors import EngineError
 from afm.models.base import FinishReason, Generation, SamplingParams, TokenModel
 from afm.models.stop import stop_length
 from afm.models.streaming import StreamingModel
-from afm.rollout.calls import ToolCaller, tools_by_role
-from afm.rollout.episode import Episode
-from afm.rollout.events import CallFinished, CallStarted, OnEvent, Stopped
-from afm.rollout.limits import Clock, Room, TokenBudget
-from afm.rollout.live import LiveText
-from afm.rollout.transcript import Transcript
+from afm.rollout.calls import Clock, Room, TokenBudget, ToolCaller, tools_by_role
+from afm.rollout.episode import CallFinished, CallStarted, Episode, OnEvent, Stopped
+from afm.rollout.transcript import LiveText, Transcript
 from afm.tools.base import Tool
 from afm.tools.goal import working_toward
+from afm.trajectory.observation import observation_text
 from afm.trajectory.record import CallRecord, Cost, StopReason
-from afm.trajectory.render import observation_text
 from afm.trajectory.stream import StepClosed, StepOpened, StreamEvent, StreamParser
 from afm.trajectory.types import Step
 

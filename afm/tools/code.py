@@ -1,4 +1,4 @@
-"""The tool that runs the agent's Python in the sandbox; its argument is read by :mod:`afm.trajectory.fenced`."""
+"""The tool that runs the agent's Python in the sandbox; its argument is read by :mod:`afm.trajectory.programs`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from afm.tools.registry import ToolContext, ToolSchema
 from afm.tools.remote import RemoteSandbox, remote_sandbox
 from afm.tools.screen import plain
 from afm.tools.traceback import shortened
-from afm.trajectory.fenced import CODE_TOOL, Program, parse_program
+from afm.trajectory.programs import CODE_TOOL, Program, parse_program
 
 _ADDRESS = re.compile(r"(?<= at )0x[0-9a-fA-F]{6,16}(?=[>,])")
 _THREAD = re.compile(r"(?<=started )\d{9,}(?=\)>)|(?<=started daemon )\d{9,}(?=\)>)")

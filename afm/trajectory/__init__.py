@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from afm.trajectory.answer import answers
-from afm.trajectory.hygiene import neutralise, readable
-from afm.trajectory.io import RecordWriter, append_record, finished_ids, load_records, read_records
+from afm.trajectory.io import RecordWriter, append_record, load_records, read_records
+from afm.trajectory.observation import neutralise, observation_text, readable, render
 from afm.trajectory.parse import Scan, author_segments, parse, scan
 from afm.trajectory.record import Record, StopReason
-from afm.trajectory.render import observation_text, render
 from afm.trajectory.stream import StepClosed, StepOpened, StreamEvent, StreamParser
 from afm.trajectory.types import Author, Segment, Step, Trajectory
 from afm.trajectory.validate import validate
@@ -28,7 +27,6 @@ __all__ = [
     "answers",
     "append_record",
     "author_segments",
-    "finished_ids",
     "load_records",
     "neutralise",
     "observation_text",

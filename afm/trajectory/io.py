@@ -1,14 +1,14 @@
-"""Records as JSON lines: append only, one flushed line a record, every line with its schema version."""
+"""Files of records: JSON lines, append only, one flushed line a record; and the advantages that belong to one."""
 
 from __future__ import annotations
 
 import json
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from pydantic import ValidationError
 from pydantic_core import PydanticSerializationError
@@ -52,28 +52,6 @@ def load_records(path: str | Path) -> list[Record]:
             raise item
         records.append(item)
     return records
-
-
-def finished_ids(path: str | Path) -> set[str]:
-    """Ids of the records already in ``path``; empty when there is no such file.
-
-    A half-written last line does not count: :class:`RecordWriter` moves it away.
-
-    Raises:
-        DataError: Any other line is bad.
-    """
-    if not Path(path).exists():
-        return set()
-    ids = set()
-    for number, line in raw_lines(Path(path)):
-        if not line.strip():
-            continue
-        try:
-            ids.add(_record_id(line))
-        except DataError as error:
-            if line.endswith(b"\n"):
-                raise DataError(error.message, path=str(path), line=number) from None
-    return ids
 
 
 class RecordWriter:
@@ -170,17 +148,6 @@ def record_of_line(line: bytes) -> Record:
         raise DataError(explain(error) + cut) from None
 
 
-def _record_id(line: bytes) -> str:
-    try:
-        row = json.loads(line)
-    except ValueError as error:
-        raise DataError(f"no JSON: {error}") from None
-    identity = row.get("id") if isinstance(row, dict) else None
-    if not isinstance(identity, str):
-        raise DataError(f"got id {identity!r}, expected a text; is this a trajectory file?")
-    return identity
-
-
 def explain(error: ValidationError) -> str:
     """The first fault of a record in one line: key, value, what was expected."""
     first = error.errors(include_url=False)[0]
@@ -241,3 +208,33 @@ def _is_record(line: bytes) -> bool:
     except DataError:
         return False
     return True
+
+
+ADVANTAGES_SUFFIX = ".advantages.json"
+
+Advantages = float | list[float]
+
+
+def advantages_file(episodes: Path) -> Path:
+    """Where the advantages of a file's episodes stand."""
+    return episodes.with_suffix(ADVANTAGES_SUFFIX)
+
+
+def load_advantages(episodes: Path) -> Mapping[str, Any]:
+    """By the episodes' ids; empty where nobody wrote any.
+
+    Raises:
+        DataError: The file is no JSON object.
+    """
+    file = advantages_file(episodes)
+    try:
+        found = json.loads(file.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise DataError(f"cannot be read: {error}", path=str(file)) from None
+    if not isinstance(found, dict):
+        raise DataError(
+            f"got {type(found).__name__}, expected an object with the ids of episodes", path=str(file)
+        )
+    return found

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from afm.agents import AgentSpec, load_agent, shipped_agents
-from afm.agents.prompt import roles_text, rules_text
+from afm.agents.spec import roles_text, rules_text
 
 SMALL = AgentSpec.model_validate(
     {

@@ -12,7 +12,7 @@ from afm.errors import BadArgumentError, SandboxError
 from afm.sandbox import ExitReason, RunResult, SandboxLimits, open_sandbox
 from afm.tools import ToolResult
 from afm.tools.code import NOTHING_PRINTED, CodeTool, cut_middle, observation
-from afm.trajectory.fenced import Program, parse_program, program_argument
+from afm.trajectory.programs import Program, parse_program, program_argument
 
 LIMITS = SandboxLimits()
 

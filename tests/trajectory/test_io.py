@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from afm.errors import DataError
-from afm.trajectory import Author, Record, RecordWriter, finished_ids, load_records, read_records
+from afm.trajectory import Author, Record, RecordWriter, load_records, read_records
 from afm.trajectory.record import TextSegment
 
 
@@ -43,14 +43,13 @@ def test_writing_again_appends(tmp_path: Path) -> None:
     write(path, record("a"))
     write(path, record("b"))
     assert [row.id for row in load_records(path)] == ["a", "b"]
-    assert finished_ids(path) == {"a", "b"}
 
 
 def test_each_record_is_readable_before_the_writer_closes(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     with RecordWriter(path) as writer:
         writer.write(record("a"))
-        assert finished_ids(path) == {"a"}
+        assert [row.id for row in load_records(path)] == ["a"]
 
 
 def test_every_bad_line_is_reported_and_the_good_ones_kept(tmp_path: Path) -> None:
@@ -76,10 +75,9 @@ def test_loading_raises_the_first_bad_line(tmp_path: Path) -> None:
         load_records(path)
 
 
-def test_missing_file_is_a_data_error_but_has_no_finished_ids(tmp_path: Path) -> None:
+def test_missing_file_is_a_data_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="No such file"):
         load_records(tmp_path / "none.jsonl")
-    assert finished_ids(tmp_path / "none.jsonl") == set()
 
 
 @pytest.mark.parametrize(
@@ -92,7 +90,6 @@ def test_half_written_last_line_is_moved_away_and_reported(
     write(path, record("a"), record("b"))
     with path.open("ab") as file:
         file.write(partial)
-    assert finished_ids(path) == {"a", "b"}
     with caplog.at_level(logging.WARNING), RecordWriter(path) as writer:
         assert writer.repaired_bytes == len(partial)
         writer.write(record("c"))
@@ -123,13 +120,6 @@ def test_partial_lines_of_several_crashes_are_all_kept(tmp_path: Path) -> None:
             file.write(crash)
         write(path, record("a"))
     assert (tmp_path / "rows.jsonl.partial").read_bytes() == b"{1\n{2\n"
-
-
-def test_bad_line_in_the_middle_is_no_partial_line(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_bytes(b"{oops\n")
-    with pytest.raises(DataError, match=r"rows\.jsonl:1: no JSON"):
-        finished_ids(path)
 
 
 def test_record_that_json_cannot_hold_is_refused_and_leaves_the_file_whole(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from afm.errors import DataError
-from afm.trajectory.advantages import advantages_file, load_advantages
+from afm.trajectory.io import advantages_file, load_advantages
 from verl_ext.kept_advantages import kept_episodes, told, write_advantages
 from verl_ext.kept_episodes import episodes_file, forget_after
 

@@ -19,7 +19,7 @@ import yaml
 
 from afm.processes import tied_environment
 from afm.trajectory import read_records
-from afm.trajectory.advantages import load_advantages
+from afm.trajectory.io import load_advantages
 from verl_ext.alarms import ALARMS_FILE, read_findings
 from verl_ext.checkpoints import saved_step
 from verl_ext.compat import CHECKPOINT_REQUEST

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from io import BytesIO
 from urllib.parse import urljoin
 
-from afm.trajectory.hygiene import readable
+from afm.trajectory.observation import readable
 from tool_servers.shared.fetch_body import text_of
 
 _TITLE = re.compile(r"(?is)<title[^>]{0,200}>([^<]{1,1000})")

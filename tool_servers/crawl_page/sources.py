@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from afm.settings import Settings
-from afm.trajectory.hygiene import readable
+from afm.trajectory.observation import readable
 from tool_servers.crawl_page.extract_pool import ExtractPool
 from tool_servers.crawl_page.settings import CrawlSettings, Reader
 from tool_servers.shared.fetch import Fault, Fetcher, FetchError, FetchLimits

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from afm.models.reasoning import UnfinishedReasoningError, without_reasoning
-from afm.trajectory.hygiene import readable
+from afm.trajectory.observation import readable
 
 
 def chat_text(answer: Any) -> str:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from afm.errors import ConfigError
 from afm.settings import Settings
-from afm.trajectory.hygiene import readable
+from afm.trajectory.observation import readable
 from tool_servers.shared.upstream import Patience, Trouble, Upstream, UpstreamError
 from tool_servers.web_search.settings import SearchSettings
 

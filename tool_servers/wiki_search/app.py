@@ -31,7 +31,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from afm.trajectory.hygiene import whole_characters
+from afm.trajectory.observation import whole_characters
 from tool_servers.shared.access import allowed
 from tool_servers.shared.admission import Admission, BusyError
 from tool_servers.shared.metrics import CONTENT_TYPE, Count, Durations, Level, page

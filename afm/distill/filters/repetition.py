@@ -10,8 +10,8 @@ from pydantic import Field
 
 from afm.agents import AgentSpec
 from afm.distill.filters.base import FilterSettings, Rule, steps_of
+from afm.trajectory.programs import call_form, exact_form, is_program
 from afm.trajectory.record import Record
-from afm.trajectory.same_call import call_form, exact_form, is_program
 
 _WORD = re.compile(r"\w+")
 

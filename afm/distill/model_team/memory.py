@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from afm.distill.model_team.replies import SubTask
-from afm.trajectory.same_call import call_form
+from afm.trajectory.programs import call_form
 
 _CUT = "\n[... {count} characters left out ...]\n"
 

@@ -17,7 +17,7 @@ from afm.errors import DataError, MissingExtraError
 from afm.evaluation.viewer.episode import Decode, episode_view, read_episode, token_view
 from afm.evaluation.viewer.index import NAMED, EpisodeIndex, Progress
 from afm.evaluation.viewer.query import Filters, Order, episode_row, facets, listing, numbered, place_of
-from afm.trajectory.advantages import load_advantages
+from afm.trajectory.io import load_advantages
 
 if TYPE_CHECKING:
     from fastapi import FastAPI

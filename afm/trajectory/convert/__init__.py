@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 from afm.trajectory.convert.base import Context, Format, Read
-from afm.trajectory.convert.files import Converted, convert_file, detected, read_converted
-from afm.trajectory.convert.registry import FORMATS, format_named
+from afm.trajectory.convert.files import (
+    FORMATS,
+    Converted,
+    convert_file,
+    detected,
+    format_named,
+    read_converted,
+)
 
 __all__ = [
     "FORMATS",

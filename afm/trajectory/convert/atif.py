@@ -11,10 +11,9 @@ from typing import Any, ClassVar
 
 from afm.errors import DataError
 from afm.trajectory.chat import hidden_reasoning
-from afm.trajectory.convert.base import Context, DialogueFormat
+from afm.trajectory.convert.base import KEY, Context, DialogueFormat, kept_aside
 from afm.trajectory.convert.dialogue import ARGUMENT, Dialogue, Turn, Use, second_question
 from afm.trajectory.convert.messages import declared
-from afm.trajectory.convert.sidecar import KEY, kept_aside
 from afm.trajectory.record import Cost, Record
 
 VERSIONS = tuple(f"1.{minor}" for minor in range(9))

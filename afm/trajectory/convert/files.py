@@ -1,4 +1,4 @@
-"""Files of one format as files of another, row by row."""
+"""Files of any format that we read: their rows, their trajectories, and the same in another format."""
 
 from __future__ import annotations
 
@@ -10,12 +10,51 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from afm.errors import DataError, UsageError
+from pydantic import ValidationError
+
+from afm.agents import AgentSpec, agent_of_model
+from afm.errors import ConfigError, DataError, UsageError, suggestion
+from afm.trajectory.convert.atif import Atif
 from afm.trajectory.convert.base import Context, Format, Item, Read
-from afm.trajectory.convert.registry import FORMATS
-from afm.trajectory.io import raw_lines
+from afm.trajectory.convert.messages import AgentFlan, Messages, OpenAi, ShareGpt
+from afm.trajectory.convert.openai_agents import OpenAiAgents
+from afm.trajectory.convert.react import React
+from afm.trajectory.convert.smolagents import SmolAgents
+from afm.trajectory.convert.tagged import ALPACA_KEYS, Alpaca, Coa
+from afm.trajectory.io import explain, raw_lines
+from afm.trajectory.parse import author_segments
 from afm.trajectory.record import Record
 from afm.trajectory.rows import json_rows
+from afm.trajectory.types import Segment
+
+FORMATS: dict[str, Format] = {
+    one.name: one
+    for one in (
+        Coa(),
+        Atif(),
+        Alpaca(),
+        ShareGpt(),
+        AgentFlan(),
+        OpenAi(),
+        React(),
+        OpenAiAgents(),
+        SmolAgents(),
+        Messages(),
+    )
+}
+"""In the order in which a row is held against them."""
+
+
+def format_named(name: str) -> Format:
+    """The format of that name.
+
+    Raises:
+        UsageError: There is none.
+    """
+    if name not in FORMATS:
+        raise UsageError(f"no format {name!r}; {suggestion(name, FORMATS)}")
+    return FORMATS[name]
+
 
 _WHOLE_BYTES = 256 << 20
 """A larger file that is one JSON object over many lines is not read."""
@@ -170,3 +209,116 @@ def _json(text: bytes) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError):
         return None
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectoryRow:
+    """One response of a file.
+
+    Attributes:
+        id: The row's own, else its number in the file, from 1.
+        line: 1-based line of the file on which the row begins.
+        spec: The agent it is to be read as.
+        segments: The response by author; an alpaca row's authors come from its tags.
+    """
+
+    id: str
+    line: int
+    spec: AgentSpec
+    segments: tuple[Segment, ...]
+
+
+def read_rows(
+    path: str | Path, agent: str | None = None, *, read_as: str | None = None
+) -> Iterator[TrajectoryRow | DataError]:
+    """Yield every response of a file, and for a bad row its error with path and line.
+
+    Args:
+        path: Record JSONL, alpaca JSONL, a JSON array of alpaca rows, or any format that is converted.
+        agent: Read all rows as this agent (name or YAML). By default a record is read as the agent it names (the
+            ``agent.yaml`` beside the file, or the shipped one).
+        read_as: Name of the format; by default found by the first row.
+
+    Raises:
+        DataError: The file cannot be opened.
+        ConfigError: ``agent`` cannot be loaded.
+        UsageError: An alpaca row is met, which names no agent, and ``agent`` is not given.
+    """
+    agents = _Agents(Path(path), agent)
+    other = _other_format(Path(path), read_as)
+    if other is not None:
+        yield from _converted(Path(path), other, agents)
+        return
+    for number, (line, item) in enumerate(json_rows(path), start=1):
+        if isinstance(item, DataError):
+            yield item
+            continue
+        try:
+            yield _row(number, line, item, agents)
+        except (DataError, ConfigError) as error:
+            message = error.message if isinstance(error, DataError) else str(error)
+            yield DataError(message, path=str(path), line=line)
+
+
+def _other_format(path: Path, read_as: str | None) -> Format | None:
+    """A format that has to be converted; ``None`` for records and alpaca rows, and for what is none."""
+    if read_as is not None:
+        found = format_named(read_as)
+    else:
+        try:
+            found = detected(path)
+        except DataError:
+            return None
+    return None if found.name in ("coa", "alpaca") else found
+
+
+def _converted(path: Path, found: Format, agents: _Agents) -> Iterator[TrajectoryRow | DataError]:
+    context = Context(agent=agents.fixed)
+    for number, (line, row) in enumerate(read_converted(path, found, context), start=1):
+        if isinstance(row, DataError):
+            yield row
+            continue
+        record = row.record
+        segments = tuple(Segment(segment.author, segment.text) for segment in record.segments)
+        yield TrajectoryRow(record.id or str(number), line, context.spec(record.agent), segments)
+
+
+class _Agents:
+    """Loads each agent once."""
+
+    def __init__(self, path: Path, agent: str | None) -> None:
+        self._path = path
+        self._loaded: dict[str, AgentSpec] = {}
+        self.fixed = agent_of_model(path.parent, agent) if agent else None
+
+    def of(self, name: str | None) -> AgentSpec:
+        if self.fixed is not None:
+            return self.fixed
+        if name is None:
+            raise UsageError(f"{self._path}: alpaca rows name no agent; give --agent NAME")
+        if name not in self._loaded:
+            self._loaded[name] = agent_of_model(self._path.parent, name)
+        return self._loaded[name]
+
+
+def _row(number: int, line: int, item: Any, agents: _Agents) -> TrajectoryRow:
+    if not isinstance(item, dict):
+        raise DataError(f"got {type(item).__name__}, expected an object")
+    if "segments" in item:
+        record = _record(item)
+        segments = tuple(Segment(segment.author, segment.text) for segment in record.segments)
+        return TrajectoryRow(record.id, line, agents.of(record.agent), segments)
+    if not isinstance(item.get("output"), str):
+        raise DataError(
+            f"got the keys {sorted(item)[:8]}, expected a trajectory record or an alpaca row with texts under "
+            f"{', '.join(ALPACA_KEYS)}"
+        )
+    spec = agents.of(None)
+    return TrajectoryRow(str(item.get("id", number)), line, spec, author_segments(item["output"], spec))
+
+
+def _record(item: dict[str, Any]) -> Record:
+    try:
+        return Record.model_validate(item)
+    except ValidationError as error:
+        raise DataError(explain(error)) from None

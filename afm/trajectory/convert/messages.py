@@ -1,4 +1,4 @@
-"""Lists of chat messages, as OpenAI and those who follow it write them, and the walk through them that others share."""
+"""Formats that are lists of chat messages: OpenAI rows, bare lists, ShareGPT and Agent-FLAN (arXiv 2403.12881)."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from typing import Any, ClassVar
 
 from afm.errors import DataError
 from afm.trajectory.chat import called_function, content_text, hidden_reasoning, message_list, row_id
-from afm.trajectory.convert.base import Context, DialogueFormat
-from afm.trajectory.convert.dialogue import ARGUMENT, Dialogue, Turn, Use, second_question
+from afm.trajectory.convert.base import KEY, Context, DialogueFormat
+from afm.trajectory.convert.dialogue import ARGUMENT, Dialogue, Turn, Use, second_question, with_call
 from afm.trajectory.convert.react import FINISH, finished, react_turns
-from afm.trajectory.convert.sidecar import KEY
 from afm.trajectory.record import Record
 
 _OBSERVATION = re.compile(r"\A\s*\**Observation(?:[ \t]*\d+)?\**[ \t]*:[ \t]?\n?")
@@ -205,3 +204,110 @@ class _Walk:
         uses = list(self.turns[-1].uses)
         uses[place] = replace(uses[place], result=text)
         self.turns[-1] = replace(self.turns[-1], uses=tuple(uses))
+
+
+_ROLES = {
+    "system": "system",
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "assistant": "assistant",
+    "function_call": "assistant",
+    "observation": "tool",
+    "tool": "tool",
+    "function": "tool",
+}
+
+
+class ShareGpt(DialogueFormat):
+    """Calls stand in the agent's own tags, since a ``function_call`` turn has no place for words."""
+
+    name: ClassVar[str] = "sharegpt"
+    loses: ClassVar[str] = "id, gold answer, verdict, cost and provenance"
+
+    def known(self, row: Any) -> bool:
+        """See :class:`Format`."""
+        return isinstance(row, dict) and isinstance(row.get("conversations"), list)
+
+    def parse(self, row: Any) -> Dialogue:
+        """See :class:`DialogueFormat`."""
+        if not isinstance(row, dict):
+            raise DataError(f"got {type(row).__name__}, expected an object with conversations")
+        turns = message_list(row, "conversations", "from", "value")
+        messages = [_openai_message(turn, number) for number, turn in enumerate(turns)]
+        found = walked(_with_words(messages), "conversations")
+        lost: tuple[str, ...] = ("the system prompt",) if row.get("system") else ()
+        known = {"conversations", "system", "tools", "id", KEY}
+        lost += tuple(f"key {key!r}" for key, value in row.items() if key not in known and value)
+        return replace(found, facts={"id": row_id(row)}, lost=found.lost + lost)
+
+    def show(self, dialogue: Dialogue, record: Record, context: Context, kept: Mapping[str, Any]) -> Any:
+        """See :class:`DialogueFormat`."""
+        spec = context.spec(record.agent)
+        turns = [{"from": "human", "value": dialogue.question}]
+        for turn in dialogue.turns:
+            turns.append({"from": "gpt", "value": with_call(turn, spec)})
+            turns += [{"from": "observation", "value": use.result or ""} for use in turn.uses]
+        row: dict[str, Any] = {"conversations": turns}
+        return {**row, KEY: dict(kept)} if kept else row
+
+
+def _openai_message(turn: Mapping[str, Any], number: int) -> dict[str, Any]:
+    import json
+
+    kind, value = str(turn["from"]), turn["value"]
+    if kind not in _ROLES:
+        raise DataError(f"conversations[{number}].from: got {kind!r}, expected one of {', '.join(_ROLES)}")
+    if kind != "function_call":
+        role = "user" if _ROLES[kind] == "tool" else _ROLES[kind]
+        return {"role": role, "content": value}
+    try:
+        calls = json.loads(value)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"conversations[{number}]: a function_call that is no JSON: {error}") from None
+    listed = calls if isinstance(calls, list) else [calls]
+    return {"role": "assistant", "content": "", "tool_calls": [{"function": call} for call in listed]}
+
+
+def _with_words(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A turn of gpt directly before a call of its own becomes the words beside it."""
+    found: list[dict[str, Any]] = []
+    for message in messages:
+        before = found[-1] if found else {}
+        if message.get("tool_calls") and before.get("role") == "assistant" and not before.get("tool_calls"):
+            message = {**message, "content": before["content"]}
+            found.pop()
+        found.append(message)
+    return found
+
+
+class AgentFlan(DialogueFormat):
+    """Calls stand in the assistant's text (ReAct, or the agent's tags), results in the user's next turn."""
+
+    name: ClassVar[str] = "agent_flan"
+    loses: ClassVar[str] = "gold answer, verdict, cost and provenance"
+
+    def known(self, row: Any) -> bool:
+        """See :class:`Format`."""
+        return isinstance(row, dict) and isinstance(row.get("conversation"), list)
+
+    def parse(self, row: Any) -> Dialogue:
+        """See :class:`DialogueFormat`."""
+        if not isinstance(row, dict):
+            raise DataError(f"got {type(row).__name__}, expected an object with conversation")
+        messages = message_list(row, "conversation")
+        found = walked(messages, "conversation")
+        spoken = [message for message in messages if message["role"] == "assistant"]
+        unlearnt = sum(message.get("loss") is False for message in spoken)
+        lost = (f"that {unlearnt} of its turns are not trained on",) if unlearnt else ()
+        return replace(found, facts={"id": row_id(row)}, lost=found.lost + lost)
+
+    def show(self, dialogue: Dialogue, record: Record, context: Context, kept: Mapping[str, Any]) -> Any:
+        """See :class:`DialogueFormat`."""
+        spec = context.spec(record.agent)
+        turns: list[dict[str, Any]] = [{"role": "user", "content": dialogue.question, "loss": False}]
+        for turn in dialogue.turns:
+            turns.append({"role": "assistant", "content": with_call(turn, spec), "loss": True})
+            turns += [{"role": "user", "content": use.result or "", "loss": False} for use in turn.uses]
+        row: dict[str, Any] = {"id": record.id, "conversation": turns}
+        return {**row, KEY: dict(kept)} if kept else row

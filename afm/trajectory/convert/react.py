@@ -14,9 +14,8 @@ from typing import Any, ClassVar
 from afm.agents import AgentSpec
 from afm.errors import DataError
 from afm.trajectory.chat import row_id, text_of
-from afm.trajectory.convert.base import Context, DialogueFormat
+from afm.trajectory.convert.base import KEY, Context, DialogueFormat
 from afm.trajectory.convert.dialogue import Dialogue, Turn, Use
-from afm.trajectory.convert.sidecar import KEY
 from afm.trajectory.parse import split
 from afm.trajectory.record import Record
 

@@ -11,9 +11,8 @@ from typing import Any, ClassVar
 
 from afm.errors import DataError
 from afm.trajectory.chat import row_id
-from afm.trajectory.convert.base import Context, DialogueFormat
+from afm.trajectory.convert.base import KEY, Context, DialogueFormat
 from afm.trajectory.convert.dialogue import ARGUMENT, Dialogue, Turn
-from afm.trajectory.convert.sidecar import KEY
 from afm.trajectory.convert.smolagents_step import read_step
 from afm.trajectory.parse import split
 from afm.trajectory.record import Cost, Record

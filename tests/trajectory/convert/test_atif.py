@@ -9,8 +9,8 @@ import pytest
 from afm.agents import load_agent
 from afm.errors import DataError
 from afm.trajectory.convert import FORMATS, Context
+from afm.trajectory.observation import observation_text
 from afm.trajectory.record import Record, TextSegment
-from afm.trajectory.render import observation_text
 
 nat = pytest.importorskip("nat.atif", reason="needs nvidia-nat-atif")
 ATIF = FORMATS["atif"]

@@ -5,7 +5,7 @@ import pytest
 from afm.agents import load_agent
 from afm.errors import DataError
 from afm.trajectory.convert.base import Context
-from afm.trajectory.convert.registry import FORMATS
+from afm.trajectory.convert.files import FORMATS
 
 ENDLESS = "[" * 100_000
 CONTEXT = Context(agent=load_agent("mhqa"))

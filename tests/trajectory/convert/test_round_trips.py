@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from afm.agents import load_agent
 from afm.errors import DataError
 from afm.trajectory.convert import FORMATS, Context
-from afm.trajectory.convert.sidecar import KEY
+from afm.trajectory.convert.base import KEY
+from afm.trajectory.observation import observation_text
 from afm.trajectory.record import CallRecord, Cost, Record, TextSegment, Verdict
-from afm.trajectory.render import observation_text
 from afm.trajectory.types import Author
 
 SPEC = load_agent("mhqa")

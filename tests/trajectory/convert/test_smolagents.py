@@ -9,7 +9,7 @@ import pytest
 from afm.agents import AgentSpec, load_agent
 from afm.errors import DataError
 from afm.trajectory.convert import FORMATS, Context
-from afm.trajectory.fenced import Program, parse_program
+from afm.trajectory.programs import Program, parse_program
 
 smolagents = pytest.importorskip("smolagents")
 from smolagents.models import ChatMessage, ChatMessageToolCall, ChatMessageToolCallFunction  # noqa: E402

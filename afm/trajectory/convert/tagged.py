@@ -1,17 +1,42 @@
-"""Alpaca rows: ``{instruction, input, output}``; the output is the whole trajectory with its tags."""
+"""Formats whose rows hold a trajectory as its tagged text: our own record JSONL and alpaca rows."""
 
 from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from pydantic import ValidationError
+
 from afm.errors import DataError
 from afm.trajectory.chat import row_id, text_of
-from afm.trajectory.convert.base import Context, Format, Read, judged
+from afm.trajectory.convert.base import KEY, Context, Format, Read, aside, judged, kept_aside, restored
 from afm.trajectory.convert.dialogue import question_in
-from afm.trajectory.convert.sidecar import KEY, aside, kept_aside, restored
+from afm.trajectory.io import explain
 from afm.trajectory.parse import author_segments, split
 from afm.trajectory.record import Cost, Record, TextSegment
-from afm.trajectory.rows import ALPACA_KEYS
+
+
+class Coa(Format):
+    """One record a line."""
+
+    name: ClassVar[str] = "coa"
+
+    def known(self, row: Any) -> bool:
+        """See :class:`Format`."""
+        return isinstance(row, dict) and "segments" in row
+
+    def read(self, row: Any, context: Context) -> Read:
+        """See :class:`Format`."""
+        try:
+            return Read(Record.model_validate(row))
+        except ValidationError as error:
+            raise DataError(explain(error)) from None
+
+    def write(self, record: Record, context: Context) -> Any:
+        """See :class:`Format`."""
+        return record.model_dump(mode="json")
+
+
+ALPACA_KEYS = ("instruction", "input", "output")
 
 
 class Alpaca(Format):
