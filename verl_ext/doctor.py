@@ -22,24 +22,20 @@ from afm.planning import (
 )
 from afm.planning.gpu_software import has_gpu
 from afm.planning.memory import GIB, described, fits
-from afm.planning.speed import Assumptions
 from afm.rewards import RewardSettings
 from afm.rollout.routes import Route
 from afm.settings import load_settings as load_environment
 from afm.tools.doctor import tool_findings
 from afm.tools.health import unanswered
+from verl_ext.arithmetic import checkpoint_finding, host_bytes, kv_cache, phases
 from verl_ext.compose import compose, overrides_of
 from verl_ext.context import agent_findings, engine_findings
-from verl_ext.disk import checkpoint_finding
-from verl_ext.gpu_memory import host_bytes, kv_cache, phases
 from verl_ext.judging import judge_address, judge_findings, reward_settings
 from verl_ext.plan import called_tools, check, check_trackers, missing_packages, ray_overrides, steps_of
 from verl_ext.prompts import rl_prompts
 from verl_ext.rows import Rows, prompt_finding, read_rows, row_findings
 from verl_ext.settings import RlSettings, load_settings
-from verl_ext.splits import split_findings
-from verl_ext.step_time import step_time
-from verl_ext.workload import Workload, workload_of
+from verl_ext.workload import Workload, split_findings, workload_of
 
 _TRACKER_KEYS = {"wandb": "WANDB_API_KEY", "swanlab": "SWANLAB_API_KEY"}
 _DEFAULT_GIB = 80.0
@@ -119,7 +115,7 @@ def _sizes(
         return
     report.add(checkpoint_finding(load, shape, settings.output_dir, steps))
     if settings.platform == "gpu":
-        report.add(*_memory(load, shape), *_plan(load, shape, steps))
+        report.add(*_memory(load, shape))
 
 
 def _rows(settings: RlSettings, rewards: Rewards, report: Report) -> Rows | None:
@@ -290,17 +286,3 @@ def _advice(load: Workload, phase: str) -> str:
             longer = "lower ppo_max_token_len_per_gpu and raise ulysses_sequence_parallel_size"
             fused = "" if load.fused_logits else "model.use_fused_kernels=true, "
             return f"{fused}{longer}, use more GPUs, or fsdp_config.offload_policy=true"
-
-
-def _plan(load: Workload, shape: ModelShape, steps: int | None) -> Iterator[Finding]:
-    given = Assumptions()
-    time = step_time(load, shape, given)
-    if time is None:
-        return
-    text = f"{time.sampled / 1e6:,.1f} M tokens sampled, {time.trained / 1e6:,.1f} M trained on in a step"
-    text += f", {time.seconds / 60:,.1f} minutes (rollouts {time.rollout_s / 60:,.1f})"
-    if steps:
-        hours = time.seconds * steps / 3600
-        text += f"; {steps:,} steps {hours:,.0f} h, {hours * load.gpus:,.0f} GPU hours"
-    note = "arithmetic on the assumptions of docs/planning.md, without waiting for tools; never compared with GPUs"
-    yield Finding(Level.OK, "plan", f"{text} ({note})")

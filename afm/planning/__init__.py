@@ -1,4 +1,4 @@
-"""What a training would need, told before it costs time: findings, hardware, memory, speed. Engines' plugins build on it."""
+"""What a training would need, checked before it costs time: findings, hardware, memory. Engines' plugins build on it."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def test_every_recipe_passes_on_the_hardware_it_names(look: Look, path: Path) ->
     sound = of(findings, Level.OK)
     assert sound["hardware"] == [str(meant)]
     assert sound["engine"] == ["verl's own validation accepts the configuration"]
-    assert {"splits", "batch", "context", "kv cache", "plan", "ids", "steps"} <= set(sound)
+    assert {"splits", "batch", "context", "kv cache", "ids", "steps"} <= set(sound)
     assert not [text for text in of(findings, Level.WARNING).get("hardware", ()) if "header" in text]
 
 
@@ -159,7 +159,7 @@ def test_other_attention_needs_no_flash_attn_unless_there_is_a_critic(look: Look
 
 def test_a_tiny_twin_passes_and_has_no_gpu_to_speak_of(look: Look) -> None:
     findings = look(TINY, "limits.max_response_tokens=160")
-    assert {"memory", "kv cache", "plan", "packages"}.isdisjoint({finding.subject for finding in findings})
+    assert {"memory", "kv cache", "packages"}.isdisjoint({finding.subject for finding in findings})
     assert set(of(findings, Level.ERROR)) <= {"disk", "prompts"}
 
 
@@ -229,7 +229,7 @@ def test_a_model_that_is_not_whole_is_an_error(look: Look, tmp_path: Path) -> No
     ]
     named = look(WEB, "model=Qwen/Qwen2.5-7B-Instruct")
     assert "no folder here" in of(named, Level.WARNING)["model"][0]
-    assert "plan" in of(named, Level.OK)
+    assert "memory" in of(named, Level.OK)
     unknown = look(WEB, "model=models/nothing")
     assert "no estimate" in of(unknown, Level.WARNING)["memory"][0]
 

@@ -45,7 +45,7 @@ def doctor(
     """Check this computer (no CONFIG), or a training, an evaluation or tools: what is fine, what would fail, what to do.
 
     A training: arguments, every row, trackers, lengths, steps, disk, memory of each GPU; for reinforcement learning also
-    tools and servers, judge and cost, GPU hours. An evaluation: model or endpoint, tools, data, judge, what its folder holds.
+    tools and servers, judge and cost. An evaluation: model or endpoint, tools, data, judge, what its folder holds.
     The exit status is 1 if anything would fail.
     """
     if config is None:

@@ -4,8 +4,7 @@ from typing import Any
 import pytest
 
 from afm.planning import Hardware, Level, model_shape
-from verl_ext.splits import split_findings
-from verl_ext.workload import Workload
+from verl_ext.workload import Workload, split_findings
 
 SHAPE = model_shape("Qwen/Qwen2.5-7B")  # 28 heads, 4 key-value heads
 
