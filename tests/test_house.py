@@ -1,0 +1,100 @@
+"""The walls of the house: how large it may be, and that nothing is in it twice.
+
+A wall falls with the redesign and never rises: lower the number when a change leaves room, never raise it to let one in.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def load_script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("house", ROOT / "benchmarks" / "house.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["house"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+house = load_script()
+
+
+@pytest.fixture(scope="module")
+def figures() -> object:
+    return house.measure()
+
+
+# figure: the wall of today, the wall of the finished house
+WALLS = {
+    "files": (650, 340),
+    "lines": (83_300, 65_000),
+    "function_p90": (24, 24),
+    "long_functions": (10, 0),
+    "circles": (6, 0),
+    "small_modules": (61, 30),
+    "repeated_classes": (65, 5),
+    "repeated_helpers": (1, 0),
+    "vague_names_per_10k_lines": (88, 5),
+}
+
+
+@pytest.mark.parametrize("figure", WALLS)
+def test_the_house_stays_within_its_walls(figures: object, figure: str) -> None:
+    value = getattr(figures, figure)
+    count = len(value) if isinstance(value, list) else value
+    today, finished = WALLS[figure]
+    assert finished <= today
+    assert count <= today, f"{figure}: {count}, wall {today}: {value}"
+
+
+def small_house(root: Path, files: dict[str, str]) -> object:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return house.measure(root)
+
+
+def test_a_circle_is_found_inside_functions_and_not_behind_type_checking(tmp_path: Path) -> None:
+    figures = small_house(
+        tmp_path,
+        {
+            "afm/a.py": "def f():\n    from afm.b import g\n    return g\n",
+            "afm/b.py": "from afm import a\ndef g():\n    return a\n",
+            "afm/c.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from afm.d import D\n",
+            "afm/d.py": "import afm.c\nclass D: ...\n",
+        },
+    )
+    assert figures.circles == ["afm.a <-> afm.b"]  # type: ignore[attr-defined]
+
+
+def test_a_class_name_and_a_body_that_occur_twice_are_named_with_their_modules(tmp_path: Path) -> None:
+    body = '    """{}"""\n    x = 1\n    y = 2\n    z = x + y\n    return z\n'
+    figures = small_house(
+        tmp_path,
+        {
+            "afm/a.py": "class Plan: ...\ndef f():\n" + body.format("One."),
+            "verl_ext/b.py": "class Plan: ...\ndef g():\n" + body.format("Two."),
+        },
+    )
+    assert figures.repeated_classes == ["Plan: afm.a, verl_ext.b"]  # type: ignore[attr-defined]
+    assert figures.repeated_helpers == ["afm.a.f = verl_ext.b.g"]  # type: ignore[attr-defined]
+
+
+def test_a_small_module_counts_only_with_a_single_importer(tmp_path: Path) -> None:
+    files = {
+        "afm/small.py": "def s(): ...\n",
+        "afm/shared.py": "def t(): ...\n",
+        "afm/a.py": "from afm.small import s\nfrom afm.shared import t\ndef f(): ...\n" + "# line\n" * 70,
+        "afm/b.py": "from afm.shared import t\ndef f(): ...\n" + "# line\n" * 70,
+    }
+    assert small_house(tmp_path, files).small_modules == ["afm.small"]  # type: ignore[attr-defined]
