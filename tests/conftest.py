@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from cpu_budget import CpuBudget
 from hypothesis import settings
 
 # How long one example takes is the machine's doing: other jobs run beside the tests.
@@ -35,9 +36,24 @@ def qwen_folder(shared: Callable[[str], Path]) -> Path:
     return shared("tokenizers/qwen2.5")
 
 
-_LONG = ("test_quickstart.py", "test_training.py")
-"""Files whose tests train; begun last, one of them would keep one process busy while the other has nothing left."""
+_LONG = ("test_training.py", "test_road.py", "test_stock.py", "test_promises.py", "test_benchmarks.py")
+"""Files that take longest; begun last, one of them would keep one process busy while the other has nothing left."""
+
+_TEST_LIMITS = (40.0, 300.0)
+"""CPU seconds that a quick test and a slow one may cost: about twice what the heaviest cost, for noisy machines."""
+
+_TOTAL_LIMIT = 2200.0
+"""CPU seconds of a whole run."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(CpuBudget(config, _TEST_LIMITS, _TOTAL_LIMIT))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Long files first; tests marked `proof` run only where the marker expression names them."""
+    if "proof" not in config.option.markexpr:
+        proofs = [item for item in items if item.get_closest_marker("proof")]
+        config.hook.pytest_deselected(items=proofs)
+        items[:] = [item for item in items if item not in set(proofs)]
     items.sort(key=lambda item: item.path.name not in _LONG)

@@ -46,6 +46,7 @@ def kill_when(command: list[str], reached: Callable[[], bool]) -> None:
         job.send_signal(signal.SIGKILL)
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 @pytest.mark.sandbox
 def test_the_main_job_survives_kill_minus_nine_and_ends_with_a_report(tmp_path: Path) -> None:
@@ -87,6 +88,7 @@ def test_the_main_job_survives_kill_minus_nine_and_ends_with_a_report(tmp_path: 
     assert json.loads(answered.stdout)["question"] == question
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 def test_the_wiki_world_goes_the_same_way_with_a_server_of_its_own(tmp_path: Path) -> None:
     out = tmp_path / "a run"

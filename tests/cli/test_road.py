@@ -152,6 +152,7 @@ def kill_when(command: list[str], env: dict[str, str], reached: Callable[[], boo
         job.send_signal(signal.SIGKILL)
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 @pytest.mark.sandbox
 @pytest.mark.parametrize(

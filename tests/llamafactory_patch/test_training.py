@@ -105,6 +105,7 @@ def check_trackers(target):
     assert (target / "training_loss.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.proof
 def test_two_nodes_and_fsdp2_train_what_one_process_does(arguments, monkeypatch):
     """Same rows in every step: batch 4 of one process is batch 2 of two."""
     assert run_sft(CONFIG, arguments(disable_shuffling=True), echo=False) == 0
@@ -139,6 +140,7 @@ def free_port():
         return listener.getsockname()[1]
 
 
+@pytest.mark.proof
 def test_the_gpu_recipe_trains_under_zero3_on_two_processes(arguments, monkeypatch):
     pytest.importorskip("deepspeed")
     if shutil.which("g++") is None:

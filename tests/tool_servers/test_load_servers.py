@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 @pytest.mark.sandbox
 def test_no_server_errs_under_load_and_caches_survive_kills(tmp_path: Path) -> None:

@@ -220,7 +220,7 @@ watch.stop()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("behaviour", ["raises", "is slow"])
+@pytest.mark.parametrize("behaviour", ["raises", pytest.param("is slow", marks=pytest.mark.proof)])
 def test_an_engine_that_fails_in_a_weight_sync_ends_the_run_and_a_slow_one_does_not(
     tmp_path: Path, behaviour: str
 ) -> None:

@@ -234,6 +234,7 @@ ONE_BY_ONE = pytest.mark.skipif(
 )
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 @pytest.mark.sandbox
 @pytest.mark.parametrize(

@@ -337,6 +337,7 @@ def twin(config: Path, script: str, folder: Path, *overrides: str, **variables: 
     )
 
 
+@pytest.mark.proof
 def test_an_interrupted_run_ends_cleanly_with_groups_that_differ(config: Path) -> None:
     """The CPU twin of the web recipe."""
     folder = config.parent / "dapo"
@@ -366,6 +367,7 @@ def test_an_interrupted_run_ends_cleanly_with_groups_that_differ(config: Path) -
     assert "value_loss" not in first
 
 
+@pytest.mark.proof
 def test_an_alarm_that_stops_a_run_leaves_a_checkpoint(config: Path) -> None:
     """The CPU twin of the code recipe, which plans no checkpoint before the last of its 30 steps."""
     folder = config.parent / "stopped"

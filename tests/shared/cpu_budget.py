@@ -1,0 +1,96 @@
+"""A wall for the time of the suite: CPU seconds a test may cost, and all tests of a run together.
+
+CPU seconds, because the wall clock of a test says as much about the machine's other jobs as about the test. They
+are those of the test's process and of the child processes that it waited for; a daemon that outlives its test
+(Ray's) is not in them. Tests with the marker `proof` have no limit.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+
+import pytest
+
+PROPERTY = "cpu_seconds"
+
+
+def cpu_seconds() -> float:
+    """CPU time of this process and its ended children so far."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+def excesses(
+    costs: dict[str, float], slow: set[str], limits: tuple[float, float], total_limit: float
+) -> list[str]:
+    """One line for each test above its limit, and one for the sum.
+
+    Args:
+        costs: CPU seconds by test.
+        slow: Tests with the marker `slow`.
+        limits: CPU seconds of a test without the marker and of one with it.
+        total_limit: CPU seconds of all tests together.
+    """
+    lines = []
+    for test, cost in sorted(costs.items()):
+        limit = limits[test in slow]
+        if cost > limit:
+            lines.append(f"{test}: {cost:.0f} CPU seconds, at most {limit:.0f} are allowed")
+    total = sum(costs.values())
+    if total > total_limit:
+        lines.append(f"all tests: {total:.0f} CPU seconds, at most {total_limit:.0f} are allowed")
+    return lines
+
+
+def heaviest_files(costs: dict[str, float], count: int = 10) -> list[str]:
+    """The files that cost most, a line each."""
+    files: dict[str, float] = defaultdict(float)
+    for test, cost in costs.items():
+        files[test.partition("::")[0]] += cost
+    ranking = sorted(files.items(), key=lambda entry: -entry[1])
+    return [f"{cost:7.1f} {name}" for name, cost in ranking[:count]]
+
+
+class CpuBudget:
+    """The pytest plugin: measures in each process, judges in the one that collects the reports."""
+
+    def __init__(self, config: pytest.Config, limits: tuple[float, float], total_limit: float) -> None:
+        self._is_worker = hasattr(config, "workerinput")
+        self._limits, self._total_limit = limits, total_limit
+        self._mark = 0.0
+        self._costs: dict[str, float] = defaultdict(float)
+        self._slow: set[str] = set()
+
+    def pytest_runtest_logstart(self) -> None:
+        self._mark = cpu_seconds()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item):
+        """Adds the cost of this phase to its report."""
+        report = yield
+        now = cpu_seconds()
+        report.user_properties.append((PROPERTY, now - self._mark))
+        self._mark = now
+        return report
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if "proof" in report.keywords:
+            return
+        self._costs[report.nodeid] += sum(cost for name, cost in report.user_properties if name == PROPERTY)
+        if "slow" in report.keywords:
+            self._slow.add(report.nodeid)
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """A run above its budget has failed."""
+        if not self._is_worker and self._excesses() and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        total = sum(self._costs.values())
+        terminalreporter.section(f"CPU time of the tests: {total:.0f} of {self._total_limit:.0f} s")
+        for line in heaviest_files(self._costs) + self._excesses():
+            terminalreporter.write_line(line)
+
+    def _excesses(self) -> list[str]:
+        return excesses(self._costs, self._slow, self._limits, self._total_limit)
