@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 
 LAUNCHER = "llamafactory_patch.launcher"
-GRID = "llamafactory_patch.grid"
 
 
 def sft(
@@ -28,19 +27,7 @@ def sft(
     quiet: Annotated[
         bool, typer.Option("--quiet", help="Write the trainer's output to its log only.")
     ] = False,
-    grid: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--grid", help="key=value,value (may be repeated): train every combination; lr, batch, epochs."
-        ),
-    ] = None,
 ) -> None:
-    """Fine-tune on what the agent wrote; continues an interrupted run, leaves a finished one alone.
-
-    With --grid, every combination is trained below output_dir, and grid.csv there compares them.
-    """
-    if grid:
-        grids = importlib.import_module(GRID)
-        raise typer.Exit(grids.run_grid(config, overrides or [], grid, dry_run=dry_run, echo=not quiet))
+    """Fine-tune on what the agent wrote; resumes an interrupted run, leaves a finished one alone."""
     launcher = importlib.import_module(LAUNCHER)  # light; the engine itself is a child process of it
     raise typer.Exit(launcher.run_sft(config, overrides or [], dry_run=dry_run, echo=not quiet))

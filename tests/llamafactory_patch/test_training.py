@@ -1,6 +1,5 @@
 """Real trainings: a few steps of a tiny model on the CPU."""
 
-import csv
 import json
 import os
 import shutil
@@ -18,7 +17,6 @@ import yaml
 from afm.agents import agent_of_model, load_agent
 from afm.errors import ConfigError
 from llamafactory_patch import run_sft
-from llamafactory_patch.grid import run_grid
 
 pytest.importorskip("llamafactory")
 pytestmark = pytest.mark.slow
@@ -215,18 +213,13 @@ def twin_row(agent, number):
     return {"instruction": agent.user_message(f"What is {number}?"), "input": "", "output": text}
 
 
-def test_a_grid_trains_past_a_failure_and_swanlab_keeps_its_losses_here(arguments):
+def test_swanlab_keeps_the_losses_on_this_machine(arguments):
     pytest.importorskip("swanboard")
-    tracked = {"use_swanlab": True, "swanlab_mode": "local", "swanlab_project": "grid"}
-    overrides = arguments(max_steps=2, **tracked)
-    assert run_grid(CONFIG, overrides, ["template=absent,qwen3_nothink"], echo=False) == 1
-    with (arguments.target / "grid.csv").open(encoding="utf-8", newline="") as file:
-        failed, trained = csv.DictReader(file)
-    assert (failed["state"], failed["exit_status"]) == ("failed", "1")
-    assert (trained["state"], trained["exit_status"], trained["steps"]) == ("finished", "0", "2")
-    losses = history(Path(trained["folder"]))
-    assert float(trained["last_loss"]) == losses[2]
-    assert swanlab_losses(Path(trained["folder"]) / "swanlab") == pytest.approx(losses)
+    tracked = {"use_swanlab": True, "swanlab_mode": "local", "swanlab_project": "local"}
+    assert run_sft(CONFIG, arguments(max_steps=2, **tracked), echo=False) == 0
+    losses = history(arguments.target)
+    assert sorted(losses) == [1, 2]
+    assert swanlab_losses(arguments.target / "swanlab") == pytest.approx(losses)
 
 
 def swanlab_losses(folder):
