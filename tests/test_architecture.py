@@ -14,11 +14,12 @@ from afm.errors import MissingExtraError
 ROOT = Path(__file__).resolve().parent.parent
 
 LAYERS = [
-    {"errors", "settings", "processes", "clients", "configuration", "sqlite", "terminal"},
+    {"errors", "settings", "processes", "configuration", "sqlite", "terminal"},
     {"agents", "planning"},
     {"trajectory"},
     {"continuation"},
     {"masking"},
+    {"endpoints"},
     {"models", "tools", "sandbox"},
     {"rewards"},
     {"rollout"},

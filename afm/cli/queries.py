@@ -212,7 +212,8 @@ class _Setup:
     def _chat(self) -> Asker:
         from afm.agents.toolless import without_tools
         from afm.distill.queries import ChatAsker, by_exact_match
-        from afm.models.openai import base_url, served_models
+        from afm.endpoints.connections import base_url
+        from afm.models.openai import served_models
         from afm.settings import load_settings
 
         if self.settings.with_tools:

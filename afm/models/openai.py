@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
 
-from afm.clients import HttpClients
+from afm.endpoints.connections import Connections, base_url, bearer, without_key
+from afm.endpoints.retry import RETRIED_STATUS, TryAgainError, persistently, retry_after_s
 from afm.errors import EngineError, RefusedError
 from afm.models.base import FinishReason, Generation, SamplingParams
 from afm.models.codec import CodecModel
 from afm.models.replicas import Replicas, addresses
-from afm.models.retrying import RETRIED_STATUS, TryAgainError, persistently, retry_after_s
 from afm.models.sampling import check_params
 from afm.models.stop import first_stop
 from afm.models.tokenizer import ChatTokenizer
 
 _SHOWN_CHARACTERS = 300
 _CONNECT_TIMEOUT_S = 10.0
+_KEY = "AFM_MODEL_API_KEY"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +70,8 @@ class OpenAIModel(CodecModel):
         self._end_ids = tokenizer.end_ids
         self._api_key = api_key
         self._attempts = attempts
-        self._free = asyncio.Semaphore(max_parallel)
         timeout = httpx.Timeout(timeout_s, connect=_CONNECT_TIMEOUT_S)
-        self._clients = HttpClients(max_parallel, headers=_headers(api_key), timeout=timeout)
+        self._connections = Connections(max_parallel, key=api_key, key_name=_KEY, timeout=timeout)
 
     async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
         """Continue ``prompt_ids`` on the server.
@@ -83,47 +82,44 @@ class OpenAIModel(CodecModel):
         check_params(params)
         body = _request(self._name, prompt_ids, params)
         try:
-            async with self._free:
-                answer = await persistently(self._attempts, lambda: self._ask(body))
+            async with self._connections.place() as client:
+                answer = await persistently(self._attempts, lambda: self._ask(client, body))
         except TryAgainError as error:
             raise EngineError(f"{error} (after {self._attempts} attempts)") from error.__cause__
         return self._generation(_only_choice(answer), params)
 
     async def close(self) -> None:
         """Close the connections."""
-        await self._clients.aclose()
+        await self._connections.close()
 
-    async def _ask(self, body: Mapping[str, Any]) -> Any:
+    async def _ask(self, client: httpx.AsyncClient, body: Mapping[str, Any]) -> Any:
         """One request; where there are several servers, to as many of them as it takes, without a pause."""
         for left in reversed(range(len(self._replicas))):
             replica = self._replicas.next()
             try:
                 with replica.busy():
-                    return await self._post(f"{replica.url}/completions", body)
+                    return await self._post(client, f"{replica.url}/completions", body)
             except TryAgainError:
                 if not left:
                     raise
         raise AssertionError("unreachable")
 
-    async def _post(self, where: str, body: Mapping[str, Any]) -> Any:
+    async def _post(self, client: httpx.AsyncClient, where: str, body: Mapping[str, Any]) -> Any:
         try:
-            with self._clients.one() as client:
-                response = await client.post(where, json=body)
+            response = await client.post(where, json=body)
         except httpx.TransportError as error:
             raise TryAgainError(f"{where}: {type(error).__name__}: {error}") from error
         if response.status_code in RETRIED_STATUS:
-            raise TryAgainError(f"{where}: {self._told(response)}", retry_after_s(response))
+            raise TryAgainError(f"{where}: {self._failure(response)}", retry_after_s(response.headers))
         if not response.is_success:
-            raise RefusedError(f"{where}: {self._told(response)}")
+            raise RefusedError(f"{where}: {self._failure(response)}")
         try:
             return response.json()
         except ValueError:
-            raise EngineError(f"{where}: the answer is no JSON: {self._told(response)}") from None
+            raise EngineError(f"{where}: the answer is no JSON: {self._failure(response)}") from None
 
-    def _told(self, response: httpx.Response) -> str:
-        text = response.text
-        if self._api_key:
-            text = text.replace(self._api_key, "***")
+    def _failure(self, response: httpx.Response) -> str:
+        text = without_key(response.text, self._api_key)
         return f"status {response.status_code}: {text[:_SHOWN_CHARACTERS] or 'no text'}"
 
     def _generation(self, choice: Mapping[str, Any], params: SamplingParams) -> Generation:
@@ -168,12 +164,6 @@ class OpenAIModel(CodecModel):
         return FinishReason.END_OF_TEXT
 
 
-def base_url(url: str) -> str:
-    """``url`` up to ``/v1``."""
-    trimmed = url.rstrip("/").removesuffix("/completions")
-    return trimmed if trimmed.endswith("/v1") else f"{trimmed}/v1"
-
-
 def served_models(url: str, api_key: str | None = None) -> tuple[ServedModel, ...]:
     """The models that a server lists.
 
@@ -182,7 +172,7 @@ def served_models(url: str, api_key: str | None = None) -> tuple[ServedModel, ..
     """
     where = f"{base_url(url)}/models"
     try:
-        response = httpx.get(where, headers=_headers(api_key), timeout=_CONNECT_TIMEOUT_S)
+        response = httpx.get(where, headers=bearer(api_key, _KEY), timeout=_CONNECT_TIMEOUT_S)
         response.raise_for_status()
         rows = response.json()["data"]
         return tuple(ServedModel(str(row["id"]), row.get("max_model_len")) for row in rows)
@@ -190,10 +180,6 @@ def served_models(url: str, api_key: str | None = None) -> tuple[ServedModel, ..
         raise EngineError(
             f"{where}: cannot be asked for its models: {type(error).__name__}: {error}"
         ) from None
-
-
-def _headers(api_key: str | None) -> dict[str, str]:
-    return {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
 
 def _request(name: str, prompt_ids: Sequence[int], params: SamplingParams) -> dict[str, Any]:

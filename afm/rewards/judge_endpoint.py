@@ -9,12 +9,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-import httpx
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from afm.configuration import merged
+from afm.endpoints.connections import base_url, is_address
 from afm.errors import ConfigError
-from afm.models.openai import base_url
 from afm.rewards.judge_store import Ledger
 from afm.rewards.reply_client import ReplyClient
 from afm.settings import load_settings
@@ -85,7 +84,7 @@ class JudgeEndpoint(_Strict):
     @field_validator("url")
     @classmethod
     def _check_url(cls, url: str | None) -> str | None:
-        if url is not None and not _is_address(url):
+        if url is not None and not is_address(url):
             raise ValueError(_ADDRESS)
         return url
 
@@ -112,13 +111,13 @@ class JudgeEndpoint(_Strict):
         model = self.model or environment.grm_model_name
         if url is None:
             return Place(None, model, None)
-        if not _is_address(url):
+        if not is_address(url):
             raise ConfigError(f"GRM_BASE_URL: got {url!r}, expected {_ADDRESS}")
         key = os.environ.get(self.key_variable) or None
         if self.key_variable == _KEY:
             secret = environment.grm_api_key
             key = secret.get_secret_value() if secret else None
-        return Place(base_url(url.rstrip("/").removesuffix("/chat/completions")), model, key)
+        return Place(base_url(url), model, key)
 
     def client(self, place: Place, schema: Mapping[str, Any]) -> ReplyClient:
         """A client that asks for replies of a ``json_schema``; ``place`` has a url.
@@ -152,11 +151,3 @@ class JudgeEndpoint(_Strict):
             case ReplyFormat.TEXT:
                 pass
         return {key: value for key, value in merged(fields, self.request).items() if value is not None}
-
-
-def _is_address(url: str) -> bool:
-    try:
-        parsed = httpx.URL(url)
-    except httpx.InvalidURL:
-        return False
-    return parsed.scheme in ("http", "https") and bool(parsed.host)

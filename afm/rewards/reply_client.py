@@ -6,10 +6,10 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from afm.endpoints.chat import ChatEndpoint, ChatReply, UnusableReplyError, expected_tokens
+from afm.endpoints.pace import Pace
+from afm.endpoints.retry import TryAgainError, persistently
 from afm.errors import EngineError, RewardError
-from afm.models.chat import ChatEndpoint, ChatReply, UnusableReplyError, expected_tokens
-from afm.models.pace import Pace
-from afm.models.retrying import TryAgainError, persistently
 from afm.rewards.judge_store import Ledger
 from afm.rewards.meter import charge
 

@@ -10,10 +10,12 @@ from dataclasses import dataclass
 
 import httpx
 
+from afm.endpoints.connections import Connections, server_address
+from afm.endpoints.retry import pause_s, retry_after_s
 from afm.errors import ConfigError, DataError, SandboxError
 from afm.sandbox import RunResult, SandboxLimits
 from afm.settings import load_settings
-from afm.tools.connections import Connections, pause_s, retry_after_s, server_address, told
+from afm.tools.answers import KEPT_OPEN, LONGEST_PAUSE_S, read_failure
 from afm.tools.run_message import RUN_PATH, request_for, result_from
 
 _CONNECT_TIMEOUT_S = 5.0
@@ -81,7 +83,14 @@ class RemoteSandbox:
             raise ConfigError(f"urls: got an empty list, expected addresses such as {_EXAMPLE}")
         self._servers = [_Server(server_address(url, RUN_PATH, _TOKEN, _EXAMPLE)) for url in urls]
         self._turn = itertools.count()
-        self._connections = Connections(token, _TOKEN)
+        self._connections = Connections(
+            KEPT_OPEN,
+            bounded=False,
+            key=token,
+            key_name=_TOKEN,
+            headers={"Content-Type": "application/json"},
+            trust_env=False,
+        )
         self._rounds = rounds
         self._busy_s = busy_s
         self._queue_s = queue_s
@@ -114,7 +123,7 @@ class RemoteSandbox:
                 reasons = "; ".join(f"{url}: {reason}" for url, reason in answer.items())
                 raise SandboxError(f"no code server could run the program: {reasons}")
             asked = min((reason.wait_s for reason in answer.values() if reason.busy), default=0.0)
-            await asyncio.sleep(pause_s(attempt, asked))
+            await asyncio.sleep(pause_s(attempt, asked, longest_s=LONGEST_PAUSE_S))
         raise AssertionError("unreachable")
 
     async def close(self) -> None:
@@ -169,12 +178,16 @@ def remote_sandbox(urls: Sequence[str]) -> RemoteSandbox:
 
 
 def _failure(response: httpx.Response) -> _FailedError | DataError:
-    message, _ = told(response.content)
+    message, _ = read_failure(response.content)
     match response.status_code:
         case 413:
             return DataError(message)
         case 429:
-            return _FailedError(f"busy: {message}", busy=True, wait_s=retry_after_s(response.headers))
+            return _FailedError(
+                f"busy: {message}",
+                busy=True,
+                wait_s=retry_after_s(response.headers, longest_s=LONGEST_PAUSE_S),
+            )
         case 401 | 403:
             return _FailedError(f"refused the token; set {_TOKEN} to the server's", lasting=True)
         case status:

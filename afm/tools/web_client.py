@@ -13,9 +13,11 @@ from typing import Any, TypeVar
 import httpx
 from pydantic import BaseModel, SecretStr, ValidationError
 
+from afm.endpoints.connections import Connections, server_address
+from afm.endpoints.retry import pause_s, retry_after_s
 from afm.errors import ConfigError, ToolError
 from afm.settings import Settings
-from afm.tools.connections import Connections, pause_s, retry_after_s, server_address, told
+from afm.tools.answers import KEPT_OPEN, LONGEST_PAUSE_S, read_failure
 
 ReplyT = TypeVar("ReplyT", bound=BaseModel)
 
@@ -107,7 +109,14 @@ class WebClient:
         self._tries = tries
         self._busy_s = busy_s
         self._turn = itertools.count()
-        self._connections = Connections(token, kind.token)
+        self._connections = Connections(
+            KEPT_OPEN,
+            bounded=False,
+            key=token,
+            key_name=kind.token,
+            headers={"Content-Type": "application/json"},
+            trust_env=False,
+        )
 
     @property
     def servers(self) -> tuple[str, ...]:
@@ -131,7 +140,7 @@ class WebClient:
                 vain = error.lasting and len(self._urls) == 1
                 if vain or failures >= self._tries or time.monotonic() - began > self._busy_s:
                     raise WebServerError(f"{url}: {error}", error.kind) from None
-                await asyncio.sleep(pause_s(attempt, error.wait_s or 0.0))
+                await asyncio.sleep(pause_s(attempt, error.wait_s or 0.0, longest_s=LONGEST_PAUSE_S))
         raise AssertionError("unreachable")
 
     async def close(self) -> None:
@@ -156,9 +165,11 @@ class WebClient:
     def _failure(
         self, status: int, headers: Mapping[str, str], content: bytes
     ) -> _FailedError | WebServerError:
-        message, kind = told(content)
+        message, kind = read_failure(content)
         if status == 429:
-            return _FailedError(f"busy: {message}", "busy", wait_s=retry_after_s(headers))
+            return _FailedError(
+                f"busy: {message}", "busy", wait_s=retry_after_s(headers, longest_s=LONGEST_PAUSE_S)
+            )
         if status in (401, 403):
             reason = f"refused the token; set {self._kind.token} to the server's"
             return _FailedError(reason, "token", lasting=True)

@@ -9,12 +9,13 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from loopback import LoopbackServer
 
 from afm.agents import AgentSpec
+from afm.endpoints.connections import base_url
 from afm.errors import ConfigError, EngineError
 from afm.evaluation.config import load_config
 from afm.evaluation.job import open_model
 from afm.models import load_model
 from afm.models.base import FinishReason, SamplingParams
-from afm.models.openai import OpenAIModel, base_url
+from afm.models.openai import OpenAIModel
 from afm.models.tokenizer import ChatTokenizer
 from afm.models.transformers import TransformersModel
 from afm.rollout import run_episode
@@ -285,5 +286,12 @@ async def test_an_episode_over_http_equals_one_in_process(model, local):
 
 
 def test_addresses_are_completed():
-    for url in ("http://a:1", "http://a:1/", "http://a:1/v1", "http://a:1/v1/", "http://a:1/v1/completions"):
+    for url in (
+        "http://a:1",
+        "http://a:1/",
+        "http://a:1/v1",
+        "http://a:1/v1/",
+        "http://a:1/v1/completions",
+        "http://a:1/v1/chat/completions",
+    ):
         assert base_url(url) == "http://a:1/v1"

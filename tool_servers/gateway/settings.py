@@ -10,6 +10,7 @@ import httpx
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 
 from afm.distill.gateway import Usage
+from afm.endpoints.connections import checked_key
 from afm.errors import ConfigError
 from afm.settings import Settings
 from tool_servers.shared.settings import ServerSettings
@@ -132,9 +133,7 @@ def _key(upstream: Upstream, environment: Settings) -> str | None:
     name = upstream.key_variable
     own: SecretStr | None = getattr(environment, name.lower(), None)
     key = own.get_secret_value() if isinstance(own, SecretStr) else os.environ.get(name) or None
-    if key is not None and (not key.isascii() or not key.isprintable() or key.strip() != key):
-        raise ConfigError(f"{name}: expected printable ASCII without blanks around it")
-    return key
+    return None if key is None else checked_key(key, name)
 
 
 def cost_usd(price: Price | None, usage: Usage, cached_tokens: int) -> float:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -16,10 +15,11 @@ from typing import Any
 import httpx
 from pydantic import SecretStr
 
+from afm.endpoints.connections import checked_key, is_address
+from afm.endpoints.retry import RETRIED_STATUS, pause_s, retry_after_s
 from afm.errors import ConfigError, ToolError
 
-_RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504})
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 8.0
+_LONGEST_PAUSE_S = 8.0
 
 
 class Trouble(StrEnum):
@@ -104,7 +104,7 @@ class Upstream:
         self._patience = patience or Patience()
         own = dict(headers or {})
         if key is not None:
-            own[key_header] = key_prefix + _header_safe(name, key.get_secret_value())
+            own[key_header] = key_prefix + checked_key(key.get_secret_value(), f"the key of {name}")
         self._client = httpx.AsyncClient(
             headers=own,
             timeout=self._patience.try_s,
@@ -143,7 +143,7 @@ class Upstream:
                     except _AgainError as again:
                         last = again.error
                         if attempt + 1 < self._patience.tries:
-                            await asyncio.sleep(_pause_s(attempt, again.wait_s))
+                            await asyncio.sleep(pause_s(attempt, again.wait_s, longest_s=_LONGEST_PAUSE_S))
         except TimeoutError:
             pass
         raise last
@@ -191,35 +191,12 @@ class Upstream:
             raise UpstreamError(Trouble.KEY, f"{self.name} refuses the key (status {status})")
         trouble = Trouble.BUSY if status == 429 else Trouble.STATUS
         error = UpstreamError(trouble, f"{self.name} answers with status {status}")
-        if status in _RETRIED:
-            raise _AgainError(error, _retry_after_s(response))
+        if status in RETRIED_STATUS:
+            raise _AgainError(error, retry_after_s(response.headers, longest_s=_LONGEST_PAUSE_S))
         raise error
 
 
 def _checked(name: str, url: str) -> str:
-    try:
-        parsed = httpx.URL(url)
-    except httpx.InvalidURL as error:
-        raise ConfigError(f"{name}: got an address that is none: {error}") from None
-    if parsed.scheme not in ("http", "https") or not parsed.host:
+    if not is_address(url):
         raise ConfigError(f"{name}: got {url!r}, expected an address that begins with http:// or https://")
     return url.rstrip("/")
-
-
-def _header_safe(name: str, key: str) -> str:
-    if not key.isascii() or not key.isprintable() or key.strip() != key:
-        raise ConfigError(f"the key of {name}: expected printable ASCII without blanks around it")
-    return key
-
-
-def _pause_s(attempt: int, asked_s: float) -> float:
-    """Exponential with jitter, so that clients do not come back together; at least what the service asked for."""
-    longest = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**attempt)
-    return asked_s + random.uniform(longest / 2, longest)
-
-
-def _retry_after_s(response: httpx.Response) -> float:
-    try:
-        return min(_LONGEST_PAUSE_S, max(0.0, float(response.headers.get("Retry-After", "0"))))
-    except ValueError:
-        return 0.0

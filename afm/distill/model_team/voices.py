@@ -15,11 +15,11 @@ from afm.distill.model_team.prompts import Prompt
 from afm.distill.model_team.replies import ReplyT, read_reply_as
 from afm.distill.model_team.settings import BudgetSettings, EndpointSettings, MemberSettings, ModelSettings
 from afm.distill.record import ESTIMATED, TOKENS, Recorder
+from afm.endpoints.chat import ChatEndpoint, ChatReply, UnusableReplyError, expected_tokens
+from afm.endpoints.connections import base_url
+from afm.endpoints.pace import Pace
+from afm.endpoints.retry import TryAgainError, persistently
 from afm.errors import ConfigError, EngineError
-from afm.models.chat import ChatEndpoint, ChatReply, UnusableReplyError, expected_tokens
-from afm.models.openai import base_url
-from afm.models.pace import Pace
-from afm.models.retrying import TryAgainError, persistently
 from afm.settings import load_settings
 
 _CHARS_PER_TOKEN = 3
@@ -210,7 +210,7 @@ def _server(name: str, endpoint: EndpointSettings, default_url: str | None) -> _
     if url is None:
         raise ConfigError(f"endpoints.{name}.url: missing; set it, or the variable TEACHER_BASE_URL")
     chat = ChatEndpoint(
-        base_url(url.rstrip("/").removesuffix("/chat/completions")),
+        base_url(url),
         api_key=os.environ.get(endpoint.key_variable) or None,
         key_name=endpoint.key_variable,
         max_parallel=endpoint.max_parallel,

@@ -10,11 +10,11 @@ from typing import Any, Protocol
 
 from afm.agents import AgentSpec
 from afm.datasets import Task
+from afm.endpoints.chat import ChatEndpoint, UnusableReplyError
+from afm.endpoints.retry import TryAgainError, persistently
 from afm.errors import DataError, EngineError, RefusedError, RewardError, ToolError
 from afm.models.base import SamplingParams, TokenModel
-from afm.models.chat import ChatEndpoint, UnusableReplyError
 from afm.models.reasoning import UnfinishedReasoningError, without_reasoning
-from afm.models.retrying import TryAgainError, persistently
 from afm.rewards import Reward, Sample
 from afm.rewards.exact_match import comparable
 from afm.rewards.gold import gold_answers

@@ -5,8 +5,8 @@ import asyncio
 import httpx
 import pytest
 
-from afm.clients import HttpClients
-from afm.tools.connections import Connections
+from afm.endpoints.connections import Connections, HttpClients, server_address
+from afm.errors import ConfigError
 
 
 class Server:
@@ -39,7 +39,7 @@ class Server:
 
 
 async def ask(clients: HttpClients, url: str) -> int:
-    with clients.one() as client:
+    with clients.least_busy() as client:
         return (await client.get(url)).status_code
 
 
@@ -91,12 +91,12 @@ async def test_a_failed_request_gives_its_place_back() -> None:
         server.go.set()
         assert await ask(clients, server.url) == 200
     await clients.aclose()
-    with clients.one() as client, pytest.raises(RuntimeError, match="closed"):
+    with clients.least_busy() as client, pytest.raises(RuntimeError, match="closed"):
         await client.get("http://127.0.0.1:9")
 
 
 def test_clients_of_ended_event_loops_are_let_go() -> None:
-    connections = Connections(None, "TOKEN")
+    connections = Connections(64, bounded=False)
 
     async def one_request() -> None:
         async with Server() as server:
@@ -106,4 +106,18 @@ def test_clients_of_ended_event_loops_are_let_go() -> None:
 
     for _ in range(5):
         asyncio.run(one_request())
-    assert len(connections._clients) == 1
+    assert len(connections._loops) == 1
+
+
+@pytest.mark.parametrize("key", ["schl\u00fcssel", "two\nlines", " padded"])
+def test_a_key_that_no_header_can_carry_is_refused_and_not_shown(key: str) -> None:
+    with pytest.raises(ConfigError, match="MY_KEY: expected printable ASCII") as caught:
+        Connections(1, key=key, key_name="MY_KEY")
+    assert key not in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["ftp://a", "http://", "http://a:99999", "http://me:secret@a", "a:1"])
+def test_addresses_of_servers_have_a_host_a_port_and_no_password(url: str) -> None:
+    with pytest.raises(ConfigError, match="urls: ") as caught:
+        server_address(url, "/run", "TOKEN", "http://a:1")
+    assert "secret" not in str(caught.value)

@@ -2,8 +2,8 @@ import asyncio
 
 import pytest
 
+from afm.endpoints.pace import Pace
 from afm.errors import ConfigError
-from afm.models.pace import Pace
 
 
 class Clock:

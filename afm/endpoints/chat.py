@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import httpx
 
-from afm.clients import HttpClients, forget_closed
-from afm.errors import ConfigError, RefusedError
-from afm.models.retrying import RETRIED_STATUS, TryAgainError, retry_after_s
+from afm.endpoints.connections import Connections, without_key
+from afm.endpoints.retry import RETRIED_STATUS, TryAgainError, retry_after_s
+from afm.errors import RefusedError
 from afm.trajectory.observation import whole_characters
 
 _CONNECT_TIMEOUT_S = 10.0
@@ -30,8 +29,8 @@ class ChatReply:
 
     Attributes:
         text: What the model said.
-        prompt_tokens, completion_tokens: As the server tells, ``None`` when it does not.
-        total_tokens: The same; some servers tell nothing else.
+        prompt_tokens, completion_tokens: As the server reports them; ``None`` when it does not.
+        total_tokens: The same; some servers report nothing else.
     """
 
     text: str
@@ -52,14 +51,6 @@ class UnusableReplyError(TryAgainError):
         super().__init__(reason)
         self.reply = reply
         self.finish = finish
-
-
-@dataclass(slots=True)
-class _Loop:
-    """What belongs to one event loop."""
-
-    clients: HttpClients
-    free: asyncio.Semaphore
 
 
 class ChatEndpoint:
@@ -85,23 +76,20 @@ class ChatEndpoint:
         max_parallel: int = 16,
         timeout_s: float = 60.0,
     ) -> None:
-        if api_key is not None and not (
-            api_key.isascii() and api_key.isprintable() and api_key.strip() == api_key
-        ):
-            raise ConfigError(f"{key_name}: expected printable ASCII without blanks around it")
         self.where = f"{url}/chat/completions"
         self._api_key = api_key
-        self._max_parallel = max_parallel
         self._timeout_s = timeout_s
-        self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _Loop] = WeakKeyDictionary()
+        self._connections = Connections(
+            max_parallel,
+            key=api_key,
+            key_name=key_name,
+            headers={"Accept-Encoding": "identity"},  # a little compressed text can become endless
+            timeout=httpx.Timeout(timeout_s, connect=min(timeout_s, _CONNECT_TIMEOUT_S)),
+        )
 
-    @asynccontextmanager
-    async def place(self) -> AsyncIterator[httpx.AsyncClient]:
+    def place(self) -> AbstractAsyncContextManager[httpx.AsyncClient]:
         """Wait for one of the ``max_parallel`` places; :meth:`ask` needs the client that it gives."""
-        loop = self._loop()
-        async with loop.free:
-            with loop.clients.one() as client:
-                yield client
+        return self._connections.place()
 
     async def ask(self, client: httpx.AsyncClient, body: Mapping[str, Any]) -> ChatReply:
         """Send one request, once.
@@ -114,21 +102,7 @@ class ChatEndpoint:
 
     async def close(self) -> None:
         """Close the connections of this event loop."""
-        state = self._loops.pop(asyncio.get_running_loop(), None)
-        if state is not None:
-            await state.clients.aclose()
-
-    def _loop(self) -> _Loop:
-        loop = asyncio.get_running_loop()
-        if loop not in self._loops:
-            forget_closed(self._loops)
-            headers = {"Accept-Encoding": "identity"}  # a little compressed text can become endless
-            if self._api_key:
-                headers["Authorization"] = f"Bearer {self._api_key}"
-            timeout = httpx.Timeout(self._timeout_s, connect=min(self._timeout_s, _CONNECT_TIMEOUT_S))
-            clients = HttpClients(self._max_parallel, headers=headers, timeout=timeout)
-            self._loops[loop] = _Loop(clients, asyncio.Semaphore(self._max_parallel))
-        return self._loops[loop]
+        await self._connections.close()
 
     async def _posted(self, client: httpx.AsyncClient, body: Mapping[str, Any]) -> bytes:
         """The body of the reply."""
@@ -143,17 +117,15 @@ class ChatEndpoint:
         except httpx.HTTPError as error:
             raise TryAgainError(f"{type(error).__name__}: {error}".rstrip(": ")) from error
         if response.status_code in RETRIED_STATUS:
-            raise TryAgainError(self._told(response.status_code, data), retry_after_s(response))
+            raise TryAgainError(self._failure(response.status_code, data), retry_after_s(response.headers))
         if not response.is_success:
-            raise RefusedError(f"{self.where}: {self._told(response.status_code, data)}")
+            raise RefusedError(f"{self.where}: {self._failure(response.status_code, data)}")
         if response.headers.get("Content-Encoding", "identity") != "identity":
             raise TryAgainError("the reply is compressed, though the request forbids it")
         return data
 
-    def _told(self, status: int, data: bytes) -> str:
-        text = " ".join(data.decode("utf-8", "replace").split())
-        if self._api_key:
-            text = text.replace(self._api_key, "***")
+    def _failure(self, status: int, data: bytes) -> str:
+        text = without_key(" ".join(data.decode("utf-8", "replace").split()), self._api_key)
         return f"status {status}: {text[:_SHOWN] or 'no text'}"
 
 
@@ -175,10 +147,10 @@ def read_reply(body: bytes) -> ChatReply:
         message, finish = choice["message"], choice.get("finish_reason")
         text, role = message["content"], message.get("role", "assistant")
         usage = data.get("usage") or {}
-        told = [_tokens(usage.get(f"{kind}_tokens")) for kind in ("prompt", "completion", "total")]
+        tokens = [_tokens(usage.get(f"{kind}_tokens")) for kind in ("prompt", "completion", "total")]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise TryAgainError("the answer is no chat completion") from None
-    reply = ChatReply(whole_characters(text) if isinstance(text, str) else "", *told)
+    reply = ChatReply(whole_characters(text) if isinstance(text, str) else "", *tokens)
     if role != "assistant":
         raise UnusableReplyError(f"the reply is of the role {str(role)[:40]!r}, expected 'assistant'", reply)
     if not isinstance(text, str) or finish not in ("stop", None):
@@ -187,8 +159,8 @@ def read_reply(body: bytes) -> ChatReply:
     return reply
 
 
-def _tokens(told: Any) -> int | None:
-    return told if isinstance(told, int) and 0 <= told <= _MOST_TOKENS else None
+def _tokens(count: Any) -> int | None:
+    return count if isinstance(count, int) and 0 <= count <= _MOST_TOKENS else None
 
 
 async def _read(response: httpx.Response) -> bytes:

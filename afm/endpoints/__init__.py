@@ -1,0 +1,1 @@
+"""Asking HTTP services: connections, pace, retries, keys, budgets, prices, and chat completions."""
