@@ -17,7 +17,7 @@ _PLACEHOLDERS = ("api key", "api url")
 """What the published ``environment.sh`` has where a key or an address is to be filled in."""
 
 
-class Settings(BaseSettings):
+class Environment(BaseSettings):
     """Values from the environment; each field is the variable of the same name in capitals.
 
     An empty variable counts as unset, and so does a placeholder of the published ``environment.sh``. Secrets never show in ``repr``, logs or error messages.
@@ -131,14 +131,14 @@ class Settings(BaseSettings):
         return "serper" if value == "serapi" else value
 
 
-def load_settings() -> Settings:
+def load_settings() -> Environment:
     """Read the environment.
 
     Raises:
         ConfigError: A variable has a value that is not allowed; the value of a secret is not shown.
     """
     try:
-        return Settings()
+        return Environment()
     except ValidationError as error:
         raise ConfigError("\n".join(_explain(error))) from None
 
@@ -151,7 +151,7 @@ def environment_script() -> str:
         "# Usage: source environment.sh",
         "# Generated from the table in afm/settings.py: python -m afm.settings > environment.sh",
     ]
-    for name, field in Settings.model_fields.items():
+    for name, field in Environment.model_fields.items():
         variable = name.upper()
         default = _shell_value(field.default)
         lines += ["", f"# {field.description}", f'export {variable}="${{{variable}:-{default}}}"']
@@ -168,7 +168,7 @@ def _explain(error: ValidationError) -> list[str]:
     lines = []
     for details in error.errors(include_url=False):
         name = str(details["loc"][0]) if details["loc"] else "environment"
-        field = Settings.model_fields.get(name)
+        field = Environment.model_fields.get(name)
         secret = field is not None and "Secret" in str(field.annotation)
         got = "a value" if secret else repr(details["input"])
         meaning = field.description if field is not None else ""

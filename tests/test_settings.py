@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from afm.errors import ConfigError
-from afm.settings import Settings, environment_script, load_settings
+from afm.settings import Environment, environment_script, load_settings
 
 SCRIPT = Path(__file__).parents[1] / "environment.sh"
 PUBLISHED = {
@@ -21,12 +21,12 @@ PUBLISHED = {
 
 @pytest.fixture(autouse=True)
 def empty_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in Settings.model_fields:
+    for name in Environment.model_fields:
         monkeypatch.delenv(name.upper(), raising=False)
 
 
 def sourced(**variables: str) -> dict[str, str]:
-    names = " ".join(name.upper() for name in Settings.model_fields)
+    names = " ".join(name.upper() for name in Environment.model_fields)
     command = (
         f'set -eu; . {shlex.quote(str(SCRIPT))}; for name in {names}; do eval "echo $name=\\$$name"; done'
     )
@@ -41,11 +41,11 @@ def sourced(**variables: str) -> dict[str, str]:
 
 
 def test_published_variables_are_all_known() -> None:
-    assert {name.upper() for name in Settings.model_fields} >= PUBLISHED
+    assert {name.upper() for name in Environment.model_fields} >= PUBLISHED
 
 
 def test_every_variable_is_described() -> None:
-    assert all(field.description for field in Settings.model_fields.values())
+    assert all(field.description for field in Environment.model_fields.values())
 
 
 def test_defaults_need_no_key_and_stay_on_this_machine() -> None:
@@ -69,7 +69,7 @@ def test_values_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> No
 def test_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CRAWL_PAGE_PORT", "")
     monkeypatch.setenv("GRM_API_KEY", "")
-    assert load_settings() == Settings()
+    assert load_settings() == Environment()
     assert load_settings().crawl_page_port == 9000
     assert load_settings().grm_api_key is None
 

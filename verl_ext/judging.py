@@ -14,7 +14,7 @@ from afm.rewards import RewardSettings, load_reward
 from afm.rewards.gold import gold_answers
 from afm.rewards.judge import ModelJudge, WithoutEndpoint
 from afm.rewards.judge_prompt import SCHEMA, Case, messages
-from afm.settings import Settings
+from afm.settings import Environment
 from verl_ext.rows import Rows
 from verl_ext.workload import Workload
 
@@ -38,7 +38,7 @@ def judge_findings(
     rows: Rows,
     load: Workload,
     reward: RewardSettings,
-    environment: Settings,
+    environment: Environment,
     steps: int | None,
     share: float = 1.0,
 ) -> Iterator[Finding]:
@@ -64,7 +64,7 @@ def judge_findings(
     yield Finding(Level.OK, "judge", _cost(rows, load, reward, model, steps, share))
 
 
-def judge_address(reward: RewardSettings, environment: Settings) -> str | None:
+def judge_address(reward: RewardSettings, environment: Environment) -> str | None:
     """Where the model judge is, if there is one."""
     return reward.judge.url or environment.grm_base_url
 

@@ -15,8 +15,9 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
+from afm.configuration import Settings
 from afm.errors import suggestion
 
 START = "start"
@@ -56,11 +57,7 @@ def _is_pattern(value: str) -> str:
     return value
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Grade(_Strict):
+class Grade(Settings):
     """A grade that a role gives itself and what its value permits next.
 
     ``pattern`` has one group; every match in the content is a grade. One match in ``reject`` (letter
@@ -81,7 +78,7 @@ class Grade(_Strict):
         return any(value.casefold() in reject for value in found)
 
 
-class RoleSpec(_Strict):
+class RoleSpec(Settings):
     """One role (tag) of an agent."""
 
     kind: RoleKind = RoleKind.TEXT
@@ -94,7 +91,7 @@ class RoleSpec(_Strict):
     grade: Grade | None = None
 
 
-class Limits(_Strict):
+class Limits(Settings):
     """Bounds of one episode; ``None`` means unbounded. Tokens are counted after the prompt."""
 
     max_turns: int | None = Field(default=None, ge=0, description="Tool calls.")
@@ -124,7 +121,7 @@ class Limits(_Strict):
         return value
 
 
-class AgentSpec(_Strict):
+class AgentSpec(Settings):
     """A complete agent. Load one with :func:`afm.agents.load_agent`."""
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_]*$")

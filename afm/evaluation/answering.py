@@ -5,14 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
+
+from afm.configuration import Settings
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class ModelSettings(_Strict):
+class ModelSettings(Settings):
     """Which model answers.
 
     Attributes:
@@ -44,7 +42,7 @@ class ModelSettings(_Strict):
         return None if "://" in self.path else Path(self.path).expanduser()
 
 
-class TeamChoice(_Strict):
+class TeamChoice(Settings):
     """Which team answers in place of a model.
 
     Attributes:
@@ -56,7 +54,7 @@ class TeamChoice(_Strict):
     changes: tuple[str, ...] = ()
 
 
-class SamplingSettings(_Strict):
+class SamplingSettings(Settings):
     """How the model samples; ``max_new_tokens`` bounds one generation, ``null`` leaves that to the limits."""
 
     temperature: float = Field(default=1.0, ge=0)

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, Field, field_validator, model_validator
 
 from afm.agents import AgentSpec, Limits, PromptMode, PromptSource, agent_of_model, load_agent
 from afm.agents.toolless import without_tools
 from afm.configuration import (
+    Settings,
     apply_overrides,
     override_key,
     read_extended,
@@ -37,11 +38,7 @@ CONFIG_FILE = "config.yaml"
 SectionT = TypeVar("SectionT", bound=BaseModel)
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class EvalConfig(_Strict):
+class EvalConfig(Settings):
     """Everything ``afm eval`` needs.
 
     Attributes:

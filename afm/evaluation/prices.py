@@ -6,10 +6,10 @@ import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 from yaml import YAMLError
 
-from afm.configuration import parse_yaml, read_file, validated
+from afm.configuration import Settings, parse_yaml, read_file, validated
 from afm.errors import ConfigError, UsageError, suggestion
 from afm.evaluation.intervals import Interval, bootstrap_ratio
 from afm.trajectory.record import CallRecord, Cost, Record
@@ -21,11 +21,7 @@ _EXACT = 10**12
 """Parts of a dollar that are added up as whole numbers, so that the order of episodes does not matter."""
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Prices(_Strict):
+class Prices(Settings):
     """US dollars for a million tokens, and for a call of a tool.
 
     Attributes:
@@ -84,7 +80,7 @@ class Prices(_Strict):
         return tokens * (self.judge or 0.0) / _MILLION
 
 
-class UsdPerSolved(_Strict):
+class UsdPerSolved(Settings):
     """Dollars of all episodes over the number that passed, with a 95 % interval.
 
     Attributes:
@@ -96,7 +92,7 @@ class UsdPerSolved(_Strict):
     high: float | None
 
 
-class Usd(_Strict):
+class Usd(Settings):
     """What episodes cost in US dollars.
 
     Attributes:

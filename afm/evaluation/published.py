@@ -7,19 +7,15 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import as_file, files
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-from afm.configuration import read_file, validated
+from afm.configuration import Settings, read_file, validated
 from afm.errors import suggestion
 
 _FILE = "published_scores.yaml"
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class _Source(_Strict):
+class _Source(Settings):
     work: str
     where: str
     model: str
@@ -27,14 +23,14 @@ class _Source(_Strict):
     confirmed: str = ""
 
 
-class _Row(_Strict):
+class _Row(Settings):
     metric: str = Field(pattern=r"^(pass@|avg@|best-of-)\d+$")
     percent: float = Field(ge=0, le=100)
     source: str
     model: str | None = None
 
 
-class _Table(_Strict):
+class _Table(Settings):
     sources: dict[str, _Source]
     scores: dict[str, list[_Row]]
 

@@ -13,9 +13,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 
-from afm.configuration import apply_overrides, override_key, read_file, read_in_place, validated
+from afm.configuration import Settings, apply_overrides, override_key, read_file, read_in_place, validated
 from afm.errors import ConfigError, suggestion
 
 FACTS_FILE = Path(__file__).with_suffix(".yaml")
@@ -32,11 +32,7 @@ class Source(StrEnum):
     PAPER = "paper"
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Fact(_Strict):
+class Fact(Settings):
     """What the sources say about one key of a recipe; a source that was not given says nothing.
 
     Attributes:
@@ -65,7 +61,7 @@ class Fact(_Strict):
         }
 
 
-class PublishedRecipe(_Strict):
+class PublishedRecipe(Settings):
     """The facts of one recipe.
 
     Attributes:
@@ -81,7 +77,7 @@ class PublishedRecipe(_Strict):
     facts: dict[str, Fact] = Field(default_factory=dict)
 
 
-class Published(_Strict):
+class Published(Settings):
     """All facts; keys of facts are those of our recipes."""
 
     revision: str

@@ -9,9 +9,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 
-from afm.configuration import merged
+from afm.configuration import Settings, merged
 from afm.endpoints.connections import base_url, is_address
 from afm.errors import ConfigError
 from afm.rewards.judge_store import Ledger
@@ -33,11 +33,7 @@ class ReplyFormat(StrEnum):
     """Not at all, for servers that know no ``response_format``."""
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class BudgetSettings(_Strict):
+class BudgetSettings(Settings):
     """See :class:`afm.rewards.judge_store.Ledger`."""
 
     calls: int | None = Field(default=None, ge=0)
@@ -54,7 +50,7 @@ class Place:
     api_key: str | None
 
 
-class JudgeEndpoint(_Strict):
+class JudgeEndpoint(Settings):
     """One OpenAI-compatible server. The key comes from the environment alone.
 
     Attributes:

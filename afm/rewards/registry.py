@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-from afm.configuration import read_mapping, validated
+from afm.configuration import Settings, read_mapping, validated
 from afm.errors import AfmError, ConfigError
 from afm.rewards.agent_h import AgentH
 from afm.rewards.base import Reward, Sample
@@ -41,31 +41,27 @@ _LOG = logging.getLogger(__name__)
 CORRECT, FORMAT, OVERLONG = "correct", "format", "overlong"
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class MathSettings(_Strict):
+class MathSettings(Settings):
     """See :class:`MathVerify`."""
 
     timeout_s: float = Field(default=5.0, gt=0)
     workers: int | None = Field(default=None, ge=1)
 
 
-class ExactMatchSettings(_Strict):
+class ExactMatchSettings(Settings):
     """See :class:`ExactMatch`."""
 
     variant: MatchVariant = MatchVariant.TRAINING
 
 
-class TextMatchSettings(_Strict):
+class TextMatchSettings(Settings):
     """See :class:`TokenF1` and :class:`Substring`."""
 
     variant: MatchVariant = MatchVariant.TRAINING
     max_words: int = Field(default=30, ge=1)
 
 
-class CodeTestsSettings(_Strict):
+class CodeTestsSettings(Settings):
     """See :class:`CodeTests`, :class:`TestPolicy` and :class:`CaseLimits`.
 
     Attributes:
@@ -105,7 +101,7 @@ class CodeTestsSettings(_Strict):
         return CodeTests(sandbox, policy, livecodebench=self.complete_tests)
 
 
-class OverlongSettings(_Strict):
+class OverlongSettings(Settings):
     """See :class:`OverlongPenalty`."""
 
     max_tokens: int = Field(ge=1)
@@ -119,7 +115,7 @@ class OverlongSettings(_Strict):
         return self
 
 
-class RewardSettings(_Strict):
+class RewardSettings(Settings):
     """A reward file.
 
     Attributes:

@@ -16,7 +16,7 @@ from pydantic import BaseModel, SecretStr, ValidationError
 from afm.endpoints.connections import Connections, server_address
 from afm.endpoints.retry import pause_s, retry_after_s
 from afm.errors import ConfigError, ToolError
-from afm.settings import Settings
+from afm.settings import Environment
 from afm.tools.answers import KEPT_OPEN, LONGEST_PAUSE_S, read_failure
 
 ReplyT = TypeVar("ReplyT", bound=BaseModel)
@@ -39,9 +39,9 @@ class ServerKind:
     path: str
     answer: str
     token: str
-    address: Callable[[Settings], str]
+    address: Callable[[Environment], str]
 
-    def secret(self, environment: Settings) -> str | None:
+    def secret(self, environment: Environment) -> str | None:
         """The token itself."""
         value: SecretStr | None = getattr(environment, self.token.lower())
         return value.get_secret_value() if value else None

@@ -10,7 +10,7 @@ import pytest
 from published_repository import REPOSITORY, needs_repository, published_text
 
 from afm.planning.published import published
-from afm.settings import Settings
+from afm.settings import Environment
 from afm.tools import registry
 from llamafactory_patch import config as sft_config
 from verl_ext import settings as rl_settings
@@ -61,7 +61,7 @@ def test_every_variable_of_afms_environment_is_on_the_page() -> None:
     names = re.findall(r"^export (\w+)=", published_text("environment.sh"), re.MULTILINE)
     assert len(names) > 15
     assert [name for name in names if name not in PAGE] == []
-    ours = {name.upper() for name in Settings.model_fields}
+    ours = {name.upper() for name in Environment.model_fields}
     assert [name for name in names if name not in ours] == ["UNI_API_URLS", "UNI_API_KEY"]
 
 

@@ -8,7 +8,7 @@ from afm.datasets import Task
 from afm.errors import ConfigError
 from afm.planning import Finding, Level
 from afm.rewards.judge_prompt import Case, messages
-from afm.settings import Settings
+from afm.settings import Environment
 from verl_ext.judging import judge_findings, reward_settings
 from verl_ext.rows import Rows
 from verl_ext.workload import Workload
@@ -22,7 +22,7 @@ def found(
 ) -> list[Finding]:
     known = rows or Rows(good=4, scorers=Counter(judge=2, math=2), judged=[TASK])
     settings = reward_settings({"judge": judge})
-    return list(judge_findings(known, load, settings, Settings(**environment), 10))
+    return list(judge_findings(known, load, settings, Environment(**environment), 10))
 
 
 def test_the_cost_of_a_step_is_that_of_its_judged_samples(workload: Workload) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from fastapi import FastAPI
 
-from afm.settings import Settings
+from afm.settings import Environment
 from tool_servers.crawl_page.digest import open_digester
 from tool_servers.crawl_page.reading import CrawlRequest, PageReader
 from tool_servers.crawl_page.settings import CrawlSettings
@@ -23,7 +23,7 @@ PATH = "/crawl_page"
 _LATE_S = 5.0
 
 
-def crawl_app(settings: CrawlSettings, environment: Settings, token: str | None) -> FastAPI:
+def crawl_app(settings: CrawlSettings, environment: Environment, token: str | None) -> FastAPI:
     """The application.
 
     Raises:

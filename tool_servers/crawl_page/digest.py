@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from afm.errors import ConfigError
-from afm.settings import Settings
+from afm.settings import Environment
 from tool_servers.crawl_page.passages import best_chunks, best_passages
 from tool_servers.crawl_page.settings import CrawlSettings, SummarySettings
 from tool_servers.shared.chat_text import chat_text
@@ -136,7 +136,7 @@ class ModelDigester:
         return text
 
 
-def open_digester(settings: CrawlSettings, environment: Settings) -> Digester:
+def open_digester(settings: CrawlSettings, environment: Environment) -> Digester:
     """The model when its endpoint is set, the best passages otherwise.
 
     Raises:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from afm.settings import Settings
+from afm.settings import Environment
 from afm.trajectory.observation import readable
 from tool_servers.crawl_page.extract_pool import ExtractPool
 from tool_servers.crawl_page.settings import CrawlSettings, Reader
@@ -117,7 +117,7 @@ class ReaderSource:
         await self._fetcher.close()
 
 
-def open_source(settings: CrawlSettings, environment: Settings) -> Source:
+def open_source(settings: CrawlSettings, environment: Environment) -> Source:
     """The source that the settings name."""
     policy = Policy(frozenset(settings.ports), frozenset(settings.trusted))
     fetcher = Fetcher(policy, FetchLimits(max_bytes=settings.max_bytes, total_s=settings.fetch_s))

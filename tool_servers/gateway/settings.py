@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 from afm.distill.gateway import Usage
 from afm.endpoints.connections import checked_key
 from afm.errors import ConfigError
-from afm.settings import Settings
+from afm.settings import Environment
 from tool_servers.shared.settings import ServerSettings
 
 _MILLION = 1_000_000
@@ -109,7 +109,7 @@ class Route:
         return any(fnmatchcase(model, pattern) for pattern in self._models)
 
 
-def open_routes(settings: GatewaySettings, environment: Settings, url: str | None = None) -> list[Route]:
+def open_routes(settings: GatewaySettings, environment: Environment, url: str | None = None) -> list[Route]:
     """The endpoints: ``url`` alone if given, else those of the settings, else the one of the environment.
 
     Raises:
@@ -129,7 +129,7 @@ def open_routes(settings: GatewaySettings, environment: Settings, url: str | Non
     return [Route(upstream, _key(upstream, environment)) for upstream in upstreams]
 
 
-def _key(upstream: Upstream, environment: Settings) -> str | None:
+def _key(upstream: Upstream, environment: Environment) -> str | None:
     name = upstream.key_variable
     own: SecretStr | None = getattr(environment, name.lower(), None)
     key = own.get_secret_value() if isinstance(own, SecretStr) else os.environ.get(name) or None

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from afm.errors import AfmError, MissingExtraError
-from afm.settings import Settings, load_settings
+from afm.settings import Environment, load_settings
 from tool_servers.shared.access import check_exposure
 from tool_servers.shared.kinds import KINDS
 
@@ -35,7 +35,7 @@ class Given:
 
     name: str
     options: argparse.Namespace
-    environment: Settings
+    environment: Environment
 
     @property
     def config(self) -> Path | None:
@@ -84,7 +84,7 @@ class ServerCommand:
         self.parser.add_argument(
             "--port",
             type=int,
-            help=f"port, 0 for a free one ({f'{kind.place}; ' if kind.place else ''}{kind.port(Settings.model_construct())})",
+            help=f"port, 0 for a free one ({f'{kind.place}; ' if kind.place else ''}{kind.port(Environment.model_construct())})",
         )
 
     def run(self, work: Callable[[Given], None]) -> int:

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from afm.errors import AfmError, ConfigError, UsageError, suggestion
-from afm.settings import Settings
+from afm.settings import Environment
 from tool_servers.shared.access import check_exposure
 from tool_servers.shared.kinds import KINDS
 
-Check = Callable[[Path | None, Mapping[str, str], Settings], None]
+Check = Callable[[Path | None, Mapping[str, str], Environment], None]
 """Raises ``ConfigError`` for what a server lacks, given its settings file and further arguments."""
 
 _OTHER_NAMES = {
@@ -60,7 +60,7 @@ def named(names: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def planned(name: str, configs: Path, further: Sequence[str], environment: Settings) -> Plan:
+def planned(name: str, configs: Path, further: Sequence[str], environment: Environment) -> Plan:
     """How to start ``name``, once everything that it needs is there.
 
     Raises:
@@ -128,20 +128,20 @@ def _check_free(host: str, port: int) -> None:
         ) from None
 
 
-def _check_code(config: Path | None, _: Mapping[str, str], __: Settings) -> None:
+def _check_code(config: Path | None, _: Mapping[str, str], __: Environment) -> None:
     from tool_servers.code.settings import load_server_settings
 
     load_server_settings(config)
 
 
-def _check_crawl(config: Path | None, _: Mapping[str, str], environment: Settings) -> None:
+def _check_crawl(config: Path | None, _: Mapping[str, str], environment: Environment) -> None:
     from tool_servers.crawl_page.digest import open_digester
     from tool_servers.crawl_page.settings import CrawlSettings
 
     open_digester(CrawlSettings.read(config), environment)
 
 
-def _check_search(config: Path | None, _: Mapping[str, str], environment: Settings) -> None:
+def _check_search(config: Path | None, _: Mapping[str, str], environment: Environment) -> None:
     from tool_servers.web_search.local import check_local
     from tool_servers.web_search.providers import open_provider
     from tool_servers.web_search.settings import SearchSettings
@@ -155,7 +155,7 @@ def _check_search(config: Path | None, _: Mapping[str, str], environment: Settin
         check_local(environment.web_page_store, settings.page_url)
 
 
-def _check_vision(config: Path | None, _: Mapping[str, str], environment: Settings) -> None:
+def _check_vision(config: Path | None, _: Mapping[str, str], environment: Environment) -> None:
     from tool_servers.visual_inspector.settings import InspectorSettings
     from tool_servers.visual_inspector.vision import open_vision_model
 
@@ -168,7 +168,7 @@ def _check_vision(config: Path | None, _: Mapping[str, str], environment: Settin
         raise ConfigError(f"folder of pictures {folder}: no such folder (VISION_IMAGE_FOLDER)")
 
 
-def _check_wiki(config: Path | None, options: Mapping[str, str], _: Settings) -> None:
+def _check_wiki(config: Path | None, options: Mapping[str, str], _: Environment) -> None:
     from tool_servers.wiki_search.index import served_engine
     from tool_servers.wiki_search.manifest import checked_manifest
     from tool_servers.wiki_search.settings import WikiServerSettings
@@ -182,7 +182,7 @@ def _check_wiki(config: Path | None, options: Mapping[str, str], _: Settings) ->
     served_engine(folder, checked_manifest(folder), options.get("--engine", settings.engine))
 
 
-def _check_gateway(config: Path | None, options: Mapping[str, str], environment: Settings) -> None:
+def _check_gateway(config: Path | None, options: Mapping[str, str], environment: Environment) -> None:
     from tool_servers.gateway.settings import GatewaySettings, open_routes
 
     settings = GatewaySettings.read(config)
@@ -192,14 +192,14 @@ def _check_gateway(config: Path | None, options: Mapping[str, str], environment:
     open_routes(settings, environment, upstream)
 
 
-def _check_model(_: Path | None, options: Mapping[str, str], __: Settings) -> None:
+def _check_model(_: Path | None, options: Mapping[str, str], __: Environment) -> None:
     if "--model" not in options:
         raise NotSetUpError("no model named; servers.sh start model -- --model FOLDER")
     if not (Path(options["--model"]) / "config.json").is_file():
         raise ConfigError(f"--model: {options['--model']}: no folder with a model, which has a config.json")
 
 
-def _check_mcp(_: Path | None, options: Mapping[str, str], __: Settings) -> None:
+def _check_mcp(_: Path | None, options: Mapping[str, str], __: Environment) -> None:
     from afm.tools import load_tools
 
     if "--tools" not in options:

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from pydantic import SecretStr
 
-from afm.settings import Settings
+from afm.settings import Environment
 
 _PORT = 8000
 
@@ -26,12 +26,12 @@ class Kind:
     place: str | None = None
     config: str | None = None
 
-    def secret(self, environment: Settings) -> str | None:
+    def secret(self, environment: Environment) -> str | None:
         """The token itself."""
         value: SecretStr | None = getattr(environment, self.token.lower())
         return value.get_secret_value() if value else None
 
-    def port(self, environment: Settings) -> int:
+    def port(self, environment: Environment) -> int:
         """Where it listens when it is not told."""
         if self.place is None:
             return _PORT

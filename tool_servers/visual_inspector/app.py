@@ -9,7 +9,7 @@ from __future__ import annotations
 from fastapi import FastAPI
 
 from afm.errors import ConfigError
-from afm.settings import Settings
+from afm.settings import Environment
 from tool_servers.shared.cache import open_cache
 from tool_servers.shared.endpoint import Endpoint
 from tool_servers.shared.fetch import Fetcher, FetchLimits
@@ -28,7 +28,7 @@ _TYPES = ("image/", "application/octet-stream", "binary/octet-stream")
 """What a picture may be called on its way; its content decides."""
 
 
-def inspector_app(settings: InspectorSettings, environment: Settings, token: str | None) -> FastAPI:
+def inspector_app(settings: InspectorSettings, environment: Environment, token: str | None) -> FastAPI:
     """The application.
 
     Raises:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 
 from afm.errors import ConfigError
-from afm.settings import Settings
+from afm.settings import Environment
 from tool_servers.shared.chat_text import chat_text
 from tool_servers.shared.upstream import Patience, Trouble, Upstream, UpstreamError
 from tool_servers.visual_inspector.picture import Picture
@@ -59,7 +59,7 @@ class VisionModel:
         await self._service.close()
 
 
-def open_vision_model(settings: InspectorSettings, environment: Settings) -> VisionModel:
+def open_vision_model(settings: InspectorSettings, environment: Environment) -> VisionModel:
     """The model that the environment names.
 
     Raises:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from fastapi import FastAPI
 
-from afm.settings import Settings
+from afm.settings import Environment
 from tool_servers.shared.cache import open_cache
 from tool_servers.shared.endpoint import Endpoint
 from tool_servers.shared.metrics import Level
@@ -21,7 +21,7 @@ PATH = "/search"
 _LATE_S = 5.0
 
 
-def search_app(settings: SearchSettings, environment: Settings, token: str | None) -> FastAPI:
+def search_app(settings: SearchSettings, environment: Environment, token: str | None) -> FastAPI:
     """The application.
 
     Raises:

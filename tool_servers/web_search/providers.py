@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from afm.errors import ConfigError
-from afm.settings import Settings
+from afm.settings import Environment
 from afm.trajectory.observation import readable
 from tool_servers.shared.upstream import Patience, Trouble, Upstream, UpstreamError
 from tool_servers.web_search.settings import SearchSettings
@@ -87,7 +87,7 @@ class SearxNG:
         await self._service.close()
 
 
-def open_provider(settings: SearchSettings, environment: Settings) -> Provider:
+def open_provider(settings: SearchSettings, environment: Environment) -> Provider:
     """The provider that ``WEB_SEARCH_METHOD_TYPE`` names.
 
     Raises:

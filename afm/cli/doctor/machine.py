@@ -21,7 +21,7 @@ from afm.planning.memory import GIB
 from afm.sandbox import open_sandbox
 from afm.sandbox.interpreter import Identity, find_interpreter
 from afm.sandbox.packages import WARM
-from afm.settings import Settings, load_settings
+from afm.settings import Environment, load_settings
 from afm.tools.health import unanswered
 
 SERVERS = "tool_servers.shared.control_plan"
@@ -102,7 +102,7 @@ def _sandbox() -> Finding:
     return Finding(Level.OK, "sandbox", f"a program runs in it ({shutil.which('bwrap') or 'no bubblewrap'})")
 
 
-def _judge(settings: Settings) -> Iterator[Finding]:
+def _judge(settings: Environment) -> Iterator[Finding]:
     url = settings.grm_base_url
     if url is None:
         yield Finding(
@@ -117,7 +117,7 @@ def _judge(settings: Settings) -> Iterator[Finding]:
         yield Finding(Level.OK, "judge", f"{settings.grm_model_name} at {url}, {key}")
 
 
-def _cache(settings: Settings) -> Iterator[Finding]:
+def _cache(settings: Environment) -> Iterator[Finding]:
     place = settings.web_cache.get_secret_value() if settings.web_cache else ""
     if not place.startswith(("redis://", "rediss://")):
         return
@@ -136,7 +136,7 @@ def _cache(settings: Settings) -> Iterator[Finding]:
         yield Finding(Level.OK, "redis", "the cache of WEB_CACHE answers")
 
 
-def _servers(settings: Settings, report: Report) -> Iterator[Finding]:
+def _servers(settings: Environment, report: Report) -> Iterator[Finding]:
     """Each tool server: answers already, could start, is not set up, or cannot start."""
     try:
         plans, kinds = importlib.import_module(SERVERS), importlib.import_module(_KINDS)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-from afm.configuration import apply_overrides, read_extended, validated
+from afm.configuration import Settings, apply_overrides, read_extended, validated
 from afm.distill.model_team.settings import (
     BudgetSettings,
     EndpointSettings,
@@ -17,15 +17,10 @@ from afm.distill.model_team.settings import (
     check_models,
 )
 
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
 SCOUT = "scout"
 
 
-class ExpandMembers(_Strict):
+class ExpandMembers(Settings):
     """Who proposes questions, who answers them without knowing the proposed answer, and who gathers pages by web tools."""
 
     proposer: MemberSettings
@@ -33,7 +28,7 @@ class ExpandMembers(_Strict):
     scout: MemberSettings | None = None
 
 
-class ExpandSettings(_Strict):
+class ExpandSettings(Settings):
     """An expansion's file.
 
     Attributes:

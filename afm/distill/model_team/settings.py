@@ -7,18 +7,14 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from afm.configuration import apply_overrides, read_extended, validated
+from afm.configuration import Settings, apply_overrides, read_extended, validated
 from afm.distill.merge import RoleMap
 from afm.errors import suggestion
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class EndpointSettings(_Strict):
+class EndpointSettings(Settings):
     """One OpenAI-compatible server, and how much of it may be used.
 
     Attributes:
@@ -39,7 +35,7 @@ class EndpointSettings(_Strict):
     timeout_s: float = Field(default=180.0, gt=0, le=86_400)
 
 
-class Price(_Strict):
+class Price(Settings):
     """US dollars for a million tokens."""
 
     prompt: float = Field(ge=0, le=1e9)
@@ -50,7 +46,7 @@ class Price(_Strict):
         return (prompt_tokens * self.prompt + completion_tokens * self.completion) / 1e6
 
 
-class ModelSettings(_Strict):
+class ModelSettings(Settings):
     """One model of an endpoint.
 
     Attributes:
@@ -77,7 +73,7 @@ class ModelSettings(_Strict):
         return fields
 
 
-class MemberSettings(_Strict):
+class MemberSettings(Settings):
     """One member of the team.
 
     Attributes:
@@ -103,7 +99,7 @@ class ToolAgentSettings(MemberSettings):
     argument: str = "{{ argument }}"
 
 
-class Members(_Strict):
+class Members(Settings):
     """Who plays which part. The writer suggests the answer and, once the verifier accepts it, gives it."""
 
     planner: MemberSettings
@@ -130,7 +126,7 @@ class Replan(StrEnum):
     """The criticism as the next sub-task, for agents that plan once."""
 
 
-class TeamLimits(_Strict):
+class TeamLimits(Settings):
     """When the team stops trying.
 
     Attributes:
@@ -154,14 +150,14 @@ class TeamLimits(_Strict):
     shown_chars: int = Field(default=6_000, ge=200)
 
 
-class BudgetSettings(_Strict):
+class BudgetSettings(Settings):
     """What the whole run may cost, interrupted earlier parts included; ``None`` for no limit."""
 
     usd: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     tokens: int | None = Field(default=None, ge=0)
 
 
-class TeamSettings(_Strict):
+class TeamSettings(Settings):
     """A team's file.
 
     Attributes:

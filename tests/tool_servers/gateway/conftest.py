@@ -18,7 +18,7 @@ import pytest
 from loopback import LoopbackServer
 
 from afm.distill.gateway import CallLog
-from afm.settings import Settings
+from afm.settings import Environment
 from tool_servers.gateway.app import Gateway as ServedGateway
 from tool_servers.gateway.settings import GatewaySettings, open_routes
 
@@ -260,7 +260,7 @@ class Gateway(LoopbackServer):
     def __init__(self, teacher, log, *, token=None, upstream=None, config=None):
         settings = GatewaySettings.model_validate(config or {})
         url = None if upstream == "" else upstream or teacher.url
-        environment = Settings(gateway_upstream_api_key=UPSTREAM_KEY)
+        environment = Environment(gateway_upstream_api_key=UPSTREAM_KEY)
         self.log = log
         self._calls = CallLog(log)
         self._calls.__enter__()
