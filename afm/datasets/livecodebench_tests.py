@@ -10,7 +10,7 @@ from typing import Any
 from afm.datasets.atomic import replacing
 from afm.datasets.manifest import write_manifest
 from afm.datasets.published import published_rows
-from afm.datasets.readers.code_row import checked_tests
+from afm.datasets.readers.programs import checked_tests
 from afm.errors import DataError
 from afm.rewards.code_tests.livecodebench import TEST_KEYS
 

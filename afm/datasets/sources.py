@@ -146,7 +146,7 @@ class Preparation(BaseModel):
     def row_reader(self) -> Reader:
         """The reader of the rows, with its keys."""
         from afm.datasets.readers import READERS
-        from afm.datasets.readers.plain import ANSWER_KEY, QUESTION_KEY, plain_reader
+        from afm.datasets.readers.own_rows import ANSWER_KEY, QUESTION_KEY, plain_reader
 
         if self.reader != "plain":
             return READERS[self.reader]

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from afm.datasets.published import BadRows, OnRow, ReadCounts, read_published
-from afm.datasets.readers.code_row import count_tests
+from afm.datasets.readers.programs import count_tests
 from afm.datasets.readers.row import Made
 from afm.datasets.schema import Task
 from afm.datasets.sources import Preparation

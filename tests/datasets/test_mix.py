@@ -16,8 +16,8 @@ from afm.datasets import read_tasks
 from afm.datasets.hub_sets import read_hub_sets
 from afm.datasets.mix import mix_sources, prepare_mix
 from afm.datasets.readers import READERS
-from afm.datasets.readers.code_row import count_tests
-from afm.datasets.readers.retool import boxed
+from afm.datasets.readers.conversations import boxed
+from afm.datasets.readers.programs import count_tests
 from afm.datasets.sources import Preparation, Product
 from afm.datasets.wanted import asks_for_proof
 from afm.errors import ConfigError, DataError, UsageError

@@ -1,4 +1,4 @@
-"""Readers of published data sets: one small file for each layout, found by name.
+"""Readers of published data sets: one function a layout, chosen by name.
 
 A reader turns one row, as its owner publishes it, into a :class:`afm.datasets.Task`, a conversation or an alpaca row.
 What it cannot read it refuses with a reason; :func:`afm.datasets.published.read_published` adds file and line.
@@ -6,34 +6,24 @@ What it cannot read it refuses with a reason; :func:`afm.datasets.published.read
 
 from __future__ import annotations
 
-from afm.datasets.readers.afm_rl import AFM_RL
-from afm.datasets.readers.afm_sft import AFM_SFT
-from afm.datasets.readers.agent_flan import AGENT_FLAN
-from afm.datasets.readers.bamboogle import BAMBOOGLE
-from afm.datasets.readers.browsecomp import BROWSECOMP
-from afm.datasets.readers.codecontests import CODECONTESTS
-from afm.datasets.readers.codeforces import CODEFORCES
-from afm.datasets.readers.dapo_math import DAPO_MATH
-from afm.datasets.readers.flashrag import FLASHRAG
-from afm.datasets.readers.gaia import GAIA
+from afm.datasets.readers.conversations import AFM_SFT, AGENT_FLAN, RETOOL, RETOOL_QUESTIONS, SHAREGPT
 from afm.datasets.readers.glaive import GLAIVE
-from afm.datasets.readers.gsm8k import GSM8K
-from afm.datasets.readers.hle import HLE
-from afm.datasets.readers.hotpotqa import HOTPOTQA
-from afm.datasets.readers.livecodebench import LIVECODEBENCH
-from afm.datasets.readers.math_problem import MATH_PROBLEM
-from afm.datasets.readers.musique import MUSIQUE
-from afm.datasets.readers.nq import NQ
-from afm.datasets.readers.plain import PLAIN
-from afm.datasets.readers.popqa import POPQA
-from afm.datasets.readers.retool import RETOOL, RETOOL_QUESTIONS
+from afm.datasets.readers.mathematics import DAPO_MATH, GSM8K, MATH_PROBLEM
+from afm.datasets.readers.own_rows import AFM_RL, PLAIN
+from afm.datasets.readers.programs import CODECONTESTS, CODEFORCES, LIVECODEBENCH, SKYWORK
+from afm.datasets.readers.questions import (
+    BAMBOOGLE,
+    FLASHRAG,
+    HOTPOTQA,
+    MUSIQUE,
+    NQ,
+    POPQA,
+    TRIVIAQA,
+    TWO_WIKI,
+)
 from afm.datasets.readers.row import AlpacaRow, Conversation, Message, Reader
-from afm.datasets.readers.sharegpt import SHAREGPT
-from afm.datasets.readers.skywork import SKYWORK
 from afm.datasets.readers.t_eval import T_EVAL
-from afm.datasets.readers.triviaqa import TRIVIAQA
-from afm.datasets.readers.two_wiki import TWO_WIKI
-from afm.datasets.readers.webwalker import WEBWALKER
+from afm.datasets.readers.web_benchmarks import BROWSECOMP, GAIA, HLE, WEBWALKER
 from afm.errors import suggestion
 
 __all__ = ["READERS", "AlpacaRow", "Conversation", "Message", "Reader", "checked_reader"]

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from afm.datasets.readers.row import Reader, identity, shown, text
+from afm.datasets.readers.row import Reader, abbreviate, row_id, text_field
 from afm.datasets.schema import Task
 from afm.errors import DataError
 
@@ -33,15 +33,15 @@ def _unpacked(_: str, row: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def _read(row: Mapping[str, Any], default: str) -> Task:
-    exchange = _EXCHANGE.match(text(row, "chat"))
+    exchange = _EXCHANGE.match(text_field(row, "chat"))
     question, answer = (exchange["asked"].strip(), exchange["reply"].strip()) if exchange else ("", "")
     if not question or not answer:
-        raise DataError(f"`chat`: expected USER: and ASSISTANT: with texts, got {shown(row['chat'])}")
-    system = text(row, "system").removeprefix("SYSTEM:").strip()
+        raise DataError(f"`chat`: expected USER: and ASSISTANT: with texts, got {abbreviate(row['chat'])}")
+    system = text_field(row, "system").removeprefix("SYSTEM:").strip()
     tools, asked = _functions(system), _CALL in answer
     called = _CALLED.search(answer)
     if asked and (called is None or (called[1] not in tools)):
-        raise DataError(f"`chat`: the answer calls none of the functions {tools}, got {shown(answer)}")
+        raise DataError(f"`chat`: the answer calls none of the functions {tools}, got {abbreviate(answer)}")
     if row.get(_TWIN):
         system, tools = "", []
     case = f"{'given' if tools else 'absent'}_{'asked' if asked else 'not_asked'}"
@@ -59,7 +59,7 @@ def _read(row: Mapping[str, Any], default: str) -> Task:
 def _name(row: Mapping[str, Any], default: str) -> str:
     """Rows have no ids, and those of an array may all stand in one line, so what they say is part of the name."""
     digest = hashlib.blake2b(f"{row['system']}{row['chat']}".encode("utf-8", "surrogatepass"), digest_size=6)
-    name = identity(row, f"{default}-{digest.hexdigest()}", "id")
+    name = row_id(row, f"{default}-{digest.hexdigest()}", "id")
     return f"{name}/{_TWIN}" if row.get(_TWIN) else name
 
 

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from afm.datasets.schema import Task
 from afm.errors import DataError
 
-_SHOWN_CHARS = 60
+_MESSAGE_CHARS = 60
 
 
 class Message(BaseModel):
@@ -73,7 +73,7 @@ class Reader:
     unpack: Callable[[str, Mapping[str, Any]], Iterable[Mapping[str, Any]]] | None = None
 
 
-def text(row: Mapping[str, Any], *keys: str) -> str:
+def text_field(row: Mapping[str, Any], *keys: str) -> str:
     """The text under the first of ``keys`` that is there.
 
     Raises:
@@ -81,52 +81,77 @@ def text(row: Mapping[str, Any], *keys: str) -> str:
     """
     value = next((row[key] for key in keys if row.get(key) is not None), None)
     if not isinstance(value, str) or not value.strip():
-        raise DataError(f"`{keys[0]}`: expected a text that is not empty, got {shown(value)}")
+        raise DataError(f"`{keys[0]}`: expected a text that is not empty, got {abbreviate(value)}")
     return value.strip()
 
 
-def identity(row: Mapping[str, Any], default: str, *keys: str) -> str:
+def row_id(row: Mapping[str, Any], default: str, *keys: str) -> str:
     """The row's own id, else ``default``."""
     value = next((row[key] for key in keys if row.get(key) not in (None, "")), default)
     return str(value)
 
 
-def answers(row: Mapping[str, Any], key: str, values: Iterable[Any]) -> list[str]:
+def accepted_answers(row: Mapping[str, Any], key: str, values: Iterable[Any]) -> list[str]:
     """Accepted answers without blanks and repetitions, in their order.
 
     Raises:
         DataError: None is left.
     """
-    found = dict.fromkeys(value.strip() for value in values if isinstance(value, str) and value.strip())
-    if not found:
-        raise DataError(f"`{key}`: expected at least one answer, got {shown(row.get(key))}")
-    return list(found)
+    unique = dict.fromkeys(value.strip() for value in values if isinstance(value, str) and value.strip())
+    if not unique:
+        raise DataError(f"`{key}`: expected at least one answer, got {abbreviate(row.get(key))}")
+    return list(unique)
 
 
-def listed(value: Any) -> list[Any]:
+def as_list(value: Any) -> list[Any]:
     """A list, a tuple or one value as a list; nothing as an empty one."""
     if value is None:
         return []
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
-def mapping(value: Any, what: str) -> Mapping[str, Any]:
+def object_field(value: Any, what: str) -> Mapping[str, Any]:
     """``value`` when it is an object.
 
     Raises:
         DataError: It is not.
     """
     if not isinstance(value, Mapping):
-        raise DataError(f"`{what}`: expected an object, got {shown(value)}")
+        raise DataError(f"`{what}`: expected an object, got {abbreviate(value)}")
     return value
 
 
-def kept(row: Mapping[str, Any], *keys: str) -> dict[str, Any]:
+def optional_fields(row: Mapping[str, Any], *keys: str) -> dict[str, Any]:
     """Those further fields that are there."""
     return {key: row[key] for key in keys if row.get(key) not in (None, "")}
 
 
-def shown(value: object) -> str:
+def abbreviate(value: object) -> str:
     """A value, short enough for a message."""
-    told = repr(value)
-    return told if len(told) <= _SHOWN_CHARS else f"{told[:_SHOWN_CHARS]}..."
+    text = repr(value)
+    return text if len(text) <= _MESSAGE_CHARS else f"{text[:_MESSAGE_CHARS]}..."
+
+
+def last_question(row: Mapping[str, Any]) -> str:
+    """The last turn of the user.
+
+    Raises:
+        DataError: There is none.
+    """
+    turns = [
+        turn
+        for turn in as_list(row.get("prompt"))
+        if isinstance(turn, Mapping) and turn.get("role") == "user"
+    ]
+    if not turns:
+        raise DataError(f"`prompt`: expected [{{role: user, content}}], got {abbreviate(row.get('prompt'))}")
+    return text_field(turns[-1], "content")
+
+
+def gold_answer(row: Mapping[str, Any]) -> str:
+    """The gold answer as it is written.
+
+    Raises:
+        DataError: There is none.
+    """
+    return text_field(object_field(row.get("reward_model"), "reward_model"), "ground_truth")

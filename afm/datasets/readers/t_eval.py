@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from afm.datasets.readers.row import Reader, identity, shown
+from afm.datasets.readers.row import Reader, abbreviate, row_id
 from afm.datasets.schema import Task
 from afm.errors import DataError
 
@@ -42,15 +42,15 @@ def _unpacked(stem: str, whole: Mapping[str, Any]) -> Iterator[Mapping[str, Any]
 def _read(row: Mapping[str, Any], default: str) -> Task:
     item = row.get("item")
     if not isinstance(item, Mapping):
-        raise DataError(f"expected an object of origin_prompt and ground_truth, got {shown(item)}")
+        raise DataError(f"expected an object of origin_prompt and ground_truth, got {abbreviate(item)}")
     gold = item.get("ground_truth")
     if not isinstance(gold, Mapping | list | str) or not gold:
-        raise DataError(f"`ground_truth`: expected an object, a list or a text, got {shown(gold)}")
+        raise DataError(f"`ground_truth`: expected an object, a list or a text, got {abbreviate(gold)}")
     messages = _messages(item.get("origin_prompt"))
     kind, form = str(row["kind"]), _form(item, str(row["id"]))
     _check_keys(kind, gold)
     return Task(
-        id=identity(row, default, "id"),
+        id=row_id(row, default, "id"),
         question=messages[-1]["content"],
         ground_truth=gold,
         data_source=f"t_eval_{kind}_{form}",
@@ -69,7 +69,9 @@ def _read(row: Mapping[str, Any], default: str) -> Task:
 def _check_keys(kind: str, gold: Any) -> None:
     keys = _GOLD_KEYS.get(kind, ())
     if keys and not (isinstance(gold, Mapping) and all(key in gold for key in keys)):
-        raise DataError(f"`ground_truth`: expected an object with {' and '.join(keys)}, got {shown(gold)}")
+        raise DataError(
+            f"`ground_truth`: expected an object with {' and '.join(keys)}, got {abbreviate(gold)}"
+        )
 
 
 def _meta(item: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -87,21 +89,21 @@ def _form(item: Mapping[str, Any], name: str) -> str:
     )
     form = {"json": "json", "str": "str", "string": "str"}.get(str(told))
     if form is None:
-        raise DataError(f"expected a response in the form json or str, got {shown(told)}")
+        raise DataError(f"expected a response in the form json or str, got {abbreviate(told)}")
     return form
 
 
 def _messages(prompt: Any) -> list[dict[str, str]]:
     """The conversation with turns of one role after another merged."""
     if not isinstance(prompt, list) or not prompt:
-        raise DataError(f"`origin_prompt`: expected a list of messages, got {shown(prompt)}")
+        raise DataError(f"`origin_prompt`: expected a list of messages, got {abbreviate(prompt)}")
     merged: list[dict[str, str]] = []
     for message in prompt:
         role = _ROLES.get(str(message.get("role"))) if isinstance(message, Mapping) else None
         content = message.get("content") if role else None
         if role is None or not isinstance(content, str):
             raise DataError(
-                f"`origin_prompt`: expected role ({', '.join(_ROLES)}) and content, got {shown(message)}"
+                f"`origin_prompt`: expected role ({', '.join(_ROLES)}) and content, got {abbreviate(message)}"
             )
         if merged and merged[-1]["role"] == role:
             merged[-1]["content"] += f"\n\n{content}"

@@ -1,13 +1,22 @@
-"""Rows of anybody's own: a question under one key, its answer under another."""
+"""Rows in this project's layouts, in AFM's RL layout, and in anybody's own."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from afm.datasets.readers.row import Reader, shown, text
+from afm.datasets.readers.row import Reader, abbreviate, text_field
 from afm.datasets.schema import Task, solution_result, task_of_row
 from afm.errors import DataError, suggestion
+
+
+def _read_afm_rl(row: Mapping[str, Any], default: str) -> Task:
+    """AFM's RL sets and benchmark files, and raw rows of questions: every layout that :mod:`afm.datasets.schema` reads."""
+    return task_of_row(row, default_id=default)
+
+
+AFM_RL = Reader("afm_rl", "", _read_afm_rl)
+
 
 QUESTION_KEY = "question"
 ANSWER_KEY = "answer"
@@ -27,11 +36,11 @@ def plain_reader(question_key: str = QUESTION_KEY, answer_key: str = ANSWER_KEY)
         known = {key: row[key] for key in ("id", "data_source") if row.get(key) is not None}
         answer = row[answer_key]
         if not _says_something(answer):
-            raise DataError(f"`{answer_key}`: expected an answer, got {shown(answer)}")
+            raise DataError(f"`{answer_key}`: expected an answer, got {abbreviate(answer)}")
         if isinstance(answer, str) and "\n" in answer.strip():
             answer = solution_result(answer) or answer
         return task_of_row(
-            {**known, "question": text(row, question_key), "answer": answer},
+            {**known, "question": text_field(row, question_key), "answer": answer},
             default_id=default,
         )
 

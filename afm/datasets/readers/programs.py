@@ -1,0 +1,228 @@
+"""Sets of programming problems, with tests that the reward can read."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from afm.datasets.readers.row import (
+    Reader,
+    abbreviate,
+    accepted_answers,
+    as_list,
+    gold_answer,
+    last_question,
+    object_field,
+    optional_fields,
+    row_id,
+    text_field,
+)
+from afm.datasets.schema import Task
+from afm.errors import DataError
+from afm.rewards.code_tests.problem import read_problem
+
+
+def checked_tests(tests: Mapping[str, Any]) -> dict[str, Any]:
+    """``tests``, once the reward has read them.
+
+    Raises:
+        DataError: There are none, or they are damaged.
+    """
+    try:
+        read_problem(tests)
+    except DataError as error:
+        raise DataError(f"tests: {error.message}") from None
+    return dict(tests)
+
+
+def count_tests(ground_truth: Any, extra_info: Mapping[str, Any] | None = None) -> int:
+    """How many tests judge a program: pairs of input and output, calls, and asserts of a test program.
+
+    Raises:
+        DataError: There are none, or they are damaged.
+    """
+    problem = read_problem(ground_truth, extra_info)
+    pairs = len(problem.printing) + len(problem.calling)
+    try:
+        return pairs + sum(isinstance(node, ast.Assert) for node in ast.walk(ast.parse(problem.tests)))
+    except (SyntaxError, ValueError, RecursionError):
+        return pairs
+
+
+def with_starter_code(question: str, starter: str) -> str:
+    """The question and the code that the program has to begin with."""
+    if not starter.strip():
+        return f"{question}\n\nThe program reads standard input and writes its answer to standard output."
+    return f"{question}\n\nComplete this code:\n```py\n{starter.rstrip()}\n```"
+
+
+def sections(*parts: tuple[str, Any]) -> str:
+    """The parts that are there, each under its title; the first one has none."""
+    texts = []
+    for title, body in parts:
+        if isinstance(body, str) and body.strip():
+            texts.append(f"{title}\n{body.strip()}" if title else body.strip())
+    return "\n\n".join(texts)
+
+
+_TESTS = ("public_test_cases", "private_test_cases", "metadata")
+
+
+def _read_livecodebench(row: Mapping[str, Any], default: str) -> Task:
+    """LiveCodeBench: the rows of livecodebench/code_generation_lite (``test.jsonl``, ``test2.jsonl`` ..).
+
+    Public tests are JSON in a text; private ones are packed, and stay so: they are unpacked once here to be checked, and
+    again by the reward. ``question_id`` goes along, so that complete tests are found by LIVECODEBENCH_DATA_PATH.
+    """
+    name = text_field(row, "question_id")
+    tests = checked_tests({**optional_fields(row, *_TESTS), "question_id": name})
+    starter = row.get("starter_code") or ""
+    return Task(
+        id=name,
+        question=with_starter_code(text_field(row, "question_content"), starter),
+        ground_truth=tests,
+        data_source="livecodebench",
+        extra_info={"starter_code": starter}
+        | optional_fields(row, "question_title", "platform", "contest_id", "contest_date", "difficulty"),
+    )
+
+
+LIVECODEBENCH = Reader("livecodebench", "livecodebench", _read_livecodebench)
+
+
+_CODECONTESTS_TESTS = ("public_tests", "private_tests", "generated_tests")
+
+
+def _read_codecontests(row: Mapping[str, Any], default: str) -> Task:
+    """CodeContests: ``{name, description, public_tests, private_tests, generated_tests, ..}``, as in deepmind/code_contests.
+
+    Each ``*_tests`` holds two lists, ``input`` and ``output``. Problems that read or write a named file are refused.
+    """
+    for key in ("input_file", "output_file"):
+        if row.get(key):
+            raise DataError(f"`{key}` is {row[key]!r}: the problem does not use standard input and output")
+    tests = checked_tests(optional_fields(row, *_CODECONTESTS_TESTS))
+    return Task(
+        id=text_field(row, "name"),
+        question=with_starter_code(text_field(row, "description"), ""),
+        ground_truth=tests,
+        data_source="codecontests",
+        extra_info=_limits(row) | optional_fields(row, "source", "difficulty", "cf_rating"),
+    )
+
+
+def _limits(row: Mapping[str, Any]) -> dict[str, Any]:
+    limit = row.get("time_limit")
+    if not isinstance(limit, Mapping):
+        return {}
+    return {"time_limit_s": (limit.get("seconds") or 0) + (limit.get("nanos") or 0) / 1e9}
+
+
+CODECONTESTS = Reader("codecontests", "codecontests", _read_codecontests)
+
+
+def _read_codeforces(row: Mapping[str, Any], default: str) -> Task:
+    """Codeforces: the rows of open-r1/codeforces, judged by the official tests and, where there is one, the checker.
+
+    Refused are problems that talk to their judge, that read a file, or whose official tests are cut short
+    (``official_tests_complete`` false), since a wrong program would pass those.
+    """
+    _refuse(row)
+    tests: dict[str, Any] = {"cases": as_list(row.get("official_tests"))}
+    if row.get("generated_checker"):
+        tests["checker"] = row["generated_checker"]
+    question = sections(
+        ("", text_field(row, "description")),
+        ("Input", row.get("input_format")),
+        ("Output", row.get("output_format")),
+        ("Examples", _examples(row)),
+        ("Note", row.get("note")),
+    )
+    return Task(
+        id=text_field(row, "id"),
+        question=with_starter_code(question, ""),
+        ground_truth=checked_tests(tests),
+        data_source="codeforces",
+        extra_info=optional_fields(
+            row, "title", "rating", "time_limit", "memory_limit", "contest_start_year"
+        ),
+    )
+
+
+def _refuse(row: Mapping[str, Any]) -> None:
+    if row.get("interaction_format"):
+        raise DataError(
+            "the problem is interactive (`interaction_format`); programs are run with a fixed input"
+        )
+    if row.get("input_mode") not in (None, "", "stdio"):
+        raise DataError(f"`input_mode` is {row['input_mode']!r}, expected 'stdio'")
+    if row.get("official_tests_complete") is False:
+        raise DataError("`official_tests_complete` is false: the tests are cut short")
+
+
+def _examples(row: Mapping[str, Any]) -> str:
+    pairs = [pair for pair in as_list(row.get("examples")) if isinstance(pair, Mapping)]
+    return "\n\n".join(
+        f"Input:\n{str(pair.get('input', '')).strip()}\nOutput:\n{str(pair.get('output', '')).strip()}"
+        for pair in pairs
+    )
+
+
+CODEFORCES = Reader("codeforces", "codeforces", _read_codeforces)
+
+
+_SUITES = ("leetcode", "taco")
+
+
+def _read_skywork(row: Mapping[str, Any], default: str) -> Task:
+    """Skywork-OR1-RL-Data: mathematics and programs in one layout, told apart by ``ability`` and ``data_source``.
+
+    Mathematics has a JSON list of answers, programs an object of tests: ``{inputs, outputs, fn_name}`` (TACO) or
+    ``{entry_point, import_prefix, test_code}`` (LeetCode). The data source becomes the one that chooses our reward
+    (``skywork_math``, ``skywork_livecodebench_*``); the published one stays in ``extra_info``.
+    """
+    source = text_field(row, "data_source")
+    info = object_field(row.get("extra_info") or {}, "extra_info")
+    extra: dict[str, Any] = {"published_source": source}
+    if isinstance(info.get("model_difficulty"), Mapping):
+        extra["model_difficulty"] = dict(info["model_difficulty"])
+    is_code = "code" in source.split("-") or row.get("ability") == "code"
+    gold = gold_answer(row)
+    return Task(
+        id=f"{source}-{row_id(info, default, 'index')}",
+        question=last_question(row),
+        ground_truth=_tests(gold) if is_code else _answers(gold, row),
+        data_source=_code_source(source) if is_code else "skywork_math",
+        extra_info=extra,
+    )
+
+
+def _code_source(source: str) -> str:
+    return f"skywork_livecodebench_{next((name for name in _SUITES if name in source), 'other')}"
+
+
+def _answers(gold: str, row: Mapping[str, Any]) -> list[str]:
+    try:
+        values = as_list(json.loads(gold))
+    except ValueError:
+        values = [gold]
+    return accepted_answers(
+        row, "reward_model", (value if isinstance(value, str) else str(value) for value in values)
+    )
+
+
+def _tests(gold: str) -> dict[str, Any]:
+    try:
+        tests = dict(object_field(json.loads(gold), "reward_model.ground_truth"))
+    except ValueError:
+        raise DataError(
+            f"`reward_model.ground_truth`: expected JSON with tests, got {abbreviate(gold)}"
+        ) from None
+    if "test_code" in tests:
+        tests["test"] = tests.pop("test_code")
+    return checked_tests(tests)
+
+
+SKYWORK = Reader("skywork_or1", "", _read_skywork)
