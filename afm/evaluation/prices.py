@@ -10,18 +10,17 @@ from pydantic import Field, field_validator
 from yaml import YAMLError
 
 from afm.configuration import Settings, parse_yaml, read_file, validated
+from afm.endpoints.price import MAX_USD, MILLION, CachedTokenPrice
 from afm.errors import ConfigError, UsageError, suggestion
 from afm.evaluation.intervals import Interval, bootstrap_ratio
 from afm.trajectory.record import CallRecord, Cost, Record
 
-_MILLION = 1e6
 _BLOCKS = 1024
-_MOST_USD = 1e9
 _EXACT = 10**12
 """Parts of a dollar that are added up as whole numbers, so that the order of episodes does not matter."""
 
 
-class Prices(Settings):
+class Prices(CachedTokenPrice):
     """US dollars for a million tokens, and for a call of a tool.
 
     Attributes:
@@ -33,17 +32,14 @@ class Prices(Settings):
         tools: For one call that was made, by the tool's name; others cost nothing.
     """
 
-    prompt: float = Field(ge=0, le=_MOST_USD)
-    completion: float = Field(ge=0, le=_MOST_USD)
-    cached: float | None = Field(default=None, ge=0, le=_MOST_USD)
-    judge: float | None = Field(default=None, ge=0, le=_MOST_USD)
+    judge: float | None = Field(default=None, ge=0, le=MAX_USD)
     tools: dict[str, float] = Field(default_factory=dict)
 
     @field_validator("tools")
     @classmethod
     def _within_bounds(cls, value: dict[str, float]) -> dict[str, float]:
-        if wrong := [name for name, price in value.items() if not 0 <= price <= _MOST_USD]:
-            raise ValueError(f"prices of 0 to {_MOST_USD:g}, not that of {', '.join(wrong)}")
+        if wrong := [name for name, price in value.items() if not 0 <= price <= MAX_USD]:
+            raise ValueError(f"prices of 0 to {MAX_USD:g}, not that of {', '.join(wrong)}")
         return value
 
     def checked(self, tools: Iterable[str]) -> Prices:
@@ -66,10 +62,7 @@ class Prices(Settings):
             return cost.model_usd
         fresh = cost.prompt_tokens + cost.observation_tokens
         read = cost.read_tokens or fresh
-        again = max(0, read - fresh)
-        in_cache = self.prompt if self.cached is None else self.cached
-        spent = (read - again) * self.prompt + again * in_cache + cost.agent_tokens * self.completion
-        return spent / _MILLION
+        return self.usd(read, cost.agent_tokens, max(0, read - fresh))
 
     def tools_usd(self, calls: Iterable[CallRecord]) -> float:
         """Of calls; one that repeats an answered one was not made."""
@@ -77,7 +70,7 @@ class Prices(Settings):
 
     def judge_usd(self, tokens: int) -> float:
         """Of the judge's tokens, 0 where its price is not known."""
-        return tokens * (self.judge or 0.0) / _MILLION
+        return tokens * (self.judge or 0.0) / MILLION
 
 
 class UsdPerSolved(Settings):

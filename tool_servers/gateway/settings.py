@@ -11,12 +11,10 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 
 from afm.distill.gateway import Usage
 from afm.endpoints.connections import checked_key
+from afm.endpoints.price import CachedTokenPrice
 from afm.errors import ConfigError
 from afm.settings import Environment
 from tool_servers.shared.settings import ServerSettings
-
-_MILLION = 1_000_000
-_MOST_USD = 1e9
 
 
 class Upstream(BaseModel):
@@ -48,20 +46,6 @@ class Upstream(BaseModel):
         return url.rstrip("/")
 
 
-class Price(BaseModel):
-    """USD for a million tokens.
-
-    Attributes:
-        cached: For tokens of the prompt that the endpoint had in its cache; as ``prompt`` when ``None``.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    prompt: float = Field(ge=0, le=_MOST_USD)
-    completion: float = Field(ge=0, le=_MOST_USD)
-    cached: float | None = Field(default=None, ge=0, le=_MOST_USD)
-
-
 class GatewaySettings(ServerSettings):
     """The YAML of the gateway.
 
@@ -79,7 +63,7 @@ class GatewaySettings(ServerSettings):
     content: ClassVar[str] = "gateway settings"
 
     upstreams: tuple[Upstream, ...] = ()
-    prices: dict[str, Price] = Field(default_factory=dict)
+    prices: dict[str, CachedTokenPrice] = Field(default_factory=dict)
     ask_usage: bool = True
     answer_s: float = Field(default=600.0, gt=0)
     silence_s: float = Field(default=300.0, gt=0)
@@ -89,7 +73,7 @@ class GatewaySettings(ServerSettings):
     max_waiting: int = Field(default=1024, ge=0)
     finish_s: float = Field(default=60.0, gt=0)
 
-    def price(self, model: str) -> Price | None:
+    def price(self, model: str) -> CachedTokenPrice | None:
         """What ``model`` costs, if that is known."""
         if model in self.prices:
             return self.prices[model]
@@ -136,11 +120,8 @@ def _key(upstream: Upstream, environment: Environment) -> str | None:
     return None if key is None else checked_key(key, name)
 
 
-def cost_usd(price: Price | None, usage: Usage, cached_tokens: int) -> float:
+def cost_usd(price: CachedTokenPrice | None, usage: Usage, cached_tokens: int) -> float:
     """What a call cost by ``price``, 0 without one."""
     if price is None:
         return 0.0
-    cached = min(cached_tokens, usage.prompt_tokens)
-    in_cache = price.prompt if price.cached is None else price.cached
-    spent = (usage.prompt_tokens - cached) * price.prompt + cached * in_cache
-    return (spent + usage.completion_tokens * price.completion) / _MILLION
+    return price.usd(usage.prompt_tokens, usage.completion_tokens, cached_tokens)

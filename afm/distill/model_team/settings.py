@@ -11,6 +11,7 @@ from pydantic import Field, field_validator, model_validator
 
 from afm.configuration import Settings, apply_overrides, read_extended, validated
 from afm.distill.merge import RoleMap
+from afm.endpoints.price import TokenPrice
 from afm.errors import suggestion
 
 
@@ -35,17 +36,6 @@ class EndpointSettings(Settings):
     timeout_s: float = Field(default=180.0, gt=0, le=86_400)
 
 
-class Price(Settings):
-    """US dollars for a million tokens."""
-
-    prompt: float = Field(ge=0, le=1e9)
-    completion: float = Field(ge=0, le=1e9)
-
-    def usd(self, prompt_tokens: int, completion_tokens: int) -> float:
-        """What so many tokens cost."""
-        return (prompt_tokens * self.prompt + completion_tokens * self.completion) / 1e6
-
-
 class ModelSettings(Settings):
     """One model of an endpoint.
 
@@ -63,7 +53,7 @@ class ModelSettings(Settings):
     max_tokens: int = Field(default=2048, ge=16, le=1_000_000)
     system_role: bool = True
     request: dict[str, Any] = Field(default_factory=dict)
-    price: Price | None = None
+    price: TokenPrice | None = None
 
     @field_validator("request")
     @classmethod

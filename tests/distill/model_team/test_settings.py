@@ -3,7 +3,6 @@ from pathlib import Path
 import pytest
 
 from afm.distill.model_team import load_team, read_team
-from afm.distill.model_team.settings import Price
 from afm.errors import ConfigError, UsageError
 
 ROOT = Path(__file__).parents[3]
@@ -66,13 +65,3 @@ def test_a_budget_changes_no_digest_and_a_prompt_does(tmp_path, monkeypatch):
     prompt.write_text("system: '{{ qestion }'\nuser: u\n")
     with pytest.raises(ConfigError, match=r"planner.yaml: system: no template"):
         load_team(file, overrides=[f"members.planner.prompt={prompt}"])
-
-
-def test_prices_are_for_a_million_tokens():
-    assert Price(prompt=2.0, completion=8.0).usd(500_000, 250_000) == 3.0
-
-
-@pytest.mark.parametrize("usd", [-1, 1e10, float("inf"), float("nan")])
-def test_prices_that_nobody_asks_are_refused(usd):
-    with pytest.raises(ValueError, match="prompt"):
-        Price(prompt=usd, completion=0)

@@ -3,8 +3,8 @@ import json
 import pytest
 from pydantic import ValidationError
 
+from afm.endpoints.price import CachedTokenPrice
 from tool_servers.gateway.answers import EventStream, whole_answer
-from tool_servers.gateway.settings import Price
 
 
 @pytest.mark.parametrize(("told", "counted"), [("7", 7), ("-1", 0), ("1" + "0" * 400, 0), ('"7"', 0)])
@@ -28,4 +28,4 @@ def test_a_call_in_the_older_form_is_put_together_from_the_pieces_of_a_stream():
 def test_a_price_without_bounds_is_refused(usd):
     """A cost that is no number stands in the log as null, and then nobody can read the line."""
     with pytest.raises(ValidationError):
-        Price(prompt=1, completion=usd)
+        CachedTokenPrice(prompt=1, completion=usd)
