@@ -114,6 +114,7 @@ def test_what_no_stage_makes_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert "no server answers at http://127.0.0.1:9" in rest
 
 
+@pytest.mark.slow
 def test_a_judge_is_asked_for_before_there_are_rows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("GRM_BASE_URL", raising=False)
     words = ("web_agent", "--root", str(tmp_path), "--dry-run", "eval.rewards.judge.url=http://127.0.0.1:9")

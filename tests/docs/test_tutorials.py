@@ -50,6 +50,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Path(module.make_checkout(tmp_path_factory.mktemp("checkout")))
 
 
+@pytest.mark.slow
 @pytest.mark.sandbox
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_what_a_tutorial_shows_happens(page: Path, checkout: Path) -> None:

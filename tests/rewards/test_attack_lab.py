@@ -34,6 +34,7 @@ async def test_everything_gets_what_it_deserves(scorer: str, monkeypatch: pytest
     assert failures(await tried(load_reward(), scorer)) == []
 
 
+@pytest.mark.slow
 @pytest.mark.sandbox
 async def test_programs_get_what_they_deserve() -> None:
     reward = load_reward({"code_tests": {"case_s": 2.0, "total_s": 20.0}})

@@ -277,6 +277,7 @@ def test_a_model_sums_up_long_pages_in_chunks(start, site, another_site):
     assert "sk-very-secret" not in server.log.read_text()
 
 
+@pytest.mark.slow
 def test_a_model_that_hangs_does_not_outlast_the_caller(start, site, another_site):
     over = threading.Event()
     another_site.pages["/v1/chat/completions"] = lambda handler: (over.wait(60), None)[1]
