@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 from datetime import UTC, datetime
@@ -16,6 +15,7 @@ import yaml
 from afm.agents import save_agent
 from afm.errors import ConfigError
 from afm.planning.published import preset_lines
+from afm.runs.atomic import replace_text
 from llamafactory_patch.config import SftJob, changed_keys
 from llamafactory_patch.trackers import tracker_settings
 
@@ -94,7 +94,7 @@ def prepare(job: SftJob, *, node: int = 0, progress_bar: bool) -> str:
             config["overwrite_output_dir"] = True  # interrupted before its first checkpoint
     if first_node:
         _write_manifest(job, finished=None)
-    _replace(config_path(job, node), config_text(job, config))
+    replace_text(config_path(job, node), config_text(job, config))
     return "\n".join(notes)
 
 
@@ -127,7 +127,7 @@ def _mend_train_loss(job: SftJob) -> None:
         file = job.output_dir / name
         if file.is_file():
             results = json.loads(file.read_text(encoding="utf-8"))
-            _replace(file, json.dumps(results | {"train_loss": mean}, indent=4) + "\n")
+            replace_text(file, json.dumps(results | {"train_loss": mean}, indent=4) + "\n")
 
 
 def logged_losses(history: Path) -> dict[int, float]:
@@ -144,7 +144,7 @@ def logged_losses(history: Path) -> dict[int, float]:
 
 def _write_manifest(job: SftJob, **progress: Any) -> None:
     manifest = {"settings": job.settings(), "agent": job.agent.name if job.agent else None, **progress}
-    _replace(job.output_dir / MANIFEST_FILE, json.dumps(manifest, indent=2, ensure_ascii=False) + "\n")
+    replace_text(job.output_dir / MANIFEST_FILE, json.dumps(manifest, indent=2, ensure_ascii=False) + "\n")
 
 
 def _version(package: str) -> str | None:
@@ -160,7 +160,9 @@ def _allow_cache(config_file: Path) -> None:
         return
     config = json.loads(config_file.read_text(encoding="utf-8"))
     if config.get("use_cache") is False:
-        _replace(config_file, json.dumps({**config, "use_cache": True}, indent=2, ensure_ascii=False) + "\n")
+        replace_text(
+            config_file, json.dumps({**config, "use_cache": True}, indent=2, ensure_ascii=False) + "\n"
+        )
 
 
 def _checkpoints(output_dir: Path) -> list[Path]:
@@ -215,10 +217,4 @@ def _cut_history(history: Path, last_step: int) -> None:
                 kept.append(line + "\n")
         except (ValueError, KeyError):
             continue
-    _replace(history, "".join(kept))
-
-
-def _replace(path: Path, text: str) -> None:
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+    replace_text(history, "".join(kept))

@@ -7,7 +7,6 @@ imports LLaMA-Factory; :func:`llamafactory_patch.install` does it at the right m
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, fields
 from hashlib import sha256
@@ -20,6 +19,7 @@ from llamafactory.hparams.model_args import ProcessorArguments
 
 from afm.agents import PromptMode, PromptSource
 from afm.errors import ConfigError
+from afm.runs.atomic import replace_text
 from llamafactory_patch.arguments import MASKING_REVISION, AgentDataArguments
 from llamafactory_patch.loading import FileState, agents_of
 
@@ -61,10 +61,7 @@ def store_origin(data_args: AgentDataArguments) -> None:
     if data_args.tokenized_path is None:
         return
     path = _origin_file(Path(data_args.tokenized_path))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(data_args.origin, indent=1), encoding="utf-8")
-    temporary.replace(path)
+    replace_text(path, json.dumps(data_args.origin, indent=1))
 
 
 def _origin(model_args: Any, data_args: AgentDataArguments, seed: int, stage: str) -> dict[str, Any]:

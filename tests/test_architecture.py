@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 LAYERS = [
     {"errors", "settings", "processes", "configuration", "sqlite", "terminal"},
+    {"runs"},
     {"agents", "planning"},
     {"trajectory"},
     {"continuation"},

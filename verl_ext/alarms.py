@@ -15,8 +15,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from afm.datasets.atomic import replace_text
 from afm.errors import DataError
+from afm.runs.atomic import replace_text
 
 ALARMS_FILE = "alarms.jsonl"
 Rows = Sequence[Mapping[str, Any]]

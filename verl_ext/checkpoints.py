@@ -11,6 +11,7 @@ from typing import Any
 from afm.agents import AgentSpec, save_agents
 from afm.agents.prompt_record import PROMPT_FILE, PromptRecord
 from afm.errors import EngineError
+from afm.runs.atomic import replace_text
 
 CHECKPOINT_DIR = "checkpoints"
 """In the output folder of an `afm rl`: where its checkpoints stand."""
@@ -37,9 +38,7 @@ def resumable_step(folder: Path) -> int:
     if newest == 0:
         tracker.unlink(missing_ok=True)
     elif not tracker.exists() or tracker.read_text(encoding="ascii").strip() != str(newest):
-        temporary = tracker.with_suffix(".new")
-        temporary.write_text(str(newest), encoding="ascii")
-        temporary.replace(tracker)
+        replace_text(tracker, str(newest))
     return newest
 
 

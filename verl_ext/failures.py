@@ -7,7 +7,6 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from afm.datasets.atomic import replacing
 from afm.errors import (
     ConfigError,
     EngineError,
@@ -16,6 +15,7 @@ from afm.errors import (
     SandboxUnavailableError,
     UsageError,
 )
+from afm.runs.atomic import replacing
 
 FAILURES_FILE = "failures.jsonl"
 """One line for each episode that could not be finished, with its error; ``fatal`` ones ended the run."""

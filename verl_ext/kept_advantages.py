@@ -9,8 +9,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from afm.datasets.atomic import replace_text
 from afm.errors import DataError
+from afm.runs.atomic import replace_text
 from afm.trajectory.io import Advantages, advantages_file, load_advantages
 from verl_ext.compat import target
 from verl_ext.kept_episodes import episodes_file

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from afm.datasets.atomic import replacing
 from afm.errors import DataError
+from afm.runs.atomic import replacing
 from afm.trajectory import append_record
 from afm.trajectory.io import advantages_file
 from afm.trajectory.record import Record, StopReason

@@ -9,6 +9,8 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+from afm.runs.atomic import replace_text
+
 LOSS_FILE = "loss.json"
 """In the output folder: what was lost, in a sentence."""
 STARTED_FILE = "started.json"
@@ -65,9 +67,7 @@ def write_loss(output_dir: Path, sentence: str) -> None:
     path = output_dir / LOSS_FILE
     if path.exists():
         return
-    temporary = path.with_suffix(".new")
-    temporary.write_text(json.dumps({"lost": sentence}), encoding="utf-8")
-    temporary.replace(path)
+    replace_text(path, json.dumps({"lost": sentence}))
 
 
 def read_loss(output_dir: Path) -> str | None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from afm.errors import DataError
+from afm.runs.atomic import replace_text
 
 METRICS_FILE = "metrics.jsonl"
 ENGINE_LOG = "engine_metrics.jsonl"
@@ -136,9 +137,7 @@ class MetricsLog:
         # Steps that the trainer logged after the launcher was gone.
         seen = {row["step"] for row in kept}
         kept += [row for row in self._new_rows() if row["step"] <= resume_step and row["step"] not in seen]
-        temporary = self._path.with_suffix(".new")
-        temporary.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
-        temporary.replace(self._path)
+        replace_text(self._path, "".join(json.dumps(row) + "\n" for row in kept))
         self._source.unlink(missing_ok=True)
         self._offset = 0
         self._known = {row["step"] for row in kept}

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from afm.errors import ConfigError
+from afm.runs.atomic import replace_text
 
 _SET_CHILD_SUBREAPER = 36
 
@@ -207,9 +208,7 @@ class ProcessBook:
             "processes": [asdict(process) for process in sorted(processes, key=lambda p: p.pid)],
             "scratch": str(self._scratch),
         }
-        temporary = self._path.with_suffix(".new")
-        temporary.write_text(json.dumps(data), encoding="utf-8")
-        temporary.replace(self._path)
+        replace_text(self._path, json.dumps(data))
         self._written = processes
 
 

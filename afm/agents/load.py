@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Sequence
 from functools import lru_cache
@@ -13,6 +12,7 @@ import yaml
 from afm.agents.spec import AgentSpec
 from afm.configuration import read_extended, validated
 from afm.errors import ConfigError, suggestion
+from afm.runs.atomic import replace_text
 
 _SHIPPED_FOLDER = Path(__file__).parent
 MODEL_AGENT_FILE = "agent.yaml"
@@ -42,10 +42,7 @@ def load_agent(name_or_path: str | Path) -> AgentSpec:
 def save_agent(spec: AgentSpec, path: Path) -> None:
     """Write ``spec`` as a YAML that :func:`load_agent` reads back equal; replaces ``path`` atomically."""
     text = yaml.dump(spec.dump(), Dumper=_BlockDumper, sort_keys=False, allow_unicode=True, width=100)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+    replace_text(path, text)
 
 
 def save_agents(specs: Sequence[AgentSpec], folder: Path) -> None:

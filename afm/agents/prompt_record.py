@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from afm.agents.prompt_source import (
 )
 from afm.agents.spec import AgentSpec
 from afm.errors import ConfigError, DataError
+from afm.runs.atomic import replace_text
 
 PROMPT_FILE = "prompt.json"
 """The file in a trained model's folder that holds its prompts."""
@@ -101,10 +101,7 @@ class PromptRecord(BaseModel):
 
     def save(self, path: Path) -> None:
         """Write it as JSON, replacing ``path`` atomically."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-        temporary.write_text(self.model_dump_json(indent=2) + "\n", encoding="utf-8")
-        temporary.replace(path)
+        replace_text(path, self.model_dump_json(indent=2) + "\n")
 
     @classmethod
     def load(cls, path: Path) -> PromptRecord:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +19,7 @@ import yaml
 from afm.agents.spec import AgentSpec
 from afm.configuration import read_file
 from afm.errors import ConfigError, DataError
+from afm.runs.atomic import replace_text
 
 PLACEHOLDER = "{question}"
 QUESTION_MARK = re.compile(r"^(?:Task|Question):[ \t]*(?:\r?\n)?", re.MULTILINE)
@@ -166,11 +166,8 @@ class PromptSource:
         if self.mode is not PromptMode.FILE or self.template is None:
             return self
         path = folder / f"prompt_{self.template.digest}.yaml"
-        folder.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
         texts = {"system": self.template.system, "user": self.template.user}
-        temporary.write_text(yaml.safe_dump(texts, allow_unicode=True), encoding="utf-8")
-        temporary.replace(path)
+        replace_text(path, yaml.safe_dump(texts, allow_unicode=True))
         return replace(self, path=str(path.absolute()))
 
     def __str__(self) -> str:

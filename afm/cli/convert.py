@@ -73,7 +73,7 @@ def convert(
 
     Bad rows are told with file and line. Trajectories that break their agent's rules are converted and marked `kept: false`.
     """
-    from afm.datasets.atomic import replacing
+    from afm.runs.atomic import replacing
     from afm.trajectory.convert import FORMATS, Context, convert_file, detected
 
     if out.resolve() == file.resolve():

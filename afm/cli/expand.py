@@ -109,8 +109,8 @@ def _by_rule(
     from afm.datasets import write_tasks
     from afm.datasets.encyclopaedia.growth import Growth
     from afm.datasets.encyclopaedia.growth import expand as grown
-    from afm.datasets.manifest import write_manifest
     from afm.datasets.mini_world import Split
+    from afm.runs.folder import write_manifest
 
     made = grown(
         _world(world),

@@ -6,17 +6,15 @@ whatever rows or checkpoints it keeps itself.
 
 from __future__ import annotations
 
-import json
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from afm.errors import ConfigError
+from afm.runs.folder import SETTINGS_FILE, RunFolder
+from afm.runs.journal import Journal, read_rows
 
-SETTINGS_FILE = "settings.json"
 STAGES_FILE = "stages.jsonl"
 
 
@@ -60,8 +58,10 @@ def run_stages(
         ConfigError: ``out_dir`` holds a run with other settings.
     """
     out_dir.mkdir(parents=True, exist_ok=True)
-    _claim(out_dir / SETTINGS_FILE, settings)
     log = out_dir / STAGES_FILE
+    RunFolder(out_dir).claim(
+        settings, [out_dir / SETTINGS_FILE]
+    )  # at once: a stage leaves rows before its mark
     finished = {stage.name: stage for stage in read_stages(log)}
     for number, stage in enumerate(stages, start=1):
         head = f"[{number}/{len(stages)}] {stage.title}"
@@ -72,7 +72,8 @@ def run_stages(
         begun = time.monotonic()
         note = stage.run()
         done = FinishedStage(stage.name, round(time.monotonic() - begun, 1), note)
-        _append(log, done)
+        with Journal(log, sync=True) as journal:
+            journal.append_row(asdict(done))
         finished[stage.name] = done
         say(f"      {note} ({done.seconds:.0f} s)")
     return [finished[stage.name] for stage in stages]
@@ -80,36 +81,4 @@ def run_stages(
 
 def read_stages(log: Path) -> list[FinishedStage]:
     """Finished stages in the order they ended; a half-written last line is ignored."""
-    if not log.exists():
-        return []
-    lines = log.read_text(encoding="utf-8").splitlines(keepends=True)
-    return [FinishedStage(**json.loads(line)) for line in lines if line.endswith("\n")]
-
-
-def _claim(path: Path, settings: Mapping[str, Any]) -> None:
-    text = json.dumps(settings, indent=2, sort_keys=True) + "\n"
-    if not path.exists():
-        scratch = path.with_suffix(".new")
-        scratch.write_text(text, encoding="utf-8")
-        scratch.replace(path)
-        return
-    before = json.loads(path.read_text(encoding="utf-8"))
-    now = json.loads(text)
-    different = sorted(key for key in {*before, *now} if before.get(key) != now.get(key))
-    if different:
-        changes = ", ".join(f"{key}: {before.get(key)!r} -> {now.get(key)!r}" for key in different)
-        raise ConfigError(
-            f"{path.parent} holds a run with other settings ({changes}); "
-            "choose another --out, or delete the folder to start over"
-        )
-
-
-def _append(log: Path, stage: FinishedStage) -> None:
-    row = json.dumps({"name": stage.name, "seconds": stage.seconds, "note": stage.note})
-    with log.open("ab+") as file:
-        file.seek(0)
-        whole = file.read().rfind(b"\n") + 1
-        file.truncate(whole)
-        file.write(row.encode() + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
+    return [FinishedStage(**row) for _, row in read_rows(log, {"name": str, "note": str})]

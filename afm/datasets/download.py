@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from afm.datasets.hub import MIB, HubFile, Progress, fetch, hub_files, is_whole, size_told
 from afm.datasets.hub_sets import LOCK_FILE, HubSet, Lock, LockedSet, read_lock
-from afm.datasets.manifest import write_manifest
-from afm.errors import ConfigError, DataError
+from afm.errors import DataError
+from afm.runs.folder import RunFolder, write_manifest
 
 MANIFEST_FILE = "download.manifest.json"
 _SHOWN_NAMES = 5
@@ -155,7 +152,7 @@ def run(planned: Plan, progress: Progress, *, lock: Path | None = None) -> dict[
         OSError: The disk failed.
     """
     failed, done = dict(planned.refused), []
-    with _alone(planned.out):
+    with RunFolder(planned.out).locked(name=None):
         for one in planned.sets:
             if reason := _fetch_set(one, progress, lock or planned.out / LOCK_FILE):
                 failed[one.name] = reason
@@ -163,23 +160,6 @@ def run(planned: Plan, progress: Progress, *, lock: Path | None = None) -> dict[
                 done.append(one)
         _write_manifest(planned.out, done)
     return failed
-
-
-@contextmanager
-def _alone(out: Path) -> Iterator[None]:
-    """Keep a second download out of the folder; the system drops the lock with the process, however that ends."""
-    out.mkdir(parents=True, exist_ok=True)
-    folder = os.open(out, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(
-                f"{out}: another download is writing here; wait for it, or choose another --out"
-            ) from None
-        yield
-    finally:
-        os.close(folder)
 
 
 def _fetch_set(one: PlannedSet, progress: Progress, path: Path) -> str:

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from afm.configuration import read_file, validated
-from afm.datasets.atomic import replace_text
 from afm.datasets.hub import HubFile, RepositoryKind, checked_name, is_commit
 from afm.datasets.published_prompts import PublishedPrompt
 from afm.datasets.sources import Mix, Preparation, Product
 from afm.errors import DataError, UsageError, suggestion
+from afm.runs.atomic import replace_text
 
 if TYPE_CHECKING:
     from typing import Self

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from afm.datasets.atomic import replacing
-from afm.datasets.manifest import write_manifest
 from afm.datasets.published import published_rows
 from afm.datasets.readers.programs import checked_tests
 from afm.errors import DataError
 from afm.rewards.code_tests.livecodebench import TEST_KEYS
+from afm.runs.atomic import replacing
+from afm.runs.folder import write_manifest
 
 TESTS_FILE = "livecodebench_tests.jsonl"
 _SUFFIXES = (".jsonl", ".parquet")

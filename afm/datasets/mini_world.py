@@ -16,9 +16,9 @@ from enum import StrEnum
 from functools import cache
 from pathlib import Path
 
-from afm.datasets.manifest import write_manifest
 from afm.datasets.schema import Task, write_tasks
 from afm.errors import ConfigError
+from afm.runs.folder import write_manifest
 
 DATA_SOURCE = "mini_math"
 ONE_STEP_SHARE = 0.52

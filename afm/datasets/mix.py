@@ -10,10 +10,8 @@ from itertools import chain
 from pathlib import Path
 
 from afm.agents import PromptSource, load_agent
-from afm.datasets.atomic import replacing, replacing_together
 from afm.datasets.held_out import HeldOut
 from afm.datasets.hub_sets import LOCK_FILE, HubSets
-from afm.datasets.manifest import sha256_of, write_manifest
 from afm.datasets.prepare import RlPart, write_rl_parts
 from afm.datasets.prepared import BAD_SUFFIX, OnRow, Source, commit_of, input_files, set_folder
 from afm.datasets.published import BadRows, ReadCounts
@@ -22,6 +20,8 @@ from afm.datasets.schema import Task, read_tasks, write_tasks
 from afm.datasets.sources import Mix, Preparation, Product
 from afm.datasets.wanted import read_wanted
 from afm.errors import DataError
+from afm.runs.atomic import replacing, replacing_together
+from afm.runs.folder import sha256_of, write_manifest
 
 _KEY_BYTES = 12
 _NOTED = {"reader", "agent", "ability", "min_tests", "no_proofs", "target", "seed"}

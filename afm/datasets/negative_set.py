@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from afm.datasets.atomic import replace_text, replacing
-from afm.datasets.manifest import write_manifest
 from afm.datasets.negative import AbsentAnswer, DirectAnswer, NegativeKind, NegativeSample, SampleMaker
 from afm.datasets.negative_sources import (
     NegativeSources,
@@ -25,6 +23,8 @@ from afm.datasets.negative_sources import (
 )
 from afm.datasets.prepare import COLUMNS, check_name, register
 from afm.errors import ConfigError, DataError
+from afm.runs.atomic import replace_text, replacing
+from afm.runs.folder import write_manifest
 
 DEFAULT_RATIOS: Final[Mapping[NegativeKind, float]] = {
     NegativeKind.ABSENT_NOT_NEEDED: 0.1,

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from afm.agents import AgentSpec, PromptMode, PromptSource, PromptTemplate
-from afm.datasets.atomic import replace_text, replacing, replacing_together
 from afm.datasets.held_out import HeldOut
-from afm.datasets.manifest import sha256_of, write_manifest
 from afm.datasets.schema import Task
 from afm.datasets.spool import Spool
 from afm.errors import ConfigError, DataError, MissingExtraError
+from afm.runs.atomic import replace_text, replacing, replacing_together
+from afm.runs.folder import sha256_of, write_manifest
 from afm.tools.arguments import Reader, faults_of
 from afm.trajectory.programs import CODE_TOOL
 from afm.trajectory.record import Record

@@ -14,11 +14,9 @@ from typing import TypeVar
 
 import afm
 from afm.agents import load_agent
-from afm.datasets.atomic import replacing
 from afm.datasets.download import MANIFEST_FILE
 from afm.datasets.held_out import HeldOut
 from afm.datasets.hub_sets import LOCK_FILE, HubSet, read_lock, split_of
-from afm.datasets.manifest import sha256_of, write_manifest
 from afm.datasets.prepare import COLUMNS, RlPart, register, usual_gold, write_rl_held_out, write_rl_parts
 from afm.datasets.published import BadRows, ReadCounts, data_files
 from afm.datasets.published_prompts import PROMPTS_FOLDER
@@ -27,6 +25,8 @@ from afm.datasets.schema import Task, write_tasks
 from afm.datasets.sources import Preparation, Product
 from afm.datasets.wanted import read_wanted
 from afm.errors import DataError
+from afm.runs.atomic import replacing
+from afm.runs.folder import sha256_of, write_manifest
 
 BAD_SUFFIX = ".bad_rows.jsonl"
 _ENDINGS = {Product.TASKS: "jsonl", Product.RL: "parquet", Product.SFT: "json", Product.CHAT: "jsonl"}

@@ -13,9 +13,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from afm.datasets.atomic import replace_text
 from afm.datasets.schema import parquet_rows
 from afm.errors import DataError, suggestion
+from afm.runs.atomic import replace_text
 
 PROMPTS_FOLDER = "prompts"
 """In the folder of the downloads."""

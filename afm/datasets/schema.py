@@ -15,9 +15,9 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
 from afm.agents.prompt_source import QUESTION_MARK, row_messages
-from afm.datasets.atomic import replacing
 from afm.datasets.values import batch_rows, checked_gold, plain_value
 from afm.errors import DataError, MissingExtraError
+from afm.runs.atomic import replacing
 from afm.trajectory.chat import row_id
 from afm.trajectory.sealing import SEALING_KEY
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from afm.datasets.atomic import replace_text, replacing
 from afm.datasets.hub import (
     MIB,
     Checksum,
@@ -27,6 +26,7 @@ from afm.datasets.hub import (
     size_told,
 )
 from afm.errors import DataError
+from afm.runs.atomic import replace_text, replacing
 
 CORPUS = "wiki-18.jsonl.gz"
 MODEL = "intfloat/e5-base-v2"

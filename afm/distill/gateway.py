@@ -130,9 +130,8 @@ class CallLog(EventLog):
         self._reserved = 0
 
     def __exit__(self, *about: object) -> None:
-        if self._file is not None:
-            with suppress(OSError):
-                self._file.truncate(os.fstat(self._file.fileno()).st_size)  # gives back what was reserved
+        with suppress(OSError, ValueError):
+            self._journal.give_back()
         super().__exit__(*about)
 
     @contextmanager
@@ -153,7 +152,7 @@ class CallLog(EventLog):
 
     def _allocate(self, size: int) -> None:
         """Blocks for ``size`` bytes behind the end of the file; what is written there takes them."""
-        file = self._opened().fileno()
+        file = self._journal.fileno()
         end = os.fstat(file).st_size
         allocate = ctypes.CDLL(None, use_errno=True).fallocate
         if allocate(file, _KEEP_SIZE, ctypes.c_int64(end), ctypes.c_int64(size)) == 0:

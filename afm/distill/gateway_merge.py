@@ -10,12 +10,12 @@ from pathlib import Path
 
 from afm.agents import AgentSpec
 from afm.datasets import Task
-from afm.datasets.atomic import replace_text, replacing
-from afm.datasets.manifest import write_manifest
 from afm.distill.gateway_log import BadLines, RecordedCall, read_calls
 from afm.distill.reconstruct import merge_calls, task_of
 from afm.distill.run import DROPPED_FILE, KEPT_FILE, MANIFEST_FILE
 from afm.distill.team_map import TeamMap
+from afm.runs.atomic import replace_text, replacing
+from afm.runs.folder import write_manifest
 from afm.trajectory.io import RecordWriter
 from afm.trajectory.record import Record, StopReason
 

@@ -7,16 +7,12 @@ next run starts the task again as a new attempt, so that no task is lost and non
 
 from __future__ import annotations
 
-import fcntl
 import heapq
-import mmap
-import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from io import FileIO
 from pathlib import Path
 from typing import Any, Self
 
@@ -24,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from afm.datasets import Task
 from afm.errors import ConfigError, DataError
+from afm.runs.journal import Journal
 from afm.tools import Tool, ToolResult
 
 
@@ -102,7 +99,7 @@ class Spent:
 class EventLog:
     """The log of one run, open for writing by one process at a time.
 
-    Use it as a context manager. Opening drops a half-written last line and reads what is finished.
+    Use it as a context manager. Opening sets a half-written last line aside and reads what is finished.
 
     Attributes:
         finished: Ids of the tasks that have an answer or were declined: no run tries them again.
@@ -118,25 +115,20 @@ class EventLog:
         self.finished: set[str] = set()
         self.spent = Spent()
         self._attempts: Counter[str] = Counter()
-        self._file: FileIO | None = None
+        self._journal = Journal(self.path)
 
     def __enter__(self) -> Self:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = self.path.open("ab", buffering=0)
+        self._journal.__enter__()
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._file.close()
-            raise ConfigError(f"{self.path}: another run is writing here; wait for it or stop it") from None
-        _drop_torn_line(self.path)
-        for event in read_events(self.path):
-            self._resume(event)
+            for event in read_events(self.path):
+                self._resume(event)
+        except BaseException:
+            self._journal.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        self._journal.__exit__()
 
     def _resume(self, event: Event) -> None:
         """Take note of an event of an earlier process."""
@@ -154,22 +146,9 @@ class EventLog:
         Raises:
             OSError: It cannot be written, on a full disk for instance; then nothing of it stands in the log.
         """
-        file = self._opened()
-        rest = memoryview(event.model_dump_json(exclude_defaults=True).encode() + b"\n")
-        end = os.fstat(file.fileno()).st_size
-        try:
-            while rest:
-                rest = rest[file.write(rest) :]
-        except OSError:
-            file.truncate(end)  # the next line would continue what was written of this one
-            raise
+        self._journal.append(event.model_dump_json(exclude_defaults=True).encode() + b"\n")
         self.spent.add(event)
         self._settle(event)
-
-    def _opened(self) -> FileIO:
-        if self._file is None:
-            raise ValueError("the event log is not open; use it in a `with` block")
-        return self._file
 
     def begin(
         self, task: Task, position: int, tools: Mapping[str, Tool], *, hidden: bool = False
@@ -337,14 +316,3 @@ def read_attempts(path: str | Path) -> Iterator[tuple[Event, ...]]:
             due = max(due, position + 1)
             yield ready
     yield from (ready for _, _, ready in sorted(waiting))
-
-
-def _drop_torn_line(path: Path) -> None:
-    """Cut the file behind its last newline: what follows was being written when its process died."""
-    with path.open("r+b") as file:
-        size = file.seek(0, os.SEEK_END)
-        if size == 0:
-            return
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            keep = content.rfind(b"\n") + 1
-        file.truncate(keep)  # even if that is its size: blocks reserved behind the end are given back

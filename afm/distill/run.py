@@ -10,14 +10,14 @@ from pathlib import Path
 
 from afm.agents import AgentSpec
 from afm.datasets import Task
-from afm.datasets.atomic import replacing
-from afm.datasets.manifest import claim_folder, write_manifest
 from afm.distill.collect import Collected, Team, collect
 from afm.distill.filters import Filter, FormatFilter, Funnel, QualityFilter, run_filters
 from afm.distill.merge import RoleMap, merge_log
 from afm.distill.record import EventLog, Spent
 from afm.errors import DataError
 from afm.rewards import load_reward
+from afm.runs.atomic import replacing
+from afm.runs.folder import RunFolder, write_manifest
 from afm.tools import Tool
 from afm.tools.arguments import readers_among
 from afm.trajectory.io import RecordWriter
@@ -26,7 +26,6 @@ EVENTS_FILE = "events.jsonl"
 KEPT_FILE = "trajectories.jsonl"
 DROPPED_FILE = "dropped.jsonl"
 MANIFEST_FILE = "manifest.json"
-_SETTINGS_FILE = "settings.json"
 
 Progress = Callable[[str, int, int | None], None]
 """Receives the stage (``team`` or ``filter``), rows done and rows in all (``None`` when unknown)."""
@@ -164,7 +163,7 @@ def _digest(tasks: Sequence[Task]) -> str:
 
 def settle(out: Path, settings: dict[str, object]) -> None:
     """Remember what the run depends on; refuse to mix two kinds of runs in one folder. Call it with the log open."""
-    claim_folder(out / _SETTINGS_FILE, settings, [out / EVENTS_FILE])
+    RunFolder(out).claim(settings, [out / EVENTS_FILE])
 
 
 async def _work(

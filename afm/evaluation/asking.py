@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from afm.errors import EngineError, RewardError
-from afm.evaluation.verdict_log import VerdictLog
+from afm.runs.journal import KeyedJournal
 
 OnProgress = Callable[[int, int], None]
 """Receives how many verdicts are there, those of earlier starts included, and how many there will be."""
@@ -39,7 +39,7 @@ class Asking:
         max_failed_share: Of all requests; more without a verdict end this with an error.
     """
 
-    log: VerdictLog
+    log: KeyedJournal
     parallel: int
     max_failed_share: float
     on_progress: OnProgress | None = None

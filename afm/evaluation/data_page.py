@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from afm.agents import AgentSpec
-from afm.datasets.atomic import replacing
 from afm.evaluation.blocks import Block, blocks_of, role_colours
 from afm.evaluation.data_stats import DataStats, Histogram, shipped_agent
 from afm.evaluation.words import number, percent
+from afm.runs.atomic import replacing
 from afm.trajectory.record import Record
 
 _MOST_BARS = 24

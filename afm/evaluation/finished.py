@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from afm.datasets.atomic import replace_text
 from afm.errors import DataError
 from afm.evaluation.manifest import EPISODES_FILE
 from afm.evaluation.metrics import Metrics
 from afm.evaluation.run import METRICS_FILE
+from afm.runs.atomic import replace_text
 from afm.trajectory.io import read_records
 from afm.trajectory.record import Record
 

@@ -15,7 +15,6 @@ from afm.agents import AgentSpec, PromptMode, PromptSource
 from afm.agents.prompt_record import RunPrompts, run_prompts
 from afm.configuration import read_mapping, validated
 from afm.datasets import Task
-from afm.datasets.atomic import replace_text
 from afm.errors import DataError
 from afm.evaluation.agents import RowAgents, with_judge_text
 from afm.evaluation.agreement.agree import agree
@@ -31,6 +30,7 @@ from afm.evaluation.task_files import read_benchmark, task_files
 from afm.models import SamplingParams, TokenModel, load_model
 from afm.rewards import RewardSettings, load_reward
 from afm.rollout.routes import Opened, Route, Routes
+from afm.runs.atomic import replace_text
 from afm.tools import load_tools
 
 _LOG = logging.getLogger(__name__)

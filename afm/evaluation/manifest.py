@@ -8,7 +8,7 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from fnmatch import fnmatch
@@ -23,8 +23,7 @@ import afm
 from afm.agents import AgentSpec, Limits, PromptSource, model_folder
 from afm.configuration import validated
 from afm.datasets import Task
-from afm.datasets.atomic import replace_text
-from afm.errors import ConfigError, DataError
+from afm.errors import DataError
 from afm.evaluation.agents import Agents, RowAgents, told_agent, told_prompt, told_row_agents
 from afm.evaluation.argument_forms import UnseenTool
 from afm.evaluation.benchmarks import BENCHMARKS, PUBLISHED_REMARKS
@@ -34,6 +33,8 @@ from afm.models.base import SamplingParams
 from afm.rewards import RewardSettings
 from afm.rewards.code_tests.livecodebench import without_complete_tests
 from afm.rollout import PublishedProtocol
+from afm.runs.atomic import replace_text
+from afm.runs.folder import RunFolder, changes, flatten
 
 EPISODES_FILE = "episodes.jsonl"
 MANIFEST_FILE = "manifest.json"
@@ -46,7 +47,6 @@ _MODEL_FILES = (
 _WHOLE_BYTES = 8 << 20
 _PIECE_BYTES = 1 << 16
 _PIECES = 64
-_SHOWN_CHANGES = 5
 _NO_SETTING = re.compile(
     r"(agents\.[\w-]+\.)?(agent\.(spec|without_tools_of)\.|reward\.judge\.price_per_million_tokens)"
 )
@@ -249,12 +249,7 @@ def claim(out_dir: Path, manifest: Manifest) -> None:
         return
     before = read_manifest(path)
     found = differences(before, manifest)
-    if found:
-        more = f", and {len(found) - _SHOWN_CHANGES} more" if len(found) > _SHOWN_CHANGES else ""
-        raise ConfigError(
-            f"{out_dir} holds a run with other settings ({', '.join(found[:_SHOWN_CHANGES])}{more}); "
-            "choose another out_dir, or delete the folder to start over"
-        )
+    RunFolder(out_dir, "out_dir").check(found)
     if before.prices != manifest.prices:
         told = {key: value for key, value in before.sources.items() if key != "prices"}
         if manifest.prices is not None:
@@ -265,16 +260,13 @@ def claim(out_dir: Path, manifest: Manifest) -> None:
 
 def differences(before: Manifest, after: Manifest) -> list[str]:
     """What two runs do not share, as ``key: old -> new``, in the order of the keys."""
-    old = dict(_flat({"versions": before.versions, **before.settings}))
-    new = dict(_flat({"versions": after.versions, **after.settings}))
+    old = flatten({"versions": before.versions, **before.settings})
+    new = flatten({"versions": after.versions, **after.settings})
     if old.get("model.digest") is not None and old["model.digest"] == new.get("model.digest"):
         # The same files under another path are the same model.
         old["model.name"] = new["model.name"]
-    return [
-        f"{key}: {_short(old.get(key))} -> {_short(new.get(key))}"
-        for key in sorted({*old, *new})
-        if old.get(key) != new.get(key) and not _NO_SETTING.match(key)
-    ]
+    settings = ({key: flat[key] for key in flat if not _NO_SETTING.match(key)} for flat in (old, new))
+    return changes(*settings)
 
 
 def model_digest(source: str) -> str | None:
@@ -348,16 +340,3 @@ def _without_secrets(source: str | None) -> str | None:
         return source
     parts = urlsplit(source)
     return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
-
-
-def _flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping) and value:
-        for name, inner in value.items():
-            yield from _flat(inner, f"{key}.{name}" if key else str(name))
-    else:
-        yield key, value
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from afm.datasets.atomic import replacing
 from afm.evaluation.comparison import read_comparison
 from afm.evaluation.links import VIEW_PORT
 from afm.evaluation.page import render_markdown, render_report
 from afm.evaluation.report_data import report_data
 from afm.evaluation.report_input import ReportInput
 from afm.evaluation.run_folder import read_run, read_stages
+from afm.runs.atomic import replacing
 
 
 @dataclass(frozen=True, slots=True)

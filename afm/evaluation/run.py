@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from afm.agents import AgentSpec, Limits, PromptSource
 from afm.datasets import Task
-from afm.datasets.atomic import replace_text
 from afm.errors import BudgetSpentError, ConfigError, EngineError
 from afm.evaluation.agents import Agents, RowAgents
 from afm.evaluation.argument_forms import UnseenTool
@@ -23,13 +20,14 @@ from afm.models.base import SamplingParams, TokenModel
 from afm.rewards import Reward
 from afm.rollout import PublishedProtocol
 from afm.rollout.routes import Routes
+from afm.runs.atomic import replace_text
+from afm.runs.folder import RunFolder
 from afm.tools import Tool
 from afm.trajectory.record import Record
 from afm.trajectory.sealing import SEALING_KEY, opened, sealed
 
 METRICS_FILE = "metrics.json"
 
-_LOCK_FILE = ".lock"
 _FAILURES_IN_A_ROW = 20
 
 OnProgress = Callable[[int, int], None]
@@ -109,7 +107,7 @@ async def evaluate(
         protocol=protocol,
         row_agents=row_agents,
     )
-    with locked(out):
+    with RunFolder(out, "out_dir").locked():
         claim(out, manifest)
         (out / METRICS_FILE).unlink(missing_ok=True)
         tally = tally_of(agents, unseen=unseen, prices=manifest.prices)
@@ -177,24 +175,6 @@ def _check_tools(spec: AgentSpec, tools: Mapping[str, Tool]) -> None:
     if missing := sorted(set(spec.tool_roles.values()) - set(tools)):
         given = ", ".join(sorted(tools)) or "none"
         raise ConfigError(f"agent {spec.name!r} needs the tools {missing}; given: {given}")
-
-
-@contextmanager
-def locked(out: Path) -> Iterator[None]:
-    """Keep a second process out; the system drops the lock with the process, however that ends.
-
-    Raises:
-        ConfigError: Another process holds it.
-    """
-    out.mkdir(parents=True, exist_ok=True)
-    with (out / _LOCK_FILE).open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(
-                f"{out}: another process is evaluating into this folder; wait for it or choose another out_dir"
-            ) from None
-        yield
 
 
 def _as_written(record: Record, job: Job) -> Record:

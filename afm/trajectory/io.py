@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import json
-import logging
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, BinaryIO
+from typing import Any
 
 from pydantic import ValidationError
 from pydantic_core import PydanticSerializationError
 
 from afm.errors import DataError
+from afm.runs.journal import Journal
 from afm.trajectory.record import Record
-
-_log = logging.getLogger(__name__)
-_BLOCK_BYTES = 1 << 16
 
 
 def read_records(path: str | Path) -> Iterator[Record | DataError]:
@@ -57,31 +52,28 @@ def load_records(path: str | Path) -> list[Record]:
 class RecordWriter:
     """Appends records to a JSONL file; for one writer at a time.
 
-    Each record is one flushed line, so a killed process leaves at most one partial line, the last. Opening
-    the file again moves that line to ``<file>.partial`` and says so in the log.
+    A killed process leaves at most one partial line, the last. Opening the file again moves that line to
+    ``<file>.partial`` and says so in the log.
 
     Attributes:
         path: The file.
-        repaired_bytes: Length of the partial line that was moved away, 0 when there was none.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self.repaired_bytes = 0
-        self._file: BinaryIO | None = None
+        self._journal = Journal(self.path, exclusive=False)
+
+    @property
+    def repaired_bytes(self) -> int:
+        """Length of the partial line that was moved away, 0 when there was none."""
+        return self._journal.repaired_bytes
 
     def __enter__(self) -> RecordWriter:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.repaired_bytes = _repair(self.path)
-        self._file = self.path.open("ab")
+        self._journal.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+    def __exit__(self, *_: object) -> None:
+        self._journal.__exit__()
 
     def write(self, record: Record) -> int:
         """Append one record and hand it to the operating system; returns the length of the file now, in bytes.
@@ -90,11 +82,7 @@ class RecordWriter:
             DataError: The record holds something that JSON cannot express.
             ValueError: The writer is not open.
         """
-        if self._file is None:
-            raise ValueError(f"{self.path}: the writer is not open; use it as a context manager")
-        self._file.write(line_of_record(record, self.path))
-        self._file.flush()
-        return self._file.tell()
+        return self._journal.append(line_of_record(record, self.path))
 
 
 def append_record(path: str | Path, record: Record) -> None:
@@ -157,57 +145,6 @@ def explain(error: ValidationError) -> str:
     shown = repr(first["input"])
     more = f" (and {error.error_count() - 1} more faults)" if error.error_count() > 1 else ""
     return f"{key}: got {shown[:80]}: {first['msg']}{more}"
-
-
-def _repair(path: Path) -> int:
-    """Move a partial last line away and return its length in bytes."""
-    if not path.exists() or path.stat().st_size == 0:
-        return 0
-    with path.open("r+b") as file:
-        size = file.seek(0, os.SEEK_END)
-        begin = _last_line_start(file, size)
-        if begin == size:
-            return 0
-        file.seek(begin)
-        partial = file.read()
-        if _is_record(partial):
-            file.write(b"\n")
-            return 0
-        _keep_partial(path, partial)
-        file.truncate(begin)
-    return len(partial)
-
-
-def _keep_partial(path: Path, partial: bytes) -> None:
-    target = path.with_name(f"{path.name}.partial")
-    with target.open("ab") as file:
-        file.write(partial + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
-    _log.warning(
-        "%s: its last line was only half written; moved %d bytes to %s", path, len(partial), target.name
-    )
-
-
-def _last_line_start(file: BinaryIO, size: int) -> int:
-    """Offset just behind the last line feed; ``size`` when the file ends with one."""
-    position = size
-    while position > 0:
-        begin = max(0, position - _BLOCK_BYTES)
-        file.seek(begin)
-        found = file.read(position - begin).rfind(b"\n")
-        if found >= 0:
-            return begin + found + 1
-        position = begin
-    return 0
-
-
-def _is_record(line: bytes) -> bool:
-    try:
-        record_of_line(line)
-    except DataError:
-        return False
-    return True
 
 
 ADVANTAGES_SUFFIX = ".advantages.json"

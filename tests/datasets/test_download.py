@@ -232,7 +232,7 @@ def test_a_second_download_into_the_folder_is_kept_out(download, tmp_path):
     (tmp_path / "a folder").mkdir()
     folder = os.open(tmp_path / "a folder", os.O_RDONLY)
     fcntl.flock(folder, fcntl.LOCK_EX)
-    assert "another download is writing here" in download(status=1)
+    assert "another run is writing here" in download(status=1)
     os.close(folder)
     download()
 

@@ -420,7 +420,7 @@ async def test_samples_of_another_model_or_seed_are_not_mixed(server, tmp_path):
     ):
         await selected(questions(1), server, tmp_path, samples=1)
     (tmp_path / "samples.jsonl").write_text("{}\n")
-    with pytest.raises(DataError, match=r"samples\.jsonl:1: no sample"):
+    with pytest.raises(DataError, match=r"samples\.jsonl:1: not a JSON object with the keys task"):
         await selected(questions(1), server, tmp_path, samples=1)
 
 

@@ -138,7 +138,7 @@ async def test_two_processes_cannot_write_into_one_folder(tmp_path, solver) -> N
             inner.append(asyncio.ensure_future(solver.run(tmp_path, 50, 3)))
 
     await solver.run(tmp_path, 50, 3, parallel=1, on_progress=try_again)
-    with pytest.raises(ConfigError, match="another process is evaluating"):
+    with pytest.raises(ConfigError, match="another run is writing here"):
         await inner[0]
     assert len(load_records(tmp_path / "episodes.jsonl")) == 3
 

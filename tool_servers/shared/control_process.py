@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from afm.errors import EngineError
+from afm.runs.atomic import replace_text
 from tool_servers.shared.control_plan import Plan
 from tool_servers.shared.logs import LOG_VARIABLE
 
@@ -131,9 +132,7 @@ class StateFolder:
         return self._folder / f"{name}.pid"
 
     def _write(self, running: Running) -> None:
-        draft = self._file(running.name).with_suffix(".draft")
-        draft.write_text(json.dumps(asdict(running)) + "\n", encoding="utf-8")
-        draft.replace(self._file(running.name))
+        replace_text(self._file(running.name), json.dumps(asdict(running)) + "\n")
 
 
 def health(url: str) -> dict[str, Any] | None:

@@ -15,8 +15,8 @@ from itertools import islice
 from pathlib import Path
 from typing import IO
 
-from afm.datasets.atomic import replace_text
 from afm.errors import DataError
+from afm.runs.atomic import replace_text
 from tool_servers.wiki_search.manifest import sample_of
 from tool_servers.wiki_search.passages import STORE, Row, read_corpus
 from tool_servers.wiki_search.terms import terms_of

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from afm.datasets.atomic import replacing
 from afm.errors import DataError
+from afm.runs.atomic import replacing
 from tool_servers.wiki_search.collect import Progress
 from tool_servers.wiki_search.encoder import Encoder
 from tool_servers.wiki_search.passages import PassageStore

@@ -8,8 +8,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from afm.datasets.atomic import replace_text
 from afm.errors import DataError
+from afm.runs.atomic import replace_text
 
 NAME = "manifest.json"
 _EDGE = 1 << 16

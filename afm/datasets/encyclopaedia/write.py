@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from afm.datasets.atomic import replacing
 from afm.datasets.encyclopaedia.questions import DATA_SOURCE, HOPS, SHAPES, Shape, generate
 from afm.datasets.encyclopaedia.world import Encyclopaedia
-from afm.datasets.manifest import write_manifest
 from afm.datasets.mini_world import Split
 from afm.datasets.schema import write_tasks
+from afm.runs.atomic import replacing
+from afm.runs.folder import write_manifest
 
 Progress = Callable[[str, int, int | None], None]
 _STEP = 10_000

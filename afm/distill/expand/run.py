@@ -11,9 +11,7 @@ from itertools import islice
 from pathlib import Path
 
 from afm.datasets import Task, write_tasks
-from afm.datasets.atomic import replace_text
 from afm.datasets.encyclopaedia.growth import Growth
-from afm.datasets.manifest import write_manifest
 from afm.distill.attempts import final_attempts
 from afm.distill.collect import collect
 from afm.distill.expand.passages import Passage, groups, read_passages
@@ -22,6 +20,8 @@ from afm.distill.expand.team import ExpandTeam, Outcome
 from afm.distill.expand.web import WebExpandTeam, read_topics
 from afm.distill.record import EventKind, EventLog, Spent
 from afm.distill.run import settings_of, settle
+from afm.runs.atomic import replace_text
+from afm.runs.folder import write_manifest
 from afm.tools import Tool
 
 TASKS_FILE, REJECTED_FILE, EVENTS_FILE = "tasks.jsonl", "rejected.jsonl", "events.jsonl"

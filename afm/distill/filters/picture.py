@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from afm.datasets.atomic import replacing
 from afm.distill.filters.funnel import Funnel
 from afm.errors import MissingExtraError
+from afm.runs.atomic import replacing
 
 _KEPT, _DROPPED = "#2a6f97", "#e0e4e8"
 

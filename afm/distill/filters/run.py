@@ -12,8 +12,6 @@ from types import TracebackType
 from typing import Any, BinaryIO
 
 from afm.agents import AgentSpec
-from afm.datasets.atomic import replace_text
-from afm.datasets.manifest import claim_folder, sha256_of, write_manifest
 from afm.distill.filters.chain import Decision, dropped_as_twin, written
 from afm.distill.filters.funnel import Funnel
 from afm.distill.filters.length import tokenizer_file
@@ -24,10 +22,12 @@ from afm.distill.filters.source import Chunk, read_chunks
 from afm.distill.filters.state import Progress, RunState, remove_state
 from afm.distill.filters.workers import decided
 from afm.errors import ConfigError, DataError
+from afm.runs.atomic import replace_text
+from afm.runs.folder import SETTINGS_FILE, RunFolder, sha256_of, write_manifest
 
 KEPT_FILE, DROPPED_FILE, UNREADABLE_FILE = "kept.jsonl", "dropped.jsonl", "unreadable.jsonl"
 FUNNEL_FILE, PICTURE_FILE, MANIFEST_FILE = "funnel.json", "funnel.png", "manifest.json"
-SETTINGS_FILE, STATE_FILE = "settings.json", "state.sqlite"
+STATE_FILE = "state.sqlite"
 UNREADABLE = "unreadable"
 """The stage that lines count under which are no record."""
 
@@ -241,7 +241,7 @@ def _settle(out: Path, settings: dict[str, object]) -> None:
     results = [out / name for name in (KEPT_FILE, DROPPED_FILE, UNREADABLE_FILE, MANIFEST_FILE)]
     if not (out / SETTINGS_FILE).exists() and any(path.exists() for path in results):
         raise ConfigError(f"{out}: holds files of something else; choose another folder")
-    claim_folder(out / SETTINGS_FILE, settings, results)
+    RunFolder(out).claim(settings, results)
 
 
 def _finish(

@@ -11,20 +11,19 @@ from pathlib import Path
 from typing import Any
 
 from afm.datasets import Task, write_tasks
-from afm.datasets.atomic import replacing
-from afm.datasets.manifest import claim_folder, write_manifest
 from afm.distill.queries.askers import Asker
 from afm.distill.queries.log import SampleLog
 from afm.distill.queries.overlap import question_key
 from afm.distill.queries.sampling import OnSample, Sampling
 from afm.distill.queries.settings import QuerySettings
 from afm.errors import DataError
+from afm.runs.atomic import replacing
+from afm.runs.folder import RunFolder, write_manifest
 
 KEPT_FILE = "kept.jsonl"
 DROPPED_FILE = "dropped.jsonl"
 SAMPLES_FILE = "samples.jsonl"
 MANIFEST_FILE = "manifest.json"
-_SETTINGS_FILE = "settings.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +87,7 @@ async def select_queries(
     early = dict(_unasked(tasks, known))
     asked = [task for task in tasks if task.id not in early]
     with SampleLog(out / SAMPLES_FILE) as log:
-        claim_folder(out / _SETTINGS_FILE, facts, [out / SAMPLES_FILE])
+        RunFolder(out).claim(facts, [out / SAMPLES_FILE])
         run = Sampling(asker, log, settings, len(asked) * settings.samples, on_sample)
         await run.work(asked)
         early |= {name: f"cannot be judged: {reason}" for name, reason in run.unjudged.items()}

@@ -18,12 +18,12 @@ from afm.evaluation.asking import Asking, OnProgress, Request
 from afm.evaluation.finished import finished_metrics, keep_metrics, records_of
 from afm.evaluation.manifest import MANIFEST_FILE, read_manifest
 from afm.evaluation.metrics import Metrics, task_of
-from afm.evaluation.run import locked
-from afm.evaluation.verdict_log import VerdictLog
 from afm.rewards import Sample
 from afm.rewards.judge import JudgeSettings, ModelJudge
 from afm.rewards.judge_prompt import SCHEMA, Case
 from afm.rewards.judge_store import cache_key
+from afm.runs.folder import RunFolder
+from afm.runs.journal import KeyedJournal
 from afm.trajectory.record import Record
 from afm.trajectory.sealing import opened
 from afm.trajectory.types import Segment
@@ -80,7 +80,7 @@ async def agree(
     """
     raters = list(_raters(settings))
     try:
-        with locked(out_dir):
+        with RunFolder(out_dir, "out_dir").locked():
             metrics = finished_metrics(out_dir)
             agents = read_manifest(out_dir / MANIFEST_FILE).agents
             items, settled = _items(records_of(out_dir), agents, raters[0].judge)
@@ -90,7 +90,7 @@ async def agree(
                     path=str(out_dir),
                 )
             chosen = _sampled(items, settings)
-            with VerdictLog(out_dir / OPINIONS_FILE) as log:
+            with KeyedJournal(out_dir / OPINIONS_FILE) as log:
                 parallel = max(judge.max_parallel for judge in settings.judges)
                 asking = Asking(log, parallel, settings.max_failed_share, on_progress)
                 rows = await asking.verdicts([_request(rater, item) for rater in raters for item in chosen])

@@ -24,10 +24,10 @@ from afm.evaluation.finished import finished_metrics, keep_metrics, records_of
 from afm.evaluation.intervals import mean_of_shares
 from afm.evaluation.manifest import MANIFEST_FILE, read_manifest
 from afm.evaluation.metrics import Metrics
-from afm.evaluation.run import locked
-from afm.evaluation.verdict_log import VerdictLog
 from afm.rewards.judge_store import cache_key
 from afm.rewards.reply_client import ReplyClient
+from afm.runs.folder import RunFolder
+from afm.runs.journal import KeyedJournal
 
 CHOICES_FILE = "choices.jsonl"
 
@@ -51,14 +51,14 @@ async def choose(
     place = settings.judge.place()
     client = settings.judge.client(place, {})
     try:
-        with locked(out_dir):
+        with RunFolder(out_dir, "out_dir").locked():
             metrics = finished_metrics(out_dir)
             questions = questions_of(
                 records_of(out_dir), read_manifest(out_dir / MANIFEST_FILE).agents, settings
             )
             _check_rounds(questions, settings, out_dir)
             work = _Work(settings, client, place.model, questions)
-            with VerdictLog(out_dir / CHOICES_FILE) as log:
+            with KeyedJournal(out_dir / CHOICES_FILE) as log:
                 asking = Asking(log, settings.judge.max_parallel, settings.max_failed_share, on_progress)
                 rows = await asking.verdicts(list(work.requests()))
             found = tuple(work.results(rows))

@@ -158,7 +158,7 @@ def test_another_text_of_the_reward_is_another_setting(rows, wiki, tmp_path):
     filter_files([rows], plan, wiki, tmp_path / "out", picture=False)
     reward.write_text("formula: correct * format\n")
 
-    with pytest.raises(ConfigError, match=r"other settings \(rewards: "):
+    with pytest.raises(ConfigError, match=r"other settings \(rewards\."):
         filter_files([rows], plan, wiki, tmp_path / "out", picture=False)
 
 
@@ -189,7 +189,7 @@ def test_a_finished_run_is_not_run_again(rows, wiki, tmp_path):
 def test_other_settings_and_other_files_are_refused(rows, wiki, tmp_path):
     filter_files([rows], PLAN, wiki, tmp_path / "out", picture=False)
 
-    with pytest.raises(ConfigError, match=r"other settings \(plan: "):
+    with pytest.raises(ConfigError, match=r"other settings \(plan\.seed: 0 -> 1"):
         filter_files([rows], PLAN.model_copy(update={"seed": 1}), wiki, tmp_path / "out")
     with rows.open("ab") as file:
         file.write(b"\n")

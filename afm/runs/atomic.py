@@ -19,11 +19,13 @@ _LEFT_S = 3_600
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary path beside ``path`` that takes its place when the block ends well, else is removed.
 
-    A reader, or a kill, sees the old content or the new, never half of it.
+    A reader, a kill or a power failure sees the old content or the new, never half of it.
     """
     with _removed(path) as temporary:
         yield temporary
+        _sync(temporary)  # before the rename: else the new name may outlive its content
         temporary.replace(path)
+        _sync(path.parent)
 
 
 @contextmanager
@@ -37,15 +39,19 @@ def replacing_together(paths: Sequence[Path]) -> Iterator[list[Path]]:
         try:
             yield temporaries
         except DataError as error:
-            names = {str(one): str(path) for one, path in zip(temporaries, paths, strict=True)}
+            names = {str(temporary): str(path) for temporary, path in zip(temporaries, paths, strict=True)}
             raise DataError(
                 error.message, path=names.get(error.path or "", error.path), line=error.line
             ) from error
+        complete = [pair for pair in zip(temporaries, paths, strict=True) if pair[0].exists()]
+        for temporary, _ in complete:
+            _sync(temporary)
         for path in paths:
             path.unlink(missing_ok=True)
-        for temporary, path in reversed(list(zip(temporaries, paths, strict=True))):
-            if temporary.exists():
-                temporary.replace(path)
+        for temporary, path in reversed(complete):
+            temporary.replace(path)
+        for folder in {path.parent for path in paths}:
+            _sync(folder)
 
 
 @contextmanager
@@ -61,6 +67,15 @@ def _removed(path: Path) -> Iterator[Path]:
         yield temporary
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _sync(path: Path) -> None:
+    """Wait until the disk has a file, or the names in a folder."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _is_left(temporary: Path) -> bool:

@@ -1,0 +1,1 @@
+"""Folders that long jobs fill: whole files, locks, claims, journals and manifests."""

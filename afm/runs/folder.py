@@ -1,0 +1,172 @@
+"""The folder of a run: one process at a time fills it, it holds one set of settings, and a manifest says what it was made from."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import afm
+from afm.errors import ConfigError
+from afm.runs.atomic import replace_text
+
+SETTINGS_FILE = "settings.json"
+
+_LOCK_FILE = ".lock"
+_SHOWN_CHARS = 60
+_SHOWN_CHANGES = 5
+
+
+class Declaration(Protocol):
+    """What a manifest says about an agent."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        ...
+
+    @property
+    def digest(self) -> str:
+        """Changes with its content."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """A folder that a long job fills and resumes.
+
+    Attributes:
+        option: What chooses the folder, for error messages.
+    """
+
+    path: Path
+    option: str = "--out"
+
+    @contextmanager
+    def locked(self, *, name: str | None = _LOCK_FILE) -> Iterator[None]:
+        """Keep a second process out; the system drops the lock with the process, however that ends.
+
+        Args:
+            name: The file that is locked; ``None`` locks the folder itself and leaves no file there.
+
+        Raises:
+            ConfigError: Another process holds it.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        flags = os.O_RDONLY if name is None else os.O_RDWR | os.O_CREAT
+        descriptor = os.open(self.path if name is None else self.path / name, flags, 0o644)
+        try:
+            hold(descriptor, self.path, f"wait for it, or choose another {self.option}")
+            yield
+        finally:
+            os.close(descriptor)
+
+    def claim(self, settings: Mapping[str, Any], results: Iterable[Path]) -> None:
+        """Write down what the run depends on, or check that the folder holds a run with the same settings.
+
+        A folder claims nothing until it holds a result: a run that was refused, or died before its first one, leaves it
+        to other settings. Call it while holding the run's lock.
+
+        Args:
+            results: Files that are not empty once the run has a result.
+
+        Raises:
+            ConfigError: It holds results of other settings.
+        """
+        file = self.path / SETTINGS_FILE
+        settings = json.loads(json.dumps(dict(settings)))
+        if file.exists() and any(path.is_file() and path.stat().st_size for path in results):
+            self.check(changes(json.loads(file.read_text(encoding="utf-8")), settings))
+            return
+        replace_text(file, json.dumps(settings, indent=2, ensure_ascii=False) + "\n")
+
+    def check(self, differences: list[str]) -> None:
+        """Refuse a run whose settings differ.
+
+        Raises:
+            ConfigError: There is a difference; the error lists them.
+        """
+        if differences:
+            more = len(differences) - _SHOWN_CHANGES
+            listed = ", ".join(differences[:_SHOWN_CHANGES]) + (f", and {more} more" if more > 0 else "")
+            raise ConfigError(
+                f"{self.path} holds a run with other settings ({listed}); choose another {self.option}, "
+                "or delete the folder to start over"
+            )
+
+
+def hold(descriptor: int, path: Path, advice: str = "wait for it or stop it") -> None:
+    """Lock an open file or folder until it is closed.
+
+    Raises:
+        ConfigError: Another process holds it.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ConfigError(f"{path}: another run is writing here; {advice}") from None
+
+
+def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """``key: old -> new`` for every setting that differs, in the order of the keys; nested keys have dots."""
+    old, new = flatten(before), flatten(after)
+    return [
+        f"{key}: {_short(old.get(key))} -> {_short(new.get(key))}"
+        for key in sorted({*old, *new})
+        if old.get(key) != new.get(key)
+    ]
+
+
+def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings as one level of keys with dots."""
+    flat: dict[str, Any] = {}
+    for name, value in settings.items():
+        if isinstance(value, Mapping) and value:
+            flat |= flatten(value, f"{prefix}{name}.")
+        else:
+            flat[f"{prefix}{name}"] = value
+    return flat
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN_CHARS else f"{text[: _SHOWN_CHARS - 3]}..."
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file's bytes, in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_manifest(
+    path: Path,
+    *,
+    counts: dict[str, int],
+    inputs: Iterable[Path] | Mapping[Path, str] = (),
+    spec: Declaration | None = None,
+    seed: int | None = None,
+    **facts: Any,
+) -> None:
+    """Write ``path`` atomically: counts, seed, agent and its digest, SHA-256 of the inputs, further facts.
+
+    Args:
+        inputs: Files, with their SHA-256 where the caller has it.
+    """
+    digests = inputs if isinstance(inputs, Mapping) else {file: sha256_of(file) for file in inputs}
+    agent = None if spec is None else {"name": spec.name, "digest": spec.digest}
+    content = {
+        "afm_version": afm.__version__,
+        "counts": counts,
+        "seed": seed,
+        "agent": agent,
+        "inputs": {file.name: digest for file, digest in digests.items()},
+        **facts,
+    }
+    replace_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")

@@ -1,0 +1,199 @@
+"""Append-only JSON lines that survive ``kill -9``: at most the line being written is lost, and it is set aside."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterator
+from io import FileIO
+from pathlib import Path
+from typing import Any, BinaryIO, Self
+
+from afm.errors import DataError
+from afm.runs.folder import hold
+
+_LOG = logging.getLogger(__name__)
+_BLOCK_BYTES = 1 << 16
+
+
+class Journal:
+    """A file of JSON lines, open for appending. Use it as a context manager.
+
+    Opening it moves a half-written last line to ``<file>.partial``.
+
+    Args:
+        exclusive: Whether a second process is refused.
+        sync: Whether each line waits for the disk.
+
+    Attributes:
+        repaired_bytes: Length of the half-written line that was set aside, 0 when there was none.
+    """
+
+    def __init__(self, path: Path, *, exclusive: bool = True, sync: bool = False) -> None:
+        self.path = path
+        self.repaired_bytes = 0
+        self._exclusive = exclusive
+        self._sync = sync
+        self._file: FileIO | None = None
+
+    def __enter__(self) -> Self:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        file = self.path.open("ab", buffering=0)
+        try:
+            if self._exclusive:
+                hold(file.fileno(), self.path)
+            self.repaired_bytes = heal(self.path)
+        except BaseException:
+            file.close()
+            raise
+        self._file = file
+        self.give_back()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def fileno(self) -> int:
+        """Descriptor of the file.
+
+        Raises:
+            ValueError: The journal is not open.
+        """
+        if self._file is None:
+            raise ValueError(f"{self.path}: not open; use it as a context manager")
+        return self._file.fileno()
+
+    def give_back(self) -> None:
+        """Free blocks that were reserved behind the end of the file, by a process that was killed for instance."""
+        descriptor = self.fileno()
+        os.ftruncate(descriptor, os.fstat(descriptor).st_size)
+
+    def append(self, line: bytes) -> int:
+        """Add one line, with its line feed, and hand it to the system; returns the length of the file now, in bytes.
+
+        Raises:
+            OSError: It cannot be written, on a full disk for instance. Nothing of it is then in the file.
+            ValueError: The journal is not open.
+        """
+        end = os.fstat(self.fileno()).st_size
+        assert self._file is not None
+        rest = memoryview(line)
+        try:
+            while rest:
+                rest = rest[self._file.write(rest) :]
+            if self._sync:
+                os.fsync(self._file.fileno())
+        except OSError:
+            self._file.truncate(end)  # the next line would continue what was written of this one
+            raise
+        return end + len(line)
+
+    def append_row(self, row: dict[str, Any]) -> int:
+        """:meth:`append` a row as JSON."""
+        return self.append(json.dumps(row, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n")
+
+
+class KeyedJournal(Journal):
+    """Rows with a text under ``key``, each key once.
+
+    Raises:
+        DataError: On opening: a complete line is no row with a key.
+    """
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        try:
+            self._rows = {row["key"]: row for _, row in read_rows(self.path, {"key": str})}
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def find(self, key: str) -> dict[str, Any] | None:
+        """The row under ``key``."""
+        return self._rows.get(key)
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Append a row, unless its key is there."""
+        if row["key"] not in self._rows:
+            self.append_row(row)
+            self._rows[row["key"]] = row
+
+
+def read_rows(path: Path, types: dict[str, type]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Every complete row with its 1-based line; nothing where there is no file.
+
+    Args:
+        types: Keys that each row must hold, with the types of their values.
+
+    Raises:
+        DataError: A complete line is no such row.
+    """
+    if not path.exists():
+        return
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.endswith(b"\n"):
+                return
+            row = _row(line)
+            if row is None or not all(isinstance(row.get(key), kind) for key, kind in types.items()):
+                raise DataError(
+                    f"not a JSON object with the keys {', '.join(types)}; remove the line and run again",
+                    path=str(path),
+                    line=number,
+                )
+            yield number, row
+
+
+def heal(path: Path) -> int:
+    """Set a half-written last line aside and return its length; a complete one only gets its line feed."""
+    if not path.exists():
+        return 0
+    with path.open("r+b") as file:
+        size = file.seek(0, os.SEEK_END)
+        begin = _last_line_start(file, size)
+        if begin == size:
+            return 0
+        file.seek(begin)
+        partial = file.read()
+        if _row(partial) is not None:
+            file.write(b"\n")
+            return 0
+        _set_aside(path, partial)
+        file.truncate(begin)
+    return len(partial)
+
+
+def _set_aside(path: Path, partial: bytes) -> None:
+    target = path.with_name(f"{path.name}.partial")
+    with target.open("ab") as file:
+        file.write(partial + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+    _LOG.warning(
+        "%s: its last line was only half written; moved %d bytes to %s", path, len(partial), target.name
+    )
+
+
+def _last_line_start(file: BinaryIO, size: int) -> int:
+    """Offset just behind the last line feed; ``size`` when the file ends with one."""
+    position = size
+    while position > 0:
+        begin = max(0, position - _BLOCK_BYTES)
+        file.seek(begin)
+        line_feed = file.read(position - begin).rfind(b"\n")
+        if line_feed >= 0:
+            return begin + line_feed + 1
+        position = begin
+    return 0
+
+
+def _row(line: bytes) -> dict[str, Any] | None:
+    try:
+        row = json.loads(line.decode("utf-8", "surrogatepass"))
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) else None

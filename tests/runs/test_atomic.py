@@ -1,0 +1,30 @@
+"""Whole files or none, also after a power failure."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from afm.runs.atomic import replace_text, replacing
+
+
+def test_content_reaches_the_disk_before_its_name_and_the_name_before_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, order, sync = tmp_path / "file", [], os.fsync
+
+    def note(descriptor: int) -> None:
+        order.append((Path(f"/proc/self/fd/{descriptor}").readlink() == tmp_path, target.exists()))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", note)
+    replace_text(target, "new")
+    assert order == [(False, False), (True, True)]
+
+
+def test_a_block_that_fails_leaves_the_old_content_alone(tmp_path: Path) -> None:
+    target = tmp_path / "file"
+    replace_text(target, "old")
+    with pytest.raises(ZeroDivisionError), replacing(target) as temporary:
+        temporary.write_text(str(1 // 0))
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("file", "old")]

@@ -1,0 +1,27 @@
+"""A run folder holds one set of settings and one process."""
+
+from pathlib import Path
+
+import pytest
+
+from afm.errors import ConfigError
+from afm.runs.folder import RunFolder
+
+
+def test_a_folder_with_results_names_every_key_that_differs(tmp_path: Path) -> None:
+    folder, results = RunFolder(tmp_path), [tmp_path / "rows.jsonl"]
+    folder.claim({"seed": 0, "plan": {"rate": 1}, "old": 1}, results)
+    folder.claim({"seed": 0, "plan": {"rate": 2}, "old": 1}, results)  # nothing was made yet
+    results[0].write_text("{}\n")
+    folder.claim({"seed": 0, "plan": {"rate": 2}, "old": 1}, results)
+    with pytest.raises(ConfigError, match=r"\(new: None -> 3, old: 1 -> None, plan.rate: 2 -> 4\); choose"):
+        folder.claim({"seed": 0, "plan": {"rate": 4}, "new": 3}, results)
+
+
+@pytest.mark.parametrize("name", [".lock", None])
+def test_a_second_run_is_kept_out_until_the_first_ends(tmp_path: Path, name: str | None) -> None:
+    folder = RunFolder(tmp_path, "out_dir")
+    with folder.locked(name=name), pytest.raises(ConfigError, match="or choose another out_dir"):
+        folder.locked(name=name).__enter__()
+    with folder.locked(name=name):
+        pass
