@@ -19,7 +19,7 @@ from afm.errors import SandboxUnavailableError
 from afm.sandbox.base import SandboxLimits
 from afm.sandbox.capture import memory_file
 from afm.sandbox.interpreter import Identity, Interpreter, check_readable, find_interpreter
-from afm.sandbox.percall import PerCallSandbox, Task, launch
+from afm.sandbox.percall import JailTask, PerCallSandbox, launch
 from afm.sandbox.policy import (
     DEVICES,
     ENVIRONMENT,
@@ -74,7 +74,7 @@ class BubblewrapSandbox(PerCallSandbox[_Jail]):
             f"Python {'.'.join(map(str, jail.python.version))} ({jail.python.binary})",
         ]
 
-    def _start(self, jail: _Jail, task: Task, spawner: Executor) -> JailedProcess:
+    def _start(self, jail: _Jail, task: JailTask, spawner: Executor) -> JailedProcess:
         files = contextlib.ExitStack()
         try:
             code_fd = memory_file("program", task.program, files.callback)

@@ -30,7 +30,7 @@ _V1 = _Version("memory.limit_in_bytes", "memory.oom_control", ("memory.swappines
 _V2 = _Version("memory.max", "memory.events", ("memory.swap.max", "0"))
 
 
-class Group:
+class Cgroup:
     """One cgroup."""
 
     def __init__(self, parent: Path, name: str) -> None:
@@ -48,7 +48,7 @@ class Group:
             self.path.rmdir()
 
 
-class MemoryGroup(Group):
+class MemoryGroup(Cgroup):
     """A cgroup whose processes together keep one limit.
 
     Raises:
@@ -89,7 +89,7 @@ class MemoryGroup(Group):
         return int(found[1]) if found else 0
 
 
-class CpuGroup(Group):
+class CpuGroup(Cgroup):
     """A cgroup that counts the CPU time of its processes, those that nobody waited for included.
 
     With version 2 it may be the folder of a :class:`MemoryGroup`.
@@ -125,7 +125,7 @@ class CpuGroup(Group):
         return int(found[1]) / 1e6
 
 
-G = TypeVar("G", bound=Group)
+G = TypeVar("G", bound=Cgroup)
 
 
 def group_limit(memory_bytes: int, file_bytes: int) -> int:

@@ -20,7 +20,7 @@ from afm.errors import SandboxUnavailableError
 from afm.sandbox.base import SandboxLimits
 from afm.sandbox.capture import memory_file
 from afm.sandbox.interpreter import Identity, Interpreter, check_readable, find_interpreter
-from afm.sandbox.percall import PerCallSandbox, Task, launch
+from afm.sandbox.percall import JailTask, PerCallSandbox, launch
 from afm.sandbox.policy import DEVICES, ENVIRONMENT, INODES, NO_ISOLATION
 from afm.sandbox.process import JailedProcess
 from afm.sandbox.seccomp import filter_program
@@ -94,7 +94,7 @@ class NsjailSandbox(PerCallSandbox[NsjailJail]):
             f"Python {'.'.join(map(str, jail.python.version))} ({jail.python.binary})",
         ]
 
-    def _start(self, jail: NsjailJail, task: Task, spawner: Executor) -> JailedProcess:
+    def _start(self, jail: NsjailJail, task: JailTask, spawner: Executor) -> JailedProcess:
         files = contextlib.ExitStack()
         try:
             code = memory_file("program", task.program, files.callback)

@@ -42,7 +42,7 @@ J = TypeVar("J")
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class JailTask:
     """A program to run."""
 
     program: bytes
@@ -56,7 +56,7 @@ class Task:
         return self.stdin if self.named else b""
 
 
-_PROBE_TASK = Task(_PROBE, b"", SandboxLimits(wall_s=30.0))
+_PROBE_TASK = JailTask(_PROBE, b"", SandboxLimits(wall_s=30.0))
 
 
 class _Life:
@@ -124,7 +124,7 @@ class PerCallSandbox(ABC, Generic[J]):
         """
 
     @abstractmethod
-    def _start(self, jail: J, task: Task, spawner: Executor) -> JailedProcess:
+    def _start(self, jail: J, task: JailTask, spawner: Executor) -> JailedProcess:
         """Start a run."""
 
     @abstractmethod
@@ -146,7 +146,7 @@ class PerCallSandbox(ABC, Generic[J]):
         slot = await life.slots.acquire()
         try:
             async with cores().one() if self._shares else contextlib.nullcontext():
-                return await self._run_in(life, jail, Task(program, given, limits, named))
+                return await self._run_in(life, jail, JailTask(program, given, limits, named))
         finally:
             life.slots.release(slot)
 
@@ -203,7 +203,7 @@ class PerCallSandbox(ABC, Generic[J]):
             f"{self.name} cannot isolate programs here: {user_namespace_advice(trouble)}"
         )
 
-    async def _run_in(self, life: _Life, jail: J, task: Task) -> RunResult:
+    async def _run_in(self, life: _Life, jail: J, task: JailTask) -> RunResult:
         life.check_open()
         try:
             process = self._start(jail, task, life.spawner)

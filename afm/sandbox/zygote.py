@@ -38,14 +38,14 @@ from afm.sandbox.packages import EXERCISES, MODULES, STANDARD, WARM
 from afm.sandbox.policy import encoded, user_namespace_advice
 from afm.sandbox.seccomp import filter_program
 from afm.sandbox.slots import Slots, cores
-from afm.sandbox.zygote_place import Job, Place
+from afm.sandbox.zygote_place import ZygotePlace, ZygoteTask
 from afm.sandbox.zygote_process import Warmth, ZygoteJail, jail_options
 from afm.sandbox.zygote_run import ZygoteLostError
 
 _LOG = logging.getLogger(__name__)
 _WORD = re.compile(r"\w+")
 _TRIAL = b"import os\nprint(os.getuid() != 0, os.getpid() != 1, os.listdir('/tmp') == ['main.py'])"
-_PROBE = Job(_TRIAL, b"", SandboxLimits(wall_s=30.0), 0)
+_PROBE = ZygoteTask(_TRIAL, b"", SandboxLimits(wall_s=30.0), 0)
 _ATTEMPTS = 2
 _PROCS = (("--proc", "/proc"), ("--bind", "/proc", "/proc"))  # the second where the first is forbidden
 
@@ -122,7 +122,9 @@ class ZygoteSandbox:
             place = await pool.slots.acquire()
             try:
                 async with cores().one() if self._shares else contextlib.nullcontext():
-                    return await place.perform(Job(program, given, limits, pool.level_for(code), named))
+                    return await place.perform(
+                        ZygoteTask(program, given, limits, pool.level_for(code), named)
+                    )
             except ZygoteLostError as error:
                 _LOG.warning("a zygote was lost: %s", error)
                 trouble = error
@@ -201,7 +203,8 @@ class ZygoteSandbox:
             jail = ZygoteJail(bubblewrap, identity, python, jail_options(python, self._binds, proc), rules)
             cgroups, bounded = run_groups(self._max_parallel)
             places = [
-                Place(jail, levels, self._starter, each, self._start_s, self._note_failed) for each in cgroups
+                ZygotePlace(jail, levels, self._starter, each, self._start_s, self._note_failed)
+                for each in cgroups
             ]
             try:
                 result = asyncio.run(places[-1].perform(_PROBE))
@@ -225,8 +228,8 @@ class _Pool:
     jail: ZygoteJail
     groups: tuple[tuple[str, ...], ...]
     bounded: tuple[str, ...]
-    places: list[Place]
-    slots: Slots[Place]
+    places: list[ZygotePlace]
+    slots: Slots[ZygotePlace]
 
     def level_for(self, code: str) -> int:
         """The first level whose packages cover those that the program mentions."""

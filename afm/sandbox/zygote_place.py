@@ -13,12 +13,12 @@ from afm.sandbox.base import ExitReason, RunResult, SandboxLimits
 from afm.sandbox.cgroup import RunGroups, group_limit
 from afm.sandbox.outcome import outcome
 from afm.sandbox.policy import INODES, kernel_limits
-from afm.sandbox.zygote_process import Request, Warmth, Zygote, ZygoteJail
+from afm.sandbox.zygote_process import RunOrder, Warmth, Zygote, ZygoteJail
 from afm.sandbox.zygote_run import ZygoteLostError, ZygoteRun
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class ZygoteTask:
     """A program to run.
 
     Attributes:
@@ -32,7 +32,7 @@ class Job:
     stdin_named: bool = True
 
 
-class Place:
+class ZygotePlace:
     """A zygote for each level of preloaded modules, started when first needed.
 
     Args:
@@ -62,7 +62,7 @@ class Place:
         self._told = told
         self._zygotes: dict[int, Future[Zygote]] = {}
 
-    async def perform(self, job: Job) -> RunResult:
+    async def perform(self, job: ZygoteTask) -> RunResult:
         """Run a program to its end.
 
         Raises:
@@ -80,7 +80,7 @@ class Place:
         try:
             self.run = ZygoteRun(
                 zygote,
-                Request(kernel_limits(limits), limits.file_bytes, INODES, job.stdin_named),
+                RunOrder(kernel_limits(limits), limits.file_bytes, INODES, job.stdin_named),
                 job.program,
                 job.stdin,
                 limits=limits,

@@ -29,7 +29,7 @@ _SOURCES = ("ending.py", "harden.py", "kernel.py", "program.py")
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class RunOrder:
     """What the host asks of a zygote for one run.
 
     Attributes:

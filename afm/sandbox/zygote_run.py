@@ -20,7 +20,7 @@ from afm.errors import SandboxError
 from afm.sandbox.base import ExitReason, SandboxLimits
 from afm.sandbox.capture import Capture, Ended, drained, memory_file, pipe, tree_cpu_s
 from afm.sandbox.cpu_watch import CpuWatch, StarvationWatch
-from afm.sandbox.zygote_process import Request, Zygote
+from afm.sandbox.zygote_process import RunOrder, Zygote
 
 _GRACE_S = 2.0
 
@@ -42,7 +42,7 @@ class ZygoteRun:
     def __init__(
         self,
         zygote: Zygote,
-        request: Request,
+        request: RunOrder,
         program: bytes,
         stdin: bytes,
         *,

@@ -38,16 +38,16 @@ class _Page(BaseModel):
     cached: bool = False
 
 
-class _Reply(BaseModel):
+class _PageReply(BaseModel):
     pages: list[_Page]
     left_out: int = 0
 
 
-class CrawlPageTool(WebTool[CrawlPageSettings, str, _Reply]):
+class CrawlPageTool(WebTool[CrawlPageSettings, str, _PageReply]):
     """Reads the pages at some addresses: separated by ``|``, or markdown links."""
 
     settings_type = CrawlPageSettings
-    reply_type = _Reply
+    reply_type = _PageReply
     server = ServerKind(
         path="/crawl_page",
         answer="{pages: [{url, title, text, kind, cached}], left_out}",
@@ -77,7 +77,7 @@ class CrawlPageTool(WebTool[CrawlPageSettings, str, _Reply]):
         """The goal, when the server is told; see :class:`afm.tools.base.ContextTool`."""
         return current_goal() if self.settings.goal else ""
 
-    def shown(self, reply: _Reply) -> ToolResult:
+    def shown(self, reply: _PageReply) -> ToolResult:
         """The pages one after the other, those that could not be read with the reason."""
         if not reply.pages:
             return ToolResult(NO_ADDRESS, meta={"reason": "bad_argument"})

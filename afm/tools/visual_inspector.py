@@ -30,24 +30,24 @@ class VisualInspectorSettings(WebToolSettings):
     timeout_s: float = Field(default=95.0, gt=2 * MARGIN_S)
 
 
-class _Asked(BaseModel):
+class _Look(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
     file_path: str = Field(min_length=1, max_length=200_000)
     question: str | None = Field(default=None, max_length=8_000)
 
 
-class _Reply(BaseModel):
+class _LookReply(BaseModel):
     text: str
     kind: str | None = None
     cached: bool = False
 
 
-class VisualInspectorTool(WebTool[VisualInspectorSettings, _Asked, _Reply]):
+class VisualInspectorTool(WebTool[VisualInspectorSettings, _Look, _LookReply]):
     """Looks at one picture a call: that which a JSON object names, in a fence or not."""
 
     settings_type = VisualInspectorSettings
-    reply_type = _Reply
+    reply_type = _LookReply
     server = ServerKind(
         path="/inspect",
         answer="{text, kind, cached}",
@@ -58,15 +58,15 @@ class VisualInspectorTool(WebTool[VisualInspectorSettings, _Asked, _Reply]):
     failure = "nothing was looked at"
 
     @classmethod
-    def read(cls, argument: str) -> _Asked:
+    def read(cls, argument: str) -> _Look:
         """The picture and the question."""
         fenced = _FENCE.fullmatch(argument)
         try:
-            return _Asked.model_validate_json(fenced[1] if fenced else argument)
+            return _Look.model_validate_json(fenced[1] if fenced else argument)
         except ValidationError:
             raise BadArgumentError(HOW_TO) from None
 
-    def request(self, asked: _Asked) -> Mapping[str, Any]:
+    def request(self, asked: _Look) -> Mapping[str, Any]:
         """The picture and the question for the server."""
         return {
             "image": asked.file_path,
@@ -74,7 +74,7 @@ class VisualInspectorTool(WebTool[VisualInspectorSettings, _Asked, _Reply]):
             "seconds": self.settings.timeout_s - MARGIN_S,
         }
 
-    def shown(self, reply: _Reply) -> ToolResult:
+    def shown(self, reply: _LookReply) -> ToolResult:
         """What the model saw, or why it saw nothing."""
         meta = {"cached": reply.cached}
         if reply.kind is not None:

@@ -35,16 +35,16 @@ class _Hit(BaseModel):
     snippet: str = ""
 
 
-class _Reply(BaseModel):
+class _SearchReply(BaseModel):
     organic: list[_Hit]
     cached: bool = False
 
 
-class WebSearchTool(WebTool[WebSearchSettings, str, _Reply]):
+class WebSearchTool(WebTool[WebSearchSettings, str, _SearchReply]):
     """Shows titles, addresses and short extracts of the pages that fit a query."""
 
     settings_type = WebSearchSettings
-    reply_type = _Reply
+    reply_type = _SearchReply
     server = ServerKind(
         path="/search",
         answer="{organic: [{title, link, snippet}]}",
@@ -66,7 +66,7 @@ class WebSearchTool(WebTool[WebSearchSettings, str, _Reply]):
         """A search for it."""
         return {"q": asked, "num": self.settings.results, "run": self.settings.run}
 
-    def shown(self, reply: _Reply) -> ToolResult:
+    def shown(self, reply: _SearchReply) -> ToolResult:
         """The results, numbered."""
         hits = [_shown(number, hit) for number, hit in enumerate(reply.organic, 1)]
         return ToolResult(

@@ -37,16 +37,16 @@ class _Found(BaseModel):
     document: _Document
 
 
-class _Reply(BaseModel):
+class _PassageReply(BaseModel):
     result: Annotated[list[list[_Found]], Field(min_length=1, max_length=1)]
     """For the one query that was asked."""
 
 
-class WikiSearchTool(WebTool[WikiSearchSettings, str, _Reply]):
+class WikiSearchTool(WebTool[WikiSearchSettings, str, _PassageReply]):
     """Shows the passages closest to a query, the closest first."""
 
     settings_type = WikiSearchSettings
-    reply_type = _Reply
+    reply_type = _PassageReply
     server = ServerKind(
         path="/retrieve",
         answer="{result: [[{document: {contents}, score}]]}",
@@ -70,7 +70,7 @@ class WikiSearchTool(WebTool[WikiSearchSettings, str, _Reply]):
         """A search for it."""
         return {"queries": [asked], "topk": self.settings.topk, "return_scores": True}
 
-    def shown(self, reply: _Reply) -> ToolResult:
+    def shown(self, reply: _PassageReply) -> ToolResult:
         """The passages, numbered."""
         most = self.settings.max_passage_chars
         passages = [

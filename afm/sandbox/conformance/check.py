@@ -24,7 +24,7 @@ _ALIVE = "print('alive')"
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class AttackResult:
     """What came of one attack.
 
     Attributes:
@@ -39,14 +39,14 @@ class Finding:
     known_limit: str = ""
 
 
-async def check_sandbox(sandbox: LocalSandbox, attacks: Sequence[Attack]) -> AsyncIterator[Finding]:
+async def check_sandbox(sandbox: LocalSandbox, attacks: Sequence[Attack]) -> AsyncIterator[AttackResult]:
     """Try each attack, and after each that the sandbox still works."""
     with canaries() as host:
         for attack in attacks:
             yield await attempt(sandbox, attack, host)
 
 
-async def attempt(sandbox: LocalSandbox, attack: Attack, host: Mapping[str, object]) -> Finding:
+async def attempt(sandbox: LocalSandbox, attack: Attack, host: Mapping[str, object]) -> AttackResult:
     """Try one attack.
 
     Args:
@@ -64,14 +64,14 @@ async def attempt(sandbox: LocalSandbox, attack: Attack, host: Mapping[str, obje
             await beside
         alive = (await sandbox.run(_ALIVE)).stdout == "alive\n"
     except SandboxError as error:
-        return Finding(attack, f"the sandbox failed: {error}", passed=False)
+        return AttackResult(attack, f"the sandbox failed: {error}", passed=False)
     trouble = _trouble(attack, result)
     if not alive:
         trouble = "the next run failed"
     if attack.survivor and (left := _processes(attack.survivor)):
         trouble = f"processes {', '.join(left)} survived"
     limit = _known_limit(attack, isolation) if trouble else ""
-    return Finding(attack, trouble or _seen(result), passed=not trouble, known_limit=limit)
+    return AttackResult(attack, trouble or _seen(result), passed=not trouble, known_limit=limit)
 
 
 def _known_limit(attack: Attack, isolation: Sequence[str]) -> str:

@@ -4,7 +4,7 @@ Arguments: descriptor of the control socket, then one JSON object: ``preload`` (
 ``exercises`` (pairs of a package and a program to run), ``imports`` (import paths of installed packages), ``root`` (the folder that becomes a
 run's ``/``), ``devices`` (files of devices in it); then the file of the seccomp rules.
 
-On the control socket a request is one packet, JSON (:class:`afm.sandbox.zygote_process.Request`) with the
+On the control socket a request is one packet, JSON (:class:`afm.sandbox.zygote_process.RunOrder`) with the
 descriptors of program, stdin, stdout, stderr and report. The answer is ``started`` with a pidfd of the
 run's process 1, or ``failed: REASON``. That process writes to the report: ``ready`` and a newline when the
 program is about to run, then ``STATUS PEAK_KIB CPU_SECONDS`` and a newline, STATUS being what ``waitpid``
