@@ -15,11 +15,14 @@ from afm.planning.memory import GIB, MemoryNeed, described, disk_finding, fits
 from llamafactory_patch.compat import check_version
 from llamafactory_patch.config import SftJob, check_data, check_model, check_output, fsdp_settings, resolve
 from llamafactory_patch.memory import Sharding, memory_need, sharding_of, trained_parameters
-from llamafactory_patch.schedule import training_steps, validation_rows, warmup_steps
 from llamafactory_patch.trackers import check_trackers
 
 if TYPE_CHECKING:
     from llamafactory_patch.rehearsal import Arguments, DataSet, Rehearsal
+
+
+import math
+from typing import Any
 
 _LISTED_ROWS = 3
 _PACKAGES = {"deepspeed": "deepspeed", "enable_liger_kernel": "liger-kernel"}
@@ -316,3 +319,35 @@ def _advice(need: MemoryNeed, sharding: Sharding) -> str:
     if sharding is not Sharding.ZERO3_OFFLOAD:
         tips.append("deepspeed=configs/deepspeed/zero3_offload.json")
     return f"; try {', '.join([*tips, 'more GPUs, a smaller cutoff_len, or LoRA'])}"
+
+
+def training_steps(config: Mapping[str, Any], sequences: int | None, world: int) -> int | None:
+    """Steps of the whole training (transformers 5.5.4, ``Trainer.set_initial_training_values``).
+
+    Args:
+        config: Of LLaMA-Factory.
+        sequences: Of one epoch; ``None`` if that cannot be told, and then only ``max_steps`` tells.
+        world: Number of devices.
+    """
+    if config.get("max_steps", -1) > 0:
+        return int(config["max_steps"])
+    if sequences is None:
+        return None
+    each = config.get("per_device_train_batch_size", 8) * world
+    batches = sequences // each if config.get("dataloader_drop_last") else -(-sequences // each)
+    updates = max(1, -(-batches // config.get("gradient_accumulation_steps", 1)))
+    return math.ceil(float(updates * config.get("num_train_epochs", 3)))
+
+
+def warmup_steps(config: Mapping[str, Any], steps: int) -> int:
+    """Steps in which the learning rate rises; below 1 it is a share (transformers 5.5.4, ``get_warmup_steps``)."""
+    given = config.get("warmup_ratio")
+    warm = config.get("warmup_steps", 0) if given is None else given
+    return int(warm) if warm >= 1 else math.ceil(steps * warm)
+
+
+def validation_rows(rows: int, val_size: float) -> int:
+    """Rows that ``val_size`` takes away from the training (LLaMA-Factory 0.9.5, data/data_utils.py, ``split_dataset``)."""
+    if val_size <= 1e-6:
+        return 0
+    return int(val_size) if val_size > 1 or isinstance(val_size, int) else math.ceil(rows * val_size)

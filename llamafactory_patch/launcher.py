@@ -11,17 +11,45 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from afm.errors import AfmError, UsageError
+from afm.errors import AfmError, ConfigError, UsageError
+from afm.planning import positive_variable
 from afm.planning.gpu_software import has_gpu
 from afm.processes import follow_parent
 from llamafactory_patch import output
 from llamafactory_patch.config import SftJob, check_sources, fsdp_settings, resolve
-from llamafactory_patch.hardware import Node, this_node
 from llamafactory_patch.process import folder_lock, process_border, run_logged
 from llamafactory_patch.trackers import check_trackers, tracker_variables
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """This computer among those of a training; they count from 0."""
+
+    number: int = 0
+    count: int = 1
+
+
+def this_node(env: Mapping[str, str]) -> Node:
+    """What ``NNODES`` and ``NODE_RANK`` say; one node need not say anything.
+
+    Raises:
+        ConfigError: They contradict each other, or leave open who is who: two first nodes would wait for each other.
+    """
+    positive_variable(env, "NPROC_PER_NODE", 1)
+    count = positive_variable(env, "NNODES", 1)
+    text = env.get("NODE_RANK") or ("0" if count == 1 else "")
+    if not text.isascii() or not text.isdigit() or int(text) >= count:
+        raise ConfigError(
+            f"NODE_RANK: set it to the number of this node (scripts: RANK), a number below NNODES={count}; got {text!r}"
+        )
+    if count > 1 and not env.get("MASTER_ADDR"):
+        raise ConfigError(f"MASTER_ADDR: set it to the host name of node 0, since NNODES={count}")
+    return Node(int(text), count)
+
 
 _TORCHRUN_VARIABLES = (
     "FORCE_TORCHRUN",

@@ -25,8 +25,8 @@ from afm.errors import ConfigError, DataError
 from afm.trajectory.rows import BrokenArrayError, json_rows
 from llamafactory_patch.arguments import MASKING_REVISION, AgentDataArguments
 from llamafactory_patch.bad_rows import BadRow, RowName, report
+from llamafactory_patch.conversations import aligned_row
 from llamafactory_patch.formats import FORMATS, Converter
-from llamafactory_patch.messages import aligned_row
 from llamafactory_patch.prompts import ASKED_COLUMN, Asked, row_prompts
 
 ROW_COLUMN = "_row"

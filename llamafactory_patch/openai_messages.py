@@ -11,7 +11,7 @@ from llamafactory.data.template import TEMPLATES
 
 from afm.errors import DataError
 from afm.trajectory.chat import called_function, content_text, loss_flag, message_list, tools_text
-from llamafactory_patch.messages import Aligned, aligned_row, turn
+from llamafactory_patch.conversations import Aligned, aligned_row, turn
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _SEVERAL_RESULTS = "\n</tool_response>\n<tool_response>\n"

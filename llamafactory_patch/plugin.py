@@ -19,13 +19,12 @@ def install() -> None:
         return
     check_version()
     with torchaudio_stub():
-        from llamafactory_patch.agent_flan import install_template
         from llamafactory_patch.arguments import install_arguments
-        from llamafactory_patch.batches import install_batches
+        from llamafactory_patch.conversations import install_template
         from llamafactory_patch.formats import install_formats
         from llamafactory_patch.loading import install_loading
-        from llamafactory_patch.processor import install_processor
-        from llamafactory_patch.stages import install_stages
+        from llamafactory_patch.processor import install_batches, install_processor
+        from llamafactory_patch.stored import install_stages
     for part in (install_arguments, install_stages, install_template, install_formats, install_loading):
         part()
     install_processor()

@@ -16,7 +16,7 @@ from afm.agents.prompt_record import PROMPT_FILE, PromptRecord, PromptTally, che
 from afm.agents.prompt_source import QUESTION_MARK
 from afm.agents.toolless import without_tools
 from afm.errors import ConfigError, DataError
-from llamafactory_patch.messages import Aligned, turn
+from llamafactory_patch.conversations import Aligned, turn
 
 ASKED_COLUMN = "_asked"
 """Of aligned rows: what became of their prompt, a :class:`Asked`."""

@@ -21,7 +21,7 @@ from afm.terminal import visible
 if TYPE_CHECKING:
     from afm.trajectory.convert.files import TrajectoryRow
 
-EXAMPLES = "llamafactory_patch.examples"
+EXAMPLES = "llamafactory_patch.preview"
 _BATCH_ROWS = 256
 
 

@@ -121,7 +121,7 @@ def test_the_recipes_train_on_the_entries_that_are_made():
     made = {Path(step["name"]).name for one in sets.values() for step in one["prepare"]}
     recipe = yaml.safe_load((ROOT / "configs/sft/agent_flan_llama2_7b.yaml").read_text())
     assert set(recipe["dataset"].split(",")) <= made
-    from llamafactory_patch.agent_flan import SPLITS as KNOWN
+    from llamafactory_patch.conversations import SPLITS as KNOWN
 
     assert set(KNOWN) == set(SPLITS) <= made
 

@@ -8,8 +8,8 @@ import pytest
 from afm.agents import load_agent
 from afm.errors import DataError
 from afm.trajectory.record import Record, TextSegment
-from llamafactory_patch.agent_flan import agent_flan_row
 from llamafactory_patch.bad_rows import REPORT_FILE
+from llamafactory_patch.conversations import agent_flan_row
 
 PLAN = "<plan>P.</plan><think>T.</think><code>```py\nprint(42)\n```</code>"
 SEEN = "\n<observation>\n42\n</observation>\n"
@@ -349,7 +349,7 @@ def test_the_published_data_sets_are_registered():
     install()
     from llamafactory.data.parser import get_dataset_list
 
-    from llamafactory_patch.agent_flan import SPLITS
+    from llamafactory_patch.conversations import SPLITS
 
     folder = Path(__file__).parents[2] / "data"
     names = ["web_agent_sft", "mhqa_agent_sft", "code_agent_sft", *SPLITS]

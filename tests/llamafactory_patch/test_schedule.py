@@ -2,7 +2,7 @@
 
 import pytest
 
-from llamafactory_patch.schedule import training_steps, validation_rows, warmup_steps
+from llamafactory_patch.doctor import training_steps, validation_rows, warmup_steps
 
 CASES = [
     (20, {"per_device_train_batch_size": 2, "num_train_epochs": 1}),

@@ -1,8 +1,9 @@
-"""Agent-FLAN's rows (arXiv 2403.12881): conversations in which each message says whether it is trained on.
+"""The aligned form that LLaMA-Factory's processors take, and Agent-FLAN's conversations in it.
 
-Its chat protocol is the template ``agent_flan``. Every turn of the user or the system reads
-``<|Human|>`` + U+0D46 + text + newline + blank, every turn of the assistant ``<|Assistant|>`` + U+0D46 + text +
-U+0D3F + newline + blank. U+0D46 and U+0D3F are single tokens of Llama-2, and U+0D3F ends a turn.
+Agent-FLAN (arXiv 2403.12881) says of each message whether it is trained on. Its chat protocol is the template
+``agent_flan``: every turn of the user or the system reads ``<|Human|>`` + U+0D46 + text + newline + blank, every turn of
+the assistant ``<|Assistant|>`` + U+0D46 + text + U+0D3F + newline + blank. U+0D46 and U+0D3F are single tokens of
+Llama-2, and U+0D3F ends a turn.
 """
 
 from __future__ import annotations
@@ -13,7 +14,43 @@ from typing import Any, Final
 
 from afm.errors import DataError
 from afm.trajectory.chat import message_list
-from llamafactory_patch.messages import Aligned, aligned_row, turn
+
+Aligned = dict[str, Any]
+"""``_prompt``, ``_response``, ``_system``, ``_tools`` and the media columns of one row."""
+
+_USER_SIDE = ("user", "observation")
+_ASSISTANT_SIDE = ("assistant", "function")
+
+
+def turn(role: str, content: str, *, loss: bool = True) -> dict[str, Any]:
+    """One turn; ``loss`` matters for the assistant's alone."""
+    return {"role": role, "content": content, "loss": loss}
+
+
+def aligned_row(turns: Sequence[dict[str, Any]], *, system: str = "", tools: str = "") -> Aligned:
+    """A row whose last turn is the response."""
+    return {
+        "_prompt": list(turns[:-1]),
+        "_response": list(turns[-1:]),
+        "_system": system,
+        "_tools": tools,
+        "_images": None,
+        "_videos": None,
+        "_audios": None,
+    }
+
+
+def alternating(prompt: Sequence[Mapping[str, Any]]) -> None:
+    """Check that a prompt begins and ends with the user's side, in alternation with the assistant's.
+
+    Raises:
+        DataError: It does not.
+    """
+    sides = (_USER_SIDE, _ASSISTANT_SIDE)
+    sound = all(message["role"] in sides[number % 2] for number, message in enumerate(prompt))
+    if not sound or len(prompt) % 2 != 1:
+        raise DataError("expected turns of user and assistant in alternation, the assistant's last")
+
 
 TEMPLATE: Final = "agent_flan"
 SPLITS: Final = (
