@@ -153,7 +153,7 @@ def other_faiss(flat: Path, corpus: Path, model: str, folder: Path) -> Iterator[
     """IVF and HNSW indexes of the vectors in a flat one."""
     import faiss
 
-    from tool_servers.wiki_search.dense_build import build_faiss
+    from tool_servers.wiki_search.dense import build_faiss
 
     index = faiss.read_index(str(flat / "dense/index.faiss"))
     vectors = folder / "vectors.bin"

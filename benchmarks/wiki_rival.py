@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tool_servers.wiki_search.index import open_index
-from tool_servers.wiki_search.terms import terms_of
+from tool_servers.wiki_search.passages import terms_of
 
 Search = Callable[[str, int], list[tuple[int, float]]]
 

@@ -19,7 +19,7 @@ import httpx
 import pytest
 
 from afm.models.tiny import create_tiny_model, train_tokenizer
-from tool_servers.shared.logs import LOG_VARIABLE
+from tool_servers.shared.serve import LOG_VARIABLE
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "tool_servers/servers.sh"
@@ -431,7 +431,7 @@ def test_logs_are_begun_anew_without_losing_a_line(tmp_path):
     log = tmp_path / "server.log"
     program = """
 import sys, time
-from tool_servers.shared.logs import follow_log
+from tool_servers.shared.serve import follow_log
 follow_log()
 for number in range(300):
     print(f"line {number} " + "x" * 80, file=sys.stderr if number % 2 else sys.stdout, flush=True)

@@ -30,12 +30,12 @@ from tool_servers.code.settings import CodeServerSettings, excess
 from tool_servers.shared.access import allowed
 from tool_servers.shared.admission import Admission, BusyError
 from tool_servers.shared.metrics import CONTENT_TYPE, Count, Durations, Level, page
-from tool_servers.shared.refusals import refused
 from tool_servers.shared.requests import (
     GoneError,
     TooLargeError,
     announced_bytes,
     bounded_body,
+    refused,
     while_connected,
 )
 

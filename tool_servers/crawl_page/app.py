@@ -17,7 +17,7 @@ from tool_servers.crawl_page.sources import open_source
 from tool_servers.shared.cache import open_cache
 from tool_servers.shared.endpoint import Endpoint
 from tool_servers.shared.metrics import Level
-from tool_servers.shared.place import cache_place
+from tool_servers.shared.settings import cache_place
 
 PATH = "/crawl_page"
 _LATE_S = 5.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from tool_servers.wiki_search.terms import terms_of
+from tool_servers.wiki_search.passages import terms_of
 
 _PARAGRAPHS = re.compile(r"\n\s*\n|\n(?=#)")
 _SENTENCES = re.compile(r"(?<=[.!?。！？])\s+|\n")

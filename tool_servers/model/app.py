@@ -15,8 +15,7 @@ from starlette.exceptions import HTTPException
 from afm.errors import AfmError, EngineError
 from afm.models import FinishReason, Generation, SamplingParams, TokenModel
 from tool_servers.shared.access import allowed
-from tool_servers.shared.refusals import refused
-from tool_servers.shared.requests import GoneError, TooLargeError, bounded_body, while_connected
+from tool_servers.shared.requests import GoneError, TooLargeError, bounded_body, refused, while_connected
 
 _MAX_BYTES = 16 << 20
 _BODY_S = 30.0

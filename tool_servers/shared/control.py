@@ -13,9 +13,9 @@ from pathlib import Path
 
 from afm.errors import AfmError, ConfigError, EngineError, UsageError
 from afm.settings import load_settings
+from tool_servers.shared.command import KINDS
 from tool_servers.shared.control_plan import NotSetUpError, Plan, check_apart, named, planned
 from tool_servers.shared.control_process import StateFolder, health, resident_mib
-from tool_servers.shared.kinds import KINDS
 
 ROOT = Path(__file__).parents[2]
 

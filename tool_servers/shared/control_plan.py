@@ -11,7 +11,7 @@ from pathlib import Path
 from afm.errors import AfmError, ConfigError, UsageError, suggestion
 from afm.settings import Environment
 from tool_servers.shared.access import check_exposure
-from tool_servers.shared.kinds import KINDS
+from tool_servers.shared.command import KINDS
 
 Check = Callable[[Path | None, Mapping[str, str], Environment], None]
 """Raises ``ConfigError`` for what a server lacks, given its settings file and further arguments."""
@@ -142,9 +142,8 @@ def _check_crawl(config: Path | None, _: Mapping[str, str], environment: Environ
 
 
 def _check_search(config: Path | None, _: Mapping[str, str], environment: Environment) -> None:
-    from tool_servers.web_search.local import check_local
-    from tool_servers.web_search.providers import open_provider
-    from tool_servers.web_search.settings import SearchSettings
+    from tool_servers.web_search.local import check_local, open_provider
+    from tool_servers.web_search.providers import SearchSettings
 
     settings = SearchSettings.read(config)
     if environment.web_search_method_type != "local":
@@ -156,8 +155,7 @@ def _check_search(config: Path | None, _: Mapping[str, str], environment: Enviro
 
 
 def _check_vision(config: Path | None, _: Mapping[str, str], environment: Environment) -> None:
-    from tool_servers.visual_inspector.settings import InspectorSettings
-    from tool_servers.visual_inspector.vision import open_vision_model
+    from tool_servers.visual_inspector.vision import InspectorSettings, open_vision_model
 
     settings = InspectorSettings.read(config)
     if environment.vision_openai_api_base_url is None and environment.vision_model is None:
@@ -169,9 +167,8 @@ def _check_vision(config: Path | None, _: Mapping[str, str], environment: Enviro
 
 
 def _check_wiki(config: Path | None, options: Mapping[str, str], _: Environment) -> None:
-    from tool_servers.wiki_search.index import served_engine
+    from tool_servers.wiki_search.index import WikiServerSettings, served_engine
     from tool_servers.wiki_search.manifest import checked_manifest
-    from tool_servers.wiki_search.settings import WikiServerSettings
 
     settings = WikiServerSettings.read(config)
     named_here = options.get("--index")

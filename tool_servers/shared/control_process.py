@@ -15,7 +15,7 @@ from typing import Any
 from afm.errors import EngineError
 from afm.runs.atomic import replace_text
 from tool_servers.shared.control_plan import Plan
-from tool_servers.shared.logs import LOG_VARIABLE
+from tool_servers.shared.serve import LOG_VARIABLE
 
 _POLL_S = 0.1
 _HEALTH_S = 5.0

@@ -29,8 +29,7 @@ from afm.errors import DataError
 from tool_servers.shared.access import allowed
 from tool_servers.shared.admission import Admission, BusyError
 from tool_servers.shared.metrics import CONTENT_TYPE, Count, Durations, Level, page
-from tool_servers.shared.refusals import refused
-from tool_servers.shared.requests import GoneError, TooLargeError, bounded_body, while_connected
+from tool_servers.shared.requests import GoneError, TooLargeError, bounded_body, refused, while_connected
 from tool_servers.shared.settings import ServerSettings
 from tool_servers.shared.upstream import Trouble, UpstreamError
 

@@ -6,7 +6,9 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
 
 ResultT = TypeVar("ResultT")
 
@@ -71,3 +73,12 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, ResultT]) 
 async def _disconnected(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
+
+
+async def refused(request: Request, error: Exception) -> Response:
+    """``{"error"}`` for a path that there is not (404) or a method that it does not take (405)."""
+    assert isinstance(error, HTTPException)
+    message = f"{request.method} {request.url.path[:200]}: {error.detail}"
+    return JSONResponse(
+        {"error": message, "kind": "request"}, status_code=error.status_code, headers=error.headers
+    )

@@ -9,6 +9,7 @@ from typing import ClassVar, Self
 from pydantic import BaseModel, ConfigDict, Field
 
 from afm.configuration import read_file, validated
+from afm.settings import Environment
 from tool_servers.shared.guard import DEFAULT_PORTS
 
 
@@ -65,3 +66,9 @@ class FetcherSettings(ServerSettings):
     def worker_count(self) -> int:
         """Processes that take apart what was fetched."""
         return self.workers or min(4, len(os.sched_getaffinity(0)))
+
+
+def cache_place(environment: Environment) -> str:
+    """``WEB_CACHE``, or a file in the user's cache folder."""
+    secret = environment.web_cache
+    return secret.get_secret_value() if secret else str(Path("~/.cache/afm/web.sqlite").expanduser())

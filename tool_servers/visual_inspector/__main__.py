@@ -18,7 +18,7 @@ def main() -> int:
 
 def _serve(given: Given) -> None:
     from tool_servers.visual_inspector.app import inspector_app
-    from tool_servers.visual_inspector.settings import InspectorSettings
+    from tool_servers.visual_inspector.vision import InspectorSettings
 
     settings = InspectorSettings.read(given.config)
     place = given.place()

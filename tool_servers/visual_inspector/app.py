@@ -15,12 +15,10 @@ from tool_servers.shared.endpoint import Endpoint
 from tool_servers.shared.fetch import Fetcher, FetchLimits
 from tool_servers.shared.guard import Policy
 from tool_servers.shared.metrics import Level
-from tool_servers.shared.place import cache_place
-from tool_servers.visual_inspector.decoding import Decoder
+from tool_servers.shared.settings import cache_place
 from tool_servers.visual_inspector.inspecting import Inspector, InspectRequest
-from tool_servers.visual_inspector.settings import InspectorSettings
-from tool_servers.visual_inspector.sources import PictureSource
-from tool_servers.visual_inspector.vision import open_vision_model
+from tool_servers.visual_inspector.sources import Decoder, PictureSource
+from tool_servers.visual_inspector.vision import InspectorSettings, open_vision_model
 
 PATH = "/inspect"
 _LATE_S = 5.0

@@ -13,9 +13,8 @@ from tool_servers.shared.cache import Cache
 from tool_servers.shared.fetch import Fault, FetchError
 from tool_servers.shared.metrics import Count
 from tool_servers.shared.upstream import UpstreamError
-from tool_servers.visual_inspector.decoding import Decoder
 from tool_servers.visual_inspector.picture import Picture
-from tool_servers.visual_inspector.sources import PictureSource
+from tool_servers.visual_inspector.sources import Decoder, PictureSource
 from tool_servers.visual_inspector.vision import VisionModel
 
 _MARGIN_S = 1.0

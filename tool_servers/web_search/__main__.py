@@ -17,7 +17,7 @@ def main() -> int:
 
 def _serve(given: Given) -> None:
     from tool_servers.web_search.app import search_app
-    from tool_servers.web_search.settings import SearchSettings
+    from tool_servers.web_search.providers import SearchSettings
 
     settings = SearchSettings.read(given.config)
     place = given.place()

@@ -12,10 +12,10 @@ from afm.settings import Environment
 from tool_servers.shared.cache import open_cache
 from tool_servers.shared.endpoint import Endpoint
 from tool_servers.shared.metrics import Level
-from tool_servers.shared.place import cache_place
-from tool_servers.web_search.providers import open_provider
+from tool_servers.shared.settings import cache_place
+from tool_servers.web_search.local import open_provider
+from tool_servers.web_search.providers import SearchSettings
 from tool_servers.web_search.searching import Searcher, SearchRequest
-from tool_servers.web_search.settings import SearchSettings
 
 PATH = "/search"
 _LATE_S = 5.0

@@ -10,11 +10,13 @@ from typing import Any
 from urllib.parse import quote
 
 from afm.errors import ConfigError, DataError
+from afm.settings import Environment
 from tool_servers.crawl_page.passages import best_passages
-from tool_servers.web_search.providers import Hit, Provider
+from tool_servers.shared.upstream import Patience, Upstream
+from tool_servers.web_search.providers import Hit, Provider, SearchSettings, SearxNG, Serper
 from tool_servers.wiki_search.index import Index, open_index
 from tool_servers.wiki_search.manifest import checked_manifest
-from tool_servers.wiki_search.terms import terms_of
+from tool_servers.wiki_search.passages import terms_of
 
 _SNIPPET_CHARS = 300
 _TITLE_WEIGHT = 3
@@ -110,6 +112,37 @@ def open_local(store: Path | None, page_url: str | None) -> Provider:
     if page_url is None or store.is_file():
         return PageFile(store, page_url)
     return PageIndex(open_index(store), page_url)
+
+
+def open_provider(settings: SearchSettings, environment: Environment) -> Provider:
+    """The provider that ``WEB_SEARCH_METHOD_TYPE`` names.
+
+    Raises:
+        ConfigError: Its key, address or pages are missing.
+    """
+    patience = Patience(settings.tries, settings.try_s, settings.total_s, 4 << 20)
+    match environment.web_search_method_type:
+        case "serper":
+            key = environment.web_search_serper_api_key
+            if key is None:
+                raise ConfigError(
+                    "WEB_SEARCH_METHOD_TYPE is serper, but WEB_SEARCH_SERPER_API_KEY is not set"
+                )
+            service = Upstream(
+                "Serper",
+                settings.serper_url,
+                key=key,
+                key_header="X-API-KEY",
+                key_prefix="",
+                patience=patience,
+            )
+            return Serper(service)
+        case "searxng":
+            if environment.searxng_base_url is None:
+                raise ConfigError("WEB_SEARCH_METHOD_TYPE is searxng, but SEARXNG_BASE_URL is not set")
+            return SearxNG(Upstream("SearxNG", environment.searxng_base_url, patience=patience))
+        case "local":
+            return open_local(environment.web_page_store, settings.page_url)
 
 
 def check_local(store: Path | None, page_url: str | None) -> None:

@@ -4,13 +4,46 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
-from afm.errors import ConfigError
-from afm.settings import Environment
+from pydantic import Field
+
 from afm.trajectory.observation import readable
-from tool_servers.shared.upstream import Patience, Trouble, Upstream, UpstreamError
-from tool_servers.web_search.settings import SearchSettings
+from tool_servers.shared.settings import ServerSettings
+from tool_servers.shared.upstream import Trouble, Upstream, UpstreamError
+
+
+class SearchSettings(ServerSettings):
+    """The YAML of the web search server. The provider and its key come from the environment.
+
+    Attributes:
+        serper_url: Of Serper, or of any server with its protocol.
+        page_url: For local pages without an address of their own: where they are, with ``{title}`` (blanks as
+            underscores) or ``{id}`` in it.
+        max_query_chars: Longer queries are refused.
+        max_results: Most results of one search.
+        searches_per_run: Most searches that one run may send to the provider; ``None`` is no bound.
+        try_s: For one request to the provider.
+        total_s: For all of them, when it is busy or fails.
+        tries: Requests before a failure counts.
+        cached_searches: Searches kept.
+        cached_s: For how long.
+    """
+
+    content: ClassVar[str] = "web search settings"
+
+    serper_url: str = "https://google.serper.dev"
+    page_url: str | None = None
+    max_query_chars: int = Field(default=2_000, ge=10)
+    max_results: int = Field(default=50, ge=1)
+    searches_per_run: int | None = Field(default=None, ge=1)
+    try_s: float = Field(default=15.0, gt=0)
+    total_s: float = Field(default=40.0, gt=0)
+    tries: int = Field(default=4, ge=1)
+    cached_searches: int = Field(default=100_000, ge=1)
+    cached_s: float = Field(default=7 * 24 * 3600.0, gt=0)
+    max_waiting: int = Field(default=1024, ge=0)
+
 
 _MAX_TITLE_CHARS, _MAX_SNIPPET_CHARS, _MAX_LINK_CHARS = 300, 1_000, 2_000
 
@@ -85,39 +118,6 @@ class SearxNG:
     async def close(self) -> None:
         """Close the connections."""
         await self._service.close()
-
-
-def open_provider(settings: SearchSettings, environment: Environment) -> Provider:
-    """The provider that ``WEB_SEARCH_METHOD_TYPE`` names.
-
-    Raises:
-        ConfigError: Its key, address or pages are missing.
-    """
-    patience = Patience(settings.tries, settings.try_s, settings.total_s, 4 << 20)
-    match environment.web_search_method_type:
-        case "serper":
-            key = environment.web_search_serper_api_key
-            if key is None:
-                raise ConfigError(
-                    "WEB_SEARCH_METHOD_TYPE is serper, but WEB_SEARCH_SERPER_API_KEY is not set"
-                )
-            service = Upstream(
-                "Serper",
-                settings.serper_url,
-                key=key,
-                key_header="X-API-KEY",
-                key_prefix="",
-                patience=patience,
-            )
-            return Serper(service)
-        case "searxng":
-            if environment.searxng_base_url is None:
-                raise ConfigError("WEB_SEARCH_METHOD_TYPE is searxng, but SEARXNG_BASE_URL is not set")
-            return SearxNG(Upstream("SearxNG", environment.searxng_base_url, patience=patience))
-        case "local":
-            from tool_servers.web_search.local import open_local
-
-            return open_local(environment.web_page_store, settings.page_url)
 
 
 def _listed(answer: Any, field: str, name: str) -> list[Any]:

@@ -14,8 +14,7 @@ from afm.errors import DataError
 from tool_servers.shared.cache import Cache
 from tool_servers.shared.metrics import Count
 from tool_servers.shared.upstream import Trouble, UpstreamError
-from tool_servers.web_search.providers import Hit, Provider
-from tool_servers.web_search.settings import SearchSettings
+from tool_servers.web_search.providers import Hit, Provider, SearchSettings
 
 
 class SearchRequest(BaseModel):

@@ -24,8 +24,7 @@ def main() -> int:
 
 def _serve(given: Given) -> None:
     from tool_servers.wiki_search.app import WikiServer
-    from tool_servers.wiki_search.index import open_index
-    from tool_servers.wiki_search.settings import WikiServerSettings
+    from tool_servers.wiki_search.index import WikiServerSettings, open_index
 
     options, settings = given.options, WikiServerSettings.read(given.config)
     folder = options.index or settings.index

@@ -35,11 +35,9 @@ from afm.trajectory.observation import whole_characters
 from tool_servers.shared.access import allowed
 from tool_servers.shared.admission import Admission, BusyError
 from tool_servers.shared.metrics import CONTENT_TYPE, Count, Durations, Level, page
-from tool_servers.shared.refusals import refused
-from tool_servers.shared.requests import GoneError, TooLargeError, bounded_body
+from tool_servers.shared.requests import GoneError, TooLargeError, bounded_body, refused
 from tool_servers.wiki_search.batching import Batcher
-from tool_servers.wiki_search.index import Index
-from tool_servers.wiki_search.settings import WikiServerSettings
+from tool_servers.wiki_search.index import Index, WikiServerSettings
 
 _log = logging.getLogger(__name__)
 _BODY_S = 15.0

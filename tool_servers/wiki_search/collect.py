@@ -18,8 +18,7 @@ from typing import IO
 from afm.errors import DataError
 from afm.runs.atomic import replace_text
 from tool_servers.wiki_search.manifest import sample_of
-from tool_servers.wiki_search.passages import STORE, Row, read_corpus
-from tool_servers.wiki_search.terms import terms_of
+from tool_servers.wiki_search.passages import STORE, Row, read_corpus, terms_of
 
 Progress = Callable[[str, int, int | None], None]
 CHECKPOINT = 10_000

@@ -1,11 +1,13 @@
-"""Passages: reading a corpus as a stream, and the store that finds a passage by its number."""
+"""Passages: reading a corpus as a stream, the store that finds a passage by its number, and text to search terms."""
 
 from __future__ import annotations
 
 import gzip
+import hashlib
 import io
 import json
 import mmap
+import re
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,6 +15,26 @@ from pathlib import Path
 from typing import IO, Any
 
 from afm.errors import DataError
+
+_WORD = re.compile(r"\w\w+")
+_COMMON = """
+a an and are as at be but by for if in into is it no not of on or such that the their then there these they this
+to was will with
+"""
+_STOP_WORDS = frozenset(_COMMON.split())
+
+
+def terms_of(text: str) -> list[str]:
+    """Lower-case words of two characters or more without the most common English ones, in order."""
+    return [word for word in _WORD.findall(text.lower()) if word not in _STOP_WORDS]
+
+
+def key_of(term: str) -> int:
+    """64 bits that stand for a term; among ten million terms two share them with a chance of 3 in a million."""
+    return int.from_bytes(
+        hashlib.blake2b(term.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big"
+    )
+
 
 STORE, OFFSETS = "passages.jsonl", "passages.offsets.npy"
 MAX_LINE_BYTES = 16 << 20

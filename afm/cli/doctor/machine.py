@@ -25,7 +25,7 @@ from afm.settings import Environment, load_settings
 from afm.tools.health import unanswered
 
 SERVERS = "tool_servers.shared.control_plan"
-_KINDS = "tool_servers.shared.kinds"
+_KINDS = "tool_servers.shared.command"
 _WANTED = {"memory": 6.0, "disk": 10.0}
 """GiB that the quickstart needs, with some to spare."""
 _OPEN_FILES = 1024

@@ -14,7 +14,7 @@ from PIL import Image
 
 from afm.tools.registry import load_tools
 from tool_servers.visual_inspector.picture import NoPictureError, prepared
-from tool_servers.visual_inspector.settings import InspectorSettings
+from tool_servers.visual_inspector.vision import InspectorSettings
 
 ROOT = Path(__file__).parents[3]
 TOKEN = "a-long-random-token"

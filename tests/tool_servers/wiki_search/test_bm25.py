@@ -11,8 +11,7 @@ from afm.datasets.mini_world import Split
 from tool_servers.wiki_search.bm25 import Bm25
 from tool_servers.wiki_search.build import Plan, build
 from tool_servers.wiki_search.hits import fused
-from tool_servers.wiki_search.passages import PassageStore
-from tool_servers.wiki_search.terms import terms_of
+from tool_servers.wiki_search.passages import PassageStore, terms_of
 
 
 def by_hand(bags, query, k1=1.5, b=0.75):

@@ -9,7 +9,7 @@ import pytest
 
 from afm.errors import DataError
 from tool_servers.wiki_search.build import Plan, build
-from tool_servers.wiki_search.encoder import default_prefixes
+from tool_servers.wiki_search.dense import default_prefixes
 from tool_servers.wiki_search.index import open_index
 
 ROOT = Path(__file__).parents[3]
