@@ -34,7 +34,7 @@ class Repeated(BaseModel):
     times: int = Field(ge=1)
 
 
-class Environment(BaseModel):
+class EnvironmentText(BaseModel):
     """A piece of a response that the environment wrote, not the agent."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -42,7 +42,7 @@ class Environment(BaseModel):
     environment: str
 
 
-Pieces = str | tuple[str | Repeated | Environment, ...]
+Pieces = str | tuple[str | Repeated | EnvironmentText, ...]
 
 
 class Attack(BaseModel):
@@ -172,7 +172,7 @@ def _segments(pieces: Pieces) -> tuple[Segment, ...]:
                 author = Author.AGENT
             case Repeated():
                 author, text = Author.AGENT, piece.repeat * piece.times
-            case Environment(environment=text):
+            case EnvironmentText(environment=text):
                 author = Author.ENVIRONMENT
         if found and found[-1].author is author:
             text = found.pop().text + text
