@@ -241,7 +241,7 @@ def lost_tool_server(folder: Path) -> Iterator[Row]:
 ENGINE_ERROR = "no weight 'lm_head' in this model"
 BROKEN_ENGINE = f"""
 import asyncio, os, pathlib
-from verl_ext.hooks import after_import
+from verl_ext.patching import after_import
 
 def break_it(module):
     original = module.CpuServer.update_weights

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from verl_ext.hooks import after_import
+from verl_ext.patching import after_import
 
 POLL_S = 0.02
 

@@ -37,7 +37,7 @@ from afm.tools.code import CodeSettings
 from afm.trajectory.record import Record, TextSegment, Verdict
 from afm.trajectory.types import Author
 from llamafactory_patch.config import resolve
-from verl_ext import compat
+from verl_ext import patching
 from verl_ext.settings import load_settings as load_rl
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -256,8 +256,8 @@ def test_row_114_all_six_abilities_of_t_eval_are_scored() -> None:
 
 
 def test_row_115_an_engine_that_is_another_one_is_refused_with_a_reason() -> None:
-    with pytest.raises(EngineError, match=f"differs from release {compat.VERL_VERSION}"):
-        compat.target(compat, "what_another_release_has")
+    with pytest.raises(EngineError, match=f"differs from release {patching.VERL_VERSION}"):
+        patching.target(patching, "what_another_release_has")
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,6 @@ def _loaded_by_verl() -> bool:
 
 
 if _loaded_by_verl():
-    from verl_ext.register import register
+    from verl_ext.patches import register
 
     register()

@@ -32,11 +32,11 @@ from afm.rollout.routes import ROUTE_KEY, Opened, Routes
 from afm.sandbox.slots import share_cores
 from afm.tools import Tool, load_tools
 from afm.trajectory.record import Verdict
+from verl_ext.choices import CPU_ENGINE
 from verl_ext.failures import is_fatal, record_failure
 from verl_ext.finite import refuse_non_finite
 from verl_ext.guard import SAMPLER
 from verl_ext.kept_episodes import keep, worth_keeping
-from verl_ext.register import CPU_ENGINE
 from verl_ext.samples import failed_output, output
 from verl_ext.server_model import ServerModel, room_of
 from verl_ext.settings import load_episode_settings

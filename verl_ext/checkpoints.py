@@ -15,6 +15,8 @@ from afm.runs.atomic import replace_text
 
 CHECKPOINT_DIR = "checkpoints"
 """In the output folder of an `afm rl`: where its checkpoints stand."""
+CHECKPOINT_REQUEST = "checkpoint_now"
+"""A file of this name in a run's output folder: a checkpoint is saved at the end of the step under way."""
 TRACKER_FILE = "latest_checkpointed_iteration.txt"
 EXPORT_FILE = "training.json"
 """In the exported model's folder: which step it is of."""

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from afm.errors import ConfigError, suggestion
-from verl_ext.register import CPU_ENGINE
+
+CPU_ENGINE = "afm_cpu"
+"""Name of our rollout engine: ``actor_rollout_ref.rollout.name=afm_cpu``."""
 
 _KL = tuple(name + end for name in ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3") for end in ("", "+"))
 CHOICES: Mapping[str, tuple[str | None, ...]] = {

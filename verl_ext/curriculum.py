@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 from collections import deque
 from collections.abc import Iterator, Sequence
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -166,34 +165,18 @@ def running() -> Difficulty | None:
     return _running[-1] if _running else None
 
 
-def draw_by_difficulty(module: ModuleType) -> None:
-    """Let ``data.curriculum`` choose the sampler of verl's data loader.
-
-    Cause: verl/trainer/ppo/utils.py:140 makes a random or a sequential one, and asks no configuration for another.
-    """
-    from verl_ext.compat import target
-
-    original = target(module, "create_rl_sampler")
-    if getattr(original, "patched_by_afm", False):
-        return
-
-    def create_rl_sampler(data_config: Any, dataset: Any) -> Any:
-        rules = data_config.get("curriculum")
-        if rules is None:
-            return original(data_config, dataset)
-        rules = dict(rules)
-        settings = rules.pop("settings", None)
-        made = Difficulty(
-            _indices(dataset),
-            Curriculum.model_validate(rules),
-            data_config.get("seed") or 0,
-            [] if settings is None else _agents(dataset, settings),
-        )
-        _running[:] = [made]
-        return made
-
-    create_rl_sampler.patched_by_afm = True  # type: ignore[attr-defined]
-    module.create_rl_sampler = create_rl_sampler  # type: ignore[attr-defined]
+def start_curriculum(data_config: Any, dataset: Any) -> Difficulty:
+    """The curriculum of ``data.curriculum`` over verl's data set, from now on the one that is :func:`running`."""
+    rules = dict(data_config["curriculum"])
+    settings = rules.pop("settings", None)
+    difficulty = Difficulty(
+        _indices(dataset),
+        Curriculum.model_validate(rules),
+        data_config.get("seed") or 0,
+        [] if settings is None else _agents(dataset, settings),
+    )
+    _running[:] = [difficulty]
+    return difficulty
 
 
 def _agents(dataset: Any, settings: str) -> list[str]:

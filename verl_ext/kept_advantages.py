@@ -6,13 +6,11 @@ import json
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from afm.errors import DataError
 from afm.runs.atomic import replace_text
 from afm.trajectory.io import Advantages, advantages_file, load_advantages
-from verl_ext.compat import target
 from verl_ext.kept_episodes import episodes_file
 
 _STEPS_BACK = 8
@@ -21,28 +19,7 @@ _DIGITS = 6
 _LOG = logging.getLogger(__name__)
 
 
-def keep_advantages(module: ModuleType) -> None:
-    """Write the advantages of kept episodes down, right after verl has computed them.
-
-    Cause: verl/trainer/ppo/v1/trainer_base.py:1743 hands them from the transfer queue to the workers and to nobody else.
-    """
-    trainer = target(module, "PPOTrainer")
-    original = target(trainer, "_compute_advantage")
-    if getattr(original, "patched_by_afm", False):
-        return
-
-    def _compute_advantage(self: Any, batch: Any, metrics: dict[str, Any]) -> Any:
-        computed = original(self, batch, metrics)
-        options = self.config.trainer.v1.sampler.get("sampler_kwargs") or {}
-        if folder := options.get("output_dir"):
-            _keep(module.tq, batch, Path(folder), self.global_steps)
-        return computed
-
-    _compute_advantage.patched_by_afm = True  # type: ignore[attr-defined]
-    trainer._compute_advantage = _compute_advantage
-
-
-def _keep(queue: Any, batch: Any, output_dir: Path, step: int) -> None:
+def keep_advantages(queue: Any, batch: Any, output_dir: Path, step: int) -> None:
     """Nothing that goes wrong here ends a training."""
     try:
         kept = kept_episodes(output_dir, step)

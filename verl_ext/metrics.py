@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,7 @@ NAMES = {
 }
 """Our name of a metric to the trainer's. Rollout values are means over every scored sample of the step,
 groups thrown away included; ``entropy`` is the mean over the tokens trained on, in nats, in every ``loss_agg_mode``
-(:func:`verl_ext.compat.report_entropy_of_a_token`); ``policy_loss`` has the unit of that mode. ``batch_reward`` and everything from ``actor/`` is over the trained batch. ``groups_surplus``:
+(:func:`verl_ext.patches.report_entropy_of_a_token`); ``policy_loss`` has the unit of that mode. ``batch_reward`` and everything from ``actor/`` is over the trained batch. ``groups_surplus``:
 groups that could have been trained on, but the step was full without them. ``validation_`` values are means over the scored
 episodes of verl's own validation (``val_files``), in the lines of the steps that ``trainer.test_freq`` names; ``solved`` is
 ``correct * format``."""
@@ -195,3 +196,18 @@ def _steps(path: Path, lines: Sequence[str]) -> list[dict[str, Any]]:
             raise DataError(told, path=str(path), line=number)
         rows.append(row)
     return rows
+
+
+UNUSED_SHARE, AGENT_TOKENS = "groups/unused_share", "groups/agent_tokens"
+_AGGREGATIONS = (
+    (re.compile(UNUSED_SHARE), "weighted_avg"),
+    (re.compile(r"groups/.*"), "sum"),
+    (re.compile(r"curriculum/.*"), "last"),
+    (re.compile(r"rollout/slowest_seconds"), "max"),
+    (re.compile(r"(source|validation_source)/.*|(rollout|validation)/[^/]*", re.DOTALL), "weighted_avg"),
+)
+
+
+def aggregation_of(name: str) -> str | None:
+    """What verl calls the way in which a metric of ours is put together; ``None`` for one of its own."""
+    return next((way for pattern, way in _AGGREGATIONS if pattern.fullmatch(name)), None)

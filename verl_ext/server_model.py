@@ -12,8 +12,8 @@ from afm.models.codec import CodecModel
 from afm.models.stop import stop_length
 from afm.models.tokenizer import ChatTokenizer
 from afm.rollout import Episode
+from verl_ext.choices import CPU_ENGINE
 from verl_ext.ray_watch import report_engine_error
-from verl_ext.register import CPU_ENGINE
 
 _SGLANG_RESERVE = 6
 """SGLang 0.5.12 refuses inputs that leave fewer than so many tokens of its context, and a refusal ends the run."""

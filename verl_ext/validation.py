@@ -1,4 +1,4 @@
-"""verl's own validation: its episodes are told apart from training's, and none is wrong for want of a score."""
+"""verl's own validation: which episodes belong to it, and the means over those that have a score."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from numbers import Real
 from statistics import fmean
-from types import ModuleType
 from typing import Any
 
-from verl_ext.compat import target
-from verl_ext.guard import AGENT, AGENT_PARTS, PARTS, SAMPLER
+from verl_ext.guard import AGENT, AGENT_PARTS, PARTS
 
 _VALIDATING: ContextVar[bool] = ContextVar("afm_validating", default=False)
 
@@ -22,65 +20,13 @@ def validating() -> bool:
 
 
 @contextmanager
-def told(validate: bool) -> Iterator[None]:
-    """Say to the episodes within whether they belong to a validation."""
+def validation(validate: bool) -> Iterator[None]:
+    """Let the episodes within know whether they belong to a validation."""
     token = _VALIDATING.set(validate)
     try:
         yield
     finally:
         _VALIDATING.reset(token)
-
-
-def mark_validation(module: ModuleType) -> None:
-    """Let an agent loop know that its episode is one of a validation.
-
-    Symptom: `leave_out` took truncated episodes out of validations too, and counted them as wrong.
-    Cause: verl/experimental/agent_loop/agent_loop.py:694 tells the loop everything but that.
-    """
-    global _original
-    worker = target(module, "AgentLoopWorker")
-    if worker._run_agent_loop is not _run_agent_loop:
-        _original = worker._run_agent_loop
-        worker._run_agent_loop = _run_agent_loop
-
-
-_original: Any = None
-"""verl's method. Ray sends the methods of an actor to its processes: only one that a module holds arrives by its name, and
-with the module's own state; any other as a copy, with copies of verl's registries."""
-
-
-async def _run_agent_loop(self: Any, sampling_params: Any, trajectory: Any, **given: Any) -> Any:
-    with told(bool(trajectory["validate"])):
-        return await _original(self, sampling_params, trajectory, **given)
-
-
-def average_scored_samples(module: ModuleType) -> None:
-    """Let a validation's accuracy be a mean over the samples that have a score, and report means by names of ours.
-
-    Symptom: a judge that abstained made the policy look worse.
-    Cause: verl/trainer/ppo/metric_utils.py:971 counts each sample that is not there as wrong. With our sampler those are
-    the ones without a score (verl_ext/sampler.py leaves them out), those that failed among them.
-    """
-    trainer = target(module, "PPOTrainer")
-    original = trainer._val_metrics_update
-    if getattr(original, "patched_by_afm", False):
-        return
-
-    def _val_metrics_update(
-        self: Any,
-        data_sources: Any,
-        sample_uids: Any,
-        facts: Any,
-        turns: Any,
-        expected_acc_counts: Any = None,
-    ) -> Any:
-        ours = str(self.config.trainer.v1.sampler.custom_sampler.path) == SAMPLER
-        expected = None if ours else expected_acc_counts
-        found = original(self, data_sources, sample_uids, facts, turns, expected_acc_counts=expected)
-        return found | validation_means(data_sources, facts)
-
-    _val_metrics_update.patched_by_afm = True  # type: ignore[attr-defined]
-    trainer._val_metrics_update = _val_metrics_update
 
 
 def validation_means(data_sources: Sequence[str], facts: Mapping[str, Sequence[Any]]) -> dict[str, float]:

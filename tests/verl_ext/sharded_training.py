@@ -20,7 +20,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from verl_ext.compat import load_any_world_size
+from verl_ext.patches import load_any_world_size
 
 RUNS = (("one", 1, None), ("two", 2, "one"), ("three", 3, "two"), ("one again", 1, "three"))
 """Name, workers, whose checkpoint it goes on from."""
@@ -69,7 +69,7 @@ def run(rank: int, workers: int, folder: Path, name: str, source: str | None) ->
     dist.init_process_group(
         "gloo", init_method=f"file://{folder / name}.rendezvous", rank=rank, world_size=workers
     )
-    load_any_world_size(engine)
+    load_any_world_size.apply(engine)
     model, optimizer, schedule = make(workers)
     torch.manual_seed(100 + rank)
     contents = ["model", "optimizer", "extra"]

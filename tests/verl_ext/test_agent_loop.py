@@ -422,7 +422,7 @@ async def test_a_validation_counts_episodes_without_a_proper_end(
     from types import SimpleNamespace
 
     from afm.trajectory import read_records
-    from verl_ext import validation
+    from verl_ext import patches
     from verl_ext.kept_episodes import episodes_file
 
     class Worker:
@@ -432,9 +432,9 @@ async def test_a_validation_counts_episodes_without_a_proper_end(
             return await loop.run(sampling_params, **row)
 
     module: Any = SimpleNamespace(AgentLoopWorker=Worker, __name__="verl")
-    monkeypatch.setattr(validation, "_original", None)
-    validation.mark_validation(module)
-    validation.mark_validation(module)
+    monkeypatch.setattr(patches, "_original", None)
+    patches.mark_validation.apply(module)
+    patches.mark_validation.apply(module)
     pickle.dumps(Worker._run_agent_loop)  # by its name: Ray sends anything else as a copy
     loop = make_loop(scripted([said("<plan>p</plan><|im_end|>")] * 2), leave_out=["void"])
     outputs = [

@@ -8,7 +8,8 @@ import pytest
 
 from afm.errors import ConfigError
 from verl_ext.compose import overrides_of
-from verl_ext.curriculum import Curriculum, Difficulty, draw_by_difficulty, running
+from verl_ext.curriculum import Curriculum, Difficulty, running
+from verl_ext.patches import draw_by_difficulty
 from verl_ext.settings import RlSettings
 
 
@@ -116,8 +117,8 @@ def test_verls_sampler_is_replaced_only_when_asked(monkeypatch):
     monkeypatch.setattr("verl_ext.curriculum._running", [])
     module = ModuleType("trainer_base")
     module.create_rl_sampler = lambda config, dataset: "verl's own"
-    draw_by_difficulty(module)
-    draw_by_difficulty(module)
+    draw_by_difficulty.apply(module)
+    draw_by_difficulty.apply(module)
     assert module.create_rl_sampler({}, rows()) == "verl's own"
     made = module.create_rl_sampler(
         {"curriculum": {"floor": 0.1}, "seed": 3}, rows({"index": 0}, {"index": "b"})

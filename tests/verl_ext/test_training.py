@@ -21,8 +21,7 @@ from afm.processes import tied_environment
 from afm.trajectory import read_records
 from afm.trajectory.io import load_advantages
 from verl_ext.alarms import ALARMS_FILE, read_findings
-from verl_ext.checkpoints import saved_step
-from verl_ext.compat import CHECKPOINT_REQUEST
+from verl_ext.checkpoints import CHECKPOINT_REQUEST, saved_step
 from verl_ext.kept_episodes import episodes_file
 from verl_ext.processes import descendants, end
 from verl_ext.settings import load_settings

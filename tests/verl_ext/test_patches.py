@@ -1,6 +1,9 @@
+import inspect
+import re
 import subprocess
 import sys
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -8,39 +11,79 @@ from typing import Any
 import pytest
 
 from afm.errors import EngineError
-from verl_ext import compat
-from verl_ext.checkpoints import saved_step
+from verl_ext import patches, patching
+from verl_ext.checkpoints import CHECKPOINT_REQUEST, saved_step
 from verl_ext.choices import CHOICES
-from verl_ext.hooks import after_import
-from verl_ext.validation import average_scored_samples
+from verl_ext.metrics import aggregation_of
+from verl_ext.patching import PATCHES, Patch, after_import
 
 pytest.importorskip("verl")
 
 
-@pytest.mark.parametrize(
-    "patch",
-    [
-        compat.use_gloo_alone,
-        compat.drop_pinned_offload,
-        compat.load_value_head_with_sdpa,
-        compat.save_when_asked,
-        compat.tell_whole_checkpoints,
-        compat.report_failed_updates,
-        compat.report_entropy_of_a_token,
-    ],
-)
-def test_a_patch_whose_target_is_gone_fails_loudly(patch: compat.Patch) -> None:
+@pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.attribute)
+def test_a_patch_whose_target_is_gone_fails_loudly(patch: Patch) -> None:
     with pytest.raises(EngineError, match=r"upstream has no \w+: this verl differs from release 0\.9\.1"):
-        patch(ModuleType("upstream"))
+        patch.apply(ModuleType("upstream"))
+
+
+@pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.attribute)
+def test_a_patch_says_what_it_mends_and_where_verl_causes_it(patch: Patch) -> None:
+    text = inspect.getdoc(patch.replacement) or ""
+    files = re.findall(r"verl/[\w/]+\.py", text)
+    assert "Cause: " in text
+    assert files
+    installed = Path(str(find_spec("verl").origin)).parent.parent  # type: ignore[union-attr]
+    assert [file for file in files if not (installed / file).is_file()] == []
+
+
+@pytest.mark.parametrize("page", ["docs/design.md", "docs/rl.md"])
+def test_the_documents_count_the_patches(page: str) -> None:
+    on_cpu = sum(patch.cpu_only for patch in PATCHES)
+    text = (Path(__file__).parents[2] / page).read_text(encoding="utf-8")
+    assert f"{len(PATCHES)} patches" in text
+    assert page != "docs/rl.md" or f"{on_cpu} of them only on CPUs" in text
+
+
+def test_another_release_is_not_patched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patching, "version", lambda name: "0.9.2")
+    with pytest.raises(
+        EngineError, match=r"verl 0\.9\.2 is installed; verl_ext patches and tests verl 0\.9\.1"
+    ):
+        patches.use_gloo_alone.apply(ModuleType("upstream"))
+
+
+@pytest.mark.parametrize(("every", "saved"), [(2, []), (3, [4]), (-1, [4])])
+def test_a_checkpoint_that_is_asked_for_is_saved_once(tmp_path: Path, every: int, saved: list[int]) -> None:
+    """In step 4; where ``save_freq`` plans one for that step anyway, verl saves it."""
+
+    class Trainer:
+        config = SimpleNamespace(
+            trainer=SimpleNamespace(default_local_dir=str(tmp_path / "checkpoints"), save_freq=every)
+        )
+        global_steps = 4
+
+        def _stop_profiling(self) -> None: ...
+
+        def _save_checkpoint(self) -> None:
+            steps.append(self.global_steps)
+
+    steps: list[int] = []
+    patches.save_when_asked.apply(SimpleNamespace(PPOTrainer=Trainer, __name__="verl"))  # type: ignore[arg-type]
+    Trainer()._stop_profiling()
+    assert steps == []
+    (tmp_path / CHECKPOINT_REQUEST).touch()
+    Trainer()._stop_profiling()
+    Trainer()._stop_profiling()
+    assert steps == saved
 
 
 def test_patching_twice_is_patching_once() -> None:
     seen = []
     module = ModuleType("upstream")
     module.initialize_global_process_group_ray = lambda **given: seen.append(given)  # type: ignore[attr-defined]
-    compat.use_gloo_alone(module)
+    patches.use_gloo_alone.apply(module)
     once = module.initialize_global_process_group_ray
-    compat.use_gloo_alone(module)
+    patches.use_gloo_alone.apply(module)
     assert module.initialize_global_process_group_ray is once
     once(timeout_second=5)
     once(backend="nccl")
@@ -62,7 +105,7 @@ def test_a_validation_is_averaged_over_the_samples_that_have_a_score() -> None:
             keys = {"trainer": {"v1": {"sampler": {"custom_sampler": {"path": path}}}}}
             self.config = OmegaConf.create(keys)
 
-    average_scored_samples(SimpleNamespace(PPOTrainer=Trainer, __name__="verl"))  # type: ignore[arg-type]
+    patches.average_scored_samples.apply(SimpleNamespace(PPOTrainer=Trainer, __name__="verl"))  # type: ignore[arg-type]
     found = [
         Trainer(path)._val_metrics_update(
             ["math"] * 2,
@@ -98,7 +141,7 @@ def test_a_save_that_ends_before_the_queue_is_whole_for_a_synchronous_trainer_on
                 (folder / "transfer_queue").mkdir()
                 (folder / "transfer_queue" / "metadata.json").touch()
 
-    compat.tell_whole_checkpoints(SimpleNamespace(PPOTrainer=Trainer, __name__="verl"))  # type: ignore[arg-type]
+    patches.tell_whole_checkpoints.apply(SimpleNamespace(PPOTrainer=Trainer, __name__="verl"))  # type: ignore[arg-type]
     trainer: Any = Trainer()
     for trainer.global_steps in (2, 4):
         trainer._save_checkpoint()
@@ -113,8 +156,8 @@ def test_the_entropy_is_a_tokens_mean_in_every_mode_of_the_loss(mode: str) -> No
 
     module = ModuleType("upstream")
     module.agg_loss = core_algos.agg_loss  # type: ignore[attr-defined]
-    compat.report_entropy_of_a_token(module)
-    compat.report_entropy_of_a_token(module)
+    patches.report_entropy_of_a_token.apply(module)
+    patches.report_entropy_of_a_token.apply(module)
     entropy_BT = torch.tensor([[0.5, 1.0, 0.5, 9.0], [2.0, 9.0, 9.0, 9.0]])
     mask_BT = torch.tensor([[1, 1, 1, 0], [1, 0, 0, 0]])
     options = {"loss_agg_mode": mode, "loss_scale_factor": 4}
@@ -133,8 +176,8 @@ def test_verls_trainer_puts_nothing_but_the_entropy_together_there() -> None:
 
 
 def test_the_installed_verl_is_the_supported_one() -> None:
-    assert version("verl") == compat.VERL_VERSION
-    compat.check_verl()
+    assert version("verl") == patching.VERL_VERSION
+    patching.check_verl()
 
 
 def test_a_hook_runs_once_right_after_the_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,3 +230,50 @@ print(trainer_base.agg_loss.patched_by_afm, trainer_base.MetricsAggregator()._ge
     )
     expected = ["cpu CpuRolloutAdapter CpuReplica", "[True, True, True]", "True sum"]
     assert result.stdout.splitlines()[-3:] == expected
+
+
+@pytest.fixture
+def aggregator():
+    from verl.trainer.ppo.v1 import utils
+
+    module = ModuleType("upstream")
+    module.MetricsAggregator = type("MetricsAggregator", (utils.MetricsAggregator,), {})
+    for patch in (patches.add_up_what_is_counted, patches.weigh_shares_by_tokens):
+        patch.apply(module)
+        patch.apply(module)
+    return module.MetricsAggregator()
+
+
+def test_counts_are_added_and_means_weighted_whatever_their_names_hold(aggregator) -> None:
+    first = {
+        "groups/generated": 10.0, "groups/kept": 4.0, "groups/agent_tokens": 300.0, "groups/unused_share": 0.5,
+        "rollout/score": 0.2, "rollout/summary": 1.0, "rollout/slowest_seconds": 9.0,
+        "source/minerva_math/score": 0.8, "source/maximum/correct": 0.0, "curriculum/asked": 5.0,
+        "validation/total": 0.5, "actor/grad_norm_max": 2.0, "training/global_step": 7,
+    }  # fmt: skip
+    second = {
+        "groups/generated": 6.0, "groups/kept": 4.0, "groups/agent_tokens": 100.0, "groups/unused_share": 0.1,
+        "rollout/score": 0.6, "rollout/summary": 2.0, "rollout/slowest_seconds": 4.0,
+        "source/minerva_math/score": 0.4, "source/maximum/correct": 1.0, "curriculum/asked": 8.0,
+        "validation/total": 0.5, "actor/grad_norm_max": 3.0, "training/global_step": 8,
+    }  # fmt: skip
+    aggregator.add_step_metrics(first, sample_count=30)
+    aggregator.add_step_metrics(second, sample_count=10)
+    found = aggregator.get_aggregated_metrics()
+    assert found == pytest.approx(
+        {
+            "groups/generated": 16.0, "groups/kept": 8.0, "groups/agent_tokens": 400.0,
+            "groups/unused_share": 0.4,  # (150 + 10) of 400 tokens
+            "rollout/score": 0.3, "rollout/summary": 1.25, "rollout/slowest_seconds": 9.0,
+            "source/minerva_math/score": 0.7, "source/maximum/correct": 0.25, "curriculum/asked": 8.0,
+            "validation/total": 0.5, "actor/grad_norm_max": 3.0, "training/global_step": 8.0,
+        }
+    )  # fmt: skip
+
+
+def test_verls_own_metrics_stay_as_they_are() -> None:
+    theirs = (
+        "validation/off_policy/evicted_samples", "training/filter_groups/evicted_samples", "timing_s/gen", "actor/lr",
+        "rollout/moe/load_max", "rollout_corr/k3_kl", "critic/score/min",
+    )  # fmt: skip
+    assert [aggregation_of(name) for name in theirs] == [None] * len(theirs)

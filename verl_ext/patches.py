@@ -1,0 +1,356 @@
+"""Every change that we make to verl 0.9.1, one function each, and what else we register with it.
+
+A patch is the last resort, after subclasses and registries. Each says the symptom, the cause and the line in verl that
+makes it necessary. Line numbers are those of the release named in :data:`verl_ext.patching.VERL_VERSION`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from verl_ext.checkpoints import CHECKPOINT_REQUEST, begin_checkpoint, stored_world_size
+from verl_ext.choices import CPU_ENGINE
+from verl_ext.curriculum import start_curriculum
+from verl_ext.guard import SAMPLER
+from verl_ext.kept_advantages import keep_advantages
+from verl_ext.metrics import AGENT_TOKENS, UNUSED_SHARE, aggregation_of
+from verl_ext.patching import PATCHES, after_import, check_verl, patch, target
+from verl_ext.validation import validation, validation_means
+
+_TRAINER = "verl.trainer.ppo.v1.trainer_base"
+
+
+@patch("verl.utils.distributed", "initialize_global_process_group_ray", cpu_only=True)
+def use_gloo_alone(original: Any) -> Any:
+    """Let the process group of a CPU worker start.
+
+    Symptom: ``init_process_group`` rejects the backend string ``cpu:gloo,cpu:gloo``.
+    Cause: verl/utils/distributed.py:89 joins a CPU part and a device part, which are the same here.
+    """
+
+    def initialize_global_process_group_ray(
+        timeout_second: float | None = None, backend: str | None = None
+    ) -> None:
+        original(timeout_second=timeout_second, backend=backend or "cpu:gloo")
+
+    return initialize_global_process_group_ray
+
+
+@patch("verl.workers.engine.fsdp.transformer_impl", "CPUOffloadPolicy", cpu_only=True)
+def drop_pinned_offload(original: Any) -> Any:
+    """Let a forward-only (reference) model load on a CPU.
+
+    Symptom: ``Cannot access accelerator device when none is available`` while the reference model loads.
+    Cause: verl/workers/engine/fsdp/transformer_impl.py:462 offloads it to pinned memory, which needs an
+    accelerator. On a CPU there is nothing to offload from.
+    """
+
+    def no_offload(pin_memory: bool = True) -> None:
+        """Stand in for ``CPUOffloadPolicy``: no policy at all."""
+
+    return no_offload
+
+
+@patch("verl.utils.model", "load_valuehead_model", cpu_only=True)
+def load_value_head_with_sdpa(original: Any) -> Any:
+    """Let PPO's critic load without flash attention.
+
+    Symptom: ``FlashAttention2 has been toggled on, but it cannot be used``.
+    Cause: verl/utils/model.py:649 names the attention implementation instead of asking the model's config.
+    """
+
+    def load_valuehead_model(
+        local_path: str, torch_dtype: Any, model_config: Any, trust_remote_code: bool
+    ) -> Any:
+        from transformers import AutoModelForTokenClassification
+
+        return AutoModelForTokenClassification.from_pretrained(
+            local_path,
+            dtype=torch_dtype,
+            config=model_config,
+            attn_implementation="sdpa",
+            trust_remote_code=trust_remote_code,
+        )
+
+    return load_valuehead_model
+
+
+@patch(_TRAINER, "PPOTrainer._stop_profiling")
+def save_when_asked(original: Any) -> Any:
+    """Let somebody ask for a checkpoint between two that ``trainer.save_freq`` plans.
+
+    Cause: verl/trainer/ppo/v1/trainer_base.py:481 saves by the step's number alone. Done where profiling ends, right before
+    that line: the hook ``on_step_end`` comes after the rollout engine has taken the memory back.
+    """
+
+    def _stop_profiling(self: Any) -> None:
+        original(self)
+        request = Path(self.config.trainer.default_local_dir).parent / CHECKPOINT_REQUEST
+        if not request.exists():
+            return
+        every = self.config.trainer.save_freq
+        if every <= 0 or self.global_steps % every:
+            self._save_checkpoint()
+        request.unlink(missing_ok=True)
+
+    return _stop_profiling
+
+
+@patch(_TRAINER, "PPOTrainer._save_checkpoint")
+def tell_whole_checkpoints(original: Any) -> Any:
+    """Let a checkpoint of an asynchronous trainer count as whole only with its queue of samples.
+
+    Symptom: a run that was killed while it saved was resumed without the questions that were under way.
+    Cause: verl/trainer/ppo/v1/trainer_base.py:1005 saves the queue after everything else, nothing in the folder says that
+    one belongs there, and line 904 loads a checkpoint without it in silence.
+    """
+
+    def _save_checkpoint(self: Any) -> None:
+        folder = Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
+        begin_checkpoint(folder, asynchronous=self.trainer_mode != "sync")
+        original(self)
+
+    return _save_checkpoint
+
+
+@patch(_TRAINER, "agg_loss")
+def report_entropy_of_a_token(original: Any) -> Any:
+    """Let ``actor/entropy`` be the mean entropy of a trained token, in nats, whatever the loss is.
+
+    Symptom: with ``seq-mean-token-sum`` it grew with the responses' length, and our alarm of a collapse looked at lengths.
+    Cause: verl/trainer/ppo/v1/trainer_base.py:1677 puts it together as the loss is (``loss_agg_mode``): the one use of
+    ``agg_loss`` there, so that no loss changes.
+    """
+
+    def agg_loss(loss_mat: Any, loss_mask: Any, **given: Any) -> Any:
+        return original(loss_mat=loss_mat, loss_mask=loss_mask, loss_agg_mode="token-mean")
+
+    return agg_loss
+
+
+@patch("verl.utils.checkpoint.fsdp_checkpoint_manager", "FSDPCheckpointManager.load_checkpoint")
+def load_any_world_size(original: Any) -> Any:
+    """Let a run go on with another number of training workers.
+
+    Symptom: ``FileNotFoundError: .../model_world_size_2_rank_0.pt``.
+    Cause: verl/utils/checkpoint/fsdp_checkpoint_manager.py:216 names the files by the present number of workers. With the
+    number that wrote the checkpoint verl's own code loads it.
+    """
+
+    def load_checkpoint(
+        self: Any, local_path: str | None, hdfs_path: str | None = None, del_local_after_load: bool = False
+    ) -> None:
+        from verl_ext.shards import load_resharded
+
+        stored = None if local_path is None else stored_world_size(Path(local_path))
+        if local_path is None or stored in (None, self.world_size):
+            original(self, local_path, hdfs_path, del_local_after_load)
+            return
+        load_resharded(self, Path(local_path))
+        if self.rank == 0:
+            print(f"{local_path}: written by {stored} workers, read by {self.world_size}", flush=True)
+
+    return load_checkpoint
+
+
+@patch("verl.workers.rollout.vllm_rollout.vllm_rollout", "ServerAdapter._execute_method")
+def report_failed_updates(original: Any) -> Any:
+    """Let a run end when a vLLM worker fails while it takes over new weights.
+
+    Symptom: the training waits for ever, without a word.
+    Cause: verl/workers/rollout/vllm_rollout/vllm_rollout.py:229 starts the worker's part and looks at its reply only after all
+    weights were sent; before that, bucketed_weight_transfer.py waits in ``socket.recv()`` for a worker that is gone.
+    """
+
+    async def _execute_method(self: Any, method: str, *args: Any, **given: Any) -> Any:
+        from verl_ext.ray_watch import report_if_it_fails
+
+        reply = await original(self, method, *args, **given)
+        if hasattr(reply, "future"):  # not awaited
+            report_if_it_fails(reply, f"in {method}")
+        return reply
+
+    return _execute_method
+
+
+@patch(_TRAINER, "PPOTrainer.init")
+def watch_for_losses(original: Any) -> Any:
+    """Let a run that lost a worker or a node, or that is granted no resources, end and say so.
+
+    Symptom: the trainer waits for ever, or ends with an error about something else.
+    Cause: verl/trainer/ppo/v1/agent_loop_tq.py starts episodes without waiting for them, so nobody hears of the death of
+    the process that runs them; verl/single_controller/ray/base.py:160 waits for resources without a limit.
+    """
+
+    def init(self: Any) -> None:
+        from verl_ext.ray_watch import watch
+
+        self.afm_watch = watch(self.config)
+        with self.afm_watch.explaining():
+            original(self)
+
+    return init
+
+
+@patch(_TRAINER, "PPOTrainer.fit")
+def explain_losses(original: Any) -> Any:
+    """Let an error of the training name the loss that caused it, and end the watch with the training.
+
+    Symptom: a run that lost a worker ends with an error about something else.
+    Cause: see :func:`watch_for_losses`; verl/trainer/ppo/v1/agent_loop_tq.py.
+    """
+
+    def fit(self: Any, agent_loop_manager: Any) -> None:
+        with self.afm_watch.explaining():
+            original(self, agent_loop_manager)
+        self.afm_watch.stop()
+
+    return fit
+
+
+@patch(_TRAINER, "PPOTrainer._val_metrics_update")
+def average_scored_samples(original: Any) -> Any:
+    """Let a validation's accuracy be a mean over the samples that have a score, and report means by names of ours.
+
+    Symptom: a judge that abstained made the policy look worse.
+    Cause: verl/trainer/ppo/metric_utils.py:971 counts each sample that is not there as wrong. With our sampler those are
+    the ones without a score (verl_ext/sampler.py leaves them out), those that failed among them.
+    """
+
+    def _val_metrics_update(
+        self: Any,
+        data_sources: Any,
+        sample_uids: Any,
+        facts: Any,
+        turns: Any,
+        expected_acc_counts: Any = None,
+    ) -> Any:
+        ours = str(self.config.trainer.v1.sampler.custom_sampler.path) == SAMPLER
+        expected = None if ours else expected_acc_counts
+        means = original(self, data_sources, sample_uids, facts, turns, expected_acc_counts=expected)
+        return means | validation_means(data_sources, facts)
+
+    return _val_metrics_update
+
+
+@patch("verl.experimental.agent_loop.agent_loop", "AgentLoopWorker._run_agent_loop")
+def mark_validation(original: Any) -> Any:
+    """Let an agent loop know that its episode is one of a validation.
+
+    Symptom: `leave_out` took truncated episodes out of validations too, and counted them as wrong.
+    Cause: verl/experimental/agent_loop/agent_loop.py:694 tells the loop everything but that.
+    """
+    global _original
+    _original = original
+    return _run_agent_loop
+
+
+_original: Any = None
+"""verl's method. Ray sends the methods of an actor to its processes: only one that a module holds arrives by its name, and
+with the module's own state; any other as a copy, with copies of verl's registries."""
+
+
+async def _run_agent_loop(self: Any, sampling_params: Any, trajectory: Any, **row: Any) -> Any:
+    with validation(bool(trajectory["validate"])):
+        return await _original(self, sampling_params, trajectory, **row)
+
+
+@patch(_TRAINER, "PPOTrainer._compute_advantage")
+def write_advantages_down(original: Any) -> Any:
+    """Write the advantages of kept episodes down, right after verl has computed them.
+
+    Symptom: nobody can see which of the episodes that a run keeps were encouraged.
+    Cause: verl/trainer/ppo/v1/trainer_base.py:1743 hands them from the transfer queue to the workers and to nobody else.
+    """
+
+    def _compute_advantage(self: Any, batch: Any, metrics: dict[str, Any]) -> Any:
+        computed = original(self, batch, metrics)
+        options = self.config.trainer.v1.sampler.get("sampler_kwargs") or {}
+        if folder := options.get("output_dir"):
+            import transfer_queue
+
+            keep_advantages(transfer_queue, batch, Path(folder), self.global_steps)
+        return computed
+
+    return _compute_advantage
+
+
+@patch(_TRAINER, "create_rl_sampler")
+def draw_by_difficulty(original: Any) -> Any:
+    """Let ``data.curriculum`` choose the sampler of verl's data loader.
+
+    Symptom: questions that everybody or nobody solves are asked as often as those that teach.
+    Cause: verl/trainer/ppo/utils.py:140 makes a random or a sequential one, and asks no configuration for another.
+    """
+
+    def create_rl_sampler(data_config: Any, dataset: Any) -> Any:
+        if data_config.get("curriculum") is None:
+            return original(data_config, dataset)
+        return start_curriculum(data_config, dataset)
+
+    return create_rl_sampler
+
+
+@patch("verl.trainer.ppo.v1.utils", "MetricsAggregator._get_aggregation_type")
+def add_up_what_is_counted(original: Any) -> Any:
+    """Count what is counted, and average what is a mean, over the updates of a step (``separate_async`` trainer).
+
+    Symptom: counts of groups were averages, the slowest episode was a mean, ``source/minerva_math/score`` a minimum.
+    Cause: verl/trainer/ppo/v1/utils.py:83 goes by parts of a metric's name: "max", "min", "sum", "total", else a mean.
+    """
+
+    def _get_aggregation_type(self: Any, metric_name: str) -> str:
+        return aggregation_of(metric_name) or str(original(self, metric_name))
+
+    return _get_aggregation_type
+
+
+@patch("verl.trainer.ppo.v1.utils", "MetricsAggregator._get_metric_weight")
+def weigh_shares_by_tokens(original: Any) -> Any:
+    """Weigh the unused share of tokens by the tokens of which it is a share, not by samples.
+
+    Symptom: ``groups/unused_share`` of a step was not the share of its tokens.
+    Cause: verl/trainer/ppo/v1/utils.py:83 weighs every mean by the samples trained on in each update.
+    """
+
+    def _get_metric_weight(self: Any, metric_name: str, metrics: Mapping[str, Any], sample_count: int) -> int:
+        if metric_name == UNUSED_SHARE and AGENT_TOKENS in metrics:
+            return int(metrics[AGENT_TOKENS])
+        return int(original(self, metric_name, metrics, sample_count))
+
+    return _get_metric_weight
+
+
+def register() -> None:
+    """Register platform, rollout engine and patches. Called by verl's own import; may be called again."""
+    check_verl()
+    after_import("verl.workers.rollout.base", _rollout_adapter)
+    after_import("verl.workers.rollout.replica", _rollout_replica)
+    cpu = os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu"
+    for change in PATCHES:
+        if cpu or not change.cpu_only:
+            change.install()
+    if cpu:
+        import verl_ext.platform_cpu  # noqa: F401 - registers itself with verl's PlatformRegistry
+
+        # FSDP engines are registered for cuda and npu only; the stock class runs on CPU unchanged.
+        os.environ.setdefault("VERL_ENGINE_DEVICE", "cuda")
+
+
+def _rollout_adapter(module: ModuleType) -> None:
+    registry = target(module, "_ROLLOUT_REGISTRY")
+    registry[(CPU_ENGINE, "async")] = "verl_ext.rollout_cpu.CpuRolloutAdapter"
+
+
+def _rollout_replica(module: ModuleType) -> None:
+    target(module, "RolloutReplicaRegistry").register(CPU_ENGINE, _load_replica)
+
+
+def _load_replica() -> type:
+    from verl_ext.rollout_cpu import CpuReplica
+
+    return CpuReplica
