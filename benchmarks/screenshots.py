@@ -228,7 +228,7 @@ def show_answer(console: Any) -> None:
 
 def show_doctor(console: Any) -> None:
     """`afm doctor` of an evaluation without a judge and with a model that is not there."""
-    from afm.cli.doctor.shown import print_table
+    from afm.cli.doctor import print_table
     from afm.evaluation.doctor import diagnose
 
     words = ["model=models/code_agent_7b", f"data={DATA}", f"out_dir={RUN}/eval_new"]

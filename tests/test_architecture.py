@@ -65,11 +65,27 @@ def test_each_part_imports_only_parts_below_it(path: Path) -> None:
     assert part in LEVEL, f"{part} has no place in the layers"
     for module in imported_modules(path):
         pieces = module.split(".")
-        assert pieces[0] not in {"llamafactory_patch", "verl_ext", "tool_servers"}, f"{path} imports {module}"
+        plugin = pieces[0] in {"llamafactory_patch", "verl_ext", "tool_servers"}
+        assert not plugin or part == "cli", f"{path} imports {module}"
         if pieces[0] != "afm" or len(pieces) < 2 or pieces[1] == part or pieces[1] not in LEVEL:
             continue
         below = LEVEL[pieces[1]] < LEVEL[part]
         assert below or (part, pieces[1]) in SIDEWAYS, f"{path} imports {module}"
+
+
+@pytest.mark.parametrize("path", python_files("afm/cli"), ids=lambda p: str(p.relative_to(ROOT)))
+def test_the_command_line_imports_plugins_inside_functions_only(path: Path) -> None:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    pending: list[ast.AST] = [tree]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            continue
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        for name in names:
+            assert name.split(".")[0] not in {"llamafactory_patch", "verl_ext", "tool_servers"}, name
+        pending += ast.iter_child_nodes(node)
 
 
 @pytest.mark.parametrize("package", ["llamafactory_patch", "verl_ext"])

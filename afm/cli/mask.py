@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import sys
 from collections.abc import Collection, Iterable, Iterator
@@ -21,7 +20,6 @@ from afm.terminal import visible
 if TYPE_CHECKING:
     from afm.trajectory.convert.files import TrajectoryRow
 
-EXAMPLES = "llamafactory_patch.preview"
 _BATCH_ROWS = 256
 
 
@@ -103,8 +101,9 @@ def _show_training(
         raise UsageError(
             f"--tokenizer, --agent, --from and --without-loss are for files of rows; {config} sets its own"
         )
-    module = importlib.import_module(EXAMPLES)
-    module.show_examples(config, overrides, examples, as_json=as_json)
+    from llamafactory_patch.preview import show_examples
+
+    show_examples(config, overrides, examples, as_json=as_json)
 
 
 def _load_tokenizer(folder: Path) -> Any:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 from typing import Annotated
 
 import typer
-
-LAUNCHER = "llamafactory_patch.launcher"
 
 
 def sft(
@@ -29,5 +26,6 @@ def sft(
     ] = False,
 ) -> None:
     """Fine-tune on what the agent wrote; resumes an interrupted run, leaves a finished one alone."""
-    launcher = importlib.import_module(LAUNCHER)  # light; the engine itself is a child process of it
-    raise typer.Exit(launcher.run_sft(config, overrides or [], dry_run=dry_run, echo=not quiet))
+    from llamafactory_patch.launcher import run_sft  # light; the engine itself is a child process of it
+
+    raise typer.Exit(run_sft(config, overrides or [], dry_run=dry_run, echo=not quiet))

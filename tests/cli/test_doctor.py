@@ -15,9 +15,8 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from afm.cli.doctor.machine import diagnose_machine
-from afm.cli.doctor.packages import package_findings
-from afm.cli.doctor.shown import print_table
+from afm.cli.doctor import print_table
+from afm.cli.doctor_machine import diagnose_machine, package_findings
 from afm.cli.main import app
 from afm.planning import Finding, Level
 from afm.planning.gpu_software import driver_finding, try_imports

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import os
 import platform
 import resource
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from afm.cli.doctor.packages import package_findings
 from afm.cli.project import configs_folder
-from afm.errors import AfmError
+from afm.errors import AfmError, install_advice
 from afm.planning import Finding, Level, Report
 from afm.planning.gpu_software import gpu_findings
 from afm.planning.memory import GIB
@@ -24,8 +23,9 @@ from afm.sandbox.packages import WARM
 from afm.settings import Environment, load_settings
 from afm.tools.health import unanswered
 
-SERVERS = "tool_servers.shared.control_plan"
-_KINDS = "tool_servers.shared.command"
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
+
 _WANTED = {"memory": 6.0, "disk": 10.0}
 """GiB that the quickstart needs, with some to spare."""
 _OPEN_FILES = 1024
@@ -139,12 +139,14 @@ def _cache(settings: Environment) -> Iterator[Finding]:
 def _servers(settings: Environment, report: Report) -> Iterator[Finding]:
     """Each tool server: answers already, could start, is not set up, or cannot start."""
     try:
-        plans, kinds = importlib.import_module(SERVERS), importlib.import_module(_KINDS)
+        from tool_servers.shared import control_plan as plans
+        from tool_servers.shared.command import KINDS
+
         folder = configs_folder() / "servers"
     except (ImportError, AfmError) as error:
         yield Finding(Level.WARNING, "servers", f"cannot be looked at: {error}; run this inside a checkout")
         return
-    for name, kind in kinds.KINDS.items():
+    for name, kind in KINDS.items():
         port = kind.port(settings)
         if asyncio.run(unanswered(f"http://{settings.server_host}:{port}/health")) is None:
             yield Finding(Level.OK, "servers", f"{name}: something answers on port {port}")
@@ -170,3 +172,54 @@ def _version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
+
+
+_EXTRAS = ("sft", "rl", "rewards", "eval", "filters", "servers", "trackers", "dense")
+_PROJECT = "afm"
+
+
+def package_findings(asked: Sequence[str] | None = None) -> Iterator[Finding]:
+    """One finding an extra: all there, something of another version, or absent.
+
+    An extra whose first package is absent counts as not wanted; the GPU locks hold one engine each.
+
+    Args:
+        asked: Requirements with their markers; by default those of the installed project.
+    """
+    try:
+        from packaging.requirements import Requirement
+
+        requirements = [Requirement(line) for line in (asked or metadata.requires(_PROJECT) or ())]
+    except (ImportError, metadata.PackageNotFoundError):
+        yield Finding(
+            Level.WARNING, "packages", "afm itself is not installed; pip install -e . in the checkout"
+        )
+        return
+    for extra in ("", *_EXTRAS):
+        wanted = [need for need in requirements if _belongs(need, extra) and need.name != _PROJECT]
+        if wanted:
+            yield _extra(extra, wanted)
+
+
+def _belongs(requirement: Requirement, extra: str) -> bool:
+    if requirement.marker is None:
+        return not extra
+    return requirement.marker.evaluate({"extra": extra}) and not requirement.marker.evaluate({"extra": ""})
+
+
+def _extra(extra: str, wanted: Sequence[Requirement]) -> Finding:
+    versions = {need.name: _version(need.name) for need in wanted}
+    advice = install_advice(extra) if extra else "pip install -e . in the checkout"
+    first = wanted[0].name
+    if extra and not versions[first]:
+        return Finding(Level.WARNING, extra, f"{first} is absent; {advice}")
+    wrong = [
+        f"{need.name} {versions[need.name] or 'absent'} (expected {need.specifier or 'any'})"
+        for need in wanted
+        if not need.specifier.contains(versions[need.name] or "0", prereleases=True)
+        or not versions[need.name]
+    ]
+    if wrong:
+        return Finding(Level.ERROR, extra or "packages", f"{', '.join(wrong)}; {advice}")
+    text = ", ".join(f"{name} {version}" for name, version in versions.items())
+    return Finding(Level.OK, extra or "packages", text)
