@@ -25,6 +25,12 @@ def test_content_reaches_the_disk_before_its_name_and_the_name_before_the_end(
 def test_a_block_that_fails_leaves_the_old_content_alone(tmp_path: Path) -> None:
     target = tmp_path / "file"
     replace_text(target, "old")
-    with pytest.raises(ZeroDivisionError), replacing(target) as temporary:
-        temporary.write_text(str(1 // 0))
+
+    def write_half() -> None:
+        with replacing(target) as temporary:
+            temporary.write_text("half")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        write_half()
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("file", "old")]
