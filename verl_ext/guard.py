@@ -3,17 +3,21 @@
 DAPO (arXiv 2503.14476, section 3.2) drops a group of samples of one prompt when all of them have the same
 reward, because its advantages are zero, and generates on until the batch is full. verl's V1 trainer does
 this without any bound: under a constant reward it generates for ever.
+
+:func:`refuse_non_finite` guards the rewards: one NaN in a group makes all of its advantages NaN, and then the weights.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from numbers import Real
 from typing import Any
 
-from afm.errors import AfmError
+from afm.errors import AfmError, RewardError
 from verl_ext.curriculum import QUESTION
 
 SAMPLER = "pkg://verl_ext.sampler"
@@ -293,3 +297,25 @@ def _means_by(
 def _mean(samples: Sequence[Mapping[str, Any]], key: str) -> float:
     values = [float(sample[key]) for sample in samples if sample.get(key) is not None]
     return sum(values) / len(values)
+
+
+def refuse_non_finite(facts: Mapping[str, Any], *, data_source: str, episode: str) -> None:
+    """Let only finite numbers pass.
+
+    Args:
+        facts: Parts of a reward and their combination, by name; what is no number is not looked at.
+        data_source: Of the question.
+        episode: Which one, in the words that the logs and the kept episodes have for it.
+
+    Raises:
+        RewardError: A value is NaN or infinite; it names them all.
+    """
+    wrong = {
+        name: value for name, value in facts.items() if isinstance(value, Real) and not math.isfinite(value)
+    }
+    if wrong:
+        listed = ", ".join(f"{name} = {float(value):g}" for name, value in wrong.items())
+        raise RewardError(
+            f"the reward of episode {episode} (data_source {data_source!r}) is no finite number: {listed}; expected a number. "
+            "Repair the scorer of this data_source, or let it abstain (a score of None), which leaves the sample out"
+        )

@@ -33,9 +33,16 @@ from verl_ext.checkpoints import (
 )
 from verl_ext.compose import AGENT_LOOP_FILE, AGENT_LOOP_NAME
 from verl_ext.export import AGENT_FILE, prompts_of
-from verl_ext.failures import forget_failures, read_verdict
+from verl_ext.failures import (
+    forget_failures,
+    forget_losses,
+    killed,
+    loss_in_log,
+    node_of_trainer,
+    read_loss,
+    read_verdict,
+)
 from verl_ext.kept_episodes import forget_after
-from verl_ext.losses import forget_losses, killed, loss_in_log, node_of_trainer, read_loss
 from verl_ext.metrics import METRICS_FILE, MetricsLog, progress_line, read_metrics
 from verl_ext.plan import check_files, command, environment, obstacles, total_steps, trainer_environment
 from verl_ext.prompts import keep_prompts, rl_prompts

@@ -16,10 +16,9 @@ from verl_ext.checkpoints import CHECKPOINT_REQUEST, begin_checkpoint, stored_wo
 from verl_ext.choices import CPU_ENGINE
 from verl_ext.curriculum import start_curriculum
 from verl_ext.guard import SAMPLER
-from verl_ext.kept_advantages import keep_advantages
-from verl_ext.metrics import AGENT_TOKENS, UNUSED_SHARE, aggregation_of
+from verl_ext.kept_episodes import keep_advantages
+from verl_ext.metrics import AGENT_TOKENS, UNUSED_SHARE, aggregation_of, validation, validation_means
 from verl_ext.patching import PATCHES, after_import, check_verl, patch, target
-from verl_ext.validation import validation, validation_means
 
 _TRAINER = "verl.trainer.ppo.v1.trainer_base"
 

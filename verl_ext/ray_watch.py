@@ -17,7 +17,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from afm.errors import AfmError
-from verl_ext.losses import LOSS_FILE, STARTED_FILE, DeadActor, role_of, told, write_loss, write_started
+from verl_ext.failures import (
+    LOSS_FILE,
+    STARTED_FILE,
+    DeadActor,
+    describe_loss,
+    role_of,
+    write_loss,
+    write_started,
+)
 
 START_TIMEOUT_S = 600.0
 LOSS_GRACE_S = 30.0
@@ -193,7 +201,7 @@ class RayWatch(threading.Thread):
         # A node's processes are noticed one by one, and that of an engine which failed may have died of it.
         time.sleep(_POLL_S / 2 if first else _SETTLE_S)
         dead = _asked(dead_actors) or first
-        write_loss(self._output_dir, told(dead) if dead else str(failed))
+        write_loss(self._output_dir, describe_loss(dead) if dead else str(failed))
         return True
 
     def stop(self) -> None:

@@ -19,7 +19,6 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 from afm.errors import AfmError, ConfigError, EngineError, RewardError, suggestion
 from verl_ext.curriculum import QUESTION, SOLVED, running
 from verl_ext.failures import FAILURES_FILE, first_failure, write_verdict
-from verl_ext.finite import refuse_non_finite
 from verl_ext.guard import (
     ABSTAINED,
     DRIFT,
@@ -31,6 +30,7 @@ from verl_ext.guard import (
     GroupFate,
     GroupLedger,
     ShortBatch,
+    refuse_non_finite,
 )
 
 TRAIN = "train"

@@ -12,7 +12,7 @@ from afm.trajectory.record import StopReason, Verdict
 from verl_ext.curriculum import QUESTION
 from verl_ext.guard import ABSTAINED, AGENT, DRIFT, FAILED, SOURCE
 from verl_ext.server_model import ServerModel
-from verl_ext.unfinished import CUT_SHORT
+from verl_ext.settings import CUT_SHORT
 
 _ERROR_CHARACTERS = 500
 """Of an error that travels with its sample; ``failures.jsonl`` has it whole."""

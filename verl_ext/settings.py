@@ -1,8 +1,9 @@
-"""The settings of ``afm rl``: one YAML, refused at the first unknown key."""
+"""The settings of ``afm rl``: one YAML, refused at the first unknown key; which unfinished episodes can be left out."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,11 +14,45 @@ from afm.agents.prompt_record import record_of_model
 from afm.configuration import apply_overrides, override_key, read_extended, read_in_place, validated
 from afm.errors import UsageError
 from afm.planning.published import take_preset
+from afm.rollout import Episode
 from afm.rollout.routes import AgentRoute, AgentRoutes, Routes, anchor_routes, routes_of
+from afm.trajectory.record import StopReason
 from verl_ext.alarms import Alarms
 from verl_ext.curriculum import Curriculum
 from verl_ext.guard import ShortBatch
-from verl_ext.unfinished import Unfinished
+
+CUT_SHORT = {
+    StopReason.TURNS,
+    StopReason.AGENT_TOKENS,
+    StopReason.RESPONSE_TOKENS,
+    StopReason.SECONDS,
+    StopReason.TOOL_SECONDS,
+    StopReason.ABORTED,
+}
+
+
+class Unfinished(StrEnum):
+    """Episodes that can be left out of training, loss and group's mean alike (``leave_out``)."""
+
+    TRUNCATED = "truncated"
+    """A limit on turns, tokens or time ended it (DAPO's overlong filtering, arXiv 2503.14476, section 3.4)."""
+    VOID = "void"
+    """It ended with neither a call nor an answer (void turns of SimpleTIR, arXiv 2509.02479)."""
+    FAILED = "failed"
+    """A tool gave no result, or the engine broke off: not the agent's doing."""
+
+
+def unfinished(episode: Episode) -> set[Unfinished]:
+    """What keeps an episode from being a fair sample."""
+    reasons = set()
+    if episode.stop in CUT_SHORT - {StopReason.ABORTED}:
+        reasons.add(Unfinished.TRUNCATED)
+    if episode.stop in (StopReason.END_OF_TEXT, StopReason.FORGED_OBSERVATION):
+        reasons.add(Unfinished.VOID)
+    if episode.stop is StopReason.ABORTED or episode.cost.tool_failures:
+        reasons.add(Unfinished.FAILED)
+    return reasons
+
 
 SETTINGS_FILE = "rl_config.yaml"
 """The resolved settings, written into the output folder; worker processes read them there."""
@@ -109,9 +144,9 @@ class EpisodeSettings(BaseModel):
             limits=self.limits,
             prompt=self.prompt,
         )
-        found = routes_of(top, self.agents, self._declared)
+        routes = routes_of(top, self.agents, self._declared)
         trained = record_of_model(self.model)
-        return found.filled_by(trained.the_one if trained else None)
+        return routes.filled_by(trained.the_one if trained else None)
 
     def _declared(self, agent: str) -> AgentSpec:
         return agent_of_model(self.model, agent) if self.model else load_agent(agent)

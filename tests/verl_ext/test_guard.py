@@ -1,8 +1,7 @@
 import pytest
 
 from verl_ext.guard import Group, GroupFate, GroupLedger, GroupsAlikeError, ShortBatch
-from verl_ext.metrics import documented
-from verl_ext.validation import validation_means
+from verl_ext.metrics import documented, validation_means
 
 
 def group(*scores: float, abstained: int = 0) -> Group:

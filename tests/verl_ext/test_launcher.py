@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from verl_ext.failures import write_loss
 from verl_ext.launcher import LOG_FILE, Run
-from verl_ext.losses import write_loss
 from verl_ext.settings import RlSettings
 
 DIED = (

@@ -4,8 +4,15 @@ from pathlib import Path
 import pytest
 
 from afm.errors import DataError
-from verl_ext.metrics import ENGINE_LOG, METRICS_FILE, MetricsLog, documented, progress_line, read_metrics
-from verl_ext.validation import validation_means
+from verl_ext.metrics import (
+    ENGINE_LOG,
+    METRICS_FILE,
+    MetricsLog,
+    documented,
+    progress_line,
+    read_metrics,
+    validation_means,
+)
 
 
 def engine_line(step: int, score: float) -> str:
