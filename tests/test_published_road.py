@@ -26,8 +26,7 @@ from afm.distill.filters.plan import load_plan
 from afm.errors import ConfigError, DataError, EngineError, UsageError
 from afm.evaluation.benchmarks import BENCHMARKS, CODE, TOTALS
 from afm.evaluation.config import EvalConfig
-from afm.evaluation.hallucination import AGENT_H, AgentHTally
-from afm.evaluation.t_eval import ABILITIES
+from afm.evaluation.measures import ABILITIES, AGENT_H, AgentHTally
 from afm.planning.published import take_preset
 from afm.rewards import Sample
 from afm.rewards.overlong import OverlongPenalty

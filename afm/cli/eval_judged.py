@@ -40,8 +40,8 @@ def choose(
     What is in choices.jsonl is not asked again, so a run that was killed continues with the same command.
     """
     from afm.evaluation.choosing.choose import CHOICES_FILE, choose
-    from afm.evaluation.choosing.settings import BestOfSettings
     from afm.evaluation.config import saved_section
+    from afm.evaluation.settings import BestOfSettings
 
     wanted = saved_section(folder, "best_of", BestOfSettings, settings or [])
     _tell(_run(choose(folder, wanted, on_progress=_shown()), folder), folder, CHOICES_FILE, as_json=as_json)
@@ -64,8 +64,8 @@ def agree(
     metrics.json. What is in opinions.jsonl is not asked again.
     """
     from afm.evaluation.agreement.agree import OPINIONS_FILE, agree
-    from afm.evaluation.agreement.settings import AgreementSettings
     from afm.evaluation.config import saved_section
+    from afm.evaluation.settings import AgreementSettings
 
     wanted = saved_section(folder, "agreement", AgreementSettings, settings or [])
     _tell(_run(agree(folder, wanted, on_progress=_shown()), folder), folder, OPINIONS_FILE, as_json=as_json)

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from afm.distill import ScriptedTeam
     from afm.distill.model_team import ModelTeam
     from afm.distill.player import TeamPlayer
-    from afm.evaluation.answering import TeamChoice
     from afm.evaluation.config import EvalConfig
+    from afm.evaluation.settings import TeamChoice
 
 SCRIPTED = "scripted"
 """Names the embedded team of the agent in place of a file."""

@@ -6,11 +6,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from afm.evaluation.choosing.best_of import BestOf, Method
-from afm.evaluation.intervals import Interval
+from afm.evaluation.benchmarks import PublishedScore, published_scores
 from afm.evaluation.manifest import Manifest
+from afm.evaluation.measures import BestOf, Method
 from afm.evaluation.metrics import Metrics
-from afm.evaluation.published import PublishedScore, published_scores
+from afm.evaluation.statistics import Interval
 
 _METRIC = re.compile(r"(pass@|avg@|best-of-)(\d+)\Z")
 

@@ -24,12 +24,16 @@ from afm.configuration import (
 )
 from afm.datasets.readers import checked_reader
 from afm.errors import ConfigError, UsageError, suggestion
-from afm.evaluation.agreement.settings import AgreementSettings
-from afm.evaluation.answering import ModelSettings, SamplingSettings, TeamChoice
-from afm.evaluation.argument_forms import UnseenTool
 from afm.evaluation.benchmarks import checked_benchmark
-from afm.evaluation.choosing.settings import BestOfSettings
+from afm.evaluation.measures import UnseenTool
 from afm.evaluation.prices import Prices
+from afm.evaluation.settings import (
+    AgreementSettings,
+    BestOfSettings,
+    ModelSettings,
+    SamplingSettings,
+    TeamChoice,
+)
 from afm.rollout.published import PublishedProtocol, check_agent
 from afm.rollout.routes import AgentRoute, AgentRoutes, Route, Routes, anchor_routes, routes_of
 

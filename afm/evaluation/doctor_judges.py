@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 
-from afm.evaluation.choosing.best_of import Method
 from afm.evaluation.config import EvalConfig
+from afm.evaluation.measures import Method
 from afm.planning import Finding, Level
 from afm.rewards.judge_endpoint import JudgeEndpoint
 from afm.tools.health import unanswered

@@ -25,10 +25,9 @@ from afm.configuration import validated
 from afm.datasets import Task
 from afm.errors import DataError
 from afm.evaluation.agents import Agents, RowAgents, told_agent, told_prompt, told_row_agents
-from afm.evaluation.argument_forms import UnseenTool
-from afm.evaluation.benchmarks import BENCHMARKS, PUBLISHED_REMARKS
+from afm.evaluation.benchmarks import BENCHMARKS, PUBLISHED_REMARKS, published_scores
+from afm.evaluation.measures import UnseenTool
 from afm.evaluation.prices import Prices
-from afm.evaluation.published import published_scores
 from afm.models.base import SamplingParams
 from afm.rewards import RewardSettings
 from afm.rewards.code_tests.livecodebench import without_complete_tests

@@ -16,15 +16,20 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from afm.agents import AgentSpec
 from afm.evaluation.agents import Agents
-from afm.evaluation.agreement.kappa import Agreement
-from afm.evaluation.argument_forms import ArgumentTally, UnseenTool
-from afm.evaluation.choosing.best_of import BestOf
-from afm.evaluation.groups import GROUPS_KEY, worth_showing
-from afm.evaluation.hallucination import AGENT_H, AgentHTally, HallucinationTally
-from afm.evaluation.intervals import Interval, mean_of_shares, pass_at_k, pass_hat_k, wilson
+from afm.evaluation.measures import (
+    AGENT_H,
+    GROUPS_KEY,
+    AgentHTally,
+    ArgumentTally,
+    BestOf,
+    HallucinationTally,
+    UnseenTool,
+    VoteTally,
+    t_eval_scores,
+    worth_showing,
+)
 from afm.evaluation.prices import Prices, Spending, Usd
-from afm.evaluation.t_eval import t_eval_scores
-from afm.evaluation.votes import VoteTally
+from afm.evaluation.statistics import Agreement, Interval, mean_of_shares, pass_at_k, pass_hat_k, wilson
 from afm.rollout.routes import ROUTE_KEY
 from afm.trajectory.record import Record
 
@@ -48,7 +53,7 @@ class Metrics(_Frozen):
         pass_at_k: Chance that one of k episodes passes, for several k; empty for one round.
         pass_at_k_intervals: The same with 95 % bootstrap intervals over questions.
         pass_hat_k: Chance that all of k episodes pass (pass^k), for the same k.
-        majority: Share of questions whose most frequent answer passes (see :func:`afm.evaluation.votes.majority`);
+        majority: Share of questions whose most frequent answer passes (see :func:`afm.evaluation.measures.majority`);
             ``None`` for one round, or when the agent is not known.
         best_of: What a judge's choice among k episodes is worth, where one chose (:mod:`afm.evaluation.choosing`).
         agreement: How far judges agree on its verdicts, where some judged again (:mod:`afm.evaluation.agreement`).
@@ -73,12 +78,12 @@ class Metrics(_Frozen):
         usd: Money, where the run has prices (:mod:`afm.evaluation.prices`).
         stop_reasons: Episodes by the reason they ended; errors are not among them.
         by_source: pass@1 of every data source, when there are several.
-        by_group: pass@1 of questions by level, topic and the like (:mod:`afm.evaluation.groups`): of each field that
+        by_group: pass@1 of questions by level, topic and the like (:mod:`afm.evaluation.measures`): of each field that
             tells them apart, of each of its values.
         by_agent: The figures of each agent's episodes, by its key in ``agents:``, where there are several.
         score_by_source: Mean reward of every data source.
-        agent_h: Agent-H's figures (:meth:`afm.evaluation.hallucination.AgentHTally.figures`); empty for other data.
-        t_eval: T-Eval's scores by ability (:func:`afm.evaluation.t_eval.t_eval_scores`); empty for other data.
+        agent_h: Agent-H's figures (:meth:`afm.evaluation.measures.AgentHTally.figures`); empty for other data.
+        t_eval: T-Eval's scores by ability (:func:`afm.evaluation.measures.t_eval_scores`); empty for other data.
     """
 
     questions: int

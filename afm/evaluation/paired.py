@@ -10,9 +10,8 @@ from typing import NamedTuple, TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from afm.errors import DataError
-from afm.evaluation.intervals import RESAMPLES, Interval, bootstrap_mean, wilson
 from afm.evaluation.metrics import passed, task_of
-from afm.evaluation.significance import PairedTest, holm, paired_p
+from afm.evaluation.statistics import RESAMPLES, Interval, PairedTest, bootstrap_mean, holm, paired_p, wilson
 from afm.trajectory.record import Record
 
 DifferenceT = TypeVar("DifferenceT", bound="Difference")
@@ -25,7 +24,7 @@ class Difference(BaseModel):
         difference: Mean over questions of (second - first) pass share.
         gained: Questions on which the second run is better.
         lost: Questions on which it is worse.
-        p_value: Two-sided, of no difference (:func:`afm.evaluation.significance.paired_p`).
+        p_value: Two-sided, of no difference (:func:`afm.evaluation.statistics.paired_p`).
         test: What gave it.
         p_holm: The same, corrected by Holm for all the comparisons it stands among; ``None`` where it stands alone.
     """

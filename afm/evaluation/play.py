@@ -14,7 +14,7 @@ from tenacity.wait import wait_random_exponential
 from afm.agents import AgentSpec, Limits, PromptSource
 from afm.datasets import Task
 from afm.errors import BudgetSpentError, EngineError, RefusedError, SandboxUnavailableError, ToolError
-from afm.evaluation.groups import GROUPS_KEY, groups_of
+from afm.evaluation.measures import GROUPS_KEY, groups_of
 from afm.models.base import SamplingParams, TokenModel
 from afm.rewards import Reward, Sample
 from afm.rewards.meter import judge_meter

@@ -12,7 +12,7 @@ from yaml import YAMLError
 from afm.configuration import Settings, parse_yaml, read_file, validated
 from afm.endpoints.price import MAX_USD, MILLION, CachedTokenPrice
 from afm.errors import ConfigError, UsageError, suggestion
-from afm.evaluation.intervals import Interval, bootstrap_ratio
+from afm.evaluation.statistics import Interval, bootstrap_ratio
 from afm.trajectory.record import CallRecord, Cost, Record
 
 _BLOCKS = 1024

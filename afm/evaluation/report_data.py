@@ -7,10 +7,10 @@ from typing import Any
 
 from afm.evaluation.beside import BenchmarkNote, Beside
 from afm.evaluation.failures import FailureGroup
-from afm.evaluation.intervals import Interval
 from afm.evaluation.metrics import passed
 from afm.evaluation.page import gold_text
 from afm.evaluation.report_input import Pair, ReportInput, StageResult
+from afm.evaluation.statistics import Interval
 from afm.evaluation.words import FAILURES, cut, headline
 
 _SHOWN = 400

@@ -11,8 +11,8 @@ from afm.agents import AgentSpec, Limits, PromptSource
 from afm.datasets import Task
 from afm.errors import BudgetSpentError, ConfigError, EngineError
 from afm.evaluation.agents import Agents, RowAgents
-from afm.evaluation.argument_forms import UnseenTool
 from afm.evaluation.manifest import EPISODES_FILE, Sources, claim, make_manifest
+from afm.evaluation.measures import UnseenTool
 from afm.evaluation.metrics import Metrics, Tally, tally_of
 from afm.evaluation.play import FailurePolicy, Job, ModelPlayer, Player, Referee, has_score, job_id
 from afm.evaluation.resumption import FinishedEpisodes

@@ -11,10 +11,10 @@ from enum import StrEnum
 from pydantic import BaseModel, ConfigDict
 
 from afm.errors import DataError
-from afm.evaluation.intervals import Interval, bootstrap_mean, bootstrap_quotient
 from afm.evaluation.metrics import passed, task_of
 from afm.evaluation.paired import difference_interval
 from afm.evaluation.prices import Prices
+from afm.evaluation.statistics import Interval, bootstrap_mean, bootstrap_quotient
 from afm.trajectory.record import Record
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from afm.evaluation.charts import Curve, Series
-from afm.evaluation.intervals import Interval
 from afm.evaluation.metrics import Metrics
 from afm.evaluation.report_input import StageResult
+from afm.evaluation.statistics import Interval
 
 _AT_MOST = 4
 """Stages in one picture; it has as many colours."""

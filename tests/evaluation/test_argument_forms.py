@@ -7,8 +7,8 @@ from pydantic import ValidationError
 
 from afm.errors import ConfigError
 from afm.evaluation import evaluate
-from afm.evaluation.argument_forms import UnseenTool
 from afm.evaluation.config import load_config
+from afm.evaluation.measures import UnseenTool
 from afm.evaluation.words import unseen_words
 from afm.models.base import SamplingParams
 from afm.models.scripted import ScriptedModel

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from afm.evaluation.intervals import bootstrap_mean, mean_of_shares, pass_at_k, pass_hat_k, wilson
+from afm.evaluation.statistics import bootstrap_mean, mean_of_shares, pass_at_k, pass_hat_k, wilson
 
 
 def test_wilson_of_8_of_10() -> None:

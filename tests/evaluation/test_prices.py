@@ -10,10 +10,10 @@ import pytest
 from afm.errors import ConfigError, UsageError
 from afm.evaluation import Sources, read_manifest, summarise
 from afm.evaluation.config import load_config
-from afm.evaluation.intervals import bootstrap_ratio
 from afm.evaluation.job import prices_of
 from afm.evaluation.prices import Prices, read_prices
 from afm.evaluation.report import write_comparison, write_run_report
+from afm.evaluation.statistics import bootstrap_ratio
 from afm.evaluation.words import dollars, money_words
 from afm.trajectory.io import load_records
 from afm.trajectory.record import CallRecord, Cost, Verdict

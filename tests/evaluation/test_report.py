@@ -11,12 +11,12 @@ from afm.agents import load_agent
 from afm.datasets import Task
 from afm.errors import ConfigError, DataError
 from afm.evaluation import paired_difference, summarise
+from afm.evaluation.benchmarks import PublishedScore
 from afm.evaluation.beside import BenchmarkNote, Beside
 from afm.evaluation.compare import short_names
 from afm.evaluation.failures import failure_groups
 from afm.evaluation.links import ViewLinks
 from afm.evaluation.manifest import Sources, make_manifest
-from afm.evaluation.published import PublishedScore
 from afm.evaluation.report import stage_rows, write_comparison, write_report, write_run_report
 from afm.evaluation.report_input import Command, Fact, Pair, ReportInput, StageDifference, StageResult
 from afm.evaluation.scan import Scan

@@ -8,7 +8,7 @@ import pytest
 
 from afm.evaluation import paired_difference
 from afm.evaluation.paired import holm_corrected
-from afm.evaluation.significance import PairedTest, holm, paired_p
+from afm.evaluation.statistics import PairedTest, holm, paired_p
 from afm.evaluation.words import p_words, source_words
 
 

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from afm.cli.main import app
 from afm.errors import DataError
-from afm.evaluation.t_eval import t_eval_scores
+from afm.evaluation.measures import t_eval_scores
 from afm.evaluation.task_files import read_benchmark
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from afm.agents import AgentSpec
 from afm.evaluation.agents import Agents
-from afm.evaluation.choosing.settings import BestOfSettings
 from afm.evaluation.metrics import passed, task_of
+from afm.evaluation.settings import BestOfSettings
 from afm.rewards.exact_match import comparable
 from afm.trajectory import answers
 from afm.trajectory.record import Record

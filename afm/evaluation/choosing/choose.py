@@ -8,7 +8,6 @@ from typing import Any
 
 from afm.errors import ConfigError
 from afm.evaluation.asking import Asking, OnProgress, Request
-from afm.evaluation.choosing.best_of import BestOf, Method, best_of_k
 from afm.evaluation.choosing.candidates import Candidate, Question, questions_of, settled, shuffled
 from afm.evaluation.choosing.prompt import (
     Reply,
@@ -19,11 +18,12 @@ from afm.evaluation.choosing.prompt import (
     score_messages,
     score_schema,
 )
-from afm.evaluation.choosing.settings import BestOfSettings
 from afm.evaluation.finished import finished_metrics, keep_metrics, records_of
-from afm.evaluation.intervals import mean_of_shares
 from afm.evaluation.manifest import MANIFEST_FILE, read_manifest
+from afm.evaluation.measures import BestOf, Method, best_of_k
 from afm.evaluation.metrics import Metrics
+from afm.evaluation.settings import BestOfSettings
+from afm.evaluation.statistics import mean_of_shares
 from afm.rewards.judge_store import cache_key
 from afm.rewards.reply_client import ReplyClient
 from afm.runs.folder import RunFolder

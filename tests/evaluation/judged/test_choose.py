@@ -8,11 +8,11 @@ from typer.testing import CliRunner
 
 from afm.cli.main import app
 from afm.errors import ConfigError, DataError, EngineError
-from afm.evaluation.choosing.best_of import Method, best_of_k
 from afm.evaluation.choosing.candidates import shuffled
 from afm.evaluation.choosing.choose import choose
-from afm.evaluation.choosing.settings import BestOfSettings
 from afm.evaluation.config import load_config
+from afm.evaluation.measures import Method, best_of_k
+from afm.evaluation.settings import BestOfSettings
 
 ROOT = Path(__file__).resolve().parents[3]
 

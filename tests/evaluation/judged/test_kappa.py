@@ -2,7 +2,7 @@
 
 import pytest
 
-from afm.evaluation.agreement.kappa import agreement, cohens_kappa, table_of
+from afm.evaluation.statistics import agreement, cohens_kappa, table_of
 
 
 @pytest.mark.parametrize(
