@@ -18,8 +18,7 @@ from afm.planning import Finding, Level, Report
 from afm.planning.gpu_software import gpu_findings
 from afm.planning.memory import GIB
 from afm.sandbox import open_sandbox
-from afm.sandbox.interpreter import Identity, find_interpreter
-from afm.sandbox.packages import WARM
+from afm.sandbox.interpreter import WARM, Identity, find_interpreter
 from afm.settings import Environment, load_settings
 from afm.tools.health import unanswered
 

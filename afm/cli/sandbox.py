@@ -122,9 +122,8 @@ def install(
     ] = False,
 ) -> None:
     """Install packages for the sandbox's Python where its unprivileged user can read them."""
-    from afm.sandbox.interpreter import Identity, find_interpreter
-    from afm.sandbox.packages import WARM
-    from afm.sandbox.packages import install as install_packages
+    from afm.sandbox.interpreter import WARM, Identity, find_interpreter
+    from afm.sandbox.interpreter import install as install_packages
 
     found = find_interpreter(python, Identity.for_process())
     names = packages or [name for group in WARM for name in group]
@@ -135,7 +134,7 @@ def install(
 
 
 def _show(result: RunResult) -> None:
-    from afm.sandbox.packages import installation_hint
+    from afm.sandbox.interpreter import installation_hint
 
     for text, stream in ((result.stdout, sys.stdout), (result.stderr, sys.stderr)):
         print(visible(text) if stream.isatty() else text, end="", file=stream)

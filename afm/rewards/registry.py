@@ -30,7 +30,7 @@ from afm.rewards.sources import BY_SOURCE, checked_name, scorer_name
 from afm.rewards.t_eval import TEval, TEvalSettings
 from afm.rewards.text_match import Substring, TokenF1
 from afm.sandbox import open_sandbox
-from afm.sandbox.settings import SandboxSettings
+from afm.sandbox.backends import SandboxSettings
 from afm.settings import load_settings
 from afm.tools.remote import remote_sandbox
 from afm.trajectory.observation import whole_characters

@@ -85,8 +85,8 @@ class MemoryGroup(Cgroup):
             text = (self.path / self._version.events).read_text(encoding="ascii")
         except FileNotFoundError:
             return 0
-        found = re.search(r"^oom_kill (\d+)$", text, flags=re.MULTILINE)
-        return int(found[1]) if found else 0
+        match = re.search(r"^oom_kill (\d+)$", text, flags=re.MULTILINE)
+        return int(match[1]) if match else 0
 
 
 class CpuGroup(Cgroup):
@@ -119,10 +119,10 @@ class CpuGroup(Cgroup):
         text = self._file.read_text(encoding="ascii")
         if self._file.name == "cpuacct.usage":
             return int(text) / 1e9
-        found = re.search(r"^usage_usec (\d+)$", text, flags=re.MULTILINE)
-        if found is None:
+        match = re.search(r"^usage_usec (\d+)$", text, flags=re.MULTILINE)
+        if match is None:
             raise OSError(f"{self._file} has no usage_usec")
-        return int(found[1]) / 1e6
+        return int(match[1]) / 1e6
 
 
 G = TypeVar("G", bound=Cgroup)
@@ -200,7 +200,7 @@ def _groups(make: Callable[[Path, str], G], controller: str, count: int, root: P
 
 def _parents(root: Path, controller: str, memberships: str) -> list[Path]:
     """Folders in which a group could be made, the nearest first."""
-    found: list[Path] = []
+    parents: list[Path] = []
     for line in memberships.splitlines():
         _, controllers, path = line.split(":", 2)
         if controller in controllers.split(","):
@@ -211,10 +211,10 @@ def _parents(root: Path, controller: str, memberships: str) -> list[Path]:
             continue
         here = top / path.lstrip("/")
         while here != top and here.is_relative_to(top):
-            found.append(here)
+            parents.append(here)
             here = here.parent
-        found.append(top)
-    return [folder for folder in found if folder.is_dir() and os.access(folder, os.W_OK)]
+        parents.append(top)
+    return [folder for folder in parents if folder.is_dir() and os.access(folder, os.W_OK)]
 
 
 def _remove_stale(parent: Path) -> None:

@@ -41,8 +41,8 @@ def main() -> "Refusal":
         pid, status, usage = os.wait4(-1, 0)
         if pid == child:
             break
-    told = b"%d %d\n" % (status, usage.ru_maxrss)
-    os.write(report, told + b"memory\n" * refusal.ended(child))
+    summary = b"%d %d\n" % (status, usage.ru_maxrss)
+    os.write(report, summary + b"memory\n" * refusal.ended(child))
     os._exit(0)
 
 

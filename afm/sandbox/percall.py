@@ -15,24 +15,22 @@ from typing import Generic, TypeVar
 
 from afm.errors import SandboxError, SandboxUnavailableError
 from afm.sandbox.base import ExitReason, NamelessInput, RunResult, SandboxLimits
+from afm.sandbox.capture import outcome
 from afm.sandbox.interpreter import Interpreter
-from afm.sandbox.options import (
-    binds_of_runs,
-    host_paths,
-    limits_or_default,
-    parallel_runs,
-    path_of_python,
-    whole_number,
-)
-from afm.sandbox.outcome import outcome
 from afm.sandbox.policy import (
     CPU_AS_FAR_AS_SEEN,
     DEVICES,
     MEMORY_PER_PROCESS,
     PROGRAM,
+    binds_of_runs,
     encoded,
+    host_paths,
     kernel_limits,
+    limits_or_default,
+    parallel_runs,
+    path_of_python,
     user_namespace_advice,
+    whole_number,
 )
 from afm.sandbox.process import JailedProcess
 from afm.sandbox.slots import Slots, cores
@@ -140,13 +138,13 @@ class PerCallSandbox(ABC, Generic[J]):
         """
         limits = limits or self._limits
         program = encoded("the program", code, limits.file_bytes)
-        given, named = encoded("stdin", stdin, limits.stdin_bytes), not isinstance(stdin, NamelessInput)
+        data, named = encoded("stdin", stdin, limits.stdin_bytes), not isinstance(stdin, NamelessInput)
         life = self._current()
         jail = await self._ready(life)
         slot = await life.slots.acquire()
         try:
-            async with cores().one() if self._shares else contextlib.nullcontext():
-                return await self._run_in(life, jail, JailTask(program, given, limits, named))
+            async with cores().hold() if self._shares else contextlib.nullcontext():
+                return await self._run_in(life, jail, JailTask(program, data, limits, named))
         finally:
             life.slots.release(slot)
 

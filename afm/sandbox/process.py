@@ -18,8 +18,7 @@ from concurrent.futures import Executor
 from pathlib import Path
 
 from afm.sandbox.base import ExitReason, SandboxLimits
-from afm.sandbox.capture import Capture, Ended, drained, pipe, tree_cpu_s
-from afm.sandbox.cpu_watch import CpuWatch, StarvationWatch
+from afm.sandbox.capture import Capture, CpuWatch, Ended, StarvationWatch, drained, pipe, tree_cpu_s
 from afm.sandbox.interpreter import Identity
 
 _GRACE_S = 1.0
@@ -174,16 +173,16 @@ class JailedProcess:
     def _process_one(self) -> int | None:
         """Process 1 of the jail, once it is known."""
         if self._inside is None:
-            self._inside = self._told_child() if self._informed else self._first_child()
+            self._inside = self._child_from_info() if self._informed else self._first_child()
         return self._inside
 
-    def _told_child(self) -> int | None:
+    def _child_from_info(self) -> int | None:
         try:
-            told = os.read(self._info, 4096)
+            info = os.read(self._info, 4096)
         except BlockingIOError:
             return None
-        found = re.search(rb'"child-pid": (\d+)', told)
-        return int(found[1]) if found else None
+        match = re.search(rb'"child-pid": (\d+)', info)
+        return int(match[1]) if match else None
 
     def _first_child(self) -> int | None:
         """Process 1 of a jail that does not tell which it is: the only child of what was started."""

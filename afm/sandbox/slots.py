@@ -110,8 +110,8 @@ class Cores:
         self._holders: dict[int, tuple[asyncio.AbstractEventLoop, object]] = {}
 
     @asynccontextmanager
-    async def one(self) -> AsyncIterator[None]:
-        """Hold a core; wait for one if need be."""
+    async def hold(self) -> AsyncIterator[None]:
+        """Hold a core for the block; wait until a core is free."""
         self._reclaim()
         core, token = await self._slots.acquire(), object()
         self._holders[core] = (asyncio.get_running_loop(), token)

@@ -23,24 +23,31 @@ from afm.errors import AfmError, SandboxError, SandboxUnavailableError
 from afm.sandbox.base import NamelessInput, RunResult, SandboxLimits
 from afm.sandbox.bubblewrap import find_bubblewrap
 from afm.sandbox.cgroup import run_groups
-from afm.sandbox.interpreter import Identity, check_readable, find_interpreter
-from afm.sandbox.options import (
+from afm.sandbox.interpreter import (
+    EXERCISES,
+    MODULES,
+    STANDARD,
+    WARM,
+    Identity,
+    check_readable,
+    find_interpreter,
+)
+from afm.sandbox.policy import (
     binds_of_runs,
+    encoded,
     groups_of_packages,
     host_paths,
     limits_or_default,
     parallel_runs,
     path_of_python,
     seconds,
+    user_namespace_advice,
     whole_number,
 )
-from afm.sandbox.packages import EXERCISES, MODULES, STANDARD, WARM
-from afm.sandbox.policy import encoded, user_namespace_advice
 from afm.sandbox.seccomp import filter_program
 from afm.sandbox.slots import Slots, cores
-from afm.sandbox.zygote_place import ZygotePlace, ZygoteTask
 from afm.sandbox.zygote_process import Warmth, ZygoteJail, jail_options
-from afm.sandbox.zygote_run import ZygoteLostError
+from afm.sandbox.zygote_run import ZygoteLostError, ZygotePlace, ZygoteTask
 
 _LOG = logging.getLogger(__name__)
 _WORD = re.compile(r"\w+")
@@ -61,7 +68,7 @@ class ZygoteSandbox:
         max_waiting: Runs that may wait for a zygote; further ones raise ``SandboxBusyError`` at once.
         binds: Further host paths that programs may read.
         packages: Folders of further packages; those of ``afm sandbox install`` when ``None``.
-        warm: Packages to import beforehand, in groups; those of :data:`afm.sandbox.packages.WARM` that are installed
+        warm: Packages to import beforehand, in groups; those of :data:`afm.sandbox.interpreter.WARM` that are installed
             when ``None``. One that cannot be imported is logged. A program gets the first zygote that covers the
             names it mentions; one that mentions none gets a small and faster zygote. It can import the others all
             the same.
@@ -114,17 +121,15 @@ class ZygoteSandbox:
         """
         limits = limits or self._limits
         program = encoded("the program", code, limits.file_bytes)
-        given, named = encoded("stdin", stdin, limits.stdin_bytes), not isinstance(stdin, NamelessInput)
+        data, named = encoded("stdin", stdin, limits.stdin_bytes), not isinstance(stdin, NamelessInput)
         trouble: ZygoteLostError | None = None
         for _ in range(_ATTEMPTS):
             pool = await self._ready()
             await _reclaim(pool)
             place = await pool.slots.acquire()
             try:
-                async with cores().one() if self._shares else contextlib.nullcontext():
-                    return await place.perform(
-                        ZygoteTask(program, given, limits, pool.level_for(code), named)
-                    )
+                async with cores().hold() if self._shares else contextlib.nullcontext():
+                    return await place.perform(ZygoteTask(program, data, limits, pool.level_for(code), named))
             except ZygoteLostError as error:
                 _LOG.warning("a zygote was lost: %s", error)
                 trouble = error

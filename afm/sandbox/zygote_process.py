@@ -151,20 +151,20 @@ class Zygote:
                 self.failed = self._greeted(theirs, info, moved)
             except (OSError, ValueError, SandboxError) as error:
                 self.end()
-                told = os.pread(messages, 4000, 0).decode("utf-8", "replace").strip()
-                raise SandboxError(f"the zygote did not start: {told or error}") from None
+                message = os.pread(messages, 4000, 0).decode("utf-8", "replace").strip()
+                raise SandboxError(f"the zygote did not start: {message or error}") from None
 
     def _greeted(self, theirs: socket.socket, info: int, moved: Callable[[int], None]) -> tuple[str, ...]:
         """Wait until it is warm; the modules it could not import."""
         theirs.close()
-        told = b""
-        while b"child-pid" not in told:
+        reply = b""
+        while b"child-pid" not in reply:
             if not (more := os.read(info, 4096)):
                 raise SandboxError("bubblewrap ended before its jail began")
-            told += more
-        match = re.search(rb'"child-pid": (\d+)', told)
+            reply += more
+        match = re.search(rb'"child-pid": (\d+)', reply)
         if match is None:
-            raise SandboxError(f"bubblewrap reported {told!r}, expected a child-pid")
+            raise SandboxError(f"bubblewrap reported {reply!r}, expected a child-pid")
         pid = int(match[1])
         self._pidfd = os.pidfd_open(pid)
         moved(pid)

@@ -1,6 +1,6 @@
-"""One run in a zygote on the event loop: capped output, wall clock, certain death.
+"""One run in a zygote on the event loop (capped output, wall clock, certain death), and the place it runs in.
 
-Like :class:`afm.sandbox.process.JailedProcess` it lives by callbacks and waits for nothing: the end of the
+Like :class:`afm.sandbox.process.JailedProcess` a run lives by callbacks and waits for nothing: the end of the
 run is an event on the pidfd of its process 1, which ends after every other process of the run.
 """
 
@@ -13,14 +13,27 @@ import re
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from afm.errors import SandboxError
-from afm.sandbox.base import ExitReason, SandboxLimits
-from afm.sandbox.capture import Capture, Ended, drained, memory_file, pipe, tree_cpu_s
-from afm.sandbox.cpu_watch import CpuWatch, StarvationWatch
-from afm.sandbox.zygote_process import RunOrder, Zygote
+from afm.sandbox.base import ExitReason, RunResult, SandboxLimits
+from afm.sandbox.capture import (
+    Capture,
+    CpuWatch,
+    Ended,
+    StarvationWatch,
+    drained,
+    memory_file,
+    outcome,
+    pipe,
+    tree_cpu_s,
+)
+from afm.sandbox.cgroup import RunGroups, group_limit
+from afm.sandbox.policy import INODES, kernel_limits
+from afm.sandbox.zygote_process import RunOrder, Warmth, Zygote, ZygoteJail
 
 _GRACE_S = 2.0
 
@@ -61,7 +74,7 @@ class ZygoteRun:
         self._starvation: StarvationWatch | None = None
         self._stopped_cpu_s = 0.0
         self._pidfd: int | None = None
-        self._told = ""
+        self._beginning = ""
         self._timers: list[asyncio.TimerHandle] = []
         self._started = time.monotonic()
         with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
@@ -71,8 +84,8 @@ class ZygoteRun:
             err, err_end = pipe(ours, theirs)
             self._report, report_end = pipe(ours, theirs)
             try:
-                given = [code_fd, stdin_fd, out_end, err_end, report_end]
-                socket.send_fds(zygote.control, [request.packet()], given)
+                theirs_fds = [code_fd, stdin_fd, out_end, err_end, report_end]
+                socket.send_fds(zygote.control, [request.packet()], theirs_fds)
             except OSError as error:
                 raise ZygoteLostError(f"the zygote takes no run: {error}") from error
             self._fds = ours.pop_all()
@@ -141,8 +154,8 @@ class ZygoteRun:
     def _begun(self) -> None:
         """The program is about to run: only now its time begins, however busy the machine."""
         self._loop.remove_reader(self._report)
-        self._told = drained(self._report)
-        if self._reason is None and self._told.startswith("ready"):
+        self._beginning = drained(self._report)
+        if self._reason is None and self._beginning.startswith("ready"):
             self._cancel_timers()
             self._after(self._limits.wall_s, self.stop, ExitReason.TIMEOUT)
             self._cpu_watch = CpuWatch(self._used_s, self._limits.cpu_s, lambda: self.stop(ExitReason.CPU))
@@ -185,8 +198,8 @@ class ZygoteRun:
         self._zygote.kill()
         if self._ended.done():
             return
-        if self._reason is not None and self._told.startswith("ready"):  # it was being stopped anyway
-            self._conclude(self._told)
+        if self._reason is not None and self._beginning.startswith("ready"):  # it was being stopped anyway
+            self._conclude(self._beginning)
         else:
             self._release()
             self._ended.set_exception(ZygoteLostError(why))
@@ -197,7 +210,7 @@ class ZygoteRun:
                 pass
         if self._stdout.cut or self._stderr.cut:
             self._reason = self._reason or ExitReason.OUTPUT
-        report = self._told + drained(self._report)
+        report = self._beginning + drained(self._report)
         if self._reason is None and report == "ready\n" and not self._zygote.alive:
             self._lose("the zygote died during the run")
         else:
@@ -221,8 +234,8 @@ class ZygoteRun:
 
 def _process_of(pidfd: int) -> int | None:
     text = Path(f"/proc/self/fdinfo/{pidfd}").read_text(encoding="ascii")
-    found = re.search(r"^Pid:\s+(\d+)$", text, flags=re.MULTILINE)
-    return int(found[1]) if found else None
+    match = re.search(r"^Pid:\s+(\d+)$", text, flags=re.MULTILINE)
+    return int(match[1]) if match else None
 
 
 def _reported_cpu_s(report: str) -> float:
@@ -230,3 +243,143 @@ def _reported_cpu_s(report: str) -> float:
         return float(report.split("\n")[1].split()[2])
     except (IndexError, ValueError):
         return 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ZygoteTask:
+    """A program to run.
+
+    Attributes:
+        level: Index of the zygote that suits it.
+    """
+
+    program: bytes
+    stdin: bytes
+    limits: SandboxLimits
+    level: int
+    stdin_named: bool = True
+
+
+class ZygotePlace:
+    """A zygote for each level of preloaded modules, started when first needed.
+
+    Args:
+        levels: How warm a zygote is at each level.
+        starter: Starts zygotes; its threads must outlive them.
+        groups: Cgroups of the runs.
+        start_s: How long a zygote may take to get a program started.
+        on_failed: Called with what a new zygote could not load beforehand.
+    """
+
+    def __init__(
+        self,
+        jail: ZygoteJail,
+        levels: Sequence[Warmth],
+        starter: Executor,
+        groups: RunGroups,
+        start_s: float,
+        on_failed: Callable[[Sequence[str]], None],
+    ) -> None:
+        self.run: ZygoteRun | None = None
+        self._closed = False
+        self._jail = jail
+        self._levels = levels
+        self._starter = starter
+        self._groups = groups
+        self._start_s = start_s
+        self._on_failed = on_failed
+        self._zygotes: dict[int, Future[Zygote]] = {}
+
+    async def perform(self, job: ZygoteTask) -> RunResult:
+        """Run a program to its end.
+
+        Raises:
+            ZygoteLostError: The zygote died or hung; nothing is known about the program.
+            SandboxError: No zygote could be started, or the run could not be isolated.
+        """
+        self._check_open()
+        zygote = await self._zygote(job.level)
+        self._check_open()
+        kills = self._kills()
+        limits, groups = job.limits, self._groups
+        if groups.memory is not None:
+            with contextlib.suppress(OSError):  # a lower limit waits until the last run's memory is free
+                groups.memory.limit(group_limit(limits.memory_bytes, limits.file_bytes))
+        try:
+            self.run = ZygoteRun(
+                zygote,
+                RunOrder(kernel_limits(limits), limits.file_bytes, INODES, job.stdin_named),
+                job.program,
+                job.stdin,
+                limits=limits,
+                start_s=self._start_s,
+                computed_s=groups.cpu.used_s if groups.cpu is not None else None,
+            )
+            ended = await self.run.wait()
+        except ZygoteLostError:
+            self._check_open()
+            raise
+        finally:
+            self.run = None
+        return outcome(replace(ended, out_of_memory=self._kills() > kills), limits)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise SandboxError("the sandbox was closed while the run waited for its turn")
+
+    def stop(self) -> None:
+        """Kill the run in it, if any, and take no other."""
+        self._closed = True
+        if self.run is not None and not self.run.abandoned:
+            self.run.stop(ExitReason.KILLED)
+
+    async def _zygote(self, level: int) -> Zygote:
+        starting = self._zygotes.get(level)
+        if starting is not None and starting.done() and not _lives(starting):
+            del self._zygotes[level]
+            await asyncio.to_thread(_end, starting)
+            self._check_open()
+            starting = None
+        if starting is None:
+            starting = self._starter.submit(self._start, level)
+            self._zygotes[level] = starting
+        # Another one may still be warming up for a run that was cancelled: its work is not this run's.
+        while others := [
+            other for other in self._zygotes.values() if not other.done() and other is not starting
+        ]:
+            await asyncio.wait([asyncio.ensure_future(_over(other)) for other in others])
+        return await asyncio.shield(asyncio.wrap_future(starting))
+
+    def _start(self, level: int) -> Zygote:
+        zygote = Zygote(self._jail, self._levels[level], self._groups.add)
+        self._on_failed(zygote.failed)
+        return zygote
+
+    def _kills(self) -> int:
+        return self._groups.memory.kills() if self._groups.memory is not None else 0
+
+    def end_zygotes(self) -> None:
+        """Kill the zygotes with all they forked; blocks until they are gone."""
+        while self._zygotes:
+            _end(self._zygotes.popitem()[1])
+
+    def close(self) -> None:
+        """:meth:`end_zygotes`, and remove the cgroups."""
+        self.end_zygotes()
+        self._groups.remove()
+
+
+async def _over(starting: Future[Zygote]) -> None:
+    with contextlib.suppress(SandboxError, asyncio.CancelledError):
+        await asyncio.shield(asyncio.wrap_future(starting))
+
+
+def _lives(starting: Future[Zygote]) -> bool:
+    return not starting.cancelled() and starting.exception() is None and starting.result().alive
+
+
+def _end(starting: Future[Zygote]) -> None:
+    starting.cancel()
+    with contextlib.suppress(SandboxError, asyncio.CancelledError):
+        if not starting.cancelled():
+            starting.result().end()

@@ -12,8 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from afm.configuration import validated
 from afm.errors import BadArgumentError, ConfigError, DataError, SandboxError, SandboxUnavailableError
 from afm.sandbox import ExitReason, RunResult, Sandbox, SandboxLimits, limits_from, open_sandbox
-from afm.sandbox.packages import installation_hint
-from afm.sandbox.settings import SandboxSettings
+from afm.sandbox.backends import SandboxSettings
+from afm.sandbox.interpreter import installation_hint
 from afm.tools.base import ToolResult
 from afm.tools.registry import ToolContext, ToolSchema
 from afm.tools.remote import RemoteSandbox, remote_sandbox

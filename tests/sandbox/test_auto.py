@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from afm.errors import SandboxUnavailableError
-from afm.sandbox.auto import AutoSandbox
+from afm.sandbox.backends import AutoSandbox
 
 pytestmark = pytest.mark.sandbox
 

@@ -11,8 +11,8 @@ from pydantic import ValidationError
 
 from afm.errors import ConfigError, SandboxUnavailableError
 from afm.sandbox import SandboxLimits, limits_from, open_sandbox
+from afm.sandbox.backends import SandboxSettings
 from afm.sandbox.interpreter import Identity, find_interpreter
-from afm.sandbox.settings import SandboxSettings
 
 
 def test_an_unknown_backend_is_refused_with_a_suggestion() -> None:

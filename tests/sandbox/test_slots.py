@@ -101,7 +101,7 @@ async def test_a_cancelled_run_gives_its_core_back() -> None:
     cores = Cores(1)
 
     async def run() -> None:
-        async with cores.one():
+        async with cores.hold():
             await asyncio.sleep(60)
 
     running, waiting = asyncio.create_task(run()), asyncio.create_task(run())
@@ -109,7 +109,7 @@ async def test_a_cancelled_run_gives_its_core_back() -> None:
     for task in (waiting, running):
         task.cancel()
     await asyncio.gather(running, waiting, return_exceptions=True)
-    async with asyncio.timeout(1), cores.one():
+    async with asyncio.timeout(1), cores.hold():
         pass
 
 
@@ -117,7 +117,7 @@ def test_a_core_whose_loop_was_closed_is_given_out_once() -> None:
     cores = Cores(1)
 
     async def run() -> None:
-        async with cores.one():
+        async with cores.hold():
             await asyncio.sleep(60)
 
     loop = asyncio.new_event_loop()
@@ -126,10 +126,10 @@ def test_a_core_whose_loop_was_closed_is_given_out_once() -> None:
     loop.close()
 
     async def two() -> None:
-        async with asyncio.timeout(1), cores.one():
+        async with asyncio.timeout(1), cores.hold():
             lost.get_coro().close()  # type: ignore[union-attr] # its `finally` runs only now
             with pytest.raises(TimeoutError):
-                async with asyncio.timeout(0.1), cores.one():
+                async with asyncio.timeout(0.1), cores.hold():
                     pass
 
     asyncio.run(two())

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from afm.configuration import read_file, validated
 from afm.errors import ConfigError
 from afm.sandbox import SandboxLimits, limits_from
-from afm.sandbox.settings import SandboxSettings
+from afm.sandbox.backends import SandboxSettings
 
 _CEILING = {
     "wall_s": 180.0,

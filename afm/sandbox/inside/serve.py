@@ -173,8 +173,8 @@ def attend(child: int, report: int, refusal: harden.Refusal) -> None:
     own = resource.getrusage(resource.RUSAGE_SELF)
     reaped = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu_s = own.ru_utime + own.ru_stime + reaped.ru_utime + reaped.ru_stime
-    told = b"%d %d %.4f\n" % (status, usage.ru_maxrss, cpu_s)
-    os.write(report, told + b"memory\n" * refusal.ended(child))
+    summary = b"%d %d %.4f\n" % (status, usage.ru_maxrss, cpu_s)
+    os.write(report, summary + b"memory\n" * refusal.ended(child))
     os._exit(0)
 
 

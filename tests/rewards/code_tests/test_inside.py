@@ -7,7 +7,7 @@ import re
 import pytest
 
 from afm.rewards.code_tests.inside import mentioning, program, shared_modules
-from afm.sandbox.packages import WARM
+from afm.sandbox.interpreter import WARM
 
 PROGRAMS = [("plain", "ending", "serve", "candidate"), ("plain", "scope", "stand_ins", "judge")]
 
