@@ -228,7 +228,7 @@ def check(rollout: Rollout, episodes: Sequence[int]) -> dict[str, Any]:
 
 def rollouts(folder: Path, model: Path, episodes: int, runs: int, processes: int) -> dict[str, Any]:
     """Seconds of every way."""
-    from verl_ext.trainer import scratch_folder
+    from verl_ext.processes import scratch_folder
 
     numbers = list(range(episodes))
     slowest = max(numbers, key=lambda episode: sum(wait_s(episode, turn) for turn in range(CALLS)))

@@ -31,9 +31,8 @@ from afm.models.tiny import create_tiny_model, train_tokenizer
 from afm.processes import tied_environment
 from verl_ext.compose import Flat, arguments, overrides_of
 from verl_ext.plan import ray_overrides, trainer_environment
-from verl_ext.processes import adopt_orphans, end_descendants
+from verl_ext.processes import adopt_orphans, end_descendants, scratch_folder
 from verl_ext.settings import RlSettings
-from verl_ext.trainer import scratch_folder
 
 TARGET = 1.03
 OURS_POLL_S = 0.1

@@ -22,7 +22,7 @@ ALARMS_FILE = "alarms.jsonl"
 Rows = Sequence[Mapping[str, Any]]
 
 
-class Action(StrEnum):
+class AlarmAction(StrEnum):
     """What an alarm does, once for each time its condition begins to hold."""
 
     WARN = "warn"
@@ -44,7 +44,7 @@ class Alarm(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     steps: int = Field(default=3, ge=1)
-    action: Action = Action.WARN
+    action: AlarmAction = AlarmAction.WARN
 
     def look(self, rows: Rows) -> str | None:
         """What is wrong at the last of ``rows``, in words; ``None`` when nothing is, or a metric is absent."""
@@ -178,12 +178,12 @@ class Alarms(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class RaisedAlarm:
     """An alarm that went off."""
 
     step: int
     alarm: str
-    action: Action
+    action: AlarmAction
     message: str
 
 
@@ -193,7 +193,7 @@ class Watch:
     Args:
         alarms: What to look for.
         rows: Metrics of the steps before, of an earlier start.
-        file: Findings are appended to it; those after the last of ``rows`` are removed, since their steps are done again.
+        file: Alarms that go off are appended to it; those after the last of ``rows`` are removed, since their steps are done again.
     """
 
     def __init__(self, alarms: Alarms, rows: Rows, file: Path) -> None:
@@ -201,22 +201,22 @@ class Watch:
         self._rows = list(rows)
         self._file = file
         last = max((row["step"] for row in rows), default=0)
-        kept = [finding for finding in read_findings(file) if finding.step <= last]
+        kept = [alarm for alarm in read_alarms(file) if alarm.step <= last]
         if file.exists():
-            replace_text(file, "".join(_line(finding) for finding in kept))
+            replace_text(file, "".join(map(_line, kept)))
 
-    def look(self, row: Mapping[str, Any]) -> list[Finding]:
+    def look(self, row: Mapping[str, Any]) -> list[RaisedAlarm]:
         """Alarms whose condition begins to hold with this step."""
         self._rows.append(row)
-        found = []
+        raised = []
         for name, alarm in self._alarms.items():
             message = self._begins(alarm)
             if message is not None:
-                found.append(Finding(row["step"], name, alarm.action, message))
-        if found:
+                raised.append(RaisedAlarm(row["step"], name, alarm.action, message))
+        if raised:
             with self._file.open("a", encoding="utf-8") as file:
-                file.writelines(map(_line, found))
-        return found
+                file.writelines(map(_line, raised))
+        return raised
 
     def _begins(self, alarm: Alarm) -> str | None:
         """The message when the condition holds for exactly ``steps`` steps; not again while it goes on."""
@@ -228,7 +228,7 @@ class Watch:
         return message if all(held[:-1]) and not held[-1] else None
 
 
-def read_findings(file: Path) -> list[Finding]:
+def read_alarms(file: Path) -> list[RaisedAlarm]:
     """The alarms of a run in order; a half-written last line is ignored.
 
     Raises:
@@ -238,27 +238,27 @@ def read_findings(file: Path) -> list[Finding]:
         return []
     lines = file.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
     whole = [line for line in lines if line.endswith("\n")]
-    return [_finding(file, number, line) for number, line in enumerate(whole, 1)]
+    return [_parse_alarm(file, number, line) for number, line in enumerate(whole, 1)]
 
 
-def _finding(file: Path, number: int, line: str) -> Finding:
+def _parse_alarm(file: Path, number: int, line: str) -> RaisedAlarm:
     try:
         row = json.loads(line)
-        found = Finding(row["step"], row["alarm"], Action(row["action"]), row["message"])
+        alarm = RaisedAlarm(row["step"], row["alarm"], AlarmAction(row["action"]), row["message"])
     except (ValueError, KeyError, TypeError):
-        found = None
-    if found is None or type(found.step) is not int:
-        told = f"expected an alarm of a step, got {line.strip()[:60]!r}; remove the line, or choose another output_dir"
-        raise DataError(told, path=str(file), line=number)
-    return found
+        alarm = None
+    if alarm is None or type(alarm.step) is not int:
+        message = f"expected an alarm of a step, got {line.strip()[:60]!r}; remove the line, or choose another output_dir"
+        raise DataError(message, path=str(file), line=number)
+    return alarm
 
 
-def _line(finding: Finding) -> str:
+def _line(alarm: RaisedAlarm) -> str:
     row = {
-        "step": finding.step,
-        "alarm": finding.alarm,
-        "action": finding.action.value,
-        "message": finding.message,
+        "step": alarm.step,
+        "alarm": alarm.alarm,
+        "action": alarm.action.value,
+        "message": alarm.message,
     }
     return json.dumps(row) + "\n"
 

@@ -21,7 +21,7 @@ AGENT_FILE = "agent.yaml"
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class RunCheckpoints:
     """Where the checkpoints of a run stand.
 
     Attributes:
@@ -35,7 +35,7 @@ class Source:
     step: int | None = None
 
 
-def source_of(path: Path) -> Source:
+def source_of(path: Path) -> RunCheckpoints:
     """Find the checkpoints of the output folder of an `afm rl`, of a folder of ``global_step_N``, or of one such.
 
     Raises:
@@ -52,7 +52,7 @@ def source_of(path: Path) -> Source:
         expected = "expected the output_dir of an `afm rl`, or verl's folder of checkpoints (trainer.default_local_dir)"
         raise ConfigError(f"{path}: no checkpoint (global_step_N) in it; {expected}")
     ours = checkpoints.name == CHECKPOINT_DIR and (checkpoints.parent / AGENT_FILE).is_file()
-    return Source(checkpoints.parent if ours else checkpoints, checkpoints, step)
+    return RunCheckpoints(checkpoints.parent if ours else checkpoints, checkpoints, step)
 
 
 def export(path: Path, step: int | None = None, out: Path | None = None, agent: str | None = None) -> Path:
@@ -92,7 +92,7 @@ def prompts_of(run: Path) -> PromptRecord | None:
     return PromptRecord.load(file) if file.is_file() else None
 
 
-def _chosen(source: Source, step: int | None) -> int:
+def _chosen(source: RunCheckpoints, step: int | None) -> int:
     steps = exportable_steps(source.checkpoints)
     if not steps:
         raise ConfigError(

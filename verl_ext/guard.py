@@ -67,7 +67,7 @@ class GroupFate(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class SampleGroup:
     """The samples of one prompt: each a mapping of facts (reward parts, counts, ``abstained``)."""
 
     samples: Sequence[Mapping[str, Any]]
@@ -106,7 +106,7 @@ class Entry:
     """A finished group, what becomes of it, and why a sample of it has no score."""
 
     fate: GroupFate
-    group: Group
+    group: SampleGroup
     evidence: str = ""
 
 
@@ -142,7 +142,7 @@ class GroupLedger:
         self.trained = self.waiting = self.settled = frozenset()
         self.filled = 0
 
-    def add(self, uid: str, group: Group, evidence: str = "") -> GroupFate:
+    def add(self, uid: str, group: SampleGroup, evidence: str = "") -> GroupFate:
         """Note a finished group and say what becomes of it; ``evidence``: why a sample has no score."""
         fate = group.fate(self.metric, self.expected)
         self.entries[uid] = Entry(fate, group, evidence)

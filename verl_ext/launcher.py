@@ -20,8 +20,7 @@ from afm.errors import AfmError, UsageError
 from afm.planning.gpu_software import has_gpu
 from afm.planning.published import preset_lines
 from afm.processes import follow_parent
-from verl_ext import processes
-from verl_ext.alarms import ALARMS_FILE, Action, Finding, Watch
+from verl_ext.alarms import ALARMS_FILE, AlarmAction, RaisedAlarm, Watch
 from verl_ext.checkpoints import (
     CHECKPOINT_DIR,
     CHECKPOINT_REQUEST,
@@ -45,10 +44,10 @@ from verl_ext.failures import (
 from verl_ext.kept_episodes import forget_after
 from verl_ext.metrics import METRICS_FILE, MetricsLog, progress_line, read_metrics
 from verl_ext.plan import check_files, command, environment, obstacles, total_steps, trainer_environment
+from verl_ext.processes import ALARMED, ProcessBook, Trainer, scratch_folder
 from verl_ext.prompts import keep_prompts, rl_prompts
-from verl_ext.ray_watch import Patience
+from verl_ext.ray_watch import TrainerPatience
 from verl_ext.settings import SETTINGS_FILE, RlSettings, as_plain, load_settings
-from verl_ext.trainer import ALARMED, Trainer, scratch_folder
 
 LOG_FILE = "training.log"
 PROCESS_FILE = "processes.json"
@@ -110,7 +109,7 @@ class Run:
         self._checkpoints = self._out / CHECKPOINT_DIR
         self._model = self._out / MODEL_DIR
         self._routes = settings.routes()
-        self._stopped_by: Finding | None = None
+        self._stopped_by: RaisedAlarm | None = None
 
     def start(self) -> int:
         """Train what is left to train, then export the model."""
@@ -123,7 +122,7 @@ class Run:
         print(self._prompts, flush=True)
         self._out.mkdir(parents=True, exist_ok=True)
         with scratch_folder() as scratch:
-            book = processes.ProcessBook(self._out / PROCESS_FILE)
+            book = ProcessBook(self._out / PROCESS_FILE)
             ended = book.claim(scratch)
             if ended:
                 print(f"ended {ended} processes that an earlier start left over")
@@ -143,7 +142,7 @@ class Run:
         MetricsLog(self._out, step)
         return 0
 
-    def _train(self, scratch: Path, book: processes.ProcessBook, step: int, total: int) -> int:
+    def _train(self, scratch: Path, book: ProcessBook, step: int, total: int) -> int:
         words, config = command(self._settings, str(scratch), total)
         self._write_settings(keep_prompts(self._prompts, self._out, step))
         forget_failures(self._out, step)
@@ -157,7 +156,7 @@ class Run:
         log = self._out / LOG_FILE
         begin = log.stat().st_size if log.exists() else 0
         with Trainer(words, trainer_environment(self._settings), self._out / LOG_FILE) as trainer:
-            patience = Patience(
+            patience = TrainerPatience(
                 self._out,
                 start_timeout_s=self._settings.start_timeout_s,
                 loss_grace_s=self._settings.loss_grace_s,
@@ -188,22 +187,22 @@ class Run:
         )
 
     def _report(self, watch: Watch, row: Mapping[str, Any], total: int) -> bool:
-        """Tell a step and its alarms; whether the run is to end here, because an alarm stops it and a checkpoint is saved.
+        """Print a step and its alarms; whether the run is to end here, because an alarm stops it and a checkpoint is saved.
 
         The trainer reports a step after it could have saved it: what an alarm asks for is saved at the end of the next one.
         """
         print(progress_line(row, total), flush=True)
-        found = watch.look(row)
-        for finding in found:
-            print(f"alarm {finding.alarm} ({finding.action}): {finding.message}", file=sys.stderr, flush=True)
-        stops = [finding for finding in found if finding.action is Action.STOP]
+        raised = watch.look(row)
+        for alarm in raised:
+            print(f"alarm {alarm.alarm} ({alarm.action}): {alarm.message}", file=sys.stderr, flush=True)
+        stops = [alarm for alarm in raised if alarm.action is AlarmAction.STOP]
         if stops and self._stopped_by is None:
             self._stopped_by = stops[0]
         if row["step"] >= total:
             return False  # nothing is left to stop
         if self._stopped_by and saved_step(self._checkpoints) >= self._stopped_by.step:
             return True
-        if self._stopped_by or any(finding.action is Action.CHECKPOINT for finding in found):
+        if self._stopped_by or any(alarm.action is AlarmAction.CHECKPOINT for alarm in raised):
             (self._out / CHECKPOINT_REQUEST).touch()
         if stops:
             text = "the run ends after the step under way, whose checkpoint is saved first"

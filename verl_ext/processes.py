@@ -1,5 +1,6 @@
-"""Processes of a run: known by id and start time, found again after a crash, ended without touching others.
+"""Processes of a run: the trainer, followed until it ends, and everything it started.
 
+They are known by id and start time, so that a later start finds them after a crash and ends them without touching others.
 Linux only, like verl itself: process tables are read from ``/proc``.
 """
 
@@ -8,14 +9,22 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import shutil
 import signal
+import subprocess
+import tempfile
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from afm.errors import ConfigError
+from afm.processes import die_with_parent
 from afm.runs.atomic import replace_text
+from verl_ext.metrics import MetricsLog
+from verl_ext.ray_watch import TrainerPatience
 
 _SET_CHILD_SUBREAPER = 36
 
@@ -34,8 +43,8 @@ class Process:
     @property
     def alive(self) -> bool:
         """Whether this very process still runs (a zombie does not)."""
-        found = _stat(self.pid)
-        return found is not None and found.started == self.started and found.state not in "ZX"
+        status = _stat(self.pid)
+        return status is not None and status.started == self.started and status.state not in "ZX"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +66,8 @@ def _stat(pid: int) -> _Stat | None:
 
 def this_process() -> Process:
     """The caller."""
-    found = _stat(os.getpid())
-    return Process(os.getpid(), found.started if found else 0)
+    status = _stat(os.getpid())
+    return Process(os.getpid(), status.started if status else 0)
 
 
 def descendants(root: int) -> set[Process]:
@@ -67,17 +76,17 @@ def descendants(root: int) -> set[Process]:
         int(entry.name): _stat(int(entry.name)) for entry in Path("/proc").iterdir() if entry.name.isdigit()
     }
     children: dict[int, list[int]] = {}
-    for pid, found in table.items():
-        if found is not None:
-            children.setdefault(found.parent, []).append(pid)
+    for pid, status in table.items():
+        if status is not None:
+            children.setdefault(status.parent, []).append(pid)
     result: set[Process] = set()
     waiting = list(children.get(root, ()))
     while waiting:
         pid = waiting.pop()
         waiting += children.get(pid, ())
-        found = table[pid]
-        if found is not None and found.state not in "ZX":
-            result.add(Process(pid, found.started))
+        status = table[pid]
+        if status is not None and status.state not in "ZX":
+            result.add(Process(pid, status.started))
     return result
 
 
@@ -105,8 +114,8 @@ def end(processes: Collection[Process], grace_s: float = 5.0) -> int:
 def end_descendants(grace_s: float = 5.0) -> int:
     """End every descendant of the caller; returns how many there were."""
     total = 0
-    while found := descendants(os.getpid()):
-        total += end(found, grace_s)
+    while living := descendants(os.getpid()):
+        total += end(living, grace_s)
     return total
 
 
@@ -181,9 +190,9 @@ class ProcessBook:
 
     def note_descendants(self) -> None:
         """Write down who is there now, if that changed."""
-        found = descendants(os.getpid())
-        if not found <= self._written:
-            self._write(found)
+        living = descendants(os.getpid())
+        if not living <= self._written:
+            self._write(living)
 
     def release(self) -> None:
         """The run has ended and left nothing behind."""
@@ -220,8 +229,100 @@ SCRATCH_PREFIX = "afm-rl-"
 
 
 def _remove_tree(path: Path) -> None:
-    import shutil
-
     # The name is checked because it comes from a file: nothing else may ever be removed.
     if path.name.startswith(SCRATCH_PREFIX):
         shutil.rmtree(path, ignore_errors=True)
+
+
+_SOCKET_ROOM = 40
+"""Longest scratch path below which Ray's sockets (limit: 107 bytes) still fit."""
+_POLL_S = 0.3
+_NOTE_S = 5.0
+_GRACE_S = 20.0
+
+
+ALARMED = 3
+"""Exit status of a run that an alarm stopped."""
+OnStep = Callable[[Mapping[str, Any]], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerExit:
+    """How the trainer ended."""
+
+    status: int
+    interrupted: bool = False
+
+
+class Trainer:
+    """The trainer's process and everything it starts; leaving the block ends whatever is left."""
+
+    def __init__(self, words: Sequence[str], variables: dict[str, str], log: Path) -> None:
+        self._words = words
+        self._variables = variables
+        self._log = log
+        self._asked: int | None = None
+
+    def __enter__(self) -> Trainer:
+        adopt_orphans()
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self._words,
+                env=self._variables,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                # It would train on without anyone to follow it if this process were killed.
+                preexec_fn=die_with_parent,
+            )
+        self._before = {
+            number: signal.signal(number, self._stop) for number in (signal.SIGINT, signal.SIGTERM)
+        }
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._process.poll() is None:
+            self._process.terminate()
+            try:
+                self._process.wait(timeout=_GRACE_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+        end_descendants()
+        self._process.wait()
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _stop(self, number: int, frame: object) -> None:
+        self._asked = number
+
+    def follow(
+        self, metrics: MetricsLog, book: ProcessBook, on_step: OnStep, patience: TrainerPatience
+    ) -> TrainerExit:
+        """Hand on each step's metrics until the trainer ends, ``on_step`` says so, somebody asks us to, or patience ends."""
+        noted = 0.0
+        while True:
+            status = self._process.poll()
+            for row in metrics.follow():
+                if on_step(row):
+                    return TrainerExit(ALARMED)
+            if status is not None:
+                return TrainerExit(status if status >= 0 else 128 - status)
+            if self._asked is not None:
+                return TrainerExit(128 + self._asked, interrupted=True)
+            if patience.ended:
+                return TrainerExit(1)
+            if time.monotonic() - noted > _NOTE_S:
+                book.note_descendants()
+                noted = time.monotonic()
+            time.sleep(_POLL_S)
+
+
+@contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """A folder for Ray's sockets and logs, removed afterwards."""
+    parent = tempfile.gettempdir()
+    if len(parent) + len(SCRATCH_PREFIX) + 8 > _SOCKET_ROOM:
+        parent = "/tmp"
+    with tempfile.TemporaryDirectory(prefix=SCRATCH_PREFIX, dir=parent, ignore_cleanup_errors=True) as folder:
+        yield Path(folder)

@@ -241,12 +241,12 @@ def watch(config: Any) -> RayWatch:
     import ray
 
     write_started(output_dir, os.getpid(), ray.util.get_node_ip_address())
-    found = RayWatch(output_dir, **settings)
-    found.start()
-    return found
+    run_watch = RayWatch(output_dir, **settings)
+    run_watch.start()
+    return run_watch
 
 
-class Patience:
+class TrainerPatience:
     """How long a launcher waits for a trainer that shows no sign of life.
 
     Args:

@@ -26,9 +26,9 @@ from verl_ext.guard import (
     PARTS,
     SOURCE,
     EpisodesFailedError,
-    Group,
     GroupFate,
     GroupLedger,
+    SampleGroup,
     ShortBatch,
     refuse_non_finite,
 )
@@ -217,7 +217,7 @@ class _Guarded(ReplayBuffer):
         self._episodes += len(group)
         planned = self._options.train_batch_size * self._options.samples_per_prompt
         self._bound_failures(self._failed, max(planned, self._episodes))  # group filtering may roll out more
-        samples = Group(list(group.values()))
+        samples = SampleGroup(list(group.values()))
         try:
             fate = self._ledger.add(uid, samples, self._evidence.pop(uid, ""))
         except KeyError as error:

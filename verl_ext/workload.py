@@ -35,7 +35,7 @@ class Placement:
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class RolloutEngine:
     """The rollout engines.
 
     Attributes:
@@ -75,7 +75,7 @@ class Workload:
     """
 
     hardware: Hardware
-    engine: Engine
+    engine: RolloutEngine
     actor: Placement
     reference: Placement | None
     critic: Placement | None
@@ -215,8 +215,8 @@ _SIZES = (
 _SHARE = "actor_rollout_ref.rollout.gpu_memory_utilization"
 
 
-def _engine(rollout: Any, *, separate: bool) -> Engine:
-    return Engine(
+def _engine(rollout: Any, *, separate: bool) -> RolloutEngine:
+    return RolloutEngine(
         name=rollout.name,
         own_gpus=rollout.nnodes * rollout.n_gpus_per_node if separate else None,
         tensor_parallel=rollout.tensor_model_parallel_size,

@@ -1,4 +1,4 @@
-"""What the published system trains with, laid over a recipe of ours: ``preset=script|paper|ours``.
+"""What the published system trains with, applied to a recipe of ours: ``preset=script|paper|ours``.
 
 The facts stand in ``published.yaml``, each with the line of the published repository or the topic of the paper that says so.
 """
@@ -22,7 +22,7 @@ FACTS_FILE = Path(__file__).with_suffix(".yaml")
 Kind = Literal["rl", "sft", "eval", "tools"]
 
 
-class Source(StrEnum):
+class PresetSource(StrEnum):
     """Whose settings a recipe takes."""
 
     OURS = "ours"
@@ -32,8 +32,8 @@ class Source(StrEnum):
     PAPER = "paper"
 
 
-class Fact(Settings):
-    """What the sources say about one key of a recipe; a source that was not given says nothing.
+class PublishedSetting(Settings):
+    """What the sources say about one key of a recipe; a source without a value says nothing.
 
     Attributes:
         script: The value in the published repository.
@@ -52,11 +52,11 @@ class Fact(Settings):
     def _one_or_many(cls, value: Any) -> tuple[str, ...]:
         return tuple(map(str, value)) if isinstance(value, list) else (str(value),)
 
-    def said(self) -> dict[Source, Any]:
+    def said(self) -> dict[PresetSource, Any]:
         """The values by source, of those that say something."""
         return {
             source: getattr(self, source)
-            for source in (Source.SCRIPT, Source.PAPER)
+            for source in (PresetSource.SCRIPT, PresetSource.PAPER)
             if source in self.model_fields_set
         }
 
@@ -74,7 +74,7 @@ class PublishedRecipe(Settings):
     section: str = ""
     like: str = ""
     apart: tuple[str, ...] = ()
-    facts: dict[str, Fact] = Field(default_factory=dict)
+    facts: dict[str, PublishedSetting] = Field(default_factory=dict)
 
 
 class Published(Settings):
@@ -91,14 +91,14 @@ class Published(Settings):
 
     def recipes(self, kind: Kind) -> dict[str, PublishedRecipe]:
         """The recipes of a kind, each with the facts that it takes from another one."""
-        given: dict[str, PublishedRecipe] = getattr(self, kind)
-        return {name: _whole(given, recipe) for name, recipe in given.items()}
+        recipes: dict[str, PublishedRecipe] = getattr(self, kind)
+        return {name: _whole(recipes, recipe) for name, recipe in recipes.items()}
 
 
-def _whole(given: Mapping[str, PublishedRecipe], recipe: PublishedRecipe) -> PublishedRecipe:
+def _whole(recipes: Mapping[str, PublishedRecipe], recipe: PublishedRecipe) -> PublishedRecipe:
     if not recipe.like:
         return recipe
-    base = given[recipe.like]
+    base = recipes[recipe.like]
     facts = {key: fact for key, fact in base.facts.items() if key not in recipe.apart}
     for key, own in recipe.facts.items():
         changed = {name: getattr(own, name) for name in own.model_fields_set}
@@ -115,7 +115,7 @@ def published() -> Published:
 
 
 @dataclass(frozen=True, slots=True)
-class Preset:
+class AppliedPreset:
     """The settings that a source gave a recipe.
 
     Attributes:
@@ -124,18 +124,18 @@ class Preset:
         values: Key of the recipe to value; what the user set stays out.
     """
 
-    source: Source
+    source: PresetSource
     recipe: str
     values: dict[str, Any]
 
     def as_dict(self) -> dict[str, Any]:
         """For the settings of a run."""
-        revision = {"revision": published().revision} if self.source is Source.SCRIPT else {}
+        revision = {"revision": published().revision} if self.source is PresetSource.SCRIPT else {}
         return {"source": self.source.value, **revision, "recipe": self.recipe, "values": self.values}
 
 
 def preset_lines(taken: Mapping[str, Any]) -> list[str]:
-    """What :meth:`Preset.as_dict` says, for a person: one line a setting, none without a preset."""
+    """What :meth:`AppliedPreset.as_dict` says, for a person: one line a setting, none without a preset."""
     if not taken:
         return []
     values = taken["values"]
@@ -145,7 +145,7 @@ def preset_lines(taken: Mapping[str, Any]) -> list[str]:
 
 def take_preset(
     data: dict[str, Any], kind: Literal["rl", "sft"], path: Path, overrides: Sequence[str]
-) -> tuple[list[str], Preset | None]:
+) -> tuple[list[str], AppliedPreset | None]:
     """Lay the settings that ``preset`` asks for over ``data``, in place.
 
     ``preset`` stands in the file or among the overrides: ``script``, ``paper``, ``ours``, or ``script:NAME`` for a recipe
@@ -164,21 +164,21 @@ def take_preset(
             asked = override.partition("=")[2].strip()
         else:
             rest.append(override)
-    source, _, named = str(asked or Source.OURS).partition(":")
-    if source not in set(Source):
+    source, _, named = str(asked or PresetSource.OURS).partition(":")
+    if source not in set(PresetSource):
         raise ConfigError(
-            f"preset: got {asked!r}, expected script, paper or ours; {suggestion(source, [one.value for one in Source])}"
+            f"preset: got {asked!r}, expected script, paper or ours; {suggestion(source, list(PresetSource))}"
         )
-    if source == Source.OURS:
+    if source == PresetSource.OURS:
         return rest, None
     name = named or path.stem
-    values = _values(kind, name, Source(source))
+    values = _values(kind, name, PresetSource(source))
     _lay(data, values)
     kept = {key: value for key, value in values.items() if not _typed(key, rest)}
-    return rest, Preset(Source(source), name, kept)
+    return rest, AppliedPreset(PresetSource(source), name, kept)
 
 
-def _values(kind: Literal["rl", "sft"], name: str, source: Source) -> dict[str, Any]:
+def _values(kind: Literal["rl", "sft"], name: str, source: PresetSource) -> dict[str, Any]:
     recipes = published().recipes(kind)
     if name not in recipes:
         raise ConfigError(
@@ -197,8 +197,8 @@ def _values(kind: Literal["rl", "sft"], name: str, source: Source) -> dict[str, 
 
 def _lay(data: dict[str, Any], values: dict[str, Any]) -> None:
     """Write ``values`` into ``data``, and drop those of tools that the recipe does not have."""
-    given = {key: value for key, value in values.items() if not key.startswith("tools.")}
-    words = [f"{key}={json.dumps(value)}" for key, value in given.items()]
+    settings = {key: value for key, value in values.items() if not key.startswith("tools.")}
+    words = [f"{key}={json.dumps(value)}" for key, value in settings.items()]
     for place in ("rewards", "tools"):
         read_in_place(data, place, [f"{key}=" for key in values])
     routes = [route for route in dict(data.get("agents") or {}).values() if isinstance(route, dict)]
@@ -213,7 +213,7 @@ def _lay(data: dict[str, Any], values: dict[str, Any]) -> None:
 
 
 def _lay_on_tools(place: dict[str, Any], values: Mapping[str, Any]) -> list[str]:
-    """Write the settings of tools into the tools that ``place`` declares; returns the keys that were found."""
+    """Write the settings of tools into the tools that ``place`` declares; returns the keys that were set."""
     tools = place.get("tools")
     if isinstance(tools, str):
         place["tools"] = tools = read_file(Path(tools), "tools settings")
@@ -230,4 +230,4 @@ def _lay_on_tools(place: dict[str, Any], values: Mapping[str, Any]) -> list[str]
 def _typed(key: str, overrides: Sequence[str]) -> bool:
     """Whether the user set ``key``, something in it, or all around it."""
     typed = [override_key(override) for override in overrides]
-    return any(f"{key}.".startswith(f"{one}.") or f"{one}.".startswith(f"{key}.") for one in typed)
+    return any(f"{key}.".startswith(f"{name}.") or f"{name}.".startswith(f"{key}.") for name in typed)

@@ -11,7 +11,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from afm.configuration import read_extended, read_file
-from afm.planning.published import Fact, Kind, PublishedRecipe, Source, published
+from afm.planning.published import Kind, PresetSource, PublishedRecipe, PublishedSetting, published
 from afm.rewards import RewardSettings
 from llamafactory_patch.config import resolve
 from verl_ext.compose import compose, overrides_of
@@ -121,10 +121,12 @@ def _table(kind: Kind, name: str, recipe: PublishedRecipe) -> Iterator[str]:
         yield from ("", *reasons)
 
 
-def _row(key: str, ours: Any, fact: Fact) -> str:
+def _row(key: str, ours: Any, fact: PublishedSetting) -> str:
     said = fact.said()
     mark = "**" if any(value != ours for value in said.values()) else ""
-    script, paper = (_cell(said.get(source, _MISSING)) for source in (Source.SCRIPT, Source.PAPER))
+    script, paper = (
+        _cell(said.get(source, _MISSING)) for source in (PresetSource.SCRIPT, PresetSource.PAPER)
+    )
     lines = ", ".join(_place(place.partition(" ")[0]) for place in fact.at)
     return f"| `{key}` | {mark}{_cell(ours)}{mark} | {script} | {lines or _UNSAID} | {paper} |"
 

@@ -11,7 +11,14 @@ import pytest
 from published_repository import needs_repository, published_text
 
 from afm.errors import ConfigError
-from afm.planning.published import Fact, PublishedRecipe, Source, preset_lines, published, take_preset
+from afm.planning.published import (
+    PresetSource,
+    PublishedRecipe,
+    PublishedSetting,
+    preset_lines,
+    published,
+    take_preset,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -101,7 +108,7 @@ def published_lines(path: str) -> list[str]:
     return published_text(path).splitlines()
 
 
-def faults(recipe: PublishedRecipe, key: str, fact: Fact) -> Iterator[str]:
+def faults(recipe: PublishedRecipe, key: str, fact: PublishedSetting) -> Iterator[str]:
     """What the published files do not say as the fact has it."""
     script = "\n".join(published_lines(recipe.file))
     for place in fact.at:
@@ -112,7 +119,7 @@ def faults(recipe: PublishedRecipe, key: str, fact: Fact) -> Iterator[str]:
                 yield f"{recipe.file} sets {key}"
             continue
         text = published_lines(published().files[file] if colon else recipe.file)[int(line) - 1]
-        value = fact.said()[Source.SCRIPT]
+        value = fact.said()[PresetSource.SCRIPT]
         plain = str(value).lower() if isinstance(value, bool) else str(value).replace("e-0", "e-")
         if not re.search(rf"(?<![\w.]){re.escape(word or plain)}(?![\w.])", text):
             yield f"{place}: {text.strip()!r}, expected {word or plain}"
@@ -134,5 +141,5 @@ def test_every_fact_of_the_scripts_has_its_line_and_every_one_of_the_paper_its_t
         for name, recipe in published().recipes(kind).items():
             for key, fact in recipe.facts.items():
                 assert fact.said(), (name, key)
-                assert Source.SCRIPT not in fact.said() or fact.at, (name, key)
-                assert Source.PAPER not in fact.said() or recipe.section, (name, key)
+                assert PresetSource.SCRIPT not in fact.said() or fact.at, (name, key)
+                assert PresetSource.PAPER not in fact.said() or recipe.section, (name, key)

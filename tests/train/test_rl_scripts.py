@@ -16,7 +16,7 @@ from afm.models.tiny import create_tiny_model, train_tokenizer
 from afm.rewards import Sample
 from afm.rewards.overlong import OverlongPenalty
 from afm.trajectory.types import Author, Segment
-from verl_ext.guard import Group, GroupFate
+from verl_ext.guard import GroupFate, SampleGroup
 from verl_ext.judging import reward_settings
 from verl_ext.plan import command
 from verl_ext.settings import RlSettings, load_settings
@@ -218,7 +218,7 @@ def test_groups_are_not_kept_for_their_lengths_alone() -> None:
     wrong = [{"acc": 0.0, "score": -0.5, "abstained": 0.0}, {"acc": 0.0, "score": 0.0, "abstained": 0.0}]
     for path in (ROOT / "configs/rl").glob("*_dapo_*.yaml"):
         metric = composed(path)[1].algorithm.filter_groups.metric
-        assert Group(wrong).fate(metric, expected=2) is GroupFate.ALIKE
+        assert SampleGroup(wrong).fate(metric, expected=2) is GroupFate.ALIKE
 
 
 def test_the_tiny_twin_keeps_the_recipe_of_the_large_one() -> None:

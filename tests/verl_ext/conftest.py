@@ -9,7 +9,7 @@ import pytest
 
 from afm.models.tiny import train_tokenizer
 from afm.planning import Hardware
-from verl_ext.workload import Engine, Placement, Workload
+from verl_ext.workload import Placement, RolloutEngine, Workload
 
 TEXTS = [
     "Tom has 12 coins. Tom finds 13 more. How many coins does Tom have?",
@@ -82,7 +82,7 @@ def workload() -> Workload:
     """A small run: 2 nodes of 4 GPUs, engines of 2, data ranks of 2, DAPO on samples of up to 100 + 900 tokens."""
     return Workload(
         hardware=Hardware(nodes=2, gpus=4, gpu_gib=80.0),
-        engine=Engine(
+        engine=RolloutEngine(
             name="sglang", own_gpus=None, tensor_parallel=2, data_parallel=1, memory_share=0.5, model_len=1000, sequences=256,
             sleeps=True,
         ),

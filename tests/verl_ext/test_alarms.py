@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from afm.errors import DataError
-from verl_ext.alarms import Action, Alarms, Watch, read_findings
+from verl_ext.alarms import AlarmAction, Alarms, Watch, read_alarms
 
 Row = dict[str, Any]
 SOUND: Row = {
@@ -78,11 +78,11 @@ def test_messages_say_what_was_seen_and_findings_are_kept(tmp_path: Path) -> Non
     watch = Watch(Alarms(failed_tools={"steps": 1, "action": "stop"}), [], file)
     [found] = watch.look(SOUND | {"step": 7, "tool_failures": 1.0})
     assert "50% of the tool calls fail" in found.message
-    assert found.action is Action.STOP
-    assert read_findings(file) == [found]
+    assert found.action is AlarmAction.STOP
+    assert read_alarms(file) == [found]
     with file.open("a") as half:
         half.write('{"step": 8')
-    assert read_findings(file) == [found]
+    assert read_alarms(file) == [found]
 
 
 @pytest.mark.parametrize(
@@ -107,9 +107,9 @@ def test_a_run_that_goes_on_forgets_what_it_does_again_and_remembers_the_rest(tm
     for step in range(1, 5):
         first.look((SOUND if step == 3 else bad) | {"step": step})
     first.look(bad | {"step": 5})
-    assert [found.step for found in read_findings(file)] == [2, 5]
+    assert [found.step for found in read_alarms(file)] == [2, 5]
     again = Watch(alarms, [bad | {"step": 1}, bad | {"step": 2}, bad | {"step": 3}, bad | {"step": 4}], file)
-    assert [found.step for found in read_findings(file)] == [2]
+    assert [found.step for found in read_alarms(file)] == [2]
     assert again.look(bad | {"step": 5}) == []
 
 

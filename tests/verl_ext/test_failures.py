@@ -31,7 +31,7 @@ from verl_ext.failures import (
     write_loss,
     write_started,
 )
-from verl_ext.ray_watch import Patience
+from verl_ext.ray_watch import TrainerPatience
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_the_first_loss_is_kept_until_the_next_start(tmp_path: Path) -> None:
 
 
 def test_a_trainer_that_never_starts_is_given_up(tmp_path: Path) -> None:
-    patience = Patience(tmp_path, start_timeout_s=0.2, loss_grace_s=5)
+    patience = TrainerPatience(tmp_path, start_timeout_s=0.2, loss_grace_s=5)
     assert not patience.ended
     time.sleep(0.25)
     assert patience.ended
@@ -214,7 +214,7 @@ def test_a_trainer_that_never_starts_is_given_up(tmp_path: Path) -> None:
 
 
 def test_a_started_trainer_may_take_its_time_unless_it_lost_something_long_ago(tmp_path: Path) -> None:
-    patience = Patience(tmp_path, start_timeout_s=0, loss_grace_s=5)
+    patience = TrainerPatience(tmp_path, start_timeout_s=0, loss_grace_s=5)
     (tmp_path / STARTED_FILE).touch()
     assert not patience.ended
     (tmp_path / LOSS_FILE).write_text(json.dumps({"lost": "lost a"}))

@@ -1,12 +1,14 @@
 import pytest
 
-from verl_ext.guard import Group, GroupFate, GroupLedger, GroupsAlikeError, ShortBatch
+from verl_ext.guard import GroupFate, GroupLedger, GroupsAlikeError, SampleGroup, ShortBatch
 from verl_ext.metrics import documented, validation_means
 
 
-def group(*scores: float, abstained: int = 0) -> Group:
+def group(*scores: float, abstained: int = 0) -> SampleGroup:
     void = [{"acc": 0.0, "abstained": 1.0}] * abstained
-    return Group([*({"acc": score, "abstained": 0.0, "tool_calls": 2 * score} for score in scores), *void])
+    return SampleGroup(
+        [*({"acc": score, "abstained": 0.0, "tool_calls": 2 * score} for score in scores), *void]
+    )
 
 
 def ledger(**changes: object) -> GroupLedger:
@@ -17,7 +19,7 @@ def ledger(**changes: object) -> GroupLedger:
     return made
 
 
-def add(book: GroupLedger, group: Group, evidence: str = "") -> GroupFate:
+def add(book: GroupLedger, group: SampleGroup, evidence: str = "") -> GroupFate:
     return book.add(f"group {len(book.entries)}", group, evidence)
 
 
@@ -31,10 +33,10 @@ def add(book: GroupLedger, group: Group, evidence: str = "") -> GroupFate:
         (group(1, 0, abstained=2), GroupFate.KEPT),
         (group(1, abstained=3), GroupFate.VOID),
         (group(abstained=4), GroupFate.VOID),
-        (Group([]), GroupFate.VOID),
+        (SampleGroup([]), GroupFate.VOID),
     ],
 )
-def test_a_group_is_kept_when_its_scored_samples_differ(samples: Group, fate: GroupFate) -> None:
+def test_a_group_is_kept_when_its_scored_samples_differ(samples: SampleGroup, fate: GroupFate) -> None:
     assert samples.fate("acc", expected=4) is fate
 
 
@@ -134,7 +136,7 @@ def test_a_new_step_starts_from_nothing() -> None:
 def test_tokens_of_groups_that_are_not_trained_on_are_counted() -> None:
     book = ledger()
     for uid, score in (("taken", 0.0), ("alike", 1.0), ("too many", 0.0)):
-        book.add(uid, Group([{"acc": 1.0, "agent_tokens": 10.0}, {"acc": score, "agent_tokens": 10.0}]))
+        book.add(uid, SampleGroup([{"acc": 1.0, "agent_tokens": 10.0}, {"acc": score, "agent_tokens": 10.0}]))
     book.settle(trained=["taken"], waiting=[])
     found = book.metrics()
     assert (found["groups/agent_tokens"], found["groups/unused_share"]) == (60, pytest.approx(2 / 3))
@@ -195,7 +197,7 @@ def test_parts_of_the_reward_are_reported_by_source() -> None:
     rows = [("nq", 1.0, 1.0), ("nq", 0.0, 1.0), ("hle", 0.0, 0.0)]
     add(
         book,
-        Group(
+        SampleGroup(
             [{"data_source": name, "acc": acc, "correct": acc, "format": form} for name, acc, form in rows]
         ),
     )
@@ -217,8 +219,10 @@ def test_facts_and_groups_are_reported_by_agent() -> None:
     book = GroupLedger(metric="acc", batch_groups=2, expected=2)
     book.start(1)
 
-    def samples(agent: str, *solved: float) -> Group:
-        return Group([{"agent": agent, "acc": one, "score": one, "tool_calls": 3 * one} for one in solved])
+    def samples(agent: str, *solved: float) -> SampleGroup:
+        return SampleGroup(
+            [{"agent": agent, "acc": one, "score": one, "tool_calls": 3 * one} for one in solved]
+        )
 
     book.add("u1", samples("code", 1.0, 0.0))
     book.add("u2", samples("math", 1.0, 1.0))

@@ -23,9 +23,8 @@ from afm.trajectory.io import load_advantages
 from verl_ext.alarms import ALARMS_FILE, read_findings
 from verl_ext.checkpoints import CHECKPOINT_REQUEST, saved_step
 from verl_ext.kept_episodes import episodes_file
-from verl_ext.processes import descendants, end
+from verl_ext.processes import ALARMED, descendants, end
 from verl_ext.settings import load_settings
-from verl_ext.trainer import ALARMED
 
 pytest.importorskip("verl")
 pytestmark = pytest.mark.slow
