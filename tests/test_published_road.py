@@ -21,8 +21,8 @@ from afm.datasets.hub_sets import HubSets, read_hub_sets
 from afm.datasets.readers import READERS
 from afm.datasets.sources import Product
 from afm.distill.filters.base import draw, origin_of
-from afm.distill.filters.complexity import ComplexityFilter, ComplexitySettings
 from afm.distill.filters.plan import load_plan
+from afm.distill.filters.rules import ComplexityFilter, ComplexitySettings
 from afm.errors import ConfigError, DataError, EngineError, UsageError
 from afm.evaluation.benchmarks import BENCHMARKS, CODE, TOTALS
 from afm.evaluation.config import EvalConfig

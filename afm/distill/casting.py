@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from afm.agents import AgentSpec, RoleKind
 from afm.agents.spec import START
-from afm.distill.filters.correction import checking_role
+from afm.distill.filters.rules import checking_role
 from afm.errors import ConfigError
 
 

@@ -7,7 +7,7 @@ from typing import Protocol
 from afm.agents import AgentSpec
 from afm.distill.checking_team import CheckingWikiTeam
 from afm.distill.collect import Team
-from afm.distill.filters.correction import checking_role
+from afm.distill.filters.rules import checking_role
 from afm.distill.merge import RoleMap
 from afm.distill.team import ScriptedMathTeam
 from afm.distill.wiki_team import ScriptedWikiTeam

@@ -37,8 +37,8 @@ from afm.distill.queries import (
     select_queries,
 )
 from afm.distill.queries.askers import sample_seed
-from afm.distill.queries.log import SampleLog
-from afm.distill.queries.overlap import question_key
+from afm.distill.queries.sampling import SampleLog
+from afm.distill.queries.select import question_key
 from afm.errors import AfmError, ConfigError, DataError, EngineError, RewardError
 from afm.models import SamplingParams
 from afm.models.scripted import ScriptedModel

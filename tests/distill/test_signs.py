@@ -1,8 +1,7 @@
 import pytest
 
-from afm.distill.filters.contamination import _words
+from afm.distill.filters.contamination import _words, with_marks
 from afm.distill.queries import question_key
-from afm.distill.signs import with_marks
 
 OTHERS = [
     ("Compute $3+2$.", "Compute $3-2$."),

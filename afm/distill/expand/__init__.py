@@ -3,8 +3,7 @@
 from afm.distill.expand.passages import Passage, groups, read_passages
 from afm.distill.expand.run import ExpandSummary, expand_corpus, expand_web
 from afm.distill.expand.settings import ExpandSettings, read_expansion
-from afm.distill.expand.team import ExpandTeam
-from afm.distill.expand.web import WebExpandTeam
+from afm.distill.expand.team import ExpandTeam, WebExpandTeam
 
 __all__ = [
     "ExpandSettings",

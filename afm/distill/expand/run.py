@@ -16,8 +16,7 @@ from afm.distill.attempts import final_attempts
 from afm.distill.collect import collect
 from afm.distill.expand.passages import Passage, groups, read_passages
 from afm.distill.expand.settings import ExpandSettings
-from afm.distill.expand.team import ExpandTeam, Outcome
-from afm.distill.expand.web import WebExpandTeam, read_topics
+from afm.distill.expand.team import ExpandTeam, Outcome, WebExpandTeam, read_topics
 from afm.distill.record import EventKind, EventLog, Spent
 from afm.distill.run import settings_of, settle
 from afm.runs.atomic import replace_text

@@ -1,21 +1,26 @@
 """What decides whether a trajectory is good enough to learn from: stages with a reason per dropped row."""
 
-from afm.distill.filters.agent_rules import FormatFilter
-from afm.distill.filters.base import Filter, Rule, dropped, segments_of
-from afm.distill.filters.complexity import ComplexityFilter, ComplexitySettings
+from afm.distill.filters.base import Filter, Rule, dropped, run_filters, segments_of
 from afm.distill.filters.contamination import ContaminationFilter, ContaminationSettings
-from afm.distill.filters.correction import Correction, CorrectionSettings
 from afm.distill.filters.funnel import Funnel, FunnelStage
-from afm.distill.filters.language import LanguageFilter, LanguageSettings
-from afm.distill.filters.length import LengthFilter, LengthSettings
 from afm.distill.filters.near_duplicates import NearDuplicateSettings
 from afm.distill.filters.plan import FilterPlan, build_stages, load_plan
-from afm.distill.filters.quality import QualityFilter, QualitySettings
-from afm.distill.filters.reflection import ReflectionFilter, ReflectionSettings
-from afm.distill.filters.repetition import RepetitionFilter, RepetitionSettings
+from afm.distill.filters.quality import LanguageFilter, LanguageSettings, QualityFilter, QualitySettings
+from afm.distill.filters.rules import (
+    ComplexityFilter,
+    ComplexitySettings,
+    Correction,
+    CorrectionSettings,
+    FormatFilter,
+    LengthFilter,
+    LengthSettings,
+    ReflectionFilter,
+    ReflectionSettings,
+    RepetitionFilter,
+    RepetitionSettings,
+)
 from afm.distill.filters.run import FilterSummary, filter_files
 from afm.distill.filters.sensitive import PersonalSettings, SecretSettings, SensitiveFilter
-from afm.distill.filters.stream import run_filters
 
 __all__ = [
     "ComplexityFilter",

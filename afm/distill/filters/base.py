@@ -1,10 +1,12 @@
-"""What a filter is, and the few words that all of them share."""
+"""What a filter is, the few words that all of them share, and :func:`run_filters` for records at hand."""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Protocol, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict
@@ -142,3 +144,22 @@ def draw(seed: int, purpose: str, identity: str) -> float:
 def noted(record: Record, facts: Mapping[str, object]) -> dict[str, object]:
     """The record's provenance with more facts in it."""
     return {**record.provenance, **facts}
+
+
+async def run_filters(
+    records: Iterable[Record], filters: Sequence[Filter], *, parallel: int = 32
+) -> AsyncIterator[Record]:
+    """Stream every record through the filters, in order, ``parallel`` at a time; dropped ones come out too."""
+    rows = iter(records)
+    while batch := list(islice(rows, parallel)):
+        for record in await asyncio.gather(*(pass_filters(record, filters) for record in batch)):
+            yield record
+
+
+async def pass_filters(record: Record, filters: Sequence[Filter]) -> Record:
+    """One record through the filters, until one drops it."""
+    for stage in filters:
+        if not record.kept:
+            return record
+        record = await stage.check(record)
+    return record

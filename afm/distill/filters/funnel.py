@@ -1,12 +1,15 @@
-"""How many rows each stage leaves."""
+"""How many rows each stage leaves, as counts and as a picture."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from afm.errors import MissingExtraError
+from afm.runs.atomic import replacing
 from afm.trajectory.record import Record
 
 EARLIER = "earlier run: "
@@ -103,3 +106,43 @@ class Funnel:
         """The funnel that :meth:`as_json` wrote."""
         dropped = Counter({stage["name"]: stage["dropped"] for stage in data["stages"] if stage["dropped"]})
         return cls(data["seen"], data["kept"], dropped, data["copies"], order)
+
+
+_KEPT, _DROPPED = "#2a6f97", "#e0e4e8"
+
+
+def draw_funnel(funnel: Funnel, path: Path, title: str) -> None:
+    """Write a PNG with a bar a stage: what it left, and in grey what it dropped.
+
+    Raises:
+        MissingExtraError: ``matplotlib`` is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingExtraError("matplotlib", "filters") from error
+    stages = list(funnel.stages())
+    names = ["read", *(stage.name.replace("_", " ") for stage in stages)]
+    left = [funnel.seen, *(stage.left for stage in stages)]
+    lost = [0, *(stage.dropped for stage in stages)]
+    if funnel.copies:
+        names.append("with copies")
+        left.append(funnel.kept + funnel.copies)
+        lost.append(0)
+    figure = Figure(figsize=(8, 1.2 + 0.38 * len(names)), layout="constrained")
+    axes = figure.add_subplot()
+    places = range(len(names))
+    axes.barh(places, left, color=_KEPT)
+    axes.barh(places, lost, left=left, color=_DROPPED)
+    for place, kept, gone in zip(places, left, lost, strict=True):
+        axes.text(
+            kept + gone, place, f" {kept:,}" + (f"  (-{gone:,})" if gone else ""), va="center", fontsize=9
+        )
+    axes.set_yticks(places, names)
+    axes.invert_yaxis()
+    axes.set_xlim(0, max(*left, 1) * 1.25)
+    axes.set_xlabel("trajectories")
+    axes.set_title(title, fontsize=11)
+    axes.spines[["top", "right"]].set_visible(False)
+    with replacing(path) as temporary:
+        figure.savefig(temporary, format="png", dpi=120)

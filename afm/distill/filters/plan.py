@@ -10,17 +10,24 @@ from pydantic import model_validator
 
 from afm.agents import AgentSpec
 from afm.configuration import read_extended, validated
-from afm.distill.filters.agent_rules import FormatFilter, FormatSettings
 from afm.distill.filters.base import Filter, FilterSettings
-from afm.distill.filters.complexity import ComplexityFilter, ComplexitySettings
 from afm.distill.filters.contamination import ContaminationFilter, ContaminationSettings
-from afm.distill.filters.correction import Correction, CorrectionSettings
-from afm.distill.filters.language import LanguageFilter, LanguageSettings
-from afm.distill.filters.length import LengthFilter, LengthSettings
 from afm.distill.filters.near_duplicates import NearDuplicateSettings, Signer
-from afm.distill.filters.quality import QualityFilter, QualitySettings
-from afm.distill.filters.reflection import ReflectionFilter, ReflectionSettings
-from afm.distill.filters.repetition import RepetitionFilter, RepetitionSettings
+from afm.distill.filters.quality import LanguageFilter, LanguageSettings, QualityFilter, QualitySettings
+from afm.distill.filters.rules import (
+    ComplexityFilter,
+    ComplexitySettings,
+    Correction,
+    CorrectionSettings,
+    FormatFilter,
+    FormatSettings,
+    LengthFilter,
+    LengthSettings,
+    ReflectionFilter,
+    ReflectionSettings,
+    RepetitionFilter,
+    RepetitionSettings,
+)
 from afm.distill.filters.sensitive import PersonalSettings, SecretSettings, SensitiveFilter
 from afm.rewards import load_reward
 from afm.tools.arguments import readers_of

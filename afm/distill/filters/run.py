@@ -12,15 +12,12 @@ from types import TracebackType
 from typing import Any, BinaryIO
 
 from afm.agents import AgentSpec
-from afm.distill.filters.chain import Decision, dropped_as_twin, written
-from afm.distill.filters.funnel import Funnel
-from afm.distill.filters.length import tokenizer_file
+from afm.distill.filters.chain import Decision, decided, dropped_as_twin, written
+from afm.distill.filters.funnel import Funnel, draw_funnel
 from afm.distill.filters.near_duplicates import DuplicateIndex
-from afm.distill.filters.picture import draw_funnel
 from afm.distill.filters.plan import FilterPlan
-from afm.distill.filters.source import Chunk, read_chunks
-from afm.distill.filters.state import Progress, RunState, remove_state
-from afm.distill.filters.workers import decided
+from afm.distill.filters.rules import tokenizer_file
+from afm.distill.filters.state import Chunk, Progress, RunState, read_chunks, remove_state
 from afm.errors import ConfigError, DataError
 from afm.runs.atomic import replace_text
 from afm.runs.folder import SETTINGS_FILE, RunFolder, sha256_of, write_manifest

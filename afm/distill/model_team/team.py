@@ -15,16 +15,18 @@ from typing import Any
 
 from afm.agents import AgentSpec, load_agent
 from afm.distill.merge import RoleMap
-from afm.distill.model_team.memory import Memory, Result, shortened
 from afm.distill.model_team.prompts import Prompt, filled, read_prompt
 from afm.distill.model_team.replies import (
     Action,
     Check,
+    Memory,
     Plan,
     Reflection,
     ReplyT,
+    Result,
     SubTask,
     Suggestion,
+    shortened,
 )
 from afm.distill.model_team.settings import Members, Reflect, Replan, TeamSettings, read_team
 from afm.distill.model_team.voices import Voices

@@ -1,26 +1,87 @@
-"""The models behind the members: every request within its rate and budget, repeated when it fails, and on record."""
+"""The models behind the members: every request within its rate and :class:`Budget`, repeated when it fails, and on record."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import httpx
 
-from afm.distill.model_team.budget import Budget
 from afm.distill.model_team.prompts import Prompt
 from afm.distill.model_team.replies import ReplyT, read_reply_as
 from afm.distill.model_team.settings import BudgetSettings, EndpointSettings, MemberSettings, ModelSettings
-from afm.distill.record import ESTIMATED, TOKENS, Recorder
+from afm.distill.record import ESTIMATED, TOKENS, Recorder, Spent
 from afm.endpoints.chat import ChatEndpoint, ChatReply, UnusableReplyError, expected_tokens
 from afm.endpoints.connections import base_url
 from afm.endpoints.pace import Pace
 from afm.endpoints.retry import TryAgainError, persistently
-from afm.errors import ConfigError, EngineError
+from afm.errors import BudgetSpentError, ConfigError, EngineError
 from afm.settings import load_settings
+
+_ROUNDING = 1 + 1e-9
+"""Sums of prices that are as much as the limit may come out a little above it."""
+
+
+@dataclass(slots=True)
+class Budget:
+    """Lets a call go only when it cannot break the limits, whatever else is in flight.
+
+    Calls in flight are counted with what they may cost at most; a call that does not fit waits for them to
+    cost less.
+    """
+
+    limits: BudgetSettings
+    _usd: float = 0.0
+    _tokens: int = 0
+    _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+
+    @asynccontextmanager
+    async def reserved(self, spent: Spent, usd: float, tokens: int) -> AsyncIterator[None]:
+        """Hold so much while a call runs; what it really cost must be in ``spent`` when the block ends.
+
+        Args:
+            spent: Of the run, up to date at all times.
+
+        Raises:
+            BudgetSpentError: It does not fit into what is left.
+        """
+        async with self._changed:
+            while not self._fits(spent, self._usd + usd, self._tokens + tokens):
+                if not self._fits(spent, usd, tokens):
+                    raise BudgetSpentError(self._told(spent))
+                await self._changed.wait()
+            self._usd += usd
+            self._tokens += tokens
+        try:
+            yield
+        finally:
+            self._usd -= usd
+            self._tokens -= tokens
+            async with self._changed:
+                self._changed.notify_all()
+
+    def _fits(self, spent: Spent, usd: float, tokens: int) -> bool:
+        most = self.limits
+        return (most.usd is None or spent.usd + usd <= most.usd * _ROUNDING) and (
+            most.tokens is None or spent.tokens + tokens <= most.tokens
+        )
+
+    def _told(self, spent: Spent) -> str:
+        parts = []
+        if self.limits.usd is not None:
+            parts.append(f"{spent.usd:.4f} of {self.limits.usd:g} USD")
+        if self.limits.tokens is not None:
+            parts.append(f"{spent.tokens} of {self.limits.tokens} tokens")
+        return (
+            f"the budget is spent: {', '.join(parts)}, and the next call might exceed it; "
+            "raise `budget` in the team's file and run the same command again"
+        )
+
 
 _CHARS_PER_TOKEN = 3
 _AGAIN = "\n\nYour last reply could not be used: {problem}. Reply again, with one JSON object of the form asked for and nothing else."

@@ -9,8 +9,7 @@ from afm.distill.queries.askers import (
     by_reward,
     settings_digest,
 )
-from afm.distill.queries.overlap import known_questions, question_key
-from afm.distill.queries.select import QuerySummary, select_queries
+from afm.distill.queries.select import QuerySummary, known_questions, question_key, select_queries
 from afm.distill.queries.settings import PRESETS, OnFailed, QueryConfig, QuerySettings
 
 __all__ = [

@@ -1,24 +1,27 @@
-"""Select queries for reinforcement: sampled, counted, filtered by their rate, drawn by data source."""
+"""Select queries for reinforcement: sampled, counted, filtered by their rate and by overlap with other sets, drawn by data source."""
 
 from __future__ import annotations
 
 import json
 import random
+import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from afm.datasets import Task, write_tasks
+from afm.datasets import Task, read_tasks, write_tasks
+from afm.datasets.schema import question_of_prompt
+from afm.distill.filters.contamination import with_marks
 from afm.distill.queries.askers import Asker
-from afm.distill.queries.log import SampleLog
-from afm.distill.queries.overlap import question_key
-from afm.distill.queries.sampling import OnSample, Sampling
+from afm.distill.queries.sampling import OnSample, SampleLog, Sampling
 from afm.distill.queries.settings import QuerySettings
 from afm.errors import DataError
+from afm.rewards.exact_match import comparable
 from afm.runs.atomic import replacing
 from afm.runs.folder import RunFolder, write_manifest
+from afm.trajectory.rows import json_rows
 
 KEPT_FILE = "kept.jsonl"
 DROPPED_FILE = "dropped.jsonl"
@@ -203,3 +206,47 @@ def _dropped(decision: _Decision, settings: QuerySettings) -> dict[str, Any]:
 
 def _rate(decision: _Decision, settings: QuerySettings) -> float:
     return round((decision.right or 0) / settings.samples, 6)
+
+
+_JOINS = re.compile(r"[-/\u2010-\u2014]")
+"""What parts two words as a blank does."""
+
+
+def question_key(question: str) -> str:
+    """The same for questions that differ in letter case, punctuation, articles, layout and forms of letters alone.
+
+    Signs that make another question (operators, decimal points) are no punctuation, see :func:`afm.distill.filters.contamination.with_marks`.
+    """
+    return comparable(_JOINS.sub(" ", with_marks(question)))
+
+
+def known_questions(files: Iterable[Path]) -> set[str]:
+    """Keys of all questions of trajectories, alpaca rows (the text behind ``Question:``), or tasks; JSON, JSONL or parquet.
+
+    Raises:
+        DataError: A row holds no question, or a file cannot be read.
+    """
+    return {question_key(question) for file in files for question in _questions(file)}
+
+
+def _questions(file: Path) -> Iterator[str]:
+    if file.suffix == ".parquet":
+        yield from (task.question for task in read_tasks(file))
+        return
+    for line, row in json_rows(file):
+        if isinstance(row, DataError):
+            raise row
+        yield _question(row, file, line)
+
+
+def _question(row: Any, file: Path, line: int) -> str:
+    if isinstance(row, dict):
+        question, instruction = row.get("question"), row.get("instruction")
+        if isinstance(question, str) and question.strip():
+            return question
+        if isinstance(instruction, str) and instruction.strip():
+            asked = row.get("input")
+            return question_of_prompt(asked if isinstance(asked, str) and asked.strip() else instruction)
+    raise DataError(
+        "no question; expected `question`, or `instruction` of an alpaca row", path=str(file), line=line
+    )

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from afm.distill.filters import FilterPlan
-from afm.distill.filters.source import Chunk, Place
-from afm.distill.filters.workers import decided
+from afm.distill.filters.chain import decided
+from afm.distill.filters.state import Chunk, Place
 from afm.errors import EngineError
 from afm.trajectory.io import line_of_record
 

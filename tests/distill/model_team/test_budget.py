@@ -2,8 +2,8 @@ import asyncio
 
 import pytest
 
-from afm.distill.model_team.budget import Budget
 from afm.distill.model_team.settings import BudgetSettings
+from afm.distill.model_team.voices import Budget
 from afm.distill.record import Spent
 from afm.errors import BudgetSpentError
 

@@ -1,8 +1,17 @@
 import pytest
 
-from afm.distill.model_team.memory import Memory, Result, shortened
 from afm.distill.model_team.prompts import unfenced
-from afm.distill.model_team.replies import Action, Check, Plan, Reflection, Suggestion, read_reply_as
+from afm.distill.model_team.replies import (
+    Action,
+    Check,
+    Memory,
+    Plan,
+    Reflection,
+    Result,
+    Suggestion,
+    read_reply_as,
+    shortened,
+)
 
 
 def test_the_object_of_the_right_form_is_found_among_reasoning_and_fences():

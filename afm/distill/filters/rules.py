@@ -1,0 +1,356 @@
+"""Filters that look at one trajectory alone: its agent's rules, work with tools, length, repeated calls, reflection and correction."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, model_validator
+
+from afm.agents import AgentSpec, Grade
+from afm.distill.filters.base import (
+    COPY_OF,
+    FilterSettings,
+    Rule,
+    draw,
+    known_role,
+    noted,
+    origin_of,
+    segments_of,
+    split_of,
+    steps_of,
+)
+from afm.errors import ConfigError, MissingExtraError
+from afm.tools.arguments import Reader, faults_of, usual_readers
+from afm.trajectory.programs import call_form, exact_form, is_program
+from afm.trajectory.record import Record
+
+
+class FormatSettings(FilterSettings):
+    """The agent's declaration says nearly all.
+
+    Attributes:
+        tools: Tools YAML whose classes read the calls; by default the shipped tools, by their names.
+    """
+
+    tools: Path | None = None
+
+
+@dataclass(frozen=True)
+class FormatFilter(Rule):
+    """Keeps what the agent's declaration accepts (structure, transitions, authors), with calls that the tools can read."""
+
+    spec: AgentSpec
+    readers: Mapping[str, Reader] = field(default_factory=usual_readers)
+    name: str = "format"
+
+    def reason(self, record: Record) -> str:
+        """The first fault that :func:`afm.tools.arguments.faults_of` finds."""
+        issues = faults_of(
+            segments_of(record), self.spec, found=split_of(record, self.spec), readers=self.readers
+        )
+        return str(issues[0]) if issues else ""
+
+
+class ComplexitySettings(FilterSettings):
+    """How much work with tools a trajectory shows.
+
+    Attributes:
+        min_calls: Least number of tool interactions. The default is AFM's (arXiv 2508.13167).
+        min_tools: Least number of different tools among them.
+    """
+
+    min_calls: int = Field(default=5, ge=1, le=1000)
+    min_tools: int = Field(default=1, ge=1, le=100)
+
+
+@dataclass(frozen=True)
+class ComplexityFilter(Rule):
+    """Drops what was answered with few tool interactions, or with few tools: it teaches little about tools.
+
+    Raises:
+        ConfigError: The agent has fewer tools than ``min_tools``, so that it could keep nothing.
+    """
+
+    spec: AgentSpec
+    settings: ComplexitySettings = field(default_factory=ComplexitySettings)
+    name: str = "complexity"
+
+    def __post_init__(self) -> None:
+        known = sorted(set(self.spec.tool_roles.values()))
+        if self.settings.min_tools > len(known):
+            raise ConfigError(
+                f"filter {self.name!r}: min_tools: got {self.settings.min_tools}, agent {self.spec.name!r} has {len(known)}: "
+                f"{', '.join(known) or 'none'}"
+            )
+
+    def reason(self, record: Record) -> str:
+        """Counts closed calls of the agent's tools, and the tools."""
+        tools = self.spec.tool_roles
+        called = [tools[step.role] for step in steps_of(record, self.spec) if step.role in tools]
+        if len(called) < self.settings.min_calls:
+            return f"{len(called)} tool interactions, expected at least {self.settings.min_calls}"
+        if len(set(called)) < self.settings.min_tools:
+            return f"calls {', '.join(sorted(set(called)))} alone, expected at least {self.settings.min_tools} tools"
+        return ""
+
+
+class LengthSettings(FilterSettings):
+    """Bounds; ``null`` means none.
+
+    Attributes:
+        min_hops: Least number of tool interactions.
+        max_hops: Greatest number of them.
+        max_chars: Characters of the whole response, observations included.
+        max_tokens: Its tokens, by ``tokenizer``.
+        tokenizer: A folder with a ``tokenizer.json``, or that file.
+    """
+
+    min_hops: int | None = Field(default=None, ge=0)
+    max_hops: int | None = Field(default=None, ge=0)
+    max_chars: int | None = Field(default=None, ge=1)
+    max_tokens: int | None = Field(default=None, ge=1)
+    tokenizer: Path | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> LengthSettings:
+        if (self.max_tokens is None) != (self.tokenizer is None):
+            raise ValueError("`max_tokens` and `tokenizer` belong together; give both or neither")
+        if self.min_hops is not None and self.max_hops is not None and self.min_hops > self.max_hops:
+            raise ValueError(f"min_hops {self.min_hops} above max_hops {self.max_hops}")
+        return self
+
+
+def tokenizer_file(given: Path) -> Path:
+    """The file that the setting ``tokenizer`` means."""
+    return given / "tokenizer.json" if given.is_dir() else given
+
+
+@dataclass(frozen=True)
+class LengthFilter(Rule):
+    """Drops what is too short or too long, counted in hops, characters or tokens."""
+
+    spec: AgentSpec
+    settings: LengthSettings
+    name: str = "length"
+
+    def reason(self, record: Record) -> str:
+        """The first bound that is broken; tokens, which cost most, are counted last."""
+        bounds = self.settings
+        hops = sum(step.role in self.spec.tool_roles for step in steps_of(record, self.spec))
+        if bounds.min_hops is not None and hops < bounds.min_hops:
+            return f"{hops} hops, expected at least {bounds.min_hops}"
+        if bounds.max_hops is not None and hops > bounds.max_hops:
+            return f"{hops} hops, expected at most {bounds.max_hops}"
+        chars = sum(len(segment.text) for segment in record.segments)
+        if bounds.max_chars is not None and chars > bounds.max_chars:
+            return f"{chars} characters, expected at most {bounds.max_chars}"
+        if bounds.max_tokens is None:
+            return ""
+        tokens = len(self._tokenizer.encode(record.text, add_special_tokens=False).ids)
+        return f"{tokens} tokens, expected at most {bounds.max_tokens}" if tokens > bounds.max_tokens else ""
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        try:
+            from tokenizers import Tokenizer
+        except ImportError as error:
+            raise MissingExtraError("tokenizers", "sft") from error
+        file = tokenizer_file(self.settings.tokenizer or Path())
+        if not file.is_file():
+            raise ConfigError(f"filter {self.name!r}: {self.settings.tokenizer}: no tokenizer.json there")
+        return Tokenizer.from_file(str(file))
+
+
+_WORD = re.compile(r"\w+")
+
+
+class RepetitionSettings(FilterSettings):
+    """What counts as asked before.
+
+    Attributes:
+        max_repeats: So many calls of a row may repeat an earlier one.
+        similar: Share of common words (Jaccard) from which a call is redundant; words with digits must be the
+            same. ``null``: only the same text counts, blanks at the ends of lines aside. Programs are always compared so.
+    """
+
+    max_repeats: int = Field(default=0, ge=0, le=1000)
+    similar: float | None = Field(default=0.9, gt=0, le=1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    number: int
+    role: str
+    text: str
+    form: str
+    words: frozenset[str]
+
+    def repeats(self, earlier: _Call, similar: float | None) -> bool:
+        if self.role != earlier.role:
+            return False
+        if self.form == earlier.form:
+            return True
+        if similar is None or not self.words or not earlier.words:
+            return False
+        shared = len(self.words & earlier.words)
+        if shared < similar * len(self.words | earlier.words):
+            return False
+        return not any(any(map(str.isdigit, word)) for word in self.words ^ earlier.words)
+
+
+@dataclass(frozen=True)
+class RepetitionFilter(Rule):
+    """Drops rows whose tool inputs are duplicates of, or redundant beside, earlier ones."""
+
+    spec: AgentSpec
+    settings: RepetitionSettings = field(default_factory=RepetitionSettings)
+    name: str = "repetition"
+
+    def reason(self, record: Record) -> str:
+        """Compares every call with those before it by the same tool."""
+        repeats = list(self._repeats(record))
+        if len(repeats) <= self.settings.max_repeats:
+            return ""
+        again, earlier = repeats[0]
+        more = f" ({len(repeats)} repeated calls in all)" if len(repeats) > 1 else ""
+        return f"call {again.number} <{again.role}> repeats call {earlier.number}: {again.text[:80]!r}{more}"
+
+    def _repeats(self, record: Record) -> Iterator[tuple[_Call, _Call]]:
+        calls: list[_Call] = []
+        for step in steps_of(record, self.spec):
+            if step.role not in self.spec.tool_roles:
+                continue
+            call = self._call(len(calls) + 1, step.role, step.content)
+            earlier = next((old for old in calls if call.repeats(old, self.settings.similar)), None)
+            if earlier is not None:
+                yield call, earlier
+            calls.append(call)
+
+    def _call(self, number: int, role: str, content: str) -> _Call:
+        text, tool = " ".join(content.split()), self.spec.tool_roles[role]
+        exact = self.settings.similar is None or is_program(tool, content)
+        form = exact_form(content) if exact else call_form(tool, content)
+        return _Call(number, role, text, form, frozenset(() if exact else _WORD.findall(text.casefold())))
+
+
+class ReflectionSettings(FilterSettings):
+    """Which role, and how many of those without it stay.
+
+    Attributes:
+        role: The agent's role of reflection.
+        keep_without: Probability of keeping a row that never takes that role.
+    """
+
+    role: str
+    keep_without: float = Field(ge=0, le=1)
+
+
+@dataclass(frozen=True)
+class ReflectionFilter(Rule):
+    """Rejection-samples rows without reflection away.
+
+    Whether a row stays depends on the seed and :func:`origin_of` alone, so the same rows stay in any order, in any
+    number of processes, and whatever other rows there are.
+
+    Raises:
+        ConfigError: The agent has no such role.
+    """
+
+    spec: AgentSpec
+    settings: ReflectionSettings
+    seed: int = 0
+    name: str = "reflection"
+
+    def __post_init__(self) -> None:
+        known_role(self.settings.role, self.spec, self.name)
+
+    def reason(self, record: Record) -> str:
+        """Draws for a row that does not reflect."""
+        role, keep = self.settings.role, self.settings.keep_without
+        if any(step.role == role and step.content.strip() for step in steps_of(record, self.spec)):
+            return ""
+        drawn = draw(self.seed, self.name, origin_of(record))
+        return "" if drawn < keep else f"no <{role}>, drew {drawn:.4f}, expected below {keep:g}"
+
+
+class CorrectionSettings(FilterSettings):
+    """How often corrected work is repeated.
+
+    Attributes:
+        times: How often such a row stands in the result.
+        role: The graded role that checks an answer; by default the one whose good grade lets the agent answer.
+            An agent without one has no such rows.
+        min_score: From this score on the answer is right.
+    """
+
+    times: int = Field(default=3, ge=2, le=100)
+    role: str | None = None
+    min_score: float = Field(default=1.0, allow_inf_nan=False)
+
+
+@dataclass(frozen=True)
+class Correction:
+    """Repeats rows whose first check was rejected and whose answer is right in the end.
+
+    Nothing is dropped. A row without a verdict is not repeated, since nobody knows that it is right.
+
+    Raises:
+        ConfigError: The agent has no such role, or the role is not graded.
+    """
+
+    spec: AgentSpec
+    settings: CorrectionSettings = field(default_factory=CorrectionSettings)
+    name: str = "correction"
+
+    def __post_init__(self) -> None:
+        role = self.settings.role
+        if role is not None and self.spec.roles[known_role(role, self.spec, self.name)].grade is None:
+            raise ConfigError(f"filter {self.name!r}: role {role!r} of {self.spec.name!r} has no grade")
+
+    @cached_property
+    def role(self) -> str | None:
+        """The role that checks answers, ``None`` when the agent has none."""
+        return self.settings.role or checking_role(self.spec)
+
+    def apply(self, record: Record) -> Record:
+        """The record as it is; see :meth:`copies`."""
+        return record
+
+    async def check(self, record: Record) -> Record:
+        """The record as it is; see :meth:`copies`."""
+        return record
+
+    def copies(self, record: Record) -> Iterator[Record]:
+        """The further rows of a kept record, each with an id and a provenance that tell it from the first."""
+        if not self._corrected(record):
+            return
+        for number in range(2, self.settings.times + 1):
+            provenance = noted(record, {COPY_OF: origin_of(record), "copy": number})
+            yield record.model_copy(update={"id": f"{record.identity}+{number}", "provenance": provenance})
+
+    def _corrected(self, record: Record) -> bool:
+        score = record.verdict.score if record.verdict is not None else None
+        role = self.role
+        if role is None or score is None or score < self.settings.min_score:
+            return False
+        grade = self.spec.roles[role].grade
+        first = next((step for step in steps_of(record, self.spec) if step.role == role), None)
+        return first is not None and grade is not None and bool(grade.rejects(first.content))
+
+
+def checking_role(spec: AgentSpec) -> str | None:
+    """The role whose good grade lets the agent answer, and whose bad one does not."""
+
+    def decides(grade: Grade | None) -> bool:
+        return (
+            grade is not None
+            and spec.answer_role in grade.when_accepted
+            and spec.answer_role not in grade.when_rejected
+        )
+
+    return next((tag for tag, role in spec.roles.items() if decides(role.grade)), None)
