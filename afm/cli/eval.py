@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from afm.evaluation import Metrics
     from afm.evaluation.compare import Comparison
     from afm.evaluation.config import EvalConfig
-    from afm.evaluation.savings import Savings
+    from afm.evaluation.paired import Savings
 
 
 class _RunUnlessNamed(TyperGroup):

@@ -39,8 +39,8 @@ def choose(
     Needs a judge (GRM_BASE_URL, GRM_API_KEY, GRM_MODEL_NAME, or judge.url). Writes choices.jsonl and adds to metrics.json.
     What is in choices.jsonl is not asked again, so a run that was killed continues with the same command.
     """
-    from afm.evaluation.choosing.choose import CHOICES_FILE, choose
     from afm.evaluation.config import saved_section
+    from afm.evaluation.judged.choose import CHOICES_FILE, choose
     from afm.evaluation.settings import BestOfSettings
 
     wanted = saved_section(folder, "best_of", BestOfSettings, settings or [])
@@ -63,8 +63,8 @@ def agree(
     Needs a judge (GRM_BASE_URL, GRM_API_KEY, GRM_MODEL_NAME, or judges[..].url). Writes opinions.jsonl and adds to
     metrics.json. What is in opinions.jsonl is not asked again.
     """
-    from afm.evaluation.agreement.agree import OPINIONS_FILE, agree
     from afm.evaluation.config import saved_section
+    from afm.evaluation.judged.agree import OPINIONS_FILE, agree
     from afm.evaluation.settings import AgreementSettings
 
     wanted = saved_section(folder, "agreement", AgreementSettings, settings or [])

@@ -14,8 +14,7 @@ from afm.errors import DataError, UsageError
 
 if TYPE_CHECKING:
     from afm.agents import AgentSpec
-    from afm.evaluation.data_page import FunnelStage
-    from afm.evaluation.data_stats import DataStats
+    from afm.evaluation.data_stats import DataStats, FunnelStage
 
 FUNNEL_FILE = "funnel.json"
 
@@ -35,7 +34,7 @@ def stats(
 ) -> None:
     """Count lengths, tool use, hops, roles, answers, duplicates and cost; write them as one self-contained page."""
     from afm.cli.progress import ProgressView
-    from afm.evaluation.data_page import write_data_report
+    from afm.evaluation.data_stats import write_data_report
 
     if out is not None and out.resolve() in {file.resolve() for file in files}:
         raise UsageError(f"{out}: input and output are the same file; choose another --out")
@@ -66,7 +65,7 @@ def _counted(files: Sequence[Path], spec: AgentSpec | None, samples: int, seed: 
 
 
 def _told(found: DataStats, view: Any) -> None:
-    from afm.evaluation.data_page import charts
+    from afm.evaluation.data_stats import charts
     from afm.terminal import visible
 
     view.line(f"{found.rows} trajectories, {found.kept} kept")
@@ -100,7 +99,7 @@ def _funnel(path: Path) -> list[FunnelStage]:
     Raises:
         DataError: It is no ``{"seen": n, "stages": [{"name", "dropped"}]}``, nor ``{"seen": n, "dropped": {stage: n}}``.
     """
-    from afm.evaluation.data_page import FunnelStage
+    from afm.evaluation.data_stats import FunnelStage
 
     try:
         data = json.loads(path.read_text(encoding="utf-8"))

@@ -1,18 +1,27 @@
-"""Two or more evaluations of the same questions: which settings differ, and how much better one is."""
+"""Two or more evaluations of the same questions: which settings differ, how much better one is, and their report."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shlex
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from afm.errors import ConfigError, DataError
-from afm.evaluation.finished import finished_metrics, records_of
 from afm.evaluation.manifest import EPISODES_FILE, MANIFEST_FILE, Manifest, differences, read_manifest
 from afm.evaluation.metrics import Metrics, summarise
-from afm.evaluation.paired import PairedDifference, holm_corrected, paired_difference
-from afm.evaluation.run import METRICS_FILE
-from afm.evaluation.savings import Played, Savings, savings
+from afm.evaluation.paired import (
+    PairedDifference,
+    Played,
+    Savings,
+    holm_corrected,
+    paired_difference,
+    savings,
+)
+from afm.evaluation.report_input import VIEW_PORT, Command, Pair, ReportInput, StageDifference, links_below
+from afm.evaluation.report_sections import facts_of, pick_pairs, score_curves
+from afm.evaluation.run import METRICS_FILE, finished_metrics, records_of
+from afm.evaluation.run_folder import Evaluation, read_evaluation
 from afm.trajectory.sealing import opened
 
 OF_THE_MODEL = ("model.",)
@@ -126,3 +135,60 @@ def _listed(manifest: Manifest) -> str:
     prices = manifest.prices.model_dump(exclude_none=True) if manifest.prices else {}
     tools = prices.pop("tools", {})
     return ", ".join(f"{name} {usd:g}" for name, usd in (prices | tools).items())
+
+
+def read_comparison(
+    folders: Sequence[Path], *, anyway: bool = False, view_port: int = VIEW_PORT
+) -> ReportInput:
+    """Everything a report can show about several evaluations.
+
+    Args:
+        folders: ``out_dir`` of at least two evaluations; the others are compared with the first.
+        anyway: Compare although settings differ that are not the model's; the page then says which.
+
+    Raises:
+        ConfigError: Such settings differ.
+        DataError: A folder is no evaluation, or two have no question in common.
+    """
+    found = compare(folders, anyway=anyway)
+    names = short_names(folders)
+    evaluations = [read_evaluation(folder, name) for folder, name in zip(folders, names, strict=True)]
+    stages = tuple(one.stage() for one in evaluations)
+    return ReportInput(
+        title=f"{', '.join(names[:-1])} and {names[-1]}",
+        kind="Comparison",
+        spec=evaluations[0].spec,
+        facts=tuple(facts_of(folders[0], [(one.name, one.manifest) for one in evaluations])),
+        stages=stages,
+        differences=tuple(
+            StageDifference(
+                names[0],
+                name,
+                one.paired,
+                tuple(f"Not comparable: {change}." for change in one.changes),
+                f"{one.prices[:1].upper()}{one.prices[1:]}." if one.prices else "",
+            )
+            for name, one in zip(names, found, strict=True)
+            if one.paired is not None
+        ),
+        savings=tuple(one.savings for one in found if one.savings is not None),
+        curves=tuple(score_curves(stages)),
+        pairs=tuple(_pairs(evaluations)),
+        commands=(Command(_line(folders, anyway=anyway), "The figures of this page in the terminal"),),
+        notes=tuple(
+            f"{one.name} is not finished: its figures are of its first {one.metrics.episodes} episodes."
+            for one in evaluations
+            if not one.finished
+        ),
+        links=links_below(folders, view_port),
+    )
+
+
+def _pairs(evaluations: Sequence[Evaluation]) -> Iterator[Pair]:
+    first, second = evaluations[:2]
+    yield from pick_pairs((first.name, first.records), (second.name, second.records))
+
+
+def _line(folders: Sequence[Path], *, anyway: bool) -> str:
+    words = [*map(str, folders), *(["--anyway"] if anyway else [])]
+    return f"afm eval compare {shlex.join(words)}"

@@ -18,9 +18,8 @@ from afm.datasets.hub_sets import LOCK_FILE, read_lock
 from afm.errors import ConfigError, UsageError
 from afm.evaluation.benchmarks import BENCHMARKS
 from afm.evaluation.config import EvalConfig, load_config
-from afm.evaluation.doctor_judges import further_judges
-from afm.evaluation.doctor_model import model_findings
-from afm.evaluation.job import checked_prompts, load_tasks, prices_of, row_agents, sources_of
+from afm.evaluation.doctor_models import further_judges, model_findings
+from afm.evaluation.job import checked_prompts, load_tasks, prices_of, row_agents, sources_of, task_files
 from afm.evaluation.manifest import (
     EPISODES_FILE,
     MANIFEST_FILE,
@@ -31,7 +30,6 @@ from afm.evaluation.manifest import (
     make_manifest,
     read_manifest,
 )
-from afm.evaluation.task_files import task_files
 from afm.models.base import SamplingParams
 from afm.planning import Finding, Level, Report
 from afm.planning.memory import disk_finding

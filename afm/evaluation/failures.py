@@ -1,7 +1,8 @@
-"""Why episodes did not pass: each in exactly one class, with the first examples of every class."""
+"""Why episodes did not pass: each in exactly one class, with examples; and what solved episodes cost."""
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from enum import StrEnum
 from afm.agents import AgentSpec
 from afm.evaluation.agents import Agents
 from afm.evaluation.metrics import passed, task_of
+from afm.rewards.judge import NO_JUDGE
 from afm.trajectory import answers
 from afm.trajectory.record import Record, StopReason
 from afm.trajectory.sealing import opened
@@ -177,3 +179,54 @@ def _answer(record: Record, spec: AgentSpec | None) -> str:
     if spec is None:
         return ""
     return " | ".join(answers([Segment(part.author, part.text) for part in record.segments], spec))
+
+
+_POINTS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """What a pass found.
+
+    Attributes:
+        failures: Classes of episodes that did not pass.
+        tokens: Of budgets, rising: agent and observation tokens of one episode.
+        solved: Share of all scored episodes that passed within each budget.
+        unjudged: Episodes in which exact match stood in for the model judge.
+    """
+
+    failures: tuple[FailureGroup, ...]
+    tokens: tuple[float, ...] = ()
+    solved: tuple[float, ...] = ()
+    unjudged: int = 0
+
+
+def scan(records: Iterable[Record], spec: AgentSpec | Agents | None) -> Scan:
+    """Read ``records`` once, as they stand in the file."""
+    failures, spent = FailureTally(spec), array("d")
+    scored = unjudged = 0
+    for record in records:
+        failures.add(record)
+        outcome = passed(record)
+        if outcome is None:
+            continue
+        scored += 1
+        unjudged += _stood_in(record)
+        if outcome:
+            spent.append(record.cost.agent_tokens + record.cost.observation_tokens)
+    tokens, solved = _within(sorted(spent), scored)
+    return Scan(failures.groups(), tokens, solved, unjudged)
+
+
+def _stood_in(record: Record) -> bool:
+    verdict = opened(record).verdict
+    return verdict is not None and NO_JUDGE in verdict.evidence
+
+
+def _within(spent: list[float], scored: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Budgets and shares, at most ``_POINTS`` of them; nothing where no tokens were counted."""
+    if not spent or not spent[-1]:
+        return (), ()
+    places = sorted({round(step * (len(spent) - 1) / (_POINTS - 1)) for step in range(_POINTS)})
+    by_budget = {spent[place]: (place + 1) / scored for place in places}
+    return tuple(by_budget), tuple(by_budget.values())

@@ -4,34 +4,102 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
+from pydantic import ValidationError
+
 from afm.agents import AgentSpec, PromptMode, PromptSource
 from afm.agents.prompt_record import RunPrompts, run_prompts
 from afm.configuration import read_mapping, validated
-from afm.datasets import Task
+from afm.datasets import Task, task_of_row
+from afm.datasets.published import SUFFIXES, data_files, published_rows, rows_of
+from afm.datasets.readers import READERS
 from afm.errors import DataError
 from afm.evaluation.agents import RowAgents, with_judge_text
-from afm.evaluation.agreement.agree import agree
 from afm.evaluation.benchmarks import BENCHMARKS
-from afm.evaluation.choosing.choose import choose
 from afm.evaluation.config import CONFIG_FILE, EvalConfig, dump_config
+from afm.evaluation.judged.agree import agree
+from afm.evaluation.judged.choose import choose
 from afm.evaluation.manifest import Sources, holds_episodes
 from afm.evaluation.metrics import Metrics
 from afm.evaluation.play import FailurePolicy, Player
 from afm.evaluation.prices import Prices
 from afm.evaluation.run import OnProgress, evaluate
-from afm.evaluation.task_files import read_benchmark, task_files
 from afm.models import SamplingParams, TokenModel, load_model
 from afm.rewards import RewardSettings, load_reward
 from afm.rollout.routes import Opened, Route, Routes
 from afm.runs.atomic import replace_text
 from afm.tools import load_tools
+
+_OUR_KEYS = frozenset({"ground_truth", "data_source", "prompt", "reward_model"})
+"""A row with one of them is a task, a raw question or an RL row, whichever benchmark it is of."""
+
+
+def task_files(place: Path) -> list[Path]:
+    """The file itself, or all files of a folder that can hold rows, by name.
+
+    Raises:
+        DataError: There is nothing.
+    """
+    if not place.is_dir():
+        return [place]
+    rows = [path for path in data_files(place) if not path.name.endswith((".manifest.json", ".lock.json"))]
+    if not rows:
+        raise DataError(f"holds no file of questions; expected {', '.join(SUFFIXES)}", path=str(place))
+    return rows
+
+
+def read_benchmark(
+    file: Path, *, reader: str | None = None, data_source: str | None = None
+) -> Iterator[Task]:
+    """Stream the questions of one file.
+
+    Args:
+        reader: Name of the owner's layout (see :mod:`afm.datasets.readers`), for rows that are in no layout of ours.
+        data_source: Of rows that name none; chooses the reward.
+
+    Raises:
+        DataError: At the first bad row, with file and line (parquet: row, counted from 1).
+    """
+    seen: set[str] = set()
+    rows = published_rows(file) if reader is None else rows_of(file, READERS[reader])
+    for number, row in rows:
+        try:
+            task = _task(row, f"{file.stem}-{number}", reader, data_source)
+            if task.id in seen:
+                raise DataError(f"id {task.id!r} was used by an earlier row; ids must be unique")
+        except DataError as error:
+            raise DataError(error.message, path=str(file), line=number) from None
+        seen.add(task.id)
+        yield task
+
+
+def _task(row: Any, default: str, reader: str | None, data_source: str | None) -> Task:
+    if isinstance(row, DataError):
+        raise row
+    if not isinstance(row, Mapping):
+        raise DataError(f"expected an object, got {type(row).__name__}")
+    if reader is None or _OUR_KEYS & row.keys():
+        return task_of_row(row, default_id=default, data_source=data_source)
+    try:
+        task = READERS[reader].read(row, default)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise DataError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    except DataError as error:
+        raise DataError(
+            f"reader {reader!r}: {error.message}. `afm data prepare tasks FILE --reader {reader} -o TASKS.jsonl` leaves "
+            "such rows out and lists them"
+        ) from None
+    if not isinstance(task, Task):
+        raise DataError(f"reader {reader!r} makes rows of kind {type(task).__name__}, not questions")
+    return task if task.data_source else task.model_copy(update={"data_source": data_source or ""})
+
 
 _LOG = logging.getLogger(__name__)
 

@@ -55,8 +55,8 @@ class Metrics(_Frozen):
         pass_hat_k: Chance that all of k episodes pass (pass^k), for the same k.
         majority: Share of questions whose most frequent answer passes (see :func:`afm.evaluation.measures.majority`);
             ``None`` for one round, or when the agent is not known.
-        best_of: What a judge's choice among k episodes is worth, where one chose (:mod:`afm.evaluation.choosing`).
-        agreement: How far judges agree on its verdicts, where some judged again (:mod:`afm.evaluation.agreement`).
+        best_of: What a judge's choice among k episodes is worth, where one chose (:mod:`afm.evaluation.judged`).
+        agreement: How far judges agree on its verdicts, where some judged again (:mod:`afm.evaluation.judged`).
         mean_score: Mean reward.
         correct: Share of right final answers, whatever their format.
         format_valid: Share of responses that keep the agent's rules.

@@ -1,9 +1,12 @@
-"""The difference between two runs on the questions they share."""
+"""The difference between two runs on the questions they share, and a team's savings against a model."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
 from fractions import Fraction
 from typing import NamedTuple, TypeVar
 
@@ -11,7 +14,17 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from afm.errors import DataError
 from afm.evaluation.metrics import passed, task_of
-from afm.evaluation.statistics import RESAMPLES, Interval, PairedTest, bootstrap_mean, holm, paired_p, wilson
+from afm.evaluation.prices import Prices
+from afm.evaluation.statistics import (
+    RESAMPLES,
+    Interval,
+    PairedTest,
+    bootstrap_mean,
+    bootstrap_quotient,
+    holm,
+    paired_p,
+    wilson,
+)
 from afm.trajectory.record import Record
 
 DifferenceT = TypeVar("DifferenceT", bound="Difference")
@@ -127,3 +140,212 @@ def _shares(records: Iterable[Record]) -> dict[str, _Question]:
     return {
         task: _Question(*told[task], Fraction(sum(rounds), len(rounds))) for task, rounds in outcomes.items()
     }
+
+
+class Quantity(StrEnum):
+    """What is compared."""
+
+    SCORE = "score"
+    """Share of episodes that pass."""
+    PROMPT = "prompt tokens"
+    """Billed: each request reads all that stands before it."""
+    SAMPLED = "sampled tokens"
+    OBSERVED = "observed tokens"
+    """What tools returned. Of a team they are part of its prompts, and not known apart."""
+    TOKENS = "tokens"
+    """Prompt and sampled."""
+    CALLS = "tool calls"
+    SECONDS = "seconds"
+    DOLLARS = "dollars"
+    """Of models and tools, without the judge."""
+
+
+class Per(StrEnum):
+    """What a figure is counted by."""
+
+    TASK = "task"
+    SOLVED = "solved task"
+    """All tasks' cost over the number of solved ones: failed ones are paid for too."""
+
+
+_PER_SOLVED = (Quantity.TOKENS, Quantity.CALLS, Quantity.DOLLARS)
+_METERED = (Quantity.PROMPT, Quantity.SAMPLED, Quantity.OBSERVED, Quantity.TOKENS, Quantity.DOLLARS)
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Saving(_Frozen):
+    """1 - model / team, with the ends of its 95 % bootstrap interval over questions.
+
+    Attributes:
+        low: ``None`` where so few questions were solved, or cost the team anything, that there is no lower end.
+    """
+
+    value: float
+    low: float | None
+    high: float
+
+
+class CostRow(_Frozen):
+    """One quantity of both.
+
+    Attributes:
+        team, model: ``None`` where it is not known: an endpoint did not report its usage, a run has no prices, nothing was solved.
+        difference: Model minus team, paired by question, with its 95 % bootstrap interval (the score's as in `afm eval compare`:
+            as wide as Wilson's where all questions change alike); ``None`` per solved task.
+        saving: ``None`` for the score, where either is not known, and where the team used nothing.
+    """
+
+    quantity: Quantity
+    per: Per
+    team: float | None
+    model: float | None
+    difference: Interval | None = None
+    saving: Saving | None = None
+
+
+class Savings(_Frozen):
+    """The table.
+
+    Attributes:
+        team, model: Names of the two runs.
+        questions: Those with a scored episode in both; all figures are of their scored episodes.
+        notes: Why figures are missing, a sentence each.
+    """
+
+    team: str
+    model: str
+    questions: int
+    rows: tuple[CostRow, ...]
+    notes: tuple[str, ...] = ()
+
+    def row(self, quantity: Quantity, per: Per = Per.TASK) -> CostRow:
+        """The row of a quantity."""
+        return next(row for row in self.rows if (row.quantity, row.per) == (quantity, per))
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """One run.
+
+    Attributes:
+        prices: ``None`` where it has none.
+    """
+
+    name: str
+    records: Iterable[Record]
+    prices: Prices | None
+    by_team: bool
+
+
+def savings(team: Played, model: Played, *, seed: int = 0) -> Savings:
+    """What ``model`` saves against ``team``. A question counts with the mean of its scored episodes.
+
+    Raises:
+        DataError: No question has a score in both runs.
+    """
+    theirs, ours = _means(team), _means(model)
+    common = sorted(theirs.keys() & ours.keys())
+    if not common:
+        raise DataError("the two runs have no scored question in common; expected runs on the same tasks")
+    columns = _Columns([theirs[task] for task in common], [ours[task] for task in common], seed)
+    return Savings(
+        team=team.name,
+        model=model.name,
+        questions=len(common),
+        rows=(*map(columns.per_task, Quantity), *map(columns.per_solved, _PER_SOLVED)),
+        notes=tuple(note for run, means in ((team, theirs), (model, ours)) for note in _notes(run, means)),
+    )
+
+
+def _means(run: Played) -> dict[str, dict[Quantity, float]]:
+    """What is known of each question: the means of its scored episodes."""
+    sums: defaultdict[str, Counter[Quantity]] = defaultdict(Counter)
+    episodes: Counter[str] = Counter()
+    unknown: set[Quantity] = {Quantity.OBSERVED} if run.by_team else set()
+    for record in run.records:
+        outcome = passed(record)
+        if outcome is None:
+            continue
+        episodes[task_of(record)] += 1
+        sums[task_of(record)].update(_figures(record, run.prices) | {Quantity.SCORE: outcome})
+        unknown.update(_METERED if record.cost.unmetered else ())
+    if run.prices is None:
+        unknown.add(Quantity.DOLLARS)
+    return {
+        task: {name: total / episodes[task] for name, total in of_task.items() if name not in unknown}
+        for task, of_task in sums.items()
+    }
+
+
+def _figures(record: Record, prices: Prices | None) -> dict[Quantity, float]:
+    cost = record.cost
+    read = cost.read_tokens or cost.prompt_tokens + cost.observation_tokens
+    usd = prices.model_usd(cost) + prices.tools_usd(record.calls) if prices else 0.0
+    return {
+        Quantity.PROMPT: read,
+        Quantity.SAMPLED: cost.agent_tokens,
+        Quantity.OBSERVED: cost.observation_tokens,
+        Quantity.TOKENS: read + cost.agent_tokens,
+        Quantity.CALLS: cost.tool_calls,
+        Quantity.SECONDS: cost.wall_seconds,
+        Quantity.DOLLARS: usd,
+    }
+
+
+def _notes(run: Played, means: Mapping[str, Mapping[Quantity, float]]) -> Iterable[str]:
+    known = next(iter(means.values()))
+    if Quantity.TOKENS not in known:
+        yield f"{run.name}: an endpoint did not report its usage, so tokens and dollars are not known."
+    elif Quantity.DOLLARS not in known:
+        yield f"{run.name} has no prices, so its dollars are not known."
+
+
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """The questions of both runs in one order."""
+
+    team: Sequence[Mapping[Quantity, float]]
+    model: Sequence[Mapping[Quantity, float]]
+    seed: int
+
+    def per_task(self, quantity: Quantity) -> CostRow:
+        team, model = self._column(self.team, quantity), self._column(self.model, quantity)
+        row = CostRow(quantity=quantity, per=Per.TASK, team=_mean(team), model=_mean(model))
+        if team is None or model is None:
+            return row
+        changes = [after - before for before, after in zip(team, model, strict=True)]
+        if quantity is Quantity.SCORE:
+            return row.model_copy(update={"difference": difference_interval(changes, seed=self.seed)})
+        difference = bootstrap_mean(changes, seed=self.seed)
+        return row.model_copy(update={"difference": difference, "saving": self._saving((model,), (team,))})
+
+    def per_solved(self, quantity: Quantity) -> CostRow:
+        sides = [
+            (self._column(side, quantity), self._column(side, Quantity.SCORE))
+            for side in (self.team, self.model)
+        ]
+        values = [
+            math.fsum(cost) / math.fsum(solved) if cost is not None and solved and any(solved) else None
+            for cost, solved in sides
+        ]
+        row = CostRow(quantity=quantity, per=Per.SOLVED, team=values[0], model=values[1])
+        (team, by_team), (model, by_model) = sides
+        if None in values or team is None or model is None or by_team is None or by_model is None:
+            return row
+        return row.model_copy(update={"saving": self._saving((model, by_team), (by_model, team))})
+
+    def _saving(self, tops: Sequence[Sequence[float]], bottoms: Sequence[Sequence[float]]) -> Saving | None:
+        if not all(map(any, bottoms)):
+            return None
+        value, low, high = bootstrap_quotient(tops, bottoms, seed=self.seed)
+        return Saving(value=1 - value, low=None if high is None else 1 - high, high=1 - low)
+
+    def _column(self, side: Sequence[Mapping[Quantity, float]], quantity: Quantity) -> list[float] | None:
+        return [row[quantity] for row in side] if quantity in side[0] else None
+
+
+def _mean(column: Sequence[float] | None) -> float | None:
+    return None if column is None else math.fsum(column) / len(column)

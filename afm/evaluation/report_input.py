@@ -2,20 +2,142 @@
 
 from __future__ import annotations
 
+import os
+import re
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlencode
 
 from afm.agents import AgentSpec
 from afm.evaluation.agents import Agents
-from afm.evaluation.beside import BenchmarkNote
+from afm.evaluation.benchmarks import PublishedScore, published_scores
 from afm.evaluation.charts import Curve
-from afm.evaluation.health import Aspect
-from afm.evaluation.links import ViewLinks
+from afm.evaluation.failures import Scan
+from afm.evaluation.manifest import Manifest
+from afm.evaluation.measures import BestOf, Method
 from afm.evaluation.metrics import Metrics
-from afm.evaluation.paired import PairedDifference
-from afm.evaluation.savings import Savings
-from afm.evaluation.scan import Scan
+from afm.evaluation.paired import PairedDifference, Savings
+from afm.evaluation.statistics import Interval
+from afm.evaluation.training_logs import Aspect
 from afm.trajectory.record import Record
+
+VIEW_PORT = 8765
+"""Of `afm view` in links, unless told otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class ViewLinks:
+    """Links into one run's episodes.
+
+    Attributes:
+        root: What `afm view` is to show.
+        port: Where it is to listen.
+    """
+
+    root: Path
+    port: int = VIEW_PORT
+
+    @property
+    def command(self) -> str:
+        """What makes the links work."""
+        return f"afm view {shlex.quote(str(self.root))} --port {self.port}"
+
+    def to(self, record_id: str, episodes: Path) -> str:
+        """The address of one episode of the file ``episodes``."""
+        where = os.path.relpath(episodes.resolve(), self.root.resolve())
+        # Half a surrogate pair has no place in an address.
+        known = record_id.encode("utf-8", "replace").decode()
+        return f"http://127.0.0.1:{self.port}/#" + urlencode({"find": known, "in": where})
+
+
+def links_below(folders: Sequence[Path], port: int = VIEW_PORT) -> ViewLinks:
+    """Links into several folders: the deepest one that holds them all is shown."""
+    if len(folders) == 1:
+        return ViewLinks(folders[0], port)
+    return ViewLinks(Path(os.path.commonpath([folder.resolve() for folder in folders])), port)
+
+
+_METRIC = re.compile(r"(pass@|avg@|best-of-)(\d+)\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """A published figure and ours.
+
+    Attributes:
+        ours: ``None`` where this run has no such figure.
+        missing: Why it has none.
+    """
+
+    score: PublishedScore
+    ours: Interval | float | None
+    missing: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BenchmarkNote:
+    """A run beside what was published of its benchmark.
+
+    Attributes:
+        departures: In which settings this run is another one; none of them means comparable settings.
+        remarks: What else a reader should know, a sentence each.
+    """
+
+    benchmark: str
+    rows: tuple[Beside, ...]
+    departures: tuple[str, ...]
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def comparable(self) -> bool:
+        """Whether every setting is the published one."""
+        return not self.departures
+
+    @property
+    def has_other_protocols(self) -> bool:
+        """Whether some scores are of other projects' models, measured in their own way."""
+        return any(row.score.own_protocol for row in self.rows)
+
+
+def beside_published(manifest: Manifest, metrics: Metrics) -> BenchmarkNote | None:
+    """What was published of the benchmark that ``manifest`` names, ``None`` where it names none."""
+    told = manifest.sources.get("benchmark")
+    if not isinstance(told, Mapping):
+        return None
+    name = str(told.get("name", ""))
+    rows = (Beside(score, *_ours(score.metric, metrics)) for score in published_scores().get(name, ()))
+    departures, remarks = (tuple(map(str, told.get(key, ()))) for key in ("departures", "remarks"))
+    return BenchmarkNote(name, tuple(rows), departures, remarks)
+
+
+def _ours(metric: str, metrics: Metrics) -> tuple[Interval | float | None, str]:
+    found = _METRIC.match(metric)
+    kind, k = (found[1], int(found[2])) if found else ("", 0)
+    if kind == "pass@" and k == 1:
+        return metrics.pass_at_1, "" if metrics.pass_at_1 else "nothing has a score"
+    if kind == "pass@":
+        value = metrics.pass_at_k_intervals.get(k) or metrics.pass_at_k.get(k)
+        return value, "" if value is not None else f"needs {k} rounds, has {metrics.rounds}"
+    if kind == "avg@":
+        enough = metrics.rounds == k
+        return (
+            metrics.pass_at_1 if enough else None,
+            "" if enough else f"needs {k} rounds, has {metrics.rounds}",
+        )
+    chosen = best_of(metrics, k)
+    return (
+        (chosen.share, "" if chosen.share else "the judge chose nowhere")
+        if chosen
+        else (None, "no judge has chosen")
+    )
+
+
+def best_of(metrics: Metrics, k: int) -> BestOf | None:
+    """The run's best-of-k: by choice from a list where there is one, else by grades."""
+    found = {one.method: one for one in metrics.best_of if one.k == k}
+    return found.get(Method.LIST) or found.get(Method.SCORE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from afm.agents import AgentSpec, Limits, PromptSource
 from afm.datasets import Task
-from afm.errors import BudgetSpentError, ConfigError, EngineError
+from afm.errors import BudgetSpentError, ConfigError, DataError, EngineError
 from afm.evaluation.agents import Agents, RowAgents
 from afm.evaluation.manifest import EPISODES_FILE, Sources, claim, make_manifest
 from afm.evaluation.measures import UnseenTool
@@ -23,6 +23,7 @@ from afm.rollout.routes import Routes
 from afm.runs.atomic import replace_text
 from afm.runs.folder import RunFolder
 from afm.tools import Tool
+from afm.trajectory.io import read_records
 from afm.trajectory.record import Record
 from afm.trajectory.sealing import SEALING_KEY, opened, sealed
 
@@ -252,3 +253,37 @@ class _Run:
             f"reward); at most {share:.0%} of {self._total} may. The last one: {cause or 'no reason given'}. "
             "Remove the cause and run again: finished episodes are kept, these are repeated"
         )
+
+
+def finished_metrics(out_dir: Path) -> Metrics:
+    """The figures of an evaluation that ended.
+
+    Raises:
+        DataError: There are none, or they are of another version.
+    """
+    file = out_dir / METRICS_FILE
+    if not file.is_file():
+        raise DataError(
+            "no finished evaluation here; expected the out_dir of an `afm eval` that ended", path=str(out_dir)
+        )
+    try:
+        return Metrics.model_validate_json(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise DataError(f"no metrics of this version: {error}", path=str(file)) from None
+
+
+def keep_metrics(out_dir: Path, metrics: Metrics) -> None:
+    """Replace the figures."""
+    replace_text(out_dir / METRICS_FILE, metrics.model_dump_json(indent=2) + "\n")
+
+
+def records_of(out_dir: Path) -> Iterator[Record]:
+    """The episodes as they stand in the file.
+
+    Raises:
+        DataError: A line is broken.
+    """
+    for item in read_records(out_dir / EPISODES_FILE):
+        if isinstance(item, DataError):
+            raise item
+        yield item

@@ -6,13 +6,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from afm.evaluation.beside import Beside
 from afm.evaluation.failures import Failure
 from afm.evaluation.measures import BestOf
 from afm.evaluation.metrics import Metrics
-from afm.evaluation.paired import Difference
-from afm.evaluation.report_input import ReportInput, StageDifference
-from afm.evaluation.savings import CostRow, Per, Quantity, Savings
+from afm.evaluation.paired import CostRow, Difference, Per, Quantity, Savings
+from afm.evaluation.report_input import Beside, ReportInput, StageDifference
 from afm.evaluation.statistics import Agreement, Interval
 
 _SURE = 0.05

@@ -15,7 +15,7 @@ from afm.datasets.held_out import HeldOut
 from afm.datasets.hub_sets import Lock, LockedSet
 from afm.datasets.published import data_files, published_rows
 from afm.errors import AfmError, DataError
-from afm.evaluation.task_files import task_files
+from afm.evaluation.job import task_files
 
 datasets = pytest.importorskip("datasets")
 

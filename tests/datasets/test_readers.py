@@ -25,7 +25,7 @@ from afm.datasets.published import BadRows, ReadCounts, published_rows, read_pub
 from afm.datasets.readers import READERS
 from afm.datasets.sources import Preparation, Product
 from afm.errors import DataError
-from afm.evaluation.task_files import read_benchmark
+from afm.evaluation.job import read_benchmark
 from afm.rewards import Sample, load_reward
 from afm.rewards.code_tests.problem import read_problem
 from afm.rewards.sources import BY_SOURCE, scorer_name

@@ -11,7 +11,7 @@ from afm.cli.main import app
 from afm.errors import ConfigError, DataError
 from afm.evaluation import summarise
 from afm.evaluation.config import load_config
-from afm.evaluation.task_files import read_benchmark
+from afm.evaluation.job import read_benchmark
 from afm.rewards import Sample, load_reward
 from afm.trajectory.types import Author, Segment
 

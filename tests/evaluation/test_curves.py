@@ -4,7 +4,7 @@ import json
 import math
 
 from afm.evaluation.charts import Curve, Series, draw
-from afm.evaluation.curves import read_curves
+from afm.evaluation.training_logs import read_curves
 
 
 def write(path, rows, tail=""):

@@ -5,8 +5,7 @@ from collections import Counter
 
 import pytest
 
-from afm.evaluation.data_page import binned, named
-from afm.evaluation.data_stats import DataStats, Histogram, answer_type
+from afm.evaluation.data_stats import DataStats, Histogram, answer_type, binned, named
 from afm.trajectory import RecordWriter
 from afm.trajectory.record import CallRecord, Cost, Record, TextSegment
 

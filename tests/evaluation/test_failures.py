@@ -3,8 +3,7 @@
 import pytest
 
 from afm.agents import load_agent
-from afm.evaluation.failures import Failure, failure_groups, failure_of
-from afm.evaluation.scan import scan
+from afm.evaluation.failures import Failure, failure_groups, failure_of, scan
 from afm.trajectory.record import Cost, StopReason, Verdict
 from afm.trajectory.sealing import sealed
 

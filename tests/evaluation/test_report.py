@@ -12,14 +12,21 @@ from afm.datasets import Task
 from afm.errors import ConfigError, DataError
 from afm.evaluation import paired_difference, summarise
 from afm.evaluation.benchmarks import PublishedScore
-from afm.evaluation.beside import BenchmarkNote, Beside
 from afm.evaluation.compare import short_names
-from afm.evaluation.failures import failure_groups
-from afm.evaluation.links import ViewLinks
+from afm.evaluation.failures import Scan, failure_groups
 from afm.evaluation.manifest import Sources, make_manifest
 from afm.evaluation.report import stage_rows, write_comparison, write_report, write_run_report
-from afm.evaluation.report_input import Command, Fact, Pair, ReportInput, StageDifference, StageResult
-from afm.evaluation.scan import Scan
+from afm.evaluation.report_input import (
+    BenchmarkNote,
+    Beside,
+    Command,
+    Fact,
+    Pair,
+    ReportInput,
+    StageDifference,
+    StageResult,
+    ViewLinks,
+)
 from afm.evaluation.words import difference_words, headline, number, percent, points, rounds_words
 from afm.models.base import SamplingParams
 from afm.trajectory.io import RecordWriter

@@ -3,9 +3,8 @@
 import pytest
 
 from afm.errors import DataError
-from afm.evaluation.paired import paired_difference
+from afm.evaluation.paired import Per, Played, Quantity, paired_difference, savings
 from afm.evaluation.prices import Prices
-from afm.evaluation.savings import Per, Played, Quantity, savings
 from afm.evaluation.words import CostCells, cost_cells, savings_words
 from afm.trajectory.record import CallRecord, Cost
 

@@ -13,8 +13,8 @@ from afm.agents import AgentSpec, load_agent, shipped_agents
 from afm.agents.load import MODEL_AGENT_FILE, MODEL_AGENTS_DIR
 from afm.errors import ConfigError, DataError
 from afm.evaluation.blocks import blocks_of
-from afm.evaluation.evaluation_folder import agents_of
 from afm.evaluation.manifest import MANIFEST_FILE, read_manifest
+from afm.evaluation.run_folder import agents_of
 from afm.trajectory.record import Record
 from afm.trajectory.types import Author
 

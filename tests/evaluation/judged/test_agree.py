@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from afm.cli.main import app
 from afm.errors import ConfigError, DataError, EngineError
-from afm.evaluation.agreement.agree import agree
+from afm.evaluation.judged.agree import agree
 from afm.evaluation.settings import AgreementSettings
 
 CELLS = {"right yes": 20, "right no": 5, "wrong yes": 10, "wrong no": 15}

@@ -1,7 +1,7 @@
 """Judges work on a sealed benchmark, and nothing they are shown or say is written in plain form."""
 
-from afm.evaluation.agreement.agree import agree
-from afm.evaluation.choosing.choose import choose
+from afm.evaluation.judged.agree import agree
+from afm.evaluation.judged.choose import choose
 from afm.evaluation.settings import AgreementSettings, BestOfSettings
 
 SECRETS = (b"question of", b"right", b"wrong", b"It fits", b"As compared")

@@ -136,13 +136,12 @@ def test_a_report_loads_nothing_fits_and_leads_to_its_trajectories(
 ):
     from urllib.parse import urlsplit
 
-    from afm.evaluation.health import Aspect
-    from afm.evaluation.links import ViewLinks
+    from afm.evaluation.failures import scan
     from afm.evaluation.metrics import summarise
     from afm.evaluation.report import write_report
-    from afm.evaluation.report_input import ReportInput, StageResult
-    from afm.evaluation.scan import scan
-    from afm.evaluation.score_curves import score_curves
+    from afm.evaluation.report_input import ReportInput, StageResult, ViewLinks
+    from afm.evaluation.report_sections import score_curves
+    from afm.evaluation.training_logs import Aspect
     from afm.trajectory.io import load_records
 
     records = load_records(run / "a.jsonl") + load_records(run / "c.jsonl")

@@ -1,16 +1,20 @@
-"""The model of an evaluation: its folder is whole, or its server answers and serves it with room enough."""
+"""The models of an evaluation, before it runs: the one that answers, and the judges that choose or judge again."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
 from afm.agents import model_folder
 from afm.evaluation.config import EvalConfig
+from afm.evaluation.measures import Method
 from afm.models.load import served_by_all
 from afm.models.replicas import addresses
 from afm.planning import Finding, Level, Report, missing_model_files, model_shape
+from afm.rewards.judge_endpoint import JudgeEndpoint
 from afm.settings import load_settings
+from afm.tools.health import unanswered
 
 
 def model_findings(config: EvalConfig, wanted: int | None) -> list[Finding]:
@@ -73,3 +77,38 @@ def _tokenizer(config: EvalConfig) -> Iterator[Finding]:
         yield Finding(Level.ERROR, "model", "a server needs its tokenizer here; give model.tokenizer=DIR")
     elif not (model_folder(where) / "tokenizer.json").is_file():
         yield Finding(Level.ERROR, "model", f"{where}: no tokenizer.json; give the model's own folder")
+
+
+def further_judges(config: EvalConfig, questions: int) -> Iterator[Finding]:
+    """What ``best_of`` and ``agreement`` need: rounds, an endpoint that answers, and its key."""
+    best_of, why_not = config.choosing()
+    if why_not:
+        yield Finding(Level.WARNING, "best_of", f"left out: {why_not}")
+    if best_of is not None:
+        graded = config.rounds if Method.SCORE in best_of.methods else 0
+        listed = sum(config.rounds // k for k in best_of.sizes) if Method.LIST in best_of.methods else 0
+        yield from _endpoint("best_of", best_of.judge, questions * (graded + listed))
+    again, why_not = config.agreeing()
+    if why_not:
+        yield Finding(Level.WARNING, "agreement", f"left out: {why_not}")
+    if again is not None:
+        episodes = min(again.episodes or questions * config.rounds, questions * config.rounds)
+        for judge in again.judges:
+            calls = episodes * again.repeats * (2 if judge.control else 1)
+            yield from _endpoint("agreement", judge, calls)
+
+
+def _endpoint(subject: str, judge: JudgeEndpoint, calls: int) -> Iterator[Finding]:
+    place = judge.place()
+    if place.url is None:
+        return
+    text = f"{place.model} at {place.url}, at most {calls:,} calls"
+    if place.api_key is None:
+        advice = f"export {judge.key_variable} if it needs one"
+        yield Finding(Level.WARNING, subject, f"{text}, asked without a key; {advice}")
+    else:
+        yield Finding(Level.OK, subject, text)
+    if why_not := asyncio.run(unanswered(place.url)):
+        # Episodes and scores are there by then, and `afm eval choose` or `agree` makes up for it.
+        told = f"nobody answers at {place.url} ({why_not}); start it, or mend its address"
+        yield Finding(Level.ERROR, subject, told)

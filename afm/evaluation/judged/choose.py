@@ -7,21 +7,25 @@ from pathlib import Path
 from typing import Any
 
 from afm.errors import ConfigError
-from afm.evaluation.asking import Asking, OnProgress, Request
-from afm.evaluation.choosing.candidates import Candidate, Question, questions_of, settled, shuffled
-from afm.evaluation.choosing.prompt import (
+from afm.evaluation.judged.asking import Asking, OnProgress, Request
+from afm.evaluation.judged.candidates import (
+    Candidate,
+    Question,
     Reply,
     list_messages,
     list_schema,
+    questions_of,
     read_choice,
     read_grade,
     score_messages,
     score_schema,
+    settled,
+    shuffled,
 )
-from afm.evaluation.finished import finished_metrics, keep_metrics, records_of
 from afm.evaluation.manifest import MANIFEST_FILE, read_manifest
 from afm.evaluation.measures import BestOf, Method, best_of_k
 from afm.evaluation.metrics import Metrics
+from afm.evaluation.run import finished_metrics, keep_metrics, records_of
 from afm.evaluation.settings import BestOfSettings
 from afm.evaluation.statistics import mean_of_shares
 from afm.rewards.judge_store import cache_key

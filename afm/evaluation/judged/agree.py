@@ -12,10 +12,10 @@ from typing import Any
 
 from afm.errors import ConfigError, DataError, RewardError
 from afm.evaluation.agents import Agents
-from afm.evaluation.asking import Asking, OnProgress, Request
-from afm.evaluation.finished import finished_metrics, keep_metrics, records_of
+from afm.evaluation.judged.asking import Asking, OnProgress, Request
 from afm.evaluation.manifest import MANIFEST_FILE, read_manifest
 from afm.evaluation.metrics import Metrics, task_of
+from afm.evaluation.run import finished_metrics, keep_metrics, records_of
 from afm.evaluation.settings import AgreementSettings
 from afm.evaluation.statistics import Agreement, agreement
 from afm.rewards import Sample

@@ -1,1 +1,0 @@
-"""Test-time scaling by a judge: it chooses among several episodes of a question, without the gold answer."""
