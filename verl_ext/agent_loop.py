@@ -32,13 +32,12 @@ from afm.rollout.routes import ROUTE_KEY, Opened, Routes
 from afm.sandbox.slots import share_cores
 from afm.tools import Tool, load_tools
 from afm.trajectory.record import Verdict
-from verl_ext.choices import CPU_ENGINE
+from verl_ext.checks import CPU_ENGINE
 from verl_ext.failures import is_fatal, record_failure
 from verl_ext.guard import SAMPLER, refuse_non_finite
 from verl_ext.kept_episodes import keep, worth_keeping
 from verl_ext.metrics import validating
-from verl_ext.samples import failed_output, output
-from verl_ext.server_model import ServerModel, room_of
+from verl_ext.server_model import ServerModel, failed_output, output, room_of
 from verl_ext.settings import Unfinished, load_episode_settings, unfinished
 
 _SHARES = 1 << 16

@@ -28,10 +28,16 @@ from afm.settings import load_settings as load_environment
 from afm.tools.doctor import tool_findings
 from afm.tools.health import unanswered
 from verl_ext.arithmetic import checkpoint_finding, host_bytes, kv_cache, phases
+from verl_ext.checks import check
 from verl_ext.compose import compose, overrides_of
-from verl_ext.context import agent_findings, engine_findings
-from verl_ext.judging import judge_address, judge_findings, reward_settings
-from verl_ext.plan import called_tools, check, check_trackers, missing_packages, ray_overrides, steps_of
+from verl_ext.doctor_findings import (
+    agent_findings,
+    engine_findings,
+    judge_address,
+    judge_findings,
+    reward_settings,
+)
+from verl_ext.plan import called_tools, check_trackers, missing_packages, ray_overrides, steps_of
 from verl_ext.prompts import rl_prompts
 from verl_ext.rows import Rows, prompt_finding, read_rows, row_findings
 from verl_ext.settings import RlSettings, load_settings

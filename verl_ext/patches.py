@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from verl_ext.checkpoints import CHECKPOINT_REQUEST, begin_checkpoint, stored_world_size
-from verl_ext.choices import CPU_ENGINE
+from verl_ext.checks import CPU_ENGINE
 from verl_ext.curriculum import start_curriculum
 from verl_ext.guard import SAMPLER
 from verl_ext.kept_episodes import keep_advantages

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,12 +21,11 @@ from afm.planning.gpu_software import (
     try_imports,
 )
 from afm.rewards import load_reward
-from verl_ext.choices import check_choices
+from verl_ext.checks import check
 from verl_ext.compose import Flat, arguments, compose, overrides_of
 from verl_ext.metrics import ENGINE_LOG
 from verl_ext.rows import check_agents
 from verl_ext.settings import RlSettings
-from verl_ext.workload import check_sizes
 
 if TYPE_CHECKING:
     from afm.rollout.routes import Route
@@ -156,100 +154,6 @@ def command(settings: RlSettings, scratch: str, steps: int | None = None) -> tup
     return [sys.executable, "-P", "-m", "verl.trainer.main_ppo", *arguments(overrides), *hydra], config
 
 
-def check(config: Any) -> None:
-    """Words and arithmetic that verl finds out about late or not at all.
-
-    Raises:
-        ConfigError: An unknown algorithm, batch sizes that do not divide, or a sample that does not fit.
-    """
-    check_choices(config)
-    check_sizes(config)
-    _check_numbers(config)
-    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
-    batch, mini, samples = config.data.train_batch_size, actor.ppo_mini_batch_size, rollout.n
-    if batch % mini:
-        raise ConfigError(
-            f"data.train_batch_size is {batch}, actor.ppo_mini_batch_size {mini}: the first must be a multiple"
-        )
-    updates = config.trainer.v1.separate_async.parameter_sync_step
-    if config.trainer.v1.trainer_mode == "separate_async" and batch != updates * mini:
-        raise ConfigError(
-            f"data.train_batch_size is {batch}; with trainer.v1.trainer_mode=separate_async verl wants "
-            f"trainer.v1.separate_async.parameter_sync_step x actor.ppo_mini_batch_size = {updates} x {mini}"
-        )
-    if config.algorithm.filter_groups.enable and samples < 2:
-        raise ConfigError(
-            f"algorithm.filter_groups needs at least 2 samples a prompt, rollout.n is {samples}"
-        )
-    world = config.trainer.n_gpus_per_node * config.trainer.nnodes
-    split = actor.ulysses_sequence_parallel_size
-    if world % split:
-        raise ConfigError(f"{world} GPUs do not divide by actor.ulysses_sequence_parallel_size={split}")
-    ranks = world // split
-    if mini * samples % ranks:
-        raise ConfigError(f"mini batch of {mini} x {samples} samples does not divide by {ranks} data ranks")
-    if actor.use_dynamic_bsz:
-        _check_token_budget(config)
-        return
-    for key, size, count in _micro_batches(config, ranks):
-        if size is None or count % size:
-            raise ConfigError(
-                f"{key} is {size}; expected a divisor of the {count} samples that a rank has there"
-            )
-
-
-def _check_numbers(config: Any) -> None:
-    """Refuse what verl would find out about at the first update, or never."""
-    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
-    rates = {"actor_rollout_ref.actor.optim.lr": actor.optim.lr, "critic.optim.lr": config.critic.optim.lr}
-    for key, rate in rates.items():
-        if type(rate) not in (int, float) or not 0 <= rate < math.inf:
-            raise ConfigError(f"verl.{key}: got {rate!r}, expected a number, 0 or above")
-    if type(rollout.temperature) not in (int, float) or not 0 < rollout.temperature < math.inf:
-        raise ConfigError(
-            f"verl.actor_rollout_ref.rollout.temperature: got {rollout.temperature!r}, expected a number above 0"
-        )
-    steps, bound = config.trainer.total_training_steps, config.algorithm.filter_groups.max_num_gen_batches
-    if steps is not None and (type(steps) is not int or steps < 1):
-        raise ConfigError(f"verl.trainer.total_training_steps: got {steps!r}, expected 1 or more, or null")
-    if type(bound) is not int:
-        text = "expected a whole number (0: no bound)"
-        raise ConfigError(f"verl.algorithm.filter_groups.max_num_gen_batches: got {bound!r}, {text}")
-
-
-def _micro_batches(config: Any, ranks: int) -> Iterator[tuple[str, int | None, int]]:
-    """Key, value and number of samples of every micro batch that is used."""
-    parts, samples = config.actor_rollout_ref, config.actor_rollout_ref.rollout.n
-    per_step = config.data.train_batch_size * samples // ranks
-    yield (
-        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
-        parts.actor.ppo_micro_batch_size_per_gpu,
-        parts.actor.ppo_mini_batch_size * samples // ranks,
-    )
-    key = "log_prob_micro_batch_size_per_gpu"
-    yield f"actor_rollout_ref.rollout.{key}", parts.rollout[key], per_step
-    if parts.actor.use_kl_loss or config.algorithm.use_kl_in_reward:
-        yield f"actor_rollout_ref.ref.{key}", parts.ref[key], per_step
-    if config.algorithm.adv_estimator == "gae":
-        size = config.critic.ppo_micro_batch_size_per_gpu
-        yield (
-            "critic.ppo_micro_batch_size_per_gpu",
-            size,
-            config.critic.ppo_mini_batch_size * samples // ranks,
-        )
-
-
-def _check_token_budget(config: Any) -> None:
-    actor = config.actor_rollout_ref.actor
-    longest = config.data.max_prompt_length + config.data.max_response_length
-    budget = actor.ppo_max_token_len_per_gpu * actor.ulysses_sequence_parallel_size
-    if budget < longest:
-        raise ConfigError(
-            f"actor.ppo_max_token_len_per_gpu x ulysses_sequence_parallel_size is {budget} tokens; the "
-            f"longest sample has {longest} (data.max_prompt_length + data.max_response_length)"
-        )
-
-
 def check_files(settings: RlSettings) -> None:
     """Whether everything a run reads is there, before it costs time.
 
@@ -267,24 +171,24 @@ def obstacles(settings: RlSettings, *, packages: bool = True) -> list[str]:
     Args:
         packages: Look for what nodes with GPUs have, too: the packages that verl imports there, and the model's folder.
     """
-    found = [
+    missing = [
         f"{file}: no such file (train_files, val_files)"
         for file in (*settings.train_files, *settings.val_files)
         if not Path(file).is_file()
     ]
     model = Path(settings.model)
     if settings.platform == "cpu" and not (model / "config.json").is_file():
-        found.append(f"{model}: no config.json; expected the folder of a Hugging Face model (model)")
+        missing.append(f"{model}: no config.json; expected the folder of a Hugging Face model (model)")
     elif packages and not model.is_dir() and not _ELSEWHERE.fullmatch(settings.model):
-        found.append(f"{model}: no such folder; expected one, or ORGANISATION/NAME on the hub (model)")
-    for check in (check_trackers, called_tools, *(() if found else (check_agents,))):
+        missing.append(f"{model}: no such folder; expected one, or ORGANISATION/NAME on the hub (model)")
+    for look in (check_trackers, called_tools, *(() if missing else (check_agents,))):
         try:
-            check(settings)
+            look(settings)
         except (ConfigError, DataError, MissingExtraError) as error:
-            found.append(str(error))
+            missing.append(str(error))
     if settings.platform == "gpu" and packages:
-        found += missing_packages(compose(overrides_of(settings, ray_overrides(settings, "RAY"))))
-    return found
+        missing += missing_packages(compose(overrides_of(settings, ray_overrides(settings, "RAY"))))
+    return missing
 
 
 def missing_packages(config: Any) -> list[str]:
@@ -331,10 +235,10 @@ def called_tools(settings: RlSettings) -> dict[str, Tool]:
     Raises:
         ConfigError: One is not declared, or the tools file is wrong.
     """
-    found: dict[str, Tool] = {}
+    called: dict[str, Tool] = {}
     for route in settings.routes():
-        found |= _called_by(route)
-    return found
+        called |= _called_by(route)
+    return called
 
 
 def _called_by(route: Route) -> dict[str, Tool]:

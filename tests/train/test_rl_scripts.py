@@ -16,8 +16,8 @@ from afm.models.tiny import create_tiny_model, train_tokenizer
 from afm.rewards import Sample
 from afm.rewards.overlong import OverlongPenalty
 from afm.trajectory.types import Author, Segment
+from verl_ext.doctor_findings import reward_settings
 from verl_ext.guard import GroupFate, SampleGroup
-from verl_ext.judging import reward_settings
 from verl_ext.plan import command
 from verl_ext.settings import RlSettings, load_settings
 

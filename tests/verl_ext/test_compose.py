@@ -4,8 +4,9 @@ from typing import Any
 import pytest
 
 from afm.errors import ConfigError
+from verl_ext.checks import check
 from verl_ext.compose import compose, flatten, hydra_text, overrides_of
-from verl_ext.plan import called_tools, check, command, environment, total_steps, trainer_environment
+from verl_ext.plan import called_tools, command, environment, total_steps, trainer_environment
 from verl_ext.settings import RlSettings
 
 pytest.importorskip("verl")
@@ -196,7 +197,7 @@ def test_batch_arithmetic_is_checked_before_anything_starts(
 def test_the_words_are_those_that_verl_knows() -> None:
     from verl.trainer.ppo import core_algos
 
-    from verl_ext.choices import CHOICES
+    from verl_ext.checks import CHOICES
 
     assert set(CHOICES["algorithm.adv_estimator"]) == set(core_algos.ADV_ESTIMATOR_REGISTRY)
     losses = CHOICES["actor_rollout_ref.actor.policy_loss.loss_mode"]
@@ -206,9 +207,9 @@ def test_the_words_are_those_that_verl_knows() -> None:
 def test_groups_are_filtered_by_what_samples_tell(tmp_path: Path) -> None:
     from afm.rollout import Episode
     from afm.trajectory.record import Cost, StopReason, Verdict
-    from verl_ext.choices import FACTS
+    from verl_ext.checks import FACTS
     from verl_ext.guard import DRIFT
-    from verl_ext.samples import facts
+    from verl_ext.server_model import facts
 
     episode = Episode((1,), (2,), (1,), (0.0,), (), (), StopReason.ANSWER, Cost())
     verdict = Verdict(score=1.0, parts={"correct": 1.0, "format": 1.0, "overlong": 0.0})

@@ -1,17 +1,29 @@
-"""Whether an episode fits: prompt, response and observations against the engine's, the model's and the reward's limits."""
+"""What the doctor looks at in episodes: whether they fit, whether they can be judged, and what a model judge costs.
+
+Prompt, response and observations are compared with the limits of the engine, the model and the reward.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from afm.agents import Limits
+from afm.configuration import read_mapping, validated
+from afm.datasets import Task
+from afm.errors import DataError
 from afm.planning import Finding, Level, ModelShape
-from afm.rewards import RewardSettings
+from afm.rewards import RewardSettings, load_reward
+from afm.rewards.gold import gold_answers
+from afm.rewards.judge import ModelJudge, WithoutEndpoint
+from afm.rewards.judge_prompt import SCHEMA, Case, messages
 from afm.rewards.overlong import CountedTokens
-from verl_ext.choices import SHAPED
+from afm.settings import Environment
+from verl_ext.checks import SHAPED
+from verl_ext.rows import Rows
 from verl_ext.workload import CRITIC_BUDGET, Workload
 
 _CHARS_A_TOKEN = 4
@@ -54,8 +66,8 @@ def _positions(load: Workload, shape: ModelShape, config: Any) -> Iterator[Findi
     needed = load.engine.model_len or load.longest
     trainer = _positions_in(config.actor_rollout_ref.model.override_config) or shape.max_positions
     key = _ENGINE_OVERRIDES.get(load.engine.name)
-    given = config.actor_rollout_ref.rollout.engine_kwargs.get(load.engine.name) or {}
-    engine = (_positions_in(given.get(key)) if key else None) or shape.max_positions
+    overrides = config.actor_rollout_ref.rollout.engine_kwargs.get(load.engine.name) or {}
+    engine = (_positions_in(overrides.get(key)) if key else None) or shape.max_positions
     text = f"sequences of {needed:,} tokens against {{:,}} positions of the model"
     if trainer < needed:
         yield Finding(
@@ -72,8 +84,8 @@ def _positions(load: Workload, shape: ModelShape, config: Any) -> Iterator[Findi
             f"rollout.engine_kwargs.{load.engine.name}.{key} to {{max_position_embeddings: {needed}}} too",
         )
     elif shape.max_positions < needed:
-        told = f"{text.format(trainer)} by override, {shape.max_positions:,} by its config.json: unseen in its training"
-        yield Finding(Level.WARNING, "positions", told)
+        message = f"{text.format(trainer)} by override, {shape.max_positions:,} by its config.json: unseen in its training"
+        yield Finding(Level.WARNING, "positions", message)
     else:
         yield Finding(Level.OK, "positions", text.format(trainer))
 
@@ -85,8 +97,8 @@ def _positions_in(overrides: Any) -> int | None:
             overrides = json.loads(overrides)
         except ValueError:
             return None
-    found = overrides.get("max_position_embeddings") if hasattr(overrides, "get") else None
-    return int(found) if isinstance(found, int) else None
+    positions = overrides.get("max_position_embeddings") if hasattr(overrides, "get") else None
+    return int(positions) if isinstance(positions, int) else None
 
 
 def _budgets(load: Workload, config: Any) -> Iterator[Finding]:
@@ -123,8 +135,8 @@ def _observations(load: Workload, limits: Limits) -> Iterator[Finding]:
     advice = "; lower limits.max_observation_chars" if low else ""
     yield Finding(Level.WARNING if low else Level.OK, "observations", text + advice)
     if limits.max_turn_tokens and limits.max_turn_tokens > load.response:
-        said = f"limits.max_turn_tokens is {limits.max_turn_tokens:,}, more than a response has ({load.response:,})"
-        yield Finding(Level.WARNING, "observations", said)
+        message = f"limits.max_turn_tokens is {limits.max_turn_tokens:,}, more than a response has ({load.response:,})"
+        yield Finding(Level.WARNING, "observations", message)
 
 
 def _overlong(load: Workload, limits: Limits, reward: RewardSettings) -> Iterator[Finding]:
@@ -156,3 +168,102 @@ def _shaping(load: Workload, reward: RewardSettings, config: Any) -> Iterator[Fi
         text = f"groups are filtered by {metric}, which holds the overlong penalty: a group of wrong answers"
         advice = "set verl.algorithm.filter_groups.metric=acc"
         yield Finding(Level.WARNING, "filter", f"{text} is trained on where lengths differ; {advice}")
+
+
+_JUDGE_CHARS_A_TOKEN = 3
+"""As the judge's own budget counts."""
+_LIMITS = ("max_tokens", "max_completion_tokens")
+
+
+def reward_settings(source: Path | dict[str, Any] | None) -> RewardSettings:
+    """The reward file of a run, checked as a whole.
+
+    Raises:
+        ConfigError: Names the file, the key path, the value and what was expected.
+    """
+    load_reward(source)
+    label, data = read_mapping({} if source is None else source, "reward")
+    return validated(RewardSettings, data, label)
+
+
+def judge_findings(
+    rows: Rows,
+    load: Workload,
+    reward: RewardSettings,
+    environment: Environment,
+    steps: int | None,
+    share: float = 1.0,
+) -> Iterator[Finding]:
+    """Scorers of the rows; for a model judge its endpoint, its key and the cost of a step.
+
+    Args:
+        share: Of all samples of a step, what belongs to these rows.
+    """
+    if rows.scorers:
+        listed = ", ".join(f"{name} ({count:,} rows)" for name, count in rows.scorers.most_common())
+        yield Finding(Level.OK, "rewards", f"judged by {listed}; formula {reward.formula}")
+    if not rows.scorers["judge"]:
+        return
+    judge = reward.judge
+    url = judge.url or environment.grm_base_url
+    if url is None:
+        yield _unjudged(reward)
+        return
+    ModelJudge(judge)  # an address or a key that cannot be used is an error
+    key = "" if environment.grm_api_key else "; GRM_API_KEY is not set, so it is asked without a key"
+    model = judge.model or environment.grm_model_name
+    yield Finding(Level.WARNING if key else Level.OK, "judge", f"{model} at {url}{key}")
+    yield Finding(Level.OK, "judge", _cost(rows, load, reward, model, steps, share))
+
+
+def judge_address(reward: RewardSettings, environment: Environment) -> str | None:
+    """Where the model judge is, if there is one."""
+    return reward.judge.url or environment.grm_base_url
+
+
+def _unjudged(reward: RewardSettings) -> Finding:
+    advice = "set GRM_BASE_URL (GRM_API_KEY, GRM_MODEL_NAME), or rewards.judge.url"
+    if reward.judge.without_endpoint is WithoutEndpoint.ABSTAIN:
+        text = "no endpoint, so no sample of these rows has a score and the first step ends the run"
+        return Finding(Level.ERROR, "judge", f"{text}; {advice}")
+    text = "no endpoint: exact match stands in, which is harsher"
+    return Finding(Level.WARNING, "judge", f"{text}; {advice}")
+
+
+def _cost(
+    rows: Rows, load: Workload, reward: RewardSettings, model: str, steps: int | None, share: float
+) -> str:
+    """Calls and tokens at most, of the samples that are trained on; those that group filtering drops come on top."""
+    judge = reward.judge
+    samples = round(share * load.episodes * rows.scorers["judge"] / rows.good)
+    calls = samples * (2 if judge.control else 1)
+    fields = judge.request_fields(model, SCHEMA)
+    reply = next((int(fields[key]) for key in _LIMITS if key in fields), 0)
+    asked = _prompt_tokens(rows.judged)
+    tokens = calls * (asked + reply)
+    text = (
+        f"at most {calls:,} calls a step ({samples:,} samples{', accepted ones twice' if judge.control else ''}) of about "
+        f"{asked:,} + {reply:,} tokens: {tokens:,} tokens"
+    )
+    if steps:
+        text += f", {tokens * steps:,} in {steps:,} steps"
+    if (price := judge.price_per_million_tokens) is not None:
+        text += f", {tokens * price / 1e6:,.2f} a step" + (
+            f" and {tokens * steps * price / 1e6:,.2f} in all" if steps else ""
+        )
+        text += f" at {price:g} a million"
+    if load.filtered:
+        text += "; groups that are filtered out come on top"
+    return text + "; exact matches and cached verdicts cost nothing"
+
+
+def _prompt_tokens(tasks: list[Task]) -> int:
+    sizes = []
+    for task in tasks:
+        try:
+            accepted = gold_answers(task.ground_truth)
+        except DataError:
+            continue
+        case = Case(task.question, accepted, accepted[0])
+        sizes.append(sum(len(message["content"]) for message in messages(case)) // _JUDGE_CHARS_A_TOKEN)
+    return sum(sizes) // len(sizes) if sizes else 0
