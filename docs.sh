@@ -11,7 +11,7 @@ if [ "$(cat "$DOCS_VENV/.lock" 2>/dev/null)" != "$lock" ]; then
   "$DOCS_VENV/bin/python" -m pip --quiet --disable-pip-version-check install --no-deps -r requirements/docs.txt
   echo "$lock" > "$DOCS_VENV/.lock"
 fi
-"${VENV:-.venv}/bin/python" -m afm.cli.reference docs/reference
+"${VENV:-.venv}/bin/python" benchmarks/reference_pages.py docs/reference
 if [ "${1:-build}" = serve ]; then exec "$DOCS_VENV/bin/mkdocs" serve; fi
 NO_MKDOCS_2_WARNING=1 "$DOCS_VENV/bin/mkdocs" build --strict
 if grep -rlE '<(link|script|img|iframe)[^>]+(href|src)="?(https?:)?//' site --include='*.html'; then

@@ -241,7 +241,7 @@ def table(runs: list[dict[str, Any]], changes: list[dict[str, Any]]) -> Iterator
 
 def main() -> None:
     """Record, filter, train, evaluate, print."""
-    from afm.cli.recipes.wiki_server import wiki_server
+    from afm.cli.recipes import wiki_server
 
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

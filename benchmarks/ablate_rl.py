@@ -45,7 +45,7 @@ def afm(*words: str) -> None:
 def serving(world: str, run: Path) -> AbstractContextManager[None]:
     """What the world's tool needs."""
     from afm.cli.data import WorldKind
-    from afm.cli.recipes.recipe import recipe_of
+    from afm.cli.recipes import recipe_of
 
     return recipe_of(WorldKind(world)).serving(run / "world") if world == "wiki" else nullcontext()
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from timing import environment, report
 
-from afm.cli.recipes.wiki_server import wiki_server
+from afm.cli.recipes import wiki_server
 from afm.datasets import write_tasks
 from afm.datasets.encyclopaedia import Encyclopaedia, write_encyclopaedia
 from afm.datasets.mini_world import Split, generate

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from afm.cli.recipes.wiki_server import wiki_server
+from afm.cli.recipes import wiki_server
 from afm.datasets.encyclopaedia.reading import find_fact, read_chain
 from afm.distill import EventKind, read_events
 from afm.processes import tied_environment

@@ -202,7 +202,7 @@ def terminal(command: str, show: Callable[[Any], None], width: int = 104) -> str
 
 def show_answer(console: Any) -> None:
     """One turn of `afm ask`, with times as everywhere in the pictures."""
-    from afm.cli.ask.view import EpisodeView
+    from afm.cli.ask_chat import EpisodeView
     from afm.rollout import CallFinished, EpisodeEvent, run_episode
 
     tools = load_tools(ROOT / "configs/tools/code_executor.yaml")

@@ -1,17 +1,22 @@
-"""``afm convert``: trajectories from one format to another."""
+"""``afm convert``, ``afm validate`` and ``afm data merge``: formats of trajectories, their rules, and those of a recorded team."""
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from afm.cli.options import given_agent
-from afm.errors import DataError, UsageError
+from afm.cli.options import OnBadRows, agent_option
+from afm.errors import DataError, TrajectoryError, UsageError
+
+if TYPE_CHECKING:
+    from afm.tools.arguments import Reader
+    from afm.trajectory.convert.files import TrajectoryRow
 
 
 class FormatName(StrEnum):
@@ -27,13 +32,6 @@ class FormatName(StrEnum):
     SMOLAGENTS = "smolagents"
     ATIF = "atif"
     OPENAI_AGENTS = "openai_agents"
-
-
-class OnBadRows(StrEnum):
-    """What a row that cannot be converted means."""
-
-    ERROR = "error"
-    DROP = "drop"
 
 
 _ATIF_VERSIONS = tuple(f"1.{minor}" for minor in range(9))
@@ -81,7 +79,7 @@ def convert(
     if atif_version not in _ATIF_VERSIONS:
         raise UsageError(f"--atif-version {atif_version}: expected 1.0 to 1.8")
     context = Context(
-        agent=given_agent(agent) if agent is not None else None,
+        agent=agent_option(agent) if agent is not None else None,
         missing_thought=missing_thought,
         tools=_names(tool or ()),
         bare=bare,
@@ -118,3 +116,131 @@ def _names(told: Sequence[str]) -> Mapping[str, str]:
             raise UsageError(f"--tool {pair!r}: expected THEIRS=OURS, for example search=wiki_search")
         names[theirs] = ours
     return names
+
+
+def validate(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="Trajectory JSONL, alpaca rows, or any format of `afm convert`.", exists=True, dir_okay=False
+        ),
+    ],
+    agent: Annotated[
+        str | None,
+        typer.Option(
+            help="Agent to check against: a shipped name or a YAML. Default: the one each row names."
+        ),
+    ] = None,
+    read_as: Annotated[
+        FormatName | None, typer.Option("--from", help="What FILE holds; by default found by its first row.")
+    ] = None,
+    tools: Annotated[
+        Path | None,
+        typer.Option(
+            help="Tools YAML whose classes read the calls. By default the shipped tools, by their names.",
+            exists=True,
+            dir_okay=False,
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a row.")] = False,
+) -> None:
+    """Check every trajectory in FILE against the rules of its agent, and its calls by the readers of the tools.
+
+    Every fault is printed with file, line and character. The exit status is 1 if there is any.
+    """
+    from afm.tools.arguments import readers_of
+    from afm.trajectory.convert.files import read_rows
+
+    if agent is not None:
+        agent_option(agent)
+    readers = readers_of(tools)
+    rows = faulty = 0
+    for row in read_rows(file, agent, read_as=read_as):
+        rows += 1
+        line, faults = _check(row, str(file), readers)
+        faulty += bool(faults)
+        if as_json:
+            print(_as_json(row, line, faults))
+        else:
+            for fault in faults:
+                print(fault)
+    if not rows:
+        raise DataError("holds no trajectories", path=str(file))
+    if not as_json:
+        print(f"{rows} trajectories: {rows - faulty} valid, {faulty} with faults")
+    if faulty:
+        raise typer.Exit(1)
+
+
+def _check(
+    row: TrajectoryRow | DataError, path: str, readers: Mapping[str, Reader]
+) -> tuple[int | None, Sequence[DataError]]:
+    from afm.tools.arguments import faults_of
+
+    if isinstance(row, DataError):
+        return row.line, [row]
+    return row.line, [
+        fault.located(path, row.line) for fault in faults_of(row.segments, row.spec, readers=readers)
+    ]
+
+
+def _as_json(row: TrajectoryRow | DataError, line: int | None, faults: Sequence[DataError]) -> str:
+    identity = None if isinstance(row, DataError) else row.id
+    listed = [_fault(fault) for fault in faults]
+    return json.dumps({"id": identity, "line": line, "valid": not faults, "faults": listed})
+
+
+def _fault(fault: DataError) -> dict[str, Any]:
+    if isinstance(fault, TrajectoryError):
+        return {"kind": fault.kind, "character": fault.character, "message": fault.message}
+    return {"kind": "unreadable", "character": None, "message": fault.message}
+
+
+def merge(
+    log: Annotated[Path, typer.Argument(help="Log of `afm serve gateway`.", exists=True, dir_okay=False)],
+    team: Annotated[
+        Path, typer.Option("--map", help="YAML as those in configs/teams.", exists=True, dir_okay=False)
+    ],
+    tasks: Annotated[Path, typer.Option(help="The tasks, as JSONL or parquet.", exists=True, dir_okay=False)],
+    out: Annotated[Path, typer.Option(help="Folder of trajectories.jsonl, dropped.jsonl, manifest.json.")],
+    agent: Annotated[str, typer.Option(help="A shipped agent's name or a YAML.")] = "mhqa",
+    name: Annotated[str, typer.Option(help="Name of the team in the trajectories.")] = "",
+    on_bad_rows: Annotated[
+        OnBadRows,
+        typer.Option(
+            help="Stop at a line of the log that cannot be read, or go on without it and without attempts that miss it."
+        ),
+    ] = OnBadRows.ERROR,
+) -> None:
+    """Turn a team's recorded model calls into one trajectory a task, or say why not.
+
+    What is dropped stands with its reason in `dropped.jsonl`, lines that cannot be read in `unreadable.jsonl`.
+    """
+    from afm.cli.progress import ProgressView
+    from afm.datasets import read_tasks
+    from afm.distill.gateway_merge import UNREADABLE_FILE, merge_gateway_log
+    from afm.distill.team_map import TeamMap
+
+    spec = agent_option(agent)
+    view = ProgressView()
+    merged = merge_gateway_log(
+        log,
+        read_tasks(tasks),
+        spec,
+        TeamMap.read(team, spec),
+        out,
+        name=name or log.parent.name,
+        drop_bad_lines=on_bad_rows is OnBadRows.DROP,
+        progress=view.update,
+    )
+    dropped = sum(merged.dropped.values())
+    spent = f", {merged.cost_usd:.2f} USD" if merged.cost_usd else ""
+    view.line(f"{merged.path}: {merged.kept} of {merged.kept + dropped} attempts kept{spent}")
+    for reason, count in sorted(merged.dropped.items()):
+        print(f"  dropped: {count} {reason}")
+    if merged.unreadable:
+        print(f"  lines that cannot be read: {merged.unreadable}, listed in {out / UNREADABLE_FILE}")
+    if merged.missing:
+        print(f"  tasks without a call in the log: {merged.missing}")
+    if not merged.kept:
+        raise DataError("no trajectory was kept; the reasons stand in dropped.jsonl", path=str(out))

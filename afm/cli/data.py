@@ -10,17 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from afm.cli.distill import distill
-from afm.cli.download import download
-from afm.cli.expand import expand
-from afm.cli.filter import filter_files
-from afm.cli.livecodebench import livecodebench
-from afm.cli.merge import merge
-from afm.cli.negative import negative
-from afm.cli.options import given_agent, given_prompt
-from afm.cli.published import mix, published, tasks
+from afm.cli.convert import merge
+from afm.cli.distill import distill, expand
+from afm.cli.options import agent_option, prompt_option
+from afm.cli.published import download, livecodebench, mix, published, tasks
 from afm.cli.queries import queries
-from afm.cli.stats import stats
+from afm.cli.trajectories import filter_files, negative, stats
 from afm.errors import DataError, UsageError
 
 if TYPE_CHECKING:
@@ -156,7 +151,7 @@ def prepare_sft(
     from afm.datasets.prepare import write_sft
     from afm.tools.arguments import readers_of
 
-    spec, readers, rows_read = given_agent(agent), readers_of(tools), _Records(records)
+    spec, readers, rows_read = agent_option(agent), readers_of(tools), _Records(records)
     try:
         rows = write_sft(rows_read, spec, out, name=name, inputs=[records], readers=readers)
     except DataError as error:
@@ -197,8 +192,8 @@ def prepare_rl(
     from afm.datasets.held_out import HeldOut
     from afm.datasets.prepare import GoldForm, RlPart, note_rl, write_rl, write_rl_held_out
 
-    form, spec = None if ground_truth is None else GoldForm(ground_truth), given_agent(agent)
-    source = None if prompt is None else given_prompt(prompt)
+    form, spec = None if ground_truth is None else GoldForm(ground_truth), agent_option(agent)
+    source = None if prompt is None else prompt_option(prompt)
     if validation is None:
         made = partial(write_rl, ability=ability, gold=form, inputs=[tasks], prompt=source)
         print(f"{out}: {made(read_tasks(tasks), spec, out, split=split)} rows")

@@ -12,7 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from afm.cli.project import configs_folder
+from afm.cli.options import configs_folder
 from afm.errors import AfmError, install_advice
 from afm.planning import Finding, Level, Report
 from afm.planning.gpu_software import gpu_findings

@@ -1,10 +1,12 @@
-"""``afm eval``: run a benchmark, resumable, and print its figures; compare what several runs measured."""
+"""``afm eval``: run evaluations, compare them, and play a team of models."""
 
 from __future__ import annotations
 
 import asyncio
 import shlex
 import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,15 +14,20 @@ import typer
 from typer.core import TyperGroup
 
 from afm.cli.eval_judged import agree, choose, print_judged
+from afm.cli.options import afm_command
 from afm.cli.progress import ProgressView
-from afm.cli.project import afm_command
 from afm.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
+    from afm.agents import AgentSpec
+    from afm.distill import ScriptedTeam
+    from afm.distill.model_team import ModelTeam
+    from afm.distill.player import TeamPlayer
     from afm.evaluation import Metrics
     from afm.evaluation.compare import Comparison
     from afm.evaluation.config import EvalConfig
     from afm.evaluation.paired import Savings
+    from afm.evaluation.settings import TeamChoice
 
 
 class _RunUnlessNamed(TyperGroup):
@@ -180,8 +187,6 @@ def _dry_run(settings: EvalConfig) -> None:
             f"model.path: {folder} is no folder; expected a model's folder or an http(s) address"
         )
     if settings.team is not None:
-        from afm.cli.eval_team import check_team
-
         check_team(settings, routes.first.declared)
     prices_of(settings)
     tasks = load_tasks(settings)
@@ -199,7 +204,6 @@ def _dry_run(settings: EvalConfig) -> None:
 
 
 def _run(settings: EvalConfig) -> Metrics:
-    from afm.cli.eval_team import open_team
     from afm.evaluation.job import run_job
 
     view = ProgressView(sys.stderr)
@@ -263,3 +267,91 @@ def _summary(settings: EvalConfig, metrics: Metrics) -> None:
     print(
         f"\nepisodes: {settings.out_dir}/episodes.jsonl\nnext: {afm_command()} report {shlex.quote(str(settings.out_dir))}"
     )
+
+
+SCRIPTED = "scripted"
+"""Names the embedded team of the agent in place of a file."""
+EVENTS_FILE = "team_events.jsonl"
+"""In the evaluation's folder: everything that the members did, attempts that failed included."""
+
+
+@asynccontextmanager
+async def open_team(config: EvalConfig, spec: AgentSpec) -> AsyncIterator[tuple[TeamPlayer, dict[str, Any]]]:
+    """The team that ``config`` names, and what the manifest says about it; all is closed at the end.
+
+    Raises:
+        ConfigError: The team's file, its tools or its roles are wrong.
+        UsageError: A change of its file is wrong.
+    """
+    from afm.distill.model_team import ModelTeam
+    from afm.distill.player import TeamPlayer
+    from afm.tools import load_tools
+
+    team = _team(config, spec)
+    source = config.tools or (team.settings.tools if isinstance(team, ModelTeam) else None)
+    async with AsyncExitStack() as opened:
+        if isinstance(team, ModelTeam):
+            opened.push_async_callback(team.close)
+        tools = load_tools(source) if source is not None else {}
+        for tool in tools.values():
+            opened.push_async_callback(tool.close)
+        if missing := sorted(_needed(team, spec) - set(tools)):
+            raise ConfigError(
+                f"the team calls {missing}; `tools` has {sorted(tools)}; name a file that has all of them"
+            )
+        priced = isinstance(team, ModelTeam) and team.priced
+        log = config.out_dir / EVENTS_FILE
+        player = opened.enter_context(TeamPlayer(team, spec, team.roles, tools, log, priced=priced))
+        yield player, _described(team)
+
+
+def check_team(config: EvalConfig, spec: AgentSpec) -> None:
+    """Read the team's file and its tools, and start nothing.
+
+    Raises:
+        ConfigError: Something in them is wrong.
+    """
+    from afm.tools import load_tools
+
+    _team(config, spec).roles.checked(spec)
+    if config.tools is not None:
+        load_tools(config.tools)
+
+
+def _team(config: EvalConfig, spec: AgentSpec) -> ModelTeam | ScriptedTeam:
+    from afm.distill import scripted_team
+    from afm.distill.model_team import load_team
+
+    choice = _chosen(config)
+    if choice.file != SCRIPTED:
+        return load_team(choice.file, spec, choice.changes)
+    if choice.changes:
+        raise UsageError(
+            f"team.{choice.changes[0]}: the scripted team has no file to change; give one: team=FILE"
+        )
+    return scripted_team(spec, config.seed)
+
+
+def _chosen(config: EvalConfig) -> TeamChoice:
+    if config.team is None:
+        raise ConfigError("this evaluation has a model and no team")
+    return config.team
+
+
+def _needed(team: ModelTeam | ScriptedTeam, spec: AgentSpec) -> set[str]:
+    from afm.distill.model_team import ModelTeam
+
+    if isinstance(team, ModelTeam):
+        return {tool for member in team.settings.tool_agents.values() for tool in member.tools}
+    return set(spec.tool_roles.values())
+
+
+def _described(team: ModelTeam | ScriptedTeam) -> dict[str, Any]:
+    from afm.distill.model_team import ModelTeam
+
+    if not isinstance(team, ModelTeam):
+        return {"members": {}}
+    return {
+        "members": {name: team.model_of(name) for name in team.settings.all_members},
+        "limits": team.settings.limits.model_dump(mode="json"),
+    }

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from afm.cli.options import afm_command
 from afm.cli.progress import ProgressView
-from afm.cli.project import afm_command
 
 if TYPE_CHECKING:
     from afm.evaluation import Metrics

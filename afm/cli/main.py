@@ -11,22 +11,17 @@ import typer
 
 from afm.cli import (
     ask,
-    cassette,
     convert,
     data,
     doctor,
-    export,
     mask,
     quickstart,
     report,
     reward,
-    rl,
     road,
     sandbox,
     serve,
-    sft,
-    validate,
-    view,
+    train,
 )
 from afm.cli import eval as evaluation
 from afm.errors import AfmError, UsageError
@@ -51,20 +46,20 @@ app.command()(quickstart.quickstart)
 app.command()(ask.ask)
 app.command()(doctor.doctor)
 app.add_typer(data.app, name="data")
-app.command()(validate.validate)
+app.command()(convert.validate)
 app.command()(mask.mask)
 app.command()(convert.convert)
-app.command(context_settings=_FOREIGN)(sft.sft)
-app.command(context_settings=_FOREIGN)(rl.rl)
+app.command(context_settings=_FOREIGN)(train.sft)
+app.command(context_settings=_FOREIGN)(train.rl)
 app.command()(road.road)
-app.command()(export.export)
+app.command()(train.export)
 app.add_typer(evaluation.app, name="eval")
 app.command()(report.report)
-app.command()(view.view)
+app.command()(report.view)
 app.command()(reward.reward)
 app.add_typer(sandbox.app, name="sandbox")
 app.add_typer(serve.app, name="serve")
-app.command()(cassette.cassette)
+app.command()(report.cassette)
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from afm.cli.convert import FormatName
-from afm.cli.options import given_agent
+from afm.cli.options import agent_option
 from afm.errors import DataError, MissingExtraError, UsageError
 from afm.masking import Boundary, MaskedIds, encode_batch, role_spans
 from afm.terminal import visible
@@ -70,7 +70,7 @@ def mask(
     from afm.trajectory.convert.files import read_rows
 
     if agent is not None:
-        given_agent(agent)
+        agent_option(agent)
     silent = tuple(without_loss or ())
     loaded = _load_tokenizer(tokenizer)
     show = _print_json if as_json else _print_preview

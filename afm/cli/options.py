@@ -1,17 +1,29 @@
-"""What sub-commands have in common about their options."""
+"""What sub-commands share: values of options, the ``afm`` command as a person types it, the folder of configurations."""
 
 from __future__ import annotations
 
+import shlex
+import shutil
+import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import afm
 from afm.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
     from afm.agents import AgentSpec, PromptSource
 
 
-def given_agent(name: str, model: str | Path | None = None) -> AgentSpec:
+class OnBadRows(StrEnum):
+    """What happens when an input row is bad: stop, or leave the row out."""
+
+    ERROR = "error"
+    DROP = "drop"
+
+
+def agent_option(name: str, model: str | Path | None = None) -> AgentSpec:
     """The agent that ``--agent`` names; one of that name that ``model`` brings along wins.
 
     Raises:
@@ -25,7 +37,7 @@ def given_agent(name: str, model: str | Path | None = None) -> AgentSpec:
         raise UsageError(f"--agent {name}: {error}") from None
 
 
-def given_prompt(prompt: str) -> PromptSource:
+def prompt_option(prompt: str) -> PromptSource:
     """Where ``--prompt`` says that prompts come from.
 
     Raises:
@@ -39,7 +51,7 @@ def given_prompt(prompt: str) -> PromptSource:
         raise UsageError(f"--prompt {prompt}: {error}") from None
 
 
-def given_model(model: str) -> str:
+def model_option(model: str) -> str:
     """The folder or address that ``--model`` names.
 
     Raises:
@@ -53,3 +65,23 @@ def given_model(model: str) -> str:
             f"--model {model}: {found}; expected a model's folder, a run, or http://HOST:PORT/v1"
         )
     return model
+
+
+def afm_command() -> str:
+    """How a person calls this command line: ``afm``, or its path where that is not on the PATH."""
+    if shutil.which("afm"):
+        return "afm"
+    script = Path(sys.executable).with_name("afm")
+    return shlex.quote(str(script)) if script.is_file() else f"{shlex.quote(sys.executable)} -m afm.cli.main"
+
+
+def configs_folder() -> Path:
+    """The ``configs`` folder: below the current folder, else beside the installed package.
+
+    Raises:
+        ConfigError: There is none; the package was installed without its checkout.
+    """
+    for base in (Path.cwd(), Path(afm.__file__).resolve().parent.parent):
+        if (base / "configs/tiny").is_dir():
+            return base / "configs"
+    raise ConfigError("no configs folder found; run this inside a checkout of the project")

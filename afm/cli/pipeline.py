@@ -1,27 +1,147 @@
-"""The main job in stages: world, team, trajectories, SFT, DAPO, evaluations, report."""
+"""The quickstart in stages: a job that survives ``kill -9``, its engines, and what each stage does."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from afm.agents import AgentSpec, load_agent
-from afm.cli.engines import Progress, run_engine
-from afm.cli.recipes import Plan, Recipe
-from afm.cli.stages import Stage
+from afm.cli.recipes import Recipe, RecipeSizes
 from afm.configuration import read_file
+from afm.errors import EngineError
+from afm.processes import tied_environment
+from afm.runs.folder import SETTINGS_FILE, RunFolder
+from afm.runs.journal import Journal, read_rows
 
 if TYPE_CHECKING:
     from afm.datasets import Task
 
 
+STAGES_FILE = "stages.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One step of a job.
+
+    Attributes:
+        name: Key under which its end is remembered.
+        title: What a person reads.
+        run: Does the work; the text it returns is shown behind the title when it is done.
+    """
+
+    name: str
+    title: str
+    run: Callable[[], str]
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedStage:
+    """A stage that is done, as remembered on disk."""
+
+    name: str
+    seconds: float
+    note: str
+
+
+def run_stages(
+    stages: Sequence[Stage],
+    out_dir: Path,
+    settings: Mapping[str, Any],
+    say: Callable[[str], None],
+) -> list[FinishedStage]:
+    """Run what is not finished yet, in order.
+
+    Args:
+        settings: What the results depend on; JSON-ready. A folder made with other settings is refused.
+        say: Receives one line at the beginning and one at the end of each stage.
+
+    Raises:
+        ConfigError: ``out_dir`` holds a run with other settings.
+    """
+    out_dir.mkdir(parents=True, exist_ok=True)
+    log = out_dir / STAGES_FILE
+    RunFolder(out_dir).claim(
+        settings, [out_dir / SETTINGS_FILE]
+    )  # at once: a stage leaves rows before its mark
+    finished = {stage.name: stage for stage in read_stages(log)}
+    for number, stage in enumerate(stages, start=1):
+        head = f"[{number}/{len(stages)}] {stage.title}"
+        if stage.name in finished:
+            say(f"{head}: done before ({finished[stage.name].note})")
+            continue
+        say(head)
+        begun = time.monotonic()
+        note = stage.run()
+        done = FinishedStage(stage.name, round(time.monotonic() - begun, 1), note)
+        with Journal(log, sync=True) as journal:
+            journal.append_row(asdict(done))
+        finished[stage.name] = done
+        say(f"      {note} ({done.seconds:.0f} s)")
+    return [finished[stage.name] for stage in stages]
+
+
+def read_stages(log: Path) -> list[FinishedStage]:
+    """Finished stages in the order they ended; a half-written last line is ignored."""
+    return [FinishedStage(**row) for _, row in read_rows(log, {"name": str, "note": str})]
+
+
+Progress = Callable[[str, int, int | None], None]
+"""Receives what is counted, how many are done, and how many there are (``None``: unknown)."""
+
+
+def run_engine(command: str, *arguments: str, folder: Path, progress: Progress) -> None:
+    """Run ``afm COMMAND`` until it ends; it ends when this process does.
+
+    Args:
+        folder: Its output folder, where its log is.
+
+    Raises:
+        EngineError: It ended with another status than 0.
+    """
+    words = [sys.executable, "-P", "-m", "afm.cli.main", command, *arguments]
+    with subprocess.Popen(words, env=tied_environment()) as child:
+        status = _wait(child, folder, progress)
+    if status != 0:
+        raise EngineError(
+            f"`afm {command}` ended with status {status}; see {folder / 'training.log'}. "
+            "Run the same quickstart again to continue from what is finished."
+        )
+
+
+def _wait(child: subprocess.Popen[bytes], folder: Path, progress: Progress) -> int:
+    try:
+        while True:
+            try:
+                return child.wait(timeout=1.0)
+            except subprocess.TimeoutExpired:
+                _count_steps(folder / "trainer_log.jsonl", progress)
+    except KeyboardInterrupt:  # the child got it, too, and leaves what is finished
+        child.wait()
+        raise
+
+
+def _count_steps(log: Path, progress: Progress) -> None:
+    if not log.exists():
+        return
+    whole = [
+        line for line in log.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")
+    ]
+    if whole:
+        last = json.loads(whole[-1])
+        progress("training steps", last["current_steps"], last["total_steps"])
+
+
 @dataclass(frozen=True)
-class Job:
+class Quickstart:
     """One quickstart run.
 
     Attributes:
@@ -35,7 +155,7 @@ class Job:
     out: Path
     configs: Path
     recipe: Recipe
-    plan: Plan
+    plan: RecipeSizes
     seed: int
     real_data: Path | None
     progress: Progress

@@ -1,27 +1,89 @@
-"""``afm data prepare published`` and ``tasks``: what others published, made into this project's files."""
+"""``afm data download``, ``prepare published``, ``mix``, ``tasks`` and ``livecodebench``: published data, fetched and prepared."""
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from afm.cli.download import given_sets
-from afm.errors import DataError, UsageError
+from afm.cli.options import OnBadRows
+from afm.errors import DataError, UsageError, suggestion
 
 if TYPE_CHECKING:
     from afm.cli.progress import ProgressView
+    from afm.datasets.hub_sets import HubSets
     from afm.datasets.prepared import OnRow, Prepared
     from afm.datasets.published import ReadCounts
 
 
-class OnBadRows(StrEnum):
-    """What rows that are wrong lead to."""
+_FOLDER = "data"
 
-    ERROR = "error"
-    DROP = "drop"
+
+def download(
+    sets: Annotated[
+        str, typer.Argument(help="YAML of sets, or the name of a shipped one: web_agent, benchmarks ...")
+    ],
+    out: Annotated[Path, typer.Option(help="Folder; every set gets one of its name in it.")],
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="SET", help="This set alone; may be given several times.")
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Optional sets, too.")] = False,
+    pin: Annotated[
+        bool,
+        typer.Option(
+            "--pin", help="Ask the Hub for the newest state and pin that, also where a set is pinned already."
+        ),
+    ] = False,
+    lock: Annotated[
+        Path | None, typer.Option(help="Where sets are pinned; by default OUT/download.lock.json.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it takes, fetch nothing.")] = False,
+) -> None:
+    """Fetch data sets and models (HF_ENDPOINT names a mirror, HF_TOKEN a token; GITHUB_RAW_ENDPOINT a mirror of GitHub's files).
+
+    Killed or cut off, the same command goes on. The first download of a set pins it: commit, size and checksum of every file.
+    From then on the lock decides what is fetched, and any difference from it is an error.
+    """
+    from afm.cli.progress import ProgressView
+    from afm.datasets.download import plan, run
+    from afm.datasets.hub import size_told
+
+    chosen = sets_option(sets).chosen(only or [], everything=everything)
+    view = ProgressView()
+    planned = plan(chosen, out, lock=lock, pin=pin)
+    for one in planned.sets:
+        view.line(one.told())
+    view.line(f"{out}: {size_told(planned.bytes_missing)} to fetch")
+    planned.check_space()
+    failed = planned.refused
+    if not dry_run:
+        failed = run(planned, view.update, lock=lock)
+    if failed:
+        reasons = "".join(f"\n  {name}: {reason}" for name, reason in failed.items())
+        raise DataError(f"{len(failed)} of {len(chosen)} sets could not be had:{reasons}")
+    if not dry_run:
+        view.line(f"{out}: {len(chosen)} sets are here and checked")
+
+
+def sets_option(name: str) -> HubSets:
+    """The sets of a YAML, or of the shipped one of that name.
+
+    Raises:
+        UsageError: There is neither.
+        ConfigError: The YAML is wrong.
+    """
+    from afm.cli.options import configs_folder
+    from afm.datasets.hub_sets import read_hub_sets
+
+    path = Path(name)
+    if path.suffix in (".yaml", ".yml"):
+        return read_hub_sets(path)
+    folder = configs_folder() / _FOLDER
+    shipped = {file.stem: file for file in sorted(folder.glob("*.yaml"))}
+    if name not in shipped:
+        raise UsageError(f"{name}: no YAML and no shipped list of sets; {suggestion(name, shipped)}")
+    return read_hub_sets(shipped[name])
 
 
 BadRowsOption = Annotated[
@@ -57,7 +119,7 @@ def published(
     from afm.datasets.prepared import input_files, prepare_prompts, prepare_set, set_folder
     from afm.datasets.published_prompts import PROMPTS_FOLDER
 
-    chosen = given_sets(sets).chosen(only or [], everything=everything)
+    chosen = sets_option(sets).chosen(only or [], everything=everything)
     view, made = ProgressView(), 0
     for name, one in chosen.items():
         for step in one.prepare:
@@ -118,7 +180,7 @@ def mix(
     from afm.cli.progress import ProgressView
     from afm.datasets.mix import mix_sources, prepare_mix
 
-    known, view = given_sets(sets), ProgressView()
+    known, view = sets_option(sets), ProgressView()
     chosen = known.mix(name)
     for part, (step, source) in mix_sources(name, known, data).items():
         view.line(f"{part}: {len(source.files)} files by reader {step.reader}, made into {chosen.into}")
@@ -221,3 +283,19 @@ def _tell_counts(counts: ReadCounts) -> None:
         print(f"  left out: {count} {reason}")
     for reason, count in counts.refused.most_common():
         print(f"  refused: {count} {reason}")
+
+
+def livecodebench(
+    files: Annotated[
+        list[Path],
+        typer.Argument(help="Files of livecodebench/code_generation_lite, or folders of them.", exists=True),
+    ],
+    out: Annotated[Path, typer.Option(help="Folder of the tests.")] = Path(
+        "data/code_agent/livecodebench_testcases"
+    ),
+) -> None:
+    """Make the folder of complete tests that LIVECODEBENCH_DATA_PATH names, each problem checked."""
+    from afm.datasets.livecodebench_tests import write_complete_tests
+
+    count = write_complete_tests(files, out)
+    print(f"{count:,} problems with complete tests in {out}; export LIVECODEBENCH_DATA_PATH={out.absolute()}")

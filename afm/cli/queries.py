@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from afm.cli.options import given_agent, given_model
+from afm.cli.options import OnBadRows, agent_option, model_option
 from afm.errors import ConfigError, DataError, UsageError
 
 if TYPE_CHECKING:
@@ -26,18 +26,11 @@ if TYPE_CHECKING:
 _NAMED = 5
 
 
-class Preset(StrEnum):
+class QueryPreset(StrEnum):
     """Keys of :data:`afm.distill.queries.PRESETS`."""
 
     QA = "qa"
     CODE = "code"
-
-
-class OnFailed(StrEnum):
-    """What a question leads to that cannot be sampled though others can."""
-
-    DROP = "drop"
-    ERROR = "error"
 
 
 def queries(
@@ -49,7 +42,7 @@ def queries(
         str, typer.Option(help="A model's folder, or http://HOST:PORT/v1 (key: AFM_MODEL_API_KEY).")
     ],
     preset: Annotated[
-        Preset | None,
+        QueryPreset | None,
         typer.Option(
             help="qa (default): 32 samples without tools, keep r_q <= 0.3. code: 8 with tools, drop what all solve."
         ),
@@ -99,7 +92,7 @@ def queries(
         ),
     ] = 300.0,
     on_failed: Annotated[
-        OnFailed | None,
+        OnBadRows | None,
         typer.Option(
             help="Drop (default) a question that the model refuses (too long, filtered) while it answers others, or stop."
         ),
@@ -113,7 +106,7 @@ def queries(
     """
     from afm.cli.progress import ProgressView
     from afm.datasets import read_task_files
-    from afm.distill.queries import OnFailed as FailedQuestions
+    from afm.distill.queries import OnFailed
 
     chosen = _config(config, preset)
     given = {
@@ -124,14 +117,14 @@ def queries(
         "temperature": temperature,
         "parallel": parallel,
         "seed": seed,
-        "on_failed": None if on_failed is None else FailedQuestions(on_failed.value),
+        "on_failed": None if on_failed is None else OnFailed(on_failed.value),
     }
     settings = chosen.selection.model_copy(
         update={key: value for key, value in given.items() if value is not None}
     )
     sft = sft or chosen.known_files(str(config))
-    spec = given_agent(agent or chosen.agent)
-    setup = _Setup(spec, settings, given_model(model), name, tokenizer, tools, reward, timeout_s)
+    spec = agent_option(agent or chosen.agent)
+    setup = _Setup(spec, settings, model_option(model), name, tokenizer, tools, reward, timeout_s)
     rows = _of_ability(list(read_task_files(tasks)), ability or chosen.ability)
     view = ProgressView()
 
@@ -152,13 +145,13 @@ def queries(
         print(f"  cannot be sampled: {name!r}: {reason}")
 
 
-def _config(file: Path | None, preset: Preset | None) -> QueryConfig:
+def _config(file: Path | None, preset: QueryPreset | None) -> QueryConfig:
     from afm.configuration import read_file, validated
     from afm.distill.queries import PRESETS, QueryConfig
 
     if file is None:
-        name = preset or Preset.QA
-        agent = {Preset.QA: "mhqa", Preset.CODE: "code"}[name]
+        name = preset or QueryPreset.QA
+        agent = {QueryPreset.QA: "mhqa", QueryPreset.CODE: "code"}[name]
         return QueryConfig(**PRESETS[name].model_dump(), agent=agent)
     if preset is not None:
         raise UsageError("--preset and --config: give one of them")
@@ -261,7 +254,7 @@ class _Setup:
         return told
 
     def _tools_file(self) -> Path:
-        from afm.cli.project import configs_folder
+        from afm.cli.options import configs_folder
 
         return self.tools or configs_folder() / "tools/code_executor.yaml"
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from afm.cli.data import WorldKind
+from afm.cli.options import afm_command, configs_folder
 from afm.cli.progress import ProgressView
-from afm.cli.project import afm_command, configs_folder
 
 if TYPE_CHECKING:
-    from afm.cli.pipeline import Job
+    from afm.cli.pipeline import Quickstart
     from afm.evaluation.report import StageRow
 
 
@@ -53,9 +53,8 @@ def quickstart(
 
     Killed or interrupted, the same command continues where it stopped.
     """
-    from afm.cli.pipeline import Job
+    from afm.cli.pipeline import Quickstart, run_stages
     from afm.cli.recipes import recipe_of
-    from afm.cli.stages import run_stages
 
     os.environ |= _QUIET | os.environ
     recipe = recipe_of(world)
@@ -63,7 +62,7 @@ def quickstart(
     real = real_data.resolve() if real_data else None
     view = ProgressView()
     plan = recipe.smoke if smoke else recipe.full
-    job = Job(folder, configs_folder(), recipe, plan, seed, real, view.update)
+    job = Quickstart(folder, configs_folder(), recipe, plan, seed, real, view.update)
     job.check_real_data()
     settings = {"seed": seed, "smoke": smoke, "recipe": job.recipe_digest()}
     if world is not WorldKind.MATH:  # folders made before there was a choice say nothing about it
@@ -76,7 +75,7 @@ def quickstart(
         typer.launch(job.report_path.as_uri())
 
 
-def _summary(job: Job, seconds: float) -> None:
+def _summary(job: Quickstart, seconds: float) -> None:
     from afm.evaluation.report import stage_rows
 
     print(f"\nDone in {seconds / 60:.1f} minutes.\n")
@@ -89,7 +88,7 @@ def _summary(job: Job, seconds: float) -> None:
     print()
 
 
-def _next_steps(job: Job) -> Iterator[str]:
+def _next_steps(job: Quickstart) -> Iterator[str]:
     recipe = job.recipe
     if server := recipe.server_command(job.world):
         yield f"{afm_command()} {shlex.join(server)}     # leave it running; then in another terminal:"

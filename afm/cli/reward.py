@@ -1,23 +1,25 @@
-"""``afm reward``: judge responses in a file."""
+"""``afm reward``: score responses, and attack the scorers."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from afm.cli.options import given_agent
-from afm.errors import AfmError, DataError, UsageError
+from afm.cli.options import agent_option
+from afm.errors import AfmError, DataError, UsageError, suggestion
 
 if TYPE_CHECKING:
     from afm.agents import AgentSpec
     from afm.rewards import Reward, Sample, Verdict
+    from afm.rewards.attack_lab import Attack, Outcome
+
 
 _WINDOW = 64
 
@@ -53,8 +55,6 @@ def reward(
     the exit status is 1 when one gets something else.
     """
     if attack:
-        from afm.cli.reward_lab import run_lab
-
         run_lab(_reward_file(file, config), scorer or (), as_json)
         return
     if file is None:
@@ -79,7 +79,7 @@ def _reward_file(file: Path | None, config: Path | None) -> Path | None:
 
 @cache
 def _agent(name: str) -> AgentSpec:
-    return given_agent(name)
+    return agent_option(name)
 
 
 async def _judge_file(file: Path, agent: str, config: Path | None, as_json: bool) -> Counter[str]:
@@ -197,3 +197,77 @@ def _as_text(file: Path, line: int, word: str, result: Verdict | AfmError) -> st
         score = "-" if result.score is None else f"{result.score:g}"
         text = f"{word}, score {score}: {result.evidence or 'no remark'}"
     return f"{file}:{line}: {' '.join(plain(text).split())}"
+
+
+_SHOWN_EVIDENCE = 100
+
+
+def run_lab(config: Path | None, scorers: Sequence[str], as_json: bool) -> None:
+    """Try every attack on the reward that ``config`` describes, and print what each got.
+
+    Raises:
+        UsageError: No attack is made on one of ``scorers``.
+        Exit: With status 1, when one got something else than it deserves.
+    """
+    from afm.rewards.attack_lab import shipped_attacks
+
+    attacks = shipped_attacks()
+    known = {attack.scorer for attack in attacks}
+    for name in scorers:
+        if name not in known:
+            raise UsageError(f"--scorer {name}: no attacks on it; {suggestion(name, known)}")
+    chosen = [attack for attack in attacks if not scorers or attack.scorer in scorers]
+    counts = asyncio.run(_tried(config, chosen, as_json))
+    if not as_json:
+        print(
+            f"{len(chosen)} attacks: "
+            + ", ".join(f"{count} {word}" for word, count in sorted(counts.items()))
+        )
+    if set(counts) != {"ok"}:
+        raise typer.Exit(1)
+
+
+async def _tried(config: Path | None, attacks: Sequence[Attack], as_json: bool) -> Counter[str]:
+    from afm.rewards import load_reward
+    from afm.rewards.attack_lab import outcomes
+
+    reward = load_reward(config)
+    counts: Counter[str] = Counter()
+    width = max(len(attack.name) for attack in attacks)
+    if not as_json:
+        print(f"{'scorer':<12} {'attack':<{width}} {'deserves':>8} {'got':>9}  result")
+    try:
+        async for outcome in outcomes(reward, attacks):
+            counts[_outcome_word(outcome)] += 1
+            print(_outcome_json(outcome) if as_json else _outcome_line(outcome, width), flush=True)
+    finally:
+        await reward.close()
+    return counts
+
+
+def _outcome_word(outcome: Outcome) -> str:
+    if outcome.passed:
+        return "ok"
+    if outcome.got is None:
+        return "abstained"
+    return "paid" if outcome.got > outcome.attack.deserves else "underpaid"
+
+
+def _outcome_json(outcome: Outcome) -> str:
+    attack = outcome.attack
+    row = {"scorer": attack.scorer, "attack": attack.name, "part": attack.part, "deserves": attack.deserves}
+    row |= {"got": outcome.got, "result": _outcome_word(outcome), "evidence": outcome.evidence}
+    return json.dumps(row | {"seconds": round(outcome.seconds, 6)})
+
+
+def _outcome_line(outcome: Outcome, width: int) -> str:
+    attack = outcome.attack
+    got = "-" if outcome.got is None else f"{outcome.got:g}"
+    row = (
+        f"{attack.scorer:<12} {attack.name:<{width}} {attack.deserves:>8g} {got:>9}  {_outcome_word(outcome)}"
+    )
+    if outcome.passed:
+        return row
+    from afm.tools.screen import plain
+
+    return f"{row}: {' '.join(plain(outcome.evidence).split())[:_SHOWN_EVIDENCE]}"

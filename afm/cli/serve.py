@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from afm.cli.serving import command as serve_model
+from afm.cli import serve_model
 
 app = typer.Typer(help="Serve a tool, or a model, to other machines.", no_args_is_help=True)
 wiki = typer.Typer(invoke_without_command=True)

@@ -21,8 +21,7 @@ from typer.testing import CliRunner
 
 from afm.agents import AgentSpec, save_agent
 from afm.cli.ask import ask
-from afm.cli.ask.chat import Asker
-from afm.cli.ask.conversation import Conversation, open_conversation
+from afm.cli.ask_chat import ChatHistory, ChatSession, open_conversation
 from afm.errors import UsageError
 from afm.models.scripted import ScriptedModel
 from afm.models.tiny import create_tiny_model, train_tokenizer
@@ -60,10 +59,12 @@ class Oracle:
 
 
 def asker(
-    conversation: Conversation, script: Callable[[str], str], console: Console | None = None, **context: int
-) -> Asker:
+    conversation: ChatHistory, script: Callable[[str], str], console: Console | None = None, **context: int
+) -> ChatSession:
     model = ScriptedModel(script, **context)
-    return Asker(model, {"oracle": Oracle()}, conversation, 1.0, 0, console or Console(file=io.StringIO()))
+    return ChatSession(
+        model, {"oracle": Oracle()}, conversation, 1.0, 0, console or Console(file=io.StringIO())
+    )
 
 
 def test_the_model_reads_the_earlier_turns_again(tmp_path: Path) -> None:
@@ -102,7 +103,7 @@ def test_turns_that_no_longer_fit_are_left_out_and_that_is_said(capsys: pytest.C
         return "<answer>" + "x" * 20 + "</answer>"
 
     room = 2 * (len(TALKER.user_message("a")) + 100)
-    talk = asker(Conversation(TALKER), speak, context_tokens=room)
+    talk = asker(ChatHistory(TALKER), speak, context_tokens=room)
     for question in "abc":
         asyncio.run(talk.ask(question))
     assert heard[2].startswith(f"user: {TALKER.user_message('b')}\n")
@@ -136,7 +137,7 @@ def answer_after_call(text: str) -> str:
 def test_a_terminal_sees_roles_by_name_a_spinner_and_the_beginning_of_an_observation() -> None:
     sink = io.StringIO()
     console = Console(file=sink, force_terminal=True, width=100, color_system="standard", soft_wrap=True)
-    asyncio.run(asker(Conversation(CALLER), answer_after_call, console).ask("q"))
+    asyncio.run(asker(ChatHistory(CALLER), answer_after_call, console).ask("q"))
     shown = sink.getvalue()
     assert "oracle: what is it" in shown  # the spinner, on one line
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
@@ -153,7 +154,7 @@ def test_a_terminal_sees_roles_by_name_a_spinner_and_the_beginning_of_an_observa
 
 def test_elsewhere_the_text_is_what_was_written() -> None:
     sink = io.StringIO()
-    asyncio.run(asker(Conversation(CALLER), answer_after_call, Console(file=sink)).ask("q"))
+    asyncio.run(asker(ChatHistory(CALLER), answer_after_call, Console(file=sink)).ask("q"))
     assert sink.getvalue().startswith("<ask>what\nis it</ask>\n<seen>\nline 0 \nline 1 \n")
     assert "working" not in sink.getvalue()
 

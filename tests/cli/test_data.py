@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from afm.cli.data import app
-from afm.cli.recipes.wiki_server import wiki_server
+from afm.cli.recipes import wiki_server
 from afm.errors import UsageError
 from afm.trajectory import load_records
 

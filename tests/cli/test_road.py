@@ -16,10 +16,10 @@ import pytest
 from typer.testing import CliRunner
 
 from afm.agents import load_agent
+from afm.cli import road_fixtures as fixtures
 from afm.cli.main import app
-from afm.cli.road import fixtures
-from afm.cli.road.command import _errors
-from afm.cli.road.stages import AGENTS, NAMES
+from afm.cli.road import _errors
+from afm.cli.road_stages import AGENTS, NAMES
 from afm.configuration import read_extended
 from afm.datasets.hub_sets import read_hub_sets
 from afm.errors import UsageError

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from afm.cli.stages import STAGES_FILE, Stage, read_stages, run_stages
+from afm.cli.pipeline import STAGES_FILE, Stage, read_stages, run_stages
 from afm.errors import ConfigError
 
 
@@ -61,7 +61,7 @@ def test_kill_minus_nine_inside_a_stage_keeps_the_finished_ones(tmp_path: Path) 
     script = (
         "import os, signal, sys\n"
         "from pathlib import Path\n"
-        "from afm.cli.stages import Stage, run_stages\n"
+        "from afm.cli.pipeline import Stage, run_stages\n"
         "die = lambda: os.kill(os.getpid(), signal.SIGKILL)\n"
         "run_stages([Stage('a', 'A', lambda: 'ok'), Stage('b', 'B', die)], Path(sys.argv[1]), {}, print)\n"
     )

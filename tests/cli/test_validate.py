@@ -8,8 +8,8 @@ import typer
 from typer.testing import CliRunner, Result
 
 from afm.agents import AgentSpec, load_agent
+from afm.cli.convert import validate
 from afm.cli.data import app as data
-from afm.cli.validate import validate
 from afm.trajectory import author_segments
 from afm.trajectory.record import Record, TextSegment
 

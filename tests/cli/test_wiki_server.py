@@ -14,7 +14,7 @@ import httpx
 import psutil
 import pytest
 
-from afm.cli.recipes.wiki_server import wiki_server
+from afm.cli.recipes import wiki_server
 from afm.errors import ToolError
 from afm.tools import load_tools
 
@@ -62,7 +62,7 @@ def test_it_ends_with_its_job_even_by_kill_minus_nine(index: Path, tmp_path: Pat
     script = (
         "import sys, time\n"
         "from pathlib import Path\n"
-        "from afm.cli.recipes.wiki_server import wiki_server\n"
+        "from afm.cli.recipes import wiki_server\n"
         "with wiki_server(Path(sys.argv[1]), Path(sys.argv[2])):\n"
         "    print('up', flush=True)\n"
         "    time.sleep(60)\n"

@@ -15,7 +15,7 @@ import pytest
 from fastapi import FastAPI, Request
 from loopback import LoopbackServer
 
-from afm.cli.recipes.wiki_server import wiki_server
+from afm.cli.recipes import wiki_server
 from afm.datasets.encyclopaedia import Encyclopaedia, write_encyclopaedia
 from afm.datasets.encyclopaedia.reading import find_fact, read_chain
 from afm.datasets.mini_world import Split

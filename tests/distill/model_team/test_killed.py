@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from afm.agents import load_agent
-from afm.cli.recipes.wiki_server import wiki_server
+from afm.cli.recipes import wiki_server
 from afm.datasets.encyclopaedia import Encyclopaedia, write_encyclopaedia
 from afm.datasets.mini_world import Split
 from afm.distill import EventKind, read_attempts, read_events

@@ -18,7 +18,7 @@ import pytest
 from loopback import LoopbackServer
 
 from afm.agents import AgentSpec, save_agent
-from afm.cli.serving.engines import Engine, Wanted, servers
+from afm.cli.serve_model import ModelEngine, Wanted, servers
 from afm.errors import ConfigError, EngineError, UsageError
 from afm.models import SamplingParams, load_model
 from afm.models.openai import OpenAIModel
@@ -262,7 +262,7 @@ def test_a_port_that_is_taken_is_said_before_anything_starts(folder: Path, tmp_p
     assert not (tmp_path / "logs").exists()
 
 
-def planned(engine: Engine, *, key: str | None = None, devices: tuple[str, ...] = (), **changed):
+def planned(engine: ModelEngine, *, key: str | None = None, devices: tuple[str, ...] = (), **changed):
     wanted = {
         "model": Path("/m"),
         "name": "m",
@@ -275,7 +275,9 @@ def planned(engine: Engine, *, key: str | None = None, devices: tuple[str, ...] 
 
 
 def test_each_replica_has_gpus_of_its_own_and_keys_stay_out_of_commands() -> None:
-    vllm = planned(Engine.VLLM, key=KEY, devices=("4", "5", "6", "7"), further=("--max-model-len", "4096"))
+    vllm = planned(
+        ModelEngine.VLLM, key=KEY, devices=("4", "5", "6", "7"), further=("--max-model-len", "4096")
+    )
     assert [one.environment for one in vllm] == [
         {"CUDA_VISIBLE_DEVICES": "4,5", "VLLM_API_KEY": KEY},
         {"CUDA_VISIBLE_DEVICES": "6,7", "VLLM_API_KEY": KEY},
@@ -284,18 +286,18 @@ def test_each_replica_has_gpus_of_its_own_and_keys_stay_out_of_commands() -> Non
         "vllm serve /m --host 127.0.0.1 --port 8001 --served-model-name m --tensor-parallel-size 2 "
         "--logprobs-mode processed_logprobs --max-model-len 4096"
     )
-    sglang = planned(Engine.SGLANG)
+    sglang = planned(ModelEngine.SGLANG)
     assert " ".join(sglang[0].command[1:]) == (
         "-m sglang.launch_server --model-path /m --host 127.0.0.1 --port 8000 --served-model-name m --tp-size 2"
     )
     assert [one.environment["CUDA_VISIBLE_DEVICES"] for one in sglang] == ["0,1", "2,3"]
     assert not any(KEY in word for one in vllm for word in one.command)
     with pytest.raises(UsageError, match="2 replicas x 2 GPUs are 4, got 3"):
-        planned(Engine.VLLM, devices=("0", "1", "2"))
+        planned(ModelEngine.VLLM, devices=("0", "1", "2"))
     with pytest.raises(ConfigError, match="on its command line only"):
-        planned(Engine.SGLANG, key=KEY, host="0.0.0.0")
+        planned(ModelEngine.SGLANG, key=KEY, host="0.0.0.0")
     with pytest.raises(UsageError, match="our own server uses one device"):
-        planned(Engine.OWN)
+        planned(ModelEngine.OWN)
 
 
 def test_the_script_shows_its_commands_and_lets_nobody_in_without_a_key(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Pages of the documentation that are made from the code: ``python -m afm.cli.reference FOLDER``."""
+"""Pages of the documentation that are made from the code: ``python benchmarks/reference_pages.py FOLDER``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from afm.cli.project import configs_folder
+from afm.cli.options import configs_folder
 
 
 def commands_page() -> str:

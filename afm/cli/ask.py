@@ -1,4 +1,4 @@
-"""The command: options to a model, an agent, tools and a conversation."""
+"""``afm ask``: one question, or a whole conversation, answered live."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from afm.cli.options import given_agent, given_model, given_prompt
+from afm.cli.options import agent_option, model_option, prompt_option
 from afm.errors import ConfigError, DataError, UsageError
 
 if TYPE_CHECKING:
@@ -76,13 +76,12 @@ def ask(
 
     Example: afm ask "Tom has 12 coins and finds 30. How many?" --agent math --model runs/quickstart/rl --save chat.jsonl
     """
-    from afm.cli.ask.chat import Asker, chat
-    from afm.cli.ask.conversation import open_conversation
+    from afm.cli.ask_chat import ChatSession, chat, open_conversation
     from afm.models import load_model
 
     if question is not None and not question.strip():
         raise UsageError("the question is empty")
-    spec = _agent(agent, given_model(model))
+    spec = _agent(agent, model_option(model))
     source = _prompt(spec, prompt, tokenizer if "://" in model else model, check=prompt_check)
     conversation = open_conversation(spec, save, resume, source)
     known = _prices(prices, spec)
@@ -92,7 +91,7 @@ def ask(
         engine = None
         try:
             engine = load_model(model, name=model_name, tokenizer=tokenizer, threads=threads, seed=None)
-            asker = Asker(
+            asker = ChatSession(
                 engine, boxes, conversation, temperature, seed, None if as_json else _console(), known
             )
             if question is None:
@@ -126,7 +125,7 @@ def _agent(agent: str | None, model: str) -> AgentSpec:
 
     own = model_folder(model) / MODEL_AGENT_FILE
     if agent is not None:
-        spec = given_agent(agent, model)
+        spec = agent_option(agent, model)
         if own.is_file() and (trained := load_agent(own)).digest != spec.digest:
             print(
                 f"warning: {model} was trained as agent {trained.name!r} ({trained.digest}), and is asked as {spec.name!r} "
@@ -144,7 +143,7 @@ def _prompt(spec: AgentSpec, prompt: str, model: str | Path | None, *, check: bo
     from afm.agents.prompt_record import run_prompts
 
     try:
-        return run_prompts(given_prompt(prompt), spec, [("--prompt", "?", None)], model, check=check).source
+        return run_prompts(prompt_option(prompt), spec, [("--prompt", "?", None)], model, check=check).source
     except DataError:
         raise UsageError(
             "--prompt row: the model's folder holds no record of one prompt; give --prompt FILE with {question}"
@@ -155,7 +154,7 @@ def _prompt(spec: AgentSpec, prompt: str, model: str | Path | None, *, check: bo
 
 def _tools(spec: AgentSpec, source: Path | None) -> dict[str, Tool]:
     """The tools of ``source``, or from ``configs/tools`` those that the agent calls."""
-    from afm.cli.project import configs_folder
+    from afm.cli.options import configs_folder
     from afm.configuration import read_mapping
     from afm.tools import load_tools
 

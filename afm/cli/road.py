@@ -17,8 +17,16 @@ from typing import Annotated
 
 import typer
 
-from afm.cli.project import configs_folder
-from afm.cli.road.stages import AGENTS, NAMES, Command, Road, Stage, checked_further, process_environment
+from afm.cli.options import configs_folder
+from afm.cli.road_stages import (
+    AGENTS,
+    NAMES,
+    Road,
+    RoadCommand,
+    RoadStage,
+    checked_further,
+    process_environment,
+)
 from afm.errors import ConfigError, EngineError, UsageError, suggestion
 
 _READY = "ready: "
@@ -94,7 +102,7 @@ def _road(
         raise UsageError(f"SIZE={size}: {agent} is published in {' and '.join(chosen.sizes)}")
     configs = configs_folder()
     if tiny:
-        from afm.cli.road.fixtures import make_repositories
+        from afm.cli.road_fixtures import make_repositories
 
         place = (root or Path("runs/road") / agent).resolve()
         sets = make_repositories(chosen.short, place / "hub", configs)
@@ -104,7 +112,7 @@ def _road(
     return Road(chosen, place, configs.parent, size, tiny, sets, checked_further(further), tuple(benchmarks))
 
 
-def _looked_at(way: Road, stages: Sequence[Stage], *, show: bool) -> list[str]:
+def _looked_at(way: Road, stages: Sequence[RoadStage], *, show: bool) -> list[str]:
     """What is missing; with ``show`` the commands are printed, too."""
     found = [] if way.tiny or not _trains(stages) else _gpu()
     made: list[Path] = []
@@ -121,11 +129,11 @@ def _looked_at(way: Road, stages: Sequence[Stage], *, show: bool) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _trains(stages: Sequence[Stage]) -> bool:
+def _trains(stages: Sequence[RoadStage]) -> bool:
     return any(stage.name in ("sft", "rl", "eval") for stage in stages)
 
 
-def _unseen(way: Road, stage: Stage, told: Sequence[str]) -> Iterator[str]:
+def _unseen(way: Road, stage: RoadStage, told: Sequence[str]) -> Iterator[str]:
     """What `afm doctor` finds only once the rows and the model are there, which an earlier stage may take days to make."""
     if stage.name == "eval" and not _serves_models():
         yield _NO_ENGINE
@@ -173,13 +181,13 @@ def _errors(check: Sequence[str], made: Sequence[Path]) -> Iterator[str]:
             yield f"{finding['subject']}: {text}"
 
 
-def _said(command: Command) -> str:
+def _said(command: RoadCommand) -> str:
     variables = [f"{name}={shlex.quote(value)}" for name, value in command.variables.items()]
     return " ".join([*variables, shlex.join(command.words)])
 
 
-def _run(way: Road, stage: Stage, title: str) -> None:
-    from afm.cli.road.tiny import make_start_model, serving
+def _run(way: Road, stage: RoadStage, title: str) -> None:
+    from afm.cli.road_tiny import make_start_model, serving
 
     print(title, flush=True)
     began = time.monotonic()
@@ -208,7 +216,7 @@ def _run(way: Road, stage: Stage, title: str) -> None:
 
 
 @contextmanager
-def _served_model(way: Road, stage: Stage) -> Iterator[Sequence[Command]]:
+def _served_model(way: Road, stage: RoadStage) -> Iterator[Sequence[RoadCommand]]:
     """The stage's commands; those of an evaluation on GPUs ask a server of the model, which ends with the block."""
     if way.tiny or stage.name != "eval" or all(path.exists() for path in stage.makes):
         yield stage.commands

@@ -91,7 +91,7 @@ AGENTS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class RoadCommand:
     """One process.
 
     Attributes:
@@ -105,7 +105,7 @@ class Command:
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class RoadStage:
     """One part of the road.
 
     Attributes:
@@ -113,7 +113,7 @@ class Stage:
     """
 
     name: str
-    commands: tuple[Command, ...]
+    commands: tuple[RoadCommand, ...]
     makes: tuple[Path, ...]
 
 
@@ -190,7 +190,7 @@ class Road:
                 )
         return chosen
 
-    def stages(self, server: str = "") -> list[Stage]:
+    def stages(self, server: str = "") -> list[RoadStage]:
         """All of them, in order.
 
         Args:
@@ -215,20 +215,20 @@ class Road:
         """Benchmarks that come from their owners."""
         return [name for name in self.evaluated if name not in self._own_benchmarks()]
 
-    def _download(self) -> Stage:
+    def _download(self) -> RoadStage:
         out = ("--out", str(self.raw))
-        commands = [Command(("afm", "data", "download", str(self.sets), *out))]
+        commands = [RoadCommand(("afm", "data", "download", str(self.sets), *out))]
         if others := self._others():
-            commands.append(Command(("afm", "data", "download", "benchmarks", *out, *_only(others))))
-        return Stage("download", tuple(commands), (self.raw / "download.lock.json",))
+            commands.append(RoadCommand(("afm", "data", "download", "benchmarks", *out, *_only(others))))
+        return RoadStage("download", tuple(commands), (self.raw / "download.lock.json",))
 
-    def _prepare(self) -> Stage:
+    def _prepare(self) -> RoadStage:
         prepare = ("afm", "data", "prepare", "published")
         common = ("--data", str(self.raw), "--out")
-        commands = [Command((*prepare, str(self.sets), *common, str(self.data)))]
+        commands = [RoadCommand((*prepare, str(self.sets), *common, str(self.data)))]
         if others := [name for name in self._others() if name != _AS_IT_IS]:
             commands.append(
-                Command((*prepare, "benchmarks", *common, str(self.data / "eval"), *_only(others)))
+                RoadCommand((*prepare, "benchmarks", *common, str(self.data / "eval"), *_only(others)))
             )
         made = [
             self.data / "sft" / "dataset_info.json",
@@ -236,7 +236,7 @@ class Road:
             *map(self._benchmark_data, self.evaluated),
             *(Path(text) for text in dict.fromkeys(map(self._prompt, self.evaluated)) if text != "row"),
         ]
-        return Stage("prepare", tuple(commands), tuple(made))
+        return RoadStage("prepare", tuple(commands), tuple(made))
 
     def _rl_files(self) -> tuple[Path, Path]:
         return self.data / "rl" / "train.parquet", self.data / "rl" / "val.parquet"
@@ -244,7 +244,7 @@ class Road:
     def _benchmark_data(self, name: str) -> Path:
         return self.raw / name if name == _AS_IT_IS else self.data / "eval" / f"{name}.jsonl"
 
-    def _sft(self) -> Stage:
+    def _sft(self) -> RoadStage:
         folder = self.project / "train" / self.agent.name / "sft"
         variables = {"DATA_DIR": str(self.data / "sft"), "OUTPUT_DIR": str(self.sft_model)}
         if self.tiny:
@@ -258,10 +258,10 @@ class Road:
         same = [f"{key}={variables[name]}" for key, name in keys.items() if name in variables]
         check = (str(self.project / "configs" / config), *same, *given)
         learnt = ["--quiet", *_TINY_SFT] if self.tiny else []
-        command = Command((str(folder / script), *learnt, *given), variables, check)
-        return Stage("sft", (command,), (self.sft_model / "config.json",))
+        command = RoadCommand((str(folder / script), *learnt, *given), variables, check)
+        return RoadStage("sft", (command,), (self.sft_model / "config.json",))
 
-    def _rl(self) -> Stage:
+    def _rl(self) -> RoadStage:
         script = f"train_{self.agent.method}_{self.agent.name}"
         config = f"rl/{self.agent.short}_{self.agent.method}"
         trained, tested = self._rl_files()
@@ -282,9 +282,9 @@ class Road:
         overrides += self._given("rl")
         words = (str(self.project / "train" / self.agent.name / "rl" / f"{script}.sh"), *overrides)
         check = (str(self.project / "configs" / f"{config}.yaml"), f"model={self.sft_model}", *overrides)
-        return Stage("rl", (Command(words, variables, check),), (self.model / "config.json",))
+        return RoadStage("rl", (RoadCommand(words, variables, check),), (self.model / "config.json",))
 
-    def _eval(self, server: str) -> Stage:
+    def _eval(self, server: str) -> RoadStage:
         folder = "configs/tiny/eval" if self.tiny else "configs/eval"
         script = str(self.project / "evaluation" / self.agent.name / "eval.sh")
         commands, made = [], []
@@ -301,9 +301,9 @@ class Road:
             model = server or str(self.model)
             check = (str(self.project / folder / f"{name}.yaml"), f"model.path={model}", *overrides)
             variables = {"BENCHMARK": name, "CONFIGS": folder, "MODEL": model}
-            commands.append(Command((script, *overrides), variables, check))
+            commands.append(RoadCommand((script, *overrides), variables, check))
             made.append(out / "metrics.json")
-        return Stage("eval", tuple(commands), tuple(made))
+        return RoadStage("eval", tuple(commands), tuple(made))
 
     def _prompt(self, benchmark: str) -> str:
         """What questions are asked with: the training's published prompt."""
@@ -311,9 +311,9 @@ class Road:
             return "row"
         return str(self.raw / "prompts" / f"{self.agent.name}.txt")
 
-    def _report(self) -> Stage:
-        return Stage(
-            "report", (Command(("afm", "report", str(self.results))),), (self.results / "report.html",)
+    def _report(self) -> RoadStage:
+        return RoadStage(
+            "report", (RoadCommand(("afm", "report", str(self.results))),), (self.results / "report.html",)
         )
 
     def own_judge(self, stage: str) -> bool:

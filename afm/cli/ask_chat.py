@@ -1,0 +1,397 @@
+"""A conversation with one loaded model: its turns, the loop of questions, and the live view of an episode."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.text import Text
+
+from afm.agents import AgentSpec, PromptSource, RoleKind
+from afm.errors import AfmError, UsageError
+from afm.rollout import CallFinished, CallStarted, Episode, EpisodeEvent, Stopped, TextWritten
+from afm.trajectory import answers
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.status import Status
+
+    from afm.agents import AgentSpec
+    from afm.evaluation.prices import Prices
+    from afm.models import TokenModel
+    from afm.tools import Tool
+    from afm.trajectory.record import Record
+
+
+@dataclass(slots=True)
+class ChatHistory:
+    """The finished turns with one agent.
+
+    Attributes:
+        turns: One record each, oldest first.
+        file: JSONL that every further turn is appended to.
+        source: Where the prompt of the first turn comes from.
+    """
+
+    spec: AgentSpec
+    turns: list[Record] = field(default_factory=list)
+    file: Path | None = None
+    source: PromptSource = field(default_factory=PromptSource)
+
+    def prompt(self, model: TokenModel, question: str) -> tuple[list[int], int]:
+        """Token ids of the earlier turns and the question, and how many of the oldest turns were left out.
+
+        Turns are left out until half of the model's context is free for the answer; the first turn that is
+        kept carries the agent's instruction.
+        """
+        for left_out in range(len(self.turns) + 1):
+            ids = model.encode_prompt(self._messages(self.turns[left_out:], question))
+            if len(ids) <= model.context_tokens // 2:
+                break
+        return ids, left_out
+
+    def add(self, record: Record) -> None:
+        """Keep a finished turn, in the file too."""
+        from afm.trajectory.io import RecordWriter
+
+        self.turns.append(record)
+        if self.file is not None:
+            with RecordWriter(self.file) as writer:
+                writer.write(record)
+
+    def next_id(self) -> str:
+        """Id of the turn that comes next."""
+        return f"ask-{len(self.turns) + 1}" if self.file or self.turns else "ask"
+
+    def _messages(self, turns: list[Record], question: str) -> list[dict[str, str]]:
+        messages: list[dict[str, str]] = []
+        for asked, answer in [*((turn.question, turn.text) for turn in turns), (question, None)]:
+            short = self.spec.question_format.replace("{question}", asked)
+            first = [] if messages else self.source.messages(self.spec, asked)
+            messages += first or [{"role": "user", "content": short}]
+            if answer is not None:
+                messages.append({"role": "assistant", "content": answer})
+        return messages
+
+
+def open_conversation(
+    spec: AgentSpec, save: Path | None, resume: Path | None, source: PromptSource | None = None
+) -> ChatHistory:
+    """The conversation that the options name.
+
+    Args:
+        save: File that is written; it must not exist.
+        resume: File whose turns come first; they go on there unless ``save`` names another.
+        source: Where the prompt comes from; by default the agent.
+
+    Raises:
+        UsageError: ``save`` exists, ``resume`` does not, is empty or was held with another agent.
+        DataError: A line of ``resume`` is broken.
+    """
+    from afm.trajectory.io import RecordWriter, load_records
+
+    if save is not None and save.exists():
+        raise UsageError(
+            f"--save {save}: exists already; choose another file, or go on with --continue {save}"
+        )
+    turns: list[Record] = []
+    if resume is not None:
+        if not resume.is_file():
+            raise UsageError(f"--continue {resume}: no such file; expected one that --save wrote")
+        turns = load_records(resume)
+        if not turns:
+            raise UsageError(
+                f"--continue {resume}: is empty, there is no turn to go on from; remove it and begin with --save {resume}"
+            )
+        others = sorted({turn.agent for turn in turns if turn.agent_digest != spec.digest})
+        if others:
+            raise UsageError(
+                f"--continue {resume}: held with agent {', '.join(others)} of another declaration than {spec.name!r} "
+                "now; choose that agent with --agent, or begin anew with --save"
+            )
+    if save is not None and turns:
+        with RecordWriter(save) as writer:
+            for turn in turns:
+                writer.write(turn)
+    return ChatHistory(spec, turns, save or resume, source or PromptSource())
+
+
+_HELP = "/new forgets what was said, /help shows this, /quit or Ctrl-D ends; Ctrl-C stops an answer."
+_PROMPT = "you> "
+
+
+@dataclass(frozen=True, slots=True)
+class ChatSession:
+    """A model, its tools and how to sample.
+
+    Attributes:
+        console: ``None`` when records are printed and nothing else.
+        prices: For the line of costs.
+    """
+
+    model: TokenModel
+    tools: Mapping[str, Tool]
+    conversation: ChatHistory
+    temperature: float
+    seed: int | None
+    console: Console | None
+    prices: Prices | None = None
+
+    async def ask(self, question: str) -> Record:
+        """One turn, shown live or as a line of JSON, kept in the conversation.
+
+        Raises:
+            EngineError: The model failed.
+        """
+        from afm.models import SamplingParams
+        from afm.rollout import episode_record, run_episode
+
+        spec = self.conversation.spec
+        view = None
+        if self.console is not None:
+            view = EpisodeView(spec, self.console, self.prices)
+        prompt, left_out = self.conversation.prompt(self.model, question)
+        if left_out:
+            print(f"the {left_out} oldest turns no longer fit and were left out", file=sys.stderr)
+        try:
+            if view:
+                view.begin()
+            episode = await run_episode(
+                spec,
+                self.model,
+                self.tools,
+                question,
+                prompt_ids=prompt,
+                sampling=SamplingParams(self.model.context_tokens, temperature=self.temperature),
+                seed=self.seed,
+                on_event=view.show if view else None,
+            )
+        finally:
+            if view:
+                view.end()
+        record = episode_record(
+            episode,
+            spec,
+            id=self.conversation.next_id(),
+            question=question,
+            model=self.model.name,
+            seed=self.seed,
+            provenance={"turn": len(self.conversation.turns) + 1},
+        )
+        self.conversation.add(record)
+        if view:
+            view.summarise(episode)
+        else:
+            print(record.model_dump_json(ensure_ascii=True), flush=True)
+        return record
+
+
+def chat(asker: ChatSession, run: Callable[[Any], Any]) -> None:
+    """Answer every question until there is none; an error of one turn does not end the others.
+
+    Args:
+        run: Runs a coroutine to its end; an interrupt cancels the coroutine and is raised.
+
+    Raises:
+        AfmError: Questions did not come from a terminal, and one could not be answered.
+    """
+    live = sys.stdin.isatty()
+    if live:
+        turns = len(asker.conversation.turns)
+        told = f", {turns} turns so far" if turns else ""
+        print(f"{asker.conversation.spec.name} with {asker.model.name}{told}. {_HELP}", file=sys.stderr)
+    for question in _questions(live):
+        if live and question.startswith("/"):
+            if question == "/quit":
+                return
+            if question == "/new":
+                asker.conversation.turns.clear()
+            print("forgotten" if question == "/new" else _HELP, file=sys.stderr)
+            continue
+        try:
+            run(asker.ask(question))
+        except (KeyboardInterrupt, asyncio.CancelledError):
+            if not live:
+                raise
+            print("stopped; the question and what was written of an answer are forgotten", file=sys.stderr)
+        except AfmError as error:
+            if not live:
+                raise
+            print(f"error: {error}", file=sys.stderr)
+
+
+def _questions(live: bool) -> Iterator[str]:
+    """Lines of the terminal or of standard input, without empty ones."""
+    if not live:
+        yield from filter(None, map(str.strip, sys.stdin))
+        return
+    import readline  # noqa: F401 - gives input() its keys and its history
+
+    while True:
+        try:
+            line = input(_PROMPT).strip()
+        except EOFError:
+            print(file=sys.stderr)
+            return
+        except KeyboardInterrupt:
+            print("\nCtrl-D ends", file=sys.stderr)
+            continue
+        if line:
+            yield line
+
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_STYLES = {
+    RoleKind.THOUGHT: "dim",
+    RoleKind.TEXT: "magenta",
+    RoleKind.TOOL: "cyan",
+    RoleKind.OBSERVATION: "green",
+    RoleKind.ANSWER: "bold yellow",
+}
+_SHOWN_LINES = 12
+"""Of an observation; the whole of it is in what --save writes."""
+_SHOWN_ARGUMENT = 48
+
+
+class EpisodeView:
+    """Shows events: on a terminal with names for tags, elsewhere the text exactly as it was written.
+
+    Args:
+        console: Where it shows.
+        prices: Of tokens and calls; without them no money is shown.
+    """
+
+    def __init__(self, spec: AgentSpec, console: Console, prices: Prices | None = None) -> None:
+        self._prices = prices
+        self._spec = spec
+        self._console = console
+        self._status: Status | None = None
+        self._line_is_open = False
+        self._role: str | None = None
+        self._began = 0.0
+
+    def begin(self) -> None:
+        """The question is with the model."""
+        self._began = time.monotonic()
+        self._spin("the model is reading")
+
+    def show(self, event: EpisodeEvent) -> None:
+        """Show one event."""
+        match event:
+            case TextWritten():
+                self._still()
+                if self._console.is_terminal:
+                    self._piece(event)
+                else:
+                    self._console.print(Text(_clean(event.text)), end="")
+            case CallStarted():
+                argument = " ".join(_clean(event.argument).split())
+                short = argument[:_SHOWN_ARGUMENT] + ("..." if len(argument) > _SHOWN_ARGUMENT else "")
+                self._spin(f"{event.tool}: {short}")
+            case CallFinished():
+                self._still()
+                if self._console.is_terminal:
+                    self._called(event)
+                self._spin("the model is reading")
+            case Stopped():
+                self.end()
+
+    def end(self) -> None:
+        """Leave the terminal as it should be, whatever ended the episode."""
+        self._still()
+        self._fresh_line()
+        self._role = None
+
+    def summarise(self, episode: Episode) -> None:
+        """The answer, why it ended, and what it cost."""
+        cost = episode.cost
+        found = " | ".join(answers(episode.segments, self._spec))
+        self._console.print()
+        told = f"answer: {_CONTROL.sub(' ', found) or 'none'} (stopped: {episode.stop})"
+        self._console.print(Text(told, "bold"))
+        speed = cost.agent_tokens / cost.generation_seconds if cost.generation_seconds else 0.0
+        told = (
+            f"cost: {cost.agent_tokens} tokens written and {cost.observation_tokens} observed after a prompt of "
+            f"{cost.prompt_tokens}, tool calls: {cost.tool_calls} ({cost.tool_failures} failed), "
+            f"{cost.wall_seconds:.1f} s, {speed:.0f} tokens/s"
+        )
+        if self._prices is not None:
+            from afm.evaluation.words import dollars
+
+            usd = self._prices.model_usd(cost) + self._prices.tools_usd(episode.calls)
+            told += f", {dollars(usd)}"
+        self._console.print(Text(told, "dim"))
+
+    def _piece(self, event: TextWritten) -> None:
+        if not event.by_agent:
+            self._observation(event)
+        elif event.role is None:
+            self._text(event.text if event.text.strip() else "", "")
+        elif event.text == f"<{event.role}>" and self._role is None:
+            self._name(event.role)
+        elif event.text == f"</{event.role}>" and self._role == event.role:
+            self._fresh_line()
+            self._role = None
+        elif self._role == event.role:
+            # The line break after a tag is no content.
+            self._text(event.text if self._line_is_open else event.text.lstrip("\n"), self._style(event.role))
+
+    def _observation(self, event: TextWritten) -> None:
+        role = event.role or ""
+        lines = event.text.strip().removeprefix(f"<{role}>").removesuffix(f"</{role}>").strip().split("\n")
+        self._name(role)
+        for line in lines[:_SHOWN_LINES]:
+            self._console.print(Text(f"  {_clean(line)}", self._style(role)))
+        if len(lines) > _SHOWN_LINES:
+            self._console.print(Text(f"  ... {len(lines) - _SHOWN_LINES} more lines", "dim italic"))
+        self._role = None
+
+    def _name(self, role: str) -> None:
+        self._fresh_line()
+        self._console.print(Text(role, f"reverse {self._style(role)}".replace("dim", "bright_black")))
+        self._role = role
+
+    def _called(self, event: CallFinished) -> None:
+        self._fresh_line()
+        call = event.call
+        state = "repeated" if call.duplicate else "done" if call.ok else "failed"
+        style = "red" if state == "failed" else "dim"
+        self._console.print(Text(f"{call.tool} {state} after {call.seconds:.1f} s", f"italic {style}"))
+
+    def _text(self, text: str, style: str) -> None:
+        if text:
+            self._console.print(Text(_clean(text), style), end="")
+            self._line_is_open = not text.endswith("\n")
+
+    def _fresh_line(self) -> None:
+        if self._line_is_open:
+            self._console.print()
+        self._line_is_open = False
+
+    def _style(self, role: str) -> str:
+        return _STYLES[self._spec.roles[role].kind] if role in self._spec.roles else ""
+
+    def _spin(self, what: str) -> None:
+        """A line that moves until :meth:`_still`; nothing outside a terminal."""
+        self._still()
+        if self._console.is_terminal:
+            self._fresh_line()
+            spinner = "line" if self._console.options.ascii_only else "dots"
+            self._status = self._console.status(Text(what, "dim italic"), spinner=spinner)
+            self._status.start()
+
+    def _still(self) -> None:
+        if self._status is not None:
+            self._status.stop()
+            self._status = None
+
+
+def _clean(text: str) -> str:
+    return _CONTROL.sub("\ufffd", text)

@@ -1,0 +1,233 @@
+"""What the quickstart makes in which world: its recipes, their worlds, and the servers that the wiki world needs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from afm.cli.data import WorldKind
+from afm.distill import ScriptedMathTeam, ScriptedWikiTeam
+from afm.errors import ToolError
+from afm.processes import tied_environment
+
+if TYPE_CHECKING:
+    from afm.agents import AgentSpec
+    from afm.distill import ScriptedTeam
+
+
+_ADDRESS = "WIKI_RAG_SERVER_URL"
+_READY = "listening on "
+
+
+@contextmanager
+def wiki_server(index: Path, log: Path) -> Iterator[None]:
+    """Serve ``index`` while the block runs; wiki search tools without an address of their own find it.
+
+    The address is in the environment, hence known to processes started within the block, too.
+
+    Args:
+        log: Receives what the server writes to standard error.
+
+    Raises:
+        ToolError: The server did not start.
+    """
+    with loopback_server("wiki_search", [f"--index={index}"], log) as url, environment({_ADDRESS: url}):
+        yield
+
+
+@contextmanager
+def loopback_server(name: str, arguments: Sequence[str], log: Path) -> Iterator[str]:
+    """Run ``tool_servers.NAME`` on a free port of this machine while the block runs; yields its address.
+
+    Raises:
+        ToolError: The server did not start.
+    """
+    words = [sys.executable, "-P", "-m", f"tool_servers.{name}", *arguments, "--host=127.0.0.1", "--port=0"]
+    with (
+        log.open("ab") as errors,
+        subprocess.Popen(
+            words, env=tied_environment(), stdout=subprocess.PIPE, stderr=errors, text=True
+        ) as server,
+    ):
+        assert server.stdout is not None
+        try:
+            first = server.stdout.readline().strip()  # empty when it ended
+            if not first.startswith(_READY):
+                raise ToolError(f"the {name.replace('_', ' ')} server did not start; see {log}")
+            yield first.removeprefix(_READY)
+        finally:
+            server.terminate()
+
+
+@contextmanager
+def environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Variables of the environment while the block runs."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+@dataclass(frozen=True, slots=True)
+class RecipeSizes:
+    """How much of everything; the overrides are ``key=value`` arguments of ``afm sft`` and ``afm rl``."""
+
+    train_tasks: int
+    rl_tasks: int
+    heldout_tasks: int
+    sft: tuple[str, ...] = ()
+    rl: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """One world of the quickstart.
+
+    Attributes:
+        agent: Name of ``agents/``, ``sft/`` and ``rl/`` files below ``configs/tiny``, and of the data set.
+        tools: Name of a file in ``configs/tiny/tools``.
+        folder: Where a run goes when the user names no place.
+        vocabulary_size: Most tokens of the tokenizer trained on the demonstrations.
+        whole_tags: Whether tags become single tokens.
+        heads: Attention heads of the model; fewer are wider, which names of many letters need more than digits.
+        example: Question for ``afm ask``; the first held-out one when empty.
+        full: RecipeSizes of a real run.
+        smoke: RecipeSizes that proves the machinery and nothing else.
+        make_world: Writes ``train.jsonl``, ``rl.jsonl``, ``heldout.jsonl`` and whatever the tool needs into a folder.
+        team: The teacher, from agent and seed.
+        serving: What the tool needs running, given the world's folder; the tool can be used while the block runs.
+        server_command: The arguments of ``afm`` that a person runs for the same; empty when nothing has to run.
+    """
+
+    world: WorldKind
+    agent: str
+    tools: str
+    folder: Path
+    vocabulary_size: int
+    whole_tags: bool
+    heads: int
+    example: str
+    full: RecipeSizes
+    smoke: RecipeSizes
+    make_world: Callable[[Path, RecipeSizes, int], None]
+    team: Callable[[AgentSpec, int], ScriptedTeam]
+    serving: Callable[[Path], AbstractContextManager[None]]
+    server_command: Callable[[Path], tuple[str, ...]]
+
+
+def make_math_world(folder: Path, plan: RecipeSizes, seed: int) -> None:
+    """Write the three disjoint sets of problems."""
+    from afm.datasets import write_tasks
+    from afm.datasets.mini_world import Split, generate
+
+    sizes = {Split.TRAIN: plan.train_tasks, Split.RL: plan.rl_tasks, Split.HELDOUT: plan.heldout_tasks}
+    for split, count in sizes.items():
+        write_tasks(generate(split, count, seed=seed), folder / f"{split}.jsonl")
+
+
+MATH = Recipe(
+    world=WorldKind.MATH,
+    agent="math",
+    tools="code_executor",
+    folder=Path("runs/quickstart"),
+    vocabulary_size=512,
+    whole_tags=False,
+    heads=8,
+    example="Tom has 57 coins. Tom finds 38 more. How many coins does Tom have?",
+    full=RecipeSizes(train_tasks=6000, rl_tasks=4096, heldout_tasks=200),
+    smoke=RecipeSizes(
+        train_tasks=400,
+        rl_tasks=64,
+        heldout_tasks=8,
+        sft=("max_steps=120", "save_steps=40"),
+        # Groups are not filtered: hardly any of them would differ yet.
+        rl=("verl.trainer.total_training_steps=2", "verl.algorithm.filter_groups.enable=false"),
+    ),
+    make_world=make_math_world,
+    team=ScriptedMathTeam,
+    serving=lambda _: nullcontext(),
+    server_command=lambda _: (),
+)
+
+
+PAGES = 4_000
+HOPS = (1, 2)
+_INDEX = "index"
+_BUILD_LOG, _SERVER_LOG = "index.log", "wiki_server.log"
+
+
+def make_wiki_world(folder: Path, plan: RecipeSizes, seed: int) -> None:
+    """Write the encyclopaedia, three sets of questions that name different entities, and the search index."""
+    from afm.datasets.encyclopaedia import Encyclopaedia, write_encyclopaedia
+    from afm.datasets.mini_world import Split
+
+    sizes = {Split.TRAIN: plan.train_tasks, Split.RL: plan.rl_tasks, Split.HELDOUT: plan.heldout_tasks}
+    world = Encyclopaedia(PAGES, seed=seed, brief=True)
+    write_encyclopaedia(folder, world, sizes=sizes, seed=seed, hops=HOPS)
+    words = [sys.executable, "-P", "-m", "tool_servers.wiki_search.build", str(folder / "corpus.jsonl")]
+    with (folder / _BUILD_LOG).open("wb") as log:
+        done = subprocess.run(
+            [*words, f"--out={folder / _INDEX}"], env=tied_environment(), stdout=log, stderr=log, check=False
+        )
+    if done.returncode != 0:
+        raise ToolError(
+            f"the search index was not built, status {done.returncode}; see {folder / _BUILD_LOG}"
+        )
+
+
+def serving(folder: Path) -> AbstractContextManager[None]:
+    """A wiki server over the world's index."""
+    return wiki_server(folder / _INDEX, folder / _SERVER_LOG)
+
+
+def server_command(folder: Path) -> tuple[str, ...]:
+    """How a person starts a server over the world's index."""
+    return ("serve", "wiki", "--index", str(folder / _INDEX))
+
+
+WIKI = Recipe(
+    world=WorldKind.WIKI,
+    agent="mhqa",
+    tools="wiki_rag",
+    folder=Path("runs/quickstart-wiki"),
+    vocabulary_size=1024,
+    whole_tags=True,
+    heads=4,
+    example="",
+    full=RecipeSizes(train_tasks=14000, rl_tasks=2048, heldout_tasks=200),
+    smoke=RecipeSizes(
+        train_tasks=300,
+        rl_tasks=64,
+        heldout_tasks=8,
+        sft=("max_steps=60", "save_steps=30"),
+        rl=(
+            "verl.trainer.total_training_steps=2",
+            # Groups are not filtered: hardly any of them would differ yet.
+            "verl.algorithm.filter_groups.enable=false",
+            "verl.actor_rollout_ref.rollout.n=4",
+            "verl.actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=16",
+            "verl.actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=32",
+        ),
+    ),
+    make_world=make_wiki_world,
+    team=ScriptedWikiTeam,
+    serving=serving,
+    server_command=server_command,
+)
+
+
+def recipe_of(world: WorldKind) -> Recipe:
+    """The recipe of a world."""
+    return WIKI if world is WorldKind.WIKI else MATH

@@ -1,1 +1,0 @@
-"""``afm serve model``: OpenAI-compatible servers of one model, several if wanted, for evaluations."""

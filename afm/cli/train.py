@@ -1,0 +1,108 @@
+"""``afm sft``, ``afm rl``, ``afm export``: each engine as a process of its own, and the model of a checkpoint."""
+
+from __future__ import annotations
+
+import importlib.util
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from afm.errors import MissingExtraError
+from afm.processes import tied_environment
+
+
+def sft(
+    config: Annotated[
+        Path,
+        typer.Argument(
+            help="YAML of the run, for example configs/tiny/sft/math.yaml.", exists=True, dir_okay=False
+        ),
+    ],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="key=value, for example learning_rate=1e-5 output_dir=runs/a.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the resolved command and configuration, start nothing.")
+    ] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", help="Write the trainer's output to its log only.")
+    ] = False,
+) -> None:
+    """Fine-tune on what the agent wrote; resumes an interrupted run, leaves a finished one alone."""
+    from llamafactory_patch.launcher import run_sft  # light; the engine itself is a child process of it
+
+    raise typer.Exit(run_sft(config, overrides or [], dry_run=dry_run, echo=not quiet))
+
+
+LAUNCHER = "verl_ext.launcher"
+
+
+def rl(
+    config: Annotated[
+        Path,
+        typer.Argument(
+            help="YAML of the run, for example configs/tiny/rl/math.yaml.", exists=True, dir_okay=False
+        ),
+    ],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="key=value, for example seed=1 verl.trainer.save_freq=5.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the resolved command, check it, start nothing.")
+    ] = False,
+) -> None:
+    """Train an agent by reinforcement learning; continues from the last checkpoint if there is one."""
+    if importlib.util.find_spec("verl") is None:
+        raise MissingExtraError("verl", "rl")
+    options = ["--dry-run"] if dry_run else []
+    words = [sys.executable, "-P", "-m", LAUNCHER, *options, str(config), *(overrides or [])]
+    raise typer.Exit(run_words(words))
+
+
+def run_words(words: list[str]) -> int:
+    """Run ``words`` as a process, hand signals on, and return the exit status."""
+    with subprocess.Popen(words, env=tied_environment()) as process:
+        # A terminal sends Ctrl-C to both: the launcher stops the trainer, this process only waits for it.
+        before = {
+            signal.SIGINT: signal.signal(signal.SIGINT, lambda number, frame: None),
+            signal.SIGTERM: signal.signal(signal.SIGTERM, lambda number, frame: process.terminate()),
+        }
+        try:
+            status = process.wait()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+    return status if status >= 0 else 128 - status
+
+
+EXPORTER = "verl_ext.export"
+
+
+def export(
+    run: Annotated[
+        Path,
+        typer.Argument(
+            help="output_dir of an `afm rl`, ended or not, or a folder of verl's checkpoints.",
+            exists=True,
+            file_okay=False,
+        ),
+    ],
+    step: Annotated[
+        int | None, typer.Option("--step", help="Step of the checkpoint; the newest one by default.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="New folder of the model; RUN/model_step_N by default.")
+    ] = None,
+    agent: Annotated[
+        str | None,
+        typer.Option("--agent", help="Name or YAML of the agent; needed for stock verl's checkpoints only."),
+    ] = None,
+) -> None:
+    """Export a checkpoint of `afm rl` as a model for `afm eval`, `afm ask` and `afm serve model`."""
+    given = {"--step": step, "--out": out, "--agent": agent}
+    options = [f"{name}={value}" for name, value in given.items() if value is not None]
+    raise typer.Exit(run_words([sys.executable, "-P", "-m", EXPORTER, *options, "--", str(run)]))

@@ -1,0 +1,342 @@
+"""``afm data filter``, ``stats`` and ``negative``: select trajectories, describe them, and add samples without tool calls."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from afm.cli.options import OnBadRows, agent_option
+from afm.errors import DataError, UsageError, suggestion
+
+if TYPE_CHECKING:
+    from afm.agents import AgentSpec
+    from afm.cli.progress import ProgressView
+    from afm.datasets.negative import NegativeKind
+    from afm.datasets.negative_set import NegativeSummary
+    from afm.distill import FilterPlan, FilterSummary, Funnel
+    from afm.evaluation.data_stats import DataStats, FunnelStage
+
+
+_DEFAULT_AGENT = "math"
+
+
+def filter_files(
+    files: Annotated[
+        list[Path], typer.Argument(help="Trajectory JSONL, plain or .gz.", exists=True, dir_okay=False)
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of what is kept and what is dropped.")],
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            help="YAML of filters, e.g. configs/filters/mhqa.yaml; by default the agent's rules and the reward.",
+            exists=True,
+            dir_okay=False,
+        ),
+    ] = None,
+    agent: Annotated[
+        str | None, typer.Option(help="A shipped agent's name or a YAML; by default the one in --config.")
+    ] = None,
+    processes: Annotated[int, typer.Option(min=1, help="Processes that filter.")] = 1,
+    against: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Evaluation set (tasks as JSONL or parquet) whose questions must not occur; may be repeated.",
+            exists=True,
+            dir_okay=False,
+        ),
+    ] = None,
+    reward: Annotated[
+        Path | None, typer.Option(help="Reward YAML, without --config.", exists=True, dir_okay=False)
+    ] = None,
+    min_score: Annotated[
+        float | None, typer.Option(help="Lowest score that is kept, without --config; 1 by default.")
+    ] = None,
+    picture: Annotated[bool, typer.Option(help="Draw the funnel as funnel.png.")] = True,
+) -> None:
+    """Filter trajectories stage by stage; every dropped row stands with its reason in `dropped.jsonl`.
+
+    Killed or interrupted, the same command continues where it was. The result does not depend on --processes.
+    """
+    from afm.cli.progress import ProgressView
+    from afm.distill.filters import filter_files as run
+
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"--out {out}: is a file; expected a folder")
+    if config is not None and (reward is not None or min_score is not None):
+        raise UsageError("--reward and --min-score are settings of `quality` in the file that --config names")
+    plan = _plan(config, reward, min_score).against(against or [])
+    spec = agent_option(agent or plan.agent or _DEFAULT_AGENT)
+    view = ProgressView()
+    summary = run(
+        files,
+        plan,
+        spec,
+        out,
+        processes=processes,
+        picture=picture,
+        on_rows=lambda rows: view.update("rows", rows, None),
+    )
+    view.line(_headline(summary))
+    _show(summary.funnel)
+    for note in _notes(plan, summary.funnel):
+        print(f"note: {note}")
+    if not summary.funnel.kept:
+        raise DataError("no trajectory was kept; the reasons stand in dropped.jsonl", path=str(out))
+
+
+def _plan(config: Path | None, reward: Path | None, min_score: float | None) -> FilterPlan:
+    from afm.distill import FilterPlan
+    from afm.distill.filters import load_plan
+
+    if config is not None:
+        return load_plan(config)
+    quality = {"min_score": 1.0 if min_score is None else min_score, "reward": reward}
+    return FilterPlan.model_validate({"stages": [{"format": {}}, {"quality": quality}]})
+
+
+def _headline(summary: FilterSummary) -> str:
+    funnel = summary.funnel
+    copies = f" and {funnel.copies} copies" if funnel.copies else ""
+    resumed = f", {summary.resumed} of them by an earlier call" if summary.resumed else ""
+    return f"{summary.folder}: {funnel.kept} of {funnel.seen} kept{copies}{resumed}"
+
+
+def _show(funnel: Funnel) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    table.add_column("stage")
+    for column in ("rows", "dropped", "left", "left of all"):
+        table.add_column(column, justify="right")
+    for stage in funnel.stages():
+        share = f"{stage.left / funnel.seen:.1%}" if funnel.seen else "-"
+        table.add_row(stage.name, str(stage.rows), str(stage.dropped), str(stage.left), share)
+    Console(highlight=False).print(table)
+
+
+def _notes(plan: FilterPlan, funnel: Funnel) -> list[str]:
+    """What a person would otherwise believe was done."""
+    notes = []
+    if any(stage.contamination is not None and not stage.contamination.tasks for stage in plan.stages):
+        notes.append("contamination compared with nothing; name evaluation sets by --against")
+    if funnel.dropped["unreadable"]:
+        notes.append(f"{funnel.dropped['unreadable']} lines are no records; see unreadable.jsonl")
+    return notes
+
+
+FUNNEL_FILE = "funnel.json"
+
+
+def stats(
+    files: Annotated[list[Path], typer.Argument(help="Trajectory JSONL.", exists=True, dir_okay=False)],
+    out: Annotated[Path | None, typer.Option(help="The page to write, e.g. report.html.")] = None,
+    agent: Annotated[
+        str | None, typer.Option(help="Whose trajectories they are; by default what each row says.")
+    ] = None,
+    funnel: Annotated[
+        list[Path] | None,
+        typer.Option(help="A funnel.json; by default those beside the files.", exists=True, dir_okay=False),
+    ] = None,
+    samples: Annotated[int, typer.Option(min=0, max=200, help="Trajectories shown on the page.")] = 6,
+    seed: Annotated[int, typer.Option(help="Chooses them.")] = 0,
+) -> None:
+    """Count lengths, tool use, hops, roles, answers, duplicates and cost; write them as one self-contained page."""
+    from afm.cli.progress import ProgressView
+    from afm.evaluation.data_stats import write_data_report
+
+    if out is not None and out.resolve() in {file.resolve() for file in files}:
+        raise UsageError(f"{out}: input and output are the same file; choose another --out")
+    spec = agent_option(agent) if agent else None
+    view = ProgressView()
+    found = _counted(files, spec, samples, seed, view)
+    if not found.rows:
+        raise DataError("holds no trajectories", path=str(files[0]))
+    _told(found, view)
+    if out is not None:
+        funnels = _funnels(funnel or _beside(files))
+        title = ", ".join(file.name for file in files[:3]) + (" and more" if len(files) > 3 else "")
+        view.line(str(write_data_report(found, out, title=title, funnels=funnels, agent=spec)))
+
+
+def _counted(files: Sequence[Path], spec: AgentSpec | None, samples: int, seed: int, view: Any) -> DataStats:
+    from afm.evaluation.data_stats import DataStats
+    from afm.trajectory import read_records
+
+    found = DataStats(samples=samples, seed=seed)
+    for file in files:
+        for item in read_records(file):
+            if isinstance(item, DataError):
+                raise item
+            found.add(item, spec)
+            view.update("rows", found.rows, None)
+    return found
+
+
+def _told(found: DataStats, view: Any) -> None:
+    from afm.evaluation.data_stats import charts
+    from afm.terminal import visible
+
+    view.line(f"{found.rows} trajectories, {found.kept} kept")
+    view.line(f"  duplicates: {found.same_question} questions, {found.same_text} whole rows")
+    for chart in charts(found):
+        most = ", ".join(f"{bar.label} {bar.count}" for bar in chart.bars[:6])
+        told = most if chart.note.startswith(("rows", "steps", "calls", "repairs")) else chart.note
+        view.line(visible(f"  {chart.title.lower()}: {told}".replace("\n", " ")))
+    tokens = found.prompt_tokens + found.agent_tokens
+    view.line(f"  cost: {tokens} tokens, {found.cost_usd:.4f} USD, {found.tool_s:.1f} s in tools")
+
+
+def _beside(files: Iterable[Path]) -> list[Path]:
+    """The funnels that a filter left beside its output: ``NAME.funnel.json`` or ``funnel.json``."""
+    found: list[Path] = []
+    for file in files:
+        for name in (f"{file.stem}.{FUNNEL_FILE}", FUNNEL_FILE):
+            path = file.with_name(name)
+            if path.is_file() and path not in found:
+                found.append(path)
+    return found
+
+
+def _funnels(paths: Iterable[Path]) -> dict[str, list[FunnelStage]]:
+    return {f"{path.parent.name}/{path.name}": _funnel(path) for path in paths}
+
+
+def _funnel(path: Path) -> list[FunnelStage]:
+    """Stages in the file's order.
+
+    Raises:
+        DataError: It is no ``{"seen": n, "stages": [{"name", "dropped"}]}``, nor ``{"seen": n, "dropped": {stage: n}}``.
+    """
+    from afm.evaluation.data_stats import FunnelStage
+
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        seen = int(data["seen"])
+        rows = data["stages"] if "stages" in data else _listed(data["dropped"])
+        dropped = [(str(row["name"]), int(row["dropped"])) for row in rows]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(
+            f"no funnel: {type(error).__name__}; expected the funnel.json of `afm data filter`",
+            path=str(path),
+        ) from None
+    left, stages = seen, [FunnelStage("seen", 0, seen, 1.0)]
+    for name, count in dropped:
+        left -= count
+        stages.append(FunnelStage(name, count, left, max(0, left) / max(1, seen)))
+    return stages
+
+
+def _listed(dropped: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [{"name": name, "dropped": count} for name, count in dropped.items()]
+
+
+_SHOW_EVERY = 500
+
+
+class Absent(StrEnum):
+    """Values of ``--absent``, as :class:`afm.datasets.negative.AbsentAnswer`."""
+
+    ANSWER = "answer"
+    EXPLAIN = "explain"
+
+
+class Direct(StrEnum):
+    """Values of ``--direct``, as :class:`afm.datasets.negative.DirectAnswer`."""
+
+    AGENT = "agent"
+    PLAIN = "plain"
+
+
+def negative(
+    records: Annotated[Path, typer.Argument(help="Trajectory JSONL.", exists=True, dir_okay=False)],
+    out: Annotated[Path, typer.Option(help="Folder of the data set and its dataset_info.json.")],
+    agent: Annotated[str, typer.Option(help="A shipped agent's name or a YAML.")] = "math",
+    general: Annotated[
+        Path | None,
+        typer.Option(
+            help="Questions that need no tool: JSONL of {question, answer} or {messages}.",
+            exists=True,
+            dir_okay=False,
+        ),
+    ] = None,
+    ratio: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KIND=NUMBER",
+            help="Rows of a kind for each trajectory with a tool call; may be given several times. "
+            "Kinds: absent_not_needed, absent_needed, present_not_needed (0.1 each), present_needed (1).",
+        ),
+    ] = None,
+    absent: Annotated[
+        Absent,
+        typer.Option(help="Where a tool is asked for that is not there: answer without it, or explain only."),
+    ] = Absent.ANSWER,
+    direct: Annotated[
+        Direct,
+        typer.Option(help="How the agent answers a general question: in its functions, or as plain text."),
+    ] = Direct.AGENT,
+    on_bad_rows: Annotated[
+        OnBadRows, typer.Option(help="Stop at rows that are wrong, or go on without them.")
+    ] = OnBadRows.ERROR,
+    name: Annotated[str, typer.Option(help="Name of the data set for LLaMA-Factory.")] = "negative_agent_sft",
+    seed: Annotated[int, typer.Option(help="Fixes every random choice.")] = 0,
+) -> None:
+    """Mix trajectories with samples that teach when not to call a tool, as a data set for `afm sft`.
+
+    Four kinds: tools present or absent, needed or not. Rows that are wrong stand in `NAME.bad_rows.jsonl`.
+    """
+    from afm.cli.progress import ProgressView
+    from afm.datasets.negative import AbsentAnswer, DirectAnswer, SampleMaker
+    from afm.datasets.negative_set import write_negative
+    from afm.datasets.negative_sources import NegativeSources
+
+    view = ProgressView()
+
+    def show(rows: int) -> None:
+        if rows % _SHOW_EVERY == 0:
+            view.update("rows read", rows, None)
+
+    summary = write_negative(
+        NegativeSources(records, general),
+        SampleMaker(agent_option(agent), seed, AbsentAnswer(absent), DirectAnswer(direct)),
+        out,
+        name=name,
+        ratios=_ratios(ratio or []),
+        drop_bad_rows=on_bad_rows is OnBadRows.DROP,
+        on_row=show,
+    )
+    _show_kinds(summary, view)
+
+
+def _ratios(given: list[str]) -> dict[NegativeKind, float]:
+    from afm.datasets.negative import NegativeKind
+    from afm.datasets.negative_set import DEFAULT_RATIOS
+
+    ratios = dict(DEFAULT_RATIOS)
+    for pair in given:
+        kind, _, number = pair.partition("=")
+        if kind not in list(NegativeKind):
+            raise UsageError(f"--ratio {pair}: {suggestion(kind, map(str, NegativeKind))}")
+        try:
+            ratios[NegativeKind(kind)] = float(number)
+        except ValueError:
+            raise UsageError(f"--ratio {pair}: expected a number, for example {kind}=0.2") from None
+    return ratios
+
+
+def _show_kinds(summary: NegativeSummary, view: ProgressView) -> None:
+    view.line(f"{summary.path}: {sum(summary.rows.values())} rows")
+    for kind, wanted in summary.wanted.items():
+        rows = summary.rows[kind]
+        short = f", {wanted} wanted: the sources hold no more" if rows < wanted else ""
+        print(f"  {kind}: {rows}{short}")
+    for reason, count in sorted(summary.unused.items()):
+        print(f"  not used: {count} {reason}")
+    if summary.bad_rows:
+        print(f"  bad rows: {summary.bad_rows} left out; listed in {summary.report}")
