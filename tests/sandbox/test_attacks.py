@@ -13,8 +13,7 @@ import pytest
 from afm.sandbox import open_sandbox
 from afm.sandbox.base import ExitReason, LocalSandbox, RunResult, SandboxLimits
 from afm.sandbox.conformance import ATTACKS, Attack, check_sandbox
-from afm.sandbox.conformance.check import attempt, canaries
-from afm.sandbox.conformance.prelude import armed
+from afm.sandbox.conformance.attack import armed, attempt, canaries
 
 pytestmark = pytest.mark.sandbox
 KNOWN_LIMITS = {

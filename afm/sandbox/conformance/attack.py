@@ -1,11 +1,23 @@
-"""What an attack is, and what makes it fail."""
+"""What an attack is, the helpers it begins with, and the check that runs attacks against a sandbox and judges them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+import contextlib
+import os
+import platform
+import secrets
+import socket
+import tempfile
+import threading
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from afm.sandbox.base import ExitReason, SandboxLimits
+from afm.errors import SandboxError
+from afm.sandbox.base import ExitReason, LocalSandbox, RunResult, SandboxLimits
+from afm.sandbox.policy import CPU_AS_FAR_AS_SEEN, MEMORY_PER_PROCESS
+from afm.sandbox.seccomp import CLONE, DENIED, MADVISE, MSYNC, PREADV2, SILENCED
 
 LIMITS = SandboxLimits(wall_s=8.0, cpu_s=4, memory_bytes=512 << 20, file_bytes=8 << 20)
 
@@ -19,8 +31,8 @@ class Attack:
         code: The program. Without ``reasons`` it judges itself: it prints ``OK:`` when it was stopped and
             ``BAD:`` when it got through.
         reasons: How the run must end instead.
-        status: Exit status the run must have, if given.
-        printed: What the whole standard output must be, if given.
+        status: Exit status the run must have, if it matters.
+        printed: What the whole standard output must be, if it matters.
         before: A program that runs first; its own end does not count.
         beside: A program that runs at the same time, for about a second.
         survivor: First word of the command line of a process that must be gone afterwards.
@@ -45,5 +57,156 @@ class Attack:
 
     def expected(self) -> str:
         """In words, for the table."""
-        words = "/".join(self.reasons) or ("given output" if self.printed is not None else "OK")
+        words = "/".join(self.reasons) or ("expected output" if self.printed is not None else "OK")
         return words if self.status is None else f"{words} {self.status}"
+
+
+_PRELUDE = """
+import ctypes, errno, os, socket, sys, time
+libc = ctypes.CDLL(None, use_errno=True)
+def call(*arguments):
+    result = libc.syscall(*arguments)
+    return "BAD" if result >= 0 else os.strerror(ctypes.get_errno())
+def reaches_kernel(*arguments):
+    return libc.syscall(*arguments) != 0
+def verdict(*answers):
+    print("BAD:" if any(answer is True or "BAD" in str(answer) for answer in answers) else "OK:", answers)
+def attempt(action):
+    try:
+        return action() is None or True
+    except (OSError, PermissionError) as error:
+        return type(error).__name__
+"""
+
+
+def armed(code: str, host: Mapping[str, object]) -> str:
+    """A program with the helpers and constants it uses."""
+    column = 0 if platform.machine() == "x86_64" else 1
+    others = {"clone": CLONE, "madvise": MADVISE, "msync": MSYNC, "preadv2": PREADV2}
+    numbers = {name.upper(): pair[column] for name, pair in (DENIED | SILENCED | others).items()}
+    lines = [f"{name} = {value!r}" for name, value in {**numbers, **host}.items()]
+    return "\n".join([_PRELUDE, *lines, code])
+
+
+_SECRET = "SECRET-HOST-FILE"
+_ALIVE = "print('alive')"
+
+
+@dataclass(frozen=True, slots=True)
+class AttackResult:
+    """What came of one attack.
+
+    Attributes:
+        seen: How the run ended and what it printed, shortened.
+        passed: Whether the attack failed.
+        known_limit: Why this backend cannot stop it; such a finding does not count as a failure.
+    """
+
+    attack: Attack
+    seen: str
+    passed: bool
+    known_limit: str = ""
+
+
+async def check_sandbox(sandbox: LocalSandbox, attacks: Sequence[Attack]) -> AsyncIterator[AttackResult]:
+    """Try each attack, and after each that the sandbox still works."""
+    with canaries() as host:
+        for attack in attacks:
+            yield await attempt(sandbox, attack, host)
+
+
+async def attempt(sandbox: LocalSandbox, attack: Attack, host: Mapping[str, object]) -> AttackResult:
+    """Try one attack.
+
+    Args:
+        host: What :func:`canaries` gave.
+    """
+    isolation = await sandbox.isolation()
+    try:
+        if attack.before:
+            await sandbox.run(armed(attack.before, host), limits=attack.limits)
+        beside = asyncio.ensure_future(sandbox.run(attack.beside)) if attack.beside else None
+        if beside is not None:
+            await asyncio.sleep(0.3)
+        result = await sandbox.run(armed(attack.code, host), limits=attack.limits)
+        if beside is not None:
+            await beside
+        alive = (await sandbox.run(_ALIVE)).stdout == "alive\n"
+    except SandboxError as error:
+        return AttackResult(attack, f"the sandbox failed: {error}", passed=False)
+    trouble = _trouble(attack, result)
+    if not alive:
+        trouble = "the next run failed"
+    if attack.survivor and (left := _processes(attack.survivor)):
+        trouble = f"processes {', '.join(left)} survived"
+    limit = _known_limit(attack, isolation) if trouble else ""
+    return AttackResult(attack, trouble or _seen(result), passed=not trouble, known_limit=limit)
+
+
+def _known_limit(attack: Attack, isolation: Sequence[str]) -> str:
+    needed = ((attack.needs_memory_group, MEMORY_PER_PROCESS), (attack.needs_cpu_group, CPU_AS_FAR_AS_SEEN))
+    for group, without in needed:
+        if group and any(without in line for line in isolation):
+            return without
+    return next((reason for name, reason in attack.not_by.items() if name == isolation[0].split()[0]), "")
+
+
+def _trouble(attack: Attack, result: RunResult) -> str:
+    if attack.printed is not None and result.stdout != attack.printed:
+        return f"printed {result.stdout[:80]!r}"
+    if attack.status is not None and result.exit_status != attack.status:
+        return f"exit status {result.exit_status}"
+    if attack.reasons:
+        return "" if result.reason in attack.reasons else _seen(result)
+    if attack.printed is None and not result.stdout.startswith("OK:"):
+        return _seen(result)
+    return ""
+
+
+def _seen(result: RunResult) -> str:
+    printed = ascii((result.stdout or result.stderr[-80:]).strip()[:80])[1:-1]
+    return f"{result.reason}: {printed}"
+
+
+def _processes(marker: str) -> list[str]:
+    survivors = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if (folder / "cmdline").read_bytes().startswith(marker.encode()):
+                survivors.append(folder.name)
+    return survivors
+
+
+@contextlib.contextmanager
+def canaries() -> Iterator[dict[str, object]]:
+    """Things on the host that no program may reach: a port, an abstract socket, a file, a variable."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        socket.create_server(("127.0.0.1", 0)) as port,
+        socket.socket(socket.AF_UNIX) as abstract,
+    ):
+        Path(folder).chmod(0o755)
+        secret = Path(folder, "secret.txt")
+        secret.write_text(_SECRET, encoding="utf-8")
+        secret.chmod(0o644)
+        name = f"\0afm-canary-{secrets.token_hex(8)}"
+        abstract.bind(name)
+        abstract.listen(5)
+        for server in (port, abstract):
+            threading.Thread(target=_accept, args=(server,), daemon=True).start()
+        os.environ["AFM_CANARY"] = "SECRET-VARIABLE"
+        try:
+            yield {"PORT": port.getsockname()[1], "SOCKET": name, "SECRET_PATH": str(secret)}
+        finally:
+            os.environ.pop("AFM_CANARY", None)
+            for server in (port, abstract):
+                server.shutdown(socket.SHUT_RDWR)  # ends the thread that accepts
+
+
+def _accept(server: socket.socket) -> None:
+    while True:
+        try:
+            connection, _ = server.accept()
+        except OSError:
+            return
+        connection.close()

@@ -20,7 +20,7 @@ def daemon(*closed):
     time.sleep(0.3)
 """
 
-ATTACKS = (
+ENDING = (
     Attack(
         "leave a daemon behind",
         f"{_DAEMON}\ndaemon(0, 1, 2); print('OK: parent done')",
