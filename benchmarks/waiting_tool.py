@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict
 
 from afm.configuration import validated
 from afm.tools import ToolContext, ToolResult
-from afm.tools.goal import current_goal
+from afm.tools.base import current_goal
 
 SHORTEST_S, LONGEST_S = 0.2, 2.0
 

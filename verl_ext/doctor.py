@@ -25,8 +25,7 @@ from afm.planning.memory import GIB, described, fits
 from afm.rewards import RewardSettings
 from afm.rollout.routes import Route
 from afm.settings import load_settings as load_environment
-from afm.tools.doctor import tool_findings
-from afm.tools.health import unanswered
+from afm.tools.health import tool_findings, unanswered
 from verl_ext.arithmetic import checkpoint_finding, host_bytes, kv_cache, phases
 from verl_ext.checks import check
 from verl_ext.compose import compose, overrides_of

@@ -21,7 +21,7 @@ from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
 from afm.configuration import read_mapping, validated
 from afm.errors import AfmError, ConfigError, suggestion
 from afm.tools import Tool, ToolSchema, load_tools
-from afm.tools.goal import working_toward
+from afm.tools.base import working_toward
 from afm.tools.registry import ToolsFile
 from afm.trajectory.observation import neutralise
 

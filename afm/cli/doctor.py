@@ -92,7 +92,7 @@ def _diagnose(
 
             findings = diagnose_evaluation(config, overrides)
         case ConfigKind.TOOLS:
-            from afm.tools.doctor import diagnose as diagnose_tools
+            from afm.tools.health import diagnose as diagnose_tools
 
             findings = diagnose_tools(config, overrides, os.environ)
     return findings

@@ -39,8 +39,7 @@ from afm.rewards.sources import BY_SOURCE, checked_name, scorer_name
 from afm.rollout.routes import HOPELESS_ADVICE, Route, Routes, mismatch
 from afm.settings import load_settings
 from afm.tools import Tool, load_tools
-from afm.tools.doctor import tool_findings
-from afm.tools.health import unanswered
+from afm.tools.health import tool_findings, unanswered
 
 _NO_MODEL = "model=http://127.0.0.1:1"
 _OF_THE_SERVER = ("model.name", "sampling.max_new_tokens")

@@ -20,8 +20,7 @@ from afm.models.streaming import StreamingModel
 from afm.rollout.calls import Clock, Room, TokenBudget, ToolCaller, tools_by_role
 from afm.rollout.episode import CallFinished, CallStarted, Episode, OnEvent, Stopped
 from afm.rollout.transcript import LiveText, Transcript
-from afm.tools.base import Tool
-from afm.tools.goal import working_toward
+from afm.tools.base import Tool, working_toward
 from afm.trajectory.observation import observation_text
 from afm.trajectory.record import CallRecord, Cost, StopReason
 from afm.trajectory.stream import StepClosed, StepOpened, StreamEvent, StreamParser

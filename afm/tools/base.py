@@ -1,8 +1,13 @@
-"""The interface of a tool, independent of any training engine."""
+"""The interface of a tool, independent of any training engine, and the goal of the episode that calls it.
+
+The goal is the question and the agent's last thought, for tools whose answer depends on it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -53,7 +58,7 @@ class ReadingTool(Protocol):
         """What an agent asks for, as :meth:`Tool.call` understands it.
 
         Raises:
-            BadArgumentError: The tool can do nothing with it; the message is what the agent is told.
+            BadArgumentError: The tool can do nothing with it; the agent reads the message.
         """
         ...
 
@@ -74,3 +79,24 @@ class TrustedTool(Tool, Protocol):
     def variables(self) -> tuple[str, ...]:
         """Their names; what they hold is taken as secret."""
         ...
+
+
+MAX_GOAL_CHARS = 4_000
+
+_goal: ContextVar[str] = ContextVar("goal", default="")
+
+
+@contextmanager
+def working_toward(question: str, thought: str) -> Iterator[None]:
+    """Let tools that are called inside know the goal. Episodes that run at the same time do not mix."""
+    text = f"{question.strip()}\n{thought.strip()}".strip()
+    token = _goal.set(text[:MAX_GOAL_CHARS])
+    try:
+        yield
+    finally:
+        _goal.reset(token)
+
+
+def current_goal() -> str:
+    """The goal of the episode that calls; empty outside of one."""
+    return _goal.get()

@@ -1,6 +1,6 @@
 """Tool calls recorded once and replayed for free: the same answers, in evaluation and in training.
 
-A cassette is one file (:mod:`afm.tools.tape`). In a tools YAML::
+A cassette is one SQLite file (:class:`Cassette`). In a tools YAML::
 
     cassette: {file: runs/gaia.cassette, mode: replay, on_miss: error}
 """
@@ -10,8 +10,14 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import os
+import re
+import sqlite3
+import threading
 import time
-from collections.abc import Mapping
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -19,23 +25,220 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from afm.errors import ReplayError
+from afm.errors import ConfigError, ReplayError
+from afm.sqlite import write_ahead
 from afm.tools.base import ContextTool, Tool, ToolResult
-from afm.tools.tape import Cassette, Recorded, normalised
+from afm.tools.secrets import Secrets
 
-__all__ = [
-    "Cassette",
-    "CassetteSettings",
-    "CassetteTool",
-    "Goal",
-    "Mode",
-    "OnMiss",
-    "Recorded",
-    "Staleness",
-    "normalised",
-    "staleness",
-    "tool_version",
-]
+_SCHEMA_VERSION = 2
+_COLUMNS = "tool, argument, text, ok, meta, version, recorded_at, context"
+_CREATE = (
+    "CREATE TABLE calls (tool TEXT, argument TEXT, text TEXT, ok INTEGER, meta TEXT, version TEXT, recorded_at REAL, "
+    "context TEXT, PRIMARY KEY (tool, argument, context))"
+)
+_FIND = (
+    f"SELECT {_COLUMNS} FROM calls WHERE tool = ?1 AND argument = ?2 AND (context IN (?3, '') OR ?4) "
+    "ORDER BY context = ?3 DESC, context = '' DESC, recorded_at DESC LIMIT 1"
+)
+_BUSY_TIMEOUT_S = 30.0
+_LONE_SURROGATE = re.compile(r"[\ud800-\udfff]")
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """One call on a cassette.
+
+    Attributes:
+        version: Digest of the tool's class and settings when it was recorded.
+        recorded_at: Seconds since the epoch.
+        context: What the answer depends on beside the argument; empty when that is nothing, or not known.
+    """
+
+    tool: str
+    argument: str
+    result: ToolResult
+    version: str
+    recorded_at: float
+    context: str = ""
+
+
+def normalised(argument: str) -> str:
+    """An argument without differences that no tool sees: Unicode form, line ends, blanks at line ends."""
+    lines = unicodedata.normalize("NFC", argument).replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    return "\n".join(line.rstrip() for line in lines).strip()
+
+
+class Cassette:
+    """The recorded calls in one file.
+
+    Args:
+        path: The file; made when the first call is recorded.
+        readonly: Refuse a file that is not there.
+        secrets: Variables of the environment whose values are secret though their names do not say so.
+
+    Raises:
+        ConfigError: The file is missing though it must be read, or is no cassette of this version.
+    """
+
+    def __init__(self, path: Path, *, readonly: bool = False, secrets: Iterable[str] = ()) -> None:
+        if readonly and not path.is_file():
+            raise ConfigError(
+                f"{path}: no such cassette; record one with `cassette: {{file: ..., mode: record}}`"
+            )
+        self._path = path
+        self._secrets = Secrets(secrets)
+        self._lock = threading.Lock()
+        self._connection: sqlite3.Connection | None = None
+        if path.is_file():
+            with self._opened():
+                pass
+
+    async def find(
+        self, tool: str, argument: str, context: str = "", *, any_context: bool = False
+    ) -> Recorded | None:
+        """The recorded call, if there is one: that of this context, else one that was recorded without any.
+
+        Args:
+            any_context: Take one of another context, too, when there is no better one; the latest.
+        """
+        key = (tool, self._cleaned(argument), self._cleaned(context), any_context)
+        return await asyncio.to_thread(self._find, key)
+
+    async def add(self, call: Recorded) -> None:
+        """Record a call, in place of an equal one, without secrets (:class:`afm.tools.secrets.Secrets`)."""
+        await asyncio.to_thread(self._add, call)
+
+    def same(self, recorded: str, text: str) -> bool:
+        """Whether ``text`` is what was ``recorded``, as far as a cassette tells texts apart."""
+        return recorded == self._cleaned(text)
+
+    def calls(self) -> Iterator[Recorded]:
+        """Every call, the oldest first."""
+        if not self._path.is_file():
+            return
+        with self._opened() as connection:
+            rows = connection.execute(f"SELECT {_COLUMNS} FROM calls ORDER BY recorded_at, rowid").fetchall()
+        yield from map(_call, rows)
+
+    def close(self) -> None:
+        """Close the file."""
+        with self._lock:
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
+
+    def _find(self, key: tuple[str, str, str, bool]) -> Recorded | None:
+        if not self._path.is_file():
+            return None
+        with self._opened() as connection:
+            row = connection.execute(_FIND, key).fetchone()
+        return None if row is None else _call(row)
+
+    def _add(self, call: Recorded) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        meta = json.dumps(self._secrets.hidden_within(call.result.meta), ensure_ascii=False)
+        row = (
+            call.tool,
+            self._cleaned(call.argument),
+            _storable(self._secrets.hidden(call.result.text)),
+            call.result.ok,
+            _storable(meta),
+            call.version,
+            call.recorded_at,
+            self._cleaned(call.context),
+        )
+        with self._opened() as connection:
+            connection.execute(
+                f"INSERT OR REPLACE INTO calls ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row
+            )
+
+    @contextmanager
+    def _opened(self) -> Iterator[sqlite3.Connection]:
+        with self._lock:
+            try:
+                if self._connection is None:
+                    self._connection = _connect(self._path)
+                with self._connection:
+                    yield self._connection
+            except sqlite3.DatabaseError as error:
+                raise ConfigError(f"{self._path}: cannot be used as a cassette: {error}") from error
+
+    def _cleaned(self, text: str) -> str:
+        # A secret may be there as it is, or only once blanks and line ends are as those of others.
+        return _storable(self._secrets.hidden(normalised(self._secrets.hidden(text))))
+
+
+def _storable(text: str) -> str:
+    """``text`` as UTF-8 can hold it."""
+    return _LONE_SURROGATE.sub("\ufffd", text)
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    if path.is_file() and not os.access(path.parent, os.W_OK):
+        return _connect_where_nothing_can_be_written(path)
+    connection = sqlite3.connect(path, timeout=_BUSY_TIMEOUT_S, check_same_thread=False)
+    try:
+        if _version(connection) != _SCHEMA_VERSION:
+            write_ahead(connection, timeout_s=_BUSY_TIMEOUT_S)
+            _bring_up_to_date(connection, path)
+        connection.execute("PRAGMA synchronous = NORMAL")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _connect_where_nothing_can_be_written(path: Path) -> sqlite3.Connection:
+    """SQLite would put files beside one with a write-ahead log even to read it, unless told that it never changes."""
+    log = path.with_name(f"{path.name}-wal")
+    if log.is_file() and log.stat().st_size:
+        raise ConfigError(
+            f"{path}: its recorder was stopped and left {log.name}; open it once where that can be written: "
+            "afm cassette FILE"
+        )
+    connection = sqlite3.connect(f"{path.resolve().as_uri()}?immutable=1", uri=True, check_same_thread=False)
+    try:
+        if (version := _version(connection)) != _SCHEMA_VERSION:
+            raise ConfigError(
+                f"{path}: a cassette of version {version}, expected {_SCHEMA_VERSION}; where it can be written, "
+                "afm cassette FILE makes one of version 1 new, any other has to be recorded anew"
+            )
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _bring_up_to_date(connection: sqlite3.Connection, path: Path) -> None:
+    """Make the table, or give that of the first version, whose calls had no context, its new column."""
+    with connection:
+        connection.execute("BEGIN IMMEDIATE")  # others may be doing the same
+        version = _version(connection)
+        (tables,) = connection.execute("SELECT count(*) FROM sqlite_master WHERE type = 'table'").fetchone()
+        if version == _SCHEMA_VERSION:
+            return
+        if tables and version != 1:
+            raise ConfigError(
+                f"{path}: a cassette of version {version}, expected {_SCHEMA_VERSION}; record it anew"
+            )
+        if tables:
+            connection.execute("ALTER TABLE calls RENAME TO older")
+        connection.execute(_CREATE)
+        if tables:
+            connection.execute(f"INSERT INTO calls ({_COLUMNS}) SELECT *, '' FROM older")
+            connection.execute("DROP TABLE older")
+        connection.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
+
+
+def _version(connection: sqlite3.Connection) -> int:
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    return int(version)
+
+
+def _call(row: tuple[Any, ...]) -> Recorded:
+    tool, argument, text, ok, meta, version, recorded_at, context = row
+    result = ToolResult(text, bool(ok), json.loads(meta))
+    return Recorded(tool, argument, result, version, recorded_at, context)
 
 
 class Mode(StrEnum):
@@ -48,14 +251,14 @@ class Mode(StrEnum):
 
 
 class OnMiss(StrEnum):
-    """What becomes of a call that is not on the cassette."""
+    """What happens to a call that is not on the cassette."""
 
     ERROR = "error"
     """The episode ends with an error."""
     LIVE = "live"
     """The call is made, and recorded."""
     EMPTY = "empty"
-    """The agent is told that nothing was found."""
+    """The agent reads that nothing was found."""
 
 
 class Goal(StrEnum):
@@ -64,7 +267,7 @@ class Goal(StrEnum):
     SAME = "same"
     """One toward the same goal."""
     ANY = "any"
-    """The latest toward another goal, too, if there is none: for agents that word their thoughts anew each time."""
+    """The latest toward another goal, too, if there is none: for agents that word their thoughts differently each time."""
 
 
 class CassetteSettings(BaseModel):
@@ -120,9 +323,9 @@ class CassetteTool:
         """
         context = self._tool.context() if isinstance(self._tool, ContextTool) else ""
         if self._settings.mode is Mode.REPLAY:
-            found = await self._found(argument, context)
-            if found is not None:
-                return found
+            replayed = await self._replay(argument, context)
+            if replayed is not None:
+                return replayed
             if self._settings.on_miss is OnMiss.ERROR:
                 toward = " toward this goal" if context else ""
                 or_any = ", or cassette.goal to any" if context else ""
@@ -138,14 +341,14 @@ class CassetteTool:
             await self._cassette.add(call)
         return ToolResult(result.text, result.ok, {**result.meta, "cassette": "recorded"})
 
-    async def _found(self, argument: str, context: str) -> ToolResult | None:
+    async def _replay(self, argument: str, context: str) -> ToolResult | None:
         any_context = self._settings.goal is Goal.ANY
-        found = await self._cassette.find(self.name, argument, context, any_context=any_context)
-        if found is None:
+        call = await self._cassette.find(self.name, argument, context, any_context=any_context)
+        if call is None:
             return None
-        stale = found.version != self._version or not self._cassette.same(found.context, context)
-        meta = {**found.result.meta, "cassette": "hit", "stale": stale}
-        return ToolResult(found.result.text, found.result.ok, meta)
+        stale = call.version != self._version or not self._cassette.same(call.context, context)
+        meta = {**call.result.meta, "cassette": "hit", "stale": stale}
+        return ToolResult(call.result.text, call.result.ok, meta)
 
     async def close(self) -> None:
         """Close the tool and the cassette."""

@@ -17,8 +17,7 @@ from afm.sandbox.interpreter import installation_hint
 from afm.tools.base import ToolResult
 from afm.tools.registry import ToolContext, ToolSchema
 from afm.tools.remote import RemoteSandbox, remote_sandbox
-from afm.tools.screen import plain
-from afm.tools.traceback import shortened
+from afm.tools.screen import plain, shortened
 from afm.trajectory.programs import CODE_TOOL, Program, parse_program
 
 _ADDRESS = re.compile(r"(?<= at )0x[0-9a-fA-F]{6,16}(?=[>,])")

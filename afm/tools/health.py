@@ -1,16 +1,21 @@
-"""Whether what tools depend on is there: their servers, or the sandbox of this machine."""
+"""Whether what tools depend on is there (servers, the sandbox of this machine), and ``afm doctor`` for a tools file."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import httpx
 
+from afm.agents import load_agent, shipped_agents
+from afm.configuration import apply_overrides, read_file
 from afm.errors import SandboxError
-from afm.tools.base import Tool
+from afm.planning import Finding, Level, Report
+from afm.tools.base import Tool, TrustedTool
 from afm.tools.code import CodeTool
+from afm.tools.registry import load_tools
 
 _PATIENCE_S = 2.0
 _PROGRAM = "```py\nprint(6 * 7)\n```"
@@ -32,8 +37,8 @@ async def tool_troubles(tools: Iterable[Tool]) -> dict[str, str]:
     Tools of other kinds (MCP, cassettes, your own) are not asked.
     """
     asked = list(tools)
-    told = await asyncio.gather(*(_trouble(tool) for tool in asked))
-    return {tool.name: trouble for tool, trouble in zip(asked, told, strict=True) if trouble}
+    troubles = await asyncio.gather(*(_trouble(tool) for tool in asked))
+    return {tool.name: trouble for tool, trouble in zip(asked, troubles, strict=True) if trouble}
 
 
 async def unanswered(address: str) -> str | None:
@@ -52,8 +57,8 @@ async def _trouble(tool: Tool) -> str | None:
     servers = tool.servers if isinstance(tool, ServedTool) else ()
     if not servers:
         return await _sandbox_trouble(tool) if isinstance(tool, CodeTool) else None
-    told = await asyncio.gather(*(unanswered(f"{server}/health") for server in servers))
-    silent = [f"{server} ({why})" for server, why in zip(servers, told, strict=True) if why]
+    reasons = await asyncio.gather(*(unanswered(f"{server}/health") for server in servers))
+    silent = [f"{server} ({why})" for server, why in zip(servers, reasons, strict=True) if why]
     return f"no server answers at {', '.join(silent)}" if silent else None
 
 
@@ -65,3 +70,66 @@ async def _sandbox_trouble(tool: CodeTool) -> str | None:
     finally:
         await tool.close()
     return None if result.ok and result.text == "42" else f"a program did not run: {result.text}"
+
+
+def diagnose(config_path: str | Path, overrides: Sequence[str], env: Mapping[str, str]) -> list[Finding]:
+    """Everything that can be said about a tools file; no error is raised.
+
+    Every server is asked for its health, and a local sandbox runs one program. Nothing is searched or read.
+    """
+    report = Report()
+    tools = report.asked("tools", lambda: _loaded(Path(config_path), overrides))
+    if tools is None:
+        return report.findings
+    report.add(Finding(Level.OK, "keys", f"{len(tools)} tools: {', '.join(sorted(tools)) or 'none'}"))
+    report.add(*tool_findings(tools))
+    report.add(*_variables(tools, env))
+    report.add(_served_agents(tools))
+    return report.findings
+
+
+def tool_findings(tools: Mapping[str, Tool]) -> Iterator[Finding]:
+    """For each tool whether its server answers here, or its sandbox runs a program."""
+    troubles = asyncio.run(tool_troubles(tools.values()))
+    for name in sorted(tools):
+        if name in troubles:
+            text = f"{name}: {troubles[name]}; start it before the run (docs/tools.md), where every node reaches it"
+            yield Finding(Level.WARNING, "tools", text)
+        else:
+            yield Finding(Level.OK, "tools", f"{name}: {_place(tools[name])}")
+
+
+def _loaded(path: Path, overrides: Sequence[str]) -> dict[str, Tool]:
+    if not overrides:
+        return load_tools(path)
+    data = read_file(path, "tools")
+    apply_overrides(data, overrides)
+    return load_tools(data)
+
+
+def _place(tool: Tool) -> str:
+    servers = getattr(tool, "servers", None)
+    if servers is None:
+        return "declared, not asked"
+    return f"answers at {', '.join(servers)}" if servers else "runs programs on this machine"
+
+
+def _variables(tools: Mapping[str, Tool], env: Mapping[str, str]) -> Iterator[Finding]:
+    """Variables of the environment that a tool hands on."""
+    for name, tool in sorted(tools.items()):
+        unset = [key for key in tool.variables() if not env.get(key)] if isinstance(tool, TrustedTool) else []
+        if unset:
+            text = f"{name}: {', '.join(unset)} not set; export it where the run starts"
+            yield Finding(Level.WARNING, "environment", text)
+
+
+def _served_agents(tools: Mapping[str, Tool]) -> Finding:
+    fit, lacking = [], []
+    for agent in shipped_agents():
+        missing = sorted(set(load_agent(agent).tool_roles.values()) - set(tools))
+        if missing:
+            lacking.append(f"{agent} (lacks {', '.join(missing)})")
+        else:
+            fit.append(agent)
+    others = f"; not {', '.join(lacking)}" if lacking else ""
+    return Finding(Level.OK, "agents", f"enough for {', '.join(fit) or 'no shipped agent'}{others}")

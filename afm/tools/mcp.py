@@ -9,14 +9,231 @@ In a tools YAML, one entry a tool; entries with the same server share one connec
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from typing import Any
+from weakref import WeakKeyDictionary
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from afm.configuration import validated
+from afm.errors import ConfigError, MissingExtraError
 from afm.tools.base import ToolResult
-from afm.tools.mcp_connection import McpConnection, McpServer
 from afm.tools.registry import ToolContext
+
+_START_S = 60.0
+_CLOSE_S = 10.0
+
+
+class McpServer(BaseModel):
+    """Where a server is: a program that speaks over its standard streams, or an address.
+
+    Attributes:
+        command: Program and arguments, started with the first call.
+        environment: Names of environment variables that the program gets beside the usual ones.
+        url: Of a Streamable HTTP endpoint, e.g. ``http://127.0.0.1:8000/mcp``.
+        token_variable: Environment variable with the bearer token for ``url``.
+        timeout_s: For one call.
+        max_bytes: Of one answer. A program that writes a longer line is ended; an HTTP answer that is longer, or an
+            event of its stream, fails its call.
+        connect_s: For connecting. By default ``timeout_s`` for an address, and a minute for a program, which may have to
+            be installed first.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    command: tuple[str, ...] = ()
+    environment: tuple[str, ...] = ()
+    url: str | None = Field(default=None, pattern=r"^https?://")
+    token_variable: str | None = None
+    timeout_s: float = Field(default=60.0, gt=0)
+    max_bytes: int = Field(default=16 << 20, ge=1024)
+    connect_s: float | None = Field(default=None, gt=0)
+
+    @property
+    def patience_s(self) -> float:
+        """Longest wait for a connection."""
+        if self.connect_s is not None:
+            return self.connect_s
+        return self.timeout_s if self.url else max(self.timeout_s, _START_S)
+
+    @model_validator(mode="after")
+    def _one_way(self) -> McpServer:
+        if bool(self.command) == bool(self.url):
+            raise ValueError("either `command` (a list of words) or `url`")
+        return self
+
+
+class McpConnection:
+    """A connection to one server. Each event loop has its own.
+
+    Calls do not disturb one another: one that takes too long is cancelled by itself while the server answers others.
+    When the server hangs as a whole or is gone, the next call makes a new session, and the old one is ended with the
+    last call on it.
+
+    Raises:
+        MissingExtraError: The package ``mcp`` is absent.
+    """
+
+    def __init__(self, server: McpServer) -> None:
+        try:
+            import mcp  # noqa: F401
+        except ImportError:
+            raise MissingExtraError("mcp", "servers") from None
+        self._server = server
+        self._sessions: WeakKeyDictionary[asyncio.AbstractEventLoop, list[_Session]] = WeakKeyDictionary()
+
+    async def call(self, tool: str, arguments: dict[str, Any]) -> Any:
+        """The server's result of one call.
+
+        Raises:
+            TimeoutError: It took longer than ``timeout_s``, or connecting longer than ``connect_s``.
+            Exception: Whatever the transport or the protocol raises.
+        """
+        session = self._session()
+        await session.connected()
+        answers = session.answers
+        try:
+            async with asyncio.timeout(self._server.timeout_s):
+                return await session.call(tool, arguments)
+        except TimeoutError:
+            if session.answers == answers:  # silent to everybody since this call began
+                session.leave()
+            raise
+        except Exception as error:
+            if not session.answered_by(error):
+                session.leave()
+            raise
+
+    async def close(self) -> None:
+        """End this event loop's sessions; calls on them fail."""
+        sessions = self._sessions.pop(asyncio.get_running_loop(), [])
+        await asyncio.gather(*(session.close() for session in sessions))
+
+    def _session(self) -> _Session:
+        """The one for new calls; those that were left stay listed until they have ended."""
+        sessions = self._sessions.setdefault(asyncio.get_running_loop(), [])
+        sessions[:] = [session for session in sessions if not session.ended]
+        if not sessions or sessions[-1].left:
+            sessions.append(_Session(self._server))
+        return sessions[-1]
+
+
+class _Session:
+    """Holds a client open in a task of its own: it must be left by the task that entered it.
+
+    Attributes:
+        answers: Calls that the server has answered, be it with an error.
+        left: Whether it takes no new calls; it ends with the last one under way.
+    """
+
+    def __init__(self, server: McpServer) -> None:
+        self.answers = 0
+        self.left = False
+        self._calls = 0
+        self._server = server
+        self._closing = asyncio.Event()
+        self._client: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._task = asyncio.create_task(self._hold())
+
+    @property
+    def ended(self) -> bool:
+        return self._task.done()
+
+    async def connected(self) -> Any:
+        return await asyncio.shield(self._client)
+
+    async def call(self, tool: str, arguments: dict[str, Any]) -> Any:
+        self._calls += 1
+        try:
+            client = await self.connected()
+            result = await client.call_tool(tool, arguments)
+        except Exception as error:
+            self.answers += self.answered_by(error)
+            raise
+        finally:
+            self._calls -= 1
+            self._end_if_idle()
+        self.answers += 1
+        return result
+
+    def answered_by(self, error: Exception) -> bool:
+        """Whether an error is the server's answer to one call, and the session good for more."""
+        from mcp import MCPError
+        from mcp_types import CONNECTION_CLOSED, INVALID_REQUEST
+
+        if not isinstance(error, MCPError):
+            return isinstance(
+                error, ValidationError | RuntimeError
+            )  # a result that is none, or not as declared
+        # Behind an address, "invalid request" is also what a call gets when the server has forgotten the session.
+        forgotten = error.code == INVALID_REQUEST and self._server.url is not None
+        return error.code != CONNECTION_CLOSED and not forgotten
+
+    def leave(self) -> None:
+        """Take no new calls, and end with the last one under way."""
+        self.left = True
+        self._end_if_idle()
+
+    async def close(self) -> None:
+        """End now."""
+        self.left = True
+        self._end()
+        await asyncio.wait([self._task], timeout=_CLOSE_S)
+        self._task.cancel()
+
+    def _end_if_idle(self) -> None:
+        if self.left and not self._calls:
+            self._end()
+
+    def _end(self) -> None:
+        self._closing.set()
+        if not self._client.done():  # still connecting: the event is not looked at yet
+            self._task.cancel()
+
+    async def _hold(self) -> None:
+        try:
+            async with AsyncExitStack() as stack:
+                async with asyncio.timeout(self._server.patience_s):
+                    client = await stack.enter_async_context(await _client(self._server, stack))
+                self._client.set_result(client)
+                await self._closing.wait()
+        except Exception as error:  # noqa: BLE001 - told to the callers that wait for the client
+            self._fail(error)
+        finally:
+            self._fail(ConnectionError("the connection was closed"))
+
+    def _fail(self, error: Exception) -> None:
+        if not self._client.done():
+            self._client.set_exception(error)
+            self._client.exception()  # nobody may be waiting any more
+
+
+async def _client(server: McpServer, stack: AsyncExitStack) -> Any:
+    from mcp import Client
+    from mcp.client.streamable_http import streamable_http_client
+
+    from afm.tools.mcp_transport import bounded_client, program
+
+    if server.url is None:
+        missing = [name for name in server.environment if name not in os.environ]
+        if missing:
+            raise ConfigError(f"environment variables of the MCP server are not set: {', '.join(missing)}")
+        given = {name: os.environ[name] for name in server.environment}
+        return Client(program(server.command, given, server.max_bytes))
+    headers = {}
+    if server.token_variable is not None:
+        token = os.environ.get(server.token_variable)
+        if not token:
+            raise ConfigError(
+                f"environment variable {server.token_variable} is not set; it holds the token for {server.url}"
+            )
+        headers["Authorization"] = f"Bearer {token}"
+    http = await stack.enter_async_context(bounded_client(headers, server.max_bytes))
+    return Client(streamable_http_client(server.url, http_client=http, max_sse_event_size=server.max_bytes))
 
 
 class McpSettings(McpServer):
@@ -37,7 +254,7 @@ class McpTool:
 
     What the server reports as the tool's own error (a wrong argument) is an answer to the agent. A call that takes too
     long, or that the server cannot answer, is a failed tool. A server that hangs or is gone is connected to anew by the
-    next call; see :class:`afm.tools.mcp_connection.McpConnection`.
+    next call; see :class:`afm.tools.mcp.McpConnection`.
     """
 
     def __init__(self, name: str, settings: McpSettings, connection: McpConnection) -> None:

@@ -1,4 +1,7 @@
-"""Sandboxes on other machines: programs go to the code server that is least busy, and to the next when it fails."""
+"""Sandboxes on other machines: programs go to the code server that is least busy, and to the next when it fails.
+
+The code tool and a code server exchange one JSON object each way: :class:`RunRequest` and a ``RunResult``.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,64 @@ import asyncio
 import itertools
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import httpx
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from afm.endpoints.connections import Connections, server_address
 from afm.endpoints.retry import pause_s, retry_after_s
 from afm.errors import ConfigError, DataError, SandboxError
 from afm.sandbox import RunResult, SandboxLimits
 from afm.settings import load_settings
-from afm.tools.answers import KEPT_OPEN, LONGEST_PAUSE_S, read_failure
-from afm.tools.run_message import RUN_PATH, request_for, result_from
+from afm.tools.web_tool import KEPT_OPEN, LONGEST_PAUSE_S, read_failure
+
+RUN_PATH = "/run"
+_RESULT = TypeAdapter(RunResult)
+
+
+class RunRequest(BaseModel):
+    """The body of ``POST /run``.
+
+    Attributes:
+        limits: Some or all of :class:`SandboxLimits`; the rest are its defaults, or the server's most where that is less.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    code: str
+    stdin: str = ""
+    limits: dict[str, float | int] = Field(default_factory=dict)
+
+
+def request_for(code: str, stdin: str, limits: SandboxLimits) -> RunRequest:
+    """A request; half characters, which JSON cannot carry, become question marks as in a local sandbox."""
+    whole = [text.encode("utf-8", "replace").decode() for text in (code, stdin)]
+    return RunRequest(code=whole[0], stdin=whole[1], limits=asdict(limits))
+
+
+def result_body(result: RunResult) -> bytes:
+    """The JSON of a result."""
+    return _RESULT.dump_json(result)
+
+
+def result_from(body: bytes) -> RunResult:
+    """The result in an answer.
+
+    Raises:
+        ValueError: The body is no result.
+    """
+    try:
+        return _RESULT.validate_json(body)
+    except ValidationError as error:
+        raise ValueError(f"not a result of a run: {_first(error)}") from None
+
+
+def _first(error: ValidationError) -> str:
+    details: Any = error.errors(include_url=False, include_input=False)[0]
+    return f"{'.'.join(map(str, details['loc'])) or 'body'}: {details['msg']}"
+
 
 _CONNECT_TIMEOUT_S = 5.0
 _REST_S = 10.0

@@ -110,9 +110,9 @@ def _passwords(value: str) -> Iterator[str]:
         user, colon, password = address[1].partition(":")
         if not colon and not address[0].lower().startswith("http"):
             continue
-        found = password if colon else user
-        yield found
-        yield unquote(found)
+        secret = password if colon else user
+        yield secret
+        yield unquote(secret)
 
 
 def _forms(secret: str) -> Iterator[str]:
@@ -122,7 +122,7 @@ def _forms(secret: str) -> Iterator[str]:
     raw = secret.encode("utf-8", "surrogateescape")
     for encoded in (quote(raw, safe=""), quote(raw), quote_plus(raw)):
         yield encoded
-        yield re.sub("%[0-9A-F]{2}", lambda found: found[0].lower(), encoded)
+        yield re.sub("%[0-9A-F]{2}", lambda match: match[0].lower(), encoded)
     for ascii_only in (True, False):
         once = json.dumps(secret, ensure_ascii=ascii_only)[1:-1]
         yield once

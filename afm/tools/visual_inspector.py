@@ -10,8 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from afm.errors import BadArgumentError
 from afm.tools.base import ToolResult
-from afm.tools.web_client import ServerKind
-from afm.tools.web_tool import MARGIN_S, WebTool, WebToolSettings
+from afm.tools.web_tool import MARGIN_S, ServerKind, WebTool, WebToolSettings
 
 HOW_TO = (
     'Nothing was looked at: expected a JSON object {"file_path": "path or address of the image", "question": "..."} '

@@ -8,8 +8,7 @@ from typing import Any
 from pydantic import BaseModel, Field
 
 from afm.tools.base import ToolResult
-from afm.tools.web_client import ServerKind
-from afm.tools.web_tool import WebTool, WebToolSettings
+from afm.tools.web_tool import ServerKind, WebTool, WebToolSettings
 
 NOTHING_FOUND = "No page was found. Try other or fewer words."
 

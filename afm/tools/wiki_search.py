@@ -8,8 +8,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field
 
 from afm.tools.base import ToolResult
-from afm.tools.web_client import ServerKind
-from afm.tools.web_tool import WebTool, WebToolSettings
+from afm.tools.web_tool import ServerKind, WebTool, WebToolSettings
 
 NOTHING_FOUND = "No passage was found."
 _MAX_QUERY_CHARS = 2_000
@@ -33,12 +32,12 @@ class _Document(BaseModel):
     contents: str
 
 
-class _Found(BaseModel):
+class _Passage(BaseModel):
     document: _Document
 
 
 class _PassageReply(BaseModel):
-    result: Annotated[list[list[_Found]], Field(min_length=1, max_length=1)]
+    result: Annotated[list[list[_Passage]], Field(min_length=1, max_length=1)]
     """For the one query that was asked."""
 
 
@@ -74,7 +73,8 @@ class WikiSearchTool(WebTool[WikiSearchSettings, str, _PassageReply]):
         """The passages, numbered."""
         most = self.settings.max_passage_chars
         passages = [
-            _shown(number, found.document.contents, most) for number, found in enumerate(reply.result[0], 1)
+            _shown(number, passage.document.contents, most)
+            for number, passage in enumerate(reply.result[0], 1)
         ]
         return ToolResult("\n\n".join(passages) or NOTHING_FOUND, meta={"hits": len(passages)})
 

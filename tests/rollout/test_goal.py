@@ -5,7 +5,7 @@ import asyncio
 from afm.models.scripted import ScriptedModel
 from afm.rollout import run_episode
 from afm.tools import ToolResult
-from afm.tools.goal import current_goal
+from afm.tools.base import current_goal
 
 
 class Listener:

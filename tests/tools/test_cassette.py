@@ -12,6 +12,7 @@ import pytest
 
 from afm.errors import ConfigError, ReplayError
 from afm.tools import ToolResult, load_tools
+from afm.tools.base import current_goal, working_toward
 from afm.tools.cassette import (
     Cassette,
     CassetteSettings,
@@ -21,7 +22,6 @@ from afm.tools.cassette import (
     staleness,
     tool_version,
 )
-from afm.tools.goal import current_goal, working_toward
 
 
 class Counter:

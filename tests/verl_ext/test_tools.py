@@ -11,7 +11,7 @@ import yaml
 
 from afm.errors import ConfigError
 from afm.tools import ToolContext, ToolResult
-from afm.tools.goal import current_goal
+from afm.tools.base import current_goal
 
 pytest.importorskip("verl")
 

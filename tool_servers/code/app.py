@@ -25,7 +25,7 @@ from starlette.exceptions import HTTPException
 
 from afm.errors import ConfigError, DataError, SandboxBusyError, SandboxError
 from afm.sandbox import ExitReason, RunResult, Sandbox, SandboxLimits, limits_from
-from afm.tools.run_message import RUN_PATH, RunRequest, result_body
+from afm.tools.remote import RUN_PATH, RunRequest, result_body
 from tool_servers.code.settings import CodeServerSettings, excess
 from tool_servers.shared.access import allowed
 from tool_servers.shared.admission import Admission, BusyError

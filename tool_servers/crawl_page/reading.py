@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
-from afm.tools.addresses import urls_in
+from afm.tools.crawl_page import urls_in
 from tool_servers.crawl_page.digest import Digester
 from tool_servers.crawl_page.sources import Page, Source
 from tool_servers.shared.cache import Cache

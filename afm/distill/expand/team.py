@@ -23,7 +23,7 @@ from afm.distill.record import Recorder
 from afm.errors import ConfigError, DataError, ToolError
 from afm.rewards.exact_match import normalised
 from afm.tools import Tool
-from afm.tools.goal import working_toward
+from afm.tools.base import working_toward
 
 PROPOSER, SOLVER, _ = ExpandMembers.model_fields
 _SHOWN = 120

@@ -12,8 +12,8 @@ import pytest
 from afm.agents import load_agent
 from afm.errors import ConfigError
 from afm.tools import load_tools
+from afm.tools.base import current_goal, working_toward
 from afm.tools.crawl_page import NO_ADDRESS
-from afm.tools.goal import current_goal, working_toward
 from afm.tools.web_search import NOTHING_FOUND
 from afm.trajectory import observation_text, parse
 

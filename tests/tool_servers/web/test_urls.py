@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from afm.tools.addresses import urls_in
+from afm.tools.crawl_page import urls_in
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
-"""The standard streams of an MCP server's program: as the protocol's own transport, but no line is held without a bound.
+"""Transports to MCP servers that hold no answer longer than agreed: a program's standard streams, and HTTP.
 
-The one of the package ``mcp`` (2.3) collects a line until it ends, however long it grows.
+The standard streams of the package ``mcp`` (2.3) collect a line until it ends, however long it grows.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, TypeAlias
 
 import anyio
+import httpx2
 from anyio.abc import ObjectReceiveStream, ObjectSendStream, Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 if TYPE_CHECKING:
     from mcp.shared.message import SessionMessage
+
 
 _LOG = logging.getLogger(__name__)
 _FLUSH_S = 0.5
@@ -93,7 +95,7 @@ async def _pass_on(
 
 
 def _message(line: bytes) -> _Incoming:
-    """A line's message; one that is none is told to the session, which goes on."""
+    """A line's message, or the error of a line without one: the session reports it and continues."""
     from mcp.shared.message import SessionMessage
     from mcp_types import jsonrpc_message_adapter
 
@@ -143,3 +145,49 @@ async def _exited(process: Process) -> bool:
         while process.returncode is None:  # noqa: ASYNC110 - a process has no such event
             await anyio.sleep(_POLL_S)
     return process.returncode is not None
+
+
+class AnswerTooLargeError(httpx2.StreamError):
+    """An answer is larger than agreed; the protocol's client makes it the failure of that one call."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+
+
+def bounded_client(headers: dict[str, str], max_bytes: int) -> httpx2.AsyncClient:
+    """A client whose answers raise :class:`AnswerTooLargeError` when more than ``max_bytes`` of a body are read.
+
+    A compressed body could grow after it was counted: none is asked for, and one that comes is refused. The
+    length of a stream of events is the transport's to bound, event by event.
+    """
+    from mcp.shared._httpx_utils import create_mcp_http_client
+
+    async def bind(response: httpx2.Response) -> None:
+        events = response.headers.get("content-type", "").lower().startswith("text/event-stream")
+        coding = response.headers.get("content-encoding", "identity").strip().lower()
+        assert isinstance(response.stream, httpx2.AsyncByteStream)
+        response.stream = _Bounded(response.stream, None if events else max_bytes, coding)
+
+    client = create_mcp_http_client(headers={**headers, "Accept-Encoding": "identity"})
+    client.event_hooks["response"].append(bind)
+    return client
+
+
+class _Bounded(httpx2.AsyncByteStream):
+    def __init__(self, stream: httpx2.AsyncByteStream, max_bytes: int | None, coding: str) -> None:
+        self._stream = stream
+        self._max_bytes = max_bytes
+        self._coding = coding
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        if self._coding != "identity":
+            raise AnswerTooLargeError(f"the answer is compressed ({self._coding}), which was not asked for")
+        received = 0
+        async for piece in self._stream:
+            received += len(piece)
+            if self._max_bytes is not None and received > self._max_bytes:
+                raise AnswerTooLargeError(f"the answer is larger than {self._max_bytes} bytes")
+            yield piece
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
