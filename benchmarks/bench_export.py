@@ -26,7 +26,8 @@ import torch
 from timing import environment, report
 
 from afm.agents import load_agent
-from verl_ext.checkpoints import SHARDS_FILE, export_model, shard_file
+from verl_ext.checkpoints import SHARDS_FILE, shard_file
+from verl_ext.export import export_model
 
 LAYERS, HIDDEN, MLP, KEYS, VOCABULARY = 28, 3584, 18944, 512, 152064
 STEP = 1

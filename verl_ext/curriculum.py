@@ -165,29 +165,22 @@ def running() -> Difficulty | None:
     return _running[-1] if _running else None
 
 
-def start_curriculum(data_config: Any, dataset: Any) -> Difficulty:
-    """The curriculum of ``data.curriculum`` over verl's data set, from now on the one that is :func:`running`."""
+def start_curriculum(data_config: Any, dataset: Any, agents: Sequence[str] = ()) -> Difficulty:
+    """The curriculum of ``data.curriculum`` over verl's data set, from now on the one that is :func:`running`.
+
+    Args:
+        agents: See :class:`Difficulty`.
+    """
     rules = dict(data_config["curriculum"])
-    settings = rules.pop("settings", None)
+    rules.pop("settings", None)
     difficulty = Difficulty(
         _indices(dataset),
         Curriculum.model_validate(rules),
         data_config.get("seed") or 0,
-        [] if settings is None else _agents(dataset, settings),
+        agents,
     )
     _running[:] = [difficulty]
     return difficulty
-
-
-def _agents(dataset: Any, settings: str) -> list[str]:
-    """The agent of each row, by its key in ``agents:`` of the settings file."""
-    from verl_ext.settings import load_episode_settings
-
-    routes = load_episode_settings(settings).routes()
-    sources = dataset.dataframe["data_source"]
-    known = "ability" in dataset.dataframe.column_names
-    abilities = dataset.dataframe["ability"] if known else [""] * len(sources)
-    return [routes.of(source, ability or "").name for source, ability in zip(sources, abilities, strict=True)]
 
 
 def _indices(dataset: Any) -> list[Any]:

@@ -6,15 +6,25 @@
 from __future__ import annotations
 
 import argparse
+import json
+import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from afm.agents import AgentSpec, load_agent, saved_agents
+from afm.agents import AgentSpec, load_agent, save_agents, saved_agents
 from afm.agents.prompt_record import PROMPT_FILE, PromptRecord
-from afm.errors import AfmError, ConfigError, UsageError
-from verl_ext.checkpoints import CHECKPOINT_DIR, export_model, exportable_steps
+from afm.errors import AfmError, ConfigError, EngineError, UsageError
+from verl_ext.checkpoints import (
+    CHECKPOINT_DIR,
+    EXPORT_FILE,
+    SHARDS_FILE,
+    TORCH_DTYPES,
+    exportable_steps,
+    has_parts,
+)
 
 AGENT_FILE = "agent.yaml"
 """In the output folder of an `afm rl`: the agent that it trains."""
@@ -86,6 +96,115 @@ def export(path: Path, step: int | None = None, out: Path | None = None, agent: 
     return out
 
 
+def export_model(
+    checkpoints: Path,
+    step: int,
+    model_dir: Path,
+    spec: AgentSpec,
+    *others: AgentSpec,
+    prompts: PromptRecord | None = None,
+) -> None:
+    """Write a checkpoint's model in Hugging Face format, with its tokenizer, its agents and its prompts, to ``model_dir``.
+
+    verl's ``hf_model`` is copied; without it the weights are put together from the workers' parts. They keep their data type
+    (float32 unless the run chose another), which ``config.json`` then names.
+
+    Raises:
+        EngineError: The checkpoint holds no whole model, or is removed meanwhile.
+    """
+    actor = checkpoints / f"global_step_{step}" / "actor"
+    source = actor / "huggingface"
+    copied = any(source.glob("*.safetensors"))
+    if not copied and not (source.is_dir() and has_parts(actor)):
+        raise EngineError(
+            f"{actor}: no model weights: neither the parts of all workers ({SHARDS_FILE}, model_world_size_*) nor "
+            "huggingface/*.safetensors; copy the parts of every node here, or add model to "
+            "actor_rollout_ref.actor.checkpoint.save_contents"
+        )
+    temporary = model_dir.with_name(f"{model_dir.name}.new")
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        shutil.copytree(source, temporary)
+        if not copied:
+            from verl_ext.shards import write_model  # brings torch
+
+            write_model(actor, temporary)
+        _check_whole(temporary)
+        _name_true_dtype(temporary)
+        save_agents((spec, *others), temporary)
+        if prompts is not None:
+            prompts.save(temporary / PROMPT_FILE)
+        row = {"global_step": step, "checkpoint": str(source)}
+        (temporary / EXPORT_FILE).write_text(json.dumps(row) + "\n", encoding="utf-8")
+        shutil.rmtree(model_dir, ignore_errors=True)
+        temporary.replace(model_dir)
+    except (OSError, shutil.Error) as error:
+        if actor.exists():
+            raise
+        text = "a run keeps its newest ones only (trainer.max_actor_ckpt_to_keep)"
+        raise EngineError(f"{actor}: removed while it was read; {text}") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _check_whole(folder: Path) -> None:
+    """Refuse weights of which a part is missing.
+
+    Raises:
+        EngineError: A file is absent or cut off.
+    """
+    index = folder / "model.safetensors.index.json"
+    listed = (
+        set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()) if index.exists() else set()
+    )
+    for file in sorted({folder / name for name in listed} | set(folder.glob("*.safetensors"))):
+        if not file.exists():
+            raise EngineError(f"{file.name} is not in the checkpoint, though its index names it")
+        size, header = _header(file)
+        ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+        if file.stat().st_size != 8 + size + max(ends, default=0):
+            raise EngineError(f"{file.name} of the checkpoint is cut off; choose another step")
+
+
+def _name_true_dtype(folder: Path) -> None:
+    """Let config.json name the data type of the weights that stand beside it.
+
+    verl builds its export model as bfloat16 and fills it with the actor's weights, which are float32: the
+    file then says bfloat16, and a loader that believes it would round every weight.
+    """
+    config_file = folder / "config.json"
+    config = json.loads(config_file.read_text(encoding="utf-8"))
+    dtype = _stored_dtype(next(iter(sorted(folder.glob("*.safetensors")))))
+    for key in ("dtype", "torch_dtype"):
+        if key in config:
+            config[key] = dtype
+    config_file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def _stored_dtype(file: Path) -> str:
+    """Data type of the first tensor, from the header of a safetensors file."""
+    _, header = _header(file)
+    names = {entry["dtype"] for name, entry in header.items() if name != "__metadata__"}
+    if len(names) != 1 or not names <= TORCH_DTYPES.keys():
+        raise EngineError(f"{file}: expected one floating-point type, found {sorted(names)}")
+    return TORCH_DTYPES[names.pop()]
+
+
+def _header(file: Path) -> tuple[int, dict[str, Any]]:
+    """Length in bytes and content of a safetensors file's header.
+
+    Raises:
+        EngineError: It is not whole.
+    """
+    with file.open("rb") as stream:
+        size = int.from_bytes(stream.read(8), "little")
+        try:
+            header: dict[str, Any] = json.loads(stream.read(min(size, file.stat().st_size)))
+        except ValueError:
+            raise EngineError(f"{file.name} of the checkpoint is cut off; choose another step") from None
+    return size, header
+
+
 def prompts_of(run: Path) -> PromptRecord | None:
     """The prompts that a run wrote down, ``None`` for checkpoints of others."""
     file = run / PROMPT_FILE
@@ -124,8 +243,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--step", type=int)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--agent")
-    given = parser.parse_args(arguments)
-    print(export(given.run, given.step, given.out, given.agent))
+    options = parser.parse_args(arguments)
+    print(export(options.run, options.step, options.out, options.agent))
     return 0
 
 

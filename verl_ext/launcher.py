@@ -24,14 +24,13 @@ from verl_ext.alarms import ALARMS_FILE, AlarmAction, RaisedAlarm, Watch
 from verl_ext.checkpoints import (
     CHECKPOINT_DIR,
     CHECKPOINT_REQUEST,
-    export_model,
     exported_step,
     incomplete_after,
     resumable_step,
     saved_step,
 )
 from verl_ext.compose import AGENT_LOOP_FILE, AGENT_LOOP_NAME
-from verl_ext.export import AGENT_FILE, prompts_of
+from verl_ext.export import AGENT_FILE, export_model, prompts_of
 from verl_ext.failures import (
     forget_failures,
     forget_losses,

@@ -287,9 +287,13 @@ def draw_by_difficulty(original: Any) -> Any:
     """
 
     def create_rl_sampler(data_config: Any, dataset: Any) -> Any:
-        if data_config.get("curriculum") is None:
+        if (rules := data_config.get("curriculum")) is None:
             return original(data_config, dataset)
-        return start_curriculum(data_config, dataset)
+        if (settings := rules.get("settings")) is None:
+            return start_curriculum(data_config, dataset)
+        from verl_ext.settings import agents_of_rows
+
+        return start_curriculum(data_config, dataset, agents_of_rows(dataset, settings))
 
     return create_rl_sampler
 

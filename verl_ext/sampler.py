@@ -141,6 +141,7 @@ class _Guarded(ReplayBuffer):
             batch, metrics = super().sample(global_steps, partition_id, batch_size)
         if partition_id != TRAIN:
             return batch, metrics
+        # A key is UID_SAMPLE_OUTPUT; the first part is the prompt, and so the group.
         trained = {key.split("_")[0] for key in batch.keys}
         self._ledger.filled = len(self._fillers & trained)
         self._ledger.settle(trained, self._waiting(trained))
@@ -175,6 +176,7 @@ class _Guarded(ReplayBuffer):
             for uid, group in self._groups(partition_id, new).items():
                 self._judge(uid, group)
             self._ledger.check()
+        # Groups are judged even without filtering: that counts failures and drift, and finds samples without a score.
         if self.filter_groups_metric is None:
             return set(), Counter()
         self._fill(finished)
@@ -267,10 +269,12 @@ class _Guarded(ReplayBuffer):
     ) -> Any:
         """Leave out the samples without a score: they would shift their group's mean."""
         chosen = set(selected)
+        # verl filters no groups of a validation, so nothing has judged these samples before.
         if partition_id != TRAIN:
             self._note_unscored(partition_id, [key for key in snapshot if key.split("_")[0] in chosen])
         unscored = [key for key in snapshot if key in self._unscored and key.split("_")[0] in chosen]
         if unscored:
+            # verl clears the keys of its batch alone; these would stay in the queue for ever.
             tq.kv_clear(partition_id=partition_id, keys=unscored)
             snapshot = {key: tag for key, tag in snapshot.items() if key not in self._unscored}
         if unscored and not any(key.split("_")[0] in chosen for key in snapshot):

@@ -246,6 +246,15 @@ def load_episode_settings(path: str | Path) -> EpisodeSettings:
     return validated(EpisodeSettings, own, str(path))
 
 
+def agents_of_rows(dataset: Any, path: str | Path) -> list[str]:
+    """The agent of each row of verl's data set, by its key in ``agents:`` of a settings file."""
+    routes = load_episode_settings(path).routes()
+    sources = dataset.dataframe["data_source"]
+    with_abilities = "ability" in dataset.dataframe.column_names
+    abilities = dataset.dataframe["ability"] if with_abilities else [""] * len(sources)
+    return [routes.of(source, ability or "").name for source, ability in zip(sources, abilities, strict=True)]
+
+
 def _anchor(data: dict[str, Any], folder: Path) -> None:
     """Files that a YAML names, data and models aside, are relative to it."""
     for key in ("agent", "tools", "rewards"):

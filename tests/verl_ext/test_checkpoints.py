@@ -11,11 +11,11 @@ from afm.errors import EngineError
 from verl_ext.checkpoints import (
     TRACKER_FILE,
     begin_checkpoint,
-    export_model,
     exported_step,
     incomplete_after,
     resumable_step,
 )
+from verl_ext.export import export_model
 
 
 def checkpoint(folder: Path, step: int, *, data: bool = True, shards: bool = True) -> Path:

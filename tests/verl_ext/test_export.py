@@ -15,8 +15,8 @@ import pytest
 from afm.agents import agent_of_model, load_agent, save_agent
 from afm.errors import ConfigError, EngineError, UsageError
 from afm.models.base import Generation, SamplingParams
-from verl_ext.checkpoints import export_model, exported_step
-from verl_ext.export import export
+from verl_ext.checkpoints import exported_step
+from verl_ext.export import export, export_model
 
 torch = pytest.importorskip("torch")
 from afm.models.tiny import create_tiny_model  # noqa: E402
