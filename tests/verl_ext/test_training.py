@@ -20,7 +20,7 @@ import yaml
 from afm.processes import tied_environment
 from afm.trajectory import read_records
 from afm.trajectory.io import load_advantages
-from verl_ext.alarms import ALARMS_FILE, read_findings
+from verl_ext.alarms import ALARMS_FILE, read_alarms
 from verl_ext.checkpoints import CHECKPOINT_REQUEST, saved_step
 from verl_ext.kept_episodes import episodes_file
 from verl_ext.processes import ALARMED, descendants, end
@@ -387,4 +387,4 @@ def test_an_alarm_that_stops_a_run_leaves_a_checkpoint(config: Path) -> None:
         "alarm long_tail: the run ends after the step under way, whose checkpoint is saved first\n" in output
     )
     assert f"continue from the checkpoint of step {last} in" in output
-    assert [finding.step for finding in read_findings(folder / ALARMS_FILE)] == [1]
+    assert [finding.step for finding in read_alarms(folder / ALARMS_FILE)] == [1]
