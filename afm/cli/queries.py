@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from afm.agents import AgentSpec
     from afm.datasets import Task
-    from afm.distill.queries import Asker, QueryConfig, QuerySettings, QuerySummary
+    from afm.distill.queries import QueryConfig, QuerySettings, QuerySummary, QuestionAsker
     from afm.distill.queries.sampling import OnSample
     from afm.rewards import Reward
     from afm.tools import Tool
@@ -106,7 +106,7 @@ def queries(
     """
     from afm.cli.progress import ProgressView
     from afm.datasets import read_task_files
-    from afm.distill.queries import OnFailed
+    from afm.distill.queries import FailedQuestions
 
     chosen = _config(config, preset)
     given = {
@@ -117,7 +117,7 @@ def queries(
         "temperature": temperature,
         "parallel": parallel,
         "seed": seed,
-        "on_failed": None if on_failed is None else OnFailed(on_failed.value),
+        "on_failed": None if on_failed is None else FailedQuestions(on_failed.value),
     }
     settings = chosen.selection.model_copy(
         update={key: value for key, value in given.items() if value is not None}
@@ -184,7 +184,7 @@ class _Setup:
         self.model, self.name, self.tokenizer = model, name, tokenizer
         self.tools, self.reward, self.timeout_s = tools, reward, timeout_s
 
-    def asker(self, reward: Reward) -> Asker:
+    def asker(self, reward: Reward) -> QuestionAsker:
         """Loads the model, or connects to it."""
         from afm.agents.toolless import without_tools
         from afm.distill.queries import EpisodeAsker, by_exact_match, by_reward
@@ -202,7 +202,7 @@ class _Setup:
         tools = self._tools() if spec.tool_roles else {}
         return EpisodeAsker(spec, model, tools, judge, sampling, self._told(with_tools=bool(tools)))
 
-    def _chat(self) -> Asker:
+    def _chat(self) -> QuestionAsker:
         from afm.agents.toolless import without_tools
         from afm.distill.queries import ChatAsker, by_exact_match
         from afm.endpoints.connections import base_url

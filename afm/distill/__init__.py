@@ -1,7 +1,5 @@
 """From the work of a team of agents to trajectories that one model can learn from."""
 
-from afm.distill.checking_team import CheckingWikiTeam, Flaws
-from afm.distill.collect import Team, collect
 from afm.distill.filters import (
     Filter,
     FilterPlan,
@@ -11,12 +9,11 @@ from afm.distill.filters import (
     QualityFilter,
     run_filters,
 )
+from afm.distill.math_team import ScriptedMathTeam
 from afm.distill.merge import RoleMap, merge_attempt, merge_log
 from afm.distill.record import Event, EventKind, EventLog, Recorder, read_attempts, read_events
-from afm.distill.run import DistillSummary, distill
-from afm.distill.scripted import ScriptedTeam, scripted_team
-from afm.distill.team import ScriptedMathTeam
-from afm.distill.wiki_team import ScriptedWikiTeam
+from afm.distill.run import DistillSummary, Team, collect, distill
+from afm.distill.wiki_team import CheckingWikiTeam, Flaws, ScriptedTeam, ScriptedWikiTeam, scripted_team
 
 __all__ = [
     "CheckingWikiTeam",

@@ -111,7 +111,7 @@ class Usage(_Shape):
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _KnownCall:
     event: str
     messages: tuple[bytes, ...]
     tools: bytes
@@ -126,7 +126,7 @@ class CallLog(EventLog):
     def __init__(self, path: str | Path) -> None:
         super().__init__(path)
         self._numbers: dict[tuple[str, int], int] = {}
-        self._known: OrderedDict[Label, list[_Known]] = OrderedDict()
+        self._known: OrderedDict[Label, list[_KnownCall]] = OrderedDict()
         self._reserved = 0
 
     def __exit__(self, *about: object) -> None:
@@ -175,7 +175,7 @@ class CallLog(EventLog):
         if not self._numbers.setdefault(attempt, 0):
             self._put(label, EventKind.TASK, meta={"gateway": True})
         call = _writable(call)
-        known = _Known(self._next_id(label), tuple(map(_digest, call.messages)), _digest(call.tools))
+        known = _KnownCall(self._next_id(label), tuple(map(_digest, call.messages)), _digest(call.tools))
         kept = self._common(label, known)
         shortened = call
         if kept is not None:
@@ -221,7 +221,7 @@ class CallLog(EventLog):
         self._numbers[label.task, label.attempt] += 1
         return event
 
-    def _common(self, label: Label, call: _Known) -> Kept | None:
+    def _common(self, label: Label, call: _KnownCall) -> Kept | None:
         """The call before that begins most like this one."""
         best: Kept | None = None
         for before in self._known.get(label, ()):
@@ -230,7 +230,7 @@ class CallLog(EventLog):
                 best = Kept(event=before.event, messages=count, tools=before.tools == call.tools)
         return best if best is not None and (best.messages or best.tools) else None
 
-    def _remember(self, label: Label, call: _Known) -> None:
+    def _remember(self, label: Label, call: _KnownCall) -> None:
         self._known[label] = [*self._known.pop(label, ())[-_CALLS_REMEMBERED + 1 :], call]
         if len(self._known) > _AGENTS_REMEMBERED:
             self._known.popitem(last=False)

@@ -59,11 +59,11 @@ def merge_gateway_log(
     Of several attempts at a task the last one counts.
 
     Args:
-        drop_bad_lines: Go on without lines that cannot be read: they are listed in ``unreadable.jsonl`` with number and fault,
-            and attempts that may have lost a call by it are dropped.
+        drop_bad_lines: Skip lines that cannot be read. ``unreadable.jsonl`` lists them with number and error, and attempts that may
+            have lost a call are dropped.
 
     Raises:
-        DataError: A line of the log cannot be read and is not to be dropped, or the log is no gateway's.
+        DataError: A line of the log cannot be read and ``drop_bad_lines`` is not set, or no gateway wrote the log.
     """
     bad = BadLines() if drop_bad_lines else None
     known = {task.id: task for task in tasks}
@@ -91,11 +91,16 @@ def merge_gateway_log(
         cost_usd=round(cost, 6),
         unreadable=_listed(log, bad, out / UNREADABLE_FILE),
     )
+    _write_manifest(merged, log, out, spec, team, name)
+    return merged
+
+
+def _write_manifest(merged: Merged, log: Path, out: Path, spec: AgentSpec, team: TeamMap, name: str) -> None:
     write_manifest(
         out / MANIFEST_FILE,
         counts={
             "kept": merged.kept,
-            "dropped": sum(counts.values()),
+            "dropped": sum(merged.dropped.values()),
             "tasks_without_calls": merged.missing,
             **({"unreadable_lines": merged.unreadable} if merged.unreadable else {}),
         },
@@ -106,7 +111,6 @@ def merge_gateway_log(
         dropped=merged.dropped,
         cost_usd=merged.cost_usd,
     )
-    return merged
 
 
 def _records(
@@ -142,7 +146,7 @@ def _listed(log: Path, bad: BadLines | None, out: Path) -> int:
 def _refused(
     calls: tuple[RecordedCall, ...], spec: AgentSpec, reason: str, task: Task | None = None
 ) -> Record:
-    cost = sum(found.event.cost_usd for found in calls)
+    cost = sum(call.event.cost_usd for call in calls)
     return Record(
         id=calls[0].event.task_id,
         agent=spec.name,

@@ -1,23 +1,113 @@
-"""From a team's event log to one Chain-of-Agents trajectory a task, as its agent would have written it."""
+"""From a team's event log, each task's last attempt, to one Chain-of-Agents trajectory a task, as its agent would have written it."""
 
 from __future__ import annotations
 
+import heapq
+from array import array
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from pydantic import BaseModel, ConfigDict
 
 from afm.agents import AgentSpec
 from afm.datasets import Task
-from afm.distill.attempts import final_attempts
-from afm.distill.record import DECLINED, ESTIMATED, INTENT, PART, THOUGHT, TOKENS, Event, EventKind
-from afm.distill.repair import Source, Steps
+from afm.distill.record import (
+    DECLINED,
+    ENDS,
+    ESTIMATED,
+    INTENT,
+    PART,
+    THOUGHT,
+    TOKENS,
+    Event,
+    EventKind,
+    read_located,
+)
+from afm.distill.repair import Steps, StepSource
 from afm.errors import ConfigError, suggestion
 from afm.trajectory import observation_text, validate
 from afm.trajectory.answer import dressed_answer
 from afm.trajectory.record import CallRecord, Cost, Record, StopReason, TextSegment
 from afm.trajectory.types import Segment
+
+_HELD = 1_000
+"""Attempts that wait for an earlier task's as they are; of further ones only the places in the file are kept."""
+
+
+_FINAL, _ERROR = (b'"%s"' % kind.encode() for kind in (EventKind.FINAL, EventKind.ERROR))
+
+
+@dataclass(slots=True)
+class _HeldAttempt:
+    """The events of one attempt, or where they stand in the file."""
+
+    events: list[Event] = field(default_factory=list)
+    places: array[int] = field(default_factory=lambda: array("Q"))
+
+    def add(self, place: int, event: Event) -> None:
+        self.places.append(place)
+        self.events.append(event)
+
+    def read(self, file: BinaryIO) -> tuple[Event, ...]:
+        if self.events:
+            return tuple(self.events)
+        found = []
+        for place in self.places:
+            file.seek(place)
+            found.append(Event.model_validate_json(file.readline()))
+        return tuple(found)
+
+
+def final_attempts(path: str | Path) -> Iterator[tuple[Event, ...]]:
+    """Stream the last ended attempt at each task, in the order of the run's tasks, whatever failed or was killed before.
+
+    Raises:
+        DataError: A complete line of the log is no event.
+    """
+    last = _last_attempts(path)
+    running: dict[str, _HeldAttempt] = {}
+    waiting: list[tuple[int, str, _HeldAttempt]] = []
+    due = 0
+    with Path(path).open("rb") as file:
+        for place, event in read_located(path):
+            if event.attempt != last.get(event.task_id, 1):
+                continue
+            if event.kind is EventKind.TASK:
+                running[event.task_id] = _HeldAttempt()
+            running[event.task_id].add(place, event)
+            if event.kind not in ENDS:
+                continue
+            ended = running.pop(event.task_id)
+            position = int(ended.events[0].meta["position"])
+            if len(waiting) >= _HELD and position > due:
+                ended.events.clear()
+            heapq.heappush(waiting, (position, event.task_id, ended))
+            while waiting and waiting[0][0] <= due:
+                position, _, ready = heapq.heappop(waiting)
+                due = max(due, position + 1)
+                yield ready.read(file)
+        while waiting:
+            yield heapq.heappop(waiting)[2].read(file)
+
+
+def _last_attempts(path: str | Path) -> dict[str, int]:
+    """The number of the last ended attempt at each task, but where it is the first: few tasks are tried again."""
+    again: dict[str, int] = {}
+    for _, event in read_located(path, _may_end):
+        if event.kind not in ENDS:
+            continue
+        if event.attempt == 1:
+            again.pop(event.task_id, None)
+        else:
+            again[event.task_id] = event.attempt
+    return again
+
+
+def _may_end(line: bytes) -> bool:
+    """Whether a line can be the end of an attempt: it says so in plain letters, or spells letters by number."""
+    return _FINAL in line or _ERROR in line or b"\\u00" in line
 
 
 class RoleMap(BaseModel):
@@ -148,7 +238,7 @@ class _Builder:
         if tag is None:
             self._refuse(f"no role for {event.kind.value} of {event.agent!r} {event.tool}".rstrip())
             return
-        source = Source(tag, event.agent, event.id)
+        source = StepSource(tag, event.agent, event.id)
         self.steps.write(
             source,
             event.content if content is None else content,
@@ -164,7 +254,7 @@ class _Builder:
             return
         limit = self._spec.limits.max_observation_chars
         self.steps.observe(
-            Source(tag, event.agent, event.id), observation_text(event.content, self._spec, limit)
+            StepSource(tag, event.agent, event.id), observation_text(event.content, self._spec, limit)
         )
         self.calls.append(
             CallRecord(

@@ -33,7 +33,7 @@ class Repair(StrEnum):
 
 
 @dataclass(slots=True)
-class Source:
+class StepSource:
     """Where a step came from: the member and the event, and events that were joined to it."""
 
     role: str
@@ -53,10 +53,10 @@ class Source:
 
 
 @dataclass(slots=True)
-class _Item:
+class _DraftStep:
     """A step of the agent, or the whole text that the environment appended."""
 
-    source: Source
+    source: StepSource
     content: str
     environment: bool = False
 
@@ -71,10 +71,10 @@ class Steps:
     def __init__(self, spec: AgentSpec) -> None:
         self.repairs: Counter[str] = Counter()
         self._spec = spec
-        self._items: list[_Item] = []
+        self._items: list[_DraftStep] = []
 
     def write(
-        self, source: Source, content: str, *, missing_thought: str = "", optional: bool = False
+        self, source: StepSource, content: str, *, missing_thought: str = "", optional: bool = False
     ) -> None:
         """Add what a member wrote.
 
@@ -95,14 +95,14 @@ class Steps:
             self._items.pop()
             self.repairs[Repair.DROPPED_THOUGHT] += 1
         if role.needs_thought and not self._ends_with_thought() and missing_thought.strip():
-            thought = Source(self._spec.thought_roles[0], "", source.event, repair=Repair.MISSING_THOUGHT)
-            self._items.append(_Item(thought, missing_thought))
+            thought = StepSource(self._spec.thought_roles[0], "", source.event, repair=Repair.MISSING_THOUGHT)
+            self._items.append(_DraftStep(thought, missing_thought))
             self.repairs[Repair.MISSING_THOUGHT] += 1
-        self._items.append(_Item(source, content))
+        self._items.append(_DraftStep(source, content))
 
-    def observe(self, source: Source, text: str) -> None:
+    def observe(self, source: StepSource, text: str) -> None:
         """Add what the environment appended, word for word."""
-        self._items.append(_Item(source, text, environment=True))
+        self._items.append(_DraftStep(source, text, environment=True))
 
     def sources(self) -> list[dict[str, Any]]:
         """One for each step."""
@@ -124,14 +124,14 @@ class Steps:
             found.append(Segment(Author.AGENT, render(Trajectory(tuple(steps)))))
         return tuple(found)
 
-    def _think(self, source: Source, content: str) -> None:
+    def _think(self, source: StepSource, content: str) -> None:
         if not content.strip():
             return
         if self._ends_with_thought() and self._items[-1].source.role == source.role:
             self._append_to(self._items[-1], source, content)
             self.repairs[Repair.JOINED_THOUGHTS] += 1
         else:
-            self._items.append(_Item(source, content))
+            self._items.append(_DraftStep(source, content))
 
     def _allowed(self, role: str) -> bool:
         """Whether the order allows ``role`` here."""
@@ -140,7 +140,7 @@ class Steps:
                 return role in self._spec.allowed_next(item.source.role, item.content)
         return role in self._spec.transitions[START]
 
-    def _joined(self, source: Source, content: str) -> bool:
+    def _joined(self, source: StepSource, content: str) -> bool:
         """Whether the message went into the function of the same role that stands directly before it."""
         place = len(self._items) - 1
         while place >= 0 and self._is_thought(self._items[place]):
@@ -167,7 +167,7 @@ class Steps:
             self._think(thought.source, thought.content)
         self._items.append(target)
 
-    def _append_to(self, item: _Item, source: Source, content: str) -> None:
+    def _append_to(self, item: _DraftStep, source: StepSource, content: str) -> None:
         if content.strip() and not _stands_in(item.content, content.strip()):
             item.content = f"{item.content.rstrip()}{_GAP}{content.lstrip()}"
         item.source.also.append(source.event)
@@ -175,7 +175,7 @@ class Steps:
     def _ends_with_thought(self) -> bool:
         return bool(self._items) and self._is_thought(self._items[-1])
 
-    def _is_thought(self, item: _Item) -> bool:
+    def _is_thought(self, item: _DraftStep) -> bool:
         return not item.environment and self._spec.roles[item.source.role].kind is RoleKind.THOUGHT
 
 

@@ -1,4 +1,4 @@
-import afm.distill.attempts as attempts
+import afm.distill.merge as attempts
 from afm.datasets import Task
 from afm.distill import EventLog
 

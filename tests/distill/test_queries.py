@@ -28,7 +28,7 @@ from afm.distill.queries import (
     PRESETS,
     ChatAsker,
     EpisodeAsker,
-    OnFailed,
+    FailedQuestions,
     QueryConfig,
     QuerySettings,
     by_exact_match,
@@ -466,10 +466,10 @@ async def test_a_question_that_the_server_refuses_is_dropped_and_named(server, t
 async def test_a_question_that_is_refused_may_end_the_run_and_is_named(server, tmp_path):
     server.refused = {1: REFUSALS["too long"]}
     with pytest.raises(EngineError, match=r"3 of 18 samples are missing, [123] of them failed \(of 'q1'\)"):
-        await selected(questions(6), server, tmp_path, samples=3, on_failed=OnFailed.ERROR)
+        await selected(questions(6), server, tmp_path, samples=3, on_failed=FailedQuestions.ERROR)
     assert not (tmp_path / "kept.jsonl").exists()
     server.refused = {}
-    summary = await selected(questions(6), server, tmp_path, samples=3, on_failed=OnFailed.ERROR)
+    summary = await selected(questions(6), server, tmp_path, samples=3, on_failed=FailedQuestions.ERROR)
     assert (summary.resumed, summary.sampled) == (15, 3)
 
 

@@ -18,7 +18,7 @@ _MAX_MISSES = 2_000
 _WORD = re.compile(r"\w+(?:[-'’.]\w+)*")
 
 
-class Passage(BaseModel):
+class SourcePassage(BaseModel):
     """One passage of a corpus."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
@@ -28,7 +28,7 @@ class Passage(BaseModel):
     text: str = Field(min_length=1)
 
 
-def read_passages(path: Path) -> list[Passage]:
+def read_passages(path: Path) -> list[SourcePassage]:
     """The passages of a corpus ``{"id", "contents"}``, contents being title, line feed, text; or ``{"id", "title", "text"}``.
 
     They are held in memory: a corpus of a million passages takes about a gigabyte.
@@ -40,8 +40,8 @@ def read_passages(path: Path) -> list[Passage]:
 
 
 def groups(
-    passages: Sequence[Passage], growth: Growth, size: int, seed: int
-) -> Iterator[tuple[Passage, ...]]:
+    passages: Sequence[SourcePassage], growth: Growth, size: int, seed: int
+) -> Iterator[tuple[SourcePassage, ...]]:
     """Endless distinct groups of ``size`` passages; the same arguments give the same ones.
 
     By depth each passage mentions the title of the next one; by width they are drawn at random.
@@ -67,8 +67,8 @@ def groups(
 
 
 def _chain(
-    rng: random.Random, passages: Sequence[Passage], titles: Mapping[str, Passage], size: int
-) -> tuple[Passage, ...]:
+    rng: random.Random, passages: Sequence[SourcePassage], titles: Mapping[str, SourcePassage], size: int
+) -> tuple[SourcePassage, ...]:
     chain = [rng.choice(passages)]
     while len(chain) < size:
         named = [titles[title] for title in _mentioned(chain[-1].text, titles)]
@@ -79,11 +79,13 @@ def _chain(
     return tuple(chain)
 
 
-def _side_by_side(rng: random.Random, passages: Sequence[Passage], size: int) -> tuple[Passage, ...]:
+def _side_by_side(
+    rng: random.Random, passages: Sequence[SourcePassage], size: int
+) -> tuple[SourcePassage, ...]:
     return tuple(rng.sample(passages, size)) if len(passages) >= size else ()
 
 
-def _mentioned(text: str, titles: Mapping[str, Passage]) -> list[str]:
+def _mentioned(text: str, titles: Mapping[str, SourcePassage]) -> list[str]:
     """Titles that stand in a text word for word, in the order of the text."""
     words = [(found.start(), found.end()) for found in _WORD.finditer(text)]
     found: dict[str, None] = {}
@@ -94,12 +96,12 @@ def _mentioned(text: str, titles: Mapping[str, Passage]) -> list[str]:
     return list(found)
 
 
-def _passage(row: object, path: Path, line: int) -> Passage:
+def _passage(row: object, path: Path, line: int) -> SourcePassage:
     if isinstance(row, dict) and isinstance(row.get("contents"), str):
         title, _, text = row["contents"].partition("\n")
         row = {"id": row.get("id"), "title": title.strip().strip('"'), "text": text.strip()}
     try:
-        return Passage.model_validate(row)
+        return SourcePassage.model_validate(row)
     except ValueError:
         shown = str(row)[:80]
         raise DataError(

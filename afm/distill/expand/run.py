@@ -12,13 +12,12 @@ from pathlib import Path
 
 from afm.datasets import Task, write_tasks
 from afm.datasets.encyclopaedia.growth import Growth
-from afm.distill.attempts import final_attempts
-from afm.distill.collect import collect
-from afm.distill.expand.passages import Passage, groups, read_passages
+from afm.distill.expand.passages import SourcePassage, groups, read_passages
 from afm.distill.expand.settings import ExpandSettings
-from afm.distill.expand.team import ExpandTeam, Outcome, WebExpandTeam, read_topics
+from afm.distill.expand.team import ExpandTeam, GroupOutcome, WebExpandTeam, read_topics
+from afm.distill.merge import final_attempts
 from afm.distill.record import EventKind, EventLog, Spent
-from afm.distill.run import settings_of, settle
+from afm.distill.run import collect, settings_of, settle
 from afm.runs.atomic import replace_text
 from afm.runs.folder import write_manifest
 from afm.tools import Tool
@@ -161,7 +160,7 @@ async def _expand(
 
 
 def _task(
-    number: int, group: tuple[Passage, ...], growth: Growth, seed: int, settings: ExpandSettings
+    number: int, group: tuple[SourcePassage, ...], growth: Growth, seed: int, settings: ExpandSettings
 ) -> Task:
     passages = [passage.model_dump() for passage in group]
     told = [text for passage in group for text in (passage.id, passage.title)]
@@ -187,7 +186,7 @@ def _write(out: Path) -> tuple[int, Counter[str]]:
         if events[-1].kind is not EventKind.FINAL:
             continue
         task = Task.model_validate(events[0].meta["task"])
-        outcome = Outcome.model_validate_json(events[-1].content)
+        outcome = GroupOutcome.model_validate_json(events[-1].content)
         if outcome.rejected:
             rejected.append(outcome.model_dump_json())
             reasons[_stage(task, outcome)] += 1
@@ -198,14 +197,14 @@ def _write(out: Path) -> tuple[int, Counter[str]]:
     return len(kept), reasons
 
 
-def _stage(task: Task, outcome: Outcome) -> str:
+def _stage(task: Task, outcome: GroupOutcome) -> str:
     """Who rejected."""
     if len(outcome.read) < task.extra_info.get("size", 0):
         return "pages"
     return "solver" if outcome.question else "proposal"
 
 
-def _made(task: Task, outcome: Outcome) -> Task:
+def _made(task: Task, outcome: GroupOutcome) -> Task:
     read = outcome.read or tuple(passage["id"] for passage in task.extra_info["passages"])
     return task.model_copy(
         update={

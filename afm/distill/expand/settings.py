@@ -9,10 +9,10 @@ from pydantic import Field, model_validator
 
 from afm.configuration import Settings, apply_overrides, read_extended, validated
 from afm.distill.model_team.settings import (
-    BudgetSettings,
     EndpointSettings,
     MemberSettings,
-    ModelSettings,
+    TeamBudget,
+    TeamModel,
     anchored,
     check_models,
 )
@@ -41,14 +41,14 @@ class ExpandSettings(Settings):
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_]*$")
     endpoints: dict[str, EndpointSettings] = Field(min_length=1)
-    models: dict[str, ModelSettings] = Field(min_length=1)
+    models: dict[str, TeamModel] = Field(min_length=1)
     members: ExpandMembers
     data_source: str = "expanded"
     asks: int = Field(default=3, ge=1, le=1_000)
     passage_chars: int = Field(default=4_000, ge=200)
     search_tool: str = "web_search"
     page_tool: str = "crawl_page"
-    budget: BudgetSettings = BudgetSettings()
+    budget: TeamBudget = TeamBudget()
 
     @model_validator(mode="after")
     def _check(self) -> ExpandSettings:

@@ -14,10 +14,10 @@ from typing import Annotated
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from afm.distill.expand.passages import Passage
+from afm.distill.expand.passages import SourcePassage
 from afm.distill.expand.settings import SCOUT, ExpandMembers, ExpandSettings
 from afm.distill.model_team.prompts import read_prompt
-from afm.distill.model_team.replies import Lenient, Reply
+from afm.distill.model_team.replies import Lenient, MemberReply
 from afm.distill.model_team.voices import NoUsableReplyError, Voices
 from afm.distill.record import Recorder
 from afm.errors import ConfigError, DataError, ToolError
@@ -36,7 +36,7 @@ class Quote(Lenient):
     quote: str = Field(min_length=1)
 
 
-class Proposal(Reply):
+class Proposal(MemberReply):
     """The proposer's: a question, its answer, and what each passage gives to it."""
 
     question: str = Field(min_length=8)
@@ -44,13 +44,13 @@ class Proposal(Reply):
     evidence: list[Quote] = Field(min_length=1)
 
 
-class Solution(Reply):
+class Solution(MemberReply):
     """The solver's. An empty answer (``null`` as well) says that it does not know; a reply without the key says nothing."""
 
     answer: Annotated[str, BeforeValidator(lambda value: "" if value is None else value)]
 
 
-class Outcome(BaseModel):
+class GroupOutcome(BaseModel):
     """What became of a group, as the content of its final event.
 
     Attributes:
@@ -103,19 +103,21 @@ class ExpandTeam:
         """
         info = recorder.task.extra_info
         most = self._settings.passage_chars
-        passages = [Passage.model_validate(row) for row in info["passages"]]
+        passages = [SourcePassage.model_validate(row) for row in info["passages"]]
         shown = [passage.model_copy(update={"text": passage.text[:most]}) for passage in passages]
         try:
             outcome = await self.outcome(recorder, shown, str(info["growth"]))
         except NoUsableReplyError as error:
-            outcome = Outcome(rejected=str(error))
+            outcome = GroupOutcome(rejected=str(error))
         recorder.finish(PROPOSER, outcome.model_dump_json())
 
     async def close(self) -> None:
         """Close the connections to the models."""
         await self.voices.close()
 
-    async def outcome(self, recorder: Recorder, passages: Sequence[Passage], growth: str) -> Outcome:
+    async def outcome(
+        self, recorder: Recorder, passages: Sequence[SourcePassage], growth: str
+    ) -> GroupOutcome:
         """A question from these passages, tested.
 
         Raises:
@@ -128,7 +130,9 @@ class ExpandTeam:
             {"passages": passages, "growth": growth},
             lambda reply: fault(reply, passages),
         )
-        made = Outcome(question=proposal.question, answer=proposal.answer, evidence=tuple(proposal.evidence))
+        made = GroupOutcome(
+            question=proposal.question, answer=proposal.answer, evidence=tuple(proposal.evidence)
+        )
         found = await self._solved(recorder, proposal.question, passages)
         if not same(found, proposal.answer):
             return _rejected(made, f"the solver found {found[:_SHOWN]!r} in the passages")
@@ -140,12 +144,12 @@ class ExpandTeam:
                 return _rejected(made, f"passage {number + 1} is not needed")
         return made
 
-    async def _solved(self, recorder: Recorder, question: str, passages: Sequence[Passage]) -> str:
+    async def _solved(self, recorder: Recorder, question: str, passages: Sequence[SourcePassage]) -> str:
         view = {"question": question, "passages": passages}
         return (await self.voices.ask(recorder, SOLVER, Solution, view)).answer
 
 
-def fault(proposal: Proposal, passages: Sequence[Passage]) -> str:
+def fault(proposal: Proposal, passages: Sequence[SourcePassage]) -> str:
     """What is wrong with a proposal by itself; empty when nothing is."""
     cited = {quote.passage for quote in proposal.evidence}
     if cited != set(range(1, len(passages) + 1)):
@@ -169,7 +173,7 @@ def same(one: str, other: str) -> bool:
     return bool(normalised(one)) and normalised(one) == normalised(other)
 
 
-def _rejected(made: Outcome, reason: str) -> Outcome:
+def _rejected(made: GroupOutcome, reason: str) -> GroupOutcome:
     return made.model_copy(update={"rejected": reason})
 
 
@@ -178,14 +182,14 @@ def flat(text: str) -> str:
     return re.sub(r"\s+", " ", text).strip()
 
 
-class Subject(Reply):
+class Subject(MemberReply):
     """The scout's: what the next page shall be about."""
 
     subject: str = Field(min_length=1)
     query: str = ""
 
 
-class Choice(Reply):
+class Choice(MemberReply):
     """The scout's: which of the pages found is read."""
 
     address: str = Field(min_length=1)
@@ -238,12 +242,12 @@ class WebExpandTeam:
             BudgetSpentError: The run has nothing left.
         """
         info = recorder.task.extra_info
-        growth, pages = str(info["growth"]), list[Passage]()
+        growth, pages = str(info["growth"]), list[SourcePassage]()
         try:
             await self._gather(recorder, str(info["topic"]), growth, int(info["size"]), pages)
             outcome = await self._tester.outcome(recorder, pages, growth)
         except (_NoPagesError, NoUsableReplyError) as error:
-            outcome = Outcome(rejected=str(error))
+            outcome = GroupOutcome(rejected=str(error))
         read = tuple(page.id for page in pages)
         recorder.finish(PROPOSER, outcome.model_copy(update={"read": read}).model_dump_json())
 
@@ -252,7 +256,7 @@ class WebExpandTeam:
         await self._tester.close()
 
     async def _gather(
-        self, recorder: Recorder, topic: str, growth: str, size: int, pages: list[Passage]
+        self, recorder: Recorder, topic: str, growth: str, size: int, pages: list[SourcePassage]
     ) -> None:
         subject = query = topic
         while True:
@@ -276,8 +280,8 @@ class WebExpandTeam:
         growth: str,
         subject: str,
         query: str,
-        pages: Sequence[Passage],
-    ) -> Passage:
+        pages: Sequence[SourcePassage],
+    ) -> SourcePassage:
         """One page about ``subject``, found and read."""
         results = await self._used(recorder, self._settings.search_tool, query)
         view = {"topic": topic, "growth": growth, "subject": subject, "pages": pages, "results": results}
@@ -287,7 +291,7 @@ class WebExpandTeam:
         address = chosen.address.strip()
         with working_toward(subject, ""):
             text = await self._used(recorder, self._settings.page_tool, address)
-        return Passage(id=address, title=subject, text=text[: self._settings.passage_chars])
+        return SourcePassage(id=address, title=subject, text=text[: self._settings.passage_chars])
 
     async def _used(self, recorder: Recorder, tool: str, argument: str) -> str:
         """What a tool returned; its meta counts ``hits`` or ``pages`` where it knows them."""
@@ -299,7 +303,7 @@ class WebExpandTeam:
         return result.text
 
 
-def _subject_fault(reply: Subject, pages: Sequence[Passage], growth: str) -> str:
+def _subject_fault(reply: Subject, pages: Sequence[SourcePassage], growth: str) -> str:
     name = flat(reply.subject)
     if name.casefold() in (flat(page.title).casefold() for page in pages):
         return f"subject: {name[:_SHOWN]!r} was read already"
@@ -308,7 +312,7 @@ def _subject_fault(reply: Subject, pages: Sequence[Passage], growth: str) -> str
     return ""
 
 
-def _address_fault(reply: Choice, results: str, pages: Sequence[Passage]) -> str:
+def _address_fault(reply: Choice, results: str, pages: Sequence[SourcePassage]) -> str:
     address = reply.address.strip()
     if address not in results.split():
         return f"address: {address[:_SHOWN]!r} is not among the results"

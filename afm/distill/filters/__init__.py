@@ -2,7 +2,7 @@
 
 from afm.distill.filters.base import Filter, Rule, dropped, run_filters, segments_of
 from afm.distill.filters.contamination import ContaminationFilter, ContaminationSettings
-from afm.distill.filters.funnel import Funnel, FunnelStage
+from afm.distill.filters.funnel import Funnel, StageCount
 from afm.distill.filters.near_duplicates import NearDuplicateSettings
 from afm.distill.filters.plan import FilterPlan, build_stages, load_plan
 from afm.distill.filters.quality import LanguageFilter, LanguageSettings, QualityFilter, QualitySettings
@@ -34,7 +34,6 @@ __all__ = [
     "FilterSummary",
     "FormatFilter",
     "Funnel",
-    "FunnelStage",
     "LanguageFilter",
     "LanguageSettings",
     "LengthFilter",
@@ -50,6 +49,7 @@ __all__ = [
     "Rule",
     "SecretSettings",
     "SensitiveFilter",
+    "StageCount",
     "build_stages",
     "dropped",
     "filter_files",

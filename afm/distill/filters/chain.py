@@ -53,7 +53,7 @@ class Decision:
 
 
 @dataclass(slots=True)
-class _Row:
+class _StagedRow:
     """A record on its way through the stages.
 
     Attributes:
@@ -68,7 +68,7 @@ class _Row:
     error: str = ""
 
 
-class Chain:
+class FilterChain:
     """The stages of a plan, open in one process. Close it when done."""
 
     def __init__(self, plan: FilterPlan, spec: AgentSpec) -> None:
@@ -80,10 +80,10 @@ class Chain:
     def decide(self, lines: Sequence[bytes]) -> list[Decision]:
         """One decision a line, in their order."""
         decided = [self._decided(line) for line in lines]
-        waiting = [row for row in decided if isinstance(row, _Row)]
+        waiting = [row for row in decided if isinstance(row, _StagedRow)]
         if waiting:
             self._runner.run(self._all_ended(waiting))
-        return [self._decision(found) if isinstance(found, _Row) else found for found in decided]
+        return [self._decision(found) if isinstance(found, _StagedRow) else found for found in decided]
 
     def close(self) -> None:
         """Free what the stages hold."""
@@ -93,16 +93,16 @@ class Chain:
                 self._runner.run(close())
         self._runner.close()
 
-    def _decided(self, line: bytes) -> Decision | _Row:
+    def _decided(self, line: bytes) -> Decision | _StagedRow:
         """The decision, or the row as it waits for a stage. One row after the other: the stages share its :func:`split_of`."""
         try:
             record = record_of_line(line)
         except DataError as error:
             return Decision(error=error.message)
-        row = _Row(line, record, record)
+        row = _StagedRow(line, record, record)
         return self._decision(row) if self._advanced(row) else row
 
-    def _advanced(self, row: _Row) -> bool:
+    def _advanced(self, row: _StagedRow) -> bool:
         """Whether the row needs to wait for nothing to reach its end, where it is then."""
         try:
             while row.record.kept and row.at < len(self._stages):
@@ -118,12 +118,12 @@ class Chain:
             row.error = error.message
         return True
 
-    async def _all_ended(self, rows: Sequence[_Row]) -> None:
+    async def _all_ended(self, rows: Sequence[_StagedRow]) -> None:
         rest = iter(rows)
         while batch := list(islice(rest, _PARALLEL)):
             await asyncio.gather(*map(self._ended, batch))
 
-    async def _ended(self, row: _Row) -> None:
+    async def _ended(self, row: _StagedRow) -> None:
         while not self._advanced(row):
             stage = self._stages[row.at]
             assert not isinstance(stage, Signer)
@@ -134,7 +134,7 @@ class Chain:
                 return
             row.at += 1
 
-    def _decision(self, row: _Row) -> Decision:
+    def _decision(self, row: _StagedRow) -> Decision:
         if row.error:
             return Decision(error=row.error)
         record = row.record
@@ -211,7 +211,7 @@ def decided(chunks: Iterable[Chunk], plan: FilterPlan, spec: AgentSpec, processe
     Raises:
         EngineError: A process died.
     """
-    chain = Chain(plan, spec)
+    chain = FilterChain(plan, spec)
     rest = iter(chunks)
     try:
         for chunk in rest if processes == 1 else itertools.islice(rest, _CHUNKS_ALONE):
@@ -223,7 +223,7 @@ def decided(chunks: Iterable[Chunk], plan: FilterPlan, spec: AgentSpec, processe
 
 
 def _together(
-    chunks: Iterable[Chunk], chain: Chain, plan: FilterPlan, spec: AgentSpec, helpers: int
+    chunks: Iterable[Chunk], chain: FilterChain, plan: FilterPlan, spec: AgentSpec, helpers: int
 ) -> Iterator[Decided]:
     context = get_context("forkserver")  # what the stages import is imported once for all helpers
     context.set_forkserver_preload(_IMPORTED)
@@ -300,7 +300,7 @@ class _Queue:
         return sum(isinstance(found, Future) and not found.done() for _, found in self._waiting)
 
 
-_chain: list[Chain] = []
+_chain: list[FilterChain] = []
 """The chain of a worker process; empty elsewhere."""
 
 
@@ -312,7 +312,7 @@ def _begin(plan: FilterPlan, spec: AgentSpec) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent stops, and its workers with it
     with contextlib.suppress(AfmError):
-        _chain.append(Chain(plan, spec))
+        _chain.append(FilterChain(plan, spec))
 
 
 def _end_with_parent() -> None:

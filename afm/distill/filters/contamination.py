@@ -125,7 +125,7 @@ _WORD_OR_MARK = re.compile(f"[{MARKS}]|{_WORD.pattern}")
 _MARK = re.compile(f"[{MARKS}]")
 
 
-class Place(StrEnum):
+class SearchedText(StrEnum):
     """Where evaluation questions are looked for."""
 
     QUESTION = "question"
@@ -149,7 +149,7 @@ class ContaminationSettings(FilterSettings):
     tasks: tuple[Path, ...] = ()
     ngram: int | None = Field(default=13, ge=4, le=100)
     shortest: int = Field(default=8, ge=1, le=100)
-    places: tuple[Place, ...] = (Place.QUESTION,)
+    places: tuple[SearchedText, ...] = (SearchedText.QUESTION,)
 
     @model_validator(mode="after")
     def _somewhere(self) -> ContaminationSettings:
@@ -197,7 +197,7 @@ class ContaminationFilter(Rule):
         if (label := self._questions.get(" ".join(words))) is not None:
             return f"the question is {label}"
         for place in self.settings.places if self._ngrams else ():
-            for text in [words] if place is Place.QUESTION else map(_words, _texts(record, place)):
+            for text in [words] if place is SearchedText.QUESTION else map(_words, _texts(record, place)):
                 for length, known in self._ngrams.items():
                     label = next((known[gram] for gram in _grams(text, length) if gram in known), None)
                     if label is not None:
@@ -224,6 +224,6 @@ def _words(text: str) -> list[str]:
     return [*words[:-1], words[-1] + signs] if words else [signs]
 
 
-def _texts(record: Record, place: Place) -> Iterable[str]:
-    author = Author.AGENT if place is Place.AGENT else Author.ENVIRONMENT
+def _texts(record: Record, place: SearchedText) -> Iterable[str]:
+    author = Author.AGENT if place is SearchedText.AGENT else Author.ENVIRONMENT
     return (segment.text for segment in record.segments if segment.author is author)

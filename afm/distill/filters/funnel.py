@@ -20,7 +20,7 @@ _OTHERS = f"{EARLIER}other reasons"
 
 
 @dataclass(frozen=True, slots=True)
-class FunnelStage:
+class StageCount:
     """One stage of a run.
 
     Attributes:
@@ -80,12 +80,12 @@ class Funnel:
             return name
         return _OTHERS
 
-    def stages(self) -> Iterator[FunnelStage]:
+    def stages(self) -> Iterator[StageCount]:
         """First what dropped rows before the filters, then the filters in order."""
         before = [name for name in sorted(self.dropped) if name not in self.order]
         rows = self.seen
         for name in (*before, *self.order):
-            yield FunnelStage(name, rows, self.dropped[name])
+            yield StageCount(name, rows, self.dropped[name])
             rows -= self.dropped[name]
 
     def as_json(self) -> dict[str, Any]:

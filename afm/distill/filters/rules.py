@@ -183,14 +183,14 @@ class RepetitionSettings(FilterSettings):
 
 
 @dataclass(frozen=True, slots=True)
-class _Call:
+class _ToolCall:
     number: int
     role: str
     text: str
     form: str
     words: frozenset[str]
 
-    def repeats(self, earlier: _Call, similar: float | None) -> bool:
+    def repeats(self, earlier: _ToolCall, similar: float | None) -> bool:
         if self.role != earlier.role:
             return False
         if self.form == earlier.form:
@@ -220,8 +220,8 @@ class RepetitionFilter(Rule):
         more = f" ({len(repeats)} repeated calls in all)" if len(repeats) > 1 else ""
         return f"call {again.number} <{again.role}> repeats call {earlier.number}: {again.text[:80]!r}{more}"
 
-    def _repeats(self, record: Record) -> Iterator[tuple[_Call, _Call]]:
-        calls: list[_Call] = []
+    def _repeats(self, record: Record) -> Iterator[tuple[_ToolCall, _ToolCall]]:
+        calls: list[_ToolCall] = []
         for step in steps_of(record, self.spec):
             if step.role not in self.spec.tool_roles:
                 continue
@@ -231,11 +231,11 @@ class RepetitionFilter(Rule):
                 yield call, earlier
             calls.append(call)
 
-    def _call(self, number: int, role: str, content: str) -> _Call:
+    def _call(self, number: int, role: str, content: str) -> _ToolCall:
         text, tool = " ".join(content.split()), self.spec.tool_roles[role]
         exact = self.settings.similar is None or is_program(tool, content)
         form = exact_form(content) if exact else call_form(tool, content)
-        return _Call(number, role, text, form, frozenset(() if exact else _WORD.findall(text.casefold())))
+        return _ToolCall(number, role, text, form, frozenset(() if exact else _WORD.findall(text.casefold())))
 
 
 class ReflectionSettings(FilterSettings):

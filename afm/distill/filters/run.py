@@ -17,7 +17,7 @@ from afm.distill.filters.funnel import Funnel, draw_funnel
 from afm.distill.filters.near_duplicates import DuplicateIndex
 from afm.distill.filters.plan import FilterPlan
 from afm.distill.filters.rules import tokenizer_file
-from afm.distill.filters.state import Chunk, Progress, RunState, read_chunks, remove_state
+from afm.distill.filters.state import Chunk, RunProgress, RunState, read_chunks, remove_state
 from afm.errors import ConfigError, DataError
 from afm.runs.atomic import replace_text
 from afm.runs.folder import SETTINGS_FILE, RunFolder, sha256_of, write_manifest
@@ -104,10 +104,10 @@ def _index(state: RunState, plan: FilterPlan) -> DuplicateIndex | None:
 def _taken(
     chunk: Chunk,
     decisions: Sequence[Decision],
-    progress: Progress,
+    progress: RunProgress,
     index: DuplicateIndex | None,
     outputs: _Outputs,
-) -> Progress:
+) -> RunProgress:
     """Write what was decided about a chunk."""
     row, funnel = progress.rows, progress.funnel
     for line, number, decision in zip(chunk.lines, chunk.numbers, decisions, strict=True):
@@ -128,7 +128,7 @@ def _taken(
             earlier=decision.earlier,
         )
         outputs.write(KEPT_FILE if decision.kept else DROPPED_FILE, whole, *decision.copies)
-    return Progress(chunk.end, row, outputs.flushed(), funnel)
+    return RunProgress(chunk.end, row, outputs.flushed(), funnel)
 
 
 def _unreadable(path: Path, number: int, error: str, line: bytes) -> bytes:

@@ -23,7 +23,7 @@ _CHUNK_ROWS = 512
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class FilePosition:
     """A place between two lines.
 
     Attributes:
@@ -50,10 +50,10 @@ class Chunk:
     path: Path
     lines: tuple[bytes, ...]
     numbers: tuple[int, ...]
-    end: Place
+    end: FilePosition
 
 
-def read_chunks(paths: Sequence[Path], begin: Place) -> Iterator[Chunk]:
+def read_chunks(paths: Sequence[Path], begin: FilePosition) -> Iterator[Chunk]:
     """All lines from ``begin`` on, about a megabyte at a time. A file that ends in ``.gz`` is unpacked.
 
     Raises:
@@ -62,7 +62,7 @@ def read_chunks(paths: Sequence[Path], begin: Place) -> Iterator[Chunk]:
     place = begin
     for number in range(begin.file, len(paths)):
         if number != place.file:
-            place = Place(number)
+            place = FilePosition(number)
         try:
             with _opened(paths[number]) as file:
                 file.seek(place.offset)
@@ -77,7 +77,7 @@ def _opened(path: Path) -> BinaryIO:
     return cast("BinaryIO", gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb")
 
 
-def _next_chunk(file: BinaryIO, path: Path, begin: Place) -> Chunk | None:
+def _next_chunk(file: BinaryIO, path: Path, begin: FilePosition) -> Chunk | None:
     lines: list[bytes] = []
     numbers: list[int] = []
     size = read = 0
@@ -92,7 +92,7 @@ def _next_chunk(file: BinaryIO, path: Path, begin: Place) -> Chunk | None:
             numbers.append(begin.line + read)
     if not read:
         return None
-    end = Place(begin.file, begin.offset + size, begin.line + read)
+    end = FilePosition(begin.file, begin.offset + size, begin.line + read)
     return Chunk(path, tuple(lines), tuple(numbers), end)
 
 
@@ -100,7 +100,7 @@ _CACHE_KIB = 32 * 1024
 
 
 @dataclass
-class Progress:
+class RunProgress:
     """What is done for good.
 
     Attributes:
@@ -109,7 +109,7 @@ class Progress:
         sizes: Bytes of each output file that belong to these rows.
     """
 
-    place: Place = field(default_factory=Place)
+    place: FilePosition = field(default_factory=FilePosition)
     rows: int = 0
     sizes: dict[str, int] = field(default_factory=dict)
     funnel: Funnel = field(default_factory=Funnel)
@@ -126,11 +126,11 @@ class Progress:
         )
 
     @classmethod
-    def parsed(cls, text: str, order: tuple[str, ...]) -> Progress:
+    def parsed(cls, text: str, order: tuple[str, ...]) -> RunProgress:
         """What :meth:`dumped` wrote."""
         data = json.loads(text)
         funnel = Funnel.from_json(data["funnel"], order)
-        return cls(Place(**data["place"]), data["rows"], data["sizes"], funnel)
+        return cls(FilePosition(**data["place"]), data["rows"], data["sizes"], funnel)
 
 
 class RunState:
@@ -176,7 +176,7 @@ class RunState:
     ) -> None:
         self.connection.close()  # what was not saved is rolled back
 
-    def progress(self) -> Progress:
+    def progress(self) -> RunProgress:
         """What was saved last; a fresh start if nothing was.
 
         Raises:
@@ -185,15 +185,15 @@ class RunState:
         try:
             row = self.connection.execute("SELECT value FROM progress").fetchone()
             if row is None:
-                return Progress(funnel=Funnel(order=self._order))
+                return RunProgress(funnel=Funnel(order=self._order))
             (found,) = self.connection.execute("PRAGMA quick_check(1)").fetchone()
         except sqlite3.DatabaseError as error:
             found = str(error)
         if found != "ok":
             raise self._damaged(found)
-        return Progress.parsed(row[0], self._order)
+        return RunProgress.parsed(row[0], self._order)
 
-    def save(self, progress: Progress) -> None:
+    def save(self, progress: RunProgress) -> None:
         """Make everything since the last call permanent."""
         self.connection.execute("INSERT OR REPLACE INTO progress VALUES (1, ?)", (progress.dumped(),))
         self.connection.execute("COMMIT")

@@ -11,12 +11,12 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from afm.models.reasoning import objects_in, without_reasoning
 from afm.trajectory.programs import call_form
 
-ReplyT = TypeVar("ReplyT", bound="Reply")
+ReplyT = TypeVar("ReplyT", bound="MemberReply")
 
 _SHOWN = 160
 
 
-class Grade(StrEnum):
+class ReflectionGrade(StrEnum):
     """A reflection's grade of one criterion."""
 
     GOOD = "good"
@@ -46,7 +46,7 @@ class Lenient(BaseModel):
         return {key: value for key, value in data.items() if value is not None or key in needed}
 
 
-class Reply(Lenient):
+class MemberReply(Lenient):
     """Any member's. ``thought`` is what it considered before it acted."""
 
     thought: str = ""
@@ -59,13 +59,13 @@ class SubTask(Lenient):
     agent: str = ""
 
 
-class Plan(Reply):
+class PlanReply(MemberReply):
     """The planner's: sub-tasks in order."""
 
     steps: list[Annotated[SubTask, BeforeValidator(_stepped)]] = Field(min_length=1)
 
 
-class Action(Reply):
+class ToolAgentReply(MemberReply):
     """A tool agent's: a tool call, or what it found when it needs none (any more)."""
 
     tool: str = ""
@@ -73,7 +73,7 @@ class Action(Reply):
     finding: str = ""
 
     @model_validator(mode="after")
-    def _check(self) -> Action:
+    def _check(self) -> ToolAgentReply:
         if not self.finding.strip() and not self.argument.strip():
             raise ValueError("expected either `tool` with `argument`, or `finding`")
         return self
@@ -87,11 +87,11 @@ class Action(Reply):
 class Judged(Lenient):
     """One criterion's grade and why."""
 
-    grade: Annotated[Grade, BeforeValidator(_lowered)]
+    grade: Annotated[ReflectionGrade, BeforeValidator(_lowered)]
     why: str = ""
 
 
-class Reflection(Reply):
+class Reflection(MemberReply):
     """The reflector's: three criteria (AFM, arXiv 2508.13167, section 3), what must change, and whether to answer."""
 
     information_conflict: Judged
@@ -104,17 +104,17 @@ class Reflection(Reply):
     def poor(self) -> bool:
         """Whether any criterion is: the team needs a new plan."""
         grades = (self.information_conflict, self.tool_effectiveness, self.trajectory_monitoring)
-        return any(judged.grade is Grade.POOR for judged in grades)
+        return any(judged.grade is ReflectionGrade.POOR for judged in grades)
 
 
-class Suggestion(Reply):
+class Suggestion(MemberReply):
     """The writer's: a final answer, and the facts that it rests on."""
 
     answer: str = Field(min_length=1)
     facts: str = ""
 
 
-class Check(Reply):
+class Check(MemberReply):
     """The verifier's: what was tested, a score from 1 (wrong) to 4 (certain), and what follows from it."""
 
     findings: str = Field(min_length=1)
@@ -144,7 +144,9 @@ def read_reply_as(kind: type[ReplyT], text: str) -> ReplyT:
             problem = _explained(error)
     if not replies:
         raise ValueError(problem)
-    if (call := next((one for one in replies if isinstance(one, Action) and one.calls), None)) is not None:
+    if (
+        call := next((one for one in replies if isinstance(one, ToolAgentReply) and one.calls), None)
+    ) is not None:
         return call
     if any(one != replies[0] for one in replies):
         raise ValueError(f"it holds {len(replies)} JSON objects that differ; expected the reply alone")
@@ -161,7 +163,7 @@ _CUT = "\n[... {count} characters left out ...]\n"
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class SubTaskFinding:
     """What came of a sub-task."""
 
     goal: str
@@ -197,7 +199,7 @@ class Memory:
     shown_results: int
     plan: tuple[SubTask, ...] = ()
     done: int = 0
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[SubTaskFinding] = field(default_factory=list)
     results: list[Result] = field(default_factory=list)
     criticism: list[str] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
@@ -215,7 +217,7 @@ class Memory:
     def found(self, goal: str, text: str) -> None:
         """Note what came of a sub-task; the same one twice counts once, with its last result."""
         self.findings = [finding for finding in self.findings if finding.goal != goal]
-        self.findings.append(Finding(goal, text))
+        self.findings.append(SubTaskFinding(goal, text))
 
     def view(self) -> dict[str, Any]:
         """Names for the templates."""

@@ -36,7 +36,7 @@ class EndpointSettings(Settings):
     timeout_s: float = Field(default=180.0, gt=0, le=86_400)
 
 
-class ModelSettings(Settings):
+class TeamModel(Settings):
     """One model of an endpoint.
 
     Attributes:
@@ -140,7 +140,7 @@ class TeamLimits(Settings):
     shown_chars: int = Field(default=6_000, ge=200)
 
 
-class BudgetSettings(Settings):
+class TeamBudget(Settings):
     """What the whole run may cost, interrupted earlier parts included; ``None`` for no limit."""
 
     usd: float | None = Field(default=None, ge=0, allow_inf_nan=False)
@@ -161,7 +161,7 @@ class TeamSettings(Settings):
     agent: str
     tools: Path
     endpoints: dict[str, EndpointSettings] = Field(min_length=1)
-    models: dict[str, ModelSettings] = Field(min_length=1)
+    models: dict[str, TeamModel] = Field(min_length=1)
     members: Members
     tool_agents: dict[str, ToolAgentSettings] = Field(min_length=1)
     roles: RoleMap
@@ -169,7 +169,7 @@ class TeamSettings(Settings):
     replan: Replan = Replan.PLAN
     accept_score: int = Field(default=3, ge=1, le=4)
     limits: TeamLimits = TeamLimits()
-    budget: BudgetSettings = BudgetSettings()
+    budget: TeamBudget = TeamBudget()
 
     @model_validator(mode="after")
     def _check(self) -> TeamSettings:
@@ -192,9 +192,9 @@ class TeamSettings(Settings):
 
 def check_models(
     endpoints: Mapping[str, EndpointSettings],
-    models: Mapping[str, ModelSettings],
+    models: Mapping[str, TeamModel],
     members: Mapping[str, MemberSettings],
-    budget: BudgetSettings,
+    budget: TeamBudget,
 ) -> None:
     """Refuse names that lead nowhere, and a budget in money without prices.
 

@@ -17,15 +17,15 @@ from afm.agents import AgentSpec, load_agent
 from afm.distill.merge import RoleMap
 from afm.distill.model_team.prompts import Prompt, filled, read_prompt
 from afm.distill.model_team.replies import (
-    Action,
     Check,
     Memory,
-    Plan,
+    PlanReply,
     Reflection,
     ReplyT,
     Result,
     SubTask,
     Suggestion,
+    ToolAgentReply,
     shortened,
 )
 from afm.distill.model_team.settings import Members, Reflect, Replan, TeamSettings, read_team
@@ -109,7 +109,7 @@ class ModelTeam:
             for tool in self.settings.tool_agents[agent].tools
         ]
 
-    def argument(self, agent: str, action: Action) -> str:
+    def argument(self, agent: str, action: ToolAgentReply) -> str:
         """The text that the tool is called with."""
         template = self.settings.tool_agents[agent].argument
         return filled(template, {"argument": action.argument}, f"{self._label}: tool_agents.{agent}.argument")
@@ -182,7 +182,7 @@ class _Attempt:
         if self._plans == self._limits.plans:
             raise _NoAnswerError(f"{self._plans} plans led to no answer: {self._memory.criticism[-1]}")
         self._plans += 1
-        plan = await self._ask(PLANNER, Plan, {})
+        plan = await self._ask(PLANNER, PlanReply, {})
         self._memory.start(tuple(plan.steps[: self._limits.steps]))
         self._unseen = 0
 
@@ -233,14 +233,14 @@ class _Attempt:
             self._found(agent, step, await self._act(agent, step, 0))
         return reflection
 
-    def _found(self, agent: str, step: SubTask, action: Action) -> None:
+    def _found(self, agent: str, step: SubTask, action: ToolAgentReply) -> None:
         self._memory.found(step.goal, self._plain(action.finding))
         self._think(agent, f"{action.thought.strip()} {action.finding.strip()}")
 
-    async def _act(self, agent: str, step: SubTask, left: int) -> Action:
+    async def _act(self, agent: str, step: SubTask, left: int) -> ToolAgentReply:
         own = self._team.settings.tool_agents[agent]
 
-        def problem(action: Action) -> str:
+        def problem(action: ToolAgentReply) -> str:
             if not action.calls:
                 return ""
             if not left:
@@ -252,9 +252,9 @@ class _Attempt:
             return ""
 
         view = {"goal": step.goal, "tools": self._team.tools_of(agent), "calls_left": left}
-        return await self._team.voices.ask(self._pen, agent, Action, self._view(view), problem)
+        return await self._team.voices.ask(self._pen, agent, ToolAgentReply, self._view(view), problem)
 
-    async def _call(self, agent: str, step: SubTask, action: Action) -> None:
+    async def _call(self, agent: str, step: SubTask, action: ToolAgentReply) -> None:
         """A tool call, with what the members will see of its result."""
         self._think(agent, action.thought)
         argument = self._team.argument(agent, action)

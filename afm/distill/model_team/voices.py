@@ -14,7 +14,7 @@ import httpx
 
 from afm.distill.model_team.prompts import Prompt
 from afm.distill.model_team.replies import ReplyT, read_reply_as
-from afm.distill.model_team.settings import BudgetSettings, EndpointSettings, MemberSettings, ModelSettings
+from afm.distill.model_team.settings import EndpointSettings, MemberSettings, TeamBudget, TeamModel
 from afm.distill.record import ESTIMATED, TOKENS, Recorder, Spent
 from afm.endpoints.chat import ChatEndpoint, ChatReply, UnusableReplyError, expected_tokens
 from afm.endpoints.connections import base_url
@@ -35,7 +35,7 @@ class Budget:
     cost less.
     """
 
-    limits: BudgetSettings
+    limits: TeamBudget
     _usd: float = 0.0
     _tokens: int = 0
     _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
@@ -103,12 +103,12 @@ class Speaking(Protocol):
         ...
 
     @property
-    def models(self) -> Mapping[str, ModelSettings]:
+    def models(self) -> Mapping[str, TeamModel]:
         """Models by name."""
         ...
 
     @property
-    def budget(self) -> BudgetSettings:
+    def budget(self) -> TeamBudget:
         """Of the whole run."""
         ...
 
@@ -124,7 +124,7 @@ class Speaking(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Server:
+class _ModelServer:
     settings: EndpointSettings
     chat: ChatEndpoint
     pace: Pace
@@ -209,8 +209,8 @@ class Voices:
         self,
         recorder: Recorder,
         member: str,
-        model: ModelSettings,
-        server: _Server,
+        model: TeamModel,
+        server: _ModelServer,
         body: Mapping[str, Any],
     ) -> ChatReply:
         prompt, completion = expected_tokens(body)
@@ -226,8 +226,8 @@ class Voices:
         self,
         recorder: Recorder,
         member: str,
-        model: ModelSettings,
-        server: _Server,
+        model: TeamModel,
+        server: _ModelServer,
         client: httpx.AsyncClient,
         body: Mapping[str, Any],
     ) -> ChatReply:
@@ -259,14 +259,14 @@ class Voices:
             raise TryAgainError(fault)
         return reply
 
-    def _name_of(self, key: str, model: ModelSettings) -> str:
+    def _name_of(self, key: str, model: TeamModel) -> str:
         name = model.name or self._default_name
         if name is None:
             raise ConfigError(f"models.{key}.name: missing; set it, or the variable TEACHER_MODEL_NAME")
         return name
 
 
-def _server(name: str, endpoint: EndpointSettings, default_url: str | None) -> _Server:
+def _server(name: str, endpoint: EndpointSettings, default_url: str | None) -> _ModelServer:
     url = endpoint.url or default_url
     if url is None:
         raise ConfigError(f"endpoints.{name}.url: missing; set it, or the variable TEACHER_BASE_URL")
@@ -277,10 +277,10 @@ def _server(name: str, endpoint: EndpointSettings, default_url: str | None) -> _
         max_parallel=endpoint.max_parallel,
         timeout_s=endpoint.timeout_s,
     )
-    return _Server(endpoint, chat, Pace(endpoint.requests_per_minute, endpoint.tokens_per_minute))
+    return _ModelServer(endpoint, chat, Pace(endpoint.requests_per_minute, endpoint.tokens_per_minute))
 
 
-def _request(name: str, model: ModelSettings, system: str, user: str) -> dict[str, Any]:
+def _request(name: str, model: TeamModel, system: str, user: str) -> dict[str, Any]:
     """System and user alone, in this order: servers whose chat template insists on turns accept it."""
     messages = [{"role": "system", "content": system}, {"role": "user", "content": user}]
     if not model.system_role:

@@ -2,26 +2,26 @@
 
 from afm.distill.queries.askers import (
     Answered,
-    Asker,
     ChatAsker,
     EpisodeAsker,
+    QuestionAsker,
     by_exact_match,
     by_reward,
     settings_digest,
 )
 from afm.distill.queries.select import QuerySummary, known_questions, question_key, select_queries
-from afm.distill.queries.settings import PRESETS, OnFailed, QueryConfig, QuerySettings
+from afm.distill.queries.settings import PRESETS, FailedQuestions, QueryConfig, QuerySettings
 
 __all__ = [
     "PRESETS",
     "Answered",
-    "Asker",
     "ChatAsker",
     "EpisodeAsker",
-    "OnFailed",
+    "FailedQuestions",
     "QueryConfig",
     "QuerySettings",
     "QuerySummary",
+    "QuestionAsker",
     "by_exact_match",
     "by_reward",
     "known_questions",

@@ -41,7 +41,7 @@ class Answered:
     stop: str
 
 
-class Asker(Protocol):
+class QuestionAsker(Protocol):
     """Takes samples."""
 
     @property

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Self
 
 from afm.datasets import Task
-from afm.distill.queries.askers import Answered, Asker, sample_seed
-from afm.distill.queries.settings import OnFailed, QuerySettings
+from afm.distill.queries.askers import Answered, QuestionAsker, sample_seed
+from afm.distill.queries.settings import FailedQuestions, QuerySettings
 from afm.errors import EngineError, RefusedError, RewardError, SandboxUnavailableError, ToolError
 from afm.runs.journal import Journal, read_rows
 
@@ -134,7 +134,12 @@ class Sampling:
     """
 
     def __init__(
-        self, asker: Asker, log: SampleLog, settings: QuerySettings, total: int, on_sample: OnSample | None
+        self,
+        asker: QuestionAsker,
+        log: SampleLog,
+        settings: QuerySettings,
+        total: int,
+        on_sample: OnSample | None,
     ) -> None:
         self.resumed = self.sampled = 0
         self.unjudged: dict[str, str] = {}
@@ -159,7 +164,7 @@ class Sampling:
         if not self._faults:
             return
         failing = [task for task in tasks if task.id in self._faults]
-        if self._settings.on_failed is OnFailed.ERROR or not self._own_faults(failing):
+        if self._settings.on_failed is FailedQuestions.ERROR or not self._own_faults(failing):
             raise self._incomplete()
         self._faults, self._in_a_row = {}, 0
         await self._pass(failing, tasks, min(_PARALLEL_AGAIN, self._settings.parallel), patient=False)

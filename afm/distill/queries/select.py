@@ -14,7 +14,7 @@ from typing import Any
 from afm.datasets import Task, read_tasks, write_tasks
 from afm.datasets.schema import question_of_prompt
 from afm.distill.filters.contamination import with_marks
-from afm.distill.queries.askers import Asker
+from afm.distill.queries.askers import QuestionAsker
 from afm.distill.queries.sampling import OnSample, SampleLog, Sampling
 from afm.distill.queries.settings import QuerySettings
 from afm.errors import DataError
@@ -61,7 +61,7 @@ class _Decision:
 
 async def select_queries(
     tasks: Sequence[Task],
-    asker: Asker,
+    asker: QuestionAsker,
     out: Path,
     settings: QuerySettings,
     *,

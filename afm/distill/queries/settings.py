@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from afm.errors import ConfigError
 
 
-class OnFailed(StrEnum):
+class FailedQuestions(StrEnum):
     """What a question leads to that cannot be sampled though others can."""
 
     DROP = "drop"
@@ -45,7 +45,7 @@ class QuerySettings(BaseModel):
     temperature: float = Field(default=1.0, ge=0, le=2)
     max_tokens: int | None = Field(default=2048, ge=1, le=1_000_000)
     failures_in_a_row: int = Field(default=20, ge=1)
-    on_failed: OnFailed = OnFailed.DROP
+    on_failed: FailedQuestions = FailedQuestions.DROP
 
     @property
     def most_right(self) -> int:

@@ -16,15 +16,15 @@ from afm.datasets import read_tasks
 from afm.datasets.encyclopaedia.growth import Growth
 from afm.distill import EventKind, read_events
 from afm.distill.expand import expand_corpus, groups, read_expansion, read_passages
-from afm.distill.expand.passages import Passage
+from afm.distill.expand.passages import SourcePassage
 from afm.distill.expand.team import Proposal, Solution, fault
 from afm.distill.model_team.replies import read_reply_as
 from afm.errors import ConfigError, DataError
 
 ROOT = Path(__file__).parents[3]
 CONFIG = ROOT / "configs/distill/expand.yaml"
-A = Passage(id="a", title="Ada Low", text="Ada Low was taught by Ben Ash. She liked tea.")
-B = Passage(id="b", title="Ben Ash", text="Ben Ash was born in 1701.")
+A = SourcePassage(id="a", title="Ada Low", text="Ada Low was taught by Ben Ash. She liked tea.")
+B = SourcePassage(id="b", title="Ben Ash", text="Ben Ash was born in 1701.")
 
 
 def proposal(**changed):

@@ -9,7 +9,7 @@ import pytest
 
 from afm.distill.filters import FilterPlan
 from afm.distill.filters.chain import decided
-from afm.distill.filters.state import Chunk, Place
+from afm.distill.filters.state import Chunk, FilePosition
 from afm.errors import EngineError
 from afm.trajectory.io import line_of_record
 
@@ -26,7 +26,7 @@ def chunk(row, number):
         row(f"{number}-2", queries=("one",)),
     ]
     lines = (*map(line_of_record, rows), b"{}\n")
-    return Chunk(Path("rows.jsonl"), lines, (1, 2, 3, 4), Place())
+    return Chunk(Path("rows.jsonl"), lines, (1, 2, 3, 4), FilePosition())
 
 
 def helpers():

@@ -2,13 +2,13 @@ import pytest
 
 from afm.distill.model_team.prompts import unfenced
 from afm.distill.model_team.replies import (
-    Action,
     Check,
     Memory,
-    Plan,
+    PlanReply,
     Reflection,
     Result,
     Suggestion,
+    ToolAgentReply,
     read_reply_as,
     shortened,
 )
@@ -44,7 +44,7 @@ def test_replies_that_differ_are_none_and_parts_of_another_are_not_looked_at():
 
 def test_a_call_counts_whatever_the_model_made_up_behind_it():
     text = '{"tool": "wiki_search", "argument": "mill"}\n\nObservation: In 1650.\n\n{"finding": "Built in 1650."}'
-    assert read_reply_as(Action, text) == Action(tool="wiki_search", argument="mill")
+    assert read_reply_as(ToolAgentReply, text) == ToolAgentReply(tool="wiki_search", argument="mill")
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_what_cannot_be_used_is_explained(text, problem):
 
 
 def test_steps_may_be_plain_texts_and_grades_of_any_case():
-    assert [step.goal for step in read_reply_as(Plan, '{"steps": ["one", {"goal": "two"}]}').steps] == [
+    assert [step.goal for step in read_reply_as(PlanReply, '{"steps": ["one", {"goal": "two"}]}').steps] == [
         "one",
         "two",
     ]
@@ -76,18 +76,18 @@ def test_numbers_stand_for_their_text_and_null_for_what_may_be_missing():
     assert read_reply_as(Suggestion, '{"thought": null, "answer": 1702, "facts": null}') == Suggestion(
         answer="1702"
     )
-    plan = read_reply_as(Plan, '{"thought": null, "steps": [{"goal": "one", "agent": null}]}')
+    plan = read_reply_as(PlanReply, '{"thought": null, "steps": [{"goal": "one", "agent": null}]}')
     assert plan.steps[0].agent == ""
-    assert read_reply_as(Action, '{"tool": "code", "argument": 42, "finding": null}').argument == "42"
+    assert read_reply_as(ToolAgentReply, '{"tool": "code", "argument": 42, "finding": null}').argument == "42"
     with pytest.raises(ValueError, match="answer: Input should be a valid string"):
         read_reply_as(Suggestion, '{"answer": null}')
 
 
 def test_an_action_calls_or_reports():
-    assert read_reply_as(Action, '{"tool": "t", "argument": "a"}').calls
-    assert not read_reply_as(Action, '{"finding": "f"}').calls
+    assert read_reply_as(ToolAgentReply, '{"tool": "t", "argument": "a"}').calls
+    assert not read_reply_as(ToolAgentReply, '{"finding": "f"}').calls
     with pytest.raises(ValueError, match="expected either"):
-        read_reply_as(Action, '{"tool": "t"}')
+        read_reply_as(ToolAgentReply, '{"tool": "t"}')
 
 
 def test_the_last_results_are_shown_whole_and_earlier_ones_by_their_calls():
