@@ -100,9 +100,9 @@ def read_calls(
         raise DataError("holds no model calls; expected the log of a gateway", path=str(path))
     last = dict(sorted(places))
     with Path(path).open("rb") as file:
-        for attempt, found in places.items():
+        for attempt, offsets in places.items():
             if not last_only or attempt[1] == last[attempt[0]]:
-                yield tuple(_restored(file, found, attempt, path, bad))
+                yield tuple(_restored(file, offsets, attempt, path, bad))
 
 
 def _places(path: Path, bad: BadLines | None) -> dict[Attempt, array[int]]:

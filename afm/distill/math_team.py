@@ -61,8 +61,8 @@ class Casting:
     @property
     def check(self) -> str:
         """The text role whose good grade lets the agent answer."""
-        found = checking_role(self.spec)
-        return self._only("a check of the answer", (found,) if found is not None else ())
+        role = checking_role(self.spec)
+        return self._only("a check of the answer", (role,) if role is not None else ())
 
     @property
     def proposal(self) -> str:
@@ -77,19 +77,19 @@ class Casting:
         return self._only("a reflection", tuple(tag for tag in behind if tag != self.proposal))
 
     def _before(self, targets: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(tag for tag, found in self.spec.transitions.items() if found == targets)
+        return tuple(tag for tag, followers in self.spec.transitions.items() if followers == targets)
 
     def _texts_after(self, source: str) -> tuple[str, ...]:
         targets = self.spec.transitions[source]
         return tuple(tag for tag in targets if self.spec.roles[tag].kind is RoleKind.TEXT)
 
-    def _only(self, what: str, found: tuple[str, ...]) -> str:
-        if len(found) != 1:
+    def _only(self, what: str, choices: tuple[str, ...]) -> str:
+        if len(choices) != 1:
             raise ConfigError(
                 f"agent {self.spec.name!r}: the {self.team} needs exactly one choice for {what}, "
-                f"got {list(found)}; use an agent like `{self.example}`"
+                f"got {list(choices)}; use an agent like `{self.example}`"
             )
-        return found[0]
+        return choices[0]
 
 
 PLANNER, CODER, CRITIC, WRITER = "planner", "coder", "critic", "writer"

@@ -53,11 +53,11 @@ class _HeldAttempt:
     def read(self, file: BinaryIO) -> tuple[Event, ...]:
         if self.events:
             return tuple(self.events)
-        found = []
+        events = []
         for place in self.places:
             file.seek(place)
-            found.append(Event.model_validate_json(file.readline()))
-        return tuple(found)
+            events.append(Event.model_validate_json(file.readline()))
+        return tuple(events)
 
 
 def final_attempts(path: str | Path) -> Iterator[tuple[Event, ...]]:
@@ -279,16 +279,16 @@ def _refusal(segments: tuple[Segment, ...], spec: AgentSpec) -> str:
 
 def _provenance(events: Sequence[Event], steps: Steps, task: Task) -> dict[str, Any]:
     """Which attempt and which events the steps come from, what was mended, and what it cost in money."""
-    found: dict[str, Any] = {
+    provenance: dict[str, Any] = {
         "attempt": events[0].attempt,
         "steps": steps.sources(),
         "extra_info": task.extra_info,
     }
     if steps.repairs:
-        found["repairs"] = {str(kind): count for kind, count in sorted(steps.repairs.items())}
+        provenance["repairs"] = {str(kind): count for kind, count in sorted(steps.repairs.items())}
     if cost_usd := sum(event.cost_usd for event in events):
-        found["cost_usd"] = round(cost_usd, 6)
-    return found
+        provenance["cost_usd"] = round(cost_usd, 6)
+    return provenance
 
 
 def _cost(events: Sequence[Event]) -> Cost:

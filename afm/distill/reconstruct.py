@@ -49,7 +49,7 @@ def merge_calls(
         }
     )
     rebuilt = Rebuilt(calls, spec, team)
-    events = [begun, *(found.event for found in calls)]
+    events = [begun, *(call.event for call in calls)]
     try:
         events += rebuilt.events()
     except DataError as error:
@@ -66,7 +66,7 @@ class Rebuilt:
     """The events of a team, rebuilt from the calls of one attempt."""
 
     def __init__(self, calls: Sequence[RecordedCall], spec: AgentSpec, team: TeamMap) -> None:
-        useful = [found for found in calls if found.event.ok and not team.ignores(found.event.agent)]
+        useful = [call for call in calls if call.event.ok and not team.ignores(call.event.agent)]
         self._thread = Thread(useful, team.observation)
         self._calls = self._thread.calls
         self._spec, self._team = spec, team
@@ -141,13 +141,13 @@ class Rebuilt:
         assert rule is not None
         answer = said.strip()
         if rule.pattern is not None:
-            found = re.search(rule.pattern, said)
-            if found is None:
+            match = re.search(rule.pattern, said)
+            if match is None:
                 raise DataError(
                     f"event {self._calls[place].event.id}: the answer's pattern is not found in the last message"
                 )
-            yield from self._message(place, said[: found.start()])
-            answer = found[1].strip()
+            yield from self._message(place, said[: match.start()])
+            answer = match[1].strip()
         yield _derived(self._calls[place].event, EventKind.FINAL, answer)
 
     def _use(self, place: int, use: ToolUse, *, alone: bool) -> Iterator[Event]:
@@ -202,8 +202,8 @@ class Rebuilt:
         self._thread.program(place, code)
         text, shown = self._thread.observation(place)
         for pattern in programs.results if programs.tool is None else ():
-            if found := re.search(pattern, text):
-                text = found[1].removesuffix("\n")  # of print
+            if match := re.search(pattern, text):
+                text = match[1].removesuffix("\n")  # of print
                 break
         yield from self._step(event, rule, argument, _picked(text, rule), shown)
 
@@ -229,7 +229,7 @@ class Rebuilt:
         rule = self._team.answer
         if rule is None or self._last_final >= 0:
             return -1
-        members = (found.event.agent for found in self._calls)
+        members = (call.event.agent for call in self._calls)
         places = (place for place, member in enumerate(members) if fnmatchcase(member, rule.agent))
         return max(places, default=-1)
 
@@ -279,10 +279,10 @@ def _argument(value: Any, rule: ToolRule) -> str:
 def _picked(text: str, rule: ToolRule) -> str:
     if rule.result is None:
         return text
-    found = re.search(rule.result, text)
-    if found is None:
+    match = re.search(rule.result, text)
+    if match is None:
         raise DataError(f"{rule.tool}: its `result` pattern finds nothing in {text[:80]!r}")
-    return found[1]
+    return match[1]
 
 
 def task_of(calls: Sequence[RecordedCall], tasks: Mapping[str, Task]) -> Task | None:
@@ -293,5 +293,5 @@ def task_of(calls: Sequence[RecordedCall], tasks: Mapping[str, Task]) -> Task | 
     messages = (message for message in calls[0].call.messages if isinstance(message, Mapping))
     sent = [message_text(message) for message in messages if message.get("role") == "user"]
     words = "\n".join(sent) or str(calls[0].call.prompt or "")
-    found = [task for task in tasks.values() if task.question in words]
-    return max(found, key=lambda task: len(task.question), default=None)
+    candidates = [task for task in tasks.values() if task.question in words]
+    return max(candidates, key=lambda task: len(task.question), default=None)

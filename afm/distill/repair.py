@@ -110,19 +110,19 @@ class Steps:
 
     def segments(self) -> tuple[Segment, ...]:
         """The trajectory by author."""
-        found: list[Segment] = []
+        pieces: list[Segment] = []
         steps: list[Step] = []
         for item in self._items:
             if not item.environment:
                 steps.append(Step(item.source.role, item.content))
                 continue
             if steps:
-                found.append(Segment(Author.AGENT, render(Trajectory(tuple(steps)))))
+                pieces.append(Segment(Author.AGENT, render(Trajectory(tuple(steps)))))
                 steps = []
-            found.append(Segment(Author.ENVIRONMENT, item.content))
+            pieces.append(Segment(Author.ENVIRONMENT, item.content))
         if steps:
-            found.append(Segment(Author.AGENT, render(Trajectory(tuple(steps)))))
-        return tuple(found)
+            pieces.append(Segment(Author.AGENT, render(Trajectory(tuple(steps)))))
+        return tuple(pieces)
 
     def _think(self, source: StepSource, content: str) -> None:
         if not content.strip():

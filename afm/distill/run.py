@@ -303,10 +303,10 @@ def settings_of(tasks: Sequence[Task], team: str, seed: int) -> dict[str, object
 
 
 def _digest(tasks: Sequence[Task]) -> str:
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for task in tasks:
-        found.update(task.model_dump_json().encode() + b"\n")
-    return found.hexdigest()[:16]
+        digest.update(task.model_dump_json().encode() + b"\n")
+    return digest.hexdigest()[:16]
 
 
 def settle(out: Path, settings: dict[str, object]) -> None:

@@ -152,9 +152,9 @@ class TeamMap(_Map):
         Raises:
             ConfigError: It is wrong, or names a role or a tool that the agent lacks.
         """
-        found = validated(cls, read_file(path, "team map"), str(path))
+        team_map = validated(cls, read_file(path, "team map"), str(path))
         try:
-            return found.checked(spec)
+            return team_map.checked(spec)
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from None
 

@@ -55,7 +55,7 @@ class Thread:
         self._observation = re.compile(observation)
         self.calls = tuple(calls)
         dropped = self._superseded()
-        self.calls = tuple(found for place, found in enumerate(calls) if place not in dropped)
+        self.calls = tuple(call for place, call in enumerate(calls) if place not in dropped)
         self.__dict__.pop("_continuations", None)
 
     def reply(self, place: int) -> Mapping[str, Any]:
@@ -98,11 +98,11 @@ class Thread:
         Raises:
             DataError: One has arguments that are no JSON.
         """
-        found = _uses(self.reply(place))
-        for use in found:
+        uses = _uses(self.reply(place))
+        for use in uses:
             if isinstance(use.arguments, DataError):
                 raise DataError(f"event {self.calls[place].event.id}: {use.arguments.message}")
-        return found
+        return uses
 
     def result(self, place: int, use: ToolUse, *, alone: bool) -> tuple[str, Event]:
         """What a tool call returned, word for word as a model was sent it, and the call that shows it first.
@@ -164,8 +164,8 @@ class Thread:
             raise self._fault(place, "no later call shows what came back")
         later, tail = self._continuations[place]
         for message in tail[1:]:
-            if message.get("role") == "user" and (found := self._observation.search(message_text(message))):
-                return found[1], later
+            if message.get("role") == "user" and (match := self._observation.search(message_text(message))):
+                return match[1], later
         raise self._fault(place, f"what came back is not marked as an observation (event {later.id})")
 
     def _shown(self, place: int, tail: Sequence[Mapping[str, Any]]) -> tuple[ToolUse, ...]:
@@ -226,8 +226,8 @@ class Thread:
                 for at, message in enumerate(messages):
                     if str(message.get("tool_call_id")) != use.id:
                         continue
-                    shown = [one for before in messages[:at] for one in _uses(before) if one.id == use.id]
-                    if any(one.query != use.query for one in shown):
+                    shown = [past for before in messages[:at] for past in _uses(before) if past.id == use.id]
+                    if any(past.query != use.query for past in shown):
                         raise self._changed(place, use.name)
                     return message_text(message), later.event
         raise self._fault(place, f"no later call shows what {use.name} returned")
@@ -236,10 +236,10 @@ class Thread:
     def _ids(self) -> Counter[str]:
         """How many replies, or calls of one reply, bear an id; an empty id is nobody's."""
         counts: Counter[str] = Counter()
-        for found in self.calls:
-            said = [Counter(use.id for use in _uses(choice)) for choice in _choices(found)]
-            for identity in {name for one in said for name in one} - {""}:
-                counts[identity] += max(one[identity] for one in said)
+        for call in self.calls:
+            said = [Counter(use.id for use in _uses(choice)) for choice in _choices(call)]
+            for identity in {name for counter in said for name in counter} - {""}:
+                counts[identity] += max(counter[identity] for counter in said)
         return counts
 
     def _changed(self, place: int, name: str) -> DataError:
@@ -294,8 +294,8 @@ class Thread:
 
     def _superseded(self) -> set[int]:
         same: defaultdict[str, list[int]] = defaultdict(list)
-        for place, found in enumerate(self.calls):
-            asked = [found.event.agent, found.call.prompt, found.call.messages]
+        for place, call in enumerate(self.calls):
+            asked = [call.event.agent, call.call.prompt, call.call.messages]
             same[json.dumps(asked, sort_keys=True, default=str)].append(place)
         dropped: set[int] = set()
         for places in same.values():
@@ -311,10 +311,10 @@ class Thread:
         return max((_likeness(choice, tail) for choice in _choices(self.calls[place])), default=0)
 
 
-def _choices(found: RecordedCall) -> list[Mapping[str, Any]]:
+def _choices(call: RecordedCall) -> list[Mapping[str, Any]]:
     """What a call was answered with, each choice as a message."""
     messages = []
-    for choice in found.call.choices:
+    for choice in call.call.choices:
         message, text = choice.get("message"), choice.get("text")
         if isinstance(message, Mapping):
             messages.append(message)

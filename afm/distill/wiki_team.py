@@ -203,10 +203,10 @@ class _CheckedTask:
         if memory:
             self._from_memory()
             return
-        found = await self._look_up(repeated=repeated, reflected=reflected)
-        if found is None:
+        reading = await self._look_up(repeated=repeated, reflected=reflected)
+        if reading is None:
             return
-        passage, name, fact = found
+        passage, name, fact = reading
         read = self._misread(passage, name, fact) if misread else fact
         self._say(LEADER, read.sentence)
         if unchecked:
@@ -278,16 +278,16 @@ class _CheckedTask:
 
     def _misread(self, passage: str, name: str, fact: Fact) -> Fact:
         """Another fact of the passage; the same when it tells no other."""
-        told = [other for asked in _ASKS if (other := find_fact(passage, asked, name)) is not None]
-        others = [other for other in told if other.gives != fact.gives]
+        facts = [other for asked in _ASKS if (other := find_fact(passage, asked, name)) is not None]
+        others = [other for other in facts if other.gives != fact.gives]
         return self._rng.choice(others) if others else fact
 
     def _propose(self, read: Fact) -> None:
         self._say(PROPOSER, _written(read.gives))
 
-    def _check(self, told: Fact, score: int) -> None:
+    def _check(self, fact: Fact, score: int) -> None:
         """The checker reads the line again and grades."""
-        self._say(LEADER, told.sentence)
+        self._say(LEADER, fact.sentence)
         self._say(CHECKER, f"Score: {score}")
 
     def _answer(self, read: Fact) -> None:

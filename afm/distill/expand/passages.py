@@ -87,13 +87,13 @@ def _side_by_side(
 
 def _mentioned(text: str, titles: Mapping[str, SourcePassage]) -> list[str]:
     """Titles that stand in a text word for word, in the order of the text."""
-    words = [(found.start(), found.end()) for found in _WORD.finditer(text)]
-    found: dict[str, None] = {}
+    words = [(match.start(), match.end()) for match in _WORD.finditer(text)]
+    mentions: dict[str, None] = {}
     for place, (start, _) in enumerate(words):
         for _, end in words[place : place + _LONGEST_TITLE]:
             if text[start:end] in titles:
-                found[text[start:end]] = None
-    return list(found)
+                mentions[text[start:end]] = None
+    return list(mentions)
 
 
 def _passage(row: object, path: Path, line: int) -> SourcePassage:

@@ -163,9 +163,9 @@ def _task(
     number: int, group: tuple[SourcePassage, ...], growth: Growth, seed: int, settings: ExpandSettings
 ) -> Task:
     passages = [passage.model_dump() for passage in group]
-    told = [text for passage in group for text in (passage.id, passage.title)]
+    identity = [text for passage in group for text in (passage.id, passage.title)]
     return Task(
-        id=f"{settings.name}-{growth}-{len(group)}-{seed}-{number:06d}-{_digest(*told)}",
+        id=f"{settings.name}-{growth}-{len(group)}-{seed}-{number:06d}-{_digest(*identity)}",
         question=" / ".join(row["title"] for row in passages),
         data_source=settings.data_source,
         extra_info={"growth": growth.value, "passages": passages},

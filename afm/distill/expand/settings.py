@@ -58,8 +58,8 @@ class ExpandSettings(Settings):
     @property
     def all_members(self) -> dict[str, MemberSettings]:
         """Everybody by name."""
-        found = {name: getattr(self.members, name) for name in ExpandMembers.model_fields}
-        return {name: member for name, member in found.items() if member is not None}
+        members = {name: getattr(self.members, name) for name in ExpandMembers.model_fields}
+        return {name: member for name, member in members.items() if member is not None}
 
 
 def read_expansion(path: Path, overrides: Sequence[str] = ()) -> ExpandSettings:

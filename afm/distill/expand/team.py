@@ -89,9 +89,9 @@ class ExpandTeam:
     @property
     def name(self) -> str:
         """Identifies the settings that matter, in logs and manifests."""
-        told = self._settings.model_dump(mode="json", exclude={"endpoints", "budget", "members"})
-        told["prompts"] = {name: prompt.file.model_dump() for name, prompt in self._prompts.items()}
-        digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:8]
+        content = self._settings.model_dump(mode="json", exclude={"endpoints", "budget", "members"})
+        content["prompts"] = {name: prompt.file.model_dump() for name, prompt in self._prompts.items()}
+        digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
         return f"{self._settings.name}@{digest}"
 
     async def solve(self, recorder: Recorder) -> None:
@@ -133,9 +133,9 @@ class ExpandTeam:
         made = GroupOutcome(
             question=proposal.question, answer=proposal.answer, evidence=tuple(proposal.evidence)
         )
-        found = await self._solved(recorder, proposal.question, passages)
-        if not same(found, proposal.answer):
-            return _rejected(made, f"the solver found {found[:_SHOWN]!r} in the passages")
+        answer = await self._solved(recorder, proposal.question, passages)
+        if not same(answer, proposal.answer):
+            return _rejected(made, f"the solver found {answer[:_SHOWN]!r} in the passages")
         if same(await self._solved(recorder, proposal.question, ()), proposal.answer):
             return _rejected(made, "the solver knows the answer without any passage")
         for number in range(len(passages)):
@@ -168,9 +168,9 @@ def fault(proposal: Proposal, passages: Sequence[SourcePassage]) -> str:
     return ""
 
 
-def same(one: str, other: str) -> bool:
+def same(first: str, other: str) -> bool:
     """Whether two answers are equal by exact match."""
-    return bool(normalised(one)) and normalised(one) == normalised(other)
+    return bool(normalised(first)) and normalised(first) == normalised(other)
 
 
 def _rejected(made: GroupOutcome, reason: str) -> GroupOutcome:

@@ -83,7 +83,7 @@ class FilterChain:
         waiting = [row for row in decided if isinstance(row, _StagedRow)]
         if waiting:
             self._runner.run(self._all_ended(waiting))
-        return [self._decision(found) if isinstance(found, _StagedRow) else found for found in decided]
+        return [self._decision(entry) if isinstance(entry, _StagedRow) else entry for entry in decided]
 
     def close(self) -> None:
         """Free what the stages hold."""
@@ -109,10 +109,10 @@ class FilterChain:
                 stage, apply = self._stages[row.at], self._at_once[row.at]
                 if isinstance(stage, Signer):
                     row.signature = stage.signature(row.record)
-                elif (found := None if apply is None else apply(row.record)) is None:
+                elif (checked := None if apply is None else apply(row.record)) is None:
                     return False
                 else:
-                    row.record = found
+                    row.record = checked
                 row.at += 1
         except DataError as error:
             row.error = error.message
@@ -276,9 +276,9 @@ class _Queue:
     def __bool__(self) -> bool:
         return bool(self._waiting)
 
-    def add(self, chunk: Chunk, found: Future[list[Decision]] | list[Decision]) -> None:
+    def add(self, chunk: Chunk, decisions: Future[list[Decision]] | list[Decision]) -> None:
         """A chunk that is decided on, here or elsewhere."""
-        self._waiting.append((chunk, found))
+        self._waiting.append((chunk, decisions))
 
     def has_room(self) -> bool:
         """Whether helpers are there and one of them might wait for work."""
@@ -288,16 +288,16 @@ class _Queue:
         """Whether the first chunk is done, or so many wait behind it that nothing else may be begun."""
         if not self._waiting:
             return False
-        found = self._waiting[0][1]
-        return isinstance(found, list) or found.done() or len(self._waiting) > 2 * self._room
+        decisions = self._waiting[0][1]
+        return isinstance(decisions, list) or decisions.done() or len(self._waiting) > 2 * self._room
 
     def taken(self) -> Decided:
         """The first chunk, as soon as it is done."""
-        chunk, found = self._waiting.popleft()
-        return chunk, found if isinstance(found, list) else found.result()
+        chunk, decisions = self._waiting.popleft()
+        return chunk, decisions if isinstance(decisions, list) else decisions.result()
 
     def _under_way(self) -> int:
-        return sum(isinstance(found, Future) and not found.done() for _, found in self._waiting)
+        return sum(isinstance(decisions, Future) and not decisions.done() for _, decisions in self._waiting)
 
 
 _chain: list[FilterChain] = []

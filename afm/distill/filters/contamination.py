@@ -78,25 +78,25 @@ def with_marks(text: str) -> str:
         text = unicodedata.normalize("NFKC", readable(text)).translate(_SAME)
     if _ANY.search(text) is None:
         return text
-    formulas = [found.span() for found in _FORMULA.finditer(text)]
+    formulas = [match.span() for match in _FORMULA.finditer(text)]
     starts = [start for start, _ in formulas]
 
-    def mark(found: re.Match[str]) -> str:
-        signs = found[0]
+    def mark(match: re.Match[str]) -> str:
+        signs = match[0]
         if set(signs) == {"-"} and len(signs) <= _LONGEST:
             signs = "-"
-        place = bisect_right(starts, found.start()) - 1
-        inside = place >= 0 and found.start() < formulas[place][1]
-        if len(signs) <= _LONGEST and (inside or _matters(text, found)):
+        place = bisect_right(starts, match.start()) - 1
+        inside = place >= 0 and match.start() < formulas[place][1]
+        if len(signs) <= _LONGEST and (inside or _matters(text, match)):
             return "".join(_MARK_OF_SIGN[sign] for sign in signs)
-        return found[0]
+        return match[0]
 
     return _SIGNS.sub(mark, text)
 
 
-def _matters(text: str, found: re.Match[str]) -> bool:
+def _matters(text: str, match: re.Match[str]) -> bool:
     """Whether signs outside of formulas make a difference."""
-    start, end, signs = found.start(), found.end(), found[0]
+    start, end, signs = match.start(), match.end(), match[0]
     if signs == ".":
         return True
     before, after = text[max(0, start - _NEAR) : start], text[end : end + _NEAR]
@@ -215,11 +215,11 @@ def _words(text: str) -> list[str]:
     if text.isascii() or _MARK.search(text) is None:
         return _WORD.findall(text)
     words, signs = list[str](), ""
-    for found in _WORD_OR_MARK.findall(text):
-        if _MARK.match(found):
-            signs += found
+    for token in _WORD_OR_MARK.findall(text):
+        if _MARK.match(token):
+            signs += token
         else:
-            words.append(signs + found)
+            words.append(signs + token)
             signs = ""
     return [*words[:-1], words[-1] + signs] if words else [signs]
 

@@ -94,8 +94,8 @@ class _WordHashes(dict[str, int]):
     def __missing__(self, word: str) -> int:
         if len(self) >= self._most:
             self.clear()
-        found = self[word] = zlib.crc32(word.encode())
-        return found
+        code = self[word] = zlib.crc32(word.encode())
+        return code
 
 
 class Signer:
@@ -254,17 +254,17 @@ class DuplicateIndex:
                 yield identity, _similarity(grams, other)
 
 
-def _similarity(one: bytes, other: bytes) -> float:
+def _similarity(first: bytes, other: bytes) -> float:
     """Jaccard similarity of two sketches: of all n-grams, or of the ``_SKETCH`` smallest of both where one is not whole.
 
     The latter is the bottom-k estimate (Cohen and Kaplan 2007).
     """
     import numpy as np
 
-    both = np.sort(np.frombuffer(one + other, "<u4"), kind="stable")
+    both = np.sort(np.frombuffer(first + other, "<u4"), kind="stable")
     again = both[1:] == both[:-1]
     common, distinct = int(again.sum()), len(both) - int(again.sum())
-    if max(len(one), len(other)) < _SKETCH * _GRAM_BYTES:
+    if max(len(first), len(other)) < _SKETCH * _GRAM_BYTES:
         return common / distinct
     seen = np.arange(2, len(both) + 1) - np.cumsum(again)  # different ones up to each but the first
     return int(again[seen <= _SKETCH].sum()) / min(distinct, _SKETCH)

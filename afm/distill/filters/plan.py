@@ -66,8 +66,8 @@ class StageSettings(FilterSettings):
     @property
     def settings(self) -> FilterSettings:
         """Its settings."""
-        found: FilterSettings = getattr(self, self.name)
-        return found
+        settings: FilterSettings = getattr(self, self.name)
+        return settings
 
     def _given(self) -> list[str]:
         return [name for name in type(self).model_fields if getattr(self, name) is not None]
@@ -105,14 +105,14 @@ class FilterPlan(FilterSettings):
         """The plan with more evaluation sets for ``contamination``, which is added at its front if it is missing."""
         if not tasks:
             return self
-        stages, found = [], False
+        stages, present = [], False
         for stage in self.stages:
             if stage.contamination is not None:
                 more = {"tasks": (*stage.contamination.tasks, *tasks)}
                 stage = StageSettings(contamination=stage.contamination.model_copy(update=more))
-                found = True
+                present = True
             stages.append(stage)
-        if not found:
+        if not present:
             stages.insert(0, StageSettings(contamination=ContaminationSettings(tasks=tuple(tasks))))
         return self.model_copy(update={"stages": tuple(stages)})
 
@@ -180,5 +180,5 @@ def _anchor(data: dict[str, Any], folder: Path) -> None:
 
 def _anchored(value: Any, folder: Path) -> Any:
     if isinstance(value, list):
-        return [_anchored(one, folder) for one in value]
+        return [_anchored(item, folder) for item in value]
     return str(folder / value) if isinstance(value, str) else value

@@ -52,9 +52,9 @@ class QualityFilter:
 
     async def check(self, record: Record) -> Record:
         """Judge the trajectory. An abstaining reward drops it, since nobody vouches for it."""
-        found = self.apply(record)
-        if found is not None:
-            return found
+        judged = self.apply(record)
+        if judged is not None:
+            return judged
         verdict = await self._judge(record)
         return self._decided(record.model_copy(update={"verdict": verdict}), verdict)
 

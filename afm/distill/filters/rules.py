@@ -125,9 +125,9 @@ class LengthSettings(FilterSettings):
         return self
 
 
-def tokenizer_file(given: Path) -> Path:
+def tokenizer_file(path: Path) -> Path:
     """The file that the setting ``tokenizer`` means."""
-    return given / "tokenizer.json" if given.is_dir() else given
+    return path / "tokenizer.json" if path.is_dir() else path
 
 
 @dataclass(frozen=True)

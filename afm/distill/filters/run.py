@@ -157,10 +157,10 @@ class _Outputs:
     def __enter__(self) -> _Outputs:
         for name, size in self._sizes.items():
             file = self._stack.enter_context((self._folder / name).open("a+b"))
-            found = file.seek(0, os.SEEK_END)
-            if found < size:
+            length = file.seek(0, os.SEEK_END)
+            if length < size:
                 raise ConfigError(
-                    f"{self._folder / name}: {found} bytes, expected at least {size} from the interrupted run; "
+                    f"{self._folder / name}: {length} bytes, expected at least {size} from the interrupted run; "
                     "remove the folder and start again"
                 )
             if size and os.pread(file.fileno(), 1, size - 1) != b"\n":
@@ -201,7 +201,9 @@ def _settings(inputs: Sequence[tuple[Path, str]], plan: FilterPlan, spec: AgentS
     tasks = [path for stage in plan.stages if stage.contamination for path in stage.contamination.tasks]
     rewards = [stage.quality.reward for stage in plan.stages if stage.quality and stage.quality.reward]
     tokenizers = [
-        tokenizer_file(given) for stage in plan.stages if stage.length and (given := stage.length.tokenizer)
+        tokenizer_file(tokenizer)
+        for stage in plan.stages
+        if stage.length and (tokenizer := stage.length.tokenizer)
     ]
     return {
         "inputs": [{"path": str(path.resolve()), "sha256": digest} for path, digest in inputs],

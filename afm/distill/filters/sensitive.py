@@ -108,7 +108,7 @@ class SensitiveFilter(Rule):
     def reason(self, record: Record) -> str:
         """What was found first, where masking is not asked for."""
         return self._outside(record) or next(
-            (f"{one.kind} in {self._shown(one.role)}" for one in self._findings(record)), ""
+            (f"{finding.kind} in {self._shown(finding.role)}" for finding in self._findings(record)), ""
         )
 
     def apply(self, record: Record) -> Record:
@@ -118,7 +118,7 @@ class SensitiveFilter(Rule):
         if reason := self._outside(record):
             return dropped(record, f"{self.name}: {reason}")
         findings = list(self._findings(record))
-        fixed = next((one for one in findings if one.role not in self._maskable), None)
+        fixed = next((finding for finding in findings if finding.role not in self._maskable), None)
         if fixed is not None:
             return dropped(
                 record, f"{self.name}: {fixed.kind} in {self._shown(fixed.role)}, which stays as it is"
@@ -175,14 +175,14 @@ class SensitiveFilter(Rule):
         segments, position = [], 0
         for segment in record.segments:
             stop = position + len(segment.text)
-            own = [one for one in findings if position <= one.start and one.end <= stop]
+            own = [finding for finding in findings if position <= finding.start and finding.end <= stop]
             if segment.author is Author.AGENT and own:
                 segment = TextSegment(author=segment.author, text=_replaced(segment.text, own, position))
             segments.append(segment)
             position = stop
         counts: dict[str, int] = {}
-        for one in findings:
-            counts[one.kind] = counts.get(one.kind, 0) + 1
+        for finding in findings:
+            counts[finding.kind] = counts.get(finding.kind, 0) + 1
         return record.model_copy(
             update={
                 "segments": tuple(segments),
@@ -196,10 +196,10 @@ class SensitiveFilter(Rule):
 
 def _replaced(text: str, findings: Sequence[_Finding], offset: int) -> str:
     parts, done = [], 0
-    for one in findings:
-        start, end = one.start - offset, one.end - offset
+    for finding in findings:
+        start, end = finding.start - offset, finding.end - offset
         if start >= done:  # of findings over each other the first stands for all
-            parts += [text[done:start], f"[{one.kind}]"]
+            parts += [text[done:start], f"[{finding.kind}]"]
         done = max(done, end)
     return "".join((*parts, text[done:]))
 

@@ -186,11 +186,11 @@ class RunState:
             row = self.connection.execute("SELECT value FROM progress").fetchone()
             if row is None:
                 return RunProgress(funnel=Funnel(order=self._order))
-            (found,) = self.connection.execute("PRAGMA quick_check(1)").fetchone()
+            (result,) = self.connection.execute("PRAGMA quick_check(1)").fetchone()
         except sqlite3.DatabaseError as error:
-            found = str(error)
-        if found != "ok":
-            raise self._damaged(found)
+            result = str(error)
+        if result != "ok":
+            raise self._damaged(result)
         return RunProgress.parsed(row[0], self._order)
 
     def save(self, progress: RunProgress) -> None:

@@ -145,10 +145,13 @@ def read_reply_as(kind: type[ReplyT], text: str) -> ReplyT:
     if not replies:
         raise ValueError(problem)
     if (
-        call := next((one for one in replies if isinstance(one, ToolAgentReply) and one.calls), None)
+        call := next(
+            (candidate for candidate in replies if isinstance(candidate, ToolAgentReply) and candidate.calls),
+            None,
+        )
     ) is not None:
         return call
-    if any(one != replies[0] for one in replies):
+    if any(candidate != replies[0] for candidate in replies):
         raise ValueError(f"it holds {len(replies)} JSON objects that differ; expected the reply alone")
     return replies[0]
 

@@ -303,11 +303,11 @@ class _Attempt:
 
 def _digest(settings: TeamSettings, prompts: Mapping[str, Prompt]) -> str:
     """Of what the team's work depends on; addresses, rates and budget may change on the way."""
-    told = settings.model_dump(mode="json", exclude={"endpoints", "budget", "tools"})
-    for member in (*told["members"].values(), *told["tool_agents"].values()):
+    content = settings.model_dump(mode="json", exclude={"endpoints", "budget", "tools"})
+    for member in (*content["members"].values(), *content["tool_agents"].values()):
         del member["prompt"]
-    told["prompts"] = {name: prompt.file.model_dump() for name, prompt in prompts.items()}
-    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:8]
+    content["prompts"] = {name: prompt.file.model_dump() for name, prompt in prompts.items()}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
 
 
 def load_team(path: str | Path, spec: AgentSpec | None = None, overrides: Sequence[str] = ()) -> ModelTeam:

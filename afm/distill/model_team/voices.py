@@ -171,8 +171,8 @@ class Voices:
         prompt, complaint = self._prompts[member], ""
         system, user = prompt.system(view), prompt.user(view)
         for _ in range(self._team.asks):
-            told = user + (_AGAIN.format(problem=complaint) if complaint else "")
-            text = await self._said(recorder, member, system, told)
+            message = user + (_AGAIN.format(problem=complaint) if complaint else "")
+            text = await self._said(recorder, member, system, message)
             try:
                 reply = read_reply_as(kind, text)
             except ValueError as error:

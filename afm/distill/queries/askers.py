@@ -201,8 +201,8 @@ async def by_exact_match(spec: AgentSpec, task: Task, segments: tuple[Segment, .
         accepted = {comparable(text) for text in gold_answers(task.ground_truth)}
     except DataError as error:
         raise RewardError(error.message) from None
-    given = answers(segments, spec) or _bare(segments)
-    return bool(given) and all(comparable(text) in accepted for text in given)
+    texts = answers(segments, spec) or _bare(segments)
+    return bool(texts) and all(comparable(text) in accepted for text in texts)
 
 
 def _bare(segments: tuple[Segment, ...]) -> tuple[str, ...]:
@@ -242,7 +242,7 @@ def settings_digest(settings: Any) -> str:
 
 def _without_addresses(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {key: _without_addresses(one) for key, one in value.items() if key not in ("url", "urls")}
+        return {key: _without_addresses(item) for key, item in value.items() if key not in ("url", "urls")}
     return list(map(_without_addresses, value)) if isinstance(value, list | tuple) else value
 
 

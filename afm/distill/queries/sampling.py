@@ -272,8 +272,8 @@ class Sampling:
         there, names = self.resumed + self.sampled, sorted(self._faults)
         failed = sum(fault.samples for fault in self._faults.values())
         more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-        told = f" (of {', '.join(map(repr, names[:_NAMED]))}{more})" if names else ""
+        examples = f" (of {', '.join(map(repr, names[:_NAMED]))}{more})" if names else ""
         return EngineError(
-            f"{self._total - there} of {self._total} samples are missing, {failed} of them failed{told}; the last: "
+            f"{self._total - there} of {self._total} samples are missing, {failed} of them failed{examples}; the last: "
             f"{self._last}. Remove the cause and run the same command again: the samples that are there are kept"
         )

@@ -168,7 +168,7 @@ def _written(
     facts: Mapping[str, Any],
 ) -> QuerySummary:
     kept = [_with_rate(decision, settings) for decision in decisions if not decision.reason]
-    reasons = Counter(one.reason.partition(":")[0] for one in decisions if one.reason)
+    reasons = Counter(entry.reason.partition(":")[0] for entry in decisions if entry.reason)
     with replacing(out / DROPPED_FILE) as temporary, temporary.open("w", encoding="utf-8") as file:
         for decision in decisions:
             if decision.reason:
@@ -182,7 +182,7 @@ def _written(
         dropped=dict(reasons),
         kept_by_source=dict(Counter(task.data_source for task in kept)),
         rates=dict(
-            sorted(Counter(_rate(one, settings) for one in decisions if one.right is not None).items())
+            sorted(Counter(_rate(entry, settings) for entry in decisions if entry.right is not None).items())
         ),
         settings=settings.model_dump(),
         sampled_with=dict(facts),
