@@ -31,12 +31,14 @@ class ChatReply:
         text: What the model said.
         prompt_tokens, completion_tokens: As the server reports them; ``None`` when it does not.
         total_tokens: The same; some servers report nothing else.
+        calls: Name and arguments of each tool call, where the request offered tools.
     """
 
     text: str
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     total_tokens: int | None = None
+    calls: tuple[tuple[str, str], ...] = ()
 
 
 class UnusableReplyError(TryAgainError):
@@ -98,7 +100,7 @@ class ChatEndpoint:
             TryAgainError: It failed in a way that may pass by itself, or the reply is incomplete.
             RefusedError: The server refused.
         """
-        return read_reply(await self._posted(client, body))
+        return read_reply(await self._posted(client, body), with_tools="tools" in body)
 
     async def close(self) -> None:
         """Close the connections of this event loop."""
@@ -135,8 +137,8 @@ def expected_tokens(body: Mapping[str, Any]) -> tuple[int, int]:
     return prompt, int(body.get("max_tokens") or body.get("max_completion_tokens") or 0)
 
 
-def read_reply(body: bytes) -> ChatReply:
-    """The text of a complete reply, and the tokens used if the server tells.
+def read_reply(body: bytes, *, with_tools: bool = False) -> ChatReply:
+    """The text of a complete reply, its tool calls where tools were offered, and the tokens used if the server reports them.
 
     Raises:
         TryAgainError: There is no complete reply of an assistant.
@@ -145,18 +147,31 @@ def read_reply(body: bytes) -> ChatReply:
         data = json.loads(body)
         [choice] = data["choices"]
         message, finish = choice["message"], choice.get("finish_reason")
-        text, role = message["content"], message.get("role", "assistant")
+        text = message.get("content") if with_tools else message["content"]
+        role = message.get("role", "assistant")
         usage = data.get("usage") or {}
-        tokens = [_tokens(usage.get(f"{kind}_tokens")) for kind in ("prompt", "completion", "total")]
+        prompt, completion, total = (
+            _tokens(usage.get(f"{kind}_tokens")) for kind in ("prompt", "completion", "total")
+        )
+        calls = tuple(_call(item) for item in message.get("tool_calls") or ()) if with_tools else ()
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise TryAgainError("the answer is no chat completion") from None
-    reply = ChatReply(whole_characters(text) if isinstance(text, str) else "", *tokens)
+    reply = ChatReply(
+        whole_characters(text) if isinstance(text, str) else "", prompt, completion, total, calls
+    )
     if role != "assistant":
         raise UnusableReplyError(f"the reply is of the role {str(role)[:40]!r}, expected 'assistant'", reply)
+    if calls and finish in ("tool_calls", "stop", None):
+        return reply
     if not isinstance(text, str) or finish not in ("stop", None):
         reason = f"the reply is incomplete (finish reason {str(finish)[:40]!r})"
         raise UnusableReplyError(reason, reply, str(finish)[:40])
     return reply
+
+
+def _call(item: Mapping[str, Any]) -> tuple[str, str]:
+    function = item["function"]
+    return str(function["name"]), whole_characters(str(function["arguments"]))
 
 
 def _tokens(count: Any) -> int | None:
