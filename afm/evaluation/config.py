@@ -34,6 +34,7 @@ from afm.evaluation.settings import (
     SamplingSettings,
     TeamChoice,
 )
+from afm.models.tool_calls import ToolCalls
 from afm.rollout.published import PublishedProtocol, check_agent
 from afm.rollout.routes import AgentRoute, AgentRoutes, Route, Routes, anchor_routes, routes_of
 
@@ -144,6 +145,22 @@ class EvalConfig(Settings):
         if self.team is not None and of_models:
             raise ValueError(
                 "without_tools, unseen_tools, keep_tokens and protocol are for a model, not for a team"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _what_chat_endpoints_can_do(self) -> EvalConfig:
+        if self.model is None or self.model.chat is None:
+            return self
+        if self.keep_tokens:
+            raise ValueError("no keep_tokens with model.chat: a chat endpoint shows no token ids")
+        if self.sampling.top_k:
+            raise ValueError(
+                "no sampling.top_k with model.chat: chat completions lack it; if the server knows it, give model.request.top_k"
+            )
+        if self.agents and self.model.chat is ToolCalls.NATIVE:
+            raise ValueError(
+                "model.chat=tags where rows choose their agent; model.chat=native offers the tools of one agent"
             )
         return self
 

@@ -54,7 +54,8 @@ def _folder(folder: Path, report: Report) -> int | None:
 
 def _served(config: EvalConfig, report: Report) -> int | None:
     """The context that the server tells."""
-    report.add(*_tokenizer(config))
+    if config.answering.chat is None:
+        report.add(*_tokenizer(config))
     secret = load_settings().afm_model_api_key
     key = secret.get_secret_value() if secret is not None else None
     served = served_by_all(addresses(config.answering.path), key)

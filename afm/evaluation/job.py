@@ -299,7 +299,16 @@ def open_model(config: EvalConfig) -> TokenModel:
         threads=settings.threads,
         max_batch=config.parallel if settings.folder is None else settings.max_batch,
         seed=config.seed,
+        chat=settings.chat,
+        request=settings.request,
+        tool_roles=_tool_purposes(config) if settings.chat is not None else None,
     )
+
+
+def _tool_purposes(config: EvalConfig) -> dict[str, str]:
+    """Tag and description of each tool role, for an endpoint's own tool calls."""
+    spec = config.routes().first.declared
+    return {tag: f"{spec.roles[tag].purpose} {spec.roles[tag].format}".strip() for tag in spec.tool_roles}
 
 
 def sources_of(config: EvalConfig) -> Sources:

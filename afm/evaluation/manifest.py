@@ -144,12 +144,14 @@ def make_manifest(
     prompt: PromptSource | None = None,
     protocol: PublishedProtocol | None = None,
     row_agents: RowAgents | None = None,
+    token_exact: bool = True,
 ) -> Manifest:
     """Describe a run that is about to begin.
 
     Args:
         original: The agent that ``spec`` is without its tools.
         row_agents: Where rows choose their agent; ``spec`` is then the first.
+        token_exact: Whether the model's token ids are known.
     """
     tasks = list(tasks)
     count, checksum = data_checksum(tasks)
@@ -160,7 +162,8 @@ def make_manifest(
     settings = {
         "agent": agent,
         "model": {"name": model_name, "digest": digest}
-        | ({} if sources.team is None else {"team": sources.team}),
+        | ({} if sources.team is None else {"team": sources.team})
+        | ({} if token_exact else {"token_exact": False}),
         "tools": sources.tools,
         "reward": sources.reward,
         "data": {"tasks": count, "sha256": checksum},

@@ -136,6 +136,7 @@ class ModelPlayer:
             model=self.name,
             seed=seed,
             with_tokens=self.keep_tokens,
+            provenance=None if self.model.token_exact else {"token_exact": False},
         )
 
     async def _played(self, task: Task, seed: int) -> Episode:

@@ -66,7 +66,12 @@ def _model(manifest: Manifest) -> str:
         members = ", ".join(f"{name} {model}" for name, model in manifest.team["members"].items())
         return f"the team {model['name']}{f': {members}' if members else ''}"
     digest = f" ({model['digest'][:12]})" if model["digest"] else ""
-    return f"{model['name']}{digest}"
+    inexact = (
+        ""
+        if model.get("token_exact", True)
+        else ", not token-exact: asked by chat, token counts are estimates"
+    )
+    return f"{model['name']}{digest}{inexact}"
 
 
 def _prompt(manifest: Manifest) -> str:

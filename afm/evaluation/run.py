@@ -87,6 +87,11 @@ async def evaluate(
         SandboxUnavailableError: Model-written code cannot run on this machine.
     """
     out = Path(out_dir)
+    token_exact = model is None or model.token_exact
+    if keep_tokens and not token_exact:
+        raise ConfigError(
+            "keep_tokens: a chat endpoint shows no token ids; leave it out, or serve the model with token ids"
+        )
     player = team or _model_player(
         spec, model, tools, sampling, limits, keep_tokens, prompt or PromptSource(), protocol
     )
@@ -107,6 +112,7 @@ async def evaluate(
         prompt=prompt,
         protocol=protocol,
         row_agents=row_agents,
+        token_exact=token_exact,
     )
     with RunFolder(out, "out_dir").locked():
         claim(out, manifest)

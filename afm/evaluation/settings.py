@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from afm.configuration import Settings
 from afm.evaluation.measures import Method
+from afm.models.tool_calls import ToolCalls
 from afm.rewards.judge import JudgeSettings
 from afm.rewards.judge_endpoint import JudgeEndpoint
 
@@ -24,6 +25,9 @@ class ModelSettings(Settings):
         context_tokens: Bound on prompt and response together, for a server that does not tell.
         threads: CPU threads of an in-process model.
         max_batch: Sequences an in-process model generates at once.
+        chat: For a server that shows no token ids: the model is asked by chat completions and calls tools in the agent's ``tags``
+            or by the endpoint's ``native`` tool calls. Token counts are then estimates.
+        request: Laid over the fields of a chat request; ``null`` removes one, e.g. ``{max_tokens: null, max_completion_tokens: 4096}``.
     """
 
     path: str = Field(min_length=1)
@@ -32,12 +36,27 @@ class ModelSettings(Settings):
     context_tokens: int | None = Field(default=None, ge=1)
     threads: int | None = Field(default=None, ge=1)
     max_batch: int = Field(default=64, ge=1)
+    chat: ToolCalls | None = None
+    request: dict[str, Any] = Field(default_factory=dict)
 
     @field_validator("path", mode="before")
     @classmethod
     def _one_or_many(cls, value: Any) -> Any:
         several = isinstance(value, list) and all(isinstance(one, str) for one in value)
         return ",".join(value) if several else value
+
+    @model_validator(mode="after")
+    def _chats_with_a_server(self) -> Self:
+        if self.request and self.chat is None:
+            raise ValueError("no `request` without `chat`; only chat requests can be changed")
+        if self.chat is not None and (
+            self.folder is not None or self.tokenizer is not None or "," in self.path
+        ):
+            raise ValueError(
+                "the address of one server and no tokenizer beside `chat`; a model whose folder or tokenizer is at hand "
+                "is asked with token ids, without `chat`"
+            )
+        return self
 
     @property
     def folder(self) -> Path | None:

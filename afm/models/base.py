@@ -87,6 +87,11 @@ class TokenModel(Protocol):
         """Whether cancelling :meth:`generate` ends the generation; otherwise a limit on time waits for it."""
         ...
 
+    @property
+    def token_exact(self) -> bool:
+        """Whether ids are those that the model reads and samples; otherwise they only stand for its text."""
+        ...
+
     def encode(self, text: str) -> list[int]:
         """Ids of ``text`` alone."""
         ...

@@ -11,7 +11,6 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
 from afm.configuration import merged
@@ -23,6 +22,7 @@ from afm.models.base import FinishReason, Generation, SamplingParams
 from afm.models.codec import CodecModel
 from afm.models.sampling import check_params
 from afm.models.stop import first_stop
+from afm.models.tool_calls import ToolCalls
 
 DEFAULT_CONTEXT_TOKENS = 128_000
 CHARACTERS_PER_TOKEN = 4
@@ -31,15 +31,6 @@ _MOST_STOPS = 4
 """More stop strings than this are refused by OpenAI's endpoint."""
 _CONTINUE = "Continue exactly where you stopped."
 _INPUT = "input"
-
-
-class ToolCalls(StrEnum):
-    """How a chat-only model calls tools."""
-
-    TAGS = "tags"
-    """In the agent's tags, as part of its text."""
-    NATIVE = "native"
-    """By the endpoint's own tool calls: one function a tool role, with the role's content as its one argument."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +123,7 @@ class ChatOnlyModel(CodecModel):
         max_parallel: Requests in flight.
     """
 
-    token_exact = False
+    token_exact: bool = False
 
     def __init__(
         self,

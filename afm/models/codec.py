@@ -41,6 +41,7 @@ class CodecModel:
     """
 
     cancellable = True
+    token_exact: bool = True
 
     def __init__(self, codec: Codec, *, name: str, context_tokens: int) -> None:
         self._codec = codec

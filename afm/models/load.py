@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from afm.agents import model_folder
 from afm.errors import ConfigError, EngineError, suggestion
 from afm.models.base import TokenModel
+from afm.models.tool_calls import ToolCalls
 from afm.settings import load_settings
 
 if TYPE_CHECKING:
@@ -24,6 +26,9 @@ def load_model(
     tokenizer: str | Path | None = None,
     context_tokens: int | None = None,
     device: str | None = None,
+    chat: ToolCalls | None = None,
+    request: Mapping[str, Any] | None = None,
+    tool_roles: Mapping[str, str] | None = None,
 ) -> TokenModel:
     """The model at ``source``.
 
@@ -37,12 +42,17 @@ def load_model(
         tokenizer: Folder of the served model's tokenizer; required with an address.
         context_tokens: Bound on prompt and response together, for a server that does not tell.
         device: ``cpu``, ``cuda`` ..., for a folder; default: a GPU if there is one.
+        chat: Ask the server by chat completions, and how it calls tools; for servers that return no token ids.
+        request: Changes to the fields of a chat request; ``None`` removes one.
+        tool_roles: Tag and description of each tool role, for native tool calls.
 
     Raises:
         ConfigError: The folder holds no model, or something is missing for a server.
         EngineError: The server cannot be asked.
     """
     address = str(source)
+    if chat is not None:
+        return _chat_only(address, name, max_batch, context_tokens, chat, request, tool_roles)
     if address.startswith(("http://", "https://")):
         return _served(address, name, max_batch, tokenizer, context_tokens)
     if not Path(source).is_dir():
@@ -57,6 +67,36 @@ def load_model(
         device=device,
         seed=seed,
     )
+
+
+def _chat_only(
+    url: str,
+    name: str | None,
+    max_parallel: int,
+    context_tokens: int | None,
+    chat: ToolCalls,
+    request: Mapping[str, Any] | None,
+    tool_roles: Mapping[str, str] | None,
+) -> TokenModel:
+    from afm.models.chat_only import ChatOnlyModel
+
+    if name is None:
+        raise ConfigError(f"{url}: a chat endpoint needs the name of its model (name=...)")
+    return ChatOnlyModel(
+        url,
+        name=name,
+        tool_roles=tool_roles,
+        tool_calls=chat,
+        context_tokens=context_tokens,
+        request=request,
+        api_key=_api_key(),
+        max_parallel=max_parallel,
+    )
+
+
+def _api_key() -> str | None:
+    secret = load_settings().afm_model_api_key
+    return secret.get_secret_value() or None if secret is not None else None
 
 
 def _served(
@@ -77,8 +117,7 @@ def _served(
     if wrong := [one for one in addresses(url) if not one.startswith(("http://", "https://"))]:
         raise ConfigError(f"{wrong[0]}: no address; expected http://HOST:PORT, several with commas between")
     codec = ChatTokenizer.load(tokenizer)
-    secret = load_settings().afm_model_api_key
-    api_key = secret.get_secret_value() if secret is not None and secret.get_secret_value() else None
+    api_key = _api_key()
     served = served_by_all(addresses(url), api_key)
     if name is None and len(served) == 1:
         name = next(iter(served))

@@ -9,7 +9,8 @@ from loopback import LoopbackServer
 from afm.agents import Limits
 from afm.errors import EngineError
 from afm.models.base import FinishReason, SamplingParams
-from afm.models.chat_only import ChatOnlyModel, Passage, TextCodec, ToolCalls
+from afm.models.chat_only import ChatOnlyModel, Passage, TextCodec
+from afm.models.tool_calls import ToolCalls
 from afm.rollout import run_episode
 from afm.trajectory.record import StopReason
 from afm.trajectory.types import Author, Segment
