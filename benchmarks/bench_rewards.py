@@ -79,27 +79,29 @@ async def batch(reward: Reward, samples: Sequence[Sample]) -> list[float | None]
     return [verdict.score for verdict in await score_many(reward, samples)]
 
 
-def bench_math(run: Callable[[Awaitable[Any]], Any], count: int, runs: int, seed: int) -> dict[str, Any]:
-    """Check, then time."""
+def bench_math(
+    run: Callable[[Awaitable[Any]], Any], count: int, fresh: int, runs: int, seed: int
+) -> dict[str, Any]:
+    """Check, then time; ``fresh`` of the ``count`` pairs get a process each."""
     spec, reward, made = load_agent("math"), load_reward(), pairs(count, seed)
     samples = [math_sample(spec, gold, answer) for gold, answer, _ in made]
     expected = [float(right) for *_, right in made]
     assert run(batch(reward, samples)) == run(one_by_one(reward, samples)) == expected
-    assert [fresh_process(gold, answer) for gold, answer, _ in made[:FRESH]] == [
-        right for *_, right in made[:FRESH]
+    assert [fresh_process(gold, answer) for gold, answer, _ in made[:fresh]] == [
+        right for *_, right in made[:fresh]
     ]
     seconds = interleaved(
         {
             "score_many": lambda: run(batch(reward, samples)),
             "one call after another": lambda: run(one_by_one(reward, samples)),
-            f"a fresh process a pair, {FRESH} pairs": lambda: [
-                fresh_process(g, a) for g, a, _ in made[:FRESH]
+            f"a fresh process a pair, {fresh} pairs": lambda: [
+                fresh_process(g, a) for g, a, _ in made[:fresh]
             ],
         },
         runs,
     )
     run(reward.close())
-    sizes = [count, count, FRESH]
+    sizes = [count, count, fresh]
     rates = {
         name: round(size / value["median_s"], 1)
         for (name, value), size in zip(seconds.items(), sizes, strict=True)
@@ -181,13 +183,15 @@ def main() -> None:
     parser.add_argument("--smoke", action="store_true", help="little work, one run: does it work?")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    count, cases, runs = (16, 4, 1) if given.smoke else (given.pairs, given.cases, given.runs)
+    count, fresh, cases, runs = (
+        (16, 1, 4, 1) if given.smoke else (given.pairs, FRESH, given.cases, given.runs)
+    )
     with asyncio.Runner() as runner:
         result = {
             "benchmark": "rewards",
             "runs": runs,
             "seed": given.seed,
-            "math": bench_math(runner.run, count, runs, given.seed),
+            "math": bench_math(runner.run, count, fresh, runs, given.seed),
             "code_tests": bench_code(runner.run, given.backend, cases, runs, given.seed),
             "environment": environment(["afm", "math-verify", "sympy"]),
         }
