@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import Result
+from typer.testing import CliRunner
 
+from afm.cli.main import app
 from afm.models.tiny import create_tiny_model, train_tokenizer
 from afm.rewards import Sample
 from afm.rewards.overlong import OverlongPenalty
 from afm.trajectory.types import Author, Segment
+from verl_ext import launcher
 from verl_ext.doctor_findings import reward_settings
 from verl_ext.guard import GroupFate, SampleGroup
 from verl_ext.plan import command
@@ -39,8 +45,25 @@ def composed(path: Path) -> tuple[RlSettings, Any]:
     return settings, command(settings, "/tmp/ray")[1]
 
 
-def dry_run(script: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+RECORDER = """#!{python}
+import json, os, sys
+print(json.dumps([os.getcwd(), *sys.argv[1:]]))
+"""
+
+
+@pytest.fixture(scope="module")
+def recorder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a program `afm` that prints its working folder and its words."""
+    program = tmp_path_factory.mktemp("bin") / "afm"
+    program.write_text(RECORDER.format(python=sys.executable), "utf-8")
+    program.chmod(0o755)
+    return program.parent
+
+
+def run_script(
+    script: Path, programs: Path, *arguments: str, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    path = f"{programs}{os.pathsep}{os.environ['PATH']}"
     return subprocess.run(
         [str(script), "--dry-run", *arguments],
         capture_output=True,
@@ -50,11 +73,30 @@ def dry_run(script: Path, *arguments: str, **variables: str) -> subprocess.Compl
     )
 
 
-def only_misses_things(result: subprocess.CompletedProcess[str]) -> bool:
+@pytest.fixture
+def dry_run(recorder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    """What the command of a script prints. It runs in this process, where verl is loaded once for all scripts."""
+
+    def launch(words: list[str]) -> int:
+        assert words[1:4] == ["-P", "-m", launcher.__name__]
+        return launcher.main(words[4:])
+
+    def run(script: Path, *arguments: str, **variables: str) -> Result:
+        done = run_script(script, recorder, *arguments, **variables)
+        assert done.returncode == 0, done.stderr
+        folder, *words = json.loads(done.stdout)
+        assert folder == str(ROOT)
+        return CliRunner().invoke(app, words)
+
+    monkeypatch.setattr("afm.cli.train.run_words", launch)
+    return run
+
+
+def only_misses_things(result: Result) -> bool:
     """Whether a dry run found nothing wrong but data, models and packages that are not on this machine."""
     errors = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
     missing = all(line.startswith("error: this would not start: ") for line in errors)
-    return result.returncode == 1 and bool(errors) and missing and "Traceback" not in result.stderr
+    return result.exit_code == 1 and bool(errors) and missing and isinstance(result.exception, SystemExit)
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: f"{path.parent.parent.name}-{path.stem}")
@@ -83,20 +125,29 @@ def test_asynchronous_trainers_are_laid_over_a_recipe(mode: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
-def test_every_script_resolves_from_any_folder(script: Path) -> None:
+def test_every_script_resolves_from_any_folder(script: Path, dry_run: Callable[..., Result]) -> None:
     result = dry_run(script, "seed=3", "output_dir=/tmp/a run", MODEL="some/model")
-    assert result.returncode == 1  # the data is not here
+    assert result.exit_code == 1  # the data is not here
     assert re.search(r"^error: this would not start: \S+\.parquet: no such file", result.stderr, re.MULTILINE)
-    assert "Traceback" not in result.stderr
+    assert isinstance(result.exception, SystemExit)
     assert "-m verl.trainer.main_ppo" in result.stdout
     assert "actor_rollout_ref.model.path=some/model" in result.stdout
     assert "data.seed=3" in result.stdout
     assert "verl accepts this configuration" in result.stdout
 
 
+def test_a_script_starts_the_program_beside_its_python() -> None:
+    script = ROOT / "train/code_agent/rl/train_dapo_code_agent_tiny.sh"
+    result = run_script(script, Path(sys.executable).parent, MODEL="some/model")
+    assert result.returncode == 1  # the data is not here
+    assert "Traceback" not in result.stderr
+    assert re.search(r"^error: this would not start: \S+\.parquet: no such file", result.stderr, re.MULTILINE)
+    assert "verl accepts this configuration" in result.stdout
+
+
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
-def test_every_script_says_how_to_set_what_is_missing(script: Path) -> None:
-    result = dry_run(script, MODEL="")
+def test_every_script_says_how_to_set_what_is_missing(script: Path, recorder: Path) -> None:
+    result = run_script(script, recorder, MODEL="")
     assert result.returncode == 1
     assert "set it to the folder of the SFT model, for example MODEL=" in result.stderr
 
@@ -134,15 +185,15 @@ def test_sglang_keeps_the_tokenizer_it_finds_stop_strings_with() -> None:
     assert config.actor_rollout_ref.rollout.skip_tokenizer_init is False
 
 
-@pytest.mark.parametrize("size", ["7b", "32b", "32b_long"])
-def test_every_size_of_the_code_agent_resolves(size: str) -> None:
+@pytest.mark.parametrize("size", ["32b", "32b_long"])  # 7b is the default
+def test_every_size_of_the_code_agent_resolves(size: str, dry_run: Callable[..., Result]) -> None:
     script = ROOT / "train/code_agent/rl/train_dapo_code_agent.sh"
     result = dry_run(script, SIZE=size, MODEL="m")
     assert "verl accepts this configuration" in result.stdout, result.stderr
     assert only_misses_things(result)
 
 
-def test_the_code_agents_twin_learns_or_follows_the_recipe() -> None:
+def test_the_code_agents_twin_learns_or_follows_the_recipe(dry_run: Callable[..., Result]) -> None:
     script = ROOT / "train/code_agent/rl/train_dapo_code_agent_tiny.sh"
     for recipe, folder in (("math", "runs/tiny/rl"), ("code_dapo", "runs/tiny/rl_code")):
         result = dry_run(script, RECIPE=recipe, MODEL="m")
