@@ -40,7 +40,10 @@ _LONG = ("test_training.py", "test_road.py", "test_stock.py", "test_promises.py"
 """Files that take longest; begun last, one of them would keep one process busy while the other has nothing left."""
 
 _TEST_LIMITS = (40.0, 300.0)
-"""CPU seconds that a quick test and a slow one may cost: about twice what the heaviest cost, for noisy machines."""
+"""CPU seconds that a quick test and a slow one may cost, each with its setup.
+
+Twice the 20 s from which a test is `slow`, and about twice the heaviest setup: a training that many tests share.
+"""
 
 _TOTAL_LIMIT = 2200.0
 """CPU seconds of a whole run."""

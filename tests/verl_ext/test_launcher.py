@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from verl_ext.alarms import ALARMS_FILE, Alarms, Watch
+from verl_ext.checkpoints import CHECKPOINT_REQUEST
 from verl_ext.failures import write_loss
 from verl_ext.launcher import LOG_FILE, Run
 from verl_ext.settings import RlSettings
@@ -96,3 +98,16 @@ def test_a_run_with_fewer_steps_than_asked_for_says_so_in_one_line(run: Run, tmp
     assert told.endswith("; the last checkpoint is that of step 4 (trainer.save_freq)")
     assert "checkpoint" not in run._ended_early(4, 8)
     assert "\n" not in told
+
+
+def test_an_alarm_ends_the_run_once_the_checkpoint_it_asks_for_is_saved(run: Run, tmp_path: Path) -> None:
+    tail = {"above": 2.0, "seconds": 1.0, "steps": 1, "action": "stop"}
+    watch = Watch(Alarms.model_validate({"long_tail": tail}), [], tmp_path / ALARMS_FILE)
+    row = {"reward": 0.5, "episode_seconds": 20.0, "slowest_episode_seconds": 90.0}
+    request = tmp_path / CHECKPOINT_REQUEST
+    assert not run._report(watch, row | {"step": 1}, 30)
+    assert request.exists()
+    assert not run._report(watch, row | {"step": 2}, 30)
+    checkpoint(tmp_path, 2)
+    assert run._report(watch, row | {"step": 3}, 30)
+    assert not run._report(watch, row | {"step": 30}, 30)  # nothing is left to stop
