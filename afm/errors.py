@@ -146,6 +146,6 @@ def location(path: str | None, line: int | None) -> str:
 
 def suggestion(name: str, known: Iterable[str]) -> str:
     """A sentence that names the closest known word, or lists all of them."""
-    words = sorted(known)
+    words = sorted(map(str, known))
     close = get_close_matches(name, words, n=1)
     return f"did you mean {close[0]!r}?" if close else f"expected one of: {', '.join(words)}"
