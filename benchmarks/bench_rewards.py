@@ -64,7 +64,7 @@ def math_sample(spec: AgentSpec, gold: str, answer: str) -> Sample:
 
 def fresh_process(gold: str, answer: str) -> bool:
     """Math-Verify in a process of its own."""
-    code = "import sys; from afm.rewards.algebra import algebra_verdict as v; print(v(*sys.argv[1:]))"
+    code = "import sys; from afm.rewards.verifier import algebra_verdict as v; print(v(*sys.argv[1:]))"
     done = subprocess.run(
         [sys.executable, "-c", code, gold, answer], capture_output=True, text=True, check=True
     )

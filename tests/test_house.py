@@ -35,7 +35,7 @@ def figures() -> object:
 
 # figure: the wall of today, the wall of the finished house
 WALLS = {
-    "files": (472, 340),
+    "files": (460, 340),
     "lines": (81_700, 65_000),
     "function_p90": (24, 24),
     "long_functions": (9, 0),

@@ -22,53 +22,65 @@ if TYPE_CHECKING:
     from afm.tools import Tool
 
 
+_QuestionArgument = Annotated[
+    str | None, typer.Argument(help="What to ask; without one: a chat, or the lines of standard input.")
+]
+_AgentOption = Annotated[
+    str | None,
+    typer.Option(help="Agent: a shipped name or a YAML; default: the one in the model's folder."),
+]
+_ToolsOption = Annotated[
+    Path | None,
+    typer.Option(help="YAML of tools; default: the ones in configs/tools that the agent calls."),
+]
+_PromptOption = Annotated[
+    str,
+    typer.Option(
+        help="own: the agent's prompt; row: the one that the model was trained with; or a file with {question}."
+    ),
+]
+_PromptCheckOption = Annotated[
+    bool, typer.Option("--prompt-check/--no-prompt-check", help="Refuse another prompt than in training.")
+]
+_TokenizerOption = Annotated[
+    Path | None, typer.Option(help="Folder of the tokenizer; required with a server's address.")
+]
+_SaveOption = Annotated[
+    Path | None,
+    typer.Option(help="New JSONL that every turn is written to, e.g. for `afm view`.", dir_okay=False),
+]
+_ResumeOption = Annotated[
+    Path | None,
+    typer.Option("--continue", help="Go on with a conversation that --save wrote.", dir_okay=False),
+]
+_PricesOption = Annotated[
+    str | None,
+    typer.Option(
+        help="USD a million tokens, for the line of costs: {prompt: 0.5, completion: 1.5, tools: {code: 0.001}}, or a "
+        "YAML with `prices`, e.g. of an evaluation."
+    ),
+]
+_AsJsonOption = Annotated[
+    bool, typer.Option("--json", help="Print one record line a question and nothing else.")
+]
+
+
 def ask(
     model: Annotated[str, typer.Option(help="Folder of a model, or the address of a server.")],
-    question: Annotated[
-        str | None, typer.Argument(help="What to ask; without one: a chat, or the lines of standard input.")
-    ] = None,
-    agent: Annotated[
-        str | None,
-        typer.Option(help="Agent: a shipped name or a YAML; default: the one in the model's folder."),
-    ] = None,
-    tools: Annotated[
-        Path | None,
-        typer.Option(help="YAML of tools; default: the ones in configs/tools that the agent calls."),
-    ] = None,
-    prompt: Annotated[
-        str,
-        typer.Option(
-            help="own: the agent's prompt; row: the one that the model was trained with; or a file with {question}."
-        ),
-    ] = "own",
-    prompt_check: Annotated[
-        bool, typer.Option("--prompt-check/--no-prompt-check", help="Refuse another prompt than in training.")
-    ] = True,
+    question: _QuestionArgument = None,
+    agent: _AgentOption = None,
+    tools: _ToolsOption = None,
+    prompt: _PromptOption = "own",
+    prompt_check: _PromptCheckOption = True,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 1.0,
     seed: Annotated[int | None, typer.Option(help="Makes the episode reproducible.")] = None,
-    tokenizer: Annotated[
-        Path | None, typer.Option(help="Folder of the tokenizer; required with a server's address.")
-    ] = None,
+    tokenizer: _TokenizerOption = None,
     model_name: Annotated[str | None, typer.Option(help="Which of the server's models.")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads for a model's folder.")] = None,
-    save: Annotated[
-        Path | None,
-        typer.Option(help="New JSONL that every turn is written to, e.g. for `afm view`.", dir_okay=False),
-    ] = None,
-    resume: Annotated[
-        Path | None,
-        typer.Option("--continue", help="Go on with a conversation that --save wrote.", dir_okay=False),
-    ] = None,
-    prices: Annotated[
-        str | None,
-        typer.Option(
-            help="USD a million tokens, for the line of costs: {prompt: 0.5, completion: 1.5, tools: {code: 0.001}}, or a "
-            "YAML with `prices`, e.g. of an evaluation."
-        ),
-    ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one record line a question and nothing else.")
-    ] = False,
+    save: _SaveOption = None,
+    resume: _ResumeOption = None,
+    prices: _PricesOption = None,
+    as_json: _AsJsonOption = False,
 ) -> None:
     """Let a model work on QUESTION as an agent with real tools, and show everything it does.
 

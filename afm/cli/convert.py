@@ -37,34 +37,41 @@ class FormatName(StrEnum):
 _ATIF_VERSIONS = tuple(f"1.{minor}" for minor in range(9))
 
 
+_FileArgument = Annotated[
+    Path, typer.Argument(help="JSONL, a JSON array, or one JSON object.", exists=True, dir_okay=False)
+]
+_ReadAsOption = Annotated[
+    FormatName | None, typer.Option("--from", help="What FILE holds; by default found by its first row.")
+]
+_AgentOption = Annotated[
+    str | None,
+    typer.Option(help="Agent of the trajectories: a shipped name or a YAML. By default the one they name."),
+]
+_ToolOption = Annotated[
+    list[str] | None,
+    typer.Option(help="THEIRS=OURS: another name of a tool; THEIRS= leaves its calls out. Repeatable."),
+]
+_MissingThoughtOption = Annotated[
+    str, typer.Option(help="Stands where the agent needs a thought and a row has none.")
+]
+_BareOption = Annotated[
+    bool, typer.Option("--bare", help="Write only what the format itself knows, and say what is lost.")
+]
+_OnBadRowsOption = Annotated[
+    OnBadRows, typer.Option(help="With `error` nothing is written when a row is bad.")
+]
+
+
 def convert(
-    file: Annotated[
-        Path, typer.Argument(help="JSONL, a JSON array, or one JSON object.", exists=True, dir_okay=False)
-    ],
+    file: _FileArgument,
     write_as: Annotated[FormatName, typer.Option("--to", help="What is written.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="JSONL; .json writes one JSON array.")],
-    read_as: Annotated[
-        FormatName | None, typer.Option("--from", help="What FILE holds; by default found by its first row.")
-    ] = None,
-    agent: Annotated[
-        str | None,
-        typer.Option(
-            help="Agent of the trajectories: a shipped name or a YAML. By default the one they name."
-        ),
-    ] = None,
-    tool: Annotated[
-        list[str] | None,
-        typer.Option(help="THEIRS=OURS: another name of a tool; THEIRS= leaves its calls out. Repeatable."),
-    ] = None,
-    missing_thought: Annotated[
-        str, typer.Option(help="Stands where the agent needs a thought and a row has none.")
-    ] = "",
-    bare: Annotated[
-        bool, typer.Option("--bare", help="Write only what the format itself knows, and say what is lost.")
-    ] = False,
-    on_bad_rows: Annotated[
-        OnBadRows, typer.Option(help="With `error` nothing is written when a row is bad.")
-    ] = OnBadRows.ERROR,
+    read_as: _ReadAsOption = None,
+    agent: _AgentOption = None,
+    tool: _ToolOption = None,
+    missing_thought: _MissingThoughtOption = "",
+    bare: _BareOption = False,
+    on_bad_rows: _OnBadRowsOption = OnBadRows.ERROR,
     atif_version: Annotated[str, typer.Option(help="What is written, 1.0 to 1.8.")] = "1.7",
 ) -> None:
     """Convert trajectories between formats; what a format has no place for is kept in the key `afm`, or told.

@@ -23,36 +23,43 @@ if TYPE_CHECKING:
 _BATCH_ROWS = 256
 
 
+_FileArgument = Annotated[
+    Path,
+    typer.Argument(
+        help="Trajectory JSONL, alpaca rows, any format of `afm convert`, or the YAML of a training.",
+        exists=True,
+        dir_okay=False,
+    ),
+]
+_OverridesArgument = Annotated[
+    list[str] | None, typer.Argument(help="Of a training: key=value, as for `afm sft`.")
+]
+_TokenizerOption = Annotated[
+    Path | None,
+    typer.Option(help="Of rows: folder of a fast Hugging Face tokenizer.", show_default=False),
+]
+_AgentOption = Annotated[
+    str | None,
+    typer.Option(help="Agent to read as: a shipped name or a YAML. Default: the one each row names."),
+]
+_ReadAsOption = Annotated[
+    FormatName | None, typer.Option("--from", help="What FILE holds; by default found by its first row.")
+]
+_BoundaryOption = Annotated[Boundary, typer.Option(help="What happens to a token with text of both authors.")]
+_WithoutLossOption = Annotated[
+    list[str] | None,
+    typer.Option(help="A role of the agent that is not trained on; may be given several times."),
+]
+
+
 def mask(
-    file: Annotated[
-        Path,
-        typer.Argument(
-            help="Trajectory JSONL, alpaca rows, any format of `afm convert`, or the YAML of a training.",
-            exists=True,
-            dir_okay=False,
-        ),
-    ],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(help="Of a training: key=value, as for `afm sft`.")
-    ] = None,
-    tokenizer: Annotated[
-        Path | None,
-        typer.Option(help="Of rows: folder of a fast Hugging Face tokenizer.", show_default=False),
-    ] = None,
-    agent: Annotated[
-        str | None,
-        typer.Option(help="Agent to read as: a shipped name or a YAML. Default: the one each row names."),
-    ] = None,
-    read_as: Annotated[
-        FormatName | None, typer.Option("--from", help="What FILE holds; by default found by its first row.")
-    ] = None,
-    boundary: Annotated[
-        Boundary, typer.Option(help="What happens to a token with text of both authors.")
-    ] = Boundary.SPLIT,
-    without_loss: Annotated[
-        list[str] | None,
-        typer.Option(help="A role of the agent that is not trained on; may be given several times."),
-    ] = None,
+    file: _FileArgument,
+    overrides: _OverridesArgument = None,
+    tokenizer: _TokenizerOption = None,
+    agent: _AgentOption = None,
+    read_as: _ReadAsOption = None,
+    boundary: _BoundaryOption = Boundary.SPLIT,
+    without_loss: _WithoutLossOption = None,
     examples: Annotated[int, typer.Option(help="Of a training: how many sequences are shown.", min=1)] = 3,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a row.")] = False,
 ) -> None:

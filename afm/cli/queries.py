@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from afm.agents import AgentSpec
+    from afm.cli.progress import ProgressView
     from afm.datasets import Task
     from afm.distill.queries import QueryConfig, QuerySettings, QuerySummary, QuestionAsker
     from afm.distill.queries.sampling import OnSample
@@ -33,70 +34,83 @@ class QueryPreset(StrEnum):
     CODE = "code"
 
 
+_TasksArgument = Annotated[
+    list[Path], typer.Argument(help="Questions as JSONL or parquet.", exists=True, dir_okay=False)
+]
+_ModelOption = Annotated[
+    str, typer.Option(help="A model's folder, or http://HOST:PORT/v1 (key: AFM_MODEL_API_KEY).")
+]
+_PresetOption = Annotated[
+    QueryPreset | None,
+    typer.Option(
+        help="qa (default): 32 samples without tools, keep r_q <= 0.3. code: 8 with tools, drop what all solve."
+    ),
+]
+_ConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="In place of a preset a YAML such as configs/queries/web.yaml; other options override it.",
+        exists=True,
+        dir_okay=False,
+    ),
+]
+_SftOption = Annotated[
+    list[Path] | None,
+    typer.Option(
+        help="SFT data whose questions must not occur; may be given several times.",
+        exists=True,
+        dir_okay=False,
+    ),
+]
+_TokenizerOption = Annotated[
+    Path | None,
+    typer.Option(help="Folder of the served model's tokenizer; needed for preset code.", exists=True),
+]
+_ToolsOption = Annotated[
+    Path | None,
+    typer.Option(help="Tools YAML; by default the sandboxed code tool.", exists=True, dir_okay=False),
+]
+_TargetOption = Annotated[
+    int | None, typer.Option(min=1, help="Keep so many, drawn in proportion to the data sources.")
+]
+_ParallelOption = Annotated[
+    int | None, typer.Option(min=1, help="Samples taken at the same time. Default: 64.")
+]
+_TimeoutSOption = Annotated[
+    float,
+    typer.Option(
+        "--timeout", min=0.1, help="Seconds for one reply of a chat endpoint; then it is asked again."
+    ),
+]
+_OnFailedOption = Annotated[
+    OnBadRows | None,
+    typer.Option(
+        help="Drop (default) a question that the model refuses (too long, filtered) while it answers others, or stop."
+    ),
+]
+
+
 def queries(
-    tasks: Annotated[
-        list[Path], typer.Argument(help="Questions as JSONL or parquet.", exists=True, dir_okay=False)
-    ],
+    tasks: _TasksArgument,
     out: Annotated[Path, typer.Option(help="Folder for samples, kept and dropped questions.")],
-    model: Annotated[
-        str, typer.Option(help="A model's folder, or http://HOST:PORT/v1 (key: AFM_MODEL_API_KEY).")
-    ],
-    preset: Annotated[
-        QueryPreset | None,
-        typer.Option(
-            help="qa (default): 32 samples without tools, keep r_q <= 0.3. code: 8 with tools, drop what all solve."
-        ),
-    ] = None,
-    config: Annotated[
-        Path | None,
-        typer.Option(
-            help="In place of a preset a YAML such as configs/queries/web.yaml; other options override it.",
-            exists=True,
-            dir_okay=False,
-        ),
-    ] = None,
+    model: _ModelOption,
+    preset: _PresetOption = None,
+    config: _ConfigOption = None,
     agent: Annotated[str | None, typer.Option(help="By default mhqa for qa, code for code.")] = None,
     ability: Annotated[str | None, typer.Option(help="Ask only rows of this ability.")] = None,
-    sft: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="SFT data whose questions must not occur; may be given several times.",
-            exists=True,
-            dir_okay=False,
-        ),
-    ] = None,
+    sft: _SftOption = None,
     name: Annotated[str | None, typer.Option(help="Which model of a server that has several.")] = None,
-    tokenizer: Annotated[
-        Path | None,
-        typer.Option(help="Folder of the served model's tokenizer; needed for preset code.", exists=True),
-    ] = None,
-    tools: Annotated[
-        Path | None,
-        typer.Option(help="Tools YAML; by default the sandboxed code tool.", exists=True, dir_okay=False),
-    ] = None,
+    tokenizer: _TokenizerOption = None,
+    tools: _ToolsOption = None,
     reward: Annotated[Path | None, typer.Option(help="Reward YAML of preset code.", exists=True)] = None,
     samples: Annotated[int | None, typer.Option(min=1, help="Samples of each question.")] = None,
     max_rate: Annotated[float | None, typer.Option(min=0, max=1, help="Keep r_q up to this.")] = None,
-    target: Annotated[
-        int | None, typer.Option(min=1, help="Keep so many, drawn in proportion to the data sources.")
-    ] = None,
+    target: _TargetOption = None,
     temperature: Annotated[float | None, typer.Option(min=0, help="Default: 1.")] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Of one sample.")] = None,
-    parallel: Annotated[
-        int | None, typer.Option(min=1, help="Samples taken at the same time. Default: 64.")
-    ] = None,
-    timeout_s: Annotated[
-        float,
-        typer.Option(
-            "--timeout", min=0.1, help="Seconds for one reply of a chat endpoint; then it is asked again."
-        ),
-    ] = 300.0,
-    on_failed: Annotated[
-        OnBadRows | None,
-        typer.Option(
-            help="Drop (default) a question that the model refuses (too long, filtered) while it answers others, or stop."
-        ),
-    ] = None,
+    parallel: _ParallelOption = None,
+    timeout_s: _TimeoutSOption = 300.0,
+    on_failed: _OnFailedOption = None,
     seed: Annotated[int | None, typer.Option(help="Of samples and draw. Default: 0.")] = None,
 ) -> None:
     """Keep the questions that a model does not answer anyway, by the share of its samples that are right.
@@ -109,7 +123,7 @@ def queries(
     from afm.distill.queries import FailedQuestions
 
     chosen = _config(config, preset)
-    given = {
+    options = {
         "samples": samples,
         "max_rate": max_rate,
         "max_tokens": max_tokens,
@@ -120,7 +134,7 @@ def queries(
         "on_failed": None if on_failed is None else FailedQuestions(on_failed.value),
     }
     settings = chosen.selection.model_copy(
-        update={key: value for key, value in given.items() if value is not None}
+        update={key: value for key, value in options.items() if value is not None}
     )
     sft = sft or chosen.known_files(str(config))
     spec = agent_option(agent or chosen.agent)
@@ -132,10 +146,14 @@ def queries(
         view.update("samples", done, total)
 
     summary = asyncio.run(_run(setup, rows, out, tasks, sft, show))
+    _print_summary(summary, view, compared=bool(sft) or settings.with_tools)
+
+
+def _print_summary(summary: QuerySummary, view: ProgressView, *, compared: bool) -> None:
     view.line(
         f"{summary.path}: {summary.kept} of {summary.tasks} questions kept, {summary.sampled} samples taken"
     )
-    if not sft and not settings.with_tools:
+    if not compared:
         print("  without --sft nothing was compared with the SFT data")
     if summary.resumed:
         print(f"  samples of earlier starts: {summary.resumed}")

@@ -105,6 +105,56 @@ _RESOLVED = re.compile(r"/datasets/([^/]+/[^/]+)/resolve/[^/]+/(.+)")
 _RANGE = re.compile(r"bytes=(\d+)-")
 
 
+class _HubHandler(BaseHTTPRequestHandler):
+    """Answers of a Hub whose repositories are the folders of ``folder``; a subclass sets it."""
+
+    folder: Path
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    def do_HEAD(self) -> None:
+        self._answer()
+
+    def _answer(self) -> None:
+        path = unquote(urlsplit(self.path).path)
+        if found := _API.fullmatch(path):
+            return self._describe(self.folder / found[1])
+        resolved = _RESOLVED.fullmatch(path)
+        file = self.folder / (f"{resolved[1]}/{resolved[2]}" if resolved else path.lstrip("/"))
+        if not file.resolve().is_relative_to(self.folder.resolve()) or not file.is_file():
+            return self._send(404, b"Entry not found", {"X-Error-Code": "EntryNotFound"})
+        content = file.read_bytes()
+        begin = _RANGE.fullmatch(self.headers.get("Range", ""))
+        start = int(begin[1]) if begin else 0
+        headers = {"ETag": f'"{hashlib.sha256(content).hexdigest()}"'}
+        if resolved:
+            headers["X-Repo-Commit"] = _commit(self.folder / resolved[1])
+        if begin:
+            headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
+        return self._send(206 if begin else 200, content[start:], headers)
+
+    def _describe(self, repository: Path) -> None:
+        if not repository.is_dir():
+            return self._send(404, b"Repository not found", {"X-Error-Code": "RepoNotFound"})
+        files = [_described(path, repository) for path in _files(repository)]
+        name = repository.relative_to(self.folder).as_posix()
+        body = {"id": name, "private": False, "tags": [], "siblings": files, "sha": _commit(repository)}
+        return self._send(200, json.dumps(body).encode(), {})
+
+    def _send(self, status: int, body: bytes, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        for name, value in ({"Content-Length": str(len(body))} | headers).items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Requests are not of interest."""
+
+
 @contextmanager
 def hub_server(folder: Path) -> Iterator[str]:
     """Serve ``folder/OWNER/NAME`` while the block runs: as data sets of the Hub, and below ``/OWNER/NAME/COMMIT/`` as GitHub does.
@@ -112,54 +162,7 @@ def hub_server(folder: Path) -> Iterator[str]:
     Yields:
         The address, for ``HF_ENDPOINT`` and ``GITHUB_RAW_ENDPOINT``.
     """
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_GET(self) -> None:
-            self._answer()
-
-        def do_HEAD(self) -> None:
-            self._answer()
-
-        def _answer(self) -> None:
-            path = unquote(urlsplit(self.path).path)
-            if found := _API.fullmatch(path):
-                return self._describe(folder / found[1])
-            resolved = _RESOLVED.fullmatch(path)
-            file = folder / (f"{resolved[1]}/{resolved[2]}" if resolved else path.lstrip("/"))
-            if not file.resolve().is_relative_to(folder.resolve()) or not file.is_file():
-                return self._send(404, b"Entry not found", {"X-Error-Code": "EntryNotFound"})
-            content = file.read_bytes()
-            begin = _RANGE.fullmatch(self.headers.get("Range", ""))
-            start = int(begin[1]) if begin else 0
-            headers = {"ETag": f'"{hashlib.sha256(content).hexdigest()}"'}
-            if resolved:
-                headers["X-Repo-Commit"] = _commit(folder / resolved[1])
-            if begin:
-                headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
-            return self._send(206 if begin else 200, content[start:], headers)
-
-        def _describe(self, repository: Path) -> None:
-            if not repository.is_dir():
-                return self._send(404, b"Repository not found", {"X-Error-Code": "RepoNotFound"})
-            files = [_described(path, repository) for path in _files(repository)]
-            name = repository.relative_to(folder).as_posix()
-            body = {"id": name, "private": False, "tags": [], "siblings": files, "sha": _commit(repository)}
-            return self._send(200, json.dumps(body).encode(), {})
-
-        def _send(self, status: int, body: bytes, headers: dict[str, str]) -> None:
-            self.send_response(status)
-            for name, value in ({"Content-Length": str(len(body))} | headers).items():
-                self.send_header(name, value)
-            self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            """Requests are not of interest."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_HubHandler,), {"folder": folder}))
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:

@@ -25,37 +25,45 @@ if TYPE_CHECKING:
 _DEFAULT_AGENT = "math"
 
 
+_FilesArgument = Annotated[
+    list[Path], typer.Argument(help="Trajectory JSONL, plain or .gz.", exists=True, dir_okay=False)
+]
+_ConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="YAML of filters, e.g. configs/filters/mhqa.yaml; by default the agent's rules and the reward.",
+        exists=True,
+        dir_okay=False,
+    ),
+]
+_AgentOption = Annotated[
+    str | None, typer.Option(help="A shipped agent's name or a YAML; by default the one in --config.")
+]
+_AgainstOption = Annotated[
+    list[Path] | None,
+    typer.Option(
+        help="Evaluation set (tasks as JSONL or parquet) whose questions must not occur; may be repeated.",
+        exists=True,
+        dir_okay=False,
+    ),
+]
+_RewardOption = Annotated[
+    Path | None, typer.Option(help="Reward YAML, without --config.", exists=True, dir_okay=False)
+]
+_MinScoreOption = Annotated[
+    float | None, typer.Option(help="Lowest score that is kept, without --config; 1 by default.")
+]
+
+
 def filter_files(
-    files: Annotated[
-        list[Path], typer.Argument(help="Trajectory JSONL, plain or .gz.", exists=True, dir_okay=False)
-    ],
+    files: _FilesArgument,
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder of what is kept and what is dropped.")],
-    config: Annotated[
-        Path | None,
-        typer.Option(
-            help="YAML of filters, e.g. configs/filters/mhqa.yaml; by default the agent's rules and the reward.",
-            exists=True,
-            dir_okay=False,
-        ),
-    ] = None,
-    agent: Annotated[
-        str | None, typer.Option(help="A shipped agent's name or a YAML; by default the one in --config.")
-    ] = None,
+    config: _ConfigOption = None,
+    agent: _AgentOption = None,
     processes: Annotated[int, typer.Option(min=1, help="Processes that filter.")] = 1,
-    against: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="Evaluation set (tasks as JSONL or parquet) whose questions must not occur; may be repeated.",
-            exists=True,
-            dir_okay=False,
-        ),
-    ] = None,
-    reward: Annotated[
-        Path | None, typer.Option(help="Reward YAML, without --config.", exists=True, dir_okay=False)
-    ] = None,
-    min_score: Annotated[
-        float | None, typer.Option(help="Lowest score that is kept, without --config; 1 by default.")
-    ] = None,
+    against: _AgainstOption = None,
+    reward: _RewardOption = None,
+    min_score: _MinScoreOption = None,
     picture: Annotated[bool, typer.Option(help="Draw the funnel as funnel.png.")] = True,
 ) -> None:
     """Filter trajectories stage by stage; every dropped row stands with its reason in `dropped.jsonl`.

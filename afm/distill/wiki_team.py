@@ -22,7 +22,7 @@ from afm.distill.merge import RoleMap
 from afm.distill.record import Recorder
 from afm.distill.run import Team
 from afm.errors import ConfigError
-from afm.rewards.gold import gold_answers
+from afm.rewards.text_match import gold_answers
 
 LEADER, PLANNER, SEARCHER, CRITIC, WRITER = "leader", "planner", "searcher", "critic", "writer"
 

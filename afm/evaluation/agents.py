@@ -14,7 +14,7 @@ from afm.agents import AgentSpec, PromptMode, PromptSource
 from afm.configuration import read_mapping
 from afm.datasets import Task
 from afm.rewards import Reward
-from afm.rewards.judge_text import JudgeText
+from afm.rewards.judge_prompt import JudgeText
 from afm.rollout.routes import Route, Routes
 from afm.tools import Tool
 from afm.trajectory.record import Record

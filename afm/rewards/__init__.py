@@ -1,7 +1,6 @@
 """Rewards: a verdict with evidence for each response, or an abstention; never a guess."""
 
-from afm.rewards.base import Reward, Sample
-from afm.rewards.batch import score_many
+from afm.rewards.base import Reward, Sample, score_many
 from afm.rewards.registry import CombinedReward, RewardSettings, load_reward
 from afm.trajectory.record import Verdict
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from afm.rewards.base import Sample
-from afm.rewards.part import Part
+from afm.rewards.base import Part, Sample
 from afm.trajectory.call_forms import written_calls
 from afm.trajectory.types import Author, Segment
 

@@ -1,10 +1,11 @@
-"""The interface of a reward."""
+"""What a reward is: a sample to judge, the parts of a verdict, their scorers, and many samples at once."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from afm.agents import AgentSpec
 from afm.trajectory.record import Verdict
@@ -44,3 +45,52 @@ class Reward(Protocol):
     async def close(self) -> None:
         """Free worker processes."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A number with its reason; ``score`` is ``None`` when the scorer could not tell (it abstains)."""
+
+    score: float | None
+    evidence: str = ""
+
+
+class Scorer(Protocol):
+    """Judges one aspect of a response: its answer, its format, its length."""
+
+    async def judge(self, sample: Sample) -> Part:
+        """The part for ``sample``; does not raise for anything the response contains."""
+        ...
+
+    async def close(self) -> None:
+        """Free worker processes."""
+        ...
+
+
+@runtime_checkable
+class FormScorer(Protocol):
+    """A scorer whose replies have a format of their own, which counts in place of the agent's."""
+
+    async def form(self, sample: Sample) -> Part:
+        """1 when the reply has it, else 0."""
+        ...
+
+
+async def score_many(reward: Reward, samples: Iterable[Sample], *, parallel: int = 64) -> list[Verdict]:
+    """Verdicts in the order of ``samples``, up to ``parallel`` of them worked on at the same time.
+
+    Raises:
+        AfmError: What the first failing sample raised, e.g. no scorer for its data source; the others are cancelled.
+    """
+    gate = asyncio.Semaphore(parallel)
+
+    async def score(sample: Sample) -> Verdict:
+        async with gate:
+            return await reward.score(sample)
+
+    tasks = [asyncio.create_task(score(sample)) for sample in samples]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()

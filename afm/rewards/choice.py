@@ -6,9 +6,8 @@ import re
 import unicodedata
 
 from afm.errors import DataError
-from afm.rewards.base import Sample
-from afm.rewards.gold import gold_answers
-from afm.rewards.part import Part
+from afm.rewards.base import Part, Sample
+from afm.rewards.text_match import gold_answers
 from afm.trajectory import answers
 
 _DRESS = re.compile(

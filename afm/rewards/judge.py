@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
 
 from pydantic import Field
 
 from afm.errors import DataError, RewardError
-from afm.rewards.base import Sample
-from afm.rewards.exact_match import ExactMatch, normalised
-from afm.rewards.gold import gold_answers
-from afm.rewards.judge_client import JudgeClient
+from afm.rewards.base import Part, Sample
 from afm.rewards.judge_endpoint import JudgeEndpoint
-from afm.rewards.judge_prompt import SCHEMA, Case, Ruling, bystander, decoy, shown_rationale
-from afm.rewards.judge_store import VerdictCache
-from afm.rewards.judge_text import TEXT_SCHEMA, JudgeText
-from afm.rewards.part import Part
+from afm.rewards.judge_prompt import (
+    SCHEMA,
+    TEXT_SCHEMA,
+    Case,
+    JudgeText,
+    Ruling,
+    bystander,
+    decoy,
+    messages,
+    read_ruling,
+    shown_rationale,
+)
+from afm.rewards.judge_store import VerdictCache, cache_key
+from afm.rewards.reply_client import ReplyClient
+from afm.rewards.text_match import ExactMatch, gold_answers, normalised
 from afm.trajectory import answers
 
 NO_JUDGE = "no judge is configured: exact match"
@@ -39,7 +51,7 @@ class JudgeSettings(JudgeEndpoint):
         without_endpoint: What judges when neither the file nor the environment names an endpoint.
         control: Judge an accepted answer again against a wrong gold answer, and score 0 when it is accepted again.
         prompt: A text of the user's with {question}, {gt_answer} and {pred_answer} in place of ours (see
-            :mod:`afm.rewards.judge_text`); then every answer is judged by the model, exact ones and long ones too.
+            :mod:`afm.rewards.judge_prompt`); then every answer is judged by the model, exact ones and long ones too.
         max_answer_chars: Longer answers score 0: whoever lists everything has answered nothing.
         cache: File of verdicts, which processes may share.
         price_per_million_tokens: What the endpoint costs in US dollars, for ``afm doctor`` and the money of evaluations; no
@@ -151,3 +163,61 @@ def _gold_and_answers(sample: Sample) -> tuple[tuple[str, ...], tuple[str, ...]]
 def _is_exactly(answer: str, accepted: tuple[str, ...]) -> bool:
     flat = normalised(answer)
     return bool(flat) and flat in {normalised(gold) for gold in accepted}
+
+
+_Asked = dict[str, asyncio.Task[Ruling]]
+
+
+class JudgeClient:
+    """Asks one model for verdicts, in our words or those of ``text``. Equal requests at the same time are sent once."""
+
+    def __init__(
+        self, client: ReplyClient, cache: VerdictCache | None = None, text: JudgeText | None = None
+    ) -> None:
+        self._client = client
+        self._cache = cache
+        self._messages = messages if text is None else text.messages
+        self._read = read_ruling if text is None else text.read
+        self._asked: WeakKeyDictionary[asyncio.AbstractEventLoop, _Asked] = WeakKeyDictionary()
+
+    async def ruling(self, case: Case) -> Ruling:
+        """The model's verdict.
+
+        Raises:
+            RewardError: There is none: the server failed, replied with something else, or the budget is spent.
+        """
+        body = self._client.body(self._messages(case))
+        key = cache_key(self._client.where, body)
+        asked = self._asked.setdefault(asyncio.get_running_loop(), {})
+        task = asked.get(key)
+        if task is None:
+            task = asyncio.create_task(self._found_or_asked(key, body, case))
+            asked[key] = task
+            task.add_done_callback(lambda done: _forget(asked, key, done))
+        # One waiter that is cancelled takes nothing from the others.
+        return await asyncio.shield(task)
+
+    async def close(self) -> None:
+        """End what this event loop asked for and close its connections."""
+        asked = tuple(self._asked.pop(asyncio.get_running_loop(), {}).values())
+        for task in asked:
+            task.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
+        await self._client.close()
+        if self._cache is not None:
+            self._cache.close()
+
+    async def _found_or_asked(self, key: str, body: Mapping[str, Any], case: Case) -> Ruling:
+        found = await self._cache.find(key) if self._cache is not None else None
+        if found is not None:
+            return found
+        ruling = await self._client.reply(body, lambda text: self._read(text, case))
+        if self._cache is not None:
+            await self._cache.add(key, ruling)
+        return ruling
+
+
+def _forget(asked: _Asked, key: str, task: asyncio.Task[Ruling]) -> None:
+    asked.pop(key, None)
+    if not task.cancelled():
+        task.exception()  # every waiter may be gone

@@ -7,11 +7,9 @@ from importlib.util import find_spec
 from typing import Any
 
 from afm.errors import DataError, MissingExtraError, RewardError
-from afm.rewards.base import Sample
-from afm.rewards.copied import is_copied
-from afm.rewards.equality import is_unevaluated, quick_verdict, readings
-from afm.rewards.gold import gold_answers
-from afm.rewards.part import Part
+from afm.rewards.base import Part, Sample
+from afm.rewards.equality import is_copied, is_unevaluated, quick_verdict, readings
+from afm.rewards.text_match import gold_answers
 from afm.rewards.workers import WorkerCpuError, WorkerCrashError, WorkerKilledError, WorkerPool
 from afm.trajectory import answers
 

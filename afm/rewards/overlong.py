@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from afm.rewards.base import Sample
-from afm.rewards.part import Part
+from afm.rewards.base import Part, Sample
 
 LARGEST_PENALTY = 1.0
 

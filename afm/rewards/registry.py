@@ -13,26 +13,23 @@ from pydantic import Field, model_validator
 from afm.configuration import Settings, read_mapping, validated
 from afm.errors import AfmError, ConfigError
 from afm.rewards.agent_h import AgentH
-from afm.rewards.base import Reward, Sample
+from afm.rewards.base import FormScorer, Part, Reward, Sample, Scorer
 from afm.rewards.choice import ChoiceLetter
 from afm.rewards.code_tests import CodeTests
 from afm.rewards.code_tests.runner import CaseLimits
 from afm.rewards.code_tests.scorer import TestPolicy
-from afm.rewards.exact_match import ExactMatch, MatchVariant
-from afm.rewards.format import FormatCheck
 from afm.rewards.formula import Formula
 from afm.rewards.judge import JudgeSettings, ModelJudge
 from afm.rewards.math import MathVerify
 from afm.rewards.overlong import CountedTokens, OverlongPenalty
-from afm.rewards.own import open_scorer
-from afm.rewards.part import FormScorer, Part, Scorer
-from afm.rewards.sources import BY_SOURCE, checked_name, scorer_name
+from afm.rewards.sources import BY_SOURCE, checked_name, open_scorer, scorer_name
 from afm.rewards.t_eval import TEval, TEvalSettings
-from afm.rewards.text_match import Substring, TokenF1
+from afm.rewards.text_match import ExactMatch, MatchVariant, Substring, TokenF1
 from afm.sandbox import open_sandbox
 from afm.sandbox.backends import SandboxSettings
 from afm.settings import load_settings
 from afm.tools.remote import remote_sandbox
+from afm.trajectory import validate
 from afm.trajectory.observation import whole_characters
 from afm.trajectory.record import Verdict
 
@@ -121,7 +118,7 @@ class RewardSettings(Settings):
     Attributes:
         formula: How the parts ``correct``, ``format`` and ``overlong`` make the score.
         by_source: data_source to scorer, beside or instead of the built-in table; ``*`` stands for anything, a dotted name
-            for a class of your own (:class:`afm.rewards.part.Scorer`). A row whose ``extra_info`` names a scorer under
+            for a class of your own (:class:`afm.rewards.base.Scorer`). A row whose ``extra_info`` names a scorer under
             ``reward`` is judged by that one.
         text_match: Of the scorers ``f1`` and ``substring``.
         overlong: Needed when the formula uses it.
@@ -267,3 +264,15 @@ def _table(own: Mapping[str, str], label: str) -> dict[str, str]:
     for source, name in own.items():
         checked_name(name, f"{label}: by_source.{source}", own=True)
     return BY_SOURCE | {source.lower(): name for source, name in own.items()}
+
+
+class FormatCheck:
+    """1 when the response is valid for its agent, else 0 with the first fault as evidence."""
+
+    async def judge(self, sample: Sample) -> Part:
+        """Validate the response by author."""
+        faults = validate(sample.segments, sample.spec)
+        return Part(0.0, f"format: {faults[0].message}") if faults else Part(1.0)
+
+    async def close(self) -> None:
+        """Nothing to free."""

@@ -1,11 +1,17 @@
-"""Which scorer judges the answers of which data source (AFM, section on rewards)."""
+"""Which scorer judges the answers of which data source (AFM, section on rewards), and scorers of your own.
+
+A scorer of your own is a class by its dotted name in a reward YAML, never in a row of data.
+"""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
+from typing import cast
 
 from afm.errors import ConfigError, suggestion
+from afm.rewards.base import Scorer
 
 SCORERS = ("math", "exact_match", "f1", "substring", "choice", "code_tests", "judge", "t_eval", "agent_h")
 
@@ -50,7 +56,7 @@ def checked_name(name: str, place: str, *, own: bool = False) -> str:
     """``name``, when it is a scorer of this version.
 
     Args:
-        own: Whether the dotted name of a class may stand there; only a reward YAML may say so, rows may not.
+        own: Whether the dotted name of a class is allowed. Only a reward YAML may name one, rows may not.
 
     Raises:
         ConfigError: It is not; the message begins with ``place``.
@@ -58,3 +64,24 @@ def checked_name(name: str, place: str, *, own: bool = False) -> str:
     if name in SCORERS or (own and "." in name.strip(".")):
         return name
     raise ConfigError(f"{place}: reward {name!r} is unknown, {suggestion(name, SCORERS)}")
+
+
+def open_scorer(name: str) -> Scorer:
+    """An instance of the class ``name``, made without arguments.
+
+    Raises:
+        ConfigError: It cannot be imported, or is no scorer (see :class:`afm.rewards.base.Scorer`).
+    """
+    module_name, _, class_name = name.rpartition(".")
+    try:
+        scorer = getattr(importlib.import_module(module_name), class_name, None)
+    except Exception as error:  # whatever a module does when it is loaded
+        reason = str(error) if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
+        raise ConfigError(
+            f"reward {name!r} cannot be imported: {reason}; is its folder on PYTHONPATH?"
+        ) from error
+    if not isinstance(scorer, type) or not all(
+        callable(getattr(scorer, method, None)) for method in ("judge", "close")
+    ):
+        raise ConfigError(f"reward {name!r}: expected a class with async methods judge(sample) and close()")
+    return cast("Scorer", scorer())

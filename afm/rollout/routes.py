@@ -23,7 +23,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 from afm.agents import AgentSpec, Limits, PromptMode, PromptSource, PromptTemplate
 from afm.agents.spec import AnswerFormat
 from afm.errors import ConfigError, DataError
-from afm.rewards.gold import kind_of_gold
+from afm.rewards.text_match import kind_of_gold
 
 ROUTE_KEY = "route"
 """Where a record's provenance says under which name of ``agents:`` it was made."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from afm.rewards.copied import is_copied
+from afm.rewards.equality import is_copied
 
 COPIED = [
     (r"11\sqrt{2}", r"\sqrt{242}", r"Simplify $\sqrt{242}$."),

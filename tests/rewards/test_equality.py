@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from afm.rewards.algebra import algebra_verdict
 from afm.rewards.equality import is_unevaluated, quick_verdict, readings
+from afm.rewards.verifier import algebra_verdict
 from afm.rewards.worked_out import form_of
 
 EQUAL = [

@@ -6,7 +6,7 @@ import pytest
 
 from afm.agents import load_agent
 from afm.rewards import Sample
-from afm.rewards.exact_match import ExactMatch, MatchVariant, normalised
+from afm.rewards.text_match import ExactMatch, MatchVariant, normalised
 from afm.trajectory import author_segments
 
 SPEC = load_agent("mhqa")

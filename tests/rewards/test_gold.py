@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from afm.errors import DataError
-from afm.rewards.gold import gold_answers
+from afm.rewards.text_match import gold_answers
 
 
 class Array:

@@ -18,11 +18,11 @@ from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from afm.agents import load_agent
 from afm.errors import ConfigError
 from afm.rewards import Sample, load_reward
+from afm.rewards.base import Part
 from afm.rewards.judge import JudgeSettings, ModelJudge
 from afm.rewards.judge_prompt import Case, Ruling, decoy, messages, read_ruling, shown_rationale
 from afm.rewards.judge_store import VerdictCache, cache_key
 from afm.rewards.meter import judge_meter
-from afm.rewards.part import Part
 from afm.trajectory.types import Author, Segment
 
 SPEC = load_agent("web")

@@ -9,9 +9,9 @@ from fastapi.responses import JSONResponse
 from afm.agents import load_agent
 from afm.errors import ConfigError
 from afm.rewards import Sample
+from afm.rewards.base import Part
 from afm.rewards.judge import JudgeSettings, ModelJudge
-from afm.rewards.judge_text import JudgeText
-from afm.rewards.part import Part
+from afm.rewards.judge_prompt import JudgeText
 from afm.trajectory import author_segments
 
 SPEC = load_agent("web")

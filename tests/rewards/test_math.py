@@ -16,10 +16,10 @@ import yaml
 
 from afm.agents import load_agent
 from afm.rewards import Reward, Sample, load_reward
-from afm.rewards.algebra import algebra_verdict
+from afm.rewards.base import Part
 from afm.rewards.equality import quick_verdict
 from afm.rewards.math import MathVerify
-from afm.rewards.part import Part
+from afm.rewards.verifier import algebra_verdict
 from afm.trajectory import author_segments
 
 SPEC = load_agent("math")

@@ -14,7 +14,7 @@ from afm.trajectory.record import Verdict
 from afm.trajectory.types import Author, Segment
 
 MODULE = '''
-from afm.rewards.part import Part
+from afm.rewards.base import Part
 from afm.trajectory import answers
 
 class Backwards:

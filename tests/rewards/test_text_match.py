@@ -6,8 +6,7 @@ import pytest
 
 from afm.agents import load_agent
 from afm.rewards import Sample
-from afm.rewards.exact_match import MatchVariant
-from afm.rewards.text_match import Substring, TokenF1, token_f1
+from afm.rewards.text_match import MatchVariant, Substring, TokenF1, token_f1
 from afm.trajectory import author_segments
 
 SPEC = load_agent("mhqa")

@@ -14,7 +14,7 @@ from loopback import LoopbackServer
 from afm.models.base import FinishReason, SamplingParams
 from afm.models.scripted import ScriptedModel
 from afm.models.tokenizer import ChatTokenizer
-from afm.rewards.gold import gold_answers
+from afm.rewards.text_match import gold_answers
 
 CONTEXT = 40_960
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from afm.rewards import Sample
+from afm.rewards.base import Part
 from afm.rewards.code_tests import CodeTests
-from afm.rewards.part import Part
 
 STARVED = "overloaded"
 """In the evidence of a program that the machine starved: it says nothing about the program."""

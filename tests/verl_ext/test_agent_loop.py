@@ -256,7 +256,7 @@ class Broken:
     """A scorer that divides by nothing."""
 
     async def judge(self, sample: Any) -> Any:
-        from afm.rewards.part import Part
+        from afm.rewards.base import Part
 
         return Part(float("nan"), "0 of 0")
 

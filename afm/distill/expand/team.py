@@ -21,7 +21,7 @@ from afm.distill.model_team.replies import Lenient, MemberReply
 from afm.distill.model_team.voices import NoUsableReplyError, Voices
 from afm.distill.record import Recorder
 from afm.errors import ConfigError, DataError, ToolError
-from afm.rewards.exact_match import normalised
+from afm.rewards.text_match import normalised
 from afm.tools import Tool
 from afm.tools.base import working_toward
 

@@ -16,8 +16,7 @@ from afm.errors import DataError, EngineError, RefusedError, RewardError, ToolEr
 from afm.models.base import SamplingParams, TokenModel
 from afm.models.reasoning import UnfinishedReasoningError, without_reasoning
 from afm.rewards import Reward, Sample
-from afm.rewards.exact_match import comparable
-from afm.rewards.gold import gold_answers
+from afm.rewards.text_match import comparable, gold_answers
 from afm.rollout import run_episode
 from afm.tools import Tool
 from afm.trajectory import answers

@@ -18,7 +18,7 @@ from afm.distill.queries.askers import QuestionAsker
 from afm.distill.queries.sampling import OnSample, SampleLog, Sampling
 from afm.distill.queries.settings import QuerySettings
 from afm.errors import DataError
-from afm.rewards.exact_match import comparable
+from afm.rewards.text_match import comparable
 from afm.runs.atomic import replacing
 from afm.runs.folder import RunFolder, write_manifest
 from afm.trajectory.rows import json_rows

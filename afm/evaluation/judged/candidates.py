@@ -19,8 +19,8 @@ from afm.agents import AgentSpec
 from afm.evaluation.agents import Agents
 from afm.evaluation.metrics import passed, task_of
 from afm.evaluation.settings import BestOfSettings
-from afm.rewards.exact_match import comparable
 from afm.rewards.judge_prompt import json_string
+from afm.rewards.text_match import comparable
 from afm.tools.screen import plain
 from afm.trajectory import answers
 from afm.trajectory.record import Record

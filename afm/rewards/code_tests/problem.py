@@ -1,16 +1,23 @@
-"""The tests of a row: test cases, test programs and checkers, in whichever of the published layouts they come."""
+"""The tests of a row: test cases, test programs and checkers, in whichever of the published layouts they come.
+
+LiveCodeBench packs its private tests: base64 of zlib of a pickle of one string, which is JSON. They are read without
+unpickling, because a pickle can run any code: only the opcodes of a pickled string are accepted.
+"""
 
 from __future__ import annotations
 
 import ast
+import base64
+import binascii
 import json
+import pickletools
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from afm.errors import DataError
-from afm.rewards.code_tests.packed import unpacked
-from afm.rewards.gold import is_literal
+from afm.rewards.text_match import is_literal
 
 _SETUP = ("import_prefix", "test_imports", "test_setup_code")
 _TESTS = ("functional", "test", "test_list", "asserts", "assert_case", "challenge_test_list")
@@ -243,3 +250,55 @@ def _value(value: Any) -> Any:
 
 def _joined(value: Any) -> str:
     return "\n".join(map(str, value)) if _is_list(value) else str(value or "")
+
+
+MAX_BYTES = 256 << 20
+_STRINGS = {"SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8"}
+_HARMLESS = {"PROTO", "FRAME", "MEMOIZE", "BINPUT", "LONG_BINPUT"}
+
+
+def unpacked(text: str, max_bytes: int = MAX_BYTES) -> str:
+    """The string that ``text`` packs.
+
+    Args:
+        max_bytes: Bound of its size when unpacked.
+
+    Raises:
+        DataError: It is damaged, too large, or a pickle of anything but one string.
+    """
+    try:
+        packed = base64.b64decode(text, validate=True)
+        engine = zlib.decompressobj()
+        data = engine.decompress(packed, max_bytes)
+    except (binascii.Error, ValueError, zlib.error) as error:
+        raise DataError(
+            f"packed tests: neither base64 nor zlib ({error}); expected LiveCodeBench's layout"
+        ) from None
+    if not engine.eof:
+        reason = "is cut off" if len(data) < max_bytes else f"holds more than {max_bytes} bytes"
+        raise DataError(f"packed tests: the compressed data {reason}")
+    return pickled_string(data)
+
+
+def pickled_string(data: bytes) -> str:
+    """The one string in a pickle.
+
+    Raises:
+        DataError: The pickle holds or does anything else.
+    """
+    found: list[str] = []
+    try:
+        for opcode, argument, _ in pickletools.genops(data):
+            if opcode.name in _STRINGS:
+                found.append(str(argument))
+            elif opcode.name == "STOP":
+                break
+            elif opcode.name not in _HARMLESS:
+                raise DataError(
+                    f"packed tests: the pickle has opcode {opcode.name}, expected one string and no more"
+                )
+    except (ValueError, IndexError, UnicodeDecodeError) as error:
+        raise DataError(f"packed tests: no pickle ({error})") from None
+    if len(found) != 1:
+        raise DataError(f"packed tests: the pickle has {len(found)} strings, expected one")
+    return found[0]

@@ -12,14 +12,13 @@ from typing import Any
 
 from afm.agents.spec import AnswerFormat
 from afm.errors import DataError, SandboxError
-from afm.rewards.base import Sample
+from afm.rewards.base import Part, Sample
 from afm.rewards.code_tests.compare import absolute_tolerance, layout_matters, same_output, same_value
 from afm.rewards.code_tests.inside.plain import decode, encode
 from afm.rewards.code_tests.livecodebench import PrivateTests
 from afm.rewards.code_tests.problem import CallCase, PrintCase, Problem, question_id, read_problem
 from afm.rewards.code_tests.rounds import TestRounds
 from afm.rewards.code_tests.runner import CaseEnd, CaseLimits, CaseRun, CaseRunner
-from afm.rewards.part import Part
 from afm.sandbox import Sandbox
 from afm.trajectory.answer import answer_content, fenced
 

@@ -10,11 +10,9 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from afm.errors import ConfigError
-from afm.rewards.base import Sample
-from afm.rewards.part import Part
+from afm.rewards.base import Part, Sample
 from afm.rewards.t_eval import replies
-from afm.rewards.t_eval.plans import plan_f1
-from afm.rewards.t_eval.similarity import Sentences, Similarity, Words
+from afm.rewards.t_eval.plans import Sentences, Similarity, Words, plan_f1
 from afm.trajectory.types import Author
 
 ITEM = "t_eval"

@@ -10,8 +10,8 @@ from patient_scorer import PatientScorer
 
 from afm.agents import load_agent
 from afm.rewards import Sample
+from afm.rewards.base import Part
 from afm.rewards.code_tests import CodeTests
-from afm.rewards.part import Part
 from afm.trajectory import author_segments
 
 pytestmark = pytest.mark.sandbox

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from afm.errors import DataError
-from afm.rewards.code_tests.packed import pickled_string, unpacked
+from afm.rewards.code_tests.problem import pickled_string, unpacked
 
 
 def packed(value: Any, protocol: int | None = None) -> str:

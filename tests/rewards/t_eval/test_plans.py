@@ -5,8 +5,7 @@ import random
 
 import pytest
 
-from afm.rewards.t_eval.plans import best_matching, longest_rise, plan_f1
-from afm.rewards.t_eval.similarity import Words
+from afm.rewards.t_eval.plans import Words, best_matching, longest_rise, plan_f1
 
 SEARCH, DETAILS, PRICE = (
     ("Home.search", "{'place': 'Berlin'}"),
