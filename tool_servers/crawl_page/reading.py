@@ -19,8 +19,8 @@ from tool_servers.shared.cache import Cache
 from tool_servers.shared.fetch import Fault, FetchError
 from tool_servers.shared.metrics import Count
 
-_MARGIN_S = 1.0
-"""Of the caller's time, kept for the way back."""
+_MARGIN_S = 2.0
+"""Of the caller's time, kept for passages without the model and for the way back; a busy machine needs more than one second."""
 _MOST_GOAL_CHARS = 8_000
 
 
