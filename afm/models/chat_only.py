@@ -69,10 +69,20 @@ class TextCodec:
         return "".join(_text(token) for token in token_ids if token > 255)
 
     def encode_prompt(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """Every message behind an id of its role, and the id of the assistant at the end."""
+        """Every message behind an id of its role, and the id of the assistant at the end.
+
+        Raises:
+            EngineError: A message is of another role than system, user and assistant.
+        """
         ids: list[int] = []
         for message in messages:
-            ids += [1 + self._BEGINNINGS.index(message["role"]), *self.encode(message["content"])]
+            role, text = message["role"], message["content"]
+            if role not in self._BEGINNINGS:
+                raise EngineError(
+                    f"a message of the role {role!r}, expected one of {', '.join(self._BEGINNINGS)}"
+                )
+            written = role == "assistant"
+            ids += [1 + self._BEGINNINGS.index(role), *_pieces(text, CHARACTERS_PER_TOKEN, written=written)]
         return [*ids, 1 + self._BEGINNINGS.index("assistant")]
 
     def passages(self, token_ids: Sequence[int]) -> list[Passage]:

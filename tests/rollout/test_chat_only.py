@@ -157,6 +157,15 @@ def test_ids_hold_text_and_author() -> None:
     ]
 
 
+def test_an_earlier_answer_in_the_prompt_is_the_assistants() -> None:
+    codec = TextCodec()
+    turns = [("user", "2 + 3?"), ("assistant", "5"), ("user", "And twice that?")]
+    ids = codec.encode_prompt([{"role": role, "content": text} for role, text in turns])
+    assert codec.passages(ids) == [Passage(role, text) for role, text in turns]
+    with pytest.raises(EngineError, match="'tool', expected one of system, user, assistant"):
+        codec.encode_prompt([{"role": "tool", "content": "5"}])
+
+
 async def test_a_text_without_a_stop_string_ends_with_the_end_id(serve) -> None:
     server = serve("That is all.")
     model = ChatOnlyModel(server.origin, name="closed")
