@@ -77,11 +77,11 @@ def claim(out: Path, size: Size) -> None:
 def make_world(folder: Path, size: Size) -> None:
     """The pages with their index, and three sets of questions that name different entities."""
     from afm.datasets.encyclopaedia import Encyclopaedia, write_encyclopaedia
-    from afm.datasets.mini_world import Split
+    from afm.datasets.mini_world import WorldSplit
 
     if (folder / "index").exists():
         return
-    sizes = {Split.TRAIN: size.base_tasks, Split.RL: size.tasks, Split.HELDOUT: size.held_out}
+    sizes = {WorldSplit.TRAIN: size.base_tasks, WorldSplit.RL: size.tasks, WorldSplit.HELDOUT: size.held_out}
     world = Encyclopaedia(size.pages, seed=0, brief=True)
     write_encyclopaedia(folder, world, sizes=sizes, seed=0, hops=[1, 2])
     words = [sys.executable, "-m", "tool_servers.wiki_search.build", str(folder / "corpus.jsonl")]

@@ -23,7 +23,7 @@ from timing import environment, report
 from afm.cli.recipes import wiki_server
 from afm.datasets import write_tasks
 from afm.datasets.encyclopaedia import Encyclopaedia, write_encyclopaedia
-from afm.datasets.mini_world import Split, generate
+from afm.datasets.mini_world import WorldSplit, generate
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 PAGES = 40_000
@@ -32,7 +32,7 @@ PAGES = 40_000
 def wiki_world(folder: Path, tasks: int) -> None:
     """Questions of one and two hops, and the index of the pages that answer them."""
     world = Encyclopaedia(PAGES, seed=0)
-    write_encyclopaedia(folder, world, sizes={Split.TRAIN: tasks}, seed=0, hops=[1, 2])
+    write_encyclopaedia(folder, world, sizes={WorldSplit.TRAIN: tasks}, seed=0, hops=[1, 2])
     words = [sys.executable, "-m", "tool_servers.wiki_search.build", str(folder / "corpus.jsonl")]
     subprocess.run([*words, f"--out={folder / 'index'}"], check=True, capture_output=True)
 
@@ -83,7 +83,7 @@ def main() -> None:
     results: dict[str, object] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        write_tasks(generate(Split.TRAIN, options.tasks, seed=0), folder / "math.jsonl")
+        write_tasks(generate(WorldSplit.TRAIN, options.tasks, seed=0), folder / "math.jsonl")
         results["math"] = distilled(
             folder / "math.jsonl",
             folder / "math",

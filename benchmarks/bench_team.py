@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from afm.cli.recipes import wiki_server
-from afm.datasets.encyclopaedia.reading import find_fact, read_chain
+from afm.datasets.encyclopaedia.relations import find_fact, read_chain
 from afm.distill import EventKind, read_events
 from afm.processes import tied_environment
 

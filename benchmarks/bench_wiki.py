@@ -28,7 +28,7 @@ from timing import REPO, environment, report
 from wiki_load import measure, post
 
 from afm.datasets.encyclopaedia import Encyclopaedia, generate, write_corpus
-from afm.datasets.mini_world import Split
+from afm.datasets.mini_world import WorldSplit
 
 CONCURRENCY = (1, 32, 128)
 RIVAL = Path(__file__).with_name("wiki_rival.py")
@@ -45,7 +45,7 @@ class Asked:
 def queries(world: Encyclopaedia, count: int) -> list[Asked]:
     """One query a gold hop, as a good agent would word it: all different."""
     found: dict[str, str] = {}
-    tasks = generate(world, Split.RL, world.size * 10, seed=7)
+    tasks = generate(world, WorldSplit.RL, world.size * 10, seed=7)
     while len(found) < count:
         for hop in next(tasks).extra_info["path"]:
             found.setdefault(f"{hop['asks'].removesuffix(' of whom')} of {hop['title']}", hop["passage"])

@@ -28,7 +28,7 @@ from typing import Any
 
 from afm.agents import load_agent
 from afm.datasets import write_tasks
-from afm.datasets.mini_world import Split, generate, read_problem
+from afm.datasets.mini_world import WorldSplit, generate, read_problem
 from afm.evaluation import Manifest, Sources, evaluate, read_manifest, summarise
 from afm.evaluation.prices import Prices
 from afm.models.base import Generation, SamplingParams
@@ -114,7 +114,7 @@ def timed_cost(cost: Cost) -> Cost:
 async def evaluated(out: Path, model: ScriptedModel, questions: int) -> None:
     """One evaluation, as `afm eval` leaves it."""
     tools, reward = load_tools(ROOT / "configs/tools/code_executor.yaml"), load_reward()
-    tasks = list(generate(Split.HELDOUT, questions, seed=0))
+    tasks = list(generate(WorldSplit.HELDOUT, questions, seed=0))
     try:
         await evaluate(
             tasks,
@@ -153,7 +153,7 @@ def make_run(questions: int) -> None:
     """A run folder in the working folder: before and after the model learned to use its tool."""
     for name, share in (("eval_sft", 0.45), ("eval_rl", 0.93)):
         asyncio.run(evaluated(RUN / name, Solver("coins-" + name.removeprefix("eval_"), share), questions))
-    write_tasks(generate(Split.HELDOUT, questions, seed=0), DATA)
+    write_tasks(generate(WorldSplit.HELDOUT, questions, seed=0), DATA)
 
 
 @contextmanager
@@ -206,7 +206,7 @@ def show_answer(console: Any) -> None:
     from afm.rollout import CallFinished, EpisodeEvent, run_episode
 
     tools = load_tools(ROOT / "configs/tools/code_executor.yaml")
-    question = next(generate(Split.HELDOUT, 1, seed=3)).question
+    question = next(generate(WorldSplit.HELDOUT, 1, seed=3)).question
     events: list[EpisodeEvent] = []
 
     async def ask() -> Episode:

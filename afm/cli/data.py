@@ -85,9 +85,9 @@ def world(
 
     Kind wiki also writes the encyclopaedia that holds the answers, as `corpus.jsonl`.
     """
-    from afm.datasets.mini_world import Split, write_world
+    from afm.datasets.mini_world import WorldSplit, write_world
 
-    sizes = {Split.TRAIN: train, Split.RL: rl, Split.HELDOUT: heldout}
+    sizes = {WorldSplit.TRAIN: train, WorldSplit.RL: rl, WorldSplit.HELDOUT: heldout}
     if kind is WorldKind.WIKI:
         from afm.cli.progress import ProgressView
         from afm.datasets.encyclopaedia import Encyclopaedia, write_encyclopaedia

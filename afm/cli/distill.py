@@ -227,12 +227,12 @@ def _by_rule(
     from afm.datasets import write_tasks
     from afm.datasets.encyclopaedia.growth import Growth
     from afm.datasets.encyclopaedia.growth import expand as grown
-    from afm.datasets.mini_world import Split
+    from afm.datasets.mini_world import WorldSplit
     from afm.runs.folder import write_manifest
 
     made = grown(
         _world(world),
-        Split(split.value),
+        WorldSplit(split.value),
         count,
         seed=seed,
         growth=Growth(by.value),

@@ -130,9 +130,13 @@ class Recipe:
 def make_math_world(folder: Path, plan: RecipeSizes, seed: int) -> None:
     """Write the three disjoint sets of problems."""
     from afm.datasets import write_tasks
-    from afm.datasets.mini_world import Split, generate
+    from afm.datasets.mini_world import WorldSplit, generate
 
-    sizes = {Split.TRAIN: plan.train_tasks, Split.RL: plan.rl_tasks, Split.HELDOUT: plan.heldout_tasks}
+    sizes = {
+        WorldSplit.TRAIN: plan.train_tasks,
+        WorldSplit.RL: plan.rl_tasks,
+        WorldSplit.HELDOUT: plan.heldout_tasks,
+    }
     for split, count in sizes.items():
         write_tasks(generate(split, count, seed=seed), folder / f"{split}.jsonl")
 
@@ -171,9 +175,13 @@ _BUILD_LOG, _SERVER_LOG = "index.log", "wiki_server.log"
 def make_wiki_world(folder: Path, plan: RecipeSizes, seed: int) -> None:
     """Write the encyclopaedia, three sets of questions that name different entities, and the search index."""
     from afm.datasets.encyclopaedia import Encyclopaedia, write_encyclopaedia
-    from afm.datasets.mini_world import Split
+    from afm.datasets.mini_world import WorldSplit
 
-    sizes = {Split.TRAIN: plan.train_tasks, Split.RL: plan.rl_tasks, Split.HELDOUT: plan.heldout_tasks}
+    sizes = {
+        WorldSplit.TRAIN: plan.train_tasks,
+        WorldSplit.RL: plan.rl_tasks,
+        WorldSplit.HELDOUT: plan.heldout_tasks,
+    }
     world = Encyclopaedia(PAGES, seed=seed, brief=True)
     write_encyclopaedia(folder, world, sizes=sizes, seed=seed, hops=HOPS)
     words = [sys.executable, "-P", "-m", "tool_servers.wiki_search.build", str(folder / "corpus.jsonl")]

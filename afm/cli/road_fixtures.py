@@ -66,16 +66,16 @@ def _questions(agent: str, folder: Path) -> list[Task]:
     """More than all files need; those of the encyclopaedia come with its corpus in ``folder``."""
     count = SFT_ROWS + RL_ROWS + 2 * BENCHMARK_ROWS  # of each kind of task
     if agent == "code":
-        from afm.datasets.mini_world import Split, generate
+        from afm.datasets.mini_world import WorldSplit, generate
 
-        tasks = list(generate(Split.TRAIN, count, seed=WORLD_SEED))
+        tasks = list(generate(WorldSplit.TRAIN, count, seed=WORLD_SEED))
         return [_program(task) if number % 2 else task for number, task in enumerate(tasks)]
     from afm.datasets import read_tasks
     from afm.datasets.encyclopaedia import Encyclopaedia, write_encyclopaedia
-    from afm.datasets.mini_world import Split
+    from afm.datasets.mini_world import WorldSplit
 
     world = Encyclopaedia(PAGES, seed=WORLD_SEED, brief=True)
-    write_encyclopaedia(folder, world, sizes={Split.TRAIN: count}, seed=WORLD_SEED, hops=(1,))
+    write_encyclopaedia(folder, world, sizes={WorldSplit.TRAIN: count}, seed=WORLD_SEED, hops=(1,))
     return list(read_tasks(folder / "train.jsonl"))
 
 

@@ -28,7 +28,7 @@ _MAX_MISSES = 2_000
 _PEOPLE = ("Tom", "Mia", "Ana", "Leo", "Zoe", "Max", "Eva", "Ian", "Kim", "Sam")
 
 
-class Split(StrEnum):
+class WorldSplit(StrEnum):
     """The three disjoint parts of the world."""
 
     TRAIN = "train"
@@ -36,8 +36,8 @@ class Split(StrEnum):
     HELDOUT = "heldout"
 
 
-_HASH_BELOW = {Split.TRAIN: 55, Split.RL: 92, Split.HELDOUT: 100}
-DEFAULT_SIZES = {Split.TRAIN: 6_000, Split.RL: 4_096, Split.HELDOUT: 200}
+_HASH_BELOW = {WorldSplit.TRAIN: 55, WorldSplit.RL: 92, WorldSplit.HELDOUT: 100}
+DEFAULT_SIZES = {WorldSplit.TRAIN: 6_000, WorldSplit.RL: 4_096, WorldSplit.HELDOUT: 200}
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ STORIES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class StoryProblem:
     """The arithmetic of one story.
 
     Attributes:
@@ -137,7 +137,9 @@ class Problem:
         return value
 
 
-def generate(split: Split, count: int, *, seed: int, stories: Sequence[Story] = STORIES) -> Iterator[Task]:
+def generate(
+    split: WorldSplit, count: int, *, seed: int, stories: Sequence[Story] = STORIES
+) -> Iterator[Task]:
     """Stream ``count`` distinct tasks of a split, in random order; the same arguments give the same tasks.
 
     Exactly ``round(0.52 * count)`` of them have one step.
@@ -162,8 +164,8 @@ def generate(split: Split, count: int, *, seed: int, stories: Sequence[Story] = 
 
 
 def write_world(
-    out_dir: str | Path, *, seed: int, sizes: Mapping[Split, int] = DEFAULT_SIZES
-) -> dict[Split, Path]:
+    out_dir: str | Path, *, seed: int, sizes: Mapping[WorldSplit, int] = DEFAULT_SIZES
+) -> dict[WorldSplit, Path]:
     """Write ``train.jsonl``, ``rl.jsonl``, ``heldout.jsonl`` and a manifest; returns the three paths."""
     out = Path(out_dir)
     paths = {split: out / f"{split.value}.jsonl" for split in sizes}
@@ -174,13 +176,13 @@ def write_world(
     return paths
 
 
-def split_of(problem: Problem) -> Split:
+def split_of(problem: StoryProblem) -> WorldSplit:
     """The split to which a problem belongs by the hash of its expression."""
     bucket = int.from_bytes(hashlib.sha256(problem.expression.encode()).digest()[:4], "big") % 100
     return next(split for split, bound in _HASH_BELOW.items() if bucket < bound)
 
 
-def read_problem(question: str) -> Problem | None:
+def read_problem(question: str) -> StoryProblem | None:
     """Understand a question of this world by its wording; ``None`` for any other text."""
     sentences = re.split(r"(?<=[.?]) ", question.strip())
     if len(sentences) < 3:
@@ -190,16 +192,16 @@ def read_problem(question: str) -> Problem | None:
         begin = _pattern(story.opening).fullmatch(opening)
         if begin is None or not _pattern(story.question).fullmatch(asked):
             continue
-        read = [_read_change(story, sentence) for sentence in changes]
-        found = tuple(change for change in read if change is not None)
-        if len(found) == len(read):
-            return Problem(story.kind, int(begin["n"]), found)
+        steps = [_read_change(story, sentence) for sentence in changes]
+        known = tuple(step for step in steps if step is not None)
+        if len(known) == len(steps):
+            return StoryProblem(story.kind, int(begin["n"]), known)
     return None
 
 
 def _draw_new(
-    rng: random.Random, stories: Sequence[Story], split: Split, steps: int, seen: set[str]
-) -> tuple[Problem, str]:
+    rng: random.Random, stories: Sequence[Story], split: WorldSplit, steps: int, seen: set[str]
+) -> tuple[StoryProblem, str]:
     for _ in range(_MAX_MISSES):
         story = rng.choice(stories)
         problem = _draw(rng, story.kind, steps)
@@ -212,7 +214,7 @@ def _draw_new(
     )
 
 
-def _draw(rng: random.Random, kind: str, steps: int) -> Problem:
+def _draw(rng: random.Random, kind: str, steps: int) -> StoryProblem:
     start = rng.randint(12, 99)
     value, changes = start, []
     for _ in range(steps):
@@ -221,10 +223,10 @@ def _draw(rng: random.Random, kind: str, steps: int) -> Problem:
         operand = rng.randint(min(12, high) if operator != "*" else 2, high)
         value = _apply(operator, value, operand)
         changes.append((operator, operand))
-    return Problem(kind, start, tuple(changes))
+    return StoryProblem(kind, start, tuple(changes))
 
 
-def _tell(rng: random.Random, story: Story, problem: Problem) -> str:
+def _tell(rng: random.Random, story: Story, problem: StoryProblem) -> str:
     slots = {"who": rng.choice(story.who), "what": rng.choice(story.what)}
     sentences = [story.opening.format(n=problem.start, **slots)]
     sentences += [story.changes[operator].format(n=operand, **slots) for operator, operand in problem.changes]

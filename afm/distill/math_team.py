@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from afm.agents import AgentSpec, RoleKind
 from afm.agents.spec import START
-from afm.datasets.mini_world import Problem, read_problem
+from afm.datasets.mini_world import StoryProblem, read_problem
 from afm.distill.filters.rules import checking_role
 from afm.distill.merge import RoleMap
 from afm.distill.record import Recorder
@@ -147,13 +147,13 @@ class ScriptedMathTeam:
         else:
             await self._answer_with_tool(recorder, problem)
 
-    def _answer_directly(self, recorder: Recorder, problem: Problem, rng: random.Random) -> None:
+    def _answer_directly(self, recorder: Recorder, problem: StoryProblem, rng: random.Random) -> None:
         slip = 10 if rng.random() < self.p_slip else 0
         recorder.say(PLANNER, "Answer at once.")
         recorder.say(WRITER, "This one is easy.")
         recorder.finish(WRITER, str(problem.answer - slip))
 
-    async def _answer_with_tool(self, recorder: Recorder, problem: Problem) -> None:
+    async def _answer_with_tool(self, recorder: Recorder, problem: StoryProblem) -> None:
         recorder.say(PLANNER, "Write one expression and run it.")
         tool, value = self._cast.tool, ""
         for _ in range(_ATTEMPTS):

@@ -14,8 +14,14 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from afm.agents import AgentSpec
-from afm.datasets.encyclopaedia.reading import Chain, Fact, find_fact, read_chain
-from afm.datasets.encyclopaedia.relations import ATTRIBUTES, RELATIONS
+from afm.datasets.encyclopaedia.relations import (
+    ATTRIBUTES,
+    RELATIONS,
+    Chain,
+    StatedFact,
+    find_fact,
+    read_chain,
+)
 from afm.distill.filters.rules import checking_role
 from afm.distill.math_team import Casting, ScriptedMathTeam
 from afm.distill.merge import RoleMap
@@ -227,14 +233,14 @@ class _CheckedTask:
     def _from_memory(self) -> None:
         self._say(LEADER, "I know this.")
         self._say(PLANNER, "Answer at once.")
-        known = Fact("Easy.", gold_answers(self._recorder.task.ground_truth)[0])
+        known = StatedFact("Easy.", gold_answers(self._recorder.task.ground_truth)[0])
         self._say(LEADER, known.sentence)
         self._propose(known)
         self._check(known, 4)
         self._say(LEADER, "Sure.")
         self._answer(known)
 
-    async def _look_up(self, *, repeated: bool, reflected: bool) -> tuple[str, str, Fact] | None:
+    async def _look_up(self, *, repeated: bool, reflected: bool) -> tuple[str, str, StatedFact] | None:
         """The last passage, whom it was to tell about, and what it tells; ``None`` when the attempt has failed."""
         asks, name = self._chain.asks, self._chain.start
         self._say(LEADER, f"{_NUMBERS.get(len(asks), f'{len(asks)} facts')} to find.")
@@ -258,7 +264,7 @@ class _CheckedTask:
             name = read[1].gives
         raise AssertionError("a question asks for something")
 
-    async def _read_again(self, name: str) -> Fact | None:
+    async def _read_again(self, name: str) -> StatedFact | None:
         """The last fact, searched for in other words."""
         asked = self._chain.asks[-1]
         self._say(LEADER, "Read again.")
@@ -268,7 +274,7 @@ class _CheckedTask:
         self._say(LEADER, read[1].sentence)
         return read[1]
 
-    async def _search(self, query: str, asked: str, name: str) -> tuple[str, Fact] | None:
+    async def _search(self, query: str, asked: str, name: str) -> tuple[str, StatedFact] | None:
         result = await self._recorder.use(SEARCHER, self._tool, query)
         fact = find_fact(result.text, asked, name) if result.ok else None
         if fact is None:
@@ -276,21 +282,21 @@ class _CheckedTask:
             return None
         return result.text, fact
 
-    def _misread(self, passage: str, name: str, fact: Fact) -> Fact:
+    def _misread(self, passage: str, name: str, fact: StatedFact) -> StatedFact:
         """Another fact of the passage; the same when it tells no other."""
         facts = [other for asked in _ASKS if (other := find_fact(passage, asked, name)) is not None]
         others = [other for other in facts if other.gives != fact.gives]
         return self._rng.choice(others) if others else fact
 
-    def _propose(self, read: Fact) -> None:
+    def _propose(self, read: StatedFact) -> None:
         self._say(PROPOSER, _written(read.gives))
 
-    def _check(self, fact: Fact, score: int) -> None:
+    def _check(self, fact: StatedFact, score: int) -> None:
         """The checker reads the line again and grades."""
         self._say(LEADER, fact.sentence)
         self._say(CHECKER, f"Score: {score}")
 
-    def _answer(self, read: Fact) -> None:
+    def _answer(self, read: StatedFact) -> None:
         self._recorder.finish(WRITER, _written(read.gives))
 
     def _say(self, member: str, text: str) -> None:

@@ -7,11 +7,17 @@ from itertools import combinations
 import pytest
 
 from afm.datasets.encyclopaedia import Encyclopaedia, write_corpus, write_encyclopaedia
-from afm.datasets.encyclopaedia.names import Names
-from afm.datasets.encyclopaedia.permutation import Permutation
-from afm.datasets.encyclopaedia.relations import ATTRIBUTE_OF, OF_KIND, RELATION, RELATIONS, TOLD_OF, Kind
-from afm.datasets.encyclopaedia.write import corpus_lines
-from afm.datasets.mini_world import Split
+from afm.datasets.encyclopaedia.relations import (
+    ATTRIBUTE_OF,
+    LISTED_ON,
+    OF_KIND,
+    RELATION,
+    RELATIONS,
+    EntityKind,
+)
+from afm.datasets.encyclopaedia.site import corpus_lines
+from afm.datasets.encyclopaedia.world import Names, Permutation
+from afm.datasets.mini_world import WorldSplit
 from afm.datasets.schema import read_tasks
 from afm.errors import ConfigError
 
@@ -67,7 +73,7 @@ def test_every_relation_gives_one_object_and_can_be_read_backwards(relation):
 
 
 def test_a_capital_lies_in_its_realm():
-    for realm in WORLD.ranges[Kind.REALM]:
+    for realm in WORLD.ranges[EntityKind.REALM]:
         capital = WORLD.object_of(RELATION["capital"], realm)
         assert WORLD.object_of(RELATION["realm"], capital) == realm
 
@@ -76,7 +82,7 @@ def test_a_page_tells_every_fact_of_its_entity_and_links_every_name():
     for number in range(0, 400, 7):
         page, kind = WORLD.page(number), WORLD.kind(number)
         others = {WORLD.object_of(relation, number) for relation in OF_KIND[kind]}
-        others |= {s for relation in TOLD_OF[kind] for s in WORLD.subjects_of(relation, number)}
+        others |= {s for relation in LISTED_ON[kind] for s in WORLD.subjects_of(relation, number)}
         assert {link.target for link in page.links} == others
         for link in page.links:
             assert page.text[link.start : link.end] == WORLD.names.name(link.target)
@@ -133,7 +139,7 @@ import resource
 from collections import deque
 from itertools import islice
 from afm.datasets.encyclopaedia import Encyclopaedia
-from afm.datasets.encyclopaedia.write import corpus_lines
+from afm.datasets.encyclopaedia.site import corpus_lines
 lines = corpus_lines(Encyclopaedia(10_000_000))
 deque(islice(lines, 1000), maxlen=0)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -145,7 +151,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 
 
 def test_write_makes_corpus_disjoint_questions_and_manifest(tmp_path):
-    sizes = {Split.TRAIN: 200, Split.RL: 100, Split.HELDOUT: 40}
+    sizes = {WorldSplit.TRAIN: 200, WorldSplit.RL: 100, WorldSplit.HELDOUT: 40}
     paths = write_encyclopaedia(tmp_path, WORLD, sizes=sizes, seed=1)
     questions = {split: {task.question for task in read_tasks(path)} for split, path in paths.items()}
     assert {split: len(asked) for split, asked in questions.items()} == sizes

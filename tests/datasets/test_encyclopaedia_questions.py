@@ -4,13 +4,13 @@ from collections import Counter
 import pytest
 
 from afm.datasets.encyclopaedia import Encyclopaedia, Shape, generate
-from afm.datasets.mini_world import Split
+from afm.datasets.mini_world import WorldSplit
 from afm.errors import ConfigError
 
 WORLD = Encyclopaedia(2_000, seed=5)
 
 
-def tasks(split=Split.TRAIN, count=400, seed=0, **options):
+def tasks(split=WorldSplit.TRAIN, count=400, seed=0, **options):
     return list(generate(WORLD, split, count, seed=seed, **options))
 
 
@@ -100,7 +100,7 @@ def test_no_page_of_a_gold_path_is_read_twice():
 
 def test_splits_never_name_the_same_entities_whatever_the_seeds():
     asked = {}
-    for split in Split:
+    for split in WorldSplit:
         for seed in (0, 1):
             asked.setdefault(split, set()).update(
                 frozenset(re.findall(r"[A-Z][a-z]+ [A-Z][a-z]+", task.question[5:]))
@@ -121,7 +121,7 @@ def test_questions_and_ids_are_distinct_and_repeatable():
 
 def test_a_world_that_is_too_small_says_so():
     with pytest.raises(ConfigError, match="a world of 40 pages ran out of 1-hop questions"):
-        list(generate(Encyclopaedia(40), Split.HELDOUT, 500, seed=0, hops=[1]))
+        list(generate(Encyclopaedia(40), WorldSplit.HELDOUT, 500, seed=0, hops=[1]))
 
 
 @pytest.mark.parametrize(

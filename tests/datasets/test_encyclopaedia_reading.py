@@ -1,8 +1,8 @@
 import pytest
 
 from afm.datasets.encyclopaedia import Encyclopaedia, generate
-from afm.datasets.encyclopaedia.reading import Chain, Fact, find_fact, read_chain
-from afm.datasets.mini_world import Split
+from afm.datasets.encyclopaedia.relations import Chain, StatedFact, find_fact, read_chain
+from afm.datasets.mini_world import WorldSplit
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ def test_a_question_by_depth_is_read_from_its_end(question, chain):
 
 def test_every_generated_chain_leads_along_its_gold_path():
     world = Encyclopaedia(300, seed=1)
-    for task in generate(world, Split.TRAIN, 80, seed=0):
+    for task in generate(world, WorldSplit.TRAIN, 80, seed=0):
         chain = read_chain(task.question)
         path = task.extra_info["path"]
         assert chain is not None
@@ -32,7 +32,7 @@ def test_every_generated_chain_leads_along_its_gold_path():
 @pytest.mark.parametrize("style", [{"wordings": 1}, {"wordings": 2}, {"brief": True}], ids=str)
 def test_every_fact_of_a_gold_path_stands_on_its_page(style):
     world = Encyclopaedia(300, seed=1, **style)
-    for task in generate(world, Split.TRAIN, 80, seed=0):
+    for task in generate(world, WorldSplit.TRAIN, 80, seed=0):
         for hop in task.extra_info["path"]:
             fact = find_fact(world.page(int(hop["passage"])).contents, hop["asks"], hop["title"])
             assert fact is not None
@@ -42,8 +42,11 @@ def test_every_fact_of_a_gold_path_stands_on_its_page(style):
 @pytest.mark.parametrize(
     ("text", "fact"),
     [
-        ("The mouth of Ba Ka is in Do Re. And so on.", Fact("The mouth of Ba Ka is in Do Re.", "Do Re")),
-        ("Of old Ba Ka ends in Do Re.", Fact("Ba Ka ends in Do Re.", "Do Re")),
+        (
+            "The mouth of Ba Ka is in Do Re. And so on.",
+            StatedFact("The mouth of Ba Ka is in Do Re.", "Do Re"),
+        ),
+        ("Of old Ba Ka ends in Do Re.", StatedFact("Ba Ka ends in Do Re.", "Do Re")),
         ("The mouth of Ba Mi is in Do Re.", None),
         ("", None),
     ],
@@ -60,6 +63,6 @@ def test_a_brief_sentence_counts_on_the_page_of_its_entity_only():
 
 
 def test_a_number_is_told_without_its_unit():
-    assert find_fact("The length of Ba Ka is 321 miles.", "length", "Ba Ka") == Fact(
+    assert find_fact("The length of Ba Ka is 321 miles.", "length", "Ba Ka") == StatedFact(
         "The length of Ba Ka is 321 miles.", "321"
     )

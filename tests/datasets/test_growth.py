@@ -3,12 +3,10 @@ from collections import Counter
 import pytest
 
 from afm.datasets.encyclopaedia import Encyclopaedia
-from afm.datasets.encyclopaedia.growth import Growth, expand
-from afm.datasets.encyclopaedia.proof import least_reads, pages_of, prove
+from afm.datasets.encyclopaedia.growth import Growth, expand, least_reads, pages_of, prove
 from afm.datasets.encyclopaedia.questions import Hop
-from afm.datasets.encyclopaedia.reading import find_fact, read_chain
-from afm.datasets.encyclopaedia.relations import RELATION, Kind
-from afm.datasets.mini_world import Split
+from afm.datasets.encyclopaedia.relations import RELATION, EntityKind, find_fact, read_chain
+from afm.datasets.mini_world import WorldSplit
 from afm.errors import ConfigError
 
 WORLD = Encyclopaedia(2_000, seed=5)
@@ -23,7 +21,7 @@ def test_one_page_that_states_two_facts_is_a_shorter_way():
 
 
 def test_a_list_on_the_next_page_makes_a_claimed_hop_needless():
-    person = WORLD.ranges[Kind.PERSON][3]
+    person = WORLD.ranges[EntityKind.PERSON][3]
     town = WORLD.object_of(RELATION["birthplace"], person)
     river = WORLD.object_of(RELATION["river"], town)
     path = [Hop(person, "birthplace", NAME(town)), Hop(town, "river", NAME(river))]
@@ -34,7 +32,7 @@ def test_a_list_on_the_next_page_makes_a_claimed_hop_needless():
 
 
 def test_a_fact_told_on_one_page_only_needs_that_page():
-    person = WORLD.ranges[Kind.PERSON][3]
+    person = WORLD.ranges[EntityKind.PERSON][3]
     teacher = WORLD.object_of(RELATION["teacher"], person)
     year = find_fact(WORLD.page(teacher).text, "birth year", NAME(teacher)).gives
     path = [Hop(person, "teacher", NAME(teacher)), Hop(teacher, "birth year", year)]
@@ -45,7 +43,7 @@ def test_a_fact_told_on_one_page_only_needs_that_page():
 
 @pytest.mark.parametrize("depth", [2, 5])
 def test_questions_by_depth_are_answered_by_reading_page_after_page(depth):
-    for task in expand(WORLD, Split.TRAIN, 40, seed=0, growth=Growth.DEPTH, depths=[depth]):
+    for task in expand(WORLD, WorldSplit.TRAIN, 40, seed=0, growth=Growth.DEPTH, depths=[depth]):
         chain = read_chain(task.question)
         name, pages = chain.start, []
         for asks in chain.asks:
@@ -64,7 +62,9 @@ def test_questions_by_width_combine_numbers_of_pages_that_are_all_needed():
         "smallest of": min,
     }
     seen = Counter()
-    for task in expand(WORLD, Split.TRAIN, 60, seed=0, growth=Growth.WIDTH, depths=[1, 2], widths=[2, 3]):
+    for task in expand(
+        WORLD, WorldSplit.TRAIN, 60, seed=0, growth=Growth.WIDTH, depths=[1, 2], widths=[2, 3]
+    ):
         info = task.extra_info
         ends = [hop for place, hop in enumerate(info["path"], 1) if place % info["depth"] == 0]
         numbers = [
@@ -81,7 +81,7 @@ def test_questions_by_width_combine_numbers_of_pages_that_are_all_needed():
 
 def test_the_largest_and_the_smallest_stand_anywhere_among_numbers_of_one_kind():
     places, asked = Counter(), Counter()
-    for task in expand(WORLD, Split.TRAIN, 300, seed=0, growth=Growth.WIDTH, depths=[1], widths=[3]):
+    for task in expand(WORLD, WorldSplit.TRAIN, 300, seed=0, growth=Growth.WIDTH, depths=[1], widths=[3]):
         ends = task.extra_info["path"]
         if "est of these numbers" in task.question:
             places[[hop["gives"] for hop in ends].index(task.ground_truth)] += 1
@@ -94,7 +94,7 @@ def test_the_largest_and_the_smallest_stand_anywhere_among_numbers_of_one_kind()
 
 def test_by_depth_no_page_but_the_last_states_the_answer():
     world = Encyclopaedia(100, seed=5)
-    for task in expand(world, Split.TRAIN, 40, seed=1, growth=Growth.DEPTH, depths=[4]):
+    for task in expand(world, WorldSplit.TRAIN, 40, seed=1, growth=Growth.DEPTH, depths=[4]):
         *before, _ = (int(hop["passage"]) for hop in task.extra_info["path"])
         assert not any(task.ground_truth in world.page(page).contents for page in before)
 
@@ -110,7 +110,7 @@ def test_sets_of_one_seed_share_an_id_only_with_the_question():
         (Growth.WIDTH, [1], [3]),
         (Growth.WIDTH, [1], [2, 3]),
     ]:
-        for task in expand(WORLD, Split.TRAIN, 12, seed=0, growth=growth, depths=depths, widths=widths):
+        for task in expand(WORLD, WorldSplit.TRAIN, 12, seed=0, growth=growth, depths=depths, widths=widths):
             assert found.setdefault(task.id, task.question) == task.question
     assert "-width-1x3-" in task.id
 
@@ -120,13 +120,13 @@ def test_the_same_arguments_give_the_same_questions_and_splits_share_none():
         found = expand(WORLD, split, 30, seed=seed, growth=Growth.DEPTH, depths=[3])
         return [task.question for task in found]
 
-    assert questions(Split.TRAIN) == questions(Split.TRAIN)
-    assert questions(Split.TRAIN) != questions(Split.TRAIN, seed=1)
-    assert not set(questions(Split.TRAIN)) & set(questions(Split.HELDOUT))
+    assert questions(WorldSplit.TRAIN) == questions(WorldSplit.TRAIN)
+    assert questions(WorldSplit.TRAIN) != questions(WorldSplit.TRAIN, seed=1)
+    assert not set(questions(WorldSplit.TRAIN)) & set(questions(WorldSplit.HELDOUT))
 
 
 def test_a_world_that_is_too_small_says_so():
     with pytest.raises(ConfigError, match=r"ran out of questions by depth \(depth 9"):
-        list(expand(Encyclopaedia(40), Split.HELDOUT, 50, seed=0, growth=Growth.DEPTH, depths=[9]))
+        list(expand(Encyclopaedia(40), WorldSplit.HELDOUT, 50, seed=0, growth=Growth.DEPTH, depths=[9]))
     with pytest.raises(ConfigError, match="widths from 2"):
-        list(expand(WORLD, Split.TRAIN, 1, seed=0, growth=Growth.WIDTH, depths=[1], widths=[1]))
+        list(expand(WORLD, WorldSplit.TRAIN, 1, seed=0, growth=Growth.WIDTH, depths=[1], widths=[1]))

@@ -9,8 +9,8 @@ from afm.datasets import read_tasks
 from afm.datasets.mini_world import (
     DEFAULT_SIZES,
     STORIES,
-    Problem,
-    Split,
+    StoryProblem,
+    WorldSplit,
     generate,
     read_problem,
     split_of,
@@ -32,7 +32,7 @@ def independent_answer(expression):
 
 
 def world(seed):
-    return {split: list(generate(split, DEFAULT_SIZES[split], seed=seed)) for split in Split}
+    return {split: list(generate(split, DEFAULT_SIZES[split], seed=seed)) for split in WorldSplit}
 
 
 def test_the_default_world_has_the_sizes_of_the_recipe():
@@ -41,7 +41,7 @@ def test_the_default_world_has_the_sizes_of_the_recipe():
     assert sizes == {"train": 6000, "rl": 4096, "heldout": 200}
 
 
-@pytest.mark.parametrize("split", list(Split))
+@pytest.mark.parametrize("split", list(WorldSplit))
 def test_52_percent_of_each_split_have_one_step(split):
     tasks = list(generate(split, 200, seed=3))
 
@@ -51,7 +51,7 @@ def test_52_percent_of_each_split_have_one_step(split):
 
 def test_no_two_splits_share_a_question_or_an_expression_for_any_pair_of_seeds():
     worlds = {seed: world(seed) for seed in (0, 1, 2)}
-    for one, other in combinations(Split, 2):
+    for one, other in combinations(WorldSplit, 2):
         for key in (lambda task: task.question, lambda task: task.extra_info["expression"]):
             left = {key(task) for tasks in worlds.values() for task in tasks[one]}
             right = {key(task) for tasks in worlds.values() for task in tasks[other]}
@@ -65,12 +65,12 @@ def test_questions_and_ids_are_unique_within_a_split():
 
 
 def test_gold_answers_agree_with_an_independent_evaluation():
-    for task in world(5)[Split.TRAIN]:
+    for task in world(5)[WorldSplit.TRAIN]:
         assert int(task.ground_truth) == independent_answer(task.extra_info["expression"])
 
 
 def test_operands_are_two_digits_but_for_factors_and_small_remainders():
-    for task in generate(Split.TRAIN, 500, seed=0):
+    for task in generate(WorldSplit.TRAIN, 500, seed=0):
         problem = read_problem(task.question)
         assert 12 <= problem.start <= 99
         for sign, operand in problem.changes:
@@ -78,12 +78,12 @@ def test_operands_are_two_digits_but_for_factors_and_small_remainders():
 
 
 def test_no_story_ever_holds_less_than_one_thing():
-    for task in generate(Split.TRAIN, 3000, seed=0):
+    for task in generate(WorldSplit.TRAIN, 3000, seed=0):
         assert int(task.ground_truth) >= 1
 
 
 def test_every_kind_and_every_operator_occurs_often():
-    tasks = list(generate(Split.TRAIN, 1000, seed=0))
+    tasks = list(generate(WorldSplit.TRAIN, 1000, seed=0))
     kinds = [task.extra_info["kind"] for task in tasks]
 
     assert set(kinds) == {story.kind for story in STORIES} == {"collect", "shop", "travel", "farm", "library"}
@@ -93,7 +93,7 @@ def test_every_kind_and_every_operator_occurs_often():
 
 
 def test_the_same_seed_gives_the_same_tasks_and_another_seed_others():
-    first, again, other = (list(generate(Split.RL, 50, seed=seed)) for seed in (7, 7, 8))
+    first, again, other = (list(generate(WorldSplit.RL, 50, seed=seed)) for seed in (7, 7, 8))
 
     assert first == again
     assert not {task.question for task in first} & {task.question for task in other}
@@ -112,7 +112,7 @@ def test_reading_a_story_by_hand():
 
     problem = read_problem(question)
 
-    assert problem == Problem("collect", 12, (("+", 30), ("*", 4)))
+    assert problem == StoryProblem("collect", 12, (("+", 30), ("*", 4)))
     assert problem.expression == "(12+30)*4"
     assert problem.answer == 168
 
@@ -135,7 +135,7 @@ def test_other_texts_are_not_read(question):
     ],
 )
 def test_parentheses_stand_only_where_the_order_needs_them(changes, expression, answer):
-    problem = Problem("collect", 20, changes)
+    problem = StoryProblem("collect", 20, changes)
 
     assert problem.expression == expression
     assert problem.answer == answer
@@ -145,12 +145,12 @@ def test_asking_for_more_problems_than_exist_says_so():
     lonely = replace(STORIES[0], who=("Tom",), what=("coins",))
 
     with pytest.raises(ConfigError, match="ran out of 1-step problems of split 'heldout'"):
-        list(generate(Split.HELDOUT, 5_000, seed=0, stories=[lonely]))
+        list(generate(WorldSplit.HELDOUT, 5_000, seed=0, stories=[lonely]))
 
 
 def test_a_written_world_reads_back_equal(tmp_path):
-    paths = write_world(tmp_path, seed=9, sizes={Split.TRAIN: 20, Split.HELDOUT: 5})
+    paths = write_world(tmp_path, seed=9, sizes={WorldSplit.TRAIN: 20, WorldSplit.HELDOUT: 5})
 
-    assert list(read_tasks(paths[Split.TRAIN])) == list(generate(Split.TRAIN, 20, seed=9))
-    assert list(read_tasks(paths[Split.HELDOUT])) == list(generate(Split.HELDOUT, 5, seed=9))
+    assert list(read_tasks(paths[WorldSplit.TRAIN])) == list(generate(WorldSplit.TRAIN, 20, seed=9))
+    assert list(read_tasks(paths[WorldSplit.HELDOUT])) == list(generate(WorldSplit.HELDOUT, 5, seed=9))
     assert '"seed": 9' in (tmp_path / "manifest.json").read_text()

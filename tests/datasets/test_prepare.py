@@ -7,7 +7,7 @@ import pytest
 
 from afm.agents import load_agent
 from afm.datasets import Task, read_tasks
-from afm.datasets.mini_world import Split, generate
+from afm.datasets.mini_world import WorldSplit, generate
 from afm.datasets.prepare import answers_of, gold_text, write_rl, write_sft
 from afm.errors import ConfigError, DataError
 from afm.trajectory.record import Record, TextSegment
@@ -114,7 +114,7 @@ def test_rl_rows_have_the_published_layout(tmp_path, spec):
 
 
 def test_rl_files_read_back_as_the_tasks_they_came_from(tmp_path, spec):
-    tasks = list(generate(Split.RL, 2500, seed=0))
+    tasks = list(generate(WorldSplit.RL, 2500, seed=0))
 
     write_rl(tasks, spec, tmp_path / "rl.parquet")
     back = list(read_tasks(tmp_path / "rl.parquet"))
@@ -226,7 +226,7 @@ def test_verl_reads_the_rows(tmp_path, spec):
 
     from afm.models.tiny import train_tokenizer
 
-    tasks = list(generate(Split.RL, 8, seed=0))
+    tasks = list(generate(WorldSplit.RL, 8, seed=0))
     write_rl(tasks, spec, tmp_path / "rl.parquet")
     train_tokenizer([spec.user_message(task.question) for task in tasks], tmp_path / "tok", vocab_size=400)
     config = OmegaConf.create({"max_prompt_length": 4096, "return_raw_chat": True})

@@ -15,7 +15,7 @@ from loopback import LoopbackServer
 from starlette.requests import ClientDisconnect
 
 from afm.agents import load_agent
-from afm.datasets.encyclopaedia.reading import find_fact, read_chain
+from afm.datasets.encyclopaedia.relations import find_fact, read_chain
 from afm.tools import load_tools
 
 ROOT = Path(__file__).parents[2]

@@ -5,7 +5,7 @@ import pytest
 
 from afm.agents import load_agent
 from afm.datasets.encyclopaedia import Encyclopaedia, generate
-from afm.datasets.mini_world import Split
+from afm.datasets.mini_world import WorldSplit
 from afm.distill import CheckingWikiTeam, Flaws, distill, scripted_team
 from afm.distill.filters import FilterPlan, filter_files
 from afm.errors import ConfigError
@@ -38,7 +38,7 @@ def spec():
 
 
 def questions(count, hops=(1, 2)):
-    return list(generate(WORLD, Split.RL, count, seed=0, hops=hops))
+    return list(generate(WORLD, WorldSplit.RL, count, seed=0, hops=hops))
 
 
 async def work(path, team, count=40, hops=(1, 2), filters=None):

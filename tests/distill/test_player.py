@@ -5,7 +5,7 @@ import pytest
 from afm.agents import load_agent
 from afm.datasets import Task
 from afm.datasets.encyclopaedia import Encyclopaedia, generate
-from afm.datasets.mini_world import Split
+from afm.datasets.mini_world import WorldSplit
 from afm.distill import ScriptedWikiTeam, read_events
 from afm.distill.player import TeamPlayer
 from afm.errors import EngineError, RefusedError
@@ -42,7 +42,7 @@ def player(path, team):
 
 
 def question():
-    return next(generate(WORLD, Split.TRAIN, 1, seed=0, hops=[2]))
+    return next(generate(WORLD, WorldSplit.TRAIN, 1, seed=0, hops=[2]))
 
 
 async def test_of_a_sealed_task_nothing_is_written_in_plain_form(tmp_path):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from afm.datasets import Task
-from afm.datasets.mini_world import Split, generate
+from afm.datasets.mini_world import WorldSplit, generate
 from afm.distill import EventKind, RoleMap, ScriptedMathTeam, distill, read_events, scripted_team
 from afm.distill.run import settle
 from afm.errors import ConfigError, DataError
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.sandbox
 
 
 def problems(count):
-    return list(generate(Split.TRAIN, count, seed=0))
+    return list(generate(WorldSplit.TRAIN, count, seed=0))
 
 
 def taught(spec, seed=0):
@@ -169,13 +169,13 @@ WORKER = """
 import asyncio, sys
 from pathlib import Path
 from afm.agents import load_agent
-from afm.datasets.mini_world import Split, generate
+from afm.datasets.mini_world import WorldSplit, generate
 from afm.distill import distill, scripted_team
 from afm.tools import load_tools
 
 async def main():
     spec, tools = load_agent("math"), load_tools(Path(sys.argv[1]))
-    team, tasks = scripted_team(spec), list(generate(Split.TRAIN, 120, seed=0))
+    team, tasks = scripted_team(spec), list(generate(WorldSplit.TRAIN, 120, seed=0))
     await distill(tasks, spec, tools, sys.argv[2], team=team, roles=team.roles, parallel=8)
     await tools["code"].close()
 

@@ -2,7 +2,7 @@ import pytest
 
 from afm.agents import load_agent
 from afm.datasets import Task
-from afm.datasets.mini_world import Split, generate
+from afm.datasets.mini_world import WorldSplit, generate
 from afm.distill import EventLog, ScriptedMathTeam, read_events
 from afm.errors import ConfigError
 from afm.tools import ToolResult
@@ -89,7 +89,7 @@ async def test_questions_of_another_world_are_left_alone(tmp_path, spec):
 async def test_its_habit_is_to_skip_the_tool_for_75_percent_of_one_step_and_20_of_two_step_problems(
     tmp_path, spec
 ):
-    some = list(generate(Split.TRAIN, 1500, seed=0))
+    some = list(generate(WorldSplit.TRAIN, 1500, seed=0))
     with EventLog(tmp_path / "e.jsonl") as log:
         for task in some:
             await ScriptedMathTeam(spec, seed=1).solve(log.begin(task, 0, {"code": BrokenTool("1", True)}))
@@ -106,7 +106,7 @@ async def test_its_habit_is_to_skip_the_tool_for_75_percent_of_one_step_and_20_o
 
 async def test_a_seed_fixes_every_choice_whatever_ran_before(tmp_path, spec):
     team = ScriptedMathTeam(spec, seed=5)
-    some = list(generate(Split.TRAIN, 30, seed=0))
+    some = list(generate(WorldSplit.TRAIN, 30, seed=0))
 
     async def plans(name, order):
         with EventLog(tmp_path / name) as log:

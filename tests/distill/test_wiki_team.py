@@ -5,7 +5,7 @@ import pytest
 from afm.agents import load_agent
 from afm.datasets import Task
 from afm.datasets.encyclopaedia import Encyclopaedia, Shape, generate
-from afm.datasets.mini_world import Split
+from afm.datasets.mini_world import WorldSplit
 from afm.distill import EventLog, ScriptedWikiTeam, distill, read_events, scripted_team
 from afm.distill.wiki_team import P_DIRECT
 from afm.errors import ConfigError
@@ -46,7 +46,7 @@ def spec():
     return load_agent(ROOT / "configs/tiny/agents/mhqa.yaml")
 
 
-def questions(count, hops=(1, 2), split=Split.TRAIN):
+def questions(count, hops=(1, 2), split=WorldSplit.TRAIN):
     return list(generate(WORLD, split, count, seed=0, hops=hops))
 
 
@@ -99,7 +99,7 @@ async def test_what_no_passage_told_is_not_made_up(tmp_path, spec, ok):
 
 
 async def test_a_question_by_width_is_left_alone(tmp_path, spec):
-    [task] = generate(WORLD, Split.TRAIN, 1, seed=0, hops=[2], shapes=[Shape.COMPARISON])
+    [task] = generate(WORLD, WorldSplit.TRAIN, 1, seed=0, hops=[2], shapes=[Shape.COMPARISON])
 
     events = await work(tmp_path / "e", ScriptedWikiTeam(spec), PageOfTheName(), task)
 
@@ -128,7 +128,7 @@ def read_path(record):
 
 async def test_its_habit_is_to_answer_easy_questions_from_memory(tmp_path, spec):
     world = Encyclopaedia(2_000)
-    tasks = list(generate(world, Split.TRAIN, 1_200, seed=0, hops=(1, 2)))
+    tasks = list(generate(world, WorldSplit.TRAIN, 1_200, seed=0, hops=(1, 2)))
     with EventLog(tmp_path / "e") as log:
         for task in tasks:
             await ScriptedWikiTeam(spec, seed=1).solve(log.begin(task, 0, {"wiki_search": Elsewhere()}))

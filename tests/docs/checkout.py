@@ -7,7 +7,7 @@ from pathlib import Path
 
 from afm.agents import load_agent, save_agent
 from afm.datasets import write_tasks
-from afm.datasets.mini_world import Split, generate
+from afm.datasets.mini_world import WorldSplit, generate
 from afm.models.tiny import create_tiny_model, train_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,7 +21,7 @@ def make_checkout(place: Path) -> Path:
         if one.name not in HIDDEN:
             (place / one.name).symlink_to(one)
     run = place / "runs/quickstart"
-    tasks = list(generate(Split.HELDOUT, 4, seed=0))
+    tasks = list(generate(WorldSplit.HELDOUT, 4, seed=0))
     (run / "world").mkdir(parents=True)
     write_tasks(tasks, run / "world/heldout.jsonl")
     train_tokenizer([f"{TEXT} {task.question}" for task in tasks] * 20, run / "start", vocab_size=400)

@@ -9,7 +9,7 @@ import sys
 import time
 
 from afm.agents import load_agent
-from afm.datasets.mini_world import Split, generate, read_problem
+from afm.datasets.mini_world import WorldSplit, generate, read_problem
 from afm.evaluation import evaluate
 from afm.models.base import SamplingParams
 from afm.models.scripted import ScriptedModel
@@ -32,7 +32,7 @@ def spec():
 
 
 def tasks(count):
-    return list(generate(Split.HELDOUT, count, seed=0))
+    return list(generate(WorldSplit.HELDOUT, count, seed=0))
 
 
 def share_of(question):

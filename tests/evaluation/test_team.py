@@ -17,8 +17,8 @@ from loopback import LoopbackServer
 
 from afm.cli.recipes import wiki_server
 from afm.datasets.encyclopaedia import Encyclopaedia, write_encyclopaedia
-from afm.datasets.encyclopaedia.reading import find_fact, read_chain
-from afm.datasets.mini_world import Split
+from afm.datasets.encyclopaedia.relations import find_fact, read_chain
+from afm.datasets.mini_world import WorldSplit
 from afm.distill import EventKind, read_events
 from afm.trajectory import load_records
 
@@ -101,7 +101,9 @@ def endpoint(monkeypatch):
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
     folder = tmp_path_factory.mktemp("world")
-    write_encyclopaedia(folder, Encyclopaedia(200, seed=0), sizes={Split.TRAIN: TASKS}, seed=0, hops=[1, 2])
+    write_encyclopaedia(
+        folder, Encyclopaedia(200, seed=0), sizes={WorldSplit.TRAIN: TASKS}, seed=0, hops=[1, 2]
+    )
     build = [sys.executable, "-m", "tool_servers.wiki_search.build", str(folder / "corpus.jsonl")]
     subprocess.run([*build, f"--out={folder / 'index'}"], check=True, capture_output=True)
     with wiki_server(folder / "index", folder / "log"):

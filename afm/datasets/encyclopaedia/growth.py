@@ -1,6 +1,6 @@
 """Larger questions from a world's graph: by depth (a longer chain) and by width (sub-questions that are combined).
 
-A question is given out only with a proof that it needs as many pages as it claims (:mod:`afm.datasets.encyclopaedia.proof`).
+Every question comes with a :class:`Proof` that it needs as many pages as it claims.
 Depth and width: AFM (arXiv 2508.13167), its expansion of queries.
 """
 
@@ -11,21 +11,29 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from hashlib import blake2b
+from itertools import combinations
 from typing import Any
 
-from afm.datasets.encyclopaedia.proof import Proof, prove
 from afm.datasets.encyclopaedia.questions import (
     DATA_SOURCE,
     Hop,
-    Question,
     Shape,
+    WorldQuestion,
     chain_words,
+    path_info,
     split_of,
     walk,
 )
-from afm.datasets.encyclopaedia.relations import ATTRIBUTE_OF, OF_KIND, Kind
+from afm.datasets.encyclopaedia.relations import (
+    ATTRIBUTE_OF,
+    LISTED_ON,
+    OF_KIND,
+    RELATION,
+    EntityKind,
+    find_fact,
+)
 from afm.datasets.encyclopaedia.world import Encyclopaedia
-from afm.datasets.mini_world import Split
+from afm.datasets.mini_world import WorldSplit
 from afm.datasets.schema import Task
 from afm.errors import ConfigError
 
@@ -66,7 +74,7 @@ _COMBINATIONS = (
 
 def expand(
     world: Encyclopaedia,
-    split: Split,
+    split: WorldSplit,
     count: int,
     *,
     seed: int,
@@ -104,24 +112,20 @@ def expand(
         )
 
 
-def _digest(question: Question) -> str:
+def _digest(question: WorldQuestion) -> str:
     """Sets of one seed share numbers, depths and widths, and hold different questions all the same."""
     return blake2b(question.text.encode(), digest_size=3).hexdigest()
 
 
 def _info(
-    world: Encyclopaedia, question: Question, proof: Proof, growth: Growth, depth: int, width: int
+    world: Encyclopaedia, question: WorldQuestion, proof: Proof, growth: Growth, depth: int, width: int
 ) -> dict[str, Any]:
-    title = world.names.name
     return {
         "shape": growth.value,
         "hops": proof.reads,
         "depth": depth,
         "width": width,
-        "path": [
-            {"passage": str(hop.page), "title": title(hop.page), "asks": hop.asks, "gives": hop.gives}
-            for hop in question.path
-        ],
+        "path": path_info(world, question.path),
         "proof": {"reads": proof.reads, "pages": [str(page) for page in proof.pages], "only": proof.only},
     }
 
@@ -129,12 +133,12 @@ def _info(
 def _proved(
     rng: random.Random,
     world: Encyclopaedia,
-    split: Split,
+    split: WorldSplit,
     growth: Growth,
     depth: int,
     width: int,
     seen: set[str],
-) -> tuple[Question, Proof]:
+) -> tuple[WorldQuestion, Proof]:
     """A new question of the split whose every fact needs a page of its own."""
     deep = growth is Growth.DEPTH
     ways = [way for way in _COMBINATIONS if width == 2 or not way.pairs_only]
@@ -153,12 +157,12 @@ def _proved(
     )
 
 
-def _deep(rng: random.Random, world: Encyclopaedia, depth: int) -> Question | None:
-    start = rng.choice(world.ranges[rng.choice(tuple(Kind))])
-    found = walk(rng, world, start, depth - 1)
-    if found is None:
+def _deep(rng: random.Random, world: Encyclopaedia, depth: int) -> WorldQuestion | None:
+    start = rng.choice(world.ranges[rng.choice(tuple(EntityKind))])
+    steps = walk(rng, world, start, depth - 1)
+    if steps is None:
         return None
-    path, end = found
+    path, end = steps
     asked = rng.choice((*OF_KIND[world.kind(end)], None))
     if asked is None:
         path = [*path, _number(world, end)]
@@ -168,13 +172,13 @@ def _deep(rng: random.Random, world: Encyclopaedia, depth: int) -> Question | No
             return None
         path = [*path, Hop(end, asked.name, world.names.name(target))]
     text = f"What is the {chain_words(path)} {world.names.name(start)}?"
-    return Question(Shape.CHAIN, text, path[-1].gives, tuple(path), (start,))
+    return WorldQuestion(Shape.CHAIN, text, path[-1].gives, tuple(path), (start,))
 
 
 def _wide(
     rng: random.Random, world: Encyclopaedia, depth: int, width: int, way: _Combination
-) -> Question | None:
-    kind = rng.choice(tuple(Kind)) if way.compares else None
+) -> WorldQuestion | None:
+    kind = rng.choice(tuple(EntityKind)) if way.compares else None
     taken: set[int] = set()
     branches: list[tuple[int, list[Hop]]] = []
     for _ in range(width):
@@ -187,26 +191,26 @@ def _wide(
     numbers = [int(own[-1].gives) for _, own in branches]
     if len(set(numbers)) < len(numbers):
         return None
-    told = [f"the {chain_words(own)} {world.names.name(start)}" for start, own in branches]
-    text = way.words.format(branches=f"{', '.join(told[:-1])} and {told[-1]}")
+    chains = [f"the {chain_words(own)} {world.names.name(start)}" for start, own in branches]
+    text = way.words.format(branches=f"{', '.join(chains[:-1])} and {chains[-1]}")
     path = tuple(hop for _, own in branches for hop in own)
     named = tuple(start for start, _ in branches)
-    return Question(Shape.COMPARISON, text, str(way.result(numbers)), path, named)
+    return WorldQuestion(Shape.COMPARISON, text, str(way.result(numbers)), path, named)
 
 
 def _branch(
-    rng: random.Random, world: Encyclopaedia, depth: int, kind: Kind | None, taken: set[int]
+    rng: random.Random, world: Encyclopaedia, depth: int, kind: EntityKind | None, taken: set[int]
 ) -> tuple[int, list[Hop]] | None:
     """An entity and a chain from it to a number, of a page of ``kind``, over none of the pages ``taken``."""
     for _ in range(_BRANCH_MISSES):
-        first = kind if kind is not None and depth == 1 else rng.choice(tuple(Kind))
+        first = kind if kind is not None and depth == 1 else rng.choice(tuple(EntityKind))
         start = rng.choice(world.ranges[first])
-        found = walk(rng, world, start, depth - 1, taken)
-        if found is None:
+        steps = walk(rng, world, start, depth - 1, taken)
+        if steps is None:
             continue
-        path = [*found[0], _number(world, found[1])]
+        path, end = [*steps[0], _number(world, steps[1])], steps[1]
         pages = {hop.page for hop in path}
-        if len(pages) == len(path) and not pages & taken and kind in (None, world.kind(found[1])):
+        if len(pages) == len(path) and not pages & taken and kind in (None, world.kind(end)):
             return start, path
     return None
 
@@ -214,3 +218,57 @@ def _branch(
 def _number(world: Encyclopaedia, page: int) -> Hop:
     attribute = ATTRIBUTE_OF[world.kind(page)]
     return Hop(page, attribute.name, str(world.value(attribute, page)))
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What was proved about a question, by exhaustion.
+
+    A fact can stand on more than one page: on its subject's, and in a list on its object's. A reader who may open any page
+    must have read pages that together state every fact of the question. All sets of such pages are tried, smaller ones first.
+
+    Attributes:
+        reads: Pages that must be read, whatever the way.
+        pages: A smallest set of pages that states every fact.
+        only: Whether it is the only one of its size, so that each of its pages is needed.
+        early: Whether the answer stands on one of the pages before the last fact's, where it could be guessed. It says
+            something about chains alone: of chains side by side any may hold the answer.
+    """
+
+    reads: int
+    pages: tuple[int, ...]
+    only: bool
+    early: bool
+
+
+def prove(world: Encyclopaedia, path: Sequence[Hop], answer: str) -> Proof:
+    """The least number of pages that state all facts of ``path``, by trying all sets of pages that state any."""
+    places = [pages_of(world, hop) for hop in path]
+    last = path[-1].page
+    early = any(answer in world.page(page).contents for page in {hop.page for hop in path} - {last})
+    for size in range(1, len(path) + 1):
+        if sets := least_reads(places, size):
+            return Proof(size, sets[0], len(sets) == 1, early)
+    raise ValueError(f"a fact of {path} stands on no page")
+
+
+def least_reads(places: Sequence[frozenset[int]], size: int) -> list[tuple[int, ...]]:
+    """All sets of ``size`` pages that hold at least one of each fact's ``places``."""
+    pages = sorted(frozenset().union(*places))
+    return [chosen for chosen in combinations(pages, size) if all(place & set(chosen) for place in places)]
+
+
+def pages_of(world: Encyclopaedia, hop: Hop) -> frozenset[int]:
+    """Every page that states a fact; read from the pages' own text."""
+    name = world.names.name(hop.page)
+    pages = set()
+    fact = find_fact(world.page(hop.page).text, hop.asks, name)
+    if fact is not None and fact.gives == hop.gives:
+        pages.add(hop.page)
+    relation, target = RELATION.get(hop.asks), world.names.number(hop.gives)
+    if relation is None or target is None or relation not in LISTED_ON[world.kind(target)]:
+        return frozenset(pages)
+    links = world.page(target).links
+    if any(link.target == hop.page for link in links) and target == world.object_of(relation, hop.page):
+        pages.add(target)
+    return frozenset(pages)

@@ -12,16 +12,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from afm.datasets.encyclopaedia.relations import ATTRIBUTE_OF, OF_KIND, RELATION, Kind, Relation
+from afm.datasets.encyclopaedia.relations import ATTRIBUTE_OF, OF_KIND, RELATION, EntityKind, Relation
 from afm.datasets.encyclopaedia.world import Encyclopaedia
-from afm.datasets.mini_world import Split
+from afm.datasets.mini_world import WorldSplit
 from afm.datasets.schema import Task
 from afm.errors import ConfigError
 
 DATA_SOURCE = "mini_wiki"
 HOPS = (1, 2, 3, 4)
 
-_SPLIT_BELOW = {Split.TRAIN: 55, Split.RL: 92, Split.HELDOUT: 100}
+_SPLIT_BELOW = {WorldSplit.TRAIN: 55, WorldSplit.RL: 92, WorldSplit.HELDOUT: 100}
 _MAX_MISSES = 5_000
 
 
@@ -48,7 +48,7 @@ class Hop:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class WorldQuestion:
     """A question with its gold answer and gold path.
 
     Attributes:
@@ -78,7 +78,7 @@ _MEETINGS = (
 
 def generate(
     world: Encyclopaedia,
-    split: Split,
+    split: WorldSplit,
     count: int,
     *,
     seed: int,
@@ -112,20 +112,25 @@ def generate(
             extra_info={
                 "shape": question.shape.value,
                 "hops": len(question.path),
-                "path": [
-                    {
-                        "passage": str(hop.page),
-                        "title": world.names.name(hop.page),
-                        "asks": hop.asks,
-                        "gives": hop.gives,
-                    }
-                    for hop in question.path
-                ],
+                "path": path_info(world, question.path),
             },
         )
 
 
-def split_of(question: Question) -> Split:
+def path_info(world: Encyclopaedia, path: Sequence[Hop]) -> list[dict[str, str]]:
+    """The gold path as a task's ``extra_info`` holds it."""
+    return [
+        {
+            "passage": str(hop.page),
+            "title": world.names.name(hop.page),
+            "asks": hop.asks,
+            "gives": hop.gives,
+        }
+        for hop in path
+    ]
+
+
+def split_of(question: WorldQuestion) -> WorldSplit:
     """The split to which a question belongs by the hash of the entities that it names."""
     key = "/".join(str(number) for number in sorted(question.named))
     bucket = int.from_bytes(hashlib.sha256(key.encode()).digest()[:4], "big") % 100
@@ -135,11 +140,11 @@ def split_of(question: Question) -> Split:
 def _draw_new(
     rng: random.Random,
     world: Encyclopaedia,
-    split: Split,
+    split: WorldSplit,
     hops: int,
     shapes: Sequence[Shape],
     seen: set[bytes],
-) -> Question:
+) -> WorldQuestion:
     draw = {Shape.CHAIN: _chain, Shape.COMPARISON: _comparison, Shape.INTERSECTION: _intersection}
     for _ in range(_MAX_MISSES):
         question = draw[rng.choice(shapes)](rng, world, hops)
@@ -155,24 +160,24 @@ def _draw_new(
     )
 
 
-def _chain(rng: random.Random, world: Encyclopaedia, hops: int) -> Question | None:
-    kind = rng.choice(tuple(Kind))
+def _chain(rng: random.Random, world: Encyclopaedia, hops: int) -> WorldQuestion | None:
+    kind = rng.choice(tuple(EntityKind))
     start = rng.choice(world.ranges[kind])
-    found = walk(rng, world, start, hops - 1)
-    if found is None:
+    steps = walk(rng, world, start, hops - 1)
+    if steps is None:
         return None
-    path, end = found
+    path, end = steps
     last = _last_hop(rng, world, end, {start, *(hop.page for hop in path)})
     if last is None:
         return None
     path = [*path, last]
     text = f"What is the {chain_words(path)} {world.names.name(start)}?"
-    return Question(Shape.CHAIN, text, last.gives, tuple(path), (start,))
+    return WorldQuestion(Shape.CHAIN, text, last.gives, tuple(path), (start,))
 
 
-def _comparison(rng: random.Random, world: Encyclopaedia, hops: int) -> Question | None:
+def _comparison(rng: random.Random, world: Encyclopaedia, hops: int) -> WorldQuestion | None:
     """``hops`` branches of one page each, or half as many of two pages."""
-    kind = rng.choice(tuple(Kind))
+    kind = rng.choice(tuple(EntityKind))
     attribute = ATTRIBUTE_OF[kind]
     ways = [relation for relation in RELATION.values() if relation.object is kind]
     deep = hops == 4 and bool(ways) and rng.random() < 0.5
@@ -202,34 +207,34 @@ def _comparison(rng: random.Random, world: Encyclopaedia, hops: int) -> Question
     than = "" if len(asked) == 2 else " than the others"
     text = f"Which {words}{than}: {', '.join(asked[:-1])} or {asked[-1]}?"
     path = tuple(hop for _, _, part in branches for hop in part)
-    return Question(Shape.COMPARISON, text, world.names.name(winner), path, tuple(named))
+    return WorldQuestion(Shape.COMPARISON, text, world.names.name(winner), path, tuple(named))
 
 
-def _intersection(rng: random.Random, world: Encyclopaedia, hops: int) -> Question | None:
+def _intersection(rng: random.Random, world: Encyclopaedia, hops: int) -> WorldQuestion | None:
     """Two lists that share one entity, and a chain that goes on from there."""
     meeting = rng.choice(_MEETINGS)
-    one, two = (RELATION[name] for name in meeting.relations)
-    common = rng.choice(world.ranges[one.subject])
-    a, b = world.object_of(one, common), world.object_of(two, common)
-    if set(world.subjects_of(one, a)) & set(world.subjects_of(two, b)) != {common}:
+    first, second = (RELATION[name] for name in meeting.relations)
+    common = rng.choice(world.ranges[first.subject])
+    a, b = world.object_of(first, common), world.object_of(second, common)
+    if set(world.subjects_of(first, a)) & set(world.subjects_of(second, b)) != {common}:
         return None
     name = world.names.name(common)
-    path = [Hop(a, f"{one.name} of whom", name), Hop(b, f"{two.name} of whom", name)]
+    path = [Hop(a, f"{first.name} of whom", name), Hop(b, f"{second.name} of whom", name)]
     slots = {"a": world.names.name(a), "b": world.names.name(b)}
     if hops == 2:
         text = f"Which {meeting.words.format(that='', **slots)}?".replace("  ", " ")
-        return Question(Shape.INTERSECTION, text, name, tuple(path), (a, b))
-    found = walk(rng, world, common, hops - 3, {a, b})
-    if found is None:
+        return WorldQuestion(Shape.INTERSECTION, text, name, tuple(path), (a, b))
+    steps = walk(rng, world, common, hops - 3, {a, b})
+    if steps is None:
         return None
-    more, end = found
+    more, end = steps
     last = _last_hop(rng, world, end, {common, a, b, *(hop.page for hop in more)})
     if last is None:
         return None
     more = [*more, last]
-    that = "who" if one.subject is Kind.PERSON else "that"
+    that = "who" if first.subject is EntityKind.PERSON else "that"
     text = f"What is the {chain_words(more)} the {meeting.words.format(that=that, **slots)}?"
-    return Question(Shape.INTERSECTION, text, last.gives, (*path, *more), (a, b))
+    return WorldQuestion(Shape.INTERSECTION, text, last.gives, (*path, *more), (a, b))
 
 
 def walk(

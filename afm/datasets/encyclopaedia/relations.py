@@ -1,12 +1,13 @@
-"""What an encyclopaedia tells about its entities: kinds, relations between them, attributes."""
+"""The encyclopaedia's facts: kinds of entities, relations and attributes, the sentences that state them, and how these are read."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 
 
-class Kind(StrEnum):
+class EntityKind(StrEnum):
     """Kinds of entities, in the order of their numbers."""
 
     REALM = "realm"
@@ -17,24 +18,29 @@ class Kind(StrEnum):
     PERSON = "person"
 
 
-SHARES = {Kind.REALM: 3, Kind.RIVER: 5, Kind.TOWN: 20, Kind.GUILD: 10, Kind.BOOK: 15}
+SHARES = {
+    EntityKind.REALM: 3,
+    EntityKind.RIVER: 5,
+    EntityKind.TOWN: 20,
+    EntityKind.GUILD: 10,
+    EntityKind.BOOK: 15,
+}
 """Of 100 entities; the rest are persons."""
 
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """Every entity of kind ``subject`` has exactly one ``object`` in this relation.
+    """Every entity of kind ``subject`` has exactly one ``object`` in this relation; ``name`` as in ``the {name} of X``.
 
     Attributes:
-        name: As the noun in ``the {name} of X``.
-        told: The sentence on the subject's page, with ``{s}`` and ``{o}``; the second is another wording.
-        listed: The sentence on the object's page, with ``{o}`` and the subjects as ``{s}``; ``None``: not told there.
+        wordings: Two sentences for the subject's page, with ``{s}`` and ``{o}``.
+        listed: The sentence on the object's page, with ``{o}`` and the subjects as ``{s}``; ``None``: not stated there.
     """
 
     name: str
-    subject: Kind
-    object: Kind
-    told: tuple[str, str]
+    subject: EntityKind
+    object: EntityKind
+    wordings: tuple[str, str]
     listed: str | None = None
 
 
@@ -47,61 +53,91 @@ class Attribute:
     """
 
     name: str
-    subject: Kind
+    subject: EntityKind
     low: int
     high: int
-    told: tuple[str, str]
+    wordings: tuple[str, str]
     less: str
     more: str
 
 
 RELATIONS = (
-    Relation("capital", Kind.REALM, Kind.TOWN, ("The capital of {s} is {o}.", "{s} is ruled from {o}.")),
-    Relation("ruler", Kind.REALM, Kind.PERSON, ("The ruler of {s} is {o}.", "{s} is ruled by {o}.")),
-    Relation("mouth", Kind.RIVER, Kind.REALM, ("The mouth of {s} is in {o}.", "{s} ends in {o}.")),
+    Relation(
+        "capital", EntityKind.REALM, EntityKind.TOWN, ("The capital of {s} is {o}.", "{s} is ruled from {o}.")
+    ),
+    Relation(
+        "ruler", EntityKind.REALM, EntityKind.PERSON, ("The ruler of {s} is {o}.", "{s} is ruled by {o}.")
+    ),
+    Relation(
+        "mouth", EntityKind.RIVER, EntityKind.REALM, ("The mouth of {s} is in {o}.", "{s} ends in {o}.")
+    ),
     Relation(
         "realm",
-        Kind.TOWN,
-        Kind.REALM,
+        EntityKind.TOWN,
+        EntityKind.REALM,
         ("The realm of {s} is {o}.", "{s} belongs to the realm {o}."),
         "Towns of {o} include {s}.",
     ),
     Relation(
         "river",
-        Kind.TOWN,
-        Kind.RIVER,
+        EntityKind.TOWN,
+        EntityKind.RIVER,
         ("The river of {s} is {o}.", "{s} lies on the river {o}."),
         "Towns on {o} include {s}.",
     ),
-    Relation("mayor", Kind.TOWN, Kind.PERSON, ("The mayor of {s} is {o}.", "{s} has {o} as its mayor.")),
-    Relation("seat", Kind.GUILD, Kind.TOWN, ("The seat of {s} is {o}.", "{s} has its seat in {o}.")),
-    Relation("founder", Kind.GUILD, Kind.PERSON, ("The founder of {s} is {o}.", "{s} was founded by {o}.")),
-    Relation("author", Kind.BOOK, Kind.PERSON, ("The author of {s} is {o}.", "{s} was written by {o}.")),
     Relation(
-        "publisher", Kind.BOOK, Kind.GUILD, ("The publisher of {s} is {o}.", "{s} was published by {o}.")
+        "mayor", EntityKind.TOWN, EntityKind.PERSON, ("The mayor of {s} is {o}.", "{s} has {o} as its mayor.")
+    ),
+    Relation(
+        "seat", EntityKind.GUILD, EntityKind.TOWN, ("The seat of {s} is {o}.", "{s} has its seat in {o}.")
+    ),
+    Relation(
+        "founder",
+        EntityKind.GUILD,
+        EntityKind.PERSON,
+        ("The founder of {s} is {o}.", "{s} was founded by {o}."),
+    ),
+    Relation(
+        "author", EntityKind.BOOK, EntityKind.PERSON, ("The author of {s} is {o}.", "{s} was written by {o}.")
+    ),
+    Relation(
+        "publisher",
+        EntityKind.BOOK,
+        EntityKind.GUILD,
+        ("The publisher of {s} is {o}.", "{s} was published by {o}."),
     ),
     Relation(
         "birthplace",
-        Kind.PERSON,
-        Kind.TOWN,
+        EntityKind.PERSON,
+        EntityKind.TOWN,
         ("The birthplace of {s} is {o}.", "{s} was born in {o}."),
         "People born in {o} include {s}.",
     ),
     Relation(
         "guild",
-        Kind.PERSON,
-        Kind.GUILD,
+        EntityKind.PERSON,
+        EntityKind.GUILD,
         ("The guild of {s} is {o}.", "{s} works for the guild {o}."),
         "Members of {o} include {s}.",
     ),
-    Relation("teacher", Kind.PERSON, Kind.PERSON, ("The teacher of {s} is {o}.", "{s} was taught by {o}.")),
-    Relation("friend", Kind.PERSON, Kind.PERSON, ("The friend of {s} is {o}.", "{s} has a friend, {o}.")),
+    Relation(
+        "teacher",
+        EntityKind.PERSON,
+        EntityKind.PERSON,
+        ("The teacher of {s} is {o}.", "{s} was taught by {o}."),
+    ),
+    Relation(
+        "friend",
+        EntityKind.PERSON,
+        EntityKind.PERSON,
+        ("The friend of {s} is {o}.", "{s} has a friend, {o}."),
+    ),
 )
 
 ATTRIBUTES = (
     Attribute(
         "area",
-        Kind.REALM,
+        EntityKind.REALM,
         100,
         9_999,
         ("The area of {s} is {o} square miles.", "{s} covers {o} square miles."),
@@ -110,7 +146,7 @@ ATTRIBUTES = (
     ),
     Attribute(
         "length",
-        Kind.RIVER,
+        EntityKind.RIVER,
         20,
         999,
         ("The length of {s} is {o} miles.", "{s} runs over {o} miles."),
@@ -119,7 +155,7 @@ ATTRIBUTES = (
     ),
     Attribute(
         "founding year",
-        Kind.TOWN,
+        EntityKind.TOWN,
         1000,
         1899,
         ("The founding year of {s} is {o}.", "{s} was founded in {o}."),
@@ -128,7 +164,7 @@ ATTRIBUTES = (
     ),
     Attribute(
         "opening year",
-        Kind.GUILD,
+        EntityKind.GUILD,
         1500,
         1999,
         ("The opening year of {s} is {o}.", "{s} opened in {o}."),
@@ -137,7 +173,7 @@ ATTRIBUTES = (
     ),
     Attribute(
         "publication year",
-        Kind.BOOK,
+        EntityKind.BOOK,
         1600,
         1999,
         ("The publication year of {s} is {o}.", "{s} appeared in {o}."),
@@ -146,7 +182,7 @@ ATTRIBUTES = (
     ),
     Attribute(
         "birth year",
-        Kind.PERSON,
+        EntityKind.PERSON,
         1700,
         1999,
         ("The birth year of {s} is {o}.", "{s} was born in the year {o}."),
@@ -159,13 +195,58 @@ ABOUT = "Facts about {s}:"
 """On brief pages: whose facts these are. It repeats the title, so that a search prefers the page to those that name it."""
 
 
-def brief(told: tuple[str, str]) -> str:
+def brief(wordings: tuple[str, str]) -> str:
     """A fact's line on brief pages: ``Mayor {o}.``, the noun directly before what it gives."""
-    noun, _, given = told[0].removeprefix("The ").partition(" of {s} is ")
-    return f"{noun.capitalize()} {given.removeprefix('in ')}"
+    noun, _, value = wordings[0].removeprefix("The ").partition(" of {s} is ")
+    return f"{noun.capitalize()} {value.removeprefix('in ')}"
 
 
-OF_KIND = {kind: tuple(r for r in RELATIONS if r.subject is kind) for kind in Kind}
-TOLD_OF = {kind: tuple(r for r in RELATIONS if r.object is kind and r.listed) for kind in Kind}
+OF_KIND = {kind: tuple(r for r in RELATIONS if r.subject is kind) for kind in EntityKind}
+LISTED_ON = {kind: tuple(r for r in RELATIONS if r.object is kind and r.listed) for kind in EntityKind}
 ATTRIBUTE_OF = {attribute.subject: attribute for attribute in ATTRIBUTES}
 RELATION = {relation.name: relation for relation in RELATIONS}
+
+
+_WORDINGS = {fact.name: fact.wordings for fact in (*RELATIONS, *ATTRIBUTES)}
+_FACT = "|".join(map(re.escape, sorted(_WORDINGS, key=len, reverse=True)))
+_CHAIN = re.compile(rf"What is the ((?:{_FACT})(?: of the (?:{_FACT}))*) of (\w+ \w+)\?")
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """A question by depth.
+
+    Attributes:
+        start: The entity that it names.
+        asks: The facts to look up: the first of ``start``, each next one of what the one before gave.
+    """
+
+    start: str
+    asks: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StatedFact:
+    """A sentence of a page, and the name or number that it gives."""
+
+    sentence: str
+    gives: str
+
+
+def read_chain(question: str) -> Chain | None:
+    """The chain that a question asks for; ``None`` for any other text."""
+    match = _CHAIN.fullmatch(question.strip())
+    return match and Chain(match[2], tuple(reversed(match[1].split(" of the "))))
+
+
+def find_fact(text: str, asks: str, name: str) -> StatedFact | None:
+    """The sentence in ``text`` that states the fact ``asks`` of the entity ``name``, in any of its wordings."""
+    wordings: tuple[str, ...] = _WORDINGS.get(asks, ())
+    if wordings and ABOUT.replace("{s}", name) in text:
+        wordings = (*wordings, brief(_WORDINGS[asks]))
+    for wording in wordings:
+        before, _, after = wording.replace("{s}", name).partition("{o}")
+        match = re.search(rf"{re.escape(before)}(\w+(?: \w+)??){re.escape(after)}", text)
+        if match is not None:
+            return StatedFact(match[0], match[1])
+    return None

@@ -1,12 +1,22 @@
-"""The encyclopaedia as a small web site: one HTML page an entity, links between them, served over real HTTP."""
+"""The encyclopaedia given out: as files (corpus, questions, manifest), and as a small web site over real HTTP."""
 
 from __future__ import annotations
 
+import gzip
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from html import escape
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import IO
 from urllib.parse import quote, unquote, urlsplit
 
-from afm.datasets.encyclopaedia.world import Encyclopaedia, Page
+from afm.datasets.encyclopaedia.questions import DATA_SOURCE, HOPS, SHAPES, Shape, generate
+from afm.datasets.encyclopaedia.world import Encyclopaedia, WikiPage
+from afm.datasets.mini_world import WorldSplit
+from afm.datasets.schema import write_tasks
+from afm.runs.atomic import replacing
+from afm.runs.folder import write_manifest
 
 _LISTED = 100
 _SHELL = '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title></head>\n<body>{body}</body></html>\n'
@@ -33,7 +43,7 @@ class Site:
         number = self._world.names.number(name) if parts.path.startswith("/wiki/") else None
         return None if number is None else self._page(self._world.page(number))
 
-    def _page(self, page: Page) -> str:
+    def _page(self, page: WikiPage) -> str:
         pieces, here = [], 0
         for link in page.links:
             name = page.text[link.start : link.end]
@@ -73,10 +83,9 @@ def site_server(world: Encyclopaedia, *, host: str = "127.0.0.1", port: int = 0)
             self._answer(with_body=False)
 
         def _answer(self, *, with_body: bool) -> None:
-            found = site.html(self.path)
-            text = found if found is not None else _SHELL.format(title="Not found", body="<h1>Not found</h1>")
-            body = text.encode()
-            self.send_response(200 if found is not None else 404)
+            page = site.html(self.path)
+            body = (page or _SHELL.format(title="Not found", body="<h1>Not found</h1>")).encode()
+            self.send_response(404 if page is None else 200)
             self.send_header("Content-Type", "text/html; charset=utf-8")
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
@@ -87,3 +96,63 @@ def site_server(world: Encyclopaedia, *, host: str = "127.0.0.1", port: int = 0)
             """Nothing: requests are no news."""
 
     return ThreadingHTTPServer((host, port), Handler)
+
+
+Progress = Callable[[str, int, int | None], None]
+_STEP = 10_000
+
+
+def corpus_lines(world: Encyclopaedia, numbers: Iterable[int] | None = None) -> Iterator[str]:
+    """Stream passages as JSON lines ``{"id", "contents"}``; all pages by default."""
+    for number in range(world.size) if numbers is None else numbers:
+        row = {"id": str(number), "contents": world.page(number).contents}
+        yield json.dumps(row, ensure_ascii=False) + "\n"
+
+
+def write_corpus(world: Encyclopaedia, path: Path, progress: Progress | None = None) -> None:
+    """Write the corpus, compressed when ``path`` ends in ``.gz``; ``path`` appears when it is whole."""
+    with replacing(path) as temporary, _opened(temporary, path.suffix == ".gz") as file:
+        for number, line in enumerate(corpus_lines(world), 1):
+            file.write(line)
+            if progress and (number % _STEP == 0 or number == world.size):
+                progress("passages", number, world.size)
+
+
+def write_encyclopaedia(
+    out_dir: str | Path,
+    world: Encyclopaedia,
+    *,
+    sizes: Mapping[WorldSplit, int],
+    seed: int,
+    hops: Sequence[int] = HOPS,
+    shapes: Sequence[Shape] = SHAPES,
+    progress: Progress | None = None,
+) -> dict[WorldSplit, Path]:
+    """Write ``corpus.jsonl``, a file of questions for each split and a manifest; returns the question files.
+
+    Raises:
+        ConfigError: The world holds fewer questions than asked for.
+    """
+    out = Path(out_dir)
+    paths = {split: out / f"{split.value}.jsonl" for split in sizes}
+    for split, path in paths.items():
+        write_tasks(generate(world, split, sizes[split], seed=seed, hops=hops, shapes=shapes), path)
+    write_corpus(world, out / "corpus.jsonl", progress)
+    counts = {"pages": world.size} | {split.value: count for split, count in sizes.items()}
+    write_manifest(
+        out / "manifest.json",
+        counts=counts,
+        seed=seed,
+        world=DATA_SOURCE,
+        wordings=world.wordings,
+        brief=world.brief,
+        hops=list(hops),
+        shapes=[shape.value for shape in shapes],
+    )
+    return paths
+
+
+def _opened(path: Path, compressed: bool) -> IO[str]:
+    if compressed:
+        return gzip.open(path, "wt", encoding="utf-8", compresslevel=6)
+    return path.open("w", encoding="utf-8")

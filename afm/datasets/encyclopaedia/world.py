@@ -2,24 +2,142 @@
 
 from __future__ import annotations
 
+import hashlib
+import math
 from dataclasses import dataclass
+from functools import cache
 
-from afm.datasets.encyclopaedia.names import Names
-from afm.datasets.encyclopaedia.permutation import Permutation
 from afm.datasets.encyclopaedia.relations import (
     ABOUT,
     ATTRIBUTE_OF,
+    LISTED_ON,
     OF_KIND,
     RELATION,
     RELATIONS,
     SHARES,
-    TOLD_OF,
     Attribute,
-    Kind,
+    EntityKind,
     Relation,
     brief,
 )
 from afm.errors import ConfigError
+
+_ROUNDS = 4
+_MASK = (1 << 64) - 1
+
+
+class Permutation:
+    """A pseudo-random bijection on ``range(size)``.
+
+    A Feistel network over mixed radix (Black and Rogaway 2002, "Ciphers with arbitrary finite domains"): a number is a
+    pair of digits, each round adds a hash of one digit to the other; results beyond the domain are sent round again.
+
+    Args:
+        size: At least 1.
+        key: Different keys give unrelated shuffles.
+    """
+
+    __slots__ = ("_keys", "_left", "_right", "size")
+
+    def __init__(self, size: int, key: str) -> None:
+        self.size = size
+        self._left = max(1, math.isqrt(size - 1) + 1)
+        self._right = -(-size // self._left)
+        digest = hashlib.sha256(key.encode()).digest()
+        self._keys = [int.from_bytes(digest[8 * i : 8 * i + 8], "big") for i in range(_ROUNDS)]
+
+    def __call__(self, number: int) -> int:
+        """Where ``number`` goes."""
+        while True:
+            left, right = divmod(number, self._right)
+            for place, key in enumerate(self._keys):
+                if place % 2:
+                    right = (right + _mixed(left ^ key)) % self._right
+                else:
+                    left = (left + _mixed(right ^ key)) % self._left
+            number = left * self._right + right
+            if number < self.size:
+                return number
+
+    def inverse(self, number: int) -> int:
+        """What comes to ``number``."""
+        while True:
+            left, right = divmod(number, self._right)
+            for place in range(_ROUNDS - 1, -1, -1):
+                key = self._keys[place]
+                if place % 2:
+                    right = (right - _mixed(left ^ key)) % self._right
+                else:
+                    left = (left - _mixed(right ^ key)) % self._left
+            number = left * self._right + right
+            if number < self.size:
+                return number
+
+
+def _mixed(value: int) -> int:
+    """The finaliser of SplitMix64 (Steele, Lea and Flood 2014)."""
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)
+
+
+_CONSONANTS = "bdfgklmnprstvz"
+_VOWELS = "aeiou"
+_ENDINGS = ("ford", "wick", "mere", "holt", "gate", "stead", "brook", "field", "moor", "dale")
+_SPARE = 1.25
+"""Names for each entity; some must stay free."""
+_WORDS = (len(_CONSONANTS) * len(_VOWELS)) ** 2
+"""Words in each list at most."""
+
+
+class Names:
+    """The names of ``count`` entities; both directions take constant time.
+
+    Attributes:
+        firsts, seconds: The two closed lists; no word is in both. The same words for every seed.
+    """
+
+    def __init__(self, count: int, key: str) -> None:
+        self.count = count
+        side = math.isqrt(math.ceil(_SPARE * count) - 1) + 1
+        self.firsts = _first_words()[:side]
+        self.seconds = _second_words()[:side]
+        self._order = Permutation(side * side, f"{key}/names")
+        self._first_place = {word: place for place, word in enumerate(self.firsts)}
+        self._second_place = {word: place for place, word in enumerate(self.seconds)}
+
+    def name(self, number: int) -> str:
+        """The name of entity ``number``, e.g. ``Belo Karford``."""
+        first, second = divmod(self._order(number), len(self.seconds))
+        return f"{self.firsts[first]} {self.seconds[second]}"
+
+    def number(self, name: str) -> int | None:
+        """The entity of that name."""
+        first, _, second = name.partition(" ")
+        if first not in self._first_place or second not in self._second_place:
+            return None
+        code = self._first_place[first] * len(self.seconds) + self._second_place[second]
+        number = self._order.inverse(code)
+        return number if number < self.count else None
+
+
+@cache
+def _first_words() -> tuple[str, ...]:
+    syllables = [consonant + vowel for consonant in _CONSONANTS for vowel in _VOWELS]
+    return _shuffled([(first + second).capitalize() for first in syllables for second in syllables], "first")
+
+
+@cache
+def _second_words() -> tuple[str, ...]:
+    stems = [a + vowel + z for a in _CONSONANTS for vowel in _VOWELS for z in _CONSONANTS]
+    words = [(stem + ending).capitalize() for stem in stems for ending in _ENDINGS]
+    return _shuffled(words, "second")[:_WORDS]
+
+
+def _shuffled(words: list[str], key: str) -> tuple[str, ...]:
+    order = Permutation(len(words), key)
+    return tuple(words[order(place)] for place in range(len(words)))
+
 
 LEAST, MOST = 40, 16_000_000
 """Entities of the smallest and the largest world."""
@@ -35,7 +153,7 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class WikiPage:
     """One entity's page.
 
     Attributes:
@@ -75,17 +193,17 @@ class Encyclopaedia:
         self.size, self.seed, self.wordings, self.brief = size, seed, wordings, brief
         key = f"encyclopaedia/{size}/{seed}"
         counts = {kind: max(2, size * share // 100) for kind, share in SHARES.items()}
-        counts[Kind.PERSON] = size - sum(counts.values())
-        self.ranges: dict[Kind, range] = {}
+        counts[EntityKind.PERSON] = size - sum(counts.values())
+        self.ranges: dict[EntityKind, range] = {}
         begin = 0
-        for kind in Kind:
+        for kind in EntityKind:
             self.ranges[kind] = range(begin, begin + counts[kind])
             begin += counts[kind]
         self.names = Names(size, key)
         self._maps = {relation.name: self._map(relation, key) for relation in RELATIONS}
         self._values = Permutation(1 << 40, f"{key}/values")
 
-    def kind(self, number: int) -> Kind:
+    def kind(self, number: int) -> EntityKind:
         """The kind of an entity."""
         return next(kind for kind, numbers in self.ranges.items() if number in numbers)
 
@@ -110,14 +228,14 @@ class Encyclopaedia:
         place = target - begin
         if relation.subject is relation.object:
             return [subjects.start + order.inverse((order(place) - 1) % order.size)]
-        found = (order.inverse(place * fan + slot) for slot in range(fan))
-        return sorted(subjects.start + number for number in found if number < len(subjects))
+        numbers = (order.inverse(place * fan + slot) for slot in range(fan))
+        return sorted(subjects.start + number for number in numbers if number < len(subjects))
 
     def value(self, attribute: Attribute, subject: int) -> int:
         """The number that ``subject`` has as ``attribute``."""
         return attribute.low + self._values(subject) % (attribute.high - attribute.low + 1)
 
-    def page(self, number: int) -> Page:
+    def page(self, number: int) -> WikiPage:
         """The page of an entity.
 
         Raises:
@@ -127,29 +245,29 @@ class Encyclopaedia:
             raise IndexError(f"page {number}: this world has pages 0 to {self.size - 1}")
         kind, title = self.kind(number), self.names.name(number)
         wording = self._values(number ^ (1 << 39)) if self.wordings > 1 else 0
-        writer = _Writer(number, title, wording, "\n" if self.brief else " ")
+        writer = _PageText(number, title, wording, "\n" if self.brief else " ")
         writer.add("{s} is a " + kind.value + ".", [])
         if self.brief:
             writer.add(ABOUT, [])
         for relation in OF_KIND[kind]:
             target = self.object_of(relation, number)
-            writer.add(self._told(relation.told, writer), [(target, self.names.name(target))])
+            writer.add(self._sentence(relation.wordings, writer), [(target, self.names.name(target))])
         attribute = ATTRIBUTE_OF[kind]
         value = str(self.value(attribute, number))
-        writer.add(self._told(attribute.told, writer).replace("{o}", value), [])
+        writer.add(self._sentence(attribute.wordings, writer).replace("{o}", value), [])
         if not self.brief:
             self._add_lists(kind, number, writer)
         return writer.page()
 
-    def _told(self, wordings: tuple[str, str], writer: _Writer) -> str:
+    def _sentence(self, wordings: tuple[str, str], writer: _PageText) -> str:
         return brief(wordings) if self.brief else writer.pick(wordings)
 
-    def _add_lists(self, kind: Kind, number: int, writer: _Writer) -> None:
-        for relation in TOLD_OF[kind]:
+    def _add_lists(self, kind: EntityKind, number: int, writer: _PageText) -> None:
+        for relation in LISTED_ON[kind]:
             subjects = self.subjects_of(relation, number)
             if subjects and relation.listed:
-                told = relation.listed.replace("{o}", "{x}").replace("{s}", "{o}").replace("{x}", "{s}")
-                writer.add(told, [(subject, self.names.name(subject)) for subject in subjects])
+                swapped = relation.listed.replace("{o}", "{x}").replace("{s}", "{o}").replace("{x}", "{s}")
+                writer.add(swapped, [(subject, self.names.name(subject)) for subject in subjects])
 
     def _map(self, relation: Relation, key: str) -> tuple[Permutation, int]:
         """A shuffle of slots, and how many slots each object has."""
@@ -158,7 +276,7 @@ class Encyclopaedia:
         return Permutation(fan * objects, f"{key}/{relation.name}"), fan
 
 
-class _Writer:
+class _PageText:
     """Puts sentences together and notes where links stand."""
 
     def __init__(self, number: int, title: str, wording: int, joint: str) -> None:
@@ -182,5 +300,5 @@ class _Writer:
             self._text += name
         self._text += after
 
-    def page(self) -> Page:
-        return Page(self._number, self._title, self._text, tuple(self._links))
+    def page(self) -> WikiPage:
+        return WikiPage(self._number, self._title, self._text, tuple(self._links))

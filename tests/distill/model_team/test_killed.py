@@ -15,7 +15,7 @@ import pytest
 from afm.agents import load_agent
 from afm.cli.recipes import wiki_server
 from afm.datasets.encyclopaedia import Encyclopaedia, write_encyclopaedia
-from afm.datasets.mini_world import Split
+from afm.datasets.mini_world import WorldSplit
 from afm.distill import EventKind, read_attempts, read_events
 from afm.trajectory import load_records, validate
 from afm.trajectory.types import Segment
@@ -37,7 +37,7 @@ FAULTS = {
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
     folder = tmp_path_factory.mktemp("world")
-    encyclopaedia, sizes = Encyclopaedia(400, seed=0), {Split.TRAIN: TASKS}
+    encyclopaedia, sizes = Encyclopaedia(400, seed=0), {WorldSplit.TRAIN: TASKS}
     write_encyclopaedia(folder, encyclopaedia, sizes=sizes, seed=0, hops=[1, 2])
     build = [sys.executable, "-m", "tool_servers.wiki_search.build", str(folder / "corpus.jsonl")]
     subprocess.run([*build, f"--out={folder / 'index'}"], check=True, capture_output=True)

@@ -4,7 +4,7 @@ from pathlib import Path
 from afm.agents import load_agent
 from afm.datasets import Task
 from afm.datasets.encyclopaedia import Encyclopaedia, generate
-from afm.datasets.mini_world import Split
+from afm.datasets.mini_world import WorldSplit
 from afm.distill import EventKind, EventLog, merge_attempt, read_attempts, read_events
 from afm.distill.model_team import load_team
 from afm.tools import ToolResult
@@ -28,7 +28,7 @@ class PageOfTheName:
 
 
 def questions(count, hops=(2,)):
-    return list(generate(WORLD, Split.TRAIN, count, seed=0, hops=hops))
+    return list(generate(WORLD, WorldSplit.TRAIN, count, seed=0, hops=hops))
 
 
 def is_writer(request):

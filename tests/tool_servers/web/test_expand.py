@@ -14,9 +14,8 @@ import yaml
 from afm.datasets import read_tasks
 from afm.datasets.encyclopaedia import Encyclopaedia, site_server
 from afm.datasets.encyclopaedia.growth import Growth
-from afm.datasets.encyclopaedia.reading import find_fact, read_chain
-from afm.datasets.encyclopaedia.relations import ATTRIBUTE_OF, Kind
-from afm.datasets.encyclopaedia.write import write_corpus
+from afm.datasets.encyclopaedia.relations import ATTRIBUTE_OF, EntityKind, find_fact, read_chain
+from afm.datasets.encyclopaedia.site import write_corpus
 from afm.distill import EventKind, read_events
 from afm.distill.expand import expand_web, read_expansion
 from afm.errors import ConfigError
@@ -26,8 +25,8 @@ ROOT = Path(__file__).parents[3]
 CONFIG = ROOT / "configs/distill/expand.yaml"
 WORLD = Encyclopaedia(200, seed=5)
 LINK = re.compile(r"\[([^]]+)\]\([^)]*\)")
-GUILDS = [WORLD.names.name(number) for number in list(WORLD.ranges[Kind.GUILD])[:4]]
-YEAR = ATTRIBUTE_OF[Kind.GUILD].name
+GUILDS = [WORLD.names.name(number) for number in list(WORLD.ranges[EntityKind.GUILD])[:4]]
+YEAR = ATTRIBUTE_OF[EntityKind.GUILD].name
 
 
 def plain(text):

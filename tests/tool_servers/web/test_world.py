@@ -11,7 +11,7 @@ import yaml
 
 from afm.agents import load_agent
 from afm.datasets.encyclopaedia import Encyclopaedia, site_server
-from afm.datasets.encyclopaedia.write import write_corpus
+from afm.datasets.encyclopaedia.site import write_corpus
 from afm.models.scripted import ScriptedModel
 from afm.rollout import run_episode
 from afm.tools import load_tools

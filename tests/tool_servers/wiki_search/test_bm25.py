@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from afm.datasets.encyclopaedia import generate
-from afm.datasets.mini_world import Split
+from afm.datasets.mini_world import WorldSplit
 from tool_servers.wiki_search.bm25 import Bm25
 from tool_servers.wiki_search.build import Plan, build
 from tool_servers.wiki_search.hits import fused
@@ -28,7 +28,7 @@ def by_hand(bags, query, k1=1.5, b=0.75):
 
 
 def queries(world):
-    tasks = list(generate(world, Split.TRAIN, 150, seed=2))
+    tasks = list(generate(world, WorldSplit.TRAIN, 150, seed=2))
     return [task.question for task in tasks] + [
         f"{hop['asks']} {hop['title']}" for task in tasks for hop in task.extra_info["path"]
     ]
@@ -57,7 +57,9 @@ def test_stopping_early_changes_nothing_against_bm25s_over_the_same_files(world,
 
 def test_the_gold_page_of_a_fact_is_among_the_first_three(world, index):
     engine = Bm25(index)
-    hops = [hop for task in generate(world, Split.HELDOUT, 60, seed=0) for hop in task.extra_info["path"]]
+    hops = [
+        hop for task in generate(world, WorldSplit.HELDOUT, 60, seed=0) for hop in task.extra_info["path"]
+    ]
     results = engine.search([f"{hop['asks']} of {hop['title']}" for hop in hops], 3)
     found = [hop["passage"] in [str(n) for n, _ in hits] for hop, hits in zip(hops, results, strict=True)]
     assert sum(found) / len(found) > 0.98
