@@ -8,7 +8,6 @@ rollouts see the same ids for the same text.
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,9 +18,8 @@ from typing import Any
 
 from afm.continuation import continuing
 from afm.errors import ConfigError
+from afm.trajectory.tags import blocks
 from afm.trajectory.types import Author, Segment
-
-_OPENING_TAG = re.compile(r"<([^\s<>/]+)>")
 
 
 class Boundary(StrEnum):
@@ -41,13 +39,6 @@ class MaskedIds:
 
     ids: list[int]
     mask: list[int]
-
-
-def encode_segments(
-    tokenizer: Any, segments: Sequence[Segment], boundary: Boundary = Boundary.SPLIT
-) -> MaskedIds:
-    """Encode one response; see :func:`encode_batch`, which is faster for many."""
-    return encode_batch(tokenizer, [segments], boundary)[0]
 
 
 def encode_batch(
@@ -160,14 +151,11 @@ def role_spans(text: str, roles: Sequence[str]) -> Iterator[tuple[int, int]]:
 
     A tag inside of another role is that role's text.
     """
-    position = 0
-    while opened := _OPENING_TAG.search(text, position):
-        closing = f"</{opened[1]}>"
-        closed = text.find(closing, opened.end())
-        position = closed + len(closing) if closed >= 0 else opened.end()
-        if opened[1] in roles:
-            position = position if closed >= 0 else len(text)
-            yield opened.start(), position
+    for block in blocks(text):
+        if block.role in roles:
+            yield block.start, block.end if block.end >= 0 else len(text)
+            if block.end < 0:
+                return
 
 
 def _mask_of(offsets: Sequence[tuple[int, int]], row: Sequence[Segment], boundary: Boundary) -> list[int]:

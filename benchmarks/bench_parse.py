@@ -18,7 +18,15 @@ from pathlib import Path
 from timing import environment, interleaved, report
 
 from afm.agents import AgentSpec, load_agent
-from afm.trajectory import StreamParser, author_segments, observation_text, parse, render, scan, validate
+from afm.trajectory import (
+    StreamParser,
+    author_segments,
+    observation_text,
+    parse,
+    render,
+    structure_faults,
+    validate,
+)
 
 CHUNK = 16
 LIMIT = 30.0
@@ -101,7 +109,10 @@ def linearity(spec: AgentSpec, length: int, runs: int, seed: int) -> dict[str, d
     large = {"valid": trajectory(spec, length, seed), **hostile(spec, length)}
     result = {}
     for name in small:
-        work = {"small": lambda n=name: scan(small[n], spec), "large": lambda n=name: scan(large[n], spec)}
+        work = {
+            "small": lambda n=name: structure_faults(small[n], spec),
+            "large": lambda n=name: structure_faults(large[n], spec),
+        }
         seconds = interleaved(work, runs)
         first, second = seconds["small"]["min_s"], seconds["large"]["min_s"]
         result[name] = {"small_s": first, "large_s": second, "ratio": round(second / max(first, 1e-5), 1)}

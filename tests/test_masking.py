@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from afm.agents import load_agent
 from afm.errors import ConfigError
-from afm.masking import Boundary, encode_batch, encode_segments
+from afm.masking import Boundary, MaskedIds, encode_batch
 from afm.trajectory import Author, Segment, author_segments, observation_text
 
 MATH = load_agent("math")
@@ -38,6 +39,12 @@ def small() -> Any:
     )
     core.train_from_iterator(["<code>1</code><observation>1</observation><think>a</think>\n"] * 50, trainer)
     return transformers.PreTrainedTokenizerFast(tokenizer_object=core)
+
+
+def encode_segments(
+    tokenizer: Any, segments: Sequence[Segment], boundary: Boundary = Boundary.SPLIT
+) -> MaskedIds:
+    return encode_batch(tokenizer, [segments], boundary)[0]
 
 
 def spelled(tokenizer: Any, text: str, boundary: Boundary) -> list[Token]:

@@ -127,7 +127,7 @@ def _sorted_out(
     batch: Iterable[TrajectoryRow | DataError], path: str
 ) -> tuple[list[TrajectoryRow], list[DataError]]:
     """Rows that can be encoded, and what is wrong with these and the others."""
-    from afm.trajectory import scan
+    from afm.trajectory import structure_faults
 
     rows: list[TrajectoryRow] = []
     faults: list[DataError] = []
@@ -137,7 +137,7 @@ def _sorted_out(
             continue
         rows.append(row)
         text = "".join(segment.text for segment in row.segments)
-        faults += [issue.located(path, row.line) for issue in scan(text, row.spec).issues]
+        faults += [issue.located(path, row.line) for issue in structure_faults(text, row.spec)]
     return rows, faults
 
 

@@ -21,8 +21,8 @@ from afm.errors import DataError
 from afm.tools.arguments import faults_of
 from afm.trajectory import Author, Segment, Step, parse, validate
 from afm.trajectory.call_forms import written_calls
-from afm.trajectory.parse import tag_pattern
 from afm.trajectory.record import Record
+from afm.trajectory.tags import tag_pattern
 
 _REQUESTS = (
     "Use the {tool} tool for this.",

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from afm.agents import AgentSpec
-from afm.trajectory.parse import split
 from afm.trajectory.record import Record
+from afm.trajectory.tags import split
 from afm.trajectory.types import Author
 
 COLOURS = 12

@@ -17,9 +17,9 @@ from afm.evaluation.blocks import Block, blocks_of, role_colours
 from afm.evaluation.words import number, percent
 from afm.runs.atomic import replacing
 from afm.trajectory import answers
-from afm.trajectory.parse import split
 from afm.trajectory.programs import call_form
 from afm.trajectory.record import Record
+from afm.trajectory.tags import split
 from afm.trajectory.types import Author, Segment
 
 _MOST_NAMES = 200

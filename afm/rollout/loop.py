@@ -21,9 +21,9 @@ from afm.rollout.calls import Clock, Room, TokenBudget, ToolCaller, tools_by_rol
 from afm.rollout.episode import CallFinished, CallStarted, Episode, OnEvent, Stopped
 from afm.rollout.transcript import LiveText, Transcript
 from afm.tools.base import Tool, working_toward
-from afm.trajectory.observation import observation_text
+from afm.trajectory.observation import observation_content, tagged_observation
 from afm.trajectory.record import CallRecord, Cost, StopReason
-from afm.trajectory.stream import StepClosed, StepOpened, StreamEvent, StreamParser
+from afm.trajectory.tags import StepClosed, StepOpened, StreamEvent, StreamParser
 from afm.trajectory.types import Step
 
 
@@ -75,11 +75,6 @@ def generation_seed(seed: int, index: int) -> int:
     """Seed of the ``index``-th generation of an episode: 53 bits of a hash, so that no two are related."""
     digest = hashlib.sha256(f"{seed}/{index}".encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 11
-
-
-def _between_tags(observation: str) -> str:
-    """What the agent is shown, without the lines of the tags around it."""
-    return "\n".join(observation.split("\n")[2:-2])
 
 
 class EpisodeRun:
@@ -256,8 +251,9 @@ class EpisodeRun:
         seconds, reason = self._tool_time()
         with working_toward(self._question, self._thought):
             call, late = await self._caller.call(step, seconds)
-        text = observation_text(call.observation, self._spec, self._limits.max_observation_chars)
-        call = call.model_copy(update={"observation": _between_tags(text)})
+        content = observation_content(call.observation, self._spec, self._limits.max_observation_chars)
+        text = tagged_observation(content, self._spec)
+        call = call.model_copy(update={"observation": content})
         self._calls.append(call)
         if self._on_event:
             self._on_event(CallFinished(call))

@@ -22,7 +22,7 @@ from afm.rollout.loop import EpisodeRun, generation_seed
 from afm.tools.base import Tool
 from afm.trajectory.observation import observation_text
 from afm.trajectory.record import Cost, StopReason
-from afm.trajectory.stream import StepClosed, StreamEvent, StreamParser
+from afm.trajectory.tags import StepClosed, StreamEvent, StreamParser
 from afm.trajectory.types import Author, Step
 
 _TAG = re.compile(r"(<[^>]+>)")

@@ -10,7 +10,7 @@ from afm.errors import EngineError
 from afm.models.base import Generation
 from afm.models.streaming import IncrementalDecoder
 from afm.rollout.episode import OnEvent, TextWritten
-from afm.trajectory.stream import StreamParser
+from afm.trajectory.tags import StreamParser
 from afm.trajectory.types import Author, Segment
 
 

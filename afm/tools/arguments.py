@@ -15,9 +15,9 @@ from afm.tools.registry import tool_classes
 from afm.tools.visual_inspector import VisualInspectorTool
 from afm.tools.web_search import WebSearchTool
 from afm.tools.wiki_search import WikiSearchTool
-from afm.trajectory import validate
-from afm.trajectory.parse import FaultFinder, Split, split
+from afm.trajectory.tags import SplitText, split
 from afm.trajectory.types import Segment
+from afm.trajectory.validate import FaultFinder, validate
 
 Reader = Callable[[str], object]
 """Reads an argument, or raises :class:`BadArgumentError`."""
@@ -50,20 +50,20 @@ def faults_of(
     segments: Sequence[Segment],
     spec: AgentSpec,
     *,
-    found: Split | None = None,
+    parts: SplitText | None = None,
     readers: Mapping[str, Reader] | None = None,
 ) -> tuple[TrajectoryError, ...]:
     """Every fault of a response: those of :func:`afm.trajectory.validate`, and calls whose argument the tool refuses.
 
     Args:
-        found: What :func:`afm.trajectory.parse.split` made of the text, where the caller has it already.
+        parts: What :func:`afm.trajectory.tags.split` made of the text, where the caller has it already.
         readers: By the names of tools; the usual ones by default. A tool without one takes any argument.
     """
     text = "".join(segment.text for segment in segments)
-    found = split(text, spec) if found is None else found
+    parts = split(text, spec) if parts is None else parts
     finder, readers = FaultFinder(text), usual_readers() if readers is None else readers
     refused = []
-    for step in found.steps:
+    for step in parts.steps:
         tool = spec.tool_roles.get(step.role, "")
         if not step.content.strip() or tool not in readers:  # an empty step is a fault of its own
             continue
@@ -72,5 +72,5 @@ def faults_of(
         except BadArgumentError as error:
             complaint = f"is a call that the tool {tool!r} refuses: {error.message}"
             refused.append(finder.fault(Fault.ARGUMENT, f"<{step.role}>", complaint, step.start))
-    faults = (*validate(segments, spec, found=found), *refused)
+    faults = (*validate(segments, spec, parts=parts), *refused)
     return tuple(sorted(faults, key=lambda error: error.character))

@@ -5,17 +5,15 @@ from __future__ import annotations
 from afm.trajectory.answer import answers
 from afm.trajectory.io import RecordWriter, append_record, load_records, read_records
 from afm.trajectory.observation import neutralise, observation_text, readable, render
-from afm.trajectory.parse import Scan, author_segments, parse, scan
 from afm.trajectory.record import Record, StopReason
-from afm.trajectory.stream import StepClosed, StepOpened, StreamEvent, StreamParser
+from afm.trajectory.tags import StepClosed, StepOpened, StreamEvent, StreamParser, author_segments
 from afm.trajectory.types import Author, Segment, Step, Trajectory
-from afm.trajectory.validate import validate
+from afm.trajectory.validate import parse, structure_faults, validate
 
 __all__ = [
     "Author",
     "Record",
     "RecordWriter",
-    "Scan",
     "Segment",
     "Step",
     "StepClosed",
@@ -34,6 +32,6 @@ __all__ = [
     "read_records",
     "readable",
     "render",
-    "scan",
+    "structure_faults",
     "validate",
 ]

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from afm.agents.spec import AgentSpec, AnswerFormat
-from afm.trajectory.parse import split
+from afm.trajectory.tags import split
 from afm.trajectory.types import Author, Segment
 
 _BRACES = re.compile(r"\\(boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from afm.agents import AgentSpec, load_agent, shipped_agents
-from afm.trajectory.parse import split
+from afm.trajectory.tags import ANY_TAG, split
 from afm.trajectory.types import Segment
 
-_TAG = re.compile(r"<(/?)([A-Za-z_][\w.-]*)((?:[\s=][^<>]*?)?)(/?)>")
 _TOKEN = re.compile(r"<[|｜][^<>|｜\s]*(?:tool|function|python_tag)[^<>|｜\s]*[|｜]>|\[TOOL_CALLS\]")
 _REACT = re.compile(
     r"^[ \t]*\**Action(?:[ \t]*\d+)?\**[ \t]*:\**[ \t]*"
@@ -139,7 +138,7 @@ def _other_forms(text: str) -> Iterator[tuple[re.Match[str], int]]:
 
 def _tags(text: str, known: _Known) -> Iterator[tuple[re.Match[str], int]]:
     """Every tag that looks like a call, and where it ends: with its first closing tag."""
-    tags = list(_TAG.finditer(text))
+    tags = list(ANY_TAG.finditer(text))
     closings: defaultdict[str, list[int]] = defaultdict(list)
     for tag in tags:
         if tag[1]:
@@ -164,7 +163,7 @@ def _name(text: str, begun: re.Match[str], end: int, known: _Known) -> str:
         return _named(inner) if inner else ""
     if begun[2].lower() in known.tools:
         return begun[2].lower()
-    tags = (begun, *_TAG.finditer(text, begun.end(), end))
+    tags = (begun, *ANY_TAG.finditer(text, begun.end(), end))
     attribute = next((found for tag in tags if (found := _NAME_ATTRIBUTE.search(tag[3]))), None)
     if attribute:
         return attribute[1] or attribute[2]

@@ -108,11 +108,17 @@ def render(trajectory: Trajectory) -> str:
     return "".join(parts) + trajectory.tail
 
 
-def observation_text(result_text: str, spec: AgentSpec, max_chars: int) -> str:
-    """What the environment appends after a tool call, white space around the tags included.
+def observation_content(result_text: str, spec: AgentSpec, max_chars: int) -> str:
+    """What the agent is shown of a tool's result, without tags.
 
     The result is stripped of blank edges, cut to ``max_chars`` characters (head and tail are kept, the cut is
     marked and counted within the bound) and neutralised.
+    """
+    return neutralise(_cut(result_text.strip(), max_chars), spec)
+
+
+def tagged_observation(content: str, spec: AgentSpec) -> str:
+    """What the environment appends for such content: tags on lines of their own.
 
     Raises:
         ValueError: The agent has no observation role.
@@ -120,8 +126,16 @@ def observation_text(result_text: str, spec: AgentSpec, max_chars: int) -> str:
     role = spec.observation_role
     if role is None:
         raise ValueError(f"agent {spec.name!r} has no observation role; expected an agent with tools")
-    content = neutralise(_cut(result_text.strip(), max_chars), spec)
     return f"\n<{role}>\n{content}\n</{role}>\n"
+
+
+def observation_text(result_text: str, spec: AgentSpec, max_chars: int) -> str:
+    """What the environment appends after a tool call: :func:`observation_content` in its tags.
+
+    Raises:
+        ValueError: The agent has no observation role.
+    """
+    return tagged_observation(observation_content(result_text, spec, max_chars), spec)
 
 
 def _cut(text: str, max_chars: int) -> str:

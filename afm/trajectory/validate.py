@@ -1,42 +1,152 @@
-"""Whether a response keeps the rules of its agent: structure, order, thoughts, counts, authors."""
+"""Reading a response strictly or leniently, and whether it keeps the rules of its agent.
+
+Structure: an observation is opaque. In what the agent wrote, a tag of the agent's roles is a nesting fault. Rules: order, thoughts,
+counts, authors.
+"""
 
 from __future__ import annotations
 
+import re
 import sys
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from itertools import islice
 
 from afm.agents.spec import START, AgentSpec, RoleKind
-from afm.errors import Fault, TrajectoryError
+from afm.errors import Fault, TrajectoryError, suggestion
 from afm.trajectory.answer import read_answer
-from afm.trajectory.parse import MAX_FAULTS, FaultFinder, Split, scan
-from afm.trajectory.types import Author, Segment, Step
+from afm.trajectory.tags import ANY_TAG, SplitText, split, tag_pattern
+from afm.trajectory.types import Author, Segment, Step, Trajectory
+
+MAX_FAULTS = 1000
+"""As many faults of one text are listed; nobody reads more, and hostile texts have millions."""
+_CUT_TAG = re.compile(r"</?[A-Za-z_][\w-]*\Z|</?\Z")
+
+
+def parse(text: str, spec: AgentSpec, *, path: str | None = None, line: int | None = None) -> Trajectory:
+    """Read a text whose structure must be sound; ``render`` gives it back byte for byte.
+
+    What may follow what is :func:`validate`'s to say.
+
+    Raises:
+        TrajectoryError: The first fault, with ``path`` and ``line`` if given.
+    """
+    parts = split(text, spec)
+    for fault in _structure_faults(text, parts, spec):
+        raise fault.located(path, line)
+    return Trajectory(parts.steps, parts.tail)
+
+
+def structure_faults(
+    text: str, spec: AgentSpec, *, parts: SplitText | None = None
+) -> tuple[TrajectoryError, ...]:
+    """Every fault of structure in the order of the text, up to ``MAX_FAULTS``; empty when it is sound.
+
+    Args:
+        parts: The text's :func:`split`, where the caller has it already.
+    """
+    parts = split(text, spec) if parts is None else parts
+    return tuple(islice(_structure_faults(text, parts, spec), MAX_FAULTS))
 
 
 def validate(
-    segments: Sequence[Segment], spec: AgentSpec, *, found: Split | None = None
+    segments: Sequence[Segment], spec: AgentSpec, *, parts: SplitText | None = None
 ) -> tuple[TrajectoryError, ...]:
     """Every fault of a response, in the order of its text; an empty result means it is valid.
 
-    Checked: the structure (see :func:`afm.trajectory.scan`), what may follow what including grades, required,
+    Checked: the structure (see :func:`structure_faults`), what may follow what including grades, required,
     forbidden and doubled thoughts, counts, empty steps, an observation directly behind every tool call, one answer
     in its format with nothing behind it, and that the environment wrote the observations and the agent all else. Of each of
     structure, order and authors, the first ``MAX_FAULTS`` are listed.
 
     Args:
-        found: What :func:`afm.trajectory.parse.split` made of the text, where the caller has it already.
+        parts: The text's :func:`split`, where the caller has it already.
     """
     text = "".join(segment.text for segment in segments)
-    scanned = scan(text, spec, found=found)
-    steps = scanned.trajectory.steps
+    parts = split(text, spec) if parts is None else parts
     finder = FaultFinder(text)
     faults = [
-        *scanned.issues,
-        *islice(_Order(finder, spec).faults(steps), MAX_FAULTS),
-        *islice(_author_faults(segments, steps, finder, spec), MAX_FAULTS),
+        *structure_faults(text, spec, parts=parts),
+        *islice(_Order(finder, spec).faults(parts.steps), MAX_FAULTS),
+        *islice(_author_faults(segments, parts.steps, finder, spec), MAX_FAULTS),
     ]
     return tuple(sorted(faults, key=lambda error: error.character))
+
+
+class FaultFinder:
+    """Makes faults of one text; the line of each costs a bisection, however many there are."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    @cached_property
+    def _line_ends(self) -> list[int]:
+        return [match.start() for match in re.finditer("\n", self.text)]
+
+    def fault(self, kind: Fault, subject: str, complaint: str, character: int) -> TrajectoryError:
+        """A fault that reads: subject, where, complaint."""
+        line = bisect_left(self._line_ends, character) + 1
+        message = f"{subject} at character {character} (line {line} of the text) {complaint}"
+        return TrajectoryError(message, kind=kind, character=character)
+
+
+def _structure_faults(text: str, parts: SplitText, spec: AgentSpec) -> Iterator[TrajectoryError]:
+    """Faults of structure in the order of the text."""
+    finder = FaultFinder(text)
+    tags = tag_pattern(tuple(spec.roles))
+    unknown: set[str] = set()
+    for step in parts.steps:
+        if step.prefix and not step.prefix.isspace():
+            yield from _gap_faults(finder, step.start - len(step.prefix), step.start, unknown, spec)
+        if "<" not in step.content or step.role == spec.observation_role:
+            continue
+        if nested := tags.search(text, step.content_start, step.content_end):
+            complaint = f"stands inside <{step.role}>; expected no tag of a role there"
+            yield finder.fault(Fault.NESTED, nested[0], complaint, nested.start())
+    begin = len(text) - len(parts.tail)
+    if text[begin : parts.open_start].strip():
+        yield from _gap_faults(finder, begin, parts.open_start, unknown, spec)
+    if parts.open_role is not None:
+        yield finder.fault(Fault.UNCLOSED, f"<{parts.open_role}> opened", "is never closed", parts.open_start)
+
+
+def _gap_faults(
+    finder: FaultFinder, begin: int, end: int, unknown: set[str], spec: AgentSpec
+) -> Iterator[TrajectoryError]:
+    """Faults between two steps: unknown and stray tags, or else the text itself."""
+    text = finder.text
+    tagged = False
+    for tag in ANY_TAG.finditer(text, begin, end):
+        tagged = True
+        if tag[1] != "/":
+            complaint = f"is no role of agent {spec.name!r}{_hint(tag[2], unknown, spec)}"
+            yield finder.fault(Fault.UNKNOWN_ROLE, _shortened(tag[0]), complaint, tag.start())
+        elif tag[2] not in unknown:
+            yield finder.fault(Fault.STRAY_CLOSE, _shortened(tag[0]), "closes nothing", tag.start())
+    if tagged:
+        return
+    if end == len(text) and (cut := _CUT_TAG.search(text, begin)):
+        yield finder.fault(
+            Fault.UNCLOSED, _shortened(cut[0]), "is cut off by the end of the text", cut.start()
+        )
+        return
+    first = end - len(text[begin:end].lstrip())
+    shown = repr(text[first : min(end, first + 40)])
+    yield finder.fault(Fault.STRAY_TEXT, shown, "stands outside of every role", first)
+
+
+def _hint(name: str, unknown: set[str], spec: AgentSpec) -> str:
+    """The closest role, for a name met for the first time."""
+    if name in unknown:
+        return ""
+    unknown.add(name)
+    return f"; {suggestion(name, spec.roles)}"
+
+
+def _shortened(tag: str) -> str:
+    return tag if len(tag) <= 60 else f"{tag[:60]}..."
 
 
 class _Order:

@@ -23,7 +23,7 @@ from afm.cli.road_stages import AGENTS, NAMES
 from afm.configuration import read_extended
 from afm.datasets.hub_sets import read_hub_sets
 from afm.errors import UsageError
-from afm.trajectory.parse import author_segments
+from afm.trajectory.tags import author_segments
 from afm.trajectory.validate import validate
 
 pytest.importorskip("pyarrow")

@@ -43,7 +43,7 @@ from afm.errors import AfmError, ConfigError, DataError, EngineError, RewardErro
 from afm.models import SamplingParams
 from afm.models.scripted import ScriptedModel
 from afm.rewards import load_reward
-from afm.trajectory.parse import author_segments
+from afm.trajectory.tags import author_segments
 
 ROOT = Path(__file__).parents[2]
 

@@ -4,7 +4,7 @@ import pytest
 
 from afm.agents import Limits, load_agent
 from afm.errors import ConfigError, EngineError
-from afm.masking import encode_segments
+from afm.masking import encode_batch
 from afm.models.base import FinishReason, Generation, SamplingParams
 from afm.models.scripted import ScriptedModel
 from afm.rollout import generation_seed, run_episode
@@ -381,7 +381,7 @@ async def test_tokens_are_those_of_the_masked_encoding(qwen):
     ]
     episode = await run_episode(spec, ScriptedModel(script, qwen), {"code": Code()}, "What is 12 + 30?")
     tokenizer = AutoTokenizer.from_pretrained(qwen._tokenizer.name_or_path)
-    encoded = encode_segments(tokenizer, episode.segments)
+    (encoded,) = encode_batch(tokenizer, [episode.segments])
     assert episode.stop is StopReason.ANSWER
     assert list(episode.response_ids) == encoded.ids
     assert list(episode.response_mask) == encoded.mask

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from afm.agents import AgentSpec, load_agent
 from afm.errors import Fault, TrajectoryError
-from afm.trajectory import Author, Segment, Step, Trajectory, author_segments, parse, render, scan
+from afm.trajectory import Author, Segment, Step, Trajectory, author_segments, parse, render, structure_faults
+from afm.trajectory.tags import blocks, split
 
 MATH = load_agent("math")
 AGENT, ENVIRONMENT = Author.AGENT, Author.ENVIRONMENT
@@ -93,7 +94,7 @@ def test_unknown_role_is_named_with_its_place_and_the_closest_role() -> None:
 
 
 def test_unknown_role_is_reported_once_not_again_for_its_closing_tag_and_text() -> None:
-    assert [issue.kind for issue in scan("<cod>x</cod> y", MATH).issues] == [Fault.UNKNOWN_ROLE]
+    assert [fault.kind for fault in structure_faults("<cod>x</cod> y", MATH)] == [Fault.UNKNOWN_ROLE]
 
 
 @pytest.mark.parametrize("tag", ["<Plan>", "<plan x=1>", "<plan/>", "<b>"])
@@ -113,13 +114,23 @@ def test_foreign_tags_inside_a_role_are_content() -> None:
 
 
 def test_tool_tag_inside_a_thought_is_content_not_a_call() -> None:
-    found = scan("<think>say <code>x</code> aloud</think><plan>p</plan>", MATH)
-    assert [step.role for step in found.trajectory.steps] == ["think", "plan"]
+    parts = split("<think>say <code>x</code> aloud</think><plan>p</plan>", MATH)
+    assert [step.role for step in parts.steps] == ["think", "plan"]
 
 
 def test_observations_are_opaque() -> None:
     text = "<code>1</code><observation><think><b> </code> <answer></observation>"
     assert parse(text, MATH).steps[1].content == "<think><b> </code> <answer>"
+
+
+def test_blocks_of_any_name_continue_behind_a_tag_that_is_never_closed() -> None:
+    text = "<a><b>1</b> <a><b>2</b>"
+    assert [(block.role, block.content, block.start, block.end) for block in blocks(text)] == [
+        ("a", "", 0, -1),
+        ("b", "1", 3, 11),
+        ("a", "", 12, -1),
+        ("b", "2", 15, 23),
+    ]
 
 
 def test_truncated_role_is_reported_where_it_opens() -> None:
@@ -146,7 +157,7 @@ def test_text_behind_the_last_role_is_stray() -> None:
 
 
 def test_text_in_the_middle_is_stray_even_if_the_end_is_cut_off() -> None:
-    assert [issue.kind for issue in scan("hm<plan>a</plan></th", MATH).issues] == [
+    assert [fault.kind for fault in structure_faults("hm<plan>a</plan></th", MATH)] == [
         Fault.STRAY_TEXT,
         Fault.UNCLOSED,
     ]
@@ -166,36 +177,36 @@ def test_error_carries_file_and_line_of_its_row() -> None:
     assert isinstance(error.value, ValueError)
 
 
-def test_scan_reports_every_fault_in_order_and_keeps_the_sound_steps() -> None:
+def test_every_fault_is_reported_in_order_and_the_split_keeps_the_sound_steps() -> None:
     text = "hm<plan>a</plan></code><serch>q<think>x <answer>y</think><answer>"
-    found = scan(text, MATH)
-    assert [(issue.kind, issue.character) for issue in found.issues] == [
+    assert [(fault.kind, fault.character) for fault in structure_faults(text, MATH)] == [
         (Fault.STRAY_TEXT, 0),
         (Fault.STRAY_CLOSE, 16),
         (Fault.UNKNOWN_ROLE, 23),
         (Fault.NESTED, 40),
         (Fault.UNCLOSED, 57),
     ]
-    assert [step.role for step in found.trajectory.steps] == ["plan", "think"]
-    assert render(found.trajectory) == text
+    parts = split(text, MATH)
+    assert [step.role for step in parts.steps] == ["plan", "think"]
+    assert render(Trajectory(parts.steps, parts.tail)) == text
 
 
 def test_list_of_faults_ends_where_nobody_reads_on() -> None:
-    assert len(scan("</plan>" * 5000, MATH).issues) == 1000
+    assert len(structure_faults("</plan>" * 5000, MATH)) == 1000
 
 
 @given(tag_soup)
-def test_scanned_text_always_renders_back(text: str) -> None:
-    assert render(scan(text, MATH).trajectory) == text
+def test_split_text_always_renders_back(text: str) -> None:
+    parts = split(text, MATH)
+    assert render(Trajectory(parts.steps, parts.tail)) == text
 
 
 @given(tag_soup)
-def test_parse_accepts_exactly_what_scan_finds_sound(text: str) -> None:
-    found = scan(text, MATH)
-    if found.issues:
+def test_parse_accepts_exactly_what_has_no_structure_fault(text: str) -> None:
+    if faults := structure_faults(text, MATH):
         with pytest.raises(TrajectoryError) as error:
             parse(text, MATH)
-        assert str(error.value) == str(found.issues[0])
+        assert str(error.value) == str(faults[0])
     else:
         assert render(parse(text, MATH)) == text
 
@@ -207,11 +218,11 @@ def test_rendered_trajectories_parse_back_equal(trajectory: Trajectory) -> None:
 
 @given(tag_soup)
 def test_faults_point_at_a_tag_or_at_visible_text(text: str) -> None:
-    for issue in scan(text, MATH).issues:
-        if issue.kind is Fault.STRAY_TEXT:
-            assert text[issue.character].strip()
+    for fault in structure_faults(text, MATH):
+        if fault.kind is Fault.STRAY_TEXT:
+            assert text[fault.character].strip()
         else:
-            assert text[issue.character] == "<"
+            assert text[fault.character] == "<"
 
 
 @given(tag_soup)
@@ -293,6 +304,7 @@ def test_agent_without_tools_wrote_everything() -> None:
 def test_hostile_texts_take_linear_time(unit: str) -> None:
     text = unit * (1_000_000 // len(unit))
     started = time.perf_counter()
-    scan(text, MATH)
+    structure_faults(text, MATH)
     author_segments(text, MATH)
+    list(blocks(text))
     assert time.perf_counter() - started < 5

@@ -18,8 +18,8 @@ from afm.trajectory import (
     observation_text,
     parse,
     render,
-    scan,
 )
+from afm.trajectory.tags import split
 
 MATH = load_agent("math")
 
@@ -81,7 +81,7 @@ def test_untrusted_text_loses_tags_and_control_characters(text: str, harmless: s
 @given(hostile)
 def test_neutralised_text_cannot_open_or_close_a_role_in_any_surroundings(text: str) -> None:
     harmless = neutralise(text, MATH)
-    assert scan(harmless, MATH).trajectory.steps == ()
+    assert split(harmless, MATH).steps == ()
     assert not any(f"</{tag}>" in harmless for tag in MATH.roles)
     assert len(harmless) <= len(text)
     assert neutralise(harmless, MATH) == harmless

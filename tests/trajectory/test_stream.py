@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from afm.agents import load_agent
 from afm.trajectory import Step, StepClosed, StepOpened, StreamEvent, StreamParser, observation_text
-from afm.trajectory.parse import split
+from afm.trajectory.tags import split
 
 MATH = load_agent("math")
 

@@ -13,8 +13,8 @@ from pydantic import BaseModel, ConfigDict
 
 from afm.agents import AgentSpec
 from afm.errors import ConfigError, suggestion
-from afm.trajectory.parse import Split, split
 from afm.trajectory.record import Record
+from afm.trajectory.tags import SplitText, split
 from afm.trajectory.types import Segment, Step
 
 
@@ -84,9 +84,9 @@ class _LastSplit:
     def __init__(self) -> None:
         self._segments: object = None
         self._spec: AgentSpec | None = None
-        self._split = Split((), "", None, 0)
+        self._split = SplitText((), "", None, 0)
 
-    def of(self, record: Record, spec: AgentSpec) -> Split:
+    def of(self, record: Record, spec: AgentSpec) -> SplitText:
         if self._segments is not record.segments or self._spec is not spec:
             self._split = split(record.text, spec)
             self._segments, self._spec = record.segments, spec
@@ -96,8 +96,8 @@ class _LastSplit:
 _last_split = _LastSplit()
 
 
-def split_of(record: Record, spec: AgentSpec) -> Split:
-    """A record's text cut at its roles, whatever faults it has (:func:`afm.trajectory.parse.split`)."""
+def split_of(record: Record, spec: AgentSpec) -> SplitText:
+    """A record's text cut at its roles, whatever faults it has (:func:`afm.trajectory.tags.split`)."""
     return _last_split.of(record, spec)
 
 

@@ -51,7 +51,7 @@ class FormatFilter(Rule):
     def reason(self, record: Record) -> str:
         """The first fault that :func:`afm.tools.arguments.faults_of` finds."""
         issues = faults_of(
-            segments_of(record), self.spec, found=split_of(record, self.spec), readers=self.readers
+            segments_of(record), self.spec, parts=split_of(record, self.spec), readers=self.readers
         )
         return str(issues[0]) if issues else ""
 

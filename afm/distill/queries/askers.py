@@ -20,8 +20,8 @@ from afm.rewards.text_match import comparable, gold_answers
 from afm.rollout import run_episode
 from afm.tools import Tool
 from afm.trajectory import answers
-from afm.trajectory.parse import author_segments
 from afm.trajectory.record import StopReason
+from afm.trajectory.tags import author_segments
 from afm.trajectory.types import Segment
 
 Judge = Callable[[AgentSpec, Task, tuple[Segment, ...]], Awaitable[bool]]

@@ -17,9 +17,9 @@ from afm.agents import AgentSpec
 from afm.errors import DataError, suggestion
 from afm.trajectory.answer import dressed_answer
 from afm.trajectory.observation import neutralise, observation_text, render
-from afm.trajectory.parse import opening_pattern, split
 from afm.trajectory.programs import CODE_TOOL, program_argument
 from afm.trajectory.record import CallRecord, Record, TextSegment
+from afm.trajectory.tags import opening_pattern, split
 from afm.trajectory.types import Author, Segment, Step, Trajectory
 
 ARGUMENT = "input"

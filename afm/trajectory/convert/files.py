@@ -22,9 +22,9 @@ from afm.trajectory.convert.react import React
 from afm.trajectory.convert.smolagents import SmolAgents
 from afm.trajectory.convert.tagged import ALPACA_KEYS, Alpaca, Coa
 from afm.trajectory.io import explain, raw_lines
-from afm.trajectory.parse import author_segments
 from afm.trajectory.record import Record
 from afm.trajectory.rows import json_rows
+from afm.trajectory.tags import author_segments
 from afm.trajectory.types import Segment
 
 FORMATS: dict[str, Format] = {

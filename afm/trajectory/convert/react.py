@@ -16,8 +16,8 @@ from afm.errors import DataError
 from afm.trajectory.chat import row_id, text_of
 from afm.trajectory.convert.base import KEY, Context, DialogueFormat
 from afm.trajectory.convert.dialogue import Dialogue, Turn, Use
-from afm.trajectory.parse import split
 from afm.trajectory.record import Record
+from afm.trajectory.tags import split
 
 _WORD = re.compile(
     r"^[ \t]*\**(Thought|Action Input|Action|Observation|Final Answer)(?:[ \t]*\d+)?\**[ \t]*:\**[ \t]?",

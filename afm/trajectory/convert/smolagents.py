@@ -14,8 +14,8 @@ from afm.trajectory.chat import row_id
 from afm.trajectory.convert.base import KEY, Context, DialogueFormat
 from afm.trajectory.convert.dialogue import ARGUMENT, Dialogue, Turn
 from afm.trajectory.convert.smolagents_step import read_step
-from afm.trajectory.parse import split
 from afm.trajectory.record import Cost, Record
+from afm.trajectory.tags import split
 
 _STEPS = ("steps", "intermediate_steps", "agent_memory")
 _KNOWN = {

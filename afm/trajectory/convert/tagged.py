@@ -11,8 +11,8 @@ from afm.trajectory.chat import row_id, text_of
 from afm.trajectory.convert.base import KEY, Context, Format, Read, aside, judged, kept_aside, restored
 from afm.trajectory.convert.dialogue import question_in
 from afm.trajectory.io import explain
-from afm.trajectory.parse import author_segments, split
 from afm.trajectory.record import Cost, Record, TextSegment
+from afm.trajectory.tags import author_segments, split
 
 
 class Coa(Format):

@@ -8,7 +8,7 @@ from afm.datasets.mini_world import WorldSplit
 from afm.distill import EventKind, EventLog, merge_attempt, read_attempts, read_events
 from afm.distill.model_team import load_team
 from afm.tools import ToolResult
-from afm.trajectory.parse import split
+from afm.trajectory.tags import split
 
 ROOT = Path(__file__).parents[3]
 WORLD = Encyclopaedia(200, seed=3)
