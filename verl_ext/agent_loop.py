@@ -264,9 +264,9 @@ async def _verdict(shared: Surroundings, task: Task, episode: Episode) -> Verdic
 def _task(row: Mapping[str, Any]) -> Task:
     """A row as verl's data set hands it over: the prompt is called ``raw_prompt``."""
     known = {key: row.get(key) for key in _COLUMNS}
-    given = {key: value for key, value in known.items() if value is not None}
+    columns = {key: value for key, value in known.items() if value is not None}
     return task_of_row(
-        {**given, "prompt": row.get("raw_prompt")}, default_id=str(row.get("index", row["uid"]))
+        {**columns, "prompt": row.get("raw_prompt")}, default_id=str(row.get("index", row["uid"]))
     )
 
 
@@ -284,12 +284,12 @@ def _request_id(rollout: Any, seed: int) -> str:
     return f"det-{seed}" if fixed else uuid4().hex
 
 
-def _sampling(given: Mapping[str, Any], response_tokens: int) -> SamplingParams:
+def _sampling(params: Mapping[str, Any], response_tokens: int) -> SamplingParams:
     return SamplingParams(
         max_new_tokens=response_tokens,
-        temperature=float(given.get("temperature", 1.0)),
-        top_p=float(given.get("top_p", 1.0)),
-        top_k=max(0, int(given.get("top_k", 0))),
+        temperature=float(params.get("temperature", 1.0)),
+        top_p=float(params.get("top_p", 1.0)),
+        top_k=max(0, int(params.get("top_k", 0))),
     )
 
 

@@ -175,9 +175,9 @@ def _saved_by_user(settings: RlSettings) -> bool:
 def _several_processes(overrides: Flat) -> bool:
     """Whether a training worker has more than one CPU server."""
     key = f"actor_rollout_ref.rollout.engine_kwargs.{CPU_ENGINE}.processes"
-    given = {name.lstrip("+"): value for name, value in overrides.items()}
-    processes = given.get(key, 1)
-    chosen = given.get("actor_rollout_ref.rollout.name") == CPU_ENGINE
+    values = {name.lstrip("+"): value for name, value in overrides.items()}
+    processes = values.get(key, 1)
+    chosen = values.get("actor_rollout_ref.rollout.name") == CPU_ENGINE
     return chosen and isinstance(processes, int) and processes > 1
 
 
@@ -300,8 +300,8 @@ def _dataclass_of(level: Any) -> type | None:
         return None
     from hydra.utils import get_class
 
-    found = get_class(level._target_)
-    return found if is_dataclass(found) else None
+    section_class = get_class(level._target_)
+    return section_class if is_dataclass(section_class) else None
 
 
 def _without_none(hint: Any) -> Any:

@@ -59,8 +59,8 @@ class AskedHardware:
 
     def overrides(self) -> list[str]:
         """The options as keys of verl, which are what a run goes by."""
-        given = {"trainer.nnodes": self.nodes, "trainer.n_gpus_per_node": self.gpus}
-        return [f"verl.{key}={count}" for key, count in given.items() if count is not None]
+        counts = {"trainer.nnodes": self.nodes, "trainer.n_gpus_per_node": self.gpus}
+        return [f"verl.{key}={count}" for key, count in counts.items() if count is not None]
 
 
 def diagnose(
@@ -107,8 +107,8 @@ def _sizes(
     if rewards is not None:
         report.add(*engine_findings(load, shape, config))
         for route in routes:
-            found = agent_findings(load, route.limits, rewards[route.name], config)
-            report.add(*(_of_agent(one, route) for one in found))
+            findings = agent_findings(load, route.limits, rewards[route.name], config)
+            report.add(*(_of_agent(finding, route) for finding in findings))
     if rewards is not None and rows is not None:
         for route in routes:
             _judge(route, rows, load, rewards[route.name], steps, report)
@@ -198,8 +198,8 @@ def _validated(config: Any, *, with_critic: bool) -> bool:
             critic = with_critic and need_critic(config)
             validate_config(config, need_reference_policy(config), critic)
     except Exception as error:  # noqa: BLE001 - whatever verl finds wrong, in whatever form
-        told = " ".join(str(error.__cause__ or error).split()) or type(error).__name__
-        raise ConfigError(f"verl refuses the configuration: {type(error).__name__}: {told}") from None
+        reason = " ".join(str(error.__cause__ or error).split()) or type(error).__name__
+        raise ConfigError(f"verl refuses the configuration: {type(error).__name__}: {reason}") from None
     return True
 
 
@@ -245,17 +245,19 @@ def _judge(
         return
     rows = all_rows.by_agent[route.name]
     share = rows.good / max(1, all_rows.good)
-    found = report.asked("judge", lambda: list(judge_findings(rows, load, reward, environment, steps, share)))
-    report.add(*(_of_agent(one, route) for one in found or ()))
+    findings = report.asked(
+        "judge", lambda: list(judge_findings(rows, load, reward, environment, steps, share))
+    )
+    report.add(*(_of_agent(finding, route) for finding in findings or ()))
     address = judge_address(reward, environment) if rows.scorers["judge"] else None
-    if found and address and (why := asyncio.run(unanswered(address))):
+    if findings and address and (why := asyncio.run(unanswered(address))):
         report.add(Finding(Level.WARNING, "judge", f"nobody answers at {address} ({why})"))
 
 
 def _prompts(settings: RlSettings, rows: Rows, load: Workload, report: Report) -> None:
     model = Path(settings.model).expanduser()
-    if found := prompt_finding(rows, model, load.prompt):
-        report.add(found)
+    if finding := prompt_finding(rows, model, load.prompt):
+        report.add(finding)
 
 
 def _memory(load: Workload, shape: ModelShape) -> Iterator[Finding]:

@@ -233,21 +233,21 @@ class GroupLedger:
         """Facts of this step: groups by fate, and means over every scored sample, dropped groups included."""
         entries, fates = self._counted, self.fates
         samples = [sample for entry in entries.values() for sample in entry.group.scored]
-        found: dict[str, float] = {"groups/generated": float(fates.total())}
+        facts: dict[str, float] = {"groups/generated": float(fates.total())}
         for fate in GroupFate:
-            found[f"groups/{fate.value}"] = float(fates[fate])
+            facts[f"groups/{fate.value}"] = float(fates[fate])
         for value, count in self.alike.items():
             side = "groups/alike_solved" if value > 0 else "groups/alike_failed"
-            found[side] = found.get(side, 0.0) + count
-        found["groups/fillers"] = float(self.filled)
+            facts[side] = facts.get(side, 0.0) + count
+        facts["groups/fillers"] = float(self.filled)
         kept = {uid for uid, entry in entries.items() if entry.fate is GroupFate.KEPT}
-        found["groups/surplus"] = float(len(kept - self.trained))
+        facts["groups/surplus"] = float(len(kept - self.trained))
         total = sum(len(entry.group.samples) for entry in entries.values())
         failed = sum(bool(sample.get(FAILED)) for entry in entries.values() for sample in entry.group.samples)
-        found["groups/failed_samples"] = float(failed)
-        found["groups/abstained_samples"] = float(total - len(samples) - failed)
-        found |= self._tokens(entries) | _means_of(samples) | _kept_by_agent(entries.values())
-        return found
+        facts["groups/failed_samples"] = float(failed)
+        facts["groups/abstained_samples"] = float(total - len(samples) - failed)
+        facts |= self._tokens(entries) | _means_of(samples) | _kept_by_agent(entries.values())
+        return facts
 
     def _tokens(self, entries: Mapping[str, Entry]) -> dict[str, float]:
         """The agent's tokens, and the share of them in groups that are not trained on."""
@@ -259,24 +259,24 @@ class GroupLedger:
 
 def _kept_by_agent(entries: Iterable[Entry]) -> dict[str, float]:
     """Groups of each agent, and those that can be trained on."""
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for entry in entries:
         agent = next((sample[AGENT] for sample in entry.group.samples if sample.get(AGENT)), None)
         if agent is not None:
-            found[f"agent/{agent}/groups"] += 1
-            found[f"agent/{agent}/groups_kept"] += entry.fate is GroupFate.KEPT
-    return {key: float(count) for key, count in found.items()}
+            counts[f"agent/{agent}/groups"] += 1
+            counts[f"agent/{agent}/groups_kept"] += entry.fate is GroupFate.KEPT
+    return {key: float(count) for key, count in counts.items()}
 
 
 def _means_of(samples: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    found: dict[str, float] = {}
+    means: dict[str, float] = {}
     for key in sorted({key for sample in samples for key in sample} - _WORDS):
-        found[f"rollout/{key}"] = _mean(samples, key)
+        means[f"rollout/{key}"] = _mean(samples, key)
     seconds = [float(sample["seconds"]) for sample in samples if "seconds" in sample]
     if seconds:
-        found["rollout/slowest_seconds"] = max(seconds)
-    found |= _means_by(SOURCE, "source", PARTS, samples) | _means_by(AGENT, "agent", AGENT_PARTS, samples)
-    return found
+        means["rollout/slowest_seconds"] = max(seconds)
+    means |= _means_by(SOURCE, "source", PARTS, samples) | _means_by(AGENT, "agent", AGENT_PARTS, samples)
+    return means
 
 
 _WORDS = {ABSTAINED, FAILED, SOURCE, QUESTION, AGENT}
@@ -286,12 +286,12 @@ _WORDS = {ABSTAINED, FAILED, SOURCE, QUESTION, AGENT}
 def _means_by(
     kind: str, begin: str, parts: Sequence[str], samples: Sequence[Mapping[str, Any]]
 ) -> dict[str, float]:
-    found: dict[str, float] = {}
+    means: dict[str, float] = {}
     for name in sorted({str(sample[kind]) for sample in samples if sample.get(kind)}):
         part_of = [sample for sample in samples if sample.get(kind) == name]
         known = {key for sample in part_of for key in sample}
-        found |= {f"{begin}/{name}/{key}": _mean(part_of, key) for key in parts if key in known}
-    return found
+        means |= {f"{begin}/{name}/{key}": _mean(part_of, key) for key in parts if key in known}
+    return means
 
 
 def _mean(samples: Sequence[Mapping[str, Any]], key: str) -> float:

@@ -197,8 +197,8 @@ def _steps(path: Path, lines: Sequence[str]) -> list[dict[str, Any]]:
         except ValueError:
             row = None
         if not isinstance(row, dict) or type(row.get("step")) is not int:
-            told = f"expected the metrics of a step, got {line[:60]!r}; remove the line, or choose another output_dir"
-            raise DataError(told, path=str(path), line=number)
+            message = f"expected the metrics of a step, got {line[:60]!r}; remove the line, or choose another output_dir"
+            raise DataError(message, path=str(path), line=number)
         rows.append(row)
     return rows
 

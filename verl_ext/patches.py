@@ -125,7 +125,7 @@ def report_entropy_of_a_token(original: Any) -> Any:
     ``agg_loss`` there, so that no loss changes.
     """
 
-    def agg_loss(loss_mat: Any, loss_mask: Any, **given: Any) -> Any:
+    def agg_loss(loss_mat: Any, loss_mask: Any, **options: Any) -> Any:
         return original(loss_mat=loss_mat, loss_mask=loss_mask, loss_agg_mode="token-mean")
 
     return agg_loss
@@ -165,10 +165,10 @@ def report_failed_updates(original: Any) -> Any:
     weights were sent; before that, bucketed_weight_transfer.py waits in ``socket.recv()`` for a worker that is gone.
     """
 
-    async def _execute_method(self: Any, method: str, *args: Any, **given: Any) -> Any:
+    async def _execute_method(self: Any, method: str, *args: Any, **options: Any) -> Any:
         from verl_ext.ray_watch import report_if_it_fails
 
-        reply = await original(self, method, *args, **given)
+        reply = await original(self, method, *args, **options)
         if hasattr(reply, "future"):  # not awaited
             report_if_it_fails(reply, f"in {method}")
         return reply

@@ -29,11 +29,13 @@ class RlPrompts:
     def record(self) -> PromptRecord:
         """What the model of the run is trained with, by this run and before it."""
         every = list(self.by_agent.values())
-        asked = reduce(PromptRecord.plus, (one.asked for one in every))
+        asked = reduce(PromptRecord.plus, (prompts.asked for prompts in every))
         return asked.after(every[0].trained)
 
     def __str__(self) -> str:
-        return "; ".join(f"{name}: {one}" if name else str(one) for name, one in self.by_agent.items())
+        return "; ".join(
+            f"{name}: {prompts}" if name else str(prompts) for name, prompts in self.by_agent.items()
+        )
 
 
 def rl_prompts(settings: RlSettings) -> RlPrompts:
@@ -66,7 +68,7 @@ def keep_prompts(prompts: RlPrompts, out: Path, step: int) -> dict[str, str]:
     Raises:
         ConfigError: The steps before were asked with another prompt.
     """
-    kept = {name: str(one.source.kept_in(out)) for name, one in prompts.by_agent.items()}
+    kept = {name: str(entry.source.kept_in(out)) for name, entry in prompts.by_agent.items()}
     file = out / SETTINGS_FILE
     before = yaml.safe_load(file.read_text(encoding="utf-8")) if step and file.is_file() else {}
     for name, now in kept.items() if before else ():

@@ -48,7 +48,7 @@ def dead_actors() -> list[DeadActor]:
     reasons = common_pb2.ActorDiedErrorContext.Reason
     job = ray.get_runtime_context().get_job_id()
     gone = {node["NodeID"] for node in ray.nodes() if not node["Alive"]}
-    found = []
+    dead = []
     for actor in ray._private.state.actors(actor_state_name="DEAD").values():
         cause = actor["DeathCause"]
         memory = cause.HasField("oom_context")
@@ -57,8 +57,8 @@ def dead_actors() -> list[DeadActor]:
             continue
         node_died = reasons.Name(died.reason) == "NODE_DIED" or actor["Address"]["NodeID"] in gone
         address = actor["Address"]["IPAddress"] or died.node_ip_address
-        found.append(DeadActor(role_of(actor["ActorClassName"]), actor["Pid"], address, node_died, memory))
-    return found
+        dead.append(DeadActor(role_of(actor["ActorClassName"]), actor["Pid"], address, node_died, memory))
+    return dead
 
 
 def report_engine_error(error: BaseException, doing: str) -> None:
@@ -101,8 +101,8 @@ def engine_error() -> str | None:
     """The sentence of the first :func:`report_engine_error` of this job."""
     from ray.experimental.internal_kv import _internal_kv_get
 
-    found = _internal_kv_get(_engine_key())
-    return None if found is None else bytes(found).decode()
+    message = _internal_kv_get(_engine_key())
+    return None if message is None else bytes(message).decode()
 
 
 def _engine_key() -> bytes:

@@ -52,8 +52,8 @@ class CpuOptions(BaseModel):
         Raises:
             ConfigError: A key is unknown or a value impossible.
         """
-        given = (rollout.engine_kwargs or {}).get(CPU_ENGINE) or {}
-        return validated(cls, dict(given), f"actor_rollout_ref.rollout.engine_kwargs.{CPU_ENGINE}")
+        options = (rollout.engine_kwargs or {}).get(CPU_ENGINE) or {}
+        return validated(cls, dict(options), f"actor_rollout_ref.rollout.engine_kwargs.{CPU_ENGINE}")
 
     @property
     def threads_each(self) -> int | None:
@@ -112,21 +112,21 @@ class CpuServer:
             extra_fields={"global_steps": self._step},
         )
 
-    def _params(self, given: Mapping[str, Any], prompt_tokens: int) -> SamplingParams:
-        penalty = given.get("repetition_penalty", 1.0)
+    def _params(self, params: Mapping[str, Any], prompt_tokens: int) -> SamplingParams:
+        penalty = params.get("repetition_penalty", 1.0)
         if penalty != 1.0:
             raise EngineError(
                 f"repetition_penalty is {penalty}; {CPU_ENGINE} samples without one, set it to 1.0"
             )
         room = min(self._response_tokens, self._total_tokens - prompt_tokens)
-        asked = given.get("max_tokens", given.get("max_new_tokens"))
+        asked = params.get("max_tokens", params.get("max_new_tokens"))
         return SamplingParams(
             max_new_tokens=max(1, room if asked is None else asked),
-            temperature=float(given.get("temperature", 1.0)),
-            top_p=float(given.get("top_p", 1.0)),
-            top_k=max(0, int(given.get("top_k", 0))),
-            stop=tuple(given.get("stop") or ()),
-            seed=given.get("seed"),
+            temperature=float(params.get("temperature", 1.0)),
+            top_p=float(params.get("top_p", 1.0)),
+            top_k=max(0, int(params.get("top_k", 0))),
+            stop=tuple(params.get("stop") or ()),
+            seed=params.get("seed"),
         )
 
     async def update_weights(

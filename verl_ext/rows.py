@@ -108,11 +108,11 @@ def kinds_of(files: Sequence[str]) -> Counter[tuple[str, str]]:
     Raises:
         ConfigError: A file is missing or no parquet.
     """
-    found: Counter[tuple[str, str]] = Counter()
+    kinds: Counter[tuple[str, str]] = Counter()
     for file in dict.fromkeys(files):
         for row in rows_of(Path(file), ("data_source", "ability")):
-            found[row.get("data_source") or "", row.get("ability") or ""] += 1
-    return found
+            kinds[row.get("data_source") or "", row.get("ability") or ""] += 1
+    return kinds
 
 
 def check_agents(settings: RlSettings) -> None:
@@ -142,8 +142,8 @@ def row_findings(rows: Rows, routes: Routes, key: str) -> Iterator[Finding]:
     for name, count in rows.foreign.items():
         text = f"{key}: {count:,} rows name agent_name={name!r}, another agent loop than {AGENT_LOOP_NAME!r}"
         yield Finding(Level.ERROR, "agent", f"{text}; remove the column agent_name, or say {AGENT_LOOP_NAME}")
-    for source, told in rows.unjudged.items():
-        yield Finding(Level.ERROR, "rewards", f"{key}: {told} (rows of data_source {source!r})")
+    for source, reason in rows.unjudged.items():
+        yield Finding(Level.ERROR, "rewards", f"{key}: {reason} (rows of data_source {source!r})")
     yield from _agents(rows, routes, key)
     if rows.unclear:
         text = f"{key}: {len(rows.unclear):,} rows may be asked a part of their question: {', '.join(rows.unclear[:_LISTED])}"
@@ -256,7 +256,9 @@ def question_is_unclear(row: Mapping[str, Any]) -> bool:
 
 def _longest(rows: Rows) -> list[tuple[str, list[dict[str, str]]]]:
     """The longest by characters."""
-    return sorted(rows.longest, key=lambda one: -sum(len(turn["content"]) for turn in one[1]))[:_LONGEST]
+    return sorted(rows.longest, key=lambda prompt: -sum(len(turn["content"]) for turn in prompt[1]))[
+        :_LONGEST
+    ]
 
 
 def _note_judge(rows: Rows, task: Task, route: Route, table: Mapping[str, str]) -> None:

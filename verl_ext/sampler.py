@@ -61,18 +61,18 @@ class SamplerOptions:
     poll_interval_s: float = 0.5
 
     @classmethod
-    def read(cls, given: Mapping[str, Any]) -> SamplerOptions:
+    def read(cls, options: Mapping[str, Any]) -> SamplerOptions:
         """From ``sampler_kwargs``.
 
         Raises:
             ConfigError: An option is unknown or missing.
         """
         known = [field.name for field in fields(cls)]
-        for key in given:
+        for key in options:
             if key not in known:
                 raise ConfigError(f"trainer.v1.sampler.sampler_kwargs.{key}: {suggestion(key, known)}")
         try:
-            return cls(**given)
+            return cls(**options)
         except TypeError as error:
             raise ConfigError(f"trainer.v1.sampler.sampler_kwargs: {error}") from None
 
@@ -82,7 +82,7 @@ class SamplerOptions:
         return str(self.filter_groups["metric"]) if self.filter_groups.get("enable") else None
 
 
-def sampler_for(*, trainer_mode: str, sampler_kwargs: Mapping[str, Any], **given: Any) -> ReplayBuffer:
+def sampler_for(*, trainer_mode: str, sampler_kwargs: Mapping[str, Any], **arguments: Any) -> ReplayBuffer:
     """Make the sampler of a trainer mode; called by verl with the arguments of its own sampler."""
     options = SamplerOptions.read(sampler_kwargs)
     common: dict[str, Any] = dict(
@@ -90,7 +90,7 @@ def sampler_for(*, trainer_mode: str, sampler_kwargs: Mapping[str, Any], **given
         sampler_kwargs=sampler_kwargs,
         poll_interval=options.poll_interval_s,
         filter_groups_metric=options.metric,
-        **given,
+        **arguments,
     )
     if trainer_mode != "sync":
         return GuardedAsyncBuffer(options, **common)
@@ -106,8 +106,8 @@ def sampler_for(*, trainer_mode: str, sampler_kwargs: Mapping[str, Any], **given
 class _Guarded(ReplayBuffer):
     """What both samplers add to verl's."""
 
-    def __init__(self, options: SamplerOptions, **given: Any) -> None:
-        super().__init__(**given)
+    def __init__(self, options: SamplerOptions, **arguments: Any) -> None:
+        super().__init__(**arguments)
         self._options = options
         self._ledger = GroupLedger(
             metric=options.metric,
