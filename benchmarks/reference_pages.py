@@ -1,13 +1,30 @@
-"""Pages of the documentation that are made from the code: ``python benchmarks/reference_pages.py FOLDER``."""
+"""What the documentation takes from the code: two pages, and tables of the keys of a YAML inside of other pages.
+
+Usage: python benchmarks/reference_pages.py FOLDER    (writes commands.md and configs.md there, and the tables into docs/)
+
+A page has a table of keys between ``<!-- keys: module.Class -->`` and ``<!-- end of keys -->``; a field's docstring is its row.
+"""
 
 from __future__ import annotations
 
+import ast
+import importlib
+import inspect
+import re
 import sys
+import textwrap
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from afm.cli.options import configs_folder
+from afm.configuration import Settings
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+_TABLE = re.compile(r"<!-- keys: ([\w.]+) -->\n.*?<!-- end of keys -->", re.DOTALL)
 
 
 def commands_page() -> str:
@@ -39,19 +56,73 @@ def configs_page() -> str:
     return "\n".join(lines)
 
 
+def with_key_tables(page: str) -> str:
+    """A page with its tables of keys as the code has them now."""
+    return _TABLE.sub(
+        lambda match: f"<!-- keys: {match[1]} -->\n{key_table(match[1])}\n<!-- end of keys -->", page
+    )
+
+
+def key_table(name: str) -> str:
+    """The keys of a settings class (``module.Class``): default and meaning, inherited keys first.
+
+    Raises:
+        ValueError: A key has no docstring.
+    """
+    module, _, class_name = name.rpartition(".")
+    model = getattr(importlib.import_module(module), class_name)
+    meanings: dict[str, str] = {}
+    for owner in reversed(model.__mro__[: model.__mro__.index(Settings)]):
+        meanings |= _field_docstrings(owner)
+    if missing := [key for key in model.model_fields if key not in meanings]:
+        raise ValueError(f"{name}: no docstring below {', '.join(missing)}")
+    rows = (f"| `{key}` | {_default(field)} | {meanings[key]} |" for key, field in model.model_fields.items())
+    return "\n".join(["| key | default | meaning |", "|---|---|---|", *rows])
+
+
+def _field_docstrings(owner: type) -> dict[str, str]:
+    """The docstrings below the fields that the class itself declares, as Markdown."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0].body  # type: ignore[attr-defined]
+    texts = {}
+    for field, after in pairwise(body):
+        if (
+            isinstance(field, ast.AnnAssign)
+            and isinstance(after, ast.Expr)
+            and isinstance(after.value, ast.Constant)
+        ):
+            texts[ast.unparse(field.target)] = _markdown(str(after.value.value))
+    return texts
+
+
+def _default(field: Any) -> str:
+    if field.is_required():
+        return "required"
+    value = field.get_default(call_default_factory=True)
+    if value in (None, "", (), [], {}) or isinstance(value, BaseModel):
+        return ""
+    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
+
+
+def _markdown(text: str) -> str:
+    """A docstring in one line of Markdown, fit for a table's cell."""
+    text = re.sub(r":\w+:`~?([^`]+)`", r"`\1`", " ".join(text.split())).replace("``", "`")
+    text = re.sub(r"docs/(\w+\.md)", r"[\1](\1)", text)
+    return text.replace("|", "\\|")
+
+
 def _leaves(command: Any, name: str) -> Iterator[tuple[str, Any]]:
     inner = getattr(command, "commands", None)
     if not inner:
         yield name, command
         return
-    for word, one in inner.items():
-        yield from _leaves(one, f"{name} {word}")
+    for word, child in inner.items():
+        yield from _leaves(child, f"{name} {word}")
 
 
 def _described(command: Any) -> Iterator[str]:
     for paragraph in (command.help or "").split("\n\n"):
         yield from (_safe(" ".join(paragraph.split())), "")
-    rows = [row for one in command.params if one.name != "help" and (row := _row(one))]
+    rows = [row for option in command.params if option.name != "help" and (row := _row(option))]
     if rows:
         yield from ("| option | |", "|---|---|", *rows)
 
@@ -88,3 +159,5 @@ if __name__ == "__main__":
     out = Path(sys.argv[1])
     (out / "commands.md").write_text(commands_page(), encoding="utf-8")
     (out / "configs.md").write_text(configs_page(), encoding="utf-8")
+    for file in DOCS.glob("*.md"):
+        file.write_text(with_key_tables(file.read_text(encoding="utf-8")), encoding="utf-8")

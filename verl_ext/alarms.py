@@ -13,8 +13,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
+from afm.configuration import Settings
 from afm.errors import DataError
 from afm.runs.atomic import replace_text
 
@@ -33,18 +34,15 @@ class AlarmAction(StrEnum):
     """Also save a checkpoint at the end of the step after it, unless its own step has one, and end the run there."""
 
 
-class Alarm(BaseModel):
-    """One condition on the metrics.
+class Alarm(Settings):
+    """One condition on the metrics."""
 
-    Attributes:
-        steps: Steps in a row that the condition has to hold.
-        action: What happens then.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(allow_inf_nan=False)
 
     steps: int = Field(default=3, ge=1)
+    """Steps in a row that the condition has to hold."""
     action: AlarmAction = AlarmAction.WARN
+    """What happens then."""
 
     def look(self, rows: Rows) -> str | None:
         """What is wrong at the last of ``rows``, in words; ``None`` when nothing is, or a metric is absent."""
@@ -164,10 +162,8 @@ class LongTail(Alarm):
         return f"the slowest episode took {slowest:.0f} s, the mean one {mean:.1f} s: set limits.max_seconds or max_tool_seconds"
 
 
-class Alarms(BaseModel):
+class Alarms(Settings):
     """All alarms; ``null`` switches one off."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     entropy_collapse: EntropyCollapse | None = EntropyCollapse()
     mismatch: Mismatch | None = Mismatch()

@@ -13,8 +13,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from afm.configuration import Settings
 from afm.errors import ConfigError
 
 QUESTION = "question_index"
@@ -26,19 +27,14 @@ _UNSEEN = 0.5
 _MEMORY = 0.5
 
 
-class Curriculum(BaseModel):
-    """How questions are drawn; without this section every question is drawn once an epoch.
-
-    Attributes:
-        floor: Added to p (1 - p), so that a question which nobody or everybody solved now is asked again.
-        retire_after: Groups in a row that are solved by every sample, after which a question is not asked any more; 0 retires
-            none. When all are retired, all come back.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
+class Curriculum(Settings):
+    """How questions are drawn; without this section every question is drawn once an epoch."""
 
     floor: float = Field(default=0.05, gt=0, le=1)
+    """Added to p (1 - p), so that a question which nobody or everybody solved now is asked again."""
     retire_after: int = Field(default=2, ge=0)
+    """Groups in a row that are solved by every sample, after which a question is not asked any more; 0
+    retires none. When all are retired, all come back."""
 
 
 class Difficulty:

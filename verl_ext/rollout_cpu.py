@@ -14,14 +14,14 @@ from typing import Any
 
 import ray
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import RolloutReplica, TokenOutput
 from verl.workers.rollout.router import GlobalRequestLoadBalancer
 from verl.workers.rollout.utils import ensure_async_iterator
 
-from afm.configuration import validated
+from afm.configuration import Settings, validated
 from afm.errors import EngineError
 from afm.models.base import FinishReason, SamplingParams
 from afm.models.tokenizer import ChatTokenizer, generation_end_ids
@@ -29,21 +29,17 @@ from verl_ext.checks import CPU_ENGINE
 from verl_ext.ray_watch import report_if_it_fails
 
 
-class CpuOptions(BaseModel):
-    """``rollout.engine_kwargs.afm_cpu``.
-
-    Attributes:
-        processes: Copies of the model, each in a process of its own, for every training worker. A small model uses two cores
-            far better by two processes than by two threads; each takes the memory of its weights and about 0.7 GiB.
-        threads: CPU threads of each process; unless given, the machine's cores shared between the processes.
-        max_batch: Episodes that a process generates together; unless given, ``rollout.max_num_seqs``.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
+class CpuOptions(Settings):
+    """``rollout.engine_kwargs.afm_cpu``."""
 
     processes: int = Field(default=1, ge=1)
+    """Copies of the model, each in a process of its own, for every training worker. A small model uses two
+    cores far better by two processes than by two threads; each takes the memory of its weights and about
+    0.7 GiB."""
     threads: int | None = Field(default=None, ge=1)
+    """CPU threads of each process; unless given, the machine's cores shared between the processes."""
     max_batch: int | None = Field(default=None, ge=1)
+    """Episodes that a process generates together; unless given, ``rollout.max_num_seqs``."""
 
     @classmethod
     def of(cls, rollout: Any) -> CpuOptions:

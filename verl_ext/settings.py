@@ -7,11 +7,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, Field, field_validator, model_validator
 
 from afm.agents import AgentSpec, Limits, agent_of_model, load_agent
 from afm.agents.prompt_record import record_of_model
-from afm.configuration import apply_overrides, override_key, read_extended, read_in_place, validated
+from afm.configuration import Settings, apply_overrides, override_key, read_extended, read_in_place, validated
 from afm.errors import UsageError
 from afm.planning.published import take_preset
 from afm.rollout import Episode
@@ -73,42 +73,39 @@ _SCRIPT_VARIABLES = {
 """Names in AFM's training scripts, and what to write here."""
 
 
-class EpisodeSettings(BaseModel):
-    """What an episode needs: this part is all that a user of stock verl has to write.
-
-    Attributes:
-        agent: Name of a shipped agent, or path of a YAML.
-        agents: Which agent works on which rows, where not all have the same one; see :mod:`afm.rollout.routes`.
-        model: Folder of the model; an agent declared there (``agent.yaml``) wins over the shipped one.
-        prompt: What questions are asked with: ``own`` (the agent's prompt), ``row`` (each row's, as it is) or a file with
-            ``{question}``; see :mod:`afm.agents.prompt_source`.
-        tools: Path of a tool YAML, or its content; ``None`` for an agent without tools.
-        rewards: Path of a reward YAML, or its content; ``None`` is the default table by data source.
-        limits: Overrides of the agent's limits.
-        leave_out: Episodes that are neither trained on nor counted in their group's mean: ``truncated`` (a limit ended
-            them), ``void`` (no call, no answer), ``failed`` (a tool or the engine did not work); none by default. A
-            validation counts them all.
-        mask_observations: ``False`` also trains on what the environment wrote: for showing what the mask is worth.
-        episodes_per_step: About so many episodes of each step are kept to be read (``episodes/step_000001.jsonl``), and the same
-            share of a validation's, with ``validation: true`` in their provenance.
-        seed: Seeds prompts' order and, on the CPU engine, every sampled token.
-        output_dir: Where failed episodes are listed (``failures.jsonl``) and episodes are kept.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
+class EpisodeSettings(Settings):
+    """What an episode needs: this part is all that a user of stock verl has to write."""
 
     agent: str = ""
+    """Who acts: the name of a shipped agent, or the path of a YAML."""
     agents: AgentRoutes = Field(default_factory=dict)
+    """Which agent works on which rows, where not all have the same one."""
     model: str = ""
+    """Folder of the model, or its name on the hub. An agent declared in the folder (``agent.yaml``) wins over
+    the shipped one."""
     prompt: str = "own"
+    """What questions are asked with: ``own`` (the agent's prompt), ``row`` (each row's, as it is) or a file
+    with ``{question}``; see docs/prompts.md."""
     tools: Path | dict[str, Any] | None = None
+    """Path of a tool YAML, or its content; none for an agent without tools."""
     rewards: Path | dict[str, Any] | None = None
+    """Path of a reward YAML, or its content; none for the default table by data source."""
     limits: dict[str, Any] = Field(default_factory=dict)
+    """Overrides of the agent's limits."""
     leave_out: tuple[Unfinished, ...] = ()
+    """Episodes without a proper end that are neither trained on nor counted in their group's mean:
+    ``truncated`` (a limit ended them), ``void`` (no call, no answer), ``failed`` (a tool or the engine did
+    not work). A validation counts them all."""
     mask_observations: bool = True
+    """``false`` also trains on what the environment wrote, to show what the mask is worth."""
     episodes_per_step: int = Field(default=8, ge=0)
+    """About so many episodes of each step are kept (``episodes/step_000001.jsonl``), with the advantages of
+    those that were trained on (``step_000001.advantages.json``). The same share of a validation's is kept
+    too, with ``validation: true`` in ``provenance``."""
     seed: int = 0
+    """Seeds the order of the prompts and, on the CPU engine, every sampled token."""
     output_dir: Path | None = None
+    """Everything that the run writes: metrics, log, episodes, failures, checkpoints, model."""
 
     @field_validator("limits")
     @classmethod
@@ -153,45 +150,46 @@ class EpisodeSettings(BaseModel):
 
 
 class RlSettings(EpisodeSettings):
-    """Everything ``afm rl`` needs.
-
-    Attributes:
-        prompt_check: ``off`` lets prompts differ from those that the model was trained with.
-        platform: ``cpu`` adds the CPU platform and rollout engine; ``gpu`` leaves both to ``verl``.
-        train_files: Parquet files with one question a row.
-        val_files: The same for verl's own validation; the training files when empty.
-        short_batch: What to do when ``algorithm.filter_groups.max_num_gen_batches`` did not fill a batch.
-        max_failed_episodes: How many episodes of a step may fail (a row that cannot be read, an error of ours or of a tool's code)
-            before the run ends; unless given, 1 % of a step's, at least 1. They have no score, so they are not trained on, and
-            stand in ``failures.jsonl``. An error of the engine ends the run at once.
-        curriculum: Draw questions by how often they are solved; see :mod:`verl_ext.curriculum`.
-        alarms: When metrics give cause for worry, and what happens then; see :mod:`verl_ext.alarms`.
-        trackers: Where metrics go beside ``metrics.jsonl``; each writes below ``output_dir``. W&B and SwanLab are offline
-            unless ``WANDB_API_KEY`` or ``SWANLAB_API_KEY`` is in the environment.
-        ray_address: Join this running Ray cluster; ``None`` starts one for this run alone.
-        start_timeout_s: How long Ray may take to start the trainer, and then its workers, before the run ends and says what is
-            missing.
-        loss_grace_s: How long after the loss of a process or a node the trainer may take to end by itself.
-        published: What ``preset=script|paper`` laid over the recipe; written by :func:`load_settings`, for the record.
-        verl: verl's own configuration, nested; see :mod:`verl_ext.compose`.
-    """
+    """Everything ``afm rl`` needs."""
 
     model: str
     output_dir: Path
     prompt_check: bool = True
+    """``false`` lets prompts differ from those that the model was trained with."""
     platform: Literal["cpu", "gpu"] = "gpu"
+    """``cpu`` adds the CPU platform and rollout engine; ``gpu`` leaves both to verl."""
     train_files: tuple[str, ...] = Field(min_length=1)
+    """Parquet files with one question a row, as ``afm data prepare rl`` writes them."""
     val_files: tuple[str, ...] = ()
+    """Files for verl's own validation; the training files when empty."""
     short_batch: ShortBatch = ShortBatch.STOP
+    """What happens when ``algorithm.filter_groups.max_num_gen_batches`` did not fill a batch."""
     max_failed_episodes: int | None = Field(default=None, ge=0)
+    """How many episodes of a step, or of a validation, may fail before the run ends: a row that cannot be
+    read, an error of ours or of a tool's code. Unless set, 1 % of a step's, at least 1. Failed episodes
+    have no score, are not trained on, and are listed in ``failures.jsonl``. An error of the engine ends
+    the run at once."""
     curriculum: Curriculum | None = None
+    """``{}`` draws questions by how often they are solved; without it each question comes once an epoch."""
     alarms: Alarms = Alarms()
+    """Which metrics give cause for worry, and what happens then."""
     trackers: tuple[Literal["tensorboard", "wandb", "swanlab"], ...] = ()
+    """Any of ``tensorboard``, ``wandb``, ``swanlab``, which write below ``output_dir``. The last two are
+    offline unless ``WANDB_API_KEY`` or ``SWANLAB_API_KEY`` is in the environment."""
     ray_address: str | None = None
+    """Join this running Ray cluster; without it the run starts one of its own."""
     start_timeout_s: float = Field(default=600.0, gt=0)
+    """How long Ray may take to start the trainer, and then its workers. After that the run ends and says what
+    is missing and what the nodes have left."""
     loss_grace_s: float = Field(default=30.0, ge=0)
+    """How long a trainer that lost a process or a node may take to end by itself; then it is ended. verl
+    would wait for ever for the episodes of a dead worker."""
     published: dict[str, Any] | None = None
+    """What ``preset=script|paper`` laid over the recipe; written for the record (docs/parity.md)."""
     verl: dict[str, Any] = Field(default_factory=dict)
+    """verl's own configuration, nested, and checked against it; fields of its dataclasses that its YAML
+    leaves out can be set too. ``trainer.total_training_steps`` ends at what ``trainer.total_epochs`` hold.
+    ``trainer.resume_mode`` is always ``auto``."""
 
     @field_validator("train_files", "val_files", mode="before")
     @classmethod

@@ -14,11 +14,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
 from verl.tools.base_tool import BaseTool
 from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
 
-from afm.configuration import read_mapping, validated
+from afm.configuration import Settings, read_mapping, validated
 from afm.errors import AfmError, ConfigError, suggestion
 from afm.tools import Tool, ToolSchema, load_tools
 from afm.tools.base import working_toward
@@ -26,20 +25,15 @@ from afm.tools.registry import ToolsFile
 from afm.trajectory.observation import neutralise
 
 
-class ToolSettings(BaseModel):
-    """``config`` of an entry.
-
-    Attributes:
-        type: verl's own key.
-        tools: Path of a tool YAML, absolute or relative to the folder that the training is started in.
-        name: Which of its tools; may be left out when there is one.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
+class ToolSettings(Settings):
+    """``config`` of an entry."""
 
     type: str = "native"
+    """verl's own key."""
     tools: Path
+    """Path of a tool YAML, absolute or relative to the folder that the training is started in."""
     name: str | None = None
+    """Which of its tools; may be left out when there is one."""
 
 
 class AfmTool(BaseTool):
