@@ -1,13 +1,13 @@
-"""What `afm eval`'s runner costs beside a plain script, and how soon a run of a million episodes goes on.
+"""What `afm eval`'s runner costs beside a plain script, and how soon a run of 100,000 episodes resumes.
 
-    .venv/bin/python benchmarks/bench_eval.py --episodes 2000 --parallel 64 --rows 1000000 --out eval.json
+    .venv/bin/python benchmarks/bench_eval.py --episodes 2000 --parallel 64 --rows 100000 --out eval.json
 
 Overhead: a server on the loopback (its own process) answers every completion at once with the next lines of a script; an episode is
 two completions with a call of a tool that takes no time between them. The rival is a thread pool of the same width in the same run that posts
 the very same bodies with httpx, decodes and compares the answers and writes a JSON line an episode: no parsing, masks, limits, retries,
-verdicts or resumption. Both are checked for equal texts first. Resume: a run of ``--rows`` finished episodes and one that is missing starts again; told are the
-seconds from the call of ``evaluate`` to that episode's first generation (target: under 2), the whole call, and a plain script that collects
-the ids with ``json``. Without its index the file is read as a whole once.
+verdicts or resumption. Both are checked for equal texts first. Resume: a run of ``--rows`` finished episodes and one that is missing starts again; reported are the
+seconds from the call of ``evaluate`` to that episode's first generation, the whole call, and a plain script that collects
+the ids with ``json``.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from timing import environment, report, summary
 
 from afm.agents import load_agent
 from afm.datasets import Task
-from afm.evaluation import evaluate
-from afm.evaluation.resumption import FinishedEpisodes
+from afm.evaluation import Conditions, evaluate
+from afm.evaluation.run import FinishedEpisodes
 from afm.models import SamplingParams
 from afm.models.openai import OpenAIModel
 from afm.models.scripted import ScriptedModel
@@ -45,7 +45,6 @@ CALL = "<plan>Compute 6 * 7.</plan>\n<think>A program.</think>\n<code>\n```py\np
 ANSWER = "<reflection>One number.</reflection>\n<think>That is it.</think>\n<answer>\\boxed{42}</answer>"
 SPEC = load_agent("math").model_copy(update={"prompt": "", "question_format": "{question}"})
 SAMPLING = SamplingParams(max_new_tokens=512)
-TARGET_S = 2.0
 ROUNDS = 100
 Seconds = tuple[float, float]
 """By the clock, and of this process's processor time, which a busy machine does not lengthen as much."""
@@ -120,7 +119,9 @@ async def ours(url: str, codec: ChatTokenizer, wanted: list[Task], parallel: int
     model = OpenAIModel(url, codec, name="m", context_tokens=8192, max_parallel=parallel)
     reward = load_reward()
     begun, busy = time.perf_counter(), time.process_time()
-    await evaluate(wanted, SPEC, model, {"code": AtOnce()}, reward, out, sampling=SAMPLING, parallel=parallel)
+    await evaluate(
+        wanted, SPEC, model, {"code": AtOnce()}, reward, out, Conditions(SAMPLING), parallel=parallel
+    )
     seconds = time.perf_counter() - begun, time.process_time() - busy
     await asyncio.gather(model.close(), reward.close())
     return seconds
@@ -179,7 +180,7 @@ async def checked(url: str, codec: ChatTokenizer, wanted: list[Task], out: Path)
     model = OpenAIModel(url, codec, name="m", context_tokens=8192)
     reward = load_reward()
     metrics = await evaluate(
-        wanted, SPEC, model, {"code": AtOnce()}, reward, out, sampling=SAMPLING, keep_tokens=True
+        wanted, SPEC, model, {"code": AtOnce()}, reward, out, Conditions(SAMPLING), keep_tokens=True
     )
     await asyncio.gather(model.close(), reward.close())
     assert metrics.pass_at_1 is not None
@@ -224,7 +225,7 @@ def finished_run(out: Path, wanted: list[Task], rows: int) -> None:
 
     async def one_episode() -> None:
         reward = load_reward()
-        await evaluate(wanted[:1], SPEC, speak, {"code": AtOnce()}, reward, out, sampling=SAMPLING)
+        await evaluate(wanted[:1], SPEC, speak, {"code": AtOnce()}, reward, out, Conditions(SAMPLING))
         await reward.close()
 
     asyncio.run(one_episode())
@@ -238,7 +239,7 @@ def finished_run(out: Path, wanted: list[Task], rows: int) -> None:
             one = record.model_copy(
                 update={"id": f"{task.id}#{turn}", "question": task.question, "provenance": seen}
             )
-            episodes.write(one, scored=True)
+            episodes.write(one)
     lines = (out / "episodes.jsonl").stat().st_size
     print(f"{rows} rows, {lines / 1e6:.0f} MB", file=sys.stderr)
 
@@ -260,8 +261,7 @@ def resumed(out: Path, wanted: list[Task], rounds: int) -> dict[str, float]:
             {"code": AtOnce()},
             reward,
             out,
-            sampling=SAMPLING,
-            rounds=rounds,
+            Conditions(SAMPLING, rounds=rounds),
         )
         await reward.close()
 
@@ -271,37 +271,21 @@ def resumed(out: Path, wanted: list[Task], rounds: int) -> dict[str, float]:
 
 
 def resume(folder: Path, rows: int) -> dict[str, Any]:
-    """A finished run of ``rows`` episodes but one starts again: with its index, and without."""
+    """A finished run of ``rows`` episodes but one starts again."""
     rounds = min(ROUNDS, rows)
     wanted, out = tasks(rows // rounds), folder / "many"
     out.mkdir()
     finished_run(out, wanted, len(wanted) * rounds - 1)
     file = out / "episodes.jsonl"
-    told: dict[str, Any] = {"rows": len(wanted) * rounds, "megabytes": round(file.stat().st_size / 1e6)}
+    result: dict[str, Any] = {"rows": len(wanted) * rounds, "megabytes": round(file.stat().st_size / 1e6)}
     begun = time.perf_counter()
     with file.open("rb") as lines:
         ids = {json.loads(line)["id"] for line in lines}
-    told["plain_script_reads_ids_s"] = round(time.perf_counter() - begun, 2)
+    result["plain_script_reads_ids_s"] = round(time.perf_counter() - begun, 2)
     assert len(ids) == len(wanted) * rounds - 1
-    for name in ("with_index", "without_index"):
-        if name == "without_index":
-            (out / "episodes.index").unlink()
-        told[name] = resumed(out, wanted, rounds)
-        print(name, told[name], file=sys.stderr, flush=True)
-        assert len((out / "episodes.index").read_bytes().splitlines()) == len(wanted) * rounds
-        _drop_last(file, out / "episodes.index")
-    told["target_to_work_s"] = TARGET_S
-    told["within_target"] = told["with_index"]["to_work_s"] < TARGET_S
-    told["peak_memory_mb"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
-    return told
-
-
-def _drop_last(file: Path, index: Path) -> None:
-    """Forget the episode that was played last."""
-    lines = index.read_bytes().splitlines(keepends=True)
-    with file.open("r+b") as opened:
-        opened.truncate(int(lines[-2][:14], 16))
-    index.write_bytes(b"".join(lines[:-1]))
+    result |= resumed(out, wanted, rounds)
+    result["peak_memory_mb"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+    return result
 
 
 def main() -> None:
@@ -311,7 +295,7 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=2000)
     parser.add_argument("--parallel", type=int, default=64)
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--rows", type=int, default=100_000)
     parser.add_argument("--part", choices=("overhead", "resume"), help="only this one")
     parser.add_argument("--smoke", action="store_true", help="a few episodes and rows, to see that it works")
     parser.add_argument("--out", type=Path)

@@ -29,7 +29,7 @@ from typing import Any
 from afm.agents import load_agent
 from afm.datasets import write_tasks
 from afm.datasets.mini_world import WorldSplit, generate, read_problem
-from afm.evaluation import Manifest, Sources, evaluate, read_manifest, summarise
+from afm.evaluation import Conditions, Manifest, Sources, evaluate, read_manifest, summarise
 from afm.evaluation.prices import Prices
 from afm.models.base import Generation, SamplingParams
 from afm.models.scripted import ScriptedModel
@@ -123,10 +123,10 @@ async def evaluated(out: Path, model: ScriptedModel, questions: int) -> None:
             tools,
             reward,
             out,
-            sampling=SamplingParams(2000),
-            rounds=ROUNDS,
-            parallel=1,  # in the order of the questions
-            sources=Sources(data=("heldout.jsonl",), prices=PRICES),
+            Conditions(
+                SamplingParams(2000), rounds=ROUNDS, sources=Sources(data=("heldout.jsonl",), prices=PRICES)
+            ),
+            parallel=1,
         )
     finally:
         await asyncio.gather(reward.close(), *(tool.close() for tool in tools.values()))
@@ -140,7 +140,6 @@ def settled(out: Path) -> None:
     with RecordWriter(out / "episodes.jsonl") as writer:
         for record in records:
             writer.write(record)
-    (out / "episodes.index").unlink(missing_ok=True)
     manifest = read_manifest(out / "manifest.json")
     metrics = summarise(records, spec=manifest.spec, prices=manifest.prices)
     (out / "metrics.json").write_text(metrics.model_dump_json(indent=2) + "\n")

@@ -14,7 +14,7 @@ from afm.errors import MissingExtraError
 ROOT = Path(__file__).resolve().parent.parent
 
 LAYERS = [
-    {"errors", "settings", "processes", "configuration", "sqlite", "terminal"},
+    {"errors", "settings", "processes", "configuration", "seeds", "sqlite", "terminal"},
     {"runs"},
     {"agents", "planning"},
     {"trajectory"},
@@ -25,6 +25,7 @@ LAYERS = [
     {"rewards"},
     {"rollout"},
     {"datasets"},
+    {"play"},
     {"distill", "evaluation"},
     {"cli"},
 ]

@@ -30,6 +30,7 @@ from afm.rewards import Reward, Sample, load_reward
 from afm.rollout import Episode, episode_record, run_episode
 from afm.rollout.routes import ROUTE_KEY, Opened, Routes
 from afm.sandbox.slots import share_cores
+from afm.seeds import derive_seed
 from afm.tools import Tool, load_tools
 from afm.trajectory.record import Verdict
 from verl_ext.checks import CPU_ENGINE
@@ -298,13 +299,10 @@ def _seed(seed: int, task: Task, row: Mapping[str, Any]) -> int:
 
     A question may be drawn more than once in a step; each process counts its own draws, and on a CPU there is one.
     """
-    import hashlib
-
     step = row.get("global_steps")
     draw = _draw((step, task.id, validating()), str(row.get("uid")))
     again = f"/draw {draw}" if draw else ""
-    key = f"{seed}/{step}/{task.id}/{row.get('session_id')}{again}"
-    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:7], "big")
+    return derive_seed(f"{seed}/{step}/{task.id}/{row.get('session_id')}{again}", bits=56)
 
 
 _DRAWS: dict[tuple[Any, ...], list[str]] = {}
@@ -323,12 +321,10 @@ def _draw(question: tuple[Any, ...], uid: str) -> int:
 
 
 def _sample(spec: AgentSpec, task: Task, episode: Episode) -> Sample:
-    return Sample(
-        spec=spec,
-        data_source=task.data_source,
-        question=task.question,
-        segments=episode.segments,
-        ground_truth=task.ground_truth,
+    return Sample.of(
+        spec,
+        task,
+        episode.segments,
         agent_tokens=sum(episode.response_mask),
         response_tokens=episode.length,
         extra_info=task.extra_info,

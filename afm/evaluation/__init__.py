@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from afm.evaluation.manifest import Manifest, Sources, read_manifest
+from afm.evaluation.manifest import Conditions, Manifest, Sources, read_manifest
 from afm.evaluation.metrics import Metrics, summarise
 from afm.evaluation.paired import PairedDifference, paired_difference
-from afm.evaluation.play import FailurePolicy
 from afm.evaluation.run import evaluate
 from afm.evaluation.statistics import Interval
+from afm.play import FailurePolicy
 
 __all__ = [
+    "Conditions",
     "FailurePolicy",
     "Interval",
     "Manifest",

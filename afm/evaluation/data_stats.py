@@ -20,7 +20,7 @@ from afm.trajectory import answers
 from afm.trajectory.programs import call_form
 from afm.trajectory.record import Record
 from afm.trajectory.tags import split
-from afm.trajectory.types import Author, Segment
+from afm.trajectory.types import Author
 
 _MOST_NAMES = 200
 _OTHER = "(others)"
@@ -137,7 +137,7 @@ class DataStats:
         self.steps.add(len(steps))
         self.roles.update(step.role for step in steps)
         self.with_role.update({step.role for step in steps})
-        segments = tuple(Segment(part.author, part.text) for part in record.segments)
+        segments = record.by_author
         self.answers[answer_type(answers(segments, spec))] += 1
 
     def _calls(self, record: Record) -> None:

@@ -15,7 +15,6 @@ from afm.rewards.judge import NO_JUDGE
 from afm.trajectory import answers
 from afm.trajectory.record import Record, StopReason
 from afm.trajectory.sealing import opened
-from afm.trajectory.types import Segment
 
 EXAMPLES = 3
 _WHOLE = 1 - 1e-9
@@ -178,7 +177,7 @@ def _class_of_failed(record: Record, parts: dict[str, float], spec: AgentSpec | 
 def _answer(record: Record, spec: AgentSpec | None) -> str:
     if spec is None:
         return ""
-    return " | ".join(answers([Segment(part.author, part.text) for part in record.segments], spec))
+    return " | ".join(answers(record.by_author, spec))
 
 
 _POINTS = 200

@@ -25,12 +25,12 @@ from afm.evaluation.benchmarks import BENCHMARKS
 from afm.evaluation.config import CONFIG_FILE, EvalConfig, dump_config
 from afm.evaluation.judged.agree import agree
 from afm.evaluation.judged.choose import choose
-from afm.evaluation.manifest import Sources, holds_episodes
+from afm.evaluation.manifest import Conditions, Sources, holds_episodes
 from afm.evaluation.metrics import Metrics
-from afm.evaluation.play import FailurePolicy, Player
 from afm.evaluation.prices import Prices
 from afm.evaluation.run import OnProgress, evaluate
 from afm.models import SamplingParams, TokenModel, load_model
+from afm.play import FailurePolicy, Player
 from afm.rewards import RewardSettings, load_reward
 from afm.rollout.routes import Opened, Route, Routes
 from afm.runs.atomic import replace_text
@@ -156,20 +156,11 @@ async def run_job(
             agents.tools[first.name],
             agents.rewards[first.name],
             config.out_dir,
-            sampling=_sampling(config, agents.routes, model),
-            limits=first.limits,
-            rounds=config.rounds,
+            conditions_of(config, agents, sources, model=model),
             parallel=config.parallel,
-            seed=config.seed,
             failures=FailurePolicy(config.retries, config.max_failed_share),
             keep_tokens=config.keep_tokens,
-            prompt=agents.prompts[first.name] if team is None else None,
-            protocol=config.published_protocol(),
-            sources=sources,
-            original=agents.originals.get(first.declared.name),
-            unseen=config.unseen_roles(),
             team=team,
-            row_agents=agents if agents.routes.by_row else None,
             on_progress=on_progress,
         )
     replace_text(saved, dump_config(config))
@@ -347,12 +338,26 @@ def _content(source: Path | dict[str, Any] | None, what: str) -> dict[str, Any] 
     return None if source is None else read_mapping(source, what)[1]
 
 
-def _sampling(config: EvalConfig, routes: Routes, model: TokenModel | None) -> SamplingParams:
-    wanted = config.sampling
+def conditions_of(
+    config: EvalConfig, agents: RowAgents, sources: Sources, *, model: TokenModel | None = None
+) -> Conditions:
+    """What the scores of an evaluation depend on; ``model`` bounds answers that nothing else does."""
+    first, sampling = agents.routes.first, config.sampling
     room = model.context_tokens if model is not None else 1
-    return SamplingParams(
-        max_new_tokens=wanted.max_new_tokens or routes.max_response_tokens or room,
-        temperature=wanted.temperature,
-        top_p=wanted.top_p,
-        top_k=wanted.top_k,
+    return Conditions(
+        SamplingParams(
+            max_new_tokens=sampling.max_new_tokens or agents.routes.max_response_tokens or room,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+        ),
+        limits=first.limits,
+        rounds=config.rounds,
+        seed=config.seed,
+        prompt=agents.prompts[first.name] if config.team is None else None,
+        protocol=config.published_protocol(),
+        original=agents.originals.get(first.declared.name),
+        unseen=config.unseen_roles(),
+        row_agents=agents if agents.routes.by_row else None,
+        sources=sources,
     )

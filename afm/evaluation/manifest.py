@@ -9,7 +9,7 @@ import platform
 import re
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from fnmatch import fnmatch
 from importlib import metadata
@@ -78,6 +78,36 @@ class Sources(BaseModel):
     prices: Prices | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """What a score depends on, beside the questions, the agent and who plays.
+
+    Attributes:
+        limits: In place of the agent's own.
+        prompt: Where prompts come from; by default the agent's own.
+        protocol: How AFM's script plays episodes; ``None`` for ours.
+        original: The agent before its tools were taken away, so that its tags are known.
+        unseen: Tools that the model was not trained with, by role, whose arguments are checked.
+        row_agents: Where rows choose their agent: all of them, with what they need in place of the first one's.
+        sources: Where model, tools and reward came from.
+    """
+
+    sampling: SamplingParams
+    limits: Limits | None = None
+    rounds: int = 1
+    seed: int = 0
+    prompt: PromptSource | None = None
+    protocol: PublishedProtocol | None = None
+    original: AgentSpec | None = None
+    unseen: Mapping[str, UnseenTool] | None = None
+    row_agents: RowAgents | None = None
+    sources: Sources = field(default_factory=Sources)
+
+    def agents(self, spec: AgentSpec) -> Agents:
+        """All agents; ``spec`` is the first."""
+        return Agents.of(spec, self.original) if self.row_agents is None else self.row_agents.agents
+
+
 class Manifest(BaseModel):
     """Everything a score depends on.
 
@@ -133,55 +163,24 @@ def make_manifest(
     tasks: Iterable[Task],
     spec: AgentSpec,
     model_name: str,
+    conditions: Conditions,
     *,
-    sampling: SamplingParams,
-    limits: Limits,
-    rounds: int,
-    seed: int,
-    sources: Sources,
-    original: AgentSpec | None = None,
-    unseen: Mapping[str, UnseenTool] | None = None,
-    prompt: PromptSource | None = None,
-    protocol: PublishedProtocol | None = None,
-    row_agents: RowAgents | None = None,
     token_exact: bool = True,
 ) -> Manifest:
     """Describe a run that is about to begin.
 
     Args:
-        original: The agent that ``spec`` is without its tools.
-        row_agents: Where rows choose their agent; ``spec`` is then the first.
         token_exact: Whether the model's token ids are known.
+
+    Raises:
+        DataError: A task id occurs twice.
     """
-    tasks = list(tasks)
-    count, checksum = data_checksum(tasks)
-    digest = model_digest(sources.model) if sources.model else None
-    agent = told_agent(spec, original)
-    if unseen:
-        agent["unseen_tools"] = {role: tool.model_dump(mode="json") for role, tool in unseen.items()}
-    settings = {
-        "agent": agent,
-        "model": {"name": model_name, "digest": digest}
-        | ({} if sources.team is None else {"team": sources.team})
-        | ({} if token_exact else {"token_exact": False}),
-        "tools": sources.tools,
-        "reward": sources.reward,
-        "data": {"tasks": count, "sha256": checksum},
-        "sampling": {**asdict(sampling), "stop": list(sampling.stop)},
-        "limits": limits.model_dump(mode="json"),
-        "rounds": rounds,
-        "seed": seed,
-    }
-    if lacking := _sample_tests_only(tasks, sources):
-        settings["data"] = {"tasks": count, "sha256": checksum, "sample_tests_only": lacking}
-    if protocol is not None:
-        settings["protocol"] = {"name": "published", **asdict(protocol)}
-    if row_agents is not None:
-        settings["agents"] = told_row_agents(row_agents, tasks)
-    elif prompt is not None:
-        settings |= told_prompt(tasks, spec, prompt)
+    sources = conditions.sources
+    settings = json.loads(
+        json.dumps(_settings(list(tasks), spec, model_name, conditions, token_exact=token_exact))
+    )
     return Manifest(
-        settings=json.loads(json.dumps(settings)),
+        settings=settings,
         versions=_versions(),
         sources={
             "model": _without_secrets(sources.model),
@@ -193,6 +192,38 @@ def make_manifest(
         machine=_machine(),
         started=datetime.now(UTC).isoformat(timespec="seconds"),
     )
+
+
+def _settings(
+    tasks: list[Task], spec: AgentSpec, model_name: str, conditions: Conditions, *, token_exact: bool
+) -> dict[str, Any]:
+    sources, sampling = conditions.sources, conditions.sampling
+    agent = told_agent(spec, conditions.original)
+    if conditions.unseen:
+        agent["unseen_tools"] = {
+            role: tool.model_dump(mode="json") for role, tool in conditions.unseen.items()
+        }
+    count, checksum = data_checksum(tasks)
+    sample_tests = _sample_tests_only(tasks, sources)
+    settings = {
+        "agent": agent,
+        "model": {"name": model_name, "digest": model_digest(sources.model) if sources.model else None}
+        | ({} if sources.team is None else {"team": sources.team})
+        | ({} if token_exact else {"token_exact": False}),
+        "tools": sources.tools,
+        "reward": sources.reward,
+        "data": {"tasks": count, "sha256": checksum}
+        | ({"sample_tests_only": sample_tests} if sample_tests else {}),
+        "sampling": {**asdict(sampling), "stop": list(sampling.stop)},
+        "limits": (conditions.limits or spec.limits).model_dump(mode="json"),
+        "rounds": conditions.rounds,
+        "seed": conditions.seed,
+    }
+    if conditions.protocol is not None:
+        settings["protocol"] = {"name": "published", **asdict(conditions.protocol)}
+    if conditions.row_agents is not None:
+        return settings | {"agents": told_row_agents(conditions.row_agents, tasks)}
+    return settings | ({} if conditions.prompt is None else told_prompt(tasks, spec, conditions.prompt))
 
 
 def _sample_tests_only(tasks: Iterable[Task], sources: Sources) -> int:
@@ -309,7 +340,7 @@ def data_checksum(tasks: Iterable[Task]) -> tuple[int, str]:
     seen: set[str] = set()
     for task in tasks:
         if task.id in seen:
-            raise DataError(f"task id {task.id!r} stands twice; ids must be unique within one evaluation")
+            raise DataError(f"task id {task.id!r} occurs twice; ids must be unique within one evaluation")
         seen.add(task.id)
         row = task.model_dump(mode="json", exclude={"prompt", "ability"})
         digest.update(json.dumps(row, sort_keys=True, ensure_ascii=False).encode("utf-8", "surrogatepass"))

@@ -33,37 +33,8 @@ from afm.trajectory import answers
 from afm.trajectory.call_forms import written_calls
 from afm.trajectory.programs import parse_program
 from afm.trajectory.record import Record
-from afm.trajectory.types import Segment
 
-GROUPS_KEY = "groups"
-"""Where a record's provenance holds the groups of its question."""
-
-KEYS = (
-    "level",
-    "difficulty",
-    "category",
-    "subject",
-    "subfield",
-    "domain",
-    "problem_topic",
-    "type",
-    "prop",
-    "platform",
-)
-"""Fields of the owners' rows that tell questions apart."""
-
-_MOST_CHARS = 80
 _MOST_GROUPS = 60
-
-
-def groups_of(extra_info: Mapping[str, Any]) -> dict[str, str]:
-    """The groups that a question belongs to, by the name of their field."""
-    found = {key: extra_info.get(key) for key in KEYS}
-    return {
-        key: str(value)
-        for key, value in found.items()
-        if isinstance(value, str | int) and 0 < len(str(value)) <= _MOST_CHARS
-    }
 
 
 def worth_showing(groups: Mapping[str, Any]) -> bool:
@@ -108,7 +79,7 @@ class VoteTally:
 
     def add(self, task: str, record: Record, *, passed: bool) -> None:
         """Count one scored episode."""
-        segments = [Segment(part.author, part.text) for part in record.segments]
+        segments = record.by_author
         parts = sorted({comparable(part) for part in answers(segments, self._agents.declared(record))})
         number = record.provenance.get("round", 0)
         self._votes[task].append(Vote(number if isinstance(number, int) else 0, " | ".join(parts), passed))
@@ -210,7 +181,7 @@ class HallucinationTally:
 
     def add(self, record: Record) -> None:
         """Count one episode that was played to its end."""
-        segments = [Segment(part.author, part.text) for part in record.segments]
+        segments = record.by_author
         agents = self.agents
         calls = written_calls(segments, agents.declared(record), original=agents.original(record))
         invented = sum(not call.offered for call in calls)
@@ -255,7 +226,7 @@ class AgentHTally:
             self._counts["needed"] += 1
             self._counts["called"] += record.verdict.score == 1
             return
-        react, general = tool_talk([Segment(part.author, part.text) for part in record.segments])
+        react, general = tool_talk(record.by_author)
         self._counts["raw"] += 1
         self._counts["react"] += react
         self._counts["general"] += general

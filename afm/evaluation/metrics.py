@@ -18,7 +18,6 @@ from afm.agents import AgentSpec
 from afm.evaluation.agents import Agents
 from afm.evaluation.measures import (
     AGENT_H,
-    GROUPS_KEY,
     AgentHTally,
     ArgumentTally,
     BestOf,
@@ -30,6 +29,7 @@ from afm.evaluation.measures import (
 )
 from afm.evaluation.prices import Prices, Spending, Usd
 from afm.evaluation.statistics import Agreement, Interval, mean_of_shares, pass_at_k, pass_hat_k, wilson
+from afm.play import GROUPS_KEY
 from afm.rollout.routes import ROUTE_KEY
 from afm.trajectory.record import Record
 

@@ -5,25 +5,24 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
+from typing import Self
 
-from afm.agents import AgentSpec, Limits, PromptSource
+from afm.agents import AgentSpec, PromptSource
 from afm.datasets import Task
 from afm.errors import BudgetSpentError, ConfigError, DataError, EngineError
-from afm.evaluation.agents import Agents, RowAgents
-from afm.evaluation.manifest import EPISODES_FILE, Sources, claim, make_manifest
-from afm.evaluation.measures import UnseenTool
+from afm.evaluation.agents import RowAgents
+from afm.evaluation.manifest import EPISODES_FILE, Conditions, claim, make_manifest
 from afm.evaluation.metrics import Metrics, Tally, tally_of
-from afm.evaluation.play import FailurePolicy, Job, ModelPlayer, Player, Referee, has_score, job_id
-from afm.evaluation.resumption import FinishedEpisodes
-from afm.models.base import SamplingParams, TokenModel
+from afm.models.base import TokenModel
+from afm.play import FailurePolicy, Job, ModelPlayer, Player, Referee, has_score, job_id
 from afm.rewards import Reward
 from afm.rollout import PublishedProtocol
-from afm.rollout.routes import Routes
-from afm.runs.atomic import replace_text
+from afm.runs.atomic import replace_text, replacing
 from afm.runs.folder import RunFolder
 from afm.tools import Tool
-from afm.trajectory.io import read_records
+from afm.trajectory.io import RecordWriter, numbered_records, raw_lines, read_records
 from afm.trajectory.record import Record
 from afm.trajectory.sealing import SEALING_KEY, opened, sealed
 
@@ -42,24 +41,15 @@ async def evaluate(
     tools: Mapping[str, Tool],
     reward: Reward,
     out_dir: str | Path,
+    conditions: Conditions,
     *,
-    sampling: SamplingParams,
-    limits: Limits | None = None,
-    rounds: int = 1,
     parallel: int = 64,
-    seed: int = 0,
     failures: FailurePolicy | None = None,
     keep_tokens: bool = False,
-    prompt: PromptSource | None = None,
-    protocol: PublishedProtocol | None = None,
-    sources: Sources | None = None,
-    original: AgentSpec | None = None,
-    unseen: Mapping[str, UnseenTool] | None = None,
     team: Player | None = None,
-    row_agents: RowAgents | None = None,
     on_progress: OnProgress | None = None,
 ) -> Metrics:
-    """Run every task ``rounds`` times and judge it.
+    """Run every task as often as ``conditions`` say, and judge it.
 
     Writes ``manifest.json`` first, one line of ``episodes.jsonl`` for every finished episode (its id is the
     task's and the round's), and ``metrics.json`` last. Called again after a kill it skips what is finished and
@@ -67,66 +57,34 @@ async def evaluate(
     interrupted run gives the same episodes as an undisturbed one, whatever ``parallel``.
 
     Args:
-        limits: Instead of the agent's own.
         parallel: Episodes in flight; tasks beyond wait as data, not as coroutines.
         keep_tokens: Whether episodes hold token ids, mask and log-probabilities.
-        prompt: Where prompts come from; by default the agent's own.
-        protocol: How AFM's script plays episodes; ``None`` for ours.
-        sources: Where model, tools and reward came from, for the manifest.
-        original: The agent that ``spec`` is without its tools, so that its tags are known.
-        unseen: Tools that the model was not trained with, by role, whose arguments are checked.
         team: Who plays where ``model`` is ``None``; sampling, limits and tools are then its own.
-        row_agents: Where rows choose their agent: all of them; the others' arguments are then those of the first.
 
     Raises:
         BudgetSpentError: The team's budget is spent. What is finished stays.
         ConfigError: A tool of the agent is missing, ``out_dir`` holds a run with other settings, or another
             process is at work in it.
-        DataError: A task id stands twice, or a line of an earlier start is broken.
+        DataError: A task id occurs twice, or a line of an earlier start is broken.
         EngineError: Too many episodes failed. What is finished stays; run again to repeat the rest.
         SandboxUnavailableError: Model-written code cannot run on this machine.
     """
-    out = Path(out_dir)
+    player = team or _model_player(spec, model, tools, conditions, keep_tokens=keep_tokens)
+    referee = Referee(spec, player, reward, conditions.seed, failures or FailurePolicy())
     token_exact = model is None or model.token_exact
-    if keep_tokens and not token_exact:
-        raise ConfigError(
-            "keep_tokens: a chat endpoint shows no token ids; leave it out, or serve the model with token ids"
-        )
-    player = team or _model_player(
-        spec, model, tools, sampling, limits, keep_tokens, prompt or PromptSource(), protocol
-    )
-    referee = Referee(spec, player, reward, seed, failures or FailurePolicy())
-    referees = {"": referee} if row_agents is None else _referees(referee, row_agents)
-    agents = Agents.of(spec, original) if row_agents is None else row_agents.agents
-    manifest = make_manifest(
-        tasks,
-        spec,
-        player.name,
-        sampling=sampling,
-        limits=limits or spec.limits,
-        rounds=rounds,
-        seed=seed,
-        sources=sources or Sources(),
-        original=original,
-        unseen=unseen,
-        prompt=prompt,
-        protocol=protocol,
-        row_agents=row_agents,
-        token_exact=token_exact,
-    )
+    manifest = make_manifest(tasks, spec, player.name, conditions, token_exact=token_exact)
+    out = Path(out_dir)
     with RunFolder(out, "out_dir").locked():
         claim(out, manifest)
         (out / METRICS_FILE).unlink(missing_ok=True)
-        tally = tally_of(agents, unseen=unseen, prices=manifest.prices)
+        tally = tally_of(conditions.agents(spec), unseen=conditions.unseen, prices=manifest.prices)
         with FinishedEpisodes(out / EPISODES_FILE) as finished:
-            jobs = _missing(tasks, rounds, finished)
-            routes = row_agents.routes if row_agents else None
-            run = _Run(referees, routes, finished, tally, len(tasks) * rounds, on_progress)
-            await run.work(jobs, parallel)
+            run = _Run(referee, conditions, finished, tally, len(tasks) * conditions.rounds, on_progress)
+            await run.work(_missing(tasks, conditions.rounds, finished), parallel)
             for record in finished.records():  # counted last, so that work begins at once
                 tally.add(opened(record))
-        metrics = tally.metrics(seed=seed)
-        replace_text(out / METRICS_FILE, metrics.model_dump_json(indent=2) + "\n")
+        metrics = tally.metrics(seed=conditions.seed)
+        keep_metrics(out, metrics)
     return metrics
 
 
@@ -134,23 +92,34 @@ def _model_player(
     spec: AgentSpec,
     model: TokenModel | None,
     tools: Mapping[str, Tool],
-    sampling: SamplingParams,
-    limits: Limits | None,
+    conditions: Conditions,
+    *,
     keep_tokens: bool,
-    prompt: PromptSource,
-    protocol: PublishedProtocol | None,
 ) -> Player:
     if model is None:
         raise ConfigError("nobody plays; expected a model or a team")
+    if keep_tokens and not model.token_exact:
+        raise ConfigError(
+            "keep_tokens: a chat endpoint shows no token ids; leave it out, or serve the model with token ids"
+        )
     _check_tools(spec, tools)
-    return ModelPlayer(spec, model, tools, sampling, limits, keep_tokens, prompt, protocol=protocol)
+    return ModelPlayer(
+        spec,
+        model,
+        tools,
+        conditions.sampling,
+        conditions.limits,
+        keep_tokens,
+        conditions.prompt or PromptSource(),
+        protocol=conditions.protocol,
+    )
 
 
 def _referees(like: Referee, agents: RowAgents) -> dict[str, Referee]:
     """Of each agent, by its key in ``agents:``; they share the model."""
     if not isinstance(like.player, ModelPlayer):
         raise ConfigError("a team answers as one agent; rows cannot choose theirs")
-    made = {}
+    referees = {}
     for route in agents.routes:
         tools = agents.tools[route.name]
         _check_tools(route.declared, tools)
@@ -163,25 +132,78 @@ def _referees(like: Referee, agents: RowAgents) -> dict[str, Referee]:
             protocol=like.player.protocol and PublishedProtocol.of(route.limits),
         )
         reward = agents.rewards[route.name]
-        made[route.name] = replace(like, spec=route.declared, player=player, reward=reward, route=route.name)
-    return made
+        referees[route.name] = replace(
+            like, spec=route.declared, player=player, reward=reward, route=route.name
+        )
+    return referees
 
 
 def _missing(tasks: Sequence[Task], rounds: int, finished: FinishedEpisodes) -> Iterator[Job]:
     """The jobs that are left, made one by one; those that are finished are only looked up."""
-    done = finished.ids
     for number in range(rounds):
-        names = [job_id(task.id, number) for task in tasks]
-        if not done.issuperset(names):
-            yield from (
-                Job(task, number) for task, name in zip(tasks, names, strict=True) if name not in done
-            )
+        for task in tasks:
+            if job_id(task.id, number) not in finished.ids:
+                yield Job(task, number)
 
 
 def _check_tools(spec: AgentSpec, tools: Mapping[str, Tool]) -> None:
     if missing := sorted(set(spec.tool_roles.values()) - set(tools)):
-        given = ", ".join(sorted(tools)) or "none"
-        raise ConfigError(f"agent {spec.name!r} needs the tools {missing}; given: {given}")
+        names = ", ".join(sorted(tools)) or "none"
+        raise ConfigError(f"agent {spec.name!r} needs the tools {missing}; got {names}")
+
+
+class FinishedEpisodes:
+    """The episodes file of one evaluation, as earlier starts left it and as this one continues it.
+
+    Opening it sets a half-written last line aside, and forgets episodes without a score. Use it as a context manager.
+
+    Attributes:
+        ids: Of the episodes of earlier starts.
+
+    Raises:
+        DataError: A line is no record.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._writer = RecordWriter(path)
+        with self._writer:
+            pass  # sets a half-written last line aside
+        self.ids: set[str] = set()
+        unscored: set[int] = set()
+        for number, item in numbered_records(path):
+            if isinstance(item, DataError):
+                raise item
+            if has_score(item):
+                self.ids.add(item.id)
+            else:
+                unscored.add(number)
+        if unscored:
+            with replacing(path) as temporary, temporary.open("wb") as scored:
+                scored.writelines(line for number, line in raw_lines(path) if number not in unscored)
+
+    def __enter__(self) -> Self:
+        self._writer.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._writer.__exit__()
+
+    def write(self, record: Record) -> None:
+        """Append one episode.
+
+        Raises:
+            ValueError: It is not open.
+        """
+        self._writer.write(record)
+
+    def records(self) -> Iterator[Record]:
+        """The episodes of earlier starts, one in memory at a time.
+
+        Raises:
+            DataError: A line is no record; names file and line.
+        """
+        return islice(records_of(self._path.parent), len(self.ids))
 
 
 def _as_written(record: Record, job: Job) -> Record:
@@ -194,16 +216,17 @@ class _Run:
 
     def __init__(
         self,
-        referees: Mapping[str, Referee],
-        routes: Routes | None,
+        referee: Referee,
+        conditions: Conditions,
         finished: FinishedEpisodes,
         tally: Tally,
         total: int,
         on_progress: OnProgress | None,
     ) -> None:
-        self._referees = referees
-        self._routes = routes
-        self._max_share = next(iter(referees.values())).failures.max_share
+        several = conditions.row_agents
+        self._referees = {"": referee} if several is None else _referees(referee, several)
+        self._routes = None if several is None else several.routes
+        self._max_share = referee.failures.max_share
         self._finished = finished
         self._tally = tally
         self._total = total
@@ -231,7 +254,7 @@ class _Run:
             except BudgetSpentError as error:  # those under way may still end
                 self._spent = error
                 return
-            self._finished.write(_as_written(record, job), scored=has_score(record))
+            self._finished.write(_as_written(record, job))
             self._tally.add(record)
             self._report()
             self._check(record, parallel)
@@ -242,7 +265,7 @@ class _Run:
 
     def _report(self) -> None:
         if self._on_progress is not None:
-            self._on_progress(self._finished.count + self._tally.episodes, self._total)
+            self._on_progress(len(self._finished.ids) + self._tally.episodes, self._total)
 
     def _check(self, record: Record, parallel: int) -> None:
         """End the run when failures are more than accidents."""
@@ -254,7 +277,7 @@ class _Run:
             return
         cause = record.error or (record.verdict.evidence if record.verdict else "")
         raise EngineError(
-            f"{self._tally.failed} of {self._finished.count + self._tally.episodes} episodes ended without a score "
+            f"{self._tally.failed} of {len(self._finished.ids) + self._tally.episodes} episodes ended without a score "
             f"({self._tally.errors} failures of engine or tools, {self._tally.abstained} abstentions of the "
             f"reward); at most {share:.0%} of {self._total} may. The last one: {cause or 'no reason given'}. "
             "Remove the cause and run again: finished episodes are kept, these are repeated"

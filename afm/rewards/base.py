@@ -12,6 +12,25 @@ from afm.trajectory.record import Verdict
 from afm.trajectory.types import Segment
 
 
+class AskedQuestion(Protocol):
+    """A question with its gold answer: a task or a record."""
+
+    @property
+    def data_source(self) -> str:
+        """Chooses the reward."""
+        ...
+
+    @property
+    def question(self) -> str:
+        """What was asked."""
+        ...
+
+    @property
+    def ground_truth(self) -> Any:
+        """What the reward compares with."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One response to judge.
@@ -33,6 +52,11 @@ class Sample:
     response_tokens: int | None = None
     extra_info: Mapping[str, Any] = field(default_factory=dict)
     answer_alone: bool = False
+
+    @classmethod
+    def of(cls, spec: AgentSpec, asked: AskedQuestion, segments: tuple[Segment, ...], **more: Any) -> Sample:
+        """A response to a task, or the one that a record holds; ``more`` are the other fields."""
+        return cls(spec, asked.data_source, asked.question, segments, asked.ground_truth, **more)
 
 
 class Reward(Protocol):

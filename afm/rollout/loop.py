@@ -7,7 +7,6 @@ answered is appended as its own tokens with mask 0.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -20,6 +19,7 @@ from afm.models.streaming import StreamingModel
 from afm.rollout.calls import Clock, Room, TokenBudget, ToolCaller, tools_by_role
 from afm.rollout.episode import CallFinished, CallStarted, Episode, OnEvent, Stopped
 from afm.rollout.transcript import LiveText, Transcript
+from afm.seeds import derive_seed
 from afm.tools.base import Tool, working_toward
 from afm.trajectory.observation import observation_content, tagged_observation
 from afm.trajectory.record import CallRecord, Cost, StopReason
@@ -73,8 +73,7 @@ async def run_episode(
 
 def generation_seed(seed: int, index: int) -> int:
     """Seed of the ``index``-th generation of an episode: 53 bits of a hash, so that no two are related."""
-    digest = hashlib.sha256(f"{seed}/{index}".encode()).digest()
-    return int.from_bytes(digest[:8], "big") >> 11
+    return derive_seed(f"{seed}/{index}", bits=53)
 
 
 class EpisodeRun:

@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from afm.trajectory.types import Author
+from afm.trajectory.types import Author, Segment
 
 SCHEMA_VERSION: Final = 1
 
@@ -129,6 +129,11 @@ class Record(_Row):
         for text in (self.question, *(part for one in self.segments for part in (one.author, one.text))):
             found.update(f"{len(text)}:{text}".encode("utf-8", "surrogatepass"))
         return f"content-{found.hexdigest()}"
+
+    @property
+    def by_author(self) -> tuple[Segment, ...]:
+        """The response as the rest of the framework takes it."""
+        return tuple(Segment(part.author, part.text) for part in self.segments)
 
     @property
     def text(self) -> str:

@@ -15,7 +15,7 @@ from afm.datasets.livecodebench_tests import TESTS_FILE, write_complete_tests
 from afm.errors import DataError
 from afm.evaluation.config import load_config
 from afm.evaluation.job import load_tasks, sources_of
-from afm.evaluation.manifest import make_manifest
+from afm.evaluation.manifest import Conditions, make_manifest
 from afm.models.base import SamplingParams
 from afm.rewards.code_tests.livecodebench import PrivateTests, without_complete_tests
 from afm.rewards.code_tests.problem import question_id, read_problem
@@ -104,11 +104,11 @@ def departures(data, *words):
         load_tasks(config),
         spec,
         "m",
-        sampling=SamplingParams(1, temperature=0.8),
-        limits=config.routes().first.limits,
-        rounds=1,
-        seed=0,
-        sources=sources_of(config),
+        Conditions(
+            SamplingParams(1, temperature=0.8),
+            limits=config.routes().first.limits,
+            sources=sources_of(config),
+        ),
     )
     told = manifest.sources["benchmark"]["departures"]
     return [text for text in told if not text.startswith("prompt:")]

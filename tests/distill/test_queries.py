@@ -36,13 +36,14 @@ from afm.distill.queries import (
     known_questions,
     select_queries,
 )
-from afm.distill.queries.askers import sample_seed
+from afm.distill.queries.askers import sample_of
 from afm.distill.queries.sampling import SampleLog
 from afm.distill.queries.select import question_key
 from afm.errors import AfmError, ConfigError, DataError, EngineError, RewardError
 from afm.models import SamplingParams
 from afm.models.scripted import ScriptedModel
 from afm.rewards import load_reward
+from afm.seeds import derive_seed
 from afm.trajectory.tags import author_segments
 
 ROOT = Path(__file__).parents[2]
@@ -336,7 +337,7 @@ def test_killed_and_started_again_no_sample_is_lost_or_doubled(server, tmp_path)
     assert set(taken.values()) == {1}
     assert f"samples of earlier starts: {before}" in done.stdout
     right = {
-        task.id: sum(knows(n, sample_seed(3, task, number)) for number in range(samples))
+        task.id: sum(knows(n, derive_seed(3, task.id, number)) for number in range(samples))
         for n, task in enumerate(tasks)
     }
     assert {right[f"q{n}"] for n in range(0, 24, 3)} == {16}
@@ -566,7 +567,7 @@ async def test_a_reward_that_fails_for_all_is_no_fault_of_the_questions(tmp_path
     spec = without_tools(load_agent("mhqa"))
     verdicts = 0
 
-    async def judge(agent, task, segments):
+    async def judge(sample):
         nonlocal verdicts
         verdicts += 1
         if 3 < verdicts < 100:
@@ -593,7 +594,7 @@ async def test_a_partly_right_answer_is_no_solved_question():
 
     for text, right in (("Other", False), ("Name 0 of them", False), ("Name 0", True)):
         answer = author_segments(f"<think>T.</think>\n<answer>{text}</answer>", spec)
-        assert await judge(spec, task, answer) is right
+        assert await judge(sample_of(spec, task, answer)) is right
     await reward.close()
 
 

@@ -4,13 +4,14 @@ As a program it runs one evaluation: ``python scripted_solver.py OUT_DIR TASKS P
 """
 
 import asyncio
+import dataclasses
 import hashlib
 import sys
 import time
 
 from afm.agents import load_agent
 from afm.datasets.mini_world import WorldSplit, generate, read_problem
-from afm.evaluation import evaluate
+from afm.evaluation import Conditions, evaluate
 from afm.models.base import SamplingParams
 from afm.models.scripted import ScriptedModel
 from afm.rewards import load_reward
@@ -64,9 +65,16 @@ def solver(tool_percent, pause_s=0.0):
     return speak
 
 
+def split(options):
+    """The conditions of a run, and the other options."""
+    names = {field.name for field in dataclasses.fields(Conditions)} & options.keys()
+    return Conditions(SAMPLING, **{name: options.pop(name) for name in names}), options
+
+
 async def run(out_dir, tool_percent, count, *, pause_s=0.0, parallel=8, rewards=None, **options):
     tools, reward = load_tools(CODE_TOOL), load_reward(rewards)
     model = ScriptedModel(solver(tool_percent, pause_s), name=f"scripted-{tool_percent}")
+    conditions, options = split(options)
     try:
         return await evaluate(
             tasks(count),
@@ -75,7 +83,7 @@ async def run(out_dir, tool_percent, count, *, pause_s=0.0, parallel=8, rewards=
             tools,
             reward,
             out_dir,
-            sampling=SAMPLING,
+            conditions,
             parallel=parallel,
             **options,
         )

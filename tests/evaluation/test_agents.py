@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from afm.errors import ConfigError
-from afm.evaluation import evaluate
+from afm.evaluation import Conditions, evaluate
 from afm.evaluation.config import EvalConfig, load_config
 from afm.evaluation.doctor import diagnose
 from afm.evaluation.job import load_tasks, row_agents, sources_of
@@ -73,10 +73,12 @@ async def run(config: EvalConfig, speak: Any) -> Metrics:
             agents.tools[first.name],
             agents.rewards[first.name],
             config.out_dir,
-            sampling=SamplingParams(max_new_tokens=500),
-            limits=first.limits,
-            sources=sources_of(config),
-            row_agents=agents,
+            Conditions(
+                SamplingParams(max_new_tokens=500),
+                limits=first.limits,
+                sources=sources_of(config),
+                row_agents=agents,
+            ),
         )
     finally:
         await agents.close()

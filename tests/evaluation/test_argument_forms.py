@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from afm.errors import ConfigError
-from afm.evaluation import evaluate
+from afm.evaluation import Conditions, evaluate
 from afm.evaluation.config import load_config
 from afm.evaluation.measures import UnseenTool
 from afm.evaluation.words import unseen_words
@@ -96,8 +96,7 @@ async def test_broken_calls_are_counted_by_tool(tmp_path, solver) -> None:
         {name: Always(name) for name in ("code", "web_search", "crawl_page", "visual_inspector")},
         reward,
         tmp_path,
-        sampling=SamplingParams(1000),
-        unseen=config.unseen_roles(),
+        Conditions(SamplingParams(1000), unseen=config.unseen_roles()),
     )
     await reward.close()
     assert metrics.format_valid == 1.0

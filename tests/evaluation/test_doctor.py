@@ -19,7 +19,7 @@ from afm.datasets.hub_sets import Lock, LockedFile, LockedSet
 from afm.evaluation.config import load_config
 from afm.evaluation.doctor import diagnose
 from afm.evaluation.job import load_tasks, sources_of
-from afm.evaluation.manifest import claim, make_manifest
+from afm.evaluation.manifest import Conditions, claim, make_manifest
 from afm.models.base import SamplingParams
 from afm.models.tiny import create_tiny_model, train_tokenizer
 from afm.planning import Finding, Level
@@ -211,11 +211,7 @@ def test_an_earlier_run_goes_on_or_is_in_the_way(base: Path, model: Path) -> Non
         load_tasks(config),
         spec,
         str(model),
-        sampling=SamplingParams(90),
-        limits=spec.limits,
-        rounds=2,
-        seed=0,
-        sources=sources_of(config),
+        Conditions(SamplingParams(90), rounds=2, sources=sources_of(config)),
     )
     claim(Path("out"), manifest)
     Path("out/episodes.jsonl").write_text("{}\n{}\n{}\n")

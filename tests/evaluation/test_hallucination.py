@@ -12,7 +12,7 @@ from afm.agents import load_agent
 from afm.agents.toolless import without_tools
 from afm.datasets import write_tasks
 from afm.errors import ConfigError
-from afm.evaluation import Metrics, evaluate, read_manifest, summarise
+from afm.evaluation import Conditions, Metrics, evaluate, read_manifest, summarise
 from afm.evaluation.config import load_config
 from afm.evaluation.report import write_run_report
 from afm.evaluation.words import hallucination_words
@@ -71,7 +71,7 @@ async def run_bare(solver, out, model):
     reward = load_reward()
     try:
         return await evaluate(
-            solver.tasks(8), BARE, model, {}, reward, out, sampling=solver.SAMPLING, original=MATH
+            solver.tasks(8), BARE, model, {}, reward, out, Conditions(solver.SAMPLING, original=MATH)
         )
     finally:
         await reward.close()
@@ -167,7 +167,7 @@ async def test_a_folder_of_the_other_condition_is_refused(tmp_path, solver) -> N
     try:
         with pytest.raises(ConfigError, match=r"agent\.digest"):
             await evaluate(
-                solver.tasks(8), MATH, model, {"code": None}, reward, tmp_path, sampling=solver.SAMPLING
+                solver.tasks(8), MATH, model, {"code": None}, reward, tmp_path, Conditions(solver.SAMPLING)
             )
     finally:
         await reward.close()

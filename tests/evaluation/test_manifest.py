@@ -4,7 +4,7 @@ import pytest
 
 from afm.agents import Limits
 from afm.errors import ConfigError, DataError
-from afm.evaluation import Sources, read_manifest
+from afm.evaluation import Conditions, Sources, read_manifest
 from afm.evaluation.manifest import claim, differences, make_manifest, model_digest
 from afm.models.base import SamplingParams
 
@@ -14,11 +14,11 @@ def manifest(solver, *, tasks=2, spec=None, name="m", temperature=1.0, model=Non
         solver.tasks(tasks),
         spec or solver.spec(),
         name,
-        sampling=SamplingParams(max_new_tokens=9, temperature=temperature),
-        limits=Limits(),
-        rounds=1,
-        seed=0,
-        sources=Sources(model=model, reward=reward),
+        Conditions(
+            SamplingParams(max_new_tokens=9, temperature=temperature),
+            limits=Limits(),
+            sources=Sources(model=model, reward=reward),
+        ),
     )
 
 

@@ -7,8 +7,8 @@ import pytest
 from afm.agents import load_agent
 from afm.errors import DataError
 from afm.evaluation import paired_difference, summarise
-from afm.evaluation.measures import groups_of
 from afm.evaluation.metrics import passed
+from afm.play import groups_of
 from afm.trajectory.record import Cost, StopReason, Verdict
 
 

@@ -8,7 +8,7 @@ import pytest
 from afm.agents import PromptSource, load_agent
 from afm.datasets import Task
 from afm.errors import ConfigError, UsageError
-from afm.evaluation import Sources, evaluate
+from afm.evaluation import Conditions, Sources, evaluate
 from afm.evaluation.benchmarks import PUBLISHED_REMARKS
 from afm.evaluation.config import load_config
 from afm.evaluation.doctor import diagnose
@@ -56,12 +56,14 @@ async def run(out_dir, protocol=None, sources=None, prompt=None):
         {name: Page(name) for name in ("web_search", "crawl_page")},
         load_reward({"formula": "correct"}),
         out_dir,
-        sampling=SamplingParams(max_new_tokens=2000),
-        limits=WEB.limits.model_copy(update={"max_turns": 4, "max_response_tokens": 4000}),
+        Conditions(
+            SamplingParams(max_new_tokens=2000),
+            limits=WEB.limits.model_copy(update={"max_turns": 4, "max_response_tokens": 4000}),
+            protocol=protocol,
+            sources=sources or Sources(),
+            prompt=prompt,
+        ),
         keep_tokens=True,
-        protocol=protocol,
-        sources=sources or Sources(),
-        prompt=prompt,
     )
 
 
@@ -141,13 +143,14 @@ def test_with_the_users_texts_nothing_differs_but_the_questions(tmp_path) -> Non
         TASKS,
         spec,
         "m",
-        sampling=SamplingParams(4096, temperature=1.0, top_p=0.9, top_k=20),
-        limits=config.routes().first.limits,
-        rounds=5,
-        seed=0,
-        sources=sources_of(config),
-        prompt=config.prompt_source(config.routes().first),
-        protocol=protocol,
+        Conditions(
+            SamplingParams(4096, temperature=1.0, top_p=0.9, top_k=20),
+            limits=config.routes().first.limits,
+            rounds=5,
+            sources=sources_of(config),
+            prompt=config.prompt_source(config.routes().first),
+            protocol=protocol,
+        ),
     )
     assert manifest.sources["benchmark"]["departures"] == ["questions: 2, published 103"]
     digest = manifest.settings["reward"]["judge"]["prompt"]

@@ -10,7 +10,7 @@ import pytest
 from afm.agents import load_agent
 from afm.datasets import Task
 from afm.errors import ConfigError, DataError
-from afm.evaluation import paired_difference, summarise
+from afm.evaluation import Conditions, paired_difference, summarise
 from afm.evaluation.benchmarks import PublishedScore
 from afm.evaluation.compare import short_names
 from afm.evaluation.failures import Scan, failure_groups
@@ -320,7 +320,7 @@ def gaia(tmp_path, record):
         sampling = SamplingParams(4096, temperature=1.0, top_p=0.9, top_k=20)
         sources = Sources(benchmark="gaia", data=("gaia.jsonl",))
         manifest = make_manifest(
-            tasks, spec, name, sampling=sampling, limits=limits, rounds=3, seed=0, sources=sources
+            tasks, spec, name, Conditions(sampling, limits=limits, rounds=3, sources=sources)
         )
         rows = [
             record(task, score, number=number, source="gaia", agent="web")

@@ -7,11 +7,11 @@ from collections import Counter
 import pytest
 
 from afm.errors import ConfigError, DataError, EngineError
-from afm.evaluation import FailurePolicy, Metrics, Sources, evaluate
-from afm.evaluation.play import episode_seed
+from afm.evaluation import Conditions, FailurePolicy, Metrics, Sources, evaluate
 from afm.models.base import FinishReason, Generation
 from afm.models.scripted import ScriptedModel
 from afm.rewards import load_reward
+from afm.seeds import derive_seed
 from afm.tools import ToolResult, load_tools
 from afm.trajectory.io import load_records
 
@@ -48,6 +48,7 @@ class FailingModel(ScriptedModel):
 async def run_with(solver, model, out_dir, tasks, *, tools=None, reward=None, **options):
     tools = tools or load_tools(solver.CODE_TOOL)
     reward = reward or load_reward()
+    conditions, options = solver.split(options)
     try:
         return await evaluate(
             solver.tasks(tasks) if isinstance(tasks, int) else tasks,
@@ -56,7 +57,7 @@ async def run_with(solver, model, out_dir, tasks, *, tools=None, reward=None, **
             tools,
             reward,
             out_dir,
-            sampling=solver.SAMPLING,
+            conditions,
             **options,
         )
     finally:
@@ -80,7 +81,7 @@ async def test_every_episode_is_a_judged_row_and_the_figures_follow(tmp_path, so
     assert solved.verdict.parts == {"correct": 1.0, "format": 1.0}
     assert solved.calls[0].observation == solved.ground_truth
     assert solved.segments[1].text == f"\n<observation>\n{solved.ground_truth}\n</observation>\n"
-    assert solved.seed == episode_seed(0, solved.provenance["task"], 0)
+    assert solved.seed == derive_seed(0, solved.provenance["task"], 0)
 
 
 async def test_rounds_have_seeds_of_their_own_and_do_not_depend_on_parallelism(tmp_path, solver) -> None:
@@ -269,9 +270,9 @@ async def test_no_more_episodes_are_in_flight_than_allowed(tmp_path, solver) -> 
 
 async def test_wrong_calls_are_refused_before_anything_is_written(tmp_path, solver) -> None:
     tasks, model, reward = solver.tasks(2), ScriptedModel(solver.solver(0)), load_reward()
-    with pytest.raises(ConfigError, match=r"agent 'math' needs the tools \['code'\]; given: none"):
-        await evaluate(tasks, solver.spec(), model, {}, reward, tmp_path / "a", sampling=solver.SAMPLING)
-    with pytest.raises(DataError, match="stands twice"):
+    with pytest.raises(ConfigError, match=r"agent 'math' needs the tools \['code'\]; got none"):
+        await evaluate(tasks, solver.spec(), model, {}, reward, tmp_path / "a", Conditions(solver.SAMPLING))
+    with pytest.raises(DataError, match="occurs twice"):
         await run_with(solver, model, tmp_path / "a", [*tasks, tasks[0]])
     assert not (tmp_path / "a").exists()
 

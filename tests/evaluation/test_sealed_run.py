@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from afm.cli.report import report
-from afm.evaluation import evaluate
+from afm.evaluation import Conditions, evaluate
 from afm.evaluation.config import load_config
 from afm.evaluation.job import load_tasks, sources_of
 from afm.models.base import SamplingParams
@@ -80,11 +80,13 @@ async def run(config):
             tools,
             reward,
             config.out_dir,
-            sampling=SamplingParams(4096),
-            limits=config.routes().first.limits,
-            rounds=config.rounds,
+            Conditions(
+                SamplingParams(4096),
+                limits=config.routes().first.limits,
+                rounds=config.rounds,
+                sources=sources_of(config),
+            ),
             keep_tokens=True,
-            sources=sources_of(config),
         )
     finally:
         await reward.close()
@@ -153,11 +155,7 @@ def test_the_manifest_tells_the_published_settings_and_what_differs(tmp_path, fo
         load_tasks(config),
         spec,
         "scripted",
-        sampling=sampling,
-        limits=config.routes().first.limits,
-        rounds=2,
-        seed=0,
-        sources=sources_of(config),
+        Conditions(sampling, limits=config.routes().first.limits, rounds=2, sources=sources_of(config)),
     )
     told = json.loads(manifest.model_dump_json())["sources"]
     assert told["parallel"] == 30

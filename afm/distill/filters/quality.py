@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import Field
 
 from afm.agents import AgentSpec
-from afm.distill.filters.base import FilterSettings, Rule, dropped, prose_of, segments_of
+from afm.distill.filters.base import FilterSettings, Rule, dropped, prose_of
 from afm.errors import ConfigError, MissingExtraError
 from afm.rewards import Reward, Sample
 from afm.trajectory.record import Record, Verdict
@@ -71,14 +71,7 @@ class QualityFilter:
 
     async def _judge(self, record: Record) -> Verdict:
         verdict = await self.reward.score(
-            Sample(
-                spec=self.spec,
-                data_source=record.data_source,
-                question=record.question,
-                segments=segments_of(record),
-                ground_truth=record.ground_truth,
-                extra_info=record.provenance.get("extra_info", {}),
-            )
+            Sample.of(self.spec, record, record.by_author, extra_info=record.provenance.get("extra_info", {}))
         )
         return verdict.model_copy(update={"seconds": 0.0})
 

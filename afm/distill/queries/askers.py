@@ -12,19 +12,18 @@ from afm.agents import AgentSpec
 from afm.datasets import Task
 from afm.endpoints.chat import ChatEndpoint, UnusableReplyError
 from afm.endpoints.retry import TryAgainError, persistently
-from afm.errors import DataError, EngineError, RefusedError, RewardError, ToolError
+from afm.errors import DataError, EngineError, RefusedError, RewardError
 from afm.models.base import SamplingParams, TokenModel
 from afm.models.reasoning import UnfinishedReasoningError, without_reasoning
+from afm.play import ModelPlayer, play_once
 from afm.rewards import Reward, Sample
 from afm.rewards.text_match import comparable, gold_answers
-from afm.rollout import run_episode
 from afm.tools import Tool
 from afm.trajectory import answers
-from afm.trajectory.record import StopReason
 from afm.trajectory.tags import author_segments
 from afm.trajectory.types import Segment
 
-Judge = Callable[[AgentSpec, Task, tuple[Segment, ...]], Awaitable[bool]]
+Judge = Callable[[Sample], Awaitable[bool]]
 """Whether a response is right. Raises :class:`RewardError` when nobody can tell."""
 
 
@@ -69,7 +68,7 @@ class EpisodeAsker:
 
     Attributes:
         sampling: Its ``seed`` is replaced.
-        told: What else the samples depend on: :func:`settings_digest` of the reward and of the tools.
+        digests: What else the samples depend on: :func:`settings_digest` of the reward and of the tools.
     """
 
     spec: AgentSpec
@@ -77,11 +76,11 @@ class EpisodeAsker:
     tools: Mapping[str, Tool]
     judge: Judge
     sampling: SamplingParams
-    told: Mapping[str, Any] = field(default_factory=dict)
+    digests: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """Agent, model, tools and sampling, and what was told."""
+        """Agent, model, tools and sampling, and the digests."""
         return {
             "agent": self.spec.name,
             "agent_digest": self.spec.digest,
@@ -89,22 +88,14 @@ class EpisodeAsker:
             "tools": sorted(self.tools),
             "temperature": self.sampling.temperature,
             "max_tokens": self.sampling.max_new_tokens,
-            **self.told,
+            **self.digests,
         }
 
     async def ask(self, task: Task, seed: int) -> Answered:
         """One episode."""
-        episode = await run_episode(
-            self.spec, self.model, self.tools, task.question, sampling=self.sampling, seed=seed
-        )
-        if episode.stop is StopReason.ABORTED:
-            raise EngineError("the engine aborted the generation")
-        if episode.calls and not any(call.ok for call in episode.calls):
-            last = episode.calls[-1].observation.strip()
-            raise ToolError(
-                f"every tool call failed, which says nothing about the question; the last: {last}"
-            )
-        return Answered(await self.judge(self.spec, task, episode.segments), episode.stop.value)
+        player = ModelPlayer(self.spec, self.model, self.tools, self.sampling)
+        record = await play_once(player, task.id, task, seed)
+        return Answered(await self.judge(sample_of(self.spec, task, record.by_author)), record.stop.value)
 
     async def close(self) -> None:
         """Free the model and the tools."""
@@ -160,7 +151,7 @@ class ChatAsker:
             kind = RefusedError if isinstance(error, UnusableReplyError) else EngineError
             raise kind(f"{self._endpoint.where}: {error} (after {self._attempts} attempts)") from None
         segments = author_segments(_said(reply), self._spec)
-        return Answered(await self._judge(self._spec, task, segments), "stop")
+        return Answered(await self._judge(sample_of(self._spec, task, segments)), "stop")
 
     async def close(self) -> None:
         """Close the connections."""
@@ -190,17 +181,22 @@ class _CutOffError(Exception):
     """The reply reached its longest length."""
 
 
-async def by_exact_match(spec: AgentSpec, task: Task, segments: tuple[Segment, ...]) -> bool:
+def sample_of(spec: AgentSpec, task: Task, segments: tuple[Segment, ...]) -> Sample:
+    """A response to a task, for a judge."""
+    return Sample.of(spec, task, segments, extra_info=task.extra_info)
+
+
+async def by_exact_match(sample: Sample) -> bool:
     """EM: every final answer is a gold answer after the usual normalisation, whatever reward the data source has.
 
     A reply of one line without the agent's tags is taken as the answer, since a model that was never trained on them may
     still know it.
     """
     try:
-        accepted = {comparable(text) for text in gold_answers(task.ground_truth)}
+        accepted = {comparable(text) for text in gold_answers(sample.ground_truth)}
     except DataError as error:
         raise RewardError(error.message) from None
-    texts = answers(segments, spec) or _bare(segments)
+    texts = answers(sample.segments, sample.spec) or _bare(sample.segments)
     return bool(texts) and all(comparable(text) in accepted for text in texts)
 
 
@@ -212,21 +208,11 @@ def _bare(segments: tuple[Segment, ...]) -> tuple[str, ...]:
 def by_reward(reward: Reward) -> Judge:
     """By the part ``correct`` of a reward: 1 is right, format and length do not matter here."""
 
-    async def judge(spec: AgentSpec, task: Task, segments: tuple[Segment, ...]) -> bool:
-        sample = Sample(
-            spec=spec,
-            data_source=task.data_source,
-            question=task.question,
-            segments=segments,
-            ground_truth=task.ground_truth,
-            extra_info=task.extra_info,
-        )
+    async def judge(sample: Sample) -> bool:
         verdict = await reward.score(sample)
         correct = verdict.parts.get("correct")
         if correct is None:
-            raise RewardError(
-                f"task {task.id!r}: the reward abstains: {verdict.evidence or 'no reason given'}"
-            )
+            raise RewardError(f"the reward abstains: {verdict.evidence or 'no reason given'}")
         return correct >= 1 - 1e-9
 
     return judge
@@ -243,9 +229,3 @@ def _without_addresses(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _without_addresses(item) for key, item in value.items() if key not in ("url", "urls")}
     return list(map(_without_addresses, value)) if isinstance(value, list | tuple) else value
-
-
-def sample_seed(seed: int, task: Task, number: int) -> int:
-    """31 bits of a hash, so that samples do not share their randomness."""
-    text = f"{seed}\0{task.id}\0{number}"
-    return int.from_bytes(sha256(text.encode("utf-8", "surrogatepass")).digest()[:4]) >> 1

@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Self
 
 from afm.datasets import Task
-from afm.distill.queries.askers import Answered, QuestionAsker, sample_seed
+from afm.distill.queries.askers import Answered, QuestionAsker
 from afm.distill.queries.settings import FailedQuestions, QuerySettings
 from afm.errors import EngineError, RefusedError, RewardError, SandboxUnavailableError, ToolError
 from afm.runs.journal import Journal, read_rows
+from afm.seeds import derive_seed
 
 _KEY_BYTES = 8
 
@@ -223,7 +224,7 @@ class Sampling:
                 self._on_sample(self.resumed + self.sampled, self._total)
 
     async def _asked(self, task: Task, number: int) -> Answered | None:
-        seed = sample_seed(self._settings.seed, task, number)
+        seed = derive_seed(self._settings.seed, task.id, number)
         failed: RewardError | EngineError | ToolError | None = None
         for _ in range(_TRIES):
             try:
@@ -253,7 +254,7 @@ class Sampling:
         failures = 0
         for task in [control] * _TRIES if control is not None else draw.sample(others, many):
             try:
-                await self._asker.ask(task, sample_seed(self._settings.seed, task, 0))
+                await self._asker.ask(task, derive_seed(self._settings.seed, task.id, 0))
             except SandboxUnavailableError:
                 raise
             except (RewardError, EngineError, ToolError) as error:

@@ -26,7 +26,6 @@ from afm.runs.folder import RunFolder
 from afm.runs.journal import KeyedJournal
 from afm.trajectory.record import Record
 from afm.trajectory.sealing import opened
-from afm.trajectory.types import Segment
 
 OPINIONS_FILE = "opinions.jsonl"
 RECORDED = "recorded"
@@ -135,9 +134,7 @@ def _items(records: Iterable[Record], agents: Agents, judge: ModelJudge) -> tupl
         if recorded is None:
             continue
         record = opened(written)
-        segments = tuple(Segment(part.author, part.text) for part in record.segments)
-        spec = agents.declared(record)
-        sample = Sample(spec, record.data_source, record.question, segments, record.ground_truth)
+        sample = Sample.of(agents.declared(record), record, record.by_author)
         case = judge.case_of(sample)
         if isinstance(case, Case):
             items.append(_Item(record.id, task_of(record), sample, case, recorded, record is not written))

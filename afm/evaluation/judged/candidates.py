@@ -25,7 +25,6 @@ from afm.tools.screen import plain
 from afm.trajectory import answers
 from afm.trajectory.record import Record
 from afm.trajectory.sealing import opened
-from afm.trajectory.types import Segment
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +101,7 @@ def shuffled(group: Sequence[Candidate], task: str, seed: int) -> list[Candidate
 
 
 def _candidate(record: Record, spec: AgentSpec, settings: BestOfSettings, *, passed: bool) -> Candidate:
-    given = answers([Segment(part.author, part.text) for part in record.segments], spec)
+    given = answers(record.by_author, spec)
     number = _provenance(record.provenance)
     work = record.text[-settings.work_chars :] if settings.work_chars else ""
     if len(work) < len(record.text) and work:

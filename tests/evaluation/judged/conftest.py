@@ -9,7 +9,7 @@ import pytest
 
 from afm.agents import load_agent
 from afm.datasets import Task
-from afm.evaluation.manifest import Sources, make_manifest
+from afm.evaluation.manifest import Conditions, make_manifest
 from afm.evaluation.metrics import summarise
 from afm.models.base import SamplingParams
 from afm.trajectory.io import RecordWriter
@@ -92,16 +92,7 @@ def finished(tmp_path, record):
             for task in answers
         ]
         rounds = max(map(len, answers.values()))
-        manifest = make_manifest(
-            tasks,
-            spec,
-            "m",
-            sampling=SamplingParams(64),
-            limits=spec.limits,
-            rounds=rounds,
-            seed=0,
-            sources=Sources(),
-        )
+        manifest = make_manifest(tasks, spec, "m", Conditions(SamplingParams(64), rounds=rounds))
         rows = [
             row(task, number, said)
             for task, all_said in answers.items()

@@ -1,11 +1,14 @@
-"""One episode of an evaluation: played, judged, and turned into a line, whatever fails on the way."""
+"""One episode: played, judged, and turned into a record, whatever fails on the way.
+
+Evaluation plays with :class:`Referee`, which judges and never raises for a failed episode. The selection of questions for
+reinforcement learning plays with :func:`play_once` and judges by itself.
+"""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from tenacity import AsyncRetrying, RetryError, retry_if_exception, retry_if_result, stop_after_attempt
 from tenacity.retry import retry_base
@@ -14,16 +17,24 @@ from tenacity.wait import wait_random_exponential
 from afm.agents import AgentSpec, Limits, PromptSource
 from afm.datasets import Task
 from afm.errors import BudgetSpentError, EngineError, RefusedError, SandboxUnavailableError, ToolError
-from afm.evaluation.measures import GROUPS_KEY, groups_of
 from afm.models.base import SamplingParams, TokenModel
 from afm.rewards import Reward, Sample
 from afm.rewards.meter import judge_meter
 from afm.rollout import Episode, PublishedProtocol, episode_record, run_episode, run_published
 from afm.rollout.routes import ROUTE_KEY
+from afm.seeds import derive_seed
 from afm.tools import Tool
 from afm.trajectory.record import Record, StopReason, Verdict
-from afm.trajectory.types import Segment
 
+GROUPS_KEY = "groups"
+"""Where a record's provenance holds the groups of its question."""
+
+_GROUP_FIELDS = (
+    *("level", "difficulty", "category", "subject", "subfield"),
+    *("domain", "problem_topic", "type", "prop", "platform"),
+)
+"""Fields of the owners' rows that tell questions apart."""
+_MAX_GROUP_CHARS = 80
 _LONGEST_PAUSE_S = 10.0
 
 
@@ -58,19 +69,13 @@ def job_id(task_id: str, number: int) -> str:
     return f"{task_id}#{number}"
 
 
-def episode_seed(seed: int, task_id: str, number: int) -> int:
-    """Seed of one episode: 31 bits of a hash, so that episodes do not share their randomness."""
-    text = f"{seed}\0{task_id}\0{number}"
-    return int.from_bytes(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:4]) >> 1
-
-
 def has_score(record: Record) -> bool:
     """Whether an episode counts in the results."""
     return not record.error and record.verdict is not None and not record.verdict.abstained
 
 
 class Player(Protocol):
-    """Who plays the tasks of an evaluation: a model in the episode loop, or a team."""
+    """Who plays tasks: a model in the episode loop, or a team."""
 
     @property
     def name(self) -> str:
@@ -102,7 +107,6 @@ class ModelPlayer:
     Attributes:
         limits: Instead of the agent's own.
         keep_tokens: Whether records hold token ids, mask and log-probabilities.
-        prompt: Where the prompts come from.
         protocol: How AFM's script plays episodes; ``None`` for ours.
     """
 
@@ -122,12 +126,12 @@ class ModelPlayer:
         return self.model.name
 
     async def play(self, episode: str, task: Task, seed: int) -> Record:
-        """See :class:`Player`."""
-        done = await self._played(task, seed)
-        if done.stop is StopReason.ABORTED:
+        """See :meth:`Player.play`."""
+        played = await self._run(task, seed)
+        if played.stop is StopReason.ABORTED:
             raise EngineError("the engine aborted the generation")
         return episode_record(
-            done,
+            played,
             self.spec,
             id=episode,
             question=task.question,
@@ -139,33 +143,43 @@ class ModelPlayer:
             provenance=None if self.model.token_exact else {"token_exact": False},
         )
 
-    async def _played(self, task: Task, seed: int) -> Episode:
-        known = (self.spec, self.model, self.tools, task.question)
+    async def _run(self, task: Task, seed: int) -> Episode:
+        scene = (self.spec, self.model, self.tools, task.question)
+        messages = self.prompt.messages(self.spec, task.question, task.prompt)
         if self.protocol is not None:
             return await run_published(
-                *known,
-                self.prompt.messages(self.spec, task.question, task.prompt),
+                *scene,
+                messages,
                 protocol=self.protocol,
                 limits=self.limits or self.spec.limits,
                 sampling=self.sampling,
                 seed=seed,
             )
+        prompt_ids = list(self.model.encode_prompt(messages))
         return await run_episode(
-            *known,
-            prompt_ids=self.prompt_ids(task),
-            limits=self.limits,
-            sampling=self.sampling,
-            seed=seed,
+            *scene, prompt_ids=prompt_ids, limits=self.limits, sampling=self.sampling, seed=seed
         )
 
-    def prompt_ids(self, task: Task) -> list[int]:
-        """Token ids that a task is asked with.
 
-        Raises:
-            DataError: The row holds no prompt though ``prompt: row`` asks for it.
-        """
-        messages = self.prompt.messages(self.spec, task.question, task.prompt)
-        return list(self.model.encode_prompt(messages))
+class ToolsDownError(ToolError):
+    """Every tool call of an episode failed, which says nothing about the question."""
+
+
+async def play_once(player: Player, episode: str, task: Task, seed: int) -> Record:
+    """One episode, not yet judged.
+
+    Raises:
+        ToolsDownError: Every tool call of the episode failed.
+        EngineError, ToolError: Infrastructure failed.
+        BudgetSpentError: The run may cost no more.
+    """
+    record = await player.play(episode, task, seed)
+    if record.calls and not any(call.ok for call in record.calls):
+        last = record.calls[-1].observation.strip()
+        raise ToolsDownError(
+            f"every tool call failed, which says nothing about the question; the last: {last}"
+        )
+    return record
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,29 +208,23 @@ class Referee:
             SandboxUnavailableError: Model-written code cannot run on this machine at all.
             BudgetSpentError: The run may cost no more.
         """
+        seed = derive_seed(self.seed, job.task.id, job.round)
+        attempts = self._retrying(retry_if_exception(_may_pass))
         try:
-            record: Record = await self._retrying(retry_if_exception(_may_pass))(self._episode, job)
+            record: Record = await attempts(play_once, self.player, job.id, job.task, seed)
         except (SandboxUnavailableError, BudgetSpentError):
             raise
         except (EngineError, ToolError) as error:
-            return self._failed(job, error)
+            return self._failed(job, seed, error)
         provenance = record.provenance | self._provenance(job)
         verdict = await self._verdict(job, record)
         return record.model_copy(update={"verdict": verdict, "provenance": provenance})
 
-    async def _episode(self, job: Job) -> Record:
-        record = await self.player.play(job.id, job.task, self._seed(job))
-        if record.calls and not any(call.ok for call in record.calls):
-            raise _ToolsDownError(f"every tool call failed; the last: {record.calls[-1].observation.strip()}")
-        return record
-
     async def _verdict(self, job: Job, record: Record) -> Verdict:
-        sample = Sample(
-            spec=self.spec,
-            data_source=job.task.data_source,
-            question=job.task.question,
-            segments=tuple(Segment(part.author, part.text) for part in record.segments),
-            ground_truth=job.task.ground_truth,
+        sample = Sample.of(
+            self.spec,
+            job.task,
+            record.by_author,
             agent_tokens=record.cost.agent_tokens,
             response_tokens=record.cost.agent_tokens + record.cost.observation_tokens,
             extra_info=job.task.extra_info,
@@ -229,7 +237,7 @@ class Referee:
                 verdict = last.last_attempt.result()
         return verdict.model_copy(update={"judge_tokens": spent.tokens}) if spent.tokens else verdict
 
-    def _failed(self, job: Job, error: Exception) -> Record:
+    def _failed(self, job: Job, seed: int, error: Exception) -> Record:
         return Record(
             id=job.id,
             agent=self.spec.name,
@@ -239,19 +247,16 @@ class Referee:
             ground_truth=job.task.ground_truth,
             data_source=job.task.data_source,
             model=self.player.name,
-            seed=self._seed(job),
+            seed=seed,
             stop=StopReason.ERROR,
             provenance=self._provenance(job),
-            error=f"{type(error).__name__.lstrip('_')}: {error}",
+            error=f"{type(error).__name__}: {error}",
         )
 
     def _provenance(self, job: Job) -> dict[str, object]:
         route: dict[str, object] = {ROUTE_KEY: self.route} if self.route else {}
         groups = groups_of(job.task.extra_info)
         return {"task": job.task.id, "round": job.round} | route | ({GROUPS_KEY: groups} if groups else {})
-
-    def _seed(self, job: Job) -> int:
-        return episode_seed(self.seed, job.task.id, job.round)
 
     def _retrying(self, retry: retry_base) -> AsyncRetrying:
         return AsyncRetrying(
@@ -262,14 +267,20 @@ class Referee:
         )
 
 
-class _ToolsDownError(ToolError):
-    """An episode says nothing about the agent when none of its tool calls was carried out."""
+def groups_of(extra_info: Mapping[str, Any]) -> dict[str, str]:
+    """The groups that a question belongs to, by the name of their field."""
+    values = {key: extra_info.get(key) for key in _GROUP_FIELDS}
+    return {
+        key: str(value)
+        for key, value in values.items()
+        if isinstance(value, str | int) and 0 < len(str(value)) <= _MAX_GROUP_CHARS
+    }
 
 
 def _may_pass(error: BaseException) -> bool:
     """Whether the same episode may succeed at once: not where a budget is spent, or a team cannot read the task."""
     lasting = (BudgetSpentError, SandboxUnavailableError, RefusedError)
-    return isinstance(error, EngineError | _ToolsDownError) and not isinstance(error, lasting)
+    return isinstance(error, EngineError | ToolsDownError) and not isinstance(error, lasting)
 
 
 def _abstains(verdict: Verdict) -> bool:
