@@ -141,7 +141,7 @@ def split_sets(recorded: Path, out: Path) -> dict[str, list[dict[str, str]]]:
 
 def write_rows(rows: list[dict[str, str]], folder: Path, name: str) -> None:
     """A data set of LLaMA-Factory."""
-    from afm.datasets.prepare import register
+    from afm.datasets.sft_files import register
 
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.json").write_text(json.dumps(rows), encoding="utf-8")
@@ -161,7 +161,7 @@ def train(model: Path, agent: str, data: Path, name: str, out: Path, seed: int, 
 def make_base(out: Path, sets: dict[str, list[dict[str, str]]], size: Size) -> Path:
     """The model that all fine-tunings start from."""
     from afm.agents import load_agent
-    from afm.datasets.prepare import write_sft
+    from afm.datasets.sft_files import write_sft
     from afm.models.tiny import create_tiny_model, train_tokenizer
     from afm.trajectory.io import load_records
 

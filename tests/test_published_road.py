@@ -17,9 +17,8 @@ import yaml
 from afm.agents import load_agent
 from afm.agents.prompt_source import PromptSource
 from afm.configuration import read_extended
-from afm.datasets.hub_sets import HubSets, read_hub_sets
+from afm.datasets.hub_sets import HubSets, Product, read_hub_sets
 from afm.datasets.readers import READERS
-from afm.datasets.sources import Product
 from afm.distill.filters.base import draw, origin_of
 from afm.distill.filters.plan import load_plan
 from afm.distill.filters.rules import ComplexityFilter, ComplexitySettings

@@ -33,7 +33,7 @@ class WorldKind(StrEnum):
 
 
 class GroundTruth(StrEnum):
-    """Values of ``--ground-truth``, as :class:`afm.datasets.prepare.GoldForm`."""
+    """Values of ``--ground-truth``, as :class:`afm.datasets.rl_files.GoldForm`."""
 
     TEXT = "text"
     QUESTION = "question"
@@ -148,7 +148,7 @@ def prepare_sft(
 
     A trajectory that breaks the agent's rules, or calls a tool in a form that the tool refuses, is an error.
     """
-    from afm.datasets.prepare import write_sft
+    from afm.datasets.sft_files import write_sft
     from afm.tools.arguments import readers_of
 
     spec, readers, rows_read = agent_option(agent), readers_of(tools), _Records(records)
@@ -189,8 +189,7 @@ def prepare_rl(
 ) -> None:
     """Write problems as the parquet rows that `afm rl` reads."""
     from afm.datasets import read_tasks
-    from afm.datasets.held_out import HeldOut
-    from afm.datasets.prepare import GoldForm, RlPart, note_rl, write_rl, write_rl_held_out
+    from afm.datasets.rl_files import GoldForm, HeldOut, RlPart, note_rl, write_rl, write_rl_held_out
 
     form, spec = None if ground_truth is None else GoldForm(ground_truth), agent_option(agent)
     source = None if prompt is None else prompt_option(prompt)

@@ -234,7 +234,8 @@ class Quickstart:
 
     def prepare(self) -> str:
         """Write the files both trainers read, and a tokenizer and model from scratch."""
-        from afm.datasets.prepare import write_rl, write_sft
+        from afm.datasets.rl_files import write_rl
+        from afm.datasets.sft_files import write_sft
         from afm.models.tiny import create_tiny_model, train_tokenizer
         from afm.trajectory.io import load_records
 

@@ -13,7 +13,7 @@ from afm.errors import DataError, UsageError, suggestion
 if TYPE_CHECKING:
     from afm.cli.progress import ProgressView
     from afm.datasets.hub_sets import HubSets
-    from afm.datasets.prepared import OnRow, Prepared
+    from afm.datasets.prepared import OnNamedRow, Prepared
     from afm.datasets.published import ReadCounts
 
 
@@ -227,9 +227,9 @@ def tasks(
     from pydantic import ValidationError
 
     from afm.cli.progress import ProgressView
+    from afm.datasets.hub_sets import Preparation, Product
     from afm.datasets.prepared import make
     from afm.datasets.readers import READERS, checked_reader
-    from afm.datasets.sources import Preparation, Product
 
     try:
         name = checked_reader(reader)
@@ -249,7 +249,7 @@ def tasks(
     _tell(make(out.stem, step, files, out.parent, strict=strict, on_row=_shown(view)), view)
 
 
-def _shown(view: ProgressView) -> OnRow:
+def _shown(view: ProgressView) -> OnNamedRow:
     def show(name: str, rows: int) -> None:
         view.update(f"{name}, rows", rows, None)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from afm.configuration import read_file
 from afm.datasets import Task
-from afm.datasets.prepare import answers_of
+from afm.datasets.rl_files import answers_of
 
 SFT_ROWS, RL_ROWS, BENCHMARK_ROWS = 24, 40, 4
 PAGES = 200

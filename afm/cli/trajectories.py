@@ -16,7 +16,7 @@ from afm.errors import DataError, UsageError, suggestion
 if TYPE_CHECKING:
     from afm.agents import AgentSpec
     from afm.cli.progress import ProgressView
-    from afm.datasets.negative import NegativeKind
+    from afm.datasets.negative_samples import NegativeKind
     from afm.datasets.negative_set import NegativeSummary
     from afm.distill import FilterPlan, FilterSummary, Funnel
     from afm.evaluation.data_stats import DataStats, FunnelStage
@@ -248,14 +248,14 @@ _SHOW_EVERY = 500
 
 
 class Absent(StrEnum):
-    """Values of ``--absent``, as :class:`afm.datasets.negative.AbsentAnswer`."""
+    """Values of ``--absent``, as :class:`afm.datasets.negative_samples.AbsentAnswer`."""
 
     ANSWER = "answer"
     EXPLAIN = "explain"
 
 
 class Direct(StrEnum):
-    """Values of ``--direct``, as :class:`afm.datasets.negative.DirectAnswer`."""
+    """Values of ``--direct``, as :class:`afm.datasets.negative_samples.DirectAnswer`."""
 
     AGENT = "agent"
     PLAIN = "plain"
@@ -300,9 +300,8 @@ def negative(
     Four kinds: tools present or absent, needed or not. Rows that are wrong stand in `NAME.bad_rows.jsonl`.
     """
     from afm.cli.progress import ProgressView
-    from afm.datasets.negative import AbsentAnswer, DirectAnswer, SampleMaker
-    from afm.datasets.negative_set import write_negative
-    from afm.datasets.negative_sources import NegativeSources
+    from afm.datasets.negative_samples import AbsentAnswer, DirectAnswer, SampleMaker
+    from afm.datasets.negative_set import NegativeSources, write_negative
 
     view = ProgressView()
 
@@ -323,7 +322,7 @@ def negative(
 
 
 def _ratios(given: list[str]) -> dict[NegativeKind, float]:
-    from afm.datasets.negative import NegativeKind
+    from afm.datasets.negative_samples import NegativeKind
     from afm.datasets.negative_set import DEFAULT_RATIOS
 
     ratios = dict(DEFAULT_RATIOS)

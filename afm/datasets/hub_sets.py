@@ -10,24 +10,27 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from enum import StrEnum
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
 
-from afm.configuration import read_file, validated
+from afm.configuration import Settings, read_file, validated
 from afm.datasets.hub import HubFile, RepositoryKind, checked_name, is_commit
 from afm.datasets.published_prompts import PublishedPrompt
-from afm.datasets.sources import Mix, Preparation, Product
+from afm.datasets.readers import READERS, checked_reader
+from afm.datasets.readers.questions import plain_rows
+from afm.datasets.readers.row import RowReader
+from afm.datasets.rl_files import GoldForm
 from afm.errors import DataError, UsageError, suggestion
 from afm.runs.atomic import replace_text
 
-if TYPE_CHECKING:
-    from typing import Self
-
 LOCK_FILE = "download.lock.json"
 _SHARD = re.compile(r"-\d+-of-\d+$")
+_FILE_NAME = r"^([A-Za-z0-9_][\w.-]*/)?[A-Za-z0-9_][\w.-]*$"
+"""A name without its ending, in a folder if it has one."""
 
 
 def split_of(name: str) -> str:
@@ -36,17 +39,129 @@ def split_of(name: str) -> str:
     return path.with_name(_SHARD.sub("", path.stem)).as_posix().removeprefix("data/")
 
 
-class LockedFile(BaseModel):
-    """A file as it must be."""
+class Product(StrEnum):
+    """Kinds of files that published rows become."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    TASKS = "tasks"
+    """JSONL of questions with gold answers: for `afm data distill`, `afm data queries`, `afm eval`."""
+    RL = "rl"
+    """Parquet for `afm rl`."""
+    SFT = "sft"
+    """Alpaca JSON for `afm sft`, with its entry in ``dataset_info.json``."""
+    CHAT = "chat"
+    """JSONL of ``{messages}``, every message with its role: for `afm convert` and `afm data negative`; where every message says
+    whether it is trained on, for `afm sft`, with an entry in ``dataset_info.json``."""
+
+
+class Validation(Settings):
+    """Questions that are held out of training.
+
+    Attributes:
+        rows: How many, at most a tenth of the set: those whose text has the smallest hash, so that a row stays where it is
+            when the set grows, and rows of one question stay together.
+        seed: Another choice.
+        name: Of their file, beside that of the training rows.
+    """
+
+    rows: int = Field(ge=1)
+    seed: int = 0
+    name: str = Field(default="val", pattern=r"^[A-Za-z0-9_][\w.-]*$")
+
+
+class Mix(Settings):
+    """One file of rows of several sets.
+
+    Attributes:
+        into: ``rl``, each row with agent and ability of its part; or ``tasks``.
+        parts: Names of what the sets prepare, in the order of the rows. Reader, files and choice are those of the
+            preparation, whatever it is made into by itself.
+        name: Of the file, as in :class:`Preparation`; by default the mix's.
+        split: Value of ``extra_info.split`` in rows of ``rl``.
+        ground_truth: How rows of ``rl`` hold their gold answers.
+        validation: Rows of ``rl`` that go to a file of their own.
+        prompts: What rows of ``rl`` ask with, by agent: files with ``{question}`` in the folder of the download. Other
+            agents' rows ask with the agent's own prompt.
+    """
+
+    into: Literal[Product.TASKS, Product.RL]
+    parts: tuple[str, ...] = Field(min_length=1)
+    name: str | None = Field(default=None, pattern=_FILE_NAME)
+    split: str = "train"
+    ground_truth: GoldForm = GoldForm.TEXT
+    validation: Validation | None = None
+    prompts: dict[str, str] = Field(default_factory=dict)
+
+
+class Preparation(Settings):
+    """One file that is made.
+
+    Attributes:
+        reader: Name of the layout of the rows, see :mod:`afm.datasets.readers`.
+        question_key: Where a row of reader ``plain`` holds its question; by default ``question``.
+        answer_key: Where it holds its answer; by default ``answer``.
+        into: What they become.
+        name: Of the file, without its ending, in a folder of the output if it has one (``rl/train``); by default the set's.
+        files: Patterns of the files of the set that are read, in the order of their names.
+        data_source: Of rows that name none.
+        agent: Whose prompt the rows of ``rl`` get.
+        ability: Value of the column of that name.
+        split: Value of ``extra_info.split``.
+        ground_truth: How rows of ``rl`` hold their gold answers.
+        validation: Rows of ``rl`` that go to a file of their own.
+        published: Rows that were published; another number is told.
+        min_tests: Least number of tests of a programming problem that is wanted.
+        no_proofs: Leave out problems that ask for a proof, which no gold answer can judge.
+        target: So many rows at most, drawn at random with ``seed``.
+    """
+
+    reader: Annotated[str, AfterValidator(checked_reader)]
+    into: Product
+    question_key: str | None = Field(default=None, min_length=1)
+    answer_key: str | None = Field(default=None, min_length=1)
+    name: str | None = Field(default=None, pattern=_FILE_NAME)
+    files: tuple[str, ...] = ("*",)
+    data_source: str | None = None
+    agent: str = "mhqa"
+    ability: str = "qa"
+    split: str = "train"
+    ground_truth: GoldForm | None = None
+    validation: Validation | None = None
+    published: int | None = Field(default=None, ge=1)
+    min_tests: int | None = Field(default=None, ge=1)
+    no_proofs: bool = False
+    target: int | None = Field(default=None, ge=1)
+    seed: int = 0
+
+    @model_validator(mode="after")
+    def _fits_the_product(self) -> Self:
+        if self.reader != "plain" and (self.question_key or self.answer_key):
+            raise ValueError(
+                f"reader {self.reader!r} knows its keys; question_key and answer_key go with reader 'plain'"
+            )
+        if self.validation is not None and self.into is not Product.RL:
+            raise ValueError(f"validation: rows are held out of `into: rl`, not of `into: {self.into}`")
+        if (self.min_tests or self.no_proofs or self.target) and self.into not in (Product.TASKS, Product.RL):
+            raise ValueError(
+                f"min_tests, no_proofs and target choose among questions, not rows of {self.into}"
+            )
+        return self
+
+    def row_reader(self) -> RowReader:
+        """The reader of the rows, with its keys."""
+        if self.reader != "plain":
+            return READERS[self.reader]
+        return RowReader(plain_rows(self.question_key, self.answer_key))
+
+
+class LockedFile(Settings):
+    """A file as it must be."""
 
     name: str
     size: int = Field(ge=0)
     checksum: str
 
 
-class HubSet(BaseModel):
+class HubSet(Settings):
     """One data set or model, or files of a repository on GitHub.
 
     Attributes:
@@ -59,8 +174,6 @@ class HubSet(BaseModel):
         prepare: What is made of it, in order.
         prompts: Prompts that are taken out of it, see :mod:`afm.datasets.published_prompts`.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     repository: str = Field(pattern=r"^[\w.-]+/[\w.-]+$")
     kind: RepositoryKind = RepositoryKind.DATASET
@@ -109,14 +222,12 @@ class HubSet(BaseModel):
         return any(fnmatchcase(name, pattern) for pattern in self.files)
 
 
-class HubSets(BaseModel):
+class HubSets(Settings):
     """A YAML of them, by name; a name is also the folder of the set.
 
     Attributes:
         mixes: Files made of several sets, by name; see :mod:`afm.datasets.mix`.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     sets: dict[str, HubSet] = Field(min_length=1)
     mixes: dict[str, Mix] = Field(default_factory=dict)
@@ -130,16 +241,17 @@ class HubSets(BaseModel):
                     raise ValueError(
                         f"mixes.{name}: nothing is prepared as {part!r}; {suggestion(part, known)}"
                     )
-                if known[part][1].into not in (Product.TASKS, Product.RL):
-                    raise ValueError(
-                        f"mixes.{name}: {part!r} is made into {known[part][1].into}, not into questions"
-                    )
+                into = known[part][1].into
+                if into not in (Product.TASKS, Product.RL):
+                    raise ValueError(f"mixes.{name}: {part!r} is made into {into}, not into questions")
         return self
 
     @property
     def preparations(self) -> dict[str, tuple[str, Preparation]]:
         """Everything that is prepared, by name, each with the set that it is of."""
-        return {step.name or name: (name, step) for name, one in self.sets.items() for step in one.prepare}
+        return {
+            step.name or name: (name, step) for name, hub_set in self.sets.items() for step in hub_set.prepare
+        }
 
     def mix(self, name: str) -> Mix:
         """The mix of that name.
@@ -162,10 +274,10 @@ class HubSets(BaseModel):
                 raise UsageError(f"--only {name}: no such set; {suggestion(name, self.sets)}")
         if names:
             return {name: self.sets[name] for name in self.sets if name in names}
-        found = {name: one for name, one in self.sets.items() if everything or not one.optional}
-        if not found:
+        chosen = {name: hub_set for name, hub_set in self.sets.items() if everything or not hub_set.optional}
+        if not chosen:
             raise UsageError(f"choose sets with --only NAME, or --all: {', '.join(self.sets)}")
-        return found
+        return chosen
 
 
 def read_hub_sets(path: Path) -> HubSets:
@@ -177,7 +289,7 @@ def read_hub_sets(path: Path) -> HubSets:
     return validated(HubSets, read_file(path, "data sets"), str(path))
 
 
-class LockedSet(BaseModel):
+class LockedSet(Settings):
     """A set as it must be.
 
     Attributes:
@@ -186,8 +298,6 @@ class LockedSet(BaseModel):
         commit: What that was when it was pinned.
         rows: Rows by split, as they were counted when the set was prepared first; empty before that.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     repository: str
     kind: RepositoryKind
@@ -257,10 +367,8 @@ class LockedSet(BaseModel):
         )
 
 
-class Lock(BaseModel):
+class Lock(Settings):
     """The pinned sets, by name."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     version: int = Field(default=1, ge=1, le=1)
     sets: dict[str, LockedSet] = Field(default_factory=dict)

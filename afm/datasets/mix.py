@@ -10,22 +10,27 @@ from itertools import chain
 from pathlib import Path
 
 from afm.agents import PromptSource, load_agent
-from afm.datasets.held_out import HeldOut
-from afm.datasets.hub_sets import LOCK_FILE, HubSets
-from afm.datasets.prepare import RlPart, write_rl_parts
-from afm.datasets.prepared import BAD_SUFFIX, OnRow, Source, commit_of, input_files, set_folder
+from afm.datasets.hub_sets import LOCK_FILE, HubSets, Mix, Preparation, Product
+from afm.datasets.prepared import (
+    BAD_SUFFIX,
+    OnNamedRow,
+    SetFiles,
+    commit_of,
+    input_files,
+    read_wanted,
+    set_folder,
+)
 from afm.datasets.published import BadRows, ReadCounts
-from afm.datasets.readers.row import Made
+from afm.datasets.readers.row import ReadRow
+from afm.datasets.rl_files import HeldOut, RlPart, write_rl_parts
 from afm.datasets.schema import Task, read_tasks, write_tasks
-from afm.datasets.sources import Mix, Preparation, Product
-from afm.datasets.wanted import read_wanted
 from afm.errors import DataError
 from afm.runs.atomic import replacing, replacing_together
 from afm.runs.folder import sha256_of, write_manifest
 
 _KEY_BYTES = 12
 _NOTED = {"reader", "agent", "ability", "min_tests", "no_proofs", "target", "seed"}
-Parts = dict[str, tuple[Preparation, Source]]
+Parts = dict[str, tuple[Preparation, SetFiles]]
 """What is read for each part, and of which files."""
 Prompts = dict[str, PromptSource]
 """What rows ask with, by agent."""
@@ -64,7 +69,7 @@ def mix_sources(name: str, sets: HubSets, data: Path) -> Parts:
         owner, step = sets.preparations[part]
         try:
             files = input_files(set_folder(owner, sets.sets[owner], data), step, owner)
-            found[part] = step, Source(owner, files, commit_of(data, owner), data / LOCK_FILE)
+            found[part] = step, SetFiles(owner, files, commit_of(data, owner), data / LOCK_FILE)
         except DataError as error:
             missing[owner] = error.message
     if missing:
@@ -86,7 +91,7 @@ def prepare_mix(
     keep: Sequence[Path] = (),
     own_prompts: bool = False,
     strict: bool = False,
-    on_row: OnRow | None = None,
+    on_row: OnNamedRow | None = None,
 ) -> Mixed:
     """Make one parquet file (``rl``) or JSONL (``tasks``), with a manifest of every part's counts.
 
@@ -121,7 +126,7 @@ def prepare_mix(
 
 
 def _streams(
-    parts: Parts, unique: _Unique, bad: BadRows, counts: dict[str, ReadCounts], on_row: OnRow | None
+    parts: Parts, unique: _Unique, bad: BadRows, counts: dict[str, ReadCounts], on_row: OnNamedRow | None
 ) -> dict[str, Iterator[Task]]:
     """The rows of each part, to be read in their order."""
     streams = {}
@@ -132,7 +137,7 @@ def _streams(
     return streams
 
 
-def _named(on_row: OnRow, part: str) -> Callable[[int], None]:
+def _named(on_row: OnNamedRow, part: str) -> Callable[[int], None]:
     return lambda rows: on_row(part, rows)
 
 
@@ -144,7 +149,7 @@ class _Unique:
         self._questions: set[bytes] = set()
         self._ids: set[str] = set()
 
-    def of(self, part: str, made: Iterable[Made], counts: ReadCounts) -> Iterator[Task]:
+    def of(self, part: str, made: Iterable[ReadRow], counts: ReadCounts) -> Iterator[Task]:
         """The tasks of one part.
 
         Raises:

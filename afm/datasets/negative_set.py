@@ -6,25 +6,29 @@ import json
 import random
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from afm.datasets.negative import AbsentAnswer, DirectAnswer, NegativeKind, NegativeSample, SampleMaker
-from afm.datasets.negative_sources import (
-    NegativeSources,
-    OnRow,
-    SourceRow,
-    Survey,
-    rows_of,
-    samples_of,
-    survey_of,
+from pydantic import ValidationError
+
+from afm.datasets.negative_samples import (
+    AbsentAnswer,
+    DirectAnswer,
+    NegativeKind,
+    NegativeSample,
+    SampleMaker,
+    general_question,
 )
-from afm.datasets.prepare import COLUMNS, check_name, register
+from afm.datasets.sft_files import COLUMNS, check_name, register
 from afm.errors import ConfigError, DataError
 from afm.runs.atomic import replace_text, replacing
 from afm.runs.folder import write_manifest
+from afm.trajectory.chat import row_id
+from afm.trajectory.io import explain
+from afm.trajectory.record import Record
+from afm.trajectory.rows import BrokenArrayError, json_rows
 
 DEFAULT_RATIOS: Final[Mapping[NegativeKind, float]] = {
     NegativeKind.ABSENT_NOT_NEEDED: 0.1,
@@ -41,6 +45,28 @@ _MAKES = {
     NegativeKind.PRESENT_NOT_NEEDED: "a trajectory without a tool call, or a question of --general FILE",
     NegativeKind.PRESENT_NEEDED: "a trajectory with a tool call",
 }
+
+
+OnRow = Callable[[int], None]
+"""Receives how many rows were read so far; each file is read twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class NegativeSources:
+    """Where samples are made from.
+
+    Attributes:
+        records: Trajectory JSONL.
+        general: Questions of everyday chat as JSONL or one JSON array, ``None`` for none.
+    """
+
+    records: Path
+    general: Path | None = None
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """All files, the trajectories first."""
+        return (self.records,) if self.general is None else (self.records, self.general)
 
 
 @dataclass(frozen=True)
@@ -93,7 +119,7 @@ def write_negative(
     target, report = out / f"{name}.json", out / f"{name}.bad_rows.jsonl"
     if target.resolve() in {file.resolve() for file in sources.files}:
         raise ConfigError(f"{target}: input and output are the same file; choose another folder or name")
-    survey = survey_of(sources, maker, on_row)
+    survey = _survey(sources, maker, on_row)
     _report(report, survey.bad)
     if survey.bad and not drop_bad_rows:
         raise DataError(_listed(survey.bad, report))
@@ -142,7 +168,7 @@ def _check(maker: SampleMaker, ratios: Mapping[NegativeKind, float]) -> None:
 
 
 def _check_sources(
-    sources: NegativeSources, maker: SampleMaker, ratios: Mapping[NegativeKind, float], survey: Survey
+    sources: NegativeSources, maker: SampleMaker, ratios: Mapping[NegativeKind, float], survey: _Survey
 ) -> None:
     if not survey.places[NegativeKind.PRESENT_NEEDED]:
         raise DataError(
@@ -173,13 +199,13 @@ def _samples(
     chosen: Mapping[NegativeKind, frozenset[int]],
     rows_before: int,
     on_row: OnRow,
-) -> Iterator[tuple[NegativeSample, SourceRow]]:
+) -> Iterator[tuple[NegativeSample, _SourceRow]]:
     """The chosen samples in the order of their files, each with the row it is from."""
-    for row in rows_of(sources):
+    for row in _source_rows(sources):
         on_row(rows_before + row.number + 1)
         if not any(row.number in numbers for numbers in chosen.values()):
             continue
-        made = samples_of(row, maker)
+        made = _samples_of(row, maker)
         if not isinstance(made, list):
             raise DataError(
                 "changed while it was read; run the command again", path=str(row.file), line=row.line
@@ -189,7 +215,7 @@ def _samples(
                 yield sample, row
 
 
-def _write(target: Path, samples: Iterator[tuple[NegativeSample, SourceRow]]) -> Counter[NegativeKind]:
+def _write(target: Path, samples: Iterator[tuple[NegativeSample, _SourceRow]]) -> Counter[NegativeKind]:
     rows: Counter[NegativeKind] = Counter()
     with replacing(target) as temporary, temporary.open("w", encoding="utf-8") as file:
         for sample, row in samples:
@@ -202,7 +228,7 @@ def _write(target: Path, samples: Iterator[tuple[NegativeSample, SourceRow]]) ->
     return rows
 
 
-def _alpaca(sample: NegativeSample, row: SourceRow) -> dict[str, Any]:
+def _alpaca(sample: NegativeSample, row: _SourceRow) -> dict[str, Any]:
     agent = sample.agent
     return {
         "instruction": sample.instruction,
@@ -234,3 +260,87 @@ def _listed(bad: list[DataError], report: Path) -> str:
     if len(bad) > _SHOWN:
         lines.append(f"... and {len(bad) - _SHOWN} more rows, all listed in {report}")
     return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class _SourceRow:
+    """One row of the sources; ``number`` counts through all files."""
+
+    number: int
+    file: Path
+    line: int
+    is_general: bool
+    item: Any
+
+    @property
+    def id(self) -> str:
+        """Its own, else its place."""
+        return row_id(self.item) or f"{self.file.stem}-{self.line}"
+
+
+@dataclass
+class _Survey:
+    """What the sources hold.
+
+    Attributes:
+        places: For each kind the numbers of the rows it can be made from.
+        unused: Rows that give no sample, by reason.
+        bad: What is wrong with the rows that are wrong.
+        rows: Rows read.
+    """
+
+    places: dict[NegativeKind, array[int]] = field(
+        default_factory=lambda: {kind: array("q") for kind in NegativeKind}
+    )
+    unused: Counter[str] = field(default_factory=Counter)
+    bad: list[DataError] = field(default_factory=list)
+    rows: int = 0
+
+
+def _source_rows(sources: NegativeSources) -> Iterator[_SourceRow]:
+    """Every row of all files, in their order.
+
+    Raises:
+        DataError: An array breaks off: how many rows are lost cannot be told.
+    """
+    number = 0
+    for file in sources.files:
+        for line, item in json_rows(file):
+            if isinstance(item, BrokenArrayError):
+                raise item
+            yield _SourceRow(number, file, line, file is sources.general, item)
+            number += 1
+
+
+def _survey(sources: NegativeSources, maker: SampleMaker, on_row: OnRow) -> _Survey:
+    """Read everything once and see what can be made of it."""
+    survey = _Survey()
+    for row in _source_rows(sources):
+        survey.rows += 1
+        on_row(survey.rows)
+        made = _samples_of(row, maker)
+        if isinstance(made, DataError):
+            survey.bad.append(made)
+        elif isinstance(made, str):
+            survey.unused[made] += 1
+        else:
+            for sample in made:
+                survey.places[sample.kind].append(row.number)
+    return survey
+
+
+def _samples_of(row: _SourceRow, maker: SampleMaker) -> list[NegativeSample] | str | DataError:
+    """The samples of a row, why there is none, or what is wrong with it."""
+    if isinstance(row.item, DataError):
+        return row.item
+    try:
+        if row.is_general:
+            return maker.of_question(general_question(row.item, default_id=f"{row.file.stem}-{row.line}"))
+        record = Record.model_validate(row.item)
+        if not record.kept:
+            return "not kept by a filter"
+        return maker.of_record(record) or "wrong answer without a tool"
+    except ValidationError as error:
+        return DataError(explain(error), path=str(row.file), line=row.line)
+    except DataError as error:
+        return DataError(error.message, path=str(row.file), line=row.line)

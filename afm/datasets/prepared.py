@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import heapq
 import json
+import os
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
@@ -15,15 +18,14 @@ from typing import TypeVar
 import afm
 from afm.agents import load_agent
 from afm.datasets.download import MANIFEST_FILE
-from afm.datasets.held_out import HeldOut
-from afm.datasets.hub_sets import LOCK_FILE, HubSet, read_lock, split_of
-from afm.datasets.prepare import COLUMNS, RlPart, register, usual_gold, write_rl_held_out, write_rl_parts
-from afm.datasets.published import BadRows, ReadCounts, data_files
+from afm.datasets.hub_sets import LOCK_FILE, HubSet, Preparation, Product, read_lock, split_of
+from afm.datasets.published import BadRows, OnRow, ReadCounts, data_files, read_published
 from afm.datasets.published_prompts import PROMPTS_FOLDER
-from afm.datasets.readers.row import AlpacaRow, Conversation, Made
+from afm.datasets.readers.programs import count_tests
+from afm.datasets.readers.row import AlpacaRow, Conversation, ReadRow
+from afm.datasets.rl_files import HeldOut, RlPart, usual_gold, write_rl_held_out, write_rl_parts
 from afm.datasets.schema import Task, write_tasks
-from afm.datasets.sources import Preparation, Product
-from afm.datasets.wanted import read_wanted
+from afm.datasets.sft_files import write_alpaca, write_chat
 from afm.errors import DataError
 from afm.runs.atomic import replacing
 from afm.runs.folder import sha256_of, write_manifest
@@ -31,9 +33,18 @@ from afm.runs.folder import sha256_of, write_manifest
 BAD_SUFFIX = ".bad_rows.jsonl"
 _ENDINGS = {Product.TASKS: "jsonl", Product.RL: "parquet", Product.SFT: "json", Product.CHAT: "jsonl"}
 
-KindT = TypeVar("KindT", bound=Made)
+_PROOF = re.compile(
+    r"\b(?:dis)?prove\s+(?:that|the|this|it|or|each|your|for|if)\b|\bshow\s+that\b|\b(?:give|provide|write)\s+(?:a|the)\s+proof\b"
+    r"|\bdemonstrate\s+that\b|证明",
+    re.IGNORECASE,
+)
+_FIND = re.compile(
+    r"\b(?:find|determine|compute|calculate|evaluate|express|solve|what|which|how (?:many|much|long|far|old|often))\b|求",
+    re.IGNORECASE,
+)
+KindT = TypeVar("KindT", bound=ReadRow)
 
-OnRow = Callable[[str, int], None]
+OnNamedRow = Callable[[str, int], None]
 """Receives the name of what is made, and how many rows have been read for it."""
 
 
@@ -71,7 +82,7 @@ def prepare_set(
     *,
     strict: bool = False,
     new_counts: bool = False,
-    on_row: OnRow | None = None,
+    on_row: OnNamedRow | None = None,
 ) -> Iterator[Prepared]:
     """Make what the YAML says of one set; a file that was made of the same rows in the same way is left as it is.
 
@@ -87,7 +98,7 @@ def prepare_set(
     """
     folder = set_folder(name, one, data)
     for step in one.prepare:
-        source = Source(
+        source = SetFiles(
             name, input_files(folder, step, name), commit_of(data, name), data / LOCK_FILE, new_counts
         )
         yield _prepare(step.name or name, step, source, out, strict=strict, on_row=on_row)
@@ -110,7 +121,7 @@ def make(
     out: Path,
     *,
     strict: bool = False,
-    on_row: OnRow | None = None,
+    on_row: OnNamedRow | None = None,
 ) -> Prepared:
     """Make one file of published files or saved folders, wherever they are from.
 
@@ -120,7 +131,7 @@ def make(
     found: dict[Path, str] = {}
     for file in files:
         found |= data_files(file) if file.is_dir() else {file: file.name}
-    return _prepare(label, step, Source(label, found), out, strict=strict, on_row=on_row)
+    return _prepare(label, step, SetFiles(label, found), out, strict=strict, on_row=on_row)
 
 
 def set_folder(name: str, one: HubSet, data: Path) -> Path:
@@ -149,7 +160,7 @@ def input_files(folder: Path, step: Preparation, name: str) -> dict[Path, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class SetFiles:
     """Files that rows come from.
 
     Attributes:
@@ -164,7 +175,7 @@ class Source:
     lock: Path | None = None
     new_counts: bool = False
 
-    def counted(self, made: Iterable[Made], counts: ReadCounts) -> Iterator[Made]:
+    def counted(self, made: Iterable[ReadRow], counts: ReadCounts) -> Iterator[ReadRow]:
         """Hand rows on; after the last one compare their number with the lock, before a file takes its name."""
         yield from made
         if self.lock is None or (locked := read_lock(self.lock)).sets.get(self.set) is None:
@@ -188,7 +199,7 @@ class Source:
 
 
 def _prepare(
-    label: str, step: Preparation, source: Source, out: Path, *, strict: bool, on_row: OnRow | None
+    label: str, step: Preparation, source: SetFiles, out: Path, *, strict: bool, on_row: OnNamedRow | None
 ) -> Prepared:
     counts, listing, manifest = ReadCounts(), out / f"{label}{BAD_SUFFIX}", out / f"{label}.manifest.json"
     path = manifest.with_name(f"{Path(label).name}.{_ENDINGS[step.into]}")
@@ -234,7 +245,7 @@ class _NothingError(Exception):
     """No row was made; what an earlier call made stays."""
 
 
-def _some(made: Iterable[Made], counts: ReadCounts) -> Iterator[Made]:
+def _some(made: Iterable[ReadRow], counts: ReadCounts) -> Iterator[ReadRow]:
     yield from made
     if not counts.made:
         raise _NothingError(counts.told())
@@ -276,7 +287,7 @@ def _made_before(manifest: Path, fingerprint: str, listing: Path) -> Prepared | 
     return Prepared(tuple(paths), counts, listing if counts.bad else None, None, made_now=False)
 
 
-def _write(made: Iterable[Made], path: Path, step: Preparation) -> list[Path]:
+def _write(made: Iterable[ReadRow], path: Path, step: Preparation) -> list[Path]:
     """Write the product into ``path``; several files where rows are held out."""
     match step.into:
         case Product.TASKS:
@@ -284,9 +295,9 @@ def _write(made: Iterable[Made], path: Path, step: Preparation) -> list[Path]:
         case Product.RL:
             return _write_rl(_of(made, Task, step), path, step)
         case Product.SFT:
-            _write_alpaca(_of(made, AlpacaRow, step), path, path.stem)
+            write_alpaca(_of(made, AlpacaRow, step), path, path.stem)
         case Product.CHAT:
-            _write_chat(_of(made, Conversation, step), path, path.stem)
+            write_chat(_of(made, Conversation, step), path, path.stem)
     return [path]
 
 
@@ -300,44 +311,13 @@ def _write_rl(tasks: Iterator[Task], path: Path, step: Preparation) -> list[Path
     return [*write_rl_held_out(part, path, held, name=name, split=step.split, gold=gold)]
 
 
-def _of(made: Iterable[Made], kind: type[KindT], step: Preparation) -> Iterator[KindT]:
+def _of(made: Iterable[ReadRow], kind: type[KindT], step: Preparation) -> Iterator[KindT]:
     for one in made:
         if not isinstance(one, kind):
             raise DataError(
                 f"reader {step.reader!r} makes rows of kind {type(one).__name__}, which cannot become {step.into}"
             )
         yield one
-
-
-def _write_alpaca(rows: Iterable[AlpacaRow], path: Path, name: str) -> None:
-    """One JSON array, and its entry in ``dataset_info.json``."""
-    begun, with_system = False, False
-    with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
-        for row in rows:
-            file.write(",\n" if begun else "[\n")
-            file.write(json.dumps(row.model_dump(exclude_none=True), ensure_ascii=False))
-            begun, with_system = True, with_system or row.system is not None
-        file.write("\n]\n" if begun else "[]\n")
-    if begun:
-        register(path.parent, name, path.name, {**COLUMNS, **({"system": "system"} if with_system else {})})
-
-
-def _write_chat(rows: Iterable[Conversation], path: Path, name: str) -> None:
-    """One JSON line a conversation, and its entry in ``dataset_info.json`` where a training can read all of them."""
-    begun, trainable = False, True
-    with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
-        for row in rows:
-            file.write(row.model_dump_json(exclude_none=True) + "\n")
-            begun, trainable = True, trainable and _is_trainable(row)
-    if begun and trainable:
-        register(path.parent, name, path.name, {"messages": "messages"}, "agent_flan")
-
-
-def _is_trainable(row: Conversation) -> bool:
-    return all(
-        one.role in ("system", "user") or (one.role == "assistant" and one.loss is not None)
-        for one in row.messages
-    )
 
 
 def commit_of(data: Path, name: str) -> str | None:
@@ -347,3 +327,76 @@ def commit_of(data: Path, name: str) -> str | None:
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return str(noted)
+
+
+def read_wanted(
+    step: Preparation,
+    files: list[Path],
+    bad: BadRows,
+    counts: ReadCounts,
+    *,
+    label: str,
+    on_row: OnRow | None = None,
+) -> Iterator[ReadRow]:
+    """Stream what a step makes of files and wants; what it does not want is counted in ``left_out`` with its reason.
+
+    With ``target`` the files are read twice. The draw depends on seed and ids alone, not on the order of rows.
+
+    Raises:
+        DataError: As :func:`afm.datasets.published.read_published`.
+    """
+    rows = _good(step, files, bad, counts, label, on_row)
+    if step.target is None:
+        yield from rows
+        return
+    with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
+        again = _good(step, files, BadRows(nowhere), ReadCounts(), label, on_row)
+        drawn = heapq.nsmallest(
+            step.target, ((_draw(step.seed, row.id), row.id) for row in again if isinstance(row, Task))
+        )
+    chosen = {name for _, name in drawn}
+    for row in rows:
+        if isinstance(row, Task) and row.id in chosen:
+            yield row
+        else:
+            counts.leave_out("not drawn")
+
+
+def _good(
+    step: Preparation, files: list[Path], bad: BadRows, counts: ReadCounts, label: str, on_row: OnRow | None
+) -> Iterator[ReadRow]:
+    made = read_published(
+        files,
+        step.row_reader(),
+        bad,
+        counts,
+        label=label,
+        data_source=step.data_source,
+        on_row=on_row,
+    )
+    for row in made:
+        if isinstance(row, Task) and (reason := _unwanted(row, step)):
+            counts.leave_out(reason)
+        else:
+            yield row
+
+
+def _unwanted(task: Task, step: Preparation) -> str:
+    if step.no_proofs and asks_for_proof(task.question):
+        return "asks for a proof"
+    if step.min_tests is None:
+        return ""
+    try:
+        tests = count_tests(task.ground_truth, task.extra_info)
+    except DataError:
+        return "no tests"
+    return f"fewer than {step.min_tests} tests" if tests < step.min_tests else ""
+
+
+def asks_for_proof(question: str) -> bool:
+    """Whether a problem wants something proved and nothing found, by its words (English, Chinese)."""
+    return _PROOF.search(question) is not None and _FIND.search(question) is None
+
+
+def _draw(seed: int, name: str) -> bytes:
+    return hashlib.blake2b(f"{seed}\0{name}".encode("utf-8", "surrogatepass"), digest_size=8).digest()

@@ -14,17 +14,17 @@ from typing import IO, Any
 
 from pydantic import ValidationError
 
-from afm.datasets.readers.row import AlpacaRow, Made, Reader
-from afm.datasets.saved import ARROW_SUFFIX, arrow_rows, hub_name, is_saved, saved_files
-from afm.datasets.schema import Task, parquet_rows
-from afm.datasets.values import checked_gold, plain_value
-from afm.errors import DataError
+from afm.datasets.readers.row import AlpacaRow, ReadRow, RowReader
+from afm.datasets.schema import Task, batch_rows, checked_gold, parquet_rows, plain_value
+from afm.errors import DataError, MissingExtraError
 from afm.trajectory.rows import json_rows
 
 _TABLES = {".tsv": "\t", ".csv": ","}
 _KEY_BYTES = 12
 _SHOW_EVERY = 500
 _REASON_CHARS = 100
+ARROW_SUFFIX = ".arrow"
+_STATE, _SPLITS, _INFO = "state.json", "dataset_dict.json", "dataset_info.json"
 SUFFIXES = (".parquet", ".jsonl", ".json", ARROW_SUFFIX, *_TABLES)
 
 OnRow = Callable[[int], None]
@@ -39,10 +39,10 @@ class ReadCounts:
         read: All of them.
         made: Turned into something.
         repeated: Left out because an earlier row says the same under the same id.
-        renamed: Made, under an id of their own: theirs was an earlier row's, which says something else.
+        renamed: ReadRow, under an id of their own: theirs was an earlier row's, which says something else.
         refused: Bad rows by reason.
         by_file: Rows that were read, by file.
-        left_out: Good rows that a list of sets does not want, by reason (:mod:`afm.datasets.wanted`).
+        left_out: Good rows that a list of sets does not want, by reason (:mod:`afm.datasets.prepared`).
     """
 
     read: int = 0
@@ -105,14 +105,14 @@ class BadRows:
 
 def read_published(
     files: Iterable[Path],
-    reader: Reader,
+    reader: RowReader,
     bad: BadRows,
     counts: ReadCounts,
     *,
     label: str,
     data_source: str | None = None,
     on_row: OnRow | None = None,
-) -> Iterator[Made]:
+) -> Iterator[ReadRow]:
     """Stream what a reader makes of files; every row is made, repeated or noted in ``bad``, and counted as that.
 
     Args:
@@ -144,7 +144,7 @@ def read_published(
             yield unique
 
 
-def rows_of(file: Path, reader: Reader) -> Iterator[tuple[int, Any]]:
+def rows_of(file: Path, reader: RowReader) -> Iterator[tuple[int, Any]]:
     """As :func:`published_rows`, with the rows taken out where the layout packs many into one.
 
     Raises:
@@ -173,7 +173,7 @@ def published_rows(file: Path) -> Iterator[tuple[int, Any]]:
     if file.suffix == ".parquet":
         return parquet_rows(file)
     if file.suffix == ARROW_SUFFIX:
-        return arrow_rows(file)
+        return _arrow_rows(file)
     if file.suffix in _TABLES:
         return _table_rows(file, _TABLES[file.suffix])
     if file.suffix in (".jsonl", ".json"):
@@ -189,9 +189,9 @@ def data_files(folder: Path) -> dict[Path, str]:
     Raises:
         DataError: A saved folder is not whole.
     """
-    saved = saved_files(folder)
-    places = [place for place in [folder, *folder.rglob("*")] if place.is_dir() and is_saved(place)]
-    found = {path: hub_name(path, split) for path, split in saved.items()}
+    saved = _saved_files(folder)
+    places = [place for place in [folder, *folder.rglob("*")] if place.is_dir() and _is_saved(place)]
+    found = {path: _hub_name(path, split) for path, split in saved.items()}
     for path in folder.rglob("*"):
         inside = any(place in path.parents for place in places)
         if path.suffix in SUFFIXES and path.is_file() and not inside:
@@ -214,7 +214,7 @@ def _table_rows(file: Path, delimiter: str) -> Iterator[tuple[int, Any]]:
         raise DataError(f"no readable table: {error}", path=str(file)) from None
 
 
-def _made(row: Any, reader: Reader, default: str, data_source: str | None) -> Made:
+def _made(row: Any, reader: RowReader, default: str, data_source: str | None) -> ReadRow:
     if isinstance(row, DataError):
         raise row
     if not isinstance(row, Mapping):
@@ -238,7 +238,7 @@ def _made(row: Any, reader: Reader, default: str, data_source: str | None) -> Ma
     return made
 
 
-def _unique(made: Made, default: str, seen: dict[str, bytes]) -> Made | None:
+def _unique(made: ReadRow, default: str, seen: dict[str, bytes]) -> ReadRow | None:
     """The row under an id that no other row has; ``None`` when it was there already.
 
     Rows of equal ids would fall into one group in reinforcement, so a second question under an id gets the id of a row
@@ -262,3 +262,95 @@ def _unique(made: Made, default: str, seen: dict[str, bytes]) -> Made | None:
 def _kind(message: str) -> str:
     """The reason without what is different in every row."""
     return message.partition(", got ")[0][:_REASON_CHARS]
+
+
+# Folders that ``Dataset.save_to_disk`` wrote: arrow streams, with a ``state.json`` that names them; one of several splits has
+# ``dataset_dict.json`` and one folder a split. AFM's download scripts leave the published sets in this form.
+
+
+def _is_saved(folder: Path) -> bool:
+    """Whether ``folder`` was written by ``save_to_disk``, with or without splits."""
+    return (folder / _SPLITS).is_file() or ((folder / _STATE).is_file() and (folder / _INFO).is_file())
+
+
+def _saved_files(folder: Path) -> dict[Path, str]:
+    """The arrow files of a saved folder, or of saved folders below it, with the split of each (empty: it has none).
+
+    Raises:
+        DataError: A folder that is named there, or a file, is missing; or a description is broken.
+    """
+    found: dict[Path, str] = {}
+    inside: set[Path] = set()
+    for place in sorted([folder, *(path for path in folder.rglob("*") if path.is_dir())]):
+        if place in inside or not _is_saved(place):
+            continue
+        if (place / _SPLITS).is_file():
+            for split in map(_plain_name, _listed(place / _SPLITS, "splits")):
+                inside.add(place / split)
+                found |= dict.fromkeys(_saved_streams(place / split), split)
+        else:
+            found |= dict.fromkeys(_saved_streams(place), "")
+    return found
+
+
+def _hub_name(path: Path, split: str) -> str:
+    """What the file would be called on the Hub, for patterns such as ``data/train-*.parquet``."""
+    return f"data/{split or path.parent.name}-00000-of-00001.parquet"
+
+
+def _arrow_rows(file: Path) -> Iterator[tuple[int, dict[str, Any] | DataError]]:
+    """Rows of an arrow stream, with their numbers from 1.
+
+    Raises:
+        DataError: It is no arrow stream, or ends in the middle.
+    """
+    try:
+        import pyarrow as pa
+    except ImportError as error:
+        raise MissingExtraError("pyarrow", "eval") from error
+    number = 0
+    try:
+        with pa.memory_map(str(file)) as source, pa.ipc.open_stream(source) as batches:
+            for batch in batches:
+                for row in batch_rows(batch):
+                    number += 1
+                    yield number, row
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(
+            f"no whole arrow stream ({error}); save the set with save_to_disk again", path=str(file)
+        ) from None
+
+
+def _saved_streams(folder: Path) -> list[Path]:
+    listed = _listed(folder / _STATE, "_data_files")
+    files = [folder / _plain_name(one.get("filename") if isinstance(one, dict) else one) for one in listed]
+    for file in files:
+        if not file.is_file():
+            raise DataError(
+                f"no such file, though {folder / _STATE} names it; save the set again", path=str(file)
+            )
+    return files
+
+
+def _listed(path: Path, key: str) -> list[Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))[key]
+        if not isinstance(found, list):
+            raise TypeError
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            f"not readable as what save_to_disk writes, expected a list {key!r} ({type(error).__name__}); save the set again",
+            path=str(path),
+        ) from None
+    return found
+
+
+def _plain_name(name: Any) -> str:
+    """A name within its folder, which is all that save_to_disk writes.
+
+    Raises:
+        DataError: It is no name, or leads elsewhere.
+    """
+    if not isinstance(name, str) or not name or name == ".." or Path(name).name != name:
+        raise DataError(f"a folder of save_to_disk names {name!r}, expected a name within that folder")
+    return name

@@ -7,15 +7,17 @@ prompt inside (``prompt``, ``reward_model.ground_truth``, ``extra_info``), as pu
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from datetime import date, time
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
 from afm.agents.prompt_source import QUESTION_MARK, row_messages
-from afm.datasets.values import batch_rows, checked_gold, plain_value
 from afm.errors import DataError, MissingExtraError
 from afm.runs.atomic import replacing
 from afm.trajectory.chat import row_id
@@ -26,6 +28,8 @@ _RESULT = re.compile(r"(?:^|\n)#### *\$?(-?[0-9][0-9,]*(?:\.[0-9]+)?)\s*\Z")
 _OTHER_KEYS = "; `afm data prepare tasks --question-key KEY --answer-key KEY` reads rows with other keys"
 _WORKED_SOURCES = ("gsm8k", "openai/gsm8k")
 """Data sources whose published ``answer`` is a worked solution."""
+_MOST_LEVELS = 64
+"""Lists and objects within each other; laying rows aside recurses, and no published row comes near."""
 
 
 class Task(BaseModel):
@@ -289,3 +293,52 @@ def parquet_rows(file: Path) -> Iterator[tuple[int, Mapping[str, Any] | DataErro
             yield from enumerate(rows, 1)
     except pa.ArrowException as error:
         raise DataError(f"no readable parquet file: {error}", path=str(file)) from error
+
+
+def batch_rows(batch: Any) -> Iterator[dict[str, Any] | DataError]:
+    """Rows of an Arrow batch; a :class:`DataError` stands in place of one with a cell that cannot be decoded."""
+    try:
+        yield from batch.to_pylist()
+    except (ValueError, OverflowError):  # bytes that are no UTF-8, years beyond 9999
+        for place in range(batch.num_rows):
+            try:
+                yield from batch.slice(place, 1).to_pylist()
+            except (ValueError, OverflowError) as error:
+                yield DataError(f"a value cannot be decoded: {error}")
+
+
+def plain_value(value: Any, name: str, level: int = 0) -> Any:
+    """``value`` as JSON can hold it: dates, times and decimal numbers as texts.
+
+    Args:
+        name: Of the value, for the error.
+
+    Raises:
+        DataError: It holds bytes, or more levels than are read.
+    """
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    if isinstance(value, date | time):
+        return value.isoformat()
+    if isinstance(value, Decimal):
+        return str(value)
+    if isinstance(value, bytes):
+        raise DataError(f"`{name}`: bytes, expected texts, numbers, lists and objects")
+    if level == _MOST_LEVELS:
+        raise DataError(f"`{name}`: more than {_MOST_LEVELS} lists and objects within each other")
+    if isinstance(value, Mapping):
+        return {key: plain_value(item, name, level + 1) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain_value(item, name, level + 1) for item in value]
+    return value
+
+
+def checked_gold(value: Any, name: str) -> Any:
+    """As :func:`plain_value`, for a gold answer.
+
+    Raises:
+        DataError: It is no number, where a table has a gap for instance; or as :func:`plain_value`.
+    """
+    if isinstance(value, float) and not math.isfinite(value):
+        raise DataError(f"`{name}`: expected an answer, got {value}")
+    return plain_value(value, name)

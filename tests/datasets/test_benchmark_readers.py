@@ -99,7 +99,7 @@ def test_browsecomp_is_decrypted_and_nobody_writes_it(tmp_path) -> None:
 
 def test_rows_for_training_are_not_made_of_it_either(tmp_path) -> None:
     from afm.agents import load_agent
-    from afm.datasets.prepare import write_rl
+    from afm.datasets.rl_files import write_rl
 
     row = {"problem": encrypt("Who?", "k"), "answer": encrypt("Ada", "k"), "canary": "k"}
     with pytest.raises(DataError, match="published encrypted"):

@@ -13,13 +13,11 @@ from afm.agents import load_agent
 from afm.cli.data import app
 from afm.configuration import read_extended
 from afm.datasets import read_tasks
-from afm.datasets.hub_sets import read_hub_sets
+from afm.datasets.hub_sets import Preparation, Product, read_hub_sets
 from afm.datasets.mix import mix_sources, prepare_mix
+from afm.datasets.prepared import asks_for_proof
 from afm.datasets.readers import READERS
-from afm.datasets.readers.conversations import boxed
 from afm.datasets.readers.programs import count_tests
-from afm.datasets.sources import Preparation, Product
-from afm.datasets.wanted import asks_for_proof
 from afm.errors import ConfigError, DataError, UsageError
 
 pq = pytest.importorskip("pyarrow.parquet")
@@ -261,11 +259,6 @@ def test_problems_of_retool_are_read_without_its_answer_format():
     row["messages"][1]["content"] = "No box."
     with pytest.raises(DataError, match="the last reply has no"):
         READERS["retool_questions"].read(row, "r-1")
-
-
-def test_the_answer_in_the_last_box():
-    assert boxed(r"\boxed{1} so \boxed{\frac{1}{2}}.") == r"\frac{1}{2}"
-    assert boxed("none") == boxed(r"\boxed{open") == ""
 
 
 def test_the_shipped_mixes_are_those_of_the_paper():

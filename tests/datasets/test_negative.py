@@ -4,8 +4,14 @@ import pytest
 
 from afm.agents import AgentSpec, load_agent
 from afm.agents.toolless import without_tools
-from afm.datasets.general import GeneralQuestion, general_question
-from afm.datasets.negative import AbsentAnswer, DirectAnswer, NegativeKind, SampleMaker
+from afm.datasets.negative_samples import (
+    AbsentAnswer,
+    DirectAnswer,
+    GeneralQuestion,
+    NegativeKind,
+    SampleMaker,
+    general_question,
+)
 from afm.errors import DataError
 from afm.trajectory import Author, Segment, validate
 from afm.trajectory.call_forms import written_calls

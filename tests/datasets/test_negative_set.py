@@ -8,9 +8,8 @@ import pytest
 
 from afm.agents import load_agent
 from afm.agents.toolless import without_tools
-from afm.datasets.negative import AbsentAnswer, DirectAnswer, NegativeKind, SampleMaker
-from afm.datasets.negative_set import write_negative
-from afm.datasets.negative_sources import NegativeSources
+from afm.datasets.negative_samples import AbsentAnswer, DirectAnswer, NegativeKind, SampleMaker
+from afm.datasets.negative_set import NegativeSources, write_negative
 from afm.errors import ConfigError, DataError
 from afm.trajectory.record import Record, TextSegment, Verdict
 

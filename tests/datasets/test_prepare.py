@@ -8,7 +8,8 @@ import pytest
 from afm.agents import load_agent
 from afm.datasets import Task, read_tasks
 from afm.datasets.mini_world import WorldSplit, generate
-from afm.datasets.prepare import answers_of, gold_text, write_rl, write_sft
+from afm.datasets.rl_files import answers_of, gold_text, write_rl
+from afm.datasets.sft_files import write_sft
 from afm.errors import ConfigError, DataError
 from afm.trajectory.record import Record, TextSegment
 

@@ -18,12 +18,11 @@ from afm.agents import load_agent
 from afm.cli.data import app
 from afm.configuration import read_file
 from afm.datasets import Task, read_tasks
-from afm.datasets.hub_sets import read_hub_sets
-from afm.datasets.prepare import GoldForm, write_rl
+from afm.datasets.hub_sets import Preparation, Product, read_hub_sets
 from afm.datasets.prepared import make
 from afm.datasets.published import BadRows, ReadCounts, published_rows, read_published
 from afm.datasets.readers import READERS
-from afm.datasets.sources import Preparation, Product
+from afm.datasets.rl_files import GoldForm, write_rl
 from afm.errors import DataError
 from afm.evaluation.job import read_benchmark
 from afm.rewards import Sample, load_reward

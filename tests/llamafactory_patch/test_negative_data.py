@@ -6,9 +6,8 @@ import pytest
 
 from afm.agents import load_agent
 from afm.agents.toolless import without_tools
-from afm.datasets.negative import DirectAnswer, NegativeKind, SampleMaker
-from afm.datasets.negative_set import write_negative
-from afm.datasets.negative_sources import NegativeSources
+from afm.datasets.negative_samples import DirectAnswer, NegativeKind, SampleMaker
+from afm.datasets.negative_set import NegativeSources, write_negative
 from afm.trajectory.record import Record, TextSegment
 from llamafactory_patch.bad_rows import REPORT_FILE
 

@@ -12,7 +12,7 @@ import pytest
 
 from afm.agents import load_agent
 from afm.datasets import Task
-from afm.datasets.prepare import write_rl
+from afm.datasets.rl_files import write_rl
 
 pytest.importorskip("verl")
 

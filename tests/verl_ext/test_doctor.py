@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from afm.agents import load_agent
 from afm.cli.main import app
 from afm.datasets import Task
-from afm.datasets.prepare import write_rl
+from afm.datasets.rl_files import write_rl
 from afm.models.tiny import train_tokenizer
 from afm.planning import Finding, Level, recipe_hardware
 from verl_ext.doctor import AskedHardware, diagnose

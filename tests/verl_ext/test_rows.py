@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 
 from afm.agents import load_agent
 from afm.datasets import Task
-from afm.datasets.prepare import write_rl
+from afm.datasets.rl_files import write_rl
 from afm.errors import ConfigError
 from afm.planning import Finding, Level
 from afm.rollout.routes import AgentRoute, AgentRoutes, routes_of

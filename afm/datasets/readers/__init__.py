@@ -6,60 +6,41 @@ What it cannot read it refuses with a reason; :func:`afm.datasets.published.read
 
 from __future__ import annotations
 
-from afm.datasets.readers.conversations import AFM_SFT, AGENT_FLAN, RETOOL, RETOOL_QUESTIONS, SHAREGPT
-from afm.datasets.readers.glaive import GLAIVE
-from afm.datasets.readers.mathematics import DAPO_MATH, GSM8K, MATH_PROBLEM
-from afm.datasets.readers.own_rows import AFM_RL, PLAIN
-from afm.datasets.readers.programs import CODECONTESTS, CODEFORCES, LIVECODEBENCH, SKYWORK
-from afm.datasets.readers.questions import (
-    BAMBOOGLE,
-    FLASHRAG,
-    HOTPOTQA,
-    MUSIQUE,
-    NQ,
-    POPQA,
-    TRIVIAQA,
-    TWO_WIKI,
-)
-from afm.datasets.readers.row import AlpacaRow, Conversation, Message, Reader
-from afm.datasets.readers.t_eval import T_EVAL
-from afm.datasets.readers.web_benchmarks import BROWSECOMP, GAIA, HLE, WEBWALKER
+from afm.datasets.readers import conversations, programs, questions, t_eval
+from afm.datasets.readers.row import RowReader
+from afm.datasets.schema import task_of_row
 from afm.errors import suggestion
 
-__all__ = ["READERS", "AlpacaRow", "Conversation", "Message", "Reader", "checked_reader"]
-
-READERS: dict[str, Reader] = {
-    reader.name: reader
-    for reader in (
-        NQ,
-        TRIVIAQA,
-        HOTPOTQA,
-        TWO_WIKI,
-        MUSIQUE,
-        BAMBOOGLE,
-        POPQA,
-        FLASHRAG,
-        LIVECODEBENCH,
-        CODECONTESTS,
-        CODEFORCES,
-        SKYWORK,
-        DAPO_MATH,
-        MATH_PROBLEM,
-        GSM8K,
-        GAIA,
-        WEBWALKER,
-        HLE,
-        BROWSECOMP,
-        T_EVAL,
-        GLAIVE,
-        RETOOL,
-        RETOOL_QUESTIONS,
-        AGENT_FLAN,
-        SHAREGPT,
-        AFM_SFT,
-        AFM_RL,
-        PLAIN,
-    )
+READERS: dict[str, RowReader] = {
+    "nq": RowReader(questions.read_nq, "nq"),
+    "triviaqa": RowReader(questions.read_triviaqa, "triviaqa"),
+    "hotpotqa": RowReader(questions.read_hotpotqa, "hotpotqa"),
+    "2wikimultihopqa": RowReader(questions.read_two_wiki, "2wikimultihopqa"),
+    "musique": RowReader(questions.read_musique, "musique"),
+    "bamboogle": RowReader(questions.read_bamboogle, "bamboogle"),
+    "popqa": RowReader(questions.read_popqa, "popqa"),
+    "flashrag": RowReader(questions.read_flashrag),
+    "livecodebench": RowReader(programs.read_livecodebench, "livecodebench"),
+    "codecontests": RowReader(programs.read_codecontests, "codecontests"),
+    "codeforces": RowReader(programs.read_codeforces, "codeforces"),
+    "skywork_or1": RowReader(programs.read_skywork),
+    "dapo_math": RowReader(questions.read_dapo_math, "math_dapo"),
+    "math_problem": RowReader(questions.read_math_problem),
+    "gsm8k": RowReader(questions.read_gsm8k, "gsm8k"),
+    "gaia": RowReader(questions.read_gaia, "gaia"),
+    "webwalker": RowReader(questions.read_webwalker, "webwalker"),
+    "hle": RowReader(questions.read_hle, "hle"),
+    "browsecomp": RowReader(questions.read_browsecomp, "browsecomp"),
+    "t_eval": RowReader(t_eval.read_t_eval, unpack=t_eval.unpack_t_eval),
+    "glaive": RowReader(conversations.read_glaive, unpack=conversations.unpack_glaive),
+    "retool": RowReader(conversations.read_retool, "retool", makes_conversations=True),
+    "retool_questions": RowReader(conversations.read_retool_question, "retool"),
+    "agent_flan": RowReader(conversations.read_agent_flan, "agent_flan", makes_conversations=True),
+    "sharegpt": RowReader(conversations.read_sharegpt, "sharegpt", makes_conversations=True),
+    "afm_sft": RowReader(conversations.read_afm_sft),
+    # AFM's RL sets and benchmark files, and raw rows of questions: every layout that afm.datasets.schema reads.
+    "afm_rl": RowReader(lambda row, default: task_of_row(row, default_id=default)),
+    "plain": RowReader(questions.plain_rows()),
 }
 
 

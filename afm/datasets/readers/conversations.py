@@ -1,17 +1,18 @@
-"""Sets of dialogues with agents, and alpaca rows made from them."""
+"""Sets of dialogues with agents, tasks taken from dialogues, and AFM's alpaca rows."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import dropwhile, pairwise
-from typing import Any
 
 from afm.datasets.readers.row import (
     AlpacaRow,
     Conversation,
-    Message,
-    Reader,
+    Row,
+    Turn,
     abbreviate,
     as_list,
     object_field,
@@ -20,30 +21,28 @@ from afm.datasets.readers.row import (
 )
 from afm.datasets.schema import Task
 from afm.errors import DataError
+from afm.trajectory.answer import boxed
 
 _ROLES = frozenset({"system", "user", "assistant"})
 
 
-def _read_agent_flan(row: Mapping[str, Any], default: str) -> Conversation:
+def read_agent_flan(row: Row, default: str) -> Conversation:
     """Agent-FLAN: ``{id, conversation: [{role, content, loss}]}``, as in internlm/Agent-FLAN (arXiv 2403.12881)."""
     turns = [object_field(turn, "conversation") for turn in as_list(row.get("conversation"))]
     if not any(turn.get("loss") for turn in turns):
         raise DataError("`conversation`: no turn has loss = true, so nothing could be learned from it")
     messages = tuple(_message(turn) for turn in turns)
-    return Conversation(id=row_id(row, default, "id"), messages=messages, data_source="agent_flan")
+    return Conversation(id=row_id(row, default, "id"), messages=messages)
 
 
-def _message(turn: Mapping[str, Any]) -> Message:
+def _message(turn: Row) -> Turn:
     role, loss = turn.get("role"), turn.get("loss")
     if role not in _ROLES:
         raise DataError(f"`conversation`: role {role!r}, expected one of {sorted(_ROLES)}")
     if not isinstance(loss, bool):
         raise DataError(f"`conversation`: loss {abbreviate(loss)}, expected true or false")
     text_field(turn, "content")  # checked, and then taken with the blanks around it, which are trained on too
-    return Message(role=role, content=turn["content"], loss=loss)
-
-
-AGENT_FLAN = Reader("agent_flan", "agent_flan", _read_agent_flan, makes_conversations=True)
+    return Turn(role=role, content=turn["content"], loss=loss)
 
 
 _SHAREGPT_ROLES = {
@@ -58,7 +57,7 @@ _SHAREGPT_ROLES = {
 }
 
 
-def _read_sharegpt(row: Mapping[str, Any], default: str) -> Conversation:
+def read_sharegpt(row: Row, default: str) -> Conversation:
     """ShareGPT: ``{id, conversations: [{from, value}]}``, as in ShareGPT_V3_unfiltered_cleaned_split.json.
 
     Long chats are published in pieces. An answer without its question, or a question without its answer, is dropped.
@@ -75,38 +74,29 @@ def _read_sharegpt(row: Mapping[str, Any], default: str) -> Conversation:
     for first, second in pairwise(spoken):
         if first.role == second.role or second.role == "system":
             raise DataError(f"`conversations`: a turn of the {second.role} after one of the {first.role}")
-    return Conversation(
-        id=row_id(row, default, "id"), messages=tuple(system + spoken), data_source="sharegpt"
-    )
+    return Conversation(id=row_id(row, default, "id"), messages=tuple(system + spoken))
 
 
-def _sharegpt_message(turn: Mapping[str, Any]) -> Message:
+def _sharegpt_message(turn: Row) -> Turn:
     role = _SHAREGPT_ROLES.get(str(turn.get("from")))
     if role is None:
         raise DataError(
             f"`conversations`: from {abbreviate(turn.get('from'))}, expected one of {sorted(_SHAREGPT_ROLES)}"
         )
     text_field(turn, "value")
-    return Message(role=role, content=turn["value"], loss=role == "assistant")
-
-
-SHAREGPT = Reader("sharegpt", "sharegpt", _read_sharegpt, makes_conversations=True)
+    return Turn(role=role, content=turn["value"], loss=role == "assistant")
 
 
 _PRINTED = re.compile(r"<interpreter>(.*?)</interpreter>", re.DOTALL)
 _ASKED = "*user question:*"
 _REMINDER = "Remember to place the final answer"
-_BOX = "\\boxed{"
 
 
-def _read_retool(row: Mapping[str, Any], default: str) -> Conversation:
+def read_retool(row: Row, default: str) -> Conversation:
     r"""ReTool's cold-start trajectories: ``{messages: [{role, content}]}``, as in JoeYing/ReTool-SFT.
 
     One assistant turn holds thoughts, programs in ``<code>`` and what they printed in ``<interpreter>``. It is cut there, so
     that what the interpreter wrote becomes a turn of the role ``tool``, on which nothing is trained.
-
-    ``retool_questions`` takes the problems alone, with the number in the last ``\boxed{}`` as gold answer: to be worked on by
-    another agent. Around a problem stand an instruction and a reminder of ReTool's own answer format, which are taken away.
     """
     turns = [object_field(turn, "messages") for turn in as_list(row.get("messages"))]
     messages = [message for turn in turns for message in _messages(turn)]
@@ -114,38 +104,42 @@ def _read_retool(row: Mapping[str, Any], default: str) -> Conversation:
         raise DataError(
             f"`messages`: expected a user turn and the reply, got {[m.role for m in messages][:4]}"
         )
-    return Conversation(id=row_id(row, default, "id"), messages=tuple(messages), data_source="retool")
+    return Conversation(id=row_id(row, default, "id"), messages=tuple(messages))
 
 
-def _messages(turn: Mapping[str, Any]) -> Iterator[Message]:
+def _messages(turn: Row) -> Iterator[Turn]:
     role, content = turn.get("role"), text_field(turn, "content")
     if role not in _ROLES:
         raise DataError(f"`messages`: role {role!r}, expected one of {sorted(_ROLES)}")
     if role != "assistant":
-        yield Message(role=role, content=content, loss=False)
+        yield Turn(role=role, content=content, loss=False)
         return
     position = 0
     for printed in _PRINTED.finditer(content):
         if written := content[position : printed.start()].strip():
-            yield Message(role="assistant", content=written, loss=True)
-        yield Message(role="tool", content=printed[1].strip(), loss=False)
+            yield Turn(role="assistant", content=written, loss=True)
+        yield Turn(role="tool", content=printed[1].strip(), loss=False)
         position = printed.end()
     rest = content[position:].strip()
     if re.search(r"</?interpreter>", rest):
         raise DataError("an <interpreter> block is never closed, or never opened")
     if rest:
-        yield Message(role="assistant", content=rest, loss=True)
+        yield Turn(role="assistant", content=rest, loss=True)
 
 
-def _question(row: Mapping[str, Any], default: str) -> Task:
-    conversation = _read_retool(row, default)
+def read_retool_question(row: Row, default: str) -> Task:
+    r"""A problem of ReTool alone, with the content of the last ``\boxed{}`` as gold answer, for another agent to work on.
+
+    The instruction before it and the reminder of ReTool's own answer format behind it are taken away.
+    """
+    conversation = read_retool(row, default)
     asked, *written = (
         message.content for message in conversation.messages if message.role in ("user", "assistant")
     )
     answer = boxed(written[-1])
     if not answer:
         raise DataError("the last reply has no \\boxed{} answer")
-    return Task(id=conversation.id, question=_problem(asked), ground_truth=answer, data_source="retool")
+    return Task(id=conversation.id, question=_problem(asked), ground_truth=answer)
 
 
 def _problem(asked: str) -> str:
@@ -155,22 +149,7 @@ def _problem(asked: str) -> str:
     return body.partition(_REMINDER)[0].strip() or asked.strip()
 
 
-def boxed(text: str) -> str:
-    r"""What the last ``\boxed{..}`` of a text holds, braces within it included; empty when there is none."""
-    begin = text.rfind(_BOX)
-    depth = 1
-    for place in range(begin + len(_BOX), len(text) if begin >= 0 else 0):
-        depth += {"{": 1, "}": -1}.get(text[place], 0)
-        if depth == 0:
-            return text[begin + len(_BOX) : place].strip()
-    return ""
-
-
-RETOOL_QUESTIONS = Reader("retool_questions", "retool", _question)
-RETOOL = Reader("retool", "retool", _read_retool, makes_conversations=True)
-
-
-def _read_afm_sft(row: Mapping[str, Any], default: str) -> AlpacaRow:
+def read_afm_sft(row: Row, default: str) -> AlpacaRow:
     """AFM's SFT sets: alpaca rows ``{instruction, input, output, system}``, as in PersonalAILab/AFM-*-SFT-Dataset."""
     texts = {key: row.get(key) for key in ("input", "system")}
     for key, value in texts.items():
@@ -186,4 +165,69 @@ def _read_afm_sft(row: Mapping[str, Any], default: str) -> AlpacaRow:
     )
 
 
-AFM_SFT = Reader("afm_sft", "", _read_afm_sft)
+_EXCHANGE = re.compile(
+    r"\s*USER:(?P<asked>.*?)\n\s*ASSISTANT:(?P<reply>.*?)(?:<\|endoftext\|>|\n\s*(?:USER|FUNCTION RESPONSE):|\Z)",
+    re.DOTALL,
+)
+_CALL = "<functioncall>"
+_CALLED = re.compile(r'"name"\s*:\s*"([^"]+)"')
+_TWIN = "without_functions"
+
+
+def unpack_glaive(_: str, row: Row) -> Iterator[Row]:
+    """The row; and if its answer is a call, the same question without any functions."""
+    yield row
+    exchange = _EXCHANGE.match(str(row.get("chat")))
+    if exchange and _CALL in exchange["reply"] and _functions(str(row.get("system"))):
+        yield {**row, _TWIN: True}
+
+
+def read_glaive(row: Row, default: str) -> Task:
+    """Function calling: ``{system, chat}`` as in glaiveai/glaive-function-calling-v2, the rows of Agent-FLAN's Agent-H (arXiv 2403.12881).
+
+    Agent-H asks in four circumstances: tools are given or not, and the question asks for one or not. A row is one of them by its
+    functions and its first answer.
+    """
+    exchange = _EXCHANGE.match(text_field(row, "chat"))
+    question, answer = (exchange["asked"].strip(), exchange["reply"].strip()) if exchange else ("", "")
+    if not question or not answer:
+        raise DataError(f"`chat`: expected USER: and ASSISTANT: with texts, got {abbreviate(row['chat'])}")
+    system = text_field(row, "system").removeprefix("SYSTEM:").strip()
+    tools, asked = _functions(system), _CALL in answer
+    called = _CALLED.search(answer)
+    if asked and (called is None or (called[1] not in tools)):
+        raise DataError(f"`chat`: the answer calls none of the functions {tools}, got {abbreviate(answer)}")
+    if row.get(_TWIN):
+        system, tools = "", []
+    case = f"{'given' if tools else 'absent'}_{'asked' if asked else 'not_asked'}"
+    user = {"role": "user", "content": question}
+    return Task(
+        id=_glaive_id(row, default),
+        question=question,
+        ground_truth=called[1] if called and asked and tools else answer,
+        data_source=f"agent_h_{case}",
+        extra_info={"agent_h": {"tools": tools, "asked": asked}},
+        prompt=({"role": "system", "content": system}, user) if system else (user,),
+    )
+
+
+def _glaive_id(row: Row, default: str) -> str:
+    """Rows have no ids, and those of an array may all stand in one line, so what they say is part of the name."""
+    digest = hashlib.blake2b(f"{row['system']}{row['chat']}".encode("utf-8", "surrogatepass"), digest_size=6)
+    name = row_id(row, f"{default}-{digest.hexdigest()}", "id")
+    return f"{name}/{_TWIN}" if row.get(_TWIN) else name
+
+
+def _functions(system: str) -> list[str]:
+    """Names of the functions: JSON objects one after another in the text."""
+    names, place, decoder = [], 0, json.JSONDecoder(strict=False)
+    while (place := system.find("{", place)) >= 0:
+        try:
+            function, place = decoder.raw_decode(system, place)
+        except ValueError:
+            place += 1
+            continue
+        name = function.get("name")
+        if isinstance(name, str):
+            names.append(name)
+    return names

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from afm.datasets.readers.row import (
-    Reader,
+    Row,
     abbreviate,
     accepted_answers,
     as_list,
@@ -70,7 +70,7 @@ def sections(*parts: tuple[str, Any]) -> str:
 _TESTS = ("public_test_cases", "private_test_cases", "metadata")
 
 
-def _read_livecodebench(row: Mapping[str, Any], default: str) -> Task:
+def read_livecodebench(row: Row, default: str) -> Task:
     """LiveCodeBench: the rows of livecodebench/code_generation_lite (``test.jsonl``, ``test2.jsonl`` ..).
 
     Public tests are JSON in a text; private ones are packed, and stay so: they are unpacked once here to be checked, and
@@ -83,19 +83,15 @@ def _read_livecodebench(row: Mapping[str, Any], default: str) -> Task:
         id=name,
         question=with_starter_code(text_field(row, "question_content"), starter),
         ground_truth=tests,
-        data_source="livecodebench",
         extra_info={"starter_code": starter}
         | optional_fields(row, "question_title", "platform", "contest_id", "contest_date", "difficulty"),
     )
 
 
-LIVECODEBENCH = Reader("livecodebench", "livecodebench", _read_livecodebench)
-
-
 _CODECONTESTS_TESTS = ("public_tests", "private_tests", "generated_tests")
 
 
-def _read_codecontests(row: Mapping[str, Any], default: str) -> Task:
+def read_codecontests(row: Row, default: str) -> Task:
     """CodeContests: ``{name, description, public_tests, private_tests, generated_tests, ..}``, as in deepmind/code_contests.
 
     Each ``*_tests`` holds two lists, ``input`` and ``output``. Problems that read or write a named file are refused.
@@ -108,22 +104,18 @@ def _read_codecontests(row: Mapping[str, Any], default: str) -> Task:
         id=text_field(row, "name"),
         question=with_starter_code(text_field(row, "description"), ""),
         ground_truth=tests,
-        data_source="codecontests",
         extra_info=_limits(row) | optional_fields(row, "source", "difficulty", "cf_rating"),
     )
 
 
-def _limits(row: Mapping[str, Any]) -> dict[str, Any]:
+def _limits(row: Row) -> dict[str, Any]:
     limit = row.get("time_limit")
     if not isinstance(limit, Mapping):
         return {}
     return {"time_limit_s": (limit.get("seconds") or 0) + (limit.get("nanos") or 0) / 1e9}
 
 
-CODECONTESTS = Reader("codecontests", "codecontests", _read_codecontests)
-
-
-def _read_codeforces(row: Mapping[str, Any], default: str) -> Task:
+def read_codeforces(row: Row, default: str) -> Task:
     """Codeforces: the rows of open-r1/codeforces, judged by the official tests and, where there is one, the checker.
 
     Refused are problems that talk to their judge, that read a file, or whose official tests are cut short
@@ -144,14 +136,13 @@ def _read_codeforces(row: Mapping[str, Any], default: str) -> Task:
         id=text_field(row, "id"),
         question=with_starter_code(question, ""),
         ground_truth=checked_tests(tests),
-        data_source="codeforces",
         extra_info=optional_fields(
             row, "title", "rating", "time_limit", "memory_limit", "contest_start_year"
         ),
     )
 
 
-def _refuse(row: Mapping[str, Any]) -> None:
+def _refuse(row: Row) -> None:
     if row.get("interaction_format"):
         raise DataError(
             "the problem is interactive (`interaction_format`); programs are run with a fixed input"
@@ -162,7 +153,7 @@ def _refuse(row: Mapping[str, Any]) -> None:
         raise DataError("`official_tests_complete` is false: the tests are cut short")
 
 
-def _examples(row: Mapping[str, Any]) -> str:
+def _examples(row: Row) -> str:
     pairs = [pair for pair in as_list(row.get("examples")) if isinstance(pair, Mapping)]
     return "\n\n".join(
         f"Input:\n{str(pair.get('input', '')).strip()}\nOutput:\n{str(pair.get('output', '')).strip()}"
@@ -170,13 +161,10 @@ def _examples(row: Mapping[str, Any]) -> str:
     )
 
 
-CODEFORCES = Reader("codeforces", "codeforces", _read_codeforces)
-
-
 _SUITES = ("leetcode", "taco")
 
 
-def _read_skywork(row: Mapping[str, Any], default: str) -> Task:
+def read_skywork(row: Row, default: str) -> Task:
     """Skywork-OR1-RL-Data: mathematics and programs in one layout, told apart by ``ability`` and ``data_source``.
 
     Mathematics has a JSON list of answers, programs an object of tests: ``{inputs, outputs, fn_name}`` (TACO) or
@@ -203,7 +191,7 @@ def _code_source(source: str) -> str:
     return f"skywork_livecodebench_{next((name for name in _SUITES if name in source), 'other')}"
 
 
-def _answers(gold: str, row: Mapping[str, Any]) -> list[str]:
+def _answers(gold: str, row: Row) -> list[str]:
     try:
         values = as_list(json.loads(gold))
     except ValueError:
@@ -223,6 +211,3 @@ def _tests(gold: str) -> dict[str, Any]:
     if "test_code" in tests:
         tests["test"] = tests.pop("test_code")
     return checked_tests(tests)
-
-
-SKYWORK = Reader("skywork_or1", "", _read_skywork)

@@ -1,91 +1,65 @@
-"""Sets of questions with short answers: one function a layout."""
+"""Sets of questions with short answers: encyclopaedias, the web, mathematics, and anybody's own keys."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable
 from typing import Any
 
 from afm.datasets.readers.row import (
-    Reader,
+    Row,
     abbreviate,
     accepted_answers,
     as_list,
+    gold_answer,
+    last_question,
     object_field,
     optional_fields,
     row_id,
     text_field,
 )
-from afm.datasets.schema import Task
-from afm.errors import DataError
-
-
-def _read_nq(row: Mapping[str, Any], default: str) -> Task:
-    """Natural Questions (open): ``{question, answer: [..]}``, as in google-research-datasets/nq_open."""
-    gold = accepted_answers(row, "answer", as_list(row.get("answer")))
-    return Task(
-        id=row_id(row, default, "id"),
-        question=text_field(row, "question"),
-        ground_truth=gold,
-        data_source="nq",
-    )
-
-
-NQ = Reader("nq", "nq", _read_nq)
-
+from afm.datasets.schema import Task, solution_result, task_of_row
+from afm.errors import DataError, suggestion
+from afm.trajectory.sealing import SEALING_KEY, decrypt
 
 _HIDDEN = "<unk>"
-"""Stands for the answer in the test split."""
+"""Stands for the answer in TriviaQA's test split."""
+_NUMBER_KEYS = ("answer", "Answer", "final_answer")
+_DAPO_BEFORE = "Solve the following math problem step by step."
+_DAPO_BEHIND = 'Remember to put your answer on its own line after "Answer:".'
 
 
-def _read_triviaqa(row: Mapping[str, Any], default: str) -> Task:
+def read_nq(row: Row, default: str) -> Task:
+    """Natural Questions (open): ``{question, answer: [..]}``, as in google-research-datasets/nq_open."""
+    return _listed(row, default, "answer", "id")
+
+
+def read_triviaqa(row: Row, default: str) -> Task:
     """TriviaQA: ``{question, question_id, answer: {value, aliases, ..}}``, as in mandarjoshi/trivia_qa."""
     answer = object_field(row.get("answer"), "answer")
-    named = [answer.get("value"), *as_list(answer.get("aliases"))]
+    names = [answer.get("value"), *as_list(answer.get("aliases"))]
     return Task(
         id=row_id(row, default, "question_id"),
         question=text_field(row, "question"),
-        ground_truth=accepted_answers(row, "answer", (name for name in named if name != _HIDDEN)),
-        data_source="triviaqa",
+        ground_truth=accepted_answers(row, "answer", (name for name in names if name != _HIDDEN)),
         extra_info=optional_fields(row, "question_source"),
     )
 
 
-TRIVIAQA = Reader("triviaqa", "triviaqa", _read_triviaqa)
-
-
-def _read_hotpotqa(row: Mapping[str, Any], default: str) -> Task:
+def read_hotpotqa(row: Row, default: str) -> Task:
     """HotpotQA: ``{id, question, answer, type, level, ..}``, as in hotpotqa/hotpot_qa; its test split has no answers."""
-    return Task(
-        id=row_id(row, default, "id", "_id"),
-        question=text_field(row, "question"),
-        ground_truth=accepted_answers(row, "answer", [row.get("answer")]),
-        data_source="hotpotqa",
-        extra_info=optional_fields(row, "type", "level"),
-    )
+    return _listed(row, default, "answer", "id", "_id", extra=("type", "level"))
 
 
-HOTPOTQA = Reader("hotpotqa", "hotpotqa", _read_hotpotqa)
-
-
-def _read_two_wiki(row: Mapping[str, Any], default: str) -> Task:
+def read_two_wiki(row: Row, default: str) -> Task:
     """2WikiMultihopQA: ``{_id or id, type, question, answer, ..}``, as in framolfese/2WikiMultihopQA and the original.
 
     SimpleDeepSearcher publishes 500 of its questions as ``{id, Question, answer: [..], source}``.
     """
-    return Task(
-        id=row_id(row, default, "_id", "id"),
-        question=text_field(row, "question", "Question"),
-        ground_truth=accepted_answers(row, "answer", as_list(row.get("answer"))),
-        data_source="2wikimultihopqa",
-        extra_info=optional_fields(row, "type"),
-    )
+    return _listed(row, default, "answer", "_id", "id", extra=("type",))
 
 
-TWO_WIKI = Reader("2wikimultihopqa", "2wikimultihopqa", _read_two_wiki)
-
-
-def _read_musique(row: Mapping[str, Any], default: str) -> Task:
+def read_musique(row: Row, default: str) -> Task:
     """MuSiQue: ``{id, question, answer, answer_aliases, answerable, question_decomposition, ..}``, as in dgslibisey/MuSiQue.
 
     The full variant also holds questions that its paragraphs do not answer; those are refused.
@@ -94,76 +68,207 @@ def _read_musique(row: Mapping[str, Any], default: str) -> Task:
     if row.get("answerable") is False:
         raise DataError("`answerable` is false: the question has no answer in its paragraphs")
     steps = as_list(row.get("question_decomposition"))
+    answers = [*as_list(row.get("answer")), *as_list(row.get("answer_aliases"))]
     return Task(
         id=row_id(row, default, "id"),
         question=text_field(row, "question", "Question"),
-        ground_truth=accepted_answers(
-            row, "answer", [*as_list(row.get("answer")), *as_list(row.get("answer_aliases"))]
-        ),
-        data_source="musique",
+        ground_truth=accepted_answers(row, "answer", answers),
         extra_info={"hops": len(steps)} if steps else {},
     )
 
 
-MUSIQUE = Reader("musique", "musique", _read_musique)
-
-
-def _read_bamboogle(row: Mapping[str, Any], default: str) -> Task:
+def read_bamboogle(row: Row, default: str) -> Task:
     """Bamboogle: ``{Question, Answer}``, as in chiayewken/bamboogle; ``{id, Question, answer: [..]}`` of SimpleDeepSearcher."""
-    key = "answer" if "answer" in row else "Answer"
-    return Task(
-        id=row_id(row, default, "id"),
-        question=text_field(row, "Question"),
-        ground_truth=accepted_answers(row, key, as_list(row.get(key))),
-        data_source="bamboogle",
-    )
+    return _listed(row, default, "answer" if "answer" in row else "Answer", "id")
 
 
-BAMBOOGLE = Reader("bamboogle", "bamboogle", _read_bamboogle)
-
-
-def _read_popqa(row: Mapping[str, Any], default: str) -> Task:
+def read_popqa(row: Row, default: str) -> Task:
     """PopQA: ``{id, question, possible_answers, prop, s_pop, ..}``, tab-separated, as in akariasai/PopQA.
 
     ``possible_answers`` is a JSON list in a text.
     """
-    return Task(
-        id=row_id(row, default, "id"),
-        question=text_field(row, "question"),
-        ground_truth=accepted_answers(row, "possible_answers", _listed(row.get("possible_answers"))),
-        data_source="popqa",
-        extra_info=optional_fields(row, "prop"),
-    )
+    answers = row.get("possible_answers")
+    if isinstance(answers, str):
+        try:
+            answers = json.loads(answers)
+        except ValueError:
+            raise DataError(f"`possible_answers`: expected a JSON list, got {abbreviate(answers)}") from None
+    return _listed({**row, "possible_answers": answers}, default, "possible_answers", "id", extra=("prop",))
 
 
-def _listed(value: Any) -> list[Any]:
-    if not isinstance(value, str):
-        return as_list(value)
-    try:
-        return as_list(json.loads(value))
-    except ValueError:
-        raise DataError(f"`possible_answers`: expected a JSON list, got {abbreviate(value)}") from None
-
-
-POPQA = Reader("popqa", "popqa", _read_popqa)
-
-
-def _read_flashrag(row: Mapping[str, Any], default: str) -> Task:
+def read_flashrag(row: Row, default: str) -> Task:
     """The question sets of FlashRAG and Search-R1: ``{id, question, golden_answers: [..], metadata}``.
 
-    As in RUC-NLPIR/FlashRAG_datasets, where the seven question sets of AFM's evaluation come from one place. The data source
-    is given with the command, since rows do not name it, and so is the beginning of the ids: those of the rows (``test_0``) are
-    the same in every set.
+    As in RUC-NLPIR/FlashRAG_datasets, where the seven question sets of AFM's evaluation come from one place. The command
+    names the data source, since rows do not, and the beginning of the ids: those of the rows (``test_0``) are the same in
+    every set.
     """
-    gold = accepted_answers(row, "golden_answers", as_list(row.get("golden_answers")))
     source = row.get("data_source")
-    return Task(
-        id=default,
-        question=text_field(row, "question"),
-        ground_truth=gold,
-        data_source=source if isinstance(source, str) else "",
-        extra_info={"published_id": row_id(row, default, "id")},
+    task = _listed(row, default, "golden_answers")
+    extra = {"published_id": row_id(row, default, "id")}
+    return task.model_copy(
+        update={"data_source": source if isinstance(source, str) else "", "extra_info": extra}
     )
 
 
-FLASHRAG = Reader("flashrag", "", _read_flashrag)
+def _listed(row: Row, default: str, key: str, *ids: str, extra: tuple[str, ...] = ()) -> Task:
+    """A task whose accepted answers stand under ``key``; its id is under the first of ``ids``."""
+    return Task(
+        id=row_id(row, default, *ids),
+        question=text_field(row, "question", "Question"),
+        ground_truth=accepted_answers(row, key, as_list(row.get(key))),
+        extra_info=optional_fields(row, *extra),
+    )
+
+
+def read_gaia(row: Row, default: str) -> Task:
+    """GAIA: ``{task_id, Question, Level, "Final answer", file_name, ..}``, as in gaia-benchmark/GAIA; the text part alone.
+
+    The AFM repository publishes its 103 questions as ``{id, task_id, question, answer, Level, ..}``; SimpleDeepSearcher names
+    them ``Question`` and holds the answer in a list. Questions that come with a file are refused: AFM evaluates the others.
+    """
+    if row.get("file_name"):
+        raise DataError("`file_name` is set: the question is about a file")
+    key = "answer" if "answer" in row else "Final answer"
+    task = _listed(row, default, key, "task_id")
+    if task.ground_truth == ["?"]:
+        raise DataError(f"`{key}` is withheld: the row is of the test split")
+    level = row.get("Level")
+    return task if level is None else task.model_copy(update={"extra_info": {"level": str(level)}})
+
+
+def read_webwalker(row: Row, default: str) -> Task:
+    """WebWalkerQA: ``{question, answer, root_url, info: {domain, Level, lang, type, ..}}``.
+
+    As in callanwu/WebWalkerQA and in the JSON file of AFM's evaluation.
+    """
+    info = object_field(row.get("info") or row.get("Info") or {}, "info")
+    level = info.get("Level") or info.get("difficulty_level")
+    extra = optional_fields(row, "root_url") | optional_fields(info, "domain", "lang", "type")
+    return Task(
+        id=row_id(row, default, "id"),
+        question=text_field(row, "question", "Question"),
+        ground_truth=text_field(row, "answer", "Answer"),
+        extra_info={"level": str(level)} | extra if level else extra,
+    )
+
+
+def read_hle(row: Row, default: str) -> Task:
+    """Humanity's Last Exam: ``{id, question, image, answer, answer_type, ..}``, as in cais/hle; questions with an image are refused."""
+    if row.get("image"):
+        raise DataError("`image` is set: the question is about an image")
+    text_field(row, "answer")
+    return _listed(row, default, "answer", "id", extra=("answer_type", "category"))
+
+
+def read_browsecomp(row: Row, default: str) -> Task:
+    """BrowseComp: ``{problem, answer, problem_topic, canary}``, as in smolagents/browse_comp.
+
+    Its owner (arXiv 2504.12516) keeps questions and answers out of web pages: they are encrypted with the row's ``canary`` (see
+    :mod:`afm.trajectory.sealing`). They are decrypted in memory; the task carries its key, so that `afm data prepare` and every
+    other writer refuses it, and `afm eval` seals its episodes.
+    """
+    if not row.get("canary"):
+        raise DataError(
+            "`canary`: expected the key of an encrypted row, got none; rows that you decrypted yourself are read with "
+            "reader=null, and their episodes are written in the clear"
+        )
+    canary = text_field(row, "canary")
+
+    def clear(key: str) -> str:
+        try:
+            return decrypt(text_field(row, key), canary)
+        except DataError:
+            raise DataError(f"`{key}` cannot be read with the row's `canary`") from None
+
+    return Task(
+        id=default,
+        question=clear("problem"),
+        ground_truth=[clear("answer")],
+        extra_info={SEALING_KEY: canary} | optional_fields(row, "problem_topic"),
+    )
+
+
+def read_gsm8k(row: Row, default: str) -> Task:
+    """GSM8K: ``{question, answer}``, as in openai/gsm8k; the answer is a worked solution whose last line is ``#### 18``."""
+    solution = text_field(row, "answer")
+    result = solution_result(solution)
+    if result is None:
+        raise DataError(
+            f"`answer`: expected a last line like '#### 18', got {solution.splitlines()[-1][:60]!r}"
+        )
+    return Task(id=row_id(row, default, "id"), question=text_field(row, "question"), ground_truth=result)
+
+
+def read_math_problem(row: Row, default: str) -> Task:
+    """Sets of mathematical problems: a problem, its answer, and little else, under the names that the benchmarks use.
+
+    MATH-500 and AIME 2025 (``problem``, ``answer``), AIME 2024 (``Problem``, ``Answer``), AMC 23 (``question``, ``answer``) and
+    OlympiadBench (``question``, ``final_answer``: a list; several parts are one answer, joined by commas).
+    """
+    value = next((row[key] for key in _NUMBER_KEYS if row.get(key) is not None), None)
+    parts = [_number(part) for part in as_list(value) if part is not None]
+    answer = ", ".join(part for part in parts if part)
+    if not answer:
+        raise DataError(f"`{_NUMBER_KEYS[0]}`: expected an answer, got {abbreviate(value)}")
+    return Task(
+        id=row_id(row, default, "unique_id", "ID", "id"),
+        question=text_field(row, "problem", "Problem", "question"),
+        ground_truth=answer,
+        extra_info=optional_fields(row, "subject", "level", "subfield"),
+    )
+
+
+def _number(value: Any) -> str:
+    """A text; whole numbers that a table holds as 27.0 are written 27."""
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return str(value).strip()
+
+
+def read_dapo_math(row: Row, default: str) -> Task:
+    """DAPO-Math-17k: verl rows whose prompt wraps the problem, as in BytedTsinghua-SIA/DAPO-Math-17k.
+
+    The published file repeats its 17 thousand problems a hundred times, with equal ``extra_info.index``: repetitions are
+    counted and left out by :func:`afm.datasets.published.read_published`. The wrapping (an instruction before the problem and
+    a reminder behind it) asks for an answer format of its own, which would contradict the agent's, so it is taken away.
+    """
+    info = object_field(row.get("extra_info") or {}, "extra_info")
+    prompt = last_question(row)
+    lead, blank, rest = prompt.partition("\n\n")
+    problem = rest if blank and lead.startswith(_DAPO_BEFORE) else prompt
+    return Task(
+        id=row_id(info, default, "index"),
+        question=problem.removesuffix(_DAPO_BEHIND).strip() or prompt,
+        ground_truth=gold_answer(row),
+    )
+
+
+def plain_rows(question_key: str | None = None, answer_key: str | None = None) -> Callable[[Row, str], Task]:
+    """Reads rows with these two keys (``question``, ``answer``); ``id`` and ``data_source`` are kept where a row has them.
+
+    An answer may be a text, a number, a list of accepted texts or an object (``{"target": [..]}``, tests of a program). A text
+    of several lines that ends in ``#### 18`` is a worked solution, as in GSM8K, and ``18`` the answer.
+    """
+    question_key, answer_key = question_key or "question", answer_key or "answer"
+
+    def read(row: Row, default: str) -> Task:
+        for key in (question_key, answer_key):
+            if key not in row:
+                raise DataError(f"no value under {key!r}; {suggestion(key, row)}")
+        known = {key: row[key] for key in ("id", "data_source") if row.get(key) is not None}
+        answer = row[answer_key]
+        if not _says_something(answer):
+            raise DataError(f"`{answer_key}`: expected an answer, got {abbreviate(answer)}")
+        if isinstance(answer, str) and "\n" in answer.strip():
+            answer = solution_result(answer) or answer
+        question = text_field(row, question_key)
+        return task_of_row({**known, "question": question, "answer": answer}, default_id=default)
+
+    return read
+
+
+def _says_something(answer: Any) -> bool:
+    if isinstance(answer, list | tuple):
+        return any(map(_says_something, answer))
+    return bool(answer.strip()) if isinstance(answer, str) else answer not in (None, {})

@@ -1,4 +1,4 @@
-"""What readers have in common: the rows they make, and fields taken out of a row with a reason when they are wrong."""
+"""What readers share: the rows they make, and fields taken out of a row with a reason when they are wrong."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from afm.errors import DataError
 _MESSAGE_CHARS = 60
 
 
-class Message(BaseModel):
-    """One turn of a conversation.
+class Turn(BaseModel):
+    """One turn of a conversation: of ``system``, ``user``, ``assistant`` or ``tool``.
 
     Attributes:
-        role: ``system``, ``user``, ``assistant`` or ``tool``.
         loss: Whether it is trained on, where the data set says so.
     """
 
@@ -35,7 +34,7 @@ class Conversation(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     id: str = Field(min_length=1)
-    messages: tuple[Message, ...] = Field(min_length=1)
+    messages: tuple[Turn, ...] = Field(min_length=1)
     data_source: str = ""
 
 
@@ -50,30 +49,36 @@ class AlpacaRow(BaseModel):
     system: str | None = None
 
 
-Made = Task | Conversation | AlpacaRow
+ReadRow = Task | Conversation | AlpacaRow
+Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Reader:
+class RowReader:
     """Reads the rows of one layout.
 
     Attributes:
-        name: Key in the registry.
-        data_source: Of its tasks, which chooses the reward; empty where every row says it itself.
-        read: Makes something of a row; receives an id for rows that have none. Raises :class:`DataError`, without a
+        make: Makes something of a row; receives an id for rows that have none. Raises :class:`DataError`, without a
             place, for a row that it refuses.
-        makes_conversations: Whether that is a conversation.
+        data_source: Of its rows, which chooses the reward; empty where every row names it.
+        makes_conversations: Whether ``make`` returns a :class:`Conversation`.
         unpack: Takes the rows out of one that holds many, of a file whose stem it is given.
     """
 
-    name: str
-    data_source: str
-    read: Callable[[Mapping[str, Any], str], Made]
+    make: Callable[[Row, str], ReadRow]
+    data_source: str = ""
     makes_conversations: bool = False
-    unpack: Callable[[str, Mapping[str, Any]], Iterable[Mapping[str, Any]]] | None = None
+    unpack: Callable[[str, Row], Iterable[Row]] | None = None
+
+    def read(self, row: Row, default_id: str) -> ReadRow:
+        """What ``make`` makes of a row, with the layout's data source."""
+        made = self.make(row, default_id)
+        if not self.data_source or isinstance(made, AlpacaRow) or made.data_source:
+            return made
+        return made.model_copy(update={"data_source": self.data_source})
 
 
-def text_field(row: Mapping[str, Any], *keys: str) -> str:
+def text_field(row: Row, *keys: str) -> str:
     """The text under the first of ``keys`` that is there.
 
     Raises:
@@ -85,13 +90,13 @@ def text_field(row: Mapping[str, Any], *keys: str) -> str:
     return value.strip()
 
 
-def row_id(row: Mapping[str, Any], default: str, *keys: str) -> str:
+def row_id(row: Row, default: str, *keys: str) -> str:
     """The row's own id, else ``default``."""
     value = next((row[key] for key in keys if row.get(key) not in (None, "")), default)
     return str(value)
 
 
-def accepted_answers(row: Mapping[str, Any], key: str, values: Iterable[Any]) -> list[str]:
+def accepted_answers(row: Row, key: str, values: Iterable[Any]) -> list[str]:
     """Accepted answers without blanks and repetitions, in their order.
 
     Raises:
@@ -121,7 +126,7 @@ def object_field(value: Any, what: str) -> Mapping[str, Any]:
     return value
 
 
-def optional_fields(row: Mapping[str, Any], *keys: str) -> dict[str, Any]:
+def optional_fields(row: Row, *keys: str) -> dict[str, Any]:
     """Those further fields that are there."""
     return {key: row[key] for key in keys if row.get(key) not in (None, "")}
 
@@ -132,7 +137,7 @@ def abbreviate(value: object) -> str:
     return text if len(text) <= _MESSAGE_CHARS else f"{text[:_MESSAGE_CHARS]}..."
 
 
-def last_question(row: Mapping[str, Any]) -> str:
+def last_question(row: Row) -> str:
     """The last turn of the user.
 
     Raises:
@@ -148,7 +153,7 @@ def last_question(row: Mapping[str, Any]) -> str:
     return text_field(turns[-1], "content")
 
 
-def gold_answer(row: Mapping[str, Any]) -> str:
+def gold_answer(row: Row) -> str:
     """The gold answer as it is written.
 
     Raises:

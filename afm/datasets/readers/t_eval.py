@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from afm.datasets.readers.row import Reader, abbreviate, row_id
+from afm.datasets.readers.row import Row, abbreviate, row_id
 from afm.datasets.schema import Task
 from afm.errors import DataError
 
@@ -27,7 +27,8 @@ _ROLES = {"system": "system", "user": "user", "assistant": "assistant", "functio
 """A function's answer is given as the user's, because chat templates differ in what they make of other roles."""
 
 
-def _unpacked(stem: str, whole: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+def unpack_t_eval(stem: str, whole: Row) -> Iterator[Row]:
+    """The items of a file, one for each ability that they measure."""
     kinds = next((kinds for name, kinds in _KINDS.items() if stem.startswith(f"{name}_")), None)
     if kinds is None:
         raise DataError(
@@ -39,7 +40,8 @@ def _unpacked(stem: str, whole: Mapping[str, Any]) -> Iterator[Mapping[str, Any]
             yield {"id": name, "kind": kind, "item": item}
 
 
-def _read(row: Mapping[str, Any], default: str) -> Task:
+def read_t_eval(row: Row, default: str) -> Task:
+    """One item of a file, as :func:`unpack_t_eval` gives it."""
     item = row.get("item")
     if not isinstance(item, Mapping):
         raise DataError(f"expected an object of origin_prompt and ground_truth, got {abbreviate(item)}")
@@ -74,22 +76,19 @@ def _check_keys(kind: str, gold: Any) -> None:
         )
 
 
-def _meta(item: Mapping[str, Any]) -> Mapping[str, Any]:
-    found = item.get("meta_data") or item.get("meta") or {}
-    return found if isinstance(found, Mapping) else {}
+def _meta(item: Row) -> Row:
+    meta = item.get("meta_data") or item.get("meta") or {}
+    return meta if isinstance(meta, Mapping) else {}
 
 
-def _form(item: Mapping[str, Any], name: str) -> str:
+def _form(item: Row, name: str) -> str:
     """``json`` or ``str``: as the item says, else as the file is called."""
     meta = _meta(item)
-    told = (
-        meta.get("response_format")
-        or meta.get("prompt_type")
-        or ("str" if "_str_" in name.split("/")[0] else "json")
-    )
-    form = {"json": "json", "str": "str", "string": "str"}.get(str(told))
+    by_name = "str" if "_str_" in name.split("/")[0] else "json"
+    value = meta.get("response_format") or meta.get("prompt_type") or by_name
+    form = {"json": "json", "str": "str", "string": "str"}.get(str(value))
     if form is None:
-        raise DataError(f"expected a response in the form json or str, got {abbreviate(told)}")
+        raise DataError(f"expected a response in the form json or str, got {abbreviate(value)}")
     return form
 
 
@@ -112,6 +111,3 @@ def _messages(prompt: Any) -> list[dict[str, str]]:
     if not merged[-1]["content"].strip():
         raise DataError("`origin_prompt`: the last message is empty")
     return merged
-
-
-T_EVAL = Reader("t_eval", "", _read, unpack=_unpacked)

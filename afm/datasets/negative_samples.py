@@ -8,19 +8,22 @@ made by rule.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+import re
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
+from typing import Any
 
-from afm.agents import AgentSpec
+from afm.agents import START, AgentSpec, AnswerFormat, RoleKind
 from afm.agents.toolless import without_tools
-from afm.datasets.general import GeneralQuestion
-from afm.datasets.short_answer import in_format, in_roles, shortest_way, thought_and_answer
 from afm.errors import DataError
 from afm.tools.arguments import faults_of
-from afm.trajectory import Author, Segment, Step, parse, validate
+from afm.trajectory import Author, Segment, Step, Trajectory, parse, render, validate
+from afm.trajectory.answer import read_answer
 from afm.trajectory.call_forms import written_calls
+from afm.trajectory.chat import row_id
 from afm.trajectory.record import Record
 from afm.trajectory.tags import tag_pattern
 
@@ -43,6 +46,20 @@ _NOT_NEEDED = (
     "Nothing has to be looked up or run for this.",
     "I can answer this without a tool.",
 )
+
+
+@dataclass(frozen=True, slots=True)
+class GeneralQuestion:
+    """One question and what was answered.
+
+    Attributes:
+        system: What a system message said before it, if one did.
+    """
+
+    id: str
+    question: str
+    answer: str
+    system: str = ""
 
 
 class NegativeKind(StrEnum):
@@ -115,8 +132,8 @@ class SampleMaker:
 
     @cached_property
     def direct_way(self) -> tuple[str, ...]:
-        """See :func:`afm.datasets.short_answer.shortest_way`."""
-        return shortest_way(self.spec)
+        """The fewest roles from the start to an answer without a tool; empty where there is no such way."""
+        return _shortest_way(self.spec)
 
     @cached_property
     def is_silent(self) -> bool:
@@ -185,7 +202,7 @@ class SampleMaker:
         if explains:
             explained = f"{refusal} {_UNANSWERED}"
             return self._checked(NegativeSample(kind, question, explained, AnswerSource.RULE, None))
-        output = self._bare_response(f"{refusal} {_FROM_MEMORY}", steps[-1].content)
+        output = _thought_and_answer(self.bare, f"{refusal} {_FROM_MEMORY}", steps[-1].content)
         asked = self.bare.user_message(question)
         return self._checked(NegativeSample(kind, asked, output, AnswerSource.TRAJECTORY, self.bare))
 
@@ -200,20 +217,17 @@ class SampleMaker:
         return NegativeSample(
             NegativeKind.ABSENT_NOT_NEEDED,
             self.bare.user_message(record.question),
-            self._bare_response(thought, steps[-1].content),
+            _thought_and_answer(self.bare, thought, steps[-1].content),
             AnswerSource.TRAJECTORY,
             self.bare,
         )
-
-    def _bare_response(self, thought: str, answer: str) -> str:
-        return thought_and_answer(self.bare, thought, answer)
 
     def _absent(self, row: GeneralQuestion) -> NegativeSample:
         kind = NegativeKind.ABSENT_NOT_NEEDED
         if not self.is_silent:
             return NegativeSample(kind, row.question, row.answer, AnswerSource.GIVEN, None, row.system)
         sentence = self._rng(kind, row.id).choice(_NOT_NEEDED)
-        output = self._bare_response(sentence, in_format(row.answer, self.bare))
+        output = _thought_and_answer(self.bare, sentence, _in_format(row.answer, self.bare))
         asked = self.bare.user_message(row.question)
         return NegativeSample(kind, asked, output, AnswerSource.GIVEN, self.bare, row.system)
 
@@ -222,9 +236,9 @@ class SampleMaker:
         output = row.answer
         if self.direct_answer is DirectAnswer.AGENT:
             sentence = self._rng(kind, row.id).choice(_NOT_NEEDED)
-            answer = in_format(row.answer, self.spec)
+            answer = _in_format(row.answer, self.spec)
             written = [(role, sentence) for role in self.direct_way[:-1]] + [(self.direct_way[-1], answer)]
-            output = in_roles(self.spec, written, sentence)
+            output = _in_roles(self.spec, written, sentence)
         asked = self.spec.user_message(row.question)
         return NegativeSample(kind, asked, output, AnswerSource.GIVEN, self.spec, row.system)
 
@@ -247,3 +261,117 @@ class SampleMaker:
 
 def _is_wrong(record: Record) -> bool:
     return record.verdict is not None and record.verdict.score is not None and record.verdict.score < 1 - 1e-9
+
+
+def general_question(row: Any, *, default_id: str) -> GeneralQuestion:
+    """Read ``{question, answer}`` or OpenAI's ``{messages: [{role, content}]}``.
+
+    Of several answers the first counts, of a conversation its first question and the reply to it.
+
+    Raises:
+        DataError: The row is neither, a text is empty, or the reply calls a tool (without location).
+    """
+    if not isinstance(row, Mapping):
+        raise DataError(f"got {type(row).__name__}, expected an object")
+    identity = row_id(row) or default_id
+    if "messages" in row:
+        return _first_exchange(row["messages"], identity)
+    answer = row.get("answer")
+    if isinstance(answer, list) and answer:
+        answer = answer[0]
+    return GeneralQuestion(
+        identity, _filled_text(row.get("question"), "question"), _filled_text(answer, "answer")
+    )
+
+
+def _first_exchange(messages: Any, identity: str) -> GeneralQuestion:
+    if not isinstance(messages, list) or not all(isinstance(message, Mapping) for message in messages):
+        raise DataError(f"messages: got {str(messages)[:40]!r}, expected a list of messages")
+    system = ""
+    if messages and messages[0].get("role") in ("system", "developer"):
+        system = _filled_text(messages[0].get("content"), "messages[0].content")
+        messages = messages[1:]
+    roles = [message.get("role") for message in messages[:2]]
+    if roles != ["user", "assistant"]:
+        raise DataError(f"messages: begins with the turns {roles}, expected user, then assistant")
+    asked, replied = messages[:2]
+    if replied.get("tool_calls") or replied.get("function_call"):
+        raise DataError("messages: the first reply calls a tool; expected a question that needs none")
+    question, answer = (
+        _filled_text(message.get("content"), f"{message['role']}'s content") for message in (asked, replied)
+    )
+    return GeneralQuestion(identity, question, answer, system)
+
+
+def _filled_text(value: Any, what: str) -> str:
+    if isinstance(value, list) and all(isinstance(part, Mapping) for part in value):
+        value = "".join(str(part.get("text", "")) for part in value if part.get("type") == "text")
+    if not isinstance(value, str) or not value.strip():
+        raise DataError(f"{what}: got {str(value)[:40]!r}, expected a text that is not empty")
+    return value
+
+
+def _shortest_way(spec: AgentSpec) -> tuple[str, ...]:
+    """The fewest roles from the start to the answer without a tool, thoughts aside; the answer is the last.
+
+    Empty where there is no such way but through a role that grades, since its grade would have to be made up.
+    """
+    ways: deque[tuple[str, ...]] = deque((role,) for role in spec.transitions[START])
+    seen: set[str] = set()
+    while ways:
+        way = ways.popleft()
+        role = spec.roles[way[-1]]
+        if role.kind is RoleKind.ANSWER:
+            return way
+        if way[-1] in seen or role.kind is RoleKind.TOOL or role.grade is not None:
+            continue
+        seen.add(way[-1])
+        ways.extend((*way, follower) for follower in spec.transitions[way[-1]])
+    return ()
+
+
+def _in_roles(spec: AgentSpec, written: Sequence[tuple[str, str]], thought: str) -> str:
+    """Roles in order, the thought before each that needs one."""
+    steps: list[Step] = []
+    for role, content in written:
+        needed = thought if spec.roles[role].needs_thought else None
+        steps += _steps(spec, role, content, needed, prefix="\n" if steps else "")
+    return render(Trajectory(tuple(steps)))
+
+
+def _thought_and_answer(spec: AgentSpec, thought: str, answer: str) -> str:
+    """The answer and, where the agent may think before it, the thought."""
+    role = spec.answer_role
+    thinks = bool(spec.thought_roles) and not spec.roles[role].no_thought
+    return render(Trajectory(tuple(_steps(spec, role, answer, thought if thinks else None))))
+
+
+def _steps(spec: AgentSpec, role: str, content: str, thought: str | None, prefix: str = "") -> Iterator[Step]:
+    if thought is not None:
+        yield Step(spec.thought_roles[0], thought, prefix)
+        prefix = "\n"
+    yield Step(role, content, prefix)
+
+
+def _in_format(answer: str, spec: AgentSpec) -> str:
+    """``answer`` as the agent writes answers.
+
+    Raises:
+        DataError: Another answer would be read from it, for example because of its braces.
+    """
+    content = _wrapped(answer, spec)
+    read = read_answer(content, spec)
+    if spec.answer_separator is None and [part.strip() for part in read] != [answer.strip()]:
+        wanted = f"{spec.answer_format.value!r} of agent {spec.name!r}"
+        raise DataError(f"the answer cannot be written in the format {wanted}: it would read {read}")
+    return content
+
+
+def _wrapped(answer: str, spec: AgentSpec) -> str:
+    if spec.answer_format is AnswerFormat.BOXED:
+        return f"\\boxed{{{answer}}}"
+    if spec.answer_format is AnswerFormat.FENCE:
+        longest = max((len(run) for run in re.findall(r"`+", answer)), default=0)
+        fence = "`" * max(3, longest + 1)
+        return f"\n{fence}text\n{answer}\n{fence}\n"
+    return answer

@@ -1,32 +1,32 @@
-"""Files the training engines read: alpaca JSON for LLaMA-Factory, parquet for verl."""
+"""Parquet rows for `afm rl`, and the questions held out of them."""
 
 from __future__ import annotations
 
+import hashlib
+import heapq
 import json
-import re
+import pickle
+import tempfile
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import IO, Any, Self
 
 from afm.agents import AgentSpec, PromptMode, PromptSource, PromptTemplate
-from afm.datasets.held_out import HeldOut
-from afm.datasets.schema import Task
-from afm.datasets.spool import Spool
-from afm.errors import ConfigError, DataError, MissingExtraError
-from afm.runs.atomic import replace_text, replacing, replacing_together
+from afm.datasets.schema import Task, check_writable
+from afm.errors import DataError, MissingExtraError
+from afm.runs.atomic import replacing, replacing_together
 from afm.runs.folder import sha256_of, write_manifest
-from afm.tools.arguments import Reader, faults_of
 from afm.trajectory.programs import CODE_TOOL
-from afm.trajectory.record import Record
-from afm.trajectory.types import Segment
 
-_INFO_FILE = "dataset_info.json"
-COLUMNS = {"prompt": "instruction", "query": "input", "response": "output"}
 _BATCH_ROWS = 1_000
 _INT_LIMIT = 1 << 63
+_ID_KEY_BYTES = 12
+_LARGEST_SHARE = 10
+"""One question in so many is held out at most."""
 
 
 class GoldForm(StrEnum):
@@ -44,54 +44,6 @@ def usual_gold(spec: AgentSpec) -> GoldForm:
     """As published: JSON of answers and question for agents that look answers up; plain text for those that compute them."""
     tools = set(spec.tool_roles.values())
     return GoldForm.QUESTION if tools and CODE_TOOL not in tools else GoldForm.TEXT
-
-
-def write_sft(
-    records: Iterable[Record],
-    spec: AgentSpec,
-    out_dir: str | Path,
-    *,
-    name: str,
-    inputs: Iterable[Path] = (),
-    readers: Mapping[str, Reader] | None = None,
-) -> int:
-    """Write kept trajectories as ``name.json`` (alpaca rows) and register it in ``dataset_info.json``.
-
-    ``instruction`` is the whole user turn, ``output`` the whole response; the masks are found again from
-    the text by the agent's declaration. Other entries of an existing ``dataset_info.json`` stay.
-
-    Args:
-        inputs: Files the records came from, for the manifest.
-        readers: Of the tools' arguments; see :func:`afm.tools.arguments.faults_of`.
-
-    Returns:
-        The number of rows.
-
-    Raises:
-        DataError: A record belongs to another agent, is refused by ``spec`` or by a tool that it calls, or nothing is left.
-    """
-    check_name(name)
-    out = Path(out_dir)
-    target = out / f"{name}.json"
-    rows = 0
-    with replacing(target) as temporary, temporary.open("w", encoding="utf-8") as file:
-        for record in records:
-            if record.kept:
-                file.write("[\n" if rows == 0 else ",\n")
-                file.write(json.dumps(_alpaca(record, spec, readers), ensure_ascii=False))
-                rows += 1
-        file.write("\n]\n")
-        if rows == 0:
-            raise DataError("no trajectory was kept, so there is nothing to train on", path=str(target))
-    register(out, name, target.name)
-    write_manifest(
-        out / f"{name}.manifest.json",
-        counts={"rows": rows},
-        spec=spec,
-        inputs=inputs,
-        outputs={target.name: sha256_of(target)},
-    )
-    return rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +150,7 @@ def write_rl_parts(
     except ImportError as error:
         raise MissingExtraError("pyarrow", "eval") from error
     ends: list[int] = []
-    with Spool(path.parent, path) as spool:
+    with _Spool(path.parent, path) as spool:
         extras = _extra_columns(spool.filled(_noting_ends(parts, ends)))
         schema = _schema(
             pa, sorted({tool for part in parts for tool in part.spec.tool_roles.values()}), extras, gold
@@ -296,55 +248,6 @@ def answers_of(ground_truth: Any) -> list[str]:
     return [ground_truth] if isinstance(ground_truth, str) else [str(item) for item in ground_truth or ()]
 
 
-def _alpaca(record: Record, spec: AgentSpec, readers: Mapping[str, Reader] | None) -> dict[str, str]:
-    if record.agent != spec.name:
-        raise DataError(f"record {record.id!r} belongs to agent {record.agent!r}, expected {spec.name!r}")
-    segments = [Segment(part.author, part.text) for part in record.segments]
-    issues = faults_of(segments, spec, readers=readers)
-    if issues:
-        raise DataError(f"record {record.id!r} breaks the rules of agent {spec.name!r}: {issues[0]}")
-    return {"instruction": spec.user_message(record.question), "input": "", "output": record.text}
-
-
-def check_name(name: str) -> None:
-    """Check the name of a data set, which becomes a file's.
-
-    Raises:
-        DataError: It could lead out of the folder.
-    """
-    if not re.fullmatch(r"[A-Za-z0-9_][\w.-]*", name):
-        raise DataError(
-            f"data set name {name!r}: expected letters, digits, `_`, `-` and `.`, without a folder"
-        )
-
-
-def register(
-    folder: Path,
-    name: str,
-    file_name: str,
-    columns: Mapping[str, str] = COLUMNS,
-    formatting: str | None = None,
-) -> None:
-    """Enter a file in the ``dataset_info.json`` of its folder; other entries stay.
-
-    Args:
-        formatting: Layout of its rows; ``None`` is alpaca.
-
-    Raises:
-        ConfigError: That file is broken.
-    """
-    info_file = folder / _INFO_FILE
-    known: dict[str, Any] = {}
-    if info_file.exists():
-        try:
-            known = json.loads(info_file.read_text(encoding="utf-8"))
-        except json.JSONDecodeError as error:
-            raise ConfigError(f"{info_file}: no JSON: {error}; repair or remove it") from None
-    layout = {"formatting": formatting} if formatting else {}
-    known[name] = {"file_name": file_name, **layout, "columns": dict(columns)}
-    replace_text(info_file, json.dumps(known, indent=2, ensure_ascii=False) + "\n")
-
-
 _OWN_KEYS = frozenset({"index", "split", "question", "answer", "need_tools_kwargs", "tools_kwargs"})
 
 
@@ -398,3 +301,107 @@ def _schema(pa: Any, tool_names: Sequence[str], extras: Mapping[str, str], form:
             ("extra_info", pa.struct(info)),
         ]
     )
+
+
+class _Spool:
+    """Tasks in a file without a name, which ends with the block; memory holds a short key of each.
+
+    Args:
+        folder: Where there is room for them; made if needed.
+        path: What they are for, in errors.
+    """
+
+    def __init__(self, folder: Path, path: Path) -> None:
+        self.rows = 0
+        self._folder = folder
+        self._path = path
+        self._file: IO[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._file = tempfile.TemporaryFile(dir=self._folder)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def filled(self, tasks: Iterable[Task]) -> Iterator[Task]:
+        """Lay every task aside and hand it on.
+
+        Raises:
+            DataError: An id occurs twice, a task may not be written in plain form, or there is none.
+        """
+        assert self._file is not None
+        seen: set[bytes] = set()
+        for task in tasks:
+            check_writable(task)
+            key = hashlib.blake2b(
+                task.id.encode("utf-8", "surrogatepass"), digest_size=_ID_KEY_BYTES
+            ).digest()
+            if key in seen:
+                raise DataError(f"task id {task.id!r} occurs twice; ids must be unique", path=str(self._path))
+            seen.add(key)
+            pickle.dump(task, self._file, pickle.HIGHEST_PROTOCOL)
+            self.rows += 1
+            yield task
+        if not self.rows:
+            raise DataError("no tasks to write", path=str(self._path))
+
+    def batches(self, size: int) -> Iterator[list[Task]]:
+        """All of them in their order, ``size`` at a time."""
+        assert self._file is not None
+        self._file.seek(0)
+        for begin in range(0, self.rows, size):
+            count = min(size, self.rows - begin)
+            yield [pickle.load(self._file) for _ in range(count)]  # written by this very object
+
+
+class HeldOut:
+    """Takes questions out of a stream; memory holds those alone.
+
+    The questions with the smallest hashes are taken: whatever the order of the rows, the same ones. Rows with one text are
+    one question.
+
+    Args:
+        count: Questions to take, at most a tenth of all, and at least one.
+    """
+
+    def __init__(self, count: int, seed: int) -> None:
+        self._count = count
+        self._seed = seed
+        self._groups: dict[int, list[Task]] = {}
+        self._largest: list[int] = []
+
+    @property
+    def tasks(self) -> list[Task]:
+        """What was taken, in the order of the hashes."""
+        return [task for key in sorted(self._groups) for task in self._groups[key]]
+
+    def split(self, tasks: Iterable[Task]) -> Iterator[Task]:
+        """Yield what stays; :attr:`tasks` is complete when this has ended."""
+        seen = 0
+        for task in tasks:
+            seen += 1
+            key = self._key(task)
+            if key in self._groups:
+                self._groups[key].append(task)
+                continue
+            if len(self._groups) == self._count and key > -self._largest[0]:
+                yield task
+                continue
+            self._groups[key] = [task]
+            heapq.heappush(self._largest, -key)
+            yield from self._returned(self._count)
+        yield from self._returned(max(1, seen // _LARGEST_SHARE) if seen > 1 else 0)
+
+    def _returned(self, most: int) -> Iterator[Task]:
+        """Give back the largest until ``most`` are left; rows of one text go together, so nothing is in both parts."""
+        while len(self._groups) > most:
+            yield from self._groups.pop(-heapq.heappop(self._largest))
+
+    def _key(self, task: Task) -> int:
+        text = f"{self._seed}\n{' '.join(task.question.split())}".encode("utf-8", "surrogatepass")
+        return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")

@@ -1,0 +1,149 @@
+"""Data sets for `afm sft`: alpaca JSON, conversations, and their entries in ``dataset_info.json``."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from afm.agents import AgentSpec
+from afm.datasets.readers.row import AlpacaRow, Conversation
+from afm.errors import ConfigError, DataError
+from afm.runs.atomic import replace_text, replacing
+from afm.runs.folder import sha256_of, write_manifest
+from afm.tools.arguments import Reader, faults_of
+from afm.trajectory.record import Record
+from afm.trajectory.types import Segment
+
+_INFO_FILE = "dataset_info.json"
+COLUMNS = {"prompt": "instruction", "query": "input", "response": "output"}
+
+
+def write_sft(
+    records: Iterable[Record],
+    spec: AgentSpec,
+    out_dir: str | Path,
+    *,
+    name: str,
+    inputs: Iterable[Path] = (),
+    readers: Mapping[str, Reader] | None = None,
+) -> int:
+    """Write kept trajectories as ``name.json`` (alpaca rows) and register it in ``dataset_info.json``.
+
+    ``instruction`` is the whole user turn, ``output`` the whole response; the masks are found again from
+    the text by the agent's declaration. Other entries of an existing ``dataset_info.json`` stay.
+
+    Args:
+        inputs: Files the records came from, for the manifest.
+        readers: Of the tools' arguments; see :func:`afm.tools.arguments.faults_of`.
+
+    Returns:
+        The number of rows.
+
+    Raises:
+        DataError: A record belongs to another agent, is refused by ``spec`` or by a tool that it calls, or nothing is left.
+    """
+    check_name(name)
+    out = Path(out_dir)
+    target = out / f"{name}.json"
+    rows = 0
+    with replacing(target) as temporary, temporary.open("w", encoding="utf-8") as file:
+        for record in records:
+            if record.kept:
+                file.write("[\n" if rows == 0 else ",\n")
+                file.write(json.dumps(_alpaca(record, spec, readers), ensure_ascii=False))
+                rows += 1
+        file.write("\n]\n")
+        if rows == 0:
+            raise DataError("no trajectory was kept, so there is nothing to train on", path=str(target))
+    register(out, name, target.name)
+    write_manifest(
+        out / f"{name}.manifest.json",
+        counts={"rows": rows},
+        spec=spec,
+        inputs=inputs,
+        outputs={target.name: sha256_of(target)},
+    )
+    return rows
+
+
+def write_alpaca(rows: Iterable[AlpacaRow], path: Path, name: str) -> None:
+    """Write one JSON array, and its entry in ``dataset_info.json``."""
+    begun, with_system = False, False
+    with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
+        for row in rows:
+            file.write(",\n" if begun else "[\n")
+            file.write(json.dumps(row.model_dump(exclude_none=True), ensure_ascii=False))
+            begun, with_system = True, with_system or row.system is not None
+        file.write("\n]\n" if begun else "[]\n")
+    if begun:
+        register(path.parent, name, path.name, {**COLUMNS, **({"system": "system"} if with_system else {})})
+
+
+def write_chat(rows: Iterable[Conversation], path: Path, name: str) -> None:
+    """Write one JSON line a conversation, and its entry in ``dataset_info.json`` where a training can read all of them."""
+    begun, trainable = False, True
+    with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
+        for row in rows:
+            file.write(row.model_dump_json(exclude_none=True) + "\n")
+            begun, trainable = True, trainable and _is_trainable(row)
+    if begun and trainable:
+        register(path.parent, name, path.name, {"messages": "messages"}, "agent_flan")
+
+
+def _is_trainable(row: Conversation) -> bool:
+    return all(
+        one.role in ("system", "user") or (one.role == "assistant" and one.loss is not None)
+        for one in row.messages
+    )
+
+
+def _alpaca(record: Record, spec: AgentSpec, readers: Mapping[str, Reader] | None) -> dict[str, str]:
+    if record.agent != spec.name:
+        raise DataError(f"record {record.id!r} belongs to agent {record.agent!r}, expected {spec.name!r}")
+    segments = [Segment(part.author, part.text) for part in record.segments]
+    issues = faults_of(segments, spec, readers=readers)
+    if issues:
+        raise DataError(f"record {record.id!r} breaks the rules of agent {spec.name!r}: {issues[0]}")
+    return {"instruction": spec.user_message(record.question), "input": "", "output": record.text}
+
+
+def check_name(name: str) -> None:
+    """Check the name of a data set, which becomes a file's.
+
+    Raises:
+        DataError: It could lead out of the folder.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9_][\w.-]*", name):
+        raise DataError(
+            f"data set name {name!r}: expected letters, digits, `_`, `-` and `.`, without a folder"
+        )
+
+
+def register(
+    folder: Path,
+    name: str,
+    file_name: str,
+    columns: Mapping[str, str] = COLUMNS,
+    formatting: str | None = None,
+) -> None:
+    """Enter a file in the ``dataset_info.json`` of its folder; other entries stay.
+
+    Args:
+        formatting: Layout of its rows; ``None`` is alpaca.
+
+    Raises:
+        ConfigError: That file is broken.
+    """
+    info_file = folder / _INFO_FILE
+    known: dict[str, Any] = {}
+    if info_file.exists():
+        try:
+            known = json.loads(info_file.read_text(encoding="utf-8"))
+        except json.JSONDecodeError as error:
+            raise ConfigError(f"{info_file}: no JSON: {error}; repair or remove it") from None
+    layout = {"formatting": formatting} if formatting else {}
+    known[name] = {"file_name": file_name, **layout, "columns": dict(columns)}
+    replace_text(info_file, json.dumps(known, indent=2, ensure_ascii=False) + "\n")
