@@ -50,14 +50,13 @@ OnNamedRow = Callable[[str, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A file that was made.
+    """A file that was made, and what became of the rows that were read.
 
     Attributes:
         paths: The file, and where rows were held out, theirs.
-        counts: What became of the rows that were read.
-        bad_rows: Where the refused ones stand; ``None`` when there are none.
+        bad_rows: Lists the refused rows; ``None`` when there are none.
         published: How many rows were published, where that is known.
-        made_now: Not by an earlier call.
+        made_now: False for a file of an earlier call.
         of_another: Another command made the file, so it was left as it is.
     """
 
@@ -76,7 +75,7 @@ class Prepared:
 
 def prepare_set(
     name: str,
-    one: HubSet,
+    hub_set: HubSet,
     data: Path,
     out: Path,
     *,
@@ -96,22 +95,22 @@ def prepare_set(
         DataError: A file is missing, a row is bad and ``strict``, a split has another number of rows than the lock of the
             download says, or nothing at all could be made.
     """
-    folder = set_folder(name, one, data)
-    for step in one.prepare:
+    folder = set_folder(name, hub_set, data)
+    for step in hub_set.prepare:
         source = SetFiles(
             name, input_files(folder, step, name), commit_of(data, name), data / LOCK_FILE, new_counts
         )
         yield _prepare(step.name or name, step, source, out, strict=strict, on_row=on_row)
 
 
-def prepare_prompts(name: str, one: HubSet, data: Path) -> Iterator[Path]:
+def prepare_prompts(name: str, hub_set: HubSet, data: Path) -> Iterator[Path]:
     """Write the prompts that the YAML takes out of one set into ``data/prompts``.
 
     Raises:
         DataError: A file is missing, or does not hold what the YAML says.
     """
-    for prompt in one.prompts:
-        yield prompt.write(set_folder(name, one, data), data / PROMPTS_FOLDER)
+    for prompt in hub_set.prompts:
+        yield prompt.write(set_folder(name, hub_set, data), data / PROMPTS_FOLDER)
 
 
 def make(
@@ -128,15 +127,15 @@ def make(
     Raises:
         DataError: As :func:`prepare_set`.
     """
-    found: dict[Path, str] = {}
+    names: dict[Path, str] = {}
     for file in files:
-        found |= data_files(file) if file.is_dir() else {file: file.name}
-    return _prepare(label, step, SetFiles(label, found), out, strict=strict, on_row=on_row)
+        names |= data_files(file) if file.is_dir() else {file: file.name}
+    return _prepare(label, step, SetFiles(label, names), out, strict=strict, on_row=on_row)
 
 
-def set_folder(name: str, one: HubSet, data: Path) -> Path:
+def set_folder(name: str, hub_set: HubSet, data: Path) -> Path:
     """Where a set lies: under its own name, or the repository's."""
-    named = data / one.repository.rpartition("/")[2]
+    named = data / hub_set.repository.rpartition("/")[2]
     return named if named.is_dir() and not (data / name).is_dir() else data / name
 
 
@@ -146,26 +145,25 @@ def input_files(folder: Path, step: Preparation, name: str) -> dict[Path, str]:
     Raises:
         DataError: There are none.
     """
-    found = {
-        path: called
-        for path, called in data_files(folder).items()
-        if any(fnmatchcase(called, pattern) for pattern in step.files)
+    files = {
+        path: hub_name
+        for path, hub_name in data_files(folder).items()
+        if any(fnmatchcase(hub_name, pattern) for pattern in step.files)
     }
-    if not found:
+    if not files:
         raise DataError(
             f"no file that matches {', '.join(step.files)}; `afm data download` fetches set {name!r}",
             path=str(folder),
         )
-    return found
+    return files
 
 
 @dataclass(frozen=True, slots=True)
 class SetFiles:
-    """Files that rows come from.
+    """Files that rows come from, each with its name on the Hub.
 
     Attributes:
         set: Name of the set, which begins the ids of rows that have none.
-        files: Each with its name on the Hub.
         lock: Where its rows are counted; ``None`` outside of a download.
     """
 
@@ -181,18 +179,17 @@ class SetFiles:
         if self.lock is None or (locked := read_lock(self.lock)).sets.get(self.set) is None:
             return
         rows: Counter[str] = Counter()
-        for file, called in self.files.items():
-            rows[split_of(called)] += counts.by_file[file]
-        one = locked.sets[self.set]
-        if self.new_counts:
-            one = one.model_copy(update={"rows": {}})
-        now = one.counted(self.set, rows, self.lock)
-        if now != locked.sets[self.set]:
+        for file, hub_name in self.files.items():
+            rows[split_of(hub_name)] += counts.by_file[file]
+        before = locked.sets[self.set]
+        known = before.model_copy(update={"rows": {}}) if self.new_counts else before
+        now = known.counted(self.set, rows, self.lock)
+        if now != before:
             locked.model_copy(update={"sets": {**locked.sets, self.set: now}}).write(self.lock)
 
     def fingerprint(self, step: Preparation, digests: Mapping[Path, str]) -> str:
         """Changes with the bytes of a file, the preparation, the agent, and this program."""
-        files = [(called, digests[file]) for file, called in self.files.items()]
+        files = [(hub_name, digests[file]) for file, hub_name in self.files.items()]
         agent = load_agent(step.agent).digest if step.into is Product.RL else ""
         said = json.dumps([files, step.model_dump(mode="json"), agent, self.set, afm.__version__])
         return hashlib.sha256(said.encode()).hexdigest()
@@ -312,12 +309,12 @@ def _write_rl(tasks: Iterator[Task], path: Path, step: Preparation) -> list[Path
 
 
 def _of(made: Iterable[ReadRow], kind: type[KindT], step: Preparation) -> Iterator[KindT]:
-    for one in made:
-        if not isinstance(one, kind):
+    for row in made:
+        if not isinstance(row, kind):
             raise DataError(
-                f"reader {step.reader!r} makes rows of kind {type(one).__name__}, which cannot become {step.into}"
+                f"reader {step.reader!r} makes rows of kind {type(row).__name__}, which cannot become {step.into}"
             )
-        yield one
+        yield row
 
 
 def commit_of(data: Path, name: str) -> str | None:

@@ -12,8 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Any, Self
+from typing import IO, Any
 
 from afm.agents import AgentSpec, PromptMode, PromptSource, PromptTemplate
 from afm.datasets.schema import Task, check_writable
@@ -150,7 +149,9 @@ def write_rl_parts(
     except ImportError as error:
         raise MissingExtraError("pyarrow", "eval") from error
     ends: list[int] = []
-    with _Spool(path.parent, path) as spool:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=path.parent) as file:
+        spool = _Spool(file, path)
         extras = _extra_columns(spool.filled(_noting_ends(parts, ends)))
         schema = _schema(
             pa, sorted({tool for part in parts for tool in part.spec.tool_roles.values()}), extras, gold
@@ -160,7 +161,7 @@ def write_rl_parts(
                 rows = []
                 for place, task in enumerate(batch, number * _BATCH_ROWS):
                     part = parts[bisect_right(ends, place)]
-                    rows.append(rl_row(task, part, extras, split=split, form=gold))
+                    rows.append(_row(task, part, extras, split, gold))
                 writer.write_table(pa.Table.from_pylist(rows, schema=schema))
     return spool.rows
 
@@ -175,27 +176,15 @@ def _noting_ends(parts: Iterable[RlPart], ends: list[int]) -> Iterator[Task]:
         ends.append(count)
 
 
-def rl_row(
-    task: Task,
-    part: RlPart,
-    extras: Mapping[str, str],
-    *,
-    split: str,
-    form: GoldForm = GoldForm.TEXT,
-) -> dict[str, Any]:
-    """One parquet row, with the task's own prompt if it came with one, else the agent's; ``extras`` names the further columns of ``extra_info`` and their types.
-
-    Raises:
-        DataError: The task has no answers, and ``form`` needs them; or no prompt, and ``part`` wants the rows'.
-    """
-    spec, ability = part.spec, part.ability
-    gold = _gold(task, form)
+def _row(task: Task, part: RlPart, extras: Mapping[str, str], split: str, form: GoldForm) -> dict[str, Any]:
+    """One parquet row; ``extras`` names the further columns of ``extra_info`` and their types."""
+    spec, gold = part.spec, _gold(task, form)
     create = {"ground_truth": gold, "question": task.question, "data_source": task.data_source}
     further = {key: _cell(task.extra_info.get(key), kind) for key, kind in extras.items()}
     return {
         "data_source": task.data_source,
         "prompt": _chat(task, part),
-        "ability": task.ability or ability,
+        "ability": task.ability or part.ability,
         "reward_model": {"ground_truth": gold, "style": "rule"},
         "extra_info": {
             **further,
@@ -304,29 +293,16 @@ def _schema(pa: Any, tool_names: Sequence[str], extras: Mapping[str, str], form:
 
 
 class _Spool:
-    """Tasks in a file without a name, which ends with the block; memory holds a short key of each.
+    """Tasks laid aside in a file, so that something is known of all before the first is written; memory holds a key of each.
 
     Args:
-        folder: Where there is room for them; made if needed.
         path: What they are for, in errors.
     """
 
-    def __init__(self, folder: Path, path: Path) -> None:
+    def __init__(self, file: IO[bytes], path: Path) -> None:
         self.rows = 0
-        self._folder = folder
+        self._file = file
         self._path = path
-        self._file: IO[bytes] | None = None
-
-    def __enter__(self) -> Self:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        self._file = tempfile.TemporaryFile(dir=self._folder)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._file is not None:
-            self._file.close()
 
     def filled(self, tasks: Iterable[Task]) -> Iterator[Task]:
         """Lay every task aside and hand it on.
@@ -334,13 +310,11 @@ class _Spool:
         Raises:
             DataError: An id occurs twice, a task may not be written in plain form, or there is none.
         """
-        assert self._file is not None
         seen: set[bytes] = set()
         for task in tasks:
             check_writable(task)
-            key = hashlib.blake2b(
-                task.id.encode("utf-8", "surrogatepass"), digest_size=_ID_KEY_BYTES
-            ).digest()
+            name = task.id.encode("utf-8", "surrogatepass")
+            key = hashlib.blake2b(name, digest_size=_ID_KEY_BYTES).digest()
             if key in seen:
                 raise DataError(f"task id {task.id!r} occurs twice; ids must be unique", path=str(self._path))
             seen.add(key)
@@ -352,7 +326,6 @@ class _Spool:
 
     def batches(self, size: int) -> Iterator[list[Task]]:
         """All of them in their order, ``size`` at a time."""
-        assert self._file is not None
         self._file.seek(0)
         for begin in range(0, self.rows, size):
             count = min(size, self.rows - begin)
