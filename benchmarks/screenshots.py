@@ -29,7 +29,7 @@ from typing import Any
 from afm.agents import load_agent
 from afm.datasets import write_tasks
 from afm.datasets.mini_world import WorldSplit, generate, read_problem
-from afm.evaluation import Conditions, Manifest, Sources, evaluate, read_manifest, summarise
+from afm.evaluation import Conditions, RunManifest, Sources, evaluate, read_manifest, summarise
 from afm.evaluation.prices import Prices
 from afm.models.base import Generation, SamplingParams
 from afm.models.scripted import ScriptedModel
@@ -144,7 +144,7 @@ def settled(out: Path) -> None:
     metrics = summarise(records, spec=manifest.spec, prices=manifest.prices)
     (out / "metrics.json").write_text(metrics.model_dump_json(indent=2) + "\n")
     told: dict[str, Any] = {"started": "2026-01-01T00:00:00+00:00", "machine": {"system": "Linux", "cpus": 2}}
-    settled_manifest: Manifest = manifest.model_copy(update=told)
+    settled_manifest: RunManifest = manifest.model_copy(update=told)
     (out / "manifest.json").write_text(settled_manifest.model_dump_json(indent=2) + "\n")
 
 

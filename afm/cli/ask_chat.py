@@ -323,7 +323,7 @@ class EpisodeView:
             f"{cost.wall_seconds:.1f} s, {speed:.0f} tokens/s"
         )
         if self._prices is not None:
-            from afm.evaluation.words import dollars
+            from afm.evaluation.wording import dollars
 
             usd = self._prices.model_usd(cost) + self._prices.tools_usd(episode.calls)
             told += f", {dollars(usd)}"

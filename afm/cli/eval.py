@@ -25,9 +25,8 @@ if TYPE_CHECKING:
     from afm.distill.player import TeamPlayer
     from afm.evaluation import Metrics
     from afm.evaluation.compare import Comparison
-    from afm.evaluation.config import EvalConfig
+    from afm.evaluation.config import EvalConfig, TeamChoice
     from afm.evaluation.paired import Savings
-    from afm.evaluation.settings import TeamChoice
 
 
 class _RunUnlessNamed(TyperGroup):
@@ -82,7 +81,7 @@ def compare(
 
 
 def _compared(one: Comparison) -> None:
-    from afm.evaluation.words import money_words, number, p_words, percent, points, source_words
+    from afm.evaluation.wording import money_words, number, p_words, percent, points, source_words
 
     score, paired = one.metrics.pass_at_1, one.paired
     print(f"{one.folder}: pass@1 {percent(score.value if score else None)}")
@@ -108,7 +107,7 @@ def _compared(one: Comparison) -> None:
 
 
 def _saved(savings: Savings) -> None:
-    from afm.evaluation.words import cost_cells, savings_words
+    from afm.evaluation.wording import cost_cells, savings_words
 
     print(f"  {savings_words(savings)}")
     print(f"    {'a task':28}{'team':>16}{'model':>16}   model minus team (95 %); saving (95 %)")
@@ -121,7 +120,7 @@ def _saved(savings: Savings) -> None:
 
 
 def _cost(metrics: Metrics) -> str:
-    from afm.evaluation.words import number
+    from afm.evaluation.wording import number
 
     cost = metrics.per_solved
     return (
@@ -222,7 +221,7 @@ def _run(settings: EvalConfig) -> Metrics:
 
 
 def _summary(settings: EvalConfig, metrics: Metrics) -> None:
-    from afm.evaluation.words import (
+    from afm.evaluation.wording import (
         agent_h_words,
         agent_words,
         hallucination_words,

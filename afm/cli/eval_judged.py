@@ -39,9 +39,9 @@ def choose(
     Needs a judge (GRM_BASE_URL, GRM_API_KEY, GRM_MODEL_NAME, or judge.url). Writes choices.jsonl and adds to metrics.json.
     What is in choices.jsonl is not asked again, so a run that was killed continues with the same command.
     """
+    from afm.evaluation.best_of import CHOICES_FILE, choose
     from afm.evaluation.config import saved_section
-    from afm.evaluation.judged.choose import CHOICES_FILE, choose
-    from afm.evaluation.settings import BestOfSettings
+    from afm.evaluation.judging import BestOfSettings
 
     wanted = saved_section(folder, "best_of", BestOfSettings, settings or [])
     _tell(_run(choose(folder, wanted, on_progress=_shown()), folder), folder, CHOICES_FILE, as_json=as_json)
@@ -63,9 +63,8 @@ def agree(
     Needs a judge (GRM_BASE_URL, GRM_API_KEY, GRM_MODEL_NAME, or judges[..].url). Writes opinions.jsonl and adds to
     metrics.json. What is in opinions.jsonl is not asked again.
     """
+    from afm.evaluation.agreement import OPINIONS_FILE, AgreementSettings, agree
     from afm.evaluation.config import saved_section
-    from afm.evaluation.judged.agree import OPINIONS_FILE, agree
-    from afm.evaluation.settings import AgreementSettings
 
     wanted = saved_section(folder, "agreement", AgreementSettings, settings or [])
     _tell(_run(agree(folder, wanted, on_progress=_shown()), folder), folder, OPINIONS_FILE, as_json=as_json)
@@ -73,7 +72,7 @@ def agree(
 
 def print_judged(metrics: Metrics) -> None:
     """best-of-k beside what chance and an oracle would choose, and how far judges agree."""
-    from afm.evaluation.words import agreement_words, best_of_words, ours, percent
+    from afm.evaluation.wording import agreement_words, best_of_words, ours, percent
 
     for one in metrics.best_of:
         print(f"  {best_of_words(one)}")

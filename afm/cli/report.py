@@ -15,7 +15,7 @@ import typer
 from afm.errors import UsageError
 
 if TYPE_CHECKING:
-    from afm.evaluation.viewer.episode import Decode
+    from afm.evaluation.viewer.server import Decode
 
 
 def report(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from afm.evaluation.manifest import Conditions, Manifest, Sources, read_manifest
+from afm.evaluation.manifest import Conditions, RunManifest, Sources, read_manifest
 from afm.evaluation.metrics import Metrics, summarise
 from afm.evaluation.paired import PairedDifference, paired_difference
 from afm.evaluation.run import evaluate
@@ -13,9 +13,9 @@ __all__ = [
     "Conditions",
     "FailurePolicy",
     "Interval",
-    "Manifest",
     "Metrics",
     "PairedDifference",
+    "RunManifest",
     "Sources",
     "evaluate",
     "paired_difference",

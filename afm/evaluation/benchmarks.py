@@ -29,7 +29,7 @@ class _Source(Settings):
     confirmed: str = ""
 
 
-class _Row(Settings):
+class _ScoreRow(Settings):
     metric: str = Field(pattern=r"^(pass@|avg@|best-of-)\d+$")
     percent: float = Field(ge=0, le=100)
     source: str
@@ -38,7 +38,7 @@ class _Row(Settings):
 
 class _Table(Settings):
     sources: dict[str, _Source]
-    scores: dict[str, list[_Row]]
+    scores: dict[str, list[_ScoreRow]]
 
     @model_validator(mode="after")
     def _check(self) -> _Table:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from afm.errors import ConfigError, DataError
-from afm.evaluation.manifest import EPISODES_FILE, MANIFEST_FILE, Manifest, differences, read_manifest
+from afm.evaluation.manifest import EPISODES_FILE, MANIFEST_FILE, RunManifest, differences, read_manifest
 from afm.evaluation.metrics import Metrics, summarise
 from afm.evaluation.paired import (
     PairedDifference,
@@ -113,25 +113,25 @@ def _metrics(folder: Path) -> Metrics:
     )
 
 
-def _savings(first: tuple[str, Path, Manifest], other: tuple[str, Path, Manifest]) -> Savings | None:
+def _savings(first: tuple[str, Path, RunManifest], other: tuple[str, Path, RunManifest]) -> Savings | None:
     if (first[2].team is None) == (other[2].team is None):
         return None
     team, model = (first, other) if first[2].team is not None else (other, first)
     return savings(_played(*team), _played(*model))
 
 
-def _played(name: str, folder: Path, manifest: Manifest) -> Played:
+def _played(name: str, folder: Path, manifest: RunManifest) -> Played:
     return Played(name, map(opened, records_of(folder)), manifest.prices, manifest.team is not None)
 
 
-def _other_prices(first: Manifest, other: Manifest) -> str:
+def _other_prices(first: RunManifest, other: RunManifest) -> str:
     """No reason to refuse: prices change no score."""
     if first.prices == other.prices or None in (first.prices, other.prices):
         return ""
     return f"money is counted by other prices: {_listed(first)} -> {_listed(other)}"
 
 
-def _listed(manifest: Manifest) -> str:
+def _listed(manifest: RunManifest) -> str:
     prices = manifest.prices.model_dump(exclude_none=True) if manifest.prices else {}
     tools = prices.pop("tools", {})
     return ", ".join(f"{name} {usd:g}" for name, usd in (prices | tools).items())

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from afm.agents import AgentSpec, load_agent
 from afm.errors import ConfigError
-from afm.evaluation.blocks import Block, blocks_of, role_colours
-from afm.evaluation.words import number, percent
+from afm.evaluation.page import Block, blocks_of, role_colours
+from afm.evaluation.wording import number, percent
 from afm.runs.atomic import replacing
 from afm.trajectory import answers
 from afm.trajectory.programs import call_form

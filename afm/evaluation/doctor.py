@@ -31,7 +31,7 @@ from afm.evaluation.job import (
 from afm.evaluation.manifest import (
     EPISODES_FILE,
     MANIFEST_FILE,
-    Manifest,
+    RunManifest,
     data_checksum,
     differences,
     holds_episodes,
@@ -384,7 +384,7 @@ def _earlier_run(config: EvalConfig, tasks: Sequence[Task]) -> Iterator[Finding]
     yield Finding(Level.OK, "output", f"{config.out_dir} goes on with a run of {done:,} episodes")
 
 
-def _manifest(config: EvalConfig, tasks: Sequence[Task]) -> Manifest:
+def _manifest(config: EvalConfig, tasks: Sequence[Task]) -> RunManifest:
     """What a run of these settings would write first."""
     agents = row_agents(config, tasks, opened=False)
     model_name = config.answering.name or config.answering.path

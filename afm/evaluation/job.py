@@ -21,10 +21,10 @@ from afm.datasets.published import SUFFIXES, data_files, published_rows, rows_of
 from afm.datasets.readers import READERS
 from afm.errors import DataError
 from afm.evaluation.agents import RowAgents, with_judge_text
+from afm.evaluation.agreement import agree
 from afm.evaluation.benchmarks import BENCHMARKS
+from afm.evaluation.best_of import choose
 from afm.evaluation.config import CONFIG_FILE, EvalConfig, dump_config
-from afm.evaluation.judged.agree import agree
-from afm.evaluation.judged.choose import choose
 from afm.evaluation.manifest import Conditions, Sources, holds_episodes
 from afm.evaluation.metrics import Metrics
 from afm.evaluation.prices import Prices

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit, urlunsplit
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 import afm
 from afm.agents import AgentSpec, Limits, PromptSource, model_folder
-from afm.configuration import validated
+from afm.configuration import Settings, validated
 from afm.datasets import Task
 from afm.errors import DataError
 from afm.evaluation.agents import Agents, RowAgents, told_agent, told_prompt, told_row_agents
@@ -52,7 +52,7 @@ _NO_SETTING = re.compile(
 """The digest speaks for a whole declaration, and prices change no score."""
 
 
-class Sources(BaseModel):
+class Sources(Settings):
     """Where the parts of a run came from.
 
     Attributes:
@@ -65,8 +65,6 @@ class Sources(BaseModel):
         parallel: Episodes in flight; no score depends on it.
         prices: What the money of the run is counted by; no score depends on them.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     model: str | None = None
     team: dict[str, Any] | None = None
@@ -108,7 +106,7 @@ class Conditions:
         return Agents.of(spec, self.original) if self.row_agents is None else self.row_agents.agents
 
 
-class Manifest(BaseModel):
+class RunManifest(Settings):
     """Everything a score depends on.
 
     Attributes:
@@ -119,8 +117,6 @@ class Manifest(BaseModel):
         machine: Where it ran first.
         started: When, in UTC.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     format: Literal[1] = 1
     settings: dict[str, Any]
@@ -166,7 +162,7 @@ def make_manifest(
     conditions: Conditions,
     *,
     token_exact: bool = True,
-) -> Manifest:
+) -> RunManifest:
     """Describe a run that is about to begin.
 
     Args:
@@ -179,7 +175,7 @@ def make_manifest(
     settings = json.loads(
         json.dumps(_settings(list(tasks), spec, model_name, conditions, token_exact=token_exact))
     )
-    return Manifest(
+    return RunManifest(
         settings=settings,
         versions=_versions(),
         sources={
@@ -246,14 +242,14 @@ def _benchmark(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def read_manifest(path: str | Path) -> Manifest:
+def read_manifest(path: str | Path) -> RunManifest:
     """Read a manifest.
 
     Raises:
         DataError: No such file, or it is no manifest of this format.
     """
     try:
-        return Manifest.model_validate_json(Path(path).read_text(encoding="utf-8"))
+        return RunManifest.model_validate_json(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise DataError(f"cannot be read: {error.strerror}", path=str(path)) from None
     except ValidationError as error:
@@ -268,7 +264,7 @@ def holds_episodes(out_dir: Path) -> bool:
     return episodes.is_file() and episodes.stat().st_size > 0
 
 
-def claim(out_dir: Path, manifest: Manifest) -> None:
+def claim(out_dir: Path, manifest: RunManifest) -> None:
     """Write the manifest into a folder without episodes, or check that its run has an equal one; prices may be new.
 
     A run that was refused, or died before its first episode, claims nothing.
@@ -291,7 +287,7 @@ def claim(out_dir: Path, manifest: Manifest) -> None:
         replace_text(path, priced.model_dump_json(indent=2) + "\n")
 
 
-def differences(before: Manifest, after: Manifest) -> list[str]:
+def differences(before: RunManifest, after: RunManifest) -> list[str]:
     """What two runs do not share, as ``key: old -> new``, in the order of the keys."""
     old = flatten({"versions": before.versions, **before.settings})
     new = flatten({"versions": after.versions, **after.settings})

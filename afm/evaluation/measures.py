@@ -22,8 +22,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from afm.configuration import Settings
 from afm.errors import DataError
 from afm.evaluation.agents import Agents
 from afm.evaluation.statistics import Interval
@@ -112,7 +113,7 @@ class Method(StrEnum):
     """It grades each episode alone; the best grade wins."""
 
 
-class BestOf(BaseModel):
+class BestOf(Settings):
     """best-of-k of one run by one judge.
 
     Attributes:
@@ -124,8 +125,6 @@ class BestOf(BaseModel):
         settled: Those that needed no judge: no answers, one answer, or all the same one.
         places: How often the judge chose each place in the list, as shares; without a bias all are 1 / k.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     method: Method
     k: int
@@ -266,15 +265,13 @@ class ArgumentForm(StrEnum):
     """A ``py`` fence, perhaps with an ``sh`` fence."""
 
 
-class UnseenTool(BaseModel):
+class UnseenTool(Settings):
     """A tool that the agent was not trained with.
 
     Attributes:
         required: Keys of a JSON argument that hold a text.
         optional: Further keys it may have; any other breaks the form.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     form: ArgumentForm
     required: tuple[str, ...] = ()

@@ -12,9 +12,10 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from afm.agents import AgentSpec
+from afm.configuration import Settings
 from afm.evaluation.agents import Agents
 from afm.evaluation.measures import (
     AGENT_H,
@@ -34,11 +35,7 @@ from afm.rollout.routes import ROUTE_KEY
 from afm.trajectory.record import Record
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Metrics(_Frozen):
+class Metrics(Settings):
     """Figures of one run. Shares are between 0 and 1; ``None`` where nothing could be measured.
 
     Attributes:
@@ -55,8 +52,8 @@ class Metrics(_Frozen):
         pass_hat_k: Chance that all of k episodes pass (pass^k), for the same k.
         majority: Share of questions whose most frequent answer passes (see :func:`afm.evaluation.measures.majority`);
             ``None`` for one round, or when the agent is not known.
-        best_of: What a judge's choice among k episodes is worth, where one chose (:mod:`afm.evaluation.judged`).
-        agreement: How far judges agree on its verdicts, where some judged again (:mod:`afm.evaluation.judged`).
+        best_of: What a judge's choice among k episodes is worth, where one chose (:mod:`afm.evaluation.judging`).
+        agreement: How far judges agree on its verdicts, where some judged again (:mod:`afm.evaluation.judging`).
         mean_score: Mean reward.
         correct: Share of right final answers, whatever their format.
         format_valid: Share of responses that keep the agent's rules.

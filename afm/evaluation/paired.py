@@ -10,8 +10,9 @@ from enum import StrEnum
 from fractions import Fraction
 from typing import NamedTuple, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from afm.configuration import Settings
 from afm.errors import DataError
 from afm.evaluation.metrics import passed, task_of
 from afm.evaluation.prices import Prices
@@ -30,7 +31,7 @@ from afm.trajectory.record import Record
 DifferenceT = TypeVar("DifferenceT", bound="Difference")
 
 
-class Difference(BaseModel):
+class Difference(Settings):
     """How much better the second run is than the first, on the questions both have a score for.
 
     Attributes:
@@ -41,8 +42,6 @@ class Difference(BaseModel):
         test: What gave it.
         p_holm: The same, corrected by Holm for all the comparisons it stands among; ``None`` where it stands alone.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     questions: int
     difference: Interval
@@ -172,11 +171,7 @@ _PER_SOLVED = (Quantity.TOKENS, Quantity.CALLS, Quantity.DOLLARS)
 _METERED = (Quantity.PROMPT, Quantity.SAMPLED, Quantity.OBSERVED, Quantity.TOKENS, Quantity.DOLLARS)
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Saving(_Frozen):
+class Saving(Settings):
     """1 - model / team, with the ends of its 95 % bootstrap interval over questions.
 
     Attributes:
@@ -188,7 +183,7 @@ class Saving(_Frozen):
     high: float
 
 
-class CostRow(_Frozen):
+class CostRow(Settings):
     """One quantity of both.
 
     Attributes:
@@ -206,7 +201,7 @@ class CostRow(_Frozen):
     saving: Saving | None = None
 
 
-class Savings(_Frozen):
+class Savings(Settings):
     """The table.
 
     Attributes:

@@ -9,15 +9,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from afm.evaluation.blocks import Block, blocks_of, role_colours
-from afm.evaluation.charts import draw
 from afm.evaluation.compare import read_comparison
 from afm.evaluation.failures import Failure, FailureGroup
 from afm.evaluation.metrics import passed
+from afm.evaluation.page import Block, blocks_of, draw, role_colours
 from afm.evaluation.report_input import VIEW_PORT, BenchmarkNote, Beside, Pair, ReportInput, StageResult
 from afm.evaluation.run_folder import read_run, read_stages
 from afm.evaluation.statistics import Interval
-from afm.evaluation.words import (
+from afm.evaluation.wording import (
     FAILURES,
     agent_h_words,
     agent_words,

@@ -13,11 +13,11 @@ from urllib.parse import urlencode
 from afm.agents import AgentSpec
 from afm.evaluation.agents import Agents
 from afm.evaluation.benchmarks import PublishedScore, published_scores
-from afm.evaluation.charts import Curve
 from afm.evaluation.failures import Scan
-from afm.evaluation.manifest import Manifest
+from afm.evaluation.manifest import RunManifest
 from afm.evaluation.measures import BestOf, Method
 from afm.evaluation.metrics import Metrics
+from afm.evaluation.page import Curve
 from afm.evaluation.paired import PairedDifference, Savings
 from afm.evaluation.statistics import Interval
 from afm.evaluation.training_logs import Aspect
@@ -101,7 +101,7 @@ class BenchmarkNote:
         return any(row.score.own_protocol for row in self.rows)
 
 
-def beside_published(manifest: Manifest, metrics: Metrics) -> BenchmarkNote | None:
+def beside_published(manifest: RunManifest, metrics: Metrics) -> BenchmarkNote | None:
     """What was published of the benchmark that ``manifest`` names, ``None`` where it names none."""
     told = manifest.sources.get("benchmark")
     if not isinstance(told, Mapping):

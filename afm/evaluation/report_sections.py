@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from afm.evaluation.charts import Curve, Series
-from afm.evaluation.manifest import Manifest
+from afm.evaluation.manifest import RunManifest
 from afm.evaluation.metrics import Metrics, passed, task_of
+from afm.evaluation.page import Curve, Series
 from afm.evaluation.report_input import Fact, Pair, StageResult
 from afm.evaluation.statistics import Interval
 from afm.trajectory.record import Record
@@ -18,7 +18,7 @@ from afm.trajectory.record import Record
 _STAGES_FILE = "stages.jsonl"
 
 
-def facts_of(run_dir: Path, stages: Sequence[tuple[str, Manifest | None]]) -> Iterator[Fact]:
+def facts_of(run_dir: Path, stages: Sequence[tuple[str, RunManifest | None]]) -> Iterator[Fact]:
     """Facts of a run folder and its evaluations, in the order a reader asks for them."""
     known = [(name, manifest) for name, manifest in stages if manifest is not None]
     if known:
@@ -60,7 +60,7 @@ def _each(label: str, values: Sequence[tuple[str, str]]) -> Iterator[Fact]:
         )
 
 
-def _model(manifest: Manifest) -> str:
+def _model(manifest: RunManifest) -> str:
     model = manifest.settings["model"]
     if manifest.team is not None:
         members = ", ".join(f"{name} {model}" for name, model in manifest.team["members"].items())
@@ -74,7 +74,7 @@ def _model(manifest: Manifest) -> str:
     return f"{model['name']}{digest}{inexact}"
 
 
-def _prompt(manifest: Manifest) -> str:
+def _prompt(manifest: RunManifest) -> str:
     """Whose words asked, where they are not the agent's own."""
     prompt = manifest.settings.get("prompt")
     if prompt is None:
@@ -82,13 +82,13 @@ def _prompt(manifest: Manifest) -> str:
     return f"text of a file (digest {prompt['digest']})" if "digest" in prompt else "each row's"
 
 
-def _data(manifest: Manifest) -> str:
+def _data(manifest: RunManifest) -> str:
     data = manifest.settings["data"]
     files = ", ".join(Path(path).name for path in manifest.sources.get("data", ()))
     return f"{data['tasks']:,}{f' of {files}' if files else ''} (sha256 {data['sha256'][:12]})"
 
 
-def _sampling(manifest: Manifest) -> str:
+def _sampling(manifest: RunManifest) -> str:
     settings = manifest.settings
     sampling = settings["sampling"]
     if manifest.team is not None:
@@ -102,13 +102,13 @@ def _sampling(manifest: Manifest) -> str:
     return f"{text}, {rounds} round{'s' if rounds > 1 else ''}"
 
 
-def _protocol(manifest: Manifest) -> str:
+def _protocol(manifest: RunManifest) -> str:
     """Whose way to play episodes where it is not ours."""
     protocol = manifest.settings.get("protocol")
     return "" if protocol is None else f"{protocol['name']}: as AFM's script plays its web agent"
 
 
-def _limits(manifest: Manifest) -> str:
+def _limits(manifest: RunManifest) -> str:
     if manifest.team is not None:
         own = manifest.team.get("limits", {})
         return ", ".join(f"{key.replace('_', ' ')} {limit:,}" for key, limit in own.items())
@@ -136,7 +136,7 @@ def _reward(reward: Mapping[str, Any] | None) -> str:
     return f"formula {reward.get('formula', 'correct * format')}"
 
 
-def _prices(manifest: Manifest) -> str:
+def _prices(manifest: RunManifest) -> str:
     prices = manifest.prices
     if prices is None:
         return ""

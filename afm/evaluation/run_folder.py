@@ -16,7 +16,7 @@ from afm.agents import AgentSpec, model_folder
 from afm.errors import ConfigError, DataError
 from afm.evaluation.agents import Agents
 from afm.evaluation.failures import Scan, scan
-from afm.evaluation.manifest import EPISODES_FILE, MANIFEST_FILE, Manifest, differences, read_manifest
+from afm.evaluation.manifest import EPISODES_FILE, MANIFEST_FILE, RunManifest, differences, read_manifest
 from afm.evaluation.metrics import Metrics, summarise
 from afm.evaluation.paired import paired_difference
 from afm.evaluation.report_input import (
@@ -50,7 +50,7 @@ class Evaluation:
     folder: Path
     name: str
     metrics: Metrics
-    manifest: Manifest | None
+    manifest: RunManifest | None
     finished: bool
 
     @property
@@ -135,7 +135,7 @@ def read_evaluation(folder: Path, name: str) -> Evaluation:
     return Evaluation(folder, name, metrics, manifest, finished)
 
 
-def agents_of(manifest: Manifest | None) -> Agents | None:
+def agents_of(manifest: RunManifest | None) -> Agents | None:
     """The agents of an evaluation, as far as can be read."""
     try:
         return manifest.agents if manifest else None
@@ -143,7 +143,7 @@ def agents_of(manifest: Manifest | None) -> Agents | None:
         return None
 
 
-def _in_own_words(manifest: Manifest) -> bool:
+def _in_own_words(manifest: RunManifest) -> bool:
     """Whether each question was asked in its agent's own prompt."""
     asked = (manifest.settings, *manifest.settings.get("agents", {}).values())
     return manifest.team is None and not any("prompt" in one for one in asked)

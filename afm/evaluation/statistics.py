@@ -8,8 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from fractions import Fraction
 
-from pydantic import BaseModel, ConfigDict
-
+from afm.configuration import Settings
 from afm.errors import MissingExtraError
 
 RESAMPLES = 10_000
@@ -17,10 +16,8 @@ _Z95 = 1.959963984540054
 _MAX_CELLS = 1 << 22
 
 
-class Interval(BaseModel):
+class Interval(Settings):
     """An estimate with the two ends of its 95 % interval."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     value: float
     low: float
@@ -202,7 +199,7 @@ Table = tuple[int, int, int, int]
 """Verdicts of two raters: both correct, only the first, only the second, neither."""
 
 
-class Agreement(BaseModel):
+class Agreement(Settings):
     """How far two raters agree.
 
     Attributes:
@@ -216,8 +213,6 @@ class Agreement(BaseModel):
         abstained: Episodes without a verdict of one of them; they do not count.
         settled: Episodes that need no judge (no answer, or a gold answer word for word); they do not count.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     first: str
     second: str

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from afm.evaluation.charts import Curve, Series
+from afm.evaluation.page import Curve, Series
 
 TRAINER_LOG = "trainer_log.jsonl"
 RL_METRICS = "metrics.jsonl"

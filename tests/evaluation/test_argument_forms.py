@@ -9,7 +9,7 @@ from afm.errors import ConfigError
 from afm.evaluation import Conditions, evaluate
 from afm.evaluation.config import load_config
 from afm.evaluation.measures import UnseenTool
-from afm.evaluation.words import unseen_words
+from afm.evaluation.wording import unseen_words
 from afm.models.base import SamplingParams
 from afm.models.scripted import ScriptedModel
 from afm.rewards import load_reward

@@ -3,7 +3,7 @@
 import json
 import math
 
-from afm.evaluation.charts import Curve, Series, draw
+from afm.evaluation.page import Curve, Series, draw
 from afm.evaluation.training_logs import read_curves
 
 

@@ -40,7 +40,7 @@ def test_each_class_has_its_episode(record, kind) -> None:
 
 
 def test_every_class_has_a_case_and_a_name_and_passed_episodes_have_no_class(record) -> None:
-    from afm.evaluation.words import FAILURES
+    from afm.evaluation.wording import FAILURES
 
     assert list(CASES) == list(Failure) == list(FAILURES)
     assert failure_of(record("a", 1.0, text=ANSWER), SPEC) is None

@@ -15,7 +15,7 @@ from afm.errors import ConfigError
 from afm.evaluation import Conditions, Metrics, evaluate, read_manifest, summarise
 from afm.evaluation.config import load_config
 from afm.evaluation.report import write_run_report
-from afm.evaluation.words import hallucination_words
+from afm.evaluation.wording import hallucination_words
 from afm.models.scripted import ScriptedModel
 from afm.rewards import load_reward
 

@@ -14,7 +14,7 @@ from afm.evaluation.job import prices_of
 from afm.evaluation.prices import Prices, read_prices
 from afm.evaluation.report import write_comparison, write_run_report
 from afm.evaluation.statistics import bootstrap_ratio
-from afm.evaluation.words import dollars, money_words
+from afm.evaluation.wording import dollars, money_words
 from afm.trajectory.io import load_records
 from afm.trajectory.record import CallRecord, Cost, Verdict
 

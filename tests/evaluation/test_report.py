@@ -27,7 +27,7 @@ from afm.evaluation.report_input import (
     StageResult,
     ViewLinks,
 )
-from afm.evaluation.words import difference_words, headline, number, percent, points, rounds_words
+from afm.evaluation.wording import difference_words, headline, number, percent, points, rounds_words
 from afm.models.base import SamplingParams
 from afm.trajectory.io import RecordWriter
 from afm.trajectory.record import TextSegment, Verdict

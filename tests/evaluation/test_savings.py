@@ -5,7 +5,7 @@ import pytest
 from afm.errors import DataError
 from afm.evaluation.paired import Per, Played, Quantity, paired_difference, savings
 from afm.evaluation.prices import Prices
-from afm.evaluation.words import CostCells, cost_cells, savings_words
+from afm.evaluation.wording import CostCells, cost_cells, savings_words
 from afm.trajectory.record import CallRecord, Cost
 
 PRICES = Prices(prompt=1.0, completion=10.0, tools={"wiki_search": 0.5})

@@ -9,7 +9,7 @@ import pytest
 from afm.evaluation import paired_difference
 from afm.evaluation.paired import holm_corrected
 from afm.evaluation.statistics import PairedTest, holm, paired_p
-from afm.evaluation.words import p_words, source_words
+from afm.evaluation.wording import p_words, source_words
 
 
 def test_mcnemar_by_hand() -> None:

@@ -4,6 +4,6 @@
 """
 
 from afm.evaluation.viewer.index import EpisodeIndex
-from afm.evaluation.viewer.query import Filters, Order, Page, facets, listing
+from afm.evaluation.viewer.query import Filters, Listing, Order, facets, listing
 
-__all__ = ["EpisodeIndex", "Filters", "Order", "Page", "facets", "listing"]
+__all__ = ["EpisodeIndex", "Filters", "Listing", "Order", "facets", "listing"]

@@ -188,7 +188,7 @@ def _forget(connection: sqlite3.Connection, number: int) -> None:
 
 def _pieces(connection: sqlite3.Connection, file: Path, number: int, begin: int) -> Iterator[int]:
     """Index whole lines from ``begin`` on, some megabytes in a transaction; yields the offset behind each piece."""
-    names = _Names(connection)
+    names = _NameTable(connection)
     last = connection.execute("SELECT last FROM about").fetchone()[0]  # a number is never used twice
     with file.open("rb") as lines:
         lines.seek(begin)
@@ -243,7 +243,7 @@ def _is_storable(figure: Any) -> bool:
 
 def _insert(
     connection: sqlite3.Connection,
-    names: _Names,
+    names: _NameTable,
     number: int,
     row: dict[str, Any],
     place: tuple[int, str, int, int],
@@ -317,7 +317,7 @@ def question_key(question: str) -> int:
     return int.from_bytes(digest, "big", signed=True)
 
 
-class _Names:
+class _NameTable:
     """Numbers of names, with how many episodes bear each."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:

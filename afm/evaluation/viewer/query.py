@@ -56,7 +56,7 @@ class Filters:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class Listing:
     """A stretch of a list.
 
     Attributes:
@@ -77,17 +77,17 @@ def listing(
     order: Order = Order.FILE,
     offset: int = 0,
     limit: int = 100,
-) -> Page:
+) -> Listing:
     """Rows ``offset`` to ``offset + limit`` of what the filters let through."""
     where, values = _where(connection, filters)
     if where is None:
-        return Page((), 0)
+        return Listing((), 0)
     total, capped = _count(connection, where, values, bounded=bool(filters.text.strip()))
     ids = connection.execute(
         f"SELECT id FROM episodes {where} ORDER BY {_ORDERS[order]} LIMIT ? OFFSET ?",
         (*values, max(0, min(limit, 500)), max(0, offset)),
     )
-    return Page(tuple(episode_row(connection, row[0]) for row in ids.fetchall()), total, capped)
+    return Listing(tuple(episode_row(connection, row[0]) for row in ids.fetchall()), total, capped)
 
 
 def episode_row(connection: sqlite3.Connection, number: int) -> dict[str, Any]:

@@ -1,11 +1,15 @@
 """The viewer's server: a page, its two assets, and JSON about episodes. For this machine only."""
+
 # FastAPI reads the annotations of its endpoints, and is imported late: so annotations are no texts here.
 
+import json
 import logging
+import math
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict
+from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,14 +17,158 @@ from urllib.parse import urlsplit
 
 from pydantic import Field
 
-from afm.errors import DataError, MissingExtraError
-from afm.evaluation.viewer.episode import Decode, episode_view, read_episode, token_view
+from afm.agents import AgentSpec, load_agent, shipped_agents
+from afm.agents.load import MODEL_AGENT_FILE, MODEL_AGENTS_DIR
+from afm.errors import ConfigError, DataError, MissingExtraError
+from afm.evaluation.manifest import MANIFEST_FILE, read_manifest
+from afm.evaluation.page import blocks_of
+from afm.evaluation.run_folder import agents_of
 from afm.evaluation.viewer.index import NAMED, EpisodeIndex, Progress
 from afm.evaluation.viewer.query import Filters, Order, episode_row, facets, listing, numbered, place_of
 from afm.trajectory.io import load_advantages
+from afm.trajectory.record import Record
+from afm.trajectory.types import Author
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
+
+
+Decode = Callable[[Sequence[int]], str]
+_MAX_TOKENS = 40_000
+_FOLDERS_UP = 4
+
+
+def read_episode(path: str, start: int, length: int) -> Record:
+    """The record at an offset of a file.
+
+    Raises:
+        DataError: The file changed since it was indexed.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            file.seek(start)
+            return Record.model_validate_json(file.read(length))
+    except (OSError, ValueError) as error:
+        first = str(error).splitlines()[0]
+        raise DataError(
+            f"cannot be read at byte {start}: {first}; was the file changed?", path=path
+        ) from None
+
+
+def episode_view(record: Record, path: str) -> dict[str, Any]:
+    """What the page needs of an episode, as JSON."""
+    spec = agent_of(path, record.agent, record.agent_digest)
+    return {
+        "id": record.id,
+        "agent": record.agent,
+        "model": record.model,
+        "question": record.question,
+        "prompt": spec.user_message(record.question) if spec else "",
+        "ground_truth": _text(record.ground_truth),
+        "verdict": record.verdict.model_dump() if record.verdict else None,
+        "stop": record.stop.value,
+        "cost": record.cost.model_dump(),
+        "kept": record.kept,
+        "reason": record.reason,
+        "error": record.error,
+        "provenance": _text(record.provenance) if record.provenance else "",
+        "blocks": list(_blocks(record, spec)),
+        "has_tokens": record.response_ids is not None,
+        "spec_found": spec is not None,
+    }
+
+
+def token_view(record: Record, decode: Decode | None, advantages: Any = None) -> list[dict[str, Any]]:
+    """Each token of the response, with what was logged of it.
+
+    Its text (its number without a tokenizer), whether it is trained on, its log-probability and its advantage.
+
+    Args:
+        advantages: One number, or a list with one for each token.
+    """
+    ids = (record.response_ids or ())[:_MAX_TOKENS]
+    mask, logprobs = record.response_mask or (), record.logprobs or ()
+    each = _for_each(advantages, len(ids))
+    return [
+        {
+            "text": decode([token]) if decode else f"{token} ",
+            "trained": bool(mask[at]) if at < len(mask) else None,
+            "logprob": logprobs[at] if at < len(logprobs) and (at >= len(mask) or mask[at]) else None,
+            "advantage": each[at] if at >= len(mask) or mask[at] else None,
+        }
+        for at, token in enumerate(ids)
+    ]
+
+
+def _for_each(numbers: Any, tokens: int) -> list[float | None]:
+    """One number for the whole response, or one for each of its tokens; anything else is none."""
+    several = numbers if isinstance(numbers, list) else [numbers] * tokens
+    known = [_finite(number) for number in several[:tokens]]
+    return known + [None] * (tokens - len(known))
+
+
+def _finite(value: Any) -> float | None:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:  # an integer of hundreds of digits
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _blocks(record: Record, spec: AgentSpec | None) -> Iterator[dict[str, Any]]:
+    calls = iter(record.calls)
+    tools = spec.tool_roles if spec else {}
+    for block in blocks_of(record, spec):
+        shown: dict[str, Any] = {
+            "role": block.role,
+            "author": block.author.value,
+            "text": block.text,
+            "colour": block.colour,
+            "code": block.code,
+            "fault": block.fault,
+        }
+        if block.author is Author.AGENT and block.role in tools and (call := next(calls, None)) is not None:
+            shown |= {"tool": call.tool, "seconds": call.seconds, "ok": call.ok, "duplicate": call.duplicate}
+        yield shown
+
+
+@lru_cache(maxsize=256)
+def agent_of(path: str, name: str, digest: str) -> AgentSpec | None:
+    """The declaration an episode was made with: beside its file or some folders up, else a shipped one of its name.
+
+    Roles are what is needed of it, so one of the same name with another digest is better than none.
+    """
+    folders = Path(path).resolve().parents[:_FOLDERS_UP]
+    own = f"{MODEL_AGENTS_DIR}/{name}.yaml"
+    places = (MODEL_AGENT_FILE, own, f"sft/{MODEL_AGENT_FILE}", f"sft/{own}")
+    candidates = [folder / place for folder in folders for place in places]
+    own_spec = _of_evaluation(Path(path).with_name(MANIFEST_FILE), name)
+    specs = [] if own_spec is None else [own_spec]
+    shipped = (name,) if name in shipped_agents() else ()
+    for source in (*(file for file in candidates if file.is_file()), *shipped):
+        try:
+            spec = load_agent(source)
+        except ConfigError:
+            continue
+        if spec.name == name:
+            specs.append(spec)
+    return next((spec for spec in specs if spec.digest == digest), specs[0] if specs else None)
+
+
+def _of_evaluation(manifest: Path, name: str) -> AgentSpec | None:
+    """The agent of that name in the manifest of an evaluation, if there is one."""
+    try:
+        agents = agents_of(read_manifest(manifest)) if manifest.is_file() else None
+    except DataError:
+        return None
+    return agents.specs.get(name) if agents else None
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=1, default=str)
+
 
 _log = logging.getLogger(__name__)
 _ASSETS = {
@@ -98,12 +246,36 @@ def make_app(index: EpisodeIndex, follower: Follower, decode: Decode | None = No
         MissingExtraError: FastAPI is not installed.
     """
     try:
-        from fastapi import FastAPI, Request
-        from fastapi.responses import JSONResponse, PlainTextResponse, Response
+        from fastapi import FastAPI
+        from fastapi.responses import JSONResponse, Response
     except ImportError as error:
         raise MissingExtraError(error.name or "fastapi", "servers") from error
 
     app = FastAPI(openapi_url=None)
+    _secure(app)
+    _add_lists(app, index)
+    _add_episodes(app, index, decode)
+
+    @app.get("/api/status")
+    def status() -> dict[str, Any]:
+        return asdict(follower.progress) | {"failure": follower.failure, "path": str(index.path)}
+
+    folder = files("afm.evaluation.viewer") / "static"
+
+    @app.get("/{name:path}")
+    def asset(name: str) -> Response:
+        if name not in _ASSETS:
+            return JSONResponse({"error": "not found"}, 404)
+        file, kind = _ASSETS[name]
+        return Response((folder / file).read_text("utf-8"), media_type=kind)
+
+    return app
+
+
+def _secure(app: "FastAPI") -> None:
+    """Answers this machine only, with the headers of :data:`_HEADERS`, and errors as JSON."""
+    from fastapi import Request
+    from fastapi.responses import JSONResponse, PlainTextResponse
 
     @app.middleware("http")
     async def for_this_machine(request: Request, call_next: Any) -> Any:
@@ -113,7 +285,7 @@ def make_app(index: EpisodeIndex, follower: Follower, decode: Decode | None = No
         return await call_next(request)
 
     @app.middleware("http")
-    async def secured(request: Request, call_next: Any) -> Any:
+    async def with_headers(request: Request, call_next: Any) -> Any:
         response = await call_next(request)
         response.headers.update(_HEADERS)
         return response
@@ -126,9 +298,9 @@ def make_app(index: EpisodeIndex, follower: Follower, decode: Decode | None = No
     async def unreadable(request: Request, error: DataError) -> JSONResponse:
         return JSONResponse({"error": str(error)}, 409)
 
-    @app.get("/api/status")
-    def status() -> dict[str, Any]:
-        return asdict(follower.progress) | {"failure": follower.failure, "path": str(index.path)}
+
+def _add_lists(app: "FastAPI", index: EpisodeIndex) -> None:
+    from fastapi import Request
 
     @app.get("/api/facets")
     def names() -> dict[str, Any]:
@@ -154,6 +326,8 @@ def make_app(index: EpisodeIndex, follower: Follower, decode: Decode | None = No
         with closing(index.connect()) as connection:
             return {"number": numbered(connection, name, file)}
 
+
+def _add_episodes(app: "FastAPI", index: EpisodeIndex, decode: Decode | None) -> None:
     @app.get("/api/episodes/{number}")
     def episode(number: _Number) -> dict[str, Any]:
         with closing(index.connect()) as connection:
@@ -167,17 +341,6 @@ def make_app(index: EpisodeIndex, follower: Follower, decode: Decode | None = No
         record = read_episode(*place)
         return token_view(record, decode, load_advantages(Path(place[0])).get(record.id))
 
-    folder = files("afm.evaluation.viewer") / "static"
 
-    @app.get("/{name:path}")
-    def asset(name: str) -> Response:
-        if name not in _ASSETS:
-            return JSONResponse({"error": "not found"}, 404)
-        file, kind = _ASSETS[name]
-        return Response((folder / file).read_text("utf-8"), media_type=kind)
-
-    return app
-
-
-def _names(given: Mapping[str, str]) -> dict[str, str]:
-    return {kind: given[kind] for kind in (*NAMED, "tool") if kind in given}
+def _names(query: Mapping[str, str]) -> dict[str, str]:
+    return {kind: query[kind] for kind in (*NAMED, "tool") if kind in query}

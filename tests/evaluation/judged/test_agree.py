@@ -7,8 +7,7 @@ from typer.testing import CliRunner
 
 from afm.cli.main import app
 from afm.errors import ConfigError, DataError, EngineError
-from afm.evaluation.judged.agree import agree
-from afm.evaluation.settings import AgreementSettings
+from afm.evaluation.agreement import AgreementSettings, agree
 
 CELLS = {"right yes": 20, "right no": 5, "wrong yes": 10, "wrong no": 15}
 ANSWERS = {f"{said} {i}": [said] for said, count in CELLS.items() for i in range(count)}

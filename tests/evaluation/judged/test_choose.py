@@ -8,11 +8,10 @@ from typer.testing import CliRunner
 
 from afm.cli.main import app
 from afm.errors import ConfigError, DataError, EngineError
+from afm.evaluation.best_of import choose
 from afm.evaluation.config import load_config
-from afm.evaluation.judged.candidates import shuffled
-from afm.evaluation.judged.choose import choose
+from afm.evaluation.judging import BestOfSettings, shuffled
 from afm.evaluation.measures import Method, best_of_k
-from afm.evaluation.settings import BestOfSettings
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -96,7 +95,7 @@ async def test_places_are_shuffled_by_seed_and_a_bias_shows(finished, judge) -> 
 
 
 def test_the_order_depends_on_seed_task_and_rounds_alone() -> None:
-    from afm.evaluation.judged.candidates import Candidate
+    from afm.evaluation.judging import Candidate
 
     group = [Candidate(number, f"a{number}", f"a{number}", "", passed=False) for number in range(6)]
     assert shuffled(group, "t", 0) == shuffled(group, "t", 0)

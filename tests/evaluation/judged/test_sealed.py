@@ -1,8 +1,8 @@
 """Judges work on a sealed benchmark, and nothing they are shown or say is written in plain form."""
 
-from afm.evaluation.judged.agree import agree
-from afm.evaluation.judged.choose import choose
-from afm.evaluation.settings import AgreementSettings, BestOfSettings
+from afm.evaluation.agreement import AgreementSettings, agree
+from afm.evaluation.best_of import choose
+from afm.evaluation.judging import BestOfSettings
 
 SECRETS = (b"question of", b"right", b"wrong", b"It fits", b"As compared")
 

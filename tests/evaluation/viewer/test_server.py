@@ -106,7 +106,7 @@ def test_a_nul_in_a_search_is_no_letter(address):
 
 
 def test_advantages_are_one_for_all_tokens_or_one_each(viewer):
-    from afm.evaluation.viewer.episode import token_view
+    from afm.evaluation.viewer.server import token_view
 
     def shown(told):
         tokens = {"response_ids": (5, 6, 7), "response_mask": (1, 0, 1)}

@@ -1,4 +1,4 @@
-"""The episodes that a judge chooses among, what it is shown of them, and what counts as its choice.
+"""What a judge is asked about finished episodes: each verdict once, several at a time, and the candidates of best-of-k.
 
 As in :mod:`afm.rewards.judge_prompt` the candidates are hostile: they were written by a model that gains from being chosen.
 They are therefore shown as JSON strings, in which nothing can end them or open a tag, between codes that none of them can
@@ -7,24 +7,141 @@ contain, and a reply must repeat the code. The gold answer is not shown.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import random
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import Field, field_validator
+
 from afm.agents import AgentSpec
+from afm.configuration import Settings
+from afm.errors import EngineError, RewardError
 from afm.evaluation.agents import Agents
+from afm.evaluation.measures import Method
 from afm.evaluation.metrics import passed, task_of
-from afm.evaluation.settings import BestOfSettings
+from afm.rewards.judge_endpoint import JudgeEndpoint
 from afm.rewards.judge_prompt import json_string
 from afm.rewards.text_match import comparable
+from afm.runs.journal import KeyedJournal
 from afm.tools.screen import plain
 from afm.trajectory import answers
 from afm.trajectory.record import Record
 from afm.trajectory.sealing import opened
+
+OnProgress = Callable[[int, int], None]
+"""Receives how many verdicts are there, those of earlier starts included, and how many there will be."""
+
+
+@dataclass(frozen=True, slots=True)
+class VerdictRequest:
+    """One verdict to get.
+
+    Attributes:
+        name: What the caller knows it by.
+        key: Digest of everything that the verdict depends on.
+        ask: Gets the row to keep, without its key; raises ``RewardError`` where there is no verdict.
+    """
+
+    name: tuple[Any, ...]
+    key: str
+    ask: Callable[[], Awaitable[dict[str, Any]]]
+
+
+@dataclass(slots=True)
+class Asking:
+    """Gets verdicts.
+
+    Attributes:
+        log: Where they are kept.
+        parallel: Requests in flight.
+        max_failed_share: Of all requests; more without a verdict end this with an error.
+    """
+
+    log: KeyedJournal
+    parallel: int
+    max_failed_share: float
+    on_progress: OnProgress | None = None
+
+    async def verdicts(
+        self, requests: Sequence[VerdictRequest]
+    ) -> dict[tuple[Any, ...], Mapping[str, Any] | None]:
+        """The row of each request by its name; ``None`` where the judge gave no verdict.
+
+        Raises:
+            EngineError: Too many have none. What was said is kept; asked again, only the rest is.
+        """
+        found: dict[tuple[Any, ...], Mapping[str, Any] | None] = {}
+        waiting = iter(requests)
+        failed = 0
+
+        async def worker(waiting: Iterator[VerdictRequest]) -> None:
+            nonlocal failed
+            for request in waiting:
+                try:
+                    found[request.name] = await self._verdict(request)
+                except RewardError as error:
+                    found[request.name] = None
+                    failed += 1
+                    self._check(failed, len(requests), error)
+                if self.on_progress is not None:
+                    self.on_progress(len(found), len(requests))
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(min(self.parallel, len(requests))):
+                    group.create_task(worker(waiting))
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+        return found
+
+    async def _verdict(self, request: VerdictRequest) -> Mapping[str, Any]:
+        known = self.log.find(request.key)
+        if known is not None:
+            return known
+        row = {"key": request.key, **await request.ask()}
+        self.log.add(row)
+        return row
+
+    def _check(self, failed: int, total: int, error: RewardError) -> None:
+        if failed > self.max_failed_share * total:
+            raise EngineError(
+                f"{failed} of {total} requests to the judge have no verdict; at most {self.max_failed_share:.0%} may. "
+                f"The last one: {error}. Remove the cause and run again: what the judge said is kept"
+            ) from None
+
+
+class BestOfSettings(Settings):
+    """How a judge chooses among episodes of a question.
+
+    Attributes:
+        sizes: The k of best-of-k, each at least 2.
+        methods: ``list``, ``score`` or both.
+        judge: Its server, GRM_BASE_URL and GRM_MODEL_NAME by default.
+        work_chars: Of an episode's work, its end, that the judge is shown; 0 shows the answer alone.
+        max_answer_chars: Of an answer.
+        seed: Decides in which order episodes are listed, so that no place is favoured.
+        max_failed_share: Share of the choices and grades that the judge may fail to give before this ends with an error.
+    """
+
+    sizes: tuple[int, ...] = Field(default=(3,), min_length=1)
+    methods: tuple[Method, ...] = Field(default=(Method.LIST,), min_length=1)
+    judge: JudgeEndpoint = JudgeEndpoint()
+    work_chars: int = Field(default=4000, ge=0)
+    max_answer_chars: int = Field(default=1000, ge=1)
+    seed: int = 0
+    max_failed_share: float = Field(default=0.1, ge=0, le=1)
+
+    @field_validator("sizes")
+    @classmethod
+    def _at_least_two(cls, sizes: tuple[int, ...]) -> tuple[int, ...]:
+        if min(sizes) < 2 or len(set(sizes)) != len(sizes):
+            raise ValueError("different whole numbers of at least 2")
+        return sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +163,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class JudgedQuestion:
     """A question with its scored episodes in the order of their rounds.
 
     Attributes:
@@ -64,7 +181,7 @@ class Question:
             yield self.candidates[start : start + k]
 
 
-def questions_of(records: Iterable[Record], agents: Agents, settings: BestOfSettings) -> list[Question]:
+def questions_of(records: Iterable[Record], agents: Agents, settings: BestOfSettings) -> list[JudgedQuestion]:
     """The questions of an evaluation, by task; what is shown of their episodes is held in memory, and nothing else."""
     candidates: dict[str, list[Candidate]] = {}
     texts: dict[str, tuple[str, bool]] = {}
@@ -78,7 +195,7 @@ def questions_of(records: Iterable[Record], agents: Agents, settings: BestOfSett
             _candidate(record, agents.declared(record), settings, passed=outcome)
         )
     return [
-        Question(task, texts[task][0], tuple(sorted(found, key=lambda one: one.round)), texts[task][1])
+        JudgedQuestion(task, texts[task][0], tuple(sorted(found, key=lambda one: one.round)), texts[task][1])
         for task, found in sorted(candidates.items())
     ]
 

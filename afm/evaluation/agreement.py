@@ -10,13 +10,15 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+from pydantic import Field
+
+from afm.configuration import Settings
 from afm.errors import ConfigError, DataError, RewardError
 from afm.evaluation.agents import Agents
-from afm.evaluation.judged.asking import Asking, OnProgress, Request
+from afm.evaluation.judging import Asking, OnProgress, VerdictRequest
 from afm.evaluation.manifest import MANIFEST_FILE, read_manifest
 from afm.evaluation.metrics import Metrics, task_of
 from afm.evaluation.run import finished_metrics, keep_metrics, records_of
-from afm.evaluation.settings import AgreementSettings
 from afm.evaluation.statistics import Agreement, agreement
 from afm.rewards import Sample
 from afm.rewards.judge import JudgeSettings, ModelJudge
@@ -32,6 +34,23 @@ RECORDED = "recorded"
 """The rater whose verdicts stand in the episodes."""
 
 _RIGHT = 1 - 1e-9
+
+
+class AgreementSettings(Settings):
+    """Who judges again, and how much.
+
+    Attributes:
+        judges: Judges as in a reward file; with its defaults GRM_BASE_URL's, which repeats the run's own judge.
+        repeats: How often each of them judges; verdicts of one judge are compared with each other, too.
+        episodes: So many of those that need a judge, chosen by ``seed``; ``None`` for all.
+        max_failed_share: Share of the verdicts that may fail before this ends with an error.
+    """
+
+    judges: tuple[JudgeSettings, ...] = Field(default=(JudgeSettings(),), min_length=1)
+    repeats: int = Field(default=1, ge=1)
+    episodes: int | None = Field(default=None, ge=1)
+    seed: int = 0
+    max_failed_share: float = Field(default=0.1, ge=0, le=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +177,7 @@ def _sampled(items: Sequence[_Item], settings: AgreementSettings) -> list[_Item]
     return random.Random(settings.seed).sample(ordered, settings.episodes)
 
 
-def _request(rater: _Rater, item: _Item) -> Request:
+def _request(rater: _Rater, item: _Item) -> VerdictRequest:
     case = [item.case.question, list(item.case.accepted), item.case.answer]
 
     async def ask() -> dict[str, Any]:
@@ -169,7 +188,7 @@ def _request(rater: _Rater, item: _Item) -> Request:
         return {"episode": item.id, "judge": rater.name, "correct": part.score >= _RIGHT, **why}
 
     key = cache_key(rater.url, {**rater.identity, "episode": item.id, "case": case})
-    return Request((rater.name, item.id), key, ask)
+    return VerdictRequest((rater.name, item.id), key, ask)
 
 
 def _agreements(

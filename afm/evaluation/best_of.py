@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from afm.errors import ConfigError
-from afm.evaluation.judged.asking import Asking, OnProgress, Request
-from afm.evaluation.judged.candidates import (
+from afm.evaluation.judging import (
+    Asking,
+    BestOfSettings,
     Candidate,
-    Question,
+    JudgedQuestion,
+    OnProgress,
     Reply,
+    VerdictRequest,
     list_messages,
     list_schema,
     questions_of,
@@ -26,7 +29,6 @@ from afm.evaluation.manifest import MANIFEST_FILE, read_manifest
 from afm.evaluation.measures import BestOf, Method, best_of_k
 from afm.evaluation.metrics import Metrics
 from afm.evaluation.run import finished_metrics, keep_metrics, records_of
-from afm.evaluation.settings import BestOfSettings
 from afm.evaluation.statistics import mean_of_shares
 from afm.rewards.judge_store import cache_key
 from afm.rewards.reply_client import ReplyClient
@@ -79,7 +81,7 @@ class _Work:
     """What is asked, and what follows from the replies."""
 
     def __init__(
-        self, settings: BestOfSettings, client: ReplyClient, model: str, questions: Sequence[Question]
+        self, settings: BestOfSettings, client: ReplyClient, model: str, questions: Sequence[JudgedQuestion]
     ) -> None:
         self._settings = settings
         self._model = model
@@ -88,7 +90,7 @@ class _Work:
         self._lists = client.asking(fields(model, list_schema()))
         self._grades = client.asking(fields(model, score_schema()))
 
-    def requests(self) -> Iterator[Request]:
+    def requests(self) -> Iterator[VerdictRequest]:
         """All that needs a judge."""
         if Method.LIST in self._settings.methods:
             for k in self._settings.sizes:
@@ -106,13 +108,13 @@ class _Work:
             for k in self._settings.sizes:
                 yield self._by_list(k, rows) if method is Method.LIST else self._by_score(k, rows)
 
-    def _graded_questions(self) -> Iterator[Question]:
+    def _graded_questions(self) -> Iterator[JudgedQuestion]:
         """Those whose answers differ, with enough episodes for one of the sizes."""
         for question in self._questions:
             if len(question.candidates) >= min(self._settings.sizes) and settled(question.candidates) is None:
                 yield question
 
-    def _choice(self, question: Question, group: Sequence[Candidate], k: int) -> Request:
+    def _choice(self, question: JudgedQuestion, group: Sequence[Candidate], k: int) -> VerdictRequest:
         shown = shuffled(group, question.task, self._settings.seed)
         messages = list_messages(question.text, shown)
 
@@ -128,7 +130,7 @@ class _Work:
 
         return _request((Method.LIST, k, question.task, group[0].round), self._lists, messages, read)
 
-    def _grade(self, question: Question, one: Candidate) -> Request:
+    def _grade(self, question: JudgedQuestion, one: Candidate) -> VerdictRequest:
         messages = score_messages(question.text, one)
 
         def read(text: str) -> dict[str, Any]:
@@ -185,7 +187,9 @@ class _Work:
                 shares.append(best_of_k(known, k))
         return self._figures(Method.SCORE, k, shares, abstained, asked, free, {})
 
-    def _graded(self, question: Question, one: Candidate, rows: _Rows, *, by_judge: bool) -> float | None:
+    def _graded(
+        self, question: JudgedQuestion, one: Candidate, rows: _Rows, *, by_judge: bool
+    ) -> float | None:
         if not one.answer:
             return _NO_ANSWER
         if not by_judge:
@@ -221,16 +225,16 @@ def _request(
     client: ReplyClient,
     messages: Sequence[Mapping[str, str]],
     read: Callable[[str], dict[str, Any]],
-) -> Request:
+) -> VerdictRequest:
     body = client.body(messages)
-    return Request(name, cache_key(client.where, body), lambda: client.reply(body, read))
+    return VerdictRequest(name, cache_key(client.where, body), lambda: client.reply(body, read))
 
 
-def _why(reply: Reply, question: Question) -> dict[str, str]:
+def _why(reply: Reply, question: JudgedQuestion) -> dict[str, str]:
     return {} if question.sealed else {"rationale": reply.rationale}
 
 
-def _check_rounds(questions: Sequence[Question], settings: BestOfSettings, out_dir: Path) -> None:
+def _check_rounds(questions: Sequence[JudgedQuestion], settings: BestOfSettings, out_dir: Path) -> None:
     most = max((len(question.candidates) for question in questions), default=0)
     if most < max(settings.sizes):
         raise ConfigError(
