@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, TypeVar
 
 import yaml
 from pydantic import BaseModel, Field, field_validator, model_validator
@@ -29,6 +29,7 @@ from afm.evaluation.benchmarks import checked_benchmark
 from afm.evaluation.judging import BestOfSettings
 from afm.evaluation.measures import UnseenTool
 from afm.evaluation.prices import Prices
+from afm.evaluation.settings import ModelSettings, SamplingSettings, TeamChoice
 from afm.models.tool_calls import ToolCalls
 from afm.rollout.published import PublishedProtocol, check_agent
 from afm.rollout.routes import AgentRoute, AgentRoutes, Route, Routes, anchor_routes, routes_of
@@ -36,77 +37,6 @@ from afm.rollout.routes import AgentRoute, AgentRoutes, Route, Routes, anchor_ro
 CONFIG_FILE = "config.yaml"
 
 SectionT = TypeVar("SectionT", bound=BaseModel)
-
-
-class ModelSettings(Settings):
-    """Which model answers.
-
-    Attributes:
-        path: Folder of a model, or address of an OpenAI-compatible server; of several that serve it, a list, or with
-            commas between.
-        name: What the server calls it; what records call it.
-        tokenizer: Folder of the tokenizer, for a server.
-        context_tokens: Bound on prompt and response together, for a server that does not tell.
-        threads: CPU threads of an in-process model.
-        max_batch: Sequences an in-process model generates at once.
-        chat: For a server that shows no token ids: the model is asked by chat completions and calls tools in the agent's ``tags``
-            or by the endpoint's ``native`` tool calls. Token counts are then estimates.
-        request: Laid over the fields of a chat request; ``null`` removes one, e.g. ``{max_tokens: null, max_completion_tokens: 4096}``.
-    """
-
-    path: str = Field(min_length=1)
-    name: str | None = None
-    tokenizer: str | None = None
-    context_tokens: int | None = Field(default=None, ge=1)
-    threads: int | None = Field(default=None, ge=1)
-    max_batch: int = Field(default=64, ge=1)
-    chat: ToolCalls | None = None
-    request: dict[str, Any] = Field(default_factory=dict)
-
-    @field_validator("path", mode="before")
-    @classmethod
-    def _one_or_many(cls, value: Any) -> Any:
-        several = isinstance(value, list) and all(isinstance(one, str) for one in value)
-        return ",".join(value) if several else value
-
-    @model_validator(mode="after")
-    def _chats_with_a_server(self) -> Self:
-        if self.request and self.chat is None:
-            raise ValueError("no `request` without `chat`; only chat requests can be changed")
-        if self.chat is not None and (
-            self.folder is not None or self.tokenizer is not None or "," in self.path
-        ):
-            raise ValueError(
-                "the address of one server and no tokenizer beside `chat`; a model whose folder or tokenizer is at hand "
-                "is asked with token ids, without `chat`"
-            )
-        return self
-
-    @property
-    def folder(self) -> Path | None:
-        """The model's folder, ``None`` for a server."""
-        return None if "://" in self.path else Path(self.path).expanduser()
-
-
-class TeamChoice(Settings):
-    """Which team answers in place of a model.
-
-    Attributes:
-        file: A team's YAML, as of ``afm data distill --team``; ``scripted`` is the embedded team of the agent.
-        changes: ``key=value`` for that file, e.g. ``budget.usd=5``.
-    """
-
-    file: str = Field(min_length=1)
-    changes: tuple[str, ...] = ()
-
-
-class SamplingSettings(Settings):
-    """How the model samples; ``max_new_tokens`` bounds one generation, ``null`` leaves that to the limits."""
-
-    temperature: float = Field(default=1.0, ge=0)
-    top_p: float = Field(default=1.0, gt=0, le=1)
-    top_k: int = Field(default=0, ge=0)
-    max_new_tokens: int | None = Field(default=None, ge=1)
 
 
 class EvalConfig(Settings):
