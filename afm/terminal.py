@@ -1,6 +1,10 @@
-"""Text of strangers on a terminal."""
+"""A terminal: text of strangers on it, and how far long work is."""
 
 from __future__ import annotations
+
+import sys
+import time
+from typing import TextIO
 
 _PICTURES = {
     **{code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\t\n"},
@@ -13,3 +17,38 @@ _PICTURES = {
 def visible(text: str) -> str:
     """``text`` with what a terminal would obey, line breaks and tabs excepted, as what it shows."""
     return text.translate(_PICTURES)
+
+
+class ProgressView:
+    """A counter that rewrites its line on a terminal and speaks rarely elsewhere.
+
+    Args:
+        stream: Where it shows; standard output by default.
+    """
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream or sys.stdout
+        self._terminal = self._stream.isatty()
+        self._last = 0.0
+        self._open = False
+
+    def line(self, text: str) -> None:
+        """Print one whole line."""
+        if self._open:
+            print("\r\x1b[K", end="", file=self._stream)
+            self._open = False
+        print(text, flush=True, file=self._stream)
+        self._last = time.monotonic()
+
+    def update(self, what: str, done: int, total: int | None) -> None:
+        """Show how far a stage is."""
+        now = time.monotonic()
+        if done != total and now - self._last < (0.1 if self._terminal else 15.0):
+            return
+        self._last = now
+        text = f"      {what}: {done}" + (f" of {total}" if total else "")
+        if self._terminal:
+            print(f"\r\x1b[K{text}", end="", flush=True, file=self._stream)
+            self._open = True
+        else:
+            print(text, flush=True, file=self._stream)

@@ -45,9 +45,9 @@ def afm(*words: str) -> None:
 def serving(world: str, run: Path) -> AbstractContextManager[None]:
     """What the world's tool needs."""
     from afm.cli.data import WorldKind
-    from afm.cli.recipes import recipe_of
+    from afm.cli.recipes import RECIPES
 
-    return recipe_of(WorldKind(world)).serving(run / "world") if world == "wiki" else nullcontext()
+    return RECIPES[WorldKind(world)].serving(run / "world") if world == "wiki" else nullcontext()
 
 
 def one(world: str, variant: str, seed: int, run: Path, out: Path) -> dict[str, Any]:

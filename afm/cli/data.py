@@ -89,8 +89,8 @@ def world(
 
     sizes = {WorldSplit.TRAIN: train, WorldSplit.RL: rl, WorldSplit.HELDOUT: heldout}
     if kind is WorldKind.WIKI:
-        from afm.cli.progress import ProgressView
         from afm.datasets.encyclopaedia import Encyclopaedia, write_encyclopaedia
+        from afm.terminal import ProgressView
 
         made = Encyclopaedia(pages, seed=seed, wordings=wordings)
         paths = write_encyclopaedia(

@@ -18,11 +18,11 @@ from afm.errors import BudgetSpentError, DataError, UsageError
 
 if TYPE_CHECKING:
     from afm.agents import AgentSpec
-    from afm.cli.progress import ProgressView
     from afm.datasets.encyclopaedia import Encyclopaedia
     from afm.distill import DistillSummary, ScriptedTeam
     from afm.distill.expand import ExpandSummary
     from afm.distill.run import Progress
+    from afm.terminal import ProgressView
     from afm.tools import Tool
 
 
@@ -69,7 +69,7 @@ def distill(
     Killed or interrupted, the same command continues with the next problem. So it does after a team's budget was spent,
     once the budget is raised.
     """
-    from afm.cli.progress import ProgressView
+    from afm.terminal import ProgressView
 
     if overrides and team is None:
         raise UsageError(f"{overrides[0]!r}: key=value is for the file of --team, which is not given")
@@ -288,9 +288,9 @@ async def _by_model(
     seed: int,
     parallel: int,
 ) -> None:
-    from afm.cli.progress import ProgressView
     from afm.datasets.encyclopaedia.growth import Growth
     from afm.distill.expand import expand_corpus, expand_web, read_expansion
+    from afm.terminal import ProgressView
 
     view, settings, growth = ProgressView(), read_expansion(team, overrides), Growth(by.value)
     if corpus is not None:

@@ -5,27 +5,23 @@ from __future__ import annotations
 import asyncio
 import shlex
 import sys
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Coroutine
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from afm.cli.eval_judged import agree, choose, print_judged
+from afm.cli.eval_team import check_team, open_team
 from afm.cli.options import afm_command
-from afm.cli.progress import ProgressView
 from afm.errors import ConfigError, UsageError
+from afm.terminal import ProgressView
 
 if TYPE_CHECKING:
-    from afm.agents import AgentSpec
-    from afm.distill import ScriptedTeam
-    from afm.distill.model_team import ModelTeam
-    from afm.distill.player import TeamPlayer
     from afm.evaluation import Metrics
     from afm.evaluation.compare import Comparison
-    from afm.evaluation.config import EvalConfig, TeamChoice
+    from afm.evaluation.config import EvalConfig
     from afm.evaluation.paired import Savings
 
 
@@ -65,26 +61,26 @@ def compare(
 
     if len(folders) < 2:
         raise UsageError(f"got {len(folders)} folder, expected at least two: afm eval compare BEFORE AFTER")
-    found = compare(folders, anyway=anyway)
+    comparisons = compare(folders, anyway=anyway)
     if as_json:
         keys = ("metrics", "paired", "savings")
         rows = [
-            asdict(one)
-            | {"folder": str(one.folder)}
-            | {key: part.model_dump() if (part := getattr(one, key)) else None for key in keys}
-            for one in found
+            asdict(comparison)
+            | {"folder": str(comparison.folder)}
+            | {key: part.model_dump() if (part := getattr(comparison, key)) else None for key in keys}
+            for comparison in comparisons
         ]
         print(json.dumps(rows, indent=2))
         return
-    for one in found:
-        _compared(one)
+    for comparison in comparisons:
+        _print_comparison(comparison)
 
 
-def _compared(one: Comparison) -> None:
+def _print_comparison(run: Comparison) -> None:
     from afm.evaluation.wording import money_words, number, p_words, percent, points, source_words
 
-    score, paired = one.metrics.pass_at_1, one.paired
-    print(f"{one.folder}: pass@1 {percent(score.value if score else None)}")
+    score, paired = run.metrics.pass_at_1, run.paired
+    print(f"{run.folder}: pass@1 {percent(score.value if score else None)}")
     if paired is not None:
         change = paired.difference
         print(
@@ -93,17 +89,17 @@ def _compared(one: Comparison) -> None:
         )
         for name, part in paired.by_source.items():
             print(f"    {name}: {source_words(part)}, corrected by Holm")
-    for text in one.changes:
+    for text in run.changes:
         print(f"  not comparable: {text}")
-    if one.prices:
-        print(f"  {one.prices}")
+    if run.prices:
+        print(f"  {run.prices}")
     print(
-        f"  tool calls {number(one.metrics.tool_calls)}, agent tokens {number(one.metrics.agent_tokens)}{_cost(one.metrics)}"
+        f"  tool calls {number(run.metrics.tool_calls)}, agent tokens {number(run.metrics.agent_tokens)}{_cost(run.metrics)}"
     )
-    if money := money_words(one.metrics):
+    if money := money_words(run.metrics):
         print(f"  cost: {money}")
-    if one.savings is not None:
-        _saved(one.savings)
+    if run.savings is not None:
+        _saved(run.savings)
 
 
 def _saved(savings: Savings) -> None:
@@ -128,10 +124,6 @@ def _cost(metrics: Metrics) -> str:
         if cost
         else ""
     )
-
-
-app.command()(choose)
-app.command()(agree)
 
 
 @app.command(name="run")
@@ -207,17 +199,12 @@ def _run(settings: EvalConfig) -> Metrics:
 
     view = ProgressView(sys.stderr)
 
-    def show(done: int, total: int) -> None:
-        view.update(f"{settings.name}, episodes", done, total)
-
     def judged(what: str, done: int, total: int) -> None:
         view.update(f"{settings.name}, {what}", done, total)
 
-    try:
-        return asyncio.run(run_job(settings, open_team=open_team, on_progress=show, on_verdict=judged))
-    except KeyboardInterrupt:
-        print(f"\nstopped; the same command continues in {settings.out_dir}", file=sys.stderr)
-        raise typer.Exit(130) from None
+    show = partial(view.update, f"{settings.name}, episodes")
+    job = run_job(settings, open_team=open_team, on_progress=show, on_verdict=judged)
+    return _resumable(job, settings.out_dir)
 
 
 def _summary(settings: EvalConfig, metrics: Metrics) -> None:
@@ -249,7 +236,7 @@ def _summary(settings: EvalConfig, metrics: Metrics) -> None:
         print(f"  {t_eval_words(metrics.t_eval)}")
     if metrics.agent_h:
         print(f"  {agent_h_words(metrics.agent_h)}")
-    print_judged(metrics)
+    _print_judged(metrics)
     for _, note in (settings.choosing(), settings.agreeing()):
         if note:
             print(f"  {note}")
@@ -268,89 +255,103 @@ def _summary(settings: EvalConfig, metrics: Metrics) -> None:
     )
 
 
-SCRIPTED = "scripted"
-"""Names the embedded team of the agent in place of a file."""
-EVENTS_FILE = "team_events.jsonl"
-"""In the evaluation's folder: everything that the members did, attempts that failed included."""
+FolderArgument = Annotated[
+    Path, typer.Argument(help="out_dir of a finished evaluation.", exists=True, file_okay=False)
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print metrics.json at the end.")]
 
 
-@asynccontextmanager
-async def open_team(config: EvalConfig, spec: AgentSpec) -> AsyncIterator[tuple[TeamPlayer, dict[str, Any]]]:
-    """The team that ``config`` names, and what the manifest says about it; all is closed at the end.
+@app.command()
+def choose(
+    folder: FolderArgument,
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE]...",
+            help="Of `best_of`, over those of the evaluation: sizes=[3] methods=[list,score] judge.model=NAME.",
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Have a judge choose among the rounds of each question, without the gold answers: best-of-k.
 
-    Raises:
-        ConfigError: The team's file, its tools or its roles are wrong.
-        UsageError: A change of its file is wrong.
+    Needs a judge (GRM_BASE_URL, GRM_API_KEY, GRM_MODEL_NAME, or judge.url). Writes choices.jsonl and adds to metrics.json.
+    What is in choices.jsonl is not asked again, so a run that was killed continues with the same command.
     """
-    from afm.distill.model_team import ModelTeam
-    from afm.distill.player import TeamPlayer
-    from afm.tools import load_tools
+    from afm.evaluation.best_of import CHOICES_FILE, choose
+    from afm.evaluation.config import saved_section
+    from afm.evaluation.judging import BestOfSettings
 
-    team = _team(config, spec)
-    source = config.tools or (team.settings.tools if isinstance(team, ModelTeam) else None)
-    async with AsyncExitStack() as opened:
-        if isinstance(team, ModelTeam):
-            opened.push_async_callback(team.close)
-        tools = load_tools(source) if source is not None else {}
-        for tool in tools.values():
-            opened.push_async_callback(tool.close)
-        if missing := sorted(_needed(team, spec) - set(tools)):
-            raise ConfigError(
-                f"the team calls {missing}; `tools` has {sorted(tools)}; name a file that has all of them"
-            )
-        priced = isinstance(team, ModelTeam) and team.priced
-        log = config.out_dir / EVENTS_FILE
-        player = opened.enter_context(TeamPlayer(team, spec, team.roles, tools, log, priced=priced))
-        yield player, _described(team)
+    wanted = saved_section(folder, "best_of", BestOfSettings, settings or [])
+    _tell_judged(
+        _resumable(
+            choose(folder, wanted, on_progress=partial(ProgressView(sys.stderr).update, "verdicts")), folder
+        ),
+        folder,
+        CHOICES_FILE,
+        as_json=as_json,
+    )
 
 
-def check_team(config: EvalConfig, spec: AgentSpec) -> None:
-    """Read the team's file and its tools, and start nothing.
+@app.command()
+def agree(
+    folder: FolderArgument,
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE]...",
+            help="Of `agreement`, over those of the evaluation: judges=[{model: NAME}] repeats=2 episodes=100.",
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Have another judge, or the same one again, judge the answers: raw agreement and Cohen's kappa.
 
-    Raises:
-        ConfigError: Something in them is wrong.
+    Needs a judge (GRM_BASE_URL, GRM_API_KEY, GRM_MODEL_NAME, or judges[..].url). Writes opinions.jsonl and adds to
+    metrics.json. What is in opinions.jsonl is not asked again.
     """
-    from afm.tools import load_tools
+    from afm.evaluation.agreement import OPINIONS_FILE, AgreementSettings, agree
+    from afm.evaluation.config import saved_section
 
-    _team(config, spec).roles.checked(spec)
-    if config.tools is not None:
-        load_tools(config.tools)
+    wanted = saved_section(folder, "agreement", AgreementSettings, settings or [])
+    _tell_judged(
+        _resumable(
+            agree(folder, wanted, on_progress=partial(ProgressView(sys.stderr).update, "verdicts")), folder
+        ),
+        folder,
+        OPINIONS_FILE,
+        as_json=as_json,
+    )
 
 
-def _team(config: EvalConfig, spec: AgentSpec) -> ModelTeam | ScriptedTeam:
-    from afm.distill import scripted_team
-    from afm.distill.model_team import load_team
+def _print_judged(metrics: Metrics) -> None:
+    """best-of-k beside what chance and an oracle would choose, and how far judges agree."""
+    from afm.evaluation.wording import agreement_words, best_of_words, ours, percent
 
-    choice = _chosen(config)
-    if choice.file != SCRIPTED:
-        return load_team(choice.file, spec, choice.changes)
-    if choice.changes:
-        raise UsageError(
-            f"team.{choice.changes[0]}: the scripted team has no file to change; give one: team=FILE"
+    for best in metrics.best_of:
+        print(f"  {best_of_words(best)}")
+    for k in sorted({best.k for best in metrics.best_of}):
+        oracle = metrics.pass_at_k_intervals.get(k)
+        chance = metrics.pass_at_1.value if metrics.pass_at_1 else None
+        print(
+            f"    beside pass@{k} {ours(oracle) if oracle else '–'}, a choice by lot {percent(chance)}, "
+            f"majority of {metrics.rounds} {percent(metrics.majority)}"
         )
-    return scripted_team(spec, config.seed)
+    for pair in metrics.agreement:
+        print(f"  {agreement_words(pair)}")
 
 
-def _chosen(config: EvalConfig) -> TeamChoice:
-    if config.team is None:
-        raise ConfigError("this evaluation has a model and no team")
-    return config.team
+def _resumable(work: Coroutine[Any, Any, Metrics], folder: Path) -> Metrics:
+    try:
+        return asyncio.run(work)
+    except KeyboardInterrupt:
+        print(f"\nstopped; the same command continues in {folder}", file=sys.stderr)
+        raise typer.Exit(130) from None
 
 
-def _needed(team: ModelTeam | ScriptedTeam, spec: AgentSpec) -> set[str]:
-    from afm.distill.model_team import ModelTeam
-
-    if isinstance(team, ModelTeam):
-        return {tool for member in team.settings.tool_agents.values() for tool in member.tools}
-    return set(spec.tool_roles.values())
-
-
-def _described(team: ModelTeam | ScriptedTeam) -> dict[str, Any]:
-    from afm.distill.model_team import ModelTeam
-
-    if not isinstance(team, ModelTeam):
-        return {"members": {}}
-    return {
-        "members": {name: team.model_of(name) for name in team.settings.all_members},
-        "limits": team.settings.limits.model_dump(mode="json"),
-    }
+def _tell_judged(metrics: Metrics, folder: Path, file: str, *, as_json: bool) -> None:
+    if as_json:
+        print(metrics.model_dump_json(indent=2, ensure_ascii=True))
+        return
+    _print_judged(metrics)
+    print(f"\nverdicts: {folder / file}\nnext: {afm_command()} report {shlex.quote(str(folder))}")

@@ -11,10 +11,10 @@ from afm.cli.options import OnBadRows
 from afm.errors import DataError, UsageError, suggestion
 
 if TYPE_CHECKING:
-    from afm.cli.progress import ProgressView
     from afm.datasets.hub_sets import HubSets
     from afm.datasets.prepared import OnNamedRow, Prepared
     from afm.datasets.published import ReadCounts
+    from afm.terminal import ProgressView
 
 
 _FOLDER = "data"
@@ -45,9 +45,9 @@ def download(
     Killed or cut off, the same command goes on. The first download of a set pins it: commit, size and checksum of every file.
     From then on the lock decides what is fetched, and any difference from it is an error.
     """
-    from afm.cli.progress import ProgressView
     from afm.datasets.download import plan, run
     from afm.datasets.hub import size_told
+    from afm.terminal import ProgressView
 
     chosen = sets_option(sets).chosen(only or [], everything=everything)
     view = ProgressView()
@@ -115,9 +115,9 @@ def published(
     ] = False,
 ) -> None:
     """Make training and evaluation files of downloaded sets, as their YAML says."""
-    from afm.cli.progress import ProgressView
     from afm.datasets.prepared import input_files, prepare_prompts, prepare_set, set_folder
     from afm.datasets.published_prompts import PROMPTS_FOLDER
+    from afm.terminal import ProgressView
 
     chosen = sets_option(sets).chosen(only or [], everything=everything)
     view, made = ProgressView(), 0
@@ -177,8 +177,8 @@ def mix(
     ] = False,
 ) -> None:
     """Make one file of rows of several sets, as `mixes` of their YAML says: RL rows of several agents, or questions."""
-    from afm.cli.progress import ProgressView
     from afm.datasets.mix import mix_sources, prepare_mix
+    from afm.terminal import ProgressView
 
     known, view = sets_option(sets), ProgressView()
     chosen = known.mix(name)
@@ -226,10 +226,10 @@ def tasks(
     """Read published questions as tasks for `afm data queries`, `afm data prepare rl`, `afm eval`."""
     from pydantic import ValidationError
 
-    from afm.cli.progress import ProgressView
     from afm.datasets.hub_sets import Preparation, Product
     from afm.datasets.prepared import make
     from afm.datasets.readers import READERS, checked_reader
+    from afm.terminal import ProgressView
 
     try:
         name = checked_reader(reader)

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from afm.agents import AgentSpec
-    from afm.cli.progress import ProgressView
     from afm.datasets import Task
     from afm.distill.queries import QueryConfig, QuerySettings, QuerySummary, QuestionAsker
     from afm.distill.queries.sampling import OnSample
     from afm.rewards import Reward
+    from afm.terminal import ProgressView
     from afm.tools import Tool
 
 
@@ -118,9 +118,9 @@ def queries(
     Killed or interrupted, the same command goes on with the next sample. A server is asked for chat completions, or, with
     --tokenizer, for token ids.
     """
-    from afm.cli.progress import ProgressView
     from afm.datasets import read_task_files
     from afm.distill.queries import FailedQuestions
+    from afm.terminal import ProgressView
 
     chosen = _config(config, preset)
     options = {

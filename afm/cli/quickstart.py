@@ -13,7 +13,7 @@ import typer
 
 from afm.cli.data import WorldKind
 from afm.cli.options import afm_command, configs_folder
-from afm.cli.progress import ProgressView
+from afm.terminal import ProgressView
 
 if TYPE_CHECKING:
     from afm.cli.pipeline import Quickstart
@@ -54,10 +54,10 @@ def quickstart(
     Killed or interrupted, the same command continues where it stopped.
     """
     from afm.cli.pipeline import Quickstart, run_stages
-    from afm.cli.recipes import recipe_of
+    from afm.cli.recipes import RECIPES
 
     os.environ |= _QUIET | os.environ
-    recipe = recipe_of(world)
+    recipe = RECIPES[world]
     folder = (out or recipe.folder).resolve()
     real = real_data.resolve() if real_data else None
     view = ProgressView()

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from afm.cli.data import WorldKind
+from afm.datasets.mini_world import WorldSplit
 from afm.distill import ScriptedMathTeam, ScriptedWikiTeam
 from afm.errors import ToolError
 from afm.processes import tied_environment
@@ -39,6 +40,21 @@ def wiki_server(index: Path, log: Path) -> Iterator[None]:
     """
     with loopback_server("wiki_search", [f"--index={index}"], log) as url, environment({_ADDRESS: url}):
         yield
+
+
+def build_wiki_index(corpus: Path, index: Path) -> Path:
+    """Build the search index of ``corpus``, with its log beside it; an interrupted build is continued.
+
+    Raises:
+        ToolError: It was not built.
+    """
+    words = [sys.executable, "-P", "-m", "tool_servers.wiki_search.build", str(corpus), f"--out={index}"]
+    log = index.with_name(f"{index.name}.log")
+    with log.open("wb") as sink:
+        done = subprocess.run(words, env=tied_environment(), stdout=sink, stderr=sink, check=False)
+    if done.returncode != 0:
+        raise ToolError(f"the search index was not built, status {done.returncode}; see {log}")
+    return index
 
 
 @contextmanager
@@ -90,6 +106,12 @@ class RecipeSizes:
     sft: tuple[str, ...] = ()
     rl: tuple[str, ...] = ()
 
+    @property
+    def splits(self) -> dict[WorldSplit, int]:
+        """Problems of each part of the world."""
+        counts = (self.train_tasks, self.rl_tasks, self.heldout_tasks)
+        return dict(zip(WorldSplit, counts, strict=True))
+
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
@@ -127,17 +149,12 @@ class Recipe:
     server_command: Callable[[Path], tuple[str, ...]]
 
 
-def make_math_world(folder: Path, plan: RecipeSizes, seed: int) -> None:
+def _make_math_world(folder: Path, plan: RecipeSizes, seed: int) -> None:
     """Write the three disjoint sets of problems."""
     from afm.datasets import write_tasks
-    from afm.datasets.mini_world import WorldSplit, generate
+    from afm.datasets.mini_world import generate
 
-    sizes = {
-        WorldSplit.TRAIN: plan.train_tasks,
-        WorldSplit.RL: plan.rl_tasks,
-        WorldSplit.HELDOUT: plan.heldout_tasks,
-    }
-    for split, count in sizes.items():
+    for split, count in plan.splits.items():
         write_tasks(generate(split, count, seed=seed), folder / f"{split}.jsonl")
 
 
@@ -159,7 +176,7 @@ MATH = Recipe(
         # Groups are not filtered: hardly any of them would differ yet.
         rl=("verl.trainer.total_training_steps=2", "verl.algorithm.filter_groups.enable=false"),
     ),
-    make_world=make_math_world,
+    make_world=_make_math_world,
     team=ScriptedMathTeam,
     serving=lambda _: nullcontext(),
     server_command=lambda _: (),
@@ -169,40 +186,16 @@ MATH = Recipe(
 PAGES = 4_000
 HOPS = (1, 2)
 _INDEX = "index"
-_BUILD_LOG, _SERVER_LOG = "index.log", "wiki_server.log"
+_SERVER_LOG = "wiki_server.log"
 
 
-def make_wiki_world(folder: Path, plan: RecipeSizes, seed: int) -> None:
+def _make_wiki_world(folder: Path, plan: RecipeSizes, seed: int) -> None:
     """Write the encyclopaedia, three sets of questions that name different entities, and the search index."""
     from afm.datasets.encyclopaedia import Encyclopaedia, write_encyclopaedia
-    from afm.datasets.mini_world import WorldSplit
 
-    sizes = {
-        WorldSplit.TRAIN: plan.train_tasks,
-        WorldSplit.RL: plan.rl_tasks,
-        WorldSplit.HELDOUT: plan.heldout_tasks,
-    }
     world = Encyclopaedia(PAGES, seed=seed, brief=True)
-    write_encyclopaedia(folder, world, sizes=sizes, seed=seed, hops=HOPS)
-    words = [sys.executable, "-P", "-m", "tool_servers.wiki_search.build", str(folder / "corpus.jsonl")]
-    with (folder / _BUILD_LOG).open("wb") as log:
-        done = subprocess.run(
-            [*words, f"--out={folder / _INDEX}"], env=tied_environment(), stdout=log, stderr=log, check=False
-        )
-    if done.returncode != 0:
-        raise ToolError(
-            f"the search index was not built, status {done.returncode}; see {folder / _BUILD_LOG}"
-        )
-
-
-def serving(folder: Path) -> AbstractContextManager[None]:
-    """A wiki server over the world's index."""
-    return wiki_server(folder / _INDEX, folder / _SERVER_LOG)
-
-
-def server_command(folder: Path) -> tuple[str, ...]:
-    """How a person starts a server over the world's index."""
-    return ("serve", "wiki", "--index", str(folder / _INDEX))
+    write_encyclopaedia(folder, world, sizes=plan.splits, seed=seed, hops=HOPS)
+    build_wiki_index(folder / "corpus.jsonl", folder / _INDEX)
 
 
 WIKI = Recipe(
@@ -229,13 +222,11 @@ WIKI = Recipe(
             "verl.actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=32",
         ),
     ),
-    make_world=make_wiki_world,
+    make_world=_make_wiki_world,
     team=ScriptedWikiTeam,
-    serving=serving,
-    server_command=server_command,
+    serving=lambda folder: wiki_server(folder / _INDEX, folder / _SERVER_LOG),
+    server_command=lambda folder: ("serve", "wiki", "--index", str(folder / _INDEX)),
 )
 
 
-def recipe_of(world: WorldKind) -> Recipe:
-    """The recipe of a world."""
-    return WIKI if world is WorldKind.WIKI else MATH
+RECIPES = {WorldKind.MATH: MATH, WorldKind.WIKI: WIKI}

@@ -102,7 +102,7 @@ def _road(
         raise UsageError(f"SIZE={size}: {agent} is published in {' and '.join(chosen.sizes)}")
     configs = configs_folder()
     if tiny:
-        from afm.cli.road_fixtures import make_repositories
+        from afm.cli.road_tiny import make_repositories
 
         place = (root or Path("runs/road") / agent).resolve()
         sets = make_repositories(chosen.short, place / "hub", configs)

@@ -1,4 +1,8 @@
-"""What ``TINY=1`` adds to the road: a Hub on this machine, servers for the tools, a model from random weights."""
+"""What ``TINY=1`` adds to the road: repositories with words of our own on a Hub of this machine, servers for the tools, a fresh model.
+
+The repositories have the published layouts: AFM's SFT sets (alpaca JSON), RL sets (parquet), prompts (constants of Python
+files) and benchmark files. Questions come from the generated worlds; a CPU can train on them in a minute.
+"""
 
 from __future__ import annotations
 
@@ -6,24 +10,36 @@ import hashlib
 import json
 import re
 import shutil
-import subprocess
-import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import yaml
 
-from afm.cli.recipes import environment, loopback_server, wiki_server
-from afm.cli.road_fixtures import PAGES, WORLD_SEED
+from afm.cli.recipes import build_wiki_index, environment, loopback_server, wiki_server
 from afm.cli.road_stages import Road
-from afm.errors import ToolError
-from afm.processes import tied_environment
+from afm.configuration import read_file
+from afm.datasets import Task
+from afm.datasets.mini_world import WorldSplit
+from afm.datasets.rl_files import answers_of
 
 _VOCABULARY, _HEADS = 1024, 4
+SFT_ROWS, RL_ROWS, BENCHMARK_ROWS = 24, 40, 4
+PAGES = 200
+WORLD_SEED = 7
+_DONE = "made.json"
+_QUESTION = "{question}"
+_RULES = {
+    "web": "Search the web, read pages, check the answer, and give it.",
+    "mhqa": "Search the encyclopaedia and give the answer.",
+    "code": "Solve the task with programs and give the answer.",
+}
+_GRADES = "Information conflict: good\nTool effectiveness: good\nTrajectory monitoring: good"
+_JUDGED = "Say whether the answer to {question} is right."
 
 
 @contextmanager
@@ -36,7 +52,8 @@ def serving(road: Road, stage: str, hub: Path) -> Iterator[None]:
                 environment({"HF_ENDPOINT": url, "GITHUB_RAW_ENDPOINT": url, "HF_HUB_OFFLINE": "0"})
             )
         elif stage in ("rl", "eval") and road.agent.short == "mhqa":
-            stack.enter_context(wiki_server(_index(hub), hub / "wiki_server.log"))
+            index = build_wiki_index(hub / "world/corpus.jsonl", hub / "index")
+            stack.enter_context(wiki_server(index, hub / "wiki_server.log"))
         elif stage in ("rl", "eval") and road.agent.short == "web":
             stack.enter_context(_web(hub))
         yield
@@ -70,19 +87,6 @@ def _web(hub: Path) -> Iterator[None]:
             url = stack.enter_context(loopback_server(name, [f"--config={config}"], hub / f"{name}.log"))
             stack.enter_context(environment({port: url.rpartition(":")[2]}))
         yield
-
-
-def _index(hub: Path) -> Path:
-    """The search index of the generated encyclopaedia; an interrupted build is continued."""
-    index = hub / "index"
-    words = [sys.executable, "-P", "-m", "tool_servers.wiki_search.build", str(hub / "world/corpus.jsonl")]
-    with (hub / "index.log").open("wb") as log:
-        done = subprocess.run(
-            [*words, f"--out={index}"], env=tied_environment(), stdout=log, stderr=log, check=False
-        )
-    if done.returncode != 0:
-        raise ToolError(f"the search index was not built, status {done.returncode}; see {hub / 'index.log'}")
-    return index
 
 
 def make_start_model(road: Road) -> None:
@@ -119,8 +123,8 @@ class _HubHandler(BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         path = unquote(urlsplit(self.path).path)
-        if found := _API.fullmatch(path):
-            return self._describe(self.folder / found[1])
+        if listed := _API.fullmatch(path):
+            return self._describe(self.folder / listed[1])
         resolved = _RESOLVED.fullmatch(path)
         file = self.folder / (f"{resolved[1]}/{resolved[2]}" if resolved else path.lstrip("/"))
         if not file.resolve().is_relative_to(self.folder.resolve()) or not file.is_file():
@@ -177,16 +181,10 @@ def _files(repository: Path) -> list[Path]:
 
 
 def _described(path: Path, repository: Path) -> dict[str, object]:
-    """A file as the Hub's API lists it, large files and others alike."""
-    content = path.read_bytes()
+    """A file as the Hub's API lists large ones."""
+    content, name = path.read_bytes(), path.relative_to(repository).as_posix()
     lfs = {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 134}
-    blob = hashlib.sha1(f"blob {len(content)}\0".encode() + content, usedforsecurity=False).hexdigest()
-    return {
-        "rfilename": path.relative_to(repository).as_posix(),
-        "size": len(content),
-        "blobId": blob,
-        "lfs": lfs,
-    }
+    return {"rfilename": name, "size": len(content), "blobId": "0" * 40, "lfs": lfs}
 
 
 def _commit(repository: Path) -> str:
@@ -195,3 +193,208 @@ def _commit(repository: Path) -> str:
     for path in _files(repository):
         seen.update(path.relative_to(repository).as_posix().encode() + path.read_bytes())
     return seen.hexdigest()
+
+
+def make_repositories(agent: str, folder: Path, configs: Path) -> Path:
+    """Write the repositories of an agent's list of sets below ``folder``, and the list with the checksums of these files.
+
+    Every call writes the same bytes, so a lock made of them holds; what is there is left as it is.
+
+    Args:
+        agent: ``web``, ``mhqa`` or ``code``.
+        configs: The project's folder of that name.
+
+    Returns:
+        The list: ``configs/data/<agent>_agent.yaml`` with other sizes and checksums, its optional sets left out.
+    """
+    listed = folder / f"{agent}_agent.yaml"
+    if (folder / _DONE).exists():
+        return listed
+    sets = read_file(configs / f"data/{agent}_agent.yaml")["sets"]
+    kept = {name: dict(entry) for name, entry in sets.items() if not entry.get("optional")}
+    questions = _questions(agent, folder / "world")
+    for entry in kept.values():
+        place = folder / "repositories" / entry["repository"]
+        if entry.get("kind") == "github":
+            place /= entry["revision"]
+            entry["pinned"] = [
+                _pinned(agent, file["name"], entry, place, questions) for file in entry["pinned"]
+            ]
+        elif entry["repository"].endswith("-SFT-Dataset"):
+            _write(place / "sft.json", json.dumps(_sft_rows(agent, questions[:SFT_ROWS]), indent=1).encode())
+        elif entry["repository"].endswith("-RL-Dataset"):
+            _write_parquet(place / "rl.parquet", _rl_rows(agent, questions[SFT_ROWS : SFT_ROWS + RL_ROWS]))
+    _write(listed, json.dumps({"sets": kept}, indent=1).encode())
+    _write(folder / _DONE, b"{}")
+    return listed
+
+
+def _questions(agent: str, folder: Path) -> list[Task]:
+    """More than all files need; those of the encyclopaedia come with its corpus in ``folder``."""
+    count = SFT_ROWS + RL_ROWS + 2 * BENCHMARK_ROWS  # of each kind of task
+    if agent == "code":
+        from afm.datasets.mini_world import generate
+
+        tasks = list(generate(WorldSplit.TRAIN, count, seed=WORLD_SEED))
+        return [_program(task) if number % 2 else task for number, task in enumerate(tasks)]
+    from afm.datasets import read_tasks
+    from afm.datasets.encyclopaedia import Encyclopaedia, write_encyclopaedia
+
+    world = Encyclopaedia(PAGES, seed=WORLD_SEED, brief=True)
+    write_encyclopaedia(folder, world, sizes={WorldSplit.TRAIN: count}, seed=WORLD_SEED, hops=(1,))
+    return list(read_tasks(folder / "train.jsonl"))
+
+
+def _program(task: Task) -> Task:
+    """A task that wants a program: the published code sets mix both kinds."""
+    number = int(hashlib.sha256(task.id.encode()).hexdigest(), 16) % 50
+    tests = {"inputs": [f"{n}\n" for n in (1, 5, 9)], "outputs": [f"{n + number}\n" for n in (1, 5, 9)]}
+    text = f"Read a number and print the number plus {number}."
+    return Task(id=task.id, question=text, ground_truth=json.dumps(tests), data_source="codeforces")
+
+
+def _pinned(
+    agent: str, name: str, entry: dict[str, Any], place: Path, questions: Sequence[Task]
+) -> dict[str, Any]:
+    """Write one file of the GitHub project, and say what it is."""
+    held_out = questions[SFT_ROWS + RL_ROWS :]
+    path = place / name
+    if path.suffix == ".py":
+        _write(path, "".join(_constants(agent, name, entry)).encode())
+    elif path.suffix == ".parquet":
+        programs = "livecodebench" in path.name
+        fitting = [task for task in held_out if (task.data_source == "codeforces") is programs]
+        source = {"OlympiadBench": "olympiadbench"}.get(path.stem, path.stem)
+        renamed = [
+            task.model_copy(update={"data_source": "livecodebench" if programs else source})
+            for task in fitting[-BENCHMARK_ROWS:]
+        ]
+        _write_parquet(path, _rl_rows(agent, renamed))
+    else:
+        rows = [
+            _benchmark_row(path.stem, number, task) for number, task in enumerate(held_out[:BENCHMARK_ROWS])
+        ]
+        text = json.dumps(rows) if path.suffix == ".json" else "\n".join(map(json.dumps, rows))
+        _write(path, text.encode())
+    content = path.read_bytes()
+    return {"name": name, "size": len(content), "checksum": hashlib.sha256(content).hexdigest()}
+
+
+def _constants(agent: str, file: str, entry: dict[str, Any]) -> Iterator[str]:
+    for prompt in entry.get("prompts", ()):
+        if prompt["file"] == file:
+            text = _RULES[agent] if _QUESTION in prompt.get("form", _QUESTION) else _JUDGED
+            yield f"{prompt['constant']} = {text!r}\n"
+
+
+def _benchmark_row(name: str, number: int, task: Task) -> dict[str, Any]:
+    """A row of the benchmark file ``name``."""
+    row = {"question": task.question, "answer": _answer(task)}
+    match name:
+        case "gaia_dev_103":
+            return {"id": number, "task_id": task.id, "Level": 1, "Annotator_Metadata": {"Steps": "1"}} | row
+        case "hle_test":
+            texts = {"answer_type": "exactMatch", "rationale": "", "raw_subject": "", "category": "Other"}
+            return {"id": number} | texts | row
+        case "webwalker_main":
+            info = {"domain": "wiki", "difficulty_level": "easy", "lang": "en", "type": "single_source"}
+            return {"root_url": f"http://example.org/{number}", "info": info} | row
+        case "browsecomp":
+            return row | {"topic": "Other"}
+        case _:
+            return row | {"answer": answers_of(task.ground_truth), "data_source": "nq"}
+
+
+def _answer(task: Task) -> str:
+    return answers_of(task.ground_truth)[0]
+
+
+def _asked(agent: str, task: Task) -> str:
+    mark = "Task" if agent == "code" else "Question"
+    return f"{_RULES[agent]}\n\n{mark}: {task.question}"
+
+
+def _sft_rows(agent: str, tasks: Sequence[Task]) -> list[dict[str, str]]:
+    """Short trajectories, in the order of functions that the agent's declaration asks for."""
+    rows = []
+    for task in tasks:
+        steps = _worked(task) if agent == "code" else _looked_up(agent, task)
+        output = "\n".join(f"<{role}>{text}</{role}>" for role, text in steps)
+        rows.append({"instruction": _asked(agent, task), "input": "", "output": output})
+    return rows
+
+
+def _worked(task: Task) -> list[tuple[str, str]]:
+    program = task.data_source == "codeforces"
+    code = "print(int(input()) + 1)" if program else f"print({_answer(task)})"
+    fenced = f"```py\n{code}\n```"
+    return [
+        ("plan", "Write a program."),
+        ("think", "Run it."),
+        ("code", f"\n{fenced}\n"),
+        ("observation", "2" if program else _answer(task)),
+        ("reflection", "It ran."),
+        ("think", "Done."),
+        ("answer", fenced if program else f"\\boxed{{{_answer(task)}}}"),
+    ]
+
+
+def _looked_up(agent: str, task: Task) -> list[tuple[str, str]]:
+    answer, tool = _answer(task), "wiki_search" if agent == "mhqa" else "web_search"
+    begun = [("think", "Look it up."), ("plan", "Search."), ("think", "Search."), (tool, task.question)]
+    begun += [("observation", answer), ("think", "Found.")]
+    if agent == "web":
+        begun += [("suggested_answer", answer), ("think", "Check."), ("double_check", "Score: 4")]
+    else:
+        begun += [("reflection", _GRADES)]
+    return [*begun, ("think", "Sure."), ("answer", answer)]
+
+
+def _rl_rows(agent: str, tasks: Sequence[Task]) -> list[dict[str, Any]]:
+    return [_code_row(task) if agent == "code" else _question_row(agent, task) for task in tasks]
+
+
+def _code_row(task: Task) -> dict[str, Any]:
+    gold = task.ground_truth if isinstance(task.ground_truth, str) else _answer(task)
+    source = "math_dapo" if task.data_source == "mini_math" else task.data_source
+    create = {"create_kwargs": {"ground_truth": gold}}
+    info = {"index": task.id, "need_tools_kwargs": True, "split": "train", "tools_kwargs": {"code": create}}
+    return {
+        "data_source": source,
+        "prompt": [{"role": "user", "content": _asked("code", task)}],
+        "ability": "coding" if gold.startswith("{") else "fact-reasoning",
+        "reward_model": {"ground_truth": gold, "style": "rule"},
+        "extra_info": info,
+    }
+
+
+def _question_row(agent: str, task: Task) -> dict[str, Any]:
+    answers, source = answers_of(task.ground_truth), "nq" if agent == "mhqa" else "search"
+    create = {"ground_truth": answers, "question": task.question, "data_source": source}
+    tools = ["wiki_search"] if agent == "mhqa" else ["web_search", "crawl_page"]
+    info = {
+        "need_tools_kwargs": True,
+        "index": f"{source}-{task.id}",
+        "tools_kwargs": {tool: {"create_kwargs": create} for tool in tools},
+        "question": task.question,
+        "answer": answers,
+    }
+    return {
+        "data_source": source,
+        "prompt": [{"role": "user", "content": _asked(agent, task)}],
+        "reward_model": {"ground_truth": json.dumps({"target": answers, "question": task.question})},
+        "extra_info": info,
+    }
+
+
+def _write(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+
+
+def _write_parquet(path: Path, rows: list[dict[str, Any]]) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.Table.from_pylist(rows), path)

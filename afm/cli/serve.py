@@ -189,8 +189,8 @@ def download(
 
     Killed or cut off, the same command goes on. At the end it shows how to build and serve.
     """
-    from afm.cli.progress import ProgressView
     from afm.datasets.wiki18 import PublishedIndex, check_space, commands, planned, run
+    from afm.terminal import ProgressView
 
     view = ProgressView()
     wanted = planned(out, PublishedIndex(index), gunzip=gunzip)

@@ -15,11 +15,11 @@ from afm.errors import DataError, UsageError, suggestion
 
 if TYPE_CHECKING:
     from afm.agents import AgentSpec
-    from afm.cli.progress import ProgressView
     from afm.datasets.negative_samples import NegativeKind
     from afm.datasets.negative_set import NegativeSummary
     from afm.distill import FilterPlan, FilterSummary, Funnel
     from afm.evaluation.data_stats import DataStats, FunnelStage
+    from afm.terminal import ProgressView
 
 
 _DEFAULT_AGENT = "math"
@@ -70,8 +70,8 @@ def filter_files(
 
     Killed or interrupted, the same command continues where it was. The result does not depend on --processes.
     """
-    from afm.cli.progress import ProgressView
     from afm.distill.filters import filter_files as run
+    from afm.terminal import ProgressView
 
     if out.exists() and not out.is_dir():
         raise UsageError(f"--out {out}: is a file; expected a folder")
@@ -155,8 +155,8 @@ def stats(
     seed: Annotated[int, typer.Option(help="Chooses them.")] = 0,
 ) -> None:
     """Count lengths, tool use, hops, roles, answers, duplicates and cost; write them as one self-contained page."""
-    from afm.cli.progress import ProgressView
     from afm.evaluation.data_stats import write_data_report
+    from afm.terminal import ProgressView
 
     if out is not None and out.resolve() in {file.resolve() for file in files}:
         raise UsageError(f"{out}: input and output are the same file; choose another --out")
@@ -299,9 +299,9 @@ def negative(
 
     Four kinds: tools present or absent, needed or not. Rows that are wrong stand in `NAME.bad_rows.jsonl`.
     """
-    from afm.cli.progress import ProgressView
     from afm.datasets.negative_samples import AbsentAnswer, DirectAnswer, SampleMaker
     from afm.datasets.negative_set import NegativeSources, write_negative
+    from afm.terminal import ProgressView
 
     view = ProgressView()
 

@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from afm.agents import load_agent
-from afm.cli import road_fixtures as fixtures
+from afm.cli import road_tiny as fixtures
 from afm.cli.main import app
 from afm.cli.road import _errors
 from afm.cli.road_stages import AGENTS, NAMES

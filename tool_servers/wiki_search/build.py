@@ -17,9 +17,9 @@ from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 
-from afm.cli.progress import ProgressView
 from afm.errors import AfmError, DataError, MissingExtraError, UsageError
 from afm.processes import follow_parent
+from afm.terminal import ProgressView
 from tool_servers.wiki_search.collect import Collector, Note, Progress
 from tool_servers.wiki_search.manifest import (
     Bm25Facts,
