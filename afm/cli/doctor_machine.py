@@ -17,7 +17,7 @@ from afm.errors import AfmError, install_advice
 from afm.planning import Finding, Level, Report
 from afm.planning.gpu_software import gpu_findings
 from afm.planning.memory import GIB
-from afm.sandbox import open_sandbox
+from afm.sandbox import SandboxSettings, open_sandbox
 from afm.sandbox.interpreter import WARM, Identity, find_interpreter
 from afm.settings import Environment, load_settings
 from afm.tools.health import unanswered
@@ -94,7 +94,7 @@ def _sandbox() -> Finding:
     if told != "42":
         text = f"a program printed {told!r}, expected '42'; see `afm sandbox check`"
         return Finding(Level.ERROR, "sandbox", text)
-    python = find_interpreter(None, Identity.for_process())
+    python = find_interpreter(SandboxSettings(), Identity.for_process())
     if missing := [name for name in WARM[0] if not python.has(name)]:
         text = f"programs cannot import {' and '.join(missing)}: `afm sandbox install {' '.join(missing)}`"
         return Finding(Level.WARNING, "sandbox", text)

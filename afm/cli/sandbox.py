@@ -122,10 +122,11 @@ def install(
     ] = False,
 ) -> None:
     """Install packages for the sandbox's Python where its unprivileged user can read them."""
+    from afm.sandbox import SandboxSettings
     from afm.sandbox.interpreter import WARM, Identity, find_interpreter
     from afm.sandbox.interpreter import install as install_packages
 
-    found = find_interpreter(python, Identity.for_process())
+    found = find_interpreter(SandboxSettings(python=python), Identity.for_process())
     names = packages or [name for group in WARM for name in group]
     if missing and not (names := [name for name in names if not found.has(name)]):
         return

@@ -25,8 +25,7 @@ from afm.rewards.overlong import CountedTokens, OverlongPenalty
 from afm.rewards.sources import BY_SOURCE, checked_name, open_scorer, scorer_name
 from afm.rewards.t_eval import TEval, TEvalSettings
 from afm.rewards.text_match import ExactMatch, MatchVariant, Substring, TokenF1
-from afm.sandbox import open_sandbox
-from afm.sandbox.backends import SandboxSettings
+from afm.sandbox import SandboxSettings, open_sandbox
 from afm.settings import load_settings
 from afm.tools.remote import remote_sandbox
 from afm.trajectory import validate

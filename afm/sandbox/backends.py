@@ -1,36 +1,31 @@
-"""The sandboxes by name, the one that picks for itself, and their settings in a YAML."""
+"""The sandboxes by name, and the one that picks for itself."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import fields
+from collections.abc import Callable
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
-
-from afm.errors import ConfigError, SandboxUnavailableError, suggestion
-from afm.sandbox.base import LocalSandbox, RunResult, SandboxLimits
+from afm.configuration import validated
+from afm.errors import SandboxUnavailableError
+from afm.sandbox.base import LocalSandbox, RunResult
 from afm.sandbox.bubblewrap import BubblewrapSandbox
 from afm.sandbox.nsjail import NsjailSandbox
+from afm.sandbox.settings import SandboxLimits, SandboxSettings
 from afm.sandbox.zygote import ZygoteSandbox
 
 _LOG = logging.getLogger(__name__)
-_OF_ZYGOTES = ("warm", "start_s")
 
 
 class AutoSandbox:
     """A :class:`~afm.sandbox.zygote.ZygoteSandbox`, or if no zygote works a ``BubblewrapSandbox``.
 
     Both isolate alike. Which one it is shows at the first run; the choice then holds.
-
-    Args:
-        options: Arguments of ``ZygoteSandbox``.
     """
 
-    def __init__(self, **options: Any) -> None:
-        self._zygotes = ZygoteSandbox(**options)
-        self._other = BubblewrapSandbox(**{k: v for k, v in options.items() if k not in _OF_ZYGOTES})
+    def __init__(self, settings: SandboxSettings) -> None:
+        self._zygotes = ZygoteSandbox(settings)
+        self._other = BubblewrapSandbox(settings)
         self._chosen: LocalSandbox | None = None
 
     async def run(self, code: str, stdin: str = "", limits: SandboxLimits | None = None) -> RunResult:
@@ -58,7 +53,7 @@ class AutoSandbox:
         return self._chosen
 
 
-BACKENDS: dict[str, Callable[..., LocalSandbox]] = {
+_BACKENDS: dict[str, Callable[[SandboxSettings], LocalSandbox]] = {
     "auto": AutoSandbox,
     "zygote": ZygoteSandbox,
     "bubblewrap": BubblewrapSandbox,
@@ -67,57 +62,12 @@ BACKENDS: dict[str, Callable[..., LocalSandbox]] = {
 
 
 def open_sandbox(backend: str = "auto", **options: Any) -> LocalSandbox:
-    """A sandbox by its backend's name.
+    """A sandbox by its backend's name, with options as in :class:`SandboxSettings`.
 
     Nothing is started yet: the first run looks for isolation, and fails when there is none.
-
-    Args:
-        backend: ``zygote`` (warm and fast), ``bubblewrap`` or ``nsjail`` (a jail for each run), or ``auto``: the first, and
-            where the kernel does not allow it the second, which is logged once.
-        options: Arguments of the backend's class. ``limits`` may be a mapping of
-            :class:`SandboxLimits` fields.
 
     Raises:
         ConfigError: Unknown backend, option or limit, or a value of the wrong kind.
     """
-    if backend not in BACKENDS:
-        raise ConfigError(f"unknown sandbox backend {backend!r}, {suggestion(backend, BACKENDS)}")
-    if isinstance(options.get("limits"), Mapping):
-        options["limits"] = limits_from(options["limits"])
-    try:
-        return BACKENDS[backend](**options)
-    except TypeError as error:
-        raise ConfigError(f"sandbox {backend!r}: {error}") from None
-
-
-def limits_from(values: Mapping[str, Any]) -> SandboxLimits:
-    """Limits from a mapping, e.g. of a YAML file.
-
-    Raises:
-        ConfigError: An unknown name, or a value that is no positive number within reason.
-    """
-    known = [item.name for item in fields(SandboxLimits)]
-    for name in values:
-        if name not in known:
-            raise ConfigError(f"unknown sandbox limit {name!r}, {suggestion(str(name), known)}")
-    return SandboxLimits(**values)
-
-
-class SandboxSettings(BaseModel):
-    """Which sandbox, and how: the arguments of :func:`afm.sandbox.open_sandbox`; unset ones keep its defaults."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    backend: str = "auto"
-    python: str | None = None
-    max_parallel: int | None = Field(default=None, ge=1)
-    max_waiting: int | None = Field(default=None, ge=0)
-    binds: tuple[str, ...] | None = None
-    packages: tuple[str, ...] | None = None
-    warm: tuple[tuple[str, ...], ...] | None = None
-    start_s: float | None = Field(default=None, gt=0, le=600)
-    nsjail_path: str | None = None
-
-    def options(self) -> dict[str, Any]:
-        """The arguments that are set."""
-        return self.model_dump(exclude_none=True)
+    settings = validated(SandboxSettings, {"backend": backend, **options}, "sandbox")
+    return _BACKENDS[settings.backend](settings)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from afm.errors import ConfigError
+from afm.sandbox.settings import SandboxLimits
 
 
 class ExitReason(StrEnum):
@@ -28,48 +28,6 @@ class ExitReason(StrEnum):
 
 
 _STARVED_SHARE, _IDLE_SHARE = 0.25, 0.2
-_MOST: dict[str, int] = {
-    "wall_s": 86_400,
-    "cpu_s": 86_400,
-    "memory_bytes": 1 << 44,
-    "file_bytes": 1 << 40,
-    "output_bytes": 1 << 32,
-    "stdin_bytes": 1 << 32,
-    "processes": 1 << 16,
-    "open_files": 1 << 20,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class SandboxLimits:
-    """Bounds of one run; the defaults follow the published system (5 s CPU, 7 s wall).
-
-    Attributes:
-        cpu_s: For each process, and for all of them together.
-        memory_bytes: Address space of each process; where a cgroup can be made also the memory of all together.
-
-    Raises:
-        ConfigError: A value is no positive number, or beyond what any machine has.
-    """
-
-    wall_s: float = 7.0
-    cpu_s: int = 5
-    memory_bytes: int = 1 << 30
-    file_bytes: int = 16 << 20
-    output_bytes: int = 1 << 16
-    stdin_bytes: int = 1 << 20
-    processes: int = 32
-    open_files: int = 64
-
-    def __post_init__(self) -> None:
-        for item in fields(self):
-            value, kinds = getattr(self, item.name), (int,) if item.type == "int" else (int, float)
-            if not isinstance(value, kinds) or isinstance(value, bool) or not value > 0:
-                raise ConfigError(
-                    f"sandbox limit {item.name}: expected a positive {item.type}, got {value!r}"
-                )
-            if value > (most := _MOST[item.name]):
-                raise ConfigError(f"sandbox limit {item.name}: expected at most {most}, got more")
 
 
 class NamelessInput(str):

@@ -12,87 +12,62 @@ from __future__ import annotations
 import contextlib
 import shutil
 import subprocess
-from concurrent.futures import Executor
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from afm.errors import SandboxUnavailableError
-from afm.sandbox.base import SandboxLimits
-from afm.sandbox.capture import memory_file
-from afm.sandbox.interpreter import Identity, Interpreter, check_readable, find_interpreter
-from afm.sandbox.percall import JailTask, PerCallSandbox, launch
-from afm.sandbox.policy import (
-    DEVICES,
-    ENVIRONMENT,
-    NO_ISOLATION,
-    PROGRAM,
-)
-from afm.sandbox.process import JailedProcess
+from afm.sandbox.interpreter import Identity, Interpreter, find_interpreter
+from afm.sandbox.percall import Jail, PerCallSandbox, launch
+from afm.sandbox.run import RunTask, memory_file
 from afm.sandbox.seccomp import filter_program
+from afm.sandbox.settings import DEVICES, ENVIRONMENT, NO_ISOLATION, PROGRAM
 
 
 @dataclass(frozen=True, slots=True)
-class _Jail:
-    """Everything about a jail that is the same for every run."""
+class BubblewrapJail(Jail):
+    """A jail that bubblewrap makes.
 
-    bubblewrap: str
-    identity: Identity
-    python: Interpreter
+    Attributes:
+        options: Arguments that do not depend on the run.
+    """
+
     options: tuple[str, ...]
-    system_calls: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class _Descriptors:
-    """What bubblewrap reads: the program, the seccomp rules, a copy of stdin for ``/dev/stdin``."""
-
-    code: int
-    rules: int
-    stdin: int
-
-
-class BubblewrapSandbox(PerCallSandbox[_Jail]):
-    """Runs each program in a fresh bubblewrap jail; see :class:`afm.sandbox.percall.PerCallSandbox`."""
+class BubblewrapSandbox(PerCallSandbox[BubblewrapJail]):
+    """Runs each program in a fresh bubblewrap jail."""
 
     name = "bubblewrap"
 
-    def _candidates(self) -> list[_Jail]:
+    def _candidates(self) -> list[BubblewrapJail]:
         path = find_bubblewrap("--as-pid-1", "--size", "--seccomp", "--clearenv")
         identity = Identity.for_process()
-        interpreter = find_interpreter(self._python, identity, self._packages)
-        check_readable("binds", self._binds, identity)
-        rules = filter_program()
-        known = _help_text(path)
-        variants: list[tuple[str, ...]] = [("--disable-userns",), ()] if "--disable-userns" in known else [()]
+        python = find_interpreter(self._settings, identity)
+        options = (*namespace_options(), *shown_files(python, self._settings.binds))
+        variants: list[tuple[str, ...]] = [()]
+        if "--disable-userns" in _help_text(path):
+            variants.insert(0, ("--disable-userns",))
         return [
-            _Jail(path, identity, interpreter, _options(interpreter, variant, self._binds), rules)
+            BubblewrapJail(path, identity, python, filter_program(), (*options, *variant))
             for variant in variants
         ]
 
-    def _described(self, jail: _Jail) -> list[str]:
-        return [
-            f"bubblewrap ({jail.bubblewrap}) for each run, {self._max_parallel} at a time",
-            f"Python {'.'.join(map(str, jail.python.version))} ({jail.python.binary})",
+    def _command(
+        self, jail: BubblewrapJail, task: RunTask, files: contextlib.ExitStack
+    ) -> tuple[list[str], tuple[int, ...]]:
+        device = task.stdin if task.stdin_named else b""
+        code, rules, stdin = (memory_file(data, files) for data in (task.program, jail.system_calls, device))
+        size = str(task.limits.file_bytes)
+        command = [
+            *(jail.path, *jail.options),
+            *("--size", size, "--tmpfs", "/tmp", "--size", size, "--tmpfs", "/dev/shm"),
+            *("--perms", "0444", "--file", str(code), PROGRAM),
+            *("--perms", "0444", "--file", str(stdin), "/dev/stdin"),
+            *("--chdir", "/tmp", "--remount-ro", "/"),
+            *("--seccomp", str(rules), "--info-fd", "{info}"),
+            *("--", *launch(jail, task.limits)),
         ]
-
-    def _start(self, jail: _Jail, task: JailTask, spawner: Executor) -> JailedProcess:
-        files = contextlib.ExitStack()
-        try:
-            code_fd = memory_file("program", task.program, files.callback)
-            rules_fd = memory_file("rules", jail.system_calls, files.callback)
-            stdin_fd = memory_file("stdin", task.stdin, files.callback)
-            copy_fd = memory_file("stdin", task.device, files.callback)
-            return JailedProcess(
-                _command(jail, task.limits, _Descriptors(code_fd, rules_fd, copy_fd)),
-                stdin=stdin_fd,
-                inherited=(code_fd, rules_fd, copy_fd),
-                files=files,
-                identity=jail.identity,
-                limits=task.limits,
-                spawner=spawner,
-            )
-        except BaseException:
-            files.close()
-            raise
+        return command, (code, rules, stdin)
 
 
 def find_bubblewrap(*needed: str) -> str:
@@ -118,8 +93,8 @@ def _help_text(path: str) -> str:
     return subprocess.run([path, "--help"], capture_output=True, text=True, timeout=30, check=False).stdout
 
 
-def _options(python: Interpreter, variant: tuple[str, ...], binds: tuple[str, ...]) -> tuple[str, ...]:
-    """Bubblewrap's arguments that do not depend on the run."""
+def namespace_options() -> list[str]:
+    """Bubblewrap's arguments for namespaces of its own and a nearly empty environment."""
     options = [
         *("--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"),
         *("--unshare-cgroup-try", "--as-pid-1", "--die-with-parent", "--new-session"),
@@ -127,25 +102,18 @@ def _options(python: Interpreter, variant: tuple[str, ...], binds: tuple[str, ..
     ]
     for name, value in ENVIRONMENT.items():
         options += ("--setenv", name, value)
+    return options
+
+
+def shown_files(python: Interpreter, binds: Sequence[str], root: str = "") -> list[str]:
+    """Bubblewrap's arguments for the files that a program sees, below ``root``."""
+    options: list[str] = []
     for path in (*python.binds, *binds):
-        options += ("--ro-bind", path, path)
+        options += ("--ro-bind", path, root + path)
     for path, inside in python.packages:
-        options += ("--ro-bind", path, inside)
+        options += ("--ro-bind", path, root + inside)
     for name, target in python.links:
-        options += ("--symlink", target, name)
+        options += ("--symlink", target, root + name)
     for device in DEVICES:
-        options += ("--dev-bind", device, device)
-    return (*options, *variant)
-
-
-def _command(jail: _Jail, limits: SandboxLimits, files: _Descriptors) -> list[str]:
-    size = str(limits.file_bytes)
-    return [
-        *(jail.bubblewrap, *jail.options),
-        *("--size", size, "--tmpfs", "/tmp", "--size", size, "--tmpfs", "/dev/shm"),
-        *("--perms", "0444", "--file", str(files.code), PROGRAM),
-        *("--perms", "0444", "--file", str(files.stdin), "/dev/stdin"),
-        *("--chdir", "/tmp", "--remount-ro", "/"),
-        *("--seccomp", str(files.rules), "--info-fd", "{info}"),
-        *("--", *launch(jail.python, limits)),
-    ]
+        options += ("--dev-bind", device, root + device)
+    return options

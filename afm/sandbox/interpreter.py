@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from afm.errors import SandboxError, SandboxUnavailableError
-from afm.sandbox.policy import host_paths
+from afm.errors import ConfigError, SandboxError, SandboxUnavailableError
+from afm.sandbox.settings import SandboxSettings, host_path
 
 WARM = (("numpy", "sympy"), ("scipy", "pandas"))
 """What programs of agents import most, in groups: a program of the second group needs the first as well."""
@@ -163,6 +163,9 @@ class Interpreter:
     links: tuple[tuple[str, str], ...]
     packages: tuple[tuple[str, str], ...] = ()
 
+    def __str__(self) -> str:
+        return f"Python {'.'.join(map(str, self.version))} ({self.binary})"
+
     def has(self, package: str) -> bool:
         """Whether a package is installed for it, besides the standard library."""
         folders = (*(path for path, _ in self.packages), *self.imports)
@@ -171,19 +174,14 @@ class Interpreter:
         )
 
 
-def find_interpreter(
-    python: str | None, identity: Identity, packages: Sequence[str] | None = None
-) -> Interpreter:
-    """Look up ``python`` (``/usr/bin/python3`` when ``None``) as the sandbox's user sees it.
-
-    Args:
-        packages: Folders of further packages; those of :func:`afm.sandbox.interpreter.install` when ``None``.
+def find_interpreter(settings: SandboxSettings, identity: Identity) -> Interpreter:
+    """Look up the sandbox's Python as its user sees it.
 
     Raises:
-        SandboxUnavailableError: It or one of ``packages`` is not readable by that user, or it is too old.
-        ConfigError: One of ``packages`` would show the host itself.
+        SandboxUnavailableError: It, or a path of ``packages`` or ``binds``, is not readable by that user, or it is too old.
+        ConfigError: One of these paths would show the host itself.
     """
-    name = python or "/usr/bin/python3"
+    name = settings.python or "/usr/bin/python3"
     path = shutil.which(name)
     if path is None:
         raise SandboxUnavailableError(
@@ -197,11 +195,11 @@ def find_interpreter(
     binary, stdlib = str(facts["binary"]), str(facts["stdlib"])
     paths = [str(entry) for entry in facts["paths"]]
     libraries = _libraries([binary, *facts["dynamic"]])
-    if packages is None:
+    extra = list(settings.packages or ())
+    if settings.packages is None:
         extra = [str(path) for path in package_folders(version) if _readable(str(path), identity)]
-    else:
-        check_readable("packages", packages, identity)
-        extra = list(packages)
+    _check_readable("packages", settings.packages or (), identity)
+    _check_readable("binds", settings.binds, identity)
     folders = [os.path.realpath(folder) for folder in extra]
     installed = [entry for entry in paths if not _inside(entry, stdlib) and Path(entry).is_dir()]
     packages_at = tuple((folder, f"/packages/{number}") for number, folder in enumerate(folders))
@@ -211,14 +209,13 @@ def find_interpreter(
     return Interpreter(binary, version, imports, binds, _links(), packages_at)
 
 
-def check_readable(name: str, paths: Sequence[str], identity: Identity) -> None:
-    """Refuse host paths of the option ``name`` that programs could not see.
-
-    Raises:
-        SandboxUnavailableError: One does not exist for the sandbox's user.
-        ConfigError: One would show the host itself.
-    """
-    for path in host_paths(name, paths):
+def _check_readable(name: str, paths: Sequence[str], identity: Identity) -> None:
+    """Refuse host paths of the option ``name`` that programs could not see, or that lead to the whole host by now."""
+    for path in paths:
+        try:
+            host_path(path)
+        except ValueError as error:
+            raise ConfigError(f"sandbox option {name}: got {path!r}, expected {error}") from None
         if not _readable(path, identity):
             user = "nobody, the sandbox's user," if identity.uid is not None else "this user"
             raise SandboxUnavailableError(

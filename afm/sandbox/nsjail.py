@@ -11,19 +11,14 @@ import contextlib
 import os
 import shutil
 import subprocess
-from collections.abc import Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import Any
 
 from afm.errors import SandboxUnavailableError
-from afm.sandbox.base import SandboxLimits
-from afm.sandbox.capture import memory_file
-from afm.sandbox.interpreter import Identity, Interpreter, check_readable, find_interpreter
-from afm.sandbox.percall import JailTask, PerCallSandbox, launch
-from afm.sandbox.policy import DEVICES, ENVIRONMENT, INODES, NO_ISOLATION
-from afm.sandbox.process import JailedProcess
+from afm.sandbox.interpreter import Identity, find_interpreter
+from afm.sandbox.percall import Jail, PerCallSandbox, launch
+from afm.sandbox.run import RunTask, memory_file
 from afm.sandbox.seccomp import filter_program
+from afm.sandbox.settings import DEVICES, ENVIRONMENT, INODES, NO_ISOLATION, SandboxLimits
 
 _NEEDED = (
     *("--disable_proc", "--disable_rlimits", "--iface_no_lo", "--pass_fd", "--quiet"),
@@ -35,97 +30,66 @@ _SPARE_S = 90  # nsjail's own time limit is only for the case that nobody is lef
 
 
 @dataclass(frozen=True, slots=True)
-class NsjailJail:
-    """Everything about a jail that is the same for every run.
+class NsjailJail(Jail):
+    """A jail that nsjail makes.
 
     Attributes:
+        binds: Further host paths that programs may read.
         tied: Words before nsjail's own that let it end with the process that started it.
         nice: Whether this nsjail would otherwise lower the program's priority.
     """
 
-    nsjail: str
-    identity: Identity
-    python: Interpreter
     binds: tuple[str, ...]
-    system_calls: bytes
     tied: tuple[str, ...] = ()
     nice: bool = True
 
 
 class NsjailSandbox(PerCallSandbox[NsjailJail]):
-    """Runs each program in a fresh nsjail; see :class:`afm.sandbox.percall.PerCallSandbox`.
-
-    Args:
-        nsjail_path: The binary; looked up in ``PATH`` when ``None``.
-        options: Arguments of ``PerCallSandbox``.
-    """
+    """Runs each program in a fresh nsjail."""
 
     name = "nsjail"
 
-    def __init__(self, *, nsjail_path: str | None = None, **options: Any) -> None:
-        super().__init__(**options)
-        self._path = nsjail_path
-
     def _candidates(self) -> list[NsjailJail]:
-        path = shutil.which(self._path or "nsjail")
+        wanted = self._settings.nsjail_path
+        path = shutil.which(wanted or "nsjail")
         if path is None:
-            where = self._path or "PATH"
             raise SandboxUnavailableError(
-                f"nsjail was not found ({where}); {NO_ISOLATION}: requirements/install-nsjail.sh, or build "
+                f"nsjail was not found ({wanted or 'PATH'}); {NO_ISOLATION}: requirements/install-nsjail.sh, or build "
                 "https://github.com/google/nsjail and name it with nsjail_path, or use the backend 'zygote'"
             )
-        asked = subprocess.run([path, "--help"], capture_output=True, text=True, timeout=30, check=False)
-        known = asked.stdout + asked.stderr
+        answer = subprocess.run([path, "--help"], capture_output=True, text=True, timeout=30, check=False)
+        known = answer.stdout + answer.stderr
         if missing := [flag for flag in _NEEDED if flag not in known]:
             raise SandboxUnavailableError(
                 f"{path} does not know {', '.join(missing)}; {NO_ISOLATION}: install nsjail 3.4 or newer"
             )
         identity = Identity.for_process()
-        python = find_interpreter(self._python, identity, self._packages)
-        check_readable("binds", self._binds, identity)
+        python = find_interpreter(self._settings, identity)
         setpriv = shutil.which("setpriv")
         tied = (setpriv, "--pdeathsig", "KILL", "--") if setpriv else ()
         nice = "--nice_level" in known
-        return [NsjailJail(path, identity, python, self._binds, filter_program(), tied, nice)]
+        return [NsjailJail(path, identity, python, filter_program(), self._settings.binds, tied, nice)]
 
-    def _described(self, jail: NsjailJail) -> list[str]:
-        return [
-            f"nsjail ({jail.nsjail}) for each run, {self._max_parallel} at a time",
-            f"Python {'.'.join(map(str, jail.python.version))} ({jail.python.binary})",
-        ]
-
-    def _start(self, jail: NsjailJail, task: JailTask, spawner: Executor) -> JailedProcess:
-        files = contextlib.ExitStack()
-        try:
-            code = memory_file("program", task.program, files.callback)
-            config = memory_file(
-                "config", nsjail_config(jail, task.limits, task.device).encode(), files.callback
-            )
-            return JailedProcess(
-                nsjail_command(jail, task.limits, code=code, config=config),
-                stdin=memory_file("stdin", task.stdin, files.callback),
-                inherited=(code, config),
-                files=files,
-                identity=jail.identity,
-                limits=task.limits,
-                spawner=spawner,
-            )
-        except BaseException:
-            files.close()
-            raise
+    def _command(
+        self, jail: NsjailJail, task: RunTask, files: contextlib.ExitStack
+    ) -> tuple[list[str], tuple[int, ...]]:
+        device = task.stdin if task.stdin_named else b""
+        code = memory_file(task.program, files)
+        config = memory_file(nsjail_config(jail, task.limits, device).encode(), files)
+        return nsjail_command(jail, task.limits, code=code, config=config), (code, config)
 
 
-def nsjail_command(jail: NsjailJail, limits: SandboxLimits, *, code: int, config: int) -> Sequence[str]:
+def nsjail_command(jail: NsjailJail, limits: SandboxLimits, *, code: int, config: int) -> list[str]:
     """The command line of a run.
 
     Args:
         code: Descriptor of the program.
-        config: Descriptor of what :func:`nsjail_config` gave.
+        config: Descriptor of the text that :func:`nsjail_config` makes.
     """
     uid = os.getuid() if jail.identity.uid is None else jail.identity.uid
     gid = os.getgid() if jail.identity.gid is None else jail.identity.gid
     words = [
-        *(*jail.tied, jail.nsjail, "--config", f"/proc/self/fd/{config}", "--mode", "o", "--quiet"),
+        *(*jail.tied, jail.path, "--config", f"/proc/self/fd/{config}", "--mode", "o", "--quiet"),
         *("--user", str(uid), "--group", str(gid), "--hostname", "sandbox", "--cwd", "/tmp"),
         *("--time_limit", str(int(limits.wall_s) + _SPARE_S)),
         *("--disable_proc", "--disable_rlimits", "--iface_no_lo"),
@@ -135,8 +99,8 @@ def nsjail_command(jail: NsjailJail, limits: SandboxLimits, *, code: int, config
         words += ("--nice_level", str(os.getpriority(os.PRIO_PROCESS, 0)))
     for name, value in ENVIRONMENT.items():
         words += ("--env", f"{name}={value}")
-    words += ("--env", "PWD=/tmp")
-    return [*words, "--", *launch(jail.python, limits, jail.system_calls, code=str(code), stderr="{stderr}")]
+    words += ("--env", "PWD=/tmp", "--")
+    return words + launch(jail, limits, rules=jail.system_calls, code=str(code), stderr="{stderr}")
 
 
 def nsjail_config(jail: NsjailJail, limits: SandboxLimits, stdin: bytes) -> str:

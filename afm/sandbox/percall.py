@@ -1,10 +1,13 @@
-"""What the sandboxes that start a jail for each run have in common."""
+"""The sandboxes that start a jail for each run: the process of a jail, and what such sandboxes have in common."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import os
+import re
+import signal
+import subprocess
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -14,47 +17,158 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from afm.errors import SandboxError, SandboxUnavailableError
-from afm.sandbox.base import ExitReason, NamelessInput, RunResult, SandboxLimits
-from afm.sandbox.capture import outcome
-from afm.sandbox.interpreter import Interpreter
-from afm.sandbox.policy import (
+from afm.sandbox.base import ExitReason, RunResult
+from afm.sandbox.interpreter import Identity, Interpreter
+from afm.sandbox.run import JailRun, RunTask, isolation_advice, memory_file, open_pipe, result_of
+from afm.sandbox.settings import (
     CPU_AS_FAR_AS_SEEN,
     DEVICES,
     MEMORY_PER_PROCESS,
     PROGRAM,
-    binds_of_runs,
-    encoded,
-    host_paths,
+    SandboxLimits,
+    SandboxSettings,
     kernel_limits,
-    limits_or_default,
-    parallel_runs,
-    path_of_python,
-    user_namespace_advice,
-    whole_number,
 )
-from afm.sandbox.process import JailedProcess
-from afm.sandbox.slots import Slots, cores
+from afm.sandbox.slots import Slots, hold_core, own_cores
 
-_PROBE = b"import os\nprint(os.getuid() != 0, os.listdir('/tmp') == ['main.py'])"
-J = TypeVar("J")
+_GRACE_S = 1.0
+_START_S = 60.0
+_PROBE = RunTask(
+    b"import os\nprint(os.getuid() != 0, os.listdir('/tmp') == ['main.py'])", b"", SandboxLimits(wall_s=30.0)
+)
+
+
+class JailedProcess(JailRun):
+    """Starts a jail and follows it to its end.
+
+    Args:
+        command: Program and arguments; ``{report}``, ``{info}`` and ``{stderr}`` among them become the numbers of the
+            descriptors for the launcher's report, bubblewrap's information and the program's errors. With the last
+            of them, what the jail itself writes to its stderr is shown only if the program does not begin.
+        stdin: Content of the program's standard input.
+        inherited: Further descriptors the jail keeps open.
+        files: Closes ``inherited``; called when the jail has its own copies.
+        spawner: Starts the process; its threads must outlive the jail, which dies with its parent thread.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        stdin: bytes,
+        inherited: Sequence[int],
+        files: contextlib.ExitStack,
+        identity: Identity,
+        limits: SandboxLimits,
+        spawner: Executor,
+    ) -> None:
+        super().__init__(limits)
+        self._informed = "{info}" in command
+        self._inside: int | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        stdin_fd = memory_file(stdin, files)
+        out_end, err_end, report_end = self._open_pipes(files)
+        self._info, info_end = open_pipe(self._fds, files)
+        numbers = {"{report}": str(report_end), "{info}": str(info_end), "{stderr}": str(err_end)}
+        self._messages = os.memfd_create("messages", os.MFD_CLOEXEC)
+        self._fds.callback(os.close, self._messages)
+        own_err = self._messages if "{stderr}" in command else err_end
+
+        def start() -> subprocess.Popen[bytes]:
+            with files:
+                return subprocess.Popen(
+                    [numbers.get(word, word) for word in command],
+                    stdin=stdin_fd,
+                    stdout=out_end,
+                    stderr=own_err,
+                    pass_fds=(*inherited, report_end, info_end, err_end),
+                    cwd="/",
+                    env={},
+                    start_new_session=True,
+                    **identity.popen_arguments(),
+                )
+
+        # In a thread: it waits until the kernel has loaded the program.
+        self._loop.run_in_executor(spawner, start).add_done_callback(self._spawned)
+
+    def _spawned(self, spawning: asyncio.Future[subprocess.Popen[bytes]]) -> None:
+        if (error := spawning.exception()) is not None:
+            self._release()
+            self._ended.set_exception(error)
+            return
+        self._process = spawning.result()
+        self._after(_START_S, self.stop, ExitReason.TIMEOUT)
+        self._watch_pipes()
+        self._watch_process(os.pidfd_open(self._process.pid))
+
+    def _kill(self) -> None:
+        # Process 1 of the jail takes every descendant with it, and bubblewrap then ends and reaps it.
+        # Before it exists everything is still in bubblewrap's process group.
+        inside = self._process_one()
+        if inside is None:
+            self._kill_group()
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(inside, signal.SIGKILL)
+        self._after(_GRACE_S, self._kill_group)
+
+    def _process_one(self) -> int | None:
+        """Process 1 of the jail, once it is known."""
+        if self._inside is None:
+            self._inside = self._child_from_info() if self._informed else self._first_child()
+        return self._inside
+
+    def _child_from_info(self) -> int | None:
+        try:
+            info = os.read(self._info, 4096)
+        except BlockingIOError:
+            return None
+        match = re.search(rb'"child-pid": (\d+)', info)
+        return int(match[1]) if match else None
+
+    def _first_child(self) -> int | None:
+        """Process 1 of a jail that does not tell which it is: the only child of what was started."""
+        assert self._process is not None
+        pid = str(self._process.pid)
+        try:
+            children = Path("/proc", pid, "task", pid, "children").read_text(encoding="ascii").split()
+        except OSError:
+            return None
+        return int(children[0]) if children else None
+
+    def _kill_group(self) -> None:
+        if self._process is not None and not self._ended.done():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    def _finish(self) -> None:
+        assert self._process is not None
+        pid, status, usage = os.wait4(self._process.pid, os.WNOHANG)
+        if pid == 0:
+            return
+        self._process.returncode = os.waitstatus_to_exitcode(status)
+        report = self._read_rest()
+        if not report:
+            self._stderr.data += os.pread(self._messages, 4096, 0)
+        self._conclude(report, usage.ru_utime + usage.ru_stime)
 
 
 @dataclass(frozen=True, slots=True)
-class JailTask:
-    """A program to run."""
+class Jail:
+    """Everything about a jail that is the same for every run.
 
-    program: bytes
-    stdin: bytes
-    limits: SandboxLimits
-    named: bool = True
+    Attributes:
+        path: The binary that makes it.
+        system_calls: The seccomp filter.
+    """
 
-    @property
-    def device(self) -> bytes:
-        """What ``/dev/stdin`` holds."""
-        return self.stdin if self.named else b""
+    path: str
+    identity: Identity
+    python: Interpreter
+    system_calls: bytes
 
 
-_PROBE_TASK = JailTask(_PROBE, b"", SandboxLimits(wall_s=30.0))
+J = TypeVar("J", bound=Jail)
 
 
 class _Life:
@@ -75,43 +189,18 @@ class _Life:
 
 
 class PerCallSandbox(ABC, Generic[J]):
-    """Runs each program in a fresh jail, ``J`` being what is the same for every jail.
-
-    Args:
-        python: The sandbox's Python; ``/usr/bin/python3`` when ``None``. The unprivileged user must be
-            able to read it, so not one below a home directory.
-        limits: Bounds of a run that names none.
-        max_parallel: Runs at the same time, further ones wait; when ``None`` the number of cores, shared with the other
-            sandboxes of this process (:class:`afm.sandbox.slots.Cores`).
-        max_waiting: Runs that may wait; further ones raise ``SandboxBusyError`` at once.
-        binds: Further host paths that programs may read.
-        packages: Folders of further packages; those of ``afm sandbox install`` when ``None``.
-
-    Raises:
-        ConfigError: An argument is of the wrong kind.
-    """
+    """Runs each program in a fresh jail, ``J`` being what is the same for every jail."""
 
     name: str
 
-    def __init__(
-        self,
-        *,
-        python: str | None = None,
-        limits: SandboxLimits | None = None,
-        max_parallel: int | None = None,
-        max_waiting: int = 1 << 16,
-        binds: Sequence[str] = (),
-        packages: Sequence[str] | None = None,
-    ) -> None:
-        self._python = path_of_python(python)
-        self._limits = limits_or_default(limits)
-        self._binds = binds_of_runs(binds)
-        self._packages = None if packages is None else host_paths("packages", packages)
-        self._max_parallel = parallel_runs(max_parallel)
-        self._shares = max_parallel is None
-        self._max_waiting = whole_number("max_waiting", max_waiting, 0)
+    def __init__(self, settings: SandboxSettings) -> None:
+        self._settings = settings
+        self._max_parallel = settings.max_parallel or own_cores()
         self._jail: J | None = None
-        self._life = _Life(self._max_parallel, self._max_waiting)
+        self._life = self._new_life()
+
+    def _new_life(self) -> _Life:
+        return _Life(self._max_parallel, self._settings.max_waiting)
 
     @abstractmethod
     def _candidates(self) -> list[J]:
@@ -122,12 +211,14 @@ class PerCallSandbox(ABC, Generic[J]):
         """
 
     @abstractmethod
-    def _start(self, jail: J, task: JailTask, spawner: Executor) -> JailedProcess:
-        """Start a run."""
+    def _command(
+        self, jail: J, task: RunTask, files: contextlib.ExitStack
+    ) -> tuple[list[str], tuple[int, ...]]:
+        """The command that runs a program, as :class:`JailedProcess` takes it, and the descriptors that it inherits.
 
-    @abstractmethod
-    def _described(self, jail: J) -> list[str]:
-        """What stands between programs and the host, in sentences."""
+        Args:
+            files: Closes the descriptors.
+        """
 
     async def run(self, code: str, stdin: str = "", limits: SandboxLimits | None = None) -> RunResult:
         """See :class:`afm.sandbox.base.Sandbox`.
@@ -136,21 +227,19 @@ class PerCallSandbox(ABC, Generic[J]):
             DataError: ``code`` or ``stdin`` is larger than the limits allow.
             SandboxBusyError: Too many runs wait already.
         """
-        limits = limits or self._limits
-        program = encoded("the program", code, limits.file_bytes)
-        data, named = encoded("stdin", stdin, limits.stdin_bytes), not isinstance(stdin, NamelessInput)
+        task = RunTask.from_texts(code, stdin, limits or self._settings.limits)
         life = self._current()
         jail = await self._ready(life)
         slot = await life.slots.acquire()
         try:
-            async with cores().hold() if self._shares else contextlib.nullcontext():
-                return await self._run_in(life, jail, JailTask(program, data, limits, named))
+            async with hold_core(self._settings.max_parallel):
+                return await self._run_in(life, jail, task)
         finally:
             life.slots.release(slot)
 
     async def close(self) -> None:
         """Kill what still runs; runs that wait fail. A later run opens the sandbox again."""
-        life, self._life = self._current(), _Life(self._max_parallel, self._max_waiting)
+        life, self._life = self._current(), self._new_life()
         life.closed = True
         running = tuple(life.running)
         for process in running:
@@ -160,7 +249,7 @@ class PerCallSandbox(ABC, Generic[J]):
 
     def _current(self) -> _Life:
         if self._life.owner != os.getpid():  # a fork of the owner: threads and jails are the parent's
-            self._life = _Life(self._max_parallel, self._max_waiting)
+            self._life = self._new_life()
         return self._life
 
     async def isolation(self) -> list[str]:
@@ -169,8 +258,13 @@ class PerCallSandbox(ABC, Generic[J]):
         Raises:
             SandboxUnavailableError: No isolation on this machine.
         """
-        described = self._described(await self._ready(self._current()))
-        return [*described, MEMORY_PER_PROCESS, CPU_AS_FAR_AS_SEEN]
+        jail = await self._ready(self._current())
+        return [
+            f"{self.name} ({jail.path}) for each run, {self._max_parallel} at a time",
+            str(jail.python),
+            MEMORY_PER_PROCESS,
+            CPU_AS_FAR_AS_SEEN,
+        ]
 
     async def _ready(self, life: _Life) -> J:
         """The jail, after one real run has shown that it works here."""
@@ -178,17 +272,17 @@ class PerCallSandbox(ABC, Generic[J]):
             door = await life.door.acquire()
             try:
                 if self._jail is None:
-                    self._jail = await self._probed(life)
+                    self._jail = await self._find_jail(life)
             finally:
                 life.door.release(door)
         return self._jail
 
-    async def _probed(self, life: _Life) -> J:
+    async def _find_jail(self, life: _Life) -> J:
         candidates = await asyncio.to_thread(self._candidates)
         trouble = ""
         for jail in candidates:
             try:
-                result = await self._run_in(life, jail, _PROBE_TASK)
+                result = await self._run_in(life, jail, _PROBE)
             except SandboxError as error:
                 life.check_open()
                 trouble = trouble or str(error)
@@ -198,33 +292,47 @@ class PerCallSandbox(ABC, Generic[J]):
             life.check_open()
             trouble = trouble or f"the trial run printed {result.stdout!r} {result.stderr!r}"
         raise SandboxUnavailableError(
-            f"{self.name} cannot isolate programs here: {user_namespace_advice(trouble)}"
+            f"{self.name} cannot isolate programs here: {isolation_advice(trouble)}"
         )
 
-    async def _run_in(self, life: _Life, jail: J, task: JailTask) -> RunResult:
+    async def _run_in(self, life: _Life, jail: J, task: RunTask) -> RunResult:
         life.check_open()
         try:
             process = self._start(jail, task, life.spawner)
             life.running.add(process)
             try:
-                return outcome(await process.wait(), task.limits)
+                return result_of(await process.wait(), task.limits)
             finally:
                 life.running.discard(process)
         except OSError as error:
             raise SandboxError(f"{self.name} could not be started: {error}") from error
 
+    def _start(self, jail: J, task: RunTask, spawner: Executor) -> JailedProcess:
+        files = contextlib.ExitStack()
+        try:
+            command, inherited = self._command(jail, task, files)
+            return JailedProcess(
+                command,
+                stdin=task.stdin,
+                inherited=inherited,
+                files=files,
+                identity=jail.identity,
+                limits=task.limits,
+                spawner=spawner,
+            )
+        except BaseException:
+            files.close()
+            raise
+
 
 @cache
 def _launcher() -> str:
-    here = Path(__file__).parent
-    texts = [
-        path.read_text(encoding="utf-8") for path in (here / "inside" / "harden.py", here / "launcher.py")
-    ]
-    return "\n".join(texts)
+    inside = Path(__file__).with_name("inside")
+    return "\n".join((inside / name).read_text(encoding="utf-8") for name in ("harden.py", "launcher.py"))
 
 
 def launch(
-    python: Interpreter, limits: SandboxLimits, rules: bytes = b"", code: str = "", stderr: str = ""
+    jail: Jail, limits: SandboxLimits, *, rules: bytes = b"", code: str = "", stderr: str = ""
 ) -> list[str]:
     """The command that runs inside a jail: the launcher, which starts the program at its usual place.
 
@@ -235,7 +343,7 @@ def launch(
     """
     bounds = ",".join(f"{name}={soft}={hard}" for name, (soft, hard) in kernel_limits(limits).items())
     return [
-        *(python.binary, "-s", "-S", "-B", "-X", "utf8", "-c", _launcher()),
-        *("{report}", PROGRAM, bounds, ":".join(python.imports), ":".join(DEVICES), rules.hex()),
+        *(jail.python.binary, "-s", "-S", "-B", "-X", "utf8", "-c", _launcher()),
+        *("{report}", PROGRAM, bounds, ":".join(jail.python.imports), ":".join(DEVICES), rules.hex()),
         *(code, stderr),
     ]

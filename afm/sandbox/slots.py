@@ -148,11 +148,17 @@ def own_cores() -> int:
     return max(1, len(os.sched_getaffinity(0)) // _SHARE["processes"])
 
 
-def cores() -> Cores:
-    """The cores of this process; a fork has its own."""
-    return _cores(os.getpid(), own_cores())
+@asynccontextmanager
+async def hold_core(max_parallel: int | None) -> AsyncIterator[None]:
+    """Hold one of this process's cores for the block, unless the sandbox has a number of runs of its own."""
+    if max_parallel is not None:
+        yield
+        return
+    async with _cores(os.getpid(), own_cores()).hold():
+        yield
 
 
 @cache
 def _cores(process: int, count: int) -> Cores:
+    """A fork has cores of its own, hence the process's id."""
     return Cores(count)

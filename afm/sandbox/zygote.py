@@ -9,103 +9,47 @@ no descriptor of it, does not see its processes or files, and changes only its o
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
 import logging
 import os
 import re
 import threading
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
 
 from afm.errors import AfmError, SandboxError, SandboxUnavailableError
-from afm.sandbox.base import NamelessInput, RunResult, SandboxLimits
-from afm.sandbox.bubblewrap import find_bubblewrap
-from afm.sandbox.cgroup import run_groups
-from afm.sandbox.interpreter import (
-    EXERCISES,
-    MODULES,
-    STANDARD,
-    WARM,
-    Identity,
-    check_readable,
-    find_interpreter,
-)
-from afm.sandbox.policy import (
-    binds_of_runs,
-    encoded,
-    groups_of_packages,
-    host_paths,
-    limits_or_default,
-    parallel_runs,
-    path_of_python,
-    seconds,
-    user_namespace_advice,
-    whole_number,
-)
+from afm.sandbox.base import ExitReason, RunResult
+from afm.sandbox.bubblewrap import BubblewrapJail, find_bubblewrap
+from afm.sandbox.cgroup import RunGroups, group_limit, run_groups
+from afm.sandbox.interpreter import EXERCISES, MODULES, STANDARD, WARM, Identity, find_interpreter
+from afm.sandbox.run import RunTask, isolation_advice, result_of
 from afm.sandbox.seccomp import filter_program
-from afm.sandbox.slots import Slots, cores
-from afm.sandbox.zygote_process import Warmth, ZygoteJail, jail_options
-from afm.sandbox.zygote_run import ZygoteLostError, ZygotePlace, ZygoteTask
+from afm.sandbox.settings import SandboxLimits, SandboxSettings
+from afm.sandbox.slots import Slots, hold_core, own_cores
+from afm.sandbox.zygote_process import Warmth, Zygote, ZygoteLostError, ZygoteRun, zygote_options
 
 _LOG = logging.getLogger(__name__)
 _WORD = re.compile(r"\w+")
 _TRIAL = b"import os\nprint(os.getuid() != 0, os.getpid() != 1, os.listdir('/tmp') == ['main.py'])"
-_PROBE = ZygoteTask(_TRIAL, b"", SandboxLimits(wall_s=30.0), 0)
+_PROBE = RunTask(_TRIAL, b"", SandboxLimits(wall_s=30.0))
 _ATTEMPTS = 2
 _PROCS = (("--proc", "/proc"), ("--bind", "/proc", "/proc"))  # the second where the first is forbidden
 
 
 class ZygoteSandbox:
-    """Runs each program in a fork of a warm Python.
+    """Runs each program in a fork of a warm Python."""
 
-    Args:
-        python: The sandbox's Python; ``/usr/bin/python3`` when ``None``.
-        limits: Bounds of a run that names none.
-        max_parallel: Runs at the same time, each in a zygote of its own; when ``None`` the number of cores, shared with the
-            other sandboxes of this process (:class:`afm.sandbox.slots.Cores`).
-        max_waiting: Runs that may wait for a zygote; further ones raise ``SandboxBusyError`` at once.
-        binds: Further host paths that programs may read.
-        packages: Folders of further packages; those of ``afm sandbox install`` when ``None``.
-        warm: Packages to import beforehand, in groups; those of :data:`afm.sandbox.interpreter.WARM` that are installed
-            when ``None``. One that cannot be imported is logged. A program gets the first zygote that covers the
-            names it mentions; one that mentions none gets a small and faster zygote. It can import the others all
-            the same.
-        start_s: How long a zygote may take to get a program started before it counts as hung.
-
-    Raises:
-        ConfigError: An argument is of the wrong kind.
-    """
-
-    def __init__(
-        self,
-        *,
-        python: str | None = None,
-        limits: SandboxLimits | None = None,
-        max_parallel: int | None = None,
-        max_waiting: int = 1 << 16,
-        binds: Sequence[str] = (),
-        packages: Sequence[str] | None = None,
-        warm: Sequence[Sequence[str]] | None = None,
-        start_s: float = 20.0,
-    ) -> None:
-        self._python = path_of_python(python)
-        self._limits = limits_or_default(limits)
-        self._max_parallel = parallel_runs(max_parallel)
-        self._shares = max_parallel is None
-        self._max_waiting = whole_number("max_waiting", max_waiting, 0)
-        self._binds = binds_of_runs(binds)
-        self._packages = None if packages is None else host_paths("packages", packages)
-        self._warm = None if warm is None else groups_of_packages("warm", warm)
-        self._start_s = seconds("start_s", start_s)
+    def __init__(self, settings: SandboxSettings) -> None:
+        self._settings = settings
+        self._max_parallel = settings.max_parallel or own_cores()
         self._reset()
 
     def _reset(self) -> None:
         self._owner = os.getpid()
         self._lock = threading.Lock()
         self._failed: list[str] = []
-        self._opening: concurrent.futures.Future[_Pool] | None = None
+        self._opening: Future[_Pool] | None = None
         self._starter = _starter()
 
     def _forget_parents(self) -> None:
@@ -119,17 +63,15 @@ class ZygoteSandbox:
             DataError: ``code`` or ``stdin`` is larger than the limits allow.
             SandboxBusyError: Too many runs wait already.
         """
-        limits = limits or self._limits
-        program = encoded("the program", code, limits.file_bytes)
-        data, named = encoded("stdin", stdin, limits.stdin_bytes), not isinstance(stdin, NamelessInput)
+        task = RunTask.from_texts(code, stdin, limits or self._settings.limits)
         trouble: ZygoteLostError | None = None
         for _ in range(_ATTEMPTS):
             pool = await self._ready()
             await _reclaim(pool)
             place = await pool.slots.acquire()
             try:
-                async with cores().hold() if self._shares else contextlib.nullcontext():
-                    return await place.perform(ZygoteTask(program, data, limits, pool.level_for(code), named))
+                async with hold_core(self._settings.max_parallel):
+                    return await place.perform(task, pool.level_for(code))
             except ZygoteLostError as error:
                 _LOG.warning("a zygote was lost: %s", error)
                 trouble = error
@@ -163,8 +105,8 @@ class ZygoteSandbox:
         if self._failed:
             warm += f"; not warm, because they fail: {'; '.join(self._failed)}"
         return [
-            f"zygote in {pool.jail.bubblewrap}, {self._max_parallel} runs at a time",
-            f"Python {'.'.join(map(str, pool.jail.python.version))} ({pool.jail.python.binary}); warm: {warm}",
+            f"zygote in {pool.jail.path}, {self._max_parallel} runs at a time",
+            f"{pool.jail.python}; warm: {warm}",
             *pool.bounded,
         ]
 
@@ -196,32 +138,34 @@ class ZygoteSandbox:
         """In a starter's thread: find a jail that works, by a trial run that keeps its zygote."""
         bubblewrap = find_bubblewrap("--as-pid-1", "--perms", "--clearenv", "--file")
         identity = Identity.for_process()
-        python = find_interpreter(self._python, identity, self._packages)
-        check_readable("binds", self._binds, identity)
+        python = find_interpreter(self._settings, identity)
         rules = filter_program()
-        groups = self._warm
+        groups = self._settings.warm
         if groups is None:
             groups = tuple(group for group in WARM if any(python.has(name) for name in group))
         levels = [_warmth(groups[:n]) for n in range(len(groups) + 1)]
         trouble = ""
         for proc in _PROCS:
-            jail = ZygoteJail(bubblewrap, identity, python, jail_options(python, self._binds, proc), rules)
+            options = zygote_options(python, self._settings.binds, proc)
+            jail = BubblewrapJail(bubblewrap, identity, python, rules, options)
             cgroups, bounded = run_groups(self._max_parallel)
             places = [
-                ZygotePlace(jail, levels, self._starter, each, self._start_s, self._note_failed)
+                ZygotePlace(jail, levels, self._starter, each, self._settings.start_s, self._note_failed)
                 for each in cgroups
             ]
             try:
-                result = asyncio.run(places[-1].perform(_PROBE))
+                result = asyncio.run(places[-1].perform(_PROBE, 0))
                 if result.stdout == "True True True\n":
-                    return _Pool(jail, groups, tuple(bounded), places, Slots(places, self._max_waiting))
+                    return _Pool(
+                        jail, groups, tuple(bounded), places, Slots(places, self._settings.max_waiting)
+                    )
                 trouble = trouble or f"the trial run printed {result.stdout!r} {result.stderr!r}"
             except SandboxError as error:
                 trouble = trouble or str(error)
             for place in places:
                 place.close()
         raise SandboxUnavailableError(
-            f"no zygote works here: {user_namespace_advice(trouble)}; a zygote needs user namespaces inside "
+            f"no zygote works here: {isolation_advice(trouble)}; a zygote needs user namespaces inside "
             "a user namespace, the backend 'bubblewrap' does without"
         )
 
@@ -230,7 +174,7 @@ class ZygoteSandbox:
 class _Pool:
     """Groups of warm packages that are installed, and the places of the runs."""
 
-    jail: ZygoteJail
+    jail: BubblewrapJail
     groups: tuple[tuple[str, ...], ...]
     bounded: tuple[str, ...]
     places: list[ZygotePlace]
@@ -260,3 +204,120 @@ def _warmth(groups: Sequence[Sequence[str]]) -> Warmth:
     names = [name for group in groups for name in group]
     modules = (*STANDARD, *(module for name in names for module in MODULES.get(name, (name,))))
     return Warmth(modules, tuple((name, EXERCISES[name]) for name in names if name in EXERCISES))
+
+
+class ZygotePlace:
+    """A zygote for each level of preloaded modules, started when first needed.
+
+    Args:
+        levels: How warm a zygote is at each level.
+        starter: Starts zygotes; its threads must outlive them.
+        groups: Cgroups of the runs.
+        start_s: How long a zygote may take to get a program started.
+        on_failed: Called with what a new zygote could not load beforehand.
+    """
+
+    def __init__(
+        self,
+        jail: BubblewrapJail,
+        levels: Sequence[Warmth],
+        starter: Executor,
+        groups: RunGroups,
+        start_s: float,
+        on_failed: Callable[[Sequence[str]], None],
+    ) -> None:
+        self.run: ZygoteRun | None = None
+        self._closed = False
+        self._jail = jail
+        self._levels = levels
+        self._starter = starter
+        self._groups = groups
+        self._start_s = start_s
+        self._on_failed = on_failed
+        self._zygotes: dict[int, Future[Zygote]] = {}
+
+    async def perform(self, task: RunTask, level: int) -> RunResult:
+        """Run a program to its end, in the zygote of this level.
+
+        Raises:
+            ZygoteLostError: The zygote died or hung; nothing is known about the program.
+            SandboxError: No zygote could be started, or the run could not be isolated.
+        """
+        self._check_open()
+        zygote = await self._zygote(level)
+        self._check_open()
+        kills, limits, groups = self._kills(), task.limits, self._groups
+        if groups.memory is not None:
+            with contextlib.suppress(OSError):  # a lower limit waits until the last run's memory is free
+                groups.memory.limit(group_limit(limits.memory_bytes, limits.file_bytes))
+        computed_s = groups.cpu.used_s if groups.cpu is not None else None
+        try:
+            self.run = ZygoteRun(zygote, task, start_s=self._start_s, computed_s=computed_s)
+            ended = await self.run.wait()
+        except ZygoteLostError:
+            self._check_open()
+            raise
+        finally:
+            self.run = None
+        return result_of(replace(ended, out_of_memory=self._kills() > kills), limits)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise SandboxError("the sandbox was closed while the run waited for its turn")
+
+    def stop(self) -> None:
+        """Kill the run in it, if any, and take no other."""
+        self._closed = True
+        if self.run is not None and not self.run.abandoned:
+            self.run.stop(ExitReason.KILLED)
+
+    async def _zygote(self, level: int) -> Zygote:
+        starting = self._zygotes.get(level)
+        if starting is not None and starting.done() and not _lives(starting):
+            del self._zygotes[level]
+            await asyncio.to_thread(_end, starting)
+            self._check_open()
+            starting = None
+        if starting is None:
+            starting = self._starter.submit(self._start, level)
+            self._zygotes[level] = starting
+        # Another one may still be warming up for a run that was cancelled: its work is not this run's.
+        while others := [
+            other for other in self._zygotes.values() if not other.done() and other is not starting
+        ]:
+            await asyncio.wait([asyncio.ensure_future(_over(other)) for other in others])
+        return await asyncio.shield(asyncio.wrap_future(starting))
+
+    def _start(self, level: int) -> Zygote:
+        zygote = Zygote(self._jail, self._levels[level], self._groups.add)
+        self._on_failed(zygote.failed)
+        return zygote
+
+    def _kills(self) -> int:
+        return self._groups.memory.kills() if self._groups.memory is not None else 0
+
+    def end_zygotes(self) -> None:
+        """Kill the zygotes with all they forked; blocks until they are gone."""
+        while self._zygotes:
+            _end(self._zygotes.popitem()[1])
+
+    def close(self) -> None:
+        """:meth:`end_zygotes`, and remove the cgroups."""
+        self.end_zygotes()
+        self._groups.remove()
+
+
+async def _over(starting: Future[Zygote]) -> None:
+    with contextlib.suppress(SandboxError, asyncio.CancelledError):
+        await asyncio.shield(asyncio.wrap_future(starting))
+
+
+def _lives(starting: Future[Zygote]) -> bool:
+    return not starting.cancelled() and starting.exception() is None and starting.result().alive
+
+
+def _end(starting: Future[Zygote]) -> None:
+    starting.cancel()
+    with contextlib.suppress(SandboxError, asyncio.CancelledError):
+        if not starting.cancelled():
+            starting.result().end()

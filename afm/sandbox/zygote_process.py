@@ -1,4 +1,4 @@
-"""One zygote: a bubblewrap jail with a warm Python in it that forks every run."""
+"""One zygote (a bubblewrap jail with a warm Python that forks every run), and a run in it."""
 
 from __future__ import annotations
 
@@ -11,57 +11,27 @@ import socket
 import subprocess
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from afm.errors import SandboxError
-from afm.sandbox.capture import memory_file
-from afm.sandbox.interpreter import Identity, Interpreter
-from afm.sandbox.policy import DEVICES, ENVIRONMENT
+from afm.sandbox.bubblewrap import BubblewrapJail, namespace_options, shown_files
+from afm.sandbox.interpreter import Interpreter
+from afm.sandbox.run import JailRun, RunTask, memory_file
+from afm.sandbox.settings import DEVICES, INODES, kernel_limits
 
 _START_S = 60.0
+_GRACE_S = 2.0
 _FOLDER = "/zygote"
 _ROOT = "/jail"
 _SCRIPT = f"{_FOLDER}/serve.py"
 _RULES = f"{_FOLDER}/rules"
-_SOURCES = ("ending.py", "harden.py", "kernel.py", "program.py")
+_SOURCES = ("ending.py", "harden.py", "kernel.py")
 
 
-@dataclass(frozen=True, slots=True)
-class RunOrder:
-    """What the host asks of a zygote for one run.
-
-    Attributes:
-        limits: Soft and hard value of each ``RLIMIT_``.
-        file_bytes: Size of ``/tmp``, and of ``/dev/shm``.
-        inodes: Files and folders that each of the two can hold.
-        stdin_named: Whether ``/dev/stdin`` is the standard input, and not empty.
-    """
-
-    limits: dict[str, tuple[int, int]]
-    file_bytes: int
-    inodes: int
-    stdin_named: bool
-
-    def packet(self) -> bytes:
-        """As it is sent."""
-        return json.dumps(asdict(self)).encode()
-
-
-@dataclass(frozen=True, slots=True)
-class ZygoteJail:
-    """Everything about a zygote's jail that is the same for each of them.
-
-    Attributes:
-        options: Bubblewrap's arguments that depend on the machine only.
-    """
-
-    bubblewrap: str
-    identity: Identity
-    python: Interpreter
-    options: tuple[str, ...]
-    system_calls: bytes
+class ZygoteLostError(SandboxError):
+    """The zygote died or hung before the run's end; the run says nothing about the program."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,29 +47,14 @@ class Warmth:
     exercises: tuple[tuple[str, str], ...] = ()
 
 
-def jail_options(python: Interpreter, binds: Sequence[str], proc: Sequence[str]) -> tuple[str, ...]:
+def zygote_options(python: Interpreter, binds: Sequence[str], proc: Sequence[str]) -> tuple[str, ...]:
     """Bubblewrap's arguments for the outer jail, in which ``/jail`` is what a run will see as ``/``.
 
     Args:
         binds: Further host paths that programs may read.
         proc: How the zygote (never a run) gets its ``/proc``.
     """
-    options = [
-        *("--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"),
-        *("--unshare-cgroup-try", "--as-pid-1", "--die-with-parent", "--new-session"),
-        *("--hostname", "sandbox", "--cap-drop", "ALL", "--clearenv"),
-    ]
-    for name, value in ENVIRONMENT.items():
-        options += ("--setenv", name, value)
-    for root, paths in (("", python.binds), (_ROOT, (*python.binds, *binds))):
-        for path in paths:
-            options += ("--ro-bind", path, root + path)
-        for path, inside in python.packages:
-            options += ("--ro-bind", path, root + inside)
-        for name, target in python.links:
-            options += ("--symlink", target, root + name)
-        for device in DEVICES:
-            options += ("--dev-bind", device, root + device)
+    options = [*namespace_options(), *shown_files(python, ()), *shown_files(python, binds, _ROOT)]
     for folder in ("/tmp", "/dev/shm"):
         options += ("--dir", _ROOT + folder)
     return (*options, *proc)
@@ -116,7 +71,7 @@ class Zygote:
         SandboxError: It did not start.
     """
 
-    def __init__(self, jail: ZygoteJail, warm: Warmth, moved: Callable[[int], None]) -> None:
+    def __init__(self, jail: BubblewrapJail, warm: Warmth, moved: Callable[[int], None]) -> None:
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         messages = os.memfd_create("messages", os.MFD_CLOEXEC)
         self._ended = threading.Lock()
@@ -129,7 +84,7 @@ class Zygote:
             files.callback(os.close, info)
             close_info = files.enter_context(contextlib.ExitStack())
             close_info.callback(os.close, info_end)
-            inside = {path: memory_file("file", text, files.callback) for path, text in _files(jail).items()}
+            inside = {path: memory_file(text, files) for path, text in _files(jail).items()}
             command = _command(jail, warm, inside, info_end, theirs.fileno())
             try:
                 self._process = subprocess.Popen(
@@ -145,16 +100,16 @@ class Zygote:
                 )
             except OSError as error:
                 self.control.close()
-                raise SandboxError(f"{jail.bubblewrap} could not be started: {error}") from error
+                raise SandboxError(f"{jail.path} could not be started: {error}") from error
             close_info.close()
             try:
-                self.failed = self._greeted(theirs, info, moved)
+                self.failed = self._greet(theirs, info, moved)
             except (OSError, ValueError, SandboxError) as error:
                 self.end()
                 message = os.pread(messages, 4000, 0).decode("utf-8", "replace").strip()
                 raise SandboxError(f"the zygote did not start: {message or error}") from None
 
-    def _greeted(self, theirs: socket.socket, info: int, moved: Callable[[int], None]) -> tuple[str, ...]:
+    def _greet(self, theirs: socket.socket, info: int, moved: Callable[[int], None]) -> tuple[str, ...]:
         """Wait until it is warm; the modules it could not import."""
         theirs.close()
         reply = b""
@@ -223,12 +178,12 @@ def _sources() -> dict[str, bytes]:
     }
 
 
-def _files(jail: ZygoteJail) -> dict[str, bytes]:
+def _files(jail: BubblewrapJail) -> dict[str, bytes]:
     """Files of the outer jail: path and content."""
     return {**_sources(), _RULES: jail.system_calls, f"{_ROOT}/dev/stdin": b""}
 
 
-def _command(jail: ZygoteJail, warm: Warmth, files: dict[str, int], info: int, control: int) -> list[str]:
+def _command(jail: BubblewrapJail, warm: Warmth, files: dict[str, int], info: int, control: int) -> list[str]:
     settings = {
         "preload": warm.modules,
         "exercises": warm.exercises,
@@ -238,8 +193,113 @@ def _command(jail: ZygoteJail, warm: Warmth, files: dict[str, int], info: int, c
     }
     written = [word for path, fd in files.items() for word in ("--perms", "0444", "--file", str(fd), path)]
     return [
-        *(jail.bubblewrap, *jail.options, *written),
+        *(jail.path, *jail.options, *written),
         *("--chdir", "/", "--remount-ro", "/", "--info-fd", str(info)),
         *("--", jail.python.binary, "-s", "-S", "-B", "-X", "utf8", _SCRIPT),
         *(str(control), json.dumps(settings), _RULES),
     ]
+
+
+class ZygoteRun(JailRun):
+    """Starts a run in a zygote and follows it to its end: the end of its process 1, which ends after all others.
+
+    Args:
+        computed_s: CPU seconds of all runs in this zygote's place so far; ``None`` where nothing counts them.
+        start_s: Time the zygote has to get the program started.
+
+    Raises:
+        ZygoteLostError: The zygote takes no run; from :meth:`wait`, it died or hung.
+    """
+
+    def __init__(
+        self, zygote: Zygote, task: RunTask, *, start_s: float, computed_s: Callable[[], float] | None = None
+    ) -> None:
+        super().__init__(task.limits)
+        self._zygote = zygote
+        self._computed_s = computed_s
+        self._computed_before_s = computed_s() if computed_s is not None else 0.0
+        request = {
+            "limits": kernel_limits(task.limits),
+            "file_bytes": task.limits.file_bytes,
+            "inodes": INODES,
+            "stdin_named": task.stdin_named,
+        }
+        with contextlib.ExitStack() as theirs:
+            inputs = [memory_file(data, theirs) for data in (task.program, task.stdin)]
+            outputs = self._open_pipes(theirs)
+            try:
+                socket.send_fds(zygote.control, [json.dumps(request).encode()], [*inputs, *outputs])
+            except OSError as error:
+                self._fds.close()
+                raise ZygoteLostError(f"the zygote takes no run: {error}") from error
+        self._loop.add_reader(zygote.control, self._read_answer)
+        self._watch_pipes()
+        self._after(start_s, self._lose, "the zygote does not answer")
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether the event loop was closed before the run ended."""
+        return self._loop.is_closed() and not self._ended.done()
+
+    def _read_answer(self) -> None:
+        """The zygote has forked the run, or could not, or is dead."""
+        try:
+            data, fds, _, _ = socket.recv_fds(self._zygote.control, 4096, 1)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._lose(f"the zygote's socket failed: {error}")
+            return
+        if not data or not fds:
+            self._lose(data.decode("utf-8", "replace") or "the zygote died")
+            return
+        self._watch_process(fds[0])
+
+    def _counted_s(self) -> float:
+        """CPU seconds of the run so far, as its cgroup counts them; 0 without one."""
+        return self._computed_s() - self._computed_before_s if self._computed_s is not None else 0.0
+
+    def _used_s(self) -> float:
+        return self._counted_s() if self._computed_s is not None else super()._used_s()
+
+    def _process_one(self) -> int | None:
+        if self._pidfd is None:
+            return None
+        text = Path(f"/proc/self/fdinfo/{self._pidfd}").read_text(encoding="ascii")
+        match = re.search(r"^Pid:\s+(\d+)$", text, flags=re.MULTILINE)
+        return int(match[1]) if match else None
+
+    def _kill(self) -> None:
+        assert self._pidfd is not None
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        self._after(_GRACE_S, self._zygote.kill)
+
+    def _lose(self, why: str) -> None:
+        """The zygote is of no use any more; what it forked dies with it."""
+        self._zygote.kill()
+        if self._ended.done():
+            return
+        if self._reason is not None and self._beginning.startswith("ready"):  # it was being stopped anyway
+            self._conclude(self._beginning, self._counted_s())
+        else:
+            self._release()
+            self._ended.set_exception(ZygoteLostError(why))
+
+    def _finish(self) -> None:
+        report = self._read_rest()
+        if self._reason is None and report == "ready\n" and not self._zygote.alive:
+            self._lose("the zygote died during the run")
+        else:
+            self._conclude(report, max(_reported_cpu_s(report), self._counted_s()))
+
+    def _release(self) -> None:
+        self._loop.remove_reader(self._zygote.control)
+        super()._release()
+
+
+def _reported_cpu_s(report: str) -> float:
+    try:
+        return float(report.split("\n")[1].split()[2])
+    except (IndexError, ValueError):
+        return 0.0

@@ -11,8 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from afm.configuration import validated
 from afm.errors import BadArgumentError, ConfigError, DataError, SandboxError, SandboxUnavailableError
-from afm.sandbox import ExitReason, RunResult, Sandbox, SandboxLimits, limits_from, open_sandbox
-from afm.sandbox.backends import SandboxSettings
+from afm.sandbox import ExitReason, RunResult, Sandbox, SandboxLimits, SandboxSettings, open_sandbox
 from afm.sandbox.interpreter import installation_hint
 from afm.tools.base import ToolResult
 from afm.tools.registry import ToolContext, ToolSchema
@@ -47,7 +46,7 @@ class CodeSettings(BaseModel):
 
     sandbox: SandboxSettings | None = None
     urls: tuple[str, ...] = ()
-    limits: dict[str, float | int] = Field(default_factory=dict)
+    limits: SandboxLimits = SandboxLimits()
     max_observation_chars: int = Field(default=1536, ge=200)
     nsjail_path: str | None = None
 
@@ -102,14 +101,13 @@ class CodeTool:
         """A tool with the settings of a tools file; see :class:`CodeSettings`."""
         settings = validated(CodeSettings, config, context.label, context.at)
         try:
-            limits = limits_from(settings.limits)
             sandbox = _sandbox(settings, context)
         except ConfigError as error:
             raise ConfigError(f"{context.label}: {context.at}: {error}") from None
         return cls(
             sandbox,
             name=context.schema.function.name,
-            limits=limits,
+            limits=settings.limits,
             max_observation_chars=settings.max_observation_chars,
             schema=context.schema,
         )

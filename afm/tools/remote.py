@@ -9,7 +9,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
@@ -43,7 +43,7 @@ class RunRequest(BaseModel):
 def request_for(code: str, stdin: str, limits: SandboxLimits) -> RunRequest:
     """A request; half characters, which JSON cannot carry, become question marks as in a local sandbox."""
     whole = [text.encode("utf-8", "replace").decode() for text in (code, stdin)]
-    return RunRequest(code=whole[0], stdin=whole[1], limits=asdict(limits))
+    return RunRequest(code=whole[0], stdin=whole[1], limits=limits.model_dump())
 
 
 def result_body(result: RunResult) -> bytes:

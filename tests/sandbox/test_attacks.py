@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from afm.sandbox import open_sandbox
-from afm.sandbox.base import ExitReason, LocalSandbox, RunResult, SandboxLimits
-from afm.sandbox.conformance import ATTACKS, Attack, check_sandbox
+from afm.sandbox import ExitReason, RunResult, SandboxLimits, open_sandbox
+from afm.sandbox.base import LocalSandbox
+from afm.sandbox.conformance import ATTACKS, SandboxAttack, check_sandbox
 from afm.sandbox.conformance.attack import armed, attempt, canaries
 
 pytestmark = pytest.mark.sandbox
@@ -44,7 +44,9 @@ def test_there_are_many_attacks_and_each_has_a_name() -> None:
 
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.name)
-async def test_attack_is_stopped(attack: Attack, sandbox: LocalSandbox, host: Mapping[str, object]) -> None:
+async def test_attack_is_stopped(
+    attack: SandboxAttack, sandbox: LocalSandbox, host: Mapping[str, object]
+) -> None:
     finding = await attempt(sandbox, attack, host)
     if finding.known_limit:
         assert attack.name in KNOWN_LIMITS

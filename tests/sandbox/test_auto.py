@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from afm.errors import SandboxUnavailableError
-from afm.sandbox.backends import AutoSandbox
+from afm.sandbox import open_sandbox
 
 pytestmark = pytest.mark.sandbox
 
 
 async def test_zygotes_where_they_work() -> None:
-    sandbox = AutoSandbox(max_parallel=1)
+    sandbox = open_sandbox(max_parallel=1)
     assert (await sandbox.isolation())[0].startswith("zygote in ")
     assert (await sandbox.run("print(1)")).stdout == "1\n"
     await sandbox.close()
@@ -40,7 +40,7 @@ def strict_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("strict_kernel")
 async def test_bubblewrap_where_namespaces_cannot_be_nested(caplog: pytest.LogCaptureFixture) -> None:
-    sandbox = AutoSandbox(max_parallel=1, start_s=5.0)
+    sandbox = open_sandbox(max_parallel=1, start_s=5.0)
     with caplog.at_level(logging.WARNING):
         assert [(await sandbox.run("print(1)")).stdout for _ in range(2)] == ["1\n"] * 2
     assert (await sandbox.isolation())[0].startswith("bubblewrap")
@@ -52,21 +52,18 @@ async def test_bubblewrap_where_namespaces_cannot_be_nested(caplog: pytest.LogCa
 
 @pytest.mark.usefixtures("strict_kernel")
 async def test_zygotes_by_name_are_not_replaced_in_silence() -> None:
-    from afm.sandbox import open_sandbox
-
     with pytest.raises(SandboxUnavailableError, match=r"no zygote works here: .*backend 'bubblewrap'"):
         await open_sandbox("zygote").run("print(1)")
 
 
 ORDINARY = """
 import asyncio
-from afm.sandbox.zygote import ZygoteSandbox
+from afm.sandbox import SandboxLimits, open_sandbox
 async def main():
-    sandbox = ZygoteSandbox(max_parallel=1)
+    sandbox = open_sandbox("zygote", max_parallel=1)
     print((await sandbox.run("import os; print(os.getuid())")).stdout, end="")
     print((await sandbox.run("while True: pass", limits=LIMITS)).reason)
     await sandbox.close()
-from afm.sandbox import SandboxLimits
 LIMITS = SandboxLimits(cpu_s=1)
 asyncio.run(main())
 """

@@ -4,25 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 from afm.errors import ConfigError, SandboxUnavailableError
-from afm.sandbox import SandboxLimits, limits_from, open_sandbox
-from afm.sandbox.backends import SandboxSettings
+from afm.sandbox import SandboxLimits, SandboxSettings, limits_from, open_sandbox
 from afm.sandbox.interpreter import Identity, find_interpreter
-
-
-def test_an_unknown_backend_is_refused_with_a_suggestion() -> None:
-    with pytest.raises(ConfigError, match="unknown sandbox backend 'bublewrap', did you mean 'bubblewrap'"):
-        open_sandbox("bublewrap")
-
-
-def test_an_unknown_option_is_refused() -> None:
-    with pytest.raises(ConfigError, match="nework"):
-        open_sandbox(nework=True)
 
 
 def test_limits_from_a_mapping() -> None:
@@ -32,78 +21,78 @@ def test_limits_from_a_mapping() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"wal_s": 3}, "unknown sandbox limit 'wal_s', did you mean 'wall_s'"),
-        ({"cpu_s": 2.5}, "cpu_s: expected a positive int, got 2.5"),
-        ({"wall_s": -1}, "wall_s: expected a positive float, got -1"),
-        ({"processes": True}, "processes: expected a positive int, got True"),
-        ({"memory_bytes": "1G"}, "memory_bytes: expected a positive int, got '1G'"),
-        ({"wall_s": float("nan")}, "wall_s: expected a positive float, got nan"),
-        ({"wall_s": float("inf")}, "wall_s: expected at most 86400, got more"),
-        ({"wall_s": 10**400}, "wall_s: expected at most 86400, got more"),
-        ({"memory_bytes": 10**30}, "memory_bytes: expected at most 17592186044416, got more"),
-        ({"cpu_s": 10**5000}, "cpu_s: expected at most 86400, got more"),
-        ({3: 4}, "unknown sandbox limit 3"),
+        ({"wal_s": 3}, "wal_s: unknown key; did you mean 'wall_s'"),
+        ({"cpu_s": 2.5}, "cpu_s: got 2.5 .*expected a valid integer"),
+        ({"wall_s": -1}, "wall_s: got -1 .*expected greater than 0"),
+        ({"processes": True}, "processes: got True .*expected a valid integer"),
+        ({"memory_bytes": "1G"}, "memory_bytes: got '1G' .*expected a valid integer"),
+        ({"wall_s": float("nan")}, "wall_s: got nan .*expected less than or equal to 86400"),
+        ({"wall_s": float("inf")}, "wall_s: got inf .*expected less than or equal to 86400"),
+        ({"wall_s": 10**400}, "wall_s: got 1000.*expected a valid number"),
+        ({"memory_bytes": 10**30}, "memory_bytes: got 1000.*expected less than or equal to 17592186044416"),
+        ({3: 4}, r"\[3\]: got 3"),
     ],
 )
 def test_wrong_limits_are_named(values: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         limits_from(values)
-    if not values.keys() & {"wal_s", 3}:
-        with pytest.raises(ConfigError, match=message):
-            SandboxLimits(**values)  # type: ignore[arg-type]
 
 
 WRONG_OPTIONS: list[tuple[dict[str, Any], str]] = [
-    ({"packages": "/usr"}, "packages: got '/usr', expected a list"),
-    ({"packages": ["/"]}, "packages: '/' would show the host's own files"),
-    ({"packages": ["/usr/.."]}, "packages: '/usr/..' would show the host's own files"),
-    ({"packages": ["/proc"]}, "packages: '/proc' would show the host's own files"),
-    ({"packages": ["opt/packages"]}, "packages: got 'opt/packages', expected an absolute path"),
-    ({"packages": [3]}, r"packages: got \[3\], expected a list"),
-    ({"packages": [""]}, r"packages: got \[''\], expected a list"),
-    ({"binds": "/usr"}, "binds: got '/usr', expected a list"),
-    ({"binds": b"/usr"}, "binds: got b'/usr', expected a list"),
-    ({"binds": ["/"]}, "binds: '/' would show the host's own files"),
-    ({"binds": ["data"]}, "binds: got 'data', expected an absolute path"),
-    ({"binds": ["/tmp"]}, "binds: /tmp cannot be shown to programs"),
-    ({"binds": ["/dev/shm/data"]}, "binds: /dev/shm/data cannot be shown to programs"),
-    ({"max_parallel": -1}, "max_parallel: got -1, expected a whole number from 1 on"),
-    ({"max_parallel": 0}, "max_parallel: got 0, expected a whole number from 1 on"),
-    ({"max_parallel": "2"}, "max_parallel: got '2', expected a whole number"),
-    ({"max_parallel": True}, "max_parallel: got True, expected a whole number"),
-    ({"max_waiting": -1}, "max_waiting: got -1, expected a whole number from 0 on"),
-    ({"limits": 7}, "limits: got 7, expected a mapping"),
-    ({"limits": {"wall_s": float("nan")}}, "wall_s: expected a positive float, got nan"),
-    ({"python": 3}, "python: got 3, expected a path"),
-]
-OF_ZYGOTES: list[tuple[dict[str, Any], str]] = [
-    ({"warm": "numpy"}, "warm: got 'numpy', expected lists in a list"),
-    ({"warm": ["numpy", "scipy"]}, "warm: got 'numpy', expected a list such as"),
-    ({"start_s": float("nan")}, "start_s: got nan, expected seconds"),
-    ({"start_s": 0}, "start_s: got 0, expected seconds"),
+    ({"backend": "bublewrap"}, "backend: got 'bublewrap' .*did you mean 'bubblewrap'"),
+    ({"nework": True}, "nework: unknown key"),
+    ({"packages": "/usr"}, "packages: got '/usr' .*expected a list"),
+    ({"packages": ["/"]}, "'/' would show the host's own files"),
+    ({"packages": ["/usr/.."]}, "'/usr/..' would show the host's own files"),
+    ({"packages": ["/proc"]}, "'/proc' would show the host's own files"),
+    ({"packages": ["opt/packages"]}, r"packages\[0\]: got 'opt/packages' .*expected an absolute path"),
+    ({"packages": [3]}, r"packages\[0\]: got 3 "),
+    ({"packages": [""]}, r"packages\[0\]: got '' "),
+    ({"binds": "/usr"}, "binds: got '/usr' .*expected a list"),
+    ({"binds": b"/usr"}, "binds: got b'/usr' .*expected a list"),
+    ({"binds": ["/"]}, "'/' would show the host's own files"),
+    ({"binds": ["data"]}, "got 'data' .*expected an absolute path"),
+    ({"binds": ["/tmp"]}, "/tmp cannot be shown to programs"),
+    ({"binds": ["/dev/shm/data"]}, "/dev/shm/data cannot be shown to programs"),
+    ({"max_parallel": -1}, "max_parallel: got -1 "),
+    ({"max_parallel": 0}, "max_parallel: got 0 "),
+    ({"max_parallel": "2"}, "max_parallel: got '2' "),
+    ({"max_parallel": True}, "max_parallel: got True "),
+    ({"max_waiting": -1}, "max_waiting: got -1 "),
+    ({"limits": 7}, "limits: got 7 "),
+    ({"limits": {"wall_s": float("nan")}}, "limits.wall_s: got nan "),
+    ({"python": 3}, "python: got 3 "),
+    ({"warm": "numpy"}, "warm: got 'numpy' .*expected a list"),
+    ({"warm": ["numpy", "scipy"]}, r"warm\[0\]: got 'numpy' .*expected a list"),
+    ({"start_s": float("nan")}, "start_s: got nan "),
+    ({"start_s": 0}, "start_s: got 0 "),
+    (
+        {"backend": "bubblewrap", "warm": [["numpy"]]},
+        "warm: an option of auto and zygote, not of 'bubblewrap'",
+    ),
+    (
+        {"backend": "zygote", "nsjail_path": "/opt/nsjail"},
+        "nsjail_path: an option of nsjail, not of 'zygote'",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("options", "message"), WRONG_OPTIONS)
-@pytest.mark.parametrize("backend", ["auto", "zygote", "bubblewrap", "nsjail"])
 def test_options_of_the_wrong_kind_are_refused_before_anything_runs(
-    backend: str, options: dict[str, Any], message: str
+    options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        open_sandbox(backend, **options)
+        open_sandbox(**options)
 
 
-@pytest.mark.parametrize(("options", "message"), OF_ZYGOTES)
-@pytest.mark.parametrize("backend", ["auto", "zygote"])
-def test_options_of_zygotes_are_checked_too(backend: str, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        open_sandbox(backend, **options)
-
-
-@pytest.mark.parametrize("packages", ["/usr", ["/"], ["relative"]])
-def test_an_interpreter_sees_no_such_packages(packages: Any) -> None:
+def test_a_path_that_leads_to_the_whole_host_by_now_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "packages"
+    path.mkdir()
+    settings = SandboxSettings(packages=(str(path),))
+    path.rmdir()
+    path.symlink_to("/")
     with pytest.raises(ConfigError, match="sandbox option packages"):
-        find_interpreter(None, Identity.for_process(), packages)
+        find_interpreter(settings, Identity.for_process())
 
 
 @pytest.mark.sandbox
@@ -127,29 +116,15 @@ async def test_a_warm_package_that_is_not_there_is_told(caplog: pytest.LogCaptur
 
 
 def test_settings_of_a_file_are_the_options() -> None:
-    assert SandboxSettings().options() == {"backend": "auto"}
-    given = {"backend": "zygote", "warm": [["numpy"]], "packages": ["/opt/packages"], "start_s": 5}
-    assert SandboxSettings.model_validate(given).options() == {
-        "backend": "zygote",
-        "warm": (("numpy",),),
-        "packages": ("/opt/packages",),
-        "start_s": 5.0,
-    }
-    for wrong in (
-        {"packages": "/opt"},
-        {"warm": "numpy"},
-        {"warm": ["numpy"]},
-        {"max_parallel": "x"},
-        {"lmits": 1},
-    ):
-        with pytest.raises(ValidationError):
-            SandboxSettings.model_validate(wrong)
+    assert SandboxSettings().options() == {}
+    settings = SandboxSettings.model_validate({"backend": "zygote", "warm": [["numpy"]], "start_s": 5})
+    assert settings.options() == {"backend": "zygote", "warm": (("numpy",),), "start_s": 5.0}
 
 
 LOW = """
 import resource
 from afm.sandbox import SandboxLimits
-from afm.sandbox.policy import kernel_limits
+from afm.sandbox.settings import kernel_limits
 resource.setrlimit(resource.RLIMIT_NOFILE, (40, 50))
 resource.setrlimit(resource.RLIMIT_CPU, (4, 4))
 limits = kernel_limits(SandboxLimits())

@@ -18,10 +18,10 @@ import pytest
 from afm.errors import SandboxUnavailableError
 from afm.sandbox import SandboxLimits, open_sandbox
 from afm.sandbox.interpreter import Identity, Interpreter
-from afm.sandbox.nsjail import NsjailJail, NsjailSandbox, nsjail_command, nsjail_config
-from afm.sandbox.percall import launch
-from afm.sandbox.policy import DEVICES
+from afm.sandbox.nsjail import NsjailJail, nsjail_command, nsjail_config
+from afm.sandbox.percall import Jail, launch
 from afm.sandbox.seccomp import filter_program
+from afm.sandbox.settings import DEVICES
 
 PYTHON = Interpreter(
     binary="/usr/bin/python3.11",
@@ -31,7 +31,7 @@ PYTHON = Interpreter(
     links=(("/lib", "usr/lib"),),
     packages=(("/opt/packages", "/packages/0"),),
 )
-JAIL = NsjailJail("/opt/nsjail", Identity(65534, 65534), PYTHON, ("/srv/data",), b"\x06\0\0\0\0\0\xff\x7f")
+JAIL = NsjailJail("/opt/nsjail", Identity(65534, 65534), PYTHON, b"\x06\0\0\0\0\0\xff\x7f", ("/srv/data",))
 
 
 def test_the_command_line() -> None:
@@ -171,7 +171,7 @@ async def test_an_old_nsjail_is_refused(tmp_path: Path) -> None:
     old.write_text("#!/bin/sh\necho ' --config --hostname --time_limit --quiet'\n")
     old.chmod(0o755)
     with pytest.raises(SandboxUnavailableError, match=r"does not know --disable_proc, .*nsjail 3.4 or newer"):
-        await NsjailSandbox(nsjail_path=str(old)).run("print(1)")
+        await open_sandbox("nsjail", nsjail_path=str(old)).run("print(1)")
 
 
 PROGRAM = """
@@ -187,10 +187,10 @@ def test_the_launcher_installs_the_filter(rules: bytes, said: str, tmp_path: Pat
     program = tmp_path / "main.py"
     program.write_text(PROGRAM)
     limits = SandboxLimits(processes=30_000, open_files=4096)
-    python = Interpreter(sys.executable, (3, 11), (), (), ())
+    jail = Jail("bwrap", Identity(), Interpreter(sys.executable, (3, 11), (), (), ()), rules)
     reading, writing = os.pipe()
     words = {"{report}": str(writing), "/tmp/main.py": str(program)}
-    command = [words.get(word, word) for word in launch(python, limits, rules)]
+    command = [words.get(word, word) for word in launch(jail, limits, rules=rules)]
     done = subprocess.run(command, capture_output=True, text=True, pass_fds=(writing,), check=False)
     os.close(writing)
     with os.fdopen(reading, "rb") as report:

@@ -17,15 +17,14 @@ from pathlib import Path
 import pytest
 
 from afm.errors import SandboxBusyError, SandboxError
-from afm.sandbox import ExitReason, SandboxLimits
-from afm.sandbox.zygote import ZygoteSandbox
+from afm.sandbox import ExitReason, Sandbox, SandboxLimits, open_sandbox
 
 pytestmark = pytest.mark.sandbox
 
 
 @pytest.fixture
-async def sandbox() -> AsyncIterator[ZygoteSandbox]:
-    made = ZygoteSandbox(max_parallel=1)
+async def sandbox() -> AsyncIterator[Sandbox]:
+    made = open_sandbox("zygote", max_parallel=1)
     yield made
     await made.close()
 
@@ -76,7 +75,7 @@ async def busy_zygote() -> int:
 
 
 async def test_a_mentioned_package_is_warm(packages: Path) -> None:
-    sandbox = ZygoteSandbox(max_parallel=1, packages=[str(packages)], warm=[["slowpoke"]])
+    sandbox = open_sandbox("zygote", max_parallel=1, packages=[str(packages)], warm=[["slowpoke"]])
     code = (
         "import time; begun = time.time()\nimport slowpoke\nprint(time.time() - begun < 0.1, slowpoke.loaded)"
     )
@@ -87,7 +86,7 @@ async def test_a_mentioned_package_is_warm(packages: Path) -> None:
 
 
 async def test_a_package_that_is_not_mentioned_can_be_imported(packages: Path) -> None:
-    sandbox = ZygoteSandbox(max_parallel=1, packages=[str(packages)], warm=[["slowpoke"]])
+    sandbox = open_sandbox("zygote", max_parallel=1, packages=[str(packages)], warm=[["slowpoke"]])
     result = await sandbox.run("print(__import__('slow' + 'poke').loaded)")
     await sandbox.close()
     assert result.stdout == "[]\n"
@@ -97,7 +96,7 @@ async def test_a_package_that_is_not_mentioned_can_be_imported(packages: Path) -
 async def test_a_package_that_cannot_be_imported_fails_in_the_program_and_is_told_once(
     packages: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    sandbox = ZygoteSandbox(max_parallel=2, packages=[str(packages)], warm=[["slowpoke", "broken"]])
+    sandbox = open_sandbox("zygote", max_parallel=2, packages=[str(packages)], warm=[["slowpoke", "broken"]])
     assert "warm: slowpoke, broken" in (await sandbox.isolation())[1]
     results = await asyncio.gather(*(sandbox.run("import broken") for _ in range(4)))
     said = (await sandbox.isolation())[1]
@@ -110,14 +109,14 @@ async def test_a_package_that_cannot_be_imported_fails_in_the_program_and_is_tol
     assert "broken: ValueError: not today" in warnings[0]
 
 
-async def test_runs_do_not_share_random_numbers(sandbox: ZygoteSandbox) -> None:
+async def test_runs_do_not_share_random_numbers(sandbox: Sandbox) -> None:
     code = "import random, uuid, secrets\nprint(random.random(), uuid.uuid4(), secrets.token_hex(4))"
     printed = [(await sandbox.run(code)).stdout for _ in range(3)]
     words = [word for line in printed for word in line.split()]
     assert len(set(words)) == 9
 
 
-async def test_the_end_of_a_program_is_that_of_python(sandbox: ZygoteSandbox) -> None:
+async def test_the_end_of_a_program_is_that_of_python(sandbox: Sandbox) -> None:
     """Threads are waited for, then atexit, then destructors; an exception in one of them changes nothing."""
     code = """
 import atexit, threading, time
@@ -155,7 +154,7 @@ print("main", end="\\n")
         ("import sys; sys.modules.clear(); raise SystemExit(4)", 4),
     ],
 )
-async def test_exit_statuses_are_those_of_python(code: str, status: int, sandbox: ZygoteSandbox) -> None:
+async def test_exit_statuses_are_those_of_python(code: str, status: int, sandbox: Sandbox) -> None:
     assert (await sandbox.run(code)).exit_status == status == python(code).returncode
 
 
@@ -195,13 +194,13 @@ async def test_exit_statuses_are_those_of_python(code: str, status: int, sandbox
     ],
 )
 async def test_output_left_in_a_buffer_is_printed_as_by_python(
-    code: str, printed: str, sandbox: ZygoteSandbox
+    code: str, printed: str, sandbox: Sandbox
 ) -> None:
     code = f"import os, sys\n{code}"
     assert (await sandbox.run(code)).stdout == printed == python(code).stdout
 
 
-async def test_a_writer_that_blocks_a_thread_does_not_hold_up_the_end(sandbox: ZygoteSandbox) -> None:
+async def test_a_writer_that_blocks_a_thread_does_not_hold_up_the_end(sandbox: Sandbox) -> None:
     code = """
 import os, threading, time
 reading, writing = os.pipe()
@@ -215,7 +214,7 @@ time.sleep(0.2); print("end")
     assert (result.reason, result.stdout) == (ExitReason.OK, "end\n")
 
 
-async def test_the_standard_streams_look_as_usual_but_show_whole_lines(sandbox: ZygoteSandbox) -> None:
+async def test_the_standard_streams_look_as_usual_but_show_whole_lines(sandbox: Sandbox) -> None:
     """Python would hold back what goes to a pipe; here each line goes out, so that a stopped program keeps it."""
     code = (
         "import sys\nfor s in (sys.stdin, sys.stdout, sys.stderr):\n"
@@ -226,12 +225,12 @@ async def test_the_standard_streams_look_as_usual_but_show_whole_lines(sandbox: 
     assert (await sandbox.run(buffering)).stdout == "[False, True, True]\n"
 
 
-async def test_a_recursion_may_go_as_deep_as_usual(sandbox: ZygoteSandbox) -> None:
+async def test_a_recursion_may_go_as_deep_as_usual(sandbox: Sandbox) -> None:
     code = "def depth(n):\n    try: return depth(n + 1)\n    except RecursionError: return n\nprint(depth(1) >= 990)"
     assert (await sandbox.run(code)).stdout == "True\n"
 
 
-async def test_several_processes_together_keep_the_memory_limit(sandbox: ZygoteSandbox) -> None:
+async def test_several_processes_together_keep_the_memory_limit(sandbox: Sandbox) -> None:
     if not any(line.startswith("memory cgroup") for line in await sandbox.isolation()):
         pytest.skip("no memory cgroup is writable")
     code = """
@@ -250,7 +249,7 @@ os._exit(any(ends))
     assert (await sandbox.run("print('next')", limits=limits)).stdout == "next\n"
 
 
-async def test_a_zygote_that_dies_between_runs_is_replaced(sandbox: ZygoteSandbox) -> None:
+async def test_a_zygote_that_dies_between_runs_is_replaced(sandbox: Sandbox) -> None:
     await sandbox.run("1")
     (first,) = zygotes()
     os.kill(first, signal.SIGKILL)
@@ -259,7 +258,7 @@ async def test_a_zygote_that_dies_between_runs_is_replaced(sandbox: ZygoteSandbo
     assert zygotes() != [first]
 
 
-async def test_a_run_whose_zygote_dies_is_repeated(sandbox: ZygoteSandbox) -> None:
+async def test_a_run_whose_zygote_dies_is_repeated(sandbox: Sandbox) -> None:
     await sandbox.run("1")
     run = asyncio.create_task(sandbox.run("import time; time.sleep(1); print('done')"))
     os.kill(await busy_zygote(), signal.SIGKILL)
@@ -267,7 +266,7 @@ async def test_a_run_whose_zygote_dies_is_repeated(sandbox: ZygoteSandbox) -> No
     assert (result.reason, result.stdout) == (ExitReason.OK, "done\n")
 
 
-async def test_a_program_whose_zygotes_keep_dying_is_not_blamed(sandbox: ZygoteSandbox) -> None:
+async def test_a_program_whose_zygotes_keep_dying_is_not_blamed(sandbox: Sandbox) -> None:
     await sandbox.run("1")
     run = asyncio.create_task(sandbox.run("import time; time.sleep(30)", limits=SandboxLimits(wall_s=60)))
     for _ in range(2):
@@ -277,7 +276,7 @@ async def test_a_program_whose_zygotes_keep_dying_is_not_blamed(sandbox: ZygoteS
 
 
 async def test_a_zygote_that_hangs_is_replaced() -> None:
-    sandbox = ZygoteSandbox(max_parallel=1, start_s=0.5)
+    sandbox = open_sandbox("zygote", max_parallel=1, start_s=0.5)
     await sandbox.run("1")
     (first,) = zygotes()
     os.kill(first, signal.SIGSTOP)
@@ -289,7 +288,7 @@ async def test_a_zygote_that_hangs_is_replaced() -> None:
 
 
 async def test_cancelling_a_run_in_a_zygote_that_hangs_ends() -> None:
-    sandbox = ZygoteSandbox(max_parallel=1, start_s=0.5)
+    sandbox = open_sandbox("zygote", max_parallel=1, start_s=0.5)
     await sandbox.run("1")
     os.kill(zygotes()[0], signal.SIGSTOP)
     with pytest.raises(asyncio.TimeoutError):
@@ -299,7 +298,7 @@ async def test_cancelling_a_run_in_a_zygote_that_hangs_ends() -> None:
 
 
 async def test_a_full_queue_turns_callers_away() -> None:
-    sandbox = ZygoteSandbox(max_parallel=1, max_waiting=2)
+    sandbox = open_sandbox("zygote", max_parallel=1, max_waiting=2)
     await sandbox.run("1")
     runs = [asyncio.create_task(sandbox.run("import time; time.sleep(0.3); print(1)")) for _ in range(4)]
     ends = await asyncio.gather(*runs, return_exceptions=True)
@@ -307,7 +306,7 @@ async def test_a_full_queue_turns_callers_away() -> None:
     assert [isinstance(end, SandboxBusyError) for end in ends] == [False, False, False, True]
 
 
-async def test_a_waiting_run_that_is_cancelled_leaves_the_queue(sandbox: ZygoteSandbox) -> None:
+async def test_a_waiting_run_that_is_cancelled_leaves_the_queue(sandbox: Sandbox) -> None:
     await sandbox.run("1")
     runs = [asyncio.create_task(sandbox.run("import time; time.sleep(0.3); print(1)")) for _ in range(3)]
     await asyncio.sleep(0.1)
@@ -322,7 +321,7 @@ async def test_closing_while_a_run_ends_is_no_failure(code: str) -> None:
     """The cgroup may be gone before the run has looked at it."""
     ends = []
     for moment in range(8):
-        sandbox = ZygoteSandbox(max_parallel=2, warm=[])
+        sandbox = open_sandbox("zygote", max_parallel=2, warm=[])
         await sandbox.run("1")
         runs = [asyncio.create_task(sandbox.run(f"import os, time; {code}")) for _ in range(2)]
         await asyncio.sleep(0.01 * moment)
@@ -335,7 +334,7 @@ async def test_closing_while_a_run_ends_is_no_failure(code: str) -> None:
 async def test_the_time_of_a_zygotes_start_is_not_the_runs(packages: Path) -> None:
     """A run that was cancelled while its zygote warms up leaves that work to go on beside the next run."""
     (packages / "toil.py").write_text("import time\nwhile time.process_time() < 3: pass\n")
-    sandbox = ZygoteSandbox(max_parallel=1, packages=[str(packages)], warm=[["toil"]])
+    sandbox = open_sandbox("zygote", max_parallel=1, packages=[str(packages)], warm=[["toil"]])
     await sandbox.run("1")
     lost = asyncio.create_task(sandbox.run("import toil"))
     await asyncio.sleep(0.2)
@@ -349,9 +348,9 @@ async def test_the_time_of_a_zygotes_start_is_not_the_runs(packages: Path) -> No
 
 OWNER = """
 import asyncio
-from afm.sandbox.zygote import ZygoteSandbox
+from afm.sandbox import open_sandbox
 async def main():
-    sandbox = ZygoteSandbox(max_parallel=1)
+    sandbox = open_sandbox("zygote", max_parallel=1)
     await sandbox.run("1")
     run = asyncio.create_task(sandbox.run("import time; print('begun', flush=True); time.sleep(60)"))
     await asyncio.sleep(0.5)
@@ -385,7 +384,7 @@ def descendants(pid: int | str) -> list[str]:
 
 
 def test_a_loop_that_stops_in_the_middle_of_a_run_does_not_cost_a_place() -> None:
-    sandbox = ZygoteSandbox(max_parallel=1)
+    sandbox = open_sandbox("zygote", max_parallel=1)
     loop = asyncio.new_event_loop()
     loop.run_until_complete(sandbox.run("1"))
     lost = loop.create_task(sandbox.run("import time; time.sleep(60)"))

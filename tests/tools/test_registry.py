@@ -94,11 +94,11 @@ def test_tools_with_equal_sandbox_settings_share_it() -> None:
         ),
         (
             {"tools": [entry(limits={"wal_s": 1})]},
-            r"tools\[0\]\.config: unknown sandbox limit 'wal_s', did you",
+            r"config\.limits\.wal_s: unknown key; did you mean 'wall_s'",
         ),
         (
             {"tools": [entry(sandbox={"backend": "docker"})]},
-            r"tools\[0\]\.config: unknown sandbox backend 'docker'",
+            r"config\.sandbox\.backend: got 'docker' \(str\), expected a sandbox backend",
         ),
         (
             {"tools": [entry(class_name="verl.tools.search_tool.SearchTool")]},

@@ -16,7 +16,6 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import asdict
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
@@ -189,7 +188,7 @@ class CodeServer:
     def _asked(self, body: bytes) -> tuple[RunRequest, SandboxLimits]:
         try:
             asked = RunRequest.model_validate_json(body)
-            limits = limits_from(asdict(self._usual) | asked.limits)
+            limits = limits_from(self._usual.model_dump() | asked.limits)
         except ValidationError as error:
             problem = error.errors(include_url=False, include_input=False, include_context=False)[0]
             raise ValueError(f"{'.'.join(map(str, problem['loc'])) or 'body'}: {problem['msg']}") from None

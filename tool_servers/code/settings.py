@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from afm.configuration import read_file, validated
 from afm.errors import ConfigError
-from afm.sandbox import SandboxLimits, limits_from
-from afm.sandbox.backends import SandboxSettings
+from afm.sandbox import SandboxLimits, SandboxSettings, limits_from
 
 _CEILING = {
     "wall_s": 180.0,
@@ -64,10 +62,8 @@ class CodeServerSettings(BaseModel):
 
     def usual(self) -> SandboxLimits:
         """The limits of a request that names none: the defaults, or the most where that is less."""
-        most = asdict(self.ceiling())
-        return SandboxLimits(
-            **{name: min(value, most[name]) for name, value in asdict(SandboxLimits()).items()}
-        )
+        most = self.ceiling()
+        return limits_from({name: min(value, getattr(most, name)) for name, value in SandboxLimits()})
 
 
 def load_server_settings(path: Path | None) -> CodeServerSettings:
@@ -88,7 +84,7 @@ def load_server_settings(path: Path | None) -> CodeServerSettings:
 
 def excess(asked: SandboxLimits, most: SandboxLimits) -> str:
     """In words, which limit is beyond what the server allows; empty when none is."""
-    for name, value in asdict(asked).items():
+    for name, value in asked:
         if value > getattr(most, name):
             return f"limits.{name}: got {value:g}, this server allows at most {getattr(most, name):g} (its max_limits)"
     return ""

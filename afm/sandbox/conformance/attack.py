@@ -1,4 +1,4 @@
-"""What an attack is, the helpers it begins with, and the check that runs attacks against a sandbox and judges them."""
+"""Hostile programs as texts, the helpers they begin with, and the check that runs them against a sandbox and judges them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import platform
+import re
 import secrets
 import socket
 import tempfile
@@ -13,17 +14,19 @@ import threading
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from afm.errors import SandboxError
-from afm.sandbox.base import ExitReason, LocalSandbox, RunResult, SandboxLimits
-from afm.sandbox.policy import CPU_AS_FAR_AS_SEEN, MEMORY_PER_PROCESS
+from afm.sandbox.base import ExitReason, LocalSandbox, RunResult
 from afm.sandbox.seccomp import CLONE, DENIED, MADVISE, MSYNC, PREADV2, SILENCED
+from afm.sandbox.settings import CPU_AS_FAR_AS_SEEN, MEMORY_PER_PROCESS, SandboxLimits
 
 LIMITS = SandboxLimits(wall_s=8.0, cpu_s=4, memory_bytes=512 << 20, file_bytes=8 << 20)
+_HEADING = re.compile(r"^### (.+?)(?: => (.+))?$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
-class Attack:
+class SandboxAttack:
     """A hostile program. It is bounded, so that it does little harm where it gets through.
 
     Attributes:
@@ -36,7 +39,6 @@ class Attack:
         before: A program that runs first; its own end does not count.
         beside: A program that runs at the same time, for about a second.
         survivor: First word of the command line of a process that must be gone afterwards.
-        limits: Bounds of the run.
         needs_memory_group: Only a memory cgroup can stop it.
         needs_cpu_group: Only a cgroup that counts CPU time can stop it.
         not_by: Backends that cannot stop it, with the reason: a known limit, shown and not hidden.
@@ -61,6 +63,26 @@ class Attack:
         return words if self.status is None else f"{words} {self.status}"
 
 
+def attacks(text: str, **shared: Any) -> tuple[SandboxAttack, ...]:
+    """The attacks of a text.
+
+    Each begins with a line ``### NAME``; ``### NAME => error 9`` says how its run must end: reasons, then the exit status if
+    it matters. What stands between the lines ``# before`` and ``# then`` is the program that runs first.
+
+    Args:
+        shared: Further fields, the same for each.
+    """
+    _, *pieces = _HEADING.split(text)
+    made = []
+    for name, ending, body in zip(pieces[::3], pieces[1::3], pieces[2::3], strict=True):
+        words = (ending or "").split()
+        status = int(words.pop()) if words and words[-1].lstrip("-").isdigit() else None
+        before, _, code = body.removeprefix("\n# before\n").rpartition("\n# then\n")
+        reasons = tuple(map(ExitReason, words))
+        made.append(SandboxAttack(name, code, reasons, status, before=before, **shared))
+    return tuple(made)
+
+
 _PRELUDE = """
 import ctypes, errno, os, socket, sys, time
 libc = ctypes.CDLL(None, use_errno=True)
@@ -76,6 +98,15 @@ def attempt(action):
         return action() is None or True
     except (OSError, PermissionError) as error:
         return type(error).__name__
+def daemon(*closed):
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            for fd in closed:
+                os.close(fd)
+            os.execv(sys.executable, ["afm-survivor", "-c", "import time; time.sleep(60)"])
+        os._exit(0)
+    time.sleep(0.3)
 """
 
 
@@ -88,7 +119,6 @@ def armed(code: str, host: Mapping[str, object]) -> str:
     return "\n".join([_PRELUDE, *lines, code])
 
 
-_SECRET = "SECRET-HOST-FILE"
 _ALIVE = "print('alive')"
 
 
@@ -102,20 +132,22 @@ class AttackResult:
         known_limit: Why this backend cannot stop it; such a finding does not count as a failure.
     """
 
-    attack: Attack
+    attack: SandboxAttack
     seen: str
     passed: bool
     known_limit: str = ""
 
 
-async def check_sandbox(sandbox: LocalSandbox, attacks: Sequence[Attack]) -> AsyncIterator[AttackResult]:
+async def check_sandbox(
+    sandbox: LocalSandbox, attacks: Sequence[SandboxAttack]
+) -> AsyncIterator[AttackResult]:
     """Try each attack, and after each that the sandbox still works."""
     with canaries() as host:
         for attack in attacks:
             yield await attempt(sandbox, attack, host)
 
 
-async def attempt(sandbox: LocalSandbox, attack: Attack, host: Mapping[str, object]) -> AttackResult:
+async def attempt(sandbox: LocalSandbox, attack: SandboxAttack, host: Mapping[str, object]) -> AttackResult:
     """Try one attack.
 
     Args:
@@ -143,7 +175,7 @@ async def attempt(sandbox: LocalSandbox, attack: Attack, host: Mapping[str, obje
     return AttackResult(attack, trouble or _seen(result), passed=not trouble, known_limit=limit)
 
 
-def _known_limit(attack: Attack, isolation: Sequence[str]) -> str:
+def _known_limit(attack: SandboxAttack, isolation: Sequence[str]) -> str:
     needed = ((attack.needs_memory_group, MEMORY_PER_PROCESS), (attack.needs_cpu_group, CPU_AS_FAR_AS_SEEN))
     for group, without in needed:
         if group and any(without in line for line in isolation):
@@ -151,7 +183,7 @@ def _known_limit(attack: Attack, isolation: Sequence[str]) -> str:
     return next((reason for name, reason in attack.not_by.items() if name == isolation[0].split()[0]), "")
 
 
-def _trouble(attack: Attack, result: RunResult) -> str:
+def _trouble(attack: SandboxAttack, result: RunResult) -> str:
     if attack.printed is not None and result.stdout != attack.printed:
         return f"printed {result.stdout[:80]!r}"
     if attack.status is not None and result.exit_status != attack.status:
@@ -187,7 +219,7 @@ def canaries() -> Iterator[dict[str, object]]:
     ):
         Path(folder).chmod(0o755)
         secret = Path(folder, "secret.txt")
-        secret.write_text(_SECRET, encoding="utf-8")
+        secret.write_text("SECRET-HOST-FILE", encoding="utf-8")
         secret.chmod(0o644)
         name = f"\0afm-canary-{secrets.token_hex(8)}"
         abstract.bind(name)

@@ -62,8 +62,8 @@ class Ending:
         things = gc.get_objects()
         kinds = {id(kind): kind for kind in map(type, things)}  # by id: a type may refuse to be compared
         writing = {number for number, kind in kinds.items() if issubclass(kind, _WRITERS)}
-        found = [thing for thing in things if id(type(thing)) in writing] if writing else []
-        return [thing for thing in found if not _is_in(thing, self._streams) and self._leads_out(thing)]
+        made = [thing for thing in things if id(type(thing)) in writing] if writing else []
+        return [thing for thing in made if not _is_in(thing, self._streams) and self._leads_out(thing)]
 
     def _leads_out(self, writer: Any) -> bool:
         # Others are of no use after the end, and one may block.
@@ -78,8 +78,8 @@ def _is_in(thing: Any, others: tuple[Any, ...]) -> bool:
 
 
 def _identity(fd: int) -> tuple[int, int]:
-    found = os.fstat(fd)
-    return found.st_dev, found.st_ino
+    status = os.fstat(fd)
+    return status.st_dev, status.st_ino
 
 
 def _flushed() -> bool:

@@ -4,8 +4,9 @@ Arguments: descriptor of the control socket, then one JSON object: ``preload`` (
 ``exercises`` (pairs of a package and a program to run), ``imports`` (import paths of installed packages), ``root`` (the folder that becomes a
 run's ``/``), ``devices`` (files of devices in it); then the file of the seccomp rules.
 
-On the control socket a request is one packet, JSON (:class:`afm.sandbox.zygote_process.RunOrder`) with the
-descriptors of program, stdin, stdout, stderr and report. The answer is ``started`` with a pidfd of the
+On the control socket a request is one packet, JSON with ``limits`` (soft and hard value of each ``RLIMIT_``), ``file_bytes`` and
+``inodes`` (size of ``/tmp``, and of ``/dev/shm``) and ``stdin_named`` (whether ``/dev/stdin`` is the standard input, and not empty), and
+with the descriptors of program, stdin, stdout, stderr and report. The answer is ``started`` with a pidfd of the
 run's process 1, or ``failed: REASON``. That process writes to the report: ``ready`` and a newline when the
 program is about to run, then ``STATUS PEAK_KIB CPU_SECONDS`` and a newline, STATUS being what ``waitpid``
 gave, and ``memory`` and a newline when the program ended because memory was refused; or ``failed: REASON`` when the run could not be isolated.
@@ -13,6 +14,9 @@ gave, and ``memory`` and a newline when the program ended because memory was ref
 
 from __future__ import annotations
 
+import _sitebuiltins
+import builtins
+import contextlib
 import gc
 import importlib
 import json
@@ -21,15 +25,16 @@ import resource
 import signal
 import socket
 import sys
+import types
 from typing import Any, NamedTuple
 
-from afm.sandbox.inside import ending, harden, kernel, program
+from afm.sandbox.inside import ending, harden, kernel
 
 OWN_MODULES = {
     "afm",
     "afm.sandbox",
     "afm.sandbox.inside",
-    *(own.__name__ for own in (ending, harden, kernel, program)),
+    *(own.__name__ for own in (ending, harden, kernel)),
 }
 PROGRAM = "/tmp/main.py"
 
@@ -115,7 +120,7 @@ def begin(request: dict[str, Any], fds: list[int], jail: Jail) -> harden.Refusal
     kernel.close_from(3)
     harden.answer_lock_queries()
     limits = {name: (soft, hard) for name, (soft, hard) in request["limits"].items()}
-    program.become_program(PROGRAM, limits, jail.imports, OWN_MODULES)
+    become_program(PROGRAM, limits, jail.imports)
     return refusal
 
 
@@ -178,6 +183,89 @@ def attend(child: int, report: int, refusal: harden.Refusal) -> None:
     os._exit(0)
 
 
+def become_program(path: str, limits: dict[str, tuple[int, int]], imports: list[str]) -> None:
+    """Set the limits and make the interpreter look as if it had just been started with ``path``."""
+    for number in (signal.SIGINT, signal.SIGCHLD):
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    for name, pair in limits.items():
+        resource.setrlimit(getattr(resource, "RLIMIT_" + name), pair)
+    sys.stdin = sys.__stdin__ = _stream(0, "r", "<stdin>", "surrogateescape")  # type: ignore[misc]
+    sys.stdout = sys.__stdout__ = _stream(1, "w", "<stdout>", "surrogateescape")  # type: ignore[misc]
+    sys.stderr = sys.__stderr__ = _stream(2, "w", "<stderr>", "backslashreplace")  # type: ignore[misc]
+    for word in ("exit", "quit"):
+        setattr(builtins, word, _sitebuiltins.Quitter(word, "Ctrl-D"))
+    builtins.help = _sitebuiltins._Helper()
+    sys.path[0] = path.rpartition("/")[0]
+    sys.path += imports
+    sys.argv = [path]
+    os.environ["PWD"] = sys.path[0]
+    for name in OWN_MODULES:
+        sys.modules.pop(name, None)
+    if "numpy.random" in sys.modules:  # the standard library's generator reseeds itself after a fork
+        sys.modules["numpy"].random.seed()
+    gc.enable()
+
+
+def execute(path: str, refusal: harden.Refusal) -> None:
+    """Run the program as ``__main__`` and end the process as Python would. Never returns."""
+    # The program may overwrite whatever has a name.
+    leave, anything, end, note = os._exit, BaseException, ending.Ending(), refusal.note
+    module = types.ModuleType("__main__")
+    scope = module.__dict__
+    scope.update(__builtins__=builtins, __file__=path, __cached__=None)
+    sys.modules["__main__"] = module
+    status = 0
+    try:
+        with open(path, "rb") as file:  # noqa: PTH123 - pathlib is not loaded here
+            source = file.read()
+        exec(compile(source, path.rpartition("/")[2], "exec", dont_inherit=True), scope)
+    except anything as error:
+        trace = error.__traceback__
+        note(error)
+        status = _status_of(error.with_traceback(trace and trace.tb_next))
+        del error, trace
+    try:
+        status = status if end.finish(scope) else 120
+    finally:
+        leave(status & 0xFF)
+
+
+def _stream(fd: int, mode: str, name: str, errors: str) -> Any:
+    """A standard stream; what is written shows line by line, so that a stopped program keeps what it printed."""
+    text: Any = open(  # noqa: SIM115 - the standard streams stay open
+        fd, mode, encoding="utf-8", errors=errors, closefd=False, buffering=1 if mode == "w" else -1
+    )
+    text.buffer.raw.name = name
+    text.mode = mode
+    return text
+
+
+def _status_of(error: BaseException, exiting: type = SystemExit, whole: type = int) -> int:
+    """What Python does with an exception that nobody caught."""
+    if type(error) is not exiting and exiting not in type(error).__mro__:
+        _show(error)
+        return 1
+    code: Any = error.code  # type: ignore[attr-defined]
+    if code is None:
+        return 0
+    if whole in type(code).__mro__:
+        return whole(code)  # type: ignore[no-any-return]
+    with contextlib.suppress(BaseException):
+        print(code, file=sys.stderr)
+    return 1
+
+
+def _show(error: BaseException) -> None:
+    try:
+        sys.excepthook(type(error), error, error.__traceback__)
+    except BaseException as second:  # noqa: BLE001 - a hook of the program's own
+        with contextlib.suppress(BaseException):
+            print("Error in sys.excepthook:", file=sys.stderr)
+            sys.__excepthook__(type(second), second, second.__traceback__)
+            print("\nOriginal exception was:", file=sys.stderr)
+            sys.__excepthook__(type(error), error, error.__traceback__)
+
+
 def main() -> harden.Refusal:
     """Warm up, say so, serve. Returns only in a program's process, as :func:`begin` does."""
     control = socket.socket(fileno=int(sys.argv[1]))
@@ -211,4 +299,4 @@ def main() -> harden.Refusal:
 
 
 if __name__ == "__main__":
-    program.execute(PROGRAM, main())
+    execute(PROGRAM, main())

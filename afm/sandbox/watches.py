@@ -1,24 +1,14 @@
-"""What is seen of a run: capped output, CPU time, starvation, the end and the result made of it.
-
-Also the anonymous files and pipes that carry data into a jail and out of it.
-"""
+"""What is seen of a run while it lasts: the CPU time of its processes, and whether the machine starves it."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import fcntl
 import os
-import signal
 import time
-from codecs import getincrementaldecoder
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-
-from afm.errors import SandboxError
-from afm.sandbox.base import ExitReason, RunResult, SandboxLimits
 
 _SHORTEST_S = 0.1
 _MORE_S = 1.0
@@ -148,62 +138,6 @@ def _kernel_counts() -> bool:
     return (own / "schedstat").exists() and (own / "children").exists()
 
 
-_CHUNK = 1 << 16
-
-
-@dataclass(slots=True)
-class Capture:
-    """The first ``limit`` bytes of a stream; everything behind them is dropped."""
-
-    fd: int
-    limit: int
-    data: bytearray = field(default_factory=bytearray)
-    cut: bool = False
-    open: bool = True
-
-    def read(self) -> bool:
-        """Take what is there; False when nothing more will come now."""
-        try:
-            chunk = os.read(self.fd, _CHUNK)
-        except BlockingIOError:
-            return False
-        if not chunk:
-            self.open = False
-            return False
-        room = self.limit - len(self.data)
-        self.data += chunk[:room]
-        self.cut = self.cut or len(chunk) > room
-        return not self.cut
-
-    def text(self) -> str:
-        """Decoded as UTF-8, invalid bytes replaced; a character cut in two at the end is left out."""
-        decoder = getincrementaldecoder("utf-8")("replace")
-        return decoder.decode(bytes(self.data), final=not self.cut)
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """How a jailed process ended.
-
-    Attributes:
-        reason: Why the host stopped it; ``None`` when it ended by itself.
-        report: What the launcher wrote about the program inside.
-        cpu_s: CPU time of the jail and everything in it.
-        starved_s: As in :class:`afm.sandbox.base.RunResult`, and so is ``idle_s``.
-        out_of_memory: Whether the kernel killed processes of the run to keep its memory limit.
-    """
-
-    stdout: Capture
-    stderr: Capture
-    report: str
-    reason: ExitReason | None
-    wall_s: float
-    cpu_s: float
-    out_of_memory: bool = False
-    starved_s: float = 0.0
-    idle_s: float = 0.0
-
-
 def tree_cpu_s(pid: int) -> float:
     """CPU time so far of a process, its descendants, and those they have waited for."""
     total = 0
@@ -220,91 +154,3 @@ def tree_cpu_s(pid: int) -> float:
         total += sum(map(int, fields[11:15]))
         waiting += map(int, children.split())
     return total / os.sysconf("SC_CLK_TCK")
-
-
-def pipe(ours: contextlib.ExitStack, theirs: contextlib.ExitStack) -> tuple[int, int]:
-    """A pipe whose reading end is ours and does not block."""
-    reading, writing = os.pipe()
-    ours.callback(os.close, reading)
-    theirs.callback(os.close, writing)
-    os.set_blocking(reading, False)
-    return reading, writing
-
-
-def drained(fd: int) -> str:
-    """What is in a pipe now, at most 4 KiB."""
-    try:
-        return os.read(fd, 4096).decode("ascii", "replace")
-    except BlockingIOError:
-        return ""
-
-
-def memory_file(name: str, data: bytes, close_with: Callable[[Callable[..., None], int], object]) -> int:
-    """An anonymous file that holds ``data`` and can never change, positioned at its beginning."""
-    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    close_with(os.close, fd)
-    with open(fd, "wb", closefd=False) as file:
-        file.write(data)
-    os.lseek(fd, 0, os.SEEK_SET)
-    sealed = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
-    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, sealed)
-    return fd
-
-
-_SAME = 0.5  # the kernel counts whole clock ticks for its limit, which on a busy machine are more than the time it reports
-
-
-def outcome(ended: Ended, limits: SandboxLimits) -> RunResult:
-    """The result of a run.
-
-    Raises:
-        SandboxError: The jail did not get as far as running the program.
-    """
-    lines = ended.report.split("\n")
-    if lines[0] != "ready":
-        if ended.reason is ExitReason.KILLED:
-            return _as_result(ended, ExitReason.KILLED, None, None)
-        message = (ended.report.removeprefix("failed: ") or ended.stderr.text()).strip()[-500:]
-        if ended.reason is ExitReason.TIMEOUT:
-            message = "it took too long; is this machine overloaded?"
-        raise SandboxError(f"the jail did not start: {message or 'no message'}")
-    status, peak = _parsed(lines[1:])
-    if ended.reason is not None:
-        return _as_result(ended, ended.reason, None, peak)
-    if ended.out_of_memory and status != 0:
-        return _as_result(ended, ExitReason.MEMORY, None, peak)
-    if status is None:
-        return _as_result(ended, ExitReason.KILLED, None, None)
-    computed = ended.cpu_s >= _SAME * limits.cpu_s
-    if computed and status in (-signal.SIGXCPU, -signal.SIGKILL):  # a program can send itself either
-        return _as_result(ended, ExitReason.CPU, None, peak)
-    if status == -signal.SIGKILL:
-        return _as_result(ended, ExitReason.KILLED, status, peak)
-    if status == 1 and "memory" in lines:
-        return _as_result(ended, ExitReason.MEMORY, None, peak)
-    return _as_result(ended, ExitReason.OK if status == 0 else ExitReason.ERROR, status, peak)
-
-
-def _parsed(lines: list[str]) -> tuple[int | None, int | None]:
-    """Exit status and peak memory in bytes from the launcher's report; ``None`` when it did not get that far."""
-    try:
-        wait_status, peak_kib = (int(word) for word in lines[0].split()[:2])
-        return os.waitstatus_to_exitcode(wait_status), peak_kib * 1024
-    except (IndexError, ValueError):
-        return None, None
-
-
-def _as_result(ended: Ended, reason: ExitReason, status: int | None, peak: int | None) -> RunResult:
-    return RunResult(
-        stdout=ended.stdout.text(),
-        stderr=ended.stderr.text(),
-        exit_status=status,
-        reason=reason,
-        wall_s=ended.wall_s,
-        cpu_s=ended.cpu_s,
-        peak_memory_bytes=peak,
-        stdout_cut=ended.stdout.cut,
-        stderr_cut=ended.stderr.cut,
-        starved_s=ended.starved_s,
-        idle_s=ended.idle_s,
-    )

@@ -64,10 +64,10 @@ def filter_calls(rules: bytes) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     buffer = ctypes.create_string_buffer(rules, len(rules))
 
-    class Program(ctypes.Structure):
+    class FilterProgram(ctypes.Structure):
         _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_void_p))
 
-    program = Program(len(rules) // 8, ctypes.addressof(buffer))
+    program = FilterProgram(len(rules) // 8, ctypes.addressof(buffer))
     if libc.prctl(38, 1, 0, 0, 0) or libc.prctl(22, 2, ctypes.byref(program), 0, 0):
         raise OSError(ctypes.get_errno(), "the seccomp filter was refused")
 
