@@ -17,7 +17,7 @@ from afm.terminal import ProgressView
 
 if TYPE_CHECKING:
     from afm.cli.pipeline import Quickstart
-    from afm.evaluation.report import StageRow
+    from afm.evaluation import Metrics
 
 
 _QUIET = {"TQDM_DISABLE": "1", "DS_ACCELERATOR": "cpu", "TOKENIZERS_PARALLELISM": "false"}
@@ -76,12 +76,12 @@ def quickstart(
 
 
 def _summary(job: Quickstart, seconds: float) -> None:
-    from afm.evaluation.report import stage_rows
+    from afm.evaluation.run_folder import read_stages
 
     print(f"\nDone in {seconds / 60:.1f} minutes.\n")
     print(f"  {'stage':24} {'pass@1':>7}  {'95 % interval':>15}  {'format':>6}  {'tool calls':>10}")
-    for row in stage_rows(job.out):
-        print(f"  {row.name:24} {_stage_figures(row)}")
+    for stage in read_stages(job.out):
+        print(f"  {stage.name:24} {_stage_figures(stage.metrics)}")
     print(f"\nReport: {job.report_path}\n\nNext:")
     for line in _next_steps(job):
         print(f"  {line}")
@@ -102,8 +102,9 @@ def _next_steps(job: Quickstart) -> Iterator[str]:
     yield "on GPUs: MODEL=DIR train/code_agent/rl/train_dapo_code_agent.sh --dry-run"
 
 
-def _stage_figures(row: StageRow) -> str:
-    if row.pass_at_1 is None:
+def _stage_figures(metrics: Metrics) -> str:
+    score = metrics.pass_at_1
+    if score is None:
         return "no episode was scored"
-    interval = f"{row.pass_low:.3f} .. {row.pass_high:.3f}"
-    return f"{row.pass_at_1:7.3f}  {interval:>15}  {row.format_valid or 0:6.2f}  {row.tool_calls or 0:10.2f}"
+    interval = f"{score.low:.3f} .. {score.high:.3f}"
+    return f"{score.value:7.3f}  {interval:>15}  {metrics.format_valid or 0:6.2f}  {metrics.tool_calls or 0:10.2f}"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from afm.errors import ConfigError, DataError
 from afm.evaluation.manifest import EPISODES_FILE, MANIFEST_FILE, RunManifest, differences, read_manifest
-from afm.evaluation.metrics import Metrics, summarise
+from afm.evaluation.metrics import Metrics
 from afm.evaluation.paired import (
     PairedDifference,
     Played,
@@ -18,9 +18,9 @@ from afm.evaluation.paired import (
     paired_difference,
     savings,
 )
-from afm.evaluation.report_input import VIEW_PORT, Command, Pair, ReportInput, StageDifference, links_below
+from afm.evaluation.report_input import VIEW_PORT, Command, ReportInput, StageDifference, links_below
 from afm.evaluation.report_sections import facts_of, pick_pairs, score_curves
-from afm.evaluation.run import METRICS_FILE, finished_metrics, records_of
+from afm.evaluation.run import records_of
 from afm.evaluation.run_folder import Evaluation, read_evaluation
 from afm.trajectory.sealing import opened
 
@@ -59,69 +59,64 @@ def compare(folders: Sequence[Path], *, anyway: bool = False, seed: int = 0) -> 
         ConfigError: Settings differ that are not the model's.
         DataError: A folder is no evaluation, or two have no question in common.
     """
-    first = folders[0]
+    return _compare(_evaluations(folders), anyway=anyway, seed=seed)
+
+
+def _evaluations(folders: Sequence[Path]) -> list[Evaluation]:
     for folder in folders:
-        _must_be_evaluation(folder)
-    manifests = [read_manifest(folder / MANIFEST_FILE) for folder in folders]
-    runs = list(zip(short_names(folders), folders, manifests, strict=True))
-    found = [Comparison(first, _metrics(first))]
-    for folder, manifest in zip(folders[1:], manifests[1:], strict=True):
-        may_differ = OF_THE_MODEL if (manifests[0].team is None) == (manifest.team is None) else _OF_A_TEAM
-        changes = tuple(
-            change for change in differences(manifests[0], manifest) if not change.startswith(may_differ)
-        )
+        if not (folder / EPISODES_FILE).is_file():
+            raise DataError("no episodes here; expected the out_dir of `afm eval`", path=str(folder))
+        read_manifest(folder / MANIFEST_FILE)
+    return [read_evaluation(folder, name) for folder, name in zip(folders, short_names(folders), strict=True)]
+
+
+def _compare(runs: Sequence[Evaluation], *, anyway: bool, seed: int = 0) -> list[Comparison]:
+    first, *others = runs
+    rows = [Comparison(first.folder, first.metrics)]
+    for other in others:
+        before, after = first.declared, other.declared
+        may_differ = OF_THE_MODEL if (before.team is None) == (after.team is None) else _OF_A_TEAM
+        changes = tuple(change for change in differences(before, after) if not change.startswith(may_differ))
         if changes and not anyway:
             raise ConfigError(
-                f"{first} and {folder} did not measure the same thing: {'; '.join(changes)}. "
+                f"{first.folder} and {other.folder} did not measure the same thing: {'; '.join(changes)}. "
                 "--anyway compares them nevertheless"
             )
-        paired = paired_difference(records_of(first), records_of(folder), seed=seed)
-        told = _other_prices(manifests[0], manifest)
-        saved = _savings(runs[0], runs[len(found)])
-        found.append(Comparison(folder, _metrics(folder), paired, changes, told, saved))
-    several = [one.paired for one in found if one.paired is not None]
+        paired = paired_difference(records_of(first.folder), records_of(other.folder), seed=seed)
+        prices, saved = _other_prices(before, after), _savings(first, other)
+        rows.append(Comparison(other.folder, other.metrics, paired, changes, prices, saved))
+    several = [row.paired for row in rows if row.paired is not None]
     if len(several) < 2:
-        return found
-    corrected = iter(holm_corrected(several))
-    return [replace(one, paired=next(corrected)) if one.paired else one for one in found]
+        return rows
+    return [rows[0], *map(_with_paired, rows[1:], holm_corrected(several))]
+
+
+def _with_paired(row: Comparison, paired: PairedDifference) -> Comparison:
+    return replace(row, paired=paired)
 
 
 def short_names(folders: Sequence[Path]) -> list[str]:
     """The end of each path, as long as it takes to tell them all apart; a folder given twice gets its number."""
     parts = [folder.resolve().parts for folder in folders]
     for length in range(1, max(map(len, parts)) + 1):
-        names = ["/".join(one[-length:]) for one in parts]
+        names = ["/".join(path[-length:]) for path in parts]
         if len(set(names)) == len(names):
             return names
-    return [f"{one[-1]} ({number})" for number, one in enumerate(parts, 1)]
+    return [f"{path[-1]} ({number})" for number, path in enumerate(parts, 1)]
 
 
-def _must_be_evaluation(folder: Path) -> None:
-    if not (folder / EPISODES_FILE).is_file():
-        raise DataError("no episodes here; expected the out_dir of `afm eval`", path=str(folder))
-
-
-def _metrics(folder: Path) -> Metrics:
-    """The stored figures; of a run that is not finished, those so far."""
-    if (folder / METRICS_FILE).is_file():
-        return finished_metrics(folder)
-    manifest = read_manifest(folder / MANIFEST_FILE)
-    return summarise(
-        records_of(folder),
-        spec=manifest.agents,
-        prices=manifest.prices,
-    )
-
-
-def _savings(first: tuple[str, Path, RunManifest], other: tuple[str, Path, RunManifest]) -> Savings | None:
-    if (first[2].team is None) == (other[2].team is None):
+def _savings(first: Evaluation, other: Evaluation) -> Savings | None:
+    """Of the model against the team, where just one of the two is a team's."""
+    teams = [run for run in (first, other) if run.declared.team is not None]
+    if len(teams) != 1:
         return None
-    team, model = (first, other) if first[2].team is not None else (other, first)
-    return savings(_played(*team), _played(*model))
+    model = other if teams[0] is first else first
+    return savings(*map(_played, (teams[0], model)))
 
 
-def _played(name: str, folder: Path, manifest: RunManifest) -> Played:
-    return Played(name, map(opened, records_of(folder)), manifest.prices, manifest.team is not None)
+def _played(run: Evaluation) -> Played:
+    prices, by_team = run.declared.prices, run.declared.team is not None
+    return Played(run.name, map(opened, records_of(run.folder)), prices, by_team)
 
 
 def _other_prices(first: RunManifest, other: RunManifest) -> str:
@@ -150,43 +145,38 @@ def read_comparison(
         ConfigError: Such settings differ.
         DataError: A folder is no evaluation, or two have no question in common.
     """
-    found = compare(folders, anyway=anyway)
-    names = short_names(folders)
-    evaluations = [read_evaluation(folder, name) for folder, name in zip(folders, names, strict=True)]
-    stages = tuple(one.stage() for one in evaluations)
+    runs = _evaluations(folders)
+    first, *_ = names = [run.name for run in runs]
+    rows = _compare(runs, anyway=anyway)
+    stages = tuple(run.stage() for run in runs)
     return ReportInput(
         title=f"{', '.join(names[:-1])} and {names[-1]}",
         kind="Comparison",
-        spec=evaluations[0].spec,
-        facts=tuple(facts_of(folders[0], [(one.name, one.manifest) for one in evaluations])),
+        spec=runs[0].spec,
+        facts=tuple(facts_of(folders[0], [(run.name, run.manifest) for run in runs])),
         stages=stages,
         differences=tuple(
             StageDifference(
-                names[0],
+                first,
                 name,
-                one.paired,
-                tuple(f"Not comparable: {change}." for change in one.changes),
-                f"{one.prices[:1].upper()}{one.prices[1:]}." if one.prices else "",
+                row.paired,
+                tuple(f"Not comparable: {change}." for change in row.changes),
+                f"{row.prices[:1].upper()}{row.prices[1:]}." if row.prices else "",
             )
-            for name, one in zip(names, found, strict=True)
-            if one.paired is not None
+            for name, row in zip(names, rows, strict=True)
+            if row.paired is not None
         ),
-        savings=tuple(one.savings for one in found if one.savings is not None),
+        savings=tuple(row.savings for row in rows if row.savings is not None),
         curves=tuple(score_curves(stages)),
-        pairs=tuple(_pairs(evaluations)),
+        pairs=tuple(pick_pairs(*((run.name, run.records) for run in runs[:2]))),
         commands=(Command(_line(folders, anyway=anyway), "The figures of this page in the terminal"),),
         notes=tuple(
-            f"{one.name} is not finished: its figures are of its first {one.metrics.episodes} episodes."
-            for one in evaluations
-            if not one.finished
+            f"{run.name} is not finished: its figures are of its first {run.metrics.episodes} episodes."
+            for run in runs
+            if not run.finished
         ),
         links=links_below(folders, view_port),
     )
-
-
-def _pairs(evaluations: Sequence[Evaluation]) -> Iterator[Pair]:
-    first, second = evaluations[:2]
-    yield from pick_pairs((first.name, first.records), (second.name, second.records))
 
 
 def _line(folders: Sequence[Path], *, anyway: bool) -> str:

@@ -14,31 +14,22 @@ from afm.evaluation.failures import Failure, FailureGroup
 from afm.evaluation.metrics import passed
 from afm.evaluation.page import Block, blocks_of, draw, role_colours
 from afm.evaluation.report_input import VIEW_PORT, BenchmarkNote, Beside, Pair, ReportInput, StageResult
-from afm.evaluation.run_folder import read_run, read_stages
+from afm.evaluation.run_folder import read_run
 from afm.evaluation.statistics import Interval
 from afm.evaluation.wording import (
     FAILURES,
-    agent_h_words,
-    agent_words,
-    agreement_words,
-    best_of_words,
     cost_cells,
     cut,
     difference_words,
     dollars,
-    hallucination_words,
     headline,
-    money_words,
+    metric_lines,
     number,
     ours_words,
     percent,
     points,
-    rounds_words,
     savings_words,
-    solved_words,
     stops_words,
-    t_eval_words,
-    unseen_words,
 )
 from afm.runs.atomic import replacing
 from afm.terminal import visible
@@ -119,11 +110,11 @@ def _shared(run: ReportInput) -> dict[str, Any]:
 
 def _by_benchmark(stages: Sequence[StageResult]) -> list[tuple[str, list[StageResult]]]:
     """Stages of published benchmarks, those of the same one together."""
-    found: dict[str, list[StageResult]] = {}
+    by_name: dict[str, list[StageResult]] = {}
     for stage in stages:
         if stage.published is not None:
-            found.setdefault(stage.published.benchmark, []).append(stage)
-    return list(found.items())
+            by_name.setdefault(stage.published.benchmark, []).append(stage)
+    return list(by_name.items())
 
 
 def _by_class(
@@ -174,22 +165,13 @@ _FILTERS: dict[str, Callable[..., Any]] = {
     "percent": percent,
     "points": points,
     "number": number,
-    "rounds": rounds_words,
-    "solved": solved_words,
-    "money": money_words,
     "dollars": dollars,
-    "hallucination": hallucination_words,
-    "unseen": unseen_words,
+    "lines": metric_lines,
     "difference": difference_words,
     "ours": ours_words,
     "stops": stops_words,
-    "agent": agent_words,
-    "chosen": best_of_words,
-    "agreement": agreement_words,
-    "t_eval": t_eval_words,
     "cost": cost_cells,
     "savings": savings_words,
-    "agent_h": agent_h_words,
     "failure": FAILURES.__getitem__,
     "gold": gold_text,
     "cut": cut,
@@ -209,15 +191,15 @@ def report_data(run: ReportInput) -> dict[str, Any]:
         "stages": [_stage(stage, run) for stage in run.stages],
         "differences": [
             {
-                "before": one.before,
-                "after": one.after,
-                **one.result.model_dump(),
-                "caveats": list(one.caveats),
-                "prices": one.prices,
+                "before": difference.before,
+                "after": difference.after,
+                **difference.result.model_dump(),
+                "caveats": list(difference.caveats),
+                "prices": difference.prices,
             }
-            for one in run.differences
+            for difference in run.differences
         ],
-        "savings": [one.model_dump(mode="json") for one in run.savings],
+        "savings": [table.model_dump(mode="json") for table in run.savings],
         "curves": [asdict(curve) for curve in run.curves],
         "health": [asdict(aspect) for aspect in run.health],
         "episodes": [_pair(pair, run) for pair in run.pairs],
@@ -288,18 +270,6 @@ def _pair(pair: Pair, run: ReportInput) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class StageRow:
-    """The headline figures of one evaluated stage; ``None`` where nothing could be measured."""
-
-    name: str
-    pass_at_1: float | None
-    pass_low: float | None
-    pass_high: float | None
-    format_valid: float | None
-    tool_calls: float | None
-
-
 def write_report(run: ReportInput, path: str | Path) -> Path:
     """Write the page to ``path``, and the same as Markdown and JSON beside it (``.md``, ``.json``); all or none.
 
@@ -342,26 +312,3 @@ def write_comparison(
         MissingExtraError: There are curves and matplotlib is not installed.
     """
     return write_report(read_comparison(folders, anyway=anyway, view_port=view_port), path)
-
-
-def stage_rows(run_dir: str | Path) -> list[StageRow]:
-    """The figures of every evaluated stage of a run folder, in order.
-
-    Raises:
-        DataError: A file is broken.
-    """
-    rows = []
-    for stage in read_stages(Path(run_dir)):
-        metrics = stage.metrics
-        score = metrics.pass_at_1
-        rows.append(
-            StageRow(
-                stage.name,
-                score.value if score else None,
-                score.low if score else None,
-                score.high if score else None,
-                metrics.format_valid,
-                metrics.tool_calls,
-            )
-        )
-    return rows

@@ -59,6 +59,15 @@ class Evaluation:
         return self.folder / EPISODES_FILE
 
     @property
+    def declared(self) -> RunManifest:
+        """Its manifest.
+
+        Raises:
+            DataError: It has none.
+        """
+        return self.manifest or read_manifest(self.folder / MANIFEST_FILE)
+
+    @property
     def spec(self) -> AgentSpec | None:
         """Its agent, as far as that can be read; of several the first."""
         agents = agents_of(self.manifest)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from afm.evaluation.failures import Failure
@@ -37,6 +37,31 @@ def number(value: float | None) -> str:
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
 
 
+def metric_lines(metrics: Metrics) -> Iterator[str]:
+    """Everything that the table of a report has no column for, a line each."""
+    if metrics.pass_at_k:
+        yield rounds_words(metrics)
+    yield from map(best_of_words, metrics.best_of)
+    yield from (f"judges: {agreement_words(pair)}" for pair in metrics.agreement)
+    if metrics.t_eval:
+        yield t_eval_words(metrics.t_eval)
+    if metrics.agent_h:
+        yield agent_h_words(metrics.agent_h)
+    if metrics.per_solved:
+        yield solved_words(metrics)
+    if metrics.usd:
+        yield f"cost: {money_words(metrics)}"
+    if metrics.unseen_argument_errors:
+        yield unseen_words(metrics)
+    if metrics.tool_format_without_tool is not None:
+        yield hallucination_words(metrics)
+    yield from (f"agent {name}: {agent_words(part)}" for name, part in metrics.by_agent.items())
+    for field, scores in ({"source": metrics.by_source} | metrics.by_group).items():
+        if scores:
+            listed = "; ".join(f"{name} {ours(score)}" for name, score in scores.items())
+            yield f"by {field}: {listed}"
+
+
 def rounds_words(metrics: Metrics) -> str:
     """avg@k and some pass@k of several rounds."""
     shown = [k for k in metrics.pass_at_k if k > 1 and (k & (k - 1) == 0 or k == metrics.rounds)]
@@ -49,31 +74,34 @@ def rounds_words(metrics: Metrics) -> str:
     return f"{metrics.rounds} rounds: {', '.join(parts)}"
 
 
-def best_of_words(one: BestOf) -> str:
+def best_of_words(choice: BestOf) -> str:
     """One best-of-k with what it rests on."""
-    share = ours(one.share) if one.share else "nothing chosen"
-    parts = [f"{one.name} by {one.judge}: {share} of {one.questions:,} questions"]
-    if one.abstained:
-        parts.append(f"{one.abstained:,} of {one.abstained + one.asked:,} times the judge gave no verdict")
-    if one.places:
+    share = ours(choice.share) if choice.share else "nothing chosen"
+    parts = [f"{choice.name} by {choice.judge}: {share} of {choice.questions:,} questions"]
+    if choice.abstained:
         parts.append(
-            "chose places " + ", ".join(f"{place}: {percent(part, 0)}" for place, part in one.places.items())
+            f"{choice.abstained:,} of {choice.abstained + choice.asked:,} times the judge gave no verdict"
+        )
+    if choice.places:
+        parts.append(
+            "chose places "
+            + ", ".join(f"{place}: {percent(part, 0)}" for place, part in choice.places.items())
         )
     return "; ".join(parts)
 
 
-def agreement_words(one: Agreement) -> str:
+def agreement_words(pair: Agreement) -> str:
     """How far two judges agree, in a sentence."""
-    if one.agreed is None:
-        return f"{one.first} and {one.second}: no episode with a verdict of both"
-    kappa = "not defined (all verdicts are the same)" if one.kappa is None else f"{one.kappa:.2f}"
-    if one.kappa_interval is not None:
-        kappa += f" ({one.kappa_interval.low:.2f} to {one.kappa_interval.high:.2f})"
-    lost = f"; {one.abstained:,} more without a verdict of one of them" if one.abstained else ""
+    if pair.agreed is None:
+        return f"{pair.first} and {pair.second}: no episode with a verdict of both"
+    kappa = "not defined (all verdicts are the same)" if pair.kappa is None else f"{pair.kappa:.2f}"
+    if pair.kappa_interval is not None:
+        kappa += f" ({pair.kappa_interval.low:.2f} to {pair.kappa_interval.high:.2f})"
+    lost = f"; {pair.abstained:,} more without a verdict of one of them" if pair.abstained else ""
     return (
-        f"{one.first} and {one.second} agree on {ours(one.agreed)}, Cohen's kappa {kappa}, of {one.episodes:,} episodes of "
-        f"{one.questions:,} questions that need a judge (correct by {one.first} alone {one.only_first:,}, by {one.second} "
-        f"alone {one.only_second:,}){lost}"
+        f"{pair.first} and {pair.second} agree on {ours(pair.agreed)}, Cohen's kappa {kappa}, of {pair.episodes:,} episodes of "
+        f"{pair.questions:,} questions that need a judge (correct by {pair.first} alone {pair.only_first:,}, by {pair.second} "
+        f"alone {pair.only_second:,}){lost}"
     )
 
 
@@ -210,9 +238,8 @@ def ours(figure: Interval | float) -> str:
 def agent_words(part: Metrics) -> str:
     """The figures of one agent of several."""
     score = part.pass_at_1
-    shown = f"{percent(score.value)} ({percent(score.low)} to {percent(score.high)})" if score else "no score"
     return (
-        f"{shown} of {part.questions:,} questions, format valid {percent(part.format_valid)}, "
+        f"{ours(score) if score else 'no score'} of {part.questions:,} questions, format valid {percent(part.format_valid)}, "
         f"tool calls {number(part.tool_calls)}, agent tokens {number(part.agent_tokens)}"
     )
 
@@ -261,7 +288,7 @@ def difference_words(difference: StageDifference) -> str:
     elif result.p_value >= _SURE:
         text += " The exact test is less sure than the interval: take this difference with care."
     if result.by_source:
-        parts = "; ".join(f"{name} {source_words(one)}" for name, one in result.by_source.items())
+        parts = "; ".join(f"{name} {source_words(part)}" for name, part in result.by_source.items())
         text += f" By source, corrected by Holm: {parts}."
     return text
 
@@ -313,10 +340,10 @@ def _share(value: float) -> str:
     return f"{100 * value:,.{1 if abs(value) < 10 else 0}f} %".replace("-", "−")
 
 
-def savings_words(one: Savings) -> str:
+def savings_words(table: Savings) -> str:
     """What the model saves, in a sentence."""
     named = [
-        (name, one.row(quantity, Per.SOLVED).saving)
+        (name, table.row(quantity, Per.SOLVED).saving)
         for name, quantity in (("tokens", Quantity.TOKENS), ("tool calls", Quantity.CALLS))
     ]
     parts = [
@@ -325,7 +352,9 @@ def savings_words(one: Savings) -> str:
         if saving is not None
     ]
     needs = f" The model needs {' and '.join(parts)} per solved task." if parts else ""
-    return f"The team {one.team} and the model {one.model} on the same {one.questions:,} questions.{needs}"
+    return (
+        f"The team {table.team} and the model {table.model} on the same {table.questions:,} questions.{needs}"
+    )
 
 
 def p_words(result: Difference) -> str:
@@ -336,11 +365,11 @@ def p_words(result: Difference) -> str:
     return f"{_p(result.p_value)} ({result.test}){corrected}"
 
 
-def source_words(one: Difference) -> str:
+def source_words(result: Difference) -> str:
     """The difference on one data source."""
-    change = one.difference
-    p = one.p_value if one.p_holm is None else one.p_holm
-    return f"{points(change.value)} points ({points(change.low)} to {points(change.high)}, {one.questions:,} questions, {_p(p)})"
+    change = result.difference
+    p = result.p_value if result.p_holm is None else result.p_holm
+    return f"{points(change.value)} points ({points(change.low)} to {points(change.high)}, {result.questions:,} questions, {_p(p)})"
 
 
 def _p(value: float) -> str:

@@ -15,7 +15,7 @@ from afm.evaluation.benchmarks import PublishedScore
 from afm.evaluation.compare import short_names
 from afm.evaluation.failures import Scan, failure_groups
 from afm.evaluation.manifest import Sources, make_manifest
-from afm.evaluation.report import stage_rows, write_comparison, write_report, write_run_report
+from afm.evaluation.report import write_comparison, write_report, write_run_report
 from afm.evaluation.report_input import (
     BenchmarkNote,
     Beside,
@@ -27,6 +27,7 @@ from afm.evaluation.report_input import (
     StageResult,
     ViewLinks,
 )
+from afm.evaluation.run_folder import read_stages
 from afm.evaluation.wording import difference_words, headline, number, percent, points, rounds_words
 from afm.models.base import SamplingParams
 from afm.trajectory.io import RecordWriter
@@ -215,14 +216,14 @@ async def test_a_single_evaluation_has_a_page_with_prompt_and_settings(tmp_path,
     assert {"block c0", "block c1", "block c4"} <= classes
 
 
-def test_stage_rows_give_the_headline_figures(run_folder) -> None:
-    rows = stage_rows(run_folder)
-    assert [(row.name, row.pass_at_1, row.tool_calls) for row in rows] == [
+def test_stages_give_the_headline_figures(run_folder) -> None:
+    stages = read_stages(run_folder)
+    assert [(one.name, one.metrics.pass_at_1.value, one.metrics.tool_calls) for one in stages] == [
         ("after SFT", 0.4, 0.4),
         ("after RL", 0.9, 1.0),
         ("real data", 0.0, 0.0),
     ]
-    assert rows[1].pass_low < 0.9 < rows[1].pass_high
+    assert stages[1].metrics.pass_at_1.low < 0.9 < stages[1].metrics.pass_at_1.high
 
 
 def test_stages_that_were_not_run_alike_are_called_so(tmp_path, record) -> None:
