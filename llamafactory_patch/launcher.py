@@ -17,7 +17,7 @@ from typing import Any
 
 from afm.errors import AfmError, ConfigError, UsageError
 from afm.planning import positive_variable
-from afm.planning.gpu_software import has_gpu
+from afm.planning.findings import has_gpu
 from afm.processes import follow_parent
 from llamafactory_patch import output
 from llamafactory_patch.config import SftJob, check_sources, fsdp_settings, resolve

@@ -22,7 +22,7 @@ from llamafactory.data.parser import DatasetAttr, get_dataset_list
 
 from afm.agents import MODEL_AGENT_FILE, load_agent, shipped_agents
 from afm.errors import ConfigError, DataError
-from afm.trajectory.rows import BrokenArrayError, json_rows
+from afm.trajectory.io import BrokenArrayError, json_rows
 from llamafactory_patch.arguments import MASKING_REVISION, AgentDataArguments
 from llamafactory_patch.bad_rows import BadRow, RowName, report
 from llamafactory_patch.conversations import aligned_row

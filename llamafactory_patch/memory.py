@@ -13,8 +13,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from afm.planning.memory import MemoryNeed, activation_bytes, fsdp2_bytes
-from afm.planning.model_shape import ModelShape
+from afm.planning.memory import MemoryNeed, ModelShape, activation_bytes, fsdp2_bytes
 
 
 class Sharding(StrEnum):

@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import yaml
 
 from afm.agents import save_agent
 from afm.errors import ConfigError
+from afm.planning.findings import package_version
 from afm.planning.published import preset_lines
 from afm.runs.atomic import replace_text
 from llamafactory_patch.config import SftJob, changed_keys
@@ -108,7 +108,7 @@ def finish(job: SftJob, *, seconds: float) -> None:
         job,
         finished=datetime.now(UTC).isoformat(timespec="seconds"),
         seconds_since_last_start=round(seconds, 1),
-        versions={name: _version(name) for name in _VERSIONS},
+        versions={name: package_version(name) for name in _VERSIONS},
     )
 
 
@@ -145,13 +145,6 @@ def logged_losses(history: Path) -> dict[int, float]:
 def _write_manifest(job: SftJob, **progress: Any) -> None:
     manifest = {"settings": job.settings(), "agent": job.agent.name if job.agent else None, **progress}
     replace_text(job.output_dir / MANIFEST_FILE, json.dumps(manifest, indent=2, ensure_ascii=False) + "\n")
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _allow_cache(config_file: Path) -> None:

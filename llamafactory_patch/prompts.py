@@ -14,7 +14,7 @@ from typing import Any
 from afm.agents import AgentSpec, PromptMode, PromptSource, PromptTemplate, RoleKind, load_agent
 from afm.agents.prompt_record import PROMPT_FILE, PromptRecord, PromptTally, check_prompts, record_of_model
 from afm.agents.prompt_source import QUESTION_MARK
-from afm.agents.toolless import without_tools
+from afm.agents.spec import without_tools
 from afm.errors import ConfigError, DataError
 from llamafactory_patch.conversations import Aligned, turn
 

@@ -18,7 +18,6 @@ LAYERS = [
     {"runs"},
     {"agents", "planning"},
     {"trajectory"},
-    {"continuation"},
     {"masking"},
     {"endpoints"},
     {"models", "tools", "sandbox"},

@@ -20,7 +20,7 @@ from afm.planning import (
     model_shape,
     recipe_hardware,
 )
-from afm.planning.gpu_software import has_gpu
+from afm.planning.findings import has_gpu
 from afm.planning.memory import GIB, described, fits
 from afm.rewards import RewardSettings
 from afm.rollout.routes import Route

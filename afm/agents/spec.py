@@ -71,11 +71,11 @@ class Grade(Settings):
 
     def rejects(self, content: str) -> bool | None:
         """Whether ``content`` holds a grade that rejects; ``None`` when it holds no grade at all."""
-        found = re.findall(self.pattern, content)
-        if not found:
+        grades = re.findall(self.pattern, content)
+        if not grades:
             return None
         reject = {value.casefold() for value in self.reject}
-        return any(value.casefold() in reject for value in found)
+        return any(value.casefold() in reject for value in grades)
 
 
 class RoleSpec(Settings):
@@ -143,10 +143,10 @@ class AgentSpec(Settings):
         if START in self.roles:
             raise ValueError(f"role {START!r} is reserved for the beginning of a trajectory")
         for kind in (RoleKind.ANSWER, RoleKind.OBSERVATION):
-            found = self._tags(kind)
+            tags = self._tags(kind)
             needed = kind is RoleKind.ANSWER or bool(self.tool_roles)
-            if len(found) > 1 or (needed and not found):
-                raise ValueError(f"expected exactly one role of kind {kind.value!r}, got {list(found)}")
+            if len(tags) > 1 or (needed and not tags):
+                raise ValueError(f"expected exactly one role of kind {kind.value!r}, got {list(tags)}")
         for tag, role in self.roles.items():
             if (role.kind is RoleKind.TOOL) != (role.tool is not None):
                 raise ValueError(f"role {tag!r}: `tool` is required for kind 'tool' and only there")
@@ -350,3 +350,45 @@ def _joined(tags: Iterable[str], word: str) -> str:
     if len(names) < 2:
         return "".join(names) or "nothing"
     return f"{', '.join(names[:-1])} {word} {names[-1]}"
+
+
+SUFFIX = "_without_tools"
+"""What the name of an agent gets when its tools are taken away."""
+
+_PROMPT = """\
+Answer the question below. You have no tools here: nothing can be looked up, read or run, and no call is answered.
+Work in the tagged functions listed here and in nothing else, whatever other format the question asks for.
+
+Functions:
+{roles}
+
+Rules:
+{rules}
+"""
+_THOUGHT_PURPOSE = "Reason about what is asked and what you know about it."
+
+
+def without_tools(spec: AgentSpec) -> AgentSpec:
+    """``spec`` with its thoughts and its answer alone, and a prompt that says so; an agent without tools as it is.
+
+    Other functions go with the tools, since they plan, judge and check the use of tools. The thoughts' purpose and
+    the instruction are neutral, because an agent's own may speak of its tools. The answer, its format, how the
+    question is put and further rules stay, and so do the limits, with no call at all.
+    """
+    if not spec.tool_roles:
+        return spec
+    neutral = {"purpose": _THOUGHT_PURPOSE, "format": "Plain text."}
+    roles = {
+        **{tag: spec.roles[tag].model_copy(update=neutral) for tag in spec.thought_roles},
+        spec.answer_role: spec.roles[spec.answer_role],
+    }
+    roles = {tag: roles[tag] for tag in spec.roles if tag in roles}
+    data = spec.model_dump(exclude={"roles", "transitions"}) | {
+        "name": f"{spec.name}{SUFFIX}",
+        "description": f"The agent {spec.name} without its tools.",
+        "roles": roles,
+        "transitions": {START: (spec.answer_role,)},
+        "prompt": _PROMPT,
+        "limits": spec.limits.model_copy(update={"max_turns": 0}),
+    }
+    return AgentSpec.model_validate(data)

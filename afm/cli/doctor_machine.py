@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from afm.cli.options import configs_folder
 from afm.errors import AfmError, install_advice
 from afm.planning import Finding, Level, Report
-from afm.planning.gpu_software import gpu_findings
+from afm.planning.findings import gpu_findings, package_version
 from afm.planning.memory import GIB
 from afm.sandbox import SandboxSettings, open_sandbox
 from afm.sandbox.interpreter import WARM, Identity, find_interpreter
@@ -67,7 +67,11 @@ def _computer() -> Iterator[Finding]:
     if 0 <= files < _OPEN_FILES:
         yield Finding(Level.WARNING, "files", f"{files} may be open at once; raise it: ulimit -n 65536")
     shared = Path("/dev/shm")
-    if shared.is_dir() and _version("ray") and (size := shutil.disk_usage(shared).total / GIB) < _SHARED_GIB:
+    if (
+        shared.is_dir()
+        and package_version("ray")
+        and (size := shutil.disk_usage(shared).total / GIB) < _SHARED_GIB
+    ):
         text = f"/dev/shm has {size:.1f} GiB, Ray keeps objects there; start the container with --shm-size=8g"
         yield Finding(Level.WARNING, "shared memory", text)
 
@@ -166,13 +170,6 @@ def _browser() -> Finding:
     return Finding(Level.OK, "browser", text)
 
 
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
-
-
 _EXTRAS = ("sft", "rl", "rewards", "eval", "filters", "servers", "trackers", "dense")
 _PROJECT = "afm"
 
@@ -207,7 +204,7 @@ def _belongs(requirement: Requirement, extra: str) -> bool:
 
 
 def _extra(extra: str, wanted: Sequence[Requirement]) -> Finding:
-    versions = {need.name: _version(need.name) for need in wanted}
+    versions = {need.name: package_version(need.name) for need in wanted}
     advice = install_advice(extra) if extra else "pip install -e . in the checkout"
     first = wanted[0].name
     if extra and not versions[first]:

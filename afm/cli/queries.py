@@ -204,7 +204,7 @@ class _Setup:
 
     def asker(self, reward: Reward) -> QuestionAsker:
         """Loads the model, or connects to it."""
-        from afm.agents.toolless import without_tools
+        from afm.agents.spec import without_tools
         from afm.distill.queries import EpisodeAsker, by_exact_match, by_reward
         from afm.models import SamplingParams, load_model
 
@@ -221,7 +221,7 @@ class _Setup:
         return EpisodeAsker(spec, model, tools, judge, sampling, self._told(with_tools=bool(tools)))
 
     def _chat(self) -> QuestionAsker:
-        from afm.agents.toolless import without_tools
+        from afm.agents.spec import without_tools
         from afm.distill.queries import ChatAsker, by_exact_match
         from afm.endpoints.connections import base_url
         from afm.models.openai import served_models

@@ -158,7 +158,7 @@ def _serves_models() -> bool:
 
 
 def _gpu() -> list[str]:
-    from afm.planning.gpu_software import has_gpu
+    from afm.planning.findings import has_gpu
 
     return [] if has_gpu() else ["this machine has no GPU (no nvidia-smi); TINY=1 walks the road on a CPU"]
 

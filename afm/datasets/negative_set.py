@@ -26,9 +26,8 @@ from afm.errors import ConfigError, DataError
 from afm.runs.atomic import replace_text, replacing
 from afm.runs.folder import write_manifest
 from afm.trajectory.chat import row_id
-from afm.trajectory.io import explain
+from afm.trajectory.io import BrokenArrayError, explain, json_rows
 from afm.trajectory.record import Record
-from afm.trajectory.rows import BrokenArrayError, json_rows
 
 DEFAULT_RATIOS: Final[Mapping[NegativeKind, float]] = {
     NegativeKind.ABSENT_NOT_NEEDED: 0.1,

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from afm.datasets.readers.row import AlpacaRow, ReadRow, RowReader
 from afm.datasets.schema import Task, batch_rows, checked_gold, parquet_rows, plain_value
 from afm.errors import DataError, MissingExtraError
-from afm.trajectory.rows import json_rows
+from afm.trajectory.io import json_rows
 
 _TABLES = {".tsv": "\t", ".csv": ","}
 _KEY_BYTES = 12

@@ -21,7 +21,7 @@ from afm.agents.prompt_source import QUESTION_MARK, row_messages
 from afm.errors import DataError, MissingExtraError
 from afm.runs.atomic import replacing
 from afm.trajectory.chat import row_id
-from afm.trajectory.sealing import SEALING_KEY
+from afm.trajectory.record import SEALING_KEY
 
 _GOLD_KEYS = ("ground_truth", "answer")
 _RESULT = re.compile(r"(?:^|\n)#### *\$?(-?[0-9][0-9,]*(?:\.[0-9]+)?)\s*\Z")
@@ -166,7 +166,7 @@ def write_tasks(tasks: Iterable[Task], path: str | Path) -> int:
 
 
 def check_writable(task: Task) -> None:
-    """Refuse a task that its owner publishes encrypted (see :mod:`afm.trajectory.sealing`).
+    """Refuse a task that its owner publishes encrypted (see :mod:`afm.trajectory.record`).
 
     Raises:
         DataError: It is one.

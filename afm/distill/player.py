@@ -15,8 +15,7 @@ from afm.distill.record import ESTIMATED, PART, TOKENS, Event, EventKind, EventL
 from afm.distill.run import Team
 from afm.errors import EngineError, RefusedError, SandboxUnavailableError, ToolError
 from afm.tools import Tool
-from afm.trajectory.record import Record, StopReason
-from afm.trajectory.sealing import SEALING_KEY
+from afm.trajectory.record import SEALING_KEY, Record, StopReason
 
 
 class TeamPlayer:

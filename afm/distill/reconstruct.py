@@ -23,7 +23,7 @@ from afm.distill.record import Event, EventKind
 from afm.distill.team_map import TeamMap, ToolRule
 from afm.distill.threads import Thread, ToolUse
 from afm.errors import DataError
-from afm.trajectory.convert.smolagents_step import without_labels
+from afm.trajectory.convert.smolagents import without_labels
 from afm.trajectory.programs import CODE_TOOL, FunctionCall, calls_in, program_argument, shows_only
 from afm.trajectory.record import Record
 

@@ -26,8 +26,7 @@ from afm.rewards.judge_prompt import SCHEMA, Case
 from afm.rewards.judge_store import cache_key
 from afm.runs.folder import RunFolder
 from afm.runs.journal import KeyedJournal
-from afm.trajectory.record import Record
-from afm.trajectory.sealing import opened
+from afm.trajectory.record import Record, opened
 
 OPINIONS_FILE = "opinions.jsonl"
 RECORDED = "recorded"

@@ -22,7 +22,7 @@ from afm.evaluation.report_input import VIEW_PORT, Command, ReportInput, StageDi
 from afm.evaluation.report_sections import facts_of, pick_pairs, score_curves
 from afm.evaluation.run import records_of
 from afm.evaluation.run_folder import Evaluation, read_evaluation
-from afm.trajectory.sealing import opened
+from afm.trajectory.record import opened
 
 OF_THE_MODEL = ("model.",)
 """Settings that may differ: a comparison is about them."""

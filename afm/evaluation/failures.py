@@ -13,8 +13,7 @@ from afm.evaluation.agents import Agents
 from afm.evaluation.metrics import passed, task_of
 from afm.rewards.judge import NO_JUDGE
 from afm.trajectory import answers
-from afm.trajectory.record import Record, StopReason
-from afm.trajectory.sealing import opened
+from afm.trajectory.record import Record, StopReason, opened
 
 EXAMPLES = 3
 _WHOLE = 1 - 1e-9

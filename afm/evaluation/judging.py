@@ -30,8 +30,7 @@ from afm.rewards.text_match import comparable
 from afm.runs.journal import KeyedJournal
 from afm.tools.screen import plain
 from afm.trajectory import answers
-from afm.trajectory.record import Record
-from afm.trajectory.sealing import opened
+from afm.trajectory.record import Record, opened
 
 OnProgress = Callable[[int, int], None]
 """Receives how many verdicts are there, those of earlier starts included, and how many there will be."""

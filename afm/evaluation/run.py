@@ -23,8 +23,7 @@ from afm.runs.atomic import replace_text, replacing
 from afm.runs.folder import RunFolder
 from afm.tools import Tool
 from afm.trajectory.io import RecordWriter, numbered_records, raw_lines, read_records
-from afm.trajectory.record import Record
-from afm.trajectory.sealing import SEALING_KEY, opened, sealed
+from afm.trajectory.record import SEALING_KEY, Record, opened, sealed
 
 METRICS_FILE = "metrics.json"
 

@@ -34,8 +34,7 @@ from afm.evaluation.report_sections import facts_of, pick_episodes, pick_pairs, 
 from afm.evaluation.run import METRICS_FILE
 from afm.evaluation.training_logs import RL_METRICS, read_curves, read_health
 from afm.trajectory.io import read_records
-from afm.trajectory.record import Record
-from afm.trajectory.sealing import opened
+from afm.trajectory.record import Record, opened
 
 
 @dataclass(frozen=True, slots=True)

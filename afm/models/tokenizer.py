@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from afm.continuation import encode_continuation
 from afm.errors import ConfigError, MissingExtraError
+from afm.masking import encode_continuation
 
 
 class ChatTokenizer:

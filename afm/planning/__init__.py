@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 from afm.planning.findings import Finding, Level, Report, failed
-from afm.planning.hardware import Hardware, hardware_from, positive_variable, recipe_hardware
-from afm.planning.model_shape import ModelShape, missing_model_files, model_shape
+from afm.planning.memory import (
+    Hardware,
+    ModelShape,
+    hardware_from,
+    missing_model_files,
+    model_shape,
+    positive_variable,
+    recipe_hardware,
+)
 
 __all__ = [
     "Finding",

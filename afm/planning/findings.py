@@ -1,15 +1,53 @@
-"""What was looked at before a training, and how it stands."""
+"""What was looked at before a training and how it stands; first of all, what GPUs need: driver, nvcc, compiler, packages that import."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import importlib.util
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from importlib import metadata
+from pathlib import Path
 from typing import TypeVar
 
 from afm.errors import AfmError
 
 T = TypeVar("T")
+
+FLASH_ATTENTION = "flash_attn.flash_attn_interface"
+"""The module that only flash-attn has; flash-attn-4 makes ``import flash_attn`` succeed without it."""
+CROSS_ENTROPY = "flash_attn.ops.triton.cross_entropy"
+WHY_FLASH_ATTENTION = (
+    "verl asks for flash_attention_2 (verl/workers/config/model.py:185) and hard-codes it for the critic "
+    "(verl/utils/model.py:649)"
+)
+_SECTION = "docs/rl.md, Environment on a GPU machine"
+BUILD_ADVICE = f"build flash-attn 2.8.3 with nvcc, see {_SECTION}"
+_SLOW_PATH = "verl silently takes a slower path for log-probabilities (verl/utils/torch_functional.py:106)"
+_QUERY = ("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
+_CUDA = re.compile(r"CUDA (?:UMD )?Version\s*:\s*(\d+)\.(\d+)")
+_CUDA_OF_LOCKS = 13
+_IMPORT_S = 300
+_RELEASE = re.compile(r"release (\d+)\.(\d+)")
+_PROBE = """
+import importlib, json, os, sys
+errors = {}
+for name in sys.argv[1:]:
+    try:
+        importlib.import_module(name)
+    except (Exception, SystemExit) as error:
+        errors[name] = f"{type(error).__name__}: {error}"
+torch = sys.modules.get("torch")
+cuda = getattr(getattr(torch, "version", None), "cuda", None)
+answer = {"errors": errors, "cuda": cuda, "usable": bool(cuda) and torch.cuda.is_available()}
+print("", json.dumps(answer), sep="\\n", flush=True)
+os._exit(0)
+"""
 
 
 class Level(StrEnum):
@@ -65,3 +103,183 @@ class Report:
 def failed(findings: Iterable[Finding]) -> bool:
     """Whether the training would not start, or would not end well."""
     return any(finding.level is Level.ERROR for finding in findings)
+
+
+@dataclass(frozen=True, slots=True)
+class Imports:
+    """What a process of its own could import.
+
+    Attributes:
+        errors: Why not, by module.
+        cuda: The CUDA that torch is built for, if torch was imported and is built for any.
+        usable: Whether torch can use a GPU here.
+    """
+
+    errors: Mapping[str, str]
+    cuda: str | None = None
+    usable: bool = False
+
+
+def lock_advice(lock: str) -> str:
+    """How a lock is installed; ``pip install -r`` alone fails at flash-attn.
+
+    >>> lock_advice("gpu-sft.txt")
+    'install requirements/gpu-sft.txt, see docs/rl.md, Environment on a GPU machine'
+    """
+    return f"install requirements/{lock}, see {_SECTION}"
+
+
+def has_gpu() -> bool:
+    """Whether this machine has the driver's command, so that GPU trainings are meant to run here."""
+    return shutil.which(_QUERY[0]) is not None
+
+
+def try_imports(modules: Sequence[str]) -> Imports:
+    """Import modules in another process: compiled parts that fit no GPU or no torch may end it.
+
+    If they end it, each is imported alone, so that only those to blame have an error.
+    """
+    errors = {name: "is not installed" for name in modules if not _installed(name)}
+    present = [name for name in modules if name not in errors]
+    if not present:
+        return Imports(errors)
+    try:
+        command = [sys.executable, "-c", _PROBE, *present]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_IMPORT_S)
+        answer = json.loads(done.stdout.splitlines()[-1])
+    except (OSError, subprocess.TimeoutExpired):
+        why = f"cannot be imported: Python did not start, or took longer than {_IMPORT_S} s"
+        return Imports(errors | dict.fromkeys(present, why))
+    except (ValueError, IndexError):
+        if len(present) == 1:
+            return Imports(
+                errors | {present[0]: f"ends Python when it is imported (status {done.returncode})"}
+            )
+        alone = [try_imports([name]) for name in present]
+        for imports in alone:
+            errors |= imports.errors
+        cuda = next((imports.cuda for imports in alone if imports.cuda), None)
+        return Imports(errors, cuda, any(imports.usable for imports in alone))
+    failed = {name: f"cannot be imported: {_line(text)}" for name, text in answer["errors"].items()}
+    return Imports(errors | failed, answer["cuda"], answer["usable"])
+
+
+def gpu_findings(env: Mapping[str, str]) -> Iterator[Finding]:
+    """The GPUs of this machine and what trainings on them need; one line where there are none."""
+    if not has_gpu():
+        yield Finding(Level.OK, "gpu", "none (no nvidia-smi): trainings run on the CPU, for the tiny recipes")
+        return
+    try:
+        gpus, overview = _output(*_QUERY), _output(_QUERY[0])
+    except (OSError, subprocess.SubprocessError) as error:
+        yield Finding(Level.WARNING, "gpu", f"nvidia-smi fails: {error}; mend the driver")
+        return
+    for number, line in enumerate(filter(None, gpus.splitlines())):
+        yield Finding(Level.OK, "gpu", f"{number}: {line}")
+    imports = try_imports(["torch", FLASH_ATTENTION, CROSS_ENTROPY])
+    yield from _torch(imports)
+    yield driver_finding(_CUDA.search(overview), imports.cuda)
+    yield _nvcc(env, imports.cuda)
+    yield _compiler(env)
+    if package_version("verl"):
+        yield from _flash_attention(imports, env)
+
+
+def _torch(imports: Imports) -> Iterator[Finding]:
+    torch = package_version("torch")
+    if torch and "torch" in imports.errors:
+        yield Finding(
+            Level.ERROR, "gpu", f"torch {torch} {imports.errors['torch']}; install a GPU lock again"
+        )
+    elif torch and imports.cuda is None:
+        text = f"torch {torch} does not use them; {lock_advice('gpu-sft.txt or a gpu-rl lock')}"
+        yield Finding(Level.WARNING, "gpu", text)
+    elif torch and not imports.usable:
+        text = f"torch {torch} sees no GPU that it can use"
+        yield Finding(Level.ERROR, "gpu", f"{text}; look at the driver, CUDA_VISIBLE_DEVICES and permissions")
+
+
+def driver_finding(supported: re.Match[str] | None, built: str | None) -> Finding:
+    """The CUDA that the driver supports against the one that torch is built for.
+
+    A driver runs every release of its major version and older ones, not the next major one.
+    """
+    if supported is None:
+        return Finding(Level.WARNING, "driver", "nvidia-smi names no CUDA version; mend the driver")
+    text = f"supports CUDA up to {supported[1]}.{supported[2]}"
+    if built is None:
+        old = int(supported[1]) < _CUDA_OF_LOCKS
+        text += f"; the GPU locks need a driver for CUDA {_CUDA_OF_LOCKS}" * old
+        return Finding(Level.WARNING if old else Level.OK, "driver", text)
+    if int(supported[1]) < int(built.partition(".")[0]):
+        text = f"{text}, torch is built for CUDA {built}; install a driver for CUDA {built} or newer"
+        return Finding(Level.ERROR, "driver", text)
+    return Finding(Level.OK, "driver", f"{text}, torch is built for {built}")
+
+
+def _nvcc(env: Mapping[str, str], built: str | None) -> Finding:
+    """The compiler of CUDA, where torch's extension builder looks for it: CUDA_HOME, the PATH, /usr/local/cuda."""
+    home = env.get("CUDA_HOME") or env.get("CUDA_PATH")
+    path = f"{home}/bin/nvcc" if home else shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
+    wanted = f"CUDA {built}" if built else "the CUDA that torch is built for"
+    advice = f"install the toolkit of {wanted}, and set CUDA_HOME to its folder"
+    if not Path(path).is_file():
+        text = f"none at {path}: flash-attn cannot be built, nor what SGLang, FlashInfer and DeepSpeed compile at first use"
+        return Finding(Level.WARNING, "nvcc", f"{text}; {advice}")
+    try:
+        release = _RELEASE.search(_output(path, "--version"))
+    except (OSError, subprocess.SubprocessError) as error:
+        return Finding(Level.WARNING, "nvcc", f"{path} fails: {error}; {advice}")
+    if release is None:
+        return Finding(Level.WARNING, "nvcc", f"{path} names no release; {advice}")
+    text = f"{path}, CUDA {release[1]}.{release[2]}"
+    if built and release[1] != built.partition(".")[0]:
+        return Finding(Level.WARNING, "nvcc", f"{text}, torch is built for CUDA {built}; {advice}")
+    return Finding(Level.OK, "nvcc", text)
+
+
+def _compiler(env: Mapping[str, str]) -> Finding:
+    names = [env["CXX"]] if env.get("CXX") else ["c++", "g++", "clang++"]
+    if path := next(filter(None, map(shutil.which, names)), None):
+        return Finding(Level.OK, "compiler", path)
+    text = f"no C++ compiler ({', '.join(names)}): Triton and flash-attn need one; apt-get install g++"
+    return Finding(Level.WARNING, "compiler", text)
+
+
+def _flash_attention(imports: Imports, env: Mapping[str, str]) -> Iterator[Finding]:
+    """flash-attn, and what verl does without it."""
+    if why := imports.errors.get(FLASH_ATTENTION):
+        text = f"flash-attn {why}: {WHY_FLASH_ATTENTION}, so GPU recipes end when they load the model"
+        yield Finding(Level.WARNING, "flash-attn", f"{text}; {BUILD_ADVICE}")
+    else:
+        yield Finding(Level.OK, "flash-attn", f"{package_version('flash-attn')} can be imported")
+    if why := imports.errors.get(CROSS_ENTROPY):
+        text = f"flash-attn's cross entropy {why}: {_SLOW_PATH}"
+        yield Finding(Level.WARNING, "log-probs", f"{text}; {BUILD_ADVICE}")
+    elif env.get("VERL_DISABLE_FLASH_ATTN_CE", "0") == "1":
+        text = (
+            f"VERL_DISABLE_FLASH_ATTN_CE=1: {_SLOW_PATH}; unset it, unless you want equal bits in every run"
+        )
+        yield Finding(Level.WARNING, "log-probs", text)
+    else:
+        yield Finding(Level.OK, "log-probs", "with flash-attn's cross entropy")
+
+
+def _installed(module: str) -> bool:
+    return importlib.util.find_spec(module.partition(".")[0]) is not None
+
+
+def _output(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())[:300].replace("; ", ", ")
+
+
+def package_version(package: str) -> str | None:
+    """The installed version; ``None`` where the package is not installed."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

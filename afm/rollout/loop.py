@@ -17,8 +17,7 @@ from afm.models.base import FinishReason, Generation, SamplingParams, TokenModel
 from afm.models.stop import stop_length
 from afm.models.streaming import StreamingModel
 from afm.rollout.calls import Clock, Room, TokenBudget, ToolCaller, tools_by_role
-from afm.rollout.episode import CallFinished, CallStarted, Episode, OnEvent, Stopped
-from afm.rollout.transcript import LiveText, Transcript
+from afm.rollout.episode import CallFinished, CallStarted, Episode, LiveText, OnEvent, Stopped, Transcript
 from afm.seeds import derive_seed
 from afm.tools.base import Tool, working_toward
 from afm.trajectory.observation import observation_content, tagged_observation

@@ -1,19 +1,33 @@
-"""One finished episode as one JSONL line: the viewer, the filters, SFT and RL logs all read this shape."""
+"""One finished episode as one JSONL line: the viewer, the filters, SFT and RL logs all read this shape.
+
+Some owners publish text encrypted, and records of episodes about it are sealed in the same way: never on disk in plain form.
+BrowseComp (arXiv 2504.12516) is distributed so that crawlers cannot pick it up: every row has a canary, and its texts are combined by
+XOR with the SHA-256 digest of that canary, repeated to the text's length, and written as base64. This hides, it does not protect:
+the key stands beside the text. A record about such a row is sealed because its question, the agent's words, the calls and the judge's
+reasons all give the question or the answer away.
+"""
 
 from __future__ import annotations
 
+import base64
+import binascii
 import hashlib
 from enum import StrEnum
 from typing import Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from afm.errors import DataError
 from afm.trajectory.types import Author, Segment
 
 SCHEMA_VERSION: Final = 1
+SEALING_KEY: Final = "sealing_key"
+"""Where a task's ``extra_info`` holds the key, when nothing about the task may be written in plain form."""
+HIDDEN: Final = "(sealed)"
+_SEALED, _KEY = "sealed", "sealed_with"
 
 
-class _Row(BaseModel):
+class _FrozenModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
@@ -32,7 +46,7 @@ class StopReason(StrEnum):
     ERROR = "error"
 
 
-class Verdict(_Row):
+class Verdict(_FrozenModel):
     """What a reward says about one response.
 
     ``score`` is ``None`` exactly when the reward abstained: its infrastructure failed, and the sample
@@ -52,7 +66,7 @@ class Verdict(_Row):
         return self.score is None
 
 
-class Cost(_Row):
+class Cost(_FrozenModel):
     """What an episode used.
 
     ``read_tokens`` are what stood before each generation, added up: the prompt tokens that an endpoint bills. 0 where it was
@@ -75,7 +89,7 @@ class Cost(_Row):
     wall_seconds: float = 0.0
 
 
-class CallRecord(_Row):
+class CallRecord(_FrozenModel):
     """One tool call of an episode."""
 
     role: str
@@ -87,14 +101,14 @@ class CallRecord(_Row):
     seconds: float = 0.0
 
 
-class TextSegment(_Row):
+class TextSegment(_FrozenModel):
     """A run of text by one author (see :class:`afm.trajectory.types.Segment`)."""
 
     author: Author
     text: str
 
 
-class Record(_Row):
+class Record(_FrozenModel):
     """One trajectory with everything needed to judge, filter, train on or display it."""
 
     schema_version: Literal[1] = SCHEMA_VERSION
@@ -125,10 +139,11 @@ class Record(_Row):
         """The record's id, and for one without it a digest of question and segments: equal rows share it."""
         if self.id:
             return self.id
-        found = hashlib.blake2b(digest_size=8)
-        for text in (self.question, *(part for one in self.segments for part in (one.author, one.text))):
-            found.update(f"{len(text)}:{text}".encode("utf-8", "surrogatepass"))
-        return f"content-{found.hexdigest()}"
+        digest = hashlib.blake2b(digest_size=8)
+        parts = (part for segment in self.segments for part in (segment.author, segment.text))
+        for text in (self.question, *parts):
+            digest.update(f"{len(text)}:{text}".encode("utf-8", "surrogatepass"))
+        return f"content-{digest.hexdigest()}"
 
     @property
     def by_author(self) -> tuple[Segment, ...]:
@@ -139,3 +154,66 @@ class Record(_Row):
     def text(self) -> str:
         """The whole response, observations included."""
         return "".join(segment.text for segment in self.segments)
+
+
+def encrypt(text: str, key: str) -> str:
+    """``text`` in the owner's form; the inverse of :func:`decrypt`."""
+    return base64.b64encode(_combined(text.encode("utf-8", "surrogatepass"), key)).decode("ascii")
+
+
+def decrypt(sealed: str, key: str) -> str:
+    """The plain text of base64 ``sealed``.
+
+    Raises:
+        DataError: It is no base64, or the key is another one (so that no text comes out).
+    """
+    try:
+        return _combined(base64.b64decode(sealed, validate=True), key).decode("utf-8", "surrogatepass")
+    except (binascii.Error, ValueError):
+        raise DataError("cannot be decrypted: it is no base64, or its canary is another one") from None
+
+
+def sealed(record: Record, key: str) -> Record:
+    """``record`` as it may be written: figures stay, every text that tells of the question is encrypted."""
+    verdict = record.verdict.model_copy(update={"evidence": ""}) if record.verdict is not None else None
+    calls = (call.model_copy(update={"argument": "", "observation": ""}) for call in record.calls)
+    return record.model_copy(
+        update={
+            "question": HIDDEN,
+            "segments": (),
+            "ground_truth": None,
+            "verdict": verdict,
+            "calls": tuple(calls),
+            "error": record.error.partition(":")[0],
+            "reason": "",
+            **dict.fromkeys(("prompt_ids", "response_ids", "response_mask", "logprobs")),
+            "provenance": {
+                **{
+                    name: value for name, value in record.provenance.items() if name not in ("groups", "team")
+                },
+                _KEY: key,
+                _SEALED: encrypt(record.model_dump_json(), key),
+            },
+        }
+    )
+
+
+def opened(record: Record) -> Record:
+    """The record as it was before :func:`sealed`, or ``record`` itself when it is not sealed.
+
+    Raises:
+        DataError: Its sealed part is damaged.
+    """
+    blob, key = record.provenance.get(_SEALED), record.provenance.get(_KEY)
+    if not isinstance(blob, str) or not isinstance(key, str):
+        return record
+    try:
+        return Record.model_validate_json(decrypt(blob, key))
+    except (DataError, ValidationError):
+        raise DataError(f"record {record.id!r}: its sealed part is damaged") from None
+
+
+def _combined(data: bytes, key: str) -> bytes:
+    digest = hashlib.sha256(key.encode("utf-8")).digest()
+    stream = (digest * (len(data) // len(digest) + 1))[: len(data)]
+    return (int.from_bytes(data) ^ int.from_bytes(stream)).to_bytes(len(data))

@@ -19,7 +19,7 @@ from afm.cli.doctor import print_table
 from afm.cli.doctor_machine import diagnose_machine, package_findings
 from afm.cli.main import app
 from afm.planning import Finding, Level
-from afm.planning.gpu_software import driver_finding, try_imports
+from afm.planning.findings import driver_finding, try_imports
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -5,7 +5,7 @@ import pytest
 from afm.datasets import write_tasks
 from afm.datasets.readers import READERS
 from afm.errors import DataError
-from afm.trajectory.sealing import SEALING_KEY, encrypt
+from afm.trajectory.record import SEALING_KEY, encrypt
 
 
 def read(name, row):

@@ -10,7 +10,7 @@ from afm.distill import ScriptedWikiTeam, read_events
 from afm.distill.player import TeamPlayer
 from afm.errors import EngineError, RefusedError
 from afm.tools import ToolResult
-from afm.trajectory.sealing import SEALING_KEY, opened, sealed
+from afm.trajectory.record import SEALING_KEY, opened, sealed
 
 WORLD = Encyclopaedia(200, seed=3)
 SPEC = load_agent("mhqa")

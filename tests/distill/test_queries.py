@@ -20,7 +20,7 @@ import pytest
 from typer.testing import CliRunner
 
 from afm.agents import load_agent
-from afm.agents.toolless import without_tools
+from afm.agents.spec import without_tools
 from afm.cli.data import app
 from afm.configuration import read_file, validated
 from afm.datasets import Task, read_tasks, write_tasks

@@ -4,8 +4,7 @@ import pytest
 
 from afm.agents import load_agent
 from afm.evaluation.failures import Failure, failure_groups, failure_of, scan
-from afm.trajectory.record import Cost, StopReason, Verdict
-from afm.trajectory.sealing import sealed
+from afm.trajectory.record import Cost, StopReason, Verdict, sealed
 
 SPEC = load_agent("math")
 ANSWER = "<plan>p</plan><think>t</think><answer>\\boxed{2}</answer>"

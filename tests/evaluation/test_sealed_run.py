@@ -16,7 +16,7 @@ from afm.models.scripted import ScriptedModel
 from afm.rewards import load_reward
 from afm.tools.base import ToolResult
 from afm.trajectory.io import load_records
-from afm.trajectory.sealing import encrypt, opened
+from afm.trajectory.record import encrypt, opened
 
 ROOT = Path(__file__).resolve().parents[2]
 SECRETS = ("lighthouse of Almar", "Ottilie Brand", "the keeper's diary")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from afm.continuation import continuing
+from afm.masking import continuing
 
 ROWS = int(os.environ.get("AFM_EXACTNESS_ROWS", "60"))
 ROLES = ("think", "plan", "reflection", "answer", "code")

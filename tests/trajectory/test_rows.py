@@ -11,8 +11,8 @@ from afm.agents import load_agent, save_agent
 from afm.errors import ConfigError, DataError, UsageError
 from afm.trajectory import Author, Record, Segment
 from afm.trajectory.convert.files import TrajectoryRow, read_rows
+from afm.trajectory.io import json_rows
 from afm.trajectory.record import TextSegment
-from afm.trajectory.rows import json_rows
 
 CALL, SEEN = "<plan>p</plan><think>t</think><code>1</code>", "\n<observation>\n1\n</observation>\n"
 EXPECTED = (Segment(Author.AGENT, CALL), Segment(Author.ENVIRONMENT, SEEN))

@@ -3,8 +3,18 @@
 import pytest
 
 from afm.errors import DataError
-from afm.trajectory.record import CallRecord, Cost, Record, StopReason, TextSegment, Verdict
-from afm.trajectory.sealing import decrypt, encrypt, opened, sealed
+from afm.trajectory.record import (
+    CallRecord,
+    Cost,
+    Record,
+    StopReason,
+    TextSegment,
+    Verdict,
+    decrypt,
+    encrypt,
+    opened,
+    sealed,
+)
 
 KEY = "canary of a test"
 

@@ -20,7 +20,7 @@ from afm.datasets.readers.row import (
 )
 from afm.datasets.schema import Task, solution_result, task_of_row
 from afm.errors import DataError, suggestion
-from afm.trajectory.sealing import SEALING_KEY, decrypt
+from afm.trajectory.record import SEALING_KEY, decrypt
 
 _HIDDEN = "<unk>"
 """Stands for the answer in TriviaQA's test split."""
@@ -165,7 +165,7 @@ def read_browsecomp(row: Row, default: str) -> Task:
     """BrowseComp: ``{problem, answer, problem_topic, canary}``, as in smolagents/browse_comp.
 
     Its owner (arXiv 2504.12516) keeps questions and answers out of web pages: they are encrypted with the row's ``canary`` (see
-    :mod:`afm.trajectory.sealing`). They are decrypted in memory; the task carries its key, so that `afm data prepare` and every
+    :mod:`afm.trajectory.record`). They are decrypted in memory; the task carries its key, so that `afm data prepare` and every
     other writer refuses it, and `afm eval` seals its episodes.
     """
     if not row.get("canary"):

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from afm.datasets.encyclopaedia.growth import Growth
 from afm.errors import ConfigError, DataError
-from afm.trajectory.rows import json_rows
+from afm.trajectory.io import json_rows
 
 _LONGEST_TITLE = 6
 _MAX_MISSES = 2_000

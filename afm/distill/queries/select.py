@@ -21,7 +21,7 @@ from afm.errors import DataError
 from afm.rewards.text_match import comparable
 from afm.runs.atomic import replacing
 from afm.runs.folder import RunFolder, write_manifest
-from afm.trajectory.rows import json_rows
+from afm.trajectory.io import json_rows
 
 KEPT_FILE = "kept.jsonl"
 DROPPED_FILE = "dropped.jsonl"

@@ -2,24 +2,7 @@
 
 from __future__ import annotations
 
-from afm.trajectory.convert.base import Context, Format, Read
-from afm.trajectory.convert.files import (
-    FORMATS,
-    Converted,
-    convert_file,
-    detected,
-    format_named,
-    read_converted,
-)
+from afm.trajectory.convert.base import Context
+from afm.trajectory.convert.files import FORMATS, convert_file, detected, read_converted
 
-__all__ = [
-    "FORMATS",
-    "Context",
-    "Converted",
-    "Format",
-    "Read",
-    "convert_file",
-    "detected",
-    "format_named",
-    "read_converted",
-]
+__all__ = ["FORMATS", "Context", "convert_file", "detected", "read_converted"]

@@ -7,12 +7,12 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from datetime import datetime
-from typing import Any, ClassVar
+from typing import Any
 
 from afm.errors import DataError
 from afm.trajectory.chat import hidden_reasoning
-from afm.trajectory.convert.base import KEY, Context, DialogueFormat, kept_aside
-from afm.trajectory.convert.dialogue import ARGUMENT, Dialogue, Turn, Use, second_question
+from afm.trajectory.convert.base import KEY, Context, dialogue_format, kept_aside
+from afm.trajectory.convert.dialogue import ARGUMENT, Dialogue, Turn, Use, second_question, take_all
 from afm.trajectory.convert.messages import declared
 from afm.trajectory.record import Cost, Record
 
@@ -22,105 +22,91 @@ USUAL = "1.7"
 _PREFIX = "ATIF-v"
 _USD = "cost_usd"
 _OPTION = "atif_version"
-_ROW = {
+_ROW_KEYS = {
     *("schema_version", "session_id", "trajectory_id", "agent", "steps", "final_metrics"),
     *("continued_trajectory_ref", "subagent_trajectories", "extra"),
 }
-_AGENT = {"name", "version", "model_name", "tool_definitions", "extra"}
-_STEP = {
+_AGENT_KEYS = {"name", "version", "model_name", "tool_definitions", "extra"}
+_STEP_KEYS = {
     *("step_id", "timestamp", "source", "model_name", "message", "reasoning_content", "tool_calls"),
     *("observation", "metrics", "is_copied_context", "llm_call_count"),
 }
-_METRICS = {"prompt_tokens", "completion_tokens", "cost_usd"}
-_TOTALS = {"total_prompt_tokens", "total_completion_tokens", "total_cost_usd", "total_steps"}
-_CALL = {"tool_call_id", "function_name", "arguments"}
-_RESULT = {"source_call_id", "content", "subagent_trajectory_ref"}
-"""Keys that are read, or that say what the others do; all else is told as lost."""
+_METRICS_KEYS = {"prompt_tokens", "completion_tokens", "cost_usd"}
+_TOTALS_KEYS = {"total_prompt_tokens", "total_completion_tokens", "total_cost_usd", "total_steps"}
+_CALL_KEYS = {"tool_call_id", "function_name", "arguments"}
+_RESULT_KEYS = {"source_call_id", "content", "subagent_trajectory_ref"}
+"""Keys that are read, or that say what the others do; all else is reported as lost."""
 _MEDIA = {"image": "pictures", "audio": "recordings"}
 
 
-class Atif(DialogueFormat):
-    """One trajectory a row; the question is the user's step, each turn of the agent a step with its call and result."""
+def _parse(row: Any) -> Dialogue:
+    version = str(row.get("schema_version", "")) if isinstance(row, dict) else ""
+    if version.removeprefix(_PREFIX) not in VERSIONS:
+        raise DataError(f"schema_version: got {version!r}, expected ATIF-v1.0 to ATIF-v1.8")
+    steps = row.get("steps")
+    if not isinstance(steps, list) or not steps:
+        raise DataError("steps: expected a list of steps")
+    reader = _AtifReader()
+    take_all(enumerate(steps, 1), reader.take, "steps[{}]")
+    if reader.question is None:
+        raise DataError("steps: none is the user's")
+    agent = row["agent"] if isinstance(row.get("agent"), dict) else {}
+    reader.leave_rest(row, agent)
+    facts: dict[str, Any] = {
+        "id": str(row.get("trajectory_id") or row.get("session_id") or ""),
+        "model": reader.model(agent),
+        **reader.spent(row.get("final_metrics")),
+        **({"kept": False, "reason": f"atif: {reader.unclear}"} if reader.unclear else {}),
+    }
+    return Dialogue(reader.question, tuple(reader.turns), facts, tuple(dict.fromkeys(reader.lost)))
 
-    name: ClassVar[str] = "atif"
-    loses: ClassVar[str] = "gold answer, verdict and provenance"
 
-    def known(self, row: Any) -> bool:
-        """See :class:`Format`."""
-        return isinstance(row, dict) and str(row.get("schema_version", "")).startswith(_PREFIX)
+def _show(dialogue: Dialogue, record: Record, context: Context) -> dict[str, Any]:
+    version = context.options.get(_OPTION, USUAL)
+    minor = VERSIONS.index(version)
+    agent: dict[str, Any] = {"name": record.agent, "version": record.agent_digest or "0"}
+    agent |= {"model_name": record.model} if record.model else {}
+    names = list(dict.fromkeys(use.tool for turn in dialogue.turns for use in turn.uses))
+    if names and minor >= 5:  # tool_definitions came with 1.5
+        agent["tool_definitions"] = [declared(name) for name in names]
+    row: dict[str, Any] = {
+        "schema_version": f"{_PREFIX}{version}",
+        "session_id": record.id or "unnamed",  # required until 1.6
+        "agent": agent,
+        "steps": list(_shown_steps(dialogue)),
+        "final_metrics": {
+            "total_prompt_tokens": record.cost.prompt_tokens,
+            "total_completion_tokens": record.cost.agent_tokens,
+            **({"total_cost_usd": usd} if (usd := _number(record.provenance.get(_USD))) else {}),
+            "total_steps": len(dialogue.turns) + 1,
+        },
+    }
+    if minor >= 7 and record.id:
+        row["trajectory_id"] = record.id
+    return row
 
-    def kept(self, row: Any) -> Mapping[str, Any]:
-        """See :class:`DialogueFormat`."""
-        places = (row, row.get("agent")) if isinstance(row, dict) else ()
-        for place in places:
-            extra = place.get("extra") if isinstance(place, dict) else None
-            if isinstance(extra, dict) and KEY in extra:
-                return kept_aside(extra)
-        return {}
 
-    def parse(self, row: Any) -> Dialogue:
-        """See :class:`DialogueFormat`."""
-        version = str(row.get("schema_version", "")) if isinstance(row, dict) else ""
-        if version.removeprefix(_PREFIX) not in VERSIONS:
-            raise DataError(f"schema_version: got {version!r}, expected ATIF-v1.0 to ATIF-v1.8")
-        steps = row.get("steps")
-        if not isinstance(steps, list) or not steps:
-            raise DataError("steps: expected a list of steps")
-        reader = _Reader()
-        for number, step in enumerate(steps):
-            try:
-                reader.take(step, number + 1)
-            except DataError as error:
-                raise DataError(f"steps[{number}]: {error.message}") from None
-        if reader.question is None:
-            raise DataError("steps: none is the user's")
-        told = row.get("agent")
-        agent = told if isinstance(told, dict) else {}
-        if row.get("subagent_trajectories"):
-            reader.lost.append(f"{len(row['subagent_trajectories'])} embedded trajectories of subagents")
-        if row.get("continued_trajectory_ref"):
-            reader.lost.append(f"its continuation in {row['continued_trajectory_ref']!r}")
-        reader.leave(row, _ROW, "the trajectory")
-        reader.leave(agent, _AGENT, "the agent")
-        for place, what in ((row, "the trajectory"), (agent, "the agent")):
-            extra = place.get("extra")
-            rest = {key for key in extra if key != KEY} if isinstance(extra, dict) else extra
-            reader.leave({"extra": rest}, (), what)
-        facts: dict[str, Any] = {
-            "id": str(row.get("trajectory_id") or row.get("session_id") or ""),
-            "model": reader.model(agent),
-            **reader.spent(row.get("final_metrics")),
-            **({"kept": False, "reason": f"atif: {reader.unclear}"} if reader.unclear else {}),
-        }
-        return Dialogue(reader.question, tuple(reader.turns), facts, tuple(dict.fromkeys(reader.lost)))
+def _keep(row: Any, kept: Mapping[str, Any]) -> None:
+    place = row["agent"] if row["schema_version"] == f"{_PREFIX}1.0" else row  # `extra` since 1.1
+    place["extra"] = {KEY: dict(kept)}
 
-    def show(self, dialogue: Dialogue, record: Record, context: Context, kept: Mapping[str, Any]) -> Any:
-        """See :class:`DialogueFormat`."""
-        version = context.options.get(_OPTION, USUAL)
-        minor = VERSIONS.index(version)
-        agent: dict[str, Any] = {"name": record.agent, "version": record.agent_digest or "0"}
-        agent |= {"model_name": record.model} if record.model else {}
-        names = list(dict.fromkeys(use.tool for turn in dialogue.turns for use in turn.uses))
-        if names and minor >= 5:  # tool_definitions came with 1.5
-            agent["tool_definitions"] = [declared(name) for name in names]
-        row: dict[str, Any] = {
-            "schema_version": f"{_PREFIX}{version}",
-            "session_id": record.id or "unnamed",  # required until 1.6
-            "agent": agent,
-            "steps": list(_shown_steps(dialogue)),
-            "final_metrics": {
-                "total_prompt_tokens": record.cost.prompt_tokens,
-                "total_completion_tokens": record.cost.agent_tokens,
-                **({"total_cost_usd": usd} if (usd := _number(record.provenance.get(_USD))) else {}),
-                "total_steps": len(dialogue.turns) + 1,
-            },
-        }
-        if minor >= 7 and record.id:
-            row["trajectory_id"] = record.id
-        if kept:
-            place = row if minor >= 1 else agent  # the root has an `extra` since 1.1
-            place["extra"] = {KEY: dict(kept)}
-        return row
+
+def _kept(row: Any) -> Mapping[str, Any]:
+    places = (row, row.get("agent")) if isinstance(row, dict) else ()
+    extras = (place.get("extra") for place in places if isinstance(place, dict))
+    return next((kept_aside(extra) for extra in extras if isinstance(extra, dict) and KEY in extra), {})
+
+
+ATIF = dialogue_format(
+    "atif",
+    lambda row: isinstance(row, dict) and str(row.get("schema_version", "")).startswith(_PREFIX),
+    _parse,
+    _show,
+    loses="gold answer, verdict and provenance",
+    keep=_keep,
+    kept=_kept,
+)
+"""One trajectory a row; the question is the user's step, each turn of the agent a step with its call and result."""
 
 
 def _shown_steps(dialogue: Dialogue) -> list[dict[str, Any]]:
@@ -142,8 +128,8 @@ def _shown_steps(dialogue: Dialogue) -> list[dict[str, Any]]:
     return steps
 
 
-class _Reader:
-    """What is known of a trajectory so far."""
+class _AtifReader:
+    """A trajectory as far as it was read."""
 
     def __init__(self) -> None:
         self.question: str | None = None
@@ -154,7 +140,8 @@ class _Reader:
         self._times: list[datetime] = []
         self._models: dict[str, None] = {}
 
-    def take(self, step: Any, number: int) -> None:
+    def take(self, numbered: tuple[int, Any]) -> None:
+        number, step = numbered
         if not isinstance(step, dict):
             raise DataError(f"got {type(step).__name__}, expected an object")
         if step.get("step_id") != number:
@@ -163,7 +150,7 @@ class _Reader:
         if step.get("is_copied_context"):
             self.lost.append("steps copied from an earlier trajectory")
             return
-        self.leave(step, _STEP, "steps")
+        self.leave(step, _STEP_KEYS, "steps")
         source, text = step.get("source"), self._text(step.get("message", ""))
         if source == "system":
             self.lost += ["steps of the system"] if text or step.get("observation") else []
@@ -184,7 +171,7 @@ class _Reader:
         for call in calls if isinstance(calls, list) else []:
             if not isinstance(call, dict) or not isinstance(call.get("function_name"), str):
                 raise DataError(f"tool_calls: got {str(call)[:80]!r}, expected a function_name")
-            self.leave(call, _CALL, "tool calls")
+            self.leave(call, _CALL_KEYS, "tool calls")
             uses.append(Use(call["function_name"], call.get("arguments", {})))
             identities.append(call.get("tool_call_id"))
         observation = step.get("observation")
@@ -195,8 +182,8 @@ class _Reader:
             self._models[str(step["model_name"])] = None
         metrics = step.get("metrics")
         if isinstance(metrics, dict):
-            self.leave(metrics, _METRICS, "steps' metrics")
-            self._spent.update({name: _number(metrics.get(name)) for name in _METRICS})
+            self.leave(metrics, _METRICS_KEYS, "steps' metrics")
+            self._spent.update({name: _number(metrics.get(name)) for name in _METRICS_KEYS})
 
     def _results(self, results: Any, identities: list[Any], uses: list[Use]) -> str | None:
         """Give results to their calls; what is left belongs to the step as a whole.
@@ -208,7 +195,7 @@ class _Reader:
         for result in results if isinstance(results, list) else []:
             if not isinstance(result, dict):
                 raise DataError(f"observation: got {type(result).__name__}, expected a result")
-            self.leave(result, _RESULT, "results")
+            self.leave(result, _RESULT_KEYS, "results")
             if result.get("subagent_trajectory_ref"):
                 self.lost.append("references to trajectories of subagents")
             identity, text = result.get("source_call_id"), self._text(result.get("content"))
@@ -231,35 +218,48 @@ class _Reader:
         if isinstance(content, list):
             parts = [part for part in content if isinstance(part, dict)]
             kinds = {part.get("type") for part in parts}
-            self.lost += [told for kind, told in _MEDIA.items() if kind in kinds]
+            self.lost += [name for kind, name in _MEDIA.items() if kind in kinds]
             return "".join(str(part["text"]) for part in parts if part.get("type") == "text")
         if content is not None and not isinstance(content, str):
             raise DataError(f"got {type(content).__name__}, expected a text or its parts")
         return content or ""
 
-    def _time(self, told: Any) -> None:
+    def _time(self, timestamp: Any) -> None:
         try:
-            if told is not None:
-                self._times.append(datetime.fromisoformat(str(told).replace("Z", "+00:00")))
+            if timestamp is not None:
+                self._times.append(datetime.fromisoformat(str(timestamp).replace("Z", "+00:00")))
         except ValueError:
-            raise DataError(f"timestamp: got {told!r}, expected ISO 8601") from None
+            raise DataError(f"timestamp: got {timestamp!r}, expected ISO 8601") from None
+
+    def leave_rest(self, row: Mapping[str, Any], agent: Mapping[str, Any]) -> None:
+        """Note what stands beside the steps and is not read."""
+        if row.get("subagent_trajectories"):
+            self.lost.append(f"{len(row['subagent_trajectories'])} embedded trajectories of subagents")
+        if row.get("continued_trajectory_ref"):
+            self.lost.append(f"its continuation in {row['continued_trajectory_ref']!r}")
+        self.leave(row, _ROW_KEYS, "the trajectory")
+        self.leave(agent, _AGENT_KEYS, "the agent")
+        for place, what in ((row, "the trajectory"), (agent, "the agent")):
+            extra = place.get("extra")
+            rest = {key for key in extra if key != KEY} if isinstance(extra, dict) else extra
+            self.leave({"extra": rest}, (), what)
 
     def leave(self, place: Mapping[str, Any], known: Collection[str], what: str) -> None:
-        """Tell the keys of a place that are not read."""
+        """Note the keys of a place that are not read."""
         self.lost += [f"{key!r} of {what}" for key, value in place.items() if key not in known and value]
 
     def model(self, agent: Mapping[str, Any]) -> str:
-        """The agent's model, else that of its first step; further ones are told."""
+        """The agent's model, else that of its first step; further ones are lost."""
         name = str(agent.get("model_name") or next(iter(self._models), ""))
         self.lost += ["models of single steps"] if set(self._models) - {name} else []
         return name
 
     def spent(self, final: Any) -> dict[str, Any]:
-        """Tokens, money and time of the whole: the totals that it tells, else the sum of its steps."""
-        told = final if isinstance(final, dict) else {}
-        self.leave(told, _TOTALS, "the final metrics")
+        """Tokens, money and time of the whole: its totals, else the sum of its steps."""
+        totals = final if isinstance(final, dict) else {}
+        self.leave(totals, _TOTALS_KEYS, "the final metrics")
         prompt, completion, usd = (
-            _number(told.get(f"total_{name}")) or self._spent[name]
+            _number(totals.get(f"total_{name}")) or self._spent[name]
             for name in ("prompt_tokens", "completion_tokens", _USD)
         )
         aware = {time.tzinfo is not None for time in self._times}
@@ -275,7 +275,7 @@ def _add(uses: list[Use], place: int, text: str) -> None:
     uses[place] = replace(uses[place], result=text if before is None else f"{before}\n{text}")
 
 
-def _number(told: Any) -> Any:
-    """A finite number of at least 0 that was told, else 0."""
-    is_number = isinstance(told, int | float) and not isinstance(told, bool)
-    return told if is_number and 0 <= told < math.inf else 0
+def _number(value: Any) -> Any:
+    """A finite number of at least 0, else 0."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value if is_number and 0 <= value < math.inf else 0

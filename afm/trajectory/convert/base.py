@@ -1,4 +1,4 @@
-"""What a format is: how its rows are recognised, read and written.
+"""What a format is: how its rows are recognised, read and written; and the two formats that hold a trajectory as tagged text.
 
 A format may have no place for some fields of a record. They stand in one key, ``afm``, of the row, so that the way there and
 back loses nothing. Where the exact text would not come back (odd white space, parts of a trajectory that is none), the segments
@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from functools import partial
+from typing import Any
 
 from pydantic import ValidationError
 
 from afm.agents import AgentSpec, load_agent
 from afm.errors import ConfigError, DataError
+from afm.trajectory.chat import row_id, text_of
 from afm.trajectory.convert.dialogue import (
     Dialogue,
     as_read,
@@ -29,90 +30,15 @@ from afm.trajectory.convert.dialogue import (
 )
 from afm.trajectory.io import explain
 from afm.trajectory.record import CallRecord, Cost, Record, TextSegment
+from afm.trajectory.tags import author_segments, split
 from afm.trajectory.types import Segment
 from afm.trajectory.validate import validate
 
 KEY = "afm"
-SHOWN = ("question", "segments", "calls")
+_SHOWN = ("question", "segments", "calls")
 """Fields that a row shows in its own way."""
 _DIGEST = "shown"
-
-
-def aside(record: Record, also: Collection[str] = (), shown: Any = None) -> dict[str, Any]:
-    """The content of the key.
-
-    Args:
-        also: Fields of :data:`SHOWN` that do not come back as they are from what the row shows.
-        shown: That.
-    """
-    rest = record.model_dump(mode="json", exclude=set(SHOWN), exclude_defaults=True)
-    if not also:
-        return rest
-    return rest | record.model_dump(mode="json", include=set(also)) | {_DIGEST: _digest(shown)}
-
-
-def restored(
-    kept: Mapping[str, Any],
-    question: str,
-    segments: tuple[TextSegment, ...] | None,
-    shown: Any,
-    /,
-    **fields: Any,
-) -> Record:
-    """The record of a row.
-
-    Args:
-        kept: The content of the key.
-        segments: What the row shows; ``None`` when it shows none that its agent could have written.
-        fields: Further ones that the row shows.
-
-    Raises:
-        DataError: The key holds something else.
-    """
-    rest = dict(kept)
-    digest = rest.pop(_DIGEST, None)
-    if digest is not None and digest != _digest(shown):
-        rest = {key: value for key, value in rest.items() if key not in SHOWN}
-    if segments is None and "segments" not in rest:
-        raise DataError(f"{KEY}: the row was changed, and what it shows now is no trajectory of its agent")
-    try:
-        return Record.model_validate({"question": question, "segments": segments} | fields | rest)
-    except ValidationError as error:
-        raise DataError(f"{KEY}: {explain(error)}") from None
-
-
-def kept_aside(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The content of the key in a row, empty without one.
-
-    Raises:
-        DataError: It is no object.
-    """
-    kept = row.get(KEY, {})
-    if not isinstance(kept, Mapping):
-        raise DataError(f"{KEY}: got {type(kept).__name__}, expected an object")
-    return kept
-
-
-def shown_by(dialogue: Dialogue) -> Any:
-    """What a conversation shows, for the digest."""
-    return [
-        dialogue.question,
-        [
-            [
-                turn.text,
-                [[use.tool, use.arguments, use.result] for use in turn.uses],
-                *([turn.thought] if turn.thought else []),
-                *([{"result": turn.result}] if turn.result is not None else []),
-            ]
-            for turn in dialogue.turns
-        ],
-    ]
-
-
-def _digest(shown: Any) -> str:
-    text = json.dumps(shown, sort_keys=True, ensure_ascii=False)
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
-
+_LOSES = "id, gold answer, verdict, cost and provenance"
 
 Item = tuple[int, Any]
 """A decoded row and the line on which it begins."""
@@ -153,7 +79,7 @@ class Context:
         """The agent of a row.
 
         Raises:
-            DataError: The row names none that can be had, and none is given.
+            DataError: The row names none that can be had, and none is set for all rows.
         """
         if self.agent is not None:
             return self.agent
@@ -167,128 +93,289 @@ class Context:
         return self._loaded[name]
 
 
-class Format(ABC):
-    """One format.
+@dataclass(frozen=True, slots=True)
+class Format:
+    """One format; a :class:`~afm.errors.DataError` of its functions has no location.
 
     Attributes:
         name: In ``--from`` and ``--to``.
-        keeps: Whether a row may hold what the format has no place for.
+        known: Whether a row looks like one of this format.
+        read: The record in a row.
+        write: The row of a record; ``None`` where the format is only read.
         loses: What is not in a row written with ``bare``, in a few words.
-        writable: Whether it is written at all.
+        kept: What a row holds of a record that the format has no place for; ``None`` where it can hold nothing.
+        gathered: Puts rows together where one trajectory stands in several; errors among them pass.
     """
 
-    name: ClassVar[str]
-    keeps: ClassVar[bool] = True
-    loses: ClassVar[str] = ""
-    writable: ClassVar[bool] = True
-
-    @abstractmethod
-    def known(self, row: Any) -> bool:
-        """Whether a row looks like one of this format."""
-
-    @abstractmethod
-    def read(self, row: Any, context: Context) -> Read:
-        """The record in a row.
-
-        Raises:
-            DataError: There is none; without location.
-        """
-
-    def write(self, record: Record, context: Context) -> Any:
-        """The row of a record.
-
-        Raises:
-            DataError: The format cannot hold it; without location.
-        """
-        raise DataError(f"{self.name} is only read")
-
-    def gathered(self, items: Iterable[Item]) -> Iterator[Item]:
-        """Rows put together where one trajectory stands in several; errors among them pass."""
-        yield from items
+    name: str
+    known: Callable[[Any], bool]
+    read: Callable[[Any, Context], Read]
+    write: Callable[[Record, Context], Any] | None
+    loses: str = ""
+    kept: Callable[[Any], Mapping[str, Any]] | None = None
+    gathered: Callable[[Iterable[Item]], Iterator[Item]] = iter
 
 
-class DialogueFormat(Format):
-    """A format of conversations: it says how one is shown; the rest is the same for all of them."""
+def row_object(row: Any, expected: str) -> dict[str, Any]:
+    """``row`` itself.
 
-    @abstractmethod
-    def parse(self, row: Any) -> Dialogue:
-        """The conversation that a row shows.
-
-        Raises:
-            DataError: It shows none.
-        """
-
-    @abstractmethod
-    def show(self, dialogue: Dialogue, record: Record, context: Context, kept: Mapping[str, Any]) -> Any:
-        """A row that shows a conversation, with ``kept`` where the format lets it stand (empty for ``bare``)."""
-
-    def kept(self, row: Any) -> Mapping[str, Any]:
-        """What :meth:`show` was given to keep."""
-        return kept_aside(row) if isinstance(row, Mapping) else {}
-
-    def read(self, row: Any, context: Context) -> Read:
-        """See :class:`Format`."""
-        kept = self.kept(row)
-        parsed, shown = self._parsed(row, kept)
-        spec = context.spec(kept.get("agent"))
-        dialogue = renamed(parsed, context.tools)
-        facts: dict[str, Any] = {"agent": spec.name, "agent_digest": spec.digest, **dialogue.facts}
-        facts.setdefault("id", "")
-        segments = calls = None
-        try:
-            dialogue = as_read(dialogue, spec)
-            segments = segments_of(dialogue, spec, missing_thought=context.missing_thought)
-            calls = calls_of(dialogue, spec)
-        except DataError:
-            if "segments" not in kept:
-                raise
-            segments = None
-        if not kept:
-            facts |= judged(segments or (), spec) | {"cost": counted(facts.get("cost", Cost()), calls or ())}
-        question = question_in(dialogue.question, spec)
-        return Read(restored(kept, question, segments, shown, calls=calls or (), **facts), dialogue.lost)
-
-    def write(self, record: Record, context: Context) -> Any:
-        """See :class:`Format`."""
-        spec = context.spec(record.agent)
-        dialogue = dialogue_of(record, spec)
-        if context.bare or not self.keeps:
-            return self.show(dialogue, record, context, {})
-        row = self.show(dialogue, record, context, aside(record))
-        missing = self._missing(row, record, spec)
-        if not missing:
-            return row
-        return self.show(
-            dialogue, record, context, aside(record, missing, self._parsed(row, dict.fromkeys(SHOWN))[1])
-        )
-
-    def _parsed(self, row: Any, kept: Mapping[str, Any]) -> tuple[Dialogue, Any]:
-        """What a row shows, and what the digest of it is made of: nothing where only ``kept`` says what it holds."""
-        try:
-            parsed = self.parse(row)
-        except DataError:
-            if "segments" not in kept:
-                raise
-            return Dialogue("", ()), None
-        return parsed, shown_by(parsed)
-
-    def _missing(self, row: Any, record: Record, spec: AgentSpec) -> tuple[str, ...]:
-        """What does not come back as it is from what a row shows."""
-        try:
-            back = self.read(row, Context(agent=spec)).record
-        except DataError:
-            return SHOWN
-        return tuple(name for name in SHOWN if getattr(back, name) != getattr(record, name))
+    Raises:
+        DataError: It is no object; names the keys it is ``expected`` to have.
+    """
+    if not isinstance(row, dict):
+        raise DataError(f"got {type(row).__name__}, expected an object with {expected}")
+    return row
 
 
-def counted(cost: Cost, calls: Collection[CallRecord]) -> Cost:
+def lost_keys(row: Mapping[str, Any], known: Collection[str]) -> tuple[str, ...]:
+    """The keys of a row that nobody reads, for :attr:`Read.lost`."""
+    return tuple(f"key {key!r}" for key, value in row.items() if key not in (*known, KEY) and value)
+
+
+def kept_aside(row: Any) -> Mapping[str, Any]:
+    """The content of the key in a row, empty without one.
+
+    Raises:
+        DataError: It is no object.
+    """
+    kept = row.get(KEY, {}) if isinstance(row, Mapping) else {}
+    if not isinstance(kept, Mapping):
+        raise DataError(f"{KEY}: got {type(kept).__name__}, expected an object")
+    return kept
+
+
+def keep_aside(row: Any, kept: Mapping[str, Any]) -> None:
+    """Write the content of the key into a row."""
+    row[KEY] = dict(kept)
+
+
+@dataclass(frozen=True, slots=True)
+class _Conversation:
+    """How a format shows a conversation; the rest is the same for all of them."""
+
+    parse: Callable[[Any], Dialogue]
+    show: Callable[[Dialogue, Record, Context], Any]
+    keep: Callable[[Any, Mapping[str, Any]], None] | None
+    kept: Callable[[Any], Mapping[str, Any]]
+
+
+def dialogue_format(
+    name: str,
+    known: Callable[[Any], bool],
+    parse: Callable[[Any], Dialogue],
+    show: Callable[[Dialogue, Record, Context], Any] | None,
+    *,
+    loses: str = _LOSES,
+    keep: Callable[[Any, Mapping[str, Any]], None] | None = keep_aside,
+    kept: Callable[[Any], Mapping[str, Any]] = kept_aside,
+    gathered: Callable[[Iterable[Item]], Iterator[Item]] = iter,
+) -> Format:
+    """A format of conversations.
+
+    Args:
+        name: See :class:`Format`, as ``known``, ``loses``, ``kept`` and ``gathered``.
+        known: See there.
+        parse: The conversation that a row shows; raises :class:`~afm.errors.DataError`.
+        show: A row that shows a conversation; ``None`` where the format is only read.
+        loses: See there.
+        keep: Writes what the format has no place for into a row; ``None`` where that is not possible.
+        kept: Reads it back.
+        gathered: See there.
+    """
+    conversation = _Conversation(parse, show or _unwritable, keep, kept)
+    return Format(
+        name,
+        known,
+        partial(_read, conversation),
+        None if show is None else partial(_write, conversation),
+        loses,
+        kept if keep is not None else None,
+        gathered,
+    )
+
+
+def _unwritable(dialogue: Dialogue, record: Record, context: Context) -> Any:
+    raise DataError("the format is only read")
+
+
+def _read(conversation: _Conversation, row: Any, context: Context) -> Read:
+    kept = conversation.kept(row)
+    parsed, shown = _parsed(conversation, row, kept)
+    spec = context.spec(kept.get("agent"))
+    dialogue = renamed(parsed, context.tools)
+    facts: dict[str, Any] = {"id": "", "agent": spec.name, "agent_digest": spec.digest, **dialogue.facts}
+    segments = calls = None
+    try:
+        dialogue = as_read(dialogue, spec)
+        segments = segments_of(dialogue, spec, missing_thought=context.missing_thought)
+        calls = calls_of(dialogue, spec)
+    except DataError:
+        if "segments" not in kept:
+            raise
+        segments = None
+    if not kept:
+        facts |= _judged(segments or (), spec) | {"cost": _counted(facts.get("cost", Cost()), calls or ())}
+    question = question_in(dialogue.question, spec)
+    return Read(_restored(kept, question, segments, shown, calls=calls or (), **facts), dialogue.lost)
+
+
+def _write(conversation: _Conversation, record: Record, context: Context) -> Any:
+    spec = context.spec(record.agent)
+    row = conversation.show(dialogue_of(record, spec), record, context)
+    keep = conversation.keep
+    if context.bare or keep is None:
+        return row
+    keep(row, _aside(record))
+    if missing := _missing(conversation, row, record, spec):
+        shown = _parsed(conversation, row, dict.fromkeys(_SHOWN))[1]
+        keep(row, _aside(record, missing, shown))
+    return row
+
+
+def _parsed(conversation: _Conversation, row: Any, kept: Mapping[str, Any]) -> tuple[Dialogue, Any]:
+    """What a row shows, and what the digest of it is made of: nothing where only ``kept`` says what it holds."""
+    try:
+        dialogue = conversation.parse(row)
+    except DataError:
+        if "segments" not in kept:
+            raise
+        return Dialogue("", ()), None
+    turns = [
+        [
+            turn.text,
+            [[use.tool, use.arguments, use.result] for use in turn.uses],
+            *([turn.thought] if turn.thought else []),
+            *([{"result": turn.result}] if turn.result is not None else []),
+        ]
+        for turn in dialogue.turns
+    ]
+    return dialogue, [dialogue.question, turns]
+
+
+def _missing(conversation: _Conversation, row: Any, record: Record, spec: AgentSpec) -> tuple[str, ...]:
+    """What does not come back as it is from what a row shows."""
+    try:
+        back = _read(conversation, row, Context(agent=spec)).record
+    except DataError:
+        return _SHOWN
+    return tuple(name for name in _SHOWN if getattr(back, name) != getattr(record, name))
+
+
+def _aside(record: Record, also: Collection[str] = (), shown: Any = None) -> dict[str, Any]:
+    """The content of the key; ``also`` are fields that do not come back as they are from what the row shows, ``shown``."""
+    rest = record.model_dump(mode="json", exclude=set(_SHOWN), exclude_defaults=True)
+    if not also:
+        return rest
+    return rest | record.model_dump(mode="json", include=set(also)) | {_DIGEST: _digest(shown)}
+
+
+def _restored(
+    kept: Mapping[str, Any],
+    question: str,
+    segments: tuple[TextSegment, ...] | None,
+    shown: Any,
+    /,
+    **fields: Any,
+) -> Record:
+    """The record of a row, from the content of the key and what the row shows.
+
+    Args:
+        segments: ``None`` when the row shows none that its agent could have written.
+        fields: Further ones that the row shows.
+
+    Raises:
+        DataError: The key holds something else.
+    """
+    rest = dict(kept)
+    digest = rest.pop(_DIGEST, None)
+    if digest is not None and digest != _digest(shown):
+        rest = {key: value for key, value in rest.items() if key not in _SHOWN}
+    if segments is None and "segments" not in rest:
+        raise DataError(f"{KEY}: the row was changed, and what it shows now is no trajectory of its agent")
+    try:
+        return Record.model_validate({"question": question, "segments": segments} | fields | rest)
+    except ValidationError as error:
+        raise DataError(f"{KEY}: {explain(error)}") from None
+
+
+def _digest(shown: Any) -> str:
+    text = json.dumps(shown, sort_keys=True, ensure_ascii=False)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+def _counted(cost: Cost, calls: Collection[CallRecord]) -> Cost:
     """A cost with its tool calls, and those of them that are known to have failed."""
     return cost.model_copy(
         update={"tool_calls": len(calls), "tool_failures": sum(not call.ok for call in calls)}
     )
 
 
-def judged(segments: Iterable[Any], spec: AgentSpec) -> dict[str, Any]:
+def _judged(segments: Iterable[Any], spec: AgentSpec) -> dict[str, Any]:
     """Whether the agent's rules accept a trajectory that others wrote."""
     faults = validate([Segment(segment.author, segment.text) for segment in segments], spec)
     return {"kept": False, "reason": f"format: {faults[0]}"} if faults else {}
+
+
+def _read_coa(row: Any, context: Context) -> Read:
+    try:
+        return Read(Record.model_validate(row))
+    except ValidationError as error:
+        raise DataError(explain(error)) from None
+
+
+COA = Format(
+    "coa",
+    known=lambda row: isinstance(row, dict) and "segments" in row,
+    read=_read_coa,
+    write=lambda record, context: record.model_dump(mode="json"),
+    kept=kept_aside,
+)
+"""One record a line."""
+
+ALPACA_KEYS = ("instruction", "input", "output")
+
+
+def _read_alpaca(row: Any, context: Context) -> Read:
+    row = row_object(row, ", ".join(ALPACA_KEYS))
+    instruction, output = text_of(row, "instruction"), text_of(row, "output")
+    more = row.get("input") or ""
+    if not isinstance(more, str):
+        raise DataError(f"input: got {type(more).__name__}, expected a text")
+    kept = kept_aside(row)
+    spec = context.spec(kept.get("agent"))
+    segments = tuple(
+        TextSegment(author=segment.author, text=segment.text) for segment in author_segments(output, spec)
+    )
+    facts: dict[str, Any] = {"id": row_id(row), "agent": spec.name, "agent_digest": spec.digest}
+    if not kept:
+        calls = sum(step.role in spec.tool_roles for step in split(output, spec).steps)
+        facts |= _judged(segments, spec) | {"cost": Cost(tool_calls=calls)}
+    question = question_in(f"{instruction}\n{more}" if more else instruction, spec)
+    record = _restored(kept, question, segments, [instruction, more, output], **facts)
+    return Read(record, lost_keys(row, (*ALPACA_KEYS, "id")))
+
+
+def _write_alpaca(record: Record, context: Context) -> Any:
+    spec = context.spec(record.agent)
+    row: dict[str, Any] = {
+        "instruction": spec.user_message(record.question),
+        "input": "",
+        "output": record.text,
+    }
+    if context.bare:
+        return row
+    by_tags = [(part.author, part.text) for part in author_segments(record.text, spec)]
+    same = [(part.author, part.text) for part in record.segments] == by_tags
+    also = (*(() if same else ("segments",)), *(("calls",) if record.calls else ()))
+    return {**row, KEY: _aside(record, also, [row["instruction"], "", row["output"]])}
+
+
+ALPACA = Format(
+    "alpaca",
+    known=lambda row: isinstance(row, dict) and "instruction" in row and "output" in row,
+    read=_read_alpaca,
+    write=_write_alpaca,
+    loses=_LOSES,
+    kept=kept_aside,
+)
+"""The authors come from the tags."""

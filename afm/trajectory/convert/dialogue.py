@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from itertools import groupby
+from operator import attrgetter
+from typing import Any, TypeVar
 
 from afm.agents import AgentSpec
 from afm.errors import DataError, suggestion
@@ -21,6 +23,8 @@ from afm.trajectory.programs import CODE_TOOL, program_argument
 from afm.trajectory.record import CallRecord, Record, TextSegment
 from afm.trajectory.tags import opening_pattern, split
 from afm.trajectory.types import Author, Segment, Step, Trajectory
+
+ItemT = TypeVar("ItemT")
 
 ARGUMENT = "input"
 """Parameter under which the text of a call stands in formats whose calls have named parameters."""
@@ -107,6 +111,15 @@ def dialogue_of(record: Record, spec: AgentSpec) -> Dialogue:
     return Dialogue(spec.user_message(record.question), tuple(turns))
 
 
+def take_all(items: Iterable[ItemT], take: Callable[[ItemT], None], place: str) -> None:
+    """Hand each item to ``take``; an error of it says where: ``place`` with the item's number."""
+    for number, item in enumerate(items):
+        try:
+            take(item)
+        except DataError as error:
+            raise DataError(f"{place.format(number)}: {error.message}") from None
+
+
 def second_question(text: str) -> DataError:
     """The error of a conversation in which the user asks again."""
     shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
@@ -118,18 +131,18 @@ def second_question(text: str) -> DataError:
 
 def calls_of(dialogue: Dialogue, spec: AgentSpec) -> tuple[CallRecord, ...]:
     """The tool calls as a record lists them, results word for word."""
-    found = []
+    calls = []
     for turn in dialogue.turns:
         for use in turn.uses:
             tool, argument = (use.tool, use.text()) if use.tool else last_call(turn.text, spec)[1:]
             tag = tag_of(tool or "", spec)
             result = use.result or ""
-            found.append(
+            calls.append(
                 CallRecord(
                     role=tag, tool=spec.tool_roles[tag], argument=argument, observation=result, ok=use.ok
                 )
             )
-    return tuple(found)
+    return tuple(calls)
 
 
 def renamed(dialogue: Dialogue, tools: Mapping[str, str]) -> Dialogue:
@@ -194,22 +207,16 @@ def tag_of(tool: str, spec: AgentSpec) -> str:
 
 def _joined(record: Record) -> Iterator[Segment]:
     """Segments with neighbours of one author joined."""
-    author, text = None, ""
-    for segment in record.segments:
-        if segment.author is not author and author is not None:
-            yield Segment(author, text)
-            text = ""
-        author, text = segment.author, text + segment.text
-    if author is not None:
-        yield Segment(author, text)
+    for author, group in groupby(record.segments, key=attrgetter("author")):
+        yield Segment(author, "".join(segment.text for segment in group))
 
 
 def last_call(text: str, spec: AgentSpec) -> tuple[str, str | None, str]:
     """What stands before the tool call that ends a text, its tool and its argument."""
-    found = split(text, spec)
-    if found.tail or not found.steps or found.steps[-1].role not in spec.tool_roles:
+    parts = split(text, spec)
+    if parts.tail or not parts.steps or parts.steps[-1].role not in spec.tool_roles:
         return text, None, ""
-    step = found.steps[-1]
+    step = parts.steps[-1]
     return text[: step.start], spec.tool_roles[step.role], step.content
 
 
@@ -234,7 +241,7 @@ def segments_of(dialogue: Dialogue, spec: AgentSpec, *, missing_thought: str = "
     Raises:
         DataError: A tool is called that the agent lacks, what it returned is not known, or the user asks again.
     """
-    writer = _Writer(spec, missing_thought)
+    writer = _SegmentWriter(spec, missing_thought)
     last = len(dialogue.turns) - 1
     for number, turn in enumerate(dialogue.turns):
         for use in turn.uses:
@@ -268,7 +275,7 @@ def parted(text: str, spec: AgentSpec) -> tuple[str, str]:
     return ("", text) if own else (text[begin : closing.start()], rest)
 
 
-class _Writer:
+class _SegmentWriter:
     """Puts turns together by author."""
 
     def __init__(self, spec: AgentSpec, missing_thought: str) -> None:

@@ -5,55 +5,39 @@ from __future__ import annotations
 import json
 from codecs import BOM_UTF8
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from afm.agents import AgentSpec, agent_of_model
 from afm.errors import ConfigError, DataError, UsageError, suggestion
-from afm.trajectory.convert.atif import Atif
-from afm.trajectory.convert.base import Context, Format, Item, Read
-from afm.trajectory.convert.messages import AgentFlan, Messages, OpenAi, ShareGpt
-from afm.trajectory.convert.openai_agents import OpenAiAgents
-from afm.trajectory.convert.react import React
-from afm.trajectory.convert.smolagents import SmolAgents
-from afm.trajectory.convert.tagged import ALPACA_KEYS, Alpaca, Coa
-from afm.trajectory.io import explain, raw_lines
+from afm.trajectory.convert.atif import ATIF
+from afm.trajectory.convert.base import ALPACA, ALPACA_KEYS, COA, Context, Format, Item, Read
+from afm.trajectory.convert.messages import AGENT_FLAN, MESSAGES, OPENAI, REACT, SHAREGPT
+from afm.trajectory.convert.openai_agents import OPENAI_AGENTS
+from afm.trajectory.convert.smolagents import SMOLAGENTS
+from afm.trajectory.io import json_rows, raw_lines
 from afm.trajectory.record import Record
-from afm.trajectory.rows import json_rows
 from afm.trajectory.tags import author_segments
 from afm.trajectory.types import Segment
 
 FORMATS: dict[str, Format] = {
-    one.name: one
-    for one in (
-        Coa(),
-        Atif(),
-        Alpaca(),
-        ShareGpt(),
-        AgentFlan(),
-        OpenAi(),
-        React(),
-        OpenAiAgents(),
-        SmolAgents(),
-        Messages(),
+    entry.name: entry
+    for entry in (
+        COA,
+        ATIF,
+        ALPACA,
+        SHAREGPT,
+        AGENT_FLAN,
+        OPENAI,
+        REACT,
+        OPENAI_AGENTS,
+        SMOLAGENTS,
+        MESSAGES,
     )
 }
 """In the order in which a row is held against them."""
-
-
-def format_named(name: str) -> Format:
-    """The format of that name.
-
-    Raises:
-        UsageError: There is none.
-    """
-    if name not in FORMATS:
-        raise UsageError(f"no format {name!r}; {suggestion(name, FORMATS)}")
-    return FORMATS[name]
 
 
 _WHOLE_BYTES = 256 << 20
@@ -90,35 +74,35 @@ def convert_file(
         DataError: The file cannot be opened.
         UsageError: The format is only read.
     """
-    if not write_as.writable:
+    if write_as.write is None:
         raise UsageError(f"--to {write_as.name}: it is only read")
     bad: list[DataError] = []
     lost: Counter[str] = Counter()
     rows = refused = 0
     with target.open("w", encoding="utf-8") as file:
-        for line, found in read_converted(source, read_as, context):
-            if isinstance(found, DataError):
-                bad.append(found)
+        for line, row in read_converted(source, read_as, context):
+            if isinstance(row, DataError):
+                bad.append(row)
                 continue
             try:
-                text = _written(found.record, write_as, context)
+                text = _row_text(row.record, write_as.write, context)
             except DataError as error:
                 bad.append(DataError(error.message, path=str(source), line=line))
                 continue
-            lost.update(found.lost)
-            refused += not found.record.kept
+            lost.update(row.lost)
+            refused += not row.record.kept
             file.write((("[\n" if rows == 0 else ",\n") if array else "") + text + ("" if array else "\n"))
             rows += 1
         if array:
             file.write("\n]\n" if rows else "[]\n")
-    if rows and write_as.loses and (context.bare or not write_as.keeps):
+    if rows and write_as.loses and (context.bare or write_as.kept is None):
         lost[write_as.loses] += rows
     return Converted(rows, tuple(bad), dict(lost), refused)
 
 
-def _written(record: Record, write_as: Format, context: Context) -> str:
+def _row_text(record: Record, write: Callable[[Record, Context], Any], context: Context) -> str:
     named = record.model_copy(update={"id": record.identity})
-    text = json.dumps(write_as.write(named, context), ensure_ascii=False)
+    text = json.dumps(write(named, context), ensure_ascii=False)
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -151,9 +135,9 @@ def detected(path: Path) -> Format:
     for line, row in rows_of(path):
         if isinstance(row, DataError):
             raise row
-        for found in FORMATS.values():
-            if found.known(row):
-                return found
+        for candidate in FORMATS.values():
+            if candidate.known(row):
+                return candidate
         shown = f"the keys {sorted(row)[:8]}" if isinstance(row, dict) else type(row).__name__
         raise DataError(
             f"got {shown}, which no format has; say --from {', '.join(FORMATS)}", path=str(path), line=line
@@ -262,19 +246,18 @@ def read_rows(
 
 def _other_format(path: Path, read_as: str | None) -> Format | None:
     """A format that has to be converted; ``None`` for records and alpaca rows, and for what is none."""
-    if read_as is not None:
-        found = format_named(read_as)
-    else:
-        try:
-            found = detected(path)
-        except DataError:
-            return None
-    return None if found.name in ("coa", "alpaca") else found
+    if read_as is not None and read_as not in FORMATS:
+        raise UsageError(f"no format {read_as!r}; {suggestion(read_as, FORMATS)}")
+    try:
+        row_format = detected(path) if read_as is None else FORMATS[read_as]
+    except DataError:
+        return None
+    return None if row_format in (COA, ALPACA) else row_format
 
 
-def _converted(path: Path, found: Format, agents: _Agents) -> Iterator[TrajectoryRow | DataError]:
+def _converted(path: Path, read_as: Format, agents: _Agents) -> Iterator[TrajectoryRow | DataError]:
     context = Context(agent=agents.fixed)
-    for number, (line, row) in enumerate(read_converted(path, found, context), start=1):
+    for number, (line, row) in enumerate(read_converted(path, read_as, context), start=1):
         if isinstance(row, DataError):
             yield row
             continue
@@ -305,7 +288,7 @@ def _row(number: int, line: int, item: Any, agents: _Agents) -> TrajectoryRow:
     if not isinstance(item, dict):
         raise DataError(f"got {type(item).__name__}, expected an object")
     if "segments" in item:
-        record = _record(item)
+        record = COA.read(item, Context()).record
         segments = tuple(Segment(segment.author, segment.text) for segment in record.segments)
         return TrajectoryRow(record.id, line, agents.of(record.agent), segments)
     if not isinstance(item.get("output"), str):
@@ -315,10 +298,3 @@ def _row(number: int, line: int, item: Any, agents: _Agents) -> TrajectoryRow:
         )
     spec = agents.of(None)
     return TrajectoryRow(str(item.get("id", number)), line, spec, author_segments(item["output"], spec))
-
-
-def _record(item: dict[str, Any]) -> Record:
-    try:
-        return Record.model_validate(item)
-    except ValidationError as error:
-        raise DataError(explain(error)) from None

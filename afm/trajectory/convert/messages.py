@@ -1,86 +1,53 @@
-"""Formats that are lists of chat messages: OpenAI rows, bare lists, ShareGPT and Agent-FLAN (arXiv 2403.12881)."""
+"""Formats that are lists of chat messages, OpenAI rows, bare lists, ShareGPT and Agent-FLAN (arXiv 2403.12881), and ReAct traces.
+
+ReAct (arXiv 2210.03629) writes ``Thought:``, ``Action:``, ``Action Input:``, ``Observation:``, ``Final Answer:``; some chats do so in
+the assistant's words. Rows of ReAct are ``{question, text}``. Roles of an agent other than thought, tool and answer are written as
+thoughts.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
+from afm.agents import AgentSpec
 from afm.errors import DataError
-from afm.trajectory.chat import called_function, content_text, hidden_reasoning, message_list, row_id
-from afm.trajectory.convert.base import KEY, Context, DialogueFormat
-from afm.trajectory.convert.dialogue import ARGUMENT, Dialogue, Turn, Use, second_question, with_call
-from afm.trajectory.convert.react import FINISH, finished, react_turns
+from afm.trajectory.chat import called_function, content_text, hidden_reasoning, message_list, row_id, text_of
+from afm.trajectory.convert.base import Context, dialogue_format, lost_keys, row_object
+from afm.trajectory.convert.dialogue import (
+    ARGUMENT,
+    Dialogue,
+    Turn,
+    Use,
+    second_question,
+    take_all,
+    with_call,
+)
 from afm.trajectory.record import Record
+from afm.trajectory.tags import split
 
 _OBSERVATION = re.compile(r"\A\s*\**Observation(?:[ \t]*\d+)?\**[ \t]*:[ \t]?\n?")
 _ACTION = re.compile(r"^[ \t]*\**(?:Action(?:[ \t]*\d+)?\**[ \t]*:|Final Answer\**[ \t]*:)", re.MULTILINE)
-
-
-class OpenAi(DialogueFormat):
-    """``{messages, tools}`` with ``tool_calls`` and messages of the role ``tool``."""
-
-    name: ClassVar[str] = "openai"
-    loses: ClassVar[str] = "id, gold answer, verdict, cost and provenance"
-
-    def known(self, row: Any) -> bool:
-        """See :class:`Format`."""
-        return isinstance(row, dict) and isinstance(row.get("messages"), list)
-
-    def parse(self, row: Any) -> Dialogue:
-        """See :class:`DialogueFormat`."""
-        if not isinstance(row, dict):
-            raise DataError(f"got {type(row).__name__}, expected an object with messages")
-        found = walked(message_list(row, "messages", content_key=None), "messages")
-        known = {"messages", "tools", "id", "parallel_tool_calls", KEY}
-        lost = tuple(f"key {key!r}" for key, value in row.items() if key not in known and value)
-        return replace(found, facts={"id": row_id(row)}, lost=found.lost + lost)
-
-    def show(self, dialogue: Dialogue, record: Record, context: Context, kept: Mapping[str, Any]) -> Any:
-        """See :class:`DialogueFormat`."""
-        messages = list(shown(dialogue))
-        names = dict.fromkeys(use.tool for turn in dialogue.turns for use in turn.uses)
-        row: dict[str, Any] = {"messages": messages}
-        if names:
-            row["tools"] = [declared(name) for name in names]
-        return {**row, KEY: dict(kept)} if kept else row
-
-
-class Messages(DialogueFormat):
-    """A bare list of messages."""
-
-    name: ClassVar[str] = "messages"
-    keeps: ClassVar[bool] = False
-    loses: ClassVar[str] = "id, gold answer, verdict, cost and provenance"
-
-    def known(self, row: Any) -> bool:
-        """See :class:`Format`."""
-        return (
-            isinstance(row, list)
-            and bool(row)
-            and all(isinstance(part, dict) and "role" in part for part in row)
-        )
-
-    def parse(self, row: Any) -> Dialogue:
-        """See :class:`DialogueFormat`."""
-        return walked(message_list({"messages": row}, "messages", content_key=None), "messages")
-
-    def show(self, dialogue: Dialogue, record: Record, context: Context, kept: Mapping[str, Any]) -> Any:
-        """See :class:`DialogueFormat`."""
-        return list(shown(dialogue))
+_WORD = re.compile(
+    r"^[ \t]*\**(Thought|Action Input|Action|Observation|Final Answer)(?:[ \t]*\d+)?\**[ \t]*:\**[ \t]?",
+    re.MULTILINE,
+)
+_BRACKETS = re.compile(r"(?s)\A\s*([\w .-]{1,80})\[(.*)\]\s*\Z")
+_FINISH = "Finish"
+"""What ends a run with its answer: in ReAct and, as a function, in ToolBench."""
 
 
 def declared(name: str) -> dict[str, Any]:
-    """A tool as OpenAI's clients declare it, with one parameter."""
+    """A tool as OpenAI's clients declare it, with a single parameter."""
     schema = {"type": "object", "properties": {ARGUMENT: {"type": "string"}}, "required": [ARGUMENT]}
     return {"type": "function", "function": {"name": name, "description": "", "parameters": schema}}
 
 
-def shown(dialogue: Dialogue) -> Iterator[dict[str, Any]]:
+def _messages(dialogue: Dialogue) -> Iterator[dict[str, Any]]:
     """A conversation as messages."""
-    import json
-
     yield {"role": "user", "content": dialogue.question}
     number = 0
     for turn in dialogue.turns:
@@ -96,7 +63,7 @@ def shown(dialogue: Dialogue) -> Iterator[dict[str, Any]]:
             yield {"role": "tool", "tool_call_id": call["id"], "content": use.result or ""}
 
 
-def walked(messages: Sequence[Mapping[str, Any]], column: str) -> Dialogue:
+def _dialogue(messages: Sequence[Mapping[str, Any]], column: str) -> Dialogue:
     """The conversation in a list of messages of system, user, assistant and tool.
 
     What the user says behind a call that has no result yet is its result (``Observation:`` in front of it is dropped).
@@ -105,18 +72,14 @@ def walked(messages: Sequence[Mapping[str, Any]], column: str) -> Dialogue:
         DataError: A message cannot stand where it does; names it.
     """
     walk = _Walk()
-    for number, message in enumerate(messages):
-        try:
-            walk.take(message)
-        except DataError as error:
-            raise DataError(f"{column}[{number}]: {error.message}") from None
+    take_all(messages, walk.take, column + "[{}]")
     if walk.question is None or not walk.turns:
         raise DataError(f"{column}: expected a question and at least one message of the assistant")
     return Dialogue(walk.question, tuple(walk.turns), lost=tuple(dict.fromkeys(walk.lost)))
 
 
 class _Walk:
-    """What is known of a conversation so far."""
+    """A conversation as far as it was read."""
 
     def __init__(self) -> None:
         self.question: str | None = None
@@ -163,17 +126,17 @@ class _Walk:
         if not calls and message.get("function_call"):  # the older form of one call
             calls = [{"function": message["function_call"]}]
         if not calls and _ACTION.search(text):
-            self.turns += [*([Turn(thought=hidden)] if hidden else []), *react_turns(text)]
+            self.turns += [*([Turn(thought=hidden)] if hidden else []), *_react_turns(text)]
             self._ids = [""]
             return
-        found = [called_function(call) for call in calls]
-        if len(found) == 1 and found[0]["name"] == FINISH:
+        functions = [called_function(call) for call in calls]
+        if len(functions) == 1 and functions[0]["name"] == _FINISH:
             said = "\n\n".join(part for part in (hidden, text.strip()) if part)
-            answer = finished(found[0]["arguments"])
+            answer = _final_answer(functions[0]["arguments"])
             self.turns += [*([Turn(thought=said)] if said else []), Turn(answer, final=True)]
             return
         self._ids = [str(call.get("id") or "") for call in calls]
-        uses = tuple(Use(call["name"], call["arguments"]) for call in found)
+        uses = tuple(Use(call["name"], call["arguments"]) for call in functions)
         self.turns.append(Turn(text, uses, thought=hidden))
 
     def _open(self, identity: str = "", name: str = "") -> int | None:
@@ -189,78 +152,85 @@ class _Walk:
 
     def _result(self, text: str, identity: str, name: str = "") -> None:
         place = self._open(identity, name)
-        if place is None and name and self.turns and self.turns[-1].uses:
-            called = ", ".join(use.tool for use in self.turns[-1].uses)
-            raise DataError(
-                f"name: got {name!r}, expected that of a call before it without a result: {called}"
-            )
-        if place is None and identity and self.turns and self.turns[-1].uses:
-            raise DataError(
-                f"tool_call_id: got {identity!r}, expected that of a call before it without a result; "
-                f"the last calls are {', '.join(map(repr, self._ids))}"
-            )
+        uses = list(self.turns[-1].uses) if self.turns else []
+        expected = "expected that of a call before it without a result"
+        if place is None and name and uses:
+            raise DataError(f"name: got {name!r}, {expected}: {', '.join(use.tool for use in uses)}")
+        if place is None and identity and uses:
+            calls = ", ".join(map(repr, self._ids))
+            raise DataError(f"tool_call_id: got {identity!r}, {expected}; the last calls are {calls}")
         if place is None:
             raise DataError("a result of a tool without a call before it")
-        uses = list(self.turns[-1].uses)
         uses[place] = replace(uses[place], result=text)
         self.turns[-1] = replace(self.turns[-1], uses=tuple(uses))
 
 
+def _parse_openai(row: Any) -> Dialogue:
+    row = row_object(row, "messages")
+    dialogue = _dialogue(message_list(row, "messages", content_key=None), "messages")
+    lost = dialogue.lost + lost_keys(row, ("messages", "tools", "id", "parallel_tool_calls"))
+    return replace(dialogue, facts={"id": row_id(row)}, lost=lost)
+
+
+def _show_openai(dialogue: Dialogue, record: Record, context: Context) -> dict[str, Any]:
+    row: dict[str, Any] = {"messages": list(_messages(dialogue))}
+    if names := dict.fromkeys(use.tool for turn in dialogue.turns for use in turn.uses):
+        row["tools"] = [declared(name) for name in names]
+    return row
+
+
+OPENAI = dialogue_format(
+    "openai",
+    lambda row: isinstance(row, dict) and isinstance(row.get("messages"), list),
+    _parse_openai,
+    _show_openai,
+)
+"""``{messages, tools}`` with ``tool_calls`` and messages of the role ``tool``."""
+
+
+MESSAGES = dialogue_format(
+    "messages",
+    lambda row: isinstance(row, list) and row != [] and all(isinstance(m, dict) and "role" in m for m in row),
+    lambda row: _dialogue(message_list({"messages": row}, "messages", content_key=None), "messages"),
+    lambda dialogue, record, context: list(_messages(dialogue)),
+    keep=None,
+)
+"""A bare list of messages."""
+
+
 _ROLES = {
     "system": "system",
-    "human": "user",
-    "user": "user",
-    "gpt": "assistant",
-    "assistant": "assistant",
-    "function_call": "assistant",
-    "observation": "tool",
-    "tool": "tool",
-    "function": "tool",
+    **dict.fromkeys(("human", "user", "observation", "tool", "function"), "user"),
+    **dict.fromkeys(("gpt", "assistant", "function_call"), "assistant"),
 }
+"""Of ShareGPT, by what they are as messages; results stand in turns of the user."""
 
 
-class ShareGpt(DialogueFormat):
-    """Calls stand in the agent's own tags, since a ``function_call`` turn has no place for words."""
+def _parse_sharegpt(row: Any) -> Dialogue:
+    row = row_object(row, "conversations")
+    turns = message_list(row, "conversations", "from", "value")
+    messages = [_openai_message(turn, number) for number, turn in enumerate(turns)]
+    dialogue = _dialogue(_with_words(messages), "conversations")
+    lost = (*dialogue.lost, *(("the system prompt",) if row.get("system") else ()))
+    lost += lost_keys(row, ("conversations", "system", "tools", "id"))
+    return replace(dialogue, facts={"id": row_id(row)}, lost=lost)
 
-    name: ClassVar[str] = "sharegpt"
-    loses: ClassVar[str] = "id, gold answer, verdict, cost and provenance"
 
-    def known(self, row: Any) -> bool:
-        """See :class:`Format`."""
-        return isinstance(row, dict) and isinstance(row.get("conversations"), list)
-
-    def parse(self, row: Any) -> Dialogue:
-        """See :class:`DialogueFormat`."""
-        if not isinstance(row, dict):
-            raise DataError(f"got {type(row).__name__}, expected an object with conversations")
-        turns = message_list(row, "conversations", "from", "value")
-        messages = [_openai_message(turn, number) for number, turn in enumerate(turns)]
-        found = walked(_with_words(messages), "conversations")
-        lost: tuple[str, ...] = ("the system prompt",) if row.get("system") else ()
-        known = {"conversations", "system", "tools", "id", KEY}
-        lost += tuple(f"key {key!r}" for key, value in row.items() if key not in known and value)
-        return replace(found, facts={"id": row_id(row)}, lost=found.lost + lost)
-
-    def show(self, dialogue: Dialogue, record: Record, context: Context, kept: Mapping[str, Any]) -> Any:
-        """See :class:`DialogueFormat`."""
-        spec = context.spec(record.agent)
-        turns = [{"from": "human", "value": dialogue.question}]
-        for turn in dialogue.turns:
-            turns.append({"from": "gpt", "value": with_call(turn, spec)})
-            turns += [{"from": "observation", "value": use.result or ""} for use in turn.uses]
-        row: dict[str, Any] = {"conversations": turns}
-        return {**row, KEY: dict(kept)} if kept else row
+def _show_sharegpt(dialogue: Dialogue, record: Record, context: Context) -> dict[str, Any]:
+    spec = context.spec(record.agent)
+    turns = [{"from": "human", "value": dialogue.question}]
+    for turn in dialogue.turns:
+        turns.append({"from": "gpt", "value": with_call(turn, spec)})
+        turns += [{"from": "observation", "value": use.result or ""} for use in turn.uses]
+    return {"conversations": turns}
 
 
 def _openai_message(turn: Mapping[str, Any], number: int) -> dict[str, Any]:
-    import json
-
     kind, value = str(turn["from"]), turn["value"]
     if kind not in _ROLES:
         raise DataError(f"conversations[{number}].from: got {kind!r}, expected one of {', '.join(_ROLES)}")
     if kind != "function_call":
-        role = "user" if _ROLES[kind] == "tool" else _ROLES[kind]
-        return {"role": role, "content": value}
+        return {"role": _ROLES[kind], "content": value}
     try:
         calls = json.loads(value)
     except (ValueError, RecursionError) as error:
@@ -271,43 +241,157 @@ def _openai_message(turn: Mapping[str, Any], number: int) -> dict[str, Any]:
 
 def _with_words(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """A turn of gpt directly before a call of its own becomes the words beside it."""
-    found: list[dict[str, Any]] = []
+    joined: list[dict[str, Any]] = []
     for message in messages:
-        before = found[-1] if found else {}
+        before = joined[-1] if joined else {}
         if message.get("tool_calls") and before.get("role") == "assistant" and not before.get("tool_calls"):
             message = {**message, "content": before["content"]}
-            found.pop()
-        found.append(message)
-    return found
+            joined.pop()
+        joined.append(message)
+    return joined
 
 
-class AgentFlan(DialogueFormat):
-    """Calls stand in the assistant's text (ReAct, or the agent's tags), results in the user's next turn."""
+SHAREGPT = dialogue_format(
+    "sharegpt",
+    lambda row: isinstance(row, dict) and isinstance(row.get("conversations"), list),
+    _parse_sharegpt,
+    _show_sharegpt,
+)
+"""Calls stand in the agent's own tags, since a ``function_call`` turn has no place for words."""
 
-    name: ClassVar[str] = "agent_flan"
-    loses: ClassVar[str] = "gold answer, verdict, cost and provenance"
 
-    def known(self, row: Any) -> bool:
-        """See :class:`Format`."""
-        return isinstance(row, dict) and isinstance(row.get("conversation"), list)
+def _parse_agent_flan(row: Any) -> Dialogue:
+    row = row_object(row, "conversation")
+    messages = message_list(row, "conversation")
+    dialogue = _dialogue(messages, "conversation")
+    untrained = sum(message["role"] == "assistant" and message.get("loss") is False for message in messages)
+    lost = (f"that {untrained} of its turns are not trained on",) if untrained else ()
+    return replace(dialogue, facts={"id": row_id(row)}, lost=dialogue.lost + lost)
 
-    def parse(self, row: Any) -> Dialogue:
-        """See :class:`DialogueFormat`."""
-        if not isinstance(row, dict):
-            raise DataError(f"got {type(row).__name__}, expected an object with conversation")
-        messages = message_list(row, "conversation")
-        found = walked(messages, "conversation")
-        spoken = [message for message in messages if message["role"] == "assistant"]
-        unlearnt = sum(message.get("loss") is False for message in spoken)
-        lost = (f"that {unlearnt} of its turns are not trained on",) if unlearnt else ()
-        return replace(found, facts={"id": row_id(row)}, lost=found.lost + lost)
 
-    def show(self, dialogue: Dialogue, record: Record, context: Context, kept: Mapping[str, Any]) -> Any:
-        """See :class:`DialogueFormat`."""
-        spec = context.spec(record.agent)
-        turns: list[dict[str, Any]] = [{"role": "user", "content": dialogue.question, "loss": False}]
-        for turn in dialogue.turns:
-            turns.append({"role": "assistant", "content": with_call(turn, spec), "loss": True})
-            turns += [{"role": "user", "content": use.result or "", "loss": False} for use in turn.uses]
-        row: dict[str, Any] = {"id": record.id, "conversation": turns}
-        return {**row, KEY: dict(kept)} if kept else row
+def _show_agent_flan(dialogue: Dialogue, record: Record, context: Context) -> dict[str, Any]:
+    spec = context.spec(record.agent)
+    turns: list[dict[str, Any]] = [{"role": "user", "content": dialogue.question, "loss": False}]
+    for turn in dialogue.turns:
+        turns.append({"role": "assistant", "content": with_call(turn, spec), "loss": True})
+        turns += [{"role": "user", "content": use.result or "", "loss": False} for use in turn.uses]
+    return {"id": record.id, "conversation": turns}
+
+
+AGENT_FLAN = dialogue_format(
+    "agent_flan",
+    lambda row: isinstance(row, dict) and isinstance(row.get("conversation"), list),
+    _parse_agent_flan,
+    _show_agent_flan,
+    loses="gold answer, verdict, cost and provenance",
+)
+"""Calls stand in the assistant's text (ReAct, or the agent's tags), results in the user's next turn."""
+
+
+def _parse_react(row: Any) -> Dialogue:
+    row = row_object(row, "question and text")
+    turns = _react_turns(text_of(row, "text"))
+    if not turns:
+        raise DataError("text: holds no Thought:, Action: or Final Answer:")
+    return Dialogue(text_of(row, "question"), turns, {"id": row_id(row)})
+
+
+def _show_react(dialogue: Dialogue, record: Record, context: Context) -> dict[str, Any]:
+    spec = context.spec(record.agent)
+    lines = []
+    for turn in dialogue.turns:
+        thoughts, answer = _plain(turn.text, spec)
+        lines += [f"Thought: {thoughts}"] if thoughts else []
+        for use in turn.uses:
+            lines += [f"Action: {use.tool}", f"Action Input: {use.text()}", f"Observation: {use.result}"]
+        lines += [f"Final Answer: {answer}"] if answer is not None else []
+    return {"question": record.question, "text": "\n".join(lines)}
+
+
+REACT = dialogue_format(
+    "react",
+    lambda row: isinstance(row, dict) and isinstance(row.get("text"), str) and "question" in row,
+    _parse_react,
+    _show_react,
+    loses="roles (all but tools and answer become thoughts), id, gold answer, verdict, cost and provenance",
+)
+"""``Action: tool`` with ``Action Input:``, or ``Action: tool[input]``; ``Finish[x]`` answers."""
+
+
+def _react_turns(text: str) -> tuple[Turn, ...]:
+    """The turns of a trace, empty when it is none."""
+    turns: list[Turn] = []
+    open_turn, action = Turn(), ""
+    for word, content in _parts(text):
+        if word in ("Thought", "Action") and open_turn.uses:
+            turns.append(open_turn)
+            open_turn = Turn()
+        if word == "Thought":
+            open_turn = replace(open_turn, text=f"{open_turn.text}\n\n{content}".strip())
+        elif word == "Action":
+            action = content
+            if brackets := _BRACKETS.match(content):
+                if brackets[1].strip().lower() == _FINISH.lower():
+                    turns += _ended(open_turn, brackets[2])
+                    open_turn = Turn()
+                else:
+                    open_turn = replace(open_turn, uses=(Use(brackets[1].strip(), brackets[2]),))
+        elif word == "Action Input":
+            if action == _FINISH:
+                turns += _ended(open_turn, _final_answer(_argument(content)))
+                open_turn = Turn()
+            else:
+                open_turn = replace(open_turn, uses=(Use(action, _argument(content)),))
+        elif word == "Observation" and open_turn.uses:
+            use = replace(open_turn.uses[-1], result=content)
+            turns.append(replace(open_turn, uses=(use,)))
+            open_turn = Turn()
+        elif word == "Final Answer":
+            turns += _ended(open_turn, content)
+            open_turn = Turn()
+    return (*turns, *((open_turn,) if open_turn.text or open_turn.uses else ()))
+
+
+def _parts(text: str) -> list[tuple[str, str]]:
+    marks = list(_WORD.finditer(text))
+    if not marks:
+        return []
+    if text[: marks[0].start()].strip():
+        return [("Thought", text[: marks[0].start()].strip()), *_parts(text[marks[0].start() :])]
+    ends = [*(mark.start() for mark in marks[1:]), len(text)]
+    return [(mark[1], text[mark.end() : end].strip()) for mark, end in zip(marks, ends, strict=True)]
+
+
+def _final_answer(arguments: Any) -> str:
+    """The answer in the arguments of :data:`_FINISH`, ToolBench's ``{return_type, final_answer}`` or its text.
+
+    Raises:
+        DataError: It ends the run without an answer.
+    """
+    answer = arguments.get("final_answer") if isinstance(arguments, Mapping) else arguments
+    if not isinstance(answer, str) or not answer.strip():
+        raise DataError(f"{_FINISH}: got {str(arguments)[:80]}, expected a final_answer; the run gave up")
+    return answer
+
+
+def _ended(turn: Turn, answer: str) -> list[Turn]:
+    return [*([turn] if turn.text else []), Turn(answer, final=True)]
+
+
+def _argument(text: str) -> Any:
+    """Parameters where the input is a JSON object, else the text."""
+    try:
+        arguments = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return arguments if isinstance(arguments, dict) else text
+
+
+def _plain(text: str, spec: AgentSpec) -> tuple[str, str | None]:
+    """What stands in the roles of a turn as one thought, and the answer if there is one."""
+    steps = split(text, spec).steps
+    if not steps:
+        return text.strip(), None
+    thoughts = [step.content.strip() for step in steps if step.role != spec.answer_role]
+    answers = [step.content.strip() for step in steps if step.role == spec.answer_role]
+    return "\n\n".join(thoughts), answers[-1] if answers else None

@@ -10,75 +10,72 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 from afm.errors import DataError
 from afm.trajectory.chat import called_function, content_text, hidden_reasoning
-from afm.trajectory.convert.base import Context, DialogueFormat, Item
+from afm.trajectory.convert.base import Item, dialogue_format
 from afm.trajectory.convert.dialogue import Dialogue, Turn, Use, second_question
-from afm.trajectory.record import Cost, Record
+from afm.trajectory.record import Cost
 
 
-class OpenAiAgents(DialogueFormat):
-    """A trace becomes one trajectory: what all its agents said and called, in the order of time."""
+def _gathered(items: Iterable[Item]) -> Iterator[Item]:
+    """The spans of each trace; memory holds all spans of the file."""
+    lines: dict[str, int] = {}
+    spans: defaultdict[str, list[Any]] = defaultdict(list)
+    for line, row in items:
+        if isinstance(row, DataError) or not isinstance(row, dict):
+            yield line, row
+            continue
+        parts = row["data"] if isinstance(row.get("data"), list) else [row]  # as they are sent to the server
+        for part in parts:
+            name = str(part.get("trace_id") or part.get("id"))
+            lines.setdefault(name, line)
+            spans[name].append(part)
+    for name, line in lines.items():
+        yield line, spans[name]
 
-    name: ClassVar[str] = "openai_agents"
-    writable: ClassVar[bool] = False
 
-    def known(self, row: Any) -> bool:
-        """See :class:`Format`."""
-        return isinstance(row, dict) and (row.get("object") in ("trace", "trace.span") or "span_data" in row)
+def _parse(row: Any) -> Dialogue:
+    if not isinstance(row, list):
+        raise DataError("expected the spans of a trace")
+    spans = [span for span in row if isinstance(span.get("span_data"), dict)]
+    spans.sort(key=lambda span: str(span.get("started_at") or ""))
+    kinds = {span["span_data"].get("type") for span in spans}
+    if "generation" not in kinds:
+        more = "; `response` spans hold no words" if "response" in kinds else ""
+        raise DataError(f"the trace has no generation span{more}")
+    walk = _Spans({str(span.get("id")): span for span in spans})
+    for number, span in enumerate(spans):
+        try:
+            walk.take(span)
+        except DataError as error:
+            raise DataError(f"span {span.get('id') or number}: {error.message}") from None
+    if walk.question is None:
+        raise DataError("no generation was asked by a user")
+    trace: dict[str, Any] = next((part for part in row if part.get("object") == "trace"), {})
+    identity = str(trace.get("id") or spans[0].get("trace_id") or "")
+    facts: dict[str, Any] = {"id": identity, "model": walk.model}
+    if walk.cost != Cost():
+        facts["cost"] = walk.cost
+    return Dialogue(walk.question, tuple(walk.turns), facts, tuple(dict.fromkeys(walk.lost)))
 
-    def gathered(self, items: Iterable[Item]) -> Iterator[Item]:
-        """See :class:`Format`; memory holds all spans of the file."""
-        lines: dict[str, int] = {}
-        spans: defaultdict[str, list[Any]] = defaultdict(list)
-        for line, row in items:
-            if isinstance(row, DataError) or not isinstance(row, dict):
-                yield line, row
-                continue
-            rows = (
-                row["data"] if isinstance(row.get("data"), list) else [row]
-            )  # as they are sent to the server
-            for one in rows:
-                name = str(one.get("trace_id") or one.get("id"))
-                lines.setdefault(name, line)
-                spans[name].append(one)
-        for name, line in lines.items():
-            yield line, spans[name]
 
-    def parse(self, row: Any) -> Dialogue:
-        """See :class:`DialogueFormat`."""
-        if not isinstance(row, list):
-            raise DataError("expected the spans of a trace")
-        spans = [span for span in row if isinstance(span.get("span_data"), dict)]
-        spans.sort(key=lambda span: str(span.get("started_at") or ""))
-        kinds = {span["span_data"].get("type") for span in spans}
-        if "generation" not in kinds:
-            more = "; `response` spans hold no words" if "response" in kinds else ""
-            raise DataError(f"the trace has no generation span{more}")
-        walk = _Spans({str(span.get("id")): span for span in spans})
-        for number, span in enumerate(spans):
-            try:
-                walk.take(span)
-            except DataError as error:
-                raise DataError(f"span {span.get('id') or number}: {error.message}") from None
-        if walk.question is None:
-            raise DataError("no generation was asked by a user")
-        trace: dict[str, Any] = next((one for one in row if one.get("object") == "trace"), {})
-        identity = str(trace.get("id") or spans[0].get("trace_id") or "")
-        facts: dict[str, Any] = {"id": identity, "model": walk.model}
-        if walk.cost != Cost():
-            facts["cost"] = walk.cost
-        return Dialogue(walk.question, tuple(walk.turns), facts, tuple(dict.fromkeys(walk.lost)))
-
-    def show(self, dialogue: Dialogue, record: Record, context: Context, kept: Mapping[str, Any]) -> Any:
-        """See :class:`DialogueFormat`."""
-        raise DataError(f"{self.name} is only read")
+OPENAI_AGENTS = dialogue_format(
+    "openai_agents",
+    lambda row: (
+        isinstance(row, dict) and (row.get("object") in ("trace", "trace.span") or "span_data" in row)
+    ),
+    _parse,
+    None,
+    loses="",
+    gathered=_gathered,
+)
+"""A trace becomes one trajectory: what all its agents said and called, in the order of time."""
 
 
 class _Spans:
-    """What is known of a trace so far."""
+    """A trace as far as it was read."""
 
     def __init__(self, spans: Mapping[str, Mapping[str, Any]]) -> None:
         self.question: str | None = None
@@ -108,7 +105,7 @@ class _Spans:
         while above in self._spans and above not in seen:
             seen.add(above)
             above = str(self._spans[above].get("parent_id"))
-        return {self._spans[one]["span_data"].get("type") for one in seen}
+        return {self._spans[name]["span_data"].get("type") for name in seen}
 
     def _generation(self, data: Mapping[str, Any], *, inner: bool) -> None:
         said = data.get("output") if isinstance(data.get("output"), list) else []
@@ -124,17 +121,18 @@ class _Spans:
             uses = tuple(Use(call["name"], call["arguments"]) for call in calls)
             self.turns.append(Turn(text, uses, thought=hidden_reasoning(message)))
 
-    def _ask(self, told: Any) -> None:
+    def _ask(self, messages: Any) -> None:
         """Take the question out of the first input; later ones, which repeat it, may ask nothing else.
 
         Raises:
             DataError: They do, or something was said before the question.
         """
-        sent = [message for message in told if isinstance(message, Mapping)] if isinstance(told, list) else []
+        listed = messages if isinstance(messages, list) else []
+        sent = [message for message in listed if isinstance(message, Mapping)]
         asked = [content_text(message) for message in sent if message.get("role") == "user"]
         if self.question is not None:
             if asked and asked != self._asked:
-                raise second_question(next((one for one in asked if one not in self._asked), asked[-1]))
+                raise second_question(next((text for text in asked if text not in self._asked), asked[-1]))
             return
         if any(message.get("role") in ("system", "developer") for message in sent):
             self.lost.append("the system prompt")
@@ -147,9 +145,9 @@ class _Spans:
         self._asked, self.question = asked, "\n\n".join(asked) or None
 
     def _count(self, usage: Any) -> None:
-        told = usage if isinstance(usage, dict) else {}
-        prompt = self.cost.prompt_tokens + (told.get("input_tokens") or 0)
-        completion = self.cost.agent_tokens + (told.get("output_tokens") or 0)
+        tokens = usage if isinstance(usage, dict) else {}
+        prompt = self.cost.prompt_tokens + (tokens.get("input_tokens") or 0)
+        completion = self.cost.agent_tokens + (tokens.get("output_tokens") or 0)
         self.cost = Cost(prompt_tokens=prompt, agent_tokens=completion)
 
     def _function(self, data: Mapping[str, Any], *, failed: bool) -> None:
@@ -158,7 +156,7 @@ class _Spans:
         Raises:
             DataError: No call of that name has that input: the framework changed it.
         """
-        name, told, result = str(data.get("name")), data.get("input"), data.get("output")
+        name, argument, result = str(data.get("name")), data.get("input"), data.get("output")
         if result is None:
             return
         waiting = [
@@ -173,11 +171,11 @@ class _Spans:
         same = [
             place
             for place in waiting
-            if told is None or self.turns[place[0]].uses[place[1]].arguments == _decoded(told)
+            if argument is None or self.turns[place[0]].uses[place[1]].arguments == _decoded(argument)
         ]
         if not same:
             raise DataError(
-                f"{name} ran with {str(told)[:80]!r}, which no generation asked for; its result belongs to no call"
+                f"{name} ran with {str(argument)[:80]!r}, which no generation asked for; its result belongs to no call"
             )
         turn, use = same[0]
         uses = list(self.turns[turn].uses)
@@ -185,8 +183,8 @@ class _Spans:
         self.turns[turn] = replace(self.turns[turn], uses=tuple(uses))
 
 
-def _decoded(told: Any) -> Any:
+def _decoded(argument: Any) -> Any:
     try:
-        return json.loads(told) if isinstance(told, str) else told
+        return json.loads(argument) if isinstance(argument, str) else argument
     except (ValueError, RecursionError):
-        return told
+        return argument

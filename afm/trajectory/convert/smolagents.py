@@ -1,133 +1,163 @@
 """Step logs of smolagents and of its kin (OAgents): what ``agent.memory.get_full_steps()`` or a ``RunResult`` holds.
 
 A row is ``{"steps": [...]}`` (or ``intermediate_steps``, ``agent_memory``), or the bare list of steps: a ``task``, ``plan`` steps, then
-action steps with ``model_output``, ``tool_calls``, ``observations``.
+action steps with ``model_output``, ``tool_calls``, ``observations``. ``ToolCallingAgent`` lists its calls, but not those that failed,
+which stand in the model's message alone. ``CodeAgent`` lists its program and says it once more in its words, between marks of its own.
+Its last program hands the answer over.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+import ast
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from afm.errors import DataError
-from afm.trajectory.chat import row_id
-from afm.trajectory.convert.base import KEY, Context, DialogueFormat
-from afm.trajectory.convert.dialogue import ARGUMENT, Dialogue, Turn
-from afm.trajectory.convert.smolagents_step import read_step
+from afm.trajectory.chat import content_text, row_id
+from afm.trajectory.convert.base import Context, dialogue_format, lost_keys
+from afm.trajectory.convert.dialogue import ARGUMENT, Dialogue, Turn, Use, take_all
+from afm.trajectory.programs import without_last_call
 from afm.trajectory.record import Cost, Record
 from afm.trajectory.tags import split
 
 _STEPS = ("steps", "intermediate_steps", "agent_memory")
 _KNOWN = {
     *_STEPS,
-    *("output", "state", "token_usage", "timing", KEY, "id"),
+    *("output", "state", "token_usage", "timing", "id"),
     *("agent_name", "question", "augmented_question", "prediction", "true_answer", "task", "task_id"),
     *("start_time", "end_time"),
 }
 """Keys beside the steps; what they say is read, or said by the steps too."""
 _NO_TIME = {"start_time": 0.0, "end_time": None, "duration": None}
+_FINAL = "final_answer"
+_INTERPRETER = "python_interpreter"
+_HANDS_OVER = re.compile(rf"\b{_FINAL}\s*\(")
+_PARSING_ERROR, _CHECK_ERROR, _MAX_STEPS_ERROR = "AgentParsingError", "AgentError", "AgentMaxStepsError"
+_BLOCK = "code"
+_MARK = f"</{_BLOCK}>"
+_BLOCKS = (
+    re.compile(f"<{_BLOCK}>(.*?){_MARK}", re.DOTALL),
+    re.compile(r"```(?:python|py)(.*?)\n```", re.DOTALL),
+)
+"""Where a program stands, tried in this order as smolagents does."""
+_BEFORE = re.compile(r"(?:<[^<>\s]+>|```\w*)\s*\Z")
+_AFTER = re.compile(r"\A\s*(?:</?[^<>\s]+>|```)")
+_END = re.compile(r"<end_code>|</?(?:think|thinking)>", re.IGNORECASE)
+"""Marks in the words beside a program, all of which are a thought."""
+_THOUGHT = re.compile(r"^\**Thoughts?\**[ \t]*:\**[ \t]*", re.MULTILINE)
+_LABEL = re.compile(r"(?:\A|\n)[ \t]*\**(?:Code|Action)\**[ \t]*:\**\s*\Z")
+_TAGGED = re.compile(r"</\w+>\s*\Z")
+_FAILED = re.compile(r"'(?P<tool>[^'\n]+)' with arguments (?P<rest>.*)", re.DOTALL)
 
 
-class SmolAgents(DialogueFormat):
-    """One run a row."""
+def _parse(row: Any) -> Dialogue:
+    steps = _steps(row)
+    if not steps:
+        raise DataError(f"expected a list of steps, or one under {', '.join(_STEPS)}")
+    outer = row if isinstance(row, dict) else {}
+    log = _Log()
+    take_all(steps, log.take, "step {}")
+    # In logs of benchmarks `task` beside the steps is a level, and the question of a step has instructions in it.
+    question = outer.get("question") or log.task or outer.get("task")
+    if not isinstance(question, str):
+        raise DataError("holds no task; expected a step with `task`, or `question` beside the steps")
+    output = outer.get("output", outer.get("prediction"))
+    if output is not None and not log.has_answer(str(output)):
+        log.turns.append(Turn(str(output), final=True))
+    for key in lost_keys(outer, _KNOWN):
+        log.lost.append(key + ", the work of a managed agent" * key.endswith("_actions'"))
+    return Dialogue(question, tuple(log.turns), _facts(outer, steps), tuple(dict.fromkeys(log.lost)))
 
-    name: ClassVar[str] = "smolagents"
-    loses: ClassVar[str] = "id, gold answer, verdict, cost and provenance"
 
-    def known(self, row: Any) -> bool:
-        """See :class:`Format`."""
-        steps = _steps(row)
-        return bool(steps) and all(isinstance(step, dict) for step in steps) and any(map(_is_action, steps))
+class _Log:
+    """A step log as far as it was read."""
 
-    def parse(self, row: Any) -> Dialogue:
-        """See :class:`DialogueFormat`."""
-        steps = _steps(row)
-        if not steps:
-            raise DataError(f"expected a list of steps, or one under {', '.join(_STEPS)}")
-        outer = row if isinstance(row, dict) else {}
-        asked = None
-        turns: list[Turn] = []
-        lost: list[str] = []
-        answered = False
-        for number, step in enumerate(steps):
-            if not isinstance(step, dict):
-                hint = "; steps written with str() cannot be read, write step.dict()" * isinstance(step, str)
-                raise DataError(f"step {number}: got {type(step).__name__}, expected an object{hint}")
-            try:
-                if "task" in step and not _is_action(step):
-                    asked = _question(asked, step["task"])
-                elif "plan" in step:
-                    turns.append(Turn(thought=str(step["plan"])))
-                elif _is_action(step):
-                    read = read_step(step)
-                    turns += read.turns
-                    lost += read.lost
-                    answered = answered or step.get("is_final_answer") is True
-                    lost += ["pictures"] if step.get("observations_images") else []
-                elif "system_prompt" in step:
-                    lost.append("the system prompt")
-            except DataError as error:
-                raise DataError(f"step {number}: {error.message}") from None
-        # In logs of benchmarks `task` beside the steps is a level, and the question of a step has instructions in it.
-        question = outer.get("question") or asked or outer.get("task")
-        if not isinstance(question, str):
-            raise DataError("holds no task; expected a step with `task`, or `question` beside the steps")
-        output = outer.get("output", outer.get("prediction"))
-        answered = answered or any(turn.final for turn in turns)
-        if output is not None and not answered and not _says(turns, str(output)):
-            turns.append(Turn(str(output), final=True))
-        for key, value in outer.items():
-            if key not in _KNOWN and value:
-                lost.append(f"key {key!r}" + ", the work of a managed agent" * key.endswith("_actions"))
-        return Dialogue(question, tuple(turns), _facts(outer, steps), tuple(dict.fromkeys(lost)))
+    def __init__(self) -> None:
+        self.task: Any = None
+        self.turns: list[Turn] = []
+        self.lost: list[str] = []
+        self._answered = False
 
-    def show(self, dialogue: Dialogue, record: Record, context: Context, kept: Mapping[str, Any]) -> Any:
-        """See :class:`DialogueFormat`."""
-        spec = context.spec(record.agent)
-        steps: list[dict[str, Any]] = [{"task": dialogue.question, "task_images": None}]
-        output = None
-        for number, turn in enumerate(dialogue.turns, 1):
-            calls = [
-                {
-                    "id": f"call_{number}",
-                    "type": "function",
-                    "function": {"name": use.tool, "arguments": {ARGUMENT: use.text()}},
-                }
-                for use in turn.uses
-            ]
-            answers = [step.content for step in split(turn.text, spec).steps if step.role == spec.answer_role]
-            output = answers[-1].strip() if answers else output
-            steps.append(
-                {
-                    "step_number": number,
-                    "timing": _NO_TIME,
-                    "model_input_messages": None,
-                    "tool_calls": calls,
-                    "error": None,
-                    "model_output_message": None,
-                    "model_output": turn.text,
-                    "code_action": None,
-                    "observations": turn.uses[0].result if turn.uses else None,
-                    "observations_images": None,
-                    "action_output": output if answers else None,
-                    "token_usage": None,
-                    "is_final_answer": bool(answers),
-                }
-            )
-        row: dict[str, Any] = {"output": output, "steps": steps, "state": "success"}
-        return {**row, KEY: dict(kept)} if kept else row
+    def take(self, step: Any) -> None:
+        if not isinstance(step, dict):
+            hint = "; steps written with str() cannot be read, write step.dict()" * isinstance(step, str)
+            raise DataError(f"got {type(step).__name__}, expected an object{hint}")
+        if "task" in step and not _is_action(step):
+            if self.task not in (None, step["task"]):
+                raise DataError("a second task; expected one run a row")
+            self.task = step["task"]
+        elif "plan" in step:
+            self.turns.append(Turn(thought=str(step["plan"])))
+        elif _is_action(step):
+            read = _read_step(step)
+            self.turns += read.turns
+            self.lost += read.lost
+            self.lost += ["pictures"] if step.get("observations_images") else []
+            self._answered = self._answered or step.get("is_final_answer") is True
+        elif "system_prompt" in step:
+            self.lost.append("the system prompt")
+
+    def has_answer(self, output: str) -> bool:
+        """Whether a step gave the answer, or the run ends with it in words."""
+        if self._answered or any(turn.final for turn in self.turns):
+            return True
+        return bool(self.turns) and not self.turns[-1].uses and self.turns[-1].text.strip() == output.strip()
+
+
+def _show(dialogue: Dialogue, record: Record, context: Context) -> dict[str, Any]:
+    spec = context.spec(record.agent)
+    steps: list[dict[str, Any]] = [{"task": dialogue.question, "task_images": None}]
+    output = None
+    for number, turn in enumerate(dialogue.turns, 1):
+        answers = [step.content for step in split(turn.text, spec).steps if step.role == spec.answer_role]
+        output = answers[-1].strip() if answers else output
+        steps.append(_shown_step(number, turn, output if answers else None))
+    return {"output": output, "steps": steps, "state": "success"}
+
+
+def _shown_step(number: int, turn: Turn, answer: str | None) -> dict[str, Any]:
+    calls = [
+        {
+            "id": f"call_{number}",
+            "type": "function",
+            "function": {"name": use.tool, "arguments": {ARGUMENT: use.text()}},
+        }
+        for use in turn.uses
+    ]
+    return {
+        "step_number": number,
+        "timing": _NO_TIME,
+        "model_input_messages": None,
+        "tool_calls": calls,
+        "error": None,
+        "model_output_message": None,
+        "model_output": turn.text,
+        "code_action": None,
+        "observations": turn.uses[0].result if turn.uses else None,
+        "observations_images": None,
+        "action_output": answer,
+        "token_usage": None,
+        "is_final_answer": answer is not None,
+    }
+
+
+def _known(row: Any) -> bool:
+    steps = _steps(row)
+    return bool(steps) and all(isinstance(step, dict) for step in steps) and any(map(_is_action, steps))
+
+
+SMOLAGENTS = dialogue_format("smolagents", _known, _parse, _show)
+"""One run a row."""
 
 
 def _steps(row: Any) -> list[Any]:
     if isinstance(row, list):
         return row
-    found = [row[name] for name in _STEPS if isinstance(row, dict) and isinstance(row.get(name), list)]
-    return found[0] if found else []
-
-
-def _says(turns: list[Turn], answer: str) -> bool:
-    """Whether a run ends with its answer in words."""
-    return bool(turns) and not turns[-1].uses and turns[-1].text.strip() == answer.strip()
+    lists = (row[name] for name in _STEPS if isinstance(row, dict) and isinstance(row.get(name), list))
+    return next(lists, [])
 
 
 def _facts(outer: Mapping[str, Any], steps: list[Any]) -> dict[str, Any]:
@@ -135,7 +165,7 @@ def _facts(outer: Mapping[str, Any], steps: list[Any]) -> dict[str, Any]:
     facts: dict[str, Any] = {"id": row_id(outer, "task_id", "id")}
     spent = [step.get("token_usage") for step in ([outer] if outer.get("token_usage") else steps)]
     prompt, written = (
-        sum(one.get(key) or 0 for one in spent if isinstance(one, Mapping))
+        sum(usage.get(key) or 0 for usage in spent if isinstance(usage, Mapping))
         for key in ("input_tokens", "output_tokens")
     )
     if prompt or written:
@@ -152,7 +182,217 @@ def _is_action(step: Any) -> bool:
     return isinstance(step, dict) and any(key in step for key in keys)
 
 
-def _question(known: Any, told: Any) -> Any:
-    if known is not None and known != told:
-        raise DataError("a second task; expected one run a row")
-    return told
+class _StepError(NamedTuple):
+    """What a step ended with; ``kind`` is the name of its class, empty in logs that hold its text alone."""
+
+    kind: str
+    message: str
+
+
+class _StepTurns(NamedTuple):
+    """A step as turns, and what it held that turns cannot, in a few words each."""
+
+    turns: tuple[Turn, ...]
+    lost: tuple[str, ...] = ()
+
+
+def _read_step(step: Mapping[str, Any]) -> _StepTurns:
+    """The turns of an action step: what was said with its call, and the answer behind it.
+
+    Raises:
+        DataError: It is no step, or what a call of it returned stands nowhere.
+    """
+    said, error = _said(step), _error(step)
+    listed = step.get("tool_calls")
+    uses = [_use(call) for call in (listed if isinstance(listed, list) else [])]
+    program = _program(step, uses)
+    if program is not None:
+        return _program_step(step, said, program, error)
+    if not uses and error is not None:
+        uses = _failed_calls(step, error)
+    if len(uses) > 1 and error is not None:
+        raise DataError(f"one of {len(uses)} tool calls failed, and what the others returned stands nowhere")
+    return _call_step(step, said, uses, error)
+
+
+def _call_step(step: Mapping[str, Any], said: str, uses: list[Use], error: _StepError | None) -> _StepTurns:
+    answers = [use for use in uses if use.tool == _FINAL]
+    others = [use for use in uses if use.tool != _FINAL]
+    if len(others) > 1:
+        raise DataError(f"the results of {len(others)} tool calls stand in one text")
+    text = _without_json(said, uses[0].tool) if uses else said
+    final, output = step.get("is_final_answer") is True, step.get("action_output")
+    if others and not (final and step.get("observations") is None):
+        use = Use(others[0].tool, others[0].arguments, _result(step, error), ok=error is None)
+        turns, lost = [Turn(text, (use,))], []
+    else:
+        turns, lost = _worded(text, error), _lost_error(error, answered=bool(answers))
+    if answers and error is None:
+        turns.append(Turn(answers[0].text(), final=True))
+    elif (
+        output is not None
+        and (final or (error and error.kind == _MAX_STEPS_ERROR))
+        and not _holds(text, str(output))
+    ):
+        turns.append(Turn(str(output), final=True))
+    return _StepTurns(tuple(turn for turn in turns if turn != Turn()), tuple(lost))
+
+
+def _holds(text: str, answer: str) -> bool:
+    """Whether words are the answer itself, or hold it within the tags that end them."""
+    return text.strip() == answer.strip() or (_TAGGED.search(text) is not None and answer in text)
+
+
+def _program_step(
+    step: Mapping[str, Any], said: str, program: tuple[str, str], error: _StepError | None
+) -> _StepTurns:
+    tool, code = program
+    hands_over = _HANDS_OVER.search(code) is not None
+    flag, output = step.get("is_final_answer"), step.get("action_output")
+    final = flag is True or (flag is None and hands_over and error is None)
+    refused = hands_over and error is not None and error.kind == _CHECK_ERROR
+    rest, lost = _without_answer(code) if final or refused else (code, [])
+    if refused:
+        lost, error = [*lost, "an answer that a check refused"], None
+    turn = Turn(thought=_words_around(said, code))
+    if rest and final and step.get("observations") is None:
+        lost.append("the program of the answer, whose output is not known")
+    elif rest:
+        turn = replace(turn, uses=(Use(tool, rest, _result(step, error), ok=error is None),))
+    turns = [turn, *([Turn(str(output), final=True)] if final and output is not None else [])]
+    return _StepTurns(tuple(turn for turn in turns if turn != Turn()), tuple(lost))
+
+
+def _without_answer(code: str) -> tuple[str, list[str]]:
+    """A program that does not hand its answer over, empty when it does nothing else, and what is lost by that."""
+    try:
+        rest = without_last_call(code, _FINAL)
+    except DataError:
+        rest = None
+    if rest is None:
+        return code, [f"what {_FINAL}() in the middle of a program does; it stays there"]
+    return rest, [f"{_FINAL}() around the last value of a program"] if rest else []
+
+
+def _program(step: Mapping[str, Any], uses: list[Use]) -> tuple[str, str] | None:
+    """The name under which a program was run, and the program; ``None`` in a step of calls."""
+    code, names = step.get("code_action"), [use.tool for use in uses]
+    if not isinstance(code, str) and names != [_INTERPRETER]:
+        return None
+    return (names or [_INTERPRETER])[0], code if isinstance(code, str) else uses[0].text()
+
+
+def _words_around(said: str, code: str) -> str:
+    """What was said beside a program, without the marks around it and the labels of the format."""
+    try:
+        whole = json.loads(said)
+    except (ValueError, RecursionError):
+        whole = None
+    if isinstance(whole, dict) and _BLOCK in whole:  # structured outputs
+        return str(whole.get("thought") or "").strip()
+    return without_labels(*_outside(_without_mark(said), code))
+
+
+def without_labels(*parts: str) -> str:
+    """The words around programs without the labels that the format asks for: ``Thought:``, ``Code:``, its end marks."""
+    cleaned = (_LABEL.sub("", _END.sub("", part).strip()) for part in parts)
+    return _THOUGHT.sub("", "\n\n".join(filter(None, cleaned))).strip()
+
+
+def _outside(said: str, code: str) -> Iterator[str]:
+    for pattern in _BLOCKS:
+        programs = list(pattern.finditer(said))
+        same = "\n\n".join(block[1].strip() for block in programs) == code.strip()
+        if programs and (same or _FINAL in code):  # variables of that name are renamed before it is run
+            begins = [0, *(block.end() for block in programs)]
+            ends = [*(block.start() for block in programs), len(said)]
+            yield from (said[begin:end] for begin, end in zip(begins, ends, strict=True))
+            return
+    before, is_there, after = said.partition(code.strip())
+    if is_there and code.strip():
+        yield _BEFORE.sub("", before)
+        yield _AFTER.sub("", after)
+    else:
+        yield said
+
+
+def _without_json(said: str, tool: str) -> str:
+    """The words of a model that writes its call as JSON into them, without it."""
+    begin, end = said.find("{"), said.rfind("}") + 1
+    try:
+        call = json.loads(said[begin:end], strict=False) if 0 <= begin < end else None
+    except (ValueError, RecursionError):
+        return said
+    if not isinstance(call, dict) or call.get("name") != tool or "arguments" not in call:
+        return said
+    return f"{_LABEL.sub('', said[:begin])}{said[end:]}".strip()
+
+
+def _worded(text: str, error: _StepError | None) -> list[Turn]:
+    if error is None:
+        return [Turn(text)]
+    return [Turn(thought=_without_mark(text).strip() if error.kind == _PARSING_ERROR else text.strip())]
+
+
+def _without_mark(said: str) -> str:
+    """Words without the closing mark that smolagents puts behind them, whatever was said."""
+    return said if f"<{_BLOCK}>" in said else said.removesuffix(_MARK)
+
+
+def _lost_error(error: _StepError | None, *, answered: bool) -> list[str]:
+    """What is lost of an error that no call of a tool ended with."""
+    if error is None:
+        return []
+    what = "an answer that was refused" if answered else "the error of a step without a tool call"
+    return [f"{what} ({error.kind or error.message[:60]})"]
+
+
+def _error(step: Mapping[str, Any]) -> _StepError | None:
+    error = step.get("error")
+    if isinstance(error, Mapping):
+        return _StepError(str(error.get("type") or ""), str(error.get("message", dict(error))))
+    return _StepError("", error) if isinstance(error, str) and error else None
+
+
+def _failed_calls(step: Mapping[str, Any], error: _StepError) -> list[Use]:
+    """The calls of a step that failed, out of the model's message or the error's text."""
+    message = step.get("model_output_message")
+    listed = message.get("tool_calls") if isinstance(message, Mapping) else None
+    if isinstance(listed, list) and listed:
+        return [_use(call) for call in listed]
+    failure = _FAILED.search(error.message)
+    if failure is None:
+        return []
+    for mark in re.finditer(r": |\Z", failure["rest"]):
+        try:
+            arguments = ast.literal_eval(failure["rest"][: mark.start()])
+        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+            continue
+        return [Use(failure["tool"], arguments)]
+    return []
+
+
+def _said(step: Mapping[str, Any]) -> str:
+    output = step.get("model_output", step.get("llm_output"))
+    if isinstance(output, list):
+        return content_text({"content": output})
+    if output is not None and not isinstance(output, str):
+        raise DataError(f"model_output: got {type(output).__name__}, expected a text")
+    return output or ""
+
+
+def _use(call: Any) -> Use:
+    function = call.get("function", call) if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise DataError(f"tool_calls: got {str(call)[:80]!r}, expected a name and arguments")
+    return Use(function["name"], function.get("arguments", ""))
+
+
+def _result(step: Mapping[str, Any], error: _StepError | None) -> str:
+    observations = step.get("observations")
+    if error is not None:
+        message = f"Error: {error.message}"
+        return f"{observations}\n{message}" if observations else message
+    if not isinstance(observations, str):
+        raise DataError("a tool call without observations")
+    return observations

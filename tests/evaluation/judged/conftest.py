@@ -13,7 +13,7 @@ from afm.evaluation.manifest import Conditions, make_manifest
 from afm.evaluation.metrics import summarise
 from afm.models.base import SamplingParams
 from afm.trajectory.io import RecordWriter
-from afm.trajectory.sealing import sealed
+from afm.trajectory.record import sealed
 
 ROOT = Path(__file__).resolve().parents[3]
 
