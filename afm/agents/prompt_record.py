@@ -77,15 +77,20 @@ class PromptRecord(BaseModel):
         single = len(self.templates) == 1 and not self.more and not self.unknown
         return self.templates[0].template if single else None
 
+    @property
+    def digests(self) -> frozenset[str]:
+        """Of its prompts."""
+        return frozenset(prompt.digest for prompt in self.templates)
+
     def holds(self, other: PromptRecord) -> bool:
         """Whether every prompt of ``other`` is one of these."""
-        return {one.digest for one in other.templates} <= {one.digest for one in self.templates}
+        return other.digests <= self.digests
 
     def plus(self, other: PromptRecord) -> PromptRecord:
         """Both together, in the mode of this one."""
         rows: Counter[PromptTemplate] = Counter()
-        for one in (*self.templates, *other.templates):
-            rows[one.template] += one.rows
+        for prompt in (*self.templates, *other.templates):
+            rows[prompt.template] += prompt.rows
         return _recorded(self.mode, rows, self.unknown + other.unknown, self.more + other.more)
 
     def after(self, base: PromptRecord | None) -> PromptRecord:
@@ -95,8 +100,7 @@ class PromptRecord(BaseModel):
         """
         if base is None or not base.holds(self):
             return self
-        counted = {one.digest for one in self.templates}
-        earlier = tuple(one for one in base.templates if one.digest not in counted)
+        earlier = tuple(prompt for prompt in base.templates if prompt.digest not in self.digests)
         return self.plus(base.model_copy(update={"templates": earlier}))
 
     def save(self, path: Path) -> None:
@@ -115,10 +119,10 @@ class PromptRecord(BaseModel):
         except (OSError, UnicodeDecodeError, ValidationError) as error:
             text = f"{path}: cannot be read as the record of a model's prompts"
             raise ConfigError(f"{text} ({type(error).__name__}); copy it again, or remove it") from None
-        for number, one in enumerate(record.templates):
-            if one.digest != one.template.digest:
+        for number, prompt in enumerate(record.templates):
+            if prompt.digest != prompt.template.digest:
                 raise ConfigError(
-                    f"{path}: templates.{number}: digest is {one.digest!r}, the text has {one.template.digest!r}; "
+                    f"{path}: templates.{number}: digest is {prompt.digest!r}, the text has {prompt.template.digest!r}; "
                     "copy the file again, or remove it"
                 )
         return record
@@ -150,7 +154,12 @@ class PromptTally:
         # What says most about a prompt goes first; a prompt that fits two of them is the same one in every process.
         self._known = sorted(
             set(known) - {_BARE},
-            key=lambda one: (-len(one.before) - len(one.after), one.before, one.after, one.system),
+            key=lambda known: (
+                -len(known.before) - len(known.after),
+                known.before,
+                known.after,
+                known.system,
+            ),
         )
         self._bare = _BARE in set(known)
         self._rows: Counter[PromptTemplate] = Counter()
@@ -174,7 +183,7 @@ class PromptTally:
 
     def _found(self, messages: Messages, system: str, user: str) -> Iterator[PromptTemplate]:
         """The prompt, or the several that it could be, in the order of the text."""
-        known = next((one for one in self._known if one.question_in(messages) is not None), None)
+        known = next((prompt for prompt in self._known if prompt.question_in(messages) is not None), None)
         bare = self._bare and not system
         if known is None and bare and self._mode is not PromptMode.ROW:
             known = _BARE
@@ -208,7 +217,7 @@ def prompts_of_run(
         [
             PromptTemplate.of_agent(spec),
             *([source.template] if source.template else []),
-            *(one.template for one in (trained.templates if trained else ())),
+            *(prompt.template for prompt in (trained.templates if trained else ())),
         ],
     )
     for name, question, own in rows:
@@ -276,11 +285,10 @@ def prompt_difference(asked: PromptRecord, trained: PromptRecord | None) -> str 
     """The first line of a run's prompts that is none of the model's; ``None`` when all are, or nobody can tell."""
     if trained is None or not trained.templates or trained.more or trained.holds(asked):
         return None
-    known = {one.digest for one in trained.templates}
-    other = next(one for one in asked.templates if one.digest not in known)
-    closest = max(trained.templates, key=lambda one: _shared(_text(one), _text(other)))
-    rows = sum(one.rows for one in asked.templates if one.digest not in known)
-    return f"{rows:,} rows, {_first_difference(other, closest)}"
+    others = [prompt for prompt in asked.templates if prompt.digest not in trained.digests]
+    closest = max(trained.templates, key=lambda prompt: _shared(_text(prompt), _text(others[0])))
+    rows = sum(prompt.rows for prompt in others)
+    return f"{rows:,} rows, {_first_difference(others[0], closest)}"
 
 
 def _places(system: str, user: str) -> Iterator[PromptTemplate]:
@@ -294,22 +302,22 @@ def _places(system: str, user: str) -> Iterator[PromptTemplate]:
 def _recorded(mode: PromptMode, rows: Counter[PromptTemplate], unknown: int, more: int = 0) -> PromptRecord:
     ordered: Sequence[tuple[PromptTemplate, int]] = rows.most_common()
     kept = tuple(
-        RecordedTemplate(digest=one.digest, system=one.system, user=one.user, rows=count)
-        for one, count in ordered[:_KEPT]
+        RecordedTemplate(digest=prompt.digest, system=prompt.system, user=prompt.user, rows=count)
+        for prompt, count in ordered[:_KEPT]
     )
     return PromptRecord(
         mode=mode, templates=kept, more=more + sum(count for _, count in ordered[_KEPT:]), unknown=unknown
     )
 
 
-def _text(one: RecordedTemplate) -> str:
-    return f"{one.system}\0{one.user}"
+def _text(prompt: RecordedTemplate) -> str:
+    return f"{prompt.system}\0{prompt.user}"
 
 
-def _shared(one: str, other: str) -> int:
+def _shared(text: str, other: str) -> int:
     """Characters up to the first that differs."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((at for at, (ours, theirs) in pairs if ours != theirs), min(len(one), len(other)))
+    pairs = enumerate(zip(text, other, strict=False))
+    return next((at for at, (ours, theirs) in pairs if ours != theirs), min(len(text), len(other)))
 
 
 def _first_difference(got: RecordedTemplate, expected: RecordedTemplate) -> str:

@@ -227,15 +227,15 @@ def _read_yaml(path: Path) -> PromptTemplate:
 
 def _checked(user: str, system: str, place: str) -> PromptTemplate:
     lines = user.split("\n")
-    found = [number for number, line in enumerate(lines, 1) for _ in range(line.count(PLACEHOLDER))]
+    places = [number for number, line in enumerate(lines, 1) for _ in range(line.count(PLACEHOLDER))]
     if not user.strip():
         raise ConfigError(f"{place}:1: the prompt is empty; expected a text with {PLACEHOLDER}")
-    if not found:
+    if not places:
         raise ConfigError(
             f"{place}:{len(lines)}: no {PLACEHOLDER} up to the last line; write it where the question goes"
         )
-    if len(found) > 1:
+    if len(places) > 1:
         raise ConfigError(
-            f"{place}:{found[1]}: {PLACEHOLDER} is there {len(found)} times, first in line {found[0]}; expected once"
+            f"{place}:{places[1]}: {PLACEHOLDER} is there {len(places)} times, first in line {places[0]}; expected once"
         )
     return PromptTemplate.of_text(user, system)

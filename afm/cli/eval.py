@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from afm.evaluation.compare import Comparison
     from afm.evaluation.config import EvalConfig
     from afm.evaluation.paired import Savings
-    from afm.evaluation.settings import TeamChoice
 
 
 class _RunUnlessNamed(TyperGroup):

@@ -95,7 +95,7 @@ def trimmed(
 
 def _blocks(pieces: Sequence[str], roles: Sequence[str]) -> set[int]:
     """Places of the pieces in closed blocks of ``roles``, tags included."""
-    found: set[int] = set()
+    places: set[int] = set()
     opened: dict[str, list[int]] = {role: [] for role in roles}
     for at, piece in enumerate(pieces):
         name = piece[1:-1].removeprefix("/")
@@ -104,8 +104,8 @@ def _blocks(pieces: Sequence[str], roles: Sequence[str]) -> set[int]:
         if not piece.startswith("</"):
             opened[name].append(at)
         elif opened[name]:
-            found.update(range(opened[name].pop(), at + 1))
-    return found
+            places.update(range(opened[name].pop(), at + 1))
+    return places
 
 
 def _newest_that_fit(places: set[int], counts: Sequence[int], max_tokens: int) -> list[int]:
@@ -150,12 +150,12 @@ class PublishedProtocol:
     @classmethod
     def of(cls, limits: Limits) -> PublishedProtocol:
         """With the tool calls, turn tokens and episode tokens of ``limits`` as steps, new tokens and context."""
-        given = {
+        values = {
             "max_steps": limits.max_turns,
             "turn_tokens": limits.max_turn_tokens,
             "total_tokens": limits.max_response_tokens,
         }
-        return cls(**{name: value for name, value in given.items() if value is not None})
+        return cls(**{name: value for name, value in values.items() if value is not None})
 
 
 def suggestion_role(spec: AgentSpec) -> str | None:
@@ -219,8 +219,8 @@ async def run_published(
         costs.append(episode.cost)
         over = episode.protocol["answer_from"] or episode.stop is StopReason.ABORTED
         if over or len(costs) == protocol.attempts:
-            told = {**episode.protocol, "attempts": len(costs)}
-            return replace(episode, cost=_sum_of(costs), protocol=told)
+            note = {**episode.protocol, "attempts": len(costs)}
+            return replace(episode, cost=_sum_of(costs), protocol=note)
 
 
 def _sum_of(costs: Sequence[Cost]) -> Cost:
@@ -354,9 +354,9 @@ class PublishedRun(EpisodeRun):
         """The step stands in the record as a quotation of the environment, so no answer in it counts."""
         self._counts["quoted_steps"] += 1
         self._transcript.end_segment(Author.ENVIRONMENT)
-        told = observation_text(notice, self._spec, self._limits.max_observation_chars)
-        self._transcript.add_observation(self._model.encode(told), told)
-        self._history.text += text + told.removesuffix("\n")
+        observation = observation_text(notice, self._spec, self._limits.max_observation_chars)
+        self._transcript.add_observation(self._model.encode(observation), observation)
+        self._history.text += text + observation.removesuffix("\n")
 
     async def _called(self, step: Step, text: str) -> StopReason | None:
         reason = await self._call(step)

@@ -165,10 +165,10 @@ class Routes:
         Raises:
             DataError: Nothing takes it.
         """
-        found = self.find(data_source, ability)
-        if found is None:
+        route = self.find(data_source, ability)
+        if route is None:
             raise DataError(f"{self.lack(data_source, ability)}; {self.advice}")
-        return found
+        return route
 
     def lack(self, data_source: str, ability: str) -> str:
         """That nothing takes such a row, in words."""
@@ -196,11 +196,9 @@ class Routes:
         """
         lacking = {kind: count for kind, count in kinds.items() if self.find(*kind) is None}
         if lacking:
-            told = "; ".join(
-                f"{self.lack(*kind)} ({count:,} rows)" for kind, count in list(lacking.items())[:_LISTED]
-            )
-            more = f"; and {len(lacking) - _LISTED} other kinds" if len(lacking) > _LISTED else ""
-            raise DataError(f"{where}: {told}{more}; {self.advice}")
+            faults = [f"{self.lack(*kind)} ({count:,} rows)" for kind, count in lacking.items()]
+            more = f"; and {len(faults) - _LISTED} other kinds" if len(faults) > _LISTED else ""
+            raise DataError(f"{where}: {'; '.join(faults[:_LISTED])}{more}; {self.advice}")
         return [f"{key}: no row of {where} matches {', '.join(idle)}" for key, idle in self._idle(kinds)]
 
     def _idle(self, kinds: Mapping[tuple[str, str], int]) -> Iterator[tuple[str, list[str]]]:
@@ -208,7 +206,11 @@ class Routes:
             own = [kind for kind in kinds if self.find(*kind) is route]
             for place, (field, patterns) in enumerate(_patterns(route)):
                 values = [kind[place] for kind in own]
-                idle = [one for one in patterns if not any(_matches(value, (one,)) for value in values)]
+                idle = [
+                    pattern
+                    for pattern in patterns
+                    if not any(_matches(value, (pattern,)) for value in values)
+                ]
                 if idle:
                     yield f"{route.key}.{field}", idle
 
@@ -226,10 +228,10 @@ def routes_of(top: AgentRoute, agents: AgentRoutes, load: Callable[[str], AgentS
     """
     if not agents:
         return Routes((_route("", top, top, load),))
-    found = Routes(tuple(_route(name, one, top, load) for name, one in agents.items()))
-    _check_reach(found.all)
-    _check_names(found.all)
-    return found
+    routes = tuple(_route(name, entry, top, load) for name, entry in agents.items())
+    _check_reach(routes)
+    _check_names(routes)
+    return Routes(routes)
 
 
 class Opened(Generic[OpenedT]):
@@ -280,8 +282,8 @@ def anchor_routes(data: Mapping[str, Any], place: Callable[[str], str]) -> None:
                 entry[key] = place(value)
 
 
-def _route(name: str, one: AgentRoute, top: AgentRoute, load: Callable[[str], AgentSpec]) -> Route:
-    agent = one.agent or top.agent
+def _route(name: str, entry: AgentRoute, top: AgentRoute, load: Callable[[str], AgentSpec]) -> Route:
+    agent = entry.agent or top.agent
     if not agent:
         raise ConfigError(f"agents.{name}.agent: missing, and there is none at the top level")
     try:
@@ -291,12 +293,12 @@ def _route(name: str, one: AgentRoute, top: AgentRoute, load: Callable[[str], Ag
     return Route(
         name,
         declared,
-        Limits.model_validate({**declared.limits.model_dump(), **top.limits, **one.limits}),
-        one.tools if one.tools is not None else top.tools,
-        one.rewards if one.rewards is not None else top.rewards,
-        one.data_sources,
-        one.abilities,
-        PromptSource.load(one.prompt or top.prompt or PromptMode.OWN),
+        Limits.model_validate({**declared.limits.model_dump(), **top.limits, **entry.limits}),
+        entry.tools if entry.tools is not None else top.tools,
+        entry.rewards if entry.rewards is not None else top.rewards,
+        entry.data_sources,
+        entry.abilities,
+        PromptSource.load(entry.prompt or top.prompt or PromptMode.OWN),
     )
 
 

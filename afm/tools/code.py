@@ -17,7 +17,7 @@ from afm.tools.base import ToolResult
 from afm.tools.registry import ToolContext, ToolSchema
 from afm.tools.remote import RemoteSandbox, remote_sandbox
 from afm.tools.screen import plain, shortened
-from afm.trajectory.programs import CODE_TOOL, Program, parse_program
+from afm.trajectory.programs import CODE_TOOL, FencedProgram, parse_program
 
 _ADDRESS = re.compile(r"(?<= at )0x[0-9a-fA-F]{6,16}(?=[>,])")
 _THREAD = re.compile(r"(?<=started )\d{9,}(?=\)>)|(?<=started daemon )\d{9,}(?=\)>)")
@@ -113,7 +113,7 @@ class CodeTool:
         )
 
     @classmethod
-    def read(cls, argument: str) -> Program:
+    def read(cls, argument: str) -> FencedProgram:
         """See :class:`afm.tools.base.ReadingTool`."""
         return parse_program(argument)
 

@@ -46,30 +46,30 @@ def boxed(text: str) -> str | None:
 
     Of boxes inside each other the outer one counts. Escaped braces are text.
     """
-    found = (0, 0)
+    box = (0, 0)
     opened: list[int | None] = []
     for token in _BRACES.finditer(text):
         if token[0] == "{":
             opened.append(None)
         elif token[0] == "}":
             begin = opened.pop() if opened else None
-            found = found if begin is None else (begin, token.start())
+            box = box if begin is None else (begin, token.start())
         elif token[1]:
             opened.append(token.end())
-    return text[slice(*found)].strip() if found[0] else None
+    return text[slice(*box)].strip() if box[0] else None
 
 
 def fenced(text: str) -> str | None:
     """Content of the last closed fenced block, ``None`` when there is none."""
-    found = None
+    content = None
     opening: re.Match[str] | None = None
     for line in _FENCE.finditer(text):
         if opening is None:
             opening = line
         elif line[1].startswith(opening[1]) and not line[2].strip():
-            found = text[opening.end() + 1 : line.start()]
+            content = text[opening.end() + 1 : line.start()]
             opening = None
-    return None if found is None else found.removesuffix("\n")
+    return None if content is None else content.removesuffix("\n")
 
 
 def _unwrapped(content: str, answer_format: AnswerFormat) -> str | None:

@@ -71,14 +71,14 @@ def written_calls(
         original: The agent that ``spec`` is without its tools; its tags are known, too.
     """
     known = _Known.of(spec, original)
-    found = split("".join(segment.text for segment in segments), spec)
+    parts = split("".join(segment.text for segment in segments), spec)
     calls: list[WrittenCall] = []
-    for step in found.steps:
+    for step in parts.steps:
         calls += _calls_in(step.prefix, known)
         if step.role in spec.tool_roles:
             calls.append(WrittenCall(step.role, offered=True))
-    if found.open_role not in spec.tool_roles:
-        calls += _calls_in(found.tail, known)
+    if parts.open_role not in spec.tool_roles:
+        calls += _calls_in(parts.tail, known)
     return tuple(calls)
 
 
@@ -132,8 +132,8 @@ def _other_forms(text: str) -> Iterator[tuple[re.Match[str], int]]:
         inner = _JSON.search(text, token.end(), token.end() + _REACH)
         yield token, inner.end() if inner else token.end()
     for pattern in (_REACT, _JSON):
-        for found in pattern.finditer(text):
-            yield found, found.end()
+        for form in pattern.finditer(text):
+            yield form, form.end()
 
 
 def _tags(text: str, known: _Known) -> Iterator[tuple[re.Match[str], int]]:
@@ -164,7 +164,7 @@ def _name(text: str, begun: re.Match[str], end: int, known: _Known) -> str:
     if begun[2].lower() in known.tools:
         return begun[2].lower()
     tags = (begun, *ANY_TAG.finditer(text, begun.end(), end))
-    attribute = next((found for tag in tags if (found := _NAME_ATTRIBUTE.search(tag[3]))), None)
+    attribute = next(filter(None, (_NAME_ATTRIBUTE.search(tag[3]) for tag in tags)), None)
     if attribute:
         return attribute[1] or attribute[2]
     return _named(inner) if inner else begun[2]

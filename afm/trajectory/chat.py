@@ -24,8 +24,8 @@ def text_of(row: Mapping[str, Any], key: str) -> str:
 
 def row_id(row: Mapping[str, Any], *keys: str) -> str:
     """The id of a row under the first of ``keys`` (by default ``id``) that says one; 0 is one. Empty without one."""
-    told = (row.get(key) for key in keys or ("id",))
-    return next((str(one) for one in told if one not in (None, "")), "")
+    ids = (row.get(key) for key in keys or ("id",))
+    return next((str(value) for value in ids if value not in (None, "")), "")
 
 
 def loss_flag(message: Mapping[str, Any]) -> bool:

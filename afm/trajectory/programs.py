@@ -20,14 +20,14 @@ _NAMED, _NAME_CHARS = 3, 20
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class FencedProgram:
     """What the agent asked to run."""
 
     code: str
     stdin: str = ""
 
 
-def parse_program(argument: str) -> Program:
+def parse_program(argument: str) -> FencedProgram:
     """The program and its input in a tool argument.
 
     Raises:
@@ -44,9 +44,9 @@ def parse_program(argument: str) -> Program:
         else:
             others.append(repr(language[:_NAME_CHARS]) if language else "no language")
     if len(programs) != 1:
-        found = f"{len(programs)} programs" if programs else f"no program{_but(others)}"
-        raise BadArgumentError(f"Nothing was run: found {found}, expected one. {_HOW_TO}")
-    return Program(programs[0], inputs[0] if inputs else "")
+        what = f"{len(programs)} programs" if programs else f"no program{_but(others)}"
+        raise BadArgumentError(f"Nothing was run: found {what}, expected one. {_HOW_TO}")
+    return FencedProgram(programs[0], inputs[0] if inputs else "")
 
 
 def program_argument(text: str) -> str:
@@ -66,7 +66,7 @@ def program_argument(text: str) -> str:
                 "a program holds a fenced program in one of its strings, and the code tool would run that one; leave the row out"
             )
         return text
-    return fenced if _reads(fenced) == Program(f"{text.strip(chr(10))}\n") else text
+    return fenced if _reads(fenced) == FencedProgram(f"{text.strip(chr(10))}\n") else text
 
 
 def _is_python(text: str) -> bool:
@@ -78,7 +78,7 @@ def _is_python(text: str) -> bool:
     return True
 
 
-def _reads(argument: str) -> Program | None:
+def _reads(argument: str) -> FencedProgram | None:
     try:
         return parse_program(argument)
     except BadArgumentError:
@@ -94,7 +94,7 @@ def _but(languages: list[str]) -> str:
 
 def _fences(text: str) -> list[tuple[str, str]]:
     """(language, content) of each fenced block."""
-    found: list[tuple[str, str]] = []
+    fences: list[tuple[str, str]] = []
     lines = text.splitlines(keepends=True)
     position = 0
     while position < len(lines):
@@ -105,9 +105,9 @@ def _fences(text: str) -> list[tuple[str, str]]:
         end, content = _fence_end(lines, position)
         if end is None:
             raise BadArgumentError(f"Nothing was run: the ``` block is never closed. {_HOW_TO}")
-        found.append((language, content))
+        fences.append((language, content))
         position = end + 1
-    return found
+    return fences
 
 
 def _opening(line: str) -> str | None:
@@ -163,9 +163,10 @@ def calls_in(code: str, names: Collection[str]) -> tuple[FunctionCall, ...]:
     Raises:
         DataError: The code is no Python, or an argument is computed, so that its value stands nowhere.
     """
-    found = [node for node in ast.walk(_parsed(code)) if _name(node) in names]
-    found.sort(key=lambda node: (node.lineno, node.col_offset))  # type: ignore[attr-defined]
-    return tuple(_function_call(node) for node in found if isinstance(node, ast.Call))
+    nodes = (node for node in ast.walk(_parsed(code)) if isinstance(node, ast.Call) and _name(node) in names)
+    return tuple(
+        _function_call(node) for node in sorted(nodes, key=lambda node: (node.lineno, node.col_offset))
+    )
 
 
 def shows_only(code: str, name: str) -> bool:
@@ -203,12 +204,13 @@ def without_last_call(code: str, name: str) -> str | None:
         return None
     call = last.value
     assert isinstance(call, ast.Call)
-    given = [*call.args, *(keyword.value for keyword in call.keywords)]
-    if len(given) != 1 or isinstance(given[0], ast.Starred):
+    arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
+    if len(arguments) != 1 or isinstance(arguments[0], ast.Starred):
         return None
-    if len(body) == 1 and (isinstance(given[0], ast.Name) or _is_literal(given[0])):
+    [argument] = arguments
+    if len(body) == 1 and (isinstance(argument, ast.Name) or _is_literal(argument)):
         return ""
-    value = ast.get_source_segment(code, given[0]) or ast.unparse(given[0])
+    value = ast.get_source_segment(code, argument) or ast.unparse(argument)
     return _until(code, last) + (f"({value})" if "\n" in value else value)
 
 

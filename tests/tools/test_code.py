@@ -12,7 +12,7 @@ from afm.errors import BadArgumentError, SandboxError
 from afm.sandbox import ExitReason, RunResult, SandboxLimits, open_sandbox
 from afm.tools import ToolResult
 from afm.tools.code import NOTHING_PRINTED, CodeTool, cut_middle, observation
-from afm.trajectory.programs import Program, parse_program, program_argument
+from afm.trajectory.programs import FencedProgram, parse_program, program_argument
 
 LIMITS = SandboxLimits()
 
@@ -39,22 +39,25 @@ async def test_a_usual_package_that_is_missing_is_named_with_its_command(module:
 @pytest.mark.parametrize(
     ("argument", "program"),
     [
-        ("```py\nprint(1)\n```", Program("print(1)\n")),
-        ("\nI will add.\n```python\na = 1\n\nprint(a)\n```\nthen\n", Program("a = 1\n\nprint(a)\n")),
-        ("```Python3\nprint(1)\n```", Program("print(1)\n")),
-        ("```py\nprint(input())\n```\n```sh\n3 4\n5\n```", Program("print(input())\n", "3 4\n5\n")),
-        ("```sh\nhello\n```\n```py\nprint(input())\n```", Program("print(input())\n", "hello\n")),
-        ("```py\nprint(1)```", Program("print(1)")),
-        ("```py\nprint('```')\nprint(2)\n```", Program("print('```')\nprint(2)\n")),
-        ("```text\nnot this\n```\n```py\nprint(1)\n```", Program("print(1)\n")),
-        ("```py\r\nprint(1)\r\n```\r\n", Program("print(1)\r\n")),
-        ("```python3.11\nprint(1)\n```", Program("print(1)\n")),
-        ("```python main.py\nprint(1)\n```", Program("print(1)\n")),
-        ('```py title="a b"\nprint(input())\n```\n```sh stdin\n5\n```', Program("print(input())\n", "5\n")),
-        ("```c++ x\nint\n```\n```py\nprint(1)\n```", Program("print(1)\n")),
+        ("```py\nprint(1)\n```", FencedProgram("print(1)\n")),
+        ("\nI will add.\n```python\na = 1\n\nprint(a)\n```\nthen\n", FencedProgram("a = 1\n\nprint(a)\n")),
+        ("```Python3\nprint(1)\n```", FencedProgram("print(1)\n")),
+        ("```py\nprint(input())\n```\n```sh\n3 4\n5\n```", FencedProgram("print(input())\n", "3 4\n5\n")),
+        ("```sh\nhello\n```\n```py\nprint(input())\n```", FencedProgram("print(input())\n", "hello\n")),
+        ("```py\nprint(1)```", FencedProgram("print(1)")),
+        ("```py\nprint('```')\nprint(2)\n```", FencedProgram("print('```')\nprint(2)\n")),
+        ("```text\nnot this\n```\n```py\nprint(1)\n```", FencedProgram("print(1)\n")),
+        ("```py\r\nprint(1)\r\n```\r\n", FencedProgram("print(1)\r\n")),
+        ("```python3.11\nprint(1)\n```", FencedProgram("print(1)\n")),
+        ("```python main.py\nprint(1)\n```", FencedProgram("print(1)\n")),
+        (
+            '```py title="a b"\nprint(input())\n```\n```sh stdin\n5\n```',
+            FencedProgram("print(input())\n", "5\n"),
+        ),
+        ("```c++ x\nint\n```\n```py\nprint(1)\n```", FencedProgram("print(1)\n")),
     ],
 )
-def test_programs_are_found(argument: str, program: Program) -> None:
+def test_programs_are_found(argument: str, program: FencedProgram) -> None:
     assert parse_program(argument) == program
 
 
