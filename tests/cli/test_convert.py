@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from afm.cli.convert import FormatName
 from afm.trajectory import load_records
 from afm.trajectory.convert import FORMATS
 
+Command = Callable[..., Any]
 CALL = {"id": "c", "function": {"name": "wiki_search", "arguments": '{"query": "mill"}'}}
 GOOD = {
     "messages": [
@@ -25,9 +27,9 @@ GOOD = {
 BAD = {"messages": [{"role": "robot", "content": "x"}]}
 
 
-def convert(*words: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "afm.cli.main", "convert", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+@pytest.fixture
+def convert(afm: Command) -> Command:
+    return partial(afm, "convert")
 
 
 @pytest.fixture
@@ -41,39 +43,41 @@ def test_the_command_knows_every_format() -> None:
     assert {name.value for name in FormatName} == set(FORMATS)
 
 
-def test_bad_rows_are_told_with_their_line_and_nothing_is_written(rows: Path, tmp_path: Path) -> None:
+def test_bad_rows_are_told_with_their_line_and_nothing_is_written(
+    convert: Command, rows: Path, tmp_path: Path
+) -> None:
     done = convert(rows, "--to", "coa", "--agent", "mhqa", "-o", tmp_path / "out.jsonl")
 
-    assert done.returncode == 1
-    assert (
-        f"{rows}:2: messages[0]: role: got 'robot', expected system, user, assistant or tool" in done.stderr
-    )
-    assert f"{rows}:3: no JSON" in done.stderr
-    assert "2 rows cannot be converted, so nothing was written" in done.stderr
+    assert done.status == 1
+    assert f"{rows}:2: messages[0]: role: got 'robot', expected system, user, assistant or tool" in done.err
+    assert f"{rows}:3: no JSON" in done.err
+    assert "2 rows cannot be converted, so nothing was written" in done.err
     assert not (tmp_path / "out.jsonl").exists()
 
 
-def test_bad_rows_can_be_dropped_and_what_is_lost_is_told(rows: Path, tmp_path: Path) -> None:
+def test_bad_rows_can_be_dropped_and_what_is_lost_is_told(
+    convert: Command, rows: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "out.jsonl"
     done = convert(
         rows, "--from", "openai", "--to", "coa", "--agent", "mhqa", "-o", out, "--on-bad-rows", "drop"
     )
 
-    assert done.returncode == 0, done.stderr
-    assert f"{rows}:2:" in done.stderr
-    assert "warning: lost in 1 rows: key 'score'" in done.stderr
-    assert "2 rows, openai to coa" in done.stdout
+    assert done.status == 0, done.err
+    assert f"{rows}:2:" in done.err
+    assert "warning: lost in 1 rows: key 'score'" in done.err
+    assert "2 rows, openai to coa" in done.out
     assert len(load_records(out)) == 2
 
     back = convert(out, "--to", "atif", "--bare", "--atif-version", "1.4", "-o", tmp_path / "atif.json")
-    assert back.returncode == 0, back.stderr
-    assert "warning: lost in 2 rows: gold answer, verdict and provenance" in back.stderr
+    assert back.status == 0, back.err
+    assert "warning: lost in 2 rows: gold answer, verdict and provenance" in back.err
     assert [row["schema_version"] for row in json.loads((tmp_path / "atif.json").read_text())] == [
         "ATIF-v1.4"
     ] * 2
 
 
-def test_rows_without_an_id_get_one_from_their_content(tmp_path: Path) -> None:
+def test_rows_without_an_id_get_one_from_their_content(convert: Command, tmp_path: Path) -> None:
     rows = [
         {"instruction": question, "output": f"<think>Easy.</think><answer>{answer}</answer>"}
         for question, answer in (("1?", "2"), ("1?", "3"), ("4?", "2"), ("1?", "2"))
@@ -84,7 +88,7 @@ def test_rows_without_an_id_get_one_from_their_content(tmp_path: Path) -> None:
 
     done = convert(tmp_path / "in.jsonl", "--to", "coa", "--agent", "mhqa", "-o", tmp_path / "out.jsonl")
 
-    assert done.returncode == 0, done.stderr
+    assert done.status == 0, done.err
     *ids, own = (record.id for record in load_records(tmp_path / "out.jsonl"))
     assert all(name.startswith("content-") for name in ids)
     assert ids[0] == ids[3]  # the same row twice
@@ -92,14 +96,11 @@ def test_rows_without_an_id_get_one_from_their_content(tmp_path: Path) -> None:
     assert own == "0"
 
 
-def test_validate_takes_any_format(tmp_path: Path) -> None:
+def test_validate_takes_any_format(afm: Command, tmp_path: Path) -> None:
     file = tmp_path / "rows.json"
     file.write_text(json.dumps([GOOD, GOOD], indent=1))
-    command = [sys.executable, "-m", "afm.cli.main", "validate", str(file), "--agent", "mhqa"]
 
-    checked = subprocess.run(command, capture_output=True, text=True, check=False)
-
-    assert checked.stdout == "2 trajectories: 2 valid, 0 with faults\n"
+    assert afm("validate", file, "--agent", "mhqa").out == "2 trajectories: 2 valid, 0 with faults\n"
 
 
 @pytest.mark.parametrize(
@@ -112,9 +113,9 @@ def test_validate_takes_any_format(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_usage_is_exit_status_2(
-    rows: Path, tmp_path: Path, words: tuple[str, ...], message: str
+    convert: Command, rows: Path, tmp_path: Path, words: tuple[str, ...], message: str
 ) -> None:
     done = convert(rows, *words, "-o", tmp_path / "out.jsonl")
 
-    assert done.returncode == 2
-    assert message in done.stderr
+    assert done.status == 2
+    assert message in done.err

@@ -1,7 +1,6 @@
 """What the command line says, and with which status it ends, when something is wrong."""
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -13,11 +12,23 @@ ROOT = Path(__file__).parents[2]
 TASK = {"id": "a", "question": "Tom has 57 coins. Tom finds 38 more. How many coins does Tom have?"}
 
 
-def afm(*words, **environment):
-    command = [sys.executable, "-m", "afm.cli.main", *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=os.environ | environment)
-    assert "Traceback" not in done.stderr, done.stderr
-    return done.returncode, (done.stderr.strip().splitlines() or [""])[-1]
+@pytest.fixture
+def last_line(afm):
+    """Runs the command; its status and the last line of its error."""
+
+    def run(*words):
+        done = afm(*words)
+        return done.status, (done.err.splitlines() or [""])[-1]
+
+    return run
+
+
+def test_a_process_ends_with_the_status_of_its_error():
+    words = [sys.executable, "-m", "afm.cli.main", "data", "world"]
+    done = subprocess.run([*words, "--out", "/dev/null/x"], capture_output=True, text=True, cwd=ROOT)
+    assert (done.returncode, done.stderr) == (1, "error: /dev/null/x: Not a directory\n")
+    done = subprocess.run([*words, "--pages", "x"], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 2
 
 
 @pytest.fixture
@@ -51,39 +62,43 @@ def test_help_keeps_its_brackets(capsys, monkeypatch):
             assert path != list(words) or part in help_text, (words, part)
 
 
-def test_paths_that_cannot_be_written_are_named(tmp_path):
+def test_paths_that_cannot_be_written_are_named(last_line, tmp_path):
     (tmp_path / "file").touch()
-    assert afm("data", "world", "--out", tmp_path / "file/x") == (
+    assert last_line("data", "world", "--out", tmp_path / "file/x") == (
         1,
         f"error: {tmp_path}/file/x: Not a directory",
     )
-    assert afm("data", "world", "--out", tmp_path / "file") == (1, f"error: {tmp_path}/file: File exists")
+    assert last_line("data", "world", "--out", tmp_path / "file") == (
+        1,
+        f"error: {tmp_path}/file: File exists",
+    )
 
 
 @pytest.mark.parametrize("words", [["validate"], ["reward"], ["data", "filter", "-o", "out.jsonl"]])
-def test_nothing_to_do_is_not_success(tmp_path, words):
+def test_nothing_to_do_is_not_success(last_line, tmp_path, words):
     (tmp_path / "empty.jsonl").touch()
     words = [str(tmp_path / word) if word == "out.jsonl" else word for word in words]
-    status, said = afm(*words, tmp_path / "empty.jsonl")
+    status, said = last_line(*words, tmp_path / "empty.jsonl")
     assert status == 1
     assert said.startswith(f"error: {tmp_path}/empty.jsonl: holds no ")
 
 
 @pytest.mark.sandbox
-def test_a_data_set_stays_in_its_folder(tmp_path, tasks):
-    assert afm("data", "distill", tasks, "--out", tmp_path / "d")[0] == 0
+def test_a_data_set_stays_in_its_folder(last_line, tmp_path, tasks):
+    assert last_line("data", "distill", tasks, "--out", tmp_path / "d")[0] == 0
     rows = tmp_path / "d/trajectories.jsonl"
-    status, said = afm("data", "prepare", "sft", rows, "--out", tmp_path / "s", "--name", "../evil")
+    status, said = last_line("data", "prepare", "sft", rows, "--out", tmp_path / "s", "--name", "../evil")
     assert (status, "without a folder" in said) == (1, True)
     assert not (tmp_path / "evil.json").exists()
 
 
-def test_without_isolation_nothing_is_distilled(tmp_path, tasks):
+def test_without_isolation_nothing_is_distilled(last_line, monkeypatch, tmp_path, tasks):
     """Even a program that could answer without its tool must not go on: its data would lack every tool call."""
     many = tmp_path / "many.jsonl"
     row = json.loads(tasks.read_text())
     many.write_text("".join(json.dumps({**row, "id": str(number)}) + "\n" for number in range(8)))
-    status, said = afm("data", "distill", many, "--out", tmp_path / "d", PATH="/nowhere")
+    monkeypatch.setenv("PATH", "/nowhere")
+    status, said = last_line("data", "distill", many, "--out", tmp_path / "d")
     assert status == 1
     assert "bubblewrap is not installed" in said
     assert "apt-get install bubblewrap" in said

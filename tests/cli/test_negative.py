@@ -1,16 +1,11 @@
 """``afm data negative`` as a person runs it."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from afm.trajectory.record import Record, TextSegment
 
-ROOT = Path(__file__).parents[2]
 CALLED = (
     ("<plan>P.</plan><think>Run it.</think><code>\n```py\nprint(2)\n```\n</code>", "agent"),
     ("\n<observation>\n2\n</observation>\n", "environment"),
@@ -18,11 +13,15 @@ CALLED = (
 )
 
 
-def afm(*words):
-    command = [sys.executable, "-m", "afm.cli.main", "data", "negative", *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=os.environ)
-    assert "Traceback" not in done.stderr, done.stderr
-    return done.returncode, done.stdout, done.stderr.strip()
+@pytest.fixture
+def negative(afm):
+    """Runs the command; its status, output and error."""
+
+    def run(*words):
+        done = afm("data", "negative", *words)
+        return done.status, done.out, done.err
+
+    return run
 
 
 @pytest.fixture
@@ -40,9 +39,9 @@ def given(tmp_path):
     return folder
 
 
-def test_counts_of_every_kind_are_told(given):
+def test_counts_of_every_kind_are_told(negative, given):
     words = [given / "records.jsonl", "--out", given / "out", "--general", given / "chat.jsonl"]
-    status, said, _ = afm(*words, "--ratio", "absent_not_needed=0.5", "--ratio", "present_needed=0.4")
+    status, said, _ = negative(*words, "--ratio", "absent_not_needed=0.5", "--ratio", "present_needed=0.4")
     assert status == 0
     assert said.splitlines() == [
         f"{given}/out/negative_agent_sft.json: 9 rows",
@@ -52,13 +51,13 @@ def test_counts_of_every_kind_are_told(given):
         "  present_needed: 4",
     ]
     first = (given / "out/negative_agent_sft.json").read_bytes()
-    assert afm(*words, "--ratio", "absent_not_needed=0.5", "--ratio", "present_needed=0.4")[0] == 0
+    assert negative(*words, "--ratio", "absent_not_needed=0.5", "--ratio", "present_needed=0.4")[0] == 0
     assert (given / "out/negative_agent_sft.json").read_bytes() == first
-    assert afm(*words, "--ratio", "present_needed=0.4", "--seed", "5")[0] == 0
+    assert negative(*words, "--ratio", "present_needed=0.4", "--seed", "5")[0] == 0
     assert (given / "out/negative_agent_sft.json").read_bytes() != first
 
 
-def test_options_change_what_is_answered(given):
+def test_options_change_what_is_answered(negative, given):
     words = [
         given / "records.jsonl",
         "--out",
@@ -68,27 +67,27 @@ def test_options_change_what_is_answered(given):
         "--name",
         "n",
     ]
-    assert afm(*words, "--absent", "explain", "--direct", "plain")[0] == 0
+    assert negative(*words, "--absent", "explain", "--direct", "plain")[0] == 0
     rows = {row["extra_info"]["kind"]: row for row in json.loads((given / "out/n.json").read_text())}
     assert rows["absent_needed"]["extra_info"]["answer_from"] == "rule"
     assert rows["present_not_needed"]["output"] in ("A0", "A1", "A2")
 
 
-def test_bad_rows_are_named_and_dropped_on_demand(given):
+def test_bad_rows_are_named_and_dropped_on_demand(negative, given):
     with (given / "records.jsonl").open("a") as file:
         file.write('{"id": 1}\n')
     words = [given / "records.jsonl", "--out", given / "out", "--general", given / "chat.jsonl"]
-    status, _, said = afm(*words)
+    status, _, said = negative(*words)
     assert status == 1
     assert f"{given}/records.jsonl:11: " in said
     assert not (given / "out/negative_agent_sft.json").exists()
-    status, said, _ = afm(*words, "--on-bad-rows", "drop")
+    status, said, _ = negative(*words, "--on-bad-rows", "drop")
     assert status == 0
     assert f"  bad rows: 1 left out; listed in {given}/out/negative_agent_sft.bad_rows.jsonl" in said
 
 
-def test_without_questions_that_need_no_tool_it_says_what_to_give(given):
-    status, _, said = afm(given / "records.jsonl", "--out", given / "out")
+def test_without_questions_that_need_no_tool_it_says_what_to_give(negative, given):
+    status, _, said = negative(given / "records.jsonl", "--out", given / "out")
     assert status == 1
     assert "nothing to make absent_not_needed from" in said
     assert "--general FILE; or set its ratio to 0" in said
@@ -102,7 +101,7 @@ def test_without_questions_that_need_no_tool_it_says_what_to_give(given):
         (["--agent", "nobody"], "--agent nobody"),
     ],
 )
-def test_wrong_usage_is_refused(given, words, complaint):
-    status, _, said = afm(given / "records.jsonl", "--out", given / "out", *words)
+def test_wrong_usage_is_refused(negative, given, words, complaint):
+    status, _, said = negative(given / "records.jsonl", "--out", given / "out", *words)
     assert status == 2
     assert complaint in said

@@ -114,16 +114,15 @@ def test_what_no_stage_makes_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert "no server answers at http://127.0.0.1:9" in rest
 
 
-@pytest.mark.slow
 def test_a_judge_is_asked_for_before_there_are_rows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("GRM_BASE_URL", raising=False)
+    monkeypatch.setattr("afm.cli.road._errors", lambda *_: iter(()))  # the doctor is asked above
     words = ("web_agent", "--root", str(tmp_path), "--dry-run", "eval.rewards.judge.url=http://127.0.0.1:9")
     status, _, told = road(*words)
     assert status == 1
     assert "rl: judge: no endpoint; set GRM_BASE_URL" in told
     assert "eval: judge:" not in told
     monkeypatch.setenv("GRM_BASE_URL", "http://127.0.0.1:9/v1")
-    monkeypatch.setattr("afm.cli.road._errors", lambda *_: iter(()))  # the doctor has been asked above
     assert "rl: judge: nobody answers at http://127.0.0.1:9/v1" in road(*words)[2]
 
 

@@ -189,6 +189,23 @@ def hub():
 
 
 @pytest.fixture
+def hub_here(hub, monkeypatch):
+    """This process downloads from ``hub``; returns what points it elsewhere. The Hub's package reads its address when it is imported."""
+    constants = pytest.importorskip("huggingface_hub.constants")
+
+    def point(endpoint):
+        monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+        monkeypatch.setattr(
+            constants, "HUGGINGFACE_CO_URL_TEMPLATE", endpoint + "/{repo_id}/resolve/{revision}/{filename}"
+        )
+
+    point(f"http://127.0.0.1:{hub.port}")
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1,localhost")
+    return point
+
+
+@pytest.fixture
 def hub_environment(hub, tmp_path):
     """An environment whose Hub is ``hub``."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}

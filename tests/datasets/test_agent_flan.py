@@ -1,8 +1,6 @@
 """Agent-FLAN's splits and ShareGPT from the Hub to a training: one entry a split, each turn trained on as its row says."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -59,20 +57,22 @@ SHAREGPT = [
 ]
 
 
-@pytest.fixture
-def prepared(hub, hub_environment, tmp_path):
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
     """The folder of what the shipped list makes of both sets."""
-    pytest.importorskip("huggingface_hub")
-    hub.repositories = {
+    place = tmp_path_factory.mktemp("agent_flan")
+    repositories = {
         "internlm/Agent-FLAN": {"README.md": b"#"} | {f"data/{name}.jsonl": rows(name) for name in SPLITS},
         "anon8231489123/ShareGPT_Vicuna_unfiltered": {
             "ShareGPT_V3_unfiltered_cleaned_split.json": json.dumps(SHAREGPT).encode()
         },
     }
-    raw, out = tmp_path / "raw", tmp_path / "agent_flan"
-    fetch = [sys.executable, "-m", "afm.cli.main", "data", "download", "agent_flan", "--all", "--out", raw]
-    done = subprocess.run(fetch, capture_output=True, text=True, env=hub_environment, timeout=120, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
+    raw, out = place / "raw", place / "made"
+    sets = yaml.safe_load((ROOT / "configs/data/agent_flan.yaml").read_text())["sets"]
+    for name, entry in sets.items():
+        for file, content in repositories[entry["repository"]].items():
+            (raw / name / file).parent.mkdir(parents=True, exist_ok=True)
+            (raw / name / file).write_bytes(content)
     words = ["data", "prepare", "published", "agent_flan", "--all", "--data", str(raw), "--out", str(out)]
     done = CliRunner().invoke(app, words, catch_exceptions=False)
     assert done.exit_code == 0, done.output
@@ -132,16 +132,22 @@ TEMPLATES = {
 }
 
 
-@pytest.fixture
-def words(prepared, tmp_path, monkeypatch):
-    """Overrides of the tiny recipe for a model with a tokenizer of its own."""
+@pytest.fixture(scope="module")
+def start(prepared, tmp_path_factory):
+    """A model with a tokenizer of its own."""
     pytest.importorskip("llamafactory")
     from afm.models.tiny import create_tiny_model, train_tokenizer
 
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    start = tmp_path / "start"
+    start = tmp_path_factory.mktemp("start")
     train_tokenizer([(prepared / "agent_flan.jsonl").read_text()], start, vocab_size=400)
     create_tiny_model(start, start, seed=1, hidden_size=32, layers=1, heads=2, mlp=64)
+    return start
+
+
+@pytest.fixture
+def words(prepared, start, tmp_path, monkeypatch):
+    """Overrides of the tiny recipe."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     return [
         f"model_name_or_path={start}",
         f"dataset_dir={prepared}",

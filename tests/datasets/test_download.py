@@ -78,15 +78,8 @@ def command(hub_environment, sets, tmp_path):
 
 
 @pytest.fixture
-def download(hub_environment, sets, tmp_path, monkeypatch):
-    """Runs the command in this process; returns what it said. The Hub's package reads its address when it is imported."""
-    endpoint = hub_environment["HF_ENDPOINT"]
-    monkeypatch.setattr(constants, "ENDPOINT", endpoint)
-    monkeypatch.setattr(
-        constants, "HUGGINGFACE_CO_URL_TEMPLATE", endpoint + "/{repo_id}/resolve/{revision}/{filename}"
-    )
-    monkeypatch.setenv("HF_TOKEN", TOKEN)
-    monkeypatch.setenv("NO_PROXY", hub_environment["NO_PROXY"])
+def download(hub_here, sets, tmp_path):
+    """Runs the command in this process; returns what it said."""
 
     def run(*options, status=0):
         words = ["download", str(sets), "--out", str(tmp_path / "a folder"), *options]

@@ -14,10 +14,12 @@ import time
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from afm.cli.serve import app
 from afm.datasets.hub import HubFile
 from afm.datasets.wiki18 import Download, check_space
-from afm.errors import DataError
+from afm.errors import AfmError, DataError
 
 pytest.importorskip("huggingface_hub")
 
@@ -63,28 +65,27 @@ def hub(hub, published):
 
 
 @pytest.fixture
-def command(hub_environment, tmp_path):
-    """The words of the download into a folder, and its environment."""
-    return [sys.executable, str(SCRIPT), "--out", str(tmp_path / "a folder")], hub_environment
+def download(hub_here, tmp_path):
+    """Runs the command in this process, into ``a folder``; returns what it said."""
 
+    def run(*options, status=0):
+        words = ["wiki", "download", "--out", str(tmp_path / "a folder"), *options]
+        result = CliRunner().invoke(app, words)
+        told = result.output + (str(result.exception) if isinstance(result.exception, AfmError) else "")
+        assert (result.exit_code, isinstance(result.exception, AfmError)) == (status, status == 1), told
+        assert TOKEN not in told
+        return told
 
-def run(command, *options, status=0):
-    words, environment = command
-    done = subprocess.run([*words, *options], capture_output=True, text=True, env=environment, timeout=120)
-    told = done.stdout + done.stderr
-    assert done.returncode == status, told
-    assert "Traceback" not in told
-    assert TOKEN not in told
-    return told
+    return run
 
 
 def whole(published):
     return published[INDEX]["part_aa"] + published[INDEX]["part_ab"]
 
 
-def test_what_is_fetched_is_built_by_the_command_that_is_shown(hub, command, published, tmp_path):
+def test_what_is_fetched_is_built_by_the_command_that_is_shown(hub, download, published, tmp_path):
     folder = tmp_path / "a folder"
-    told = run(command)
+    told = download()
     assert "24 MiB to fetch; disk at most 35 MiB on the way" in told
     assert (folder / "e5_Flat.index").read_bytes() == whole(published)
     assert {path.name for path in folder.iterdir()} == {"e5_Flat.index", "wiki-18.jsonl.gz"}
@@ -102,19 +103,20 @@ def test_what_is_fetched_is_built_by_the_command_that_is_shown(hub, command, pub
     assert (facts["query_prefix"], facts["passage_prefix"]) == ("query: ", "passage: ")
     assert (folder / "index/dense/index.faiss").samefile(folder / "e5_Flat.index")
     sent = len(hub.sent)
-    run(command)
+    download()
     assert len(hub.sent) == sent
 
 
-def test_connections_that_break_off_are_gone_on_with(hub, command, published, tmp_path):
+def test_connections_that_break_off_are_gone_on_with(hub, download, published, tmp_path):
     hub.cut_at = CHUNK + 1
-    run(command)
+    download()
     assert (tmp_path / "a folder/e5_Flat.index").read_bytes() == whole(published)
     assert [start for name, start, _ in hub.sent if name == "part_aa"] == [0, CHUNK]
 
 
-def test_a_download_that_is_killed_goes_on(hub, command, published, tmp_path):
-    folder, (words, environment) = tmp_path / "a folder", command
+def test_a_download_that_is_killed_goes_on(hub, hub_environment, download, published, tmp_path):
+    folder = tmp_path / "a folder"
+    words, environment = [sys.executable, str(SCRIPT), "--out", str(folder)], hub_environment
     hub.pause_s = 0.02
     kept = {}
     for name in ("part_aa", "part_ab"):
@@ -128,7 +130,7 @@ def test_a_download_that_is_killed_goes_on(hub, command, published, tmp_path):
         kept[name] = partial.stat().st_size
         assert 0 < kept[name] < len(published[INDEX][name])
     hub.pause_s, killed = 0.0, len(hub.sent)
-    run(command)
+    download()
     assert (folder / "e5_Flat.index").read_bytes() == whole(published)
     assert hub.sent[killed:] == [
         ("part_ab", kept["part_ab"], len(published[INDEX]["part_ab"]) - kept["part_ab"])
@@ -136,73 +138,72 @@ def test_a_download_that_is_killed_goes_on(hub, command, published, tmp_path):
     assert [start for name, start, _ in hub.sent if name == "part_aa"] == [0, kept["part_aa"]]
 
 
-def test_a_kill_while_parts_are_joined_spoils_nothing(hub, command, published, tmp_path):
+def test_a_kill_while_parts_are_joined_spoils_nothing(hub, download, published, tmp_path):
     folder = tmp_path / "a folder"
     folder.mkdir()
     first = published[INDEX]["part_aa"]
     (folder / "e5_Flat.index.partial").write_bytes(first + b"half of the next")
     (folder / "e5_Flat.index.json").write_text(json.dumps([lfs(first)["sha256"]]))
-    run(command)
+    download()
     assert (folder / "e5_Flat.index").read_bytes() == whole(published)
     assert not any(name == "part_aa" for name, _, _ in hub.sent)
 
 
-def test_a_server_without_ranges_costs_time_only(hub, command, published, tmp_path):
+def test_a_server_without_ranges_costs_time_only(hub, download, published, tmp_path):
     folder = tmp_path / "a folder"
     folder.mkdir()
     part = published[INDEX]["part_aa"]
     (folder / f"part_aa.{lfs(part)['sha256'][:12]}.partial").write_bytes(part[:1000])
     hub.ranges = False
-    run(command)
+    download()
     assert (folder / "e5_Flat.index").read_bytes() == whole(published)
 
 
-def test_a_partial_file_of_another_state_is_not_gone_on_with(hub, command, published, tmp_path):
+def test_a_partial_file_of_another_state_is_not_gone_on_with(hub, download, published, tmp_path):
     folder = tmp_path / "a folder"
     folder.mkdir()
     (folder / "part_aa.000000000000.partial").write_bytes(b"x" * 1000)
-    run(command)
+    download()
     assert (folder / "e5_Flat.index").read_bytes() == whole(published)
     assert ("part_aa", 0, len(published[INDEX]["part_aa"])) in hub.sent
 
 
 @pytest.mark.parametrize(("repository", "name"), [(INDEX, "part_ab"), (CORPUS, "wiki-18.jsonl.gz")])
-def test_bytes_that_are_wrong_are_noticed_and_fetched_anew(hub, command, published, repository, name):
+def test_bytes_that_are_wrong_are_noticed_and_fetched_anew(hub, download, published, repository, name):
     right = hub.repositories[repository][name]
     described = hub.described
     stated = described(repository, hub.repositories[repository])
     hub.repositories[repository][name] = right[:-1] + bytes([right[-1] ^ 1])
     hub.described = lambda asked, files: stated if asked == repository else described(asked, files)
-    told = run(command, status=1)
+    told = download(status=1)
     assert f"expected {lfs(right)['sha256']}; it was removed, run the same command again" in told
     hub.repositories[repository][name] = right
-    run(command)
+    download()
 
 
-def test_a_dry_run_says_what_it_takes(hub, command, tmp_path):
-    told = run(command, "--index", "none", "--gunzip", "--dry-run")
+def test_a_dry_run_says_what_it_takes(hub, download, tmp_path):
+    told = download("--index", "none", "--gunzip", "--dry-run")
     assert re.search(r"\d+ MiB to fetch; disk at most \d+ MiB on the way", told)
     assert "--faiss" not in told
     assert hub.sent == []
     assert list((tmp_path / "a folder").iterdir()) == []
 
 
-def test_the_corpus_can_be_had_without_compression(command, published, tmp_path):
-    run(command, "--index", "none", "--gunzip")
+def test_the_corpus_can_be_had_without_compression(download, published, tmp_path):
+    download("--index", "none", "--gunzip")
     text = (tmp_path / "a folder/wiki-18.jsonl").read_bytes()
     assert text == gzip.decompress(published[CORPUS]["wiki-18.jsonl.gz"])
 
 
-def test_what_is_not_there_is_named(hub, command):
+def test_what_is_not_there_is_named(hub, hub_here, download):
     hub.repositories[INDEX] = {"README.md": b""}
-    assert f"dataset {INDEX} holds no files part_aa, part_ab" in run(command, status=1)
+    assert f"dataset {INDEX} holds no files part_aa, part_ab" in download(status=1)
     del hub.repositories[CORPUS]
-    told = run(command, status=1)
-    assert f"error: dataset {CORPUS} of http://127.0.0.1:{hub.port}: 401" in told
+    told = download(status=1)
+    assert f"dataset {CORPUS} of http://127.0.0.1:{hub.port}: 401" in told
     assert "Repository Not Found" in told
-    words, environment = command
-    down = environment | {"HF_ENDPOINT": "http://127.0.0.1:9"}
-    assert f"error: dataset {CORPUS} of http://127.0.0.1:9: " in run((words, down), status=1)
+    hub_here("http://127.0.0.1:9")
+    assert f"dataset {CORPUS} of http://127.0.0.1:9: " in download(status=1)
 
 
 def test_a_disk_that_is_too_small_is_told_before_the_download(tmp_path):

@@ -19,6 +19,8 @@ import typer
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted((ROOT / "docs/tutorials").glob("*.md"))
 FENCE = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
+PROOFS = {"own_agent", "quickstart"}
+"""Pages whose commands import the trainers one after the other."""
 NOT_RUN = {"GPU", "minutes", "server", "network"}
 BUILTINS = {"export", "source"}
 
@@ -52,7 +54,10 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.sandbox
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, id=page.stem, marks=[pytest.mark.proof] * (page.stem in PROOFS)) for page in PAGES],
+)
 def test_what_a_tutorial_shows_happens(page: Path, checkout: Path) -> None:
     script = ["set -eo pipefail"]
     expected: list[str] = []
