@@ -19,7 +19,7 @@ from afm.datasets import Task
 from afm.errors import BudgetSpentError, EngineError, RefusedError, SandboxUnavailableError, ToolError
 from afm.models.base import SamplingParams, TokenModel
 from afm.rewards import Reward, Sample
-from afm.rewards.meter import judge_meter
+from afm.rewards.judge_endpoint import judge_meter
 from afm.rollout import Episode, PublishedProtocol, episode_record, run_episode, run_published
 from afm.rollout.routes import ROUTE_KEY
 from afm.seeds import derive_seed

@@ -30,6 +30,7 @@ from timing import environment, report, summary
 
 from afm.agents import load_agent
 from afm.datasets import Task
+from afm.endpoints.chat import EndpointSettings
 from afm.evaluation import Conditions, evaluate
 from afm.evaluation.run import FinishedEpisodes
 from afm.models import SamplingParams
@@ -116,7 +117,9 @@ def server(folder: Path) -> Iterator[str]:
 
 async def ours(url: str, codec: ChatTokenizer, wanted: list[Task], parallel: int, out: Path) -> Seconds:
     """Seconds of one evaluation."""
-    model = OpenAIModel(url, codec, name="m", context_tokens=8192, max_parallel=parallel)
+    model = OpenAIModel(
+        url, codec, name="m", context_tokens=8192, endpoint=EndpointSettings(max_parallel=parallel)
+    )
     reward = load_reward()
     begun, busy = time.perf_counter(), time.process_time()
     await evaluate(

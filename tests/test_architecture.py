@@ -33,6 +33,7 @@ SIDEWAYS = {
     ("tools", "sandbox"),
     ("configuration", "errors"),
     ("processes", "errors"),
+    ("sqlite", "errors"),
     ("settings", "errors"),
     ("errors", "settings"),
 }

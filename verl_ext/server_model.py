@@ -10,10 +10,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from afm.errors import EngineError
-from afm.models.base import FinishReason, Generation, SamplingParams
-from afm.models.codec import CodecModel
-from afm.models.stop import stop_length
-from afm.models.tokenizer import ChatTokenizer
+from afm.models.base import CodecModel, FinishReason, Generation, SamplingParams
+from afm.models.tokenizer import ChatTokenizer, stop_length
 from afm.rollout import Episode
 from afm.trajectory.record import StopReason, Verdict
 from verl_ext.checks import CPU_ENGINE

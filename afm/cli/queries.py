@@ -223,35 +223,28 @@ class _Setup:
     def _chat(self) -> QuestionAsker:
         from afm.agents.spec import without_tools
         from afm.distill.queries import ChatAsker, by_exact_match
-        from afm.endpoints.connections import base_url
+        from afm.endpoints.chat import EndpointSettings
         from afm.models.openai import served_models
-        from afm.settings import load_settings
 
         if self.settings.with_tools:
             raise UsageError(
                 "--preset code with a server needs --tokenizer DIR (so does with_tools: true in --config): episodes are "
                 "made of token ids"
             )
-        secret = load_settings().afm_model_api_key
-        key = secret.get_secret_value() if secret is not None else None
         name = self.name
         if name is None:
-            served = served_models(self.model, key)
+            served = served_models(self.model)
             if len(served) != 1:
-                raise UsageError(
-                    f"--name: {self.model} serves {', '.join(one.name for one in served) or 'no model'}"
-                )
-            name = served[0].name
+                raise UsageError(f"--name: {self.model} serves {', '.join(served) or 'no model'}")
+            [name] = served
         return ChatAsker(
             without_tools(self.spec),
-            base_url(self.model),
+            self.model,
             name,
             by_exact_match,
             temperature=self.settings.temperature,
             max_tokens=self.settings.max_tokens or 2048,
-            api_key=key,
-            parallel=self.settings.parallel,
-            timeout_s=self.timeout_s,
+            endpoint=EndpointSettings(max_parallel=self.settings.parallel, timeout_s=self.timeout_s),
         )
 
     def _told(self, *, with_tools: bool) -> dict[str, str]:

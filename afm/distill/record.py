@@ -11,7 +11,6 @@ import heapq
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Self
@@ -19,6 +18,7 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from afm.datasets import Task
+from afm.endpoints.budget import Spent
 from afm.errors import ConfigError, DataError
 from afm.runs.journal import Journal
 from afm.tools import Tool, ToolResult
@@ -83,19 +83,6 @@ class Event(BaseModel):
     meta: dict[str, Any] = Field(default_factory=dict)
 
 
-@dataclass(slots=True)
-class Spent:
-    """What the events of a log have cost so far."""
-
-    usd: float = 0.0
-    tokens: int = 0
-
-    def add(self, event: Event) -> None:
-        """Count one event."""
-        self.usd += event.cost_usd
-        self.tokens += event.prompt_tokens + event.completion_tokens
-
-
 class EventLog:
     """The log of one run, open for writing by one process at a time.
 
@@ -132,7 +119,7 @@ class EventLog:
 
     def _resume(self, event: Event) -> None:
         """Take note of an event of an earlier process."""
-        self.spent.add(event)
+        self.spent.add(_cost(event))
         self._attempts[event.task_id] = max(self._attempts[event.task_id], event.attempt)
         self._settle(event)
 
@@ -147,7 +134,7 @@ class EventLog:
             OSError: It cannot be written, on a full disk for instance; then nothing of it stands in the log.
         """
         self._journal.append(event.model_dump_json(exclude_defaults=True).encode() + b"\n")
-        self.spent.add(event)
+        self.spent.add(_cost(event))
         self._settle(event)
 
     def begin(
@@ -241,6 +228,10 @@ class Recorder:
         self._log.append(_without_text(event) if self._hidden else event)
         self.events.append(event)
         return event
+
+
+def _cost(event: Event) -> Spent:
+    return Spent(event.kind is EventKind.CALL, event.prompt_tokens + event.completion_tokens, event.cost_usd)
 
 
 def _without_text(event: Event) -> Event:

@@ -15,7 +15,8 @@ from afm.agents import AgentSpec
 from afm.datasets import Task
 from afm.distill.filters import Filter, FormatFilter, Funnel, QualityFilter, run_filters
 from afm.distill.merge import RoleMap, merge_log
-from afm.distill.record import EventLog, Recorder, Spent
+from afm.distill.record import EventLog, Recorder
+from afm.endpoints.budget import Spent
 from afm.errors import BudgetSpentError, DataError, EngineError, SandboxUnavailableError, ToolError
 from afm.rewards import load_reward
 from afm.runs.atomic import replacing

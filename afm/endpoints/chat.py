@@ -1,69 +1,96 @@
-"""Chat completions from an OpenAI-compatible endpoint: bounded in time, size, number and rate."""
+"""Chat completions from an OpenAI-compatible endpoint: paced, bounded, repeated when they fail, and within a budget."""
 
 from __future__ import annotations
 
-import asyncio
-import json
-from collections.abc import Mapping
-from contextlib import AbstractAsyncContextManager
+import time
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
+from pydantic import Field, field_validator
 
-from afm.endpoints.connections import Connections, without_key
-from afm.endpoints.retry import RETRIED_STATUS, TryAgainError, retry_after_s
-from afm.errors import RefusedError
-from afm.trajectory.observation import whole_characters
+from afm.configuration import Settings
+from afm.endpoints.budget import Budget, BudgetSettings, Spent, TokenPrice
+from afm.endpoints.connections import (
+    CONNECT_TIMEOUT_S,
+    Connections,
+    address_fault,
+    base_url,
+    environment_key,
+    post,
+)
+from afm.endpoints.pace import Pace, TryAgainError, persistently
+from afm.endpoints.replies import ChatReply, UnusableReplyError, expected_tokens, read_reply
+from afm.errors import EngineError, RefusedError
 
-_CONNECT_TIMEOUT_S = 10.0
 _LONGEST_REPLY = 1 << 20
-_MOST_TOKENS = 10_000_000  # of one request; more is a mistake of the server's
-_CHARS_PER_TOKEN = 3
-_SHOWN = 200
+
+ResultT = TypeVar("ResultT")
+
+
+class EndpointSettings(Settings):
+    """One OpenAI-compatible server, and how much of it may be used. The key comes from the environment alone.
+
+    Attributes:
+        url: With or without ``/v1``; ``None`` for the one that the environment names.
+        key_variable: The environment variable that holds the key.
+        requests_per_minute, tokens_per_minute: Of all tasks together; ``None`` for no limit.
+        max_parallel: Requests in flight.
+        attempts: How often a request is sent when the server fails or its reply is useless; Retry-After is honoured.
+        timeout_s: For one request with its whole reply.
+    """
+
+    url: str | None = None
+    key_variable: str = Field(default="AFM_MODEL_API_KEY", pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
+    requests_per_minute: int | None = Field(default=None, ge=1)
+    tokens_per_minute: int | None = Field(default=None, ge=1)
+    max_parallel: int = Field(default=64, ge=1, le=10_000)
+    attempts: int = Field(default=5, ge=1, le=100)
+    timeout_s: float = Field(default=600.0, gt=0, le=86_400)
+
+    @field_validator("url")
+    @classmethod
+    def _check_url(cls, url: str | None) -> str | None:
+        if url is not None and (fault := address_fault(url)):
+            raise ValueError(fault)
+        return url
+
+    def key(self) -> str | None:
+        """What ``key_variable`` holds now."""
+        return environment_key(self.key_variable)
 
 
 @dataclass(frozen=True, slots=True)
-class ChatReply:
-    """One complete reply.
+class CallReport:
+    """One request and what became of it.
 
     Attributes:
-        text: What the model said.
-        prompt_tokens, completion_tokens: As the server reports them; ``None`` when it does not.
-        total_tokens: The same; some servers report nothing else.
-        calls: Name and arguments of each tool call, where the request offered tools.
+        reply: ``None`` when the server gave none.
+        fault: What is wrong with the reply or the server, empty when nothing is.
+        seconds: Until the whole reply was there.
+        prompt_tokens, completion_tokens, usd: What it cost, estimated where the server does not say.
     """
 
-    text: str
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    total_tokens: int | None = None
-    calls: tuple[tuple[str, str], ...] = ()
+    reply: ChatReply | None
+    fault: str
+    seconds: float
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    usd: float = 0.0
 
-
-class UnusableReplyError(TryAgainError):
-    """A reply came and cost something, but it is not complete or not an assistant's.
-
-    Attributes:
-        reply: With the tokens that the server counted.
-        finish: The finish reason that the server gave.
-    """
-
-    def __init__(self, reason: str, reply: ChatReply, finish: str = "") -> None:
-        super().__init__(reason)
-        self.reply = reply
-        self.finish = finish
+    @property
+    def tokens(self) -> int:
+        """Of prompt and reply together."""
+        return self.prompt_tokens + self.completion_tokens
 
 
 class ChatEndpoint:
     """One server's ``/chat/completions``. It may be used in several event loops.
 
     Args:
-        url: Of the server, up to ``/v1``.
-        api_key: Sent in the header ``Authorization`` and nowhere else.
-        key_name: Where the key came from, for errors.
-        max_parallel: Requests in flight.
-        timeout_s: For one request with its whole reply.
+        url: Of the server; by default the settings'.
+        budget: What all calls may cost together; several endpoints may share it.
 
     Raises:
         ConfigError: The key cannot be sent in a header.
@@ -71,117 +98,111 @@ class ChatEndpoint:
 
     def __init__(
         self,
-        url: str,
-        *,
-        api_key: str | None = None,
-        key_name: str = "the API key",
-        max_parallel: int = 16,
-        timeout_s: float = 60.0,
+        settings: EndpointSettings,
+        url: str | None = None,
+        budget: Budget | None = None,
     ) -> None:
-        self.where = f"{url}/chat/completions"
-        self._api_key = api_key
-        self._timeout_s = timeout_s
+        self.where = f"{base_url(url or settings.url or '')}/chat/completions"
+        self._settings = settings
+        self._api_key = settings.key()
+        self._pace = Pace(settings.requests_per_minute, settings.tokens_per_minute)
+        self._budget = budget or Budget(BudgetSettings())
+        timeout_s = settings.timeout_s
         self._connections = Connections(
-            max_parallel,
-            key=api_key,
-            key_name=key_name,
+            settings.max_parallel,
+            key=self._api_key,
+            key_name=settings.key_variable,
             headers={"Accept-Encoding": "identity"},  # a little compressed text can become endless
-            timeout=httpx.Timeout(timeout_s, connect=min(timeout_s, _CONNECT_TIMEOUT_S)),
+            timeout=httpx.Timeout(timeout_s, connect=min(timeout_s, CONNECT_TIMEOUT_S)),
         )
 
-    def place(self) -> AbstractAsyncContextManager[httpx.AsyncClient]:
-        """Wait for one of the ``max_parallel`` places; :meth:`ask` needs the client that it gives."""
-        return self._connections.place()
+    async def ask(
+        self,
+        body: Mapping[str, Any],
+        read: Callable[[ChatReply], ResultT],
+        *,
+        finishes: Collection[str] = ("stop",),
+        price: TokenPrice | None = None,
+        log: Spent | None = None,
+        on_call: Callable[[CallReport], None] | None = None,
+    ) -> ResultT:
+        """What ``read`` makes of the reply; the request is sent again when it raises ``TryAgainError``.
 
-    async def ask(self, client: httpx.AsyncClient, body: Mapping[str, Any]) -> ChatReply:
-        """Send one request, once.
+        Args:
+            finishes: Finish reasons at which a reply is taken as it is.
+            price: For a budget in money.
+            log: What counts for the budget in place of its own count; ``on_call`` brings it up to date.
+            on_call: Called after each request that was sent.
 
         Raises:
-            TryAgainError: It failed in a way that may pass by itself, or the reply is incomplete.
-            RefusedError: The server refused.
+            RefusedError: The server refused, or gave no reply that can be used.
+            BudgetSpentError: The call does not fit into what is left of the budget.
+            EngineError: The server failed each time.
+            ConfigError: The request alone is more than a minute allows.
         """
-        return read_reply(await self._posted(client, body), with_tools="tools" in body)
+
+        async def once() -> ResultT:
+            return read(await self._once(body, finishes, price, log, on_call))
+
+        try:
+            return await persistently(self._settings.attempts, once)
+        except TryAgainError as error:
+            useless = isinstance(error, UnusableReplyError)
+            message = f"{self.where}: {error} (after {self._settings.attempts} attempts)"
+            raise (RefusedError if useless else EngineError)(message) from error.__cause__
 
     async def close(self) -> None:
-        """Close the connections of this event loop."""
+        """Close the connections of this event loop, and the budget's file."""
         await self._connections.close()
+        self._budget.close()
 
-    async def _posted(self, client: httpx.AsyncClient, body: Mapping[str, Any]) -> bytes:
-        """The body of the reply."""
+    async def _once(
+        self,
+        body: Mapping[str, Any],
+        finishes: Collection[str],
+        price: TokenPrice | None,
+        log: Spent | None,
+        on_call: Callable[[CallReport], None] | None,
+    ) -> ChatReply:
+        prompt, completion = expected_tokens(body)
+        most = Spent(1, prompt + completion, price.usd(prompt, completion) if price else 0.0)
+        async with self._connections.place() as client, self._budget.reserved(most, log) as spent:
+            departure = await self._pace.departure(most.tokens)
+            spent.calls = 1
+            report, error = await self._send(client, body, finishes, price)
+            spent.tokens = report.tokens
+            spent.usd = report.usd
+            self._pace.settle(departure, spent.tokens)
+            if on_call is not None:
+                on_call(report)
+        if error is not None:
+            raise error
+        assert report.reply is not None
+        return report.reply
+
+    async def _send(
+        self,
+        client: httpx.AsyncClient,
+        body: Mapping[str, Any],
+        finishes: Collection[str],
+        price: TokenPrice | None,
+    ) -> tuple[CallReport, Exception | None]:
+        """One request, with the error that it ends in."""
+        started = time.perf_counter()
+        timeout_s = self._settings.timeout_s
+        reply: ChatReply | None = None
+        error: Exception | None = None
         try:
-            async with (
-                asyncio.timeout(self._timeout_s),
-                client.stream("POST", self.where, json=body) as response,
-            ):
-                data = await _read(response)
-        except TimeoutError:
-            raise TryAgainError(f"ReadTimeout: no whole reply within {self._timeout_s:g} s") from None
-        except httpx.HTTPError as error:
-            raise TryAgainError(f"{type(error).__name__}: {error}".rstrip(": ")) from error
-        if response.status_code in RETRIED_STATUS:
-            raise TryAgainError(self._failure(response.status_code, data), retry_after_s(response.headers))
-        if not response.is_success:
-            raise RefusedError(f"{self.where}: {self._failure(response.status_code, data)}")
-        if response.headers.get("Content-Encoding", "identity") != "identity":
-            raise TryAgainError("the reply is compressed, though the request forbids it")
-        return data
-
-    def _failure(self, status: int, data: bytes) -> str:
-        text = without_key(" ".join(data.decode("utf-8", "replace").split()), self._api_key)
-        return f"status {status}: {text[:_SHOWN] or 'no text'}"
-
-
-def expected_tokens(body: Mapping[str, Any]) -> tuple[int, int]:
-    """About how many tokens a request will take, rather too many: of its prompt, and of its reply."""
-    prompt = sum(len(message["content"]) for message in body["messages"]) // _CHARS_PER_TOKEN
-    return prompt, int(body.get("max_tokens") or body.get("max_completion_tokens") or 0)
-
-
-def read_reply(body: bytes, *, with_tools: bool = False) -> ChatReply:
-    """The text of a complete reply, its tool calls where tools were offered, and the tokens used if the server reports them.
-
-    Raises:
-        TryAgainError: There is no complete reply of an assistant.
-    """
-    try:
-        data = json.loads(body)
-        [choice] = data["choices"]
-        message, finish = choice["message"], choice.get("finish_reason")
-        text = message.get("content") if with_tools else message["content"]
-        role = message.get("role", "assistant")
-        usage = data.get("usage") or {}
-        prompt, completion, total = (
-            _tokens(usage.get(f"{kind}_tokens")) for kind in ("prompt", "completion", "total")
-        )
-        calls = tuple(_call(item) for item in message.get("tool_calls") or ()) if with_tools else ()
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise TryAgainError("the answer is no chat completion") from None
-    reply = ChatReply(
-        whole_characters(text) if isinstance(text, str) else "", prompt, completion, total, calls
-    )
-    if role != "assistant":
-        raise UnusableReplyError(f"the reply is of the role {str(role)[:40]!r}, expected 'assistant'", reply)
-    if calls and finish in ("tool_calls", "stop", None):
-        return reply
-    if not isinstance(text, str) or finish not in ("stop", None):
-        reason = f"the reply is incomplete (finish reason {str(finish)[:40]!r})"
-        raise UnusableReplyError(reason, reply, str(finish)[:40])
-    return reply
-
-
-def _call(item: Mapping[str, Any]) -> tuple[str, str]:
-    function = item["function"]
-    return str(function["name"]), whole_characters(str(function["arguments"]))
-
-
-def _tokens(count: Any) -> int | None:
-    return count if isinstance(count, int) and 0 <= count <= _MOST_TOKENS else None
-
-
-async def _read(response: httpx.Response) -> bytes:
-    data = bytearray()
-    async for chunk in response.aiter_raw():
-        data += chunk
-        if len(data) > _LONGEST_REPLY:
-            raise TryAgainError("the reply is too long")
-    return bytes(data)
+            data = await post(
+                client, self.where, body, timeout_s=timeout_s, max_bytes=_LONGEST_REPLY, key=self._api_key
+            )
+            reply = read_reply(data, with_tools="tools" in body, finishes=finishes)
+        except UnusableReplyError as unusable:
+            reply, error = unusable.reply, unusable
+        except (TryAgainError, RefusedError) as failure:
+            error = failure
+            self._pace.close_for(getattr(failure, "wait_s", 0.0))
+        prompt, completion = reply.usage(body) if reply is not None else (0, 0)
+        usd = price.usd(prompt, completion) if price else 0.0
+        seconds = round(time.perf_counter() - started, 6)
+        return CallReport(reply, str(error or ""), seconds, prompt, completion, usd), error

@@ -1,4 +1,4 @@
-"""HTTP connections for many requests at a time, with a checked address and a key that appears in headers only.
+"""HTTP connections for many requests at a time, to one server or several, with checked addresses and keys in headers only.
 
 httpx looks at every connection of a client before and after each request. A request of one client with 64 connections
 therefore takes several times as long as one of a client with eight (``benchmarks/bench_eval.py``).
@@ -7,18 +7,28 @@ therefore takes several times as long as one of a client with eight (``benchmark
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping, MutableMapping
+import itertools
+import os
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import httpx
+from pydantic import SecretStr
 
-from afm.errors import ConfigError
+from afm.endpoints.pace import RETRIED_STATUS, TryAgainError, retry_after_s
+from afm.errors import ConfigError, RefusedError
+from afm.settings import Environment, load_settings
 
+CONNECT_TIMEOUT_S = 10.0
+REST_S = 10.0
+"""How long a server that failed is asked after all others."""
 _CONNECTIONS_PER_CLIENT = 8
 _LAST_PORT = 65_535
+_SHOWN = 300
 
 
 class HttpClients:
@@ -133,6 +143,103 @@ def _forget_closed(by_loop: MutableMapping[asyncio.AbstractEventLoop, Any]) -> N
         del by_loop[loop]
 
 
+@dataclass(slots=True)
+class Replica:
+    """One of several servers of the same kind."""
+
+    url: str
+    in_flight: int = 0
+    failed_at: float = float("-inf")
+
+    @property
+    def resting(self) -> bool:
+        """Whether it failed in the last :data:`REST_S` seconds."""
+        return time.monotonic() - self.failed_at < REST_S
+
+    @contextmanager
+    def busy(self, *healthy: type[Exception]) -> Iterator[None]:
+        """While it is asked. Every error makes it rest but a cancellation and ``healthy`` ones, which a server in order raises."""
+        self.in_flight += 1
+        try:
+            yield
+        except healthy:
+            raise
+        except Exception:
+            self.failed_at = time.monotonic()
+            raise
+        finally:
+            self.in_flight -= 1
+        self.failed_at = float("-inf")
+
+
+class Replicas:
+    """Several servers of the same kind: the least busy is asked first, in turn among equals, and last those that failed.
+
+    Args:
+        urls: Their addresses, at least one.
+    """
+
+    def __init__(self, urls: Sequence[str]) -> None:
+        self._replicas = [Replica(url) for url in urls]
+        self._turn = itertools.count()
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """Their addresses."""
+        return tuple(replica.url for replica in self._replicas)
+
+    def next(self) -> Replica:
+        """The one to ask now."""
+        return self.order()[0]
+
+    def order(self) -> list[Replica]:
+        """All of them, the one to ask now first."""
+        turn = next(self._turn) % len(self._replicas)
+        in_turn = self._replicas[turn:] + self._replicas[:turn]
+        return sorted(in_turn, key=lambda replica: (replica.resting, replica.in_flight))
+
+
+async def post(
+    client: httpx.AsyncClient,
+    url: str,
+    body: Mapping[str, Any],
+    *,
+    timeout_s: float,
+    max_bytes: int,
+    key: str | None = None,
+) -> bytes:
+    """The body of a server's answer to one request, with its whole text within ``timeout_s``.
+
+    Args:
+        max_bytes: A longer answer is cut off and counts as a failure.
+        key: Replaced where the server repeats it in an error.
+
+    Raises:
+        TryAgainError: It failed in a way that may pass by itself.
+        RefusedError: The server refused.
+    """
+    try:
+        async with asyncio.timeout(timeout_s), client.stream("POST", url, json=body) as response:
+            data = bytearray()
+            async for chunk in response.aiter_raw():
+                data += chunk
+                if len(data) > max_bytes:
+                    raise TryAgainError("the reply is too long")
+    except TimeoutError:
+        raise TryAgainError(f"ReadTimeout: no whole reply within {timeout_s:g} s") from None
+    except httpx.HTTPError as error:
+        raise TryAgainError(f"{type(error).__name__}: {error}".rstrip(": ")) from error
+    if not response.is_success:
+        text = without_key(" ".join(data.decode("utf-8", "replace").split()), key)
+        failure = f"status {response.status_code}: {text[:_SHOWN] or 'no text'}"
+        if response.status_code in RETRIED_STATUS:
+            raise TryAgainError(failure, retry_after_s(response.headers))
+        raise RefusedError(f"{url}: {failure}")
+    if response.headers.get("Content-Encoding", "identity") != "identity":
+        raise TryAgainError("the reply is compressed, though the request forbids it")
+    return bytes(data)
+
+
 def bearer(key: str | None, key_name: str) -> dict[str, str]:
     """The header that carries ``key``; none without a key.
 
@@ -158,13 +265,30 @@ def without_key(text: str, key: str | None) -> str:
     return text.replace(key, "***") if key else text
 
 
-def is_address(url: str) -> bool:
-    """Whether ``url`` is an http(s) address with a host and a possible port."""
+def environment_key(variable: str, environment: Environment | None = None) -> str | None:
+    """The key that a variable of the environment holds; none when it is not set, or a placeholder of ``environment.sh``."""
+    secret = getattr(environment or load_settings(), variable.lower(), None)
+    if variable.isupper() and isinstance(secret, SecretStr):
+        return secret.get_secret_value() or None
+    return os.environ.get(variable) or None
+
+
+def address_fault(url: str) -> str:
+    """What ``url`` should be to be an http(s) address, empty when it is one. Errors show addresses, so they hold no password."""
     try:
         parsed = httpx.URL(url)
-    except httpx.InvalidURL:
-        return False
-    return parsed.scheme in ("http", "https") and bool(parsed.host) and (parsed.port or 1) <= _LAST_PORT
+    except httpx.InvalidURL as error:
+        return f"http://HOST or https://HOST ({error})"
+    if parsed.scheme not in ("http", "https") or not parsed.host or (parsed.port or 1) > _LAST_PORT:
+        return "http://HOST or https://HOST"
+    if parsed.userinfo or parsed.query:
+        return "an address without user, password and query; a key comes from the environment"
+    return ""
+
+
+def addresses(text: str) -> tuple[str, ...]:
+    """The addresses in ``http://a:8000,http://b:8000``."""
+    return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 def base_url(url: str) -> str:
@@ -182,12 +306,10 @@ def server_address(url: str, path: str, variable: str, example: str) -> str:
     Raises:
         ConfigError: It is not ``http://`` or ``https://``, or holds a password.
     """
-    try:
-        parsed = httpx.URL(url)
-    except httpx.InvalidURL as error:
-        raise ConfigError(f"urls: got {url!r}: {error}") from None
-    if not is_address(url):
+    if fault := address_fault(url):
+        if "password" in fault:
+            raise ConfigError(
+                f"urls: an address holds a password or query; put the token into {variable} instead"
+            )
         raise ConfigError(f"urls: got {url!r}, expected an address such as {example}")
-    if parsed.userinfo:
-        raise ConfigError(f"urls: an address holds a password; put the token into {variable} instead")
     return url.rstrip("/").removesuffix(path)

@@ -30,7 +30,7 @@ from afm.evaluation.judging import BestOfSettings
 from afm.evaluation.measures import UnseenTool
 from afm.evaluation.prices import Prices
 from afm.evaluation.settings import ModelSettings, SamplingSettings, TeamChoice
-from afm.models.tool_calls import ToolCalls
+from afm.models.base import ToolCalls
 from afm.rollout.published import PublishedProtocol, check_agent
 from afm.rollout.routes import AgentRoute, AgentRoutes, Route, Routes, anchor_routes, routes_of
 

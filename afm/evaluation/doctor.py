@@ -39,8 +39,7 @@ from afm.evaluation.manifest import (
     read_manifest,
 )
 from afm.evaluation.measures import Method
-from afm.models.load import served_by_all
-from afm.models.replicas import addresses
+from afm.models.openai import served_models
 from afm.planning import Finding, Level, Report, missing_model_files, model_shape
 from afm.planning.memory import disk_finding
 from afm.rewards import RewardSettings, load_reward
@@ -281,9 +280,7 @@ def _served(config: EvalConfig, report: Report) -> int | None:
     """The context that the server tells."""
     if config.answering.chat is None:
         report.add(*_tokenizer(config))
-    secret = load_settings().afm_model_api_key
-    key = secret.get_secret_value() if secret is not None else None
-    served = served_by_all(addresses(config.answering.path), key)
+    served = served_models(config.answering.path)
     name = config.answering.name or (next(iter(served)) if len(served) == 1 else None)
     if name is None:
         text = f"{config.answering.path} serves {', '.join(sorted(served))}; choose with model.name=NAME"

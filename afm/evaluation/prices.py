@@ -10,7 +10,7 @@ from pydantic import Field, field_validator
 from yaml import YAMLError
 
 from afm.configuration import Settings, parse_yaml, read_file, validated
-from afm.endpoints.price import MAX_USD, MILLION, CachedTokenPrice
+from afm.endpoints.budget import MAX_USD, MILLION, CachedTokenPrice
 from afm.errors import ConfigError, UsageError, suggestion
 from afm.evaluation.statistics import Interval, bootstrap_ratio
 from afm.trajectory.record import CallRecord, Cost, Record

@@ -8,7 +8,7 @@ from typing import Any, Self
 from pydantic import Field, field_validator, model_validator
 
 from afm.configuration import Settings
-from afm.models.tool_calls import ToolCalls
+from afm.models.base import ToolCalls
 
 
 class ModelSettings(Settings):

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, runtime_checkable
+
+from afm.errors import ConfigError
+
+
+class ToolCalls(StrEnum):
+    """How a chat-only model calls tools."""
+
+    TAGS = "tags"
+    """In the agent's tags, as part of its text."""
+    NATIVE = "native"
+    """By the endpoint's own tool calls: one function a tool role, with the role's content as its one argument."""
 
 
 class FinishReason(StrEnum):
@@ -38,6 +49,25 @@ class SamplingParams:
     top_k: int = 0
     stop: tuple[str, ...] = ()
     seed: int | None = None
+
+    def check(self) -> None:
+        """Refuse values that mean nothing.
+
+        Raises:
+            ConfigError: Says which value it is.
+        """
+        if self.max_new_tokens < 1:
+            raise ConfigError(f"max_new_tokens is {self.max_new_tokens}, expected at least 1")
+        if not 0 <= self.temperature < float("inf"):
+            raise ConfigError(f"temperature is {self.temperature}, expected 0 (greedy) or a positive number")
+        if not 0 < self.top_p <= 1:
+            raise ConfigError(
+                f"top_p is {self.top_p}, expected more than 0 and at most 1 (1 switches it off)"
+            )
+        if self.top_k < 0:
+            raise ConfigError(f"top_k is {self.top_k}, expected 0 (off) or more")
+        if "" in self.stop:
+            raise ConfigError("stop contains an empty string, which would end every generation")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,3 +141,77 @@ class TokenModel(Protocol):
     async def close(self) -> None:
         """Free what the model holds."""
         ...
+
+
+@runtime_checkable
+class StreamingModel(Protocol):
+    """A model that can also show its tokens one by one. The result is that of ``generate``."""
+
+    async def stream(
+        self, prompt_ids: Sequence[int], params: SamplingParams, on_token: Callable[[int], None]
+    ) -> Generation:
+        """As ``generate``; ``on_token`` is called in the same event loop, before this returns."""
+        ...
+
+
+class Codec(Protocol):
+    """What a model leaves to its tokenizer; ``decode(encode(text)) == text``."""
+
+    @property
+    def end_id(self) -> int:
+        """The end-of-sequence token."""
+        ...
+
+    def encode(self, text: str) -> list[int]:
+        """As :meth:`TokenModel.encode`."""
+        ...
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """As :meth:`TokenModel.decode`."""
+        ...
+
+    def encode_prompt(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """As :meth:`TokenModel.encode_prompt`."""
+        ...
+
+
+class CodecModel:
+    """Base of models: name, context and all that the codec does; generating is left to them.
+
+    ``cancellable``: an engine in this process drops its row, and a server notices the closed connection.
+
+    Args:
+        codec: The model's tokenizer.
+        name: Identifies the model in records.
+        context_tokens: Prompt and response together may not exceed this.
+    """
+
+    cancellable = True
+    token_exact: bool = True
+
+    def __init__(self, codec: Codec, *, name: str, context_tokens: int) -> None:
+        self._codec = codec
+        self._name = name
+        self._context_tokens = context_tokens
+
+    @property
+    def name(self) -> str:
+        """Identifies the model in records."""
+        return self._name
+
+    @property
+    def context_tokens(self) -> int:
+        """Prompt and response together may not exceed this."""
+        return self._context_tokens
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of ``text`` alone."""
+        return self._codec.encode(text)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of ``token_ids``, end-of-sequence tokens rendered as nothing."""
+        return self._codec.decode(token_ids)
+
+    def encode_prompt(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """Chat messages through the model's template, ready for the assistant to begin."""
+        return self._codec.encode_prompt(messages)

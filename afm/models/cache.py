@@ -1,12 +1,16 @@
-"""Key and value states of the rows that generate together, ready for rows to join and leave."""
+"""Key and value states: of the rows that generate together, and of finished rows whose episodes go on."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    States = list[tuple[Tensor, Tensor]]
+    """Keys and values of each layer, of shape [heads, tokens, head size]."""
 
 _FEWEST_SPARE, _SPARE_SHARE = 8, 0.125
 """Columns laid out ahead, the greater of a number and a share of the width. Gaps between the rows' memory slow attention
@@ -106,7 +110,7 @@ class RowCache:
         self._keys[layer][rows, :, begin : self._end] = keys
         self._values[layer][rows, :, begin : self._end] = values
 
-    def states(self, row: int) -> list[tuple[Tensor, Tensor]]:
+    def states(self, row: int) -> States:
         """Copies of a row's keys and values, a pair a layer, each of shape [heads, tokens, head size]."""
         span = slice(self.first[row], self._end)
         return [
@@ -151,3 +155,56 @@ class RowCache:
                 buffers[layer] = new
         self.first = [first + width - end for first in self.first]
         self._start, self._end = width - used, width
+
+
+class PrefixStore:
+    """The most recently finished rows, up to a number of tokens in all.
+
+    Args:
+        max_tokens: Older rows make room for newer ones; 0 keeps nothing.
+    """
+
+    def __init__(self, max_tokens: int) -> None:
+        self._max_tokens = max_tokens
+        self._states: dict[tuple[int, ...], States] = {}
+        self._lengths: Counter[int] = Counter()
+        self._tokens = 0
+
+    @property
+    def tokens(self) -> int:
+        """Tokens kept."""
+        return self._tokens
+
+    def put(self, token_ids: tuple[int, ...], states: States) -> None:
+        """Keep the states of ``token_ids``."""
+        if not 0 < len(token_ids) <= self._max_tokens:
+            return
+        self._drop(token_ids)
+        self._states[token_ids] = states
+        self._lengths[len(token_ids)] += 1
+        self._tokens += len(token_ids)
+        while self._tokens > self._max_tokens:
+            self._drop(next(iter(self._states)))
+
+    def take(self, prompt_ids: Sequence[int]) -> tuple[int, States]:
+        """Remove and return the longest kept beginning of ``prompt_ids``: its length, 0 for none, and states."""
+        for length in sorted(self._lengths, reverse=True):
+            if length <= len(prompt_ids):
+                key = tuple(prompt_ids[:length])
+                if key in self._states:
+                    return length, self._drop(key)
+        return 0, []
+
+    def clear(self) -> None:
+        """Forget everything, as must be when weights change."""
+        self._states.clear()
+        self._lengths.clear()
+        self._tokens = 0
+
+    def _drop(self, key: tuple[int, ...]) -> States:
+        states = self._states.pop(key, [])
+        if states:
+            self._tokens -= len(key)
+            self._lengths[len(key)] -= 1
+            self._lengths += Counter()  # forgets lengths that do not occur any more
+        return states

@@ -14,19 +14,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from afm.configuration import merged
-from afm.endpoints.chat import ChatEndpoint, ChatReply, UnusableReplyError
-from afm.endpoints.connections import base_url
-from afm.endpoints.retry import TryAgainError, persistently
+from afm.endpoints.chat import ChatEndpoint, EndpointSettings
+from afm.endpoints.replies import ChatReply
 from afm.errors import EngineError
-from afm.models.base import FinishReason, Generation, SamplingParams
-from afm.models.codec import CodecModel
-from afm.models.sampling import check_params
-from afm.models.stop import first_stop
-from afm.models.tool_calls import ToolCalls
+from afm.models.base import CodecModel, FinishReason, Generation, SamplingParams, ToolCalls
+from afm.models.tokenizer import first_stop
 
 DEFAULT_CONTEXT_TOKENS = 128_000
 CHARACTERS_PER_TOKEN = 4
-_KEY = "AFM_MODEL_API_KEY"
 _MOST_STOPS = 4
 """More stop strings than this are refused by OpenAI's endpoint."""
 _CONTINUE = "Continue exactly where you stopped."
@@ -34,7 +29,7 @@ _INPUT = "input"
 
 
 @dataclass(frozen=True, slots=True)
-class Passage:
+class Utterance:
     """Text of one author, taken out of a sequence of ids.
 
     Attributes:
@@ -85,22 +80,22 @@ class TextCodec:
             ids += [1 + self._BEGINNINGS.index(role), *_pieces(text, CHARACTERS_PER_TOKEN, written=written)]
         return [*ids, 1 + self._BEGINNINGS.index("assistant")]
 
-    def passages(self, token_ids: Sequence[int]) -> list[Passage]:
+    def utterances(self, token_ids: Sequence[int]) -> list[Utterance]:
         """The conversation so far; text of the environment inside the assistant's turn is a passage of its own."""
-        found: list[list[str]] = []
+        utterances: list[list[str]] = []
         role = "user"
         for token in token_ids:
             if 1 <= token <= len(self._BEGINNINGS):
                 role = self._BEGINNINGS[token - 1]
                 if role != "assistant":
-                    found.append([role, ""])
+                    utterances.append([role, ""])
             elif token > 255:
                 inside = role == "assistant"
                 author = ("assistant" if token & 1 else "environment") if inside else role
-                if not found or found[-1][0] != author:
-                    found.append([author, ""])
-                found[-1][1] += _text(token)
-        return [Passage(author, text) for author, text in found]
+                if not utterances or utterances[-1][0] != author:
+                    utterances.append([author, ""])
+                utterances[-1][1] += _text(token)
+        return [Utterance(author, text) for author, text in utterances]
 
 
 def _pieces(text: str, size: int, *, written: bool) -> Iterator[int]:
@@ -128,9 +123,7 @@ class ChatOnlyModel(CodecModel):
         tool_calls: How it calls tools.
         context_tokens: Bound on prompt and response together, as estimated.
         request: Laid over the request's own fields; ``null`` removes one, for servers that refuse it.
-        attempts: How often a request is sent when the server is busy or unreachable.
-        timeout_s: For one generation.
-        max_parallel: Requests in flight.
+        endpoint: How the server is asked.
     """
 
     token_exact: bool = False
@@ -144,19 +137,13 @@ class ChatOnlyModel(CodecModel):
         tool_calls: ToolCalls = ToolCalls.TAGS,
         context_tokens: int | None = None,
         request: Mapping[str, Any] | None = None,
-        api_key: str | None = None,
-        attempts: int = 5,
-        timeout_s: float = 600.0,
-        max_parallel: int = 64,
+        endpoint: EndpointSettings | None = None,
     ) -> None:
         self._text_codec = TextCodec()
         super().__init__(self._text_codec, name=name, context_tokens=context_tokens or DEFAULT_CONTEXT_TOKENS)
         self._tool_roles = dict(tool_roles or {}) if tool_calls is ToolCalls.NATIVE else {}
         self._request = dict(request or {})
-        self._attempts = attempts
-        self._endpoint = ChatEndpoint(
-            base_url(url), api_key=api_key, key_name=_KEY, max_parallel=max_parallel, timeout_s=timeout_s
-        )
+        self._endpoint = ChatEndpoint(endpoint or EndpointSettings(), url)
 
     async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
         """The reply to the conversation so far; it has no log-probabilities.
@@ -164,16 +151,10 @@ class ChatOnlyModel(CodecModel):
         Raises:
             EngineError: The server failed for good, refused, or sent no usable reply.
         """
-        check_params(params)
+        params.check()
         body = self._body(prompt_ids, params)
-        try:
-            async with self._endpoint.place() as client:
-                reply, finish = await persistently(self._attempts, lambda: self._ask(client, body))
-        except TryAgainError as error:
-            raise EngineError(
-                f"{self._endpoint.where}: {error} (after {self._attempts} attempts)"
-            ) from error.__cause__
-        text, finish = self._ended(reply, finish, params.stop)
+        reply = await self._endpoint.ask(body, lambda reply: reply, finishes=("stop", "length"))
+        text, finish = self._ended(reply, params.stop)
         room = params.max_new_tokens - (finish is FinishReason.END_OF_TEXT)
         ids = self._text_codec.encode_written(text, room)[: params.max_new_tokens]
         if finish is FinishReason.END_OF_TEXT and len(ids) < params.max_new_tokens:
@@ -183,14 +164,6 @@ class ChatOnlyModel(CodecModel):
     async def close(self) -> None:
         """Close the connections."""
         await self._endpoint.close()
-
-    async def _ask(self, client: Any, body: Mapping[str, Any]) -> tuple[ChatReply, FinishReason]:
-        try:
-            return await self._endpoint.ask(client, body), FinishReason.END_OF_TEXT
-        except UnusableReplyError as error:
-            if error.finish == "length":
-                return error.reply, FinishReason.LENGTH
-            raise
 
     def _body(self, prompt_ids: Sequence[int], params: SamplingParams) -> dict[str, Any]:
         fields: dict[str, Any] = {
@@ -207,18 +180,20 @@ class ChatOnlyModel(CodecModel):
 
     def _messages(self, prompt_ids: Sequence[int]) -> Iterator[dict[str, Any]]:
         call = None
-        passages = self._text_codec.passages(prompt_ids)
-        for number, passage in enumerate(passages):
-            if passage.author == "assistant":
-                message = self._assistant(passage.text, f"call_{number}")
+        utterances = self._text_codec.utterances(prompt_ids)
+        for number, utterance in enumerate(utterances):
+            if utterance.author == "assistant":
+                message = self._assistant(utterance.text, f"call_{number}")
                 call = message["tool_calls"][0]["id"] if "tool_calls" in message else None
                 yield message
-            elif passage.author == "environment" and call is not None:
-                yield {"role": "tool", "tool_call_id": call, "content": passage.text.strip()}
+            elif utterance.author == "environment" and call is not None:
+                yield {"role": "tool", "tool_call_id": call, "content": utterance.text.strip()}
             else:
-                author = "user" if passage.author == "environment" else passage.author
-                yield {"role": author, "content": passage.text}
-        if passages and passages[-1].author == "assistant":
+                yield {
+                    "role": "user" if utterance.author == "environment" else utterance.author,
+                    "content": utterance.text,
+                }
+        if utterances and utterances[-1].author == "assistant":
             yield {"role": "user", "content": _CONTINUE}
 
     def _assistant(self, text: str, call: str) -> dict[str, Any]:
@@ -231,15 +206,17 @@ class ChatOnlyModel(CodecModel):
                 return {"role": "assistant", "content": text[: match.start()], "tool_calls": calls}
         return {"role": "assistant", "content": text}
 
-    def _ended(self, reply: ChatReply, finish: FinishReason, stop: Sequence[str]) -> tuple[str, FinishReason]:
+    def _ended(self, reply: ChatReply, stop: Sequence[str]) -> tuple[str, FinishReason]:
         """The text up to its first stop string, and why it ends there."""
         text = reply.text + self._called(reply)
         end = first_stop(text, stop)
         if end >= 0:
             return text[:end], FinishReason.STOP
-        if finish is FinishReason.END_OF_TEXT and (removed := _removed_stop(text, stop)):
+        if reply.finish == "length":
+            return text, FinishReason.LENGTH
+        if removed := _removed_stop(text, stop):
             return text + removed, FinishReason.STOP
-        return text, finish
+        return text, FinishReason.END_OF_TEXT
 
     def _called(self, reply: ChatReply) -> str:
         """The first native tool call in the agent's tags; the agent makes one at a time."""

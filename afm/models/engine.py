@@ -1,7 +1,7 @@
 """Continuous batching over a Hugging Face causal language model, in a thread of this process.
 
 Requests join and leave between tokens, so a short generation never waits for a long one. Used by
-:class:`afm.models.transformers.TransformersModel` and as the rollout engine of reinforcement learning.
+:class:`afm.models.load.TransformersModel` and as the rollout engine of reinforcement learning.
 """
 
 from __future__ import annotations
@@ -10,20 +10,22 @@ import asyncio
 import random
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from afm.errors import ConfigError, EngineError, suggestion
 from afm.models.base import FinishReason, Generation, SamplingParams
-from afm.models.batch import Request, RunningBatch
-from afm.models.sampling import check_params, stream_key
-from afm.models.stop import StopMatcher
-from afm.models.token_feed import TokenFeed
+from afm.models.batch import GenerationRequest, RunningBatch
+from afm.models.sampling import stream_key
+from afm.models.tokenizer import StopMatcher
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+_TOKENS_AT_A_TIME = 16
+"""Of one request that are reported before the event loop does other work."""
 
 T = TypeVar("T")
 
@@ -93,8 +95,8 @@ class BatchEngine:
             prefix_tokens=prefix_tokens,
         )
         self._changed = threading.Condition()
-        self._waiting: deque[Request] = deque()
-        self._cancelled: deque[Request] = deque()
+        self._waiting: deque[GenerationRequest] = deque()
+        self._cancelled: deque[GenerationRequest] = deque()
         self._commands: deque[Callable[[], None]] = deque()
         self._paused = False
         self._closed = False
@@ -119,7 +121,7 @@ class BatchEngine:
             ConfigError: ``params`` mean nothing.
             EngineError: The prompt is impossible, the model failed, or the engine was closed.
         """
-        check_params(params)
+        params.check()
         prompt = tuple(prompt_ids)
         if not prompt or min(prompt) < 0 or max(prompt) >= self._vocabulary_size:
             raise EngineError(
@@ -127,8 +129,8 @@ class BatchEngine:
                 f"each from 0 to {self._vocabulary_size - 1}"
             )
         seed = self._random.getrandbits(64) if params.seed is None else params.seed
-        feed = TokenFeed(on_token) if on_token else None
-        request = Request(prompt, params, stream_key(seed), Future(), feed.put if feed else None)
+        feed = _TokenFeed(on_token) if on_token else None
+        request = GenerationRequest(prompt, params, stream_key(seed), Future(), feed.put if feed else None)
         request.future.add_done_callback(lambda _: self._forget(request))
         with self._changed:
             self._start()
@@ -195,7 +197,7 @@ class BatchEngine:
             self._changed.notify()
         return await asyncio.shield(asyncio.wrap_future(done))
 
-    def _forget(self, request: Request) -> None:
+    def _forget(self, request: GenerationRequest) -> None:
         if not request.future.cancelled():
             return
         with self._changed:
@@ -239,13 +241,13 @@ class BatchEngine:
         admissible = self._waiting and not self._paused and len(self._batch) < self._max_batch
         return bool(self._closed or self._commands or self._cancelled or len(self._batch) or admissible)
 
-    def _next_requests(self) -> list[Request]:
+    def _next_requests(self) -> list[GenerationRequest]:
         if self._paused:
             return []
         free = min(self._max_batch - len(self._batch), len(self._waiting))
         return [self._waiting.popleft() for _ in range(free)]
 
-    def _advance(self, admitted: list[Request], gone: set[Request]) -> None:
+    def _advance(self, admitted: list[GenerationRequest], gone: set[GenerationRequest]) -> None:
         if gone:
             self._batch.drop(gone)
         if admitted:
@@ -265,11 +267,11 @@ class BatchEngine:
         self.stats.aborted += len(requests)
         return len(requests)
 
-    def _fail(self, error: EngineError, admitted: Sequence[Request] = ()) -> None:
+    def _fail(self, error: EngineError, admitted: Sequence[GenerationRequest] = ()) -> None:
         for request in {*self._take_all(), *admitted}:
             _deliver(request, error)
 
-    def _take_all(self) -> list[Request]:
+    def _take_all(self) -> list[GenerationRequest]:
         with self._changed:
             requests = [*self._batch.requests, *self._waiting]
             self._waiting.clear()
@@ -294,7 +296,7 @@ class BatchEngine:
         return len(named)
 
 
-def _deliver(request: Request, outcome: Generation | EngineError) -> None:
+def _deliver(request: GenerationRequest, outcome: Generation | EngineError) -> None:
     try:
         if isinstance(outcome, Generation):
             request.future.set_result(outcome)
@@ -310,3 +312,48 @@ def _as_engine_error(error: Exception) -> EngineError:
     failure = EngineError(f"the model's forward failed: {type(error).__name__}: {error}")
     failure.__cause__ = error
     return failure
+
+
+class _TokenFeed:
+    """Calls ``on_token`` in the event loop that made this, a few tokens at a time: between them the loop does other work.
+
+    A queued call for each token would hold up everything behind it, a cancelled request too, until the last is shown.
+    """
+
+    def __init__(self, on_token: Callable[[int], None]) -> None:
+        self._on_token = on_token
+        self._loop = asyncio.get_running_loop()
+        self._tokens: deque[int] = deque()
+        self._planned = False
+
+    def put(self, token: int) -> None:
+        """Take a token, in the engine's thread."""
+        self._tokens.append(token)
+        if not self._planned and not self._loop.is_closed():
+            self._planned = True
+            self._loop.call_soon_threadsafe(self._hand_on)
+
+    async def until(self, done: Awaitable[T]) -> T:
+        """What ``done`` gives, after all its tokens; those left of one that fails or is cancelled are forgotten."""
+        try:
+            result = await done
+        except BaseException:
+            self._on_token = _forget
+            raise
+        while self._tokens:
+            self._on_token(self._tokens.popleft())
+        return result
+
+    def _hand_on(self) -> None:
+        for _ in range(min(_TOKENS_AT_A_TIME, len(self._tokens))):
+            self._on_token(self._tokens.popleft())
+        self._planned = False
+        if (
+            self._tokens
+        ):  # perhaps planned by the engine's thread, too, since the line above: that does no harm
+            self._planned = True
+            self._loop.call_soon(self._hand_on)
+
+
+def _forget(token: int) -> None:
+    """Nobody asks for it any more."""

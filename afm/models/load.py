@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from afm.agents import model_folder
-from afm.errors import ConfigError, EngineError, suggestion
-from afm.models.base import TokenModel
-from afm.models.tool_calls import ToolCalls
-from afm.settings import load_settings
-
-if TYPE_CHECKING:
-    from afm.models.openai import ServedModel
+from afm.endpoints.chat import EndpointSettings
+from afm.endpoints.connections import address_fault, addresses
+from afm.errors import ConfigError, EngineError, MissingExtraError, suggestion
+from afm.models.base import CodecModel, Generation, SamplingParams, TokenModel, ToolCalls
+from afm.models.chat_only import ChatOnlyModel
+from afm.models.engine import BatchEngine
+from afm.models.openai import OpenAIModel, served_models
+from afm.models.tokenizer import ChatTokenizer
 
 
 def load_model(
@@ -51,14 +53,23 @@ def load_model(
         EngineError: The server cannot be asked.
     """
     address = str(source)
+    endpoint = EndpointSettings(max_parallel=max_batch)
     if chat is not None:
-        return _chat_only(address, name, max_batch, context_tokens, chat, request, tool_roles)
+        if name is None:
+            raise ConfigError(f"{address}: a chat endpoint needs the name of its model (name=...)")
+        return ChatOnlyModel(
+            address,
+            name=name,
+            tool_roles=tool_roles,
+            tool_calls=chat,
+            context_tokens=context_tokens,
+            request=request,
+            endpoint=endpoint,
+        )
     if address.startswith(("http://", "https://")):
-        return _served(address, name, max_batch, tokenizer, context_tokens)
+        return _served(address, name, tokenizer, context_tokens, endpoint)
     if not Path(source).is_dir():
         raise ConfigError(f"{source}: no such folder; expected a model's folder or an http(s) address")
-    from afm.models.transformers import TransformersModel
-
     return TransformersModel(
         model_folder(source),
         name=name or address,
@@ -69,56 +80,22 @@ def load_model(
     )
 
 
-def _chat_only(
-    url: str,
-    name: str | None,
-    max_parallel: int,
-    context_tokens: int | None,
-    chat: ToolCalls,
-    request: Mapping[str, Any] | None,
-    tool_roles: Mapping[str, str] | None,
-) -> TokenModel:
-    from afm.models.chat_only import ChatOnlyModel
-
-    if name is None:
-        raise ConfigError(f"{url}: a chat endpoint needs the name of its model (name=...)")
-    return ChatOnlyModel(
-        url,
-        name=name,
-        tool_roles=tool_roles,
-        tool_calls=chat,
-        context_tokens=context_tokens,
-        request=request,
-        api_key=_api_key(),
-        max_parallel=max_parallel,
-    )
-
-
-def _api_key() -> str | None:
-    secret = load_settings().afm_model_api_key
-    return secret.get_secret_value() or None if secret is not None else None
-
-
 def _served(
     url: str,
     name: str | None,
-    max_parallel: int,
     tokenizer: str | Path | None,
     context_tokens: int | None,
+    endpoint: EndpointSettings,
 ) -> TokenModel:
-    from afm.models.openai import OpenAIModel
-    from afm.models.replicas import addresses
-    from afm.models.tokenizer import ChatTokenizer
-
     if tokenizer is None:
         raise ConfigError(
             f"{url}: a model behind an address needs the folder of its tokenizer (tokenizer=...)"
         )
-    if wrong := [one for one in addresses(url) if not one.startswith(("http://", "https://"))]:
-        raise ConfigError(f"{wrong[0]}: no address; expected http://HOST:PORT, several with commas between")
+    for address in addresses(url):
+        if fault := address_fault(address):
+            raise ConfigError(f"{address}: expected {fault}; several addresses with commas between")
     codec = ChatTokenizer.load(tokenizer)
-    api_key = _api_key()
-    served = served_by_all(addresses(url), api_key)
+    served = served_models(url)
     if name is None and len(served) == 1:
         name = next(iter(served))
     if name is None:
@@ -128,23 +105,106 @@ def _served(
     context = context_tokens or served[name].context_tokens
     if context is None:
         raise EngineError(f"{url} does not tell the context of {name!r}; give context_tokens=...")
-    return OpenAIModel(
-        url, codec, name=name, context_tokens=context, api_key=api_key, max_parallel=max_parallel
-    )
+    return OpenAIModel(url, codec, name=name, context_tokens=context, endpoint=endpoint)
 
 
-def served_by_all(urls: tuple[str, ...], api_key: str | None) -> dict[str, ServedModel]:
-    """The models that every server lists, each with the smallest context that one of them tells.
+class TransformersModel(CodecModel):
+    """A model folder as a :class:`afm.models.base.TokenModel`; many episodes share its batches.
+
+    float32 on a CPU, bfloat16 on a GPU.
+
+    Args:
+        path: Folder with the model and its tokenizer.
+        name: Identifies the model in records; default: the folder's path.
+        threads: CPU threads; ``None`` leaves torch's setting.
+        max_batch: Generations computed together.
+        device: ``cpu``, ``cuda``, ``cuda:1`` ...; default: a GPU if there is one.
+        seed: Makes generations without a seed of their own reproducible.
 
     Raises:
-        EngineError: A server cannot be asked, or they have no model in common.
+        ConfigError: The folder holds no usable model.
     """
-    from afm.models.openai import ServedModel, served_models
 
-    lists = [{model.name: model for model in served_models(url, api_key)} for url in urls]
-    common = [name for name in lists[0] if all(name in others for others in lists)]
-    if lists[0] and not common:
-        told = "; ".join(f"{url} serves {', '.join(names)}" for url, names in zip(urls, lists, strict=True))
-        raise EngineError(f"the servers have no model in common: {told}")
-    contexts = {name: [found for one in lists if (found := one[name].context_tokens)] for name in common}
-    return {name: ServedModel(name, min(contexts[name], default=None)) for name in common}
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        name: str | None = None,
+        threads: int | None = None,
+        max_batch: int = 64,
+        device: str | None = None,
+        seed: int | None = None,
+    ) -> None:
+        try:
+            import torch
+        except ImportError:
+            raise MissingExtraError("torch", "sft") from None
+        device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        if threads is not None:
+            torch.set_num_threads(threads)
+        tokenizer = ChatTokenizer.load(path)
+        model = _load_model(Path(path), torch.float32 if device == "cpu" else torch.bfloat16)
+        rows = model.get_input_embeddings().weight.shape[0]
+        if tokenizer.size > rows:
+            raise ConfigError(
+                f"{path}: the tokenizer has {tokenizer.size} tokens, the model {rows}; "
+                "they do not belong together"
+            )
+        super().__init__(
+            tokenizer, name=name or str(path), context_tokens=int(model.config.max_position_embeddings)
+        )
+        self._engine = BatchEngine(
+            model,
+            eos_ids=tokenizer.end_ids,
+            pad_id=tokenizer.pad_id,
+            decode=tokenizer.decode,
+            vocabulary_size=rows,
+            max_batch=max_batch,
+            device=device,
+            threads=threads,
+            seed=seed,
+        )
+
+    async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
+        """Continue ``prompt_ids``; a limit that exceeds the model's context is lowered to it.
+
+        Raises:
+            EngineError: The prompt fills the context, or the model failed.
+        """
+        return await self._engine.generate(prompt_ids, self._fitting(prompt_ids, params))
+
+    async def stream(
+        self, prompt_ids: Sequence[int], params: SamplingParams, on_token: Callable[[int], None]
+    ) -> Generation:
+        """As :meth:`generate`, with every token reported as it is sampled."""
+        params = self._fitting(prompt_ids, params)
+        return await self._engine.generate(prompt_ids, params, on_token=on_token)
+
+    async def close(self) -> None:
+        """Stop the engine's thread and free its memory."""
+        await self._engine.close()
+
+    def _fitting(self, prompt_ids: Sequence[int], params: SamplingParams) -> SamplingParams:
+        left = self._context_tokens - len(prompt_ids)
+        if left < 1:
+            raise EngineError(
+                f"the prompt has {len(prompt_ids)} tokens, the model's context {self._context_tokens}"
+            )
+        return params if params.max_new_tokens <= left else replace(params, max_new_tokens=left)
+
+
+def _load_model(path: Path, dtype: Any) -> Any:
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        return AutoModelForCausalLM.from_pretrained(
+            str(path), dtype=dtype, attn_implementation="sdpa", local_files_only=True
+        )
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: no model can be loaded from it: {error}") from error
+    finally:
+        if shown:
+            logging.enable_progress_bar()

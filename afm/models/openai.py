@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
 
-from afm.endpoints.connections import Connections, base_url, bearer, without_key
-from afm.endpoints.retry import RETRIED_STATUS, TryAgainError, persistently, retry_after_s
+from afm.endpoints.chat import EndpointSettings
+from afm.endpoints.connections import (
+    CONNECT_TIMEOUT_S,
+    Connections,
+    Replicas,
+    addresses,
+    base_url,
+    bearer,
+    post,
+)
+from afm.endpoints.pace import TryAgainError, persistently
 from afm.errors import EngineError, RefusedError
-from afm.models.base import FinishReason, Generation, SamplingParams
-from afm.models.codec import CodecModel
-from afm.models.replicas import Replicas, addresses
-from afm.models.sampling import check_params
-from afm.models.stop import first_stop
-from afm.models.tokenizer import ChatTokenizer
+from afm.models.base import CodecModel, FinishReason, Generation, SamplingParams
+from afm.models.tokenizer import ChatTokenizer, first_stop
 
-_SHOWN_CHARACTERS = 300
-_CONNECT_TIMEOUT_S = 10.0
-_KEY = "AFM_MODEL_API_KEY"
+_SHOWN = 300
+_LONGEST_ANSWER = 256 << 20
+"""Bytes; one token comes with its text, id and log-probability, in up to some hundred of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +52,7 @@ class OpenAIModel(CodecModel):
         tokenizer: The served model's.
         name: The served model's.
         context_tokens: Prompt and response together.
-        api_key: Sent in the header ``Authorization`` and nowhere else.
-        timeout_s: For one generation.
-        attempts: How often a request is sent when the server is busy or unreachable.
-        max_parallel: Requests in flight.
+        endpoint: How the servers are asked; paces do not apply.
     """
 
     def __init__(
@@ -59,19 +62,21 @@ class OpenAIModel(CodecModel):
         *,
         name: str,
         context_tokens: int,
-        api_key: str | None = None,
-        timeout_s: float = 600.0,
-        attempts: int = 5,
-        max_parallel: int = 64,
+        endpoint: EndpointSettings | None = None,
     ) -> None:
         super().__init__(tokenizer, name=name, context_tokens=context_tokens)
-        self._replicas = Replicas([base_url(one) for one in addresses(url)])
-        self._url = ", ".join(base_url(one) for one in addresses(url))
+        self._settings = endpoint or EndpointSettings()
+        self._replicas = Replicas([base_url(address) for address in addresses(url)])
+        self._urls = ", ".join(self._replicas.urls)
         self._end_ids = tokenizer.end_ids
-        self._api_key = api_key
-        self._attempts = attempts
-        timeout = httpx.Timeout(timeout_s, connect=_CONNECT_TIMEOUT_S)
-        self._connections = Connections(max_parallel, key=api_key, key_name=_KEY, timeout=timeout)
+        self._api_key = self._settings.key()
+        self._connections = Connections(
+            self._settings.max_parallel,
+            key=self._api_key,
+            key_name=self._settings.key_variable,
+            headers={"Accept-Encoding": "identity"},
+            timeout=httpx.Timeout(self._settings.timeout_s, connect=CONNECT_TIMEOUT_S),
+        )
 
     async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
         """Continue ``prompt_ids`` on the server.
@@ -79,59 +84,52 @@ class OpenAIModel(CodecModel):
         Raises:
             EngineError: The server failed for good, refused, or returned no token ids.
         """
-        check_params(params)
+        params.check()
         body = _request(self._name, prompt_ids, params)
+        attempts = self._settings.attempts
         try:
             async with self._connections.place() as client:
-                answer = await persistently(self._attempts, lambda: self._ask(client, body))
+                answer = await persistently(attempts, lambda: self._ask(client, body))
         except TryAgainError as error:
-            raise EngineError(f"{error} (after {self._attempts} attempts)") from error.__cause__
+            raise EngineError(f"{error} (after {attempts} attempts)") from error.__cause__
         return self._generation(_only_choice(answer), params)
 
     async def close(self) -> None:
         """Close the connections."""
         await self._connections.close()
 
-    async def _ask(self, client: httpx.AsyncClient, body: Mapping[str, Any]) -> Any:
+    async def _ask(self, client: httpx.AsyncClient, body: Mapping[str, Any]) -> bytes:
         """One request; where there are several servers, to as many of them as it takes, without a pause."""
-        for left in reversed(range(len(self._replicas))):
+        failure: TryAgainError | None = None
+        for _ in self._replicas.urls:
             replica = self._replicas.next()
+            where = f"{replica.url}/completions"
             try:
                 with replica.busy():
-                    return await self._post(client, f"{replica.url}/completions", body)
-            except TryAgainError:
-                if not left:
-                    raise
-        raise AssertionError("unreachable")
-
-    async def _post(self, client: httpx.AsyncClient, where: str, body: Mapping[str, Any]) -> Any:
-        try:
-            response = await client.post(where, json=body)
-        except httpx.TransportError as error:
-            raise TryAgainError(f"{where}: {type(error).__name__}: {error}") from error
-        if response.status_code in RETRIED_STATUS:
-            raise TryAgainError(f"{where}: {self._failure(response)}", retry_after_s(response.headers))
-        if not response.is_success:
-            raise RefusedError(f"{where}: {self._failure(response)}")
-        try:
-            return response.json()
-        except ValueError:
-            raise EngineError(f"{where}: the answer is no JSON: {self._failure(response)}") from None
-
-    def _failure(self, response: httpx.Response) -> str:
-        text = without_key(response.text, self._api_key)
-        return f"status {response.status_code}: {text[:_SHOWN_CHARACTERS] or 'no text'}"
+                    return await post(
+                        client,
+                        where,
+                        body,
+                        timeout_s=self._settings.timeout_s,
+                        max_bytes=_LONGEST_ANSWER,
+                        key=self._api_key,
+                    )
+            except TryAgainError as error:
+                failure = TryAgainError(f"{where}: {error}", error.wait_s)
+                failure.__cause__ = error.__cause__
+        assert failure is not None, "there is at least one server"
+        raise failure
 
     def _generation(self, choice: Mapping[str, Any], params: SamplingParams) -> Generation:
         ids = _token_ids(choice)
         if ids is None:
             raise EngineError(
-                f"{self._url}: the server returned no token ids for model {self._name!r}; an episode needs them "
+                f"{self._urls}: the server returned no token ids for model {self._name!r}; an episode needs them "
                 "exactly as sampled. Serve the model with vLLM 0.10.2 or later, or give its folder instead of a URL"
             )
         if len(ids) > params.max_new_tokens:
             raise EngineError(
-                f"{self._url}: got {len(ids)} tokens, asked for at most {params.max_new_tokens}"
+                f"{self._urls}: got {len(ids)} tokens, asked for at most {params.max_new_tokens}"
             )
         logprobs = (choice.get("logprobs") or {}).get("token_logprobs") or ()
         if len(logprobs) != len(ids) or None in logprobs:
@@ -147,7 +145,7 @@ class OpenAIModel(CodecModel):
             case "stop":
                 return self._stopped(choice, ids, stop)
             case other:
-                raise RefusedError(f"{self._url}: the server ended a generation for the reason {other!r}")
+                raise RefusedError(f"{self._urls}: the server ended a generation for the reason {other!r}")
 
     def _stopped(self, choice: Mapping[str, Any], ids: Sequence[int], stop: Sequence[str]) -> FinishReason:
         """The end token or a stop string: servers report both as ``stop``."""
@@ -158,24 +156,39 @@ class OpenAIModel(CodecModel):
             return FinishReason.STOP
         if isinstance(reason, str):
             raise EngineError(
-                f"{self._url}: the server cut the stop string {reason!r} away; it must honour "
+                f"{self._urls}: the server cut the stop string {reason!r} away; it must honour "
                 "include_stop_str_in_output"
             )
         return FinishReason.END_OF_TEXT
 
 
-def served_models(url: str, api_key: str | None = None) -> tuple[ServedModel, ...]:
-    """The models that a server lists.
+def served_models(url: str) -> dict[str, ServedModel]:
+    """The models that a server lists, by name; with several addresses, those that each of them lists, with the smallest context.
 
     Raises:
-        EngineError: It cannot be reached, or does not answer like an OpenAI-compatible server.
+        EngineError: One cannot be reached, does not answer like an OpenAI-compatible server, or has no model that all have.
     """
-    where = f"{base_url(url)}/models"
+    urls = addresses(url)
+    lists = [{model.name: model for model in _listed(base_url(address))} for address in urls]
+    common = [name for name in lists[0] if all(name in models for models in lists)]
+    if lists[0] and not common:
+        served = "; ".join(f"{url} serves {', '.join(names)}" for url, names in zip(urls, lists, strict=True))
+        raise EngineError(f"the servers have no model in common: {served}")
+    contexts = {
+        name: [tokens for models in lists if (tokens := models[name].context_tokens)] for name in common
+    }
+    return {name: ServedModel(name, min(contexts[name], default=None)) for name in common}
+
+
+def _listed(url: str) -> list[ServedModel]:
+    settings = EndpointSettings()
+    where = f"{url}/models"
+    headers = bearer(settings.key(), settings.key_variable)
     try:
-        response = httpx.get(where, headers=bearer(api_key, _KEY), timeout=_CONNECT_TIMEOUT_S)
+        response = httpx.get(where, headers=headers, timeout=CONNECT_TIMEOUT_S)
         response.raise_for_status()
         rows = response.json()["data"]
-        return tuple(ServedModel(str(row["id"]), row.get("max_model_len")) for row in rows)
+        return [ServedModel(str(row["id"]), row.get("max_model_len")) for row in rows]
     except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise EngineError(
             f"{where}: cannot be asked for its models: {type(error).__name__}: {error}"
@@ -205,10 +218,14 @@ def _request(name: str, prompt_ids: Sequence[int], params: SamplingParams) -> di
     return body
 
 
-def _only_choice(answer: Any) -> Mapping[str, Any]:
-    choices = answer.get("choices") if isinstance(answer, dict) else None
+def _only_choice(answer: bytes) -> Mapping[str, Any]:
+    shown = answer[:_SHOWN].decode("utf-8", "replace")
+    try:
+        data = json.loads(answer)
+    except (ValueError, RecursionError):
+        raise EngineError(f"the server's answer is no JSON: {shown or 'no text'}") from None
+    choices = data.get("choices") if isinstance(data, dict) else None
     if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], dict):
-        shown = str(answer)[:_SHOWN_CHARACTERS]
         raise EngineError(f"the server's answer has no single choice: {shown}")
     return choices[0]
 

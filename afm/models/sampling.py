@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from afm.errors import ConfigError
 from afm.models.base import SamplingParams
 
 if TYPE_CHECKING:
@@ -36,20 +35,6 @@ class Draw:
     params: SamplingParams
     key: int
     drawn: int
-
-
-def check_params(params: SamplingParams) -> None:
-    """Raise :class:`afm.errors.ConfigError` for values that mean nothing."""
-    if params.max_new_tokens < 1:
-        raise ConfigError(f"max_new_tokens is {params.max_new_tokens}, expected at least 1")
-    if not 0 <= params.temperature < float("inf"):
-        raise ConfigError(f"temperature is {params.temperature}, expected 0 (greedy) or a positive number")
-    if not 0 < params.top_p <= 1:
-        raise ConfigError(f"top_p is {params.top_p}, expected more than 0 and at most 1 (1 switches it off)")
-    if params.top_k < 0:
-        raise ConfigError(f"top_k is {params.top_k}, expected 0 (off) or more")
-    if "" in params.stop:
-        raise ConfigError("stop contains an empty string, which would end every generation")
 
 
 def stream_key(seed: int) -> int:

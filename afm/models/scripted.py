@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from afm.errors import EngineError
-from afm.models.base import FinishReason, Generation, SamplingParams
-from afm.models.codec import Codec, CodecModel
-from afm.models.sampling import check_params
-from afm.models.stop import stop_length
+from afm.models.base import Codec, CodecModel, FinishReason, Generation, SamplingParams
+from afm.models.tokenizer import stop_length
 
 Script = Callable[[str], str]
 """From the text so far (prompt and response, decoded) to what comes next."""
@@ -67,7 +65,7 @@ class ScriptedModel(CodecModel):
         Raises:
             EngineError: The script is used up.
         """
-        check_params(params)
+        params.check()
         self.params.append(params)
         pending = self._next(prompt_ids)
         ids, finish = self._cut(pending, params)

@@ -1,17 +1,22 @@
-"""A Hugging Face tokenizer as episodes need it: exact, nothing added, nothing dropped but end tokens."""
+"""Tokens and their text: an exact tokenizer, stop strings among tokens, and the text of tokens that come one by one."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from afm.errors import ConfigError, MissingExtraError
 from afm.masking import encode_continuation
 
+_UNFINISHED = "\ufffd"
+"""What a decoder writes for bytes that are no whole character yet."""
+
 
 class ChatTokenizer:
-    """Encodes and decodes for one model.
+    """A Hugging Face tokenizer as episodes need it: exact, nothing added, nothing dropped but end tokens.
 
     Args:
         tokenizer: A fast Hugging Face tokenizer with a chat template.
@@ -104,8 +109,6 @@ def generation_end_ids(folder: str | Path) -> frozenset[int]:
     Raises:
         ConfigError: The file cannot be read.
     """
-    import json
-
     path = Path(folder) / "generation_config.json"
     if not path.is_file():
         return frozenset()
@@ -116,3 +119,135 @@ def generation_end_ids(folder: str | Path) -> frozenset[int]:
     if value is None:
         return frozenset()
     return frozenset([value] if isinstance(value, int) else value)
+
+
+class StopMatcher:
+    """Finds completed stop strings in a growing list of token ids.
+
+    Only a token whose text contains the last character of a stop string can complete it, so the caller
+    asks :meth:`completed` after such tokens alone; the question then decodes a bounded tail.
+
+    Args:
+        decode: Text of token ids.
+        vocabulary_size: Ids below it can be decoded.
+    """
+
+    def __init__(self, decode: Callable[[Sequence[int]], str], vocabulary_size: int) -> None:
+        self._decode = decode
+        self._vocabulary_size = vocabulary_size
+        self._watched: dict[tuple[str, ...], frozenset[int]] = {}
+
+    @cached_property
+    def _texts(self) -> list[str]:
+        return [self._decode([token]) for token in range(self._vocabulary_size)]
+
+    def watch(self, stop: tuple[str, ...]) -> frozenset[int]:
+        """Ids that can complete one of ``stop``."""
+        if not stop:
+            return frozenset()
+        if stop not in self._watched:
+            last = {text[-1] for text in stop}
+            if any(not character.isascii() for character in last):
+                last.add(_UNFINISHED)
+            self._watched[stop] = frozenset(
+                token for token, text in enumerate(self._texts) if not last.isdisjoint(text)
+            )
+        return self._watched[stop]
+
+    def completed(self, token_ids: Sequence[int], stop: tuple[str, ...]) -> bool:
+        """Whether the last tokens of ``token_ids`` contain one of ``stop``."""
+        wanted = max(len(text.encode()) for text in stop)
+        begin = len(token_ids)
+        while begin and wanted > 0:
+            begin -= 1
+            # Every token with a text carries a byte at least; one without (an end token) separates nothing.
+            wanted -= self._has_text(token_ids[begin])
+        tail = self._decode(token_ids[begin:])
+        return any(text in tail for text in stop)
+
+    def _has_text(self, token: int) -> bool:
+        return token < self._vocabulary_size and bool(self._texts[token])
+
+
+def first_stop(text: str, stop: Sequence[str]) -> int:
+    """Offset just behind the stop string that is completed first in ``text``, -1 when there is none."""
+    ends = [at + len(item) for item in stop if (at := text.find(item)) >= 0]
+    return min(ends, default=-1)
+
+
+def stop_length(
+    decode: Callable[[Sequence[int]], str],
+    token_ids: Sequence[int],
+    stop: Sequence[str],
+    before: Sequence[int] = (),
+) -> int | None:
+    """How many of ``token_ids`` it takes to complete the first stop string; ``None`` when none is completed.
+
+    The last of them may carry characters beyond it. Found by halving: a stop string that is there stays there.
+
+    Args:
+        decode: Text of token ids.
+        token_ids: What was sampled.
+        stop: Any of these counts.
+        before: Tokens in front of them, in which a stop string may begin; those that end in them do not count.
+    """
+    passed = len(decode(before).rstrip(_UNFINISHED)) if before else 0
+
+    def completed(count: int) -> bool:
+        text = decode([*before, *token_ids[:count]])
+        return any(text.find(item, max(0, passed + 1 - len(item))) >= 0 for item in stop)
+
+    low, high = 1, len(token_ids)
+    if not completed(high):
+        return None
+    if not completed(high - 1):  # engines stop there, as a rule
+        return high
+    while low < high:
+        middle = (low + high) // 2
+        if completed(middle):
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+class IncrementalDecoder:
+    """Text of a growing list of token ids, piece by piece.
+
+    A character whose bytes are spread over tokens comes out once it is whole. All pieces together are the
+    text of all tokens together.
+
+    Args:
+        decode: Text of token ids.
+    """
+
+    _CONTEXT = 4
+    """Tokens decoded again in front of new ones: some decoders drop the blank of a first token."""
+
+    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
+        self._decode = decode
+        self._context: list[int] = []
+        self._pending: list[int] = []
+
+    def feed(self, token_ids: Sequence[int]) -> str:
+        """Take more tokens; returns the text that is now certain."""
+        self._pending += token_ids
+        text = self._pending_text()
+        if text.endswith(_UNFINISHED):
+            return ""
+        return self._release(text)
+
+    def finish(self) -> str:
+        """The rest, unfinished characters as replacement characters; what is fed next begins anew."""
+        text = self._release(self._pending_text())
+        self._context = []
+        return text
+
+    def _pending_text(self) -> str:
+        before = self._decode(self._context)
+        return self._decode([*self._context, *self._pending])[len(before) :]
+
+    def _release(self, text: str) -> str:
+        self._context = [*self._context, *self._pending][-self._CONTEXT :]
+        self._pending = []
+        return text

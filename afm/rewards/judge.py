@@ -13,7 +13,7 @@ from pydantic import Field
 
 from afm.errors import DataError, RewardError
 from afm.rewards.base import Part, Sample
-from afm.rewards.judge_endpoint import JudgeEndpoint
+from afm.rewards.judge_endpoint import JudgeEndpoint, ReplyClient
 from afm.rewards.judge_prompt import (
     SCHEMA,
     TEXT_SCHEMA,
@@ -27,7 +27,6 @@ from afm.rewards.judge_prompt import (
     shown_rationale,
 )
 from afm.rewards.judge_store import VerdictCache, cache_key
-from afm.rewards.reply_client import ReplyClient
 from afm.rewards.text_match import ExactMatch, gold_answers, normalised
 from afm.trajectory import answers
 

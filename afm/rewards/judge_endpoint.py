@@ -1,27 +1,30 @@
-"""The server behind a judge: where it is, how much of it may be used, and how it is asked for JSON."""
+"""The server behind a judge: where it is, how it is asked for JSON, and how many tokens that takes."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import Field, field_validator
 
-from afm.configuration import Settings, merged
-from afm.endpoints.connections import base_url, is_address
-from afm.errors import ConfigError
-from afm.rewards.judge_store import Ledger
-from afm.rewards.reply_client import ReplyClient
+from afm.configuration import merged
+from afm.endpoints.budget import Budget, BudgetSettings
+from afm.endpoints.chat import ChatEndpoint, EndpointSettings
+from afm.endpoints.connections import address_fault, base_url
+from afm.endpoints.pace import TryAgainError
+from afm.endpoints.replies import ChatReply
+from afm.errors import ConfigError, EngineError, RewardError
 from afm.settings import load_settings
 
-_ADDRESS = "http://HOST or https://HOST, up to /v1"
 _LIMITS = ("max_tokens", "max_completion_tokens")
 _OURS = ("messages", "stream", "n")
-_KEY = "GRM_API_KEY"
+
+ReplyT = TypeVar("ReplyT")
 
 
 class ReplyFormat(StrEnum):
@@ -33,16 +36,8 @@ class ReplyFormat(StrEnum):
     """Not at all, for servers that know no ``response_format``."""
 
 
-class BudgetSettings(Settings):
-    """See :class:`afm.rewards.judge_store.Ledger`."""
-
-    calls: int | None = Field(default=None, ge=0)
-    tokens: int | None = Field(default=None, ge=0)
-    file: Path | None = None
-
-
 @dataclass(frozen=True, slots=True)
-class Place:
+class JudgePlace:
     """Where requests go: ``url`` up to ``/v1``, ``None`` when none is configured."""
 
     url: str | None
@@ -50,53 +45,43 @@ class Place:
     api_key: str | None
 
 
-class JudgeEndpoint(Settings):
-    """One OpenAI-compatible server. The key comes from the environment alone.
+class JudgeEndpoint(EndpointSettings):
+    """The server of a judge; GRM_BASE_URL when ``url`` is ``None``.
 
     Attributes:
-        url: GRM_BASE_URL when ``None``.
         model: GRM_MODEL_NAME when ``None``.
-        key_variable: The environment variable that holds the key.
-        max_parallel: Requests in flight.
-        requests_per_minute, tokens_per_minute: ``None`` for no limit.
-        attempts: How often a request is sent when the server fails or replies with something else.
-        timeout_s: For one request with its whole reply.
-        budget: When it is spent, there are no more verdicts.
+        budget: In calls and tokens. When it is spent, there are no more verdicts.
         request: Laid over the request's own fields; ``null`` removes one, e.g. ``{max_tokens: null}``.
     """
 
-    url: str | None = None
     model: str | None = None
-    key_variable: str = Field(default=_KEY, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
+    key_variable: str = Field(default="GRM_API_KEY", pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
     max_parallel: int = Field(default=16, ge=1)
-    requests_per_minute: int | None = Field(default=None, ge=1)
-    tokens_per_minute: int | None = Field(default=None, ge=1)
-    attempts: int = Field(default=5, ge=1)
     timeout_s: float = Field(default=60.0, gt=0)
     reply_format: ReplyFormat = ReplyFormat.JSON_SCHEMA
     budget: BudgetSettings = BudgetSettings()
     request: dict[str, Any] = Field(default_factory=dict)
 
-    @field_validator("url")
+    @field_validator("budget")
     @classmethod
-    def _check_url(cls, url: str | None) -> str | None:
-        if url is not None and not is_address(url):
-            raise ValueError(_ADDRESS)
-        return url
+    def _check_budget(cls, budget: BudgetSettings) -> BudgetSettings:
+        if budget.usd is not None:
+            raise ValueError("no `usd`: the budget of a judge is in calls and tokens")
+        return budget
 
     @field_validator("request")
     @classmethod
     def _check_request(cls, request: dict[str, Any]) -> dict[str, Any]:
-        given = {key: value for key, value in request.items() if value is not None}
+        fields = {key: value for key, value in request.items() if value is not None}
         for key in _LIMITS:
-            if type(given.get(key, 1)) is not int or given.get(key, 1) < 1:
+            if type(fields.get(key, 1)) is not int or fields.get(key, 1) < 1:
                 raise ValueError(f"{key} a whole number of at least 1 or null")
         for key in _OURS:
-            if key in given:
+            if key in fields:
                 raise ValueError(f"no `{key}`: the judge sets it")
         return request
 
-    def place(self) -> Place:
+    def place(self) -> JudgePlace:
         """Where requests go, with what the environment adds.
 
         Raises:
@@ -106,16 +91,12 @@ class JudgeEndpoint(Settings):
         url = self.url or environment.grm_base_url
         model = self.model or environment.grm_model_name
         if url is None:
-            return Place(None, model, None)
-        if not is_address(url):
-            raise ConfigError(f"GRM_BASE_URL: got {url!r}, expected {_ADDRESS}")
-        key = os.environ.get(self.key_variable) or None
-        if self.key_variable == _KEY:
-            secret = environment.grm_api_key
-            key = secret.get_secret_value() if secret else None
-        return Place(base_url(url), model, key)
+            return JudgePlace(None, model, None)
+        if fault := address_fault(url):
+            raise ConfigError(f"GRM_BASE_URL: got {url!r}, expected {fault}")
+        return JudgePlace(base_url(url), model, self.key())
 
-    def client(self, place: Place, schema: Mapping[str, Any]) -> ReplyClient:
+    def client(self, place: JudgePlace, schema: Mapping[str, Any]) -> ReplyClient:
         """A client that asks for replies of a ``json_schema``; ``place`` has a url.
 
         Raises:
@@ -124,16 +105,8 @@ class JudgeEndpoint(Settings):
         if place.url is None:
             raise ConfigError("no judge: set GRM_BASE_URL, or `url` among the judge's settings")
         return ReplyClient(
-            place.url,
+            ChatEndpoint(self, place.url, Budget(self.budget, "raise `budget` among the judge's settings")),
             self.request_fields(place.model, schema),
-            Ledger(self.budget.calls, self.budget.tokens, self.budget.file),
-            api_key=place.api_key,
-            key_name=self.key_variable,
-            max_parallel=self.max_parallel,
-            attempts=self.attempts,
-            timeout_s=self.timeout_s,
-            requests_per_minute=self.requests_per_minute,
-            tokens_per_minute=self.tokens_per_minute,
         )
 
     def request_fields(self, model: str, schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -147,3 +120,79 @@ class JudgeEndpoint(Settings):
             case ReplyFormat.TEXT:
                 pass
         return {key: value for key, value in merged(fields, self.request).items() if value is not None}
+
+
+class ReplyClient:
+    """Asks a judge's model for replies of a certain form, with ``request`` for the fields beside ``messages``."""
+
+    def __init__(self, endpoint: ChatEndpoint, request: Mapping[str, Any]) -> None:
+        self._endpoint = endpoint
+        self._request = dict(request)
+
+    @property
+    def where(self) -> str:
+        """The address that is asked."""
+        return self._endpoint.where
+
+    def body(self, messages: Sequence[Mapping[str, str]]) -> dict[str, Any]:
+        """The whole request."""
+        return self._request | {"messages": list(messages)}
+
+    def asking(self, request: Mapping[str, Any]) -> ReplyClient:
+        """The same connections, pace and budget with other fields of the request."""
+        other = copy.copy(self)
+        other._request = dict(request)
+        return other
+
+    async def reply(self, body: Mapping[str, Any], read: Callable[[str], ReplyT]) -> ReplyT:
+        """What ``read`` makes of the model's reply; it raises ``ValueError`` where it makes nothing of it.
+
+        Raises:
+            RewardError: There is none: the server failed, replied with something else, or the budget is spent.
+        """
+
+        def verdict(reply: ChatReply) -> ReplyT:
+            try:
+                return read(reply.text)
+            except ValueError as error:
+                raise TryAgainError(f"no verdict: {error}") from None
+
+        try:
+            return await self._endpoint.ask(body, verdict, on_call=lambda report: charge(report.tokens))
+        except EngineError as error:
+            raise RewardError(str(error)) from None
+
+    async def close(self) -> None:
+        """Close the connections of this event loop, and the budget's file."""
+        await self._endpoint.close()
+
+
+@dataclass(slots=True)
+class JudgeMeter:
+    """A count of tokens, of prompts and replies together."""
+
+    tokens: int = 0
+
+
+_RUNNING: ContextVar[JudgeMeter | None] = ContextVar("judge_meter", default=None)
+
+
+@contextmanager
+def judge_meter() -> Iterator[JudgeMeter]:
+    """Count what judges are asked inside, in tasks that begin there too.
+
+    A request that several wait for counts where it began; a cached verdict counts nowhere.
+    """
+    meter = JudgeMeter()
+    before = _RUNNING.set(meter)
+    try:
+        yield meter
+    finally:
+        _RUNNING.reset(before)
+
+
+def charge(tokens: int) -> None:
+    """Add to the count that is running, if one is."""
+    meter = _RUNNING.get()
+    if meter is not None:
+        meter.tokens += tokens

@@ -10,7 +10,7 @@ from typing import Any
 from afm.agents.spec import AgentSpec
 from afm.errors import EngineError
 from afm.models.base import Generation
-from afm.models.streaming import IncrementalDecoder
+from afm.models.tokenizer import IncrementalDecoder
 from afm.trajectory.record import CallRecord, Cost, Record, StopReason, TextSegment, Verdict
 from afm.trajectory.tags import StreamParser
 from afm.trajectory.types import Author, Segment

@@ -13,9 +13,8 @@ from dataclasses import replace
 
 from afm.agents.spec import AgentSpec, Limits
 from afm.errors import EngineError
-from afm.models.base import FinishReason, Generation, SamplingParams, TokenModel
-from afm.models.stop import stop_length
-from afm.models.streaming import StreamingModel
+from afm.models.base import FinishReason, Generation, SamplingParams, StreamingModel, TokenModel
+from afm.models.tokenizer import stop_length
 from afm.rollout.calls import Clock, Room, TokenBudget, ToolCaller, tools_by_role
 from afm.rollout.episode import CallFinished, CallStarted, Episode, LiveText, OnEvent, Stopped, Transcript
 from afm.seeds import derive_seed

@@ -9,14 +9,13 @@ import asyncio
 import itertools
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import httpx
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from afm.endpoints.connections import Connections, server_address
-from afm.endpoints.retry import pause_s, retry_after_s
+from afm.endpoints.connections import Connections, Replicas, server_address
+from afm.endpoints.pace import pause_s, retry_after_s
 from afm.errors import ConfigError, DataError, SandboxError
 from afm.sandbox import RunResult, SandboxLimits
 from afm.settings import load_settings
@@ -69,38 +68,24 @@ def _first(error: ValidationError) -> str:
 
 
 _CONNECT_TIMEOUT_S = 5.0
-_REST_S = 10.0
-"""How long a server that failed is asked after all others."""
 _TOKEN = "CODE_SERVER_TOKEN"
 _EXAMPLE = "http://127.0.0.1:9002"
 
 
 class _FailedError(Exception):
-    """One server did not run the program.
+    """One server did not run the program; it is of no use to ask again where that is ``lasting``."""
 
-    Attributes:
-        busy: It is well, but full.
-        lasting: Asking again will not help.
-        wait_s: It asked for this pause.
-    """
-
-    def __init__(
-        self, reason: str, *, busy: bool = False, lasting: bool = False, wait_s: float = 0.0
-    ) -> None:
+    def __init__(self, reason: str, *, lasting: bool = False) -> None:
         super().__init__(reason)
-        self.busy = busy
         self.lasting = lasting
+
+
+class _FullError(_FailedError):
+    """The server is well, but full; it asked for a pause of ``wait_s``."""
+
+    def __init__(self, reason: str, wait_s: float) -> None:
+        super().__init__(reason)
         self.wait_s = wait_s
-
-
-@dataclass(slots=True)
-class _Server:
-    url: str
-    in_flight: int = 0
-    failed_at: float = float("-inf")
-
-    def resting(self) -> bool:
-        return time.monotonic() - self.failed_at < _REST_S
 
 
 class RemoteSandbox:
@@ -131,8 +116,7 @@ class RemoteSandbox:
     ) -> None:
         if not urls:
             raise ConfigError(f"urls: got an empty list, expected addresses such as {_EXAMPLE}")
-        self._servers = [_Server(server_address(url, RUN_PATH, _TOKEN, _EXAMPLE)) for url in urls]
-        self._turn = itertools.count()
+        self._replicas = Replicas([server_address(url, RUN_PATH, _TOKEN, _EXAMPLE) for url in urls])
         self._connections = Connections(
             KEPT_OPEN,
             bounded=False,
@@ -148,7 +132,7 @@ class RemoteSandbox:
     @property
     def servers(self) -> tuple[str, ...]:
         """Addresses of the code servers."""
-        return tuple(server.url for server in self._servers)
+        return self._replicas.urls
 
     async def run(self, code: str, stdin: str = "", limits: SandboxLimits | None = None) -> RunResult:
         """Run ``code`` on one of the servers. Cancelling closes the connection, and the server kills the run.
@@ -166,13 +150,13 @@ class RemoteSandbox:
             answer = await self._one_round(body, timeout)
             if isinstance(answer, RunResult):
                 return answer
-            busy = any(reason.busy for reason in answer.values())
-            failures += not busy
+            full = [reason for reason in answer.values() if isinstance(reason, _FullError)]
+            failures += not full
             late = time.monotonic() - began > self._busy_s
             if failures >= self._rounds or late or all(reason.lasting for reason in answer.values()):
                 reasons = "; ".join(f"{url}: {reason}" for url, reason in answer.items())
                 raise SandboxError(f"no code server could run the program: {reasons}")
-            asked = min((reason.wait_s for reason in answer.values() if reason.busy), default=0.0)
+            asked = min((reason.wait_s for reason in full), default=0.0)
             await asyncio.sleep(pause_s(attempt, asked, longest_s=LONGEST_PAUSE_S))
         raise AssertionError("unreachable")
 
@@ -182,26 +166,14 @@ class RemoteSandbox:
 
     async def _one_round(self, body: bytes, patience: httpx.Timeout) -> RunResult | dict[str, _FailedError]:
         """Ask the servers one after the other, the least busy first."""
-        trouble: dict[str, _FailedError] = {}
-        for server in self._order():
-            server.in_flight += 1
+        failures: dict[str, _FailedError] = {}
+        for server in self._replicas.order():
             try:
-                result = await self._ask(server.url, body, patience)
+                with server.busy(_FullError, DataError):
+                    return await self._ask(server.url, body, patience)
             except _FailedError as error:
-                trouble[server.url] = error
-                if not error.busy:
-                    server.failed_at = time.monotonic()
-                continue
-            finally:
-                server.in_flight -= 1
-            server.failed_at = float("-inf")
-            return result
-        return trouble
-
-    def _order(self) -> list[_Server]:
-        turn = next(self._turn) % len(self._servers)
-        in_turn = self._servers[turn:] + self._servers[:turn]
-        return sorted(in_turn, key=lambda server: (server.resting(), server.in_flight))
+                failures[server.url] = error
+        return failures
 
     async def _ask(self, url: str, body: bytes, patience: httpx.Timeout) -> RunResult:
         try:
@@ -233,11 +205,8 @@ def _failure(response: httpx.Response) -> _FailedError | DataError:
         case 413:
             return DataError(message)
         case 429:
-            return _FailedError(
-                f"busy: {message}",
-                busy=True,
-                wait_s=retry_after_s(response.headers, longest_s=LONGEST_PAUSE_S),
-            )
+            wait_s = retry_after_s(response.headers, longest_s=LONGEST_PAUSE_S)
+            return _FullError(f"busy: {message}", wait_s)
         case 401 | 403:
             return _FailedError(f"refused the token; set {_TOKEN} to the server's", lasting=True)
         case status:

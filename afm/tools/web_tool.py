@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
 from afm.configuration import validated
 from afm.endpoints.connections import Connections, server_address
-from afm.endpoints.retry import pause_s, retry_after_s
+from afm.endpoints.pace import pause_s, retry_after_s
 from afm.errors import BadArgumentError, ConfigError, ToolError
 from afm.settings import Environment, load_settings
 from afm.tools.base import ToolResult

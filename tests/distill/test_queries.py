@@ -39,6 +39,7 @@ from afm.distill.queries import (
 from afm.distill.queries.askers import sample_of
 from afm.distill.queries.sampling import SampleLog
 from afm.distill.queries.select import question_key
+from afm.endpoints.chat import EndpointSettings
 from afm.errors import AfmError, ConfigError, DataError, EngineError, RewardError
 from afm.models import SamplingParams
 from afm.models.scripted import ScriptedModel
@@ -193,8 +194,10 @@ def select(*arguments, status=0):
 
 def asker(server, **options):
     spec = without_tools(load_agent("mhqa"))
-    settings = {"temperature": 1.0, "max_tokens": 64, "parallel": 8} | options
-    return ChatAsker(spec, server.url, "small", by_exact_match, **settings)
+    endpoint = EndpointSettings(**({"max_parallel": 8} | options))
+    return ChatAsker(
+        spec, server.url, "small", by_exact_match, temperature=1.0, max_tokens=64, endpoint=endpoint
+    )
 
 
 async def selected(tasks, server, out, known=(), **options):
@@ -358,7 +361,7 @@ def test_killed_and_started_again_no_sample_is_lost_or_doubled(server, tmp_path)
 
 async def test_sixty_four_requests_are_in_flight(server, tmp_path):
     server.together = 64
-    one = asker(server, parallel=64)
+    one = asker(server, max_parallel=64)
     summary = await select_queries(questions(8), one, tmp_path, QuerySettings(samples=32))
     await one.close()
     assert summary.sampled == 8 * 32

@@ -5,7 +5,7 @@ import asyncio
 import httpx
 import pytest
 
-from afm.endpoints.connections import Connections, HttpClients, server_address
+from afm.endpoints.connections import Connections, HttpClients, Replicas, base_url, server_address
 from afm.errors import ConfigError
 
 
@@ -121,3 +121,32 @@ def test_addresses_of_servers_have_a_host_a_port_and_no_password(url: str) -> No
     with pytest.raises(ConfigError, match="urls: ") as caught:
         server_address(url, "/run", "TOKEN", "http://a:1")
     assert "secret" not in str(caught.value)
+
+
+def test_the_least_busy_server_is_asked_and_one_that_failed_last() -> None:
+    replicas = Replicas(["a", "b", "c"])
+    with replicas.next().busy(), replicas.next().busy():
+        assert [replicas.next().url for _ in range(2)] == ["c", "c"]
+    failing = replicas.next()
+    with pytest.raises(RuntimeError), failing.busy():
+        raise RuntimeError
+    others = {"a", "b", "c"} - {failing.url}
+    assert {replicas.next().url for _ in range(30)} == others
+    with pytest.raises(ValueError), failing.busy(ValueError):
+        raise ValueError  # an error of a server in order
+    assert failing.resting
+    with failing.busy():
+        pass  # it works again
+    assert {replicas.next().url for _ in range(30)} == {"a", "b", "c"}
+
+
+def test_addresses_are_completed():
+    for url in (
+        "http://a:1",
+        "http://a:1/",
+        "http://a:1/v1",
+        "http://a:1/v1/",
+        "http://a:1/v1/completions",
+        "http://a:1/v1/chat/completions",
+    ):
+        assert base_url(url) == "http://a:1/v1"

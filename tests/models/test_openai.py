@@ -9,15 +9,15 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from loopback import LoopbackServer
 
 from afm.agents import AgentSpec
-from afm.endpoints.connections import base_url
+from afm.endpoints.chat import EndpointSettings
 from afm.errors import ConfigError, EngineError
 from afm.evaluation.config import load_config
 from afm.evaluation.job import open_model
 from afm.models import load_model
 from afm.models.base import FinishReason, SamplingParams
+from afm.models.load import TransformersModel
 from afm.models.openai import OpenAIModel
 from afm.models.tokenizer import ChatTokenizer
-from afm.models.transformers import TransformersModel
 from afm.rollout import run_episode
 
 KEY = "sk-very-secret"
@@ -102,9 +102,11 @@ def server(shared_server):
 
 
 @pytest.fixture
-async def model(server, tiny_dir):
+async def model(server, tiny_dir, monkeypatch):
+    monkeypatch.setenv("AFM_MODEL_API_KEY", KEY)
     tokenizer = ChatTokenizer.load(tiny_dir)
-    model = OpenAIModel(server.url, tokenizer, name="tiny", context_tokens=4096, api_key=KEY, attempts=3)
+    endpoint = EndpointSettings(attempts=3)
+    model = OpenAIModel(server.url, tokenizer, name="tiny", context_tokens=4096, endpoint=endpoint)
     yield model
     await model.close()
 
@@ -186,7 +188,9 @@ async def test_an_absent_server_is_an_error(tiny_dir):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{probe.getsockname()[1]}"
-    model = OpenAIModel(url, ChatTokenizer.load(tiny_dir), name="x", context_tokens=10, attempts=2)
+    model = OpenAIModel(
+        url, ChatTokenizer.load(tiny_dir), name="x", context_tokens=10, endpoint=EndpointSettings(attempts=2)
+    )
     with pytest.raises(EngineError, match=r"ConnectError.*after 2 attempts"):
         await model.generate([5], SamplingParams(3))
     await model.close()
@@ -196,8 +200,9 @@ async def test_a_silent_server_runs_into_the_timeout(server, tiny_dir):
     async def silence():
         await asyncio.sleep(1.0)
 
+    endpoint = EndpointSettings(attempts=1, timeout_s=0.2)
     model = OpenAIModel(
-        server.url, ChatTokenizer.load(tiny_dir), name="tiny", context_tokens=9, attempts=1, timeout_s=0.2
+        server.url, ChatTokenizer.load(tiny_dir), name="tiny", context_tokens=9, endpoint=endpoint
     )
     server.faults.append(silence)
     with pytest.raises(EngineError, match="ReadTimeout"):
@@ -283,15 +288,3 @@ async def test_an_episode_over_http_equals_one_in_process(model, local):
     episodes = [await run_episode(spec, each, {}, "Hi", limits=limits, seed=3) for each in (model, local)]
     assert episodes[0].response_ids == episodes[1].response_ids
     assert len(episodes[0].response_ids) == 50
-
-
-def test_addresses_are_completed():
-    for url in (
-        "http://a:1",
-        "http://a:1/",
-        "http://a:1/v1",
-        "http://a:1/v1/",
-        "http://a:1/v1/completions",
-        "http://a:1/v1/chat/completions",
-    ):
-        assert base_url(url) == "http://a:1/v1"

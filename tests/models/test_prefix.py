@@ -1,6 +1,6 @@
 import torch
 
-from afm.models.prefix import PrefixStore
+from afm.models.cache import PrefixStore
 
 
 def states(number):

@@ -1,4 +1,4 @@
-from afm.models.stop import StopMatcher, first_stop, stop_length
+from afm.models.tokenizer import StopMatcher, first_stop, stop_length
 
 WORDS = ["<", "/", "code", ">", ">\n", "</code", "a", "", "é", "\ufffd"]
 

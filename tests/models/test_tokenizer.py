@@ -1,8 +1,7 @@
 import pytest
 
 from afm.errors import ConfigError
-from afm.models.streaming import IncrementalDecoder
-from afm.models.tokenizer import ChatTokenizer, generation_end_ids
+from afm.models.tokenizer import ChatTokenizer, IncrementalDecoder, generation_end_ids
 
 
 @pytest.fixture(scope="module")

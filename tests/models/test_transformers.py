@@ -5,7 +5,7 @@ import pytest
 
 from afm.errors import ConfigError, EngineError
 from afm.models.base import FinishReason, SamplingParams
-from afm.models.transformers import TransformersModel
+from afm.models.load import TransformersModel
 
 
 @pytest.fixture

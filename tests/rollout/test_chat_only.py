@@ -8,9 +8,8 @@ from loopback import LoopbackServer
 
 from afm.agents import Limits
 from afm.errors import EngineError
-from afm.models.base import FinishReason, SamplingParams
-from afm.models.chat_only import ChatOnlyModel, Passage, TextCodec
-from afm.models.tool_calls import ToolCalls
+from afm.models.base import FinishReason, SamplingParams, ToolCalls
+from afm.models.chat_only import ChatOnlyModel, TextCodec, Utterance
 from afm.rollout import run_episode
 from afm.trajectory.record import StopReason
 from afm.trajectory.types import Author, Segment
@@ -112,7 +111,7 @@ async def test_native_tool_calls_become_the_agents_tags_and_go_back_as_tool_mess
 async def test_a_call_of_a_function_that_was_not_offered_is_an_error(serve, spec, calculator):
     server = serve(native_call("shell", input="ls"))
     with pytest.raises(EngineError, match="'shell', which is not offered; offered: calc"):
-        await play(server, spec, calculator, tool_calls=ToolCalls.NATIVE, tool_roles={"calc": ""}, attempts=1)
+        await play(server, spec, calculator, tool_calls=ToolCalls.NATIVE, tool_roles={"calc": ""})
 
 
 async def test_a_reply_cut_at_its_limit_ends_the_episode_there(serve, spec, calculator):
@@ -149,11 +148,11 @@ def test_ids_hold_text_and_author() -> None:
     ids = [*codec.encode_prompt(messages), *codec.encode_written(text, 2), 0, *codec.encode("seen")]
     assert len(codec.encode_written(text, 2)) == 2
     assert codec.decode(ids) == "Be brief." + text + text + "seen"
-    assert codec.passages(ids) == [
-        Passage("system", "Be brief."),
-        Passage("user", text),
-        Passage("assistant", text),
-        Passage("environment", "seen"),
+    assert codec.utterances(ids) == [
+        Utterance("system", "Be brief."),
+        Utterance("user", text),
+        Utterance("assistant", text),
+        Utterance("environment", "seen"),
     ]
 
 
@@ -161,7 +160,7 @@ def test_an_earlier_answer_in_the_prompt_is_the_assistants() -> None:
     codec = TextCodec()
     turns = [("user", "2 + 3?"), ("assistant", "5"), ("user", "And twice that?")]
     ids = codec.encode_prompt([{"role": role, "content": text} for role, text in turns])
-    assert codec.passages(ids) == [Passage(role, text) for role, text in turns]
+    assert codec.utterances(ids) == [Utterance(role, text) for role, text in turns]
     with pytest.raises(EngineError, match="'tool', expected one of system, user, assistant"):
         codec.encode_prompt([{"role": "tool", "content": "5"}])
 

@@ -85,7 +85,7 @@ async def test_a_server_that_dies_in_the_middle_loses_nothing(start: Any) -> Non
 
 
 async def test_a_server_that_comes_back_is_used_again(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("afm.tools.remote._REST_S", 0.2)
+    monkeypatch.setattr("afm.endpoints.connections.REST_S", 0.2)
     first, second = start(), start()
     port = int(first.url.rpartition(":")[2])
     sandbox = remote(first, second)

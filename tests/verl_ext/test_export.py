@@ -19,8 +19,8 @@ from verl_ext.checkpoints import exported_step
 from verl_ext.export import export, export_model
 
 torch = pytest.importorskip("torch")
+from afm.models.load import TransformersModel  # noqa: E402
 from afm.models.tiny import create_tiny_model  # noqa: E402
-from afm.models.transformers import TransformersModel  # noqa: E402
 
 
 @pytest.fixture(scope="module")

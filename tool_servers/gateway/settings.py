@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from fnmatch import fnmatchcase
 from typing import ClassVar
 
-import httpx
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from afm.distill.gateway import Usage
-from afm.endpoints.connections import checked_key
-from afm.endpoints.price import CachedTokenPrice
+from afm.endpoints.budget import CachedTokenPrice
+from afm.endpoints.connections import address_fault, checked_key, environment_key
 from afm.errors import ConfigError
 from afm.settings import Environment
 from tool_servers.shared.settings import ServerSettings
@@ -35,14 +33,8 @@ class Upstream(BaseModel):
     @field_validator("url")
     @classmethod
     def _checked(cls, url: str) -> str:
-        try:
-            parsed = httpx.URL(url)
-        except httpx.InvalidURL as error:
-            raise ValueError(f"an address: {error}") from None
-        if parsed.scheme not in ("http", "https") or not parsed.host:
-            raise ValueError("an address that begins with http:// or https://")
-        if parsed.userinfo or parsed.query:
-            raise ValueError("an address without user, password and query; a key comes from the environment")
+        if fault := address_fault(url):
+            raise ValueError(fault)
         return url.rstrip("/")
 
 
@@ -114,10 +106,8 @@ def open_routes(settings: GatewaySettings, environment: Environment, url: str | 
 
 
 def _key(upstream: Upstream, environment: Environment) -> str | None:
-    name = upstream.key_variable
-    own: SecretStr | None = getattr(environment, name.lower(), None)
-    key = own.get_secret_value() if isinstance(own, SecretStr) else os.environ.get(name) or None
-    return None if key is None else checked_key(key, name)
+    key = environment_key(upstream.key_variable, environment)
+    return None if key is None else checked_key(key, upstream.key_variable)
 
 
 def cost_usd(price: CachedTokenPrice | None, usage: Usage, cached_tokens: int) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from afm.models.reasoning import UnfinishedReasoningError, without_reasoning
+from afm.endpoints.replies import UnfinishedReasoningError, without_reasoning
 from afm.trajectory.observation import readable
 
 

@@ -15,8 +15,8 @@ from typing import Any
 import httpx
 from pydantic import SecretStr
 
-from afm.endpoints.connections import checked_key, is_address
-from afm.endpoints.retry import RETRIED_STATUS, pause_s, retry_after_s
+from afm.endpoints.connections import address_fault, checked_key
+from afm.endpoints.pace import RETRIED_STATUS, pause_s, retry_after_s
 from afm.errors import ConfigError, ToolError
 
 _LONGEST_PAUSE_S = 8.0
@@ -197,6 +197,6 @@ class Upstream:
 
 
 def _checked(name: str, url: str) -> str:
-    if not is_address(url):
-        raise ConfigError(f"{name}: got {url!r}, expected an address that begins with http:// or https://")
+    if fault := address_fault(url):
+        raise ConfigError(f"{name}: got {url!r}, expected {fault}")
     return url.rstrip("/")

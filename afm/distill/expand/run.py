@@ -16,8 +16,9 @@ from afm.distill.expand.passages import SourcePassage, groups, read_passages
 from afm.distill.expand.settings import ExpandSettings
 from afm.distill.expand.team import ExpandTeam, GroupOutcome, WebExpandTeam, read_topics
 from afm.distill.merge import final_attempts
-from afm.distill.record import EventKind, EventLog, Spent
+from afm.distill.record import EventKind, EventLog
 from afm.distill.run import collect, settings_of, settle
+from afm.endpoints.budget import Spent
 from afm.runs.atomic import replace_text
 from afm.runs.folder import write_manifest
 from afm.tools import Tool

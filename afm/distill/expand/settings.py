@@ -9,13 +9,13 @@ from pydantic import Field, model_validator
 
 from afm.configuration import Settings, apply_overrides, read_extended, validated
 from afm.distill.model_team.settings import (
-    EndpointSettings,
     MemberSettings,
-    TeamBudget,
+    TeacherEndpoint,
     TeamModel,
     anchored,
     check_models,
 )
+from afm.endpoints.budget import BudgetSettings
 
 SCOUT = "scout"
 
@@ -40,7 +40,7 @@ class ExpandSettings(Settings):
     """
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_]*$")
-    endpoints: dict[str, EndpointSettings] = Field(min_length=1)
+    endpoints: dict[str, TeacherEndpoint] = Field(min_length=1)
     models: dict[str, TeamModel] = Field(min_length=1)
     members: ExpandMembers
     data_source: str = "expanded"
@@ -48,7 +48,7 @@ class ExpandSettings(Settings):
     passage_chars: int = Field(default=4_000, ge=200)
     search_tool: str = "web_search"
     page_tool: str = "crawl_page"
-    budget: TeamBudget = TeamBudget()
+    budget: BudgetSettings = BudgetSettings()
 
     @model_validator(mode="after")
     def _check(self) -> ExpandSettings:

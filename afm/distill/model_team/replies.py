@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from afm.models.reasoning import objects_in, without_reasoning
+from afm.endpoints.replies import objects_in, without_reasoning
 from afm.trajectory.programs import call_form
 
 ReplyT = TypeVar("ReplyT", bound="MemberReply")

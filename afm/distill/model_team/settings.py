@@ -11,26 +11,15 @@ from pydantic import Field, field_validator, model_validator
 
 from afm.configuration import Settings, apply_overrides, read_extended, validated
 from afm.distill.merge import RoleMap
-from afm.endpoints.price import TokenPrice
+from afm.endpoints.budget import BudgetSettings, TokenPrice
+from afm.endpoints.chat import EndpointSettings
 from afm.errors import suggestion
 
 
-class EndpointSettings(Settings):
-    """One OpenAI-compatible server, and how much of it may be used.
+class TeacherEndpoint(EndpointSettings):
+    """One server of a team; TEACHER_BASE_URL when ``url`` is ``None``."""
 
-    Attributes:
-        url: With or without ``/v1``; TEACHER_BASE_URL when ``None``.
-        key_variable: The environment variable that holds the key. The key itself never stands in a file.
-        requests_per_minute, tokens_per_minute: Of all tasks together; ``None`` for no limit.
-        max_parallel: Requests in flight.
-        attempts: How often a request is sent when the server fails; its Retry-After is honoured.
-        timeout_s: For one request with its whole reply.
-    """
-
-    url: str | None = Field(default=None, pattern=r"^https?://[^\s]+$")
     key_variable: str = Field(default="TEACHER_API_KEY", pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
-    requests_per_minute: int | None = Field(default=None, ge=1, le=1_000_000)
-    tokens_per_minute: int | None = Field(default=None, ge=1)
     max_parallel: int = Field(default=32, ge=1, le=10_000)
     attempts: int = Field(default=8, ge=1, le=100)
     timeout_s: float = Field(default=180.0, gt=0, le=86_400)
@@ -140,13 +129,6 @@ class TeamLimits(Settings):
     shown_chars: int = Field(default=6_000, ge=200)
 
 
-class TeamBudget(Settings):
-    """What the whole run may cost, interrupted earlier parts included; ``None`` for no limit."""
-
-    usd: float | None = Field(default=None, ge=0, allow_inf_nan=False)
-    tokens: int | None = Field(default=None, ge=0)
-
-
 class TeamSettings(Settings):
     """A team's file.
 
@@ -160,7 +142,7 @@ class TeamSettings(Settings):
     name: str = Field(pattern=r"^[a-z][a-z0-9_]*$")
     agent: str
     tools: Path
-    endpoints: dict[str, EndpointSettings] = Field(min_length=1)
+    endpoints: dict[str, TeacherEndpoint] = Field(min_length=1)
     models: dict[str, TeamModel] = Field(min_length=1)
     members: Members
     tool_agents: dict[str, ToolAgentSettings] = Field(min_length=1)
@@ -169,7 +151,7 @@ class TeamSettings(Settings):
     replan: Replan = Replan.PLAN
     accept_score: int = Field(default=3, ge=1, le=4)
     limits: TeamLimits = TeamLimits()
-    budget: TeamBudget = TeamBudget()
+    budget: BudgetSettings = BudgetSettings()
 
     @model_validator(mode="after")
     def _check(self) -> TeamSettings:
@@ -191,16 +173,18 @@ class TeamSettings(Settings):
 
 
 def check_models(
-    endpoints: Mapping[str, EndpointSettings],
+    endpoints: Mapping[str, TeacherEndpoint],
     models: Mapping[str, TeamModel],
     members: Mapping[str, MemberSettings],
-    budget: TeamBudget,
+    budget: BudgetSettings,
 ) -> None:
     """Refuse names that lead nowhere, and a budget in money without prices.
 
     Raises:
         ValueError: Says which key is wrong.
     """
+    if budget.file is not None:
+        raise ValueError("budget.file: not for a team, whose budget counts by the events in the run's folder")
     for name, model in models.items():
         if model.endpoint not in endpoints:
             hint = suggestion(model.endpoint, endpoints)

@@ -10,11 +10,10 @@ from typing import Any, Protocol
 
 from afm.agents import AgentSpec
 from afm.datasets import Task
-from afm.endpoints.chat import ChatEndpoint, UnusableReplyError
-from afm.endpoints.retry import TryAgainError, persistently
-from afm.errors import DataError, EngineError, RefusedError, RewardError
+from afm.endpoints.chat import ChatEndpoint, EndpointSettings
+from afm.endpoints.replies import UnfinishedReasoningError, without_reasoning
+from afm.errors import DataError, RefusedError, RewardError
 from afm.models.base import SamplingParams, TokenModel
-from afm.models.reasoning import UnfinishedReasoningError, without_reasoning
 from afm.play import ModelPlayer, play_once
 from afm.rewards import Reward, Sample
 from afm.rewards.text_match import comparable, gold_answers
@@ -109,8 +108,8 @@ class ChatAsker:
 
     Args:
         spec: The agent without its tools: its prompt and its answer's format.
-        url: Of the server, up to ``/v1``.
-        attempts: How often a request is sent when the server is busy or fails.
+        url: Of the server, with or without ``/v1``.
+        endpoint: How it is asked.
     """
 
     def __init__(
@@ -122,18 +121,12 @@ class ChatAsker:
         *,
         temperature: float,
         max_tokens: int,
-        api_key: str | None = None,
-        parallel: int = 64,
-        attempts: int = 6,
-        timeout_s: float = 300.0,
+        endpoint: EndpointSettings | None = None,
     ) -> None:
         self._spec = spec
         self._judge = judge
-        self._attempts = attempts
         self._request = {"model": model, "temperature": temperature, "max_tokens": max_tokens}
-        self._endpoint = ChatEndpoint(
-            url, api_key=api_key, key_name="AFM_MODEL_API_KEY", max_parallel=parallel, timeout_s=timeout_s
-        )
+        self._endpoint = ChatEndpoint(endpoint or EndpointSettings(), url)
 
     @property
     def facts(self) -> Mapping[str, Any]:
@@ -143,42 +136,28 @@ class ChatAsker:
     async def ask(self, task: Task, seed: int) -> Answered:
         """One reply; one that is cut off counts as it stands, without an answer."""
         body = self._request | {"messages": self._spec.prompt_messages(task.question), "seed": seed}
-        try:
-            reply = await persistently(self._attempts, lambda: self._once(body))
-        except _CutOffError:
+        finishes = ("stop", "length", "content_filter")
+        reply = await self._endpoint.ask(body, lambda reply: reply, finishes=finishes)
+        if reply.finish == "length":
             return Answered(False, "length")
-        except TryAgainError as error:
-            kind = RefusedError if isinstance(error, UnusableReplyError) else EngineError
-            raise kind(f"{self._endpoint.where}: {error} (after {self._attempts} attempts)") from None
-        segments = author_segments(_said(reply), self._spec)
+        if reply.finish == "content_filter":
+            raise RefusedError(
+                f"{self._endpoint.where}: the reply is incomplete (finish reason 'content_filter')"
+            )
+        segments = author_segments(_without_drafts(reply.text), self._spec)
         return Answered(await self._judge(sample_of(self._spec, task, segments)), "stop")
 
     async def close(self) -> None:
         """Close the connections."""
         await self._endpoint.close()
 
-    async def _once(self, body: Mapping[str, Any]) -> str:
-        async with self._endpoint.place() as client:
-            try:
-                return (await self._endpoint.ask(client, body)).text
-            except UnusableReplyError as error:
-                if error.finish == "length":
-                    raise _CutOffError from None
-                if error.finish == "content_filter":
-                    raise RefusedError(f"{self._endpoint.where}: {error}") from None
-                raise
 
-
-def _said(reply: str) -> str:
+def _without_drafts(reply: str) -> str:
     """Without reasoning, in which drafts of the answer may stand; as it is where the reasoning never ends."""
     try:
         return without_reasoning(reply).strip()
     except UnfinishedReasoningError:
         return reply
-
-
-class _CutOffError(Exception):
-    """The reply reached its longest length."""
 
 
 def sample_of(spec: AgentSpec, task: Task, segments: tuple[Segment, ...]) -> Sample:

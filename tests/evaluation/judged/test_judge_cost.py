@@ -4,7 +4,7 @@ import pytest
 
 from afm.evaluation import Sources
 from afm.evaluation.prices import Prices
-from afm.rewards.meter import judge_meter
+from afm.rewards.judge_endpoint import judge_meter
 from afm.trajectory.io import load_records
 
 
@@ -22,7 +22,7 @@ async def test_the_judges_tokens_are_kept_and_priced(tmp_path, solver, judge) ->
 
 
 def test_outside_of_a_meter_nothing_is_counted() -> None:
-    from afm.rewards.meter import charge
+    from afm.rewards.judge_endpoint import charge
 
     charge(5)
     with judge_meter() as outer:

@@ -3,7 +3,7 @@ import json
 import pytest
 from pydantic import ValidationError
 
-from afm.endpoints.price import CachedTokenPrice
+from afm.endpoints.budget import CachedTokenPrice
 from tool_servers.gateway.answers import EventStream, whole_answer
 
 

@@ -19,13 +19,13 @@ from loopback import LoopbackServer
 
 from afm.agents import AgentSpec, save_agent
 from afm.cli.serve_model import ModelEngine, Wanted, servers
+from afm.endpoints.chat import EndpointSettings
 from afm.errors import ConfigError, EngineError, UsageError
 from afm.models import SamplingParams, load_model
+from afm.models.load import TransformersModel
 from afm.models.openai import OpenAIModel
-from afm.models.replicas import Replicas
 from afm.models.tiny import create_tiny_model, train_tokenizer
 from afm.models.tokenizer import ChatTokenizer
-from afm.models.transformers import TransformersModel
 from afm.rollout import run_episode
 from afm.trajectory.record import StopReason
 from tool_servers.model.app import ModelServer
@@ -118,26 +118,18 @@ async def test_a_generation_ends_on_the_server_when_its_episode_is_out_of_time(f
 
 async def test_when_all_servers_are_gone_that_is_an_error(folder: Path) -> None:
     gone = "http://127.0.0.1:1,http://127.0.0.1:9"
-    model = OpenAIModel(gone, ChatTokenizer.load(folder), name="tiny", context_tokens=99, attempts=1)
+    model = OpenAIModel(
+        gone,
+        ChatTokenizer.load(folder),
+        name="tiny",
+        context_tokens=99,
+        endpoint=EndpointSettings(attempts=1),
+    )
     with pytest.raises(EngineError, match=r"127\.0\.0\.1:[19]/v1/completions: ConnectError"):
         await model.generate([5], SamplingParams(5))
     await model.close()
-    with pytest.raises(ConfigError, match="host2: no address; expected http"):
+    with pytest.raises(ConfigError, match="host2: expected http"):
         load_model("http://127.0.0.1:1,host2", tokenizer=folder)
-
-
-def test_the_least_busy_server_is_asked_and_one_that_failed_last() -> None:
-    replicas = Replicas(["a", "b", "c"])
-    with replicas.next().busy(), replicas.next().busy():
-        assert [replicas.next().url for _ in range(2)] == ["c", "c"]
-    failing = replicas.next()
-    with pytest.raises(RuntimeError), failing.busy():
-        raise RuntimeError
-    others = {"a", "b", "c"} - {failing.url}
-    assert {replicas.next().url for _ in range(30)} == others
-    with failing.busy():
-        pass  # it works again
-    assert {replicas.next().url for _ in range(30)} == {"a", "b", "c"}
 
 
 def test_requests_are_answered_as_vllm_answers_them(folder: Path) -> None:

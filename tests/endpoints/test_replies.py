@@ -1,6 +1,13 @@
 import pytest
 
-from afm.models.reasoning import UnfinishedReasoningError, objects_in, without_reasoning
+from afm.endpoints.pace import TryAgainError
+from afm.endpoints.replies import (
+    UnfinishedReasoningError,
+    UnusableReplyError,
+    objects_in,
+    read_reply,
+    without_reasoning,
+)
 
 
 @pytest.mark.parametrize(
@@ -34,3 +41,16 @@ def test_objects_are_whole_ones_and_never_parts_of_others():
 
 def test_many_braces_of_formulas_hide_no_object():
     assert list(objects_in(r"\frac{1}{2} " * 5_000 + '{"a": 1}')) == [{"a": 1}]
+
+
+def test_a_reply_of_another_role_or_cut_short_is_unusable_but_counted():
+    whole = b'{"choices": [{"message": {"role": "%s", "content": "hi"}, "finish_reason": "%s"}],'
+    whole += b' "usage": {"prompt_tokens": 7, "completion_tokens": 2, "total_tokens": 9}}'
+
+    assert read_reply(whole % (b"assistant", b"stop")).text == "hi"
+    for role, finish in ((b"user", b"stop"), (b"assistant", b"length")):
+        with pytest.raises(UnusableReplyError) as caught:
+            read_reply(whole % (role, finish))
+        assert (caught.value.reply.prompt_tokens, caught.value.reply.completion_tokens) == (7, 2)
+    with pytest.raises(TryAgainError, match="no chat completion"):
+        read_reply(whole[:40])
