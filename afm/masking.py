@@ -53,12 +53,10 @@ def encode_batch(
     *,
     roles_without_loss: Sequence[str] = (),
 ) -> list[MaskedIds]:
-    """Encode many responses in one call of the tokenizer; no special tokens are added.
+    """Encode many responses in one call of a fast Hugging Face tokenizer; no special tokens are added.
 
     Args:
-        tokenizer: A fast Hugging Face tokenizer.
         rows: The segments of each response; neighbours by one author count as one text.
-        boundary: Treatment of the joints.
         roles_without_loss: Roles of the agent that are not trained on, tags included. They change no id; a
             token with any character of one has mask 0.
 

@@ -35,12 +35,7 @@ def tools_by_role(spec: AgentSpec, tools: Mapping[str, Tool]) -> dict[str, Tool]
 
 
 class ToolCaller:
-    """Runs the calls of one episode: every failure becomes words, and repeated calls are not run.
-
-    Args:
-        tools: Tool by role.
-        run_repeated: Run a call again that was already answered.
-    """
+    """Runs the calls of one episode, each by its role: every failure becomes words, and repeated calls are not run."""
 
     def __init__(self, tools: Mapping[str, Tool], *, run_repeated: bool) -> None:
         self._tools = tools

@@ -18,13 +18,7 @@ from afm.trajectory.types import Author, Segment
 
 @dataclass(frozen=True, slots=True)
 class TextWritten:
-    """The agent or the environment wrote a piece of text.
-
-    Attributes:
-        text: The piece; tags come as pieces of their own.
-        role: The role it belongs to, ``None`` between roles.
-        by_agent: False for an observation.
-    """
+    """The agent or the environment wrote a piece of text; tags come as pieces of their own. ``role`` is ``None`` between roles."""
 
     text: str
     role: str | None
@@ -111,29 +105,11 @@ def episode_record(
     provenance: Mapping[str, Any] | None = None,
     with_tokens: bool = True,
 ) -> Record:
-    """One line of an episodes file.
+    """One line of an episodes file; see :class:`~afm.trajectory.record.Record` for its fields.
 
-    Args:
-        episode: What happened.
-        spec: The agent it happened with.
-        id: Unique in the file.
-        question: What was asked.
-        ground_truth: What the reward compared with.
-        data_source: Where the question comes from.
-        model: Name of the model.
-        seed: Seed of the episode.
-        verdict: What the reward says, if it was asked.
-        provenance: How this line came about.
-        with_tokens: Keep token ids, mask and log-probabilities.
+    ``with_tokens`` keeps token ids, mask and log-probabilities.
     """
-    tokens: dict[str, Any] = {}
-    if with_tokens:
-        tokens = {
-            "prompt_ids": episode.prompt_ids,
-            "response_ids": episode.response_ids,
-            "response_mask": episode.response_mask,
-            "logprobs": episode.logprobs or None,
-        }
+    protocol = {"protocol": dict(episode.protocol)} if episode.protocol else {}
     return Record(
         id=id,
         agent=spec.name,
@@ -148,18 +124,16 @@ def episode_record(
         verdict=verdict,
         cost=episode.cost,
         calls=episode.calls,
-        provenance=dict(provenance or {})
-        | ({"protocol": dict(episode.protocol)} if episode.protocol else {}),
-        **tokens,
+        provenance=dict(provenance or {}) | protocol,
+        prompt_ids=episode.prompt_ids if with_tokens else None,
+        response_ids=episode.response_ids if with_tokens else None,
+        response_mask=episode.response_mask if with_tokens else None,
+        logprobs=episode.logprobs or None if with_tokens else None,
     )
 
 
 class Transcript:
-    """Appends what was sampled and what was observed; nothing is ever tokenized again.
-
-    Args:
-        decode: Text of token ids.
-    """
+    """Appends what was sampled and what was observed; nothing is ever tokenized again."""
 
     def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
         self._decoder = IncrementalDecoder(decode)
@@ -209,17 +183,13 @@ class Transcript:
         """Append words of the agent in another place than it wrote them: its text, not its samples."""
         self._add_unsampled(token_ids, Segment(Author.AGENT, text))
 
-    def end_segment(self, author: Author = Author.AGENT) -> None:
-        """End what the agent wrote since the last segment; ``author`` is the environment where it only quotes the agent."""
-        self._close_agent_segment(author)
-
     @property
     def last_text(self) -> str:
         """Text of the last finished segment."""
         return self._segments[-1].text if self._segments else ""
 
     def _add_unsampled(self, token_ids: Sequence[int], segment: Segment) -> None:
-        self._close_agent_segment()
+        self.end_segment()
         self._segments.append(segment)
         self.ids += token_ids
         self.mask += [0] * len(token_ids)
@@ -228,10 +198,11 @@ class Transcript:
 
     def segments(self) -> tuple[Segment, ...]:
         """The finished response as text by author; a character cut in half becomes a replacement character."""
-        self._close_agent_segment()
+        self.end_segment()
         return tuple(self._segments)
 
-    def _close_agent_segment(self, author: Author = Author.AGENT) -> None:
+    def end_segment(self, author: Author = Author.AGENT) -> None:
+        """End what the agent wrote since the last segment; ``author`` is the environment where it only quotes the agent."""
         text = "".join(self._agent_text) + self._decoder.finish()
         self._agent_text.clear()
         if text:

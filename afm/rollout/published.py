@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from afm.agents.spec import AgentSpec, Limits, RoleKind
@@ -26,36 +26,6 @@ from afm.trajectory.tags import StepClosed, StreamEvent, StreamParser
 from afm.trajectory.types import Author, Step
 
 _TAG = re.compile(r"(<[^>]+>)")
-
-
-@dataclass(slots=True)
-class History:
-    """The text of an episode as its model is shown it.
-
-    Attributes:
-        kept_roles: Tags whose closed blocks are the last to go. They stand first in what is shown, even where nothing is cut.
-        total_tokens: Context, of which half is in effect the bound of the history: its own length is taken off as well.
-        text: Everything so far, untrimmed.
-    """
-
-    kept_roles: tuple[str, ...]
-    total_tokens: int
-    encode: Callable[[str], list[int]]
-    decode: Callable[[Sequence[int]], str]
-    text: str = field(default="", init=False)
-
-    def shown(self, *, prompt_tokens: int, turn_tokens: int, reserve: int) -> tuple[str, bool]:
-        """What fits into the context, and whether something was cut.
-
-        Args:
-            prompt_tokens: Of the prompt.
-            turn_tokens: Kept free for the next generation.
-            reserve: Kept free for the chat template.
-        """
-        own = len(self.encode(self.text)) if self.text else 0
-        room = self.total_tokens - turn_tokens - prompt_tokens - own - reserve
-        shown = trimmed(self.text, room, self.kept_roles, self.encode, self.decode)
-        return shown, len(shown) < len(self.text)
 
 
 def trimmed(
@@ -246,7 +216,7 @@ class PublishedRun(EpisodeRun):
             f"</{self._suggesting}>",
             forged,
         )
-        self._history = History(_kept_roles(spec), protocol.total_tokens, model.encode, model.decode)
+        self._history = ""
         asked = (message["content"] for message in messages if message["role"] != "system")
         self._prompt_tokens = sum(len(model.encode(text)) for text in asked)
         self._kinds: list[str] = []
@@ -297,13 +267,12 @@ class PublishedRun(EpisodeRun):
 
     def _look_back(self) -> None:
         """What the next generation reads: the trimmed history as a closed turn, then the beginning of a new one."""
-        self._history.text += f"<{self._spec.thought_roles[0]}>"
-        shown, cut = self._history.shown(
-            prompt_tokens=self._prompt_tokens,
-            turn_tokens=self._protocol.turn_tokens,
-            reserve=self._protocol.reserve,
-        )
-        self._counts["trimmed_reads"] += cut
+        self._history += f"<{self._spec.thought_roles[0]}>"
+        # Half of the context is in effect the bound of the history: its own length is taken off as well.
+        protocol, own = self._protocol, len(self._model.encode(self._history))
+        room = protocol.total_tokens - protocol.turn_tokens - self._prompt_tokens - own - protocol.reserve
+        shown = trimmed(self._history, room, _kept_roles(self._spec), self._model.encode, self._model.decode)
+        self._counts["trimmed_reads"] += len(shown) < len(self._history)
         self._read = self._model.encode_prompt([*self._messages, {"role": "assistant", "content": shown}])
 
     def _step(self, text: str) -> Step | None:
@@ -337,7 +306,7 @@ class PublishedRun(EpisodeRun):
         if step.role != self._suggesting:
             return await self._called(step, text)
         if len(self._suggestions) < self._protocol.suggestions:
-            self._history.text += text
+            self._history += text
             return None
         self._adopt(step.content, f"suggested answer {len(self._suggestions)}")
         return StopReason.ANSWER
@@ -348,7 +317,7 @@ class PublishedRun(EpisodeRun):
         if len(recent) == self._protocol.same_function and len(set(recent)) == 1:
             return SAME_FUNCTION
         bare = text.rpartition(f"</{self._spec.thought_roles[0]}>")[2].strip()
-        return SAME_CONTENT if bare in self._history.text else None
+        return SAME_CONTENT if bare in self._history else None
 
     def _quote(self, text: str, notice: str) -> None:
         """The step stands in the record as a quotation of the environment, so no answer in it counts."""
@@ -356,12 +325,12 @@ class PublishedRun(EpisodeRun):
         self._transcript.end_segment(Author.ENVIRONMENT)
         observation = observation_text(notice, self._spec, self._limits.max_observation_chars)
         self._transcript.add_observation(self._model.encode(observation), observation)
-        self._history.text += text + observation.removesuffix("\n")
+        self._history += text + observation.removesuffix("\n")
 
     async def _called(self, step: Step, text: str) -> StopReason | None:
         reason = await self._call(step)
         if reason is None:
-            self._history.text += f"\n{text}{self._transcript.last_text}".removesuffix("\n")
+            self._history += f"\n{text}{self._transcript.last_text}".removesuffix("\n")
         return reason
 
     def _adopt(self, content: str, source: str) -> None:

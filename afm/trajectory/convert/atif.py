@@ -12,7 +12,7 @@ from typing import Any
 from afm.errors import DataError
 from afm.trajectory.chat import hidden_reasoning
 from afm.trajectory.convert.base import KEY, Context, dialogue_format, kept_aside
-from afm.trajectory.convert.dialogue import ARGUMENT, Dialogue, Turn, Use, second_question, take_all
+from afm.trajectory.convert.dialogue import ARGUMENT, AgentTurn, Dialogue, Use, second_question, take_all
 from afm.trajectory.convert.messages import declared
 from afm.trajectory.record import Cost, Record
 
@@ -133,7 +133,7 @@ class _AtifReader:
 
     def __init__(self) -> None:
         self.question: str | None = None
-        self.turns: list[Turn] = []
+        self.turns: list[AgentTurn] = []
         self.lost: list[str] = []
         self.unclear = ""
         self._spent: Counter[str] = Counter()
@@ -177,7 +177,9 @@ class _AtifReader:
         observation = step.get("observation")
         results = observation.get("results", []) if isinstance(observation, dict) else []
         whole = self._results(results, identities, uses)
-        self.turns.append(Turn(text, tuple(uses), thought="" if hidden in text else hidden, result=whole))
+        self.turns.append(
+            AgentTurn(text, tuple(uses), thought="" if hidden in text else hidden, result=whole)
+        )
         if step.get("model_name"):
             self._models[str(step["model_name"])] = None
         metrics = step.get("metrics")

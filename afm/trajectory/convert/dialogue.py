@@ -60,7 +60,7 @@ class Use:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class AgentTurn:
     """What the agent said, then the tools it called.
 
     Attributes:
@@ -87,14 +87,14 @@ class Dialogue:
     """
 
     question: str
-    turns: tuple[Turn, ...]
+    turns: tuple[AgentTurn, ...]
     facts: Mapping[str, Any] = field(default_factory=dict)
     lost: tuple[str, ...] = ()
 
 
 def dialogue_of(record: Record, spec: AgentSpec) -> Dialogue:
     """The conversation in a record; the question carries the agent's instruction."""
-    turns: list[Turn] = []
+    turns: list[AgentTurn] = []
     pending = ""
     for segment in _joined(record):
         if segment.author is Author.AGENT:
@@ -104,10 +104,10 @@ def dialogue_of(record: Record, spec: AgentSpec) -> Dialogue:
         if tool is None:
             pending += segment.text
             continue
-        turns.append(Turn(before, (Use(tool, argument, _inner(segment.text, spec)),)))
+        turns.append(AgentTurn(before, (Use(tool, argument, _inner(segment.text, spec)),)))
         pending = ""
     if pending or not turns:
-        turns.append(Turn(pending))
+        turns.append(AgentTurn(pending))
     return Dialogue(spec.user_message(record.question), tuple(turns))
 
 
@@ -177,7 +177,7 @@ def _as_read(use: Use, spec: AgentSpec) -> Use:
     return replace(use, arguments=program_argument(use.text())) if runs and not named else use
 
 
-def with_call(turn: Turn, spec: AgentSpec) -> str:
+def with_call(turn: AgentTurn, spec: AgentSpec) -> str:
     """The text of a turn with its one call in the agent's own form."""
     if not turn.uses or not turn.uses[0].tool:
         return turn.text
@@ -285,7 +285,7 @@ class _SegmentWriter:
         self._thoughts: list[str] = []
         self._thought = False
 
-    def say(self, turn: Turn, *, last: bool) -> None:
+    def say(self, turn: AgentTurn, *, last: bool) -> None:
         reasoning, text = parted(turn.text, self._spec)
         self._think(turn.thought)
         self._think(reasoning)

@@ -19,8 +19,8 @@ from afm.trajectory.chat import called_function, content_text, hidden_reasoning,
 from afm.trajectory.convert.base import Context, dialogue_format, lost_keys, row_object
 from afm.trajectory.convert.dialogue import (
     ARGUMENT,
+    AgentTurn,
     Dialogue,
-    Turn,
     Use,
     second_question,
     take_all,
@@ -83,7 +83,7 @@ class _Walk:
 
     def __init__(self) -> None:
         self.question: str | None = None
-        self.turns: list[Turn] = []
+        self.turns: list[AgentTurn] = []
         self.lost: list[str] = []
         self._ids: list[str] = []
 
@@ -126,18 +126,18 @@ class _Walk:
         if not calls and message.get("function_call"):  # the older form of one call
             calls = [{"function": message["function_call"]}]
         if not calls and _ACTION.search(text):
-            self.turns += [*([Turn(thought=hidden)] if hidden else []), *_react_turns(text)]
+            self.turns += [*([AgentTurn(thought=hidden)] if hidden else []), *_react_turns(text)]
             self._ids = [""]
             return
         functions = [called_function(call) for call in calls]
         if len(functions) == 1 and functions[0]["name"] == _FINISH:
             said = "\n\n".join(part for part in (hidden, text.strip()) if part)
             answer = _final_answer(functions[0]["arguments"])
-            self.turns += [*([Turn(thought=said)] if said else []), Turn(answer, final=True)]
+            self.turns += [*([AgentTurn(thought=said)] if said else []), AgentTurn(answer, final=True)]
             return
         self._ids = [str(call.get("id") or "") for call in calls]
         uses = tuple(Use(call["name"], call["arguments"]) for call in functions)
-        self.turns.append(Turn(text, uses, thought=hidden))
+        self.turns.append(AgentTurn(text, uses, thought=hidden))
 
     def _open(self, identity: str = "", name: str = "") -> int | None:
         """The first call of the last turn that has no result yet, of those with that identity or name if one is given."""
@@ -318,14 +318,14 @@ REACT = dialogue_format(
 """``Action: tool`` with ``Action Input:``, or ``Action: tool[input]``; ``Finish[x]`` answers."""
 
 
-def _react_turns(text: str) -> tuple[Turn, ...]:
+def _react_turns(text: str) -> tuple[AgentTurn, ...]:
     """The turns of a trace, empty when it is none."""
-    turns: list[Turn] = []
-    open_turn, action = Turn(), ""
+    turns: list[AgentTurn] = []
+    open_turn, action = AgentTurn(), ""
     for word, content in _parts(text):
         if word in ("Thought", "Action") and open_turn.uses:
             turns.append(open_turn)
-            open_turn = Turn()
+            open_turn = AgentTurn()
         if word == "Thought":
             open_turn = replace(open_turn, text=f"{open_turn.text}\n\n{content}".strip())
         elif word == "Action":
@@ -333,22 +333,22 @@ def _react_turns(text: str) -> tuple[Turn, ...]:
             if brackets := _BRACKETS.match(content):
                 if brackets[1].strip().lower() == _FINISH.lower():
                     turns += _ended(open_turn, brackets[2])
-                    open_turn = Turn()
+                    open_turn = AgentTurn()
                 else:
                     open_turn = replace(open_turn, uses=(Use(brackets[1].strip(), brackets[2]),))
         elif word == "Action Input":
             if action == _FINISH:
                 turns += _ended(open_turn, _final_answer(_argument(content)))
-                open_turn = Turn()
+                open_turn = AgentTurn()
             else:
                 open_turn = replace(open_turn, uses=(Use(action, _argument(content)),))
         elif word == "Observation" and open_turn.uses:
             use = replace(open_turn.uses[-1], result=content)
             turns.append(replace(open_turn, uses=(use,)))
-            open_turn = Turn()
+            open_turn = AgentTurn()
         elif word == "Final Answer":
             turns += _ended(open_turn, content)
-            open_turn = Turn()
+            open_turn = AgentTurn()
     return (*turns, *((open_turn,) if open_turn.text or open_turn.uses else ()))
 
 
@@ -374,8 +374,8 @@ def _final_answer(arguments: Any) -> str:
     return answer
 
 
-def _ended(turn: Turn, answer: str) -> list[Turn]:
-    return [*([turn] if turn.text else []), Turn(answer, final=True)]
+def _ended(turn: AgentTurn, answer: str) -> list[AgentTurn]:
+    return [*([turn] if turn.text else []), AgentTurn(answer, final=True)]
 
 
 def _argument(text: str) -> Any:

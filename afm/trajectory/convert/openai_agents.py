@@ -15,7 +15,7 @@ from typing import Any
 from afm.errors import DataError
 from afm.trajectory.chat import called_function, content_text, hidden_reasoning
 from afm.trajectory.convert.base import Item, dialogue_format
-from afm.trajectory.convert.dialogue import Dialogue, Turn, Use, second_question
+from afm.trajectory.convert.dialogue import AgentTurn, Dialogue, Use, second_question
 from afm.trajectory.record import Cost
 
 
@@ -79,7 +79,7 @@ class _Spans:
 
     def __init__(self, spans: Mapping[str, Mapping[str, Any]]) -> None:
         self.question: str | None = None
-        self.turns: list[Turn] = []
+        self.turns: list[AgentTurn] = []
         self.lost: list[str] = []
         self.model = ""
         self.cost = Cost()
@@ -119,7 +119,7 @@ class _Spans:
             calls = [called_function(call) for call in message.get("tool_calls") or ()]
             text = content_text(message) if message.get("content") else ""
             uses = tuple(Use(call["name"], call["arguments"]) for call in calls)
-            self.turns.append(Turn(text, uses, thought=hidden_reasoning(message)))
+            self.turns.append(AgentTurn(text, uses, thought=hidden_reasoning(message)))
 
     def _ask(self, messages: Any) -> None:
         """Take the question out of the first input; later ones, which repeat it, may ask nothing else.

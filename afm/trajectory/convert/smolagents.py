@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from afm.errors import DataError
 from afm.trajectory.chat import content_text, row_id
 from afm.trajectory.convert.base import Context, dialogue_format, lost_keys
-from afm.trajectory.convert.dialogue import ARGUMENT, Dialogue, Turn, Use, take_all
+from afm.trajectory.convert.dialogue import ARGUMENT, AgentTurn, Dialogue, Use, take_all
 from afm.trajectory.programs import without_last_call
 from afm.trajectory.record import Cost, Record
 from afm.trajectory.tags import split
@@ -66,7 +66,7 @@ def _parse(row: Any) -> Dialogue:
         raise DataError("holds no task; expected a step with `task`, or `question` beside the steps")
     output = outer.get("output", outer.get("prediction"))
     if output is not None and not log.has_answer(str(output)):
-        log.turns.append(Turn(str(output), final=True))
+        log.turns.append(AgentTurn(str(output), final=True))
     for key in lost_keys(outer, _KNOWN):
         log.lost.append(key + ", the work of a managed agent" * key.endswith("_actions'"))
     return Dialogue(question, tuple(log.turns), _facts(outer, steps), tuple(dict.fromkeys(log.lost)))
@@ -77,7 +77,7 @@ class _Log:
 
     def __init__(self) -> None:
         self.task: Any = None
-        self.turns: list[Turn] = []
+        self.turns: list[AgentTurn] = []
         self.lost: list[str] = []
         self._answered = False
 
@@ -90,7 +90,7 @@ class _Log:
                 raise DataError("a second task; expected one run a row")
             self.task = step["task"]
         elif "plan" in step:
-            self.turns.append(Turn(thought=str(step["plan"])))
+            self.turns.append(AgentTurn(thought=str(step["plan"])))
         elif _is_action(step):
             read = _read_step(step)
             self.turns += read.turns
@@ -118,7 +118,7 @@ def _show(dialogue: Dialogue, record: Record, context: Context) -> dict[str, Any
     return {"output": output, "steps": steps, "state": "success"}
 
 
-def _shown_step(number: int, turn: Turn, answer: str | None) -> dict[str, Any]:
+def _shown_step(number: int, turn: AgentTurn, answer: str | None) -> dict[str, Any]:
     calls = [
         {
             "id": f"call_{number}",
@@ -192,7 +192,7 @@ class _StepError(NamedTuple):
 class _StepTurns(NamedTuple):
     """A step as turns, and what it held that turns cannot, in a few words each."""
 
-    turns: tuple[Turn, ...]
+    turns: tuple[AgentTurn, ...]
     lost: tuple[str, ...] = ()
 
 
@@ -224,18 +224,18 @@ def _call_step(step: Mapping[str, Any], said: str, uses: list[Use], error: _Step
     final, output = step.get("is_final_answer") is True, step.get("action_output")
     if others and not (final and step.get("observations") is None):
         use = Use(others[0].tool, others[0].arguments, _result(step, error), ok=error is None)
-        turns, lost = [Turn(text, (use,))], []
+        turns, lost = [AgentTurn(text, (use,))], []
     else:
         turns, lost = _worded(text, error), _lost_error(error, answered=bool(answers))
     if answers and error is None:
-        turns.append(Turn(answers[0].text(), final=True))
+        turns.append(AgentTurn(answers[0].text(), final=True))
     elif (
         output is not None
         and (final or (error and error.kind == _MAX_STEPS_ERROR))
         and not _holds(text, str(output))
     ):
-        turns.append(Turn(str(output), final=True))
-    return _StepTurns(tuple(turn for turn in turns if turn != Turn()), tuple(lost))
+        turns.append(AgentTurn(str(output), final=True))
+    return _StepTurns(tuple(turn for turn in turns if turn != AgentTurn()), tuple(lost))
 
 
 def _holds(text: str, answer: str) -> bool:
@@ -254,13 +254,13 @@ def _program_step(
     rest, lost = _without_answer(code) if final or refused else (code, [])
     if refused:
         lost, error = [*lost, "an answer that a check refused"], None
-    turn = Turn(thought=_words_around(said, code))
+    turn = AgentTurn(thought=_words_around(said, code))
     if rest and final and step.get("observations") is None:
         lost.append("the program of the answer, whose output is not known")
     elif rest:
         turn = replace(turn, uses=(Use(tool, rest, _result(step, error), ok=error is None),))
-    turns = [turn, *([Turn(str(output), final=True)] if final and output is not None else [])]
-    return _StepTurns(tuple(turn for turn in turns if turn != Turn()), tuple(lost))
+    turns = [turn, *([AgentTurn(str(output), final=True)] if final and output is not None else [])]
+    return _StepTurns(tuple(turn for turn in turns if turn != AgentTurn()), tuple(lost))
 
 
 def _without_answer(code: str) -> tuple[str, list[str]]:
@@ -328,10 +328,10 @@ def _without_json(said: str, tool: str) -> str:
     return f"{_LABEL.sub('', said[:begin])}{said[end:]}".strip()
 
 
-def _worded(text: str, error: _StepError | None) -> list[Turn]:
+def _worded(text: str, error: _StepError | None) -> list[AgentTurn]:
     if error is None:
-        return [Turn(text)]
-    return [Turn(thought=_without_mark(text).strip() if error.kind == _PARSING_ERROR else text.strip())]
+        return [AgentTurn(text)]
+    return [AgentTurn(thought=_without_mark(text).strip() if error.kind == _PARSING_ERROR else text.strip())]
 
 
 def _without_mark(said: str) -> str:
