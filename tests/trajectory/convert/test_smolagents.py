@@ -9,7 +9,7 @@ import pytest
 from afm.agents import AgentSpec, load_agent
 from afm.errors import DataError
 from afm.trajectory.convert import FORMATS, Context
-from afm.trajectory.programs import Program, parse_program
+from afm.trajectory.programs import FencedProgram, parse_program
 
 smolagents = pytest.importorskip("smolagents")
 from smolagents.models import ChatMessage, ChatMessageToolCall, ChatMessageToolCallFunction  # noqa: E402
@@ -159,7 +159,7 @@ def test_every_program_is_one_that_the_code_tool_reads():
 
     [call] = read_code(row).record.calls
 
-    assert parse_program(call.argument) == Program("print('```')\nx=6*7\n")
+    assert parse_program(call.argument) == FencedProgram("print('```')\nx=6*7\n")
 
 
 @pytest.mark.parametrize("code", ["print(1)", "\n```py\nprint(1)\n```\n"])
