@@ -1,6 +1,10 @@
 """Records made by hand, and the scripted solver."""
 
+import contextlib
 import importlib.util
+import io
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,6 +12,7 @@ import pytest
 from afm.trajectory.record import Cost, Record, TextSegment, Verdict
 
 HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
 
 
 def make_record(task, score, *, number=0, text="", calls=0, source="mini_math", **fields):
@@ -33,6 +38,27 @@ def make_record(task, score, *, number=0, text="", calls=0, source="mini_math", 
 @pytest.fixture(scope="session")
 def record():
     return make_record
+
+
+@pytest.fixture(scope="session")
+def afm():
+    """The command line in this process; ``status=None`` accepts every end."""
+    from afm.cli.main import main
+
+    def run(*words, status=0, cwd=ROOT):
+        out, err, before, code = io.StringIO(), io.StringIO(), sys.argv, 0
+        sys.argv = ["afm", *map(str, words)]
+        try:
+            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), contextlib.chdir(cwd):
+                main()
+        except SystemExit as end:
+            code = end.code or 0
+        finally:
+            sys.argv = before
+        assert status in (None, code), out.getvalue() + err.getvalue()
+        return subprocess.CompletedProcess(sys.argv, code, out.getvalue(), err.getvalue())
+
+    return run
 
 
 @pytest.fixture(scope="session")

@@ -2,15 +2,13 @@
 
 import json
 import shutil
-import subprocess
-import sys
 
 import pytest
 
 
-def compare(*words):
-    command = [sys.executable, "-m", "afm.cli.main", "eval", "compare", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+@pytest.fixture
+def compare(afm):
+    return lambda *words, status=0: afm("eval", "compare", *words, status=status)
 
 
 @pytest.fixture(scope="module")
@@ -24,9 +22,8 @@ def runs(solver, tmp_path_factory):
     return folder
 
 
-def test_runs_are_compared_on_the_questions_they_share(runs):
+def test_runs_are_compared_on_the_questions_they_share(runs, compare):
     result = compare(runs / "never", runs / "always", "--json")
-    assert result.returncode == 0, result.stderr
     first, second = json.loads(result.stdout)
     assert first["metrics"]["pass_at_1"]["value"] == 0
     assert first["paired"] is None
@@ -40,29 +37,25 @@ def test_runs_are_compared_on_the_questions_they_share(runs):
     assert "+100.0 points" in compare(runs / "never", runs / "always").stdout
 
 
-def test_runs_that_measured_something_else_are_refused_unless_told(runs):
-    refused = compare(runs / "never", runs / "twice")
-    assert refused.returncode == 1
+def test_runs_that_measured_something_else_are_refused_unless_told(runs, compare):
+    refused = compare(runs / "never", runs / "twice", status=1)
     assert "did not measure the same thing: rounds: 1 -> 2" in refused.stderr
     assert "--anyway" in refused.stderr
     told = compare(runs / "never", runs / "twice", "--anyway")
-    assert told.returncode == 0
     assert "on 20 questions: 20 better, 0 worse" in told.stdout
     assert "not comparable: rounds: 1 -> 2" in told.stdout
 
 
-def test_wrong_use_is_told(runs, tmp_path):
-    assert compare(runs / "never").returncode == 2
-    nothing = compare(runs / "never", tmp_path)
-    assert nothing.returncode == 1
+def test_wrong_use_is_told(runs, compare, tmp_path):
+    compare(runs / "never", status=2)
+    nothing = compare(runs / "never", tmp_path, status=1)
     assert "no episodes here; expected the out_dir of `afm eval`" in nothing.stderr
 
 
-def test_broken_figures_are_told_in_a_line(runs, tmp_path):
+def test_broken_figures_are_told_in_a_line(runs, compare, tmp_path):
     broken = tmp_path / "broken"
     shutil.copytree(runs / "always", broken)
     (broken / "metrics.json").write_text('{"questions":')
-    result = compare(runs / "never", broken)
-    assert result.returncode == 1
+    result = compare(runs / "never", broken, status=1)
     assert "metrics.json: no metrics of this version" in result.stderr
     assert "Traceback" not in result.stderr

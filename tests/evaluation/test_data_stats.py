@@ -1,6 +1,4 @@
 import json
-import subprocess
-import sys
 from collections import Counter
 
 import pytest
@@ -136,7 +134,7 @@ def test_every_row_can_be_a_sample():
     assert seen == {"r0", "r1", "r2", "r3"}
 
 
-def test_the_command_writes_a_page_in_which_hostile_text_is_text(tmp_path):
+def test_the_command_writes_a_page_in_which_hostile_text_is_text(afm, tmp_path):
     file, page = tmp_path / "rows.jsonl", tmp_path / "report.html"
     with RecordWriter(file) as writer:
         writer.write(record(1, question=f"Who? {HOSTILE}", model=HOSTILE, answer=HOSTILE))
@@ -144,11 +142,8 @@ def test_the_command_writes_a_page_in_which_hostile_text_is_text(tmp_path):
     funnel = {"seen": 10, "kept": 2, "dropped": {"complexity": 5, HOSTILE: 3}}
     (tmp_path / "funnel.json").write_text(json.dumps(funnel))
 
-    words = [sys.executable, "-m", "afm.cli.main", "data", "stats", str(file), "--out", str(page)]
-    done = subprocess.run(words, capture_output=True, text=True)
-
-    assert done.returncode == 0, done.stderr
-    assert "2 trajectories, 1 kept" in done.stdout
+    words = ("data", "stats", file, "--out", page)
+    assert "2 trajectories, 1 kept" in afm(*words).stdout
     html = page.read_text()
     assert "<script" not in html
     assert "<img" not in html
@@ -161,19 +156,18 @@ def test_the_command_writes_a_page_in_which_hostile_text_is_text(tmp_path):
 
     stages = [{"name": "quality", "rows": 10, "dropped": 8, "left": 2}]
     (tmp_path / "funnel.json").write_text(json.dumps({"seen": 10, "stages": stages}))
-    subprocess.run(words, capture_output=True, check=True)
+    afm(*words)
     assert "2 (−8)" in page.read_text()
 
 
-def test_a_broken_funnel_and_an_empty_file_are_told(tmp_path):
+def test_a_broken_funnel_and_an_empty_file_are_told(afm, tmp_path):
     file = tmp_path / "rows.jsonl"
     file.write_text("")
-    words = [sys.executable, "-m", "afm.cli.main", "data", "stats", str(file)]
-    assert "holds no trajectories" in subprocess.run(words, capture_output=True, text=True).stderr
+    words = ("data", "stats", file)
+    assert "holds no trajectories" in afm(*words, status=1).stderr
 
     with RecordWriter(file) as writer:
         writer.write(record(1))
     (tmp_path / "funnel.json").write_text("[]")
-    done = subprocess.run([*words, "--out", str(tmp_path / "r.html")], capture_output=True, text=True)
-    assert done.returncode == 1
+    done = afm(*words, "--out", tmp_path / "r.html", status=1)
     assert "funnel.json: no funnel" in done.stderr

@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -126,7 +124,7 @@ def tiny_model(tmp_path_factory, solver):
     return folder
 
 
-def test_the_command_asks_the_same_questions_without_tools(tmp_path, solver, tiny_model) -> None:
+def test_the_command_asks_the_same_questions_without_tools(afm, tmp_path, solver, tiny_model) -> None:
     data = tmp_path / "tasks.jsonl"
     write_tasks(solver.tasks(4), data)
     out = tmp_path / "out"
@@ -139,9 +137,7 @@ def test_the_command_asks_the_same_questions_without_tools(tmp_path, solver, tin
         "limits.max_response_tokens=12",
         f"out_dir={out}",
     ]
-    command = [sys.executable, "-m", "afm.cli.main", "eval", *words]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=600)
-    assert done.returncode == 0, done.stderr
+    done = afm("eval", *words)
     assert "  no tool offered: 0.0 % of the episodes hold the form of a call" in done.stdout
     metrics = json.loads((out / "metrics.json").read_text())
     assert (metrics["tool_format_without_tool"], metrics["invented_tool"]) == (0.0, 0.0)

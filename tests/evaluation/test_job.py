@@ -15,13 +15,6 @@ ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.sandbox
 
 
-def afm(*words, cwd=None, status=0):
-    command = [sys.executable, "-m", "afm.cli.main", *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=cwd or ROOT, timeout=300)
-    assert done.returncode == status, done.stderr
-    return done
-
-
 @pytest.fixture
 def world(tmp_path, solver):
     from afm.datasets import write_tasks
@@ -62,7 +55,7 @@ async def test_a_tiny_model_answers_alike_whatever_runs_beside_it(tmp_path, tiny
     assert manifest["settings"]["tools"]["tools"][0]["class_name"] == "afm.tools.code.CodeTool"
 
 
-def test_the_commands_evaluate_and_report(tmp_path, tiny_model, world) -> None:
+def test_the_commands_evaluate_and_report(afm, tmp_path, tiny_model, world) -> None:
     out = tmp_path / "out"
     words = (
         f"model={tiny_model}",
@@ -71,7 +64,8 @@ def test_the_commands_evaluate_and_report(tmp_path, tiny_model, world) -> None:
         "limit=3",
         f"out_dir={out}",
     )
-    done = afm("eval", "configs/tiny/eval/math_world.yaml", *words)
+    command = [sys.executable, "-m", "afm.cli.main", "eval", "configs/tiny/eval/math_world.yaml", *words]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300, check=True)
     assert "math world: pass@1 0.0 % (95 % interval 0.0 % to 56.1 %)" in done.stdout
     assert "3 of 3 episodes scored" in done.stdout
     assert "math world, episodes: 3 of 3" in done.stderr
@@ -80,7 +74,7 @@ def test_the_commands_evaluate_and_report(tmp_path, tiny_model, world) -> None:
     assert "The math agent, run out" in page.read_text()
 
 
-def test_a_dry_run_checks_and_prints_everything_and_runs_nothing(tmp_path, tiny_model, world) -> None:
+def test_a_dry_run_checks_and_prints_everything_and_runs_nothing(afm, tmp_path, tiny_model, world) -> None:
     config = ROOT / "configs/tiny/eval/math_world.yaml"
     words = ("eval", config, f"data={world}", f"out_dir={tmp_path / 'out'}", "--dry-run")
     done = afm(*words, f"model={tiny_model}", "rounds=3")

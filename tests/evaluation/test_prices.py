@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import subprocess
-import sys
 
 import pytest
 
@@ -109,7 +107,7 @@ def test_a_price_is_an_amount_of_money(key, price) -> None:
 
 
 @pytest.mark.sandbox
-def test_a_real_run_counts_what_was_read_and_may_be_priced_anew(tmp_path, solver) -> None:
+def test_a_real_run_counts_what_was_read_and_may_be_priced_anew(afm, tmp_path, solver) -> None:
     prices = Prices(prompt=1, completion=10, tools={"code": 0.001})
     out = tmp_path / "run"
     metrics = asyncio.run(solver.run(out, 50, 12, rounds=2, sources=Sources(prices=prices)))
@@ -135,8 +133,7 @@ def test_a_real_run_counts_what_was_read_and_may_be_priced_anew(tmp_path, solver
 
     other = tmp_path / "other"
     asyncio.run(solver.run(other, 100, 12, rounds=2, sources=Sources(prices=prices)))
-    words = [sys.executable, "-m", "afm.cli.main", "eval", "compare", str(out), str(other)]
-    told = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    told = afm("eval", "compare", out, other).stdout
     assert "money is counted by other prices: prompt 1, completion 10, code 0.003 -> prompt 1" in told
     assert told.count("per solved task") == 2
     page = write_comparison([out, other], tmp_path / "page.html").read_text()

@@ -111,32 +111,24 @@ def world(tmp_path_factory):
 
 
 def words(world, out, *more):
-    command = [sys.executable, "-m", "afm.cli.main", "eval", str(CONFIG), f"data={world / 'train.jsonl'}"]
-    return [
-        *command,
-        f"out_dir={out}",
-        "prices={prompt: 1.0, completion: 2.0, tools: {wiki_search: 0.001}}",
-        *more,
-    ]
+    prices = "prices={prompt: 1.0, completion: 2.0, tools: {wiki_search: 0.001}}"
+    return ["eval", str(CONFIG), f"data={world / 'train.jsonl'}", f"out_dir={out}", prices, *more]
 
 
-def evaluate(world, out, *more, status=0):
-    done = subprocess.run(words(world, out, *more), capture_output=True, text=True, timeout=300)
-    assert done.returncode == status, done.stdout + done.stderr
-    return done
+@pytest.fixture
+def evaluate(afm, world):
+    return lambda out, *more, status=0: afm(*words(world, out, *more), status=status)
 
 
 def questions(world):
     return [json.loads(line)["question"] for line in (world / "train.jsonl").read_text().splitlines()]
 
 
-def test_a_team_behind_an_endpoint_is_judged_and_counted(tmp_path, world, endpoint):
+def test_a_team_behind_an_endpoint_is_judged_and_counted(tmp_path, world, endpoint, evaluate):
     wrong, silly = questions(world)[:2]
     endpoint.wrong, endpoint.silly = {wrong}, {silly}
 
-    done = evaluate(
-        world, tmp_path / "out", f"team={TEAM}", "team.models.fast.price={prompt: 0, completion: 4}"
-    )
+    done = evaluate(tmp_path / "out", f"team={TEAM}", "team.models.fast.price={prompt: 0, completion: 4}")
 
     assert f"{TASKS} of {TASKS} episodes scored" in done.stdout
     records = {record.question: record for record in load_records(tmp_path / "out/episodes.jsonl")}
@@ -174,10 +166,10 @@ def test_a_team_behind_an_endpoint_is_judged_and_counted(tmp_path, world, endpoi
     assert metrics["format_valid"] is None, "a team has no format of its own"
 
 
-def test_tokens_that_an_endpoint_does_not_report_are_unknown_and_not_0(tmp_path, world, endpoint):
+def test_tokens_that_an_endpoint_does_not_report_are_unknown_and_not_0(tmp_path, world, endpoint, evaluate):
     endpoint.usage = lambda read, wrote: None
 
-    done = evaluate(world, tmp_path / "out", f"team={TEAM}", "limit=2")
+    done = evaluate(tmp_path / "out", f"team={TEAM}", "limit=2")
 
     for record in load_records(tmp_path / "out/episodes.jsonl"):
         assert record.cost.unmetered == record.cost.generations > 0
@@ -188,10 +180,10 @@ def test_tokens_that_an_endpoint_does_not_report_are_unknown_and_not_0(tmp_path,
     assert "agent tokens –" in done.stdout
 
 
-def test_a_dead_endpoint_is_an_error_and_no_score(tmp_path, world, endpoint):
+def test_a_dead_endpoint_is_an_error_and_no_score(tmp_path, world, endpoint, evaluate):
     endpoint.down = True
 
-    done = evaluate(world, tmp_path / "out", f"team={TEAM}", "limit=2", "max_failed_share=1")
+    done = evaluate(tmp_path / "out", f"team={TEAM}", "limit=2", "max_failed_share=1")
 
     assert "0 of 2 episodes scored" in done.stdout
     for record in load_records(tmp_path / "out/episodes.jsonl"):
@@ -199,26 +191,28 @@ def test_a_dead_endpoint_is_an_error_and_no_score(tmp_path, world, endpoint):
         assert "out of order" in record.error
 
 
-def test_killed_and_started_again_no_episode_is_lost_doubled_or_paid_twice(tmp_path, world, endpoint):
+def test_killed_and_started_again_no_episode_is_lost_doubled_or_paid_twice(
+    tmp_path, world, endpoint, evaluate
+):
     endpoint.delay_s = 0.05
     out = tmp_path / "out"
-    command = words(world, out, f"team={TEAM}", "rounds=2", "parallel=4")
-    for goal in (3, 9, 15):
+    more = (f"team={TEAM}", "rounds=2", "parallel=4")
+    command = [sys.executable, "-m", "afm.cli.main", *words(world, out, *more)]
+    for goal in (3, 13):
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         while process.poll() is None and lines(out / "episodes.jsonl") < goal:
             time.sleep(0.01)
         os.kill(process.pid, signal.SIGKILL)
         assert process.wait() == -signal.SIGKILL
     endpoint.delay_s = 0.0
-    assert subprocess.run(command, capture_output=True).returncode == 0
+    evaluate(out, *more)
     ids = [record.id for record in load_records(out / "episodes.jsonl")]
     assert len(ids) == len(set(ids)) == 2 * TASKS
     ends = Counter(
         event.task_id for event in read_events(out / "team_events.jsonl") if event.kind is EventKind.FINAL
     )
     assert ends == Counter(ids)
-    other = subprocess.run([*command, "team.limits.rounds=1"], capture_output=True, text=True)
-    assert other.returncode == 1
+    other = evaluate(out, *more, "team.limits.rounds=1", status=1)
     assert "holds a run with other settings" in other.stderr
 
 
@@ -226,39 +220,39 @@ def lines(file):
     return file.read_bytes().count(b"\n") if file.exists() else 0
 
 
-def test_an_answer_that_was_not_judged_yet_is_not_asked_for_again(tmp_path, world, endpoint):
+def test_an_answer_that_was_not_judged_yet_is_not_asked_for_again(tmp_path, world, endpoint, evaluate):
     out = tmp_path / "out"
-    evaluate(world, out, f"team={TEAM}", "limit=3")
+    evaluate(out, f"team={TEAM}", "limit=3")
     before = endpoint.asked.total()
     (out / "episodes.jsonl").unlink()  # as a kill between answer and verdict leaves it
 
-    evaluate(world, out, f"team={TEAM}", "limit=3")
+    evaluate(out, f"team={TEAM}", "limit=3")
 
     assert lines(out / "episodes.jsonl") == 3
     assert endpoint.asked.total() == before
 
 
-def test_a_spent_budget_ends_the_run_and_a_larger_one_goes_on(tmp_path, world, endpoint):
+def test_a_spent_budget_ends_the_run_and_a_larger_one_goes_on(tmp_path, world, endpoint, evaluate):
     out = tmp_path / "out"
-    stopped = evaluate(world, out, f"team={TEAM}", "parallel=2", "team.budget.tokens=60000", status=1)
+    stopped = evaluate(out, f"team={TEAM}", "parallel=2", "team.budget.tokens=60000", status=1)
     assert "the budget is spent" in stopped.stderr
     assert 0 < lines(out / "episodes.jsonl") < TASKS
     spent = sum(one.prompt_tokens + one.completion_tokens for one in read_events(out / "team_events.jsonl"))
     assert spent <= 60_000
 
-    evaluate(world, out, f"team={TEAM}", "parallel=2")
+    evaluate(out, f"team={TEAM}", "parallel=2")
     assert lines(out / "episodes.jsonl") == TASKS
 
 
-def test_the_scripted_team_plays_by_its_name(tmp_path, world):
-    done = evaluate(world, tmp_path / "out", "team=scripted", "seed=1")
+def test_the_scripted_team_plays_by_its_name(tmp_path, world, evaluate):
+    done = evaluate(tmp_path / "out", "team=scripted", "seed=1")
     assert "pass@1 100.0 %" in done.stdout
     manifest = json.loads((tmp_path / "out/manifest.json").read_text())
     assert manifest["settings"]["model"] == {"name": "scripted_wiki", "digest": None, "team": {"members": {}}}
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("options", "message"),
     [
         (["team=nowhere.yaml"], "nowhere.yaml"),
         ([f"team={TEAM}", "model=m"], "either a model or a team answers; give exactly one"),
@@ -270,32 +264,20 @@ def test_the_scripted_team_plays_by_its_name(tmp_path, world):
         ([], "or a team: team=FILE"),
     ],
 )
-def test_wrong_teams_are_refused_before_anything_runs(tmp_path, world, monkeypatch, given, message):
+def test_wrong_teams_are_refused_before_anything_runs(tmp_path, evaluate, monkeypatch, options, message):
     monkeypatch.setenv("TEACHER_BASE_URL", "http://127.0.0.1:9")
-    failed = subprocess.run(
-        [*words(world, tmp_path / "out", *given), "--dry-run"], capture_output=True, text=True, timeout=120
-    )
+    failed = evaluate(tmp_path / "out", *options, "--dry-run", status=None)
     assert failed.returncode in (1, 2), failed.stdout
     assert message in failed.stderr
 
 
-def test_a_team_and_a_model_are_compared_on_cost(tmp_path, world, endpoint, tiny_model):
+def test_a_team_and_a_model_are_compared_on_cost(tmp_path, world, endpoint, tiny_model, evaluate, afm):
     team, model = tmp_path / "the team", tmp_path / "model"
-    evaluate(world, team, f"team={TEAM}", "team.models.strong.price={prompt: 2, completion: 8}")
-    evaluate(world, model, f"model={tiny_model}", "limits.max_response_tokens=24", "sampling.temperature=0.5")
+    evaluate(team, f"team={TEAM}", "team.models.strong.price={prompt: 2, completion: 8}")
+    evaluate(model, f"model={tiny_model}", "limits.max_response_tokens=24", "sampling.temperature=0.5")
 
-    page = subprocess.run(
-        [sys.executable, "-m", "afm.cli.main", "report", team, model],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    text = subprocess.run(
-        [sys.executable, "-m", "afm.cli.main", "eval", "compare", model, team],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+    page = afm("report", team, model)
+    text = afm("eval", "compare", model, team).stdout
 
     file = Path(page.stdout.strip())
     (saved,) = json.loads(file.with_suffix(".json").read_text())["savings"]
