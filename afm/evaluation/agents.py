@@ -22,11 +22,7 @@ from afm.trajectory.record import Record
 
 @dataclass(frozen=True, slots=True)
 class RowAgents:
-    """What the episodes of each agent need, by its key in ``agents:``.
-
-    Attributes:
-        originals: By the name of an agent whose tools were taken away, the agent before.
-    """
+    """What the episodes of each agent need, by its key in ``agents:``; ``originals`` are agents before their tools were taken away."""
 
     routes: Routes
     tools: Mapping[str, Mapping[str, Tool]]
@@ -50,12 +46,7 @@ class RowAgents:
 
 @dataclass(frozen=True, slots=True)
 class Agents:
-    """The declarations that records were made with.
-
-    Attributes:
-        specs: By the name that records have, the first one first.
-        originals: As of :class:`RowAgents`.
-    """
+    """The declarations that records were made with, by the name that records have, the first one first."""
 
     specs: Mapping[str, AgentSpec]
     originals: Mapping[str, AgentSpec] = field(default_factory=dict)

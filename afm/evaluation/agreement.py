@@ -54,11 +54,7 @@ class AgreementSettings(Settings):
 
 @dataclass(frozen=True, slots=True)
 class _Item:
-    """An episode to judge again.
-
-    Attributes:
-        sealed: Whether no text about it may be written to disk.
-    """
+    """An episode to judge again; no text about a ``sealed`` one may be written to disk."""
 
     id: str
     task: str
@@ -70,11 +66,7 @@ class _Item:
 
 @dataclass(frozen=True, slots=True)
 class _Rater:
-    """One judge, one time.
-
-    Attributes:
-        identity: Everything but the case that its verdict depends on.
-    """
+    """One judge, one time; ``identity`` is everything but the case that its verdict depends on."""
 
     name: str
     judge: ModelJudge

@@ -52,11 +52,9 @@ class _Table(Settings):
 
 @dataclass(frozen=True, slots=True)
 class PublishedScore:
-    """One published figure.
+    """One published figure, in percent.
 
     Attributes:
-        percent: 0 to 100.
-        source: Work and where it stands.
         of_another_model: Whether it is not of the source's main model.
         own_protocol: Whether it is of another project's model, measured in that project's way: no run of ours can have its
             settings.
@@ -107,17 +105,7 @@ _LIST = "benchmarks"
 
 @dataclass(frozen=True, slots=True)
 class PublishedSettings:
-    """How a benchmark was run.
-
-    Attributes:
-        temperatures: Any of them: models of several sizes had their own.
-        turn_tokens: New tokens of one turn.
-        response_tokens: All tokens of an episode after the prompt.
-        prompt_tokens: Of a prompt at most; our prompts and these questions stay below.
-        turns: Tool calls.
-        rounds: Samples of every question.
-        parallel: Episodes in flight; no score depends on it.
-    """
+    """How a benchmark was run; ``temperatures``: models of several sizes had their own. ``None`` was not published."""
 
     temperatures: tuple[float, ...]
     top_p: float
@@ -142,10 +130,8 @@ class Benchmark:
     """One row of the published evaluation.
 
     Attributes:
-        name: Of the YAML in ``configs/eval``.
         hub_set: Of the list ``benchmarks`` of `afm data download`.
-        questions: Size of the published evaluation.
-        counted: Where that size was counted.
+        questions: Size of the published evaluation, as counted in ``counted``.
         prepared: Whether `afm data prepare` makes tasks of it; what is published encrypted is read as it is.
         choice_in: List of `afm data download` that has AFM's file, where AFM asks some of the owner's questions only.
     """

@@ -36,7 +36,7 @@ class Comparison:
 
     Attributes:
         changes: Settings other than the model that differ, as ``key: old -> new``.
-        savings: What the model costs against the team, where exactly one of the two runs is a team's.
+        savings: Where exactly one of the two runs is a team's.
         prices: Where both count money by other prices, a sentence that says so: dollars cannot be compared then.
     """
 

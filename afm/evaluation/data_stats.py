@@ -73,9 +73,7 @@ class DataStats:
     Attributes:
         characters: Of what the agent wrote, in hundreds (rounded up).
         hops: Facts that a question needs, where its row tells.
-        roles: How often each role was written.
-        with_role: Rows that hold the role at least once.
-        answers: Rows by the kind of their final answer.
+        roles: How often each role was written; ``with_role``: rows that hold it at least once.
         repairs: Mended breaks of the agent's order, by kind.
     """
 
@@ -243,11 +241,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """One distribution.
-
-    Attributes:
-        note: Its middle, or what is counted.
-    """
+    """One distribution; ``note`` tells its middle, or what is counted."""
 
     title: str
     note: str

@@ -55,12 +55,7 @@ class Failure(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """An episode of a class.
-
-    Attributes:
-        record: As it is in the file: sealed where its benchmark is.
-        answer: What it answered, empty without one or when it is sealed.
-    """
+    """An episode of a class, as it is in the file: sealed where its benchmark is; the answer is then empty."""
 
     record: Record
     answer: str
@@ -68,13 +63,7 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class FailureGroup:
-    """All episodes of one class.
-
-    Attributes:
-        share: Of all episodes.
-        stops: How they ended, the most frequent first.
-        examples: The first in the file, of different questions.
-    """
+    """All episodes of one class: how they ended, the most frequent first, and a few examples of different questions."""
 
     kind: Failure
     count: int

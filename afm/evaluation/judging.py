@@ -53,13 +53,7 @@ class VerdictRequest:
 
 @dataclass(slots=True)
 class Asking:
-    """Gets verdicts.
-
-    Attributes:
-        log: Where they are kept.
-        parallel: Requests in flight.
-        max_failed_share: Of all requests; more without a verdict end this with an error.
-    """
+    """Gets verdicts, ``parallel`` at a time, and keeps them in ``log``; more failures than ``max_failed_share`` are an error."""
 
     log: KeyedJournal
     parallel: int
@@ -145,13 +139,12 @@ class BestOfSettings(Settings):
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One scored episode of a question.
+    """One scored episode of a question: what the judge is shown of it, and whether it passed, which the judge does not know.
 
     Attributes:
         answer: Cut at the end; empty without one.
         flat: The whole answer as exact match compares it.
         work: The end of its trajectory.
-        passed: What the judge does not know.
     """
 
     round: int
@@ -163,11 +156,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class JudgedQuestion:
-    """A question with its scored episodes in the order of their rounds.
-
-    Attributes:
-        sealed: Whether nothing of it may be written to disk in plain form.
-    """
+    """A question with its scored episodes in the order of their rounds; nothing of a ``sealed`` one may be written to disk."""
 
     task: str
     text: str

@@ -53,18 +53,7 @@ _NO_SETTING = re.compile(
 
 
 class Sources(Settings):
-    """Where the parts of a run came from.
-
-    Attributes:
-        model: Folder or URL of the model.
-        team: Who plays in place of a model: the members, their models and limits.
-        tools: Tool configuration as loaded.
-        reward: Reward configuration as loaded; ``None`` is the built-in table.
-        data: Files the tasks were read from.
-        benchmark: Which published benchmark this is.
-        parallel: Episodes in flight; no score depends on it.
-        prices: What the money of the run is counted by; no score depends on them.
-    """
+    """Where the parts of a run came from, as loaded; ``reward: None`` is the built-in table. No score depends on ``parallel`` and ``prices``."""
 
     model: str | None = None
     team: dict[str, Any] | None = None
@@ -107,16 +96,7 @@ class Conditions:
 
 
 class RunManifest(Settings):
-    """Everything a score depends on.
-
-    Attributes:
-        settings: Agent, model, tools, reward, data, sampling, limits, rounds, seed. Two runs with equal
-            settings and versions measure the same thing.
-        versions: Python and the packages that take part.
-        sources: Paths and addresses; they may change without changing a score.
-        machine: Where it ran first.
-        started: When, in UTC.
-    """
+    """Everything a score depends on. Two runs with equal ``settings`` and ``versions`` measure the same thing."""
 
     format: Literal[1] = 1
     settings: dict[str, Any]

@@ -117,11 +117,9 @@ class BestOf(Settings):
     """best-of-k of one run by one judge.
 
     Attributes:
-        judge: The model.
         share: Share of questions whose chosen episode passes, with a bootstrap interval over questions.
         questions: Those that count: with k scored episodes, and a choice.
         abstained: Choices (``list``) or grades (``score``) that the judge failed to give; their questions do not count.
-        asked: Choices or grades that the judge gave.
         settled: Those that needed no judge: no answers, one answer, or all the same one.
         places: How often the judge chose each place in the list, as shares; without a bias all are 1 / k.
     """
@@ -166,11 +164,7 @@ def best_of_k(graded: Sequence[tuple[float, bool]], k: int) -> float:
 
 @dataclass
 class HallucinationTally:
-    """Counts episodes and calls of one agent, or of several.
-
-    Attributes:
-        agents: Those that the episodes were played as.
-    """
+    """Counts episodes and calls of one agent, or of several."""
 
     agents: Agents
     episodes: int = 0
@@ -314,13 +308,7 @@ class UnseenTool(Settings):
 
 @dataclass
 class ArgumentTally:
-    """Counts calls of unseen tools.
-
-    Attributes:
-        tools: By role.
-        calls: How many were made, by role.
-        broken: How many of them break the form.
-    """
+    """Counts calls of unseen tools, and those that break the form of the argument, by role."""
 
     tools: Mapping[str, UnseenTool]
     calls: dict[str, int] = field(default_factory=dict)

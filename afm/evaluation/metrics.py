@@ -38,49 +38,25 @@ from afm.trajectory.record import Record
 class Metrics(Settings):
     """Figures of one run. Shares are between 0 and 1; ``None`` where nothing could be measured.
 
+    ``scored`` episodes have a score, and all shares of right answers are over these; the reward ``abstained`` from others, and
+    infrastructure ended those with ``errors``. For the estimates see :mod:`afm.evaluation.statistics`, for the measures
+    :mod:`afm.evaluation.measures`.
+
     Attributes:
-        questions: Different questions, scored or not.
-        rounds: Largest number of scored episodes of one question.
-        episodes: Rows, failed ones included.
-        scored: Episodes with a score; all shares of right answers are over these.
-        abstained: Episodes whose reward had no verdict.
-        errors: Episodes that an infrastructure failure ended.
-        pass_at_1: Mean over questions of the share of passed episodes (see :func:`pass_interval`).
-        avg_at_k: The same figure under its usual name when there are several rounds.
-        pass_at_k: Chance that one of k episodes passes, for several k; empty for one round.
-        pass_at_k_intervals: The same with 95 % bootstrap intervals over questions.
-        pass_hat_k: Chance that all of k episodes pass (pass^k), for the same k.
-        majority: Share of questions whose most frequent answer passes (see :func:`afm.evaluation.measures.majority`);
-            ``None`` for one round, or when the agent is not known.
-        best_of: What a judge's choice among k episodes is worth, where one chose (:mod:`afm.evaluation.judging`).
-        agreement: How far judges agree on its verdicts, where some judged again (:mod:`afm.evaluation.judging`).
-        mean_score: Mean reward.
-        correct: Share of right final answers, whatever their format.
-        format_valid: Share of responses that keep the agent's rules.
-        tool_format_without_tool: Share of episodes with the form of a tool call, of an agent that has no tools.
-        invented_tool: Share of episodes with a call of a tool that the agent does not have.
-        invented_tool_calls: Such calls over all calls written.
-        unseen_argument_errors: Share of calls of tools declared as unseen whose argument breaks its form: of all of
-            them, and by role.
-        tool_calls: Mean number in an episode.
-        tool_use: Share of episodes with at least one call.
-        passed_with_tool: Share of passed episodes among those that called a tool.
-        passed_without_tool: The same among those that called none.
-        tool_failure_rate: Failed calls over all calls.
-        agent_tokens, observation_tokens: Mean number in an episode; ``None`` where an endpoint did not report its usage, which
-            makes the tokens of ``per_solved`` and ``usd`` unknown too.
-        seconds: Mean wall time of an episode.
-        per_solved: Tool calls and tokens of all episodes over the number that passed: what a solved one costs with the failed
-            ones beside it. Empty when none passed.
-        usd: Money, where the run has prices (:mod:`afm.evaluation.prices`).
+        pass_at_1: Mean over questions of the share of passed episodes (see :func:`pass_interval`); ``avg_at_k`` with several rounds.
+        pass_at_k: Chance that one of k episodes passes, for several k; empty for one round. ``pass_hat_k``: that all pass.
+        majority: Share of questions whose most frequent answer passes; ``None`` for one round, or when the agent is not known.
+        correct, format_valid: Shares of scored episodes with a right answer, whatever its format, and with a valid format.
+        tool_format_without_tool: Where no agent has a tool: share of episodes that hold a call or its form.
+        invented_tool: Share of episodes with a call of a tool that the agent does not have; ``invented_tool_calls``: of the calls.
+        unseen_argument_errors: Share of calls of tools declared as unseen whose argument breaks its form: of all, and by role.
+        tool_use: Share of episodes with at least one call; ``tool_calls``, ``agent_tokens``, ``seconds``: means of an episode.
+        agent_tokens, observation_tokens: ``None`` where an endpoint did not report its usage, which makes the tokens of
+            ``per_solved`` and ``usd`` unknown too.
+        per_solved: Tool calls and tokens of all episodes over the number that passed. Empty when none passed.
         stop_reasons: Episodes by the reason they ended; errors are not among them.
-        by_source: pass@1 of every data source, when there are several.
-        by_group: pass@1 of questions by level, topic and the like (:mod:`afm.evaluation.measures`): of each field that
-            tells them apart, of each of its values.
-        by_agent: The figures of each agent's episodes, by its key in ``agents:``, where there are several.
-        score_by_source: Mean reward of every data source.
-        agent_h: Agent-H's figures (:meth:`afm.evaluation.measures.AgentHTally.figures`); empty for other data.
-        t_eval: T-Eval's scores by ability (:func:`afm.evaluation.measures.t_eval_scores`); empty for other data.
+        by_source, by_group, by_agent: The same by data source, by level, topic and the like, and by key in ``agents:``, where there
+            are several.
     """
 
     questions: int
@@ -143,10 +119,7 @@ class Tally:
     """Adds up episodes one by one, holding a few numbers of each; their order does not matter.
 
     Args:
-        hallucination: Counts calls of tools that are not there; ``None`` when the agent is not known.
-        votes: Collects answers; ``None`` when the agent is not known.
-        arguments: Counts calls of unseen tools; ``None`` when there are none.
-        money: Counts dollars; ``None`` without prices.
+        hallucination, votes, arguments, money: What else is counted; ``None`` leaves it out.
         part: Makes the tally of one agent of several.
     """
 

@@ -27,11 +27,10 @@ class Block:
     """A run of text on the page.
 
     Attributes:
-        role: The role it stands in, empty for text outside of every role.
-        author: Who wrote it.
+        role: Empty for text outside of every role.
         text: Without the surrounding white space, the middle of very long text left out.
         colour: Number of the role's colour, ``None`` for the environment and for text without a role.
-        code: Whether it reads best in a fixed-width font: a tool's argument, or the environment's text.
+        code: Whether it reads best in a fixed-width font.
         fault: What is wrong with it in a few words, empty when nothing is.
     """
 
@@ -126,14 +125,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """One picture.
-
-    Attributes:
-        caption: What a reader should see in it, one sentence.
-        x_from_zero, y_from_zero: Whether the axis begins at 0.
-        x_whole: Whether the horizontal axis is marked at whole numbers only.
-        y_max: Upper end of the vertical axis, ``None`` for automatic.
-    """
+    """One picture; ``caption`` says what to see in it, ``x_whole`` marks the horizontal axis at whole numbers only."""
 
     title: str
     x_label: str
@@ -147,13 +139,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class DrawnCurve:
-    """A drawn curve.
-
-    Attributes:
-        light: ``data:`` URI for a light page.
-        dark: The same for a dark page.
-        alt: The curve in words.
-    """
+    """A drawn curve: ``data:`` URIs for a light and a dark page, and the curve in words (``alt``)."""
 
     title: str
     caption: str

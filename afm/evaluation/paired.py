@@ -35,12 +35,9 @@ class Difference(Settings):
     """How much better the second run is than the first, on the questions both have a score for.
 
     Attributes:
-        difference: Mean over questions of (second - first) pass share.
-        gained: Questions on which the second run is better.
-        lost: Questions on which it is worse.
+        difference: Mean over questions of (second - first) pass share; ``gained`` questions went better, ``lost`` worse.
         p_value: Two-sided, of no difference (:func:`afm.evaluation.statistics.paired_p`).
-        test: What gave it.
-        p_holm: The same, corrected by Holm for all the comparisons it stands among; ``None`` where it stands alone.
+        p_holm: The same, corrected by Holm for all the comparisons it is among; ``None`` where it is alone.
     """
 
     questions: int
@@ -53,11 +50,7 @@ class Difference(Settings):
 
 
 class PairedDifference(Difference):
-    """A difference, and that of every data source.
-
-    Attributes:
-        by_source: Where the questions are of several; corrected for their number.
-    """
+    """A difference, and that of every data source, corrected for their number."""
 
     by_source: dict[str, Difference] = Field(default_factory=dict)
 
@@ -202,13 +195,7 @@ class CostRow(Settings):
 
 
 class Savings(Settings):
-    """The table.
-
-    Attributes:
-        team, model: Names of the two runs.
-        questions: Those with a scored episode in both; all figures are of their scored episodes.
-        notes: Why figures are missing, a sentence each.
-    """
+    """What a model saves against a team, on questions with a scored episode in both; ``notes`` say why figures are missing."""
 
     team: str
     model: str
@@ -223,11 +210,7 @@ class Savings(Settings):
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """One run.
-
-    Attributes:
-        prices: ``None`` where it has none.
-    """
+    """One run, with its prices if it has any."""
 
     name: str
     records: Iterable[Record]

@@ -74,11 +74,7 @@ class Prices(CachedTokenPrice):
 
 
 class UsdPerSolved(Settings):
-    """Dollars of all episodes over the number that passed, with a 95 % interval.
-
-    Attributes:
-        high: ``None`` where so few passed that there is no upper end.
-    """
+    """Dollars of all episodes over the number that passed, with a 95 % interval that may have no upper end."""
 
     value: float
     low: float

@@ -13,7 +13,14 @@ from afm.evaluation.compare import read_comparison
 from afm.evaluation.failures import Failure, FailureGroup
 from afm.evaluation.metrics import passed
 from afm.evaluation.page import Block, blocks_of, draw, role_colours
-from afm.evaluation.report_input import VIEW_PORT, BenchmarkNote, Beside, Pair, ReportInput, StageResult
+from afm.evaluation.report_input import (
+    VIEW_PORT,
+    BenchmarkNote,
+    Pair,
+    PublishedFigure,
+    ReportInput,
+    StageResult,
+)
 from afm.evaluation.run_folder import read_run
 from afm.evaluation.statistics import Interval
 from afm.evaluation.wording import (
@@ -230,7 +237,7 @@ def _published(note: BenchmarkNote) -> dict[str, Any]:
     }
 
 
-def _ours(row: Beside) -> Any:
+def _ours(row: PublishedFigure) -> Any:
     return row.ours.model_dump() if isinstance(row.ours, Interval) else row.ours
 
 

@@ -29,12 +29,7 @@ VIEW_PORT = 8765
 
 @dataclass(frozen=True, slots=True)
 class ViewLinks:
-    """Links into one run's episodes.
-
-    Attributes:
-        root: What `afm view` is to show.
-        port: Where it is to listen.
-    """
+    """Links into the episodes that `afm view` shows of ``root``."""
 
     root: Path
     port: int = VIEW_PORT
@@ -63,13 +58,8 @@ _METRIC = re.compile(r"(pass@|avg@|best-of-)(\d+)\Z")
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
-    """A published figure and ours.
-
-    Attributes:
-        ours: ``None`` where this run has no such figure.
-        missing: Why it has none.
-    """
+class PublishedFigure:
+    """A published figure and ours; ``missing`` says why this run has none."""
 
     score: PublishedScore
     ours: Interval | float | None
@@ -78,15 +68,10 @@ class Beside:
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkNote:
-    """A run beside what was published of its benchmark.
-
-    Attributes:
-        departures: In which settings this run is another one; none of them means comparable settings.
-        remarks: What else a reader should know, a sentence each.
-    """
+    """A run beside what was published of its benchmark; without ``departures`` their settings are comparable."""
 
     benchmark: str
-    rows: tuple[Beside, ...]
+    rows: tuple[PublishedFigure, ...]
     departures: tuple[str, ...]
     remarks: tuple[str, ...] = ()
 
@@ -107,7 +92,9 @@ def beside_published(manifest: RunManifest, metrics: Metrics) -> BenchmarkNote |
     if not isinstance(told, Mapping):
         return None
     name = str(told.get("name", ""))
-    rows = (Beside(score, *_ours(score.metric, metrics)) for score in published_scores().get(name, ()))
+    rows = (
+        PublishedFigure(score, *_ours(score.metric, metrics)) for score in published_scores().get(name, ())
+    )
     departures, remarks = (tuple(map(str, told.get(key, ()))) for key in ("departures", "remarks"))
     return BenchmarkNote(name, tuple(rows), departures, remarks)
 
@@ -146,10 +133,8 @@ class StageResult:
 
     Attributes:
         name: What a reader calls it: ``after SFT``.
-        episodes: Its episodes file, if it is there.
         note: A remark under the name: model, benchmark, rounds.
         scan: What only its episodes tell.
-        published: Published scores beside its own, where it is of a published benchmark.
         own_prompt: Whether its questions were asked in the agent's own prompt, which a page can show.
     """
 
@@ -164,12 +149,7 @@ class StageResult:
 
 @dataclass(frozen=True, slots=True)
 class StageDifference:
-    """The paired difference between two stages.
-
-    Attributes:
-        caveats: Why the two may not be comparable, a sentence each.
-        prices: A sentence where their money is counted by other prices.
-    """
+    """The paired difference between two stages, with a sentence for each reason why they may not be comparable."""
 
     before: str
     after: str
@@ -180,11 +160,7 @@ class StageDifference:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Episodes on one question, by the name of their stage, shown side by side.
-
-    Attributes:
-        spec: Their agent, where it is another than the report's.
-    """
+    """Episodes on one question, by the name of their stage; ``spec`` is their agent, where it is another than the report's."""
 
     title: str
     episodes: tuple[tuple[str, Record], ...]
@@ -218,9 +194,7 @@ class ReportInput:
         tool_story: Names of the stages before and after learning when to use the tool; the page then
             explains why fine-tuning left room.
         differences: Between two stages each, all of them from the same one.
-        savings: Of models against teams, where some of the stages were played by teams.
-        notes: What is missing or was left out, a sentence each.
-        links: Into the viewer.
+        savings: Of models against teams.
     """
 
     title: str

@@ -39,12 +39,7 @@ from afm.trajectory.record import Record, opened
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """One evaluation.
-
-    Attributes:
-        manifest: ``None`` for a folder that was not made by ``evaluate``.
-        finished: Whether it ran to its end.
-    """
+    """One evaluation; ``manifest`` is ``None`` for a folder that was not made by ``evaluate``."""
 
     folder: Path
     name: str

@@ -204,14 +204,11 @@ class Agreement(Settings):
 
     Attributes:
         first, second: Who they are; ``recorded`` are the verdicts of the run itself.
-        episodes: With a verdict of both.
-        questions: They belong to.
+        episodes: With a verdict of both. ``abstained`` lack one of them, ``settled`` need no judge; they do not count.
         agreed: Mean over questions of the share of equal verdicts.
         kappa: Cohen's kappa over all episodes; ``None`` where it is not defined, as one verdict is all there is.
         kappa_interval: Its 95 % bootstrap interval over questions; ``None`` where a bootstrap would claim certainty.
         both, only_first, only_second, neither: Episodes by who found them correct.
-        abstained: Episodes without a verdict of one of them; they do not count.
-        settled: Episodes that need no judge (no answer, or a gold answer word for word); they do not count.
     """
 
     first: str

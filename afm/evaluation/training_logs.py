@@ -208,12 +208,7 @@ _Read = Callable[[Row], float | None]
 
 @dataclass(frozen=True, slots=True)
 class Aspect:
-    """One thing that a healthy run keeps in bounds.
-
-    Attributes:
-        meaning: What it is, and what to expect of it.
-        alarms: Steps and messages of the alarms about it.
-    """
+    """One thing that a healthy run keeps in bounds, with the steps and messages of the alarms about it."""
 
     name: str
     meaning: str

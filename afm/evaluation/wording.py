@@ -10,7 +10,7 @@ from afm.evaluation.failures import Failure
 from afm.evaluation.measures import BestOf
 from afm.evaluation.metrics import Metrics
 from afm.evaluation.paired import CostRow, Difference, Per, Quantity, Savings
-from afm.evaluation.report_input import Beside, ReportInput, StageDifference
+from afm.evaluation.report_input import PublishedFigure, ReportInput, StageDifference
 from afm.evaluation.statistics import Agreement, Interval
 
 _SURE = 0.05
@@ -223,7 +223,7 @@ FAILURES = {
 """What each class of failures is called, and what it means."""
 
 
-def ours_words(row: Beside) -> str:
+def ours_words(row: PublishedFigure) -> str:
     """Our figure beside a published one: with its interval, or why there is none."""
     return row.missing if row.ours is None else ours(row.ours)
 

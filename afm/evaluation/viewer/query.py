@@ -44,7 +44,6 @@ class Filters:
 
     Attributes:
         names: Wanted name by column of :data:`afm.evaluation.viewer.index.NAMED`, or ``tool``.
-        step: Training step.
         text: Words and "phrases" that question or response hold, all of them.
         question: Key of a question, for all episodes of it.
     """
@@ -57,13 +56,7 @@ class Filters:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """A stretch of a list.
-
-    Attributes:
-        rows: A mapping an episode: ``id``, ``name``, ``title``, names of the columns, and its figures.
-        total: Episodes that the filters let through; with a text at most :data:`MAX_FOUND`.
-        capped: Whether there are more than ``total``.
-    """
+    """A stretch of a list of episodes; ``capped`` when there are more than ``total``, as a text search counts :data:`MAX_FOUND` at most."""
 
     rows: tuple[dict[str, Any], ...]
     total: int
