@@ -18,10 +18,10 @@ from afm.evaluation.manifest import Sources, make_manifest
 from afm.evaluation.report import write_comparison, write_report, write_run_report
 from afm.evaluation.report_input import (
     BenchmarkNote,
-    Beside,
     Command,
     Fact,
     Pair,
+    PublishedFigure,
     ReportInput,
     StageDifference,
     StageResult,
@@ -86,7 +86,7 @@ def hostile_run(record, spec):
                 Scan(failure_groups([episode], spec)),
                 BenchmarkNote(
                     HOSTILE,
-                    (Beside(PublishedScore(HOSTILE, 1.0, HOSTILE, HOSTILE), None, HOSTILE),),
+                    (PublishedFigure(PublishedScore(HOSTILE, 1.0, HOSTILE, HOSTILE), None, HOSTILE),),
                     (HOSTILE,),
                 ),
             ),
