@@ -92,7 +92,8 @@ def record(tasks: Path, agent: str, out: Path) -> None:
     """Let the team of ``agent`` work on the tasks; nothing is filtered."""
     from afm.agents import load_agent
     from afm.datasets import read_tasks
-    from afm.distill import CheckingWikiTeam, Flaws, ScriptedWikiTeam, distill
+    from afm.distill.run import distill
+    from afm.distill.wiki_team import CheckingWikiTeam, Flaws, ScriptedWikiTeam
     from afm.tools import load_tools
 
     if (out / "manifest.json").exists():
@@ -103,7 +104,7 @@ def record(tasks: Path, agent: str, out: Path) -> None:
     team = ScriptedWikiTeam(spec, p_direct={}) if agent == "mhqa" else careless
     asyncio.run(
         distill(
-            list(read_tasks(tasks)), spec, tools, out, team=team, roles=team.roles, filters=(), parallel=8
+            list(read_tasks(tasks)), spec, tools, out, team=team, roles=team.roles, filters=(), max_parallel=8
         )
     )
 
@@ -111,7 +112,8 @@ def record(tasks: Path, agent: str, out: Path) -> None:
 def split_sets(recorded: Path, out: Path) -> dict[str, list[dict[str, str]]]:
     """The three sets as rows to train on."""
     from afm.agents import load_agent
-    from afm.distill.filters import FilterPlan, filter_files
+    from afm.distill.filters.plan import FilterPlan
+    from afm.distill.filters.run import filter_files
     from afm.trajectory.io import RecordWriter, load_records
     from afm.trajectory.record import StopReason
 

@@ -19,8 +19,7 @@ from typing import Any
 from timing import environment, report
 
 from afm.agents import load_agent
-from afm.distill.filters import NearDuplicateSettings
-from afm.distill.filters.near_duplicates import DuplicateIndex, Signer
+from afm.distill.filters.near_duplicates import DuplicateIndex, NearDuplicateSettings, Signer
 from afm.trajectory.record import Record
 
 WORDS = 200

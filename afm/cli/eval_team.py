@@ -10,9 +10,9 @@ from afm.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
     from afm.agents import AgentSpec
-    from afm.distill import ScriptedTeam
-    from afm.distill.model_team import ModelTeam
+    from afm.distill.model_team.team import ModelTeam
     from afm.distill.player import TeamPlayer
+    from afm.distill.wiki_team import ScriptedTeam
     from afm.evaluation.config import EvalConfig
 
 SCRIPTED = "scripted"
@@ -29,7 +29,7 @@ async def open_team(config: EvalConfig, spec: AgentSpec) -> AsyncIterator[tuple[
         ConfigError: The team's file, its tools or its roles are wrong.
         UsageError: A change of its file is wrong.
     """
-    from afm.distill.model_team import ModelTeam
+    from afm.distill.model_team.team import ModelTeam
     from afm.distill.player import TeamPlayer
     from afm.tools import load_tools
 
@@ -65,8 +65,8 @@ def check_team(config: EvalConfig, spec: AgentSpec) -> None:
 
 
 def _team(config: EvalConfig, spec: AgentSpec) -> ModelTeam | ScriptedTeam:
-    from afm.distill import scripted_team
-    from afm.distill.model_team import load_team
+    from afm.distill.model_team.team import load_team
+    from afm.distill.wiki_team import scripted_team
 
     choice = config.team
     if choice is None:
@@ -81,7 +81,7 @@ def _team(config: EvalConfig, spec: AgentSpec) -> ModelTeam | ScriptedTeam:
 
 
 def _needed(team: ModelTeam | ScriptedTeam, spec: AgentSpec) -> set[str]:
-    from afm.distill.model_team import ModelTeam
+    from afm.distill.model_team.team import ModelTeam
 
     if isinstance(team, ModelTeam):
         return {tool for member in team.settings.tool_agents.values() for tool in member.tools}
@@ -89,7 +89,7 @@ def _needed(team: ModelTeam | ScriptedTeam, spec: AgentSpec) -> set[str]:
 
 
 def _described(team: ModelTeam | ScriptedTeam) -> dict[str, Any]:
-    from afm.distill.model_team import ModelTeam
+    from afm.distill.model_team.team import ModelTeam
 
     if not isinstance(team, ModelTeam):
         return {"members": {}}

@@ -208,7 +208,7 @@ class Quickstart:
 
     def distill(self) -> str:
         """Let the scripted team work with the real tool; merge its log into trajectories."""
-        from afm.distill import distill
+        from afm.distill.run import distill
         from afm.tools import load_tools
 
         async def work() -> str:

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
     from afm.agents import AgentSpec
     from afm.datasets import Task
-    from afm.distill.queries import QueryConfig, QuerySettings, QuerySummary, QuestionAsker
-    from afm.distill.queries.sampling import OnSample
+    from afm.distill.queries.askers import QuestionAsker
+    from afm.distill.queries.sampling import OnSample, QueryConfig, QuerySettings
+    from afm.distill.queries.select import QuerySummary
     from afm.rewards import Reward
     from afm.terminal import ProgressView
     from afm.tools import Tool
@@ -119,7 +120,7 @@ def queries(
     --tokenizer, for token ids.
     """
     from afm.datasets import read_task_files
-    from afm.distill.queries import FailedQuestions
+    from afm.distill.queries.sampling import FailedQuestions
     from afm.terminal import ProgressView
 
     chosen = _config(config, preset)
@@ -165,7 +166,7 @@ def _print_summary(summary: QuerySummary, view: ProgressView, *, compared: bool)
 
 def _config(file: Path | None, preset: QueryPreset | None) -> QueryConfig:
     from afm.configuration import read_file, validated
-    from afm.distill.queries import PRESETS, QueryConfig
+    from afm.distill.queries.sampling import PRESETS, QueryConfig
 
     if file is None:
         name = preset or QueryPreset.QA
@@ -205,7 +206,7 @@ class _Setup:
     def asker(self, reward: Reward) -> QuestionAsker:
         """Loads the model, or connects to it."""
         from afm.agents.spec import without_tools
-        from afm.distill.queries import EpisodeAsker, by_exact_match, by_reward
+        from afm.distill.queries.askers import EpisodeAsker, by_exact_match, by_reward
         from afm.models import SamplingParams, load_model
 
         if "://" in self.model and self.tokenizer is None:
@@ -222,7 +223,7 @@ class _Setup:
 
     def _chat(self) -> QuestionAsker:
         from afm.agents.spec import without_tools
-        from afm.distill.queries import ChatAsker, by_exact_match
+        from afm.distill.queries.askers import ChatAsker, by_exact_match
         from afm.endpoints.chat import EndpointSettings
         from afm.models.openai import served_models
 
@@ -250,7 +251,7 @@ class _Setup:
     def _told(self, *, with_tools: bool) -> dict[str, str]:
         """What decides about samples beside agent and model; of the reward, all but what is made of its part ``correct``."""
         from afm.configuration import read_mapping, validated
-        from afm.distill.queries import settings_digest
+        from afm.distill.queries.askers import settings_digest
         from afm.rewards import RewardSettings
 
         told = {}
@@ -281,7 +282,7 @@ class _Setup:
 async def _run(
     setup: _Setup, tasks: Sequence[Task], out: Path, files: list[Path], sft: list[Path], show: OnSample
 ) -> QuerySummary:
-    from afm.distill.queries import known_questions, select_queries
+    from afm.distill.queries.select import known_questions, select_queries
     from afm.rewards import load_reward
 
     known = known_questions(sft)

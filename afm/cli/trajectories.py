@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from afm.agents import AgentSpec
     from afm.datasets.negative_samples import NegativeKind
     from afm.datasets.negative_set import NegativeSummary
-    from afm.distill import FilterPlan, FilterSummary, Funnel
+    from afm.distill.filters.base import Funnel
+    from afm.distill.filters.plan import FilterPlan
+    from afm.distill.filters.run import FilterSummary
     from afm.evaluation.data_stats import DataStats, FunnelStage
     from afm.terminal import ProgressView
 
@@ -70,7 +72,7 @@ def filter_files(
 
     Killed or interrupted, the same command continues where it was. The result does not depend on --processes.
     """
-    from afm.distill.filters import filter_files as run
+    from afm.distill.filters.run import filter_files as run
     from afm.terminal import ProgressView
 
     if out.exists() and not out.is_dir():
@@ -98,8 +100,7 @@ def filter_files(
 
 
 def _plan(config: Path | None, reward: Path | None, min_score: float | None) -> FilterPlan:
-    from afm.distill import FilterPlan
-    from afm.distill.filters import load_plan
+    from afm.distill.filters.plan import FilterPlan, load_plan
 
     if config is not None:
         return load_plan(config)

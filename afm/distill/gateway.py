@@ -1,8 +1,8 @@
 """The log of a gateway: every model call of a team that others wrote, in the event log of all teams.
 
 Each call is one event of kind ``call`` whose ``meta`` is a :class:`ModelCall`. An agent sends its whole conversation
-with every call; written as it is, a log would grow with the square of the calls. So of each call only the messages
-that its agent had not sent before are written, with the number of those that are kept from an earlier call.
+with every call: written as it is, a log would grow with the square of the calls. So only the messages that an agent had
+not sent before are written, with the number of those that are kept from an earlier call.
 """
 
 from __future__ import annotations
@@ -17,11 +17,14 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import takewhile
+from operator import eq
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from afm.configuration import Settings
 from afm.distill.record import Event, EventKind, EventLog
 
 _FREE = ("request", "messages", "tools", "prompt", "choices")
@@ -37,44 +40,28 @@ _KEEP_SIZE = 1
 _NOT_THERE = (errno.EOPNOTSUPP, errno.ENOSYS)
 
 
-class _Shape(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Label(_Shape):
-    """Whose call it is.
-
-    Attributes:
-        attempt: Tells apart runs at the same task.
-    """
+class Label(Settings):
+    """Whose call it is; the attempt tells apart runs at the same task."""
 
     task: str = Field(min_length=1, max_length=300)
     agent: str = Field(default="", max_length=300)
     attempt: int = Field(default=1, ge=1)
 
 
-class Kept(_Shape):
-    """What a call has in common with an earlier one of the same attempt.
-
-    Attributes:
-        messages: The first so many are those of ``event``.
-        tools: So are the declared tools.
-    """
+class Kept(Settings):
+    """What a call has in common with ``event``, an earlier one of the same attempt: its first messages, and its tools."""
 
     event: str
     messages: int = 0
     tools: bool = False
 
 
-class ModelCall(_Shape):
-    """What was asked and what came back.
+class ModelCall(Settings):
+    """What was asked (``messages`` of a chat, in the log without those that are ``kept``, or ``prompt``) and what came back.
 
     Attributes:
         path: ``chat/completions`` or ``completions``.
         request: The body's other parameters.
-        messages: Of a chat; in the log without those that are ``kept``.
-        tools: As declared in the request.
-        prompt: Of a completion.
         choices: ``{message | text, finish_reason}`` each; of a stream put together, as far as it came.
         status: Of the answer; 0 when there was none.
         trouble: Why the answer is no good: ``status``, ``connect``, ``timeout``, ``broken`` (no JSON), ``cut`` (broke
@@ -101,7 +88,7 @@ class ModelCall(_Shape):
     priced: bool = True
 
 
-class Usage(_Shape):
+class Usage(Settings):
     """What a call took."""
 
     prompt_tokens: int = 0
@@ -225,7 +212,7 @@ class CallLog(EventLog):
         """The call before that begins most like this one."""
         best: Kept | None = None
         for before in self._known.get(label, ()):
-            count = _agreeing(before.messages, call.messages)
+            count = sum(takewhile(bool, map(eq, before.messages, call.messages)))
             if best is None or count >= best.messages:
                 best = Kept(event=before.event, messages=count, tools=before.tools == call.tools)
         return best if best is not None and (best.messages or best.tools) else None
@@ -253,12 +240,6 @@ def _text(choices: Sequence[Mapping[str, Any]]) -> str:
     return text if isinstance(text, str) else message_text(choices[0].get("message") or {})
 
 
-def _agreeing(first: Sequence[bytes], second: Sequence[bytes]) -> int:
-    """How many of their first elements are the same."""
-    shorter = min(len(first), len(second))
-    return next((at for at in range(shorter) if first[at] != second[at]), shorter)
-
-
 def _digest(value: Any) -> bytes:
     text = json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
@@ -269,9 +250,7 @@ def _writable(call: ModelCall) -> ModelCall:
 
     Halves of surrogate pairs, which JSON can name and no file can hold, and what is nested too deeply are replaced.
     """
-    fields = {name: getattr(call, name) for name in _FREE}
-    if deep := {name: _shallow(value) for name, value in fields.items() if _is_deep(value)}:
-        call = call.model_copy(update=deep)
+    call = call.model_copy(update={name: _shallow(getattr(call, name)) for name in _FREE})
     try:
         call.model_dump_json()
     except ValueError:  # PydanticSerializationError
@@ -280,17 +259,8 @@ def _writable(call: ModelCall) -> ModelCall:
     return call
 
 
-def _is_deep(value: Any, left: int = _DEEPEST) -> bool:
-    """Whether there are more than ``left`` lists and objects in each other."""
-    if isinstance(value, Mapping):
-        value = value.values()
-    elif not isinstance(value, list | tuple):
-        return False
-    return not left or any(_is_deep(part, left - 1) for part in value)
-
-
 def _shallow(value: Any, left: int = _DEEPEST) -> Any:
-    """A value, what lies too deep in it replaced."""
+    """A value, with what lies below ``left`` lists and objects replaced."""
     if not isinstance(value, Mapping | list | tuple):
         return value
     if not left:
@@ -298,3 +268,11 @@ def _shallow(value: Any, left: int = _DEEPEST) -> Any:
     if isinstance(value, Mapping):
         return {name: _shallow(part, left - 1) for name, part in value.items()}
     return type(value)(_shallow(part, left - 1) for part in value)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedCall:
+    """One call as it was made, its kept messages put back, and its event as it stands in the log."""
+
+    event: Event
+    call: ModelCall

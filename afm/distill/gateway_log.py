@@ -1,20 +1,30 @@
-"""The log of a gateway, read: the calls of each attempt at a task, whole again."""
+"""The log of a gateway, read: the calls of each attempt at a task, whole again, and the trajectories that they become."""
 
 from __future__ import annotations
 
 import json
 import re
 from array import array
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from pydantic import ValidationError
 
-from afm.distill.gateway import ModelCall
-from afm.distill.record import Event, EventKind, read_located
+from afm.agents import AgentSpec
+from afm.datasets import Task
+from afm.distill.filters.base import without_event
+from afm.distill.gateway import Kept, ModelCall, RecordedCall
+from afm.distill.reconstruct import merge_calls, task_of
+from afm.distill.record import Event, EventKind, explain, read_located
+from afm.distill.run import KEPT_FILE, MANIFEST_FILE, Progress, writing_records
+from afm.distill.team_map import TeamMap
 from afm.errors import DataError
+from afm.runs.atomic import replace_text
+from afm.runs.folder import write_manifest
+from afm.trajectory.record import Record, StopReason
 
 _EVENT_ID = re.compile(rb'"id":\s*("(?:[^"\\]|\\.)+#\d+\.\d+")')
 _GO_ON = "--on-bad-rows drop goes on without such lines"
@@ -24,25 +34,8 @@ Attempt = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class RecordedCall:
-    """One call as it was made, its kept messages put back.
-
-    Attributes:
-        event: As it stands in the log.
-        call: Whole.
-    """
-
-    event: Event
-    call: ModelCall
-
-
-@dataclass(frozen=True, slots=True)
 class BadLine:
-    """A line of the log that is no event, or no call.
-
-    Attributes:
-        number: 1-based.
-    """
+    """A line of the log that is no event, or no call, by its 1-based number."""
 
     number: int
     error: str
@@ -84,13 +77,11 @@ def read_calls(
 ) -> Iterator[tuple[RecordedCall, ...]]:
     """Stream the attempts of a gateway's log, each with all its calls in the order in which they ended.
 
-    Attempts come in the order of their first call. Memory holds one attempt and a number for each event of the log. Blank lines
-    are passed over.
+    Attempts come in the order of their first call. Memory holds one attempt and a number for each event of the log.
 
     Args:
         last_only: Leave out attempts at a task that were followed by another.
-        bad: Takes the lines that cannot be read, all of them before the first attempt comes, but for calls that are not whole.
-            Calls of an attempt that is then ``damaged`` may lack the messages that they share with a lost one.
+        bad: Takes the lines that cannot be read. Calls of a ``damaged`` attempt may lack messages that they share with a lost one.
 
     Raises:
         DataError: A line cannot be read and ``bad`` is not given, or the log is no gateway's.
@@ -137,9 +128,14 @@ def _restored(
         try:
             call = ModelCall.model_validate(event.meta)
             if call.kept is not None:
-                call = _with_kept(call, whole[call.kept.event])
+                call = _with_kept(call, call.kept, whole[call.kept.event])
         except (ValidationError, KeyError) as error:
-            reason = f"event {event.id!r} is no whole model call: {_why(error)}"
+            fault = (
+                f"it continues event {error.args[0]!r}, which the log lacks"
+                if isinstance(error, KeyError)
+                else explain(error)
+            )
+            reason = f"event {event.id!r} is no whole model call: {fault}"
             if bad is None:
                 raise DataError(f"{reason}; {_GO_ON}", path=str(path), line=_number(file, place)) from None
             if attempt not in bad.damaged or isinstance(error, ValidationError):
@@ -149,20 +145,10 @@ def _restored(
         yield RecordedCall(event, call)
 
 
-def _with_kept(call: ModelCall, before: ModelCall) -> ModelCall:
-    assert call.kept is not None
-    update: dict[str, Any] = {
-        "messages": before.messages[: call.kept.messages] + call.messages,
-        "kept": None,
-    }
-    return call.model_copy(update=update | ({"tools": before.tools} if call.kept.tools else {}))
-
-
-def _why(error: ValidationError | KeyError) -> str:
-    if isinstance(error, KeyError):
-        return f"it continues event {error.args[0]!r}, which the log lacks"
-    first = error.errors()[0]
-    return f"{'.'.join(map(str, first['loc'])) or 'meta'}: {first['msg']}"
+def _with_kept(call: ModelCall, kept: Kept, before: ModelCall) -> ModelCall:
+    messages = before.messages[: kept.messages] + call.messages
+    tools = before.tools if kept.tools else call.tools
+    return call.model_copy(update={"messages": messages, "tools": tools, "kept": None})
 
 
 def _number(file: BinaryIO, place: int) -> int:
@@ -173,3 +159,134 @@ def _number(file: BinaryIO, place: int) -> int:
         lines += part.count(b"\n")
         left -= len(part)
     return lines
+
+
+UNREADABLE_FILE = "unreadable.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """What a log became: trajectories kept in ``path``, attempts dropped by reason, tasks ``missing`` in the log.
+
+    Attributes:
+        cost_usd: Of all calls, those of dropped attempts included.
+        unreadable: Lines of the log that could not be read, listed in ``unreadable.jsonl`` beside ``path``.
+    """
+
+    path: Path
+    kept: int
+    dropped: Mapping[str, int]
+    missing: int
+    cost_usd: float
+    unreadable: int = 0
+
+
+def merge_gateway_log(
+    log: Path,
+    tasks: Iterable[Task],
+    spec: AgentSpec,
+    team: TeamMap,
+    out: Path,
+    *,
+    name: str = "",
+    drop_bad_lines: bool = False,
+    progress: Progress | None = None,
+) -> Merged:
+    """Write ``trajectories.jsonl``, ``dropped.jsonl`` and ``manifest.json`` into ``out``; each appears whole.
+
+    Of several attempts at a task the last one counts.
+
+    Args:
+        drop_bad_lines: Skip lines that cannot be read. ``unreadable.jsonl`` lists them with number and error, and attempts that may
+            have lost a call are dropped.
+
+    Raises:
+        DataError: A line of the log cannot be read and ``drop_bad_lines`` is not set, or no gateway wrote the log.
+    """
+    bad = BadLines() if drop_bad_lines else None
+    known = {task.id: task for task in tasks}
+    counts: Counter[str] = Counter()
+    seen: set[str] = set()
+    cost = 0.0
+    with writing_records(out) as write:
+        for number, record in enumerate(_records(log, known, spec, team, name, bad), 1):
+            cost += record.provenance.get("cost_usd", 0.0)
+            seen.add(record.id)
+            counts["" if record.kept else _kind(record.reason)] += 1
+            write(record)
+            if progress is not None:
+                progress("merge", number, None)
+    merged = Merged(
+        path=out / KEPT_FILE,
+        kept=counts.pop("", 0),
+        dropped=dict(counts),
+        missing=len(known.keys() - seen),
+        cost_usd=round(cost, 6),
+        unreadable=_list_bad_lines(log, bad, out / UNREADABLE_FILE),
+    )
+    write_manifest(
+        out / MANIFEST_FILE,
+        counts={
+            "kept": merged.kept,
+            "dropped": sum(merged.dropped.values()),
+            "tasks_without_calls": merged.missing,
+            **({"unreadable_lines": merged.unreadable} if merged.unreadable else {}),
+        },
+        inputs=[log],
+        spec=spec,
+        team=name,
+        map=team.model_dump(mode="json", exclude_defaults=True),
+        dropped=merged.dropped,
+        cost_usd=merged.cost_usd,
+    )
+    return merged
+
+
+def _records(
+    log: Path, tasks: Mapping[str, Task], spec: AgentSpec, team: TeamMap, name: str, bad: BadLines | None
+) -> Iterator[Record]:
+    merged: set[str] = set()
+    for calls in read_calls(log, last_only=True, bad=bad):
+        task, first = task_of(calls, tasks), calls[0].event
+        if task is None:
+            yield _refuse(calls, spec, "no task of this name among the tasks")
+        elif task.id in merged:
+            yield _refuse(calls, spec, "its task has a trajectory already", task)
+        elif bad is not None and bad.spoil((first.task_id, first.attempt)):
+            yield _refuse(calls, spec, "lines of its last attempt cannot be read", task)
+        else:
+            merged.add(task.id)
+            yield merge_calls(calls, task, spec, team, name=name)
+
+
+def _list_bad_lines(log: Path, bad: BadLines | None, out: Path) -> int:
+    """Write the bad lines into a file, which is there only if there are any; returns how many."""
+    if bad is None or not bad.lines:
+        out.unlink(missing_ok=True)
+        return 0
+    rows = (
+        {"path": str(log), "line": line.number, "error": line.error, "text": line.text}
+        for line in sorted(bad.lines, key=lambda line: line.number)
+    )
+    replace_text(out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    return len(bad.lines)
+
+
+def _refuse(calls: Sequence[RecordedCall], spec: AgentSpec, reason: str, task: Task | None = None) -> Record:
+    cost = sum(call.event.cost_usd for call in calls)
+    return Record(
+        id=calls[0].event.task_id,
+        agent=spec.name,
+        agent_digest=spec.digest,
+        question=task.question if task else "",
+        segments=(),
+        stop=StopReason.ERROR,
+        provenance={"attempt": calls[0].event.attempt, "cost_usd": round(cost, 6)},
+        kept=False,
+        reason=reason,
+    )
+
+
+def _kind(reason: str) -> str:
+    """A reason without the place in it."""
+    return without_event(reason).partition(" at character ")[0]

@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from pydantic import BaseModel, ConfigDict
-
 from afm.agents import AgentSpec
+from afm.configuration import Settings
 from afm.datasets import Task
 from afm.distill.record import (
     DECLINED,
@@ -23,6 +22,7 @@ from afm.distill.record import (
     TOKENS,
     Event,
     EventKind,
+    read_at,
     read_located,
 )
 from afm.distill.repair import Steps, StepSource
@@ -51,13 +51,7 @@ class _HeldAttempt:
         self.events.append(event)
 
     def read(self, file: BinaryIO) -> tuple[Event, ...]:
-        if self.events:
-            return tuple(self.events)
-        events = []
-        for place in self.places:
-            file.seek(place)
-            events.append(Event.model_validate_json(file.readline()))
-        return tuple(events)
+        return tuple(self.events or read_at(file, self.places))
 
 
 def final_attempts(path: str | Path) -> Iterator[tuple[Event, ...]]:
@@ -110,7 +104,7 @@ def _may_end(line: bytes) -> bool:
     return _FINAL in line or _ERROR in line or b"\\u00" in line
 
 
-class RoleMap(BaseModel):
+class RoleMap(Settings):
     """Which role of the agent the messages of each team member become.
 
     Tool calls, tool results and the final answer need no entry: the agent's declaration knows their roles.
@@ -123,8 +117,6 @@ class RoleMap(BaseModel):
             meant for. Empty: such a trajectory is refused.
         missing_last_thought: The same before the final answer, where nothing is left to do.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     messages: dict[str, str]
     silent: tuple[str, ...] = ()

@@ -11,7 +11,7 @@ from afm.agents import AgentSpec
 from afm.datasets import Task
 from afm.distill.merge import RoleMap, merge_attempt
 from afm.distill.model_team.voices import NoUsableReplyError
-from afm.distill.record import ESTIMATED, PART, TOKENS, Event, EventKind, EventLog, read_located
+from afm.distill.record import ESTIMATED, PART, TOKENS, Event, EventKind, EventLog, read_at, read_located
 from afm.distill.run import Team
 from afm.errors import EngineError, RefusedError, SandboxUnavailableError, ToolError
 from afm.tools import Tool
@@ -77,7 +77,11 @@ class TeamPlayer:
             BudgetSpentError: The team's budget is spent.
         """
         places = self._answered.pop(episode, None)
-        events = self._read(places) if places else await self._attempt(episode, task)
+        if places:
+            with self._log.path.open("rb") as file:
+                events: Sequence[Event] = list(read_at(file, places))
+        else:
+            events = await self._attempt(episode, task)
         record = merge_attempt(events, self._spec, self._roles, team=self.name, seed=seed)
         given_up = record.stop is StopReason.ERROR
         return record.model_copy(
@@ -108,14 +112,6 @@ class TeamPlayer:
         if recorder.declined:
             raise RefusedError(recorder.events[-1].content)
         return recorder.events
-
-    def _read(self, places: Sequence[int]) -> list[Event]:
-        with self._log.path.open("rb") as file:
-            events = []
-            for place in places:
-                file.seek(place)
-                events.append(Event.model_validate_json(file.readline()))
-        return events
 
     def _usd(self, events: Sequence[Event]) -> float | None:
         return sum(event.cost_usd for event in events) if self._priced else None

@@ -7,7 +7,6 @@ again counts once, namely where a model said it.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -16,15 +15,14 @@ from typing import Any
 
 from afm.agents import AgentSpec
 from afm.datasets import Task
-from afm.distill.gateway import message_text
-from afm.distill.gateway_log import RecordedCall
+from afm.distill.gateway import RecordedCall, Usage, message_text
 from afm.distill.merge import RoleMap, merge_attempt
 from afm.distill.record import Event, EventKind
-from afm.distill.team_map import TeamMap, ToolRule
+from afm.distill.team_map import TeamMap, ToolRule, parameter_text, plain_text
 from afm.distill.threads import Thread, ToolUse
 from afm.errors import DataError
 from afm.trajectory.convert.smolagents import without_labels
-from afm.trajectory.programs import CODE_TOOL, FunctionCall, calls_in, program_argument, shows_only
+from afm.trajectory.programs import FunctionCall, calls_in, shows_only
 from afm.trajectory.record import Record
 
 _PLAYS = " as "
@@ -35,8 +33,7 @@ def merge_calls(
 ) -> Record:
     """One record for the calls of one attempt at ``task``; tokens, cost and time of all of them are counted.
 
-    Returns:
-        ``kept`` is False, with a reason, when they do not make a trajectory that ``spec`` accepts.
+    It is dropped, with a reason, when they do not make a trajectory that ``spec`` accepts.
     """
     first, last = calls[0].event, calls[-1].event
     begun = first.model_copy(
@@ -153,12 +150,14 @@ class Rebuilt:
     def _use(self, place: int, use: ToolUse, *, alone: bool) -> Iterator[Event]:
         event = self._calls[place].event
         if use.name in self._team.finals:
-            yield from self._final(place, _value(use.arguments, self._team.finals[use.name], use.name))
+            yield from self._final(
+                place, parameter_text(use.arguments, self._team.finals[use.name], use.name)
+            )
         elif use.name in self._team.tools:
             rule = self._team.tools[use.name]
-            argument = _argument(_value(use.arguments, rule.argument, use.name), rule)
+            argument = rule.call_text(parameter_text(use.arguments, rule.argument, use.name))
             text, shown = self._thread.result(place, use, alone=alone)
-            yield from self._step(event, rule, argument, _picked(text, rule), shown)
+            yield from self._step(event, rule, argument, rule.result_in(text), shown)
         elif use.name not in self._team.delegates:
             raise DataError(
                 f"event {event.id}: {event.agent!r} calls {use.name!r}, which the team map does not name; add it to "
@@ -183,16 +182,16 @@ class Rebuilt:
         if not finals or uses:
             yield from self._program_step(place, code, uses)
         for call in finals[-1:]:
-            yield from self._final(place, _text(call.value(self._team.finals[call.name])))
+            yield from self._final(place, plain_text(call.value(self._team.finals[call.name])))
 
     def _program_step(self, place: int, code: str, uses: tuple[FunctionCall, ...]) -> Iterator[Event]:
         event, programs = self._calls[place].event, self._team.programs
         assert programs is not None
         if programs.tool is not None:
-            rule, argument = programs.tool, _argument(code, programs.tool)
+            rule, argument = programs.tool, programs.tool.call_text(code)
         elif len(uses) == 1 and shows_only(code, uses[0].name):
             rule = self._team.tools[uses[0].name]
-            argument = _argument(uses[0].value(rule.argument), rule)
+            argument = rule.call_text(plain_text(uses[0].value(rule.argument)))
         else:
             called = ", ".join(call.name for call in uses) or "no tool"
             raise DataError(
@@ -205,7 +204,7 @@ class Rebuilt:
             if match := re.search(pattern, text):
                 text = match[1].removesuffix("\n")  # of print
                 break
-        yield from self._step(event, rule, argument, _picked(text, rule), shown)
+        yield from self._step(event, rule, argument, rule.result_in(text), shown)
 
     def _step(
         self, event: Event, rule: ToolRule, argument: str, result: str, shown: Event
@@ -240,10 +239,7 @@ class Rebuilt:
 
 
 _NOTHING_SPENT: Mapping[str, Any] = {
-    "prompt_tokens": 0,
-    "completion_tokens": 0,
-    "cost_usd": 0.0,
-    "seconds": 0.0,
+    **Usage().model_dump(),
     "content": "",
 }
 
@@ -253,36 +249,6 @@ def _derived(event: Event, kind: EventKind, content: str, **fields: Any) -> Even
     return event.model_copy(
         update={**_NOTHING_SPENT, "kind": kind, "content": content, "meta": {}, "ok": True, **fields}
     )
-
-
-def _value(arguments: Any, parameter: str | None, tool: str) -> str:
-    """The text of one parameter, or of the only one."""
-    if not isinstance(arguments, Mapping):
-        return _text(arguments)
-    if parameter is not None and parameter in arguments:
-        return _text(arguments[parameter])
-    if parameter is None and len(arguments) == 1:
-        return _text(next(iter(arguments.values())))
-    expected = repr(parameter) if parameter is not None else "one; name it in the team map"
-    raise DataError(f"{tool}: got the parameters {sorted(arguments)}, expected {expected}")
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def _argument(value: Any, rule: ToolRule) -> str:
-    argument = rule.template.replace("{}", _text(value))
-    return program_argument(argument) if rule.tool == CODE_TOOL else argument
-
-
-def _picked(text: str, rule: ToolRule) -> str:
-    if rule.result is None:
-        return text
-    match = re.search(rule.result, text)
-    if match is None:
-        raise DataError(f"{rule.tool}: its `result` pattern finds nothing in {text[:80]!r}")
-    return match[1]
 
 
 def task_of(calls: Sequence[RecordedCall], tasks: Mapping[str, Task]) -> Task | None:

@@ -7,16 +7,16 @@ next run starts the task again as a new attempt, so that no task is lost and non
 
 from __future__ import annotations
 
-import heapq
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
+from afm.configuration import Settings
 from afm.datasets import Task
 from afm.endpoints.budget import Spent
 from afm.errors import ConfigError, DataError
@@ -54,7 +54,7 @@ TOKENS, ESTIMATED = "tokens", "estimated"
 """Key and value of ``meta``: the server of a call reported no usage, so its tokens are estimated from the length of the text."""
 
 
-class Event(BaseModel):
+class Event(Settings):
     """One thing one member of the team did.
 
     Attributes:
@@ -64,8 +64,6 @@ class Event(BaseModel):
         seconds: Of a call of a model or a tool.
         time: Seconds since the epoch.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     id: str
     task_id: str
@@ -278,32 +276,19 @@ def read_located(
             place += len(line)
 
 
+def read_at(file: BinaryIO, places: Iterable[int]) -> Iterator[Event]:
+    """The events whose lines begin at these offsets, see :func:`read_located`."""
+    for place in places:
+        file.seek(place)
+        yield Event.model_validate_json(file.readline())
+
+
 def _fault(error: ValidationError, path: str | Path, line: int) -> DataError:
-    first = error.errors()[0]
-    where = ".".join(map(str, first["loc"])) or "line"
-    return DataError(f"no event: {where}: {first['msg']}", path=str(path), line=line)
+    return DataError(f"no event: {explain(error)}", path=str(path), line=line)
 
 
-def read_attempts(path: str | Path) -> Iterator[tuple[Event, ...]]:
-    """Stream the ended attempts of a log, each with all its events, in the order of the run's tasks.
-
-    Memory holds the attempts in progress and those that wait for an earlier task, not the whole log.
-    """
-    running: dict[str, list[Event]] = {}
-    waiting: list[tuple[int, int, tuple[Event, ...]]] = []
-    due = 0
-    for number, event in enumerate(read_events(path)):
-        if event.kind is EventKind.TASK:
-            running[event.task_id] = []
-        events = running.get(event.task_id)
-        if events is None:
-            raise DataError(f"event {event.id!r} belongs to no running attempt", path=str(path))
-        events.append(event)
-        if event.kind in ENDS:
-            ended = tuple(running.pop(event.task_id))
-            heapq.heappush(waiting, (int(ended[0].meta["position"]), number, ended))
-        while waiting and waiting[0][0] <= due:
-            position, _, ready = heapq.heappop(waiting)
-            due = max(due, position + 1)
-            yield ready
-    yield from (ready for _, _, ready in sorted(waiting))
+def explain(error: ValidationError) -> str:
+    """The first fault, with its key."""
+    first = error.errors(include_url=False)[0]
+    where = ".".join(map(str, first["loc"])) or "the object"
+    return f"{where}: {first['msg'].removeprefix('Value error, ')}"

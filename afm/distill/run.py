@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from afm.agents import AgentSpec
 from afm.datasets import Task
-from afm.distill.filters import Filter, FormatFilter, Funnel, QualityFilter, run_filters
+from afm.distill.filters.base import Filter, Funnel, run_filters
+from afm.distill.filters.quality import QualityFilter
+from afm.distill.filters.rules import FormatFilter
 from afm.distill.merge import RoleMap, merge_log
 from afm.distill.record import EventLog, Recorder
 from afm.endpoints.budget import Spent
@@ -21,9 +23,11 @@ from afm.errors import BudgetSpentError, DataError, EngineError, SandboxUnavaila
 from afm.rewards import load_reward
 from afm.runs.atomic import replacing
 from afm.runs.folder import RunFolder, write_manifest
+from afm.runs.workers import work_in_parallel
 from afm.tools import Tool
 from afm.tools.arguments import readers_among
 from afm.trajectory.io import RecordWriter
+from afm.trajectory.record import Record
 
 _FAILURES_BEFORE_JUDGEMENT = 20
 
@@ -45,15 +49,18 @@ class Team(Protocol):
         ...
 
 
+Progress = Callable[[str, int, int | None], None]
+"""Receives the stage (``team`` or ``filter``), rows done and rows in all (``None`` when unknown)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """What one run of a team did.
+    """What one run of a team did, in tasks.
 
     Attributes:
-        finished: Tasks answered now.
-        resumed: Tasks that the log holds as finished or declined.
-        failed: Tasks without an answer; the next run tries them again.
-        declined: Tasks that the team cannot read or does not take; no run tries them again.
+        resumed: Those that the log holds as finished or declined.
+        failed: Those without an answer; the next run tries them again.
+        declined: Those that the team cannot read or does not take; no run tries them again.
         stopped: Why the run ended before its last task, empty when it did not.
     """
 
@@ -63,6 +70,11 @@ class Collected:
     declined: int = 0
     stopped: str = ""
 
+    @property
+    def tasks(self) -> int:
+        """All of them."""
+        return self.finished + self.resumed + self.failed + self.declined
+
 
 async def collect(
     tasks: Iterable[Task],
@@ -70,17 +82,17 @@ async def collect(
     tools: Mapping[str, Tool],
     log: EventLog,
     *,
-    parallel: int = 4,
+    max_parallel: int = 4,
     max_failed_share: float = 0.2,
-    on_done: Callable[[], None] | None = None,
+    progress: Progress | None = None,
 ) -> Collected:
-    """Let ``team`` work on every task that ``log`` does not hold as finished, ``parallel`` at a time.
+    """Let ``team`` work on every task that ``log`` does not hold as finished, ``max_parallel`` at a time.
 
     When the team's budget is spent, no further task begins, those under way end, and the result says why.
 
     Args:
         tasks: Read one by one; their order is kept in the log as the position.
-        on_done: Called after each task, resumed ones included.
+        progress: Called after each task, resumed ones included.
 
     Raises:
         DataError: Two tasks have the same id.
@@ -88,52 +100,38 @@ async def collect(
         SandboxUnavailableError: Code cannot be run here at all.
     """
     counts: Counter[str] = Counter()
-    positions = _distinct(tasks)
-
+    total = len(tasks) if isinstance(tasks, Sequence) else None
     stopped = ""
 
-    async def work() -> None:
-        nonlocal stopped
-        for position, task in positions:
+    def open_tasks() -> Iterator[tuple[int, Task]]:
+        for job in enumerate(distinct_tasks(tasks)):
             if stopped:
                 return
-            if task.id in log.finished:
-                counts["resumed"] += 1
-            else:
-                end = await _attempt(task, position, team, tools, log)
-                counts[end.counts_as] += 1
-                stopped = stopped or end.budget
-                if end.reason and not stopped:
-                    _stop_if_hopeless(counts, max_failed_share, end.reason)
-            if on_done is not None:
-                on_done()
+            yield job
 
-    try:
-        async with asyncio.TaskGroup() as group:
-            for _ in range(parallel):
-                group.create_task(work())
-    except* Exception as errors:  # the first failure ended the others; report it alone
-        raise _first(errors) from errors
+    async def work(job: tuple[int, Task]) -> None:
+        nonlocal stopped
+        position, task = job
+        if task.id in log.finished:
+            counts["resumed"] += 1
+        else:
+            recorder, spent = await _attempt(task, position, team, tools, log)
+            stopped = stopped or spent
+            outcome = "failed" if recorder.failure else "declined" if recorder.declined else "finished"
+            counts[outcome] += 1
+            if recorder.failure and not stopped:
+                _stop_if_hopeless(counts, max_failed_share, recorder.failure)
+        if progress is not None:
+            progress("team", counts.total(), total)
+
+    await work_in_parallel(open_tasks(), work, max_parallel)
     return Collected(**counts, stopped=stopped)
 
 
-@dataclass(frozen=True, slots=True)
-class _End:
-    """How an attempt ended.
-
-    Attributes:
-        counts_as: The field of :class:`Collected` in which the task counts.
-        reason: Why it failed, empty when it did not.
-        budget: Says so when the run has no money or tokens left.
-    """
-
-    counts_as: str
-    reason: str = ""
-    budget: str = ""
-
-
-async def _attempt(task: Task, position: int, team: Team, tools: Mapping[str, Tool], log: EventLog) -> _End:
-    """Work on one task until its attempt has ended."""
+async def _attempt(
+    task: Task, position: int, team: Team, tools: Mapping[str, Tool], log: EventLog
+) -> tuple[Recorder, str]:
+    """Work on one task until its attempt has ended; also says so when the run's budget is spent."""
     recorder, spent = log.begin(task, position, tools), ""
     try:
         await team.solve(recorder)
@@ -144,9 +142,7 @@ async def _attempt(task: Task, position: int, team: Team, tools: Mapping[str, To
         recorder.fail(f"{type(error).__name__}: {error}")
     if not recorder.ended:
         recorder.fail("the team ended without an answer")
-    if recorder.failure:
-        return _End("failed", recorder.failure, spent)
-    return _End("declined" if recorder.declined else "finished")
+    return recorder, spent
 
 
 def _stop_if_hopeless(counts: Counter[str], max_failed_share: float, failure: str) -> None:
@@ -155,20 +151,18 @@ def _stop_if_hopeless(counts: Counter[str], max_failed_share: float, failure: st
         raise EngineError(f"{counts['failed']} of {tried} tasks failed, the last one with: {failure}")
 
 
-def _distinct(tasks: Iterable[Task]) -> Iterator[tuple[int, Task]]:
+def distinct_tasks(tasks: Iterable[Task]) -> Iterator[Task]:
+    """The same tasks.
+
+    Raises:
+        DataError: Two of them have the same id.
+    """
     seen: set[str] = set()
-    for position, task in enumerate(tasks):
+    for task in tasks:
         if task.id in seen:
             raise DataError(f"task id {task.id!r} occurs twice; ids must be unique")
         seen.add(task.id)
-        yield position, task
-
-
-def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    error: BaseException = errors
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
+        yield task
 
 
 EVENTS_FILE = "events.jsonl"
@@ -176,196 +170,144 @@ KEPT_FILE = "trajectories.jsonl"
 DROPPED_FILE = "dropped.jsonl"
 MANIFEST_FILE = "manifest.json"
 
-Progress = Callable[[str, int, int | None], None]
-"""Receives the stage (``team`` or ``filter``), rows done and rows in all (``None`` when unknown)."""
-
 
 @dataclass(frozen=True, slots=True)
 class DistillSummary:
-    """What a distillation made.
+    """What a distillation made: trajectories kept in ``path``, rows dropped by reason.
 
     Attributes:
-        path: JSONL of the kept trajectories.
-        resumed: Tasks that an earlier, interrupted run finished or declined.
-        failed: Tasks that the team failed at; the next run tries them again.
-        declined: Tasks that the team cannot read or does not take.
-        dropped: Rows dropped, by reason.
+        team: What the team did in this call.
         seconds: Wall time of this call.
-        stopped: Why the team ended before its last task (its budget is spent), empty when it did not.
-        not_tried: Tasks that were not begun then.
         spent: What the whole log has cost, earlier calls included.
     """
 
     path: Path
     tasks: int
-    resumed: int
-    failed: int
+    team: Collected
     kept: int
     dropped: Mapping[str, int]
     tool_calls: int
     seconds: float
-    stopped: str = ""
-    not_tried: int = 0
-    declined: int = 0
-    spent: Spent = field(default_factory=Spent)
+    spent: Spent
+
+    @property
+    def not_tried(self) -> int:
+        """Tasks that were not begun, because the team's budget was spent."""
+        return self.tasks - self.team.tasks
 
 
 async def distill(
     tasks: Sequence[Task],
     spec: AgentSpec,
     tools: Mapping[str, Tool],
-    out_dir: str | Path,
+    output_dir: str | Path,
     *,
     team: Team,
     roles: RoleMap,
     seed: int = 0,
-    parallel: int = 4,
+    max_parallel: int = 4,
     filters: Sequence[Filter] | None = None,
     progress: Progress | None = None,
 ) -> DistillSummary:
-    """Distil ``tasks`` into ``out_dir``; called again after a kill, it continues with the next task.
+    """Distil ``tasks`` into ``output_dir``; called again after a kill, it continues with the next task.
 
-    Writes ``events.jsonl`` (everything the team did), ``trajectories.jsonl`` (kept), ``dropped.jsonl``
-    (with reasons) and ``manifest.json``. The order and content of the trajectories depend on tasks, seed
-    and team only, not on ``parallel`` or on interruptions.
+    Writes ``events.jsonl`` (everything the team did), ``trajectories.jsonl`` (kept), ``dropped.jsonl`` (with reasons) and
+    ``manifest.json``. Order and content of the trajectories depend on tasks, seed and team, not on ``max_parallel`` or kills.
 
     Args:
-        team: The teacher, for example :func:`afm.distill.scripted_team`.
+        team: The teacher, for example :func:`afm.distill.wiki_team.scripted_team`.
         roles: Which roles of the agent the messages of its members become.
         filters: Stages behind the merge, none where empty; by default format and quality by the reward of the data source.
         progress: Called after every task and every filtered row.
 
     Raises:
-        ConfigError: ``out_dir`` holds a distillation of other tasks, or with another agent, team, tools or seed; or
+        ConfigError: ``output_dir`` holds a distillation of other tasks, or with another agent, team, tools or seed; or
             ``roles`` names a role that the agent lacks.
         DataError: There are no tasks.
     """
     if not tasks:
         raise DataError("no tasks to distil")
     started = time.perf_counter()
-    out = Path(out_dir)
+    out = Path(output_dir)
     role_map = roles.checked(spec)
+    agent = {"agent": spec.name, "agent_digest": spec.digest, "tools": sorted(tools)}
     with EventLog(out / EVENTS_FILE) as log:
-        settle(out, _settings(tasks, spec, team, tools, seed))
-        collected = await _work(tasks, team, tools, log, parallel, progress)
-        usual = FormatFilter(spec, readers_among(tools))
-        funnel, tool_calls = await _merge(out, usual, role_map, team.name, seed, filters, progress)
+        settle(out, tasks, team, seed, **agent)
+        collected = await collect(tasks, team, tools, log, max_parallel=max_parallel, progress=progress)
+        merged = merge_log(out / EVENTS_FILE, spec, role_map, team=team.name, seed=seed)
+        async with _stages(filters, spec, tools) as stages:
+            funnel, tool_calls = await _filter(merged, stages, out, progress)
     summary = DistillSummary(
         path=out / KEPT_FILE,
         tasks=len(tasks),
-        resumed=collected.resumed,
-        failed=collected.failed,
+        team=collected,
         kept=funnel.kept,
         dropped=dict(funnel.dropped),
         tool_calls=tool_calls,
         seconds=round(time.perf_counter() - started, 3),
-        stopped=collected.stopped,
-        not_tried=len(tasks)
-        - (collected.resumed + collected.finished + collected.failed + collected.declined),
-        declined=collected.declined,
         spent=log.spent,
     )
-    _write_manifest(out, summary, spec, team, role_map, seed)
-    return summary
-
-
-def _write_manifest(
-    out: Path, summary: DistillSummary, spec: AgentSpec, team: Team, roles: RoleMap, seed: int
-) -> None:
+    counts = {"tasks": len(tasks), "failed": collected.failed, "kept": funnel.kept, "tool_calls": tool_calls}
     write_manifest(
         out / MANIFEST_FILE,
-        counts={
-            "tasks": summary.tasks,
-            "failed": summary.failed,
-            "kept": summary.kept,
-            "tool_calls": summary.tool_calls,
-        },
+        counts=counts,
         inputs=[out / EVENTS_FILE],
         spec=spec,
         seed=seed,
         team=team.name,
-        roles=roles.messages,
+        roles=role_map.messages,
         dropped=summary.dropped,
-        cost={"usd": round(summary.spent.usd, 6), "tokens": summary.spent.tokens},
+        cost={"usd": round(log.spent.usd, 6), "tokens": log.spent.tokens},
     )
+    return summary
 
 
-def _settings(
-    tasks: Sequence[Task], spec: AgentSpec, team: Team, tools: Mapping[str, Tool], seed: int
-) -> dict[str, object]:
-    """What the result depends on."""
-    agent = {"agent": spec.name, "agent_digest": spec.digest, "tools": sorted(tools)}
-    return agent | settings_of(tasks, team.name, seed)
-
-
-def settings_of(tasks: Sequence[Task], team: str, seed: int) -> dict[str, object]:
-    """What the result of any team depends on, for :func:`settle`."""
-    return {"team": team, "seed": seed, "tasks": _digest(tasks)}
-
-
-def _digest(tasks: Sequence[Task]) -> str:
+def settle(out: Path, tasks: Sequence[Task], team: Team, seed: int, **more: object) -> None:
+    """Remember what the run depends on; refuse to mix two kinds of runs in one folder. Call it with the log open."""
     digest = hashlib.sha256()
     for task in tasks:
         digest.update(task.model_dump_json().encode() + b"\n")
-    return digest.hexdigest()[:16]
+    settings = {"team": team.name, "seed": seed, "tasks": digest.hexdigest()[:16]}
+    RunFolder(out).claim(more | settings, [out / EVENTS_FILE])
 
 
-def settle(out: Path, settings: dict[str, object]) -> None:
-    """Remember what the run depends on; refuse to mix two kinds of runs in one folder. Call it with the log open."""
-    RunFolder(out).claim(settings, [out / EVENTS_FILE])
+@asynccontextmanager
+async def _stages(
+    filters: Sequence[Filter] | None, spec: AgentSpec, tools: Mapping[str, Tool]
+) -> AsyncIterator[Sequence[Filter]]:
+    """The filters; where none are named, the agent's rules and the reward of each row's data source."""
+    if filters is not None:
+        yield filters
+        return
+    reward = load_reward()
+    try:
+        yield FormatFilter(spec, readers_among(tools)), QualityFilter(spec, reward)
+    finally:
+        await reward.close()
 
 
-async def _work(
-    tasks: Iterable[Task],
-    team: Team,
-    tools: Mapping[str, Tool],
-    log: EventLog,
-    parallel: int,
-    progress: Progress | None,
-) -> Collected:
-    total = len(tasks) if isinstance(tasks, Sequence) else None
-    done = 0
-
-    def on_done() -> None:
-        nonlocal done
-        done += 1
-        if progress is not None:
-            progress("team", done, total)
-
-    return await collect(tasks, team, tools, log, parallel=parallel, on_done=on_done)
-
-
-async def _merge(
-    out: Path,
-    usual: FormatFilter,
-    roles: RoleMap,
-    team: str,
-    seed: int,
-    filters: Sequence[Filter] | None,
-    progress: Progress | None,
+async def _filter(
+    merged: Iterable[Record], filters: Sequence[Filter], out: Path, progress: Progress | None
 ) -> tuple[Funnel, int]:
-    """Merge and filter the log into fresh files that replace the old ones only when they are complete.
-
-    Args:
-        usual: The filter of the agent's rules; without ``filters`` it and the quality filter are the stages.
-    """
-    spec = usual.spec
-    reward = load_reward() if filters is None else None
-    stages = filters or ()
-    if reward is not None:
-        stages = (usual, QualityFilter(spec, reward))
+    """Write kept and dropped records; returns their counts, and those of tool calls."""
     funnel, tool_calls = Funnel(), 0
-    with replacing(out / KEPT_FILE) as kept_path, replacing(out / DROPPED_FILE) as dropped_path:
-        try:
-            with RecordWriter(kept_path) as kept, RecordWriter(dropped_path) as dropped:
-                merged = merge_log(out / EVENTS_FILE, spec, roles, team=team, seed=seed)
-                async for record in run_filters(merged, stages):
-                    (kept if record.kept else dropped).write(record)
-                    funnel.count(record)
-                    tool_calls += record.cost.tool_calls
-                    if progress is not None:
-                        progress("filter", funnel.seen, None)
-        finally:
-            if reward is not None:
-                await reward.close()
+    with writing_records(out) as write:
+        async for record in run_filters(merged, filters):
+            write(record)
+            funnel.count(record)
+            tool_calls += record.cost.tool_calls
+            if progress is not None:
+                progress("filter", funnel.seen, None)
     return funnel, tool_calls
+
+
+@contextmanager
+def writing_records(out: Path) -> Iterator[Callable[[Record], object]]:
+    """Writes each record into the file of the kept or of the dropped ones; both appear whole when the block ends well."""
+    with (
+        replacing(out / KEPT_FILE) as kept_path,
+        replacing(out / DROPPED_FILE) as dropped_path,
+        RecordWriter(kept_path) as kept,
+        RecordWriter(dropped_path) as dropped,
+    ):
+        yield lambda record: (kept if record.kept else dropped).write(record)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
+from pydantic import AfterValidator, Field, field_validator
 
 from afm.agents import AgentSpec
-from afm.configuration import read_file, validated
-from afm.errors import ConfigError, suggestion
+from afm.configuration import Settings, read_file, validated
+from afm.errors import ConfigError, DataError, suggestion
+from afm.trajectory.programs import CODE_TOOL, program_argument
 
 
 def _compiles(pattern: str) -> str:
@@ -33,11 +35,7 @@ Pattern = Annotated[str, AfterValidator(_compiles)]
 GroupPattern = Annotated[str, AfterValidator(_one_group)]
 
 
-class _Map(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class MessageRule(_Map):
+class MessageRule(Settings):
     """Which role some messages become; the first rule that fits counts.
 
     Attributes:
@@ -61,7 +59,7 @@ class MessageRule(_Map):
         )
 
 
-class ToolRule(_Map):
+class ToolRule(Settings):
     """What a tool of the team is to the agent.
 
     Attributes:
@@ -76,8 +74,45 @@ class ToolRule(_Map):
     template: str = "{}"
     result: GroupPattern | None = None
 
+    def call_text(self, value: str) -> str:
+        """A call in the form that the agent writes."""
+        text = self.template.replace("{}", value)
+        return program_argument(text) if self.tool == CODE_TOOL else text
 
-class AnswerRule(_Map):
+    def result_in(self, text: str) -> str:
+        """What the tool returned, in what the team made of it.
+
+        Raises:
+            DataError: The pattern does not match.
+        """
+        match = re.search(self.result, text) if self.result is not None else None
+        if self.result is not None and match is None:
+            raise DataError(f"{self.tool}: its `result` pattern finds nothing in {text[:80]!r}")
+        return match[1] if match is not None else text
+
+
+def parameter_text(arguments: Any, parameter: str | None, tool: str) -> str:
+    """The text of one parameter of a call, or of the only one.
+
+    Raises:
+        DataError: There is no such parameter, or more than one.
+    """
+    if not isinstance(arguments, Mapping):
+        return plain_text(arguments)
+    if parameter is not None and parameter in arguments:
+        return plain_text(arguments[parameter])
+    if parameter is None and len(arguments) == 1:
+        return plain_text(next(iter(arguments.values())))
+    expected = repr(parameter) if parameter is not None else "one; name it in the team map"
+    raise DataError(f"{tool}: got the parameters {sorted(arguments)}, expected {expected}")
+
+
+def plain_text(value: Any) -> str:
+    """A text as it is, anything else as JSON."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+class AnswerRule(Settings):
     """Where the final answer stands when no tool is called with it.
 
     Attributes:
@@ -89,7 +124,7 @@ class AnswerRule(_Map):
     pattern: GroupPattern | None = None
 
 
-class Programs(_Map):
+class Programs(Settings):
     """Members that write programs, in which tools are functions.
 
     Attributes:
@@ -106,7 +141,7 @@ class Programs(_Map):
     )
 
 
-class TeamMap(_Map):
+class TeamMap(Settings):
     """The YAML.
 
     Attributes:

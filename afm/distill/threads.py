@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from afm.distill.gateway import message_text
-from afm.distill.gateway_log import RecordedCall
+from afm.distill.gateway import RecordedCall, message_text
 from afm.distill.record import Event
 from afm.errors import DataError
 

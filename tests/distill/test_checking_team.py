@@ -6,8 +6,10 @@ import pytest
 from afm.agents import load_agent
 from afm.datasets.encyclopaedia import Encyclopaedia, generate
 from afm.datasets.mini_world import WorldSplit
-from afm.distill import CheckingWikiTeam, Flaws, distill, scripted_team
-from afm.distill.filters import FilterPlan, filter_files
+from afm.distill.filters.plan import FilterPlan
+from afm.distill.filters.run import filter_files
+from afm.distill.run import distill
+from afm.distill.wiki_team import CheckingWikiTeam, Flaws, scripted_team
 from afm.errors import ConfigError
 from afm.tools import ToolResult
 from afm.trajectory import load_records

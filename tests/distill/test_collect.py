@@ -7,9 +7,11 @@ import time
 from collections import Counter
 
 import pytest
+from team_log import read_attempts
 
 from afm.datasets import Task
-from afm.distill import EventKind, EventLog, collect, read_attempts, read_events
+from afm.distill.record import EventKind, EventLog, read_events
+from afm.distill.run import collect
 from afm.errors import DataError, EngineError, SandboxUnavailableError, ToolError
 
 
@@ -48,7 +50,7 @@ class Adder:
 async def test_every_task_is_worked_on_once_with_the_given_parallelism(tmp_path):
     team, done = Adder(), []
     with EventLog(tmp_path / "e.jsonl") as log:
-        counts = await collect(tasks(20), team, {}, log, parallel=5, on_done=lambda: done.append(1))
+        counts = await collect(tasks(20), team, {}, log, max_parallel=5, progress=lambda *_: done.append(1))
 
     assert (counts.finished, counts.resumed, counts.failed) == (20, 0, 0)
     assert sorted(team.solved) == [task.id for task in tasks(20)]
@@ -89,7 +91,7 @@ async def test_a_team_that_says_nothing_in_the_end_has_failed(tmp_path):
 async def test_a_run_in_which_too_much_fails_stops_and_says_why(tmp_path):
     fail = {task.id for number, task in enumerate(tasks(500)) if number % 2}
     with EventLog(tmp_path / "e.jsonl") as log, pytest.raises(EngineError) as caught:
-        await collect(tasks(500), Adder(fail), {}, log, parallel=1)
+        await collect(tasks(500), Adder(fail), {}, log, max_parallel=1)
 
     assert str(caught.value) == "20 of 40 tasks failed, the last one with: too hard"
 
@@ -98,7 +100,7 @@ async def test_tasks_that_the_team_declines_do_not_stop_a_run_and_are_not_tried_
     declined = {task.id for number, task in enumerate(tasks(60)) if number % 2}
     again = Adder(decline=declined)
     with EventLog(tmp_path / "e.jsonl") as log:
-        first = await collect(tasks(60), Adder(decline=declined), {}, log, parallel=1)
+        first = await collect(tasks(60), Adder(decline=declined), {}, log, max_parallel=1)
     with EventLog(tmp_path / "e.jsonl") as log:
         second = await collect(tasks(60), again, {}, log)
 
@@ -109,7 +111,7 @@ async def test_tasks_that_the_team_declines_do_not_stop_a_run_and_are_not_tried_
 async def test_a_few_failures_among_many_do_not_stop_a_run(tmp_path):
     fail = {task.id for number, task in enumerate(tasks(250)) if number % 10 == 9}
     with EventLog(tmp_path / "e.jsonl") as log:
-        counts = await collect(tasks(250), Adder(fail), {}, log, parallel=1)
+        counts = await collect(tasks(250), Adder(fail), {}, log, max_parallel=1)
 
     assert counts.failed == 25
 
@@ -117,7 +119,7 @@ async def test_a_few_failures_among_many_do_not_stop_a_run(tmp_path):
 async def test_without_isolation_nothing_goes_on(tmp_path):
     team = Adder(fail={"t000"}, error=SandboxUnavailableError("install bubblewrap"))
     with EventLog(tmp_path / "e.jsonl") as log, pytest.raises(SandboxUnavailableError):
-        await collect(tasks(9), team, {}, log, parallel=1)
+        await collect(tasks(9), team, {}, log, max_parallel=1)
 
     assert team.solved == []
 
@@ -135,7 +137,8 @@ async def test_two_tasks_with_one_id_are_refused(tmp_path):
 WORKER = """
 import asyncio, random, sys
 from afm.datasets import Task
-from afm.distill import EventLog, collect
+from afm.distill.record import EventLog
+from afm.distill.run import collect
 
 class Slow:
     name = "slow"
@@ -148,7 +151,7 @@ class Slow:
 with EventLog(sys.argv[1]) as log:
     tasks = (Task(id=f"t{n:04d}", question="q", ground_truth="1") for n in range(1200))
     print("open", flush=True)
-    asyncio.run(collect(tasks, Slow(), {}, log, parallel=64))
+    asyncio.run(collect(tasks, Slow(), {}, log, max_parallel=64))
 """
 
 

@@ -1,6 +1,8 @@
 import pytest
 
-from afm.distill import FormatFilter, Funnel, QualityFilter, run_filters
+from afm.distill.filters.base import Funnel, run_filters
+from afm.distill.filters.quality import QualityFilter
+from afm.distill.filters.rules import FormatFilter
 from afm.rewards import load_reward
 from afm.trajectory.record import Record, TextSegment, Verdict
 

@@ -6,8 +6,9 @@ from afm.agents import load_agent
 from afm.datasets import Task
 from afm.datasets.encyclopaedia import Encyclopaedia, generate
 from afm.datasets.mini_world import WorldSplit
-from afm.distill import ScriptedWikiTeam, read_events
 from afm.distill.player import TeamPlayer
+from afm.distill.record import read_events
+from afm.distill.wiki_team import ScriptedWikiTeam
 from afm.errors import EngineError, RefusedError
 from afm.tools import ToolResult
 from afm.trajectory.record import SEALING_KEY, opened, sealed

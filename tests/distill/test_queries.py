@@ -24,21 +24,9 @@ from afm.agents.spec import without_tools
 from afm.cli.data import app
 from afm.configuration import read_file, validated
 from afm.datasets import Task, read_tasks, write_tasks
-from afm.distill.queries import (
-    PRESETS,
-    ChatAsker,
-    EpisodeAsker,
-    FailedQuestions,
-    QueryConfig,
-    QuerySettings,
-    by_exact_match,
-    by_reward,
-    known_questions,
-    select_queries,
-)
-from afm.distill.queries.askers import sample_of
-from afm.distill.queries.sampling import SampleLog
-from afm.distill.queries.select import question_key
+from afm.distill.queries.askers import ChatAsker, EpisodeAsker, by_exact_match, by_reward, sample_of
+from afm.distill.queries.sampling import PRESETS, FailedQuestions, QueryConfig, QuerySettings, SampleLog
+from afm.distill.queries.select import known_questions, question_key, select_queries
 from afm.endpoints.chat import EndpointSettings
 from afm.errors import AfmError, ConfigError, DataError, EngineError, RewardError
 from afm.models import SamplingParams

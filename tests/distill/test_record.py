@@ -5,7 +5,8 @@ import sys
 import pytest
 
 from afm.datasets import Task
-from afm.distill import EventKind, EventLog, read_attempts, read_events
+from afm.distill.merge import final_attempts
+from afm.distill.record import EventKind, EventLog, read_events
 from afm.errors import ConfigError, DataError
 from afm.tools import ToolResult
 
@@ -134,7 +135,7 @@ def test_attempts_come_whole_and_in_the_order_of_the_tasks_though_they_were_inte
         pens[1].finish("w", "2")
         pens[0].finish("w", "1")
 
-    attempts = list(read_attempts(tmp_path / "e.jsonl"))
+    attempts = list(final_attempts(tmp_path / "e.jsonl"))
 
     assert [attempt[0].task_id for attempt in attempts] == ["a", "b", "c"]
     assert [kinds(attempt) for attempt in attempts] == [
@@ -151,7 +152,7 @@ def test_an_attempt_that_died_gives_way_to_the_next_one(tmp_path):
     with EventLog(tmp_path / "e.jsonl") as log:
         log.begin(task("a"), 0, {}).finish("w", "1")
 
-    first, second = read_attempts(tmp_path / "e.jsonl")
+    first, second = final_attempts(tmp_path / "e.jsonl")
 
     assert [event.id for event in first] == ["a#2.0", "a#2.1"]
     assert second[0].task_id == "b"
@@ -163,7 +164,7 @@ def test_attempts_behind_one_that_never_ended_are_still_read(tmp_path):
         log.begin(task("c"), 2, {}).finish("w", "3")
         log.begin(task("b"), 1, {}).finish("w", "2")
 
-    assert [attempt[0].task_id for attempt in read_attempts(tmp_path / "e.jsonl")] == ["b", "c"]
+    assert [attempt[0].task_id for attempt in final_attempts(tmp_path / "e.jsonl")] == ["b", "c"]
 
 
 def test_a_line_holds_no_defaults_so_that_logs_stay_small(tmp_path):
@@ -178,7 +179,7 @@ def test_a_line_holds_no_defaults_so_that_logs_stay_small(tmp_path):
 FULL = """
 import resource, sys
 from pathlib import Path
-from afm.distill import Event, EventKind, EventLog
+from afm.distill.record import Event, EventKind, EventLog
 
 path = Path(sys.argv[1])
 with EventLog(path) as log:

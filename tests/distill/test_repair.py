@@ -1,7 +1,8 @@
 import pytest
 
 from afm.agents import load_agent
-from afm.distill import Event, EventKind, RoleMap, merge_attempt
+from afm.distill.merge import RoleMap, merge_attempt
+from afm.distill.record import Event, EventKind
 from afm.errors import ConfigError
 
 SPEC = load_agent("wiki")

@@ -11,8 +11,11 @@ import pytest
 
 from afm.datasets import Task
 from afm.datasets.mini_world import WorldSplit, generate
-from afm.distill import EventKind, RoleMap, ScriptedMathTeam, distill, read_events, scripted_team
-from afm.distill.run import settle
+from afm.distill.math_team import ScriptedMathTeam
+from afm.distill.merge import RoleMap
+from afm.distill.record import EventKind, read_events
+from afm.distill.run import distill, settle
+from afm.distill.wiki_team import scripted_team
 from afm.errors import ConfigError, DataError
 from afm.trajectory import author_segments, load_records, validate
 from afm.trajectory.types import Segment
@@ -43,7 +46,7 @@ async def test_math_problems_become_valid_right_trajectories(tmp_path, spec, too
 
     kept = load_records(summary.path)
     dropped = load_records(tmp_path / "dropped.jsonl")
-    assert (summary.tasks, summary.failed, summary.resumed) == (40, 0, 0)
+    assert (summary.tasks, summary.team.failed, summary.team.resumed) == (40, 0, 0)
     assert summary.kept == len(kept) == 40 - len(dropped) == 40 - sum(summary.dropped.values())
     assert sorted(record.id for record in (*kept, *dropped)) == sorted(task.id for task in tasks)
     assert [record.id for record in kept] == sorted(record.id for record in kept)
@@ -86,8 +89,8 @@ async def test_a_wrong_demonstration_never_reaches_the_training_set(tmp_path, sp
 
 
 async def test_the_result_does_not_depend_on_the_parallelism(tmp_path, spec, tools):
-    one = await distill(problems(20), spec, tools, tmp_path / "one", **taught(spec), parallel=1)
-    many = await distill(problems(20), spec, tools, tmp_path / "many", **taught(spec), parallel=8)
+    one = await distill(problems(20), spec, tools, tmp_path / "one", **taught(spec), max_parallel=1)
+    many = await distill(problems(20), spec, tools, tmp_path / "many", **taught(spec), max_parallel=8)
 
     assert without_times(load_records(one.path)) == without_times(load_records(many.path))
 
@@ -98,7 +101,7 @@ async def test_a_second_call_only_does_what_is_new(tmp_path, spec, tools):
 
     second = await distill(problems(10), spec, tools, tmp_path, **taught(spec))
 
-    assert second.resumed == 10
+    assert second.team.resumed == 10
     assert (tmp_path / "events.jsonl").read_bytes() == before
     assert (second.kept, second.tool_calls) == (first.kept, first.tool_calls)
 
@@ -113,7 +116,9 @@ async def test_a_folder_made_with_another_seed_is_refused(tmp_path, spec, tools)
 
 
 async def test_a_run_without_a_result_claims_no_folder(tmp_path, spec, tools):
-    settle(tmp_path, {"seed": 0})  # as a run does that is refused, or killed, before its first event
+    settle(
+        tmp_path, problems(1), scripted_team(spec), seed=1
+    )  # as a run does that is refused, or killed, before its first event
     done = await distill(problems(2), spec, tools, tmp_path, **taught(spec, seed=1))
     assert done.tasks == 2
 
@@ -140,7 +145,7 @@ async def test_questions_the_team_cannot_read_are_dropped_with_a_reason_and_the_
 
     summary = await distill([*problems(3), *odd], spec, tools, tmp_path, **taught(spec))
 
-    assert (summary.kept, summary.declined, summary.failed, summary.not_tried) == (3, 30, 0, 0)
+    assert (summary.kept, summary.team.declined, summary.team.failed, summary.not_tried) == (3, 30, 0, 0)
     assert summary.dropped == {"team declined": 30}
     assert "cannot read this question" in load_records(tmp_path / "dropped.jsonl")[-1].reason
 
@@ -170,13 +175,14 @@ import asyncio, sys
 from pathlib import Path
 from afm.agents import load_agent
 from afm.datasets.mini_world import WorldSplit, generate
-from afm.distill import distill, scripted_team
+from afm.distill.run import distill
+from afm.distill.wiki_team import scripted_team
 from afm.tools import load_tools
 
 async def main():
     spec, tools = load_agent("math"), load_tools(Path(sys.argv[1]))
     team, tasks = scripted_team(spec), list(generate(WorldSplit.TRAIN, 120, seed=0))
-    await distill(tasks, spec, tools, sys.argv[2], team=team, roles=team.roles, parallel=8)
+    await distill(tasks, spec, tools, sys.argv[2], team=team, roles=team.roles, max_parallel=8)
     await tools["code"].close()
 
 asyncio.run(main())

@@ -1,7 +1,7 @@
 import pytest
 
 from afm.distill.filters.contamination import _words, with_marks
-from afm.distill.queries import question_key
+from afm.distill.queries.select import question_key
 
 OTHERS = [
     ("Compute $3+2$.", "Compute $3-2$."),

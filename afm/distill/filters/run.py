@@ -12,8 +12,8 @@ from types import TracebackType
 from typing import Any, BinaryIO
 
 from afm.agents import AgentSpec
+from afm.distill.filters.base import Funnel, draw_funnel
 from afm.distill.filters.chain import Decision, decided, dropped_as_twin, written
-from afm.distill.filters.funnel import Funnel, draw_funnel
 from afm.distill.filters.near_duplicates import DuplicateIndex
 from afm.distill.filters.plan import FilterPlan
 from afm.distill.filters.rules import tokenizer_file

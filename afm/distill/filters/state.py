@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, cast
 
-from afm.distill.filters.funnel import Funnel
+from afm.distill.filters.base import Funnel
 from afm.errors import ConfigError, DataError
 
 _CHUNK_BYTES = 1 << 20

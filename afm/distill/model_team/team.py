@@ -15,17 +15,19 @@ from typing import Any
 
 from afm.agents import AgentSpec, load_agent
 from afm.distill.merge import RoleMap
-from afm.distill.model_team.prompts import Prompt, filled, read_prompt
-from afm.distill.model_team.replies import (
+from afm.distill.model_team.members import (
     Check,
     Memory,
     PlanReply,
+    Prompt,
     Reflection,
     ReplyT,
     Result,
     SubTask,
     Suggestion,
     ToolAgentReply,
+    filled,
+    read_prompt,
     shortened,
 )
 from afm.distill.model_team.settings import Members, Reflect, Replan, TeamSettings, read_team

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from afm.distill.model_team.prompts import Prompt
-from afm.distill.model_team.replies import ReplyT, read_reply_as
+from afm.distill.model_team.members import Prompt, ReplyT, read_reply_as
 from afm.distill.model_team.settings import MemberSettings, TeacherEndpoint, TeamModel
 from afm.distill.record import ESTIMATED, TOKENS, Recorder
 from afm.endpoints.budget import Budget, BudgetSettings

@@ -15,8 +15,7 @@ from afm.datasets import Task, read_tasks, write_tasks
 from afm.datasets.schema import question_of_prompt
 from afm.distill.filters.contamination import with_marks
 from afm.distill.queries.askers import QuestionAsker
-from afm.distill.queries.sampling import OnSample, SampleLog, Sampling
-from afm.distill.queries.settings import QuerySettings
+from afm.distill.queries.sampling import OnSample, QuerySettings, SampleLog, Sampling
 from afm.errors import DataError
 from afm.rewards.text_match import comparable
 from afm.runs.atomic import replacing

@@ -14,17 +14,21 @@ import pytest
 
 from afm.datasets import read_tasks
 from afm.datasets.encyclopaedia.growth import Growth
-from afm.distill import EventKind, read_events
-from afm.distill.expand import expand_corpus, groups, read_expansion, read_passages
-from afm.distill.expand.passages import SourcePassage
-from afm.distill.expand.team import Proposal, Solution, fault
-from afm.distill.model_team.replies import read_reply_as
+from afm.distill.expand import expand, groups, read_expansion, read_passages
+from afm.distill.expand_team import Proposal, Solution, SourcePassage, fault
+from afm.distill.model_team.members import read_reply_as
+from afm.distill.record import EventKind, read_events
 from afm.errors import ConfigError, DataError
 
 ROOT = Path(__file__).parents[3]
-CONFIG = ROOT / "configs/distill/expand.yaml"
+CONFIG = ROOT / "configs/expand/corpus.yaml"
 A = SourcePassage(id="a", title="Ada Low", text="Ada Low was taught by Ben Ash. She liked tea.")
 B = SourcePassage(id="b", title="Ben Ash", text="Ben Ash was born in 1701.")
+
+
+async def expanded(corpus, out, count):
+    settings = [f"corpus={corpus}", f"output_dir={out}", "growth=depth", "size=3", f"count={count}"]
+    return await expand(read_expansion(CONFIG, settings))
 
 
 def proposal(**changed):
@@ -56,14 +60,7 @@ async def test_a_solver_that_replies_in_another_form_is_asked_again_and_proves_n
         return {"thought": None, "final_answer": "1000"}
 
     reader.replies = other_form
-    await expand_corpus(
-        tmp_path / "corpus.jsonl",
-        read_expansion(CONFIG),
-        tmp_path / "out",
-        growth=Growth.DEPTH,
-        size=3,
-        count=1,
-    )
+    await expanded(tmp_path / "corpus.jsonl", tmp_path / "out", 1)
 
     [row] = [json.loads(line) for line in (tmp_path / "out/rejected.jsonl").read_text().splitlines()]
     assert row["rejected"] == "solver: no usable reply in 3 attempts, the last one: answer: Field required"
@@ -130,11 +127,8 @@ def reader(teacher):
 
 async def test_only_questions_that_need_every_passage_are_kept(tmp_path, reader):
     write_corpus(tmp_path / "corpus.jsonl", 8)
-    settings = read_expansion(CONFIG)
 
-    summary = await expand_corpus(
-        tmp_path / "corpus.jsonl", settings, tmp_path / "out", growth=Growth.DEPTH, size=3, count=8
-    )
+    summary = await expanded(tmp_path / "corpus.jsonl", tmp_path / "out", 8)
 
     kept = list(read_tasks(summary.path))
     assert summary.kept == len(kept) == 6
@@ -151,9 +145,7 @@ async def test_only_questions_that_need_every_passage_are_kept(tmp_path, reader)
     assert 0 < summary.spent.usd < 1
 
     write_corpus(tmp_path / "other.jsonl", 9)
-    other = await expand_corpus(
-        tmp_path / "other.jsonl", settings, tmp_path / "more", growth=Growth.DEPTH, size=3, count=8
-    )
+    other = await expanded(tmp_path / "other.jsonl", tmp_path / "more", 8)
     questions = {task.id: task.question for task in kept}
     for task in read_tasks(other.path):
         assert questions.setdefault(task.id, task.question) == task.question
@@ -161,11 +153,10 @@ async def test_only_questions_that_need_every_passage_are_kept(tmp_path, reader)
 
 async def test_what_the_solver_knows_or_finds_otherwise_is_rejected(tmp_path, reader):
     write_corpus(tmp_path / "corpus.jsonl", 3)
-    file, settings = tmp_path / "corpus.jsonl", read_expansion(CONFIG)
 
     async def reasons(replies, out):
         reader.replies = replies
-        await expand_corpus(file, settings, tmp_path / out, growth=Growth.DEPTH, size=3, count=3)
+        await expanded(tmp_path / "corpus.jsonl", tmp_path / out, 3)
         return {
             json.loads(line)["rejected"]
             for line in (tmp_path / out / "rejected.jsonl").read_text().splitlines()
@@ -192,10 +183,9 @@ def test_killed_and_started_again_no_group_is_lost_or_doubled(tmp_path, reader):
     write_corpus(tmp_path / "corpus.jsonl", 40)
     out, log = tmp_path / "out", tmp_path / "out/events.jsonl"
     reader.delay_s = 0.02
-    words = [sys.executable, "-m", "afm.cli.main", "data", "expand", f"--out={out}", "--by=depth"]
-    words += ["--size=3", "--count=40", "--parallel=16", f"--corpus={tmp_path / 'corpus.jsonl'}"]
-    words += ["--team", str(CONFIG), "endpoints.teacher.requests_per_minute="]
-    words += ["endpoints.teacher.tokens_per_minute="]
+    words = [sys.executable, "-m", "afm.cli.main", "data", "expand", str(CONFIG), f"output_dir={out}"]
+    words += ["size=3", "count=40", "max_parallel=16", f"corpus={tmp_path / 'corpus.jsonl'}"]
+    words += ["endpoints.teacher.requests_per_minute=", "endpoints.teacher.tokens_per_minute="]
 
     process = subprocess.Popen(words, stdout=subprocess.DEVNULL)
     while process.poll() is None and not (log.exists() and log.read_bytes().count(b"\n") > 90):

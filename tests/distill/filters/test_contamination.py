@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from afm.distill.filters import ContaminationFilter, ContaminationSettings
+from afm.distill.filters.contamination import ContaminationFilter, ContaminationSettings
 from afm.errors import DataError
 
 BENCHMARK = (

@@ -1,6 +1,6 @@
 import pytest
 
-from afm.distill.filters import LanguageFilter, LanguageSettings
+from afm.distill.filters.quality import LanguageFilter, LanguageSettings
 from afm.errors import ConfigError
 
 pytest.importorskip("py3langid")

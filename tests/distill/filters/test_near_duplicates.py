@@ -4,8 +4,13 @@ import tracemalloc
 
 import pytest
 
-from afm.distill.filters import NearDuplicateSettings
-from afm.distill.filters.near_duplicates import DuplicateIndex, Signer, _words, bands_of
+from afm.distill.filters.near_duplicates import (
+    DuplicateIndex,
+    NearDuplicateSettings,
+    Signer,
+    _words,
+    bands_of,
+)
 
 pytest.importorskip("numpy")
 

@@ -4,7 +4,8 @@ import pytest
 from pydantic import ValidationError
 
 from afm.agents import load_agent
-from afm.distill.filters import (
+from afm.distill.filters.quality import QualityFilter
+from afm.distill.filters.rules import (
     ComplexityFilter,
     ComplexitySettings,
     Correction,
@@ -12,7 +13,6 @@ from afm.distill.filters import (
     FormatFilter,
     LengthFilter,
     LengthSettings,
-    QualityFilter,
     ReflectionFilter,
     ReflectionSettings,
     RepetitionFilter,

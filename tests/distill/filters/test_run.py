@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from afm.distill.filters import FilterPlan, filter_files
+from afm.distill.filters.plan import FilterPlan
+from afm.distill.filters.run import filter_files
 from afm.errors import ConfigError, DataError
 from afm.trajectory import load_records
 
@@ -290,7 +291,8 @@ SCRIPT = """
 import sys
 from pathlib import Path
 from afm.agents import load_agent
-from afm.distill.filters import FilterPlan, filter_files
+from afm.distill.filters.plan import FilterPlan
+from afm.distill.filters.run import filter_files
 
 if __name__ == "__main__":
     rows, out, plan, processes = sys.argv[1:]

@@ -3,8 +3,8 @@ import string
 
 import pytest
 
-from afm.distill.filters import PersonalSettings, SecretSettings, SensitiveFilter
 from afm.distill.filters.patterns import PERSONAL, SECRETS, iban, luhn
+from afm.distill.filters.sensitive import PersonalSettings, SecretSettings, SensitiveFilter
 from afm.trajectory import validate
 from afm.trajectory.types import Segment
 

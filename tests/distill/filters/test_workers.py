@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from afm.distill.filters import FilterPlan
 from afm.distill.filters.chain import decided
+from afm.distill.filters.plan import FilterPlan
 from afm.distill.filters.state import Chunk, FilePosition
 from afm.errors import EngineError
 from afm.trajectory.io import line_of_record

@@ -11,12 +11,13 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from team_log import read_attempts
 
 from afm.agents import load_agent
 from afm.cli.recipes import wiki_server
 from afm.datasets.encyclopaedia import Encyclopaedia, write_encyclopaedia
 from afm.datasets.mini_world import WorldSplit
-from afm.distill import EventKind, read_attempts, read_events
+from afm.distill.record import EventKind, read_events
 from afm.trajectory import load_records, validate
 from afm.trajectory.types import Segment
 

@@ -1,7 +1,6 @@
 import pytest
 
-from afm.distill.model_team.prompts import unfenced
-from afm.distill.model_team.replies import (
+from afm.distill.model_team.members import (
     Check,
     Memory,
     PlanReply,
@@ -11,6 +10,7 @@ from afm.distill.model_team.replies import (
     ToolAgentReply,
     read_reply_as,
     shortened,
+    unfenced,
 )
 
 

@@ -1,12 +1,15 @@
 import asyncio
 from pathlib import Path
 
+from team_log import read_attempts
+
 from afm.agents import load_agent
 from afm.datasets import Task
 from afm.datasets.encyclopaedia import Encyclopaedia, generate
 from afm.datasets.mini_world import WorldSplit
-from afm.distill import EventKind, EventLog, merge_attempt, read_attempts, read_events
-from afm.distill.model_team import load_team
+from afm.distill.merge import merge_attempt
+from afm.distill.model_team.team import load_team
+from afm.distill.record import EventKind, EventLog, read_events
 from afm.tools import ToolResult
 from afm.trajectory.tags import split
 

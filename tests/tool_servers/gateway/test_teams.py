@@ -13,8 +13,7 @@ import pytest
 
 from afm.agents import load_agent
 from afm.datasets import Task, write_tasks
-from afm.distill.gateway_log import BadLines, read_calls
-from afm.distill.gateway_merge import merge_gateway_log
+from afm.distill.gateway_log import BadLines, merge_gateway_log, read_calls
 from afm.distill.team_map import TeamMap
 from afm.distill.threads import Thread
 from afm.errors import DataError

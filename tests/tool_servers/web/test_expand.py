@@ -13,16 +13,15 @@ import yaml
 
 from afm.datasets import read_tasks
 from afm.datasets.encyclopaedia import Encyclopaedia, site_server
-from afm.datasets.encyclopaedia.growth import Growth
 from afm.datasets.encyclopaedia.relations import ATTRIBUTE_OF, EntityKind, find_fact, read_chain
 from afm.datasets.encyclopaedia.site import write_corpus
-from afm.distill import EventKind, read_events
-from afm.distill.expand import expand_web, read_expansion
+from afm.distill.expand import expand, read_expansion
+from afm.distill.record import EventKind, read_events
 from afm.errors import ConfigError
 from afm.tools import load_tools
 
 ROOT = Path(__file__).parents[3]
-CONFIG = ROOT / "configs/distill/expand.yaml"
+CONFIG = ROOT / "configs/expand/web.yaml"
 WORLD = Encyclopaedia(200, seed=5)
 LINK = re.compile(r"\[([^]]+)\]\([^)]*\)")
 GUILDS = [WORLD.names.name(number) for number in list(WORLD.ranges[EntityKind.GUILD])[:4]]
@@ -144,14 +143,12 @@ async def tools(start, tmp_path, monkeypatch):
 
 async def expanded(tmp_path, tools, topics, **settings):
     (tmp_path / "topics.txt").write_text("\n".join(topics) + "\n")
-    overrides = [f"{key}={value}" for key, value in settings.pop("overrides", {}).items()]
-    given = {"growth": Growth.DEPTH, "size": 2, "count": 100} | settings
-    config = read_expansion(CONFIG, overrides)
-    return await expand_web(tmp_path / "topics.txt", config, tools, tmp_path / "out", **given)
+    settings |= {"tools": tools, "topics": tmp_path / "topics.txt", "output_dir": tmp_path / "out"}
+    return await expand(read_expansion(CONFIG, [f"{key}={value}" for key, value in settings.items()]))
 
 
 async def test_by_depth_one_page_leads_to_the_next_and_all_is_on_record(tmp_path, tools, model):
-    summary = await expanded(tmp_path, tools, [*GUILDS, "xylophone", "", GUILDS[0]])
+    summary = await expanded(tmp_path, tmp_path / "tools.yaml", [*GUILDS, "xylophone", "", GUILDS[0]])
 
     tasks = list(read_tasks(summary.path))
     assert (summary.groups, summary.kept, summary.rejected) == (5, 4, {"pages": 1})
@@ -175,13 +172,9 @@ async def test_by_depth_one_page_leads_to_the_next_and_all_is_on_record(tmp_path
     assert page.content == (await tools["crawl_page"].call(page.content.splitlines()[1])).text
 
     asked = model.asked
-    words = [sys.executable, "-m", "afm.cli.main", "data", "expand", f"--web={tmp_path / 'topics.txt'}"]
-    words += [
-        f"--tools={tmp_path / 'tools.yaml'}",
-        f"--team={CONFIG}",
-        f"--out={tmp_path / 'out'}",
-        "--size=2",
-    ]
+    words = [sys.executable, "-m", "afm.cli.main", "data", "expand", str(CONFIG)]
+    words += [f"topics={tmp_path / 'topics.txt'}", f"tools={tmp_path / 'tools.yaml'}"]
+    words += [f"output_dir={tmp_path / 'out'}"]
     again = await asyncio.to_thread(subprocess.run, words, capture_output=True, text=True)
     assert "4 questions of 5 groups" in again.stdout, again.stderr
     assert model.asked == asked
@@ -191,7 +184,7 @@ async def test_by_width_pages_are_compared_and_what_the_scout_makes_up_is_not_re
     async def rejected(name, brain):
         model.brains = DEPTH | {"You gather web": brain}
         (tmp_path / name).mkdir()
-        await expanded(tmp_path / name, tools, GUILDS[:1])
+        await expanded(tmp_path / name, tmp_path / "tools.yaml", GUILDS[:1])
         (row,) = map(json.loads, (tmp_path / name / "out/rejected.jsonl").read_text().splitlines())
         return row["rejected"]
 
@@ -202,7 +195,7 @@ async def test_by_width_pages_are_compared_and_what_the_scout_makes_up_is_not_re
         return scout(user) if "Search results:" in user else {"subject": GUILDS[3]}
 
     model.brains = WIDTH
-    summary = await expanded(tmp_path, tools, GUILDS[:1], growth=Growth.WIDTH)
+    summary = await expanded(tmp_path, tmp_path / "tools.yaml", GUILDS[:1], growth="width")
     (task,) = read_tasks(summary.path)
     years = {name: find_fact(WORLD.page(WORLD.names.number(name)).text, YEAR, name) for name in GUILDS[:2]}
     assert task.ground_truth == min(years, key=lambda name: int(years[name].gives))
@@ -216,13 +209,13 @@ async def test_a_server_that_is_away_is_no_rejection_and_a_wrong_file_is_told(tm
     away = yaml.safe_load((ROOT / "configs/tiny/tools/search.yaml").read_text())
     for entry in away["tools"]:
         entry["config"] |= {"urls": ["http://127.0.0.1:9"], "tries": 1}
-    gone = load_tools(away)
+    gone, alone = tmp_path / "gone.yaml", tmp_path / "alone.yaml"
+    gone.write_text(yaml.safe_dump(away))
+    alone.write_text(yaml.safe_dump({"tools": away["tools"][:1]}))
     found = await expanded(tmp_path, gone, GUILDS[:1])
-    for tool in gone.values():
-        await tool.close()
 
     assert (found.kept, found.failed, found.rejected) == (0, 1, {})
     with pytest.raises(ConfigError, match=r"members\.scout: missing"):
-        await expanded(tmp_path, gone, GUILDS[:1], overrides={"members.scout": ""})
+        await expanded(tmp_path, gone, GUILDS[:1], **{"members.scout": ""})
     with pytest.raises(ConfigError, match="page_tool: 'crawl_page' is not among the tools"):
-        await expanded(tmp_path, {"web_search": gone["web_search"]}, GUILDS[:1])
+        await expanded(tmp_path, alone, GUILDS[:1])

@@ -8,25 +8,104 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from afm.distill.expand.passages import SourcePassage
-from afm.distill.expand.settings import SCOUT, ExpandMembers, ExpandSettings
-from afm.distill.model_team.prompts import read_prompt
-from afm.distill.model_team.replies import Lenient, MemberReply
+from afm.configuration import Settings
+from afm.datasets.encyclopaedia.growth import Growth
+from afm.distill.model_team.members import Lenient, MemberReply, read_prompt
+from afm.distill.model_team.settings import (
+    MemberSettings,
+    TeacherEndpoint,
+    TeamModel,
+    check_models,
+)
 from afm.distill.model_team.voices import NoUsableReplyError, Voices
 from afm.distill.record import Recorder
-from afm.errors import ConfigError, DataError, ToolError
+from afm.endpoints.budget import BudgetSettings
+from afm.errors import ConfigError, ToolError
 from afm.rewards.text_match import normalised
 from afm.tools import Tool
 from afm.tools.base import working_toward
 
+SCOUT = "scout"
+
+
+class ExpandMembers(Settings):
+    """Who proposes questions, who answers them without knowing the proposed answer, and who gathers pages by web tools."""
+
+    proposer: MemberSettings
+    solver: MemberSettings
+    scout: MemberSettings | None = None
+
+
+class ExpandSettings(Settings):
+    """Questions by models, from passages of a ``corpus`` or from pages that tools find for ``topics``."""
+
+    output_dir: Path
+    corpus: Path | None = None
+    """JSONL of ``{"id", "contents"}``, contents being title, line feed, text; or of ``{"id", "title", "text"}``."""
+    topics: Path | None = None
+    """Topics, one a line, to begin from on the web with ``tools``; needs ``members.scout``."""
+    tools: Path | None = None
+    growth: Growth = Growth.DEPTH
+    size: int = Field(default=2, ge=1, le=20)
+    """Passages, or pages, that a question needs."""
+    count: int = Field(default=1_000, ge=1)
+    """Groups of passages, or topics, that are tried."""
+    seed: int = 0
+    max_parallel: int = Field(default=4, ge=1)
+    name: str = Field(pattern=r"^[a-z][a-z0-9_]*$")
+    endpoints: dict[str, TeacherEndpoint] = Field(min_length=1)
+    models: dict[str, TeamModel] = Field(min_length=1)
+    members: ExpandMembers
+    data_source: str = "expanded"
+    """Of the questions; chooses their reward."""
+    asks: int = Field(default=3, ge=1, le=1_000)
+    """How often a member is asked again when its reply cannot be used."""
+    passage_chars: int = Field(default=4_000, ge=200)
+    """Longer passages are cut at the end."""
+    search_tool: str = "web_search"
+    page_tool: str = "crawl_page"
+    budget: BudgetSettings = BudgetSettings()
+
+    @model_validator(mode="after")
+    def _check(self) -> ExpandSettings:
+        if (self.corpus is None) == (self.topics is None):
+            raise ValueError("expected either `corpus` or `topics`: the file that questions are made from")
+        check_models(self.endpoints, self.models, self.all_members, self.budget)
+        return self
+
+    @property
+    def source(self) -> Path:
+        """The file that questions are made from."""
+        path = self.corpus or self.topics
+        assert path is not None
+        return path
+
+    @property
+    def all_members(self) -> dict[str, MemberSettings]:
+        """Everybody by name."""
+        members = {name: getattr(self.members, name) for name in ExpandMembers.model_fields}
+        return {name: member for name, member in members.items() if member is not None}
+
+
 PROPOSER, SOLVER, _ = ExpandMembers.model_fields
 _SHOWN = 120
+_MATTERS = {"name", "models", "data_source", "asks", "passage_chars", "search_tool", "page_tool"}
+
+
+class SourcePassage(BaseModel):
+    """One passage of a corpus."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    id: str
+    title: str
+    text: str = Field(min_length=1)
 
 
 class Quote(Lenient):
@@ -50,15 +129,13 @@ class Solution(MemberReply):
     answer: Annotated[str, BeforeValidator(lambda value: "" if value is None else value)]
 
 
-class GroupOutcome(BaseModel):
+class GroupOutcome(Settings):
     """What became of a group, as the content of its final event.
 
     Attributes:
         rejected: Why there is no question.
         read: Addresses of the passages, where they were gathered on the way.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     question: str = ""
     answer: str = ""
@@ -73,9 +150,6 @@ class ExpandTeam:
     A question is kept when its answer stands in evidence quoted word for word from every passage, when an independent solver finds
     the same answer from the passages, and when it does not find it without all of them or without any one: so many pages are
     needed, as far as this solver can tell.
-
-    Attributes:
-        voices: The models of all members.
     """
 
     def __init__(self, settings: ExpandSettings) -> None:
@@ -89,7 +163,7 @@ class ExpandTeam:
     @property
     def name(self) -> str:
         """Identifies the settings that matter, in logs and manifests."""
-        content = self._settings.model_dump(mode="json", exclude={"endpoints", "budget", "members"})
+        content = self._settings.model_dump(mode="json", include=_MATTERS)
         content["prompts"] = {name: prompt.file.model_dump() for name, prompt in self._prompts.items()}
         digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
         return f"{self._settings.name}@{digest}"
@@ -222,16 +296,15 @@ class WebExpandTeam:
         """Identifies the settings that matter, in logs and manifests."""
         return f"web_{self._tester.name}"
 
-    def checked(self, tools: dict[str, Tool]) -> dict[str, Tool]:
-        """The same tools.
+    def check_tools(self, tools: Mapping[str, Tool]) -> None:
+        """Refuse tools without those that the settings name.
 
         Raises:
-            ConfigError: One that the settings name is not among them.
+            ConfigError: One is missing.
         """
         for key in ("search_tool", "page_tool"):
             if (name := getattr(self._settings, key)) not in tools:
                 raise ConfigError(f"{key}: {name!r} is not among the tools {sorted(tools)}")
-        return tools
 
     async def solve(self, recorder: Recorder) -> None:
         """Gather, propose and test one question.
@@ -319,19 +392,3 @@ def _address_fault(reply: Choice, results: str, pages: Sequence[SourcePassage]) 
     if address in (page.id for page in pages):
         return f"address: {address[:_SHOWN]!r} was read already"
     return ""
-
-
-def read_topics(path: Path) -> list[str]:
-    """A topic a line, blank lines and repetitions left out.
-
-    Raises:
-        DataError: There is none, or the file cannot be read.
-    """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"cannot be read: {error}", path=str(path)) from None
-    topics = list(dict.fromkeys(line.strip() for line in lines if line.strip()))
-    if not topics:
-        raise DataError("names no topic; expected one a line", path=str(path))
-    return topics

@@ -1,0 +1,366 @@
+"""Larger questions: by rule from a generated world, or by models from the passages of a corpus or from pages of the web.
+
+By models each group of passages, or topic, is one attempt, resumable by its event log. The passages of a group are chained by
+mention (depth) or lie side by side (width).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import islice
+from pathlib import Path
+
+from pydantic import Field
+
+from afm.configuration import Settings, apply_overrides, read_extended, validated
+from afm.datasets import Task, write_tasks
+from afm.datasets.encyclopaedia import Encyclopaedia
+from afm.datasets.encyclopaedia.growth import Growth
+from afm.datasets.encyclopaedia.growth import expand as grow_questions
+from afm.datasets.mini_world import WorldSplit
+from afm.distill.expand_team import ExpandSettings, ExpandTeam, GroupOutcome, SourcePassage, WebExpandTeam
+from afm.distill.merge import final_attempts
+from afm.distill.model_team.settings import anchored
+from afm.distill.record import EventKind, EventLog
+from afm.distill.run import EVENTS_FILE, MANIFEST_FILE, Progress, collect, settle
+from afm.endpoints.budget import Spent
+from afm.errors import ConfigError, DataError
+from afm.runs.atomic import replace_text
+from afm.runs.folder import write_manifest
+from afm.tools import Tool, load_tools
+from afm.trajectory.io import json_rows
+
+TASKS_FILE, REJECTED_FILE = "tasks.jsonl", "rejected.jsonl"
+_LONGEST_TITLE = 6
+_MAX_MISSES = 2_000
+_WORD = re.compile(r"\w+(?:[-'’.]\w+)*")
+
+
+class WorldExpansion(Settings):
+    """Questions by rule, each with the proof that it needs all its pages."""
+
+    world: Path
+    """Folder of ``afm data world --kind wiki``."""
+    output_dir: Path
+    split: WorldSplit = WorldSplit.TRAIN
+    growth: Growth = Growth.DEPTH
+    depths: tuple[int, ...] = (2, 3, 4)
+    """Facts of a chain."""
+    widths: tuple[int, ...] = (2, 3)
+    """Chains of a question by width."""
+    count: int = Field(default=1_000, ge=1)
+    seed: int = 0
+
+
+def read_expansion(path: Path, overrides: Sequence[str] = ()) -> WorldExpansion | ExpandSettings:
+    """The settings in a YAML: by rule where it has the key ``world``, else by models.
+
+    Raises:
+        ConfigError: Names file, key path, value and what was expected.
+        UsageError: An override is wrong.
+    """
+    data = read_extended(path, "an expansion", anchor=anchored)
+    apply_overrides(data, overrides)
+    if "world" in data:
+        return validated(WorldExpansion, data, str(path), overrides=overrides)
+    return validated(ExpandSettings, data, str(path), overrides=overrides)
+
+
+def expand_world(settings: WorldExpansion) -> Path:
+    """Write ``tasks.jsonl`` and ``manifest.json``; returns the former.
+
+    Raises:
+        ConfigError: A number is too small, or the world holds too few questions with a proof.
+        DataError: The folder holds no encyclopaedia.
+    """
+    out = settings.output_dir / TASKS_FILE
+    questions = grow_questions(
+        _read_world(settings.world),
+        settings.split,
+        settings.count,
+        seed=settings.seed,
+        growth=settings.growth,
+        depths=settings.depths,
+        widths=settings.widths,
+    )
+    rows = write_tasks(questions, out)
+    write_manifest(
+        settings.output_dir / MANIFEST_FILE,
+        counts={"questions": rows},
+        inputs=[settings.world / MANIFEST_FILE],
+        seed=settings.seed,
+        split=settings.split.value,
+        growth=settings.growth.value,
+        depths=settings.depths,
+        widths=settings.widths if settings.growth is Growth.WIDTH else [1],
+    )
+    return out
+
+
+def _read_world(folder: Path) -> Encyclopaedia:
+    file = folder / MANIFEST_FILE
+    try:
+        manifest = json.loads(file.read_text(encoding="utf-8"))
+        pages, seed = int(manifest["counts"]["pages"]), int(manifest["seed"])
+        wordings, brief = int(manifest.get("wordings", 1)), bool(manifest.get("brief", False))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            f"describes no encyclopaedia: {type(error).__name__}; expected a folder of `afm data world --kind wiki`",
+            path=str(file),
+        ) from None
+    return Encyclopaedia(pages, seed=seed, wordings=wordings, brief=brief)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpandSummary:
+    """What an expansion by models made: questions in ``path``, groups or topics rejected by reason.
+
+    Attributes:
+        failed: Groups whose models failed; the next run tries them again.
+        stopped: Why the run ended early (its budget is spent), empty when it did not.
+    """
+
+    path: Path
+    groups: int
+    kept: int
+    rejected: Mapping[str, int]
+    failed: int
+    stopped: str
+    spent: Spent
+
+
+async def expand(settings: ExpandSettings, progress: Progress | None = None) -> ExpandSummary:
+    """Try to make a question of each of ``count`` groups of passages or topics; called again, it continues.
+
+    Writes ``events.jsonl`` (every call), ``tasks.jsonl`` (what was kept), ``rejected.jsonl`` and ``manifest.json``.
+
+    Raises:
+        ConfigError: The folder holds an expansion of another kind, the corpus has too few groups, or for topics the scout or
+            a tool is missing.
+        DataError: There is no passage or no topic.
+        EngineError: Too many groups failed.
+    """
+    team: ExpandTeam | WebExpandTeam
+    tools: dict[str, Tool] = {}
+    if settings.topics is not None:
+        team, tasks = WebExpandTeam(settings), _topic_tasks(settings)
+        tools = load_tools(settings.tools) if settings.tools is not None else {}
+    else:
+        team, tasks = ExpandTeam(settings), _group_tasks(settings)
+    out = settings.output_dir
+    try:
+        if isinstance(team, WebExpandTeam):
+            team.check_tools(tools)
+        with EventLog(out / EVENTS_FILE) as log:
+            settle(out, tasks, team, settings.seed, growth=settings.growth.value)
+            collected = await collect(
+                tasks, team, tools, log, max_parallel=settings.max_parallel, progress=progress
+            )
+    finally:
+        await asyncio.gather(team.close(), *(tool.close() for tool in tools.values()))
+    kept, rejected = _write(out)
+    write_manifest(
+        out / MANIFEST_FILE,
+        counts={"groups": len(tasks), "kept": kept, "failed": collected.failed},
+        inputs=[settings.source],
+        seed=settings.seed,
+        team=team.name,
+        growth=settings.growth.value,
+        size=settings.size,
+        rejected=dict(rejected),
+        cost={"usd": round(log.spent.usd, 6), "tokens": log.spent.tokens},
+    )
+    return ExpandSummary(
+        out / TASKS_FILE, len(tasks), kept, rejected, collected.failed, collected.stopped, log.spent
+    )
+
+
+def _group_tasks(settings: ExpandSettings) -> list[Task]:
+    passages = read_passages(settings.source)
+    drawn = groups(passages, settings.growth, settings.size, settings.seed)
+    return [
+        _group_task(number, group, settings) for number, group in enumerate(islice(drawn, settings.count))
+    ]
+
+
+def _group_task(number: int, group: tuple[SourcePassage, ...], settings: ExpandSettings) -> Task:
+    identity = [text for passage in group for text in (passage.id, passage.title)]
+    kind = f"{settings.name}-{settings.growth}-{len(group)}-{settings.seed}"
+    return Task(
+        id=f"{kind}-{number:06d}-{_digest(*identity)}",
+        question=" / ".join(passage.title for passage in group),
+        data_source=settings.data_source,
+        extra_info={
+            "growth": settings.growth.value,
+            "passages": [passage.model_dump() for passage in group],
+        },
+    )
+
+
+def _topic_tasks(settings: ExpandSettings) -> list[Task]:
+    kind = f"{settings.name}-web-{settings.growth}-{settings.size}"
+    return [
+        Task(
+            id=f"{kind}-{number:06d}-{_digest(topic)}",
+            question=topic,
+            data_source=settings.data_source,
+            extra_info={"growth": settings.growth.value, "topic": topic, "size": settings.size},
+        )
+        for number, topic in enumerate(read_topics(settings.source)[: settings.count])
+    ]
+
+
+def read_topics(path: Path) -> list[str]:
+    """A topic a line, blank lines and repetitions left out.
+
+    Raises:
+        DataError: There is none, or the file cannot be read.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"cannot be read: {error}", path=str(path)) from None
+    topics = list(dict.fromkeys(line.strip() for line in lines if line.strip()))
+    if not topics:
+        raise DataError("names no topic; expected one a line", path=str(path))
+    return topics
+
+
+def read_passages(path: Path) -> list[SourcePassage]:
+    """The passages of a corpus ``{"id", "contents"}``, contents being title, line feed, text; or ``{"id", "title", "text"}``.
+
+    They are held in memory: a corpus of a million passages takes about a gigabyte.
+
+    Raises:
+        DataError: A row is no passage; with file and line.
+    """
+    return [_passage(row, path, line) for line, row in json_rows(path)]
+
+
+def groups(
+    passages: Sequence[SourcePassage], growth: Growth, size: int, seed: int
+) -> Iterator[tuple[SourcePassage, ...]]:
+    """Endless distinct groups of ``size`` passages; the same arguments give the same ones.
+
+    By depth each passage mentions the title of the next one; by width they are drawn at random.
+
+    Raises:
+        ConfigError: The corpus holds no more such groups, or was searched long enough without finding one.
+    """
+    rng = random.Random(f"{growth}/{size}/{seed}")
+    titles = {passage.title: passage for passage in passages} if growth is Growth.DEPTH else {}
+    seen: set[tuple[str, ...]] = set()
+    while True:
+        for _ in range(_MAX_MISSES):
+            group = _chain(rng, passages, titles, size) if titles else _side_by_side(rng, passages, size)
+            key = tuple(passage.id for passage in group)
+            if len(group) == size and key not in seen:
+                seen.add(key)
+                yield group
+                break
+        else:
+            raise ConfigError(
+                f"the corpus gave {len(seen)} groups of {size} passages by {growth} and no more; ask for fewer or smaller ones"
+            )
+
+
+def _chain(
+    rng: random.Random, passages: Sequence[SourcePassage], titles: Mapping[str, SourcePassage], size: int
+) -> tuple[SourcePassage, ...]:
+    chain = [rng.choice(passages)]
+    while len(chain) < size:
+        named = [titles[title] for title in _mentioned(chain[-1].text, titles)]
+        free = [passage for passage in named if passage not in chain]
+        if not free:
+            break
+        chain.append(rng.choice(free))
+    return tuple(chain)
+
+
+def _side_by_side(
+    rng: random.Random, passages: Sequence[SourcePassage], size: int
+) -> tuple[SourcePassage, ...]:
+    return tuple(rng.sample(passages, size)) if len(passages) >= size else ()
+
+
+def _mentioned(text: str, titles: Mapping[str, SourcePassage]) -> list[str]:
+    """Titles that stand in a text word for word, in the order of the text."""
+    words = [(match.start(), match.end()) for match in _WORD.finditer(text)]
+    mentions: dict[str, None] = {}
+    for place, (start, _) in enumerate(words):
+        for _, end in words[place : place + _LONGEST_TITLE]:
+            if text[start:end] in titles:
+                mentions[text[start:end]] = None
+    return list(mentions)
+
+
+def _passage(row: object, path: Path, line: int) -> SourcePassage:
+    if isinstance(row, dict) and isinstance(row.get("contents"), str):
+        title, _, text = row["contents"].partition("\n")
+        row = {"id": row.get("id"), "title": title.strip().strip('"'), "text": text.strip()}
+    try:
+        return SourcePassage.model_validate(row)
+    except ValueError:
+        shown = str(row)[:80]
+        raise DataError(
+            f'no passage: {shown!r}; expected {{"id", "contents"}} or {{"id", "title", "text"}}',
+            path=str(path),
+            line=line,
+        ) from None
+
+
+def _digest(*texts: str) -> str:
+    """Sets of other sources share numbers, sizes and seeds."""
+    return blake2b(json.dumps(texts).encode(), digest_size=3).hexdigest()
+
+
+def _write(out: Path) -> tuple[int, Counter[str]]:
+    """The results of the log as files; returns how many questions were kept, and why groups were rejected."""
+    kept: list[Task] = []
+    rejected: list[str] = []
+    reasons: Counter[str] = Counter()
+    for events in final_attempts(out / EVENTS_FILE):
+        if events[-1].kind is not EventKind.FINAL:
+            continue
+        task = Task.model_validate(events[0].meta["task"])
+        outcome = GroupOutcome.model_validate_json(events[-1].content)
+        if outcome.rejected:
+            rejected.append(outcome.model_dump_json())
+            reasons[_stage(task, outcome)] += 1
+        else:
+            kept.append(_made(task, outcome))
+    write_tasks(kept, out / TASKS_FILE)
+    replace_text(out / REJECTED_FILE, "".join(f"{line}\n" for line in rejected))
+    return len(kept), reasons
+
+
+def _stage(task: Task, outcome: GroupOutcome) -> str:
+    """Who rejected."""
+    if len(outcome.read) < task.extra_info.get("size", 0):
+        return "pages"
+    return "solver" if outcome.question else "proposal"
+
+
+def _made(task: Task, outcome: GroupOutcome) -> Task:
+    read = outcome.read or tuple(passage["id"] for passage in task.extra_info["passages"])
+    return task.model_copy(
+        update={
+            "question": outcome.question,
+            "ground_truth": outcome.answer,
+            "extra_info": {
+                "shape": task.extra_info["growth"],
+                "hops": len(read),
+                "path": [
+                    {"passage": read[quote.passage - 1], "quote": quote.quote} for quote in outcome.evidence
+                ],
+                "proof": {"reads": len(read), "by": "solver without each passage"},
+            },
+        }
+    )

@@ -1,0 +1,15 @@
+"""The ended attempts of a team's event log."""
+
+from afm.distill.record import ENDS, EventKind, read_events
+
+
+def read_attempts(path):
+    """Every ended attempt with all its events, in the order of the run's tasks; of one task in the order of the log."""
+    running, ended = {}, []
+    for event in read_events(path):
+        if event.kind is EventKind.TASK:
+            running[event.task_id] = []
+        running[event.task_id].append(event)
+        if event.kind in ENDS:
+            ended.append(tuple(running.pop(event.task_id)))
+    return sorted(ended, key=lambda events: events[0].meta["position"])
