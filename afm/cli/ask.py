@@ -129,7 +129,7 @@ def _console() -> Console:
 
 
 async def _closed(things: Sequence[Tool | TokenModel]) -> None:
-    await asyncio.gather(*(one.close() for one in things))
+    await asyncio.gather(*(thing.close() for thing in things))
 
 
 def _agent(agent: str | None, model: str) -> AgentSpec:

@@ -205,8 +205,8 @@ def chat(asker: ChatSession, run: Callable[[Any], Any]) -> None:
     live = sys.stdin.isatty()
     if live:
         turns = len(asker.conversation.turns)
-        told = f", {turns} turns so far" if turns else ""
-        print(f"{asker.conversation.spec.name} with {asker.model.name}{told}. {_HELP}", file=sys.stderr)
+        count = f", {turns} turns so far" if turns else ""
+        print(f"{asker.conversation.spec.name} with {asker.model.name}{count}. {_HELP}", file=sys.stderr)
     for question in _questions(live):
         if live and question.startswith("/"):
             if question == "/quit":
@@ -312,12 +312,12 @@ class EpisodeView:
     def summarise(self, episode: Episode) -> None:
         """The answer, why it ended, and what it cost."""
         cost = episode.cost
-        found = " | ".join(answers(episode.segments, self._spec))
+        answer = " | ".join(answers(episode.segments, self._spec))
         self._console.print()
-        told = f"answer: {_CONTROL.sub(' ', found) or 'none'} (stopped: {episode.stop})"
-        self._console.print(Text(told, "bold"))
+        line = f"answer: {_CONTROL.sub(' ', answer) or 'none'} (stopped: {episode.stop})"
+        self._console.print(Text(line, "bold"))
         speed = cost.agent_tokens / cost.generation_seconds if cost.generation_seconds else 0.0
-        told = (
+        line = (
             f"cost: {cost.agent_tokens} tokens written and {cost.observation_tokens} observed after a prompt of "
             f"{cost.prompt_tokens}, tool calls: {cost.tool_calls} ({cost.tool_failures} failed), "
             f"{cost.wall_seconds:.1f} s, {speed:.0f} tokens/s"
@@ -326,8 +326,8 @@ class EpisodeView:
             from afm.evaluation.wording import dollars
 
             usd = self._prices.model_usd(cost) + self._prices.tools_usd(episode.calls)
-            told += f", {dollars(usd)}"
-        self._console.print(Text(told, "dim"))
+            line += f", {dollars(usd)}"
+        self._console.print(Text(line, "dim"))
 
     def _piece(self, event: TextWritten) -> None:
         if not event.by_agent:

@@ -7,11 +7,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from afm.cli.options import OnBadRows, agent_option
+from afm.cli.options import AgentOption, CallReadersOption, OnBadRows, RowsJsonOption, agent_option
 from afm.errors import DataError, TrajectoryError, UsageError
 
 if TYPE_CHECKING:
@@ -34,13 +34,10 @@ class FormatName(StrEnum):
     OPENAI_AGENTS = "openai_agents"
 
 
-_ATIF_VERSIONS = tuple(f"1.{minor}" for minor in range(9))
-
-
 _FileArgument = Annotated[
     Path, typer.Argument(help="JSONL, a JSON array, or one JSON object.", exists=True, dir_okay=False)
 ]
-_ReadAsOption = Annotated[
+ReadAsOption = Annotated[
     FormatName | None, typer.Option("--from", help="What FILE holds; by default found by its first row.")
 ]
 _AgentOption = Annotated[
@@ -66,7 +63,7 @@ def convert(
     file: _FileArgument,
     write_as: Annotated[FormatName, typer.Option("--to", help="What is written.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="JSONL; .json writes one JSON array.")],
-    read_as: _ReadAsOption = None,
+    read_as: ReadAsOption = None,
     agent: _AgentOption = None,
     tool: _ToolOption = None,
     missing_thought: _MissingThoughtOption = "",
@@ -83,7 +80,7 @@ def convert(
 
     if out.resolve() == file.resolve():
         raise UsageError(f"{out}: input and output are the same file; choose another --out")
-    if atif_version not in _ATIF_VERSIONS:
+    if atif_version not in {f"1.{minor}" for minor in range(9)}:
         raise UsageError(f"--atif-version {atif_version}: expected 1.0 to 1.8")
     context = Context(
         agent=agent_option(agent) if agent is not None else None,
@@ -97,7 +94,8 @@ def convert(
         done = convert_file(
             file, source, temporary, FORMATS[write_as.value], context, array=out.suffix == ".json"
         )
-        _tell(done.bad)
+        for error in done.bad:
+            print(error, file=sys.stderr)
         if done.bad and on_bad_rows is OnBadRows.ERROR:
             raise DataError(
                 f"{len(done.bad)} rows cannot be converted, so nothing was written", path=str(file)
@@ -110,14 +108,9 @@ def convert(
     print(f"{out}: {done.rows} rows, {source.name} to {write_as.value}{refused}")
 
 
-def _tell(bad: Sequence[DataError]) -> None:
-    for error in bad:
-        print(error, file=sys.stderr)
-
-
-def _names(told: Sequence[str]) -> Mapping[str, str]:
+def _names(pairs: Sequence[str]) -> Mapping[str, str]:
     names = {}
-    for pair in told:
+    for pair in pairs:
         theirs, equals, ours = pair.partition("=")
         if not equals or not theirs:
             raise UsageError(f"--tool {pair!r}: expected THEIRS=OURS, for example search=wiki_search")
@@ -138,18 +131,9 @@ def validate(
             help="Agent to check against: a shipped name or a YAML. Default: the one each row names."
         ),
     ] = None,
-    read_as: Annotated[
-        FormatName | None, typer.Option("--from", help="What FILE holds; by default found by its first row.")
-    ] = None,
-    tools: Annotated[
-        Path | None,
-        typer.Option(
-            help="Tools YAML whose classes read the calls. By default the shipped tools, by their names.",
-            exists=True,
-            dir_okay=False,
-        ),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a row.")] = False,
+    read_as: ReadAsOption = None,
+    tools: CallReadersOption = None,
+    as_json: RowsJsonOption = False,
 ) -> None:
     """Check every trajectory in FILE against the rules of its agent, and its calls by the readers of the tools.
 
@@ -164,10 +148,10 @@ def validate(
     rows = faulty = 0
     for row in read_rows(file, agent, read_as=read_as):
         rows += 1
-        line, faults = _check(row, str(file), readers)
+        faults = _faults(row, str(file), readers)
         faulty += bool(faults)
         if as_json:
-            print(_as_json(row, line, faults))
+            print(_as_json(row, faults))
         else:
             for fault in faults:
                 print(fault)
@@ -179,28 +163,26 @@ def validate(
         raise typer.Exit(1)
 
 
-def _check(
-    row: TrajectoryRow | DataError, path: str, readers: Mapping[str, Reader]
-) -> tuple[int | None, Sequence[DataError]]:
+def _faults(row: TrajectoryRow | DataError, path: str, readers: Mapping[str, Reader]) -> Sequence[DataError]:
     from afm.tools.arguments import faults_of
 
     if isinstance(row, DataError):
-        return row.line, [row]
-    return row.line, [
-        fault.located(path, row.line) for fault in faults_of(row.segments, row.spec, readers=readers)
+        return [row]
+    faults = faults_of(row.segments, row.spec, readers=readers)
+    return [fault.located(path, row.line) for fault in faults]
+
+
+def _as_json(row: TrajectoryRow | DataError, faults: Sequence[DataError]) -> str:
+    listed = [
+        {
+            "kind": fault.kind if isinstance(fault, TrajectoryError) else "unreadable",
+            "character": fault.character if isinstance(fault, TrajectoryError) else None,
+            "message": fault.message,
+        }
+        for fault in faults
     ]
-
-
-def _as_json(row: TrajectoryRow | DataError, line: int | None, faults: Sequence[DataError]) -> str:
     identity = None if isinstance(row, DataError) else row.id
-    listed = [_fault(fault) for fault in faults]
-    return json.dumps({"id": identity, "line": line, "valid": not faults, "faults": listed})
-
-
-def _fault(fault: DataError) -> dict[str, Any]:
-    if isinstance(fault, TrajectoryError):
-        return {"kind": fault.kind, "character": fault.character, "message": fault.message}
-    return {"kind": "unreadable", "character": None, "message": fault.message}
+    return json.dumps({"id": identity, "line": row.line, "valid": not faults, "faults": listed})
 
 
 def merge(
@@ -210,7 +192,7 @@ def merge(
     ],
     tasks: Annotated[Path, typer.Option(help="The tasks, as JSONL or parquet.", exists=True, dir_okay=False)],
     out: Annotated[Path, typer.Option(help="Folder of trajectories.jsonl, dropped.jsonl, manifest.json.")],
-    agent: Annotated[str, typer.Option(help="A shipped agent's name or a YAML.")] = "mhqa",
+    agent: AgentOption = "mhqa",
     name: Annotated[str, typer.Option(help="Name of the team in the trajectories.")] = "",
     on_bad_rows: Annotated[
         OnBadRows,

@@ -12,10 +12,19 @@ import typer
 
 from afm.cli.convert import merge
 from afm.cli.distill import distill, expand
-from afm.cli.options import agent_option, prompt_option
+from afm.cli.options import (
+    AgentOption,
+    CallReadersOption,
+    RecordsArgument,
+    SeedOption,
+    TasksArgument,
+    agent_option,
+    prompt_option,
+)
 from afm.cli.published import download, livecodebench, mix, published, tasks
 from afm.cli.queries import queries
 from afm.cli.trajectories import filter_files, negative, stats
+from afm.datasets.schema import GoldForm
 from afm.errors import DataError, UsageError
 
 if TYPE_CHECKING:
@@ -30,14 +39,6 @@ class WorldKind(StrEnum):
 
     MATH = "math"
     WIKI = "wiki"
-
-
-class GroundTruth(StrEnum):
-    """Values of ``--ground-truth``, as :class:`afm.datasets.rl_files.GoldForm`."""
-
-    TEXT = "text"
-    QUESTION = "question"
-    TARGET = "target"
 
 
 prepare = typer.Typer(help="Write the files that the training engines read.", no_args_is_help=True)
@@ -56,8 +57,6 @@ app.command()(queries)
 app.command()(expand)
 
 _HELD_OUT = "val"
-Agent = Annotated[str, typer.Option(help="A shipped agent's name or a YAML.")]
-Seed = Annotated[int, typer.Option(help="Fixes every random choice.")]
 
 
 @app.command()
@@ -66,7 +65,7 @@ def world(
     kind: Annotated[
         WorldKind, typer.Option(help="Arithmetic, or an encyclopaedia to search in.")
     ] = WorldKind.MATH,
-    seed: Seed = 0,
+    seed: SeedOption = 0,
     train: Annotated[int, typer.Option(min=1, help="Problems for demonstrations.")] = 6_000,
     rl: Annotated[int, typer.Option(min=1, help="Problems for reinforcement.")] = 4_096,
     heldout: Annotated[int, typer.Option(min=1, help="Problems for evaluation only.")] = 200,
@@ -131,18 +130,11 @@ def _shapes(text: str) -> list[Shape]:
 
 @prepare.command("sft")
 def prepare_sft(
-    records: Annotated[Path, typer.Argument(help="Trajectory JSONL.", exists=True, dir_okay=False)],
+    records: RecordsArgument,
     out: Annotated[Path, typer.Option(help="Folder of the data set and its dataset_info.json.")],
-    agent: Agent = "math",
+    agent: AgentOption = "math",
     name: Annotated[str, typer.Option(help="Name of the data set for LLaMA-Factory.")] = "math_agent_sft",
-    tools: Annotated[
-        Path | None,
-        typer.Option(
-            help="Tools YAML whose classes read the calls. By default the shipped tools, by their names.",
-            exists=True,
-            dir_okay=False,
-        ),
-    ] = None,
+    tools: CallReadersOption = None,
 ) -> None:
     """Write trajectories as an alpaca data set for `afm sft`.
 
@@ -163,13 +155,13 @@ def prepare_sft(
 
 @prepare.command("rl")
 def prepare_rl(
-    tasks: Annotated[Path, typer.Argument(help="Problems as JSONL or parquet.", exists=True, dir_okay=False)],
+    tasks: TasksArgument,
     out: Annotated[Path, typer.Option("--out", "-o", help="Parquet file.")],
-    agent: Agent = "math",
+    agent: AgentOption = "math",
     ability: Annotated[str, typer.Option(help="Value of the column of that name.")] = "math",
     split: Annotated[str, typer.Option(help="Value of extra_info.split.")] = "train",
     ground_truth: Annotated[
-        GroundTruth | None,
+        GoldForm | None,
         typer.Option(
             help="text: any; question: JSON {target, question}; target: an object {target: [..]}. "
             "By default question for agents with tools and no code tool, else text."
@@ -189,18 +181,20 @@ def prepare_rl(
 ) -> None:
     """Write problems as the parquet rows that `afm rl` reads."""
     from afm.datasets import read_tasks
-    from afm.datasets.rl_files import GoldForm, HeldOut, RlPart, note_rl, write_rl, write_rl_held_out
+    from afm.datasets.rl_files import HeldOut, RlPart, note_rl, write_rl, write_rl_held_out
 
-    form, spec = None if ground_truth is None else GoldForm(ground_truth), agent_option(agent)
+    spec = agent_option(agent)
     source = None if prompt is None else prompt_option(prompt)
     if validation is None:
-        made = partial(write_rl, ability=ability, gold=form, inputs=[tasks], prompt=source)
+        made = partial(write_rl, ability=ability, gold=ground_truth, inputs=[tasks], prompt=source)
         print(f"{out}: {made(read_tasks(tasks), spec, out, split=split)} rows")
         return
     if out.with_name(f"{_HELD_OUT}.parquet") == out:
         raise UsageError(f"--out {out}: --validation writes that file; choose another name")
     part, held = RlPart(read_tasks(tasks), spec, ability, source), HeldOut(validation, seed=0)
-    for path, rows in write_rl_held_out(part, out, held, name=_HELD_OUT, split=split, gold=form).items():
+    for path, rows in write_rl_held_out(
+        part, out, held, name=_HELD_OUT, split=split, gold=ground_truth
+    ).items():
         note_rl(path, rows, spec, inputs=[tasks], split=split if path == out else _HELD_OUT)
         print(f"{path}: {rows} rows")
 

@@ -82,18 +82,18 @@ def main() -> None:
 
 def command() -> Any:
     """The whole command line, its help texts shown as they are written: Typer takes ``[list]`` in them for a style."""
-    found = typer.main.get_command(app)
-    _keep_brackets(found)
-    return found
+    group = typer.main.get_command(app)
+    _keep_brackets(group)
+    return group
 
 
-def _keep_brackets(found: Any) -> None:
-    found.help = found.help and _STYLE.sub(r"\\[", found.help)
-    for parameter in found.params:
+def _keep_brackets(command: Any) -> None:
+    command.help = command.help and _STYLE.sub(r"\\[", command.help)
+    for parameter in command.params:
         text = getattr(parameter, "help", None)
         if text:
             parameter.help = _STYLE.sub(r"\\[", text)
-    for below in getattr(found, "commands", {}).values():
+    for below in getattr(command, "commands", {}).values():
         _keep_brackets(below)
 
 

@@ -7,7 +7,9 @@ import shutil
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 import afm
 from afm.errors import ConfigError, UsageError
@@ -16,19 +18,34 @@ if TYPE_CHECKING:
     from afm.agents import AgentSpec, PromptSource
 
 
+AgentOption = Annotated[str, typer.Option(help="A shipped agent's name or a YAML.")]
+SeedOption = Annotated[int, typer.Option(help="Fixes every random choice.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
+RowsJsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object a row.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Say what it takes, do nothing.")]
+RecordsArgument = Annotated[Path, typer.Argument(help="Trajectory JSONL.", exists=True, dir_okay=False)]
+TasksArgument = Annotated[
+    Path, typer.Argument(help="Problems as JSONL or parquet.", exists=True, dir_okay=False)
+]
+CallReadersOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="Tools YAML whose classes read the calls. By default the shipped tools, by their names.",
+        exists=True,
+        dir_okay=False,
+    ),
+]
+
+
 class OnBadRows(StrEnum):
-    """What happens when an input row is bad: stop, or leave the row out."""
+    """What happens when an input row is bad: stop, or leave the row out and list it."""
 
     ERROR = "error"
     DROP = "drop"
 
 
 def agent_option(name: str, model: str | Path | None = None) -> AgentSpec:
-    """The agent that ``--agent`` names; one of that name that ``model`` brings along wins.
-
-    Raises:
-        UsageError: There is no such agent, or its YAML is wrong.
-    """
+    """The agent that ``--agent`` names; one of that name that ``model`` brings along wins."""
     from afm.agents import agent_of_model, load_agent
 
     try:
@@ -38,11 +55,7 @@ def agent_option(name: str, model: str | Path | None = None) -> AgentSpec:
 
 
 def prompt_option(prompt: str) -> PromptSource:
-    """Where ``--prompt`` says that prompts come from.
-
-    Raises:
-        UsageError: There is no such file, or it is no prompt.
-    """
+    """Where ``--prompt`` says that prompts come from."""
     from afm.agents import PromptSource
 
     try:
@@ -52,18 +65,12 @@ def prompt_option(prompt: str) -> PromptSource:
 
 
 def model_option(model: str) -> str:
-    """The folder or address that ``--model`` names.
-
-    Raises:
-        UsageError: It is neither an address nor a folder that holds a model.
-    """
+    """The address that ``--model`` names, or the folder once it is known to hold a model."""
     from afm.agents import model_folder
 
     if "://" not in model and not (model_folder(model) / "config.json").is_file():
-        found = "holds no model (config.json)" if Path(model).is_dir() else "is no folder"
-        raise UsageError(
-            f"--model {model}: {found}; expected a model's folder, a run, or http://HOST:PORT/v1"
-        )
+        what = "holds no model (config.json)" if Path(model).is_dir() else "is no folder"
+        raise UsageError(f"--model {model}: {what}; expected a model's folder, a run, or http://HOST:PORT/v1")
     return model
 
 

@@ -52,8 +52,8 @@ def download(
     chosen = sets_option(sets).chosen(only or [], everything=everything)
     view = ProgressView()
     planned = plan(chosen, out, lock=lock, pin=pin)
-    for one in planned.sets:
-        view.line(one.told())
+    for hub_set in planned.sets:
+        view.line(hub_set.told())
     view.line(f"{out}: {size_told(planned.bytes_missing)} to fetch")
     planned.check_space()
     failed = planned.refused
@@ -121,31 +121,31 @@ def published(
 
     chosen = sets_option(sets).chosen(only or [], everything=everything)
     view, made = ProgressView(), 0
-    for name, one in chosen.items():
-        for step in one.prepare:
-            count = len(input_files(set_folder(name, one, data), step, name))
+    for name, hub_set in chosen.items():
+        for step in hub_set.prepare:
+            count = len(input_files(set_folder(name, hub_set, data), step, name))
             if dry_run:
                 view.line(
                     f"{step.name or name}: {count} files by reader {step.reader}, made into {step.into}"
                 )
-        for prompt in one.prompts if dry_run else ():
-            prompt.text(set_folder(name, one, data))
-        if dry_run and one.prompts:
-            view.line(f"{name}: {len(one.prompts)} prompts, made into {data / PROMPTS_FOLDER}")
+        for prompt in hub_set.prompts if dry_run else ():
+            prompt.text(set_folder(name, hub_set, data))
+        if dry_run and hub_set.prompts:
+            view.line(f"{name}: {len(hub_set.prompts)} prompts, made into {data / PROMPTS_FOLDER}")
     if dry_run:
         return
-    for name, one in chosen.items():
+    for name, hub_set in chosen.items():
         strict = on_bad_rows is OnBadRows.ERROR
         for prepared in prepare_set(
-            name, one, data, out, strict=strict, new_counts=new_counts, on_row=_shown(view)
+            name, hub_set, data, out, strict=strict, new_counts=new_counts, on_row=_shown(view)
         ):
             _tell(prepared, view)
             made += 1
-        for path in prepare_prompts(name, one, data):
+        for path in prepare_prompts(name, hub_set, data):
             view.line(str(path))
             made += 1
-        if not one.prepare and not one.prompts:
-            view.line(f"{name}: nothing is made of it; its files are in {set_folder(name, one, data)}")
+        if not hub_set.prepare and not hub_set.prompts:
+            view.line(f"{name}: nothing is made of it; its files are in {set_folder(name, hub_set, data)}")
     if not made:
         raise DataError("nothing was made: the chosen sets say nothing under `prepare`", path=sets)
 

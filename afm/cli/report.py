@@ -110,9 +110,9 @@ def view(
     from afm.evaluation.viewer import EpisodeIndex
     from afm.evaluation.viewer.server import Follower, make_app
 
-    found = EpisodeIndex(path, index or _place(path.resolve()))
-    follower = Follower(found)
-    app = make_app(found, follower, _decoder(tokenizer))
+    episodes = EpisodeIndex(path, index or _place(path.resolve()))
+    follower = Follower(episodes)
+    app = make_app(episodes, follower, _decoder(tokenizer))
     server = uvicorn.Server(uvicorn.Config(app, host=host, port=port, log_level="warning"))
     listener = server.config.bind_socket()
     named = f"[{host}]" if ":" in host else host
@@ -159,14 +159,14 @@ def cassette(
 
     report = staleness(Cassette(file), max_age_days * _DAY_S)
     if as_json:
-        print(json.dumps({tool: dataclasses.asdict(found) for tool, found in report.items()}))
+        print(json.dumps({tool: dataclasses.asdict(calls) for tool, calls in report.items()}))
         return
     if not report:
         print(f"{file}: no calls")
-    for tool, found in report.items():
+    for tool, calls in report.items():
         print(
-            f"{tool}: {found.calls} calls from {_date(found.oldest)} to {_date(found.newest)}, "
-            f"{found.outdated} older than {max_age_days:g} days, versions of the tool: {len(found.versions)}"
+            f"{tool}: {calls.calls} calls from {_date(calls.oldest)} to {_date(calls.newest)}, "
+            f"{calls.outdated} older than {max_age_days:g} days, versions of the tool: {len(calls.versions)}"
         )
 
 

@@ -114,7 +114,7 @@ def _road(
 
 def _looked_at(way: Road, stages: Sequence[RoadStage], *, show: bool) -> list[str]:
     """What is missing; with ``show`` the commands are printed, too."""
-    found = [] if way.tiny or not _trains(stages) else _gpu()
+    missing = [] if way.tiny or not _trains(stages) else _gpu()
     made: list[Path] = []
     for stage in stages:
         if show:
@@ -123,22 +123,22 @@ def _looked_at(way: Road, stages: Sequence[RoadStage], *, show: bool) -> list[st
             if show:
                 print(_said(command))
             if command.check and not way.tiny and number == 0:  # the others differ in their data alone
-                told = list(_errors(command.check, made))
-                found += [f"{stage.name}: {text}" for text in [*told, *_unseen(way, stage, told)]]
+                errors = list(_errors(command.check, made))
+                missing += [f"{stage.name}: {text}" for text in [*errors, *_unseen(way, stage, errors)]]
         made += stage.makes
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(missing))
 
 
 def _trains(stages: Sequence[RoadStage]) -> bool:
     return any(stage.name in ("sft", "rl", "eval") for stage in stages)
 
 
-def _unseen(way: Road, stage: RoadStage, told: Sequence[str]) -> Iterator[str]:
+def _unseen(way: Road, stage: RoadStage, errors: Sequence[str]) -> Iterator[str]:
     """What `afm doctor` finds only once the rows and the model are there, which an earlier stage may take days to make."""
     if stage.name == "eval" and not _serves_models():
         yield _NO_ENGINE
     asks = way.agent.judged and stage.name in ("rl", "eval") and not way.own_judge(stage.name)
-    if asks and not any(text.startswith("judge: ") for text in told):
+    if asks and not any(text.startswith("judge: ") for text in errors):
         yield from _judge()
 
 

@@ -50,8 +50,8 @@ _TINY_SFT = ("max_steps=80", "save_steps=20", "learning_rate=3.0e-3")
 """Enough to learn the rows of fixtures by heart, so that tools are called."""
 _ACTOR = "verl.actor_rollout_ref"
 AGENTS = {
-    one.name: one
-    for one in (
+    agent.name: agent
+    for agent in (
         Agent(
             "web",
             ("7b", "32b"),
@@ -208,7 +208,7 @@ class Road:
     def _own_benchmarks(self) -> set[str]:
         """Those that the agent's own list of sets makes."""
         sets = read_file(self.sets)["sets"].values()
-        steps = [step.get("name") or "" for one in sets for step in one.get("prepare", ())]
+        steps = [step.get("name") or "" for hub_set in sets for step in hub_set.get("prepare", ())]
         return {name.removeprefix("eval/") for name in steps if name.startswith("eval/")}
 
     def _others(self) -> list[str]:
@@ -253,12 +253,12 @@ class Road:
         else:
             script = f"sft_qwen2.5_{self.size}.sh"
             config = f"sft/{self.agent.name}_qwen2.5_{self.size}.yaml"
-        given = ["prompt=row", *self._given("sft")]
+        overrides = ["prompt=row", *self._given("sft")]
         keys = {"dataset_dir": "DATA_DIR", "output_dir": "OUTPUT_DIR", "model_name_or_path": "MODEL"}
         same = [f"{key}={variables[name]}" for key, name in keys.items() if name in variables]
-        check = (str(self.project / "configs" / config), *same, *given)
+        check = (str(self.project / "configs" / config), *same, *overrides)
         learnt = ["--quiet", *_TINY_SFT] if self.tiny else []
-        command = RoadCommand((str(folder / script), *learnt, *given), variables, check)
+        command = RoadCommand((str(folder / script), *learnt, *overrides), variables, check)
         return RoadStage("sft", (command,), (self.sft_model / "config.json",))
 
     def _rl(self) -> RoadStage:
@@ -318,10 +318,14 @@ class Road:
 
     def own_judge(self, stage: str) -> bool:
         """Whether the overrides of ``stage`` name a judge, or rewards that may."""
-        return any(one.startswith(("rewards=", "rewards.judge")) for one in self._given(stage))
+        return any(override.startswith(("rewards=", "rewards.judge")) for override in self._given(stage))
 
     def _given(self, stage: str) -> list[str]:
-        return [one.removeprefix(f"{stage}.") for one in self.further if one.startswith(f"{stage}.")]
+        return [
+            override.removeprefix(f"{stage}.")
+            for override in self.further
+            if override.startswith(f"{stage}.")
+        ]
 
 
 def _only(names: Sequence[str]) -> list[str]:
@@ -334,10 +338,10 @@ def checked_further(further: Sequence[str]) -> tuple[str, ...]:
     Raises:
         UsageError: One has none.
     """
-    for one in further:
-        stage, _, rest = one.partition(".")
+    for override in further:
+        stage, _, rest = override.partition(".")
         if stage not in ("sft", "rl", "eval") or "=" not in rest:
-            raise UsageError(f"{one}: expected sft.KEY=VALUE, rl.KEY=VALUE or eval.KEY=VALUE")
+            raise UsageError(f"{override}: expected sft.KEY=VALUE, rl.KEY=VALUE or eval.KEY=VALUE")
     return tuple(further)
 
 

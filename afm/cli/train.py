@@ -103,6 +103,6 @@ def export(
     ] = None,
 ) -> None:
     """Export a checkpoint of `afm rl` as a model for `afm eval`, `afm ask` and `afm serve model`."""
-    given = {"--step": step, "--out": out, "--agent": agent}
-    options = [f"{name}={value}" for name, value in given.items() if value is not None]
+    values = {"--step": step, "--out": out, "--agent": agent}
+    options = [f"{name}={value}" for name, value in values.items() if value is not None]
     raise typer.Exit(run_words([sys.executable, "-P", "-m", EXPORTER, *options, "--", str(run)]))

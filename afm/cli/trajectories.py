@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from afm.cli.options import OnBadRows, agent_option
+from afm.cli.options import AgentOption, OnBadRows, RecordsArgument, SeedOption, agent_option
 from afm.errors import DataError, UsageError, suggestion
 
 if TYPE_CHECKING:
@@ -163,53 +163,53 @@ def stats(
         raise UsageError(f"{out}: input and output are the same file; choose another --out")
     spec = agent_option(agent) if agent else None
     view = ProgressView()
-    found = _counted(files, spec, samples, seed, view)
-    if not found.rows:
+    counted = _counted(files, spec, samples, seed, view)
+    if not counted.rows:
         raise DataError("holds no trajectories", path=str(files[0]))
-    _told(found, view)
+    _told(counted, view)
     if out is not None:
         funnels = _funnels(funnel or _beside(files))
         title = ", ".join(file.name for file in files[:3]) + (" and more" if len(files) > 3 else "")
-        view.line(str(write_data_report(found, out, title=title, funnels=funnels, agent=spec)))
+        view.line(str(write_data_report(counted, out, title=title, funnels=funnels, agent=spec)))
 
 
 def _counted(files: Sequence[Path], spec: AgentSpec | None, samples: int, seed: int, view: Any) -> DataStats:
     from afm.evaluation.data_stats import DataStats
     from afm.trajectory import read_records
 
-    found = DataStats(samples=samples, seed=seed)
+    counted = DataStats(samples=samples, seed=seed)
     for file in files:
         for item in read_records(file):
             if isinstance(item, DataError):
                 raise item
-            found.add(item, spec)
-            view.update("rows", found.rows, None)
-    return found
+            counted.add(item, spec)
+            view.update("rows", counted.rows, None)
+    return counted
 
 
-def _told(found: DataStats, view: Any) -> None:
+def _told(counted: DataStats, view: Any) -> None:
     from afm.evaluation.data_stats import charts
     from afm.terminal import visible
 
-    view.line(f"{found.rows} trajectories, {found.kept} kept")
-    view.line(f"  duplicates: {found.same_question} questions, {found.same_text} whole rows")
-    for chart in charts(found):
+    view.line(f"{counted.rows} trajectories, {counted.kept} kept")
+    view.line(f"  duplicates: {counted.same_question} questions, {counted.same_text} whole rows")
+    for chart in charts(counted):
         most = ", ".join(f"{bar.label} {bar.count}" for bar in chart.bars[:6])
-        told = most if chart.note.startswith(("rows", "steps", "calls", "repairs")) else chart.note
-        view.line(visible(f"  {chart.title.lower()}: {told}".replace("\n", " ")))
-    tokens = found.prompt_tokens + found.agent_tokens
-    view.line(f"  cost: {tokens} tokens, {found.cost_usd:.4f} USD, {found.tool_s:.1f} s in tools")
+        text = most if chart.note.startswith(("rows", "steps", "calls", "repairs")) else chart.note
+        view.line(visible(f"  {chart.title.lower()}: {text}".replace("\n", " ")))
+    tokens = counted.prompt_tokens + counted.agent_tokens
+    view.line(f"  cost: {tokens} tokens, {counted.cost_usd:.4f} USD, {counted.tool_s:.1f} s in tools")
 
 
 def _beside(files: Iterable[Path]) -> list[Path]:
     """The funnels that a filter left beside its output: ``NAME.funnel.json`` or ``funnel.json``."""
-    found: list[Path] = []
+    funnels: list[Path] = []
     for file in files:
         for name in (f"{file.stem}.{FUNNEL_FILE}", FUNNEL_FILE):
             path = file.with_name(name)
-            if path.is_file() and path not in found:
-                found.append(path)
-    return found
+            if path.is_file() and path not in funnels:
+                funnels.append(path)
+    return funnels
 
 
 def _funnels(paths: Iterable[Path]) -> dict[str, list[FunnelStage]]:
@@ -263,9 +263,9 @@ class Direct(StrEnum):
 
 
 def negative(
-    records: Annotated[Path, typer.Argument(help="Trajectory JSONL.", exists=True, dir_okay=False)],
+    records: RecordsArgument,
     out: Annotated[Path, typer.Option(help="Folder of the data set and its dataset_info.json.")],
-    agent: Annotated[str, typer.Option(help="A shipped agent's name or a YAML.")] = "math",
+    agent: AgentOption = "math",
     general: Annotated[
         Path | None,
         typer.Option(
@@ -294,7 +294,7 @@ def negative(
         OnBadRows, typer.Option(help="Stop at rows that are wrong, or go on without them.")
     ] = OnBadRows.ERROR,
     name: Annotated[str, typer.Option(help="Name of the data set for LLaMA-Factory.")] = "negative_agent_sft",
-    seed: Annotated[int, typer.Option(help="Fixes every random choice.")] = 0,
+    seed: SeedOption = 0,
 ) -> None:
     """Mix trajectories with samples that teach when not to call a tool, as a data set for `afm sft`.
 
@@ -322,12 +322,12 @@ def negative(
     _show_kinds(summary, view)
 
 
-def _ratios(given: list[str]) -> dict[NegativeKind, float]:
+def _ratios(pairs: list[str]) -> dict[NegativeKind, float]:
     from afm.datasets.negative_samples import NegativeKind
     from afm.datasets.negative_set import DEFAULT_RATIOS
 
     ratios = dict(DEFAULT_RATIOS)
-    for pair in given:
+    for pair in pairs:
         kind, _, number = pair.partition("=")
         if kind not in list(NegativeKind):
             raise UsageError(f"--ratio {pair}: {suggestion(kind, map(str, NegativeKind))}")

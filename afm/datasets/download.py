@@ -60,7 +60,7 @@ class PlannedSet:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class DownloadPlan:
     """What a download takes.
 
     Attributes:
@@ -74,7 +74,7 @@ class Plan:
     @property
     def bytes_missing(self) -> int:
         """Of all sets."""
-        return sum(one.bytes_missing for one in self.sets)
+        return sum(planned.bytes_missing for planned in self.sets)
 
     def check_space(self) -> None:
         """Refuse what does not fit on the disk.
@@ -92,10 +92,12 @@ class Plan:
             )
 
 
-def plan(sets: Mapping[str, HubSet], out: Path, *, lock: Path | None = None, pin: bool = False) -> Plan:
+def plan(
+    sets: Mapping[str, HubSet], out: Path, *, lock: Path | None = None, pin: bool = False
+) -> DownloadPlan:
     """Find out what there is: from the lock where a set is pinned, else from the Hub.
 
-    A set that cannot be had is noted in :attr:`Plan.refused`, so that the others can be fetched.
+    A set that cannot be had is noted in :attr:`DownloadPlan.refused`, so that the others can be fetched.
 
     Args:
         lock: By default ``download.lock.json`` in ``out``.
@@ -118,7 +120,7 @@ def plan(sets: Mapping[str, HubSet], out: Path, *, lock: Path | None = None, pin
             refused[name] = str(error)
             continue
         planned.append(PlannedSet(name, wanted, files, out / name, bool(wanted.pinned)))
-    return Plan(out, tuple(planned), refused)
+    return DownloadPlan(out, tuple(planned), refused)
 
 
 def _asked(name: str, wanted: HubSet) -> tuple[HubFile, ...]:
@@ -135,7 +137,7 @@ def _asked(name: str, wanted: HubSet) -> tuple[HubFile, ...]:
     return files
 
 
-def run(planned: Plan, progress: Progress, *, lock: Path | None = None) -> dict[str, str]:
+def run(planned: DownloadPlan, progress: Progress, *, lock: Path | None = None) -> dict[str, str]:
     """Fetch everything; killed at any moment, the same call goes on.
 
     A set is in the manifest, and in the lock, once all of it is there. Sets that the plan did not take from the lock are
@@ -153,52 +155,54 @@ def run(planned: Plan, progress: Progress, *, lock: Path | None = None) -> dict[
     """
     failed, done = dict(planned.refused), []
     with RunFolder(planned.out).locked(name=None):
-        for one in planned.sets:
-            if reason := _fetch_set(one, progress, lock or planned.out / LOCK_FILE):
-                failed[one.name] = reason
+        for planned_set in planned.sets:
+            if reason := _fetch_set(planned_set, progress, lock or planned.out / LOCK_FILE):
+                failed[planned_set.name] = reason
             else:
-                done.append(one)
+                done.append(planned_set)
         _write_manifest(planned.out, done)
     return failed
 
 
-def _fetch_set(one: PlannedSet, progress: Progress, path: Path) -> str:
+def _fetch_set(planned: PlannedSet, progress: Progress, path: Path) -> str:
     """Have all files of a set; says why that failed, or nothing."""
     try:
-        for file in one.files:
-            _fetch(file, one, progress)
+        for file in planned.files:
+            _fetch(file, planned, progress)
     except DataError as error:
         return str(error)
     lock = read_lock(path)
-    before, now = lock.sets.get(one.name), LockedSet.of(one.wanted, one.files)
+    before, now = lock.sets.get(planned.name), LockedSet.of(planned.wanted, planned.files)
     if before is not None:
         now = now.model_copy(update={"rows": before.rows})
     if now != before:
-        lock.model_copy(update={"sets": {**lock.sets, one.name: now}}).write(path)
+        lock.model_copy(update={"sets": {**lock.sets, planned.name: now}}).write(path)
     return ""
 
 
-def _fetch(file: HubFile, one: PlannedSet, progress: Progress) -> None:
+def _fetch(file: HubFile, planned: PlannedSet, progress: Progress) -> None:
     """Have one file; a pinned one that someone changed is not overwritten."""
-    path = one.folder / file.name
-    if one.pinned and path.exists() and not is_whole(file, path, progress):
+    path = planned.folder / file.name
+    if planned.pinned and path.exists() and not is_whole(file, path, progress):
         raise DataError(
             f"differs from the pinned {file.checksum[:12]} of {file.repository} at {file.revision[:12]}; move it "
             "away and run the same command again, or pin what the Hub has now with --pin",
             path=str(path),
         )
-    if not one.pinned or not path.exists():
-        fetch(file, one.folder, progress)
+    if not planned.pinned or not path.exists():
+        fetch(file, planned.folder, progress)
 
 
 def _write_manifest(out: Path, done: list[PlannedSet]) -> None:
     """Note what is here; sets of earlier calls stay."""
     path = out / MANIFEST_FILE
     sets = _noted(path) | {
-        one.name: LockedSet.of(one.wanted, one.files).model_dump(mode="json", exclude={"patterns"})
-        for one in done
+        planned.name: LockedSet.of(planned.wanted, planned.files).model_dump(
+            mode="json", exclude={"patterns"}
+        )
+        for planned in done
     }
-    files = sum(len(one["files"]) for one in sets.values())
+    files = sum(len(planned["files"]) for planned in sets.values())
     write_manifest(path, counts={"sets": len(sets), "files": files}, sets=sets)
 
 

@@ -132,13 +132,13 @@ def hub_files(
     info = _described(repository, kind, revision)
     if info.sha is None or (is_commit(revision) and info.sha != revision):
         raise DataError(f"{kind} {repository}: asked for commit {revision}, the server describes {info.sha}")
-    found = []
+    files = []
     for sibling in info.siblings or ():
         checksum = sibling.lfs.sha256 if sibling.lfs else sibling.blob_id
         if checksum is not None and sibling.size is not None:
             name = checked_name(repository, sibling.rfilename)
-            found.append(HubFile(repository, name, sibling.size, checksum, info.sha, kind))
-    return sorted(found, key=lambda file: file.name)
+            files.append(HubFile(repository, name, sibling.size, checksum, info.sha, kind))
+    return sorted(files, key=lambda file: file.name)
 
 
 def is_commit(revision: str | None) -> bool:

@@ -23,7 +23,7 @@ from afm.datasets.published_prompts import PublishedPrompt
 from afm.datasets.readers import READERS, checked_reader
 from afm.datasets.readers.questions import plain_rows
 from afm.datasets.readers.row import RowReader
-from afm.datasets.rl_files import GoldForm
+from afm.datasets.schema import GoldForm
 from afm.errors import DataError, UsageError, suggestion
 from afm.runs.atomic import replace_text
 

@@ -24,19 +24,19 @@ def owners_files(places: Sequence[Path]) -> list[Path]:
     Raises:
         DataError: There is none.
     """
-    found = [
+    files = [
         file
         for place in places
         for file in (sorted(place.rglob("*")) if place.is_dir() else [place])
         if file.suffix in _SUFFIXES
     ]
-    if not found:
+    if not files:
         raise DataError(
             "holds no file of LiveCodeBench; expected test.jsonl, test2.jsonl .. of livecodebench/code_generation_lite: "
             "afm data download benchmarks --out downloads/benchmarks --only livecodebench_v5",
             path=", ".join(map(str, places)),
         )
-    return found
+    return files
 
 
 def write_complete_tests(places: Sequence[Path], out: Path) -> int:

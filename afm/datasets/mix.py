@@ -63,13 +63,13 @@ def mix_sources(name: str, sets: HubSets, data: Path) -> Parts:
         UsageError: There is no such mix.
         DataError: Sets are not downloaded; names all of them.
     """
-    found: Parts = {}
+    sources: Parts = {}
     missing: dict[str, str] = {}
     for part in sets.mix(name).parts:
         owner, step = sets.preparations[part]
         try:
             files = input_files(set_folder(owner, sets.sets[owner], data), step, owner)
-            found[part] = step, SetFiles(owner, files, commit_of(data, owner), data / LOCK_FILE)
+            sources[part] = step, SetFiles(owner, files, commit_of(data, owner), data / LOCK_FILE)
         except DataError as error:
             missing[owner] = error.message
     if missing:
@@ -79,7 +79,7 @@ def mix_sources(name: str, sets: HubSets, data: Path) -> Parts:
             f"mix {name!r} lacks {len(missing)} sets; fetch them with `afm data download ... {only}`:{reasons}",
             path=str(data),
         )
-    return found
+    return sources
 
 
 def prepare_mix(
@@ -117,11 +117,11 @@ def prepare_mix(
             bad = BadRows(sink, strict=strict)
             streams = _streams(parts, _Unique(keep), bad, counts, on_row)
             paths = _write(mix, parts, streams, target, prompts)
-    refused = any(one.bad for one in counts.values())
+    refused = any(part_counts.bad for part_counts in counts.values())
     if not refused:
         listing.unlink()
     _note(mix, parts, counts, target, [*paths], keep, prompts)
-    rows = sum(one.made for one in counts.values())
+    rows = sum(part_counts.made for part_counts in counts.values())
     return Mixed(tuple(paths), rows, counts, listing if refused else None)
 
 
@@ -230,10 +230,10 @@ def _note(
     prompts: Prompts,
 ) -> None:
     """The manifest of a mix."""
-    totals = [one.as_counts() for one in counts.values()]
+    totals = [total.as_counts() for total in counts.values()]
     write_manifest(
         target.with_name(f"{target.name}.manifest.json"),
-        counts={key: sum(one.get(key, 0) for one in totals) for key in {**totals[0], "left_out": 0}},
+        counts={key: sum(total.get(key, 0) for total in totals) for key in {**totals[0], "left_out": 0}},
         inputs=[file for _, source in parts.values() for file in source.files],
         made_into=mix.into,
         keep={file.name: sha256_of(file) for file in keep},

@@ -155,7 +155,7 @@ def rows_of(file: Path, reader: RowReader) -> Iterator[tuple[int, Any]]:
             yield line, row
             continue
         try:
-            yield from ((line, one) for one in reader.unpack(file.stem, row))
+            yield from ((line, unpacked) for unpacked in reader.unpack(file.stem, row))
         except DataError as error:
             raise DataError(error.message, path=str(file)) from None
 
@@ -191,12 +191,12 @@ def data_files(folder: Path) -> dict[Path, str]:
     """
     saved = _saved_files(folder)
     places = [place for place in [folder, *folder.rglob("*")] if place.is_dir() and _is_saved(place)]
-    found = {path: _hub_name(path, split) for path, split in saved.items()}
+    names = {path: _hub_name(path, split) for path, split in saved.items()}
     for path in folder.rglob("*"):
         inside = any(place in path.parents for place in places)
         if path.suffix in SUFFIXES and path.is_file() and not inside:
-            found[path] = path.relative_to(folder).as_posix()
-    return dict(sorted(found.items()))
+            names[path] = path.relative_to(folder).as_posix()
+    return dict(sorted(names.items()))
 
 
 def _table_rows(file: Path, delimiter: str) -> Iterator[tuple[int, Any]]:
@@ -279,7 +279,7 @@ def _saved_files(folder: Path) -> dict[Path, str]:
     Raises:
         DataError: A folder that is named there, or a file, is missing; or a description is broken.
     """
-    found: dict[Path, str] = {}
+    splits: dict[Path, str] = {}
     inside: set[Path] = set()
     for place in sorted([folder, *(path for path in folder.rglob("*") if path.is_dir())]):
         if place in inside or not _is_saved(place):
@@ -287,10 +287,10 @@ def _saved_files(folder: Path) -> dict[Path, str]:
         if (place / _SPLITS).is_file():
             for split in map(_plain_name, _listed(place / _SPLITS, "splits")):
                 inside.add(place / split)
-                found |= dict.fromkeys(_saved_streams(place / split), split)
+                splits |= dict.fromkeys(_saved_streams(place / split), split)
         else:
-            found |= dict.fromkeys(_saved_streams(place), "")
-    return found
+            splits |= dict.fromkeys(_saved_streams(place), "")
+    return splits
 
 
 def _hub_name(path: Path, split: str) -> str:
@@ -323,7 +323,9 @@ def _arrow_rows(file: Path) -> Iterator[tuple[int, dict[str, Any] | DataError]]:
 
 def _saved_streams(folder: Path) -> list[Path]:
     listed = _listed(folder / _STATE, "_data_files")
-    files = [folder / _plain_name(one.get("filename") if isinstance(one, dict) else one) for one in listed]
+    files = [
+        folder / _plain_name(entry.get("filename") if isinstance(entry, dict) else entry) for entry in listed
+    ]
     for file in files:
         if not file.is_file():
             raise DataError(
@@ -334,15 +336,15 @@ def _saved_streams(folder: Path) -> list[Path]:
 
 def _listed(path: Path, key: str) -> list[Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))[key]
-        if not isinstance(found, list):
+        entries = json.loads(path.read_text(encoding="utf-8"))[key]
+        if not isinstance(entries, list):
             raise TypeError
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(
             f"not readable as what save_to_disk writes, expected a list {key!r} ({type(error).__name__}); save the set again",
             path=str(path),
         ) from None
-    return found
+    return entries
 
 
 def _plain_name(name: Any) -> str:

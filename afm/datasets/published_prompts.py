@@ -116,7 +116,7 @@ def around_questions(file: Path) -> str:
 
 def _shared_start(texts: list[str]) -> str:
     first, last = min(texts), max(texts)
-    differs = (place for place, (one, other) in enumerate(zip(first, last, strict=False)) if one != other)
+    differs = (place for place, (mine, other) in enumerate(zip(first, last, strict=False)) if mine != other)
     return first[: next(differs, len(first))]
 
 

@@ -10,12 +10,11 @@ import tempfile
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from pathlib import Path
 from typing import IO, Any
 
 from afm.agents import AgentSpec, PromptMode, PromptSource, PromptTemplate
-from afm.datasets.schema import Task, check_writable
+from afm.datasets.schema import GoldForm, Task, check_writable
 from afm.errors import DataError, MissingExtraError
 from afm.runs.atomic import replacing, replacing_together
 from afm.runs.folder import sha256_of, write_manifest
@@ -26,17 +25,6 @@ _INT_LIMIT = 1 << 63
 _ID_KEY_BYTES = 12
 _LARGEST_SHARE = 10
 """One question in so many is held out at most."""
-
-
-class GoldForm(StrEnum):
-    """How RL rows hold gold answers; our rewards read all three."""
-
-    TEXT = "text"
-    """A text: the answer itself, or JSON of ``{"target": [..]}`` or of the tests. Any kinds of rows fit in one file."""
-    QUESTION = "question"
-    """JSON of ``{"target": [..], "question": ..}``, as AFM's script writes it."""
-    TARGET = "target"
-    """An object ``{"target": [..]}``, as AFM's documentation says."""
 
 
 def usual_gold(spec: AgentSpec) -> GoldForm:

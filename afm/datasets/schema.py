@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import date, time
 from decimal import Decimal
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,17 @@ _WORKED_SOURCES = ("gsm8k", "openai/gsm8k")
 """Data sources whose published ``answer`` is a worked solution."""
 _MOST_LEVELS = 64
 """Lists and objects within each other; laying rows aside recurses, and no published row comes near."""
+
+
+class GoldForm(StrEnum):
+    """How RL rows hold gold answers; our rewards read all three."""
+
+    TEXT = "text"
+    """A text: the answer itself, or JSON of ``{"target": [..]}`` or of the tests. Any kinds of rows fit in one file."""
+    QUESTION = "question"
+    """JSON of ``{"target": [..], "question": ..}``, as AFM's script writes it."""
+    TARGET = "target"
+    """An object ``{"target": [..]}``, as AFM's documentation says."""
 
 
 class Task(BaseModel):
@@ -210,12 +222,12 @@ def _question_of_prompt(row: Mapping[str, Any]) -> str | None:
 def _gold(row: Mapping[str, Any]) -> Any:
     model = _mapping(row, "reward_model")
     places = [row.get(key) for key in _GOLD_KEYS] + [model.get("ground_truth")]
-    found = [value for value in places if value is not None]
-    if not found:
+    values = [value for value in places if value is not None]
+    if not values:
         raise DataError(
             "expected `answer`, `ground_truth` or `reward_model.ground_truth`, got none" + _OTHER_KEYS
         )
-    gold = checked_gold(found[0], "answer")
+    gold = checked_gold(values[0], "answer")
     if isinstance(gold, Mapping):
         return {key: value for key, value in gold.items() if value is not None}
     if isinstance(gold, bool | int | float):

@@ -95,8 +95,8 @@ def write_chat(rows: Iterable[Conversation], path: Path, name: str) -> None:
 
 def _is_trainable(row: Conversation) -> bool:
     return all(
-        one.role in ("system", "user") or (one.role == "assistant" and one.loss is not None)
-        for one in row.messages
+        message.role in ("system", "user") or (message.role == "assistant" and message.loss is not None)
+        for message in row.messages
     )
 
 

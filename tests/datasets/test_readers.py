@@ -22,7 +22,8 @@ from afm.datasets.hub_sets import Preparation, Product, read_hub_sets
 from afm.datasets.prepared import make
 from afm.datasets.published import BadRows, ReadCounts, published_rows, read_published
 from afm.datasets.readers import READERS
-from afm.datasets.rl_files import GoldForm, write_rl
+from afm.datasets.rl_files import write_rl
+from afm.datasets.schema import GoldForm
 from afm.errors import DataError
 from afm.evaluation.job import read_benchmark
 from afm.rewards import Sample, load_reward

@@ -10,9 +10,9 @@ from itertools import dropwhile, pairwise
 
 from afm.datasets.readers.row import (
     AlpacaRow,
+    ChatMessage,
     Conversation,
     Row,
-    Turn,
     abbreviate,
     as_list,
     object_field,
@@ -35,14 +35,14 @@ def read_agent_flan(row: Row, default: str) -> Conversation:
     return Conversation(id=row_id(row, default, "id"), messages=messages)
 
 
-def _message(turn: Row) -> Turn:
+def _message(turn: Row) -> ChatMessage:
     role, loss = turn.get("role"), turn.get("loss")
     if role not in _ROLES:
         raise DataError(f"`conversation`: role {role!r}, expected one of {sorted(_ROLES)}")
     if not isinstance(loss, bool):
         raise DataError(f"`conversation`: loss {abbreviate(loss)}, expected true or false")
     text_field(turn, "content")  # checked, and then taken with the blanks around it, which are trained on too
-    return Turn(role=role, content=turn["content"], loss=loss)
+    return ChatMessage(role=role, content=turn["content"], loss=loss)
 
 
 _SHAREGPT_ROLES = {
@@ -77,14 +77,14 @@ def read_sharegpt(row: Row, default: str) -> Conversation:
     return Conversation(id=row_id(row, default, "id"), messages=tuple(system + spoken))
 
 
-def _sharegpt_message(turn: Row) -> Turn:
+def _sharegpt_message(turn: Row) -> ChatMessage:
     role = _SHAREGPT_ROLES.get(str(turn.get("from")))
     if role is None:
         raise DataError(
             f"`conversations`: from {abbreviate(turn.get('from'))}, expected one of {sorted(_SHAREGPT_ROLES)}"
         )
     text_field(turn, "value")
-    return Turn(role=role, content=turn["value"], loss=role == "assistant")
+    return ChatMessage(role=role, content=turn["value"], loss=role == "assistant")
 
 
 _PRINTED = re.compile(r"<interpreter>(.*?)</interpreter>", re.DOTALL)
@@ -107,24 +107,24 @@ def read_retool(row: Row, default: str) -> Conversation:
     return Conversation(id=row_id(row, default, "id"), messages=tuple(messages))
 
 
-def _messages(turn: Row) -> Iterator[Turn]:
+def _messages(turn: Row) -> Iterator[ChatMessage]:
     role, content = turn.get("role"), text_field(turn, "content")
     if role not in _ROLES:
         raise DataError(f"`messages`: role {role!r}, expected one of {sorted(_ROLES)}")
     if role != "assistant":
-        yield Turn(role=role, content=content, loss=False)
+        yield ChatMessage(role=role, content=content, loss=False)
         return
     position = 0
     for printed in _PRINTED.finditer(content):
         if written := content[position : printed.start()].strip():
-            yield Turn(role="assistant", content=written, loss=True)
-        yield Turn(role="tool", content=printed[1].strip(), loss=False)
+            yield ChatMessage(role="assistant", content=written, loss=True)
+        yield ChatMessage(role="tool", content=printed[1].strip(), loss=False)
         position = printed.end()
     rest = content[position:].strip()
     if re.search(r"</?interpreter>", rest):
         raise DataError("an <interpreter> block is never closed, or never opened")
     if rest:
-        yield Turn(role="assistant", content=rest, loss=True)
+        yield ChatMessage(role="assistant", content=rest, loss=True)
 
 
 def read_retool_question(row: Row, default: str) -> Task:

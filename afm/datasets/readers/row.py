@@ -14,7 +14,7 @@ from afm.errors import DataError
 _MESSAGE_CHARS = 60
 
 
-class Turn(BaseModel):
+class ChatMessage(BaseModel):
     """One turn of a conversation: of ``system``, ``user``, ``assistant`` or ``tool``.
 
     Attributes:
@@ -34,7 +34,7 @@ class Conversation(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     id: str = Field(min_length=1)
-    messages: tuple[Turn, ...] = Field(min_length=1)
+    messages: tuple[ChatMessage, ...] = Field(min_length=1)
     data_source: str = ""
 
 
