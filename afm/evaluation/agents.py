@@ -52,11 +52,11 @@ class Agents:
     originals: Mapping[str, AgentSpec] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, given: AgentSpec | Agents, original: AgentSpec | None = None) -> Agents:
+    def of(cls, agents: AgentSpec | Agents, original: AgentSpec | None = None) -> Agents:
         """One agent as the only one; several as they are."""
-        if isinstance(given, Agents):
-            return given
-        return cls({given.name: given}, {} if original is None else {given.name: original})
+        if isinstance(agents, Agents):
+            return agents
+        return cls({agents.name: agents}, {} if original is None else {agents.name: original})
 
     @property
     def first(self) -> AgentSpec:

@@ -103,8 +103,8 @@ async def agree(
                 parallel = max(judge.max_parallel for judge in settings.judges)
                 asking = Asking(log, parallel, settings.max_failed_share, on_progress)
                 rows = await asking.verdicts([_request(rater, item) for rater in raters for item in chosen])
-            found = tuple(_agreements(raters, chosen, rows, settled, settings.seed))
-            metrics = metrics.model_copy(update={"agreement": found})
+            pairs = tuple(_agreements(raters, chosen, rows, settled, settings.seed))
+            metrics = metrics.model_copy(update={"agreement": pairs})
             keep_metrics(out_dir, metrics)
     finally:
         await asyncio.gather(*(rater.judge.close() for rater in raters))
@@ -200,9 +200,9 @@ def _agreements(
         pairs: dict[str, list[tuple[bool, bool]]] = {}
         abstained = 0
         for item in items:
-            one, other = verdicts[first][item.id], verdicts[second][item.id]
-            if one is None or other is None:
+            verdict, other = verdicts[first][item.id], verdicts[second][item.id]
+            if verdict is None or other is None:
                 abstained += 1
             else:
-                pairs.setdefault(item.task, []).append((one, other))
+                pairs.setdefault(item.task, []).append((verdict, other))
         yield agreement(first, second, pairs, abstained=abstained, settled=settled, seed=seed)

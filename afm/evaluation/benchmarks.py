@@ -197,8 +197,8 @@ _OWN_FILE = "rows of AFM's published file (revision 8f94516)"
 _FLASHRAG = "rows of the set in FlashRAG and Search-R1 (arXiv 2503.09516); AFM publishes the file of NQ alone"
 
 BENCHMARKS: dict[str, Benchmark] = {
-    one.name: one
-    for one in (
+    benchmark.name: benchmark
+    for benchmark in (
         Benchmark("gaia", "gaia", WEB, 103, _OWN_FILE, choice_in="web_agent"),
         Benchmark("webwalker", "webwalker", WEB, 680, _OWN_FILE),
         Benchmark("browsecomp", "browsecomp", WEB, 1266, _OWN_FILE, prepared=False),

@@ -8,6 +8,9 @@ from typing import Any
 
 from afm.errors import ConfigError
 from afm.evaluation.judging import (
+    CHOICE,
+    GRADE,
+    GRADES,
     Asking,
     BestOfSettings,
     Candidate,
@@ -16,12 +19,10 @@ from afm.evaluation.judging import (
     Reply,
     VerdictRequest,
     list_messages,
-    list_schema,
     questions_of,
-    read_choice,
-    read_grade,
+    read_reply,
+    reply_schema,
     score_messages,
-    score_schema,
     settled,
     shuffled,
 )
@@ -67,10 +68,12 @@ async def choose(
             with KeyedJournal(out_dir / CHOICES_FILE) as log:
                 asking = Asking(log, settings.judge.max_parallel, settings.max_failed_share, on_progress)
                 rows = await asking.verdicts(list(work.requests()))
-            found = tuple(work.results(rows))
-            again = {(one.method, one.k, one.judge) for one in found}
-            others = (one for one in metrics.best_of if (one.method, one.k, one.judge) not in again)
-            metrics = metrics.model_copy(update={"best_of": (*others, *found)})
+            figures = tuple(work.results(rows))
+            again = {(figure.method, figure.k, figure.judge) for figure in figures}
+            others = (
+                figure for figure in metrics.best_of if (figure.method, figure.k, figure.judge) not in again
+            )
+            metrics = metrics.model_copy(update={"best_of": (*others, *figures)})
             keep_metrics(out_dir, metrics)
     finally:
         await client.close()
@@ -87,8 +90,8 @@ class _Work:
         self._model = model
         self._questions = questions
         fields = settings.judge.request_fields
-        self._lists = client.asking(fields(model, list_schema()))
-        self._grades = client.asking(fields(model, score_schema()))
+        self._lists = client.asking(fields(model, reply_schema(CHOICE)))
+        self._grades = client.asking(fields(model, reply_schema(GRADE)))
 
     def requests(self) -> Iterator[VerdictRequest]:
         """All that needs a judge."""
@@ -100,7 +103,9 @@ class _Work:
                             yield self._choice(question, group, k)
         if Method.SCORE in self._settings.methods:
             for question in self._graded_questions():
-                yield from (self._grade(question, one) for one in question.candidates if one.answer)
+                yield from (
+                    self._grade(question, candidate) for candidate in question.candidates if candidate.answer
+                )
 
     def results(self, rows: _Rows) -> Iterator[BestOf]:
         """The figures, in the order of methods and sizes."""
@@ -119,26 +124,31 @@ class _Work:
         messages = list_messages(question.text, shown)
 
         def read(text: str) -> dict[str, Any]:
-            reply = read_choice(text, messages, len(shown))
-            told = {
+            reply = read_reply(text, messages, CHOICE, range(1, len(shown) + 1))
+            row = {
                 "method": Method.LIST,
                 "k": k,
                 "task": question.task,
-                "rounds": [one.round for one in shown],
+                "rounds": [candidate.round for candidate in shown],
             }
-            return {**told, "choice": shown[reply.number - 1].round, **_why(reply, question)}
+            return {**row, "choice": shown[reply.number - 1].round, **_why(reply, question)}
 
         return _request((Method.LIST, k, question.task, group[0].round), self._lists, messages, read)
 
-    def _grade(self, question: JudgedQuestion, one: Candidate) -> VerdictRequest:
-        messages = score_messages(question.text, one)
+    def _grade(self, question: JudgedQuestion, candidate: Candidate) -> VerdictRequest:
+        messages = score_messages(question.text, candidate)
 
         def read(text: str) -> dict[str, Any]:
-            reply = read_grade(text, messages)
-            told = {"method": Method.SCORE, "task": question.task, "round": one.round, "grade": reply.number}
-            return {**told, **_why(reply, question)}
+            reply = read_reply(text, messages, GRADE, GRADES)
+            row = {
+                "method": Method.SCORE,
+                "task": question.task,
+                "round": candidate.round,
+                "grade": reply.number,
+            }
+            return {**row, **_why(reply, question)}
 
-        return _request((Method.SCORE, question.task, one.round), self._grades, messages, read)
+        return _request((Method.SCORE, question.task, candidate.round), self._grades, messages, read)
 
     def _by_list(self, k: int, rows: _Rows) -> BestOf:
         shares: list[float] = []
@@ -159,7 +169,9 @@ class _Work:
                     asked += 1
                     place = row["rounds"].index(row["choice"]) + 1
                     places[place] = places.get(place, 0) + 1
-                    outcomes.append(next(one.passed for one in group if one.round == row["choice"]))
+                    outcomes.append(
+                        next(candidate.passed for candidate in group if candidate.round == row["choice"])
+                    )
             if outcomes and None not in outcomes:
                 shares.append(sum(map(bool, outcomes)) / len(outcomes))
         chosen = {place: count / asked for place, count in sorted(places.items())}
@@ -172,15 +184,18 @@ class _Work:
             if len(question.candidates) < k:
                 continue
             by_judge = settled(question.candidates) is None
-            grades = [self._graded(question, one, rows, by_judge=by_judge) for one in question.candidates]
-            for one, grade in zip(question.candidates, grades, strict=True):
-                needed = by_judge and bool(one.answer)
+            grades = [
+                self._graded(question, candidate, rows, by_judge=by_judge)
+                for candidate in question.candidates
+            ]
+            for candidate, grade in zip(question.candidates, grades, strict=True):
+                needed = by_judge and bool(candidate.answer)
                 asked += needed and grade is not None
                 abstained += needed and grade is None
                 free += not needed
             known = [
-                (grade, one.passed)
-                for grade, one in zip(grades, question.candidates, strict=True)
+                (grade, candidate.passed)
+                for grade, candidate in zip(grades, question.candidates, strict=True)
                 if grade is not None
             ]
             if len(known) == len(grades):
@@ -188,13 +203,13 @@ class _Work:
         return self._figures(Method.SCORE, k, shares, abstained, asked, free, {})
 
     def _graded(
-        self, question: JudgedQuestion, one: Candidate, rows: _Rows, *, by_judge: bool
+        self, question: JudgedQuestion, candidate: Candidate, rows: _Rows, *, by_judge: bool
     ) -> float | None:
-        if not one.answer:
+        if not candidate.answer:
             return _NO_ANSWER
         if not by_judge:
             return _SAME
-        row = rows.get((Method.SCORE, question.task, one.round))
+        row = rows.get((Method.SCORE, question.task, candidate.round))
         return None if row is None else float(row["grade"])
 
     def _figures(

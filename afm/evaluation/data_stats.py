@@ -180,13 +180,13 @@ class DataStats:
             self.shown[place] = record
 
 
-def answer_type(found: tuple[str, ...]) -> str:
+def answer_type(parts: tuple[str, ...]) -> str:
     """What kind of thing a final answer is, by its form alone."""
-    if not found:
+    if not parts:
         return "none"
-    if len(found) > 1:
+    if len(parts) > 1:
         return "several"
-    text = found[0].strip()
+    text = parts[0].strip()
     words = text.split()
     if _YEAR.fullmatch(text):
         return "year"
@@ -304,7 +304,7 @@ def write_data_report(
 
 def charts(stats: DataStats) -> list[Chart]:
     """Every distribution that has something to show."""
-    found = [
+    drawn = [
         Chart("Agent", "rows", named(stats.agents)),
         Chart("Source of the question", "rows", named(stats.sources)),
         Chart("Teacher", "rows", named(stats.models)),
@@ -324,7 +324,7 @@ def charts(stats: DataStats) -> list[Chart]:
         Chart("Dropped rows in these files", "rows, by reason", named(stats.reasons)),
         Chart("Mended breaks of the order", "repairs", named(stats.repairs)),
     ]
-    return [chart for chart in found if chart.bars]
+    return [chart for chart in drawn if chart.bars]
 
 
 def named(counts: Counter[str], of: int | None = None) -> list[Bar]:

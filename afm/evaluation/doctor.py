@@ -61,8 +61,8 @@ _BYTES_A_TOKEN = 8
 def diagnose(config_path: str | Path, overrides: Sequence[str]) -> list[Finding]:
     """Everything that can be said about an evaluation without running an episode; no error is raised."""
     report = Report()
-    given = report.asked("keys", lambda: _config(config_path, overrides, report))
-    config, with_model = given or (None, False)
+    loaded = report.asked("keys", lambda: _config(config_path, overrides, report))
+    config, with_model = loaded or (None, False)
     routes = None if config is None else report.asked("agent", config.routes)
     if config is None or routes is None:
         return report.findings
@@ -114,33 +114,33 @@ def _of_agent(finding: Finding, route: Route) -> Finding:
 def _config(path: str | Path, overrides: Sequence[str], report: Report) -> tuple[EvalConfig, bool]:
     """The settings, and whether they name a model; without one the rest is looked at all the same."""
     try:
-        found, with_model = load_config(path, overrides), True
+        config, with_model = load_config(path, overrides), True
     except UsageError as error:
         if "model: missing" not in str(error):
             raise
-        found, with_model = load_config(path, [*overrides, _NO_MODEL]), False
+        config, with_model = load_config(path, [*overrides, _NO_MODEL]), False
         report.add(Finding(Level.ERROR, "model", "none is given; say model=DIR or model=http://HOST:PORT"))
-    report.add(Finding(Level.OK, "keys", f"{found.name}: all known"))
-    if found.team is not None:
-        text = f"{found.team.file} answers in the model's place; its file and endpoints are read by `afm eval` only"
+    report.add(Finding(Level.OK, "keys", f"{config.name}: all known"))
+    if config.team is not None:
+        text = f"{config.team.file} answers in the model's place; its file and endpoints are read by `afm eval` only"
         report.add(Finding(Level.WARNING, "team", text))
-    return found, with_model and found.team is None
+    return config, with_model and config.team is None
 
 
 def _tools(config: EvalConfig, routes: Routes, report: Report) -> None:
-    found: dict[str, Tool] = {}
+    tools: dict[str, Tool] = {}
     for route in routes:
         needed = set(route.declared.tool_roles.values())
         source = config.tools_in_use(route)
         loaded: dict[str, Tool] = load_tools(source) if source is not None else {}
         if missing := sorted(needed - set(loaded)):
-            given = ", ".join(sorted(loaded)) or "none"
+            names = ", ".join(sorted(loaded)) or "none"
             raise ConfigError(
-                f"agent {route.declared.name!r} calls {', '.join(missing)}; `tools` has {given}; name a file that has all "
+                f"agent {route.declared.name!r} calls {', '.join(missing)}; `tools` has {names}; name a file that has all "
                 "of them"
             )
-        found |= {name: tool for name, tool in loaded.items() if name in needed}
-    report.add(*tool_findings(found))
+        tools |= {name: tool for name, tool in loaded.items() if name in needed}
+    report.add(*tool_findings(tools))
 
 
 def _data(config: EvalConfig, tasks: Sequence[Task]) -> Iterator[Finding]:
@@ -177,12 +177,13 @@ def _beside(file: Path) -> Iterator[Finding]:
 
 def _locked(file: Path) -> Iterator[Finding]:
     """Whether a file that `afm data download` fetched is still what the lock of its folder says, bit for bit."""
-    folder = next((one for one in file.absolute().parents if (one / LOCK_FILE).is_file()), None)
+    folder = next((parent for parent in file.absolute().parents if (parent / LOCK_FILE).is_file()), None)
     if folder is None:
         return
     name = file.absolute().relative_to(folder)
     pinned = read_lock(folder / LOCK_FILE).sets.get(name.parts[0])
-    wanted = [one for one in pinned.hub_files() if Path(one.name) == Path(*name.parts[1:])] if pinned else []
+    entries = pinned.hub_files() if pinned else ()
+    wanted = [entry for entry in entries if Path(entry.name) == Path(*name.parts[1:])]
     if wanted and is_whole(wanted[0], file, lambda *_: None):
         yield Finding(Level.OK, "data", f"{file}: as {folder / LOCK_FILE} has it")
     elif wanted:
@@ -333,8 +334,8 @@ def _endpoint(subject: str, judge: JudgeEndpoint, calls: int) -> Iterator[Findin
         yield Finding(Level.OK, subject, text)
     if why_not := asyncio.run(unanswered(place.url)):
         # Episodes and scores are there by then, and `afm eval choose` or `agree` makes up for it.
-        told = f"nobody answers at {place.url} ({why_not}); start it, or mend its address"
-        yield Finding(Level.ERROR, subject, told)
+        problem = f"nobody answers at {place.url} ({why_not}); start it, or mend its address"
+        yield Finding(Level.ERROR, subject, problem)
 
 
 def _output(config: EvalConfig, routes: Routes, tasks: Sequence[Task]) -> Iterator[Finding]:
@@ -354,9 +355,9 @@ def _output(config: EvalConfig, routes: Routes, tasks: Sequence[Task]) -> Iterat
 
 def _departures(config: EvalConfig, tasks: Sequence[Task]) -> Finding:
     """What the report will say about this run beside the published one."""
-    told = [str(one) for one in _manifest(config, tasks).sources["benchmark"]["departures"]]
+    departures = [str(text) for text in _manifest(config, tasks).sources["benchmark"]["departures"]]
     # A set of another size has a finding of its own.
-    others = [text for text in told if not text.startswith("questions:")]
+    others = [text for text in departures if not text.startswith("questions:")]
     if not others:
         return Finding(Level.OK, "benchmark", f"{config.benchmark}: settings as published")
     level = Level.WARNING if any(text.startswith("tests:") for text in others) else Level.OK

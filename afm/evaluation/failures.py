@@ -108,7 +108,7 @@ class FailureTally:
 
     def groups(self) -> tuple[FailureGroup, ...]:
         """The classes that occur, the largest first."""
-        found = (
+        groups = (
             FailureGroup(
                 kind,
                 group.count,
@@ -120,7 +120,7 @@ class FailureTally:
             )
             for kind, group in self._groups.items()
         )
-        return tuple(sorted(found, key=lambda group: (-group.count, group.kind)))
+        return tuple(sorted(groups, key=lambda group: (-group.count, group.kind)))
 
 
 def failure_groups(records: Iterable[Record], spec: AgentSpec | Agents | None) -> tuple[FailureGroup, ...]:

@@ -68,7 +68,7 @@ class Asking:
         Raises:
             EngineError: Too many have none. What was said is kept; asked again, only the rest is.
         """
-        found: dict[tuple[Any, ...], Mapping[str, Any] | None] = {}
+        rows: dict[tuple[Any, ...], Mapping[str, Any] | None] = {}
         waiting = iter(requests)
         failed = 0
 
@@ -76,13 +76,13 @@ class Asking:
             nonlocal failed
             for request in waiting:
                 try:
-                    found[request.name] = await self._verdict(request)
+                    rows[request.name] = await self._verdict(request)
                 except RewardError as error:
-                    found[request.name] = None
+                    rows[request.name] = None
                     failed += 1
                     self._check(failed, len(requests), error)
                 if self.on_progress is not None:
-                    self.on_progress(len(found), len(requests))
+                    self.on_progress(len(rows), len(requests))
 
         try:
             async with asyncio.TaskGroup() as group:
@@ -90,7 +90,7 @@ class Asking:
                     group.create_task(worker(waiting))
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from None
-        return found
+        return rows
 
     async def _verdict(self, request: VerdictRequest) -> Mapping[str, Any]:
         known = self.log.find(request.key)
@@ -183,49 +183,48 @@ def questions_of(records: Iterable[Record], agents: Agents, settings: BestOfSett
             _candidate(record, agents.declared(record), settings, passed=outcome)
         )
     return [
-        JudgedQuestion(task, texts[task][0], tuple(sorted(found, key=lambda one: one.round)), texts[task][1])
-        for task, found in sorted(candidates.items())
+        JudgedQuestion(
+            task, texts[task][0], tuple(sorted(group, key=lambda candidate: candidate.round)), texts[task][1]
+        )
+        for task, group in sorted(candidates.items())
     ]
 
 
 def settled(group: Sequence[Candidate]) -> Candidate | None:
     """The choice that needs no judge: the first where all answer alike or nothing, the only one with an answer."""
-    given = [one for one in group if one.answer]
-    if len({one.flat for one in given}) > 1:
+    answered = [candidate for candidate in group if candidate.answer]
+    if len({candidate.flat for candidate in answered}) > 1:
         return None
-    return given[0] if given else group[0]
+    return answered[0] if answered else group[0]
 
 
 def shuffled(group: Sequence[Candidate], task: str, seed: int) -> list[Candidate]:
     """The candidates with an answer in an order that depends on question, rounds and seed only."""
-    given = [one for one in group if one.answer]
-    name = f"{seed}\0{task}\0{','.join(str(one.round) for one in given)}"
+    answered = [candidate for candidate in group if candidate.answer]
+    name = f"{seed}\0{task}\0{','.join(str(candidate.round) for candidate in answered)}"
     digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).digest()
-    random.Random(digest).shuffle(given)
-    return given
+    random.Random(digest).shuffle(answered)
+    return answered
 
 
 def _candidate(record: Record, spec: AgentSpec, settings: BestOfSettings, *, passed: bool) -> Candidate:
-    given = answers(record.by_author, spec)
-    number = _provenance(record.provenance)
+    parts = answers(record.by_author, spec)
+    number = record.provenance.get("round", 0)
     work = record.text[-settings.work_chars :] if settings.work_chars else ""
     if len(work) < len(record.text) and work:
         work = f"[earlier work left out] {work}"
     return Candidate(
-        number,
-        " | ".join(given)[: settings.max_answer_chars],
-        " | ".join(sorted({comparable(part) for part in given})),
+        number if isinstance(number, int) else 0,
+        " | ".join(parts)[: settings.max_answer_chars],
+        " | ".join(sorted({comparable(part) for part in parts})),
         work,
         passed,
     )
 
 
-def _provenance(told: Mapping[str, object]) -> int:
-    number = told.get("round", 0)
-    return number if isinstance(number, int) else 0
-
-
-BEST_GRADE = 10
+CHOICE, GRADE = "choice", "grade"
+"""Keys of the two kinds of replies."""
+GRADES = range(11)
 _SHOWN = 200
 _DATA = """\
 The user's message holds one JSON object between two lines that carry the code {code}: a question, and {what}. All of it is \
@@ -262,7 +261,9 @@ class Reply:
 
 def list_messages(question: str, shown: Sequence[Candidate]) -> list[dict[str, str]]:
     """The chat that asks for a choice among ``shown``, in this order."""
-    lines = ",\n".join(f'  {{"number": {place}, {_fields(one)}}}' for place, one in enumerate(shown, 1))
+    lines = ",\n".join(
+        f'  {{"number": {place}, {_fields(candidate)}}}' for place, candidate in enumerate(shown, 1)
+    )
     data = f'{{"question": {json_string(question)},\n "candidates": [\n{lines}\n ]}}'
     code = _code(data)
     what = f"{len(shown)} candidates, each with its answer and the end of its work"
@@ -270,9 +271,9 @@ def list_messages(question: str, shown: Sequence[Candidate]) -> list[dict[str, s
     return _chat(system, data, code, "Choose a candidate by the rules.")
 
 
-def score_messages(question: str, one: Candidate) -> list[dict[str, str]]:
+def score_messages(question: str, candidate: Candidate) -> list[dict[str, str]]:
     """The chat that asks for a grade."""
-    data = f'{{"question": {json_string(question)},\n {_fields(one)}}}'
+    data = f'{{"question": {json_string(question)},\n {_fields(candidate)}}}'
     code = _code(data)
     system = _SCORE.format(
         data=_DATA.format(code=code, what="an answer with the end of the work that led to it"),
@@ -282,35 +283,12 @@ def score_messages(question: str, one: Candidate) -> list[dict[str, str]]:
     return _chat(system, data, code, "Grade `answer` by the rules.")
 
 
-def list_schema() -> dict[str, Any]:
-    """The ``json_schema`` of a choice."""
-    return _schema("choice")
-
-
-def score_schema() -> dict[str, Any]:
-    """The ``json_schema`` of a grade."""
-    return _schema("grade")
-
-
-def read_choice(text: str, messages: Sequence[dict[str, str]], count: int) -> Reply:
-    """The chosen place, from 1 to ``count``.
+def read_reply(text: str, messages: Sequence[dict[str, str]], key: str, allowed: range) -> Reply:
+    """The number under ``key``.
 
     Raises:
-        ValueError: There is none; the message quotes nothing of the reply.
+        ValueError: There is none of those ``allowed``; the message quotes nothing of the reply.
     """
-    return _read(text, messages, "choice", range(1, count + 1))
-
-
-def read_grade(text: str, messages: Sequence[dict[str, str]]) -> Reply:
-    """The grade, from 0 to :data:`BEST_GRADE`.
-
-    Raises:
-        ValueError: There is none; the message quotes nothing of the reply.
-    """
-    return _read(text, messages, "grade", range(BEST_GRADE + 1))
-
-
-def _read(text: str, messages: Sequence[dict[str, str]], key: str, allowed: range) -> Reply:
     fence = re.fullmatch(r"\s*```(?:json)?\s*\n(.*?)\n?\s*```\s*", text, re.DOTALL)
     try:
         data = json.loads(fence[1] if fence else text)
@@ -331,9 +309,9 @@ def _chat(system: str, data: str, code: str, order: str) -> list[dict[str, str]]
     return [{"role": "system", "content": system}, {"role": "user", "content": task}]
 
 
-def _fields(one: Candidate) -> str:
-    work = f', "work": {json_string(one.work)}' if one.work else ""
-    return f'"answer": {json_string(one.answer)}{work}'
+def _fields(candidate: Candidate) -> str:
+    work = f', "work": {json_string(candidate.work)}' if candidate.work else ""
+    return f'"answer": {json_string(candidate.answer)}{work}'
 
 
 def _code(data: str) -> str:
@@ -341,7 +319,8 @@ def _code(data: str) -> str:
     return hashlib.sha256(data.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
-def _schema(key: str) -> dict[str, Any]:
+def reply_schema(key: str) -> dict[str, Any]:
+    """The ``json_schema`` of a reply with a number under ``key``."""
     properties = {"check": {"type": "string"}, "rationale": {"type": "string"}, key: {"type": "integer"}}
     return {
         "name": key,

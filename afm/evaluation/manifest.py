@@ -113,8 +113,8 @@ class RunManifest(Settings):
     @property
     def team(self) -> dict[str, Any] | None:
         """The team that played, ``None`` where a model did."""
-        found: dict[str, Any] | None = self.settings["model"].get("team")
-        return found
+        team: dict[str, Any] | None = self.settings["model"].get("team")
+        return team
 
     @property
     def prices(self) -> Prices | None:
@@ -128,7 +128,7 @@ class RunManifest(Settings):
         several = self.settings.get("agents") or {"": {"agent": self.settings["agent"]}}
         specs: dict[str, AgentSpec] = {}
         originals: dict[str, AgentSpec] = {}
-        for entry in (one["agent"] for one in several.values()):
+        for entry in (part["agent"] for part in several.values()):
             spec = specs.setdefault(entry["name"], AgentSpec.model_validate(entry["spec"]))
             if (before := entry.get("without_tools_of")) is not None:
                 originals[spec.name] = AgentSpec.model_validate(before)
@@ -212,12 +212,12 @@ def _sample_tests_only(tasks: Iterable[Task], sources: Sources) -> int:
 
 def _benchmark(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """What was published of a benchmark, and where this run is another one."""
-    one = BENCHMARKS[name]
+    benchmark = BENCHMARKS[name]
     return {
         "name": name,
-        "published": {"questions": one.questions, **one.settings.as_dict()},
+        "published": {"questions": benchmark.questions, **benchmark.settings.as_dict()},
         "published_scores": {score.label: score.percent for score in published_scores().get(name, ())},
-        "departures": list(one.departures(settings)),
+        "departures": list(benchmark.departures(settings)),
         "remarks": list(PUBLISHED_REMARKS) if "protocol" in settings else [],
     }
 
@@ -257,13 +257,13 @@ def claim(out_dir: Path, manifest: RunManifest) -> None:
         replace_text(path, manifest.model_dump_json(indent=2) + "\n")
         return
     before = read_manifest(path)
-    found = differences(before, manifest)
-    RunFolder(out_dir, "out_dir").check(found)
+    changed = differences(before, manifest)
+    RunFolder(out_dir, "out_dir").check(changed)
     if before.prices != manifest.prices:
-        told = {key: value for key, value in before.sources.items() if key != "prices"}
+        sources = {key: value for key, value in before.sources.items() if key != "prices"}
         if manifest.prices is not None:
-            told["prices"] = manifest.sources["prices"]
-        priced = before.model_copy(update={"sources": told})
+            sources["prices"] = manifest.sources["prices"]
+        priced = before.model_copy(update={"sources": sources})
         replace_text(path, priced.model_dump_json(indent=2) + "\n")
 
 

@@ -51,15 +51,15 @@ def t_eval_scores(by_source: Mapping[str, float]) -> dict[str, float]:
 
     Where abilities are missing their mean is called ``mean``, because it is another figure.
     """
-    found = {}
+    scores = {}
     for ability in ABILITIES:
         forms = [
             by_source[name] for form in ("json", "str") if (name := f"t_eval_{ability}_{form}") in by_source
         ]
         if forms:
-            found[ability] = sum(forms) / len(forms)
-    name = "overall" if len(found) == len(ABILITIES) else "mean"
-    return {**found, name: sum(found.values()) / len(found)} if found else {}
+            scores[ability] = sum(forms) / len(forms)
+    name = "overall" if len(scores) == len(ABILITIES) else "mean"
+    return {**scores, name: sum(scores.values()) / len(scores)} if scores else {}
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -271,19 +271,19 @@ class Tally:
         return {source: interval for source, interval in intervals.items() if interval}
 
     def _by_group(self, seed: int) -> dict[str, dict[str, Interval]]:
-        found: defaultdict[str, defaultdict[str, dict[str, list[bool]]]] = defaultdict(
+        outcomes_by: defaultdict[str, defaultdict[str, dict[str, list[bool]]]] = defaultdict(
             lambda: defaultdict(dict)
         )
         for task, outcomes in self._outcomes.items():
             for field, name in self._groups.get(task, {}).items():
-                found[field][name][task] = outcomes
+                outcomes_by[field][name][task] = outcomes
         return {
             field: {
                 name: interval
                 for name, group in sorted(groups.items())
                 if (interval := pass_interval(group, seed=seed))
             }
-            for field, groups in sorted(found.items())
+            for field, groups in sorted(outcomes_by.items())
             if worth_showing(groups)
         }
 

@@ -57,17 +57,17 @@ def blocks_of(record: Record, spec: AgentSpec | None) -> list[Block]:
 
 def _by_role(record: Record, spec: AgentSpec) -> Iterator[Block]:
     authors = _Authors(record)
-    found = split(record.text, spec)
-    for step in found.steps:
+    parsed = split(record.text, spec)
+    for step in parsed.steps:
         yield from _loose(step.prefix, authors.at(step.start - len(step.prefix)))
         author = authors.at(step.content_start)
         yield _block(step.role, author, step.content, spec)
-    begin = len(record.text) - len(found.tail)
-    yield from _loose(record.text[begin : found.open_start], authors.at(begin))
-    if found.open_role is not None:
-        content = record.text[found.open_start + len(found.open_role) + 2 :]
-        author = authors.at(found.open_start)
-        yield _block(found.open_role, author, content, spec, "never closed")
+    begin = len(record.text) - len(parsed.tail)
+    yield from _loose(record.text[begin : parsed.open_start], authors.at(begin))
+    if parsed.open_role is not None:
+        content = record.text[parsed.open_start + len(parsed.open_role) + 2 :]
+        author = authors.at(parsed.open_start)
+        yield _block(parsed.open_role, author, content, spec, "never closed")
 
 
 def _block(role: str, author: Author, content: str, spec: AgentSpec, fault: str = "") -> Block:

@@ -84,8 +84,11 @@ def paired_difference(
 
 def holm_corrected(differences: Sequence[DifferenceT]) -> list[DifferenceT]:
     """The same with ``p_holm`` for their number."""
-    corrected = holm([one.p_value for one in differences])
-    return [one.model_copy(update={"p_holm": p}) for one, p in zip(differences, corrected, strict=True)]
+    corrected = holm([difference.p_value for difference in differences])
+    return [
+        difference.model_copy(update={"p_holm": p})
+        for difference, p in zip(differences, corrected, strict=True)
+    ]
 
 
 def _difference(changes: Sequence[Fraction], resamples: int, seed: int) -> Difference:
@@ -123,14 +126,15 @@ class _Question(NamedTuple):
 def _shares(records: Iterable[Record]) -> dict[str, _Question]:
     """Questions by task."""
     outcomes: defaultdict[str, list[bool]] = defaultdict(list)
-    told: dict[str, tuple[int, str]] = {}
+    questions: dict[str, tuple[int, str]] = {}
     for record in records:
         outcome = passed(record)
         if outcome is not None:
             outcomes[task_of(record)].append(outcome)
-            told[task_of(record)] = (hash(record.question), record.data_source)
+            questions[task_of(record)] = (hash(record.question), record.data_source)
     return {
-        task: _Question(*told[task], Fraction(sum(rounds), len(rounds))) for task, rounds in outcomes.items()
+        task: _Question(*questions[task], Fraction(sum(rounds), len(rounds)))
+        for task, rounds in outcomes.items()
     }
 
 

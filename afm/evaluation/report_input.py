@@ -88,20 +88,20 @@ class BenchmarkNote:
 
 def beside_published(manifest: RunManifest, metrics: Metrics) -> BenchmarkNote | None:
     """What was published of the benchmark that ``manifest`` names, ``None`` where it names none."""
-    told = manifest.sources.get("benchmark")
-    if not isinstance(told, Mapping):
+    benchmark = manifest.sources.get("benchmark")
+    if not isinstance(benchmark, Mapping):
         return None
-    name = str(told.get("name", ""))
+    name = str(benchmark.get("name", ""))
     rows = (
         PublishedFigure(score, *_ours(score.metric, metrics)) for score in published_scores().get(name, ())
     )
-    departures, remarks = (tuple(map(str, told.get(key, ()))) for key in ("departures", "remarks"))
+    departures, remarks = (tuple(map(str, benchmark.get(key, ()))) for key in ("departures", "remarks"))
     return BenchmarkNote(name, tuple(rows), departures, remarks)
 
 
 def _ours(metric: str, metrics: Metrics) -> tuple[Interval | float | None, str]:
-    found = _METRIC.match(metric)
-    kind, k = (found[1], int(found[2])) if found else ("", 0)
+    match = _METRIC.match(metric)
+    kind, k = (match[1], int(match[2])) if match else ("", 0)
     if kind == "pass@" and k == 1:
         return metrics.pass_at_1, "" if metrics.pass_at_1 else "nothing has a score"
     if kind == "pass@":
@@ -123,8 +123,8 @@ def _ours(metric: str, metrics: Metrics) -> tuple[Interval | float | None, str]:
 
 def best_of(metrics: Metrics, k: int) -> BestOf | None:
     """The run's best-of-k: by choice from a list where there is one, else by grades."""
-    found = {one.method: one for one in metrics.best_of if one.k == k}
-    return found.get(Method.LIST) or found.get(Method.SCORE)
+    by_method = {choice.method: choice for choice in metrics.best_of if choice.k == k}
+    return by_method.get(Method.LIST) or by_method.get(Method.SCORE)
 
 
 @dataclass(frozen=True, slots=True)

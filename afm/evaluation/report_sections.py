@@ -25,16 +25,8 @@ def facts_of(run_dir: Path, stages: Sequence[tuple[str, RunManifest | None]]) ->
         first = known[0][1]
         agent = first.settings["agent"]
         yield Fact("Agent", f"{agent['name']} (digest {agent['digest']})")
-        yield from _each("Model", [(name, _model(manifest)) for name, manifest in known])
-        yield from _each("Prompt", [(name, _prompt(manifest)) for name, manifest in known])
-        yield from _each("Questions", [(name, _data(manifest)) for name, manifest in known])
-        yield from _each("Sampling", [(name, _sampling(manifest)) for name, manifest in known])
-        yield from _each("Limits", [(name, _limits(manifest)) for name, manifest in known])
-        yield from _each("Tools", [(name, _tools(manifest.settings["tools"])) for name, manifest in known])
-        yield from _each("Reward", [(name, _reward(manifest.settings["reward"])) for name, manifest in known])
-        yield from _each("Prices", [(name, _prices(manifest)) for name, manifest in known])
-        yield from _each("Protocol", [(name, _protocol(manifest)) for name, manifest in known])
-        yield from _each("Seed", [(name, str(manifest.settings["seed"])) for name, manifest in known])
+        for label, describe in _DESCRIBED.items():
+            yield from _each(label, [(name, describe(manifest)) for name, manifest in known])
         yield Fact("Machine", _machine(first.machine))
         yield Fact("Versions", ", ".join(f"{name} {version}" for name, version in first.versions.items()))
         yield Fact(
@@ -123,14 +115,13 @@ def _limits(manifest: RunManifest) -> str:
     return ", ".join(f"{limits[key]:,} {word}" for key, word in words.items() if limits.get(key) is not None)
 
 
-def _tools(tools: Mapping[str, Any] | None) -> str:
-    if not tools:
-        return ""
-    entries = tools.get("tools", ())
+def _tools(manifest: RunManifest) -> str:
+    entries = (manifest.settings["tools"] or {}).get("tools", ())
     return ", ".join(str(entry.get("class_name", "?")).rpartition(".")[2] for entry in entries)
 
 
-def _reward(reward: Mapping[str, Any] | None) -> str:
+def _reward(manifest: RunManifest) -> str:
+    reward = manifest.settings["reward"]
     if not reward:
         return "built-in table by data source, correct * format"
     return f"formula {reward.get('formula', 'correct * format')}"
@@ -144,6 +135,20 @@ def _prices(manifest: RunManifest) -> str:
     judge = "" if prices.judge is None else f", {prices.judge:g} of the judge"
     tools = "".join(f", {usd:g} a call of {name}" for name, usd in prices.tools.items())
     return f"USD {prices.prompt:g} prompt{cached}, {prices.completion:g} completion{judge} (a million tokens){tools}"
+
+
+_DESCRIBED: dict[str, Callable[[RunManifest], str]] = {
+    "Model": _model,
+    "Prompt": _prompt,
+    "Questions": _data,
+    "Sampling": _sampling,
+    "Limits": _limits,
+    "Tools": _tools,
+    "Reward": _reward,
+    "Prices": _prices,
+    "Protocol": _protocol,
+    "Seed": lambda manifest: str(manifest.settings["seed"]),
+}
 
 
 def _machine(machine: Mapping[str, Any]) -> str:
@@ -217,10 +222,10 @@ def _choose(
     chosen: list[tuple[str, _Glance, _Glance]] = []
     taken: set[str] = set()
     for title, fits in [kind for _ in range(count) for kind in kinds]:
-        found = next((pair for pair in pairs if pair[0].id not in taken and fits(*pair)), None)
-        if found is not None and len(chosen) < count:
-            taken.add(found[0].id)
-            chosen.append((title, *found))
+        pair_of_kind = next((pair for pair in pairs if pair[0].id not in taken and fits(*pair)), None)
+        if pair_of_kind is not None and len(chosen) < count:
+            taken.add(pair_of_kind[0].id)
+            chosen.append((title, *pair_of_kind))
     return chosen
 
 
@@ -245,14 +250,14 @@ def pick_episodes(name: str, read: Reader, *, count: int = 3) -> Iterator[Pair]:
 
 def _glances(records: Iterable[Record]) -> dict[str, _Glance]:
     """By task, of its episode with the smallest id, so that the order in the file does not matter."""
-    found: dict[str, _Glance] = {}
+    glances: dict[str, _Glance] = {}
     for record in records:
         outcome = passed(record)
         task = task_of(record)
-        if outcome is None or (task in found and found[task].id <= record.id):
+        if outcome is None or (task in glances and glances[task].id <= record.id):
             continue
-        found[task] = _Glance(record.id, record.question, outcome, record.cost.tool_calls)
-    return found
+        glances[task] = _Glance(record.id, record.question, outcome, record.cost.tool_calls)
+    return glances
 
 
 def _load(records: Iterable[Record], ids: set[str]) -> dict[str, Record]:
@@ -336,9 +341,9 @@ def _choices(metrics: Metrics) -> Iterator[Series]:
     if metrics.majority is not None:
         yield Series("majority", (float(metrics.rounds),), (metrics.majority,), points=True)
     by_method: dict[str, dict[float, Interval]] = {}
-    for one in metrics.best_of:
-        if one.share is not None:
-            by_method.setdefault(f"judge, {one.method}", {})[float(one.k)] = one.share
+    for choice in metrics.best_of:
+        if choice.share is not None:
+            by_method.setdefault(f"judge, {choice.method}", {})[float(choice.k)] = choice.share
     for name, shares in by_method.items():
         ks = tuple(sorted(shares))
         ends = [shares[k] for k in ks]

@@ -73,14 +73,14 @@ class Evaluation:
 
     def stage(self, *, scanned: bool = True) -> StageResult:
         """As the report shows it; ``scanned`` reads all episodes for what the metrics do not hold."""
-        found = scan(self.records(), agents_of(self.manifest)) if scanned else None
+        episode_scan = scan(self.records(), agents_of(self.manifest)) if scanned else None
         return StageResult(
             self.name,
             self.metrics,
             self.episodes,
             self._note(),
-            found,
-            self._published(found),
+            episode_scan,
+            self._published(episode_scan),
             own_prompt=self.manifest is None or _in_own_words(self.manifest),
         )
 
@@ -96,7 +96,7 @@ class Evaluation:
         data = self.manifest.sources.get("data", ()) if self.manifest is not None else ()
         return f" of {', '.join(Path(path).name for path in data)}" if data else ""
 
-    def _published(self, found: Scan | None) -> BenchmarkNote | None:
+    def _published(self, episode_scan: Scan | None) -> BenchmarkNote | None:
         note = beside_published(self.manifest, self.metrics) if self.manifest is not None else None
         if note is None:
             return None
@@ -104,16 +104,16 @@ class Evaluation:
         remark = f"{unscored} of {self.metrics.episodes} episodes have no score; ours are the shares of the others."
         return replace(
             note,
-            departures=(*note.departures, *self._further_departures(found)),
+            departures=(*note.departures, *self._further_departures(episode_scan)),
             remarks=(*note.remarks, *((remark,) if unscored else ())),
         )
 
-    def _further_departures(self, found: Scan | None) -> Iterator[str]:
+    def _further_departures(self, episode_scan: Scan | None) -> Iterator[str]:
         """What became known only while it ran."""
         if not self.finished:
             yield f"not finished: {self.metrics.episodes} episodes so far"
-        if found is not None and found.unjudged:
-            yield f"judge: exact match stood in for a model in {found.unjudged} of {self.metrics.scored} episodes"
+        if episode_scan is not None and episode_scan.unjudged:
+            yield f"judge: exact match stood in for a model in {episode_scan.unjudged} of {self.metrics.scored} episodes"
 
 
 def read_evaluation(folder: Path, name: str) -> Evaluation:
@@ -131,8 +131,8 @@ def read_evaluation(folder: Path, name: str) -> Evaluation:
         except ValueError as error:
             raise DataError(f"no metrics of this version: {error}", path=str(metrics_file)) from None
     else:
-        found = read_records(folder / EPISODES_FILE)
-        records = (opened(item) for item in found if isinstance(item, Record))
+        items = read_records(folder / EPISODES_FILE)
+        records = (opened(item) for item in items if isinstance(item, Record))
         prices = manifest.prices if manifest else None
         metrics = summarise(records, spec=agents_of(manifest), prices=prices)
     return Evaluation(folder, name, metrics, manifest, finished)
@@ -149,7 +149,7 @@ def agents_of(manifest: RunManifest | None) -> Agents | None:
 def _in_own_words(manifest: RunManifest) -> bool:
     """Whether each question was asked in its agent's own prompt."""
     asked = (manifest.settings, *manifest.settings.get("agents", {}).values())
-    return manifest.team is None and not any("prompt" in one for one in asked)
+    return manifest.team is None and not any("prompt" in settings for settings in asked)
 
 
 _KNOWN = {"eval_sft": "after SFT", "eval_rl": "after RL", "eval_real": "real data"}
@@ -183,7 +183,9 @@ def read_run(run_dir: Path, *, view_port: int = VIEW_PORT) -> ReportInput:
         title=_title(run_dir, spec, several),
         spec=spec,
         agents=several,
-        facts=tuple(facts_of(run_dir, [(one.name, one.manifest) for one in evaluations])),
+        facts=tuple(
+            facts_of(run_dir, [(evaluation.name, evaluation.manifest) for evaluation in evaluations])
+        ),
         stages=stages,
         differences=(difference,) if difference else (),
         tool_story=_tool_story(run_dir, *both) if both else None,
@@ -198,7 +200,9 @@ def read_run(run_dir: Path, *, view_port: int = VIEW_PORT) -> ReportInput:
 
 def _on_same_questions(evaluations: Sequence[Evaluation], stages: Sequence[StageResult]) -> list[StageResult]:
     """The first stage and those that asked the same questions: only their costs belong into one picture."""
-    data = [one.manifest.settings["data"] if one.manifest else None for one in evaluations]
+    data = [
+        evaluation.manifest.settings["data"] if evaluation.manifest else None for evaluation in evaluations
+    ]
     return [stage for stage, asked in zip(stages, data, strict=True) if asked == data[0]]
 
 
@@ -234,14 +238,14 @@ def _spoken(folder: str) -> str:
 
 def _unfinished(evaluations: list[Evaluation]) -> list[str]:
     return [
-        f"The evaluation {one.name} is not finished: the figures are of its first {one.metrics.episodes} episodes."
-        for one in evaluations
-        if not one.finished
+        f"The evaluation {evaluation.name} is not finished: the figures are of its first {evaluation.metrics.episodes} episodes."
+        for evaluation in evaluations
+        if not evaluation.finished
     ]
 
 
 def _spec(evaluations: list[Evaluation], notes: list[str]) -> AgentSpec | None:
-    manifests = [one.manifest for one in evaluations if one.manifest is not None]
+    manifests = [evaluation.manifest for evaluation in evaluations if evaluation.manifest is not None]
     if not manifests:
         return None
     try:
@@ -255,8 +259,8 @@ def _spec(evaluations: list[Evaluation], notes: list[str]) -> AgentSpec | None:
 
 def _several(evaluations: list[Evaluation]) -> Agents | None:
     """The agents of the first evaluation in which rows chose theirs."""
-    found = (agents_of(one.manifest) for one in evaluations)
-    return next((agents for agents in found if agents and len(agents.specs) > 1), None)
+    known = (agents_of(evaluation.manifest) for evaluation in evaluations)
+    return next((agents for agents in known if agents and len(agents.specs) > 1), None)
 
 
 def _title(run_dir: Path, spec: AgentSpec | None, several: Agents | None) -> str:
@@ -274,8 +278,8 @@ def _difference(before: Evaluation, after: Evaluation, notes: list[str]) -> Stag
         return None
     changed: list[str] = []
     if before.manifest is not None and after.manifest is not None:
-        found = differences(before.manifest, after.manifest)
-        changed = [change for change in found if not change.startswith(_MODEL_KEYS)]
+        differing = differences(before.manifest, after.manifest)
+        changed = [change for change in differing if not change.startswith(_MODEL_KEYS)]
     caveats = tuple(f"The two stages were not run alike: {change}." for change in changed)
     return StageDifference(before.name, after.name, result, caveats)
 
@@ -307,7 +311,7 @@ def _commands(run_dir: Path, spec: AgentSpec | None, evaluations: list[Evaluatio
     models = [
         folder for name in ("rl", "sft") if (model_folder(folder := run_dir / name) / "config.json").exists()
     ]
-    question = next((record.question for one in evaluations for record in one.records()), None)
+    question = next((record.question for evaluation in evaluations for record in evaluation.records()), None)
     if spec is not None and models and question is not None:
         model = shlex.quote(str(models[0]))
         if (index := run_dir / _WORLD / "index").is_dir():

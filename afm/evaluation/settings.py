@@ -39,7 +39,7 @@ class ModelSettings(Settings):
     @field_validator("path", mode="before")
     @classmethod
     def _one_or_many(cls, value: Any) -> Any:
-        several = isinstance(value, list) and all(isinstance(one, str) for one in value)
+        several = isinstance(value, list) and all(isinstance(path, str) for path in value)
         return ",".join(value) if several else value
 
     @model_validator(mode="after")

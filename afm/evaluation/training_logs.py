@@ -157,13 +157,13 @@ def _first(*paths: Path) -> Path | None:
 
 
 def _curve(wanted: _Wanted, rows: Mapping[float, Mapping[str, Any]]) -> tuple[Curve | None, list[str]]:
-    found = [(line, _series(line.label, line.keys, rows)) for line in wanted.lines]
-    missing = [line.keys[0] for line, series in found if series is None]
-    series = tuple(one for _, one in found if one is not None)
+    pairs = [(line, _series(line.label, line.keys, rows)) for line in wanted.lines]
+    missing = [line.keys[0] for line, series in pairs if series is None]
+    series = tuple(line_series for _, line_series in pairs if line_series is not None)
     if not series:
         return None, missing
-    top = 1.03 if wanted.share and all(y <= 1 for one in series for y in one.y) else None
-    zero = wanted.y_from_zero and all(y >= 0 for one in series for y in one.y)
+    top = 1.03 if wanted.share and all(y <= 1 for line_series in series for y in line_series.y) else None
+    zero = wanted.y_from_zero and all(y >= 0 for line_series in series for y in line_series.y)
     curve = Curve(wanted.title, "training step", series, wanted.caption, y_from_zero=zero, y_max=top)
     return curve, missing
 
@@ -224,8 +224,8 @@ def read_health(run_dir: Path) -> tuple[Aspect, ...]:
     log = rl_metrics(run_dir)
     rows = [row for _, row in sorted(training_rows(log, "step").items())] if log else []
     alarms = _alarms(log.parent / ALARMS_FILE) if log else {}
-    found = (_aspect(watched, rows, alarms) for watched in _WATCHED)
-    return tuple(aspect for aspect in found if aspect)
+    aspects = (_aspect(watched, rows, alarms) for watched in _WATCHED)
+    return tuple(aspect for aspect in aspects if aspect)
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,12 +285,12 @@ def _aspect(watched: _Watched, rows: Sequence[Row], alarms: Mapping[str, tuple[s
 
 def _alarms(file: Path) -> dict[str, tuple[str, ...]]:
     """What each alarm said; lines that cannot be read are left out."""
-    found: dict[str, tuple[str, ...]] = {}
+    messages: dict[str, tuple[str, ...]] = {}
     for line in file.read_text(encoding="utf-8", errors="replace").splitlines() if file.exists() else ():
         try:
             row = json.loads(line)
             said = f"step {row['step']}: {row['message']}"
-            found[str(row["alarm"])] = (*found.get(str(row["alarm"]), ()), said)
+            messages[str(row["alarm"])] = (*messages.get(str(row["alarm"]), ()), said)
         except (ValueError, KeyError, TypeError):
             continue
-    return found
+    return messages

@@ -124,10 +124,10 @@ class EpisodeIndex:
     def refresh(self) -> Iterator[Progress]:
         """Index what is new, a piece at a time; yields after each piece, so that pages show it."""
         with closing(self._writer()) as connection:
-            found = [(file, file.stat()) for file in episode_files(self.path) if file.exists()]
-            done = dict.fromkeys((file for file, _ in found), 0)
-            total = sum(status.st_size for _, status in found)
-            for file, status in found:
+            statuses = [(file, file.stat()) for file in episode_files(self.path) if file.exists()]
+            done = dict.fromkeys((file for file, _ in statuses), 0)
+            total = sum(status.st_size for _, status in statuses)
+            for file, status in statuses:
                 with connection:
                     number, begin = _known(connection, file, status.st_ino, status.st_size)
                 done[file] = begin
@@ -330,13 +330,13 @@ class _NameTable:
 
     def number(self, kind: str, name: str) -> int:
         """The number of a name, counted once more."""
-        found = self._numbers.get((kind, name))
-        if found is None:
+        number = self._numbers.get((kind, name))
+        if number is None:
             query = "INSERT INTO names (kind, name) VALUES (?, ?)"
-            found = self._connection.execute(query, (kind, name)).lastrowid or 0
-            self._numbers[kind, name] = found
-        self._new[found] = self._new.get(found, 0) + 1
-        return found
+            number = self._connection.execute(query, (kind, name)).lastrowid or 0
+            self._numbers[kind, name] = number
+        self._new[number] = self._new.get(number, 0) + 1
+        return number
 
     def tool(self, name: str) -> int:
         """The bit of a tool: its place among the tools in the order of their numbers."""

@@ -94,8 +94,8 @@ def episode_row(connection: sqlite3.Connection, number: int) -> dict[str, Any]:
     if row is None:
         raise KeyError(number)
     plain = ("id", "name", "title", "step", "score", "calls", "failures", "tokens", "seconds")
-    found = {key: row[key] for key in plain}
-    found["question"] = str(row["question"])  # larger than a number of JavaScript may be
+    facts = {key: row[key] for key in plain}
+    facts["question"] = str(row["question"])  # larger than a number of JavaScript may be
     marks = ", ".join("?" * len(NAMED))
     numbers = connection.execute(
         f"SELECT {', '.join(NAMED)} FROM episodes WHERE id = ?", (number,)
@@ -103,7 +103,7 @@ def episode_row(connection: sqlite3.Connection, number: int) -> dict[str, Any]:
     names = dict(
         connection.execute(f"SELECT id, name FROM names WHERE id IN ({marks})", tuple(numbers)).fetchall()
     )
-    return found | {kind: names.get(numbers[kind], "") for kind in NAMED}
+    return facts | {kind: names.get(numbers[kind], "") for kind in NAMED}
 
 
 def place_of(connection: sqlite3.Connection, number: int) -> tuple[str, int, int]:
@@ -134,12 +134,12 @@ def numbered(connection: sqlite3.Connection, name: str, file: str = "") -> int |
 
 def facets(connection: sqlite3.Connection) -> dict[str, list[dict[str, Any]]]:
     """For each column the names that occur, the most frequent first, and how many episodes bear them."""
-    found: dict[str, list[dict[str, Any]]] = {kind: [] for kind in (*NAMED, "tool")}
+    names: dict[str, list[dict[str, Any]]] = {kind: [] for kind in (*NAMED, "tool")}
     query = "SELECT kind, name, episodes FROM names WHERE episodes > 0 ORDER BY episodes DESC, name"
     for kind, name, episodes in connection.execute(query):
-        if kind in found:
-            found[kind].append({"name": name, "episodes": episodes})
-    return found
+        if kind in names:
+            names[kind].append({"name": name, "episodes": episodes})
+    return names
 
 
 def match_words(text: str) -> str:
@@ -190,5 +190,5 @@ def _count(
     if not bounded:
         return connection.execute(f"SELECT count(*) FROM episodes {where}", values).fetchone()[0], False
     query = f"SELECT count(*) FROM (SELECT 1 FROM episodes {where} LIMIT {MAX_FOUND + 1})"
-    found = connection.execute(query, values).fetchone()[0]
-    return min(found, MAX_FOUND), found > MAX_FOUND
+    count = connection.execute(query, values).fetchone()[0]
+    return min(count, MAX_FOUND), count > MAX_FOUND
