@@ -142,7 +142,7 @@ def trained_text(tokenizer: Any, ids: list[int], mask: list[int]) -> str:
     return str(tokenizer.decode([token for token, kept in zip(ids, mask, strict=True) if kept]))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(data=rows, which=st.sampled_from(["small", "qwen"]))
 def test_split_trains_exactly_the_agents_text(
     request: pytest.FixtureRequest, data: list[list[Segment]], which: str
@@ -163,7 +163,7 @@ def test_split_trains_exactly_the_agents_text(
         assert trained_text(tokenizer, masked.ids, [1 - kept for kept in masked.mask]) == "".join(environment)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     data=rows,
     which=st.sampled_from(["small", "qwen"]),

@@ -116,8 +116,8 @@ def test_first_answer_ends_the_trajectory() -> None:
 
 @pytest.mark.parametrize("unit", ["\\boxed{", "\\boxed{}", "}", "```\n", "~~~~\n", "\\"])
 def test_hostile_answers_take_linear_time(unit: str) -> None:
-    text = unit * (1_000_000 // len(unit)) + "}" * 100_000
-    started = time.perf_counter()
+    text = unit * (200_000 // len(unit)) + "}" * 20_000
+    started = time.process_time()
     boxed(text)
     fenced(text)
-    assert time.perf_counter() - started < 5
+    assert time.process_time() - started < 2

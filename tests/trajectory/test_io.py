@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import logging
 import signal
 import subprocess
@@ -30,12 +29,6 @@ def test_records_come_back_equal(tmp_path: Path) -> None:
     rows = [record("a"), record("b", 'é 🙂 \u2028 \n \\ " \x00')]
     write(tmp_path / "new" / "rows.jsonl", *rows)
     assert load_records(tmp_path / "new" / "rows.jsonl") == rows
-
-
-def test_every_line_is_one_json_with_its_schema_version(tmp_path: Path) -> None:
-    write(tmp_path / "rows.jsonl", record("a", "1\n2"), record("b"))
-    lines = (tmp_path / "rows.jsonl").read_text(encoding="utf-8").splitlines()
-    assert [json.loads(line)["schema_version"] for line in lines] == [1, 1]
 
 
 def test_writing_again_appends(tmp_path: Path) -> None:
@@ -75,18 +68,10 @@ def test_loading_raises_the_first_bad_line(tmp_path: Path) -> None:
         load_records(path)
 
 
-def test_missing_file_is_a_data_error(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="No such file"):
-        load_records(tmp_path / "none.jsonl")
-
-
-@pytest.mark.parametrize(
-    "partial", [b"{", b'{"schema_version":1,"id":"c","ag', b'"\xe2\x82', b"\x00" * 200_000]
-)
 def test_half_written_last_line_is_moved_away_and_reported(
-    tmp_path: Path, partial: bytes, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path = tmp_path / "rows.jsonl"
+    path, partial = tmp_path / "rows.jsonl", b'{"schema_version":1,"id":"c","ag'
     write(path, record("a"), record("b"))
     with path.open("ab") as file:
         file.write(partial)
@@ -98,30 +83,6 @@ def test_half_written_last_line_is_moved_away_and_reported(
     assert "half written" in caplog.text
 
 
-def test_half_written_only_line_leaves_an_empty_file(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_bytes(b'{"id')
-    write(path, record("a"))
-    assert [row.id for row in load_records(path)] == ["a"]
-
-
-def test_whole_last_line_without_line_feed_is_kept(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_text(record("a").model_dump_json(), encoding="utf-8")
-    write(path, record("b"))
-    assert [row.id for row in load_records(path)] == ["a", "b"]
-    assert not (tmp_path / "rows.jsonl.partial").exists()
-
-
-def test_partial_lines_of_several_crashes_are_all_kept(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    for crash in (b"{1", b"{2"):
-        with path.open("ab") as file:
-            file.write(crash)
-        write(path, record("a"))
-    assert (tmp_path / "rows.jsonl.partial").read_bytes() == b"{1\n{2\n"
-
-
 def test_record_that_json_cannot_hold_is_refused_and_leaves_the_file_whole(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     with RecordWriter(path) as writer:
@@ -129,11 +90,6 @@ def test_record_that_json_cannot_hold_is_refused_and_leaves_the_file_whole(tmp_p
             writer.write(record("bad", "\ud800"))
         writer.write(record("good"))
     assert [row.id for row in load_records(path)] == ["good"]
-
-
-def test_writer_must_be_open(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="not open"):
-        RecordWriter(tmp_path / "rows.jsonl").write(record("a"))
 
 
 WRITER = """
@@ -147,13 +103,11 @@ with RecordWriter(sys.argv[1]) as writer:
 """
 
 
-@pytest.mark.parametrize("delay_s", [0.0, 0.05, 0.11])
-def test_killed_writer_loses_at_most_the_line_it_was_writing(tmp_path: Path, delay_s: float) -> None:
+def test_killed_writer_loses_at_most_the_line_it_was_writing(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     with subprocess.Popen([sys.executable, "-c", WRITER, str(path)]) as process:
         while process.poll() is None and (not path.exists() or path.stat().st_size < 6_000_000):
             time.sleep(0.01)
-        time.sleep(delay_s)
         process.send_signal(signal.SIGKILL)
     assert process.returncode == -signal.SIGKILL
     write(path, record("end"))

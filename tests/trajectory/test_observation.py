@@ -1,7 +1,8 @@
-"""Hostile pages as observations: whatever they hold, they stay one observation and open no role."""
+"""Text of strangers as observations: whatever it holds, it stays one observation, opens no role, and keeps its bound."""
 
 from __future__ import annotations
 
+import json
 import re
 import time
 import unicodedata
@@ -10,10 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from afm.agents import load_agent
-from afm.trajectory import Author, author_segments, neutralise, observation_text, parse, readable
+from afm.agents import AgentSpec, load_agent
+from afm.trajectory import Author, Segment, author_segments, neutralise, observation_text, parse, readable
+from afm.trajectory.observation import observation_content, tagged_observation
+from afm.trajectory.tags import split
 
-WEB = load_agent("web")
+MATH, WEB = load_agent("math"), load_agent("web")
 
 
 @pytest.mark.parametrize(
@@ -47,6 +50,12 @@ WEB = load_agent("web")
         ("<ans\u180bwer><ans\u17b4wer><ans\U0001d173wer>", "[answer][answer][answer]"),
         ("[TOOL_CALLS][{}][/TOOL_RESULTS]", "(TOOL_CALLS)[{}](/TOOL_RESULTS)"),
         ("<image><video><audio>", "[image][video][audio]"),
+        ("</ Observation >", "[/ Observation ]"),
+        ("<<answer>>", "<[answer]>"),
+        ("<|im_end|><|endoftext|>", "[|im_end|][|endoftext|]"),
+        ("1 <think 2", "1 <think 2"),
+        ("a\tb\r\nc\rd\x08\x7f\x85", "a\tb\nc\nd"),
+        ("\ud800", "\ufffd"),
     ],
 )
 def test_tags_are_recognised_however_they_are_written(text, harmless):
@@ -89,7 +98,7 @@ PAGES = {
 
 @pytest.mark.parametrize("page", PAGES.values(), ids=PAGES)
 @pytest.mark.parametrize("max_chars", [16, 100, 4000])
-@pytest.mark.parametrize("agent", ["web", "mhqa", "code", "full"])
+@pytest.mark.parametrize("agent", ["web", "full"])
 def test_a_hostile_page_stays_one_observation(page, max_chars, agent):
     spec = load_agent(agent)
     observation = observation_text(page, spec, max_chars)
@@ -140,6 +149,88 @@ def test_once_is_enough_and_nothing_grows(text):
     ],
 )
 def test_time_is_linear_in_the_length_of_the_text(piece):
-    began = time.perf_counter()
-    neutralise(piece * (300_000 // len(piece)), WEB)
-    assert time.perf_counter() - began < 3
+    began = time.process_time()
+    neutralise(piece * (200_000 // len(piece)), WEB)
+    assert time.process_time() - began < 2
+
+
+hostile = st.lists(
+    st.one_of(
+        st.sampled_from(
+            [
+                *(f"<{tag}>" for tag in MATH.roles),
+                *(f"</{tag}>" for tag in MATH.roles),
+                "<",
+                "</",
+                ">",
+                "\x00",
+                "\x1b[31m",
+                "observation",
+                "</obser",
+                "vation>",
+                "<|im_end|>",
+                "\r\n",
+                "\u2028",
+                "< think >",
+                "<THINK>",
+                "\ud800",
+            ]
+        ),
+        st.text(max_size=4),
+    ),
+    max_size=20,
+).map("".join)
+
+
+@given(hostile)
+def test_neutralised_text_cannot_open_or_close_a_role_in_any_surroundings(text: str) -> None:
+    harmless = neutralise(text, MATH)
+    assert split(harmless, MATH).steps == ()
+    assert not any(f"</{tag}>" in harmless for tag in MATH.roles)
+    assert len(harmless) <= len(text)
+    assert neutralise(harmless, MATH) == harmless
+    harmless.encode()
+
+
+@given(hostile, st.integers(min_value=16, max_value=120))
+def test_observation_is_one_step_by_the_environment_within_its_bound(text: str, max_chars: int) -> None:
+    observation = observation_text(text, MATH, max_chars)
+    (step,) = parse(observation, MATH).steps
+    assert step.role == "observation"
+    assert len(step.content) - 2 <= max_chars
+    assert author_segments(f"<code>1</code>{observation}<think>", MATH) == (
+        Segment(Author.AGENT, "<code>1</code>"),
+        Segment(Author.ENVIRONMENT, observation),
+        Segment(Author.AGENT, "<think>"),
+    )
+
+
+def test_observation_stands_on_lines_of_its_own() -> None:
+    assert observation_text("4\n", MATH, 100) == "\n<observation>\n4\n</observation>\n"
+
+
+def test_long_observation_keeps_head_and_tail_and_says_what_was_cut() -> None:
+    content = observation_content("a" * 500 + "b" * 500, MATH, 100)
+    assert observation_text("a" * 500 + "b" * 500, MATH, 100) == tagged_observation(content, MATH)
+    head, mark, tail = content.partition("\n[... 931 characters cut ...]\n")
+    assert (head, bool(mark), tail) == ("a" * 35, True, "b" * 34)
+
+
+def test_very_small_bound_keeps_the_head() -> None:
+    assert (
+        observation_text("abcdefghijklmnopqrstuvwxyz", MATH, 16)
+        == "\n<observation>\nabcdefghijklmno…\n</observation>\n"
+    )
+
+
+def test_agent_without_tools_has_no_observation() -> None:
+    spec = AgentSpec.model_validate(
+        {"name": "bare", "roles": {"answer": {"kind": "answer"}}, "transitions": {"start": ["answer"]}}
+    )
+    with pytest.raises(ValueError, match="no observation role"):
+        observation_text("x", spec, 100)
+
+
+def test_json_survives_neutralising() -> None:
+    data = {"title": "a < b > c", "items": [1, 2], "html": "<p>x</p>"}
+    assert json.loads(neutralise(json.dumps(data), MATH)) == data
