@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cpu_budget import CpuBudget
@@ -34,6 +35,13 @@ def shared() -> Callable[[str], Path]:
 def qwen_folder(shared: Callable[[str], Path]) -> Path:
     """The real Qwen2.5 tokenizer."""
     return shared("tokenizers/qwen2.5")
+
+
+@pytest.fixture(scope="session")
+def qwen_tokenizer(qwen_folder: Path) -> Any:
+    """The same, loaded once; nobody changes it."""
+    transformers = pytest.importorskip("transformers")
+    return transformers.AutoTokenizer.from_pretrained(str(qwen_folder))
 
 
 _LONG = ("test_training.py", "test_road.py", "test_stock.py", "test_promises.py", "test_benchmarks.py")

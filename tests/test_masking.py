@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,9 +20,8 @@ Token = tuple[str, int]
 
 
 @pytest.fixture(scope="session")
-def qwen(qwen_folder: Path) -> Any:
-    transformers = pytest.importorskip("transformers")
-    return transformers.AutoTokenizer.from_pretrained(str(qwen_folder))
+def qwen(qwen_tokenizer: Any) -> Any:
+    return qwen_tokenizer
 
 
 @pytest.fixture(scope="session")

@@ -62,7 +62,7 @@ def spec():
 
 
 @pytest.fixture(scope="session")
-def qwen(qwen_folder):
+def qwen(qwen_tokenizer):
     from afm.models.tokenizer import ChatTokenizer
 
-    return ChatTokenizer.load(qwen_folder)
+    return ChatTokenizer(qwen_tokenizer)

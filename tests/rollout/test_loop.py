@@ -361,7 +361,6 @@ async def test_a_character_that_is_never_finished_is_replaced(spec, calculator):
 
 async def test_tokens_are_those_of_the_masked_encoding(qwen):
     spec = load_agent("math")
-    from transformers import AutoTokenizer
 
     class Code:
         name = "code"
@@ -380,7 +379,7 @@ async def test_tokens_are_those_of_the_masked_encoding(qwen):
         "<reflection>ok</reflection><think>done</think>\n<answer>\\boxed{42}</answer>",
     ]
     episode = await run_episode(spec, ScriptedModel(script, qwen), {"code": Code()}, "What is 12 + 30?")
-    tokenizer = AutoTokenizer.from_pretrained(qwen._tokenizer.name_or_path)
+    tokenizer = qwen._tokenizer
     (encoded,) = encode_batch(tokenizer, [episode.segments])
     assert episode.stop is StopReason.ANSWER
     assert list(episode.response_ids) == encoded.ids

@@ -79,11 +79,6 @@ def test_steps_carry_content_white_space_and_offsets() -> None:
     assert GOOD[code.content_start : code.content_end] == "print(1)"
 
 
-@pytest.mark.parametrize("text", ["", " \n", "<plan></plan>"])
-def test_empty_parts_parse(text: str) -> None:
-    assert render(parse(text, MATH)) == text
-
-
 def test_unknown_role_is_named_with_its_place_and_the_closest_role() -> None:
     kind, character, message = first_fault("<plan>a</plan>\n<cod>x</cod>")
     assert (kind, character) == (Fault.UNKNOWN_ROLE, 15)
@@ -93,13 +88,26 @@ def test_unknown_role_is_named_with_its_place_and_the_closest_role() -> None:
     )
 
 
-def test_unknown_role_is_reported_once_not_again_for_its_closing_tag_and_text() -> None:
-    assert [fault.kind for fault in structure_faults("<cod>x</cod> y", MATH)] == [Fault.UNKNOWN_ROLE]
-
-
-@pytest.mark.parametrize("tag", ["<Plan>", "<plan x=1>", "<plan/>", "<b>"])
-def test_tags_that_only_look_like_roles_are_unknown(tag: str) -> None:
-    assert first_fault(f"{tag}a")[0] is Fault.UNKNOWN_ROLE
+@pytest.mark.parametrize(
+    ("text", "faults"),
+    [
+        *(
+            (text, [])
+            for text in ("", " \n", "<plan></plan>", "<think>if a <b and List<int> or <br></think>")
+        ),
+        ("<code>1</code><observation><think><b> </code> <answer></observation>", []),
+        *((f"{tag}a", [(Fault.UNKNOWN_ROLE, 0)]) for tag in ("<Plan>", "<plan x=1>", "<plan/>", "<b>")),
+        ("<cod>x</cod> y", [(Fault.UNKNOWN_ROLE, 0)]),  # not again for its closing tag and text
+        *((f"<plan>a</plan>{end}", [(Fault.UNCLOSED, 14)]) for end in ("<", "</", "<thi", "</plan")),
+        ("<plan>a</plan> bye", [(Fault.STRAY_TEXT, 15)]),
+        ("hm<plan>a</plan></th", [(Fault.STRAY_TEXT, 0), (Fault.UNCLOSED, 16)]),
+        ("</think><plan>a</plan>", [(Fault.STRAY_CLOSE, 0)]),
+    ],
+)
+def test_faults_of_structure_by_kind_and_place(text: str, faults: list[tuple[Fault, int]]) -> None:
+    assert [(fault.kind, fault.character) for fault in structure_faults(text, MATH)] == faults
+    if not faults:
+        assert render(parse(text, MATH)) == text
 
 
 def test_role_inside_a_role_is_a_nesting_fault() -> None:
@@ -108,19 +116,9 @@ def test_role_inside_a_role_is_a_nesting_fault() -> None:
     assert message.startswith("<code> at character 21 (line 1 of the text) stands inside <think>")
 
 
-def test_foreign_tags_inside_a_role_are_content() -> None:
-    text = "<think>if a <b and List<int> or <br> then</think>"
-    assert parse(text, MATH).steps[0].content == "if a <b and List<int> or <br> then"
-
-
 def test_tool_tag_inside_a_thought_is_content_not_a_call() -> None:
     parts = split("<think>say <code>x</code> aloud</think><plan>p</plan>", MATH)
     assert [step.role for step in parts.steps] == ["think", "plan"]
-
-
-def test_observations_are_opaque() -> None:
-    text = "<code>1</code><observation><think><b> </code> <answer></observation>"
-    assert parse(text, MATH).steps[1].content == "<think><b> </code> <answer>"
 
 
 def test_blocks_of_any_name_continue_behind_a_tag_that_is_never_closed() -> None:
@@ -139,32 +137,10 @@ def test_truncated_role_is_reported_where_it_opens() -> None:
     assert message == "<think> opened at character 16 (line 3 of the text) is never closed"
 
 
-@pytest.mark.parametrize("end", ["<", "</", "<thi", "</plan"])
-def test_text_that_ends_inside_a_tag_is_truncated(end: str) -> None:
-    kind, character, message = first_fault(f"<plan>a</plan>{end}")
-    assert (kind, character) == (Fault.UNCLOSED, 14)
-    assert "cut off by the end of the text" in message
-
-
 def test_text_between_roles_is_stray_from_its_first_visible_character() -> None:
     kind, character, message = first_fault("<plan>a</plan>\n  so far so good <think>b</think>")
     assert (kind, character) == (Fault.STRAY_TEXT, 17)
     assert message.startswith("'so far so good ' at character 17")
-
-
-def test_text_behind_the_last_role_is_stray() -> None:
-    assert first_fault("<plan>a</plan> bye")[:2] == (Fault.STRAY_TEXT, 15)
-
-
-def test_text_in_the_middle_is_stray_even_if_the_end_is_cut_off() -> None:
-    assert [fault.kind for fault in structure_faults("hm<plan>a</plan></th", MATH)] == [
-        Fault.STRAY_TEXT,
-        Fault.UNCLOSED,
-    ]
-
-
-def test_closing_tag_without_opening_is_stray() -> None:
-    assert first_fault("</think><plan>a</plan>")[:2] == (Fault.STRAY_CLOSE, 0)
 
 
 def test_steps_render_with_their_white_space() -> None:
@@ -238,47 +214,23 @@ def test_author_segments_cover_the_text_and_alternate(text: str) -> None:
     assert all(a.author is not b.author for a, b in pairwise(segments))
 
 
-def test_observation_span_includes_the_white_space_around_it() -> None:
-    assert author_segments("<code>1</code> \n<observation>o</observation>\n\n <think>", MATH) == (
-        Segment(AGENT, "<code>1</code>"),
-        Segment(ENVIRONMENT, " \n<observation>o</observation>\n\n "),
-        Segment(AGENT, "<think>"),
-    )
-
-
-def test_observation_without_white_space_is_cut_at_its_tags() -> None:
-    assert author_segments("<code>1</code><observation>o</observation><think>t</think>", MATH) == (
-        Segment(AGENT, "<code>1</code>"),
-        Segment(ENVIRONMENT, "<observation>o</observation>"),
-        Segment(AGENT, "<think>t</think>"),
-    )
-
-
-def test_neighbouring_observations_are_one_segment() -> None:
-    text = "\n<observation>a</observation>\n<observation>b</observation>\n"
-    assert author_segments(text, MATH) == (Segment(ENVIRONMENT, text),)
-
-
-def test_observation_cut_off_by_the_end_is_the_environments() -> None:
-    assert author_segments("<code>1</code>\n<observation>\nhalf", MATH) == (
-        Segment(AGENT, "<code>1</code>"),
-        Segment(ENVIRONMENT, "\n<observation>\nhalf"),
-    )
-
-
-def test_observation_named_in_a_thought_is_the_agents() -> None:
-    text = "<think>the <observation> said</think><plan>p</plan>"
-    assert author_segments(text, MATH) == (Segment(AGENT, text),)
-
-
-def test_observation_behind_a_role_that_is_never_closed_is_still_masked() -> None:
-    assert author_segments(
-        "<think>x <code>1</code>\n<observation>o</observation>\n<answer>1</answer>", MATH
-    ) == (
-        Segment(AGENT, "<think>x <code>1</code>"),
-        Segment(ENVIRONMENT, "\n<observation>o</observation>\n"),
-        Segment(AGENT, "<answer>1</answer>"),
-    )
+@pytest.mark.parametrize(
+    "parts",
+    [
+        ("<code>1</code>", " \n<observation>o</observation>\n\n ", "<think>"),
+        ("<code>1</code>", "<observation>o</observation>", "<think>t</think>"),
+        ("", "\n<observation>a</observation>\n<observation>b</observation>\n"),
+        ("<code>1</code>", "\n<observation>\nhalf"),
+        ("<think>the <observation> said</think><plan>p</plan>",),
+        # behind a role that is never closed
+        ("<think>x <code>1</code>", "\n<observation>o</observation>\n", "<answer>1</answer>"),
+    ],
+)
+def test_the_environment_wrote_observations_and_the_white_space_around_them(parts: tuple[str, ...]) -> None:
+    """The parts are the agent's and the environment's in turn."""
+    authors = [AGENT, ENVIRONMENT] * 2
+    expected = [Segment(author, part) for author, part in zip(authors, parts, strict=False) if part]
+    assert author_segments("".join(parts), MATH) == tuple(expected)
 
 
 def test_agent_without_tools_wrote_everything() -> None:

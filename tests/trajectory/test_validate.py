@@ -46,9 +46,77 @@ def reflect(grade: str) -> str:
     return f"<reflection>Information conflict: good\nTool effectiveness: {grade}\nTrajectory monitoring: good</reflection>"
 
 
-@pytest.mark.parametrize("calls", [0, 1, 3])
-def test_math_trajectory_with_any_number_of_calls_is_valid(calls: int) -> None:
-    assert kinds(f"<plan>p</plan>{CODE * calls}{END}\n") == []
+@pytest.mark.parametrize(
+    ("text", "faults"),
+    [
+        (f"<plan>p</plan>{END}\n", []),
+        (f"<plan>p</plan>{CODE * 3}{END}", []),
+        ("<plan>p</plan>" + CODE.replace("\n1\n", "") + END, []),  # an observation may be empty
+        (f"<think>t</think><plan>p</plan>{END}", [(Fault.THOUGHT, 16)]),
+        (f"<plan>p</plan><plan>q</plan>{END}", [(Fault.TRANSITION, 14), (Fault.COUNT, 14)]),
+        (f"<plan>p</plan><think>a</think>{END}", [(Fault.THOUGHT, 30)]),
+        (f"<plan>p</plan>\n<observation>x</observation>\n{END}", [(Fault.OBSERVATION, 15)]),
+        (
+            "<plan>p</plan>"
+            + CODE.replace("<reflection>", "<observation>2</observation>\n<reflection>")
+            + END,
+            [(Fault.OBSERVATION, 14 + CODE.index("<reflection>"))],
+        ),
+        (f"<plan>p</plan>{CODE}", [(Fault.NO_ANSWER, 14 + len(CODE))]),
+        (f"<plan>p</plan>{END}<think>more</think>", [(Fault.AFTER_ANSWER, 14 + len(END))]),
+        (f"<plan>p</plan>{END} bye", [(Fault.STRAY_TEXT, 15 + len(END))]),
+        (f"<plan> \n</plan>{END}", [(Fault.EMPTY, 0)]),
+        ("<plan>p</plan><think> </think><answer>\\boxed{1}</answer>", [(Fault.EMPTY, 14)]),
+        *(
+            (f"<plan>p</plan><think>t</think><answer>{content}</answer>", [(Fault.ANSWER_FORMAT, 30)])
+            for content in ("42", "", "\\boxed{}", "\\boxed{4")
+        ),
+        (
+            "<think>a</think><plan>a</plan> hm <think>b</think><code>1</code><think>c<answer>",
+            [(Fault.THOUGHT, 16), (Fault.STRAY_TEXT, 31), (Fault.UNCLOSED, 64), (Fault.NO_ANSWER, 80)],
+        ),
+    ],
+)
+def test_faults_of_a_math_trajectory_come_in_the_order_of_the_text(
+    text: str, faults: list[tuple[Fault, int]]
+) -> None:
+    assert kinds(text) == faults
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            f"{CODE}{END}",
+            "<code> at character 16 (line 1 of the text) may not begin the response; expected <plan>",
+        ),
+        (
+            f"<plan>p</plan>{CODE.removeprefix('<think>t</think>')}{END}",
+            "<code> at character 14 (line 1 of the text) has no <think> directly before it",
+        ),
+        (
+            f"<plan>p</plan>{CODE.removesuffix('<reflection>ok</reflection>')}{END}",
+            "<answer> at character 99 (line 5 of the text) may not follow <code>; expected <reflection>",
+        ),
+        (
+            f"<plan>p</plan><think>t</think><code>1</code><reflection>r</reflection>{END}",
+            "<reflection> at character 44 (line 1 of the text) follows <code>; expected <observation>",
+        ),
+    ],
+)
+def test_a_fault_names_role_place_and_expectation(text: str, message: str) -> None:
+    assert messages(text) == [message]
+
+
+def test_the_order_of_a_web_trajectory_follows_its_grades() -> None:
+    assert kinds(web(PLAN, SUGGEST, check(4), ANSWER), WEB) == []
+    for score in (1, 2, 3, 4):
+        assert (kinds(web(SEARCH, SUGGEST, check(score), ANSWER), WEB) == []) is (score >= 3)
+    for text in (
+        web(SEARCH, SUGGEST, check(4), SEARCH, SUGGEST, check(4), ANSWER),
+        web(SEARCH, SUGGEST, ANSWER),
+    ):
+        assert [kind for kind, _ in kinds(text, WEB)] == [Fault.TRANSITION]
 
 
 def test_web_trajectory_with_every_function_is_valid() -> None:
@@ -77,104 +145,12 @@ def test_plain_multi_hop_trajectory_is_valid() -> None:
     assert kinds(text, MHQA) == []
 
 
-def test_first_function_is_the_plan() -> None:
-    assert messages(f"{CODE}{END}") == [
-        "<code> at character 16 (line 1 of the text) may not begin the response; expected <plan>"
-    ]
-
-
-def test_thought_before_the_plan_is_a_fault_of_math_only() -> None:
-    assert kinds(f"<think>t</think><plan>p</plan>{END}") == [(Fault.THOUGHT, 16)]
-    assert kinds(web(PLAN, SUGGEST, check(4), ANSWER), WEB) == []
-
-
-def test_second_plan_breaks_order_and_count() -> None:
-    assert kinds(f"<plan>p</plan><plan>q</plan>{END}") == [(Fault.TRANSITION, 14), (Fault.COUNT, 14)]
-
-
-def test_code_without_thought_is_a_fault() -> None:
-    assert messages(f"<plan>p</plan>{CODE.removeprefix('<think>t</think>')}{END}") == [
-        "<code> at character 14 (line 1 of the text) has no <think> directly before it"
-    ]
-
-
-def test_two_thoughts_in_a_row_are_a_fault() -> None:
-    assert kinds(f"<plan>p</plan><think>a</think>{END}") == [(Fault.THOUGHT, 30)]
-
-
-def test_code_may_only_be_followed_by_reflection() -> None:
-    text = f"<plan>p</plan>{CODE.removesuffix('<reflection>ok</reflection>')}{END}"
-    assert messages(text) == [
-        "<answer> at character 99 (line 5 of the text) may not follow <code>; expected <reflection>"
-    ]
-
-
-def test_call_without_observation_is_a_fault_at_what_follows() -> None:
-    text = f"<plan>p</plan><think>t</think><code>1</code><reflection>r</reflection>{END}"
-    assert messages(text) == [
-        "<reflection> at character 44 (line 1 of the text) follows <code>; expected <observation>"
-    ]
-
-
-def test_observation_without_call_is_a_fault() -> None:
-    assert kinds(f"<plan>p</plan>\n<observation>x</observation>\n{END}") == [(Fault.OBSERVATION, 15)]
-
-
-def test_second_observation_for_one_call_is_a_fault() -> None:
-    text = f"<plan>p</plan>{CODE}{END}".replace(
-        "</observation>\n", "</observation>\n<observation>2</observation>\n"
-    )
-    assert [kind for kind, _ in kinds(text)] == [Fault.OBSERVATION]
-
-
-def test_missing_answer_is_reported_at_the_end() -> None:
-    text = f"<plan>p</plan>{CODE}"
-    assert kinds(text) == [(Fault.NO_ANSWER, len(text))]
-
-
-def test_nothing_follows_the_answer() -> None:
-    text = f"<plan>p</plan>{END}"
-    assert kinds(f"{text}<think>more</think>") == [(Fault.AFTER_ANSWER, len(text))]
-    assert kinds(f"{text} bye") == [(Fault.STRAY_TEXT, len(text) + 1)]
-    assert kinds(f"{text}\n") == []
-
-
-@pytest.mark.parametrize("content", ["42", "", "\\boxed{}", "\\boxed{4"])
-def test_answer_must_have_the_agents_format(content: str) -> None:
-    assert [kind for kind, _ in kinds(f"<plan>p</plan><think>t</think><answer>{content}</answer>")] == [
-        Fault.ANSWER_FORMAT
-    ]
-
-
 def test_poor_reflection_must_lead_to_a_plan() -> None:
     text = web(SEARCH, reflect("poor"), SEARCH, SUGGEST, check(3), ANSWER)
     assert [fault.message.partition("may not")[2] for fault in validate(author_segments(text, WEB), WEB)] == [
         " follow <reflection>; expected <plan>"
     ]
     assert kinds(web(SEARCH, reflect("average"), SEARCH, SUGGEST, check(3), ANSWER), WEB) == []
-
-
-@pytest.mark.parametrize(("score", "valid"), [(1, False), (2, False), (3, True), (4, True)])
-def test_answer_needs_a_double_check_of_at_least_three(score: int, valid: bool) -> None:
-    assert (kinds(web(SEARCH, SUGGEST, check(score), ANSWER), WEB) == []) is valid
-
-
-def test_good_double_check_must_lead_to_the_answer() -> None:
-    text = web(SEARCH, SUGGEST, check(4), SEARCH, SUGGEST, check(4), ANSWER)
-    assert [kind for kind, _ in kinds(text, WEB)] == [Fault.TRANSITION]
-
-
-def test_suggested_answer_must_be_double_checked() -> None:
-    assert [kind for kind, _ in kinds(web(SEARCH, SUGGEST, ANSWER), WEB)] == [Fault.TRANSITION]
-
-
-def test_every_fault_is_returned_in_the_order_of_the_text() -> None:
-    assert kinds("<think>a</think><plan>a</plan> hm <think>b</think><code>1</code><think>c<answer>") == [
-        (Fault.THOUGHT, 16),
-        (Fault.STRAY_TEXT, 31),
-        (Fault.UNCLOSED, 64),
-        (Fault.NO_ANSWER, 80),
-    ]
 
 
 def test_observation_written_by_the_agent_is_forged() -> None:
@@ -229,18 +205,3 @@ def test_every_walk_along_the_declared_transitions_is_valid(choices: list[int]) 
     text = web(*parts)
     expected = [] if role == WEB.answer_role else [Fault.NO_ANSWER]
     assert [kind for kind, _ in kinds(text, WEB) if kind is not Fault.OBSERVATION] == expected
-
-
-@pytest.mark.parametrize("text", ["<plan>p</plan>", "<think>t</think>"])
-def test_a_step_must_hold_something(text: str) -> None:
-    tag = text[1 : text.index(">")]
-    valid = "<plan>p</plan><think>t</think><answer>\\boxed{4}</answer>"
-    emptied = valid.replace(text, f"<{tag}> \n</{tag}>")
-    assert kinds(valid) == []
-    assert kinds(emptied) == [(Fault.EMPTY, valid.index(text))]
-
-
-def test_an_observation_may_be_empty() -> None:
-    text = f"<plan>p</plan>{CODE}{END}"
-    begin, end = text.index("<observation>"), text.index("</observation>")
-    assert kinds(text[: begin + len("<observation>")] + text[end:]) == []
