@@ -88,11 +88,8 @@ def _compare(runs: Sequence[Evaluation], *, anyway: bool, seed: int = 0) -> list
     several = [row.paired for row in rows if row.paired is not None]
     if len(several) < 2:
         return rows
-    return [rows[0], *map(_with_paired, rows[1:], holm_corrected(several))]
-
-
-def _with_paired(row: Comparison, paired: PairedDifference) -> Comparison:
-    return replace(row, paired=paired)
+    corrected = zip(rows[1:], holm_corrected(several), strict=True)
+    return [rows[0], *(replace(row, paired=paired) for row, paired in corrected)]
 
 
 def short_names(folders: Sequence[Path]) -> list[str]:

@@ -6,10 +6,10 @@ import os
 from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
-from pydantic import BaseModel, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, Field, field_validator, model_validator
 
 from afm.agents import AgentSpec, Limits, PromptMode, PromptSource, agent_of_model, load_agent
 from afm.agents.spec import without_tools
@@ -79,9 +79,9 @@ class EvalConfig(Settings):
     """
 
     name: str
-    benchmark: str | None = None
+    benchmark: Annotated[str, AfterValidator(checked_benchmark)] | None = None
     data: tuple[Path, ...] = Field(min_length=1)
-    reader: str | None = None
+    reader: Annotated[str, AfterValidator(checked_reader)] | None = None
     data_source: str | None = None
     prompt: str = "own"
     prompt_check: bool = True
@@ -94,7 +94,7 @@ class EvalConfig(Settings):
     tools: Path | dict[str, Any] | None = None
     rewards: Path | dict[str, Any] | None = None
     sampling: SamplingSettings = SamplingSettings()
-    limits: dict[str, Any] = Field(default_factory=dict)
+    limits: Annotated[dict[str, Any], AfterValidator(Limits.check_overrides)] = Field(default_factory=dict)
     protocol: Literal["ours", "published"] = "ours"
     rounds: int = Field(default=1, ge=1)
     limit: int | None = Field(default=None, ge=1)
@@ -112,16 +112,6 @@ class EvalConfig(Settings):
     @classmethod
     def _one_or_many(cls, value: Any) -> Any:
         return (value,) if isinstance(value, str) else value
-
-    @field_validator("reader")
-    @classmethod
-    def _known_reader(cls, value: str | None) -> str | None:
-        return None if value is None else checked_reader(value)
-
-    @field_validator("benchmark")
-    @classmethod
-    def _known_benchmark(cls, value: str | None) -> str | None:
-        return None if value is None else checked_benchmark(value)
 
     @field_validator("model", mode="before")
     @classmethod
@@ -159,11 +149,6 @@ class EvalConfig(Settings):
                 "model.chat=tags where rows choose their agent; model.chat=native offers the tools of one agent"
             )
         return self
-
-    @field_validator("limits")
-    @classmethod
-    def _known_limits(cls, value: dict[str, Any]) -> dict[str, Any]:
-        return Limits.check_overrides(value)
 
     @model_validator(mode="after")
     def _some_agent(self) -> EvalConfig:
@@ -264,18 +249,12 @@ class EvalConfig(Settings):
         """How a judge is to choose, or ``None`` and why it cannot: too few rounds, or no judge."""
         if self.best_of is None:
             return None, ""
-        sizes = tuple(k for k in self.best_of.sizes if k <= self.rounds)
+        sizes, least = tuple(k for k in self.best_of.sizes if k <= self.rounds), min(self.best_of.sizes)
         if not sizes:
-            return (
-                None,
-                f"best-of-{min(self.best_of.sizes)} needs {min(self.best_of.sizes)} rounds, has {self.rounds}",
-            )
+            return None, f"best-of-{least} needs {least} rounds, has {self.rounds}"
         if self.best_of.judge.place().url is None:
-            names = ", ".join(f"best-of-{k}" for k in sizes)
-            return (
-                None,
-                f"{names} needs a judge: set GRM_BASE_URL or best_of.judge.url, then `afm eval choose {self.out_dir}`",
-            )
+            names, command = ", ".join(f"best-of-{k}" for k in sizes), f"`afm eval choose {self.out_dir}`"
+            return None, f"{names} needs a judge: set GRM_BASE_URL or best_of.judge.url, then {command}"
         return self.best_of.model_copy(update={"sizes": sizes}), ""
 
     def agreeing(self) -> tuple[AgreementSettings | None, str]:
@@ -283,11 +262,8 @@ class EvalConfig(Settings):
         if self.agreement is None:
             return None, ""
         if any(judge.place().url is None for judge in self.agreement.judges):
-            command = f"`afm eval agree {self.out_dir}`"
-            return (
-                None,
-                f"agreement needs a judge: set GRM_BASE_URL or agreement.judges[..].url, then {command}",
-            )
+            what = "agreement needs a judge: set GRM_BASE_URL or agreement.judges[..].url"
+            return None, f"{what}, then `afm eval agree {self.out_dir}`"
         return self.agreement, ""
 
     def tools_in_use(self, route: Route) -> Path | dict[str, Any] | None:

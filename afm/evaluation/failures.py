@@ -123,14 +123,6 @@ class FailureTally:
         return tuple(sorted(groups, key=lambda group: (-group.count, group.kind)))
 
 
-def failure_groups(records: Iterable[Record], spec: AgentSpec | Agents | None) -> tuple[FailureGroup, ...]:
-    """The classes of ``records`` that did not pass."""
-    tally = FailureTally(spec)
-    for record in records:
-        tally.add(record)
-    return tally.groups()
-
-
 def failure_of(record: Record, spec: AgentSpec | None) -> Failure | None:
     """The class of an episode, ``None`` when it passed."""
     if record.error:

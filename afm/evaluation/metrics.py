@@ -119,24 +119,26 @@ class Tally:
     """Adds up episodes one by one, holding a few numbers of each; their order does not matter.
 
     Args:
-        hallucination, votes, arguments, money: What else is counted; ``None`` leaves it out.
-        part: Makes the tally of one agent of several.
+        agents: Those of the episodes; without them neither calls of tools that are not there nor votes are counted.
+        unseen: Tools that are new to the model, whose arguments are checked.
+        prices: Of tokens and calls; without them no money is counted.
+        split: Whether figures are also kept by agent, where records name theirs.
     """
 
     def __init__(
         self,
-        hallucination: HallucinationTally | None = None,
-        votes: VoteTally | None = None,
-        arguments: ArgumentTally | None = None,
-        money: Spending | None = None,
-        part: Callable[[], Tally] | None = None,
+        agents: Agents | None = None,
+        *,
+        unseen: Mapping[str, UnseenTool] | None = None,
+        prices: Prices | None = None,
+        split: bool = True,
     ) -> None:
-        self._part = part
+        self._part = partial(Tally, agents, unseen=unseen, prices=prices, split=False) if split else None
         self._parts: dict[str, Tally] = {}
-        self._money = money
-        self._arguments = arguments
-        self._hallucination = hallucination
-        self._votes = votes
+        self._money = Spending(prices) if prices else None
+        self._arguments = ArgumentTally(unseen) if unseen else None
+        self._hallucination = HallucinationTally(agents) if agents else None
+        self._votes = VoteTally(agents) if agents else None
         self._agent_h = AgentHTally()
         self._outcomes: defaultdict[str, list[bool]] = defaultdict(list)
         self._source: dict[str, str] = {}
@@ -303,27 +305,10 @@ def summarise(
         original: The agent that ``spec`` is without its tools.
         prices: Of tokens and calls; without them no money is counted.
     """
-    tally = tally_of(Agents.of(spec, original) if spec else None, prices=prices)
+    tally = Tally(Agents.of(spec, original) if spec else None, prices=prices)
     for record in records:
         tally.add(record)
     return tally.metrics(seed=seed)
-
-
-def tally_of(
-    agents: Agents | None,
-    *,
-    unseen: Mapping[str, UnseenTool] | None = None,
-    prices: Prices | None = None,
-    split: bool = True,
-) -> Tally:
-    """An empty tally of everything that can be counted; ``split``: by agent, too, where records name theirs."""
-    return Tally(
-        HallucinationTally(agents) if agents else None,
-        VoteTally(agents) if agents else None,
-        ArgumentTally(unseen) if unseen else None,
-        Spending(prices) if prices else None,
-        partial(tally_of, agents, unseen=unseen, prices=prices, split=False) if split else None,
-    )
 
 
 def pass_interval(outcomes: Mapping[str, Sequence[bool]], *, seed: int = 0) -> Interval | None:

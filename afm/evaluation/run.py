@@ -14,7 +14,7 @@ from afm.datasets import Task
 from afm.errors import BudgetSpentError, ConfigError, DataError, EngineError
 from afm.evaluation.agents import RowAgents
 from afm.evaluation.manifest import EPISODES_FILE, Conditions, claim, make_manifest
-from afm.evaluation.metrics import Metrics, Tally, tally_of
+from afm.evaluation.metrics import Metrics, Tally
 from afm.models.base import TokenModel
 from afm.play import FailurePolicy, Job, ModelPlayer, Player, Referee, has_score, job_id
 from afm.rewards import Reward
@@ -76,7 +76,7 @@ async def evaluate(
     with RunFolder(out, "out_dir").locked():
         claim(out, manifest)
         (out / METRICS_FILE).unlink(missing_ok=True)
-        tally = tally_of(conditions.agents(spec), unseen=conditions.unseen, prices=manifest.prices)
+        tally = Tally(conditions.agents(spec), unseen=conditions.unseen, prices=manifest.prices)
         with FinishedEpisodes(out / EPISODES_FILE) as finished:
             run = _Run(referee, conditions, finished, tally, len(tasks) * conditions.rounds, on_progress)
             await run.work(_missing(tasks, conditions.rounds, finished), parallel)

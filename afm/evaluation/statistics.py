@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from fractions import Fraction
+from typing import Any
 
 from afm.configuration import Settings
 from afm.errors import MissingExtraError
@@ -36,6 +37,14 @@ def wilson(successes: float, trials: int) -> Interval:
     return Interval(value=share, low=max(0.0, centre - half), high=min(1.0, centre + half))
 
 
+def _numpy() -> Any:
+    try:
+        import numpy
+    except ImportError:
+        raise MissingExtraError("numpy", "eval") from None
+    return numpy
+
+
 def bootstrap_mean(values: Sequence[float], *, resamples: int = RESAMPLES, seed: int = 0) -> Interval:
     """Mean of ``values`` with its 95 % percentile-bootstrap interval.
 
@@ -44,10 +53,7 @@ def bootstrap_mean(values: Sequence[float], *, resamples: int = RESAMPLES, seed:
     Resampling n values with replacement is drawing how often each different value occurs from a multinomial
     distribution, so the work depends on how many different values there are, and not on n.
     """
-    try:
-        import numpy as np
-    except ImportError:
-        raise MissingExtraError("numpy", "eval") from None
+    np = _numpy()
     different, counts = np.unique(np.asarray(values, dtype=float), return_counts=True)
     generator = np.random.default_rng(seed)
     total = len(values)
@@ -82,10 +88,7 @@ def bootstrap_quotient(
 
     All columns have a value for each question, and a question is drawn with all of them.
     """
-    try:
-        import numpy as np
-    except ImportError:
-        raise MissingExtraError("numpy", "eval") from None
+    np = _numpy()
     columns = np.column_stack([np.asarray(column, dtype=float) for column in (*tops, *bottoms)])
     generator = np.random.default_rng(seed)
     total = len(columns)
@@ -145,10 +148,7 @@ def paired_p(changes: Sequence[Fraction], *, seed: int = 0) -> tuple[float, Pair
     change is -1, 0 or 1 this is the sign test, known as McNemar's exact test. Where the sums take too many values, it is
     the share among random signs, the observed ones among them (Phipson and Smyth 2010).
     """
-    try:
-        import numpy as np
-    except ImportError:
-        raise MissingExtraError("numpy", "eval") from None
+    np = _numpy()
     unit = math.lcm(*(change.denominator for change in changes)) if changes else 1
     moved = [int(change * unit) for change in changes if change]
     if not moved:
@@ -253,12 +253,7 @@ def agreement(
             questions.
     """
     tables = [table_of(pairs) for pairs in verdicts.values() if pairs]
-    total: Table = (
-        sum(table[0] for table in tables),
-        sum(table[1] for table in tables),
-        sum(table[2] for table in tables),
-        sum(table[3] for table in tables),
-    )
+    total = table_of(pair for pairs in verdicts.values() for pair in pairs)
     kappa = cohens_kappa(total)
     shares = [(table[0] + table[3]) / sum(table) for table in tables]
     return Agreement(
@@ -288,10 +283,7 @@ def _interval(kappa: float, tables: Sequence[Table], seed: int) -> Interval | No
     """Percentile bootstrap over questions; resamples for which kappa is not defined are left out."""
     if len(tables) < 2 or kappa == 1:
         return None
-    try:
-        import numpy as np
-    except ImportError:
-        raise MissingExtraError("numpy", "eval") from None
+    np = _numpy()
     kinds = Counter(tables)
     rows = np.asarray(list(kinds), dtype=float)
     chances = np.asarray(list(kinds.values())) / len(tables)

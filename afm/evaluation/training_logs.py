@@ -16,93 +16,87 @@ RL_METRICS = "metrics.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
-class _Line:
-    """One series: its label and the keys under which a row may hold it, best first."""
-
-    label: str
-    keys: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class _Wanted:
+    """A curve: its lines by label, with the keys under which a row may hold each, best first.
+
+    Attributes:
+        share: Whether values are shares, so that the axis ends at 1.
+        only_some: Not every run has it, so its absence needs no note.
+    """
+
     title: str
     caption: str
-    lines: tuple[_Line, ...]
+    lines: Mapping[str, tuple[str, ...]]
     share: bool = False
-    y_from_zero: bool = True
     only_some: bool = False
-    """Not every run has it, so its absence needs no note."""
 
 
 _RL_CURVES = (
     _Wanted(
         "Reward",
         "Mean over every sampled episode of a step, groups thrown away included.",
-        (_Line("reward", ("reward", "critic/score/mean")), _Line("answer right", ("correct",))),
+        {"reward": ("reward", "critic/score/mean"), "answer right": ("correct",)},
         share=True,
     ),
     _Wanted(
         "Validation",
         "Means over the scored episodes of the validations within the training.",
-        (_Line("reward", ("validation_reward",)), _Line("solved", ("validation_solved",))),
+        {"reward": ("validation_reward",), "solved": ("validation_solved",)},
         share=True,
         only_some=True,
     ),
     _Wanted(
         "Episodes that call a tool",
         "Share of sampled episodes with at least one call.",
-        (_Line("share", ("tool_share",)),),
+        {"share": ("tool_share",)},
         share=True,
     ),
     _Wanted(
         "Entropy",
         "How undecided the policy is, in nats a token; it falls as the policy settles.",
-        (_Line("entropy", ("entropy", "actor/entropy")),),
+        {"entropy": ("entropy", "actor/entropy")},
     ),
     _Wanted(
         "Response length",
         "Tokens of a response, and those among them that the agent wrote.",
-        (
-            _Line("response", ("response_tokens", "response_length/mean")),
-            _Line("agent", ("agent_tokens",)),
-        ),
+        {"response": ("response_tokens", "response_length/mean"), "agent": ("agent_tokens",)},
     ),
     _Wanted(
         "Group filter",
         "Groups of samples generated in a step, and those that differ enough to learn from.",
-        (_Line("generated", ("groups_generated",)), _Line("kept", ("groups_kept",))),
+        {"generated": ("groups_generated",), "kept": ("groups_kept",)},
     ),
     _Wanted(
         "Clipped tokens",
         "Share of trained tokens whose update the clip held back.",
-        (_Line("share", ("clip_fraction", "actor/pg_clipfrac")),),
+        {"share": ("clip_fraction", "actor/pg_clipfrac")},
     ),
     _Wanted(
         "Mismatch",
         "KL between the rollout engine's and the trainer's probabilities of the same tokens.",
-        (_Line("KL", ("mismatch_kl", "rollout_corr/k3_kl")),),
+        {"KL": ("mismatch_kl", "rollout_corr/k3_kl")},
         only_some=True,
     ),
     _Wanted(
         "Value loss",
         "Of the critic, over the tokens the agent wrote.",
-        (_Line("loss", ("value_loss", "critic/vf_loss")),),
+        {"loss": ("value_loss", "critic/vf_loss")},
         only_some=True,
     ),
     _Wanted(
         "Seconds a step",
         "Wall time: the whole step, and of it the rollout and the update of the policy.",
-        (
-            _Line("step", ("seconds", "timing_s/step")),
-            _Line("rollout", ("rollout_seconds", "timing_s/gen")),
-            _Line("update", ("update_seconds", "timing_s/update_actor")),
-        ),
+        {
+            "step": ("seconds", "timing_s/step"),
+            "rollout": ("rollout_seconds", "timing_s/gen"),
+            "update": ("update_seconds", "timing_s/update_actor"),
+        },
         only_some=True,
     ),
     _Wanted(
         "Questions by difficulty",
         "Questions asked so far, and those that are asked no more because every sample solves them.",
-        (_Line("asked", ("questions_asked",)), _Line("retired", ("questions_retired",))),
+        {"asked": ("questions_asked",), "retired": ("questions_retired",)},
         only_some=True,
     ),
 )
@@ -136,7 +130,7 @@ def _by_agent(rows: Mapping[float, Mapping[str, Any]]) -> tuple[_Wanted, ...]:
     names = sorted({name for row in rows.values() for name in row.get("by_agent") or ()})
 
     def wanted(title: str, caption: str, begin: str) -> _Wanted:
-        lines = tuple(_Line(name, (f"{begin}/{name}/acc",)) for name in names)
+        lines = {name: (f"{begin}/{name}/acc",) for name in names}
         return _Wanted(title, caption, lines, share=True, only_some=True)
 
     return (
@@ -157,14 +151,16 @@ def _first(*paths: Path) -> Path | None:
 
 
 def _curve(wanted: _Wanted, rows: Mapping[float, Mapping[str, Any]]) -> tuple[Curve | None, list[str]]:
-    pairs = [(line, _series(line.label, line.keys, rows)) for line in wanted.lines]
-    missing = [line.keys[0] for line, series in pairs if series is None]
-    series = tuple(line_series for _, line_series in pairs if line_series is not None)
-    if not series:
+    by_label = {label: _series(label, keys, rows) for label, keys in wanted.lines.items()}
+    missing = [wanted.lines[label][0] for label, series in by_label.items() if series is None]
+    lines = tuple(series for series in by_label.values() if series is not None)
+    if not lines:
         return None, missing
-    top = 1.03 if wanted.share and all(y <= 1 for line_series in series for y in line_series.y) else None
-    zero = wanted.y_from_zero and all(y >= 0 for line_series in series for y in line_series.y)
-    curve = Curve(wanted.title, "training step", series, wanted.caption, y_from_zero=zero, y_max=top)
+    values = [y for line in lines for y in line.y]
+    top = 1.03 if wanted.share and max(values) <= 1 else None
+    curve = Curve(
+        wanted.title, "training step", lines, wanted.caption, y_from_zero=min(values) >= 0, y_max=top
+    )
     return curve, missing
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from afm.agents import load_agent
-from afm.evaluation.failures import Failure, failure_groups, failure_of, scan
+from afm.evaluation.failures import Failure, failure_of, scan
 from afm.trajectory.record import Cost, StopReason, Verdict, sealed
 
 SPEC = load_agent("math")
@@ -57,7 +57,7 @@ def test_groups_count_and_show_the_first_of_different_questions(record) -> None:
         made(record, Failure.CUT_SHORT, "e"),
         *(record(f"p{i}", 1.0, text=ANSWER) for i in range(3)),
     ]
-    wrong, cut = failure_groups(rows, SPEC)
+    wrong, cut = scan(rows, SPEC).failures
     assert (wrong.kind, wrong.count, wrong.share) == (Failure.WRONG, 6, 0.6)
     assert [example.record.id for example in wrong.examples] == ["a#0", "b#0", "c#0"]
     assert [example.answer for example in wrong.examples] == ["2"] * 3
@@ -66,7 +66,7 @@ def test_groups_count_and_show_the_first_of_different_questions(record) -> None:
 
 def test_a_sealed_episode_is_sorted_by_what_it_holds_and_shown_sealed(record) -> None:
     secret = sealed(made(record, Failure.WRONG), "canary")
-    (group,) = failure_groups([secret], SPEC)
+    (group,) = scan([secret], SPEC).failures
     assert group.kind is Failure.WRONG
     assert (group.examples[0].record.question, group.examples[0].answer) == ("(sealed)", "")
 

@@ -13,7 +13,7 @@ from afm.errors import ConfigError, DataError
 from afm.evaluation import Conditions, paired_difference, summarise
 from afm.evaluation.benchmarks import PublishedScore
 from afm.evaluation.compare import short_names
-from afm.evaluation.failures import Scan, failure_groups
+from afm.evaluation.failures import scan
 from afm.evaluation.manifest import Sources, make_manifest
 from afm.evaluation.report import write_comparison, write_report, write_run_report
 from afm.evaluation.report_input import (
@@ -83,7 +83,7 @@ def hostile_run(record, spec):
                 summarise([record("x", 0.0)]),
                 Path("runs/x/episodes.jsonl"),
                 HOSTILE,
-                Scan(failure_groups([episode], spec)),
+                scan([episode], spec),
                 BenchmarkNote(
                     HOSTILE,
                     (PublishedFigure(PublishedScore(HOSTILE, 1.0, HOSTILE, HOSTILE), None, HOSTILE),),
