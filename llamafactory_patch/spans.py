@@ -12,7 +12,8 @@ from typing import Any
 
 from afm.errors import ConfigError, Fault, TrajectoryError
 from afm.masking import role_spans
-from afm.trajectory import Author, Segment
+from afm.trajectory import Segment
+from afm.trajectory.tags import segments_around
 
 
 def segments_by_tag(text: str, tags: Sequence[str]) -> tuple[Segment, ...]:
@@ -25,20 +26,7 @@ def segments_by_tag(text: str, tags: Sequence[str]) -> tuple[Segment, ...]:
             way (``<Observation>``, ``</observation >``, ``<observation id="1">``). Masking anything there, or
             nothing, would be a guess.
     """
-    segments: list[Segment] = []
-    done = 0
-    for start, end in _spans(text, tuple(tags)):
-        if start > done:
-            segments.append(Segment(Author.AGENT, text[done:start]))
-            segments.append(Segment(Author.ENVIRONMENT, text[start:end]))
-        elif segments:
-            segments[-1] = Segment(Author.ENVIRONMENT, segments[-1].text + text[start:end])
-        else:
-            segments.append(Segment(Author.ENVIRONMENT, text[start:end]))
-        done = end
-    if done < len(text):
-        segments.append(Segment(Author.AGENT, text[done:]))
-    return tuple(segments)
+    return tuple(segments_around(text, _spans(text, tuple(tags))))
 
 
 def check_roles(rows: Iterable[Mapping[str, Any]], roles: Sequence[str]) -> None:
@@ -63,9 +51,6 @@ def check_roles(rows: Iterable[Mapping[str, Any]], roles: Sequence[str]) -> None
         )
 
 
-_BEHIND_SPACE = re.compile(r"\s*")
-
-
 @lru_cache(maxsize=16)
 def _tag_pattern(tags: tuple[str, ...]) -> re.Pattern[str]:
     names = "|".join(re.escape(tag) for tag in tags)
@@ -74,9 +59,8 @@ def _tag_pattern(tags: tuple[str, ...]) -> re.Pattern[str]:
 
 
 def _spans(text: str, tags: tuple[str, ...]) -> list[tuple[int, int]]:
-    """Begin and end of each observation, the white space on both sides included."""
+    """Begin and end of each observation."""
     spans: list[tuple[int, int]] = []
-    done = 0
     opened: re.Match[str] | None = None
     for tag in _tag_pattern(tags).finditer(text):
         closes = tag[1] == "/"
@@ -93,9 +77,7 @@ def _spans(text: str, tags: tuple[str, ...]) -> list[tuple[int, int]]:
             if not closes:
                 message = f"{tag[0]} opened at character {opened.start()} is opened again"
                 raise _fault(Fault.NESTED, f"{message} at character {tag.start()} before it is closed", tag)
-            begin = done + len(text[done : opened.start()].rstrip())
-            done = _BEHIND_SPACE.match(text, tag.end()).end()  # type: ignore[union-attr]
-            spans.append((begin, done))
+            spans.append((opened.start(), tag.end()))
             opened = None
     if opened is not None:
         message = f"{opened[0]} opened at character {opened.start()} is never closed"

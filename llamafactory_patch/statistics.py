@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
+
+from afm.trajectory.tags import blocks
 
 IGNORED = -100
 PROMPT = "(prompt)"
@@ -145,9 +146,6 @@ def _roles(sample: Iterable[tuple[Ids, Ids]], tokenizer: Any) -> dict[str, RoleS
     return {name: RoleShare(tokens[name], trained[name]) for name in tokens if tokens[name]}
 
 
-_TAGGED = re.compile(r"<([A-Za-z_][\w-]*)>.*?</\1>", re.DOTALL)
-
-
 def _tagged(texts: Sequence[str], loss: Any) -> Iterator[tuple[str, Any]]:
     """Names of the tags in a sequence, each with the tokens that begin in it."""
     begins = np.concatenate(([0], np.cumsum([len(text) for text in texts])))[:-1]
@@ -155,10 +153,11 @@ def _tagged(texts: Sequence[str], loss: Any) -> Iterator[tuple[str, Any]]:
     left = np.arange(len(texts)) >= first
     yield PROMPT, ~left
     after = int(begins[first]) if first < len(texts) else 0
-    for match in _TAGGED.finditer("".join(texts), after) if first < len(texts) else ():
-        inside = left & (begins >= match.start()) & (begins < match.end())
-        yield match[1], inside
-        left &= ~inside
+    for block in blocks("".join(texts), begin=after) if first < len(texts) else ():
+        if block.end >= 0:
+            inside = left & (begins >= block.start) & (begins < block.end)
+            yield block.role, inside
+            left &= ~inside
     yield BETWEEN, left
 
 
