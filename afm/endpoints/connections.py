@@ -199,6 +199,41 @@ class Replicas:
         return sorted(in_turn, key=lambda replica: (replica.resting, replica.in_flight))
 
 
+class AnswerTooLongError(Exception):
+    """An answer has more bytes than its reader takes."""
+
+
+async def read_answer(
+    client: httpx.AsyncClient,
+    request: httpx.Request,
+    *,
+    timeout_s: float,
+    max_bytes: int,
+    decoded: bool = True,
+) -> tuple[httpx.Response, bytes]:
+    """A server's whole answer to one request.
+
+    Args:
+        decoded: Unpack a compressed body; ``max_bytes`` counts the bytes that are returned.
+
+    Raises:
+        TimeoutError: It was not there within ``timeout_s``.
+        httpx.HTTPError: The connection failed.
+        AnswerTooLongError: It was cut off.
+    """
+    content = bytearray()
+    async with asyncio.timeout(timeout_s):
+        response = await client.send(request, stream=True)
+        try:
+            async for piece in response.aiter_bytes(1 << 16) if decoded else response.aiter_raw():
+                content += piece
+                if len(content) > max_bytes:
+                    raise AnswerTooLongError
+        finally:
+            await response.aclose()
+    return response, bytes(content)
+
+
 async def post(
     client: httpx.AsyncClient,
     url: str,
@@ -208,23 +243,22 @@ async def post(
     max_bytes: int,
     key: str | None = None,
 ) -> bytes:
-    """The body of a server's answer to one request, with its whole text within ``timeout_s``.
+    """The body of a model server's answer, uncompressed.
 
     Args:
-        max_bytes: A longer answer is cut off and counts as a failure.
         key: Replaced where the server repeats it in an error.
 
     Raises:
         TryAgainError: It failed in a way that may pass by itself.
         RefusedError: The server refused.
     """
+    request = client.build_request("POST", url, json=body)
     try:
-        async with asyncio.timeout(timeout_s), client.stream("POST", url, json=body) as response:
-            data = bytearray()
-            async for chunk in response.aiter_raw():
-                data += chunk
-                if len(data) > max_bytes:
-                    raise TryAgainError("the reply is too long")
+        response, data = await read_answer(
+            client, request, timeout_s=timeout_s, max_bytes=max_bytes, decoded=False
+        )
+    except AnswerTooLongError:
+        raise TryAgainError("the reply is too long") from None
     except TimeoutError:
         raise TryAgainError(f"ReadTimeout: no whole reply within {timeout_s:g} s") from None
     except httpx.HTTPError as error:
@@ -237,7 +271,7 @@ async def post(
         raise RefusedError(f"{url}: {failure}")
     if response.headers.get("Content-Encoding", "identity") != "identity":
         raise TryAgainError("the reply is compressed, though the request forbids it")
-    return bytes(data)
+    return data
 
 
 def bearer(key: str | None, key_name: str) -> dict[str, str]:

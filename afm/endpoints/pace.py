@@ -12,8 +12,6 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import TypeVar
 
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt
-
 from afm.errors import ConfigError
 
 ResultT = TypeVar("ResultT")
@@ -37,24 +35,21 @@ class TryAgainError(Exception):
         self.wait_s = wait_s
 
 
-async def persistently(attempts: int, call: Callable[[], Awaitable[ResultT]]) -> ResultT:
+async def persistently(
+    attempts: int, call: Callable[[], Awaitable[ResultT]], *, longest_s: float = 20.0
+) -> ResultT:
     """The result of ``call``, which is repeated after a :func:`pause_s` while it raises :class:`TryAgainError`.
 
     Raises:
         TryAgainError: The last of ``attempts`` calls failed, too.
     """
-    retrying = AsyncRetrying(
-        stop=stop_after_attempt(attempts),
-        wait=_pause_after,
-        retry=retry_if_exception_type(TryAgainError),
-        reraise=True,
-    )
-
-    async def attempt() -> ResultT:  # tenacity awaits what it can see to be a coroutine function
-        return await call()
-
-    result: ResultT = await retrying(attempt)
-    return result
+    for attempt in range(attempts - 1):
+        try:
+            return await call()
+        except TryAgainError as error:
+            wait_s = error.wait_s
+        await asyncio.sleep(pause_s(attempt, wait_s, longest_s=longest_s))
+    return await call()
 
 
 def pause_s(attempt: int, requested_s: float = 0.0, *, longest_s: float = 20.0) -> float:
@@ -86,12 +81,6 @@ def _seconds_until(date: str) -> float:
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
     return (moment - datetime.now(UTC)).total_seconds()
-
-
-def _pause_after(state: RetryCallState) -> float:
-    error = state.outcome.exception() if state.outcome is not None else None
-    requested_s = error.wait_s if isinstance(error, TryAgainError) else 0.0
-    return pause_s(state.attempt_number - 1, requested_s)
 
 
 @dataclass(slots=True)

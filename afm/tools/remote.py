@@ -72,7 +72,7 @@ _TOKEN = "CODE_SERVER_TOKEN"
 _EXAMPLE = "http://127.0.0.1:9002"
 
 
-class _FailedError(Exception):
+class _RunFailedError(Exception):
     """One server did not run the program; it is of no use to ask again where that is ``lasting``."""
 
     def __init__(self, reason: str, *, lasting: bool = False) -> None:
@@ -80,7 +80,7 @@ class _FailedError(Exception):
         self.lasting = lasting
 
 
-class _FullError(_FailedError):
+class _FullError(_RunFailedError):
     """The server is well, but full; it asked for a pause of ``wait_s``."""
 
     def __init__(self, reason: str, wait_s: float) -> None:
@@ -164,14 +164,16 @@ class RemoteSandbox:
         """Close the connections of this event loop."""
         await self._connections.close()
 
-    async def _one_round(self, body: bytes, patience: httpx.Timeout) -> RunResult | dict[str, _FailedError]:
+    async def _one_round(
+        self, body: bytes, patience: httpx.Timeout
+    ) -> RunResult | dict[str, _RunFailedError]:
         """Ask the servers one after the other, the least busy first."""
-        failures: dict[str, _FailedError] = {}
+        failures: dict[str, _RunFailedError] = {}
         for server in self._replicas.order():
             try:
                 with server.busy(_FullError, DataError):
                     return await self._ask(server.url, body, patience)
-            except _FailedError as error:
+            except _RunFailedError as error:
                 failures[server.url] = error
         return failures
 
@@ -180,13 +182,13 @@ class RemoteSandbox:
             with self._connections.client() as client:
                 response = await client.post(f"{url}{RUN_PATH}", content=body, timeout=patience)
         except (httpx.TransportError, httpx.DecodingError) as error:
-            raise _FailedError(f"{type(error).__name__}: {error}".rstrip(": ")) from error
+            raise _RunFailedError(f"{type(error).__name__}: {error}".rstrip(": ")) from error
         if response.status_code != 200:
             raise _failure(response)
         try:
             return result_from(response.content)
         except ValueError as error:
-            raise _FailedError(f"its answer is {error}", lasting=True) from None
+            raise _RunFailedError(f"its answer is {error}", lasting=True) from None
 
 
 def remote_sandbox(urls: Sequence[str]) -> RemoteSandbox:
@@ -199,7 +201,7 @@ def remote_sandbox(urls: Sequence[str]) -> RemoteSandbox:
     return RemoteSandbox(urls, token=secret.get_secret_value() if secret else None)
 
 
-def _failure(response: httpx.Response) -> _FailedError | DataError:
+def _failure(response: httpx.Response) -> _RunFailedError | DataError:
     message, _ = read_failure(response.content)
     match response.status_code:
         case 413:
@@ -208,6 +210,6 @@ def _failure(response: httpx.Response) -> _FailedError | DataError:
             wait_s = retry_after_s(response.headers, longest_s=LONGEST_PAUSE_S)
             return _FullError(f"busy: {message}", wait_s)
         case 401 | 403:
-            return _FailedError(f"refused the token; set {_TOKEN} to the server's", lasting=True)
+            return _RunFailedError(f"refused the token; set {_TOKEN} to the server's", lasting=True)
         case status:
-            return _FailedError(f"status {status}: {message}", lasting=status < 500 and status != 408)
+            return _RunFailedError(f"status {status}: {message}", lasting=status < 500 and status != 408)

@@ -15,8 +15,8 @@ from typing import Any
 import httpx
 from pydantic import SecretStr
 
-from afm.endpoints.connections import address_fault, checked_key
-from afm.endpoints.pace import RETRIED_STATUS, pause_s, retry_after_s
+from afm.endpoints.connections import AnswerTooLongError, address_fault, checked_key, read_answer
+from afm.endpoints.pace import RETRIED_STATUS, TryAgainError, persistently, retry_after_s
 from afm.errors import ConfigError, ToolError
 
 _LONGEST_PAUSE_S = 8.0
@@ -51,12 +51,12 @@ class UpstreamError(ToolError):
         self.trouble = trouble
 
 
-class _AgainError(Exception):
+class _AgainError(TryAgainError):
     """A failure that may pass by itself."""
 
     def __init__(self, error: UpstreamError, wait_s: float = 0.0) -> None:
+        super().__init__(str(error), wait_s)
         self.error = error
-        self.wait_s = wait_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,9 @@ class Upstream:
         patience: Patience | None = None,
     ) -> None:
         self.name = name
-        self._url = _checked(name, url)
+        if fault := address_fault(url):
+            raise ConfigError(f"{name}: got {url!r}, expected {fault}")
+        self._url = url.rstrip("/")
         self._patience = patience or Patience()
         own = dict(headers or {})
         if key is not None:
@@ -135,33 +137,36 @@ class Upstream:
             method, self._url + path, json=body, params=params, headers=headers
         )
         last = UpstreamError(Trouble.TIMEOUT, f"{self.name} gave no answer within {total:g} s")
+
+        async def once() -> Any:
+            nonlocal last
+            try:
+                return await self._once(request)
+            except _AgainError as again:
+                last = again.error
+                raise
+
         try:
             async with asyncio.timeout(total):
-                for attempt in range(self._patience.tries):
-                    try:
-                        return await self._once(request)
-                    except _AgainError as again:
-                        last = again.error
-                        if attempt + 1 < self._patience.tries:
-                            await asyncio.sleep(pause_s(attempt, again.wait_s, longest_s=_LONGEST_PAUSE_S))
-        except TimeoutError:
-            pass
-        raise last
+                return await persistently(self._patience.tries, once, longest_s=_LONGEST_PAUSE_S)
+        except (TimeoutError, _AgainError):
+            raise last from None
 
     async def close(self) -> None:
         """Close the connections."""
         await self._client.aclose()
 
     async def _once(self, request: httpx.Request) -> Any:
+        limits = self._patience
         try:
-            async with asyncio.timeout(self._patience.try_s):
-                response = await self._client.send(request, stream=True)
-                try:
-                    content = await self._content(response)
-                finally:
-                    await response.aclose()
+            response, content = await read_answer(
+                self._client, request, timeout_s=limits.try_s, max_bytes=limits.max_bytes
+            )
+        except AnswerTooLongError:
+            message = f"the answer of {self.name} is larger than {limits.max_bytes} bytes"
+            raise UpstreamError(Trouble.TOO_LARGE, message) from None
         except (TimeoutError, httpx.TimeoutException):
-            message = f"{self.name} gave no answer within {self._patience.try_s:g} s"
+            message = f"{self.name} gave no answer within {limits.try_s:g} s"
             raise _AgainError(UpstreamError(Trouble.TIMEOUT, message)) from None
         except httpx.ConnectError:
             raise _AgainError(UpstreamError(Trouble.CONNECT, f"{self.name} cannot be reached")) from None
@@ -174,15 +179,6 @@ class Upstream:
         except (ValueError, RecursionError):
             raise UpstreamError(Trouble.BROKEN, f"the answer of {self.name} is no JSON") from None
 
-    async def _content(self, response: httpx.Response) -> bytes:
-        content = bytearray()
-        async for piece in response.aiter_bytes(1 << 16):
-            content += piece
-            if len(content) > self._patience.max_bytes:
-                message = f"the answer of {self.name} is larger than {self._patience.max_bytes} bytes"
-                raise UpstreamError(Trouble.TOO_LARGE, message)
-        return bytes(content)
-
     def _check_status(self, response: httpx.Response) -> None:
         status = response.status_code
         if response.is_success:
@@ -194,9 +190,3 @@ class Upstream:
         if status in RETRIED_STATUS:
             raise _AgainError(error, retry_after_s(response.headers, longest_s=_LONGEST_PAUSE_S))
         raise error
-
-
-def _checked(name: str, url: str) -> str:
-    if fault := address_fault(url):
-        raise ConfigError(f"{name}: got {url!r}, expected {fault}")
-    return url.rstrip("/")
