@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.text import Text
 
 from afm.agents import AgentSpec, PromptSource, RoleKind
 from afm.errors import AfmError, UsageError
 from afm.rollout import CallFinished, CallStarted, Episode, EpisodeEvent, Stopped, TextWritten
+from afm.terminal import visible
 from afm.trajectory import answers
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.status import Status
 
-    from afm.agents import AgentSpec
     from afm.evaluation.prices import Prices
     from afm.models import TokenModel
     from afm.tools import Tool
@@ -32,13 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class ChatHistory:
-    """The finished turns with one agent.
-
-    Attributes:
-        turns: One record each, oldest first.
-        file: JSONL that every further turn is appended to.
-        source: Where the prompt of the first turn comes from.
-    """
+    """The finished turns with one agent, oldest first; every further one is appended to ``file``."""
 
     spec: AgentSpec
     turns: list[Record] = field(default_factory=list)
@@ -89,11 +80,6 @@ def open_conversation(
     Args:
         save: File that is written; it must not exist.
         resume: File whose turns come first; they go on there unless ``save`` names another.
-        source: Where the prompt comes from; by default the agent.
-
-    Raises:
-        UsageError: ``save`` exists, ``resume`` does not, is empty or was held with another agent.
-        DataError: A line of ``resume`` is broken.
     """
     from afm.trajectory.io import RecordWriter, load_records
 
@@ -129,12 +115,7 @@ _PROMPT = "you> "
 
 @dataclass(frozen=True, slots=True)
 class ChatSession:
-    """A model, its tools and how to sample.
-
-    Attributes:
-        console: ``None`` when records are printed and nothing else.
-        prices: For the line of costs.
-    """
+    """A model, its tools and how to sample; without a ``console`` records are printed and nothing else."""
 
     model: TokenModel
     tools: Mapping[str, Tool]
@@ -247,7 +228,6 @@ def _questions(live: bool) -> Iterator[str]:
             yield line
 
 
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _STYLES = {
     RoleKind.THOUGHT: "dim",
     RoleKind.TEXT: "magenta",
@@ -275,11 +255,9 @@ class EpisodeView:
         self._status: Status | None = None
         self._line_is_open = False
         self._role: str | None = None
-        self._began = 0.0
 
     def begin(self) -> None:
         """The question is with the model."""
-        self._began = time.monotonic()
         self._spin("the model is reading")
 
     def show(self, event: EpisodeEvent) -> None:
@@ -290,9 +268,9 @@ class EpisodeView:
                 if self._console.is_terminal:
                     self._piece(event)
                 else:
-                    self._console.print(Text(_clean(event.text)), end="")
+                    self._console.print(Text(visible(event.text)), end="")
             case CallStarted():
-                argument = " ".join(_clean(event.argument).split())
+                argument = " ".join(visible(event.argument).split())
                 short = argument[:_SHOWN_ARGUMENT] + ("..." if len(argument) > _SHOWN_ARGUMENT else "")
                 self._spin(f"{event.tool}: {short}")
             case CallFinished():
@@ -314,7 +292,7 @@ class EpisodeView:
         cost = episode.cost
         answer = " | ".join(answers(episode.segments, self._spec))
         self._console.print()
-        line = f"answer: {_CONTROL.sub(' ', answer) or 'none'} (stopped: {episode.stop})"
+        line = f"answer: {' '.join(visible(answer).split()) or 'none'} (stopped: {episode.stop})"
         self._console.print(Text(line, "bold"))
         speed = cost.agent_tokens / cost.generation_seconds if cost.generation_seconds else 0.0
         line = (
@@ -348,7 +326,7 @@ class EpisodeView:
         lines = event.text.strip().removeprefix(f"<{role}>").removesuffix(f"</{role}>").strip().split("\n")
         self._name(role)
         for line in lines[:_SHOWN_LINES]:
-            self._console.print(Text(f"  {_clean(line)}", self._style(role)))
+            self._console.print(Text(f"  {visible(line)}", self._style(role)))
         if len(lines) > _SHOWN_LINES:
             self._console.print(Text(f"  ... {len(lines) - _SHOWN_LINES} more lines", "dim italic"))
         self._role = None
@@ -367,7 +345,7 @@ class EpisodeView:
 
     def _text(self, text: str, style: str) -> None:
         if text:
-            self._console.print(Text(_clean(text), style), end="")
+            self._console.print(Text(visible(text), style), end="")
             self._line_is_open = not text.endswith("\n")
 
     def _fresh_line(self) -> None:
@@ -391,7 +369,3 @@ class EpisodeView:
         if self._status is not None:
             self._status.stop()
             self._status = None
-
-
-def _clean(text: str) -> str:
-    return _CONTROL.sub("\ufffd", text)

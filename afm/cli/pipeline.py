@@ -30,13 +30,7 @@ STAGES_FILE = "stages.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One step of a job.
-
-    Attributes:
-        name: Key under which its end is remembered.
-        title: What a person reads.
-        run: Does the work; the text it returns is shown behind the title when it is done.
-    """
+    """One step of a job: its end is remembered under ``name``; ``run`` returns what is shown behind the title then."""
 
     name: str
     title: str
@@ -69,9 +63,8 @@ def run_stages(
     """
     out_dir.mkdir(parents=True, exist_ok=True)
     log = out_dir / STAGES_FILE
-    RunFolder(out_dir).claim(
-        settings, [out_dir / SETTINGS_FILE]
-    )  # at once: a stage leaves rows before its mark
+    # At once: a stage leaves rows before its mark.
+    RunFolder(out_dir).claim(settings, [out_dir / SETTINGS_FILE])
     finished = {stage.name: stage for stage in read_stages(log)}
     for number, stage in enumerate(stages, start=1):
         head = f"[{number}/{len(stages)}] {stage.title}"
@@ -142,15 +135,7 @@ def _count_steps(log: Path, progress: Progress) -> None:
 
 @dataclass(frozen=True)
 class Quickstart:
-    """One quickstart run.
-
-    Attributes:
-        out: Folder of everything the run makes.
-        configs: The project's ``configs`` folder.
-        recipe: The world.
-        plan: How much of everything.
-        real_data: Benchmark file to evaluate on as well.
-    """
+    """One quickstart run into ``out``, with the project's ``configs``; ``real_data`` is a benchmark file to evaluate on as well."""
 
     out: Path
     configs: Path
@@ -162,21 +147,18 @@ class Quickstart:
 
     def stages(self) -> list[Stage]:
         """Everything to do, in order."""
+        held_out = self.world / "heldout.jsonl"
         stages = [
             Stage("world", "generate the world of problems", self.make_world),
             Stage("distill", "let the team solve the training problems", self.distill),
             Stage("prepare", "write training files, tokenizer and a fresh model", self.prepare),
             Stage("sft", "fine-tune on what the agent wrote (LLaMA-Factory)", self.sft),
             Stage(
-                "eval_sft",
-                "evaluate after fine-tuning",
-                lambda: self.evaluate("sft", self.world / "heldout.jsonl", "eval_sft"),
+                "eval_sft", "evaluate after fine-tuning", lambda: self.evaluate("sft", held_out, "eval_sft")
             ),
             Stage("rl", "reinforce with real tool calls (DAPO on verl)", self.rl),
             Stage(
-                "eval_rl",
-                "evaluate after reinforcement",
-                lambda: self.evaluate("rl", self.world / "heldout.jsonl", "eval_rl"),
+                "eval_rl", "evaluate after reinforcement", lambda: self.evaluate("rl", held_out, "eval_rl")
             ),
         ]
         if (real := self.real_data) is not None:
@@ -203,8 +185,7 @@ class Quickstart:
     def make_world(self) -> str:
         """Write the three disjoint sets of problems as JSONL, and what the tool needs."""
         self.recipe.make_world(self.world, self.plan, self.seed)
-        sizes = {"train": self.plan.train_tasks, "rl": self.plan.rl_tasks, "heldout": self.plan.heldout_tasks}
-        return ", ".join(f"{count} {split}" for split, count in sizes.items())
+        return ", ".join(f"{count} {split}" for split, count in self.plan.splits.items())
 
     def distill(self) -> str:
         """Let the scripted team work with the real tool; merge its log into trajectories."""

@@ -122,12 +122,10 @@ class Recipe:
         agent: Name of ``agents/``, ``sft/`` and ``rl/`` files below ``configs/tiny``, and of the data set.
         tools: Name of a file in ``configs/tiny/tools``.
         folder: Where a run goes when the user names no place.
-        vocabulary_size: Most tokens of the tokenizer trained on the demonstrations.
+        vocabulary_size: Most tokens of the tokenizer, which is trained on the demonstrations.
         whole_tags: Whether tags become single tokens.
         heads: Attention heads of the model; fewer are wider, which names of many letters need more than digits.
         example: Question for ``afm ask``; the first held-out one when empty.
-        full: RecipeSizes of a real run.
-        smoke: RecipeSizes that proves the machinery and nothing else.
         make_world: Writes ``train.jsonl``, ``rl.jsonl``, ``heldout.jsonl`` and whatever the tool needs into a folder.
         team: The teacher, from agent and seed.
         serving: What the tool needs running, given the world's folder; the tool can be used while the block runs.

@@ -36,7 +36,7 @@ def reward(
     agent: Annotated[
         str, typer.Option(help="Agent of rows that name none: a shipped name or a YAML.")
     ] = "math",
-    config: Annotated[
+    rewards: Annotated[
         Path | None,
         typer.Option(help="Reward YAML, e.g. configs/rewards/math.yaml.", exists=True, dir_okay=False),
     ] = None,
@@ -55,13 +55,13 @@ def reward(
     the exit status is 1 when one gets something else.
     """
     if attack:
-        run_lab(_reward_file(file, config), scorer or (), as_json)
+        run_lab(_reward_file(file, rewards), scorer or (), as_json)
         return
     if file is None:
         raise UsageError("FILE is missing; expected a JSONL with responses, or --attack")
     if scorer:
         raise UsageError("--scorer goes with --attack")
-    counts = asyncio.run(_judge_file(file, agent, config, as_json))
+    counts = asyncio.run(_judge_file(file, agent, rewards, as_json))
     total = sum(counts.values())
     if not total:
         raise DataError("holds no rows", path=str(file))
@@ -71,10 +71,10 @@ def reward(
         raise typer.Exit(1)
 
 
-def _reward_file(file: Path | None, config: Path | None) -> Path | None:
-    if file is not None and config is not None:
-        raise UsageError(f"--attack takes one reward YAML, got {file} and --config {config}")
-    return file or config
+def _reward_file(file: Path | None, rewards: Path | None) -> Path | None:
+    if file is not None and rewards is not None:
+        raise UsageError(f"--attack takes one reward YAML, got {file} and --rewards {rewards}")
+    return file or rewards
 
 
 @cache
@@ -82,10 +82,10 @@ def _agent(name: str) -> AgentSpec:
     return agent_option(name)
 
 
-async def _judge_file(file: Path, agent: str, config: Path | None, as_json: bool) -> Counter[str]:
+async def _judge_file(file: Path, agent: str, rewards: Path | None, as_json: bool) -> Counter[str]:
     from afm.rewards import load_reward
 
-    judge = load_reward(config)
+    judge = load_reward(rewards)
     counts: Counter[str] = Counter()
     try:
         async for line, result in _verdicts(judge, _rows(file), agent):

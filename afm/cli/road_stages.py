@@ -20,10 +20,7 @@ class Agent:
     Attributes:
         sizes: Of published recipes.
         method: Of reinforcement, in the names of script and recipes.
-        benchmarks: That AFM evaluates the agent on.
-        tiny_benchmarks: Those of ``TINY=1``.
         asked_with_row: Its benchmark rows carry the published prompt; else the prompt is a file of the download.
-        tiny_rl: Overrides of the CPU recipe.
         judged: A model judges its answers, so an endpoint is needed (GRM_BASE_URL).
     """
 
@@ -92,12 +89,7 @@ AGENTS = {
 
 @dataclass(frozen=True, slots=True)
 class RoadCommand:
-    """One process.
-
-    Attributes:
-        variables: Of its environment, beyond the caller's.
-        check: The arguments of `afm doctor` that look at the same settings; none where there is nothing to look at.
-    """
+    """One process, with variables beyond the caller's; ``check`` are the arguments of `afm doctor` for the same settings."""
 
     words: tuple[str, ...]
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -106,11 +98,7 @@ class RoadCommand:
 
 @dataclass(frozen=True, slots=True)
 class RoadStage:
-    """One part of the road.
-
-    Attributes:
-        makes: What later stages read; a stage that is passed over must have left it.
-    """
+    """One part of the road; what it ``makes`` is read by later stages, and must be there if it is passed over."""
 
     name: str
     commands: tuple[RoadCommand, ...]
@@ -124,11 +112,9 @@ class Road:
     Attributes:
         root: The folder that holds ``data``, ``models`` and ``runs``.
         project: The checkout.
-        size: Of the model.
         tiny: Whether it is the CPU twin.
         sets: YAML of the agent's sets.
         further: Overrides ``sft.KEY=VALUE``, ``rl.KEY=VALUE``, ``eval.KEY=VALUE``.
-        benchmarks: Instead of the agent's.
     """
 
     agent: Agent
@@ -177,11 +163,7 @@ class Road:
 
     @property
     def evaluated(self) -> tuple[str, ...]:
-        """Names of the benchmarks.
-
-        Raises:
-            UsageError: One is not the agent's.
-        """
+        """Names of the benchmarks, each one of the agent's."""
         chosen = self.benchmarks or (self.agent.tiny_benchmarks if self.tiny else self.agent.benchmarks)
         for name in chosen:
             if name not in self.agent.benchmarks:
@@ -191,19 +173,9 @@ class Road:
         return chosen
 
     def stages(self, server: str = "") -> list[RoadStage]:
-        """All of them, in order.
-
-        Args:
-            server: Address of the model in evaluation; without one the model is run in the process.
-        """
-        return [
-            self._download(),
-            self._prepare(),
-            self._sft(),
-            self._rl(),
-            self._eval(server),
-            self._report(),
-        ]
+        """All of them, in order; ``server`` is the model's address in evaluation, else it runs in the process."""
+        first = [self._download(), self._prepare(), self._sft(), self._rl()]
+        return [*first, self._eval(server), self._report()]
 
     def _own_benchmarks(self) -> set[str]:
         """Those that the agent's own list of sets makes."""
@@ -333,11 +305,7 @@ def _only(names: Sequence[str]) -> list[str]:
 
 
 def checked_further(further: Sequence[str]) -> tuple[str, ...]:
-    """Overrides with their stage in front.
-
-    Raises:
-        UsageError: One has none.
-    """
+    """Overrides, once each has its stage in front."""
     for override in further:
         stage, _, rest = override.partition(".")
         if stage not in ("sft", "rl", "eval") or "=" not in rest:

@@ -49,7 +49,7 @@ _AgainstOption = Annotated[
         dir_okay=False,
     ),
 ]
-_RewardOption = Annotated[
+_RewardsOption = Annotated[
     Path | None, typer.Option(help="Reward YAML, without --config.", exists=True, dir_okay=False)
 ]
 _MinScoreOption = Annotated[
@@ -64,7 +64,7 @@ def filter_files(
     agent: _AgentOption = None,
     processes: Annotated[int, typer.Option(min=1, help="Processes that filter.")] = 1,
     against: _AgainstOption = None,
-    reward: _RewardOption = None,
+    rewards: _RewardsOption = None,
     min_score: _MinScoreOption = None,
     picture: Annotated[bool, typer.Option(help="Draw the funnel as funnel.png.")] = True,
 ) -> None:
@@ -77,9 +77,11 @@ def filter_files(
 
     if out.exists() and not out.is_dir():
         raise UsageError(f"--out {out}: is a file; expected a folder")
-    if config is not None and (reward is not None or min_score is not None):
-        raise UsageError("--reward and --min-score are settings of `quality` in the file that --config names")
-    plan = _plan(config, reward, min_score).against(against or [])
+    if config is not None and (rewards is not None or min_score is not None):
+        raise UsageError(
+            "--rewards and --min-score are settings of `quality` in the file that --config names"
+        )
+    plan = _plan(config, rewards, min_score).against(against or [])
     spec = agent_option(agent or plan.agent or _DEFAULT_AGENT)
     view = ProgressView()
     summary = run(
@@ -99,12 +101,12 @@ def filter_files(
         raise DataError("no trajectory was kept; the reasons stand in dropped.jsonl", path=str(out))
 
 
-def _plan(config: Path | None, reward: Path | None, min_score: float | None) -> FilterPlan:
+def _plan(config: Path | None, rewards: Path | None, min_score: float | None) -> FilterPlan:
     from afm.distill.filters.plan import FilterPlan, load_plan
 
     if config is not None:
         return load_plan(config)
-    quality = {"min_score": 1.0 if min_score is None else min_score, "reward": reward}
+    quality = {"min_score": 1.0 if min_score is None else min_score, "reward": rewards}
     return FilterPlan.model_validate({"stages": [{"format": {}}, {"quality": quality}]})
 
 

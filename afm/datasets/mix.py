@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -20,12 +19,12 @@ from afm.datasets.prepared import (
     read_wanted,
     set_folder,
 )
-from afm.datasets.published import BadRows, ReadCounts
+from afm.datasets.published import BadRows, ReadCounts, listing_bad_rows
 from afm.datasets.readers.row import ReadRow
 from afm.datasets.rl_files import HeldOut, RlPart, write_rl_parts
 from afm.datasets.schema import Task, read_tasks, write_tasks
 from afm.errors import DataError
-from afm.runs.atomic import replacing, replacing_together
+from afm.runs.atomic import replacing_together
 from afm.runs.folder import sha256_of, write_manifest
 
 _KEY_BYTES = 12
@@ -111,18 +110,12 @@ def prepare_mix(
     prompts = {} if own_prompts else _prompts(mix, data)
     counts = {part: ReadCounts() for part in parts}
     listing = target.with_name(f"{target.name}{BAD_SUFFIX}")
-    with ExitStack() as stack:
-        notes = stack.enter_context(replacing(listing))
-        with notes.open("w", encoding="utf-8") as sink:
-            bad = BadRows(sink, strict=strict)
-            streams = _streams(parts, _Unique(keep), bad, counts, on_row)
-            paths = _write(mix, parts, streams, target, prompts)
-    refused = any(part_counts.bad for part_counts in counts.values())
-    if not refused:
-        listing.unlink()
+    with listing_bad_rows(listing, list(counts.values()), strict=strict) as bad:
+        streams = _streams(parts, _Unique(keep), bad, counts, on_row)
+        paths = _write(mix, parts, streams, target, prompts)
     _note(mix, parts, counts, target, [*paths], keep, prompts)
     rows = sum(part_counts.made for part_counts in counts.values())
-    return Mixed(tuple(paths), rows, counts, listing if refused else None)
+    return Mixed(tuple(paths), rows, counts, listing if listing.exists() else None)
 
 
 def _streams(

@@ -9,7 +9,6 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -19,7 +18,7 @@ import afm
 from afm.agents import load_agent
 from afm.datasets.download import MANIFEST_FILE
 from afm.datasets.hub_sets import LOCK_FILE, HubSet, Preparation, Product, read_lock, split_of
-from afm.datasets.published import BadRows, OnRow, ReadCounts, data_files, read_published
+from afm.datasets.published import BadRows, OnRow, ReadCounts, data_files, listing_bad_rows, read_published
 from afm.datasets.published_prompts import PROMPTS_FOLDER
 from afm.datasets.readers.programs import count_tests
 from afm.datasets.readers.row import AlpacaRow, Conversation, ReadRow
@@ -27,7 +26,6 @@ from afm.datasets.rl_files import HeldOut, RlPart, usual_gold, write_rl_held_out
 from afm.datasets.schema import Task, write_tasks
 from afm.datasets.sft_files import write_alpaca, write_chat
 from afm.errors import DataError
-from afm.runs.atomic import replacing
 from afm.runs.folder import sha256_of, write_manifest
 
 BAD_SUFFIX = ".bad_rows.jsonl"
@@ -208,18 +206,13 @@ def _prepare(
     if is_of_another_command(path):
         return Prepared((path,), counts, None, made_now=False, of_another=True)
     nothing: _NothingError | None = None
-    with ExitStack() as stack:
-        notes = stack.enter_context(replacing(listing))
-        with notes.open("w", encoding="utf-8") as sink:
-            bad = BadRows(sink, strict=strict)
-            show = None if on_row is None else lambda rows: on_row(label, rows)
-            made = read_wanted(step, list(source.files), bad, counts, label=source.set, on_row=show)
-            try:
-                paths = _write(_some(source.counted(made, counts), counts), path, step)
-            except _NothingError as error:
-                nothing = error
-    if not counts.bad:
-        listing.unlink()
+    with listing_bad_rows(listing, [counts], strict=strict) as bad:
+        show = None if on_row is None else lambda rows: on_row(label, rows)
+        made = read_wanted(step, list(source.files), bad, counts, label=source.set, on_row=show)
+        try:
+            paths = _write(_some(source.counted(made, counts), counts), path, step)
+        except _NothingError as error:
+            nothing = error
     if nothing is not None:
         where = ", ".join(map(str, source.files))
         raise DataError(f"no row of {where} fits reader {step.reader!r}: {nothing}")

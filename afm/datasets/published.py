@@ -7,7 +7,8 @@ import hashlib
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -17,6 +18,7 @@ from pydantic import ValidationError
 from afm.datasets.readers.row import AlpacaRow, ReadRow, RowReader
 from afm.datasets.schema import Task, batch_rows, checked_gold, parquet_rows, plain_value
 from afm.errors import DataError, MissingExtraError
+from afm.runs.atomic import replacing
 from afm.trajectory.io import json_rows
 
 _TABLES = {".tsv": "\t", ".csv": ","}
@@ -60,13 +62,8 @@ class ReadCounts:
 
     def as_counts(self) -> dict[str, int]:
         """For a manifest."""
-        counts = {
-            "read": self.read,
-            "made": self.made,
-            "repeated": self.repeated,
-            "bad": self.bad,
-            "renamed": self.renamed,
-        }
+        counts = {"read": self.read, "made": self.made, "repeated": self.repeated}
+        counts |= {"bad": self.bad, "renamed": self.renamed}
         return counts | ({"left_out": self.left_out.total()} if self.left_out else {})
 
     def told(self) -> str:
@@ -81,26 +78,27 @@ class ReadCounts:
 
 
 class BadRows:
-    """Writes down the rows that are refused: file, line and reason, one JSON line each.
-
-    Args:
-        strict: The first one is an error instead.
-    """
+    """Writes down the rows that are refused: file, line and reason, one JSON line each; if ``strict``, the first is an error."""
 
     def __init__(self, file: IO[str], *, strict: bool = False) -> None:
         self._file = file
         self._strict = strict
 
     def note(self, error: DataError) -> None:
-        """Write one down.
-
-        Raises:
-            DataError: Bad rows are not accepted.
-        """
+        """Write one down, or raise it."""
         if self._strict:
             raise error
         row = {"file": error.path, "line": error.line, "reason": error.message}
         self._file.write(json.dumps(row, ensure_ascii=False) + "\n")
+
+
+@contextmanager
+def listing_bad_rows(path: Path, counts: Sequence[ReadCounts], *, strict: bool) -> Iterator[BadRows]:
+    """Refused rows are listed in ``path``, which appears when the block ends well and is absent when ``counts`` have none."""
+    with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as sink:
+        yield BadRows(sink, strict=strict)
+    if not any(part.bad for part in counts):
+        path.unlink()
 
 
 def read_published(
@@ -145,11 +143,7 @@ def read_published(
 
 
 def rows_of(file: Path, reader: RowReader) -> Iterator[tuple[int, Any]]:
-    """As :func:`published_rows`, with the rows taken out where the layout packs many into one.
-
-    Raises:
-        DataError: The file cannot be read as a whole.
-    """
+    """As :func:`published_rows`, with the rows taken out where the layout packs many into one."""
     for line, row in published_rows(file):
         if reader.unpack is None or not isinstance(row, Mapping):
             yield line, row
@@ -274,11 +268,7 @@ def _is_saved(folder: Path) -> bool:
 
 
 def _saved_files(folder: Path) -> dict[Path, str]:
-    """The arrow files of a saved folder, or of saved folders below it, with the split of each (empty: it has none).
-
-    Raises:
-        DataError: A folder that is named there, or a file, is missing; or a description is broken.
-    """
+    """The arrow files of a saved folder, or of saved folders below it, with the split of each (empty: it has none)."""
     splits: dict[Path, str] = {}
     inside: set[Path] = set()
     for place in sorted([folder, *(path for path in folder.rglob("*") if path.is_dir())]):
@@ -299,11 +289,7 @@ def _hub_name(path: Path, split: str) -> str:
 
 
 def _arrow_rows(file: Path) -> Iterator[tuple[int, dict[str, Any] | DataError]]:
-    """Rows of an arrow stream, with their numbers from 1.
-
-    Raises:
-        DataError: It is no arrow stream, or ends in the middle.
-    """
+    """Rows of an arrow stream, with their numbers from 1."""
     try:
         import pyarrow as pa
     except ImportError as error:
@@ -348,11 +334,7 @@ def _listed(path: Path, key: str) -> list[Any]:
 
 
 def _plain_name(name: Any) -> str:
-    """A name within its folder, which is all that save_to_disk writes.
-
-    Raises:
-        DataError: It is no name, or leads elsewhere.
-    """
+    """A name within its folder, which is all that save_to_disk writes."""
     if not isinstance(name, str) or not name or name == ".." or Path(name).name != name:
         raise DataError(f"a folder of save_to_disk names {name!r}, expected a name within that folder")
     return name

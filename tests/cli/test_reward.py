@@ -34,7 +34,7 @@ def test_an_attack_that_pays_ends_with_status_1(tmp_path: Path) -> None:
     assert done.exit_code == 1
     assert " paid: " in done.stdout
     assert done.stdout.splitlines()[-1] == "1 attacks: 1 paid"
-    rows = CliRunner().invoke(APP, ["--attack", "--config", str(config), "--scorer", "substring", "--json"])
+    rows = CliRunner().invoke(APP, ["--attack", "--rewards", str(config), "--scorer", "substring", "--json"])
     assert (json.loads(rows.stdout)["result"], rows.exit_code) == ("paid", 1)
 
 
@@ -44,7 +44,7 @@ def test_an_attack_that_pays_ends_with_status_1(tmp_path: Path) -> None:
         ([], "FILE is missing"),
         (["--attack", "--scorer", "mth"], "did you mean 'math'"),
         (["CONFIG", "--scorer", "math"], "--scorer goes with --attack"),
-        (["CONFIG", "--attack", "--config", "CONFIG"], "takes one reward YAML"),
+        (["CONFIG", "--attack", "--rewards", "CONFIG"], "takes one reward YAML"),
     ],
 )
 def test_wrong_usage_is_explained(arguments: list[str], message: str) -> None:

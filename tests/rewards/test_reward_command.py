@@ -109,7 +109,7 @@ def test_evidence_is_shown_on_one_harmless_line(verdict: Verdict | DataError) ->
 def test_the_formula_comes_from_a_file(tmp_path: Path) -> None:
     config = tmp_path / "reward.yaml"
     config.write_text("formula: 0.25 * format", encoding="utf-8")
-    assert json.loads(run(tmp_path, [row("7")], "--json", "--config", str(config)).stdout)["score"] == 0.25
+    assert json.loads(run(tmp_path, [row("7")], "--json", "--rewards", str(config)).stdout)["score"] == 0.25
 
 
 def test_a_missing_file_is_wrong_usage(tmp_path: Path) -> None:
