@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Selects the web agent's RL queries as AFM does (configs/queries/web.yaml) and makes rl/train.parquet and rl/val.parquet of them. Killed, it continues.
 # A model that learnt with the published prompt: PROMPT=data/web_agent/raw/prompts/web_agent.txt, else rows ask with the agent's own.
-# Usage: MODEL=http://127.0.0.1:8000/v1 data/web_agent/select_queries.sh QUESTIONS.jsonl [..] [--target 1000] [--name MODEL_NAME]
+# Usage: MODEL=http://127.0.0.1:8000/v1 data/web_agent/select_queries.sh QUESTIONS.jsonl [..] [target=1000] [model_name=NAME]
 set -euo pipefail
 root=$(realpath "$(dirname "$0")/../..")
 command -v afm >/dev/null || PATH="$root/.venv/bin:$PATH"
@@ -10,5 +10,10 @@ OUT=${OUT:-$root/data/web_agent/queries}
 SFT=${SFT:-$root/data/web_agent/sft/web_agent_sft.json}
 RL_DIR=${RL_DIR:-$root/data/web_agent/rl}
 VALIDATION=${VALIDATION:-256}
-afm data queries "$@" --config "$root/configs/queries/web.yaml" --sft "$SFT" --model "$MODEL" --out "$OUT"
+files=() settings=()
+for word in "$@"; do
+  if [[ -e $word || $word != *=* ]]; then files+=("\"$word\""); else settings+=("$word"); fi
+done
+printf -v tasks '%s,' "${files[@]}"
+afm data queries "$root/configs/queries/web.yaml" "tasks=[$tasks]" "sft=[\"$SFT\"]" "model=$MODEL" "output_dir=$OUT" "${settings[@]}"
 afm data prepare rl "$OUT/kept.jsonl" -o "$RL_DIR/train.parquet" --agent web --ability qa --validation "$VALIDATION" ${PROMPT:+--prompt "$PROMPT"}

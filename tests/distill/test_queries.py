@@ -22,10 +22,9 @@ from typer.testing import CliRunner
 from afm.agents import load_agent
 from afm.agents.spec import without_tools
 from afm.cli.data import app
-from afm.configuration import read_file, validated
 from afm.datasets import Task, read_tasks, write_tasks
 from afm.distill.queries.askers import ChatAsker, EpisodeAsker, by_exact_match, by_reward, sample_of
-from afm.distill.queries.sampling import PRESETS, FailedQuestions, QueryConfig, QuerySettings, SampleLog
+from afm.distill.queries.sampling import FailedQuestions, QuerySettings, SampleLog, read_selection
 from afm.distill.queries.select import known_questions, question_key, select_queries
 from afm.endpoints.chat import EndpointSettings
 from afm.errors import AfmError, ConfigError, DataError, EngineError, RewardError
@@ -36,6 +35,7 @@ from afm.seeds import derive_seed
 from afm.trajectory.tags import author_segments
 
 ROOT = Path(__file__).parents[2]
+QA = ROOT / "configs/queries/qa.yaml"
 
 
 class ChatServer:
@@ -196,10 +196,7 @@ async def selected(tasks, server, out, known=(), **options):
         await one.close()
 
 
-def test_the_presets_are_those_of_the_paper():
-    qa, code = PRESETS["qa"], PRESETS["code"]
-    assert (qa.samples, qa.with_tools, qa.max_rate, qa.most_right) == (32, False, 0.3, 9)
-    assert (code.samples, code.with_tools, code.most_right) == (8, True, 7)
+def test_a_rate_of_a_few_samples_is_not_rounded_away():
     assert QuerySettings(samples=10, max_rate=0.3).most_right == 3
     assert QuerySettings(samples=4, max_rate=0.0).most_right == 0
 
@@ -217,18 +214,19 @@ def test_the_script_of_the_web_agent_hands_a_prompt_on(tmp_path):
 
 
 def test_the_shipped_selections_are_those_of_the_paper():
-    def shipped(name):
-        path = ROOT / f"configs/queries/{name}.yaml"
-        return validated(QueryConfig, read_file(path), str(path))
+    def shipped(name, *settings):
+        return read_selection(
+            ROOT / f"configs/queries/{name}.yaml", ["tasks=q", "model=m", "output_dir=o", *settings]
+        )
 
-    web, code, math_ = shipped("web"), shipped("code"), shipped("math")
-    assert web.selection == PRESETS["qa"].model_copy(update={"target": 10_427})
-    assert (web.agent, web.sft) == ("web", (Path("data/web_agent/sft/web_agent_sft.json"),))
-    assert code.selection == math_.selection == PRESETS["code"]
-    assert [(one.agent, one.ability, one.sft) for one in (code, math_)] == [
-        ("code", "coding", ()),
-        ("math", "math", ()),
-    ]
+    qa, web, code, math_ = shipped("qa"), shipped("web", "sft=[]"), shipped("code"), shipped("math")
+    assert (qa.agent, qa.samples, qa.with_tools, qa.max_rate, qa.most_right) == ("mhqa", 32, False, 0.3, 9)
+    assert web == qa.model_copy(update={"agent": "web", "target": 10_427})
+    assert (code.samples, code.with_tools, code.most_right, code.max_tokens) == (8, True, 7, None)
+    assert (code.agent, code.ability, code.tools.name) == ("code", "coding", "code_executor.yaml")
+    assert math_ == code.model_copy(update={"agent": "math", "ability": "math"})
+    with pytest.raises(ConfigError, match=r"web_agent_sft\.json: no such file, so overlap"):
+        shipped("web")
 
 
 def test_the_script_of_the_web_agent_selects_and_makes_rl_rows(server, tmp_path):
@@ -246,7 +244,7 @@ def test_the_script_of_the_web_agent_selects_and_makes_rl_rows(server, tmp_path)
         "NO_PROXY": "127.0.0.1",
     }
     script = ROOT / "data/web_agent/select_queries.sh"
-    words = [script, tmp_path / "tasks.jsonl", "--target", "9"]
+    words = [script, tmp_path / "tasks.jsonl", "target=9"]
     done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     dropped = Counter(row["reason"] for row in rows_of(tmp_path / "queries/dropped.jsonl"))
@@ -269,12 +267,16 @@ def test_a_selection_of_a_file_checks_its_sft_data_and_abilities(server, tmp_pat
     write_tasks(tasks, tmp_path / "tasks.jsonl")
     config = tmp_path / "own.yaml"
     config.write_text("{agent: web, samples: 2, ability: math}")
-    start = (tmp_path / "tasks.jsonl", "--out", tmp_path / "out", "--model", server.url, "--config", config)
-    assert "of 3 questions kept, 6 samples taken" in select(*start)
-    assert "no row of ability 'maths'; there are 'coding', 'math'; choose with --ability" in select(
-        *start, "--ability", "maths", status=1
+    start = (
+        config,
+        f"tasks={tmp_path / 'tasks.jsonl'}",
+        f"output_dir={tmp_path / 'out'}",
+        f"model={server.url}",
     )
-    assert "give one of them" in select(*start, "--preset", "qa", status=2)
+    assert "of 3 questions kept, 6 samples taken" in select(*start)
+    assert "no row of ability 'maths'; there are 'coding', 'math'; choose with ability=" in select(
+        *start, "ability=maths", status=1
+    )
     config.write_text("{agent: web, sft: [none.json]}")
     assert "none.json: no such file, so overlap with the SFT data cannot be excluded" in select(
         *start, status=1
@@ -288,19 +290,9 @@ def test_killed_and_started_again_no_sample_is_lost_or_doubled(server, tmp_path)
     server.faults = True
     write_tasks(tasks, tmp_path / "tasks.jsonl")
     out = tmp_path / "an out folder"
-    words = [sys.executable, "-m", "afm.cli.main", "data", "queries", str(tmp_path / "tasks.jsonl")]
-    words += [
-        "--out",
-        str(out),
-        "--model",
-        server.url,
-        "--agent",
-        "web",
-        "--samples",
-        str(samples),
-        "--seed",
-        "3",
-    ]
+    words = [sys.executable, "-m", "afm.cli.main", "data", "queries", "configs/queries/qa.yaml", "agent=web"]
+    words += [f"tasks={tmp_path / 'tasks.jsonl'}", f"output_dir={out}", f"model={server.url}"]
+    words += [f"samples={samples}", "seed=3"]
     # Of the second run's requests 64 may be used up by those that the first one left behind.
     for allowed, wanted in ((80, 30), (64 + 150, 90)):
         server.allowed = allowed
@@ -369,10 +361,15 @@ def test_a_request_that_hangs_is_asked_again(server, tmp_path):
     write_tasks(questions(1), tmp_path / "tasks.jsonl")
     out = tmp_path / "out"
     told = select(
-        tmp_path / "tasks.jsonl", "--out", out, "--model", server.url, "--samples", 4, "--timeout", 1
+        QA,
+        f"tasks={tmp_path / 'tasks.jsonl'}",
+        f"output_dir={out}",
+        f"model={server.url}",
+        "samples=4",
+        "timeout_s=1",
     )
     assert "0 of 1 questions kept, 4 samples taken" in told
-    assert "without --sft nothing was compared with the SFT data" in told
+    assert "without `sft` nothing was compared with the SFT data" in told
     assert server.requests == 5
 
 
@@ -422,7 +419,9 @@ async def test_a_server_that_is_down_ends_the_run_and_keeps_the_samples(server, 
     with pytest.raises(
         EngineError, match=r"of 16 samples are missing.*status 500.*run the same command again"
     ):
-        await selected(questions(4), server, tmp_path, samples=4, attempts=1, failures_in_a_row=2, parallel=1)
+        await selected(
+            questions(4), server, tmp_path, samples=4, attempts=1, failures_in_a_row=2, max_parallel=1
+        )
     server.down = False
     summary = await selected(questions(4), server, tmp_path, samples=4)
     assert (summary.resumed, summary.sampled, summary.kept + sum(summary.dropped.values())) == (8, 8, 4)
@@ -458,10 +457,10 @@ async def test_a_question_that_the_server_refuses_is_dropped_and_named(server, t
 async def test_a_question_that_is_refused_may_end_the_run_and_is_named(server, tmp_path):
     server.refused = {1: REFUSALS["too long"]}
     with pytest.raises(EngineError, match=r"3 of 18 samples are missing, [123] of them failed \(of 'q1'\)"):
-        await selected(questions(6), server, tmp_path, samples=3, on_failed=FailedQuestions.ERROR)
+        await selected(questions(6), server, tmp_path, samples=3, on_bad_rows=FailedQuestions.ERROR)
     assert not (tmp_path / "kept.jsonl").exists()
     server.refused = {}
-    summary = await selected(questions(6), server, tmp_path, samples=3, on_failed=FailedQuestions.ERROR)
+    summary = await selected(questions(6), server, tmp_path, samples=3, on_bad_rows=FailedQuestions.ERROR)
     assert (summary.resumed, summary.sampled) == (15, 3)
 
 
@@ -483,7 +482,7 @@ async def test_a_server_that_refuses_everything_is_an_error_that_loses_nothing(s
 async def test_many_refused_questions_in_a_row_do_not_end_the_run(server, tmp_path):
     server.refused = dict.fromkeys(range(30), REFUSALS["too long"])
     summary = await selected(
-        questions(36), server, tmp_path, samples=2, parallel=2, failures_in_a_row=15, max_rate=1.0
+        questions(36), server, tmp_path, samples=2, max_parallel=2, failures_in_a_row=15, max_rate=1.0
     )
     assert (dict(summary.dropped), summary.kept) == ({"cannot be sampled": 30}, 6)
 
@@ -566,7 +565,7 @@ async def test_a_reward_that_fails_for_all_is_no_fault_of_the_questions(tmp_path
         return False
 
     one = EpisodeAsker(spec, ScriptedModel(lambda text: "Name 0"), {}, judge, SamplingParams(200))
-    settings = QuerySettings(samples=1, parallel=1)
+    settings = QuerySettings(samples=1, max_parallel=1)
     with pytest.raises(EngineError, match=r"3 of 6 samples are missing.*the judge does not answer"):
         await select_queries(questions(6), one, tmp_path, settings)
     assert not (tmp_path / "dropped.jsonl").exists()
@@ -618,7 +617,7 @@ async def test_programs_are_sampled_with_tools_and_dropped_when_all_solve_them(t
 
     reward = load_reward()
     one = EpisodeAsker(spec, ScriptedModel(script), tools, by_reward(reward), SamplingParams(2000))
-    settings = PRESETS["code"].model_copy(update={"parallel": 4})
+    settings = QuerySettings(samples=8, with_tools=True, max_rate=None, max_tokens=None, max_parallel=4)
     summary = await select_queries(tasks, one, tmp_path, settings)
     await reward.close()
     assert (summary.kept, dict(summary.dropped)) == (1, {"solved by every sample": 1})
@@ -638,15 +637,12 @@ def test_the_command_takes_a_tiny_model_and_its_output_becomes_rl_rows(tmp_path)
     create_tiny_model(tmp_path / "tiny", tmp_path / "tiny", seed=1)
     out = tmp_path / "out"
     told = select(
-        tmp_path / "tasks.jsonl",
-        "--out",
-        out,
-        "--model",
-        tmp_path / "tiny",
-        "--samples",
-        2,
-        "--max-tokens",
-        8,
+        QA,
+        f"tasks={tmp_path / 'tasks.jsonl'}",
+        f"output_dir={out}",
+        f"model={tmp_path / 'tiny'}",
+        "samples=2",
+        "max_tokens=8",
     )
     assert f"{out}/kept.jsonl: 2 of 2 questions kept, 4 samples taken" in told
     assert {row["stop"] for row in rows_of(out / "samples.jsonl")} <= {"agent_tokens", "end_of_text"}
@@ -669,14 +665,15 @@ def test_samples_judged_by_another_reward_or_taken_with_other_tools_are_not_mixe
     shipped = (ROOT / "configs/tools/code_executor.yaml").read_text()
     (tmp_path / "tools.yaml").write_text(shipped)
     (tmp_path / "reward.yaml").write_text("formula: correct\n")
-    start = (tmp_path / "tasks.jsonl", "--out", tmp_path / "out", "--model", tmp_path / "tiny")
-    start += ("--preset", "code", "--agent", "math", "--samples", 1, "--max-tokens", 4)
-    start += ("--tools", tmp_path / "tools.yaml")
+    start = (ROOT / "configs/queries/math.yaml", "ability=", f"tasks={tmp_path / 'tasks.jsonl'}", "samples=1")
+    start += (f"output_dir={tmp_path / 'out'}", f"model={tmp_path / 'tiny'}", "max_tokens=4")
+    start += (f"tools={tmp_path / 'tools.yaml'}",)
+    reward = f"rewards={tmp_path / 'reward.yaml'}"
 
     assert "1 samples taken" in select(*start)
-    assert "0 samples taken" in select(*start, "--reward", tmp_path / "reward.yaml")
+    assert "0 samples taken" in select(*start, reward)
     (tmp_path / "reward.yaml").write_text("by_source: {nq: f1}\n")
-    told = select(*start, "--reward", tmp_path / "reward.yaml", status=1)
+    told = select(*start, reward, status=1)
     assert re.search(r"holds a run with other settings \(reward_digest: '\w+' -> '\w+'\)", told)
     (tmp_path / "tools.yaml").write_text(shipped.replace("wall_s: 7.0", "wall_s: 3.0"))
     assert "other settings (tools_digest: " in select(*start, status=1)
@@ -684,11 +681,11 @@ def test_samples_judged_by_another_reward_or_taken_with_other_tools_are_not_mixe
 
 def test_what_is_missing_on_the_command_line_is_told(server, tmp_path):
     write_tasks(questions(1), tmp_path / "tasks.jsonl")
-    start = (tmp_path / "tasks.jsonl", "--out", tmp_path / "out", "--model")
-    told = select(*start, server.url, "--preset", "code", status=2)
-    assert "--preset code with a server needs --tokenizer DIR" in told
-    assert "holds no model" in select(*start, tmp_path, status=2)
-    told = select(*start, server.url, "--samples", 2)
+    start = (QA, f"tasks={tmp_path / 'tasks.jsonl'}", f"output_dir={tmp_path / 'out'}", "samples=2")
+    told = select(*start, f"model={server.url}", "with_tools=true", status=2)
+    assert "tokenizer: missing; with_tools on a server needs it" in told
+    assert "holds no model" in select(*start, f"model={tmp_path}", status=2)
+    told = select(*start, f"model={server.url}")
     assert "0 of 1 questions kept, 2 samples taken" in told
     assert json.loads((tmp_path / "out/settings.json").read_text())["model"] == "small"
 

@@ -210,7 +210,8 @@ def read_team(path: Path, overrides: Sequence[str] = ()) -> TeamSettings:
 
 def anchored(data: dict[str, Any], folder: Path) -> None:
     """Make the paths of one file absolute."""
-    _anchor(data, "tools", folder)
+    for key in ("tools", "rewards"):
+        _anchor(data, key, folder)
     agent = data.get("agent")
     if isinstance(agent, str) and agent.endswith((".yaml", ".yml")):
         _anchor(data, "agent", folder)

@@ -7,62 +7,59 @@ the fault is the question's.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import random
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import blake2b
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field, field_validator
 
+from afm.configuration import Settings, apply_overrides, read_extended, validated
 from afm.datasets import Task
+from afm.distill.model_team.settings import anchored
 from afm.distill.queries.askers import Answered, QuestionAsker
-from afm.errors import ConfigError, EngineError, RefusedError, RewardError, SandboxUnavailableError, ToolError
+from afm.errors import EngineError, RefusedError, RewardError, SandboxUnavailableError, ToolError
 from afm.runs.journal import Journal, read_rows
+from afm.runs.workers import work_in_parallel
 from afm.seeds import derive_seed
 
 
 class FailedQuestions(StrEnum):
-    """What a question leads to that cannot be sampled though others can."""
+    """What a question leads to that cannot be sampled though others can: it is dropped, or the run ends without a selection."""
 
     DROP = "drop"
     ERROR = "error"
 
 
-class QuerySettings(BaseModel):
-    """What a selection depends on.
+class QuerySettings(Settings):
+    """What decides about samples and rates.
 
     With ``a`` right answers among ``samples``, the rate of a question is ``r_q = a / samples``; it is kept when
     ``r_q <= max_rate``.
-
-    Attributes:
-        with_tools: Whether a sample is an episode of the agent with its tools, or one answer without any.
-        max_rate: ``None``: every rate below 1, so that only what every sample solves is dropped.
-        target: Questions to keep at most, drawn at random in proportion to their data sources.
-        seed: Of the samples and of the draw.
-        max_tokens: Of one sample, tool answers aside; ``None``: the agent's own limits.
-        failures_in_a_row: So many failed samples end the run if the engine does not answer a question that it answered
-            before; twice ``parallel`` where that is more. Of more questions than that no other fault than a refusal is theirs.
-        on_failed: Whether a question that cannot be sampled is dropped, or ends the run without a selection.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     samples: int = Field(default=32, ge=1, le=10_000)
     with_tools: bool = False
+    """Whether a sample is an episode of the agent with its tools, or one answer without any."""
     max_rate: float | None = Field(default=0.3, ge=0, le=1)
+    """``null``: every rate below 1, so that only what every sample solves is dropped."""
     target: int | None = Field(default=None, ge=1)
+    """Questions to keep at most, drawn at random in proportion to their data sources."""
     seed: int = 0
-    parallel: int = Field(default=64, ge=1, le=10_000)
+    """Of the samples and of the draw."""
+    max_parallel: int = Field(default=64, ge=1, le=10_000)
     temperature: float = Field(default=1.0, ge=0, le=2)
     max_tokens: int | None = Field(default=2048, ge=1, le=1_000_000)
+    """Of one sample, tool answers aside; ``null``: the agent's own limits."""
     failures_in_a_row: int = Field(default=20, ge=1)
-    on_failed: FailedQuestions = FailedQuestions.DROP
+    """So many failed samples end the run if the engine does not answer a question that it answered before; twice ``max_parallel``
+    where that is more. Of more questions than that no other fault than a refusal is theirs."""
+    on_bad_rows: FailedQuestions = FailedQuestions.DROP
 
     @property
     def most_right(self) -> int:
@@ -73,44 +70,56 @@ class QuerySettings(BaseModel):
 
 
 class QueryConfig(QuerySettings):
-    """A YAML of a selection (``configs/queries/``).
+    """A YAML of ``afm data queries`` (``configs/queries/``)."""
 
-    Attributes:
-        agent: Who answers; without its tools if not ``with_tools``.
-        ability: Only rows of this ability are asked; by default all.
-        sft: SFT data whose questions must not occur; a file that is missing is an error, so that no overlap goes unnoticed.
-    """
-
+    tasks: tuple[Path, ...] = Field(min_length=1)
+    """Questions as JSONL or parquet."""
+    output_dir: Path
+    model: str = Field(min_length=1)
+    """A model's folder, a run, or the address of an OpenAI-compatible server."""
+    model_name: str | None = None
+    """Which model of a server that has several."""
+    tokenizer: Path | None = None
+    """Folder of the served model's tokenizer; needed for ``with_tools``."""
+    timeout_s: float = Field(default=300.0, gt=0)
+    """For one reply of a chat endpoint; then it is asked again."""
     agent: str
+    """Who answers; without its tools if not ``with_tools``."""
+    tools: Path | None = None
+    rewards: Path | None = None
+    """Judges episodes with tools; without tools the answer must be the gold one."""
     ability: str | None = None
+    """Only rows of this ability are asked; by default all."""
     sft: tuple[Path, ...] = ()
+    """SFT data whose questions must not occur; a file that is missing is an error, so that no overlap goes unnoticed."""
 
-    @property
-    def selection(self) -> QuerySettings:
-        """What decides about samples and rates."""
-        return QuerySettings(**self.model_dump(include=set(QuerySettings.model_fields)))
+    @field_validator("tasks", "sft", mode="before")
+    @classmethod
+    def _one_or_many(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) else value
 
-    def known_files(self, label: str) -> list[Path]:
-        """The SFT data.
-
-        Raises:
-            ConfigError: A file is missing.
-        """
-        for file in self.sft:
+    @field_validator("sft")
+    @classmethod
+    def _exist(cls, files: tuple[Path, ...]) -> tuple[Path, ...]:
+        for file in files:
             if not file.is_file():
-                raise ConfigError(
-                    f"{label}: sft: {file}: no such file, so overlap with the SFT data cannot be excluded; make it with "
+                raise ValueError(
+                    f"files that exist; {file}: no such file, so overlap with the SFT data cannot be excluded; make it with "
                     "the agent's prepare.sh, or run the command in the folder that the path begins in"
                 )
-        return list(self.sft)
+        return files
 
 
-PRESETS: dict[str, QuerySettings] = {
-    "qa": QuerySettings(),
-    "code": QuerySettings(samples=8, with_tools=True, max_rate=None, max_tokens=None),
-}
-"""``qa`` for web and multi-hop questions: 32 answers without tools, at most 0.3 right. ``code`` for programs and mathematics:
-8 episodes with tools, not all of them right (AFM, section on data)."""
+def read_selection(path: Path, overrides: Sequence[str] = ()) -> QueryConfig:
+    """The settings in a YAML; it may ``extends`` another. ``agent``, ``tools`` and ``rewards`` in a file are relative to it.
+
+    Raises:
+        ConfigError: Names file, key path, value and what was expected.
+        UsageError: An override is wrong.
+    """
+    data = read_extended(path, "a selection of queries", anchor=anchored)
+    apply_overrides(data, overrides)
+    return validated(QueryConfig, data, str(path), overrides=overrides)
 
 
 _KEY_BYTES = 8
@@ -248,16 +257,16 @@ class Sampling:
             SandboxUnavailableError: Model-written code cannot run on this machine.
         """
         self.resumed = self._total - sum(len(self._missing(task)) for task in tasks)
-        await self._pass(tasks, tasks, self._settings.parallel)
+        await self._pass(tasks, tasks, self._settings.max_parallel)
         if self.unjudged and not await self._works(tasks):
             raise self._incomplete()
         if not self._faults:
             return
         failing = [task for task in tasks if task.id in self._faults]
-        if self._settings.on_failed is FailedQuestions.ERROR or not self._own_faults(failing):
+        if self._settings.on_bad_rows is FailedQuestions.ERROR or not self._own_faults(failing):
             raise self._incomplete()
         self._faults, self._in_a_row = {}, 0
-        await self._pass(failing, tasks, min(_PARALLEL_AGAIN, self._settings.parallel), patient=False)
+        await self._pass(failing, tasks, min(_PARALLEL_AGAIN, self._settings.max_parallel), patient=False)
         failing = [task for task in tasks if task.id in self._faults]
         if failing and not (self._own_faults(failing, patient=False) and await self._works(tasks)):
             raise self._incomplete()
@@ -281,38 +290,31 @@ class Sampling:
         self, tasks: Sequence[Task], everyone: Sequence[Task], parallel: int, *, patient: bool = True
     ) -> None:
         """Take what is missing of ``tasks``; impatient: the first fault of a question is enough."""
-        jobs = [(task, self._missing(task)) for task in tasks]
-        todo = ((task, number) for task, numbers in jobs for number in numbers)
-        try:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(min(parallel, sum(len(numbers) for _, numbers in jobs))):
-                    group.create_task(self._worker(todo, everyone, patient))
-        except ExceptionGroup as failures:
-            raise failures.exceptions[0] from None
+        most = max(self._settings.failures_in_a_row, 2 * self._settings.max_parallel)
 
-    async def _worker(
-        self, todo: Iterator[tuple[Task, int]], everyone: Sequence[Task], patient: bool
-    ) -> None:
-        most = max(self._settings.failures_in_a_row, 2 * self._settings.parallel)
-        for task, number in todo:
+        async def take(sample: tuple[Task, int]) -> None:
+            task, number = sample
             fault = self._faults.get(task.id)
             if task.id in self.unjudged or (fault is not None and (fault.refused or not patient)):
-                continue
-            answered = await self._asked(task, number)
-            if answered is None:
-                self._in_a_row += 1
-                if self._in_a_row >= most:
-                    self._in_a_row = 0
-                    if not await self._works(everyone):
-                        raise self._incomplete()
-                continue
-            self._in_a_row = 0
-            self._log.append(task, number, right=answered.right, stop=answered.stop)
-            self.sampled += 1
-            if self._on_sample is not None:
-                self._on_sample(self.resumed + self.sampled, self._total)
+                return
+            answered = await self._ask(task, number)
+            if answered is not None:
+                self._in_a_row = 0
+                self._log.append(task, number, right=answered.right, stop=answered.stop)
+                self.sampled += 1
+                if self._on_sample is not None:
+                    self._on_sample(self.resumed + self.sampled, self._total)
+                return
+            self._in_a_row += 1
+            if self._in_a_row >= most:
+                self._in_a_row = 0
+                if not await self._works(everyone):
+                    raise self._incomplete()
 
-    async def _asked(self, task: Task, number: int) -> Answered | None:
+        missing = [(task, number) for task in tasks for number in self._missing(task)]
+        await work_in_parallel(missing, take, parallel)
+
+    async def _ask(self, task: Task, number: int) -> Answered | None:
         seed = derive_seed(self._settings.seed, task.id, number)
         failed: RewardError | EngineError | ToolError | None = None
         for _ in range(_TRIES):

@@ -72,7 +72,7 @@ async def select_queries(
 
     Writes ``samples.jsonl`` on the way, then ``kept.jsonl``, ``dropped.jsonl`` (with reason and rate) and
     ``manifest.json``. A task whose answers nobody can judge (no gold answer, broken tests) is dropped, too, and so
-    is one that the engine refuses while it answers others (``settings.on_failed``). Another ``max_rate``, ``target``, more samples or more tasks use the samples that are there.
+    is one that the engine refuses while it answers others (``settings.on_bad_rows``). Another ``max_rate``, ``target``, more samples or more tasks use the samples that are there.
 
     Args:
         known: Keys of questions that must not occur, see :func:`known_questions`.
@@ -183,7 +183,7 @@ def _written(
         rates=dict(
             sorted(Counter(_rate(entry, settings) for entry in decisions if entry.right is not None).items())
         ),
-        settings=settings.model_dump(),
+        settings=settings.model_dump(mode="json", include=set(QuerySettings.model_fields)),
         sampled_with=dict(facts),
     )
     return QuerySummary(
