@@ -88,7 +88,6 @@ def read(row, **options):
 @pytest.mark.parametrize("version", VERSIONS)
 def test_what_we_write_is_accepted_by_their_models_and_comes_back(version):
     row = ATIF.write(record(), Context(options={"atif_version": version}))
-
     accepted = nat.Trajectory.model_validate(row)
     assert accepted.schema_version == f"ATIF-v{version}"
     assert [step.source for step in accepted.steps] == ["user", "agent", "agent"]
@@ -100,7 +99,6 @@ def test_what_we_write_is_accepted_by_their_models_and_comes_back(version):
 def test_nothing_stands_in_a_version_that_came_later():
     oldest = ATIF.write(record(), Context(options={"atif_version": "1.0"}))
     newest = ATIF.write(record(), Context())
-
     assert "extra" not in oldest  # since 1.1
     assert "tool_definitions" not in oldest["agent"]  # since 1.5
     assert "trajectory_id" not in oldest  # since 1.7
@@ -113,9 +111,7 @@ def test_nothing_stands_in_a_version_that_came_later():
 def test_what_others_wrote_becomes_a_trajectory_of_the_agent(version):
     row = trajectory(version)
     nat.Trajectory.model_validate(row)
-
     found = read(row, missing_thought="On.")
-
     assert found.record.kept, found.record.reason
     assert found.record.question == "When was the mill built?"
     assert found.record.text == (
@@ -133,7 +129,6 @@ def test_what_others_wrote_becomes_a_trajectory_of_the_agent(version):
 
 def test_without_a_thought_to_stand_in_the_rules_of_the_agent_refuse_it_with_the_reason():
     found = read(trajectory()).record
-
     assert not found.kept
     assert found.reason.startswith("format: <wiki_search> at character ")
 
@@ -149,9 +144,7 @@ def test_steps_of_an_earlier_trajectory_are_left_out_and_pictures_and_subagents_
     sub = trajectory(trajectory_id="t2")
     row = row | {"steps": [*row["steps"], copied], "subagent_trajectories": [sub]}
     nat.Trajectory.model_validate(row)
-
     found = read(row)
-
     assert found.record.text.endswith("<answer>1702</answer>")
     assert set(found.lost) == {
         "steps of the system",
@@ -166,7 +159,6 @@ def test_results_of_one_call_are_one_observation_in_their_order():
     results = row["steps"][2]["observation"]["results"]
     row["steps"][2]["observation"]["results"] = [*results, {"source_call_id": "c1", "content": "more"}]
     nat.Trajectory.model_validate(row)
-
     assert [call.observation for call in read(row).record.calls] == ["first\nmore", "second"]
 
 
@@ -216,9 +208,7 @@ def test_odd_values_where_nothing_depends_on_them_refuse_no_row():
         "total_completion_tokens": -3,
         "total_cost_usd": math.inf,
     }
-
     found = read(row)
-
     assert found.record.cost.agent_tokens >= 0
     assert "cost_usd" not in found.record.provenance
     assert {"'extra' of the trajectory", "'extra' of the agent"} <= set(found.lost)
@@ -227,7 +217,6 @@ def test_odd_values_where_nothing_depends_on_them_refuse_no_row():
 def test_money_stands_in_the_final_metrics_and_comes_back():
     paid = record().model_copy(update={"provenance": {"cost_usd": 0.5}})
     row = ATIF.write(paid, Context())
-
     assert nat.Trajectory.model_validate(row).final_metrics.total_cost_usd == 0.5
     assert ATIF.read(row, Context()).record == paid
     bare = ATIF.write(paid, Context(bare=True))
@@ -260,7 +249,6 @@ def test_a_row_that_their_models_refuse_or_that_is_no_conversation_is_refused(ch
 def test_a_result_of_no_call_is_refused_by_both():
     row = trajectory()
     row["steps"][2]["observation"]["results"][0]["source_call_id"] = "c9"
-
     with pytest.raises(ValueError, match="c9"):
         nat.Trajectory.model_validate(row)
     with pytest.raises(DataError, match=r"steps\[2\]: observation: source_call_id 'c9' is none"):
@@ -309,7 +297,6 @@ def test_a_result_of_a_step_with_one_call_is_that_of_the_call(calls, results, te
 
 def test_a_result_of_a_step_without_calls_is_read_and_the_rules_refuse_it():
     shown, found = step_text(terminal([], [(None, "$ ls"), (None, "a.txt")]))
-
     assert shown == seen("$ ls\na.txt")
     assert not found.kept
     assert found.reason.startswith("format: <observation> at character 23 ")
@@ -322,9 +309,7 @@ def test_a_result_of_a_step_without_calls_is_read_and_the_rules_refuse_it():
 def test_results_of_a_step_with_several_calls_are_none_of_theirs(results, text):
     row = terminal(["a", "b"], results)
     nat.Trajectory.model_validate(row)
-
     found = read(row).record
-
     calls = "<wiki_search>a</wiki_search><wiki_search>b</wiki_search>"
     assert found.text.startswith(f"<think>I type.</think>{calls}{seen(text)}")
     assert not found.kept
@@ -334,7 +319,6 @@ def test_results_of_a_step_with_several_calls_are_none_of_theirs(results, text):
 
 def test_a_result_of_the_step_is_not_kept_as_that_of_the_one_call_that_has_none():
     found = read(terminal(["a", "b"], [("a", "x"), (None, "y")]), missing_thought="On.").record
-
     assert not found.kept
     assert found.reason == "atif: a result names no call of its step, and several could be meant"
 
@@ -348,9 +332,7 @@ def test_version_8_has_recordings():
     row = trajectory("1.8")
     source = {"media_type": "audio/wav", "path": "a.wav"}
     row["steps"][1]["message"] = [{"type": "text", "text": "When?"}, {"type": "audio", "source": source}]
-
     found = read(row, missing_thought="On.")
-
     assert "recordings" in found.lost
     written = ATIF.write(found.record, Context(agent=SPEC, options={"atif_version": "1.8"}))
     assert written["schema_version"] == "ATIF-v1.8"

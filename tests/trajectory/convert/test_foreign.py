@@ -134,7 +134,6 @@ def read(name, row, **options):
 @pytest.mark.parametrize("name", sorted(ROWS))
 def test_a_row_of_each_format_becomes_the_same_trajectory(name):
     found = read(name, ROWS[name]).record
-
     assert found.text == TEXT
     assert found.question == "When?"
     assert found.kept, found.reason
@@ -147,7 +146,6 @@ def test_a_format_is_known_by_its_first_row(name, tmp_path):
     one, many = tmp_path / "one.json", tmp_path / "many.jsonl"
     one.write_text(json.dumps(ROWS[name], indent=1))
     many.write_text(f"{json.dumps(ROWS[name])}\n\n{json.dumps(ROWS[name])}\n")
-
     assert detected(one).name == detected(many).name == name
     assert [line for line, _ in read_converted(one, FORMATS[name], Context(agent=SPEC))] == [1]
     rows = list(read_converted(many, FORMATS[name], Context(agent=SPEC)))
@@ -157,7 +155,6 @@ def test_a_format_is_known_by_its_first_row(name, tmp_path):
 
 def test_a_bare_list_of_steps_in_a_file_is_one_run(tmp_path):
     (tmp_path / "steps.json").write_text(json.dumps(ROWS["smolagents"]["steps"], indent=1))
-
     assert detected(tmp_path / "steps.json").name == "smolagents"
     [(_, found)] = read_converted(tmp_path / "steps.json", FORMATS["smolagents"], Context(agent=SPEC))
     assert found.record.text == TEXT
@@ -172,10 +169,8 @@ def test_the_spans_of_a_trace_become_one_trajectory_wherever_they_stand(tmp_path
     other = [span | {"trace_id": "trace_2", "id": span["id"].replace("trace_1", "trace_2")} for span in SPANS]
     mixed = [row for pair in zip(SPANS, other, strict=True) for row in pair]
     (tmp_path / "traces.jsonl").write_text("\n".join(map(json.dumps, mixed)))
-
     assert detected(tmp_path / "traces.jsonl").name == "openai_agents"
     found = list(read_converted(tmp_path / "traces.jsonl", FORMATS["openai_agents"], Context(agent=SPEC)))
-
     assert [(line, row.record.id, row.record.text) for line, row in found] == [
         (1, "trace_1", TEXT),
         (2, "trace_2", TEXT),
@@ -191,7 +186,6 @@ def test_the_spans_of_a_trace_become_one_trajectory_wherever_they_stand(tmp_path
 
 def test_a_trace_whose_words_were_not_exported_is_refused():
     spans = [{"object": "trace.span", "trace_id": "t", "span_data": {"type": "response", "response_id": "r"}}]
-
     with pytest.raises(DataError, match="no generation span; `response` spans hold no words"):
         read("openai_agents", spans)
 
@@ -260,9 +254,7 @@ def test_toolbench_is_read_as_it_calls_functions(name):
         {"from": "assistant", "value": REACT.format("Found.", "Finish", ANSWERED["arguments"])},
     ]
     rows = {"openai": {"messages": TOOLBENCH}, "messages": TOOLBENCH, "sharegpt": {"conversations": react}}
-
     found = read(name, rows[name])
-
     assert found.record.text == (
         "<think>Look.</think><wiki_search>mill</wiki_search>\n<observation>\n1702\n</observation>\n"
         "<think>Found.</think><answer>1702</answer>"
@@ -286,7 +278,6 @@ def test_toolbench_is_read_as_it_calls_functions(name):
 )
 def test_functions_that_fit_nothing_refuse_the_row(place, changed, fault):
     messages = [*TOOLBENCH[:place], TOOLBENCH[place] | changed, *TOOLBENCH[place + 1 :]]
-
     with pytest.raises(DataError, match=fault):
         read("openai", {"messages": messages})
 
@@ -302,7 +293,6 @@ def test_a_trace_in_which_the_user_asks_again_is_refused():
         looked_up(5, "who", "Ann"),
         generation(6, [], "Ann"),
     ]
-
     with pytest.raises(
         DataError, match=r"span 3: got a second message of the user, 'And who\?', .*one question a row"
     ):
@@ -313,7 +303,6 @@ def test_a_trace_in_which_the_user_asks_again_is_refused():
 def test_a_tool_that_ran_with_other_arguments_than_the_model_wrote_refuses_the_trace():
     spans = [generation(1, asked("When?"), "Look.", "mill"), looked_up(2, "a mill", "1702")]
     last = generation(3, asked("When?"), "1702")
-
     with pytest.raises(
         DataError, match=r"span 1: wiki_search ran with .*a mill.*, which no generation asked for"
     ):
@@ -324,7 +313,6 @@ def test_a_tool_that_ran_with_other_arguments_than_the_model_wrote_refuses_the_t
 
 def test_a_trace_that_begins_in_the_middle_of_a_chat_is_refused():
     sent = [*asked("Hi."), {"role": "assistant", "content": "The mill is from 1702."}, *asked("When?")]
-
     with pytest.raises(DataError, match="span 0: the first generation was sent 1 messages of the assistant"):
         read("openai_agents", [generation(1, sent, "1702")])
 
@@ -344,7 +332,6 @@ def test_an_agent_that_is_called_as_a_tool_is_asked_something_else():
         generation(4, asked("mill"), "In the book.", id="d", parent_id="c"),
         generation(5, asked("When?"), "1702", id="e"),
     ]
-
     assert read("openai_agents", spans).record.text == (
         "<think>Look.</think><wiki_search>mill</wiki_search>\n<observation>\n1702\n</observation>\n"
         "<think>In the book.</think><answer>1702</answer>"
@@ -365,9 +352,7 @@ def test_the_agent_of_a_guardrail_takes_no_part(sent):
         looked_up(3, "mill", "1702", id="b"),
         generation(4, asked("When?"), "1702", id="c"),
     ]
-
     found = read("openai_agents", spans)
-
     assert found.record.text == (
         "<think>Look.</think><wiki_search>mill</wiki_search>\n<observation>\n1702\n</observation>\n"
         "<answer>1702</answer>"
@@ -412,7 +397,6 @@ def test_other_names_of_tools_are_told_and_calls_can_be_left_out():
     text = json.dumps(ROWS["openai"]).replace("wiki_search", "look_up")
     with pytest.raises(DataError, match="tool 'look_up' is none of agent 'mhqa'"):
         read("openai", json.loads(text))
-
     assert read("openai", json.loads(text), tools={"look_up": "wiki_search"}).record.text == TEXT
     left_out = read("openai", json.loads(text), tools={"look_up": ""}).record
     assert left_out.calls == ()
@@ -421,7 +405,6 @@ def test_other_names_of_tools_are_told_and_calls_can_be_left_out():
 
 def test_a_react_trace_with_brackets_and_numbers_is_read():
     text = "Thought 1: Look.\nAction 1: wiki_search[mill]\nObservation 1: Built in 1702.\nThought 2: Found.\nAction 2: Finish[1702]"
-
     assert read("react", {"question": "When?", "text": text}).record.text == TEXT
 
 
@@ -431,7 +414,6 @@ def test_an_error_of_a_smolagents_step_is_what_came_back():
         "observations": None,
         "error": {"type": "AgentToolExecutionError", "message": "no such page"},
     }
-
     assert "\nError: no such page\n" in read("smolagents", steps).record.text
 
 
@@ -448,9 +430,7 @@ def test_the_log_of_a_benchmark_as_oagents_writes_it_is_read():
         "task_id": "c61d",
         "search_agent_actions": [["visit"]],
     }
-
     found = read("smolagents", row)
-
     assert FORMATS["smolagents"].known(row)
     assert (found.record.question, found.record.text) == ("When?", TEXT)
     assert (found.record.id, found.record.ground_truth, found.record.model) == ("c61d", "1702", "big")
@@ -464,7 +444,6 @@ def test_what_is_left_behind_is_told():
         "messages": [{"role": "system", "content": "Be good."}, *ROWS["openai"]["messages"]],
         "score": 3,
     }
-
     assert read("openai", row).lost == ("the system prompt", "key 'score'")
 
 
@@ -536,52 +515,16 @@ def test_without_an_agent_a_row_that_names_none_is_refused():
         FORMATS["openai"].read(ROWS["openai"], Context())
 
 
-def test_real_memory_of_smolagents_is_read():
-    smolagents = pytest.importorskip("smolagents")
-    from smolagents.models import ChatMessage, ChatMessageToolCall, ChatMessageToolCallFunction
-
-    class Search(smolagents.Tool):
-        name, description, output_type = "wiki_search", "Searches.", "string"
-        inputs = {"query": {"type": "string", "description": "What."}}  # noqa: RUF012
-
-        def forward(self, query: str) -> str:
-            return "Built in 1702."
-
-    class Model(smolagents.Model):
-        """Says what it was told to."""
-
-        left = [("Look.", "wiki_search", {"query": "mill"}), ("Found.", "final_answer", {"answer": "1702"})]  # noqa: RUF012
-
-        def generate(self, *args, **kwargs):
-            said, name, arguments = self.left.pop(0)
-            function = ChatMessageToolCallFunction(name=name, arguments=arguments)
-            return ChatMessage(
-                "assistant", said, [ChatMessageToolCall(function, str(len(self.left)), "function")]
-            )
-
-    agent = smolagents.ToolCallingAgent([Search()], Model(), verbosity_level=0)
-    result = agent.run("When?", return_full_result=True)
-
-    steps = json.loads(json.dumps(agent.memory.get_full_steps()))
-    assert read("smolagents", steps).record.text == TEXT
-    assert read("smolagents", json.loads(json.dumps(result.dict()))).record.text == TEXT
-    written = FORMATS["smolagents"].write(read("smolagents", steps).record, Context())
-    assert set(written["steps"][1]) == set(steps[1])  # all that smolagents itself has, and no more
-
-
 ENDLESS = "[" * 100_000
 
 
 def test_a_call_that_opens_brackets_for_ever_is_a_bad_row():
     turns = [{"from": "human", "value": "q?"}, {"from": "function_call", "value": ENDLESS}]
-
     with pytest.raises(DataError, match="no JSON"):
         read("sharegpt", {"conversations": turns})
 
 
 def test_an_action_that_opens_brackets_for_ever_is_a_text():
     text = f"Thought: I look.\nAction: wiki_search\nAction Input: {ENDLESS}\nObservation: x\nFinal Answer: 7"
-
     found = read("react", {"question": "q?", "text": text}).record
-
     assert ENDLESS in json.dumps(found.model_dump(mode="json"))

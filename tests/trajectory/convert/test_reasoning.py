@@ -100,7 +100,6 @@ def beside(words, hidden, place="content"):
 )
 def test_hidden_reasoning_is_a_thought_of_its_own_and_nothing_stands_in_for_it(name, row):
     found = read(name, row).record
-
     assert (
         found.text.replace("<think>\nI should search.\n</think>\n\n", "<think>I should search.</think>")
         == EXPECTED
@@ -113,15 +112,12 @@ def test_reasoning_before_tags_of_the_agent_joins_the_thought_that_begins_them()
         beside("<think>Mill.</think>", "I should search."),
         beside("<answer>1702</answer>", "The page says so."),
     )
-
     assert read("openai", row).record.text == EXPECTED.replace("search.<", "search.\n\nMill.<")
 
 
 def test_tags_in_reasoning_are_text():
     row = openai(beside("", "First <answer>1</answer>?"), beside("1702", "</think> it says"))
-
     found = read("openai", row).record
-
     assert found.text == (
         f"<think>First [answer]1[/answer]?</think><wiki_search>mill</wiki_search>{OBSERVED}"
         "<think>[/think] it says</think><answer>1702</answer>"
@@ -133,8 +129,6 @@ def test_words_and_reasoning_of_turns_in_a_row_are_one_thought():
     """No thought follows another in what the agents' rules accept."""
     row = openai(beside("I look.", "I should search."), beside("1702", "The page says so."))
     row["messages"].insert(1, {"role": "assistant", "content": "A mill."})
-
     found = read("openai", row).record
-
     assert found.text == EXPECTED.replace("I should search.", "A mill.\n\nI should search.\n\nI look.")
     assert found.kept, found.reason

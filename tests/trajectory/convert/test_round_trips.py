@@ -129,7 +129,6 @@ def proper():
 @pytest.mark.parametrize("name", ["atif", "agent_flan", "openai", "sharegpt", "smolagents"])
 def test_a_proper_trajectory_stands_in_what_the_format_shows_and_not_beside_it(name):
     row, back = there_and_back(name, proper())
-
     kept = FORMATS[name].kept(row)
     assert back == proper()
     assert set(kept) == {"id", "agent", "agent_digest", "ground_truth"}
@@ -142,7 +141,6 @@ def test_bare_rows_hold_only_what_the_format_knows_and_are_still_trajectories(na
         return
     row = FORMATS[name].write(proper(), Context(bare=True))
     back = FORMATS[name].read(row, Context(agent=SPEC)).record
-
     assert KEY not in json.dumps(row)
     assert back.question == "When?"
     assert back.text.endswith("<answer>1702</answer>")
@@ -157,17 +155,14 @@ def test_what_somebody_changed_in_a_row_counts():
     row, back = there_and_back("openai", record)
     assert back == record
     assert row[KEY]["segments"] == [{"author": "agent", "text": "odd"}]
-
     row["messages"][-1]["content"] = "<think>New.</think><answer>1703</answer>"
     changed = FORMATS["openai"].read(row, Context()).record
-
     assert changed.text == "<think>New.</think><answer>1703</answer>"
     assert (changed.id, changed.ground_truth) == ("a", "1702")
 
 
 def test_a_key_that_holds_something_else_is_refused():
     row = FORMATS["alpaca"].write(proper(), Context())
-
     with pytest.raises(DataError, match="afm: got str, expected an object"):
         FORMATS["alpaca"].read({**row, KEY: "x"}, Context())
     with pytest.raises(DataError, match="afm: seed: got 'x'"):

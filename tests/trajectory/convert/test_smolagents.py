@@ -90,9 +90,7 @@ CALCULATED = f"<think>compute.</think><code>\n```py\nx=6*7\nprint(x)\n```\n</cod
 
 def test_a_program_stands_once_behind_its_thought_and_the_last_one_is_the_answer():
     row = programs(said_code("compute.", "x=6*7\nprint(x)"), said_code("done.", "final_answer(x)"))
-
     found = read_code(row)
-
     assert found.record.text == f"{CALCULATED}<think>done.</think><answer>\\boxed{{42}}</answer>"
     assert found.record.kept, found.record.reason
     assert found.lost == ()
@@ -131,13 +129,11 @@ def test_a_program_stands_once_behind_its_thought_and_the_last_one_is_the_answer
 )
 def test_a_program_is_found_in_whatever_marks_it_stands(said, last, options):
     found = read_code(programs(said, last, **options)).record
-
     assert found.text == f"{CALCULATED}<think>done.</think><answer>\\boxed{{42}}</answer>"
 
 
 def test_a_last_program_that_calculates_stays_with_its_value_as_its_last_line():
     found = read_code(programs(said_code("compute.", "x=6*7\nprint(x)\nfinal_answer(x + 0)")))
-
     assert found.record.text == (
         f"<think>compute.</think><code>\n```py\nx=6*7\nprint(x)\nx + 0\n```\n</code>{observed(LOGS + '42')}<answer>\\boxed{{42}}</answer>"
     )
@@ -146,9 +142,7 @@ def test_a_last_program_that_calculates_stays_with_its_value_as_its_last_line():
 
 def test_an_answer_in_the_middle_of_a_program_is_told():
     code = "x=6*7\nif x > 1:\n    print(x)\n    final_answer(x)"
-
     found = read_code(programs(said_code("compute.", code)))
-
     assert f"<code>\n```py\n{code}\n```\n</code>" in found.record.text
     assert found.record.text.endswith("<answer>\\boxed{42}</answer>")
     assert found.lost == ("what final_answer() in the middle of a program does; it stays there",)
@@ -156,9 +150,7 @@ def test_an_answer_in_the_middle_of_a_program_is_told():
 
 def test_every_program_is_one_that_the_code_tool_reads():
     row = programs(said_code("compute.", "print('```')\nx=6*7"), said_code("done.", "final_answer(x)"))
-
     [call] = read_code(row).record.calls
-
     assert parse_program(call.argument) == FencedProgram("print('```')\nx=6*7\n")
 
 
@@ -173,9 +165,7 @@ def test_calls_of_the_code_tool_in_other_formats_get_the_fence_too(code):
             {"role": "assistant", "content": "<think>Done.</think><answer>\\boxed{1}</answer>"},
         ]
     }
-
     record = FORMATS["openai"].read(row, Context(agent=coder())).record
-
     assert "<code>\n```py\nprint(1)\n```\n</code>" in record.text
     back = FORMATS["openai"].read(
         FORMATS["openai"].write(record, Context(agent=coder())), Context(agent=coder())
@@ -185,9 +175,7 @@ def test_calls_of_the_code_tool_in_other_formats_get_the_fence_too(code):
 
 def test_tags_in_the_words_beside_a_program_are_text():
     said = said_code("in <observation> I saw </answer> nothing.", "print(6*7)")
-
     found = read_code(programs(said, said_code("done.", "final_answer(42)"))).record
-
     assert found.text.startswith(
         "<think>in [observation] I saw [/answer] nothing.</think><code>\n```py\nprint(6*7)\n```\n</code>"
     )
@@ -196,9 +184,7 @@ def test_tags_in_the_words_beside_a_program_are_text():
 
 def test_a_program_that_fails_is_answered_by_its_error():
     row = programs(said_code("compute.", "print(1)\n1/0"), said_code("done.", "final_answer(42)"))
-
     found = read_code(row).record
-
     assert found.text.startswith(
         "<think>compute.</think><code>\n```py\nprint(1)\n1/0\n```\n</code>\n<observation>\nExecution logs:\n1\n\nError: Code execution failed"
     )
@@ -209,9 +195,7 @@ def test_words_without_a_program_are_a_thought_and_the_error_of_the_parser_is_to
     row = programs(
         "I refuse.", said_code("compute.", "x=6*7\nprint(x)"), said_code("done.", "final_answer(x)")
     )
-
     found = read_code(row)
-
     assert found.record.text.startswith(CALCULATED.replace("compute.", "I refuse.\n\ncompute."))
     assert found.lost == ("the error of a step without a tool call (AgentParsingError)",)
     assert found.record.kept, found.record.reason
@@ -229,7 +213,6 @@ def test_an_answer_that_a_check_refused_is_none():
     found = read_code(row)
     assert found.record.text == "<think>guess.\n\nagain.</think><answer>\\boxed{42}</answer>"
     assert found.lost == ("an answer that a check refused",)
-
     row = calls(
         ("guess.", ("final_answer", {"answer": 41})),
         ("again.", ("final_answer", {"answer": 42})),
@@ -252,9 +235,7 @@ def test_calls_that_failed_are_calls_with_their_error_as_result(message):
     assert [step["tool_calls"] for step in row["steps"][2:4]] == [[], []]
     if not message:
         row["steps"] = [step | {"model_output_message": None} for step in row["steps"]]
-
     found = read(row)
-
     error = (
         "Error: Error executing tool 'wiki_search' with arguments {'query': 'bad'}: RuntimeError: boom\n"
         "Please try again or use another tool"
@@ -273,7 +254,6 @@ def test_calls_beside_one_that_failed_are_refused_for_their_results_stand_nowher
         ("", ("wiki_search", {"query": "mill"}), ("wiki_search", {"query": "bad"})),
         ("", ("final_answer", {"answer": "1702"})),
     )
-
     with pytest.raises(
         DataError, match="step 1: one of 2 tool calls failed, and what the others returned stands nowhere"
     ):
@@ -284,9 +264,7 @@ def test_calls_beside_one_that_failed_are_refused_for_their_results_stand_nowher
 def test_a_run_that_reached_its_last_step_ends_with_the_answer_it_was_asked_for_then(whole):
     row = calls(*[("Look.", ("wiki_search", {"query": "mill"}))] * 2, "It was 1702", max_steps=2)
     assert row["state"] == "max_steps_error"
-
     found = read(row if whole else row["steps"])
-
     assert found.record.text.endswith(
         f"{observed('Result for mill')}<think>On.</think><answer>It was 1702</answer>"
     )
@@ -296,14 +274,12 @@ def test_a_run_that_reached_its_last_step_ends_with_the_answer_it_was_asked_for_
 def test_the_answer_beside_the_steps_counts_whenever_none_stands_in_them():
     row = calls(("Look.", ("wiki_search", {"query": "mill"})), "It was 1702", max_steps=1)
     row["steps"][-1] |= {"action_output": None, "model_output": "Hm."}
-
     assert read(row).record.text.endswith("<think>Hm.</think><answer>It was 1702</answer>")
 
 
 def test_a_call_that_the_model_wrote_as_json_stands_once():
     written = 'I look.\nAction:\n{"name": "wiki_search", "arguments": {"query": "mill"}}'
     row = calls(written, ("Found.", ("final_answer", {"answer": "1702"})))
-
     assert read(row).record.text == (
         f"<think>I look.</think><wiki_search>mill</wiki_search>{observed('Result for mill')}"
         "<think>Found.</think><answer>1702</answer>"
@@ -318,10 +294,10 @@ def test_plans_tokens_and_what_else_stands_beside_the_steps():
         planning_interval=5,
     )
     row |= {"id": 0, "token_usage": {"input_tokens": 30, "output_tokens": 4}, "score": 0.5}
-
     found = read(row)
-
     assert "1. Search\n```\n\nLook.</think><wiki_search>" in found.record.text
     assert found.record.kept, found.record.reason
     assert (found.record.id, found.record.cost.prompt_tokens, found.record.cost.agent_tokens) == ("0", 30, 4)
     assert found.lost == ("key 'score'",)
+    written = FORMATS["smolagents"].write(found.record, Context())
+    assert set(written["steps"][1]) == set(row["steps"][2])  # all that smolagents itself has, and no more
