@@ -28,7 +28,7 @@ from afm.tools.remote import RUN_PATH, RunRequest, result_body
 from tool_servers.code.settings import CodeServerSettings, excess
 from tool_servers.shared.access import allowed
 from tool_servers.shared.admission import Admission, BusyError
-from tool_servers.shared.metrics import CONTENT_TYPE, Count, Durations, Level, page
+from tool_servers.shared.metrics import CONTENT_TYPE, Count, Durations, Gauge, page
 from tool_servers.shared.requests import (
     GoneError,
     TooLargeError,
@@ -80,8 +80,8 @@ class CodeServer:
             self._runs,
             self._refused,
             self._seconds,
-            Level("afm_code_running", "Programs running now.", lambda: self._admission.running),
-            Level("afm_code_waiting", "Requests waiting now.", lambda: self._admission.waiting),
+            Gauge("afm_code_running", "Programs running now.", lambda: self._admission.running),
+            Gauge("afm_code_waiting", "Requests waiting now.", lambda: self._admission.waiting),
         )
 
     def app(self) -> FastAPI:

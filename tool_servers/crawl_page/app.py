@@ -16,7 +16,7 @@ from tool_servers.crawl_page.settings import CrawlSettings
 from tool_servers.crawl_page.sources import open_source
 from tool_servers.shared.cache import open_cache
 from tool_servers.shared.endpoint import Endpoint
-from tool_servers.shared.metrics import Level
+from tool_servers.shared.metrics import Gauge
 from tool_servers.shared.settings import cache_place
 
 PATH = "/crawl_page"
@@ -35,7 +35,7 @@ def crawl_app(settings: CrawlSettings, environment: Environment, token: str | No
         cache_place(environment), "pages", max_entries=settings.cached_pages, ttl_s=settings.cached_s
     )
     reader = PageReader(source, digester, cache, max_urls=settings.max_urls, request_s=settings.request_s)
-    errors = Level("afm_crawl_cache_errors", "Cache operations that failed.", lambda: cache.errors)
+    errors = Gauge("afm_crawl_cache_errors", "Cache operations that failed.", lambda: cache.errors)
     endpoint = Endpoint(
         "crawl",
         PATH,

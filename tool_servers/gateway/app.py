@@ -32,10 +32,10 @@ from starlette.exceptions import HTTPException
 from afm.distill.gateway import CallLog, Label, message_text
 from afm.errors import DataError
 from tool_servers.gateway.exchange import Asked, Blackout, Desk, Exchange, UnloggedError, refusal, room_for
-from tool_servers.gateway.settings import GatewaySettings, Route
+from tool_servers.gateway.settings import GatewaySettings, ServedEndpoint
 from tool_servers.shared.access import allowed
 from tool_servers.shared.admission import Admission
-from tool_servers.shared.metrics import CONTENT_TYPE, Count, Level, page
+from tool_servers.shared.metrics import CONTENT_TYPE, Count, Gauge, page
 from tool_servers.shared.requests import GoneError, TooLargeError, bounded_body
 
 _SUFFIX = re.compile(r"^(?P<key>.*?)(?::(?P<names>(?:task|agent|attempt)=.*))?$", re.DOTALL)
@@ -127,7 +127,7 @@ class Gateway:
     """
 
     def __init__(
-        self, settings: GatewaySettings, routes: list[Route], log: CallLog, token: str | None
+        self, settings: GatewaySettings, routes: list[ServedEndpoint], log: CallLog, token: str | None
     ) -> None:
         self._settings, self._routes, self._token = settings, routes, token
         self._log = log
@@ -200,8 +200,8 @@ class Gateway:
         if not self._allowed(key_and_names(request.headers.get("authorization", ""))[0]):
             return self._no_token()
         levels = (
-            Level("afm_gateway_running", "Calls at work now.", lambda: self._admission.running),
-            Level("afm_gateway_waiting", "Calls waiting now.", lambda: self._admission.waiting),
+            Gauge("afm_gateway_running", "Calls at work now.", lambda: self._admission.running),
+            Gauge("afm_gateway_waiting", "Calls waiting now.", lambda: self._admission.waiting),
         )
         return PlainTextResponse(page((self._calls, *levels)), media_type=CONTENT_TYPE)
 
@@ -222,10 +222,10 @@ class Gateway:
             content = json.dumps({**body, "stream_options": options}).encode()
         return Asked(path, content, body, hide_usage=hide)
 
-    def _route(self, model: str) -> Route | None:
+    def _route(self, model: str) -> ServedEndpoint | None:
         return next((route for route in self._routes if route.serves(model)), None)
 
-    async def _listed(self, route: Route, path: str) -> Response | None:
+    async def _listed(self, route: ServedEndpoint, path: str) -> Response | None:
         assert self._desk is not None
         headers = {"Authorization": f"Bearer {route.key}"} if route.key else {}
         try:

@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from afm.distill.gateway import CallLog, Label, ModelCall, Usage
 from tool_servers.gateway.answers import Answer, EventStream, whole_answer
-from tool_servers.gateway.settings import GatewaySettings, Route, cost_usd
+from tool_servers.gateway.settings import GatewaySettings, ServedEndpoint, cost_usd
 from tool_servers.shared.admission import Admission, BusyError
 
 _INSTEAD = b"[key]"
@@ -128,7 +128,7 @@ class Desk:
 class Exchange(Response):
     """A response that is the whole exchange. It is logged before the client can know that it is over."""
 
-    def __init__(self, desk: Desk, route: Route, label: Label, asked: Asked) -> None:
+    def __init__(self, desk: Desk, route: ServedEndpoint, label: Label, asked: Asked) -> None:
         super().__init__()
         self._desk, self._route, self._label, self._asked = desk, route, label, asked
         self._blackout = Blackout(route.key)

@@ -72,7 +72,7 @@ class GatewaySettings(ServerSettings):
         return next((price for pattern, price in self.prices.items() if fnmatchcase(model, pattern)), None)
 
 
-class Route:
+class ServedEndpoint:
     """An endpoint with its key."""
 
     def __init__(self, upstream: Upstream, key: str | None) -> None:
@@ -85,7 +85,9 @@ class Route:
         return any(fnmatchcase(model, pattern) for pattern in self._models)
 
 
-def open_routes(settings: GatewaySettings, environment: Environment, url: str | None = None) -> list[Route]:
+def open_routes(
+    settings: GatewaySettings, environment: Environment, url: str | None = None
+) -> list[ServedEndpoint]:
     """The endpoints: ``url`` alone if given, else those of the settings, else the one of the environment.
 
     Raises:
@@ -102,7 +104,7 @@ def open_routes(settings: GatewaySettings, environment: Environment, url: str | 
             "the gateway has no endpoint behind it; give --upstream http://HOST:PORT/v1, set GATEWAY_UPSTREAM_URL, or "
             "list `upstreams` in its YAML"
         )
-    return [Route(upstream, _key(upstream, environment)) for upstream in upstreams]
+    return [ServedEndpoint(upstream, _key(upstream, environment)) for upstream in upstreams]
 
 
 def _key(upstream: Upstream, environment: Environment) -> str | None:

@@ -31,7 +31,7 @@ from afm.tools import Tool, load_tools
 from afm.tools.registry import FunctionSchema, ToolsFile
 from tool_servers.shared.access import allowed
 from tool_servers.shared.admission import Admission, BusyError
-from tool_servers.shared.metrics import CONTENT_TYPE, Count, Durations, Level, page
+from tool_servers.shared.metrics import CONTENT_TYPE, Count, Durations, Gauge, page
 from tool_servers.shared.requests import GoneError, TooLargeError, bounded_body
 from tool_servers.shared.settings import ServerSettings
 
@@ -59,8 +59,8 @@ class Gate:
         self._metrics = (
             self._answered,
             self._seconds,
-            Level("afm_mcp_running", "Requests at work now.", lambda: self._admission.running),
-            Level("afm_mcp_waiting", "Requests waiting now.", lambda: self._admission.waiting),
+            Gauge("afm_mcp_running", "Requests at work now.", lambda: self._admission.running),
+            Gauge("afm_mcp_waiting", "Requests waiting now.", lambda: self._admission.waiting),
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

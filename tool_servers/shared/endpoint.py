@@ -28,7 +28,7 @@ from starlette.exceptions import HTTPException
 from afm.errors import DataError
 from tool_servers.shared.access import allowed
 from tool_servers.shared.admission import Admission, BusyError
-from tool_servers.shared.metrics import CONTENT_TYPE, Count, Durations, Level, page
+from tool_servers.shared.metrics import CONTENT_TYPE, Count, Durations, Gauge, page
 from tool_servers.shared.requests import GoneError, TooLargeError, bounded_body, refused, while_connected
 from tool_servers.shared.settings import ServerSettings
 from tool_servers.shared.upstream import Trouble, UpstreamError
@@ -66,7 +66,7 @@ class Endpoint(Generic[RequestT]):
         *,
         work_s: float,
         token: str | None,
-        metrics: Sequence[Count | Level | Durations] = (),
+        metrics: Sequence[Count | Gauge | Durations] = (),
         close: Callable[[], Awaitable[None]],
     ) -> None:
         self._path, self._model, self._work = path, model, work
@@ -80,8 +80,8 @@ class Endpoint(Generic[RequestT]):
         self._metrics = (
             self._answered,
             self._seconds,
-            Level(f"afm_{name}_running", "Requests at work now.", lambda: self._admission.running),
-            Level(f"afm_{name}_waiting", "Requests waiting now.", lambda: self._admission.waiting),
+            Gauge(f"afm_{name}_running", "Requests at work now.", lambda: self._admission.running),
+            Gauge(f"afm_{name}_waiting", "Requests waiting now.", lambda: self._admission.waiting),
             *metrics,
         )
 

@@ -31,7 +31,7 @@ class Count:
         return [f"# HELP {self._name} {self._text}", f"# TYPE {self._name} counter", *rows]
 
 
-class Level:
+class Gauge:
     """A number that goes up and down, asked for when it is read."""
 
     def __init__(self, name: str, text: str, now: Callable[[], float]) -> None:
@@ -70,6 +70,6 @@ class Durations:
         return [f"# HELP {self._name} {self._text}", f"# TYPE {self._name} histogram", *rows]
 
 
-def page(metrics: Sequence[Count | Level | Durations]) -> str:
+def page(metrics: Sequence[Count | Gauge | Durations]) -> str:
     """All of them as one text."""
     return "\n".join(line for metric in metrics for line in metric.lines()) + "\n"

@@ -14,7 +14,7 @@ from tool_servers.shared.cache import open_cache
 from tool_servers.shared.endpoint import Endpoint
 from tool_servers.shared.fetch import Fetcher, FetchLimits
 from tool_servers.shared.guard import Policy
-from tool_servers.shared.metrics import Level
+from tool_servers.shared.metrics import Gauge
 from tool_servers.shared.settings import cache_place
 from tool_servers.visual_inspector.inspecting import Inspector, InspectRequest
 from tool_servers.visual_inspector.sources import Decoder, PictureSource
@@ -60,7 +60,7 @@ def inspector_app(settings: InspectorSettings, environment: Environment, token: 
         token=token,
         metrics=(
             inspector.pictures,
-            Level("afm_vision_cache_errors", "Cache operations that failed.", lambda: cache.errors),
+            Gauge("afm_vision_cache_errors", "Cache operations that failed.", lambda: cache.errors),
         ),
         close=inspector.close,
     )

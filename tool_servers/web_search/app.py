@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from afm.settings import Environment
 from tool_servers.shared.cache import open_cache
 from tool_servers.shared.endpoint import Endpoint
-from tool_servers.shared.metrics import Level
+from tool_servers.shared.metrics import Gauge
 from tool_servers.shared.settings import cache_place
 from tool_servers.web_search.local import open_provider
 from tool_servers.web_search.providers import SearchSettings
@@ -32,7 +32,7 @@ def search_app(settings: SearchSettings, environment: Environment, token: str | 
         cache_place(environment), "searches", max_entries=settings.cached_searches, ttl_s=settings.cached_s
     )
     searcher = Searcher(provider, cache, settings, environment.web_search_serp_num)
-    errors = Level("afm_search_cache_errors", "Cache operations that failed.", lambda: cache.errors)
+    errors = Gauge("afm_search_cache_errors", "Cache operations that failed.", lambda: cache.errors)
     endpoint = Endpoint(
         "search",
         PATH,

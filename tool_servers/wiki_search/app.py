@@ -34,7 +34,7 @@ from starlette.routing import Route
 from afm.trajectory.observation import whole_characters
 from tool_servers.shared.access import allowed
 from tool_servers.shared.admission import Admission, BusyError
-from tool_servers.shared.metrics import CONTENT_TYPE, Count, Durations, Level, page
+from tool_servers.shared.metrics import CONTENT_TYPE, Count, Durations, Gauge, page
 from tool_servers.shared.requests import GoneError, TooLargeError, bounded_body, refused
 from tool_servers.wiki_search.batching import Batcher
 from tool_servers.wiki_search.index import Index, WikiServerSettings
@@ -93,8 +93,8 @@ class WikiServer:
             self._answered,
             self._refused,
             self._seconds,
-            Level("afm_wiki_running", "Requests at work now.", lambda: self._admission.running),
-            Level("afm_wiki_waiting", "Requests waiting now.", lambda: self._admission.waiting),
+            Gauge("afm_wiki_running", "Requests at work now.", lambda: self._admission.running),
+            Gauge("afm_wiki_waiting", "Requests waiting now.", lambda: self._admission.waiting),
         )
 
     def app(self) -> Starlette:
