@@ -5,6 +5,7 @@ against a server that knows no other prompt. The texts of the rows are ours; onl
 """
 
 import json
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -70,11 +71,11 @@ def raw():
     return {name: row(name, question, question=question) for name, question in questions.items()}
 
 
-@pytest.fixture
-def model(tmp_path, qwen_folder):
+@pytest.fixture(scope="module")
+def model(tmp_path_factory, qwen_folder):
     from afm.models.tiny import create_tiny_model
 
-    folder = tmp_path / "model"
+    folder = tmp_path_factory.mktemp("model")
     create_tiny_model(qwen_folder, folder, seed=1, hidden_size=16, layers=1, heads=2, mlp=16)
     for path in qwen_folder.iterdir():
         (folder / path.name).write_bytes(path.read_bytes())
@@ -124,7 +125,6 @@ async def rl_ids(folder, model, rows, prompt):
     """Token ids that the agent loop gives to the engine, and that are trained on as the prompt."""
     import yaml
     from omegaconf import OmegaConf
-    from transformers import AutoTokenizer
     from verl.experimental.agent_loop.agent_loop import DictConfigWrap
     from verl.utils.dataset.rl_dataset import RLHFDataset
 
@@ -134,7 +134,7 @@ async def rl_ids(folder, model, rows, prompt):
     settings["tools"] = str(ROOT / "configs/tools/code_executor.yaml")
     file = folder / f"rl {Path(prompt).stem}.yaml"
     file.write_text(yaml.safe_dump(settings))
-    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer = tokenizer_of(model)
     rollout = {"name": "afm_cpu", "prompt_length": 8192, "response_length": 65536, "max_model_len": None}
     config = {"rollout": rollout | {"agent": {"num_workers": 1}}, "model": {"path": str(model)}}
     whole = OmegaConf.create({"actor_rollout_ref": config, "data": {}, "trainer": {"nnodes": 1}})
@@ -211,7 +211,7 @@ async def test_a_question_has_one_prompt_in_sft_rl_and_evaluation(
     sampled = await rl_ids(tmp_path, model, rows, value)
     assert sampled == trained
     assert await evaluated(tmp_path, model, rows, value, trained.values()) == (0, True)
-    texts = {name: decoded(model, ids) for name, ids in trained.items()}
+    texts = {name: tokenizer_of(model).decode(ids) for name, ids in trained.items()}
     for name, (rl, _) in rows.items():
         said = rl["prompt"][-1]["content"]
         question = said.rpartition("Question: ")[2].rpartition("Task:")[2].strip()
@@ -235,7 +235,8 @@ class Gap(dict):
         return f"{{{key}}}"
 
 
-def decoded(model, ids):
+@cache
+def tokenizer_of(model):
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(model).decode(ids)
+    return AutoTokenizer.from_pretrained(model)
