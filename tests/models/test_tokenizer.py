@@ -1,7 +1,14 @@
 import pytest
 
 from afm.errors import ConfigError
-from afm.models.tokenizer import ChatTokenizer, IncrementalDecoder, generation_end_ids
+from afm.models.tokenizer import (
+    ChatTokenizer,
+    IncrementalDecoder,
+    StopMatcher,
+    first_stop,
+    generation_end_ids,
+    stop_length,
+)
 
 
 @pytest.fixture(scope="module")
@@ -66,3 +73,83 @@ def test_a_decoder_begins_anew_after_its_end(tokenizer):
     decoder = IncrementalDecoder(tokenizer.decode)
     assert decoder.feed(tokenizer.encode("ab")) + decoder.finish() == "ab"
     assert decoder.feed(tokenizer.encode("cd")) + decoder.finish() == "cd"
+
+
+WORDS = ["<", "/", "code", ">", ">\n", "</code", "a", "", "é", "\ufffd"]
+
+
+def decode(ids):
+    return "".join(WORDS[token] for token in ids)
+
+
+def test_only_tokens_with_a_last_character_are_watched():
+    matcher = StopMatcher(decode, len(WORDS))
+    assert matcher.watch(("</code>", "<a")) == {3, 4, 6}
+    assert matcher.watch(()) == frozenset()
+
+
+def test_half_characters_are_watched_for_a_stop_that_ends_in_several_bytes():
+    assert StopMatcher(decode, len(WORDS)).watch(("caf\u00e9",)) == {8, 9}
+
+
+def test_a_stop_string_is_found_however_it_is_cut_into_tokens():
+    matcher = StopMatcher(decode, len(WORDS))
+    for ids in ([0, 1, 2, 3], [5, 3], [5, 4], [6, 6, 6, 6, 6, 6, 5, 7, 7, 7, 4]):
+        assert matcher.completed(ids, ("</code>",))
+    for ids in ([0, 2, 3], [5, 6, 3], [3]):
+        assert not matcher.completed(ids, ("</code>",))
+
+
+def test_the_tail_is_bounded():
+    asked = []
+
+    def logged(ids):
+        asked.append(len(ids))
+        return decode(ids)
+
+    matcher = StopMatcher(logged, len(WORDS))
+    matcher.watch(("</code>",))
+    asked.clear()
+    assert matcher.completed([6] * 10_000 + [5, 3], ("</code>",))
+    assert max(asked) <= 7
+
+
+def test_ids_beyond_the_vocabulary_have_no_text():
+    matcher = StopMatcher(lambda ids: decode([token for token in ids if token < len(WORDS)]), len(WORDS))
+    assert matcher.completed([5, 99, 3], ("</code>",))
+
+
+def test_the_first_completed_stop_string_counts():
+    assert first_stop("a</b></a>", ("</a>", "</b>")) == 5
+    assert first_stop("abc", ("bc", "b")) == 2
+    assert first_stop("abc", ("x",)) == -1
+
+
+def test_the_token_that_completes_the_first_stop_string_is_the_last():
+    stops = ("</code>", "a</")
+    for ids, count in (
+        ([6, 0, 1, 2, 3], 3),  # "a</" comes first: a < /
+        ([2, 0, 1, 2, 3], 5),  # at the last token
+        ([2, 0, 1, 2, 4, 5, 3], 5),  # ">\n" completes it; a second one behind it does not count
+        ([2, 5, 3, 8, 6, 6, 6], 3),
+        ([5, 5, 2, 3], None),
+        ([], None),
+    ):
+        assert stop_length(decode, ids, stops) == count
+
+
+def test_characters_in_pieces_are_put_together_before_stop_strings_are_looked_for():
+    def bytewise(ids):
+        return bytes(ids).decode(errors="replace")
+
+    ids = list("a é b</é> c".encode())  # the stop string takes bytes 7 to 11
+    assert stop_length(bytewise, ids, ("</é>",)) == 11
+    assert stop_length(bytewise, ids, ("é",)) == 4
+    assert stop_length(bytewise, ids[9:], ("é>",), before=ids[:9]) == 2  # the border cuts "é" in half
+
+
+def test_a_stop_string_may_begin_in_the_tokens_before_but_not_end_there():
+    assert stop_length(decode, [2, 3, 6], ("</code>",), before=[6, 0, 1]) == 2
+    assert stop_length(decode, [6, 5, 3, 6], ("</code>",), before=[5, 3]) == 3
+    assert stop_length(decode, [6, 6], ("</code>",), before=[5, 3]) is None
+    assert stop_length(decode, [6], ("</code>",), before=[5, 3, 9]) is None

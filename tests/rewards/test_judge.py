@@ -8,12 +8,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
+from fastapi.responses import JSONResponse, PlainTextResponse
 
 from afm.agents import load_agent
 from afm.errors import ConfigError
@@ -191,19 +190,7 @@ def test_a_rationale_that_quotes_the_answer_is_not_shown() -> None:
     [
         (PlainTextResponse("overloaded", status_code=503), "status 503: overloaded (after 1 attempts)"),
         (PlainTextResponse("no such key: sk-judge-secret", status_code=401), "status 401: no such key: ***"),
-        (PlainTextResponse("<html>"), "the answer is no chat completion"),
-        (JSONResponse({"choices": []}), "the answer is no chat completion"),
-        (chat(None), "the reply is incomplete"),
-        (chat('{"check', "length"), "the reply is incomplete (finish reason 'length')"),
         (chat("correct"), "no verdict: the reply is not one JSON object"),
-        (
-            PlainTextResponse("no gzip", headers={"Content-Encoding": "gzip"}),
-            "the reply is compressed",
-        ),
-        (PlainTextResponse("no gzip", 500, headers={"Content-Encoding": "gzip"}), "status 500: no gzip"),
-        (PlainTextResponse("[" * 200_000), "the answer is no chat completion"),
-        (PlainTextResponse(" " * (1 << 21)), "the reply is too long"),
-        (JSONResponse([1]), "the answer is no chat completion"),
     ],
 )
 async def test_failures_abstain(judge_server: Any, judge_key: str, fault: Any, words: str) -> None:
@@ -212,35 +199,6 @@ async def test_failures_abstain(judge_server: Any, judge_key: str, fault: Any, w
     assert part.score is None
     assert words in part.evidence
     assert judge_key not in part.evidence
-
-
-async def test_a_reply_that_drips_ends_with_the_time_limit(judge_server: Any) -> None:
-    async def drops() -> AsyncIterator[bytes]:
-        for _ in range(100):
-            yield b" "
-            await asyncio.sleep(0.1)
-
-    judge_server.faults.append(StreamingResponse(drops()))
-    begun = time.monotonic()
-    part = await judged("London", timeout_s=0.5, attempts=1)
-    assert (part.score, "ReadTimeout: no whole reply within 0.5 s" in part.evidence) == (None, True)
-    assert time.monotonic() - begun < 6
-
-
-async def test_a_flood_is_cut_off(judge_server: Any) -> None:
-    sent = 0
-
-    async def flood() -> AsyncIterator[bytes]:
-        nonlocal sent
-        for _ in range(1000):
-            sent += 1
-            yield b" " * (1 << 18)
-            await asyncio.sleep(0.001)  # the server notices that nobody listens any more
-
-    judge_server.faults.append(StreamingResponse(flood()))
-    part = await judged("London", attempts=1)
-    assert (part.score, "the reply is too long" in part.evidence) == (None, True)
-    assert sent < 500
 
 
 @pytest.mark.parametrize("told", [10**30, 10**18, -5, "many", 1.5])
