@@ -42,13 +42,7 @@ class PromptMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PromptTemplate:
-    """A prompt with a gap for the question.
-
-    Attributes:
-        before: Text of the user turn before the question.
-        after: Text of the user turn behind it.
-        system: The system turn, empty for none.
-    """
+    """A prompt with a gap for the question: the user turn before and after it, and the system turn (empty for none)."""
 
     before: str
     after: str = ""

@@ -107,13 +107,7 @@ def failed(findings: Iterable[Finding]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Imports:
-    """What a process of its own could import.
-
-    Attributes:
-        errors: Why not, by module.
-        cuda: The CUDA that torch is built for, if torch was imported and is built for any.
-        usable: Whether torch can use a GPU here.
-    """
+    """What a process of its own could import: errors by module, the CUDA that torch is built for, whether a GPU is usable."""
 
     errors: Mapping[str, str]
     cuda: str | None = None

@@ -116,13 +116,7 @@ def published() -> Published:
 
 @dataclass(frozen=True, slots=True)
 class AppliedPreset:
-    """The settings that a source gave a recipe.
-
-    Attributes:
-        source: ``script`` or ``paper``.
-        recipe: The recipe whose facts they are.
-        values: Key of the recipe to value; what the user set stays out.
-    """
+    """The settings that a source gave a recipe, by key; what the user set stays out."""
 
     source: PresetSource
     recipe: str

@@ -182,14 +182,7 @@ class Routes:
         return f"name it under data_sources of one of {names}, or add an entry without data_sources and abilities"
 
     def check(self, kinds: Mapping[tuple[str, str], int], where: str) -> list[str]:
-        """Compare with the rows there are: what is left over of the entries, as words of warning.
-
-        Args:
-            kinds: Number of rows by data source and ability.
-            where: The files, for errors.
-
-        Returns:
-            One text for each list that has patterns which no row matches.
+        """Compare with the numbers of rows by data source and ability: a warning for each list with patterns that no row matches.
 
         Raises:
             DataError: Rows that nothing takes.
@@ -216,12 +209,7 @@ class Routes:
 
 
 def routes_of(top: AgentRoute, agents: AgentRoutes, load: Callable[[str], AgentSpec]) -> Routes:
-    """The agents that settings name.
-
-    Args:
-        top: What stands at the top level.
-        agents: The section of that name; empty where all rows have one agent.
-        load: Makes the declaration of a name or path.
+    """The agents that settings name, at the ``top`` level and in the section ``agents`` (empty where all rows have one agent).
 
     Raises:
         ConfigError: No such agent, a bad declaration, or entries that contradict each other.

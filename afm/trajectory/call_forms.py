@@ -46,15 +46,11 @@ _HTML = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class WrittenCall:
-    """One tool call in a response.
-
-    Attributes:
-        name: The tag or the tool's name, as written; empty when the form names none.
-        offered: Whether it is a tool of the agent.
-    """
+    """One tool call in a response: the tag or the tool's name as written (empty when the form names none)."""
 
     name: str
     offered: bool
+    """Whether it is a tool of the agent."""
 
 
 def written_calls(

@@ -56,9 +56,6 @@ class RecordWriter:
 
     A killed process leaves at most one partial line, the last. Opening the file again moves that line to
     ``<file>.partial`` and says so in the log.
-
-    Attributes:
-        path: The file.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -239,11 +236,7 @@ def _unicode(item: Any, text: str) -> Any:
 
 
 class _ArrayText:
-    """What has been read of a file and not been used up.
-
-    Attributes:
-        line: 1-based line of the position.
-    """
+    """What has been read of a file and not been used up; ``line`` is that of the position, from 1."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file

@@ -131,11 +131,7 @@ def _fence_end(lines: list[str], start: int) -> tuple[int | None, str]:
 
 @dataclass(frozen=True, slots=True)
 class FunctionCall:
-    """One call in a program.
-
-    Attributes:
-        values: Positional arguments, then ``named`` ones; all of them literals.
-    """
+    """One call in a program: positional and named arguments, all of them literals."""
 
     name: str
     values: tuple[Any, ...]

@@ -97,10 +97,11 @@ def _structure_faults(text: str, parts: SplitText, spec: AgentSpec) -> Iterator[
     finder = FaultFinder(text)
     tags = tag_pattern(tuple(spec.roles))
     unknown: set[str] = set()
+    observation = spec.observation_role
     for step in parts.steps:
         if step.prefix and not step.prefix.isspace():
             yield from _gap_faults(finder, step.start - len(step.prefix), step.start, unknown, spec)
-        if "<" not in step.content or step.role == spec.observation_role:
+        if step.role == observation or "<" not in step.content:
             continue
         if nested := tags.search(text, step.content_start, step.content_end):
             complaint = f"stands inside <{step.role}>; expected no tag of a role there"

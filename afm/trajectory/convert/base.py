@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
@@ -46,11 +46,7 @@ Item = tuple[int, Any]
 
 @dataclass(frozen=True)
 class Read:
-    """One row as a record.
-
-    Attributes:
-        lost: What the row held and the record does not, in a few words each.
-    """
+    """One row as a record, and what it held that the record does not, in a few words each."""
 
     record: Record
     lost: tuple[str, ...] = ()
@@ -149,8 +145,7 @@ def keep_aside(row: Any, kept: Mapping[str, Any]) -> None:
     row[KEY] = dict(kept)
 
 
-@dataclass(frozen=True, slots=True)
-class _Conversation:
+class _Conversation(NamedTuple):
     """How a format shows a conversation; the rest is the same for all of them."""
 
     parse: Callable[[Any], Dialogue]
@@ -170,17 +165,13 @@ def dialogue_format(
     kept: Callable[[Any], Mapping[str, Any]] = kept_aside,
     gathered: Callable[[Iterable[Item]], Iterator[Item]] = iter,
 ) -> Format:
-    """A format of conversations.
+    """A :class:`Format` of conversations.
 
     Args:
-        name: See :class:`Format`, as ``known``, ``loses``, ``kept`` and ``gathered``.
-        known: See there.
         parse: The conversation that a row shows; raises :class:`~afm.errors.DataError`.
         show: A row that shows a conversation; ``None`` where the format is only read.
-        loses: See there.
         keep: Writes what the format has no place for into a row; ``None`` where that is not possible.
         kept: Reads it back.
-        gathered: See there.
     """
     conversation = _Conversation(parse, show or _unwritable, keep, kept)
     return Format(

@@ -46,12 +46,9 @@ _WHOLE_BYTES = 256 << 20
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """What a conversion did.
+    """What a conversion did: rows written, bad rows with file and line, and in how many rows what was lost.
 
-    Attributes:
-        bad: Rows that could not be converted, each with file and line.
-        lost: What rows held that the result does not, and in how many.
-        refused: Trajectories that their agent's rules refuse; they are marked ``kept: false``.
+    ``refused`` trajectories are those that their agent's rules refuse; they are marked ``kept: false``.
     """
 
     rows: int
@@ -197,13 +194,9 @@ def _json(text: bytes) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryRow:
-    """One response of a file.
+    """One response of a file, with the agent it is to be read as.
 
-    Attributes:
-        id: The row's own, else its number in the file, from 1.
-        line: 1-based line of the file on which the row begins.
-        spec: The agent it is to be read as.
-        segments: The response by author; an alpaca row's authors come from its tags.
+    ``id`` is the row's own, else its number in the file from 1; ``line`` is the one on which the row begins.
     """
 
     id: str
