@@ -22,12 +22,7 @@ _SPARE_BYTES = 64 * MIB
 
 @dataclass(frozen=True, slots=True)
 class PlannedSet:
-    """A set whose files are known.
-
-    Attributes:
-        folder: Where they go.
-        pinned: Whether a lock says what they are.
-    """
+    """A set whose files are known; ``pinned`` where a lock says what they are."""
 
     name: str
     wanted: HubSet
@@ -37,7 +32,7 @@ class PlannedSet:
 
     @property
     def commit(self) -> str:
-        """The commit that the files belong to."""
+        """Of all files."""
         return self.files[0].revision
 
     @property
@@ -61,11 +56,7 @@ class PlannedSet:
 
 @dataclass(frozen=True, slots=True)
 class DownloadPlan:
-    """What a download takes.
-
-    Attributes:
-        refused: Why sets cannot be had, by their names.
-    """
+    """What a download takes, and why sets cannot be had, by their names."""
 
     out: Path
     sets: tuple[PlannedSet, ...]
@@ -77,11 +68,7 @@ class DownloadPlan:
         return sum(planned.bytes_missing for planned in self.sets)
 
     def check_space(self) -> None:
-        """Refuse what does not fit on the disk.
-
-        Raises:
-            DataError: Says what is free and what is needed.
-        """
+        """Refuse what does not fit on the disk."""
         self.out.mkdir(parents=True, exist_ok=True)
         free, needed = shutil.disk_usage(self.out).free, self.bytes_missing
         if needed and free < needed + _SPARE_BYTES:

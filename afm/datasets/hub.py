@@ -93,11 +93,7 @@ class Checksum:
         self._hash.update(piece)
 
     def check(self, path: Path) -> None:
-        """Compare; a file that is wrong is removed.
-
-        Raises:
-            DataError: It is not what the repository says it is.
-        """
+        """Compare; a file that is wrong is removed, and an error."""
         if self._hash.hexdigest() != self._file.checksum:
             path.unlink(missing_ok=True)
             raise DataError(
@@ -218,11 +214,7 @@ def checked_name(repository: str, name: str) -> str:
 
 
 def fetch(file: HubFile, folder: Path, progress: Progress) -> Path:
-    """The file in ``folder``, checked.
-
-    Raises:
-        DataError: It cannot be had, or is not what it should be.
-    """
+    """The file in ``folder``, checked; an error where it cannot be had, or is not what it should be."""
     path = folder / file.name
     if is_whole(file, path, progress):
         return path
@@ -236,11 +228,7 @@ def fetch(file: HubFile, folder: Path, progress: Progress) -> Path:
 
 
 def fetch_partial(file: HubFile, folder: Path, progress: Progress) -> Path:
-    """All bytes of a file, not checked yet, at :meth:`HubFile.partial`.
-
-    Raises:
-        DataError: It cannot be had.
-    """
+    """All bytes of a file, not checked yet, at :meth:`HubFile.partial`."""
     partial = file.partial(folder)
     partial.parent.mkdir(parents=True, exist_ok=True)
     partial.touch()  # a file of no bytes is never asked for
@@ -294,12 +282,7 @@ class _Counted:
 
 
 def _get(file: HubFile, sink: Any, arrived: int) -> None:
-    """Append what is missing.
-
-    Raises:
-        _BrokenError: The connection broke.
-        DataError: Asking again is vain.
-    """
+    """Append what is missing; a :class:`_BrokenError` may be tried again, a :class:`DataError` in vain."""
     import httpx
     from huggingface_hub import constants
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled

@@ -54,13 +54,11 @@ class Product(StrEnum):
 
 
 class Validation(Settings):
-    """Questions that are held out of training.
+    """Questions that are held out of training, in a file of that name beside that of the training rows.
 
     Attributes:
         rows: How many, at most a tenth of the set: those whose text has the smallest hash, so that a row stays where it is
             when the set grows, and rows of one question stay together.
-        seed: Another choice.
-        name: Of their file, beside that of the training rows.
     """
 
     rows: int = Field(ge=1)
@@ -72,13 +70,9 @@ class Mix(Settings):
     """One file of rows of several sets.
 
     Attributes:
-        into: ``rl``, each row with agent and ability of its part; or ``tasks``.
         parts: Names of what the sets prepare, in the order of the rows. Reader, files and choice are those of the
             preparation, whatever it is made into by itself.
-        name: Of the file, as in :class:`Preparation`; by default the mix's.
         split: Value of ``extra_info.split`` in rows of ``rl``.
-        ground_truth: How rows of ``rl`` hold their gold answers.
-        validation: Rows of ``rl`` that go to a file of their own.
         prompts: What rows of ``rl`` ask with, by agent: files with ``{question}`` in the folder of the download. Other
             agents' rows ask with the agent's own prompt.
     """
@@ -97,17 +91,12 @@ class Preparation(Settings):
 
     Attributes:
         reader: Name of the layout of the rows, see :mod:`afm.datasets.readers`.
-        question_key: Where a row of reader ``plain`` holds its question; by default ``question``.
-        answer_key: Where it holds its answer; by default ``answer``.
-        into: What they become.
+        question_key, answer_key: Where a row of reader ``plain`` holds them; by default ``question`` and ``answer``.
         name: Of the file, without its ending, in a folder of the output if it has one (``rl/train``); by default the set's.
         files: Patterns of the files of the set that are read, in the order of their names.
         data_source: Of rows that name none.
         agent: Whose prompt the rows of ``rl`` get.
         ability: Value of the column of that name.
-        split: Value of ``extra_info.split``.
-        ground_truth: How rows of ``rl`` hold their gold answers.
-        validation: Rows of ``rl`` that go to a file of their own.
         published: Rows that were published; another number is told.
         min_tests: Least number of tests of a programming problem that is wanted.
         no_proofs: Leave out problems that ask for a proof, which no gold answer can judge.
@@ -165,14 +154,10 @@ class HubSet(Settings):
     """One data set or model, or files of a repository on GitHub.
 
     Attributes:
-        repository: ``owner/name``.
-        kind: Data set or model of the Hub, or ``github``.
         revision: Branch, tag or commit; by default the main branch.
         files: Shell patterns of the paths that are wanted; ``*`` also stands for folders.
         pinned: The files of a set on GitHub, which states no checksums: path, size, SHA-256. Its ``revision`` is a commit.
         optional: Fetched only when it is named, for what is very large or not needed for the recipe.
-        prepare: What is made of it, in order.
-        prompts: Prompts that are taken out of it, see :mod:`afm.datasets.published_prompts`.
     """
 
     repository: str = Field(pattern=r"^[\w.-]+/[\w.-]+$")
@@ -223,11 +208,7 @@ class HubSet(Settings):
 
 
 class HubSets(Settings):
-    """A YAML of them, by name; a name is also the folder of the set.
-
-    Attributes:
-        mixes: Files made of several sets, by name; see :mod:`afm.datasets.mix`.
-    """
+    """A YAML of sets and of mixes of them, by name; a set's name is also its folder."""
 
     sets: dict[str, HubSet] = Field(min_length=1)
     mixes: dict[str, Mix] = Field(default_factory=dict)
@@ -254,21 +235,13 @@ class HubSets(Settings):
         }
 
     def mix(self, name: str) -> Mix:
-        """The mix of that name.
-
-        Raises:
-            UsageError: There is none.
-        """
+        """The mix of that name."""
         if name not in self.mixes:
             raise UsageError(f"{name}: no such mix; {suggestion(name, self.mixes)}")
         return self.mixes[name]
 
     def chosen(self, names: list[str], *, everything: bool = False) -> dict[str, HubSet]:
-        """The sets of these names; without names all that are not optional.
-
-        Raises:
-            UsageError: There is no set of a name, or every set is optional and none is named.
-        """
+        """The sets of these names; without names all that are not optional."""
         for name in names:
             if name not in self.sets:
                 raise UsageError(f"--only {name}: no such set; {suggestion(name, self.sets)}")
@@ -281,11 +254,7 @@ class HubSets(Settings):
 
 
 def read_hub_sets(path: Path) -> HubSets:
-    """Read a YAML of sets.
-
-    Raises:
-        ConfigError: With file, key and what was expected.
-    """
+    """Read a YAML of sets."""
     return validated(HubSets, read_file(path, "data sets"), str(path))
 
 
@@ -293,9 +262,8 @@ class LockedSet(Settings):
     """A set as it must be.
 
     Attributes:
-        revision: What the YAML asked for.
-        patterns: The YAML's ``files``.
-        commit: What that was when it was pinned.
+        revision, patterns: The YAML's ``revision`` and ``files``.
+        commit: What the revision was when it was pinned.
         rows: Rows by split, as they were counted when the set was prepared first; empty before that.
     """
 
@@ -327,11 +295,7 @@ class LockedSet(Settings):
         )
 
     def check(self, name: str, wanted: HubSet, lock: Path) -> None:
-        """Compare with the YAML.
-
-        Raises:
-            DataError: The YAML asks for something else.
-        """
+        """Refuse a YAML that asks for something else."""
         if is_commit(wanted.revision) and wanted.revision != self.commit:
             self._differs(name, "commit", self.commit, wanted.revision, lock)
         pairs = (
@@ -345,11 +309,7 @@ class LockedSet(Settings):
                 self._differs(name, key, locked, asked, lock)
 
     def counted(self, name: str, rows: Mapping[str, int], lock: Path) -> LockedSet:
-        """The set with rows by split that were counted now.
-
-        Raises:
-            DataError: A split had another number of rows before.
-        """
+        """The set with the rows by split that were counted now; another number than before is an error."""
         for split, count in rows.items():
             if (before := self.rows.get(split, count)) != count:
                 raise DataError(
@@ -380,11 +340,7 @@ class Lock(Settings):
 
 
 def read_lock(path: Path) -> Lock:
-    """The lock in a file; an empty one when there is no file.
-
-    Raises:
-        DataError: The file is broken.
-    """
+    """The lock in a file; an empty one when there is no file."""
     if not path.exists():
         return Lock()
     try:

@@ -37,14 +37,7 @@ Prompts = dict[str, PromptSource]
 
 @dataclass(frozen=True, slots=True)
 class Mixed:
-    """A file that was made.
-
-    Attributes:
-        paths: The file, and where rows were held out, theirs.
-        rows: Of all files.
-        parts: What became of the rows of each part.
-        bad_rows: Where the refused ones stand; ``None`` when there are none.
-    """
+    """A file that was made, and where rows were held out, theirs; ``bad_rows`` lists the refused ones, if there are any."""
 
     paths: tuple[Path, ...]
     rows: int
@@ -143,11 +136,7 @@ class _Unique:
         self._ids: set[str] = set()
 
     def of(self, part: str, made: Iterable[ReadRow], counts: ReadCounts) -> Iterator[Task]:
-        """The tasks of one part.
-
-        Raises:
-            DataError: There are none.
-        """
+        """The tasks of one part, at least one."""
         for task in made:
             assert isinstance(task, Task)  # the list of sets was checked
             key = _key(task)

@@ -50,11 +50,7 @@ _NOT_NEEDED = (
 
 @dataclass(frozen=True, slots=True)
 class GeneralQuestion:
-    """One question and what was answered.
-
-    Attributes:
-        system: What a system message said before it, if one did.
-    """
+    """One question of everyday chat, what was answered, and what a system message said before it."""
 
     id: str
     question: str
@@ -99,12 +95,9 @@ class AnswerSource(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class NegativeSample:
-    """One training sample.
+    """One training sample: the whole user turn and the whole response.
 
     Attributes:
-        instruction: The whole user turn.
-        output: The whole response.
-        system: A system message before it, or empty.
         agent: The agent that the prompt is of; ``None`` for a question asked without any instruction.
     """
 

@@ -52,12 +52,7 @@ OnRow = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class NegativeSources:
-    """Where samples are made from.
-
-    Attributes:
-        records: Trajectory JSONL.
-        general: Questions of everyday chat as JSONL or one JSON array, ``None`` for none.
-    """
+    """Where samples are made from: trajectories, and questions of everyday chat as JSONL or one JSON array."""
 
     records: Path
     general: Path | None = None
@@ -73,8 +68,6 @@ class NegativeSummary:
     """What was written.
 
     Attributes:
-        path: The data set.
-        rows: Rows of each kind.
         wanted: Rows of each kind that the ratios ask for; more than ``rows`` where the sources hold too few.
         unused: Rows of the sources that give no sample, by reason.
         bad_rows: Rows that are wrong; listed in ``report``.
@@ -279,14 +272,7 @@ class _SourceRow:
 
 @dataclass
 class _Survey:
-    """What the sources hold.
-
-    Attributes:
-        places: For each kind the numbers of the rows it can be made from.
-        unused: Rows that give no sample, by reason.
-        bad: What is wrong with the rows that are wrong.
-        rows: Rows read.
-    """
+    """What the sources hold; ``places`` has for each kind the numbers of the rows it can be made from."""
 
     places: dict[NegativeKind, array[int]] = field(
         default_factory=lambda: {kind: array("q") for kind in NegativeKind}
@@ -297,11 +283,7 @@ class _Survey:
 
 
 def _source_rows(sources: NegativeSources) -> Iterator[_SourceRow]:
-    """Every row of all files, in their order.
-
-    Raises:
-        DataError: An array breaks off: how many rows are lost cannot be told.
-    """
+    """Every row of all files, in their order; an array that breaks off is an error, since the lost rows cannot be counted."""
     number = 0
     for file in sources.files:
         for line, item in json_rows(file):

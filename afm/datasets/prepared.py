@@ -102,11 +102,7 @@ def prepare_set(
 
 
 def prepare_prompts(name: str, hub_set: HubSet, data: Path) -> Iterator[Path]:
-    """Write the prompts that the YAML takes out of one set into ``data/prompts``.
-
-    Raises:
-        DataError: A file is missing, or does not hold what the YAML says.
-    """
+    """Write the prompts that the YAML takes out of one set into ``data/prompts``."""
     for prompt in hub_set.prompts:
         yield prompt.write(set_folder(name, hub_set, data), data / PROMPTS_FOLDER)
 
@@ -120,11 +116,7 @@ def make(
     strict: bool = False,
     on_row: OnNamedRow | None = None,
 ) -> Prepared:
-    """Make one file of published files or saved folders, wherever they are from.
-
-    Raises:
-        DataError: As :func:`prepare_set`.
-    """
+    """Make one file of published files or saved folders, wherever they are from; see :func:`prepare_set`."""
     names: dict[Path, str] = {}
     for file in files:
         names |= data_files(file) if file.is_dir() else {file: file.name}
@@ -138,11 +130,7 @@ def set_folder(name: str, hub_set: HubSet, data: Path) -> Path:
 
 
 def input_files(folder: Path, step: Preparation, name: str) -> dict[Path, str]:
-    """The files of a set that a step reads, by name, each as the Hub calls it.
-
-    Raises:
-        DataError: There are none.
-    """
+    """The files of a set that a step reads, at least one, each as the Hub calls it."""
     files = {
         path: hub_name
         for path, hub_name in data_files(folder).items()

@@ -35,13 +35,7 @@ def usual_gold(spec: AgentSpec) -> GoldForm:
 
 @dataclass(frozen=True, slots=True)
 class RlPart:
-    """Tasks that one agent works on.
-
-    Attributes:
-        spec: Whose prompt their rows get.
-        ability: Value of the column of that name.
-        prompt: Where their column ``prompt`` comes from; by default the row, or the agent where a row has none.
-    """
+    """Tasks that one agent works on; their column ``prompt`` comes from the row or, where a row has none, from the agent."""
 
     tasks: Iterable[Task]
     spec: AgentSpec
@@ -69,7 +63,6 @@ def write_rl(
     Args:
         ability: Of tasks that name none.
         gold: How ``ground_truth`` is held; by default :func:`usual_gold`.
-        prompt: See :class:`RlPart`.
 
     Raises:
         DataError: No tasks, an id that occurs twice (its samples would share a group), or a task without answers in a
@@ -93,13 +86,7 @@ def write_rl_held_out(
 ) -> dict[Path, int]:
     """As :func:`write_rl`, with the questions of ``held`` in ``NAME.parquet`` beside ``path``; both appear together.
 
-    Writes no manifest.
-
-    Returns:
-        Rows by file; the second file is absent where nothing was held out.
-
-    Raises:
-        DataError: As :func:`write_rl`.
+    Writes no manifest. Returns the rows by file; the second file is absent where nothing was held out.
     """
     others, form = path.with_name(f"{name}.parquet"), gold or usual_gold(part.spec)
     with replacing_together([path, others]) as (first, second):
@@ -126,11 +113,7 @@ def note_rl(path: Path, rows: int, spec: AgentSpec, *, inputs: Iterable[Path], s
 def write_rl_parts(
     parts: Sequence[RlPart], path: Path, *, split: str = "train", gold: GoldForm = GoldForm.TEXT
 ) -> int:
-    """Write the tasks of several agents as rows of one parquet file, in their order; see :func:`write_rl`.
-
-    Raises:
-        DataError: As :func:`write_rl`; ids must be unique over all parts.
-    """
+    """As :func:`write_rl`, for the tasks of several agents in one file; ids must be unique over all parts."""
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq

@@ -137,11 +137,7 @@ def scan_tasks(path: str | Path, *, data_source: str | None = None) -> Iterator[
 
 
 def task_of_row(row: Mapping[str, Any], *, default_id: str, data_source: str | None = None) -> Task:
-    """Read one row of any known layout.
-
-    Raises:
-        DataError: A field is missing or has the wrong type (without location).
-    """
+    """Read one row of any known layout; raises :class:`DataError`, without location, for a bad one."""
     info = _mapping(row, "extra_info")
     question = row.get("question") or info.get("question") or _question_of_prompt(row)
     if not isinstance(question, str) or not question.strip():
@@ -191,11 +187,7 @@ def check_writable(task: Task) -> None:
 
 
 def solution_result(solution: str) -> str | None:
-    """The number after ``####`` in the last line of a worked solution of GSM8K, without thousands separators.
-
-    Returns:
-        ``None`` when there is no such line.
-    """
+    """The number after ``####`` in the last line of a worked solution of GSM8K, without thousands separators, if there is one."""
     match = _RESULT.search(solution)
     return match[1].replace(",", "") if match else None
 
@@ -289,11 +281,7 @@ def _json_row(line: bytes) -> Mapping[str, Any] | DataError:
 
 
 def parquet_rows(file: Path) -> Iterator[tuple[int, Mapping[str, Any] | DataError]]:
-    """Rows of a parquet file with their numbers, from 1; a batch of them in memory at a time.
-
-    Raises:
-        DataError: It is no parquet file.
-    """
+    """Rows of a parquet file with their numbers, from 1; a batch of them in memory at a time."""
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -320,14 +308,7 @@ def batch_rows(batch: Any) -> Iterator[dict[str, Any] | DataError]:
 
 
 def plain_value(value: Any, name: str, level: int = 0) -> Any:
-    """``value`` as JSON can hold it: dates, times and decimal numbers as texts.
-
-    Args:
-        name: Of the value, for the error.
-
-    Raises:
-        DataError: It holds bytes, or more levels than are read.
-    """
+    """``value`` as JSON can hold it: dates, times and decimal numbers as texts; bytes and too many levels are refused."""
     if value is None or isinstance(value, str | bool | int | float):
         return value
     if isinstance(value, date | time):
@@ -346,11 +327,7 @@ def plain_value(value: Any, name: str, level: int = 0) -> Any:
 
 
 def checked_gold(value: Any, name: str) -> Any:
-    """As :func:`plain_value`, for a gold answer.
-
-    Raises:
-        DataError: It is no number, where a table has a gap for instance; or as :func:`plain_value`.
-    """
+    """As :func:`plain_value`, for a gold answer; NaN, where a table has a gap for instance, is refused, too."""
     if isinstance(value, float) and not math.isfinite(value):
         raise DataError(f"`{name}`: expected an answer, got {value}")
     return plain_value(value, name)

@@ -58,11 +58,9 @@ _INDEXES = {
 
 @dataclass(frozen=True, slots=True)
 class Download:
-    """What is to be fetched.
+    """What is to be fetched into ``folder``.
 
     Attributes:
-        folder: Where everything goes.
-        corpus: The corpus file.
         parts: Of the index, in order; none for the corpus alone.
         index: Name of the file that they become.
         gunzip: Whether the corpus is wanted without compression as well.
@@ -96,11 +94,7 @@ class Download:
 
 
 def planned(folder: Path, index: PublishedIndex, *, gunzip: bool = False) -> Download:
-    """Ask the hub what there is.
-
-    Raises:
-        DataError: The hub cannot be reached, or a repository does not hold what it should.
-    """
+    """Ask the hub what there is."""
     [*corpora] = (file for file in hub_files(_CORPUS_REPOSITORY) if file.name == CORPUS)
     if len(corpora) != 1:
         raise DataError(f"dataset {_CORPUS_REPOSITORY} holds no {CORPUS}")
@@ -114,11 +108,7 @@ def planned(folder: Path, index: PublishedIndex, *, gunzip: bool = False) -> Dow
 
 
 def check_space(download: Download) -> None:
-    """Refuse a download that does not fit on the disk.
-
-    Raises:
-        DataError: Says what is free and what is needed.
-    """
+    """Refuse a download that does not fit on the disk."""
     download.folder.mkdir(parents=True, exist_ok=True)
     used = sum(path.stat().st_size for path in download.folder.iterdir() if path.is_file())
     free = shutil.disk_usage(download.folder).free + used
@@ -130,11 +120,7 @@ def check_space(download: Download) -> None:
 
 
 def run(download: Download, progress: Progress) -> None:
-    """Fetch everything; killed at any moment, the same call goes on.
-
-    Raises:
-        DataError: Something cannot be had, or is not what it should be.
-    """
+    """Fetch everything; if interrupted, the same call resumes."""
     corpus = fetch(download.corpus, download.folder, progress)
     if download.gunzip:
         _gunzip(corpus, progress)
@@ -151,11 +137,7 @@ def commands(download: Download, index_folder: Path) -> list[list[str]]:
 
 
 def join(parts: Sequence[HubFile], path: Path, progress: Progress) -> None:
-    """Fetch parts and append one after the other to a file, each checked, and removed when it is in.
-
-    Raises:
-        DataError: A part cannot be had, or is not what it should be.
-    """
+    """Fetch parts and append one after the other to a file, each checked, and removed when it is in."""
     if path.is_file() and path.stat().st_size == sum(part.size for part in parts):
         return
     growing, note = path.with_name(f"{path.name}.partial"), path.with_name(f"{path.name}.json")

@@ -19,7 +19,7 @@ from afm.cli.doctor import print_table
 from afm.cli.doctor_machine import diagnose_machine, package_findings
 from afm.cli.main import app
 from afm.planning import Finding, Level
-from afm.planning.findings import driver_finding, try_imports
+from afm.planning.findings import driver_finding, gpu_findings, try_imports
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -108,11 +108,13 @@ def executable(path: Path, text: str) -> None:
     path.chmod(0o755)
 
 
-def findings_of_the_command() -> dict[str, list[dict[str, str]]]:
-    done = CliRunner().invoke(app, ["doctor", "--json"])
+def findings_about_gpus() -> dict[str, list[dict[str, str]]]:
+    """As the command prints them, without the rest of the machine."""
+    words = {Level.OK: "ok", Level.WARNING: "warn", Level.ERROR: "fail"}
     findings: dict[str, list[dict[str, str]]] = {}
-    for one in json.loads(done.stdout)["findings"]:
-        findings.setdefault(one["subject"], []).append(one)
+    for each in gpu_findings(os.environ):
+        row = {"status": words[each.level], "why": each.why, "next_step": each.next_step}
+        findings.setdefault(each.subject, []).append(row)
     return findings
 
 
@@ -128,7 +130,7 @@ def test_a_machine_with_a_gpu_has_its_driver_nvcc_and_compiler_checked(
         monkeypatch.delenv("CUDA_HOME", raising=False)
     else:
         monkeypatch.setenv("CUDA_HOME", str(tmp_path / "cuda"))
-    found = findings_of_the_command()
+    found = findings_about_gpus()
     assert found["gpu"][0]["why"] == "0: NVIDIA H100 80GB HBM3, 81559 MiB, 580.65.06"
     assert (found["driver"][0]["status"], found["driver"][0]["why"][:28]) == (
         "ok",
@@ -136,6 +138,13 @@ def test_a_machine_with_a_gpu_has_its_driver_nvcc_and_compiler_checked(
     )
     assert found["nvcc"][0]["why"] == f"{tmp_path}/{folder}/nvcc, CUDA 13.0"
     assert found["compiler"][0]["status"] == ("ok" if shutil.which("c++") else "warn")
+    if importlib.util.find_spec("verl") and not importlib.util.find_spec("flash_attn"):
+        flash, slow = found["flash-attn"][-1], found["log-probs"][-1]
+        assert flash["status"] == slow["status"] == "warn"
+        assert "flash-attn is not installed: verl asks for flash_attention_2" in flash["why"]
+        assert "hard-codes it for the critic (verl/utils/model.py:649)" in flash["why"]
+        assert "slower path for log-probabilities (verl/utils/torch_functional.py:106)" in slow["why"]
+        assert flash["next_step"].startswith("build flash-attn 2.8.3 with nvcc")
 
 
 def test_what_a_machine_with_a_gpu_lacks_is_named_with_what_to_do(
@@ -147,28 +156,12 @@ def test_what_a_machine_with_a_gpu_lacks_is_named_with_what_to_do(
     )
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "nothing"))
     monkeypatch.delenv("CXX", raising=False)
-    found = {subject: some[-1] for subject, some in findings_of_the_command().items()}
+    found = {subject: some[-1] for subject, some in findings_about_gpus().items()}
     assert found["driver"]["why"] == "nvidia-smi names no CUDA version"
     assert found["nvcc"]["status"] == found["compiler"]["status"] == "warn"
     assert found["nvcc"]["why"].startswith(f"none at {tmp_path}/nothing/bin/nvcc: flash-attn cannot be built")
     assert "set CUDA_HOME to its folder" in found["nvcc"]["next_step"]
     assert found["compiler"]["why"].startswith("no C++ compiler (c++, g++, clang++)")
-
-
-@pytest.mark.skipif(importlib.util.find_spec("flash_attn") is not None, reason="flash-attn is installed")
-def test_a_machine_with_a_gpu_and_verl_but_no_flash_attn_is_warned_of_what_verl_does_without_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("verl")
-    executable(tmp_path / "bin/nvidia-smi", NVIDIA_SMI.format(driver="580.65.06", cuda="13.0"))
-    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
-    found = {subject: some[-1] for subject, some in findings_of_the_command().items()}
-    flash, slow = found["flash-attn"], found["log-probs"]
-    assert flash["status"] == slow["status"] == "warn"
-    assert "flash-attn is not installed: verl asks for flash_attention_2" in flash["why"]
-    assert "hard-codes it for the critic (verl/utils/model.py:649)" in flash["why"]
-    assert "slower path for log-probabilities (verl/utils/torch_functional.py:106)" in slow["why"]
-    assert flash["next_step"].startswith("build flash-attn 2.8.3 with nvcc")
 
 
 def test_a_module_that_ends_python_is_the_only_one_to_blame(
@@ -191,7 +184,7 @@ def test_a_machine_without_a_gpu_is_not_asked_for_what_gpus_need(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    found = findings_of_the_command()
+    found = findings_about_gpus()
     assert [one["why"] for one in found["gpu"]] == [
         "none (no nvidia-smi): trainings run on the CPU, for the tiny recipes"
     ]
@@ -201,7 +194,7 @@ def test_a_machine_without_a_gpu_is_not_asked_for_what_gpus_need(
 def test_a_broken_nvidia_smi_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     executable(tmp_path / "nvidia-smi", "#!/bin/sh\nexit 9\n")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    [gpu] = findings_of_the_command()["gpu"]
+    [gpu] = findings_about_gpus()["gpu"]
     assert (gpu["status"], gpu["next_step"]) == ("warn", "mend the driver")
     assert "exit status 9" in gpu["why"]
 

@@ -96,8 +96,8 @@ def files_of(folder):
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_the_wanted_files_are_fetched_checked_and_noted(hub, command, tmp_path):
-    told = command()
+def test_the_wanted_files_are_fetched_checked_and_noted(hub, download, tmp_path):
+    told = download()
 
     folder = tmp_path / "a folder"
     assert files_of(folder) == {
@@ -117,7 +117,7 @@ def test_the_wanted_files_are_fetched_checked_and_noted(hub, command, tmp_path):
         ROWS
     ).hexdigest()
     sent = len(hub.sent)
-    assert "nothing to fetch" in command()
+    assert "nothing to fetch" in download()
     assert len(hub.sent) == sent
 
 
@@ -355,7 +355,7 @@ def test_a_broken_lock_is_no_reason_to_fetch_something_else(tmp_path):
 
 
 @pytest.mark.parametrize("agent", ["web", "mhqa", "code"])
-def test_the_scripts_fetch_and_prepare_the_published_sets(agent, hub, hub_environment, tmp_path):
+def test_the_scripts_fetch_and_prepare_the_published_sets(agent, hub, hub_here, hub_environment, tmp_path):
     owner = {"web": "AFM-WebAgent", "mhqa": "AFM-MHQA-Agent", "code": "AFM-CodeAgent"}[agent]
     truth = (
         '{"target": ["a"], "question": "who?"}' if agent != "code" else '{"inputs": ["1"], "outputs": ["2"]}'
@@ -377,14 +377,24 @@ def test_the_scripts_fetch_and_prepare_the_published_sets(agent, hub, hub_enviro
     data, out = tmp_path / "downloads", tmp_path / "made"
     only = ["--only", f"{agent}_agent_sft", "--only", f"{agent}_agent_rl"]
     path = f"{Path(sys.executable).parent}:{hub_environment['PATH']}"
-    for words in (
-        [sys.executable, ROOT / f"data/{agent}_agent/download.py", "--out", data, *only],
-        [ROOT / f"data/{agent}_agent/prepare.sh", "--data", data, "--out", out, *only],
-    ):
-        done = subprocess.run(
-            words, capture_output=True, text=True, env=hub_environment | {"PATH": path}, cwd=tmp_path
-        )
-        assert done.returncode == 0, done.stderr
+    fetch, prepare = ROOT / f"data/{agent}_agent/download.py", ROOT / f"data/{agent}_agent/prepare.sh"
+    if agent == "web":
+        for words in (
+            [sys.executable, fetch, "--out", data, *only],
+            [prepare, "--data", data, "--out", out, *only],
+        ):
+            done = subprocess.run(
+                words, capture_output=True, text=True, env=hub_environment | {"PATH": path}, cwd=tmp_path
+            )
+            assert done.returncode == 0, done.stderr
+    else:
+        assert f"configs/data/{agent}_agent.yaml" in fetch.read_text()
+        assert f"configs/data/{agent}_agent.yaml" in prepare.read_text()
+        for words in (
+            ["download", f"{agent}_agent", "--out", str(data), *only],
+            ["prepare", "published", f"{agent}_agent", "--data", str(data), "--out", str(out), *only],
+        ):
+            assert CliRunner().invoke(app, words, catch_exceptions=False).exit_code == 0
     info = json.loads((out / "sft/dataset_info.json").read_text())
     assert info[f"{agent}_agent_sft"]["file_name"] == f"{agent}_agent_sft.json"
     assert json.loads((out / f"sft/{agent}_agent_sft.json").read_text()) == json.loads(ROWS)

@@ -107,13 +107,6 @@ def test_what_is_fetched_is_built_by_the_command_that_is_shown(hub, download, pu
     assert len(hub.sent) == sent
 
 
-def test_connections_that_break_off_are_gone_on_with(hub, download, published, tmp_path):
-    hub.cut_at = CHUNK + 1
-    download()
-    assert (tmp_path / "a folder/e5_Flat.index").read_bytes() == whole(published)
-    assert [start for name, start, _ in hub.sent if name == "part_aa"] == [0, CHUNK]
-
-
 def test_a_download_that_is_killed_goes_on(hub, hub_environment, download, published, tmp_path):
     folder = tmp_path / "a folder"
     words, environment = [sys.executable, str(SCRIPT), "--out", str(folder)], hub_environment
@@ -168,8 +161,8 @@ def test_a_partial_file_of_another_state_is_not_gone_on_with(hub, download, publ
     assert ("part_aa", 0, len(published[INDEX]["part_aa"])) in hub.sent
 
 
-@pytest.mark.parametrize(("repository", "name"), [(INDEX, "part_ab"), (CORPUS, "wiki-18.jsonl.gz")])
-def test_bytes_that_are_wrong_are_noticed_and_fetched_anew(hub, download, published, repository, name):
+def test_bytes_that_are_wrong_are_noticed_and_fetched_anew(hub, download):
+    repository, name = INDEX, "part_ab"
     right = hub.repositories[repository][name]
     described = hub.described
     stated = described(repository, hub.repositories[repository])
