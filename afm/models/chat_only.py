@@ -19,6 +19,7 @@ from afm.endpoints.replies import ChatReply
 from afm.errors import EngineError
 from afm.models.base import CodecModel, FinishReason, Generation, SamplingParams, ToolCalls
 from afm.models.tokenizer import first_stop
+from afm.trajectory.tags import blocks
 
 DEFAULT_CONTEXT_TOKENS = 128_000
 CHARACTERS_PER_TOKEN = 4
@@ -256,11 +257,6 @@ def _removed_stop(text: str, stop: Sequence[str]) -> str:
 
     Inside an element only its own closing tag counts, as for the agent's parser.
     """
-    inside = ""
-    for slash, name in re.findall(r"<(/?)([\w-]+)>", text):
-        if not inside and not slash:
-            inside = name
-        elif slash and name == inside:
-            inside = ""
+    inside = next((block.role for block in blocks(text) if block.end < 0), "")
     closing = f"</{inside}>"
     return closing if closing in stop else ""
