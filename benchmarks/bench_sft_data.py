@@ -2,11 +2,11 @@
 
     .venv/bin/python benchmarks/bench_sft_data.py --tokenizer /models/Qwen2.5-7B-Instruct --out sft_data.json
 
-Preprocessing is LLaMA-Factory's whole data pipeline, from the JSONL file to token ids and labels, each time in a
-process of its own with an empty cache. Rivals, in the same round on the same rows:
+Preprocessing is the whole way from the JSONL file to token ids and labels, each time in a process of its own with an
+empty cache. Rivals, in the same round on the same rows:
 - stock: LLaMA-Factory 0.9.5 without masks; the target is at most 1.3 times its time with one process;
 - marker search: the same, and a search for the tokens of the observation's markers, as published systems do it.
-The stream is read row by row; beyond its shuffle buffer its memory must not grow with the file. A step is forward and backward of a tiny
+The memory of our way must not grow with the file. A step is forward and backward of a tiny
 model over the same ids, once with masked labels and once with all; the target is within 2 percent.
 """
 
@@ -110,9 +110,11 @@ class Work:
         sender.send({"seconds": seconds, "grown_mb": memory.grown_mb, **exact})
 
     def _run(self, cache: str) -> dict[str, float]:
-        from llamafactory.data import get_dataset, get_template_and_fix_tokenizer
-        from llamafactory.hparams import get_train_args
-        from llamafactory.model import load_tokenizer
+        from llamafactory.data import get_dataset
+
+        from llamafactory_patch.bad_rows import BadRowReport
+        from llamafactory_patch.engine import load_tools, parse_arguments
+        from llamafactory_patch.tokenise import tokenise
 
         given = {
             "model_name_or_path": str(self.model),
@@ -125,25 +127,23 @@ class Work:
             "ignore_observation": self.way == "ours",
             "preprocessing_num_workers": self.processes if self.processes > 1 else None,
             "do_train": True,
-            "use_cpu": True,
             "max_steps": 1,
             "report_to": "none",
             **self.options,
         }
-        model, data, training, _, _ = get_train_args(given)
-        module = load_tokenizer(model)
-        template = get_template_and_fix_tokenizer(module["tokenizer"], data)
+        arguments = parse_arguments(given)
+        if self.way == "ours":
+            return {"rows": float(len(tokenise(arguments, BadRowReport("error")).sets["train"]))}
+        tools, template = load_tools(arguments)
         if self.way == "marker search":
-            search_markers(module["tokenizer"])
-        dataset = get_dataset(template, model, data, training, stage="sft", **module)["train_dataset"]
-        return {"rows": float(sum(1 for _ in dataset) if data.streaming else len(dataset))}
+            search_markers(tools["tokenizer"])
+        places = (arguments.model, arguments.data, arguments.training)
+        return {"rows": float(len(get_dataset(template, *places, stage="sft", **tools)["train_dataset"]))}
 
 
 def search_markers(tokenizer: Any) -> None:
     """Let the stock processor look for markers in each row's labels; a row in which they do not pair stays."""
     from llamafactory.data.processor import SupervisedDatasetProcessor
-
-    from llamafactory_patch import processor
 
     encode = SupervisedDatasetProcessor._encode_data_example
 
@@ -158,7 +158,7 @@ def search_markers(tokenizer: Any) -> None:
             ]
         return ids, labels
 
-    processor.AgentSupervisedProcessor._encode_data_example = searching  # type: ignore[method-assign]
+    SupervisedDatasetProcessor._encode_data_example = searching
 
 
 def preprocessing(data: Path, model: Path, processes: tuple[int, ...], runs: int) -> dict[str, Any]:
@@ -176,24 +176,14 @@ def preprocessing(data: Path, model: Path, processes: tuple[int, ...], runs: int
     }
 
 
-def streaming(rows: list[Row], model: Path, folder: Path) -> dict[str, float]:
-    """How much memory a stream of all rows takes, and one of a quarter of them."""
+def memory(rows: list[Row], model: Path, folder: Path) -> dict[str, float]:
+    """How much memory tokenising all rows takes, and a quarter of them."""
     grown = {}
     for name, part in (("a quarter of the rows", rows[: len(rows) // 4]), ("all rows", rows)):
         place = folder / name.replace(" ", "_")
         place.mkdir()
         write_data(part, place)
-        # The shuffle buffer and a batch are held by design; both fit a quarter of the rows, so they add nothing.
-        work = Work(
-            "ours",
-            1,
-            place,
-            model,
-            streaming=True,
-            dataloader_num_workers=1,
-            buffer_size=_HELD_ROWS,
-            preprocessing_batch_size=_HELD_ROWS,
-        )
+        work = Work("ours", 1, place, model, preprocessing_batch_size=_HELD_ROWS)  # a batch is held by design
         grown[name] = round(work()["grown_mb"], 1)
     return grown
 
@@ -240,9 +230,9 @@ def main() -> None:
     count, runs = arguments.rows or count, arguments.runs or runs
     os.environ.update({"HF_HUB_OFFLINE": "1", "LLAMAFACTORY_VERBOSITY": "ERROR", "OMP_NUM_THREADS": "1"})
     os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"
-    from llamafactory_patch import install
+    from llamafactory_patch.engine import load_engine
 
-    install()  # before the clock starts, and before each fork
+    load_engine()  # before the clock starts, and before each fork
     rows = make_rows(count, load_agent("web"), arguments.seed)
     with tempfile.TemporaryDirectory() as place:
         data, model, tiny = (Path(place) / name for name in ("data", "model", "tiny"))
@@ -262,7 +252,7 @@ def main() -> None:
             "times_stock": {way: round(value / one["stock"], 2) for way, value in one.items()},
             "target_times_stock": TARGET,
             "two_processes_speedup": round(one["ours"] / seconds["2 processes"]["ours"]["median_s"], 2),
-            "streaming_grown_mb": streaming(rows, model, Path(place)),
+            "grown_mb": memory(rows, model, Path(place)),
             "step": steps(tiny, step_runs),
             "environment": environment(["llamafactory", "transformers", "tokenizers", "datasets", "afm"]),
         }

@@ -1,18 +1,13 @@
-"""The options this package adds to LLaMA-Factory's data arguments.
-
-Importing this module imports LLaMA-Factory; :func:`llamafactory_patch.install` does it at the right moment.
-"""
+"""The keys this package adds to a training configuration of LLaMA-Factory, which never sees them."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from llamafactory.hparams import parser
-from llamafactory.hparams.data_args import DataArguments
-
+from afm.errors import ConfigError
 from afm.masking import Boundary
 
 MASKING_REVISION = 3
@@ -20,15 +15,8 @@ MASKING_REVISION = 3
 
 
 @dataclass
-class AgentDataArguments(DataArguments):
-    """LLaMA-Factory's data arguments and the author mask.
-
-    Attributes:
-        origin: What the rows depend on (see :func:`llamafactory_patch.stored.note_origin`); only with a
-            ``tokenized_path``.
-        asked: The prompts of the rows, once they are counted (see :mod:`llamafactory_patch.prompts`).
-        sample: Converted rows of data sets, each beside its entry, that stand for the whole in a rehearsal.
-    """
+class AgentArguments:
+    """What is masked, who asks the rows, and what becomes of bad ones."""
 
     ignore_observation: bool = field(
         default=False,
@@ -86,7 +74,6 @@ class AgentDataArguments(DataArguments):
     )
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         self.ignore_observation_token = _joined(self.ignore_observation_token) or ""
         self.roles_without_loss = _joined(self.roles_without_loss)
         _check_tags("ignore_observation_token", self.observation_tags)
@@ -94,14 +81,9 @@ class AgentDataArguments(DataArguments):
         _check_choice("observation_boundary", self.observation_boundary, [str(one) for one in Boundary])
         _check_choice("on_bad_rows", self.on_bad_rows, ["error", "drop"])
         if self.silent_roles and not self.ignore_observation:
-            raise ValueError("roles_without_loss needs ignore_observation=true")
+            raise ConfigError("roles_without_loss needs ignore_observation=true")
         if both := set(self.silent_roles) & set(self.observation_tags):
-            raise ValueError(f"roles_without_loss: {sorted(both)} are tags of the environment already")
-        if self.ignore_observation and self.train_on_prompt:
-            raise ValueError("ignore_observation trains on the agent's text only; switch train_on_prompt off")
-        self.origin: dict[str, Any] = {}
-        self.asked: dict[str, Any] = {}
-        self.sample: Sequence[tuple[Any, Sequence[Mapping[str, Any]]]] = ()
+            raise ConfigError(f"roles_without_loss: {sorted(both)} are tags of the environment already")
 
     @property
     def observation_tags(self) -> tuple[str, ...]:
@@ -114,34 +96,30 @@ class AgentDataArguments(DataArguments):
         return tuple(role.strip() for role in (self.roles_without_loss or "").split(",") if role.strip())
 
 
-def _joined(given: Any) -> Any:
+def split_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], AgentArguments]:
+    """A configuration as LLaMA-Factory knows it, and the keys of this package.
+
+    Raises:
+        ConfigError: A value of ours makes no sense.
+    """
+    names = {one.name for one in fields(AgentArguments)}
+    ours = {key: value for key, value in config.items() if key in names}
+    return {key: value for key, value in config.items() if key not in names}, AgentArguments(**ours)
+
+
+def _joined(names: Any) -> Any:
     """A list of names as the text that it may also be written as."""
-    return ",".join(map(str, given)) if isinstance(given, list) else given
+    return ",".join(map(str, names)) if isinstance(names, list) else names
 
 
 def _check_tags(option: str, tags: Sequence[str]) -> None:
     for tag in tags:
         if not re.fullmatch(r"[^\s<>/]+", tag):
-            raise ValueError(
+            raise ConfigError(
                 f"{option}: {tag!r} is no tag name; expected a name without brackets, or several with commas between"
             )
 
 
 def _check_choice(option: str, value: str, choices: Sequence[str]) -> None:
     if value not in choices:
-        raise ValueError(f"{option}: got {value!r}, expected one of {list(choices)}")
-
-
-def install_arguments() -> None:
-    """Make LLaMA-Factory parse :class:`AgentDataArguments`.
-
-    Its parser takes the classes of the arguments from module lists (0.9.5, hparams/parser.py line 47);
-    unknown keys are still refused, since the parser knows exactly these classes.
-    """
-    lists = (parser._TRAIN_ARGS, parser._INFER_ARGS, parser._EVAL_ARGS, parser._TRAIN_MCA_ARGS)
-    for classes in lists:
-        for index, found in enumerate(classes):
-            if found is DataArguments:
-                classes[index] = AgentDataArguments
-    if AgentDataArguments not in parser._TRAIN_ARGS:
-        raise RuntimeError("LLaMA-Factory's list of training arguments has no DataArguments to replace")
+        raise ConfigError(f"{option}: got {value!r}, expected one of {list(choices)}")

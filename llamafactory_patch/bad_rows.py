@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from afm.errors import DataError
+from afm.runs.atomic import replace_text
 
 REPORT_FILE: Final = "bad_rows.jsonl"
+ROW_COLUMN: Final = "_row"
+"""Of aligned rows: where they came from (see :meth:`RowName.dump`)."""
+FAULT_COLUMN: Final = "_fault"
+"""Why a row cannot be trained on (see :meth:`BadRow.dump`), empty when it can."""
 NOT_KEPT: Final = "not kept: "
 """How the reason of a record begins that a filter has sorted out before; that is no fault of the file."""
 _SHOWN = 5
@@ -20,13 +25,7 @@ _QUESTION_CHARS = 40
 
 @dataclass(frozen=True, slots=True)
 class RowName:
-    """Where a row came from.
-
-    Attributes:
-        file: The file, or the name of a data set that is none.
-        line: 1-based line on which the row begins, if known.
-        row: 1-based number of the row in its file, if known.
-    """
+    """Where a row came from: a file (or the name of a data set), and its 1-based line and number there if known."""
 
     file: str
     line: int | None = None
@@ -49,13 +48,7 @@ class RowName:
 
 @dataclass(frozen=True, slots=True)
 class BadRow:
-    """One row that cannot be trained on.
-
-    Attributes:
-        name: Which.
-        reason: Why not.
-        question: The beginning of what the row asks, to know it again.
-    """
+    """One row that cannot be trained on; ``question`` is the beginning of what it asks, to know it again."""
 
     name: RowName
     reason: str
@@ -86,60 +79,62 @@ class BadRow:
         return json.dumps(shown, ensure_ascii=False) + "\n"
 
 
-_begun: set[Path] = set()
-
-
-def begin_report() -> None:
-    """The next report replaces an older one instead of being added to it."""
-    _begun.clear()
-
-
-def report(rows: Sequence[BadRow], total: int, data_args: Any, training_args: Any) -> None:
-    """List rows in the report, and stop if there are faults and ``on_bad_rows`` says so.
-
-    Only the first of several processes writes.
+class BadRowReport:
+    """Collects the bad rows of a training's data sets.
 
     Args:
-        total: Number of rows that the bad ones are among.
-
-    Raises:
-        DataError: ``on_bad_rows`` is ``error`` and a row has a fault, or no row is left.
+        policy: The training's ``on_bad_rows``.
+        path: Where they are listed, in the place of those of an earlier start; nowhere without a path.
     """
-    path = Path(training_args.output_dir) / REPORT_FILE
-    if training_args.process_index == 0:
-        _write(path, rows)
-    faults = [row for row in rows if row.is_fault]
-    if faults and data_args.on_bad_rows == "error":
-        raise DataError(_listed(faults, path))
-    if rows and len(rows) == total:
-        raise DataError(f"no row is left; {_listed(rows, path)}")
-    if rows and training_args.process_index == 0:
-        kept = len(rows) - len(faults)
-        more = f", and {kept} that a filter had not kept" if kept else ""
-        print(f"bad rows: {len(faults)} left out{more}; listed in {path}", file=sys.stderr)
 
+    def __init__(self, policy: str, path: Path | None = None) -> None:
+        self.rows: list[BadRow] = []
+        self._policy = policy
+        self._path = path
+        if path is not None:
+            path.unlink(missing_ok=True)
 
-def reported(path: Path) -> Iterator[BadRow]:
-    """The rows of a report; none if there is no such file."""
-    if not path.is_file():
-        return
-    for line in path.read_bytes().splitlines():  # of a text, it would also split at U+2028 in a question
-        row = json.loads(line)
-        yield BadRow(RowName(row["file"], row["line"], row["row"]), row["reason"], row["question"])
+    def add(self, rows: Sequence[BadRow], total: int) -> None:
+        """List rows, and stop if there are faults and the policy is ``error``.
 
+        Args:
+            total: Number of rows that the bad ones are among.
 
-def _write(path: Path, rows: Sequence[BadRow]) -> None:
-    if path not in _begun:
-        path.unlink(missing_ok=True)
-        _begun.add(path)
-    if rows:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a", encoding="utf-8") as file:
-            file.write("".join(row.as_line() for row in rows))
+        Raises:
+            DataError: The policy is ``error`` and a row has a fault, or no row is left.
+        """
+        self.rows += rows
+        if rows and self._path is not None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            replace_text(self._path, "".join(row.as_line() for row in self.rows))
+        faults = [row for row in rows if row.is_fault]
+        if faults and self._policy == "error":
+            raise DataError(self._listed(faults))
+        if rows and len(rows) == total:
+            raise DataError(f"no row is left; {self._listed(rows)}")
+        if rows and self._path is not None:
+            kept = len(rows) - len(faults)
+            more = f", and {kept} that a filter had not kept" if kept else ""
+            print(f"bad rows: {len(faults)} left out{more}; listed in {self._path}", file=sys.stderr)
 
+    def sieve(self, dataset: Any) -> Any:
+        """``dataset`` without the rows whose ``FAULT_COLUMN`` is filled; they are added.
 
-def _listed(rows: Sequence[BadRow], path: Path) -> str:
-    lines = [str(row) for row in rows[:_SHOWN]]
-    if len(rows) > _SHOWN:
-        lines.append(f"... and {len(rows) - _SHOWN} more rows, all listed in {path}")
-    return "\n".join(lines)
+        Raises:
+            DataError: See :meth:`add`.
+        """
+        if FAULT_COLUMN not in dataset.column_names:
+            return dataset
+        faults = dataset.select_columns([FAULT_COLUMN]).with_format("arrow")[:].column(0).to_pylist()
+        bad = [BadRow.load(fault) for fault in faults if fault]
+        self.add(bad, len(faults))
+        if bad:
+            dataset = dataset.select([number for number, fault in enumerate(faults) if not fault])
+        return dataset.remove_columns(FAULT_COLUMN)
+
+    def _listed(self, rows: Sequence[BadRow]) -> str:
+        lines = [str(row) for row in rows[:_SHOWN]]
+        if len(rows) > _SHOWN:
+            where = "" if self._path is None else f", all listed in {self._path}"
+            lines.append(f"... and {len(rows) - _SHOWN} more rows{where}")
+        return "\n".join(lines)

@@ -328,13 +328,3 @@ def fsdp_settings(job: SftJob) -> dict[str, Any]:
         return dict(json.loads(Path(given).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
         raise ConfigError(f"fsdp_config: {given} cannot be read as JSON: {error}") from None
-
-
-def changed_keys(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[str, ...]:
-    """``key: old -> new`` for every setting that differs."""
-    keys = sorted(before.keys() | after.keys())
-    return tuple(
-        f"{key}: {before.get(key)!r} -> {after.get(key)!r}"
-        for key in keys
-        if before.get(key) != after.get(key)
-    )

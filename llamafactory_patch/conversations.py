@@ -1,4 +1,4 @@
-"""The aligned form that LLaMA-Factory's processors take, and Agent-FLAN's conversations in it.
+"""The aligned form that LLaMA-Factory's processors take; in it, Agent-FLAN's conversations and OpenAI's messages with tool calls.
 
 Agent-FLAN (arXiv 2403.12881) says of each message whether it is trained on. Its chat protocol is the template
 ``agent_flan``: every turn of the user or the system reads ``<|Human|>`` + U+0D46 + text + newline + blank, every turn of
@@ -8,12 +8,16 @@ Llama-2, and U+0D3F ends a turn.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from itertools import groupby
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from afm.errors import DataError
-from afm.trajectory.chat import message_list
+from afm.trajectory.chat import called_function, content_text, loss_flag, message_list, tools_text
+
+if TYPE_CHECKING:
+    from llamafactory.data.parser import DatasetAttr
 
 Aligned = dict[str, Any]
 """``_prompt``, ``_response``, ``_system``, ``_tools`` and the media columns of one row."""
@@ -53,15 +57,6 @@ def alternating(prompt: Sequence[Mapping[str, Any]]) -> None:
 
 
 TEMPLATE: Final = "agent_flan"
-SPLITS: Final = (
-    "agent_instruct_react",
-    "agent_instruct_tflan",
-    "toolbench_instruct_j1s1_3k",
-    "toolbench_negative",
-    "toolbench_react_10p",
-    "toolbench_tflan_60p_r10r5u7",
-    "toolbench_tflan_cot_30p",
-)
 HUMAN: Final = "<|Human|>\u0d46"
 ASSISTANT: Final = "<|Assistant|>\u0d46"
 TURN_END: Final = "\n "
@@ -114,8 +109,8 @@ def _turns(messages: Sequence[Mapping[str, Any]], column: str, template: str) ->
     return turns
 
 
-def install_template() -> None:
-    """Register the chat protocol with LLaMA-Factory (0.9.5, data/template.py)."""
+def register_agent_flan() -> None:
+    """Register the chat protocol with LLaMA-Factory (0.9.5, data/template.py); safe to repeat."""
     from llamafactory.data.formatter import EmptyFormatter, StringFormatter
     from llamafactory.data.template import TEMPLATES, register_template
 
@@ -131,3 +126,114 @@ def install_template() -> None:
         replace_eos=True,
         replace_jinja_template=True,  # else Llama-2's own [INST] is saved, and the model is served in another protocol
     )
+
+
+_ROLES = ("system", "developer", "user", "assistant", "tool")
+_SEVERAL_RESULTS = "\n</tool_response>\n<tool_response>\n"
+
+
+def openai_row(row: Mapping[str, Any], attr: DatasetAttr, template: str) -> Aligned:
+    """``{messages: [...], tools: [...]}`` as an aligned row.
+
+    What tools returned is the environment's, so nothing of it is trained on. ``weight: 0`` (OpenAI's own key)
+    or ``loss: false`` takes the loss off a turn of the assistant. Unlike LLaMA-Factory's ``openai`` format, no
+    sentence about thinking is added to the system prompt, text beside a tool call is kept, and
+    ``reasoning_content`` is the thought before a message, between the words that the template marks thoughts with.
+
+    Raises:
+        DataError: A message is no such message, or turns do not alternate.
+    """
+    column = str(attr.messages) if attr.messages in row else "messages"
+    messages = message_list(row, column, content_key=None)
+    system, results, turns = "", [], []  # type: str, list[str], list[dict[str, Any]]
+    for number, message in enumerate(messages):
+        role = message["role"]
+        try:
+            if role not in _ROLES:
+                raise DataError(f"role: got {role!r}, expected one of {', '.join(_ROLES)}")
+            if role in ("system", "developer"):
+                if number:
+                    raise DataError(f"a {role} message behind the first")
+                system = content_text(message)
+            elif role == "tool":
+                if not turns or turns[-1]["role"] != "function":
+                    raise DataError("a result of a tool without a call before it")
+                results.append(content_text(message))
+            else:
+                turns += _observation(results, template)
+                results = []
+                turns.append(
+                    _assistant(message, template)
+                    if role == "assistant"
+                    else turn("user", content_text(message))
+                )
+        except DataError as error:
+            raise DataError(f"{column}[{number}]: {error.message}") from None
+    if results or not turns or turns[-1]["role"] not in ("assistant", "function"):
+        raise DataError(f"{column}: the last message is {messages[-1]['role']!r}'s, expected the assistant's")
+    tools = tools_text(row.get(str(attr.tools or "tools")))
+    return aligned_row(turns, system=system, tools=tools)
+
+
+def without_nulls(value: Any) -> Any:
+    """``value`` without the keys that hold null: in a table, each row has the keys of all."""
+    if isinstance(value, Mapping):
+        return {key: without_nulls(item) for key, item in value.items() if item is not None}
+    return [without_nulls(item) for item in value] if isinstance(value, list) else value
+
+
+def _assistant(message: Mapping[str, Any], template: str) -> dict[str, Any]:
+    loss = loss_flag(message) and _weight(message)
+    if message.get("function_call"):
+        raise DataError("function_call: expected tool_calls, which took its place")
+    calls = message.get("tool_calls")
+    if not calls:
+        return turn("assistant", _thought(message, template) + content_text(message), loss=loss)
+    said = _thought(message, template) + (content_text(message) if message.get("content") else "")
+    written = json.dumps([called_function(call) for call in calls], ensure_ascii=False)
+    written_by = _template(template)
+    begin, end = written_by.tool_call_words if written_by else ("<tool_call>", "</tool_call>")
+    if begin in said or end in written:
+        raise DataError(f"the text holds {begin!r}, by which the template marks calls")
+    joint = "\n" if said and not said.endswith("\n") else ""  # as the chat templates of models write it
+    return turn("function", f"{said}{joint}{begin}{written}{end}", loss=loss)
+
+
+def _thought(message: Mapping[str, Any], template: str) -> str:
+    """What was thought before a message, as the template writes it."""
+    thought = message.get("reasoning_content")
+    if thought is None:
+        return ""
+    if not isinstance(thought, str):
+        raise DataError(f"reasoning_content: got {type(thought).__name__}, expected a text")
+    written_by = _template(template)
+    begin, end = written_by.thought_words if written_by else ("<think>\n", "\n</think>\n\n")
+    content = message.get("content")
+    if isinstance(content, str) and begin.strip() in content:
+        raise DataError(
+            f"reasoning_content: the text holds {begin.strip()!r}, too, by which the template marks thoughts"
+        )
+    return f"{begin}{thought.strip()}{end}" if thought.strip() else ""
+
+
+def _weight(message: Mapping[str, Any]) -> bool:
+    weight = message.get("weight")
+    if weight not in (None, 0, 1):
+        raise DataError(f"weight: got {weight!r}, expected 0 or 1")
+    return weight != 0
+
+
+def _observation(results: list[str], template: str) -> list[dict[str, Any]]:
+    if not results:
+        return []
+    written_by = _template(template)
+    slots = written_by.format_observation.slots if written_by else []
+    wrapped = any("tool_response" in slot for slot in slots if isinstance(slot, str))
+    return [turn("observation", (_SEVERAL_RESULTS if wrapped else "\n").join(results))]
+
+
+def _template(name: str) -> Any:
+    """LLaMA-Factory's template of that name, ``None`` without one."""
+    from llamafactory.data.template import TEMPLATES
+
+    return TEMPLATES.get(name)

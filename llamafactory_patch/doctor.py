@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from afm.agents.prompt_record import check_prompts, record_of_model
 from afm.planning import Finding, Hardware, Level, ModelShape, Report, model_shape
 from afm.planning.memory import GIB, MemoryNeed, described, disk_finding, fits
-from llamafactory_patch.compat import check_version
 from llamafactory_patch.config import SftJob, check_data, check_model, check_output, fsdp_settings, resolve
+from llamafactory_patch.engine import Arguments, load_engine, load_tools, parse_arguments
 from llamafactory_patch.memory import Sharding, memory_need, sharding_of, trained_parameters
 from llamafactory_patch.trackers import check_trackers
 
 if TYPE_CHECKING:
-    from llamafactory_patch.rehearsal import Arguments, DataSet, Rehearsal
-
-
-import math
-from typing import Any
+    from llamafactory_patch.rehearsal import DataSet, Rehearsal
 
 _LISTED_ROWS = 3
 _PACKAGES = {"deepspeed": "deepspeed", "enable_liger_kernel": "liger-kernel"}
@@ -79,7 +76,7 @@ def _rehearsed(
     job: SftJob, report: Report, arguments: Arguments, found: Sequence[DataSet]
 ) -> Rehearsal | None:
     """Send a sample of the rows the way of a training, if there is a tokenizer here to do it with."""
-    from llamafactory_patch.rehearsal import load_tools, rehearse, sequence_lengths
+    from llamafactory_patch.rehearsal import rehearse, sequence_lengths
 
     local = [data_set for data_set in found if data_set.sample]
     here = Path(str(job.config.get("model_name_or_path") or "-")).expanduser().is_dir()
@@ -116,13 +113,8 @@ def _trained_rows(
 
 
 def _parsed(job: SftJob) -> Arguments:
-    check_version()
-    from llamafactory_patch.plugin import install
-
-    install()
-    from llamafactory_patch.rehearsal import engine_arguments
-
-    return engine_arguments(job.config)
+    load_engine()
+    return parse_arguments(job.config)
 
 
 def _data_sets(job: SftJob, arguments: Arguments) -> list[DataSet]:

@@ -3,7 +3,7 @@
 The aligned form of a row is its ``_prompt`` (turns of user and assistant, the user's last) and ``_response``
 (one assistant turn; two for preference data), each turn ``{role, content, loss}``, and ``_system`` and ``_tools``.
 
-Importing this module imports LLaMA-Factory; :func:`llamafactory_patch.install` does it at the right moment.
+Importing this module imports LLaMA-Factory; :func:`llamafactory_patch.engine.load_engine` comes first.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
 
-from llamafactory.data import converter
 from llamafactory.data.converter import get_dataset_converter
 from llamafactory.data.parser import DatasetAttr
 from pydantic import ValidationError
@@ -32,9 +31,10 @@ from llamafactory_patch.conversations import (
     agent_flan_row,
     aligned_row,
     alternating,
+    openai_row,
     turn,
+    without_nulls,
 )
-from llamafactory_patch.openai_messages import openai_row, without_nulls
 from llamafactory_patch.prompts import RowPrompts
 from llamafactory_patch.spans import segments_by_tag
 
@@ -85,13 +85,9 @@ class RecordReader:
         return self._agents[name]
 
 
-FORMATS = ("trajectory", "agent_flan", "openai_messages")
-"""Values of ``formatting`` in ``dataset_info.json`` that this package adds to alpaca, sharegpt and openai."""
-
-
 @dataclass(frozen=True)
 class Converter:
-    """Converts the rows of one data set.
+    """Converts the rows of one data set; ``trajectory``, ``agent_flan`` and ``openai_messages`` are formats of ours.
 
     Attributes:
         attr: The data set's entry of ``dataset_info.json``.
@@ -243,22 +239,3 @@ def _sharegpt(row: Mapping[str, Any], attr: DatasetAttr, stock: Stock) -> Aligne
     for message, source in zip((*aligned["_prompt"], *aligned["_response"]), sources, strict=False):
         message["loss"] = loss_flag(source)
     return aligned
-
-
-class _Registered:
-    """Stands for one of our formats in LLaMA-Factory's own table; its rows come through :class:`Converter`."""
-
-    def __init__(self, attr: DatasetAttr, data_args: Any) -> None:
-        self._convert = Converter(
-            attr, ".", getattr(data_args, "observation_tags", ()), str(data_args.template)
-        )
-
-    def __call__(self, example: Mapping[str, Any]) -> dict[str, Any]:
-        return self._convert(example)
-
-
-def install_formats() -> None:
-    """Add our formats by LLaMA-Factory's own registry of converters (0.9.5, data/converter.py)."""
-    for name in FORMATS:
-        if name not in converter.DATASET_CONVERTERS:
-            converter.register_dataset_converter(name, _Registered)

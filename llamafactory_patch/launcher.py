@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import atexit
+import multiprocessing
 import os
 import shlex
 import shutil
@@ -15,13 +17,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from afm.errors import AfmError, ConfigError, UsageError
 from afm.planning import positive_variable
 from afm.planning.findings import has_gpu
-from afm.processes import follow_parent
+from afm.processes import die_with_parent, follow_parent
+from afm.runs.folder import RunFolder
 from llamafactory_patch import output
-from llamafactory_patch.config import SftJob, check_sources, fsdp_settings, resolve
-from llamafactory_patch.process import folder_lock, process_border, run_logged
+from llamafactory_patch.arguments import AgentArguments, split_config
+from llamafactory_patch.config import SftJob, check_data, check_sources, fsdp_settings, resolve
+from llamafactory_patch.process import process_border, run_logged
 from llamafactory_patch.trackers import check_trackers, tracker_variables
 
 
@@ -59,6 +65,8 @@ _TORCHRUN_VARIABLES = (
     "MASTER_ADDR",
     "MASTER_PORT",
 )
+_LOCK_WAIT_S = 30.0
+"""A killed training's processes hold the folder until they have ended, too."""
 _LOG_TAIL_BYTES = 1 << 16
 _LAST_LINES = 15
 _SHOWN_VARIABLES = (*_TORCHRUN_VARIABLES, "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
@@ -69,7 +77,7 @@ def run_sft(
 ) -> int:
     """Fine-tune as a configuration says; the call returns when the training ends.
 
-    The trainer runs as a child process. ``output_dir`` receives the model with its tokenizer, ``agent.yaml`` (if
+    A child process tokenises the rows into ``output_dir/tokenized`` and trains. ``output_dir`` receives the model with its tokenizer, ``agent.yaml`` (if
     the configuration names an agent), ``sft_config.yaml`` (exactly what the trainer got), ``training.log``,
     ``trainer_log.jsonl`` (a line per logged step: current_steps, loss, lr), ``data_statistics.json`` and
     ``data_examples.txt`` (what is trained on, also shown before the first step) and ``sft_manifest.json``. A finished
@@ -88,9 +96,9 @@ def run_sft(
         The trainer's exit status; 0 also when there was nothing left to do. Of a dry run 1 when something is missing.
 
     Raises:
-        ConfigError: The configuration or the description of this node is wrong, or ``output_dir`` holds another run.
+        ConfigError: The configuration or the description of this node is wrong, ``output_dir`` holds another
+            run, or another process trains into it.
         UsageError: An override is no ``key=value``.
-        EngineError: Another process trains into ``output_dir``.
     """
     job = resolve(config_path, overrides)
     node = this_node(os.environ)
@@ -102,7 +110,8 @@ def run_sft(
         print(f"{job.output_dir} is finished; for another run choose another output_dir")
         return 0
     job.output_dir.mkdir(parents=True, exist_ok=True)
-    with folder_lock(job.output_dir, f".sft.{node.number}.lock") as lock:
+    folder = RunFolder(job.output_dir, "output_dir")
+    with folder.locked(name=f".sft.{node.number}.lock", wait_s=_LOCK_WAIT_S) as lock:
         note = output.prepare(job, node=node.number, progress_bar=echo and sys.stdout.isatty())
         if note:
             print(note, flush=True)
@@ -154,7 +163,7 @@ def main() -> None:
     """``llamafactory-patch-cli``: ``CONFIG.yaml [key=value ...] [--dry-run]`` calls :func:`run_sft`.
 
     Every other command line is LLaMA-Factory's own (``train CONFIG``, ``export CONFIG``, ``chat CONFIG``, ...),
-    run with the plugin installed.
+    run where the rows of a training are tokenised before it.
     """
     signal.signal(signal.SIGTERM, _exit_on_signal)
     follow_parent()
@@ -167,12 +176,93 @@ def main() -> None:
                 "--swanlab_api_key: a key on a command line is seen by everybody on the machine; set the environment "
                 "variable SWANLAB_API_KEY and leave the option out"
             )
-        from llamafactory_patch.plugin import install
-        from llamafactory_patch.preview import install_preview
+        from llamafactory_patch.engine import load_engine, mend_trainer
 
-        install()
-        install_preview()
+        load_engine()
+        mend_trainer()
+        if words[:1] == ["train"] and not {"-h", "--help"} & set(words):
+            sys.argv[2:] = [str(stock_training(words[1:]))]
         _launch()
+
+
+def stock_training(words: list[str]) -> Path:
+    """Tokenise the rows of a training; the path of what is left of its configuration for LLaMA-Factory itself."""
+    from llamafactory_patch.engine import TOKENISED_STAGES
+
+    config = training_config(words)
+    output_dir = Path(config.get("output_dir") or "trainer_output")
+    folder = Path(config.get("tokenized_path") or output_dir / output.TOKENISED_FOLDER)
+    node = int(os.environ.get("NODE_RANK") or 0)
+    # In a child, whose memory, random numbers and devices are gone before the training begins.
+    sys.stdout.flush()
+    fork = multiprocessing.get_context("fork")
+    child = fork.Process(target=_tokenise, args=(config, folder, output_dir, node))
+    child.start()
+    child.join()
+    if child.exitcode:
+        raise SystemExit(child.exitcode if child.exitcode > 0 else 128 - child.exitcode)
+    stock, _ = split_config(config)
+    if config.get("stage", "sft") in TOKENISED_STAGES and folder.is_dir():
+        stock["tokenized_path"] = str(folder)
+    file = Path(tempfile.mkdtemp(prefix="llamafactory_patch_")) / "training.yaml"
+    atexit.register(shutil.rmtree, file.parent, ignore_errors=True)
+    file.write_text(yaml.safe_dump(stock, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    return file
+
+
+def _tokenise(config: Mapping[str, Any], folder: Path, output_dir: Path, node: int) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    die_with_parent(signal.SIGKILL)
+    with process_border():
+        from llamafactory_patch.tokenise import provide
+
+        provide(config, folder, output_dir, node=node)
+
+
+def training_config(words: list[str]) -> dict[str, Any]:
+    """A training's configuration as LLaMA-Factory reads it: a file and ``key=value``, or flags."""
+    from llamafactory.hparams import read_args
+    from llamafactory.hparams.parser import _TRAIN_ARGS
+    from transformers import HfArgumentParser
+
+    sys.argv, before = [sys.argv[0], *words], sys.argv
+    try:
+        config = read_args()
+    finally:
+        sys.argv = before
+    if isinstance(config, dict):
+        return {str(key): value for key, value in config.items()}
+    parser = HfArgumentParser([*_TRAIN_ARGS, AgentArguments])
+    for action in parser._actions:
+        action.default = argparse.SUPPRESS
+    flags, unknown = parser.parse_known_args(config)
+    if unknown:
+        raise UsageError(f"unknown arguments: {' '.join(unknown)}; see llamafactory-patch-cli train --help")
+    return dict(vars(flags))
+
+
+def show_examples(
+    config_path: str | Path, overrides: Sequence[str], count: int, *, as_json: bool = False
+) -> None:
+    """Print the statistics of the training data and ``count`` sequences of it whole, as the trainer gets them.
+
+    Raises:
+        ConfigError: The configuration is wrong, or its data is missing.
+        DataError: A row cannot be trained on.
+    """
+    job = resolve(config_path, overrides)
+    check_data(job)
+    from llamafactory_patch.engine import load_engine, parse_arguments
+
+    load_engine()
+    from llamafactory_patch.rehearsal import training_sets
+    from llamafactory_patch.statistics import print_examples
+
+    arguments = parse_arguments(job.config)
+    folder = Path(arguments.data.tokenized_path or job.output_dir / output.TOKENISED_FOLDER)
+    made = training_sets(arguments, folder)
+    cutoff = arguments.data.cutoff_len
+    print_examples(made.sets["train"], made.tokenizer, cutoff, count, prompts=made.prompts, as_json=as_json)
 
 
 def _launch() -> None:
@@ -188,8 +278,6 @@ def _launch() -> None:
     from llamafactory_patch import worker
 
     launcher.__file__ = _without_blanks(Path(worker.__file__))
-    if len(sys.argv) > 2 and Path(sys.argv[2]).is_file():
-        sys.argv[2] = _without_blanks(Path(sys.argv[2]))
     os.environ["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
     try:
         launcher.launch()

@@ -16,12 +16,15 @@ from afm.errors import ConfigError
 from afm.planning.findings import package_version
 from afm.planning.published import preset_lines
 from afm.runs.atomic import replace_text
-from llamafactory_patch.config import SftJob, changed_keys
+from afm.runs.folder import changes
+from llamafactory_patch.config import SftJob
 from llamafactory_patch.trackers import tracker_settings
 
 CONFIG_FILE = "sft_config.yaml"
 MANIFEST_FILE = "sft_manifest.json"
 HISTORY_FILE = "trainer_log.jsonl"
+TOKENISED_FOLDER = "tokenized"
+"""The rows as the trainer reads them, until the training is finished."""
 
 _VERSIONS = ("afm", "llamafactory", "torch", "transformers", "datasets", "accelerate")
 
@@ -57,10 +60,10 @@ def is_finished(job: SftJob) -> bool:
         ) from None
     # A training that was refused, or died before it had anything to lose, claims nothing.
     begun = finished or _last_checkpoint(job.output_dir) or logged_losses(job.output_dir / HISTORY_FILE)
-    if begun and (changes := changed_keys(settings, job.settings())):
+    if begun and (differences := changes(settings, json.loads(json.dumps(job.settings())))):
         raise ConfigError(
             f"{job.output_dir} holds {'a finished' if finished else 'an interrupted'} training with other "
-            f"settings ({'; '.join(changes)}); choose another output_dir, or start anew there with "
+            f"settings ({'; '.join(differences)}); choose another output_dir, or start anew there with "
             "overwrite_output_dir=true"
         )
     return finished
@@ -99,11 +102,12 @@ def prepare(job: SftJob, *, node: int = 0, progress_bar: bool) -> str:
 
 
 def finish(job: SftJob, *, seconds: float) -> None:
-    """Make the trained model complete and leave the mark that this training is finished."""
+    """Make the trained model complete, drop its tokenised rows, and leave the mark that this training is finished."""
     if job.agent is not None:
         save_agent(job.agent, job.output_dir / "agent.yaml")
     _allow_cache(job.output_dir / "config.json")
     _mend_train_loss(job)
+    shutil.rmtree(job.output_dir / TOKENISED_FOLDER, ignore_errors=True)
     _write_manifest(
         job,
         finished=datetime.now(UTC).isoformat(timespec="seconds"),

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, BinaryIO
 
-from afm.errors import AfmError, EngineError, UsageError
+from afm.errors import AfmError, UsageError
 from afm.processes import PARENT_VARIABLE
 
 _MAX_LINE_BYTES = 1_000_000
@@ -29,36 +27,6 @@ def process_border() -> Iterator[None]:
         raise SystemExit(2 if isinstance(error, UsageError) else 1) from None
     except KeyboardInterrupt:
         raise SystemExit(128 + signal.SIGINT) from None
-
-
-@contextmanager
-def folder_lock(folder: Path, name: str, *, wait_s: float = 30.0) -> Iterator[int]:
-    """Hold ``folder`` for one training; yields a file descriptor that its processes must inherit.
-
-    Raises:
-        EngineError: Another training holds it, and did not end within ``wait_s``.
-    """
-    path = folder / name
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        deadline = time.monotonic() + wait_s
-        while not _locked(descriptor):
-            if time.monotonic() > deadline:
-                raise EngineError(
-                    f"another process trains into {folder}; wait for it or end it ({path} is held)"
-                )
-            time.sleep(0.2)
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def _locked(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def run_logged(

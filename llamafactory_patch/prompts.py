@@ -16,7 +16,9 @@ from afm.agents.prompt_record import PROMPT_FILE, PromptRecord, PromptTally, che
 from afm.agents.prompt_source import QUESTION_MARK
 from afm.agents.spec import without_tools
 from afm.errors import ConfigError, DataError
+from llamafactory_patch.arguments import AgentArguments
 from llamafactory_patch.conversations import Aligned, turn
+from llamafactory_patch.engine import Arguments
 
 ASKED_COLUMN = "_asked"
 """Of aligned rows: what became of their prompt, a :class:`Asked`."""
@@ -161,13 +163,13 @@ class PromptCounts:
         return ", ".join(words)
 
 
-def row_prompts(data_args: Any) -> RowPrompts:
+def row_prompts(agent: AgentArguments) -> RowPrompts:
     """What a training's arguments say about prompts.
 
     Raises:
         ConfigError: The file of ``prompt`` is wrong.
     """
-    return RowPrompts(PromptSource.load(data_args.prompt), data_args.record_agent or "")
+    return RowPrompts(PromptSource.load(agent.prompt), agent.record_agent or "")
 
 
 class PromptCounter:
@@ -189,59 +191,29 @@ class PromptCounter:
         return PromptCounts(dict(self._rows), self._tally.record())
 
 
-def note_prompts(dataset: Any, data_args: Any) -> None:
-    """Count the prompts of a training's rows; the record goes next to a ``tokenized_path``."""
-    prompts = row_prompts(data_args)
+def count_prompts(dataset: Any, agent: AgentArguments) -> PromptCounts | None:
+    """The prompts of a training's aligned rows, when an agent is trained."""
+    prompts = row_prompts(agent)
     if not prompts.agent:
-        return
+        return None
     counter = PromptCounter(prompts)
     for row in dataset.select_columns(["_prompt", "_system", ASKED_COLUMN]):
         counter.add(row)
-    counts = data_args.asked["counts"] = counter.counts()
-    if data_args.tokenized_path is not None and counts.record.templates:
-        counts.record.save(_stored(data_args))
+    return counter.counts()
 
 
-def keep_record(model_args: Any, data_args: Any, output_dir: Path, *, first: bool) -> None:
+def keep_record(record: PromptRecord, arguments: Arguments, output_dir: Path) -> None:
     """Write the record of the prompts to where the model will be, once it agrees with that of the model trained on.
-
-    Args:
-        first: Whether this is the process that writes.
 
     Raises:
         ConfigError: The model was trained with another prompt, and ``prompt_check`` is on.
     """
-    record = _record(data_args)
-    if record is None:
-        return
-    base = record_of_model(model_args.model_name_or_path)
-    if data_args.prompt_check:
-        check_prompts(record, base, model_args.model_name_or_path)
-    if first and record.templates:
+    model = arguments.model.model_name_or_path
+    base = record_of_model(model)
+    if arguments.agent.prompt_check:
+        check_prompts(record, base, model)
+    if record.templates:
         record.after(base).save(output_dir / PROMPT_FILE)
-
-
-def _record(data_args: Any) -> PromptRecord | None:
-    """Of the rows; where they were not counted, what they must have become."""
-    counts: PromptCounts | None = data_args.asked.get("counts")
-    if counts is not None:
-        return counts.record
-    if data_args.tokenized_path is not None and _stored(data_args).is_file():
-        return PromptRecord.load(_stored(data_args))
-    prompts = row_prompts(data_args)
-    if not prompts.agent or prompts.source.mode is PromptMode.ROW:
-        return None
-    tally = PromptTally(prompts.source.mode, prompts.known())
-    tally.add(prompts.known()[0].messages("?"))
-    record = tally.record()
-    return record.model_copy(
-        update={"templates": tuple(one.model_copy(update={"rows": 0}) for one in record.templates)}
-    )
-
-
-def _stored(data_args: Any) -> Path:
-    folder = Path(data_args.tokenized_path)
-    return folder.with_name(f"{folder.name}.{PROMPT_FILE}")
 
 
 def _chat(row: Mapping[str, Any]) -> list[dict[str, str]]:

@@ -1,55 +1,34 @@
 """What LLaMA-Factory says to a configuration and its data, asked without a training.
 
-Importing this module imports LLaMA-Factory; :func:`llamafactory_patch.install` comes first.
+Importing this module imports LLaMA-Factory; :func:`llamafactory_patch.engine.load_engine` comes first.
 """
 
 from __future__ import annotations
 
 import copy
 import io
-import logging
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from llamafactory.data import get_dataset, get_template_and_fix_tokenizer
-from llamafactory.data.template import TEMPLATES
-from llamafactory.extras.misc import has_tokenized_data
-from llamafactory.hparams import get_train_args
+from datasets import Dataset
 
-from afm.errors import AfmError, ConfigError, DataError, suggestion
-from llamafactory_patch.authors import check_chat_template, rendering
-from llamafactory_patch.bad_rows import REPORT_FILE, BadRow, begin_report, reported
-from llamafactory_patch.loading import FAULT_COLUMN, data_sets, evaluation_sets, local_rows, takes_part
+from afm.errors import AfmError, ConfigError, DataError
+from llamafactory_patch.bad_rows import FAULT_COLUMN, BadRow, BadRowReport
+from llamafactory_patch.encoding import rendering
+from llamafactory_patch.engine import TOKENISED_STAGES, Arguments, load_tools, quiet
 from llamafactory_patch.prompts import PromptCounter, PromptCounts, row_prompts
+from llamafactory_patch.reading import FEATURES, entries, local_rows
 from llamafactory_patch.spans import check_roles
-
-_HARDWARE_KEYS = frozenset(
-    {"deepspeed", "enable_liger_kernel", "fsdp", "fsdp_config", "pure_bf16", "resume_from_checkpoint", "tf32"}
-)
-"""Keys that LLaMA-Factory accepts on the GPUs of the training only."""
-
-_DATA_OF_STAGE = {"dpo": "rm"}
-"""Under that name the workflows of LLaMA-Factory load the data of a kind of training."""
+from llamafactory_patch.tokenise import Tokenised, load_or_tokenise, tokenise
 
 _SAMPLED_ROWS = 200
 _LISTED_ROWS = 3
 
 Row = Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Arguments:
-    """LLaMA-Factory's arguments, of which the training and its method matter to what is made of the data."""
-
-    model: Any
-    data: Any
-    training: Any
-    finetuning: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,29 +77,6 @@ class Rehearsal:
     bad: tuple[BadRow, ...]
 
 
-def engine_arguments(config: Mapping[str, Any]) -> Arguments:
-    """Parse a configuration as a training does, as for one process on a CPU.
-
-    Raises:
-        ConfigError: The training would refuse it.
-    """
-    given = {key: value for key, value in config.items() if key not in _HARDWARE_KEYS}
-    with tempfile.TemporaryDirectory() as empty, _quiet():
-        try:
-            model, data, training, finetuning, _ = get_train_args(
-                {**given, "use_cpu": True, "output_dir": empty}
-            )
-        except AfmError:
-            raise
-        except (ValueError, TypeError, AssertionError, ImportError, NotImplementedError, OSError) as error:
-            raise ConfigError(str(error)) from None
-    if data.template is not None and data.template not in TEMPLATES:
-        raise ConfigError(
-            f"template: LLaMA-Factory has no {data.template!r}; {suggestion(data.template, TEMPLATES)}"
-        )
-    return Arguments(model, data, training, finetuning)
-
-
 def read_data(arguments: Arguments) -> Iterator[DataSet]:
     """Every data set; of those in local JSON files all rows are read and converted.
 
@@ -128,21 +84,22 @@ def read_data(arguments: Arguments) -> Iterator[DataSet]:
         ConfigError: ``dataset_info.json`` is wrong.
         DataError: A file as a whole is broken.
     """
-    for attr in data_sets(arguments.data):
-        yield _read(attr, arguments.data, evaluation=False)
-    for attr in evaluation_sets(arguments.data):
-        yield _read(attr, arguments.data, evaluation=True)
+    for attr in entries(arguments.data.dataset, arguments):
+        yield _read(attr, arguments, evaluation=False)
+    for attr in entries(arguments.data.eval_dataset, arguments):
+        yield _read(attr, arguments, evaluation=True)
 
 
-def _read(attr: Any, data: Any, *, evaluation: bool) -> DataSet:
-    rows = local_rows(attr, data)
+def _read(attr: Any, arguments: Arguments, *, evaluation: bool) -> DataSet:
+    rows = local_rows(attr, arguments)
     if rows is None:
         return DataSet(attr, evaluation)
+    data = arguments.data
     sample: list[Row] = []
     listed: list[str] = []
     bad = good = 0
     step = 1
-    counter = PromptCounter(row_prompts(data))
+    counter = PromptCounter(row_prompts(arguments.agent))
     for row in rows:
         fault = BadRow.load(row[FAULT_COLUMN]) if row[FAULT_COLUMN] else None
         if fault is None:
@@ -155,15 +112,15 @@ def _read(attr: Any, data: Any, *, evaluation: bool) -> DataSet:
             listed += [str(fault)] if len(listed) < _LISTED_ROWS else []
         if len(sample) > _SAMPLED_ROWS:
             sample, step = sample[::2], 2 * step
-    drawn = good if attr.num_samples is None or data.streaming else int(attr.num_samples)
+    drawn = good if attr.num_samples is None else int(attr.num_samples)
     taken = drawn if data.max_samples is None else min(drawn, data.max_samples)
-    asked = counter.counts() if data.record_agent else None
+    asked = counter.counts() if arguments.agent.record_agent else None
     return DataSet(attr, evaluation, good + bad, bad, tuple(listed), taken, tuple(sample), asked)
 
 
 def stops_at_bad_rows(arguments: Arguments) -> bool:
     """Whether a bad row ends the training; otherwise it goes on without it."""
-    return takes_part(arguments.data) and arguments.data.on_bad_rows == "error"
+    return arguments.stage in TOKENISED_STAGES and arguments.agent.on_bad_rows == "error"
 
 
 def check_silent_roles(arguments: Arguments) -> None:
@@ -172,73 +129,64 @@ def check_silent_roles(arguments: Arguments) -> None:
     Raises:
         ConfigError: One is in no row.
     """
-    data = arguments.data
-    found = [local_rows(attr, data) for attr in data_sets(data)] if data.silent_roles else []
-    local = [rows for rows in found if rows is not None]
-    if local and len(local) == len(found):
+    roles, data = arguments.agent.silent_roles, arguments.data
+    sets = [local_rows(attr, arguments) for attr in entries(data.dataset, arguments)] if roles else []
+    local = [rows for rows in sets if rows is not None]
+    if local and len(local) == len(sets):
         good = ((row for row in rows if not row[FAULT_COLUMN]) for rows in local)
-        check_roles(chain.from_iterable(islice(rows, data.max_samples) for rows in good), data.silent_roles)
+        check_roles(chain.from_iterable(islice(rows, data.max_samples) for rows in good), roles)
 
 
-def rehearse(arguments: Arguments, found: Sequence[DataSet]) -> Rehearsal:
+def rehearse(arguments: Arguments, sets: Sequence[DataSet]) -> Rehearsal:
     """Send the samples of the data sets the way of a training; nothing is stored of it.
 
     Raises:
         ConfigError: The data does not fit the kind of training.
     """
     data = copy.copy(arguments.data)
-    data.sample = [(data_set.attr, data_set.sample) for data_set in found]
-    data.on_bad_rows = "drop"
-    data.tokenized_path = data.preprocessing_num_workers = None
-    data.streaming, data.val_size, data.mix_strategy, data.interleave_probs = False, 0.0, "concat", None
-    rows = sum(len(data_set.sample) for data_set in found if not data_set.evaluation)
-    sequences = 0
-    with tempfile.TemporaryDirectory() as folder:
-        begin_report()
-        try:
-            with redirect_stderr(io.StringIO()):  # progress, and a report that nobody will find
-                sequences = len(_prepared(arguments, data, folder)[0])
-        except DataError:
-            if not (Path(folder) / REPORT_FILE).is_file():
-                raise
-        bad = tuple(reported(Path(folder) / REPORT_FILE))
-    return Rehearsal(rows, sequences, bad)
+    data.preprocessing_num_workers, data.val_size = None, 0.0
+    data.mix_strategy, data.interleave_probs = "concat", None
+    report = BadRowReport("drop")
+
+    def sample_of(attr: Any, *_: object) -> Dataset:
+        rows = next(data_set.sample for data_set in sets if data_set.attr == attr)
+        return report.sieve(Dataset.from_list(list(rows), features=FEATURES))
+
+    rows = sum(len(data_set.sample) for data_set in sets if not data_set.evaluation)
+    try:
+        with _preparing(), redirect_stderr(io.StringIO()):  # progress
+            made = tokenise(replace(arguments, data=data), report, sample_of, whole=False)
+        sequences = len(made.sets.get("train", ()))
+    except DataError:
+        if not report.rows:
+            raise
+        sequences = 0
+    return Rehearsal(rows, sequences, tuple(report.rows))
 
 
-def training_rows(arguments: Arguments) -> tuple[Any, Any]:
-    """The data set as the trainer gets it (streamed, packed, pairs, ...), and the tokenizer.
-
-    Rows that an earlier training stored are taken; none are stored for the sake of a look.
+def training_sets(arguments: Arguments, folder: Path) -> Tokenised:
+    """The data sets as the trainer gets them (packed, pairs, ...); those in ``folder`` if they are its own, and nothing is stored.
 
     Raises:
         ConfigError: The tokenizer cannot be loaded, or the data does not fit the kind of training.
         DataError: A row cannot be trained on, and ``on_bad_rows`` is ``error``.
     """
-    data = copy.copy(arguments.data)
-    if data.tokenized_path is not None and not has_tokenized_data(data.tokenized_path):
-        data.tokenized_path = None
-    report = Path(tempfile.mkdtemp(prefix="afm_"))
-    try:
-        return _prepared(arguments, data, str(report))
-    finally:
-        with suppress(OSError):  # it holds a report of bad rows, which a message may have named
-            report.rmdir()
+    if arguments.stage not in TOKENISED_STAGES:
+        raise ConfigError(f"stage: the rows of {arguments.stage!r} have no labels; nothing to show")
+    with _preparing():
+        return load_or_tokenise(arguments, folder)
 
 
-def _prepared(arguments: Arguments, data: Any, output_dir: str) -> tuple[Any, Any]:
-    """The data set that a training with these data arguments gets, and the tokenizer."""
-    tokenizer, template = load_tools(arguments)
-    training = copy.copy(arguments.training)
-    training.output_dir = output_dir
-    stage = _DATA_OF_STAGE.get(arguments.finetuning.stage, arguments.finetuning.stage)
+@contextmanager
+def _preparing() -> Iterator[None]:
+    """Without a word on standard output, and with one error for what LLaMA-Factory may raise."""
     try:
-        with _quiet(), redirect_stdout(io.StringIO()):
-            module = get_dataset(template, arguments.model, data, training, stage=stage, tokenizer=tokenizer)
+        with quiet(), redirect_stdout(io.StringIO()):
+            yield
     except AfmError:
         raise
     except (ValueError, RuntimeError, LookupError, TypeError, AttributeError) as error:
         raise ConfigError(f"the data cannot be prepared: {error}") from None
-    return module.get("train_dataset", ()), tokenizer
 
 
 def sequence_lengths(arguments: Arguments, rows: Sequence[Row]) -> list[int]:
@@ -247,31 +195,12 @@ def sequence_lengths(arguments: Arguments, rows: Sequence[Row]) -> list[int]:
     Raises:
         ConfigError: The tokenizer cannot be loaded, or its chat template is not the configured one.
     """
-    tokenizer, template = load_tools(arguments)
+    tools, template = load_tools(arguments)
     lengths = []
     for row in rows:
         with suppress(DataError), rendering():
-            lengths.append(max(_lengths(template, tokenizer, row)))
+            lengths.append(max(_lengths(template, tools["tokenizer"], row)))
     return lengths
-
-
-def load_tools(arguments: Arguments) -> tuple[Any, Any]:
-    """The tokenizer and the template of a training.
-
-    Raises:
-        ConfigError: The tokenizer cannot be loaded, or its chat template is not the configured one.
-    """
-    from llamafactory.model import load_tokenizer
-
-    with _quiet():
-        try:
-            tokenizer = load_tokenizer(arguments.model)["tokenizer"]
-            template = get_template_and_fix_tokenizer(tokenizer, arguments.data)
-        except (OSError, ValueError, KeyError) as error:
-            raise ConfigError(f"the tokenizer cannot be used: {error}") from None
-    if arguments.data.match_chat_template:
-        check_chat_template(template, tokenizer)
-    return tokenizer, template
 
 
 def _lengths(template: Any, tokenizer: Any, row: Row) -> Iterator[int]:
@@ -279,12 +208,3 @@ def _lengths(template: Any, tokenizer: Any, row: Row) -> Iterator[int]:
         turns = [*row["_prompt"], response]
         pairs = template.encode_multiturn(tokenizer, turns, row["_system"], row["_tools"])
         yield sum(len(prompt) + len(answer) for prompt, answer in pairs)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    logging.disable(logging.ERROR)
-    try:
-        yield
-    finally:
-        logging.disable(logging.NOTSET)

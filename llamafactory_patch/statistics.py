@@ -1,15 +1,21 @@
-"""What a training is about to learn from, counted on the very token ids and labels that the trainer gets."""
+"""What a training is about to learn from, counted and shown by the very token ids and labels that the trainer gets."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import asdict, dataclass
+from itertools import groupby, islice, pairwise
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from afm.terminal import visible
 from afm.trajectory.tags import blocks
+
+STATISTICS_FILE = "data_statistics.json"
+EXAMPLES_FILE = "data_examples.txt"
 
 IGNORED = -100
 PROMPT = "(prompt)"
@@ -19,6 +25,9 @@ BETWEEN = "(between)"
 SAMPLED_SEQUENCES = 2000
 """Roles are told from decoded text, which is slow; this many sequences, evenly spread, stand for all."""
 
+_SHOWN_CHARS = 300
+_EXAMPLES = 3
+_SHOWN_TOKENS = 40
 _COLUMNS = ("input_ids", "labels")
 _SIDES = ("", "chosen_", "rejected_")
 
@@ -49,7 +58,6 @@ class DataStatistics:
         duplicates: Sequences that equal an earlier one, token for token.
         sampled: Sequences from which ``roles`` were counted.
         roles: By tag, in order of appearance.
-        first_only: Whether all this is said of the first rows of a stream.
     """
 
     rows: int
@@ -62,12 +70,9 @@ class DataStatistics:
     duplicates: int
     sampled: int
     roles: dict[str, RoleShare]
-    first_only: bool = False
 
 
-def count_tokens(
-    dataset: Any, tokenizer: Any, cutoff_len: int, *, first_only: bool = False
-) -> DataStatistics:
+def count_tokens(dataset: Any, tokenizer: Any, cutoff_len: int) -> DataStatistics:
     """Count a tokenized data set with the columns ``input_ids`` and ``labels``, of pairs, or with ``position_ids``, if packed.
 
     Raises:
@@ -99,7 +104,6 @@ def count_tokens(
         duplicates=duplicates,
         sampled=-(-len(lengths) // step),
         roles=_roles(sample, tokenizer),
-        first_only=first_only,
     )
 
 
@@ -175,3 +179,124 @@ class Pieces:
             texts = self._tokenizer.batch_decode([[token] for token in unknown])
             self._text.update(zip(unknown, texts, strict=True))
         return [self._text[token] for token in ids.tolist()]
+
+
+def first_without_label(dataset: Any) -> Ids | None:
+    """How the first sequence begins of which no token takes part in the loss (that at position 0 never does)."""
+    for ids, labels in sequences(dataset):
+        if not (labels[1:] != IGNORED).any():
+            return ids[:_SHOWN_TOKENS]
+    return None
+
+
+def show_data(dataset: Any, tokenizer: Any, cutoff_len: int, output_dir: Path) -> None:
+    """Print the statistics and three examples; save both whole beside the model.
+
+    Nothing is shown of rows that have no ids and labels.
+    """
+    if not sequence_sides(dataset):
+        return
+    statistics = count_tokens(dataset, tokenizer, cutoff_len)
+    shown = list(examples(dataset, statistics, _EXAMPLES))
+    print(statistics_table(statistics), flush=True)
+    for title, ids, labels in shown:
+        print(f"{title}\n{visible(rendered(ids, labels, tokenizer, _SHOWN_CHARS))}\n", flush=True)
+    output_dir.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(asdict(statistics), indent=2, ensure_ascii=False) + "\n"
+    (output_dir / STATISTICS_FILE).write_text(text, encoding="utf-8")
+    whole = [f"{title}\n{rendered(ids, labels, tokenizer)}\n" for title, ids, labels in shown]
+    (output_dir / EXAMPLES_FILE).write_text("\n".join(whole), encoding="utf-8")
+
+
+def statistics_table(statistics: DataStatistics) -> str:
+    """The numbers as a person reads them."""
+    low, middle, high, top = statistics.length_percentiles
+    packed = f" in {statistics.rows:,} rows" if statistics.rows != statistics.sequences else ""
+    lines = [
+        f"training data: {statistics.sequences:,} sequences{packed}, {statistics.tokens:,} tokens, "
+        f"{_percent(statistics.trained, statistics.tokens)} trained on",
+        f"  length: {low:,} to {top:,} tokens, median {middle:,}, 95 % up to {high:,}",
+        f"  as long as cutoff_len ({statistics.cutoff_len:,}), so probably cut: {statistics.at_cutoff:,}",
+        f"  equal to an earlier one: {statistics.duplicates:,}",
+        f"  by tag, in {statistics.sampled:,} sequences:",
+    ]
+    total = sum(role.tokens for role in statistics.roles.values())
+    for name, role in statistics.roles.items():
+        share = f"{_percent(role.tokens, total):>7} of the tokens"
+        lines.append(f"    {name:<18} {share}, {_percent(role.trained, role.tokens):>7} of them trained on")
+    return "\n".join(lines)
+
+
+def rendered(ids: Ids, labels: Ids, tokenizer: Any, max_chars: int | None = None) -> str:
+    """Decoded tokens; what has no loss stands in ⟦ ⟧. Longer stretches than ``max_chars`` lose their middle."""
+    parts = []
+    pairs = zip(ids.tolist(), (labels != IGNORED).tolist(), strict=True)
+    for trained, run in groupby(pairs, key=lambda pair: pair[1]):
+        text = _shortened(tokenizer.decode([token for token, _ in run]), max_chars)
+        parts.append(text if trained else f"⟦{text}⟧")
+    return "".join(parts)
+
+
+def examples(dataset: Any, statistics: DataStatistics, count: int) -> Iterator[tuple[str, Ids, Ids]]:
+    """The first sequence, one from the middle, the first of the longest, and as many more as ``count`` asks for."""
+    longest = next(
+        number
+        for number, (ids, _) in enumerate(sequences(dataset))
+        if len(ids) == statistics.length_percentiles[-1]
+    )
+    total = statistics.sequences
+    chosen = dict.fromkeys((0, total // 2, longest, *range(min(count, total))))
+    for number in sorted(islice(chosen, count)):
+        ids, labels = next(islice(sequences(dataset), number, None))
+        title = f"--- sequence {number + 1}: {len(ids):,} tokens; ⟦no loss⟧"
+        yield title, ids, labels
+
+
+def _shortened(text: str, max_chars: int | None) -> str:
+    if max_chars is None or len(text) <= max_chars:
+        return text
+    half = max_chars // 2
+    return f"{text[:half]} [... {len(text) - 2 * half:,} characters ...] {text[-half:]}"
+
+
+def _percent(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.1f} %" if whole else "0 %"
+
+
+def print_examples(
+    dataset: Any,
+    tokenizer: Any,
+    cutoff_len: int,
+    count: int,
+    *,
+    prompts: object = None,
+    as_json: bool = False,
+) -> None:
+    """Print the statistics of a training's data and ``count`` sequences of it whole.
+
+    The first sequence, one from the middle, the longest and then those after the first are shown.
+
+    Args:
+        prompts: What its rows are asked with.
+        as_json: Print one object for the statistics and one for each sequence (``tokens``, ``trained``,
+            ``trained_text``, ``masked_text``) instead.
+    """
+    statistics = count_tokens(dataset, tokenizer, cutoff_len)
+    print(json.dumps(asdict(statistics), ensure_ascii=False) if as_json else statistics_table(statistics))
+    if prompts is not None and not as_json:
+        print(f"  {prompts}")
+    for title, ids, labels in examples(dataset, statistics, count):
+        if as_json:
+            print(json.dumps(_row(ids, labels, tokenizer), ensure_ascii=False))
+        else:
+            print(f"\n{title}\n{visible(rendered(ids, labels, tokenizer))}")
+
+
+def _row(ids: Ids, labels: Ids, tokenizer: Any) -> dict[str, Any]:
+    trained = labels != IGNORED
+    return {
+        "tokens": len(ids),
+        "trained": int(trained.sum()),
+        "trained_text": tokenizer.decode(ids[trained].tolist()),
+        "masked_text": tokenizer.decode(ids[~trained].tolist()),
+    }

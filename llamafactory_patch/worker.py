@@ -1,4 +1,4 @@
-"""What torchrun starts on every rank: LLaMA-Factory's training with the plugin installed."""
+"""What torchrun starts on every rank: LLaMA-Factory's own training."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ def main() -> None:
 
     die_with_parent(signal.SIGKILL)
     with process_border():
-        from llamafactory_patch.plugin import install
-        from llamafactory_patch.preview import install_preview
+        from llamafactory_patch.engine import load_engine, mend_trainer
 
-        install()
-        install_preview()
+        load_engine()
+        mend_trainer()
         from llamafactory.train.tuner import run_exp
 
         run_exp()

@@ -84,18 +84,17 @@ def model(tmp_path_factory, qwen_folder):
 
 def sft_ids(folder, model, rows, prompt, monkeypatch):
     """Token ids before the first that is trained on."""
-    from llamafactory_patch import install
+    from llamafactory_patch.engine import load_engine, parse_arguments
 
-    install()
-    from llamafactory.data import get_dataset, get_template_and_fix_tokenizer
-    from llamafactory.hparams import get_train_args
-    from llamafactory.model import load_tokenizer
+    load_engine()
+    from llamafactory_patch.bad_rows import BadRowReport
+    from llamafactory_patch.tokenise import tokenise
 
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     (folder / "rows.json").write_text(json.dumps([sft for _, sft in rows.values()]))
     (folder / "dataset_info.json").write_text(json.dumps({"rows": {"file_name": "rows.json"}}))
     places = {"dataset_dir": folder, "output_dir": folder / "sft", "cache_dir": folder / "cache"}
-    model_args, data, training, _, _ = get_train_args(
+    arguments = parse_arguments(
         {
             **{key: str(path) for key, path in {**places, "model_name_or_path": model}.items()},
             "dataset": "rows",
@@ -105,17 +104,13 @@ def sft_ids(folder, model, rows, prompt, monkeypatch):
             "do_train": True,
             "finetuning_type": "full",
             "report_to": "none",
-            "use_cpu": True,
-            "max_steps": 1,
             "ignore_observation": True,
             "match_chat_template": True,
             "record_agent": "math",
             "prompt": prompt,
         }
     )
-    module = load_tokenizer(model_args)
-    template = get_template_and_fix_tokenizer(module["tokenizer"], data)
-    found = get_dataset(template, model_args, data, training, stage="sft", **module)["train_dataset"]
+    found = tokenise(arguments, BadRowReport("error")).sets["train"]
     firsts = [next(i for i, label in enumerate(one["labels"]) if label != -100) for one in found]
     ids = [list(one["input_ids"][:first]) for one, first in zip(found, firsts, strict=True)]
     return dict(zip(rows, ids, strict=True))

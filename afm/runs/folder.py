@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import json
 import os
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -49,11 +50,15 @@ class RunFolder:
     option: str = "--out"
 
     @contextmanager
-    def locked(self, *, name: str | None = _LOCK_FILE) -> Iterator[None]:
+    def locked(self, *, name: str | None = _LOCK_FILE, wait_s: float = 0.0) -> Iterator[int]:
         """Keep a second process out; the system drops the lock with the process, however that ends.
 
         Args:
             name: The file that is locked; ``None`` locks the folder itself and leaves no file there.
+            wait_s: How long to wait for another process.
+
+        Yields:
+            The descriptor of the lock. A child process that inherits it holds the lock as well.
 
         Raises:
             ConfigError: Another process holds it.
@@ -62,8 +67,8 @@ class RunFolder:
         flags = os.O_RDONLY if name is None else os.O_RDWR | os.O_CREAT
         descriptor = os.open(self.path if name is None else self.path / name, flags, 0o644)
         try:
-            hold(descriptor, self.path, f"wait for it, or choose another {self.option}")
-            yield
+            hold(descriptor, self.path, f"wait for it, or choose another {self.option}", wait_s=wait_s)
+            yield descriptor
         finally:
             os.close(descriptor)
 
@@ -101,16 +106,21 @@ class RunFolder:
             )
 
 
-def hold(descriptor: int, path: Path, advice: str = "wait for it or stop it") -> None:
+def hold(descriptor: int, path: Path, advice: str = "wait for it or stop it", *, wait_s: float = 0.0) -> None:
     """Lock an open file or folder until it is closed.
 
     Raises:
-        ConfigError: Another process holds it.
+        ConfigError: Another process holds it, and did not end within ``wait_s``.
     """
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise ConfigError(f"{path}: another run is writing here; {advice}") from None
+    deadline = time.monotonic() + wait_s
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise ConfigError(f"{path}: another run is writing here; {advice}") from None
+        time.sleep(0.2)
 
 
 def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:

@@ -1,6 +1,7 @@
-"""The real data pipeline of LLaMA-Factory with the plugin, over two tokenizers."""
+"""The data pipeline of a training, over two tokenizers."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -54,21 +55,21 @@ def data_dir(tmp_path):
 
 
 class Pipeline:
-    """What LLaMA-Factory would train on."""
+    """What LLaMA-Factory would train on; with ``tokenized_path``, as it is stored there."""
 
     def __init__(self, model_dir, data_dir, **options):
-        from llamafactory_patch import install
+        from llamafactory_patch.engine import load_engine, load_tools, parse_arguments
 
-        install()
-        from llamafactory.data import get_dataset, get_template_and_fix_tokenizer
-        from llamafactory.hparams import get_train_args
-        from llamafactory.model import load_tokenizer
+        load_engine()
+        from datasets import load_from_disk
 
-        arguments = {
+        from llamafactory_patch.bad_rows import REPORT_FILE, BadRowReport
+        from llamafactory_patch.tokenise import provide, tokenise
+
+        config = {
             "model_name_or_path": str(model_dir),
             "dataset_dir": str(data_dir),
             "dataset": "rows",
-            "output_dir": str(data_dir / "out"),
             "cache_dir": str(data_dir / "cache"),
             "template": "qwen3_nothink",
             "cutoff_len": 2048,
@@ -77,16 +78,18 @@ class Pipeline:
             "do_train": True,
             "finetuning_type": "full",
             "report_to": "none",
-            "use_cpu": True,
             "max_steps": 1,
+            **options,
         }
-        model, data, training, _, _ = get_train_args({**arguments, **options})
-        module = load_tokenizer(model)
-        self.tokenizer = module["tokenizer"]
-        self.template = get_template_and_fix_tokenizer(self.tokenizer, data)
-        stage = options.get("stage", "sft").replace("dpo", "rm")  # under that name DPO loads its data
-        dataset = get_dataset(self.template, model, data, training, stage=stage, **module)
-        self.rows = list(dataset["train_dataset"])
+        arguments = parse_arguments(config)
+        out, stored = data_dir / "out", options.get("tokenized_path")
+        if stored:
+            provide(config, Path(stored), out)
+            self.sets = load_from_disk(stored)
+        else:
+            self.sets = tokenise(arguments, BadRowReport(arguments.agent.on_bad_rows, out / REPORT_FILE)).sets
+        self.tokenizer = load_tools(arguments)[0]["tokenizer"]
+        self.rows = list(self.sets["train"])
 
     def text(self, row, *, trained):
         """Decoded tokens of a row that have a label, or those that have none."""

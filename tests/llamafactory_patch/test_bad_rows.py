@@ -74,12 +74,6 @@ def test_dropped_rows_are_listed_and_the_others_trained_on(pipeline, folder, tin
         assert "bad rows: 11 left out" in capsys.readouterr().err
 
 
-def test_streamed_rows_are_dropped_with_a_word(pipeline, folder, tiny, capsys):
-    options = {"streaming": True, "on_bad_rows": "drop", "cutoff_len": 100}
-    assert len(pipeline(tiny, folder, **options).rows) == 2
-    assert f"bad row left out: {folder}/rows.jsonl:9 ('Cut off?'): nothing" in capsys.readouterr().err
-
-
 def test_a_broken_array_is_refused_since_its_rows_cannot_be_counted(pipeline, data_dir, tiny):
     folder = data_dir([])
     (folder / "rows.json").write_text(f"[\n{json.dumps(GOOD)},\n{{,\n{json.dumps(GOOD)}\n]\n")

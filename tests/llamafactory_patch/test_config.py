@@ -7,6 +7,7 @@ import pytest
 
 from afm.configuration import read_file
 from afm.errors import ConfigError, UsageError
+from llamafactory_patch.arguments import AgentArguments
 from llamafactory_patch.config import check_data, check_sources, fsdp_settings, resolve
 from llamafactory_patch.keys import engine_keys
 
@@ -26,12 +27,12 @@ def config(tmp_path):
 
 
 def test_keys_read_from_the_source_are_those_of_the_classes():
-    from llamafactory_patch import install
+    from llamafactory_patch.engine import load_engine
 
-    install()
+    load_engine()
     from llamafactory.hparams.parser import _TRAIN_ARGS
 
-    fields = (field for cls in _TRAIN_ARGS for field in dataclasses.fields(cls))
+    fields = (field for cls in (*_TRAIN_ARGS, AgentArguments) for field in dataclasses.fields(cls))
     assert engine_keys().keys() == {field.name for field in fields if field.init}
 
 
@@ -229,20 +230,17 @@ def test_twins_are_their_recipes_but_for_what_makes_them_small(agent, kind):
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("sft/*.yaml")), ids=lambda p: p.stem)
 def test_llamafactory_accepts_every_recipe(path, tmp_path, monkeypatch):
-    """Its own parser takes the arguments, without the GPUs: one CPU process instead of DeepSpeed."""
-    from llamafactory_patch import install
+    """Its own parser takes the arguments, as for one process on a CPU."""
+    from llamafactory_patch.engine import load_engine, parse_arguments
 
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    install()
-    from llamafactory.hparams import get_train_args
-
-    cpu = ["deepspeed=", "use_cpu=true", "enable_liger_kernel=false"]
-    job = resolve(path, [f"output_dir={tmp_path}", *cpu])
-    _, data, training, finetuning, _ = get_train_args(dict(job.config))
-    assert data.ignore_observation is (job.agent is not None)
-    assert data.cutoff_len == job.config["cutoff_len"]
-    assert training.learning_rate == job.config["learning_rate"]
-    assert finetuning.finetuning_type == job.config["finetuning_type"]
+    load_engine()
+    job = resolve(path)
+    arguments = parse_arguments(job.config)
+    assert arguments.agent.ignore_observation is (job.agent is not None)
+    assert arguments.data.cutoff_len == job.config["cutoff_len"]
+    assert arguments.training.learning_rate == job.config["learning_rate"]
+    assert arguments.finetuning.finetuning_type == job.config["finetuning_type"]
 
 
 def test_one_key_changes_the_engine(config):

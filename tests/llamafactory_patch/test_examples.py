@@ -91,13 +91,10 @@ def test_every_layout_is_shown_as_it_would_be_trained_on(shown, formatting):
     assert "SEEN" not in example["trained_text"]
 
 
-def test_packs_streams_and_pairs_are_shown_too(shown):
+def test_packs_and_pairs_are_shown_too(shown):
     row = LAYOUTS["alpaca"][0]
     statistics, *examples = shown([row] * 6, "alpaca", "neat_packing=true", "cutoff_len=4096")
     assert (statistics["rows"], statistics["sequences"], len(examples)) == (1, 6, 3)
-    stream = ("streaming=true", "max_steps=1", "buffer_size=8", "--examples", "5")
-    statistics, *examples = shown([row] * 600, "alpaca", *stream)
-    assert (statistics["first_only"], statistics["sequences"], len(examples)) == (True, 256, 5)
     pair = {"instruction": "Q", "input": "", "chosen": TEXT, "rejected": "<answer>B</answer>"}
     columns = {"prompt": "instruction", "query": "input", "chosen": "chosen", "rejected": "rejected"}
     statistics, chosen, rejected = shown([pair], "alpaca", "stage=dpo", ranking=True, columns=columns)

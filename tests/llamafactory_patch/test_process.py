@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from afm.errors import EngineError
-from llamafactory_patch.process import folder_lock, run_logged
+from llamafactory_patch.process import run_logged
 
 
 def logged(code, tmp_path, *, echo=True):
@@ -103,10 +102,3 @@ def test_a_child_dies_with_a_parent_that_is_killed(family):
     assert alive(child)
     parent.kill()
     wait_until(lambda: not alive(child))
-
-
-def test_a_folder_is_held_by_one_training(tmp_path):
-    with folder_lock(tmp_path, "lock"), pytest.raises(EngineError, match="another process trains into"):
-        folder_lock(tmp_path, "lock", wait_s=0.3).__enter__()
-    with folder_lock(tmp_path, "lock", wait_s=0.3):
-        pass

@@ -1,4 +1,4 @@
-"""What LLaMA-Factory's own pipeline, with the plugin, would train on."""
+"""What is stored for LLaMA-Factory to train on."""
 
 import json
 import shutil
@@ -322,10 +322,10 @@ def test_a_stored_data_set_is_refused_by_a_run_that_would_make_another(pipeline,
     ):
         pipeline(moved, folder, tokenized_path=stored)
     assert not (tmp_path / ".stored.part").exists()
-    (note,) = tmp_path.glob("stored*.json")
+    note = tmp_path / "stored/masking.json"
     for damage in ('{"revision": 1', "[]"):
         note.write_text(damage, "utf-8")
-        with pytest.raises(ConfigError, match=f"{note.name} is damaged; delete it"):
+        with pytest.raises(ConfigError, match=f"{note.name} is damaged; delete its folder"):
             pipeline(tiny, folder, tokenized_path=stored)
 
 
@@ -348,23 +348,6 @@ def test_rows_are_named_by_workers_too(pipeline, data_dir, tiny):
     rows = alpaca(*[SAID] * 30, "<observation>")
     with pytest.raises(DataError, match="row 31"):
         pipeline(tiny, data_dir(rows), preprocessing_num_workers=2)
-
-
-def test_streamed_rows_are_masked_and_broken_ones_refused(pipeline, data_dir, tiny):
-    options = {"streaming": True}
-    built = pipeline(tiny, data_dir(alpaca(CALL + JOINTS["rollout"] + SAID)), **options)
-    assert built.trained() == [f"{CALL}{SAID}<|im_end|>"]
-    with pytest.raises(DataError, match=r"'Question 1\?'.*is never closed"):
-        pipeline(tiny, data_dir(alpaca(SAID, "<observation>")), **options)
-
-
-def test_a_streamed_table_needs_a_worker(pipeline, data_dir, tiny):
-    (folder := data_dir([], name="rows.csv") / "rows.csv").write_text("instruction,input,output\na,,b\n")
-    with pytest.raises(ConfigError, match="needs dataloader_num_workers=1 or more, got 0"):
-        pipeline(tiny, folder.parent, streaming=True)
-    assert pipeline(tiny, folder.parent, streaming=True, dataloader_num_workers=1).trained() == [
-        "b<|im_end|>"
-    ]
 
 
 def test_rows_held_out_for_validation_are_masked_too(pipeline, data_dir, tiny):

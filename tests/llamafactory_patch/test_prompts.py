@@ -8,8 +8,16 @@ from afm.agents import PromptSource, PromptTemplate, load_agent
 from afm.agents.prompt_record import record_of_model
 from afm.agents.spec import without_tools
 from afm.errors import ConfigError, DataError
+from llamafactory_patch.arguments import AgentArguments
 from llamafactory_patch.conversations import aligned_row, turn
-from llamafactory_patch.prompts import ASKED_COLUMN, Asked, PromptCounter, RowPrompts, keep_record
+from llamafactory_patch.prompts import (
+    ASKED_COLUMN,
+    Asked,
+    PromptCounter,
+    RowPrompts,
+    count_prompts,
+    keep_record,
+)
 
 MATH = load_agent("math")
 RULES = "Work in 'plan' and 'answer'.\n<plan> comes first.\n\nTask:\n"
@@ -146,40 +154,28 @@ def test_a_row_that_cannot_be_asked_is_named_with_file_and_line(pipeline, data_d
         pipeline(tiny, folder, record_agent="math")
 
 
-def arguments(tmp_path, **more):
-    given = {
-        "prompt": "own",
-        "prompt_check": True,
-        "record_agent": "math",
-        "tokenized_path": None,
-        "asked": {},
-    }
-    model = SimpleNamespace(model_name_or_path=str(tmp_path / "base"))
-    return model, SimpleNamespace(**given | more)
-
-
 def test_the_models_folder_gets_the_record_and_a_model_of_another_prompt_is_refused(tmp_path):
     counter = PromptCounter(RowPrompts(PromptSource.load("row"), "math"))
     for user, state in ((RULES + "1?", Asked.AS_IS), (RULES + "2?", Asked.AS_IS), ("Hi?", Asked.OTHER)):
         counter.add({**aligned(user), ASKED_COLUMN: state})
     counts = counter.counts()
     assert str(counts) == "prompt row: 2 rows as the rows have them, 1 chats as they are"
-    model, data = arguments(tmp_path, prompt="row", asked={"counts": counts})
-    keep_record(model, data, tmp_path / "out", first=True)
-    found = record_of_model(tmp_path / "out")
-    assert found == counts.record
-    assert [(one.user, one.rows) for one in found.templates] == [(RULES + "{question}", 2)]
+    agent = AgentArguments(record_agent="math")
+    arguments = SimpleNamespace(model=SimpleNamespace(model_name_or_path=str(tmp_path / "base")), agent=agent)
+    keep_record(counts.record, arguments, tmp_path / "out")
+    record = record_of_model(tmp_path / "out")
+    assert record == counts.record
+    assert [(one.user, one.rows) for one in record.templates] == [(RULES + "{question}", 2)]
     (tmp_path / "out").rename(tmp_path / "base")
-    model, data = arguments(tmp_path)  # a stream, whose rows nobody counted
+    own = PromptCounter(RowPrompts(PromptSource(), "math"))
+    own.add({**aligned(MATH.user_message("1?")), ASKED_COLUMN: Asked.AS_IS})
     with pytest.raises(ConfigError, match=r"base was trained with another prompt: .*prompt_check=off"):
-        keep_record(model, data, tmp_path / "second", first=True)
+        keep_record(own.counts().record, arguments, tmp_path / "second")
     assert not (tmp_path / "second").exists()
-    data.prompt_check = False
-    keep_record(model, data, tmp_path / "second", first=True)
+    agent.prompt_check = False
+    keep_record(own.counts().record, arguments, tmp_path / "second")
     assert record_of_model(tmp_path / "second").the_one == PromptTemplate.of_agent(MATH)
 
 
-def test_a_training_as_no_agent_leaves_no_record(tmp_path):
-    model, data = arguments(tmp_path, record_agent=None)
-    keep_record(model, data, tmp_path / "out", first=True)
-    assert record_of_model(tmp_path / "out") is None
+def test_a_training_as_no_agent_counts_no_prompts():
+    assert count_prompts([], AgentArguments()) is None

@@ -4,8 +4,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from llamafactory_patch.preview import rendered, show_data
-from llamafactory_patch.statistics import RoleShare, count_tokens
+from llamafactory_patch.statistics import RoleShare, count_tokens, first_without_label, rendered, show_data
 
 WORDS = [
     "<pad>",
@@ -137,14 +136,6 @@ def test_both_sides_of_a_pair_are_counted_and_shown(tmp_path, capsys):
     assert "4 sequences in 2 rows, 42 tokens" in capsys.readouterr().out
 
 
-def test_of_a_stream_the_beginning_is_shown_and_said_to_be_that(tmp_path, capsys):
-    stream = rows(*([SHORT] * 300)).to_iterable_dataset()
-    show_data(stream, Letters(), 16, tmp_path)
-    assert "beginning of the stream: 256 sequences, 1,280 tokens" in capsys.readouterr().out
-    assert json.loads((tmp_path / "data_statistics.json").read_text("utf-8"))["first_only"] is True
-    assert sum(1 for _ in stream) == 300
-
-
 def test_what_a_terminal_would_obey_is_printed_as_a_picture(tmp_path, capsys):
     class Hostile(Letters):
         def decode(self, ids):
@@ -152,6 +143,13 @@ def test_what_a_terminal_would_obey_is_printed_as_a_picture(tmp_path, capsys):
 
     show_data(rows(CALL), Hostile(), 16, tmp_path)
     assert "␛[2J" in capsys.readouterr().out
+
+
+def test_a_sequence_without_a_label_that_counts_is_found():
+    """The label at position 0 is predicted by nothing."""
+    ids = [1, 2, 3]
+    assert first_without_label(rows((ids, [-100, 2, -100]))) is None
+    assert first_without_label(rows((ids, ids), (ids, [1, -100, -100]))).tolist() == ids
 
 
 def test_a_data_set_without_rows_is_an_error():

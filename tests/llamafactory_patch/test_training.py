@@ -1,6 +1,8 @@
 """Real trainings: a few steps of a tiny model on the CPU."""
 
+import importlib.util
 import json
+import math
 import os
 import shutil
 import socket
@@ -16,7 +18,8 @@ import yaml
 
 from afm.agents import agent_of_model, load_agent
 from afm.errors import ConfigError
-from llamafactory_patch import run_sft
+from llamafactory_patch.config import resolve
+from llamafactory_patch.launcher import run_sft
 
 pytest.importorskip("llamafactory")
 pytestmark = pytest.mark.slow
@@ -164,43 +167,52 @@ def test_the_gpu_recipe_trains_under_zero3_on_two_processes(arguments, monkeypat
     assert history(alone)[2] < history(alone)[1] * 0.99
 
 
-TRAIN_TWINS = """
-import sys
-from llamafactory_patch import install
-from llamafactory_patch.preview import install_preview
-install()
-install_preview()
+TRAIN = """
+import sys, yaml
+from llamafactory_patch.engine import load_engine, mend_trainer
+from llamafactory_patch.launcher import stock_training
+load_engine()
+mend_trainer()
 from llamafactory.train.tuner import run_exp
-from llamafactory_patch.config import resolve
-for twin in sys.argv[2:]:
-    name = twin.rpartition("/")[2].removesuffix(".yaml")
-    places = [f"{key}={sys.argv[1]}/{place}" for key, place in (("dataset_dir", "data"), ("output_dir", name))]
-    run_exp(resolve(twin, [*places, f"model_name_or_path={sys.argv[1]}/tiny", "max_steps=2"]).config)
+for file in sys.argv[1:]:
+    run_exp(yaml.safe_load(stock_training([file]).read_text("utf-8")))
 """
+TWINS = sorted(CONFIG.parent.glob("*_agent*.yaml"))
 
 
-def test_every_tiny_twin_trains(tiny, tmp_path, monkeypatch):
-    """All of them in one process: starting the engine takes longer than the steps."""
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    (tmp_path / "tiny").symlink_to(tiny)
-    (tmp_path / "data").mkdir()
+@pytest.fixture(scope="module")
+def trained(tiny, tmp_path_factory):
+    """The tiny twins of the recipes, DPO and KTO, trained in one process: starting the engine takes longer than the steps."""
+    folder = tmp_path_factory.mktemp("trained")
     index = {}
     for agent in ("web", "mhqa", "code"):
         index[f"{agent}_agent_sft"] = {"file_name": f"{agent}.json"}
         text = json.dumps([twin_row(load_agent(agent), number) for number in range(16)])
-        (tmp_path / "data" / f"{agent}.json").write_text(text, encoding="utf-8")
-    (tmp_path / "data/dataset_info.json").write_text(json.dumps(index), encoding="utf-8")
-    twins = sorted(CONFIG.parent.glob("*_agent*.yaml"))
-    assert len(twins) == 6
-    command = [sys.executable, "-c", TRAIN_TWINS, tmp_path, *twins]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+        (folder / f"{agent}.json").write_text(text, encoding="utf-8")
+    for stage, (rows, info) in {"dpo": preference_rows(), "kto": feedback_rows()}.items():
+        index[stage] = {"file_name": f"{stage}.json", **info}
+        (folder / f"{stage}.json").write_text(json.dumps(rows), encoding="utf-8")
+    (folder / "dataset_info.json").write_text(json.dumps(index), encoding="utf-8")
+    configs = [write_config(folder, tiny, stage) for stage in ("dpo", "kto")]
+    for twin in TWINS:
+        places = (f"dataset_dir={folder}", f"output_dir={folder / twin.stem}", f"model_name_or_path={tiny}")
+        path = folder / f"{twin.stem}.yaml"
+        path.write_text(yaml.safe_dump(resolve(twin, [*places, "max_steps=2"]).config), encoding="utf-8")
+        configs.append(path)
+    env = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", TRAIN, *configs]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
     assert result.returncode == 0, result.stderr[-2000:]
-    for twin in twins:
-        folder = tmp_path / twin.stem
+    return folder
+
+
+def test_every_tiny_twin_trains(trained):
+    assert len(TWINS) == 6
+    for twin in TWINS:
+        folder = trained / twin.stem
         assert sorted(history(folder)) == [1, 2]
-        trained = "adapter_model" if twin.stem.endswith("_lora") else "model"
-        assert (folder / "checkpoint-2" / f"{trained}.safetensors").is_file()
+        kind = "adapter_model" if twin.stem.endswith("_lora") else "model"
+        assert (folder / "checkpoint-2" / f"{kind}.safetensors").is_file()
         roles = json.loads((folder / "data_statistics.json").read_text("utf-8"))["roles"]
         assert roles["observation"]["trained"] == 0 < roles["observation"]["tokens"]
         assert roles["answer"]["trained"] == roles["answer"]["tokens"] > 0
@@ -213,13 +225,104 @@ def twin_row(agent, number):
     return {"instruction": agent.user_message(f"What is {number}?"), "input": "", "output": text}
 
 
-def test_swanlab_keeps_the_losses_on_this_machine(arguments):
-    pytest.importorskip("swanboard")
-    tracked = {"use_swanlab": True, "swanlab_mode": "local", "swanlab_project": "local"}
-    assert run_sft(CONFIG, arguments(max_steps=2, **tracked), echo=False) == 0
-    losses = history(arguments.target)
-    assert sorted(losses) == [1, 2]
-    assert swanlab_losses(arguments.target / "swanlab") == pytest.approx(losses)
+PAIR = {"prompt": "instruction", "query": "input", "chosen": "chosen", "rejected": "rejected"}
+KTO = {"prompt": "instruction", "query": "input", "response": "output", "kto_tag": "good"}
+
+
+def response(number, *, good):
+    """The tool's text is long and differs between the two: summed by mistake, it would show."""
+    seen = f"\n<observation>\n{number if good else 'no such thing ' * 5}\n</observation>\n"
+    return f"{CALL}{seen}<answer>{number if good else 'unknown'}</answer>"
+
+
+def preference_rows():
+    rows = [
+        {"instruction": f"What is {n}?", "input": "", "chosen": good, "rejected": bad}
+        for n in range(8)
+        for good, bad in [(response(n, good=True), response(n, good=False))]
+    ]
+    return rows, {"ranking": True, "columns": PAIR}
+
+
+def feedback_rows():
+    rows = [
+        {
+            "instruction": f"What is {n}?",
+            "input": "",
+            "output": response(n, good=n % 2 == 0),
+            "good": n % 2 == 0,
+        }
+        for n in range(8)
+    ]
+    return rows, {"columns": KTO}
+
+
+def agent_logprob(model_dir, ids, labels):
+    """Sum of the log-probabilities of the labelled tokens."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
+    with torch.no_grad():
+        logprobs = model(torch.tensor([ids])).logits[0, :-1].log_softmax(-1)
+    return sum(logprobs[at, label].item() for at, label in enumerate(labels[1:]) if label != -100)
+
+
+def test_preference_trainings_take_the_agents_tokens_alone(trained, tiny):
+    """What the trainers of DPO and KTO sum is the log-probability of the agent's tokens alone."""
+    from datasets import load_from_disk
+
+    built = {
+        stage: list(load_from_disk(str(trained / f"{stage}_run/tokenized"))["train"])
+        for stage in ("dpo", "kto")
+    }
+    first, *_, last = logged(trained / "dpo_run")
+    for side in ("chosen", "rejected"):
+        sums = [agent_logprob(tiny, row[f"{side}_input_ids"], row[f"{side}_labels"]) for row in built["dpo"]]
+        assert first[f"logps/{side}"] == pytest.approx(sum(sums) / len(sums), rel=1e-4)
+    assert first["loss"] == pytest.approx(math.log(2), abs=1e-4)  # policy and reference are the same model
+    assert last["loss"] < 0.5
+    assert last["rewards/margins"] > 0.3
+
+    first, *_, last = logged(trained / "kto_run")
+    for side, wanted in (("chosen", True), ("rejected", False)):
+        rows = [row for row in built["kto"] if row["kto_tags"] is wanted]
+        sums = [agent_logprob(tiny, row["input_ids"], row["labels"]) for row in rows]
+        assert first[f"logps/{side}"] == pytest.approx(sum(sums) / len(sums), rel=1e-4)
+    assert first["loss"] == pytest.approx(0.5, abs=1e-4)
+    assert last["loss"] < 0.45
+
+
+def write_config(folder, tiny, stage):
+    """Six steps over all rows at once."""
+    config = {
+        "model_name_or_path": str(tiny),
+        "stage": stage,
+        "do_train": True,
+        "finetuning_type": "full",
+        "dataset": stage,
+        "dataset_dir": str(folder),
+        "template": "qwen3_nothink",
+        "cutoff_len": 512,
+        "ignore_observation": True,
+        "output_dir": str(folder / f"{stage}_run"),
+        "max_steps": 6,
+        "save_steps": 6,
+        "logging_steps": 1,
+        "learning_rate": 0.01,
+        "per_device_train_batch_size": 8,
+        "disable_shuffling": True,
+        "report_to": "none",
+        "use_cpu": True,
+    }
+    path = folder / f"{stage}.yaml"
+    path.write_text(yaml.safe_dump(config), encoding="utf-8")
+    return path
+
+
+def logged(folder):
+    state = json.loads((folder / "checkpoint-6/trainer_state.json").read_text("utf-8"))
+    return [entry for entry in state["log_history"] if "loss" in entry]
 
 
 def swanlab_losses(folder):
@@ -229,13 +332,6 @@ def swanlab_losses(folder):
     (log,) = folder.glob(f"run-*/logs/{number}/*.log")
     entries = map(json.loads, log.read_text("utf-8").splitlines())
     return {entry["index"]: entry["data"] for entry in entries}
-
-
-def test_the_trainers_failure_is_the_exit_status_and_is_logged(arguments, capfd):
-    assert run_sft(CONFIG, arguments(template="absent"), echo=False) == 1
-    assert "Template absent does not exist" in (arguments.target / "training.log").read_text("utf-8")
-    assert "Template absent does not exist" in capfd.readouterr().err
-    assert not (arguments.target / "agent.yaml").exists()
 
 
 def test_a_broken_row_ends_the_training_with_one_clear_line(arguments, data_dir, capfd):
@@ -250,8 +346,12 @@ def test_a_broken_row_ends_the_training_with_one_clear_line(arguments, data_dir,
 def test_a_killed_training_ends_with_the_same_bits_as_one_that_was_not(arguments, capsys):
     """`kill -9` of the caller after the first checkpoint; the next start takes it up there."""
     whole = arguments.target.with_name("whole")
+    tracked = {"use_swanlab": True, "swanlab_mode": "local", "swanlab_project": "local"}
+    tracked = tracked if importlib.util.find_spec("swanboard") else {}
     length = {"max_steps": 60, "save_steps": 3, "save_total_limit": 2, "seed": 3}
-    assert run_sft(CONFIG, arguments(output_dir=whole, **length), echo=False) == 0
+    assert run_sft(CONFIG, arguments(output_dir=whole, **length, **tracked), echo=False) == 0
+    if tracked:
+        assert swanlab_losses(whole / "swanlab") == pytest.approx(history(whole))
 
     command = [sys.executable, "-m", "llamafactory_patch.launcher", str(CONFIG), *arguments(**length)]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -1,5 +1,7 @@
 """A run folder holds one set of settings and one process."""
 
+import threading
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,15 @@ def test_a_folder_with_results_names_every_key_that_differs(tmp_path: Path) -> N
     folder.claim({"seed": 0, "plan": {"rate": 2}, "old": 1}, results)
     with pytest.raises(ConfigError, match=r"\(new: None -> 3, old: 1 -> None, plan.rate: 2 -> 4\); choose"):
         folder.claim({"seed": 0, "plan": {"rate": 4}, "new": 3}, results)
+
+
+def test_a_run_may_wait_for_the_one_before_it(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    with ExitStack() as first:
+        first.enter_context(folder.locked())
+        threading.Timer(0.3, first.pop_all().close).start()
+        with folder.locked(wait_s=30):
+            pass
 
 
 @pytest.mark.parametrize("name", [".lock", None])

@@ -1,0 +1,284 @@
+"""LLaMA-Factory as this package uses it: one version, imported without torchaudio, two faults below it mended, its arguments.
+
+Training itself is LLaMA-Factory's: of its own code nothing is replaced.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import wraps
+from hashlib import sha256
+from importlib import metadata
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from afm.errors import AfmError, ConfigError, EngineError, MissingExtraError, suggestion
+from llamafactory_patch.arguments import AgentArguments, split_config
+
+SUPPORTED = "0.9.5"
+"""The one LLaMA-Factory release whose internals were read and tested."""
+
+TOKENISED_STAGES = ("sft", "dpo", "kto", "rm")
+"""Kinds of training whose rows this package tokenises; LLaMA-Factory does it for the others."""
+
+_HARDWARE_KEYS = frozenset(
+    {"deepspeed", "enable_liger_kernel", "fsdp", "fsdp_config", "pure_bf16", "resume_from_checkpoint", "tf32"}
+)
+"""Keys that LLaMA-Factory accepts on the GPUs of the training only."""
+
+_REFUSED = {
+    "pt": "pre-training trains on every token of a text, whoever wrote it",
+    "rm": "a reward model scores the last token of a whole response, and no loss falls on single tokens",
+    "ppo": "LLaMA-Factory's PPO samples the responses itself, without tools; use `afm rl` for agents",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """LLaMA-Factory's arguments, of which the training and its method matter to what is made of the data, and ours."""
+
+    model: Any
+    data: Any
+    training: Any
+    finetuning: Any
+    agent: AgentArguments
+
+    @property
+    def stage(self) -> str:
+        """The kind of training."""
+        return str(self.finetuning.stage)
+
+
+def load_engine() -> None:
+    """Import LLaMA-Factory and register the chat template of Agent-FLAN with it; safe to repeat.
+
+    Raises:
+        MissingExtraError: LLaMA-Factory is not installed.
+        EngineError: Its version is not the supported one.
+    """
+    try:
+        version = metadata.version("llamafactory")
+    except metadata.PackageNotFoundError:
+        raise MissingExtraError("llamafactory", "sft") from None
+    if version != SUPPORTED:
+        raise EngineError(
+            f"llamafactory {version} is installed, but llamafactory_patch was tested with {SUPPORTED} and might "
+            f"mask wrongly in silence; install it with: pip install llamafactory=={SUPPORTED}"
+        )
+    with _torchaudio_stub():
+        importlib.import_module("llamafactory.data")
+    from llamafactory_patch.conversations import register_agent_flan
+
+    register_agent_flan()
+
+
+def mend_trainer() -> None:
+    """Mend, for this process, what keeps a killed training from ending as one that was not killed."""
+    restore_numbered_cpu()
+    end_at_last_step()
+
+
+def parse_arguments(config: Mapping[str, Any]) -> Arguments:
+    """Parse a configuration as a training does, as for one process on a CPU.
+
+    Raises:
+        ConfigError: The training would refuse it.
+    """
+    from llamafactory.data.template import TEMPLATES
+    from llamafactory.hparams import get_train_args
+
+    stock, agent = split_config(config)
+    stock = {key: value for key, value in stock.items() if key not in _HARDWARE_KEYS}
+    with tempfile.TemporaryDirectory() as empty, quiet():
+        try:
+            model, data, training, finetuning, _ = get_train_args(
+                {**stock, "use_cpu": True, "output_dir": empty}
+            )
+        except AfmError:
+            raise
+        except (ValueError, TypeError, AssertionError, ImportError, NotImplementedError, OSError) as error:
+            raise ConfigError(str(error)) from None
+    if data.template is not None and data.template not in TEMPLATES:
+        raise ConfigError(
+            f"template: LLaMA-Factory has no {data.template!r}; {suggestion(data.template, TEMPLATES)}"
+        )
+    arguments = Arguments(model, data, training, finetuning, agent)
+    _check_mask(arguments)
+    return arguments
+
+
+def _check_mask(arguments: Arguments) -> None:
+    """Refuse the author mask where it would do nothing or be wrong."""
+    stage = arguments.stage
+    if stage in TOKENISED_STAGES and arguments.data.streaming:
+        raise ConfigError(
+            "streaming: rows are tokenised and stored before the training, which then reads them from the disk and "
+            "holds no more of them than a stream would; leave the key out"
+        )
+    if not arguments.agent.ignore_observation:
+        return
+    if stage in _REFUSED:
+        raise ConfigError(
+            f"ignore_observation works in the stages sft, dpo and kto, got stage {stage!r}: {_REFUSED[stage]}"
+        )
+    if stage == "dpo" and getattr(arguments.finetuning, "ld_alpha", None) is not None:
+        raise ConfigError(
+            "ignore_observation does not go together with ld_alpha, which takes a response for one run of tokens"
+        )
+    if arguments.data.train_on_prompt:
+        raise ConfigError("ignore_observation trains on the agent's text only; switch train_on_prompt off")
+
+
+def load_tools(arguments: Arguments) -> tuple[dict[str, Any], Any]:
+    """``tokenizer`` and ``processor`` of a training, and its template; they are shared, so leave them as they are.
+
+    Raises:
+        ConfigError: The tokenizer cannot be loaded, or its chat template is not the configured one.
+    """
+    from llamafactory_patch.encoding import check_chat_template
+
+    model = asdict(arguments.model)
+    model.pop("cache_dir", None)
+    asked = repr([model, *(getattr(arguments.data, name) for name in _OF_THE_TEMPLATE)])
+    key = (asked, tokenizer_digest(str(arguments.model.model_name_or_path)))
+    if key not in _tools:
+        _tools.clear()  # one at a time: loading a large vocabulary takes seconds, and memory
+        _tools[key] = _load_tools(arguments)
+    tools, template = _tools[key]
+    if arguments.agent.match_chat_template:
+        check_chat_template(template, tools["tokenizer"])
+    return tools, template
+
+
+_OF_THE_TEMPLATE = (
+    *("template", "tool_format", "default_system", "enable_thinking", "preserve_thinking", "train_on_prompt"),
+    "mask_history",
+)
+_TOKENIZER_FILES = ("*token*.json", "*token*.py", "vocab*", "merges.txt", "*.model", "*.tiktoken")
+_tools: dict[tuple[str, str], tuple[dict[str, Any], Any]] = {}
+
+
+def _load_tools(arguments: Arguments) -> tuple[dict[str, Any], Any]:
+    from llamafactory.data import get_template_and_fix_tokenizer
+    from llamafactory.model import load_tokenizer
+
+    with quiet():
+        try:
+            tools = load_tokenizer(arguments.model)
+            return dict(tools), get_template_and_fix_tokenizer(tools["tokenizer"], arguments.data)
+        except (OSError, ValueError, KeyError) as error:
+            raise ConfigError(f"the tokenizer cannot be used: {error}") from None
+
+
+def tokenizer_digest(name: str) -> str:
+    """A digest of the files of a local tokenizer, so that its folder may be moved; else its name."""
+    folder = Path(name)
+    if not folder.is_dir():
+        return name
+    digest = sha256()
+    for path in sorted({path for pattern in _TOKENIZER_FILES for path in folder.glob(pattern)}):
+        digest.update(f"{path.name}\0{path.stat().st_size}\0".encode())
+        digest.update(path.read_bytes())
+    return f"sha256:{digest.hexdigest()[:16]}"
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence log messages that are no errors."""
+    logging.disable(logging.ERROR)
+    try:
+        yield
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+@contextmanager
+def _torchaudio_stub() -> Iterator[None]:
+    """Let ``llamafactory.data.mm_plugin`` be imported where torchaudio is absent or broken.
+
+    Symptom: ``import llamafactory.data`` fails on machines without audio (0.9.5, mm_plugin.py line 30
+    imports torchaudio for every user). Cause: no CPU wheel of torchaudio fits current torch releases. The
+    stub is gone afterwards, so that transformers keeps reporting torchaudio as unavailable; only audio
+    inputs need the real one, and they fail loudly without it.
+    """
+    if _real_torchaudio():
+        yield
+        return
+    from transformers.utils import is_torchaudio_available
+
+    is_torchaudio_available()  # caches its answer, which must not see the stub
+    stub = ModuleType("torchaudio")
+    stub.__spec__ = ModuleSpec("torchaudio", None)
+    sys.modules["torchaudio"] = stub
+    try:
+        yield
+    finally:
+        sys.modules.pop("torchaudio", None)
+
+
+def _real_torchaudio() -> bool:
+    try:
+        importlib.import_module("torchaudio")
+    except (ImportError, OSError):  # OSError: a wheel built for CUDA finds no libcudart
+        for name in [name for name in sys.modules if name.split(".")[0] == "torchaudio"]:
+            del sys.modules[name]
+        return False
+    return True
+
+
+def restore_numbered_cpu() -> None:
+    """Let checkpoints be loaded onto the device ``cpu:0``.
+
+    Symptom: a training of several CPU processes cannot resume, "don't know how to restore data location ...
+    tagged with cpu:0". Cause: the trainer loads the optimizer onto ``args.device``, which accelerate numbers
+    (transformers 5.5.4, ``Trainer._load_optimizer_and_scheduler``; accelerate 1.11.0), and torch 2.13 knows
+    only the name without the number. Repeating it changes nothing.
+    """
+    from torch import serialization
+
+    if not any(entry[2] is _on_numbered_cpu for entry in serialization._package_registry):
+        serialization.register_package(15, lambda storage: None, _on_numbered_cpu)
+
+
+def _on_numbered_cpu(storage: object, location: str) -> object | None:
+    return storage if location.startswith("cpu:") else None
+
+
+def end_at_last_step() -> None:
+    """Let a training that was killed behind its last step end there when it is started again.
+
+    Symptom: started again from a checkpoint of step ``max_steps``, a training takes one step more and logs it. Cause:
+    the trainer asks whether it is done only after a step (transformers 5.5.4, ``Trainer._run_epoch``). Repeating
+    it changes nothing.
+
+    Raises:
+        EngineError: The trainer has no such method any more.
+    """
+    from transformers import Trainer
+
+    run_epoch = getattr(Trainer, "_run_epoch", None)
+    if run_epoch is None:
+        raise EngineError(
+            "transformers.Trainer has no _run_epoch; expected transformers 5.5, see requirements/"
+        )
+    if not hasattr(run_epoch, "__wrapped__"):
+        Trainer._run_epoch = _ending_at_last_step(run_epoch)
+
+
+def _ending_at_last_step(run_epoch: Callable[..., None]) -> Callable[..., None]:
+    @wraps(run_epoch)
+    def run(trainer: Any, *args: Any, **kwargs: Any) -> None:
+        if 0 < trainer.state.max_steps <= trainer.state.global_step:
+            trainer.control.should_training_stop = True
+        else:
+            run_epoch(trainer, *args, **kwargs)
+
+    return run

@@ -1,0 +1,216 @@
+"""Data sets read into LLaMA-Factory's aligned form, row by row, none of them lost without a word.
+
+Local JSON and JSONL files are read here, line by line. Everything else (hubs, parquet, media) is read by
+LLaMA-Factory and converted here. Importing this module imports LLaMA-Factory;
+:func:`llamafactory_patch.engine.load_engine` comes first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from datasets import Dataset, Features, Value
+from datasets.exceptions import DatasetGenerationError
+from llamafactory.data import loader
+from llamafactory.data.parser import DatasetAttr, get_dataset_list
+
+from afm.agents import MODEL_AGENT_FILE, load_agent, shipped_agents
+from afm.errors import ConfigError, DataError
+from afm.trajectory.io import BrokenArrayError, json_rows
+from llamafactory_patch.arguments import MASKING_REVISION
+from llamafactory_patch.bad_rows import FAULT_COLUMN, ROW_COLUMN, BadRow, BadRowReport, RowName
+from llamafactory_patch.conversations import aligned_row
+from llamafactory_patch.engine import Arguments
+from llamafactory_patch.formats import Converter
+from llamafactory_patch.prompts import ASKED_COLUMN, Asked, row_prompts
+
+_TURNS = [{"role": Value("string"), "content": Value("string"), "loss": Value("bool")}]
+_COLUMNS = {"_prompt": _TURNS, "_response": _TURNS}
+_TEXTS = ("_system", "_tools", ASKED_COLUMN, ROW_COLUMN, FAULT_COLUMN)
+_MEDIA = ("_images", "_videos", "_audios")
+FEATURES = Features(
+    {**_COLUMNS, **dict.fromkeys(_TEXTS, Value("string")), **dict.fromkeys(_MEDIA, Value("null"))}
+)
+"""Columns of aligned rows from JSON files."""
+
+
+@dataclass(frozen=True)
+class FileState:
+    """Tells a file from what it was before it was changed, for the cache."""
+
+    path: str
+    size: int
+    modified_ns: int
+
+    @classmethod
+    def of(cls, path: Path) -> FileState:
+        """The state of ``path`` now."""
+        stat = path.stat()
+        return cls(str(path), stat.st_size, stat.st_mtime_ns)
+
+
+def entries(names: Sequence[str] | None, arguments: Arguments) -> list[DatasetAttr]:
+    """The entries of ``dataset_info.json`` under these names.
+
+    Raises:
+        ConfigError: ``dataset_info.json`` is wrong.
+    """
+    folder = arguments.data.dataset_dir
+    try:
+        return list(get_dataset_list(list(names or ()), folder))
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise ConfigError(f"{folder}/dataset_info.json: {error}") from None
+
+
+def read_set(attr: DatasetAttr, arguments: Arguments, report: BadRowReport) -> Dataset:
+    """The sound rows of a data set, as many as ``num_samples`` and ``max_samples`` let through.
+
+    Raises:
+        DataError: A file as a whole is broken, or a row is bad and ``on_bad_rows`` is ``error``.
+    """
+    files = _json_files(attr, arguments.data)
+    if files:
+        rows = report.sieve(_read_json(files, attr, arguments))
+        return _sampled(rows, attr, arguments.data)
+    return report.sieve(_read_other(attr, arguments))
+
+
+def local_rows(attr: DatasetAttr, arguments: Arguments) -> Iterator[dict[str, Any]] | None:
+    """Every row of a data set in local JSON files as a training reads it, faults included; ``None`` for others."""
+    files = _json_files(attr, arguments.data)
+    if not files:
+        return None
+    states = tuple(FileState.of(file) for file in files)
+    return converted_rows(states, _converter(attr, arguments, files[0].parent), ())
+
+
+def _json_files(attr: DatasetAttr, data_args: Any) -> list[Path]:
+    """The files of a local data set if this package can read them, else none."""
+    if attr.load_from != "file" or attr.images or attr.videos or attr.audios:
+        return []
+    place = Path(data_args.dataset_dir) / attr.dataset_name
+    files = sorted(place.iterdir()) if place.is_dir() else [place]
+    return files if all(file.is_file() and file.suffix in (".json", ".jsonl") for file in files) else []
+
+
+def _read_json(files: list[Path], attr: DatasetAttr, arguments: Arguments) -> Dataset:
+    given = {
+        "files": tuple(FileState.of(file) for file in files),
+        "convert": _converter(attr, arguments, files[0].parent),
+        "version": (MASKING_REVISION, *agents_of(attr, files[0].parent, arguments)),
+    }
+    cache = arguments.model.cache_dir
+    try:
+        return Dataset.from_generator(converted_rows, features=FEATURES, cache_dir=cache, gen_kwargs=given)
+    except DatasetGenerationError as error:
+        if isinstance(error.__cause__, DataError):
+            raise error.__cause__ from None
+        raise
+
+
+def _read_other(attr: DatasetAttr, arguments: Arguments) -> Dataset:
+    """Rows that LLaMA-Factory loads and samples, in the place of its own conversion converted here."""
+    align = loader.align_dataset
+    loader.align_dataset = lambda dataset, *_: dataset
+    try:
+        dataset = loader._load_single_dataset(attr, arguments.model, arguments.data, arguments.training)
+    finally:
+        loader.align_dataset = align
+    source = str(attr.dataset_name)
+    if attr.load_from == "file":
+        source = str(Path(arguments.data.dataset_dir) / source)
+    drawn = attr.num_samples is not None  # at random: the position tells nothing
+    convert = replace(_converter(attr, arguments, Path(source).parent), from_table=True)
+    return dataset.map(
+        _NamedConverter(convert, source, drawn),
+        with_indices=True,
+        remove_columns=list(next(iter(dataset)).keys()),
+        num_proc=arguments.data.preprocessing_num_workers,
+        load_from_cache_file=not arguments.data.overwrite_cache,
+        desc="Converting format of dataset",
+    )
+
+
+def agents_of(attr: DatasetAttr, folder: Path, arguments: Arguments) -> Iterator[str | FileState]:
+    """What the prompts of rows depend on beside the file itself, and the text of ``prompt``."""
+    if arguments.agent.record_agent:
+        yield load_agent(arguments.agent.record_agent).digest
+    elif attr.formatting == "trajectory":
+        yield from (load_agent(name).digest for name in shipped_agents())
+        if (own := folder / MODEL_AGENT_FILE).is_file():
+            yield FileState.of(own)
+
+
+def _converter(attr: DatasetAttr, arguments: Arguments, folder: Path) -> Converter:
+    data, agent = arguments.data, arguments.agent
+    tags = agent.observation_tags if agent.ignore_observation else ()
+    places = (str(folder), tags, str(data.template), str(data.media_dir))
+    return Converter(attr, *places, agent=agent.record_agent or "", prompts=row_prompts(agent))
+
+
+def converted_rows(
+    files: tuple[FileState, ...], convert: Converter, version: tuple[object, ...]
+) -> Iterator[dict[str, Any]]:
+    """Every row of ``files``, converted, or with the reason why it is not.
+
+    Raises:
+        DataError: A file as a whole is broken, so that rows would be lost, or there are none.
+    """
+    number = 0
+    for file in files:
+        for number, (line, item) in enumerate(json_rows(file.path), start=1):
+            name = RowName(file.path, line, number)
+            if isinstance(item, BrokenArrayError):
+                raise item
+            if isinstance(item, DataError):
+                fault = BadRow(name, item.message).dump()
+                yield {**aligned_row([]), ASKED_COLUMN: Asked.OTHER, ROW_COLUMN: "", FAULT_COLUMN: fault}
+            else:
+                yield _converted(convert, item, name)
+    if not number:
+        raise DataError("holds no rows", path=files[-1].path)
+
+
+def _converted(convert: Converter, item: Any, name: RowName) -> dict[str, Any]:
+    try:
+        return {**convert(item), ROW_COLUMN: name.dump(), FAULT_COLUMN: ""}
+    except DataError as error:
+        fault = BadRow(name, error.message, _question(item, ("role", convert.attr.role_tag)))
+        names = {ROW_COLUMN: name.dump(), FAULT_COLUMN: fault.dump()}
+        return {**aligned_row([]), ASKED_COLUMN: Asked.OTHER, **names}
+
+
+def _question(item: Any, not_under: tuple[str | None, ...]) -> str:
+    """The first text of a row that cannot be converted; what stands under the keys of roles is none."""
+    if isinstance(item, Mapping):
+        item = [value for key, value in item.items() if key not in not_under]
+    if isinstance(item, list):
+        return next(filter(None, (_question(value, not_under) for value in item)), "")
+    return item if isinstance(item, str) else ""
+
+
+def _sampled(dataset: Dataset, attr: DatasetAttr, data_args: Any) -> Dataset:
+    """As many rows as asked for: ``num_samples`` drawn at random (as LLaMA-Factory does), then ``max_samples``."""
+    if attr.num_samples is not None:
+        drawn = np.random.permutation(len(dataset))[: attr.num_samples]
+        again = np.random.choice(len(dataset), attr.num_samples - len(drawn))
+        dataset = dataset.select(np.concatenate((drawn, again)))
+    if data_args.max_samples is not None:
+        dataset = dataset.select(range(min(data_args.max_samples, len(dataset))))
+    return dataset
+
+
+@dataclass(frozen=True)
+class _NamedConverter:
+    convert: Converter
+    source: str
+    drawn: bool
+
+    def __call__(self, example: dict[str, Any], index: int) -> dict[str, Any]:
+        return _converted(
+            self.convert, example, RowName(self.source, None, None if self.drawn else index + 1)
+        )

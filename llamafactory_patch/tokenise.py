@@ -1,0 +1,387 @@
+"""Rows tokenised and stored before a training, which is LLaMA-Factory's own and reads them as its ``tokenized_path``.
+
+LLaMA-Factory loads what lies there whatever the other options say, so stored rows carry a record of what they were made
+from. Importing this module imports LLaMA-Factory; :func:`llamafactory_patch.engine.load_engine` comes first.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Final
+
+from datasets import Dataset, DatasetDict, load_from_disk
+from llamafactory.data.data_utils import merge_dataset, split_dataset
+from llamafactory.data.parser import DatasetAttr
+from llamafactory.extras.constants import DATA_CONFIG
+from llamafactory.extras.misc import has_tokenized_data
+from llamafactory.hparams.data_args import DataArguments
+from llamafactory.hparams.model_args import ProcessorArguments
+
+from afm.agents import PromptMode, PromptSource
+from afm.agents.prompt_record import PROMPT_FILE, PromptRecord
+from afm.errors import ConfigError, DataError, EngineError
+from afm.runs.atomic import replace_text
+from llamafactory_patch.arguments import MASKING_REVISION, AgentArguments
+from llamafactory_patch.bad_rows import REPORT_FILE, BadRowReport
+from llamafactory_patch.encoding import row_processor
+from llamafactory_patch.engine import (
+    TOKENISED_STAGES,
+    Arguments,
+    load_tools,
+    parse_arguments,
+    tokenizer_digest,
+)
+from llamafactory_patch.prompts import PromptCounts, count_prompts, keep_record
+from llamafactory_patch.reading import FileState, agents_of, entries, read_set
+from llamafactory_patch.spans import check_roles
+from llamafactory_patch.statistics import first_without_label, show_data
+
+ORIGIN_FILE: Final = "masking.json"
+"""In a stored set: what it was made from."""
+
+Read = Callable[[DatasetAttr, Arguments, BadRowReport], Dataset]
+"""Gives the sound rows of one data set."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenised:
+    """The data sets of a training, as LLaMA-Factory's ``tokenized_path`` holds them, their tokenizer and prompts."""
+
+    sets: DatasetDict
+    tokenizer: Any
+    prompts: PromptCounts | None = None
+
+
+def provide(config: Mapping[str, Any], folder: Path, output_dir: Path, *, node: int = 0) -> None:
+    """See to it that ``folder`` holds the rows of a training, and show them beside its model.
+
+    The first node tokenises unless the rows are there; the others wait for it.
+
+    Raises:
+        ConfigError: The configuration is wrong, or a folder that it names holds other rows.
+        DataError: A row cannot be trained on, and ``on_bad_rows`` is ``error``.
+        EngineError: The first node has not stored the rows in time.
+    """
+    arguments = parse_arguments(config)
+    data = arguments.data
+    if arguments.stage not in TOKENISED_STAGES or not (data.dataset or data.eval_dataset):
+        return
+    origin = origin_of(arguments)
+    named = data.tokenized_path is not None
+    if named and has_tokenized_data(folder):
+        check_origin(folder, origin, arguments.agent)
+    elif node:
+        _wait(folder, origin, arguments.training.ddp_timeout)
+    elif not is_current(folder, origin):
+        report = BadRowReport(arguments.agent.on_bad_rows, output_dir / REPORT_FILE)
+        made = tokenise(arguments, report)
+        _store(made, folder, origin)
+        if made.prompts is not None:
+            print(made.prompts, flush=True)
+    if not node:
+        _show(arguments, folder, output_dir)
+
+
+def _show(arguments: Arguments, folder: Path, output_dir: Path) -> None:
+    """Say what is trained on, and keep it and the prompts beside the model."""
+    sets = load_from_disk(str(folder))
+    _check_labels(sets, arguments, folder)
+    if (folder / PROMPT_FILE).is_file():
+        keep_record(PromptRecord.load(folder / PROMPT_FILE), arguments, output_dir)
+    if isinstance(sets, DatasetDict) and "train" in sets:
+        tools, _ = load_tools(arguments)
+        show_data(sets["train"], tools["tokenizer"], arguments.data.cutoff_len, output_dir)
+
+
+def _check_labels(sets: Any, arguments: Arguments, folder: Path) -> None:
+    """Refuse rows tokenised elsewhere of which nothing is trained on: the loss would be 0/0 and spoil the model."""
+    if _stored_origin(folder) is not None or not isinstance(sets, DatasetDict):
+        return
+    for name, rows in sets.items():
+        ids = first_without_label(rows)
+        if ids is not None:
+            begin = load_tools(arguments)[0]["tokenizer"].decode(ids)
+            raise DataError(
+                f"tokenized_path: {folder} has a row ({name}) without a single trained token; it begins with {begin!r}. "
+                "Was it tokenized with other settings? Delete tokenized_path and start again"
+            )
+
+
+def load_or_tokenise(arguments: Arguments, folder: Path) -> Tokenised:
+    """The rows of a training: those it has stored in ``folder``, else tokenised now and not stored.
+
+    Raises:
+        ConfigError: The data does not fit the kind of training, or was made with other settings.
+        DataError: A row cannot be trained on, and ``on_bad_rows`` is ``error``.
+    """
+    origin = origin_of(arguments)
+    named = arguments.data.tokenized_path is not None and has_tokenized_data(folder)
+    if named:
+        check_origin(folder, origin, arguments.agent)
+    if named or is_current(folder, origin):
+        return Tokenised(load_from_disk(str(folder)), load_tools(arguments)[0]["tokenizer"])
+    return tokenise(arguments, BadRowReport(arguments.agent.on_bad_rows))
+
+
+def tokenise(
+    arguments: Arguments, report: BadRowReport, read: Read = read_set, *, whole: bool = True
+) -> Tokenised:
+    """Read, mix, split and encode the rows of a training.
+
+    Args:
+        report: Takes the bad rows.
+        whole: Whether ``read`` gives all rows, so that it can be said which roles and prompts they have.
+
+    Raises:
+        ConfigError: The data does not fit the kind of training.
+        DataError: A row cannot be trained on, and ``on_bad_rows`` is ``error``.
+    """
+    check_layout(arguments)
+    tools, template = load_tools(arguments)
+    data, seed = arguments.data, arguments.training.seed
+    train = _read_all(data.dataset, arguments, report, read)
+    evaluation: Any = _read_all(data.eval_dataset, arguments, report, read)
+    if evaluation is not None and not data.eval_on_each_dataset:
+        evaluation = merge_dataset(list(evaluation.values()), data, seed=seed)
+    merged = None if train is None else merge_dataset(list(train.values()), data, seed=seed)
+    trained, held_out = split_dataset(merged, evaluation, data, seed=seed)
+    prompts = None
+    if whole and "train" in trained:
+        check_roles(trained["train"], arguments.agent.silent_roles)
+        prompts = count_prompts(trained["train"], arguments.agent)
+    stock = {"template": template, **tools, "data_args": data}
+    sets = {name: _encoded(rows, arguments, stock, report) for name, rows in trained.items()}
+    generated = arguments.training.predict_with_generate
+    for name, rows in held_out.items():
+        sets[name] = _encoded(rows, arguments, stock, report, do_generate=generated)
+    return Tokenised(DatasetDict(sets), tools["tokenizer"], prompts)
+
+
+def _read_all(
+    names: Sequence[str] | None, arguments: Arguments, report: BadRowReport, read: Read
+) -> dict[str, Dataset] | None:
+    if names is None:
+        return None
+    attrs = dict(zip(names, entries(names, arguments), strict=True))
+    return {name: read(attr, arguments, report) for name, attr in attrs.items()}
+
+
+_DATA_OF_STAGE = {"dpo": "rm"}
+"""Under that name the workflows of LLaMA-Factory load the data of a kind of training."""
+
+
+def _encoded(
+    rows: Dataset,
+    arguments: Arguments,
+    stock: Mapping[str, Any],
+    report: BadRowReport,
+    *,
+    do_generate: bool = False,
+) -> Dataset:
+    data = arguments.data
+    stage = _DATA_OF_STAGE.get(arguments.stage, arguments.stage)
+    encoded = rows.map(
+        row_processor(stage, stock, arguments.agent, do_generate=do_generate).preprocess_dataset,
+        batched=True,
+        batch_size=data.preprocessing_batch_size,
+        remove_columns=rows.column_names,
+        num_proc=data.preprocessing_num_workers,
+        load_from_cache_file=not data.overwrite_cache,
+        desc="Running tokenizer on dataset",
+    )
+    return report.sieve(encoded)
+
+
+_OF_PAIRS, _OF_JUDGED = ("dpo", "rm"), ("kto",)
+_PAIRS = "pairs of a chosen and a rejected answer (`ranking: true`)"
+_JUDGED = "answers marked as desired or not (column `kto_tag`: stage kto)"
+_SINGLE = "rows of one answer (neither `ranking` nor `kto_tag`)"
+
+
+def check_layout(arguments: Arguments) -> None:
+    """Refuse data sets whose rows are not what a stage trains on: pairs, judged answers, or one answer each.
+
+    Nothing is said where no local ``dataset_info.json`` says anything of them.
+
+    Raises:
+        ConfigError: One has other rows, or ``dataset_info.json`` is wrong.
+    """
+    stage, data = arguments.stage, arguments.data
+    if not Path(data.dataset_dir, DATA_CONFIG).is_file():
+        return
+    for attr in (*entries(data.dataset, arguments), *entries(data.eval_dataset, arguments)):
+        if bool(attr.ranking) != (stage in _OF_PAIRS):
+            held, needed = _PAIRS if attr.ranking else _SINGLE, _PAIRS if stage in _OF_PAIRS else _SINGLE
+        elif stage in _OF_JUDGED and not attr.kto_tag:
+            held, needed = _SINGLE, _JUDGED
+        elif stage == "sft" and attr.kto_tag:
+            held, needed = _JUDGED, _SINGLE
+        else:
+            continue
+        raise ConfigError(
+            f"stage: got {stage!r}, which trains on {needed}, but dataset_info.json says that {attr.dataset_name} "
+            f"holds {held}; choose another stage or data set"
+        )
+
+
+def _store(made: Tokenised, folder: Path, origin: Mapping[str, Any]) -> None:
+    """Put the sets into ``folder``, with what they were made from: a killed process leaves all of it there, or nothing."""
+    part = folder.with_name(f".{folder.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    made.sets.save_to_disk(str(part))
+    if made.prompts is not None and made.prompts.record.templates:
+        made.prompts.record.save(part / PROMPT_FILE)
+    replace_text(part / ORIGIN_FILE, json.dumps(origin, indent=1))
+    shutil.rmtree(folder, ignore_errors=True)
+    part.replace(folder)
+
+
+_WITHOUT_EFFECT: Final = frozenset(
+    {
+        *("dataset_dir", "media_dir", "tokenized_path", "data_shared_file_system", "overwrite_cache"),
+        *("preprocessing_num_workers", "streaming", "buffer_size", "match_chat_template"),
+        *("record_agent", "eval_num_beams", "ignore_pad_token_for_loss", "prompt", "prompt_check"),
+    }
+)
+"""Data arguments that change no row; a new one counts until it is named here."""
+_OF_THE_MASK: Final = ("ignore_observation_token", "observation_boundary", "roles_without_loss")
+_OF_THE_MODEL: Final = (
+    *("use_fast_tokenizer", "model_revision", "resize_vocab", "split_special_tokens"),
+    *("add_tokens", "add_special_tokens", "new_special_tokens_config"),
+    *(field.name for field in fields(ProcessorArguments)),
+)
+_SHOWN_CHARS: Final = 120
+
+
+def origin_of(arguments: Arguments) -> dict[str, Any]:
+    """What the rows of a training depend on."""
+    model, data, agent = arguments.model, arguments.data, arguments.agent
+    stock = [field.name for field in fields(DataArguments) if field.name not in _WITHOUT_EFFECT]
+    ours = [field.name for field in fields(agent) if field.name not in _WITHOUT_EFFECT]
+    if not agent.ignore_observation:
+        ours = [name for name in ours if name not in _OF_THE_MASK]
+    prompt = {} if agent.prompt == PromptMode.OWN else {"prompt": PromptSource.load(agent.prompt).told}
+    origin = {
+        "revision": MASKING_REVISION,
+        "stage": arguments.stage,
+        "seed": arguments.training.seed,
+        "tokenizer": tokenizer_digest(str(model.model_name_or_path)),
+        **{name: getattr(model, name, None) for name in _OF_THE_MODEL},
+        **{name: getattr(data, name) for name in stock},
+        **{name: getattr(agent, name) for name in ours},
+        **prompt,
+        "data sets": _data_sets(arguments),
+    }
+    return dict(json.loads(json.dumps(origin)))
+
+
+def _data_sets(arguments: Arguments) -> dict[str, Any] | None:
+    """Entries and files of the data sets, ``None`` where they are not there any more: nothing can be stale then."""
+    data = arguments.data
+    names = [*(data.dataset or ()), *(data.eval_dataset or ())]
+    if str(data.dataset_dir).startswith("REMOTE:"):
+        return None
+    try:
+        attrs = entries(names, arguments)
+    except ConfigError:
+        return None
+    sets = {}
+    for name, attr in zip(names, attrs, strict=True):
+        entry = {key: value for key, value in asdict(attr).items() if value is not None}
+        place = Path(data.dataset_dir) / attr.dataset_name
+        if attr.load_from == "file" and not place.exists():
+            return None
+        local = attr.load_from == "file"
+        states = [*_files(place), *agents_of(attr, place.parent, arguments)] if local else []
+        sets[name] = {**entry, "files": [_state(state) for state in states]}
+    return sets
+
+
+def _files(place: Path) -> Iterator[FileState]:
+    for path in sorted(place.iterdir()) if place.is_dir() else [place]:
+        yield FileState.of(path)
+
+
+def _state(state: FileState | str) -> str:
+    if isinstance(state, str):
+        return state
+    return f"{Path(state.path).name} ({state.size} bytes, {state.modified_ns})"
+
+
+def is_current(folder: Path, origin: Mapping[str, Any]) -> bool:
+    """Whether ``folder`` holds rows of that origin."""
+    try:
+        stored = _stored_origin(folder)
+    except ConfigError:
+        return False
+    return stored is not None and not _differences(stored, origin)
+
+
+def check_origin(folder: Path, origin: Mapping[str, Any], agent: AgentArguments) -> None:
+    """Refuse rows in a folder that a configuration names if they were made with other settings.
+
+    Raises:
+        ConfigError: They were, or nothing says with which mask.
+    """
+    stored = _stored_origin(folder)
+    if stored is None:
+        if agent.ignore_observation:
+            raise ConfigError(
+                f"tokenized_path: no record in {folder} of what its data set was made from, or with which mask; "
+                "delete the folder or name another"
+            )
+        return
+    if others := _differences(stored, origin):
+        raise ConfigError(
+            f"tokenized_path: the data set in {folder} was made with {_shown(stored, others)}; this run asks for "
+            f"{_shown(origin, others)}; delete the folder or name another"
+        )
+
+
+def _differences(stored: Mapping[str, Any], origin: Mapping[str, Any]) -> list[str]:
+    gone = () if origin["data sets"] is not None else ("data sets",)
+    return [key for key in origin if key not in gone and (key not in stored or stored[key] != origin[key])]
+
+
+def _stored_origin(folder: Path) -> dict[str, Any] | None:
+    path = folder / ORIGIN_FILE
+    if not path.is_file():
+        return None
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        stored = None
+    if not isinstance(stored, dict):
+        raise ConfigError(f"tokenized_path: {path} is damaged; delete its folder")
+    return stored
+
+
+def _wait(folder: Path, origin: Mapping[str, Any], seconds: float) -> None:
+    """Wait until the first node has stored the rows."""
+    print(
+        f"waiting for node 0, which tokenises the data into {folder}; all nodes share that folder", flush=True
+    )
+    deadline = time.monotonic() + seconds
+    while not is_current(folder, origin):
+        if time.monotonic() > deadline:
+            stored = (_stored_origin(folder) or {}) if folder.is_dir() else {}
+            others = _differences(stored, origin)
+            raise EngineError(
+                f"{folder} has no rows with {_shown(origin, others)} after ddp_timeout={seconds:g} s; see the log of node 0, "
+                "and that all nodes share the folder and have the same data sets"
+            )
+        time.sleep(0.5)
+
+
+def _shown(origin: Mapping[str, Any], keys: list[str]) -> str:
+    return ", ".join(f"{key}={_short(origin[key])}" if key in origin else f"{key} unknown" for key in keys)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."

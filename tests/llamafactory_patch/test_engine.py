@@ -1,0 +1,94 @@
+"""LLaMA-Factory as it is imported, and the two faults mended below it."""
+
+import subprocess
+import sys
+
+import pytest
+
+from afm.errors import ConfigError, EngineError
+from llamafactory_patch.engine import load_engine, parse_arguments, restore_numbered_cpu
+
+pytest.importorskip("llamafactory")
+
+
+def test_another_version_of_llamafactory_is_refused(tmp_path, monkeypatch):
+    metadata = tmp_path / "llamafactory-0.9.4.dist-info/METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text("Metadata-Version: 2.1\nName: llamafactory\nVersion: 0.9.4\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(
+        EngineError, match=r"llamafactory 0.9.4 is installed.*pip install llamafactory==0.9.5"
+    ):
+        load_engine()
+
+
+def test_starting_a_training_imports_no_engine():
+    code = "import sys, llamafactory_patch.launcher; print({'torch', 'llamafactory'} & set(sys.modules))"
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+        == "set()\n"
+    )
+
+
+def test_torchaudio_stays_unavailable_after_its_absence_was_bridged():
+    import importlib.util
+
+    if "torchaudio" not in sys.modules and importlib.util.find_spec("torchaudio"):
+        pytest.skip("torchaudio is installed")
+    load_engine()
+    import llamafactory.data.mm_plugin
+    from transformers.utils import is_torchaudio_available
+
+    assert llamafactory.data.mm_plugin
+    assert "torchaudio" not in sys.modules
+    assert not is_torchaudio_available()
+
+
+def test_checkpoints_load_onto_a_numbered_cpu(tmp_path, monkeypatch):
+    """The error shows that mending it is still needed."""
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.serialization, "_package_registry", [*torch.serialization._package_registry])
+    torch.save({"a": torch.arange(3)}, tmp_path / "t.pt")
+    onto = {"map_location": torch.device("cpu:0"), "weights_only": True}
+    with pytest.raises(RuntimeError, match="don't know how to restore data location"):
+        torch.load(tmp_path / "t.pt", **onto)
+    restore_numbered_cpu()
+    restore_numbered_cpu()
+    assert torch.load(tmp_path / "t.pt", **onto)["a"].tolist() == [0, 1, 2]
+
+
+@pytest.fixture(scope="module")
+def parse():
+    """The arguments of a configuration."""
+    load_engine()
+
+    def parsed(**options):
+        return parse_arguments({"model_name_or_path": "m", "dataset": "a", "do_train": True, **options})
+
+    return parsed
+
+
+def test_the_mask_is_off_unless_asked_for(parse):
+    agent = parse().agent
+    assert not agent.ignore_observation
+    assert (agent.observation_tags, agent.observation_boundary) == (("observation",), "split")
+    assert parse(ignore_observation_token="seen, heard").agent.observation_tags == ("seen", "heard")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"ignore_observation_token": "<observation>"}, "is no tag name"),
+        ({"ignore_observation_token": "a,,b"}, "is no tag name"),
+        ({"ignore_observation_token": "two words"}, "is no tag name"),
+        ({"ignore_observation_token": ""}, "is no tag name"),
+        ({"observation_boundary": "cut"}, "observation_boundary: got 'cut'"),
+        ({"ignore_observations": True}, "ignore_observations"),
+        ({"ignore_observation": True, "train_on_prompt": True}, "switch train_on_prompt off"),
+        ({"template": "absent"}, "Template absent|has no 'absent'"),
+        ({"streaming": True, "max_steps": 1}, "streaming: rows are tokenised and stored before the training"),
+    ],
+)
+def test_what_contradicts_itself_or_is_unknown_is_refused(parse, options, message):
+    with pytest.raises(ConfigError, match=message):
+        parse(**options)
