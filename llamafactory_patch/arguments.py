@@ -78,7 +78,9 @@ class AgentArguments:
         self.roles_without_loss = _joined(self.roles_without_loss)
         _check_tags("ignore_observation_token", self.observation_tags)
         _check_tags("roles_without_loss", self.silent_roles)
-        _check_choice("observation_boundary", self.observation_boundary, [str(one) for one in Boundary])
+        _check_choice(
+            "observation_boundary", self.observation_boundary, [str(boundary) for boundary in Boundary]
+        )
         _check_choice("on_bad_rows", self.on_bad_rows, ["error", "drop"])
         if self.silent_roles and not self.ignore_observation:
             raise ConfigError("roles_without_loss needs ignore_observation=true")
@@ -102,7 +104,7 @@ def split_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], AgentArgume
     Raises:
         ConfigError: A value of ours makes no sense.
     """
-    names = {one.name for one in fields(AgentArguments)}
+    names = {key.name for key in fields(AgentArguments)}
     ours = {key: value for key, value in config.items() if key in names}
     return {key: value for key, value in config.items() if key not in names}, AgentArguments(**ours)
 

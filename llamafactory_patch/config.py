@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,8 +45,8 @@ class SftJob:
         kept = {key: value for key, value in self.config.items() if key not in _WITHOUT_INFLUENCE}
         kept |= {"published": self.published} if self.published else {}
         prompt = self.prompt
-        told = {} if prompt.mode is PromptMode.OWN else {"prompt": prompt.told}
-        return kept | ({"agent": self.agent.digest} if self.agent else {}) | told
+        asked = {} if prompt.mode is PromptMode.OWN else {"prompt": prompt.told}
+        return kept | ({"agent": self.agent.digest} if self.agent else {}) | asked
 
     @property
     def prompt(self) -> PromptSource:
@@ -86,9 +85,6 @@ _SCRIPT_VARIABLES = {
     "SWANLAB_PROJECT": "use_swanlab=true swanlab_project=NAME",
 }
 """Variables of AFM's training scripts, and what to write here."""
-
-_SOURCES = {"file_name", "hf_hub_url", "ms_hub_url", "om_hub_url", "script_url", "cloud_file_name"}
-"""Keys of an entry of ``dataset_info.json`` that say where the rows are."""
 
 _WITHOUT_INFLUENCE = frozenset(
     {"disable_tqdm", "logging_steps", "output_dir", "overwrite_output_dir", "plot_loss", "report_to"}
@@ -156,13 +152,13 @@ def _with_agent(config: dict[str, Any], agent: AgentSpec, config_path: str | Pat
     if agent.observation_role is not None:
         defaults["ignore_observation_token"] = agent.observation_role
     config = {**defaults, **config}
-    tags = _names(config.get("ignore_observation_token"))
+    tags = names_in(config.get("ignore_observation_token"))
     if agent.observation_role is not None and agent.observation_role not in tags:
         raise ConfigError(
             f"{config_path}: ignore_observation_token: got {config['ignore_observation_token']!r}, but the "
             f"environment of agent {agent.name!r} writes {agent.observation_role!r}; leave the key out"
         )
-    for silent in _names(config.get("roles_without_loss")):
+    for silent in names_in(config.get("roles_without_loss")):
         if silent and silent not in agent.roles:
             raise ConfigError(
                 f"{config_path}: roles_without_loss: agent {agent.name!r} has no role {silent!r}; "
@@ -230,89 +226,10 @@ def _checked(config: Mapping[str, Any], config_path: str | Path, overrides: Sequ
         raise ConfigError(f"{config_path}: {fault}")
 
 
-def check_sources(job: SftJob) -> None:
-    """Whether the model and the data sets are there, which LLaMA-Factory finds out about late, and the output can be.
-
-    Raises:
-        ConfigError: One is missing, and is no name on a model hub either.
-    """
-    check_output(job)
-    check_model(job)
-    check_data(job)
-
-
-def check_output(job: SftJob) -> None:
-    """Whether ``output_dir`` is a folder, or can become one.
-
-    Raises:
-        ConfigError: A file is in the way.
-    """
-    for place in (job.output_dir, *job.output_dir.parents):
-        if place.exists() and not place.is_dir():
-            raise ConfigError(f"output_dir: {place} is a file, expected a folder; choose another output_dir")
-
-
-def check_model(job: SftJob) -> None:
-    """Whether the model is a folder, or can be a name on a hub.
-
-    Raises:
-        ConfigError: It is neither.
-    """
-    model = str(job.config.get("model_name_or_path", ""))
-    hub_name = re.fullmatch(r"\w[\w.-]*/[\w.-]+", model)
-    if not model or (not hub_name and not Path(model).expanduser().is_dir()):
-        raise ConfigError(
-            f"model_name_or_path: {model!r} is no folder; expected one, or ORGANISATION/NAME on the hub"
-        )
-
-
-def check_data(job: SftJob) -> None:
-    """Whether ``dataset_info.json`` names the data sets, and local ones are there.
-
-    Raises:
-        ConfigError: It does not, or it is not of the form that LLaMA-Factory reads.
-    """
-    folder = job.config.get("dataset_dir", "data")
-    names = [name for key in ("dataset", "eval_dataset") for name in _names(job.config.get(key))]
-    if not names or not isinstance(folder, str) or folder == "ONLINE" or folder.startswith("REMOTE:"):
-        return
-    index = Path(folder) / "dataset_info.json"
-    known = _index(index)
-    for name in names:
-        if name not in known:
-            raise ConfigError(f"dataset: {index} has no {name!r}; {suggestion(name, known)}")
-        entry = known[name]
-        if not isinstance(entry, dict) or not _SOURCES & entry.keys():
-            raise ConfigError(
-                f"{index}: {name}: got {str(entry)[:80]!r}, expected an object with one of "
-                f"{', '.join(sorted(_SOURCES))}"
-            )
-        for part in ("columns", "tags"):
-            if not isinstance(entry.get(part, {}), dict):
-                raise ConfigError(
-                    f"{index}: {name}: {part}: got {entry[part]!r}, expected an object of names"
-                )
-        if _SOURCES & entry.keys() == {"file_name"} and not Path(folder, str(entry["file_name"])).exists():
-            raise ConfigError(f"{Path(folder, str(entry['file_name']))} is missing, though {index} names it")
-
-
-def _names(given: Any) -> list[str]:
-    names = given.split(",") if isinstance(given, str) else given or []
+def names_in(value: Any) -> list[str]:
+    """Names that a list holds, or a text with commas between."""
+    names = value.split(",") if isinstance(value, str) else value or []
     return [str(name).strip() for name in names]
-
-
-def _index(index: Path) -> dict[str, Any]:
-    if not index.is_file():
-        raise ConfigError(
-            f"dataset_dir: {index} is missing; `afm data prepare sft` writes it beside the data"
-        )
-    try:
-        known = json.loads(index.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{index} cannot be read as JSON: {error}") from None
-    if not isinstance(known, dict):
-        raise ConfigError(f"{index}: got {type(known).__name__}, expected an object of data sets by name")
-    return known
 
 
 def fsdp_settings(job: SftJob) -> dict[str, Any]:
@@ -321,10 +238,10 @@ def fsdp_settings(job: SftJob) -> dict[str, Any]:
     Raises:
         ConfigError: The file is missing or is no JSON.
     """
-    given = job.config.get("fsdp_config") or {}
-    if isinstance(given, dict):
-        return given
+    settings = job.config.get("fsdp_config") or {}
+    if isinstance(settings, dict):
+        return settings
     try:
-        return dict(json.loads(Path(given).read_text(encoding="utf-8")))
+        return dict(json.loads(Path(settings).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
-        raise ConfigError(f"fsdp_config: {given} cannot be read as JSON: {error}") from None
+        raise ConfigError(f"fsdp_config: {settings} cannot be read as JSON: {error}") from None

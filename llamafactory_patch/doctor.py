@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from afm.agents.prompt_record import check_prompts, record_of_model
 from afm.planning import Finding, Hardware, Level, ModelShape, Report, model_shape
 from afm.planning.memory import GIB, MemoryNeed, described, disk_finding, fits
-from llamafactory_patch.config import SftJob, check_data, check_model, check_output, fsdp_settings, resolve
+from llamafactory_patch.checks import check_data, check_model, check_output, check_trackers
+from llamafactory_patch.config import SftJob, fsdp_settings, resolve
 from llamafactory_patch.engine import Arguments, load_engine, load_tools, parse_arguments
 from llamafactory_patch.memory import Sharding, memory_need, sharding_of, trained_parameters
-from llamafactory_patch.trackers import check_trackers
 
 if TYPE_CHECKING:
     from llamafactory_patch.rehearsal import DataSet, Rehearsal
@@ -58,46 +58,46 @@ def _rehearsed_rows(job: SftJob, report: Report) -> int | None:
         report.asked("data", lambda: check_data(job))
         return None
     report.add(Finding(Level.OK, "engine", "LLaMA-Factory accepts the arguments"))
-    found = report.asked("data", lambda: _data_sets(job, arguments))
-    if found is None:
+    sets = report.asked("data", lambda: _data_sets(job, arguments))
+    if sets is None:
         return None
     from llamafactory_patch.rehearsal import check_silent_roles, stops_at_bad_rows
 
     stops = stops_at_bad_rows(arguments)
-    for data_set in found:
+    for data_set in sets:
         report.add(*_data(data_set, stops))
-    report.asked("prompts", lambda: _check_prompts(job, found))
+    report.asked("prompts", lambda: _check_prompts(job, sets))
     report.asked("data", lambda: check_silent_roles(arguments))
-    rehearsal = _rehearsed(job, report, arguments, found)
-    return _trained_rows(report, arguments, found, rehearsal)
+    rehearsal = _rehearsed(job, report, arguments, sets)
+    return _trained_rows(report, arguments, sets, rehearsal)
 
 
 def _rehearsed(
-    job: SftJob, report: Report, arguments: Arguments, found: Sequence[DataSet]
+    job: SftJob, report: Report, arguments: Arguments, sets: Sequence[DataSet]
 ) -> Rehearsal | None:
     """Send a sample of the rows the way of a training, if there is a tokenizer here to do it with."""
     from llamafactory_patch.rehearsal import rehearse, sequence_lengths
 
-    local = [data_set for data_set in found if data_set.sample]
+    local = [data_set for data_set in sets if data_set.sample]
     here = Path(str(job.config.get("model_name_or_path") or "-")).expanduser().is_dir()
-    if not local or len(local) != len(found) or not here:
+    if not local or len(local) != len(sets) or not here:
         return None
     if report.asked("tokenizer", lambda: load_tools(arguments)) is None:
         return None
-    rehearsal = report.asked("data", lambda: rehearse(arguments, found))
+    rehearsal = report.asked("data", lambda: rehearse(arguments, sets))
     if rehearsal is not None:
         report.add(*_sample(rehearsal, arguments))
-    rows = [row for data_set in found for row in data_set.sample]
+    rows = [row for data_set in sets for row in data_set.sample]
     report.add(*_lengths(arguments, sequence_lengths(arguments, rows)))
     return rehearsal
 
 
 def _trained_rows(
-    report: Report, arguments: Arguments, found: Sequence[DataSet], rehearsal: Rehearsal | None
+    report: Report, arguments: Arguments, sets: Sequence[DataSet], rehearsal: Rehearsal | None
 ) -> int | None:
     """Sequences of one epoch, if they can be told."""
     data = arguments.data
-    trained = [data_set for data_set in found if not data_set.evaluation]
+    trained = [data_set for data_set in sets if not data_set.evaluation]
     if not trained or any(data_set.rows is None for data_set in trained):
         return None
     rows = sum(data_set.taken for data_set in trained)
@@ -144,14 +144,14 @@ def _data(data_set: DataSet, stops: bool) -> Iterator[Finding]:
     yield Finding(Level.ERROR if stops else Level.WARNING, "data", text)
 
 
-def _check_prompts(job: SftJob, found: Sequence[DataSet]) -> None:
+def _check_prompts(job: SftJob, sets: Sequence[DataSet]) -> None:
     """Hold the prompts of the training rows against those of the model.
 
     Raises:
         ConfigError: It was trained with another.
     """
     base = record_of_model(str(job.config.get("model_name_or_path", "")))
-    for data_set in found:
+    for data_set in sets:
         if data_set.asked and not data_set.evaluation and job.config.get("prompt_check", True):
             check_prompts(data_set.asked.record, base, str(job.config["model_name_or_path"]))
 
@@ -165,9 +165,9 @@ def prompt_words(job: SftJob) -> list[str]:
     """
     if job.agent is None:
         return []
-    found = _data_sets(job, _parsed(job))
-    _check_prompts(job, found)
-    return [f"{data_set.name}: {data_set.asked}" for data_set in found if data_set.asked]
+    sets = _data_sets(job, _parsed(job))
+    _check_prompts(job, sets)
+    return [f"{data_set.name}: {data_set.asked}" for data_set in sets if data_set.asked]
 
 
 def _sample(rehearsal: Rehearsal, arguments: Arguments) -> Iterator[Finding]:
@@ -333,8 +333,8 @@ def training_steps(config: Mapping[str, Any], sequences: int | None, world: int)
 
 def warmup_steps(config: Mapping[str, Any], steps: int) -> int:
     """Steps in which the learning rate rises; below 1 it is a share (transformers 5.5.4, ``get_warmup_steps``)."""
-    given = config.get("warmup_ratio")
-    warm = config.get("warmup_steps", 0) if given is None else given
+    ratio = config.get("warmup_ratio")
+    warm = config.get("warmup_steps", 0) if ratio is None else ratio
     return int(warm) if warm >= 1 else math.ceil(steps * warm)
 
 

@@ -69,7 +69,9 @@ class TextEncoder:
                 for row in rows
             ]
             encoded = encode_batch(self._tokenizer, segments, self._boundary, roles_without_loss=self._silent)
-            self._encoded |= {row: (one.ids, one.mask) for row, one in zip(rows, encoded, strict=True)}
+            self._encoded |= {
+                row: (masked.ids, masked.mask) for row, masked in zip(rows, encoded, strict=True)
+            }
 
     def forget(self) -> None:
         """Drop what was encoded."""
@@ -150,8 +152,8 @@ class MaskedTemplate:
         self, tokenizer: Any, messages: Sequence[Mapping[str, Any]], *args: Any, **kwargs: Any
     ) -> list[tuple[list[int], list[int]]]:
         """Pairs of a prompt and a response, like the template's own."""
-        given = self._draft(tokenizer, messages)
-        pairs = self._template.encode_multiturn(given["tokenizer"], given["messages"], *args, **kwargs)
+        draft = self._draft(tokenizer, messages)
+        pairs = self._template.encode_multiturn(draft["tokenizer"], draft["messages"], *args, **kwargs)
         return [
             self._turn(tokenizer, source, target, message)
             for (source, target), message in zip(pairs, messages[1::2], strict=True)
@@ -161,8 +163,8 @@ class MaskedTemplate:
         self, tokenizer: Any, messages: Sequence[Mapping[str, Any]], *args: Any, **kwargs: Any
     ) -> tuple[list[int], list[int]]:
         """Everything before the last turn, and the last turn, like the template's own."""
-        given = self._draft(tokenizer, messages)
-        source, target = self._template.encode_oneturn(given["tokenizer"], given["messages"], *args, **kwargs)
+        draft = self._draft(tokenizer, messages)
+        source, target = self._template.encode_oneturn(draft["tokenizer"], draft["messages"], *args, **kwargs)
         return self._turn(tokenizer, source, target, messages[-1])
 
     def _draft(self, tokenizer: Any, messages: Sequence[Mapping[str, Any]], **other: Any) -> dict[str, Any]:

@@ -216,16 +216,16 @@ def _sharegpt(row: Mapping[str, Any], attr: DatasetAttr, stock: Stock) -> Aligne
     """Stock conversion; each way in which it would skip a row in silence is told, and ``loss`` flags are kept."""
     column = str(attr.messages)
     messages = message_list(row, column, str(attr.role_tag), str(attr.content_tag))
-    given = messages[1:] if messages[0][attr.role_tag] == attr.system_tag else messages
+    turns = messages[1:] if messages[0][attr.role_tag] == attr.system_tag else messages
     sides = ((attr.user_tag, attr.observation_tag), (attr.assistant_tag, attr.function_tag))
-    for number, message in enumerate(given):
+    for number, message in enumerate(turns):
         role, expected = message[attr.role_tag], sides[number % 2]
         if role not in expected:
-            place = f"{column}[{len(messages) - len(given) + number}].{attr.role_tag}"
+            place = f"{column}[{len(messages) - len(turns) + number}].{attr.role_tag}"
             raise DataError(f"{place}: got {role!r}, expected {' or '.join(map(repr, expected))}")
-    if len(given) % 2 != int(bool(attr.ranking)):
+    if len(turns) % 2 != int(bool(attr.ranking)):
         last = "the user's" if attr.ranking else "the assistant's"
-        raise DataError(f"{column}: got {len(given)} turns, expected turns in alternation, {last} last")
+        raise DataError(f"{column}: got {len(turns)} turns, expected turns in alternation, {last} last")
     for side in (attr.chosen, attr.rejected) if attr.ranking else ():
         answer = row.get(str(side))
         if not isinstance(answer, Mapping) or answer.get(attr.role_tag) not in sides[1]:
@@ -234,8 +234,8 @@ def _sharegpt(row: Mapping[str, Any], attr: DatasetAttr, stock: Stock) -> Aligne
     if attr.kto_tag and not isinstance(row.get(attr.kto_tag), bool):
         raise DataError(f"{attr.kto_tag}: got {row.get(attr.kto_tag)!r}, expected true or false")
     aligned = stock({**dict.fromkeys(filter(None, (attr.system, attr.tools))), **row})
-    answers = [row[side] for side in (attr.chosen, attr.rejected)] if attr.ranking else given[-1:]
-    sources = (*given, *answers)  # the one answer of KTO stands before or behind an empty one
+    answers = [row[side] for side in (attr.chosen, attr.rejected)] if attr.ranking else turns[-1:]
+    sources = (*turns, *answers)  # the one answer of KTO stands before or behind an empty one
     for message, source in zip((*aligned["_prompt"], *aligned["_response"]), sources, strict=False):
         message["loss"] = loss_flag(source)
     return aligned

@@ -31,7 +31,7 @@ _NOT_NEGATIVE = frozenset({"dataloader_num_workers", "learning_rate", "val_size"
 """Numbers that the trainer stumbles over late, or takes for something else without a word."""
 
 _OPEN = frozenset({"swanlab_mode"})
-"""Texts with more choices than LLaMA-Factory's annotation names: see ``trackers.py``."""
+"""Texts with more choices than LLaMA-Factory's annotation names: see ``checks.py``."""
 
 _TYPES: Mapping[str, tuple[str, tuple[type, ...]]] = {
     "bool": ("true or false", (bool,)),
@@ -46,7 +46,7 @@ _TYPES: Mapping[str, tuple[str, tuple[type, ...]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class KeyKind:
     """What a key takes.
 
     Attributes:
@@ -75,7 +75,7 @@ class Kind:
 
 
 @cache
-def engine_keys() -> Mapping[str, Kind | None]:
+def engine_keys() -> Mapping[str, KeyKind | None]:
     """Keys that LLaMA-Factory with this package's options understands, each with its kind if that is a plain one.
 
     Raises:
@@ -90,7 +90,7 @@ def engine_keys() -> Mapping[str, Kind | None]:
     return dict(field for file in files for field in _fields(ast.parse(file.read_text("utf-8"))))
 
 
-def _fields(tree: ast.Module) -> Iterator[tuple[str, Kind | None]]:
+def _fields(tree: ast.Module) -> Iterator[tuple[str, KeyKind | None]]:
     listed = _also_listed(tree)
     for class_def in tree.body:
         if not isinstance(class_def, ast.ClassDef) or not _is_dataclass(class_def):
@@ -106,11 +106,11 @@ def _fields(tree: ast.Module) -> Iterator[tuple[str, Kind | None]]:
 def _also_listed(tree: ast.Module) -> frozenset[str]:
     """Keys annotated as texts which their class splits at commas, or joins by them, so that a list does as well."""
     calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
-    given = (call.args[0] for call in calls if ast.unparse(call.func) in ("split_arg", "_joined"))
-    return frozenset(key.attr for key in given if isinstance(key, ast.Attribute))
+    arguments = (call.args[0] for call in calls if ast.unparse(call.func) in ("split_arg", "_joined"))
+    return frozenset(key.attr for key in arguments if isinstance(key, ast.Attribute))
 
 
-def _kind(name: str, annotation: ast.expr, *, listed: bool) -> Kind | None:
+def _kind(name: str, annotation: ast.expr, *, listed: bool) -> KeyKind | None:
     """What an annotation allows; ``None`` when it names anything that YAML has no values for."""
     parts = list(_union(annotation))
     choices = tuple(
@@ -129,9 +129,9 @@ def _kind(name: str, annotation: ast.expr, *, listed: bool) -> Kind | None:
         words = [f"one of {', '.join(choices)}"]
     if name in _POSITIVE | _NOT_NEGATIVE:
         words = [f"{word} {'above 0' if name in _POSITIVE else 'of at least 0'}" for word in words]
-    return Kind(
+    return KeyKind(
         " or ".join(words),
-        tuple(one for head in heads for one in _TYPES[head][1]),
+        tuple(kind for head in heads for kind in _TYPES[head][1]),
         choices,
         above=0 if name in _POSITIVE else -math.inf,
         least=0 if name in _NOT_NEGATIVE else -math.inf,

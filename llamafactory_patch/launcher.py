@@ -26,9 +26,9 @@ from afm.processes import die_with_parent, follow_parent
 from afm.runs.folder import RunFolder
 from llamafactory_patch import output
 from llamafactory_patch.arguments import AgentArguments, split_config
-from llamafactory_patch.config import SftJob, check_data, check_sources, fsdp_settings, resolve
+from llamafactory_patch.checks import check_data, check_sources, check_trackers, tracker_variables
+from llamafactory_patch.config import SftJob, fsdp_settings, resolve
 from llamafactory_patch.process import process_border, run_logged
-from llamafactory_patch.trackers import check_trackers, tracker_variables
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,11 +192,12 @@ def stock_training(words: list[str]) -> Path:
     config = training_config(words)
     output_dir = Path(config.get("output_dir") or "trainer_output")
     folder = Path(config.get("tokenized_path") or output_dir / output.TOKENISED_FOLDER)
-    node = int(os.environ.get("NODE_RANK") or 0)
+    several = positive_variable(os.environ, "NNODES", 1) > 1
+    node = int(os.environ.get("NODE_RANK") or 0) if several else 0
     # In a child, whose memory, random numbers and devices are gone before the training begins.
     sys.stdout.flush()
     fork = multiprocessing.get_context("fork")
-    child = fork.Process(target=_tokenise, args=(config, folder, output_dir, node))
+    child = fork.Process(target=_tokenise, args=(config, folder, output_dir, node), daemon=True)
     child.start()
     child.join()
     if child.exitcode:

@@ -17,8 +17,8 @@ from afm.planning.findings import package_version
 from afm.planning.published import preset_lines
 from afm.runs.atomic import replace_text
 from afm.runs.folder import changes
+from llamafactory_patch.checks import tracker_settings
 from llamafactory_patch.config import SftJob
-from llamafactory_patch.trackers import tracker_settings
 
 CONFIG_FILE = "sft_config.yaml"
 MANIFEST_FILE = "sft_manifest.json"
@@ -118,8 +118,8 @@ def finish(job: SftJob, *, seconds: float) -> None:
 
 def _mend_train_loss(job: SftJob) -> None:
     """Write the mean loss of all steps; the trainer divides the losses since its last start by all steps."""
-    given = config_path(job)
-    config = yaml.safe_load(given.read_text(encoding="utf-8")) if given.is_file() else {}
+    file = config_path(job)
+    config = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else {}
     losses = logged_losses(job.output_dir / HISTORY_FILE)
     if not losses or not config.get("resume_from_checkpoint"):
         return
@@ -136,14 +136,14 @@ def _mend_train_loss(job: SftJob) -> None:
 
 def logged_losses(history: Path) -> dict[int, float]:
     """Loss by step as logged, each the mean since the line before; damaged lines are left out."""
-    found = {}
+    losses = {}
     for line in history.read_text(encoding="utf-8").splitlines() if history.is_file() else ():
         try:
             entry = json.loads(line)
-            found[int(entry["current_steps"])] = float(entry["loss"])
+            losses[int(entry["current_steps"])] = float(entry["loss"])
         except (ValueError, KeyError, TypeError):
             continue
-    return found
+    return losses
 
 
 def _write_manifest(job: SftJob, **progress: Any) -> None:
@@ -163,8 +163,10 @@ def _allow_cache(config_file: Path) -> None:
 
 
 def _checkpoints(output_dir: Path) -> list[Path]:
-    found = (path for path in output_dir.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", path.name))
-    return sorted(found, key=_step)
+    checkpoints = (
+        path for path in output_dir.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", path.name)
+    )
+    return sorted(checkpoints, key=_step)
 
 
 def _step(checkpoint: Path) -> int:

@@ -21,10 +21,10 @@ from llamafactory_patch.conversations import Aligned, turn
 from llamafactory_patch.engine import Arguments
 
 ASKED_COLUMN = "_asked"
-"""Of aligned rows: what became of their prompt, a :class:`Asked`."""
+"""Of aligned rows: what became of their prompt, a :class:`PromptState`."""
 
 
-class Asked(StrEnum):
+class PromptState(StrEnum):
     """What became of a row's prompt."""
 
     AS_IS = "as_is"
@@ -57,17 +57,17 @@ class RowPrompts:
             DataError: The wanted prompt cannot be made from the row.
         """
         if not self.agent:
-            return {**aligned, ASKED_COLUMN: Asked.OTHER}
+            return {**aligned, ASKED_COLUMN: PromptState.OTHER}
         if record and self.source.mode is PromptMode.ROW:
             raise DataError("prompt=row, but a record holds no prompt; say prompt=own or prompt=FILE")
         if not record and not self._is_agents(aligned, row):
-            return {**aligned, ASKED_COLUMN: Asked.OTHER}
+            return {**aligned, ASKED_COLUMN: PromptState.OTHER}
         if self.source.mode is PromptMode.ROW or self._fits(aligned, row):
-            return {**aligned, ASKED_COLUMN: Asked.AS_IS}
+            return {**aligned, ASKED_COLUMN: PromptState.AS_IS}
         messages = self.source.messages(self._spec, self._question(aligned))
-        system = "".join(one["content"] for one in messages[:-1])
+        system = "".join(message["content"] for message in messages[:-1])
         prompt = [turn("user", messages[-1]["content"])]
-        return {**aligned, "_prompt": prompt, "_system": system, ASKED_COLUMN: Asked.REWRITTEN}
+        return {**aligned, "_prompt": prompt, "_system": system, ASKED_COLUMN: PromptState.REWRITTEN}
 
     def known(self) -> tuple[PromptTemplate, ...]:
         """The prompts to look for in rows."""
@@ -154,7 +154,7 @@ class PromptCounts:
     record: PromptRecord
 
     def __str__(self) -> str:
-        asked, rewritten, other = (self.rows.get(one, 0) for one in Asked)
+        asked, rewritten, other = (self.rows.get(state, 0) for state in PromptState)
         how = "as the rows have them" if self.record.mode is PromptMode.ROW else "in them already"
         words = [f"prompt {self.record.mode}: {asked:,} rows {how}"]
         words += [f"{rewritten:,} rewritten from another instruction"] if rewritten else []
@@ -183,7 +183,7 @@ class PromptCounter:
         """Count one row."""
         state = str(row[ASKED_COLUMN])
         self._rows[state] += 1
-        if state != Asked.OTHER:
+        if state != PromptState.OTHER:
             self._tally.add(_chat(row))
 
     def counts(self) -> PromptCounts:
@@ -218,13 +218,16 @@ def keep_record(record: PromptRecord, arguments: Arguments, output_dir: Path) ->
 
 def _chat(row: Mapping[str, Any]) -> list[dict[str, str]]:
     system = [{"role": "system", "content": row["_system"]}] if row["_system"] else []
-    return [*system, *({"role": one["role"], "content": one["content"]} for one in row["_prompt"])]
+    return [
+        *system,
+        *({"role": message["role"], "content": message["content"]} for message in row["_prompt"]),
+    ]
 
 
 def _question_in(template: PromptTemplate, aligned: Aligned) -> str | None:
     """The question of a user turn that is a prompt's, whatever the system turn is."""
     system = str(aligned["_system"] or "")
-    turns = [{"role": one["role"], "content": one["content"]} for one in aligned["_prompt"]]
+    turns = [{"role": message["role"], "content": message["content"]} for message in aligned["_prompt"]]
     if system:
         turns.insert(0, {"role": "system", "content": system})
     return replace(template, system=system).question_in(turns)

@@ -26,7 +26,7 @@ from llamafactory_patch.bad_rows import FAULT_COLUMN, ROW_COLUMN, BadRow, BadRow
 from llamafactory_patch.conversations import aligned_row
 from llamafactory_patch.engine import Arguments
 from llamafactory_patch.formats import Converter
-from llamafactory_patch.prompts import ASKED_COLUMN, Asked, row_prompts
+from llamafactory_patch.prompts import ASKED_COLUMN, PromptState, row_prompts
 
 _TURNS = [{"role": Value("string"), "content": Value("string"), "loss": Value("bool")}]
 _COLUMNS = {"_prompt": _TURNS, "_response": _TURNS}
@@ -98,14 +98,14 @@ def _json_files(attr: DatasetAttr, data_args: Any) -> list[Path]:
 
 
 def _read_json(files: list[Path], attr: DatasetAttr, arguments: Arguments) -> Dataset:
-    given = {
+    options = {
         "files": tuple(FileState.of(file) for file in files),
         "convert": _converter(attr, arguments, files[0].parent),
         "version": (MASKING_REVISION, *agents_of(attr, files[0].parent, arguments)),
     }
     cache = arguments.model.cache_dir
     try:
-        return Dataset.from_generator(converted_rows, features=FEATURES, cache_dir=cache, gen_kwargs=given)
+        return Dataset.from_generator(converted_rows, features=FEATURES, cache_dir=cache, gen_kwargs=options)
     except DatasetGenerationError as error:
         if isinstance(error.__cause__, DataError):
             raise error.__cause__ from None
@@ -168,7 +168,12 @@ def converted_rows(
                 raise item
             if isinstance(item, DataError):
                 fault = BadRow(name, item.message).dump()
-                yield {**aligned_row([]), ASKED_COLUMN: Asked.OTHER, ROW_COLUMN: "", FAULT_COLUMN: fault}
+                yield {
+                    **aligned_row([]),
+                    ASKED_COLUMN: PromptState.OTHER,
+                    ROW_COLUMN: "",
+                    FAULT_COLUMN: fault,
+                }
             else:
                 yield _converted(convert, item, name)
     if not number:
@@ -181,7 +186,7 @@ def _converted(convert: Converter, item: Any, name: RowName) -> dict[str, Any]:
     except DataError as error:
         fault = BadRow(name, error.message, _question(item, ("role", convert.attr.role_tag)))
         names = {ROW_COLUMN: name.dump(), FAULT_COLUMN: fault.dump()}
-        return {**aligned_row([]), ASKED_COLUMN: Asked.OTHER, **names}
+        return {**aligned_row([]), ASKED_COLUMN: PromptState.OTHER, **names}
 
 
 def _question(item: Any, not_under: tuple[str | None, ...]) -> str:

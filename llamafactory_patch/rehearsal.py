@@ -23,7 +23,7 @@ from llamafactory_patch.engine import TOKENISED_STAGES, Arguments, load_tools, q
 from llamafactory_patch.prompts import PromptCounter, PromptCounts, row_prompts
 from llamafactory_patch.reading import FEATURES, entries, local_rows
 from llamafactory_patch.spans import check_roles
-from llamafactory_patch.tokenise import Tokenised, load_or_tokenise, tokenise
+from llamafactory_patch.tokenise import Tokenised, check_layout, check_stored, load_or_tokenise, tokenise
 
 _SAMPLED_ROWS = 200
 _LISTED_ROWS = 3
@@ -81,9 +81,11 @@ def read_data(arguments: Arguments) -> Iterator[DataSet]:
     """Every data set; of those in local JSON files all rows are read and converted.
 
     Raises:
-        ConfigError: ``dataset_info.json`` is wrong.
+        ConfigError: ``dataset_info.json`` is wrong, or the data sets or stored rows do not fit the training.
         DataError: A file as a whole is broken.
     """
+    check_layout(arguments)
+    check_stored(arguments)
     for attr in entries(arguments.data.dataset, arguments):
         yield _read(attr, arguments, evaluation=False)
     for attr in entries(arguments.data.eval_dataset, arguments):

@@ -26,7 +26,8 @@ from afm.agents import PromptMode, PromptSource
 from afm.agents.prompt_record import PROMPT_FILE, PromptRecord
 from afm.errors import ConfigError, DataError, EngineError
 from afm.runs.atomic import replace_text
-from llamafactory_patch.arguments import MASKING_REVISION, AgentArguments
+from afm.runs.folder import RunFolder
+from llamafactory_patch.arguments import MASKING_REVISION
 from llamafactory_patch.bad_rows import REPORT_FILE, BadRowReport
 from llamafactory_patch.encoding import row_processor
 from llamafactory_patch.engine import (
@@ -71,20 +72,19 @@ def provide(config: Mapping[str, Any], folder: Path, output_dir: Path, *, node: 
     data = arguments.data
     if arguments.stage not in TOKENISED_STAGES or not (data.dataset or data.eval_dataset):
         return
-    origin = origin_of(arguments)
-    named = data.tokenized_path is not None
-    if named and has_tokenized_data(folder):
-        check_origin(folder, origin, arguments.agent)
-    elif node:
-        _wait(folder, origin, arguments.training.ddp_timeout)
-    elif not is_current(folder, origin):
-        report = BadRowReport(arguments.agent.on_bad_rows, output_dir / REPORT_FILE)
-        made = tokenise(arguments, report)
-        _store(made, folder, origin)
-        if made.prompts is not None:
-            print(made.prompts, flush=True)
-    if not node:
-        _show(arguments, folder, output_dir)
+    origin, timeout_s = origin_of(arguments), float(arguments.training.ddp_timeout)
+    if node:
+        if not check_stored(arguments):
+            _wait(folder, origin, timeout_s)
+        return
+    with RunFolder(folder.parent, "tokenized_path").locked(name=f".{folder.name}.lock", wait_s=timeout_s):
+        if not check_stored(arguments) and not is_current(folder, origin):
+            report = BadRowReport(arguments.agent.on_bad_rows, output_dir / REPORT_FILE)
+            made = tokenise(arguments, report)
+            _store(made, folder, origin)
+            if made.prompts is not None:
+                print(made.prompts, flush=True)
+    _show(arguments, folder, output_dir)
 
 
 def _show(arguments: Arguments, folder: Path, output_dir: Path) -> None:
@@ -119,11 +119,8 @@ def load_or_tokenise(arguments: Arguments, folder: Path) -> Tokenised:
         ConfigError: The data does not fit the kind of training, or was made with other settings.
         DataError: A row cannot be trained on, and ``on_bad_rows`` is ``error``.
     """
-    origin = origin_of(arguments)
-    named = arguments.data.tokenized_path is not None and has_tokenized_data(folder)
-    if named:
-        check_origin(folder, origin, arguments.agent)
-    if named or is_current(folder, origin):
+    named = check_stored(arguments)
+    if named or is_current(folder, origin_of(arguments)):
         return Tokenised(load_from_disk(str(folder)), load_tools(arguments)[0]["tokenizer"])
     return tokenise(arguments, BadRowReport(arguments.agent.on_bad_rows))
 
@@ -322,25 +319,29 @@ def is_current(folder: Path, origin: Mapping[str, Any]) -> bool:
     return stored is not None and not _differences(stored, origin)
 
 
-def check_origin(folder: Path, origin: Mapping[str, Any], agent: AgentArguments) -> None:
-    """Refuse rows in a folder that a configuration names if they were made with other settings.
+def check_stored(arguments: Arguments) -> bool:
+    """Whether a configuration's ``tokenized_path`` holds rows, which are then those of its settings.
 
     Raises:
-        ConfigError: They were, or nothing says with which mask.
+        ConfigError: They were made with other settings, or nothing says with which mask.
     """
-    stored = _stored_origin(folder)
+    if arguments.data.tokenized_path is None or not has_tokenized_data(arguments.data.tokenized_path):
+        return False
+    folder = Path(arguments.data.tokenized_path)
+    stored, origin = _stored_origin(folder), origin_of(arguments)
     if stored is None:
-        if agent.ignore_observation:
+        if arguments.agent.ignore_observation:
             raise ConfigError(
                 f"tokenized_path: no record in {folder} of what its data set was made from, or with which mask; "
                 "delete the folder or name another"
             )
-        return
+        return True
     if others := _differences(stored, origin):
         raise ConfigError(
             f"tokenized_path: the data set in {folder} was made with {_shown(stored, others)}; this run asks for "
             f"{_shown(origin, others)}; delete the folder or name another"
         )
+    return True
 
 
 def _differences(stored: Mapping[str, Any], origin: Mapping[str, Any]) -> list[str]:

@@ -12,8 +12,8 @@ from llamafactory_patch.arguments import AgentArguments
 from llamafactory_patch.conversations import aligned_row, turn
 from llamafactory_patch.prompts import (
     ASKED_COLUMN,
-    Asked,
     PromptCounter,
+    PromptState,
     RowPrompts,
     count_prompts,
     keep_record,
@@ -43,29 +43,29 @@ def file(tmp_path):
 
 def test_own_leaves_what_the_agent_asks_and_rewrites_another_instruction(file):
     own = MATH.user_message("1 + 1?")
-    assert asked("own", own) == ("", own, Asked.AS_IS)
-    assert asked("own", own, system="Be kind.") == ("Be kind.", own, Asked.AS_IS)
-    assert asked("own", RULES + "1 + 1?\n") == ("", own, Asked.REWRITTEN)
-    assert asked("own", "Question: 1 + 1?", system="Rules with <plan>.") == ("", own, Asked.REWRITTEN)
-    assert asked("own", "1 + 1?") == ("", own, Asked.REWRITTEN)
-    assert asked(file, own) == ("Be exact.", "Solve:\n1 + 1?", Asked.REWRITTEN)
-    assert asked(file, RULES + "1 + 1?") == ("Be exact.", "Solve:\n1 + 1?", Asked.REWRITTEN)
-    assert asked(file, "Solve:\n1?", system="Be exact.") == ("Be exact.", "Solve:\n1?", Asked.AS_IS)
+    assert asked("own", own) == ("", own, PromptState.AS_IS)
+    assert asked("own", own, system="Be kind.") == ("Be kind.", own, PromptState.AS_IS)
+    assert asked("own", RULES + "1 + 1?\n") == ("", own, PromptState.REWRITTEN)
+    assert asked("own", "Question: 1 + 1?", system="Rules with <plan>.") == ("", own, PromptState.REWRITTEN)
+    assert asked("own", "1 + 1?") == ("", own, PromptState.REWRITTEN)
+    assert asked(file, own) == ("Be exact.", "Solve:\n1 + 1?", PromptState.REWRITTEN)
+    assert asked(file, RULES + "1 + 1?") == ("Be exact.", "Solve:\n1 + 1?", PromptState.REWRITTEN)
+    assert asked(file, "Solve:\n1?", system="Be exact.") == ("Be exact.", "Solve:\n1?", PromptState.AS_IS)
     whole = "Solve:\n1?\nTask: 2?"  # only the system turn is another; nothing of the question is lost
-    assert asked(file, whole, system="Be") == ("Be exact.", whole, Asked.REWRITTEN)
+    assert asked(file, whole, system="Be") == ("Be exact.", whole, PromptState.REWRITTEN)
 
 
 def test_row_leaves_everything(file):
-    assert asked("row", RULES + "1 + 1?", system="S") == ("S", RULES + "1 + 1?", Asked.AS_IS)
+    assert asked("row", RULES + "1 + 1?", system="S") == ("S", RULES + "1 + 1?", PromptState.AS_IS)
 
 
 def test_the_agent_without_tools_and_another_that_a_row_names_stay(file):
     bare = without_tools(MATH).user_message("1?")
     mhqa = load_agent("mhqa").user_message("1?")
     for value in ("own", file):
-        assert asked(value, bare)[1:] == (bare, Asked.AS_IS)
-    assert asked("own", mhqa, row={"extra_info": {"agent": "mhqa"}})[1:] == (mhqa, Asked.AS_IS)
-    assert asked("own", mhqa)[1:] == (MATH.user_message("1?"), Asked.REWRITTEN)
+        assert asked(value, bare)[1:] == (bare, PromptState.AS_IS)
+    assert asked("own", mhqa, row={"extra_info": {"agent": "mhqa"}})[1:] == (mhqa, PromptState.AS_IS)
+    assert asked("own", mhqa)[1:] == (MATH.user_message("1?"), PromptState.REWRITTEN)
 
 
 @pytest.mark.parametrize(
@@ -78,11 +78,11 @@ def test_the_agent_without_tools_and_another_that_a_row_names_stay(file):
     ],
 )
 def test_chats_stay_as_they_are(answer, row):
-    assert asked("own", "Task: hi?", answer=answer, row=row) == ("", "Task: hi?", Asked.OTHER)
+    assert asked("own", "Task: hi?", answer=answer, row=row) == ("", "Task: hi?", PromptState.OTHER)
     several = aligned_row(
         [turn("user", "Hi"), turn("assistant", SAID), turn("user", "1?"), turn("assistant", SAID)]
     )
-    assert RowPrompts(PromptSource(), "math").asked(several, {})[ASKED_COLUMN] is Asked.OTHER
+    assert RowPrompts(PromptSource(), "math").asked(several, {})[ASKED_COLUMN] is PromptState.OTHER
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,11 @@ def test_a_row_that_cannot_be_asked_is_named_with_file_and_line(pipeline, data_d
 
 def test_the_models_folder_gets_the_record_and_a_model_of_another_prompt_is_refused(tmp_path):
     counter = PromptCounter(RowPrompts(PromptSource.load("row"), "math"))
-    for user, state in ((RULES + "1?", Asked.AS_IS), (RULES + "2?", Asked.AS_IS), ("Hi?", Asked.OTHER)):
+    for user, state in (
+        (RULES + "1?", PromptState.AS_IS),
+        (RULES + "2?", PromptState.AS_IS),
+        ("Hi?", PromptState.OTHER),
+    ):
         counter.add({**aligned(user), ASKED_COLUMN: state})
     counts = counter.counts()
     assert str(counts) == "prompt row: 2 rows as the rows have them, 1 chats as they are"
@@ -168,7 +172,7 @@ def test_the_models_folder_gets_the_record_and_a_model_of_another_prompt_is_refu
     assert [(one.user, one.rows) for one in record.templates] == [(RULES + "{question}", 2)]
     (tmp_path / "out").rename(tmp_path / "base")
     own = PromptCounter(RowPrompts(PromptSource(), "math"))
-    own.add({**aligned(MATH.user_message("1?")), ASKED_COLUMN: Asked.AS_IS})
+    own.add({**aligned(MATH.user_message("1?")), ASKED_COLUMN: PromptState.AS_IS})
     with pytest.raises(ConfigError, match=r"base was trained with another prompt: .*prompt_check=off"):
         keep_record(own.counts().record, arguments, tmp_path / "second")
     assert not (tmp_path / "second").exists()

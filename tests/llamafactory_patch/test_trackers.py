@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from afm.errors import ConfigError, MissingExtraError
+from llamafactory_patch.checks import check_trackers, tracker_settings, tracker_variables
 from llamafactory_patch.config import SftJob
-from llamafactory_patch.trackers import check_trackers, tracker_settings, tracker_variables
 
 ROOT = Path(__file__).parents[2]
 

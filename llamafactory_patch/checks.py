@@ -1,0 +1,179 @@
+"""What a training needs and may not have: its model, its data, room for its output, and its experiment trackers.
+
+All of it is checked before a training starts; what trackers write lands beside the model.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from afm.errors import ConfigError, MissingExtraError, suggestion
+from llamafactory_patch.config import SftJob, names_in
+
+_SOURCES = {"file_name", "hf_hub_url", "ms_hub_url", "om_hub_url", "script_url", "cloud_file_name"}
+"""Keys of an entry of ``dataset_info.json`` that say where the rows are."""
+
+SWANLAB_BOARD = "swanboard==0.1.10b2"
+"""What SwanLab 0.10.3 needs for mode ``local``; without it, it logs an error and keeps nothing to look at."""
+
+_SWANLAB_MODES = ("cloud", "local", "offline", "disabled")
+
+
+def check_trackers(job: SftJob, env: Mapping[str, str]) -> None:
+    """Whether the trackers that a configuration asks for are installed and can log in.
+
+    Raises:
+        ConfigError: A key is missing, or a setting makes no sense.
+        MissingExtraError: A package is missing.
+    """
+    wanted = _report_to(job.config)
+    if "swanlab" in wanted:
+        raise ConfigError("report_to: swanlab works as use_swanlab=true (with swanlab_mode, swanlab_project)")
+    if "tensorboard" in wanted:
+        _require("tensorboard")
+    if "wandb" in wanted:
+        _check_wandb(env)
+    if job.config.get("use_swanlab"):
+        _check_swanlab(str(job.config.get("swanlab_mode") or "cloud"), env)
+
+
+def tracker_settings(job: SftJob) -> dict[str, Any]:
+    """Keys to add to what LLaMA-Factory receives, so that SwanLab writes into the output folder."""
+    return {"swanlab_logdir": str(job.output_dir / "swanlab")} if job.config.get("use_swanlab") else {}
+
+
+def tracker_variables(job: SftJob) -> dict[str, str]:
+    """Environment variables by which TensorBoard and W&B write into the output folder."""
+    wanted = _report_to(job.config)
+    variables = {}
+    if "tensorboard" in wanted:
+        variables["TENSORBOARD_LOGGING_DIR"] = str(job.output_dir / "tensorboard")
+    if "wandb" in wanted:
+        variables["WANDB_DIR"] = str(job.output_dir.resolve())
+    return variables
+
+
+def _report_to(config: Mapping[str, Any]) -> set[str]:
+    value = config.get("report_to") or []
+    return {value} if isinstance(value, str) else {str(name) for name in value}
+
+
+def _check_wandb(env: Mapping[str, str]) -> None:
+    _require("wandb")
+    if env.get("WANDB_MODE") in ("offline", "disabled", "dryrun") or env.get("WANDB_API_KEY"):
+        return
+    netrc = Path(env.get("NETRC") or Path.home() / ".netrc")
+    if not netrc.is_file() or "wandb.ai" not in netrc.read_text(encoding="utf-8", errors="replace"):
+        raise ConfigError(
+            "report_to: wandb has no key: set WANDB_API_KEY, or WANDB_MODE=offline (then `wandb sync` later)"
+        )
+
+
+def _check_swanlab(mode: str, env: Mapping[str, str]) -> None:
+    _require("swanlab")
+    if mode not in _SWANLAB_MODES:
+        raise ConfigError(f"swanlab_mode: got {mode!r}, expected one of {', '.join(_SWANLAB_MODES)}")
+    if mode == "local" and find_spec("swanboard") is None:
+        raise ConfigError(
+            f"swanlab_mode: local needs one more package: pip install --no-deps {SWANLAB_BOARD} 'peewee<4' ujson"
+        )
+    places = (Path(env.get("SWANLAB_ROOT") or Path.home() / ".swanlab"), Path(".swanlab"))
+    if (
+        mode == "cloud"
+        and not env.get("SWANLAB_API_KEY")
+        and not any((p / ".netrc").is_file() for p in places)
+    ):
+        raise ConfigError(
+            "swanlab_mode: cloud has no key: set SWANLAB_API_KEY, or swanlab_mode=offline (then `swanlab sync` "
+            "later), or swanlab_mode=local"
+        )
+
+
+def _require(package: str) -> None:
+    if find_spec(package) is None:
+        raise MissingExtraError(package, "trackers")
+
+
+def check_sources(job: SftJob) -> None:
+    """Whether the model and the data sets are there, which LLaMA-Factory finds out about late, and the output can be.
+
+    Raises:
+        ConfigError: One is missing, and is no name on a model hub either.
+    """
+    check_output(job)
+    check_model(job)
+    check_data(job)
+
+
+def check_output(job: SftJob) -> None:
+    """Whether ``output_dir`` is a folder, or can become one.
+
+    Raises:
+        ConfigError: A file is in the way.
+    """
+    for place in (job.output_dir, *job.output_dir.parents):
+        if place.exists() and not place.is_dir():
+            raise ConfigError(f"output_dir: {place} is a file, expected a folder; choose another output_dir")
+
+
+def check_model(job: SftJob) -> None:
+    """Whether the model is a folder, or can be a name on a hub.
+
+    Raises:
+        ConfigError: It is neither.
+    """
+    model = str(job.config.get("model_name_or_path", ""))
+    hub_name = re.fullmatch(r"\w[\w.-]*/[\w.-]+", model)
+    if not model or (not hub_name and not Path(model).expanduser().is_dir()):
+        raise ConfigError(
+            f"model_name_or_path: {model!r} is no folder; expected one, or ORGANISATION/NAME on the hub"
+        )
+
+
+def check_data(job: SftJob) -> None:
+    """Whether ``dataset_info.json`` names the data sets, and local ones are there.
+
+    Raises:
+        ConfigError: It does not, or it is not of the form that LLaMA-Factory reads.
+    """
+    folder = job.config.get("dataset_dir", "data")
+    names = [name for key in ("dataset", "eval_dataset") for name in names_in(job.config.get(key))]
+    if not names or not isinstance(folder, str) or folder == "ONLINE" or folder.startswith("REMOTE:"):
+        return
+    index = Path(folder) / "dataset_info.json"
+    known = _index(index)
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"dataset: {index} has no {name!r}; {suggestion(name, known)}")
+        entry = known[name]
+        if not isinstance(entry, dict) or not _SOURCES & entry.keys():
+            raise ConfigError(
+                f"{index}: {name}: got {str(entry)[:80]!r}, expected an object with one of "
+                f"{', '.join(sorted(_SOURCES))}"
+            )
+        for part in ("columns", "tags"):
+            if not isinstance(entry.get(part, {}), dict):
+                raise ConfigError(
+                    f"{index}: {name}: {part}: got {entry[part]!r}, expected an object of names"
+                )
+        if _SOURCES & entry.keys() == {"file_name"} and not Path(folder, str(entry["file_name"])).exists():
+            raise ConfigError(f"{Path(folder, str(entry['file_name']))} is missing, though {index} names it")
+
+
+def _index(index: Path) -> dict[str, Any]:
+    if not index.is_file():
+        raise ConfigError(
+            f"dataset_dir: {index} is missing; `afm data prepare sft` writes it beside the data"
+        )
+    try:
+        known = json.loads(index.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{index} cannot be read as JSON: {error}") from None
+    if not isinstance(known, dict):
+        raise ConfigError(f"{index}: got {type(known).__name__}, expected an object of data sets by name")
+    return known
