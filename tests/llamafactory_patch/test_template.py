@@ -3,24 +3,14 @@
 import pytest
 
 from afm.masking import Boundary
+from llamafactory_patch.template import TextEncoder
 
 transformers = pytest.importorskip("transformers")
-pytest.importorskip("llamafactory")
 
 
 @pytest.fixture(scope="module")
 def qwen_tokenizer(qwen):
     return transformers.AutoTokenizer.from_pretrained(qwen)
-
-
-@pytest.fixture(scope="module")
-def encoder():
-    from llamafactory_patch.engine import load_engine
-
-    load_engine()
-    from llamafactory_patch.encoding import TextEncoder
-
-    return TextEncoder
 
 
 def spelled(tokenizer, ids, mask):
@@ -39,15 +29,15 @@ JOINT = ("</code>", "<observation>2</observation>", "<think>")
         ("keep", "</ code >< -observation -> -2 -</ -observation >< think >"),
     ],
 )
-def test_tokens_over_a_joint_follow_the_boundary(encoder, qwen_tokenizer, boundary, expected):
-    ids, mask = encoder(qwen_tokenizer, Boundary(boundary)).ids_and_mask([JOINT])
+def test_tokens_over_a_joint_follow_the_boundary(qwen_tokenizer, boundary, expected):
+    ids, mask = TextEncoder(qwen_tokenizer, Boundary(boundary)).ids_and_mask([JOINT])
     assert spelled(qwen_tokenizer, ids, mask) == expected.split()
 
 
-def test_texts_learned_ahead_are_encoded_as_single_ones(encoder, qwen_tokenizer):
+def test_texts_learned_ahead_are_encoded_as_single_ones(qwen_tokenizer):
     drafts = [[JOINT], [("<think>",)], [7, ("a", "b"), 8], [("", "b", "")], [("",)], []]
-    ahead = encoder(qwen_tokenizer, Boundary.SPLIT)
+    ahead = TextEncoder(qwen_tokenizer, Boundary.SPLIT)
     ahead.learn(part for draft in drafts for part in draft if isinstance(part, tuple))
-    single = [encoder(qwen_tokenizer, Boundary.SPLIT).ids_and_mask(draft) for draft in drafts]
+    single = [TextEncoder(qwen_tokenizer, Boundary.SPLIT).ids_and_mask(draft) for draft in drafts]
     assert [ahead.ids_and_mask(draft) for draft in drafts] == single
     assert single[2] == ([7, *qwen_tokenizer.encode("a"), *qwen_tokenizer.encode("b"), 8], [1, 1, 0, 1])

@@ -1,0 +1,245 @@
+"""A LLaMA-Factory template that tells token ids from labels: who wrote a text decides whether it is trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from itertools import chain, cycle
+from typing import Any
+
+from afm.errors import ConfigError, DataError
+from afm.masking import Boundary, encode_batch
+from afm.trajectory import Author, Segment
+from llamafactory_patch.spans import segments_by_tag
+
+IGNORE_INDEX = -100
+"""The label of a token without loss (LLaMA-Factory 0.9.5, extras/constants.py)."""
+
+Text = tuple[str, ...]
+"""A text in which the agent and the environment take turns, the agent first."""
+
+CHARS_PER_CALL = 1_000_000
+"""Bounds the memory of one tokenizer call: an encoding holds far more than the ids that are kept of it."""
+
+_FENCE_OPEN, _FENCE_CLOSE = "\ue000", "\ue001"
+
+
+class TextEncoder:
+    """Encodes texts of two authors, many in few calls of the tokenizer, which is several times faster than one by one."""
+
+    def __init__(self, tokenizer: Any, boundary: Boundary, roles_without_loss: Sequence[str] = ()) -> None:
+        self._tokenizer = tokenizer
+        self._boundary = boundary
+        self._silent = tuple(roles_without_loss)
+        self._encoded: dict[Text, tuple[list[int], list[int]]] = {}
+
+    def learn(self, texts: Iterable[Text]) -> None:
+        """Encode the texts that are not known yet."""
+        for rows in _in_parts(text for text in dict.fromkeys(texts) if text not in self._encoded):
+            segments = [
+                [
+                    Segment(author, part)
+                    for author, part in zip(cycle((Author.AGENT, Author.ENVIRONMENT)), row)
+                ]
+                for row in rows
+            ]
+            encoded = encode_batch(self._tokenizer, segments, self._boundary, roles_without_loss=self._silent)
+            self._encoded |= {
+                row: (masked.ids, masked.mask) for row, masked in zip(rows, encoded, strict=True)
+            }
+
+    def forget(self) -> None:
+        """Drop what was encoded."""
+        self._encoded = {}
+
+    def ids_and_mask(self, draft: Sequence[int | Text]) -> tuple[list[int], list[int]]:
+        """Token ids of what a template wrote, and as long a mask: 0 where the environment wrote."""
+        self.learn(part for part in draft if isinstance(part, tuple))
+        parts = [self._encoded[part] if isinstance(part, tuple) else ([part], [1]) for part in draft]
+        ids, masks = ([part[side] for part in parts] for side in (0, 1))
+        return list(chain.from_iterable(ids)), list(chain.from_iterable(masks))
+
+
+class DraftTokenizer:
+    """Stands for a tokenizer while a template puts a conversation together: a text stays a text, cut at its fences."""
+
+    def __init__(self, tokenizer: Any, fence: str) -> None:
+        self._tokenizer = tokenizer
+        self._fence = fence
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
+
+    def encode(self, text: str, add_special_tokens: bool = False) -> list[Text]:
+        """The text itself, in the place of its ids."""
+        assert not add_special_tokens
+        return [tuple(text.split(self._fence))]
+
+
+class MaskedTemplate:
+    """A LLaMA-Factory template whose turns come as token ids or, while ``labelling``, as labels of the same length.
+
+    A turn whose message says ``loss: False`` has no labels. With ``tags``, neither has what stands between them in the
+    assistant's turns, nor blank template text behind the end of a turn. A prompt may explain the tags: it is not searched,
+    and rollouts encode prompts in one piece.
+    """
+
+    def __init__(
+        self,
+        template: Any,
+        tags: Sequence[str] = (),
+        boundary: Boundary = Boundary.SPLIT,
+        roles_without_loss: Sequence[str] = (),
+    ) -> None:
+        self._template = template
+        self._tags = tuple(tags)
+        self._boundary = boundary
+        self._silent = tuple(roles_without_loss)
+        self._encoder: TextEncoder | None = None
+        self.labelling = False
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "_template":
+            raise AttributeError(name)
+        return getattr(self._template, name)
+
+    def collect(self, conversations: Iterable[Mapping[str, Any]], tokenizer: Any) -> None:
+        """Encode ahead the texts of conversations (``messages``, ``system``, ``tools`` and the options of a template).
+
+        They are kept until :meth:`forget`.
+        """
+        if not self._tags:
+            return
+        texts: dict[Text, None] = {}
+        for conversation in conversations:
+            with suppress(DataError), rendering():  # it is named when the row itself is encoded
+                drafts = self._template.encode_multiturn(**self._draft(tokenizer, **conversation))
+                parts = chain.from_iterable(chain.from_iterable(drafts))
+                texts |= dict.fromkeys(part for part in parts if isinstance(part, tuple))
+        self._encoder = self._new_encoder(tokenizer)
+        self._encoder.learn(texts)
+
+    def forget(self) -> None:
+        """Drop what was encoded ahead."""
+        self._encoder = None
+
+    def encode_multiturn(
+        self, tokenizer: Any, messages: Sequence[Mapping[str, Any]], *args: Any, **kwargs: Any
+    ) -> list[tuple[list[int], list[int]]]:
+        """Pairs of a prompt and a response, like the template's own."""
+        draft = self._draft(tokenizer, messages)
+        pairs = self._template.encode_multiturn(draft["tokenizer"], draft["messages"], *args, **kwargs)
+        return [
+            self._turn(tokenizer, source, target, message)
+            for (source, target), message in zip(pairs, messages[1::2], strict=True)
+        ]
+
+    def encode_oneturn(
+        self, tokenizer: Any, messages: Sequence[Mapping[str, Any]], *args: Any, **kwargs: Any
+    ) -> tuple[list[int], list[int]]:
+        """Everything before the last turn, and the last turn, like the template's own."""
+        draft = self._draft(tokenizer, messages)
+        source, target = self._template.encode_oneturn(draft["tokenizer"], draft["messages"], *args, **kwargs)
+        return self._turn(tokenizer, source, target, messages[-1])
+
+    def _draft(self, tokenizer: Any, messages: Sequence[Mapping[str, Any]], **other: Any) -> dict[str, Any]:
+        """What the template is called with: with tags, fences stand between the authors of the assistant's turns."""
+        if not self._tags:
+            return {"tokenizer": tokenizer, "messages": messages, **other}
+        fence = _unused_fence(messages)
+        fenced = [
+            {**message, "content": self._fenced(message["content"], fence)}
+            if message["role"] == "assistant"
+            else message
+            for message in messages
+        ]
+        return {"tokenizer": DraftTokenizer(tokenizer, fence), "messages": fenced, **other}
+
+    def _turn(
+        self, tokenizer: Any, source: list[Any], target: list[Any], message: Mapping[str, Any]
+    ) -> tuple[list[int], list[int]]:
+        ids, mask = target, [1] * len(target)
+        if self._tags:
+            encoder = self._encoder or self._new_encoder(tokenizer)
+            source, _ = encoder.ids_and_mask(source)
+            ids, mask = encoder.ids_and_mask(target)
+            _mask_behind_end(tokenizer, ids, mask)
+        if not self.labelling:
+            return source, ids
+        mask = mask if message.get("loss", True) else [0] * len(ids)
+        return source, [token if kept else IGNORE_INDEX for token, kept in zip(ids, mask, strict=True)]
+
+    def _new_encoder(self, tokenizer: Any) -> TextEncoder:
+        return TextEncoder(tokenizer, self._boundary, self._silent)
+
+    def _fenced(self, content: str, fence: str) -> str:
+        segments = segments_by_tag(content, self._tags)
+        begins = fence if segments and segments[0].author is Author.ENVIRONMENT else ""
+        ends = fence if segments and segments[-1].author is Author.ENVIRONMENT else ""
+        return begins + fence.join(segment.text for segment in segments) + ends
+
+
+def _mask_behind_end(tokenizer: Any, ids: list[int], mask: list[int]) -> None:
+    """Mask the blank template text behind the last end token."""
+    for position in range(len(ids) - 1, -1, -1):
+        if not mask[position]:
+            return
+        if ids[position] == tokenizer.eos_token_id:
+            mask[position + 1 :] = [0] * (len(ids) - position - 1)
+            return
+        if tokenizer.decode([ids[position]]).strip():
+            return
+
+
+def _unused_fence(messages: Iterable[Mapping[str, Any]]) -> str:
+    """A text that occurs in no message; it cannot overlap itself, so a split at it is unambiguous."""
+    number = 0
+    texts = [message["content"] for message in messages]
+    while any(f"{_FENCE_OPEN}{number}{_FENCE_CLOSE}" in text for text in texts):
+        number += 1
+    return f"{_FENCE_OPEN}{number}{_FENCE_CLOSE}"
+
+
+def _in_parts(texts: Iterable[Text]) -> Iterator[list[Text]]:
+    part: list[Text] = []
+    chars = 0
+    for text in texts:
+        part.append(text)
+        chars += sum(map(len, text))
+        if chars >= CHARS_PER_CALL:
+            yield part
+            part, chars = [], 0
+    if part:
+        yield part
+
+
+def check_chat_template(template: Any, tokenizer: Any) -> None:
+    """Refuse a template that renders a question otherwise than the tokenizer's own chat template.
+
+    Raises:
+        ConfigError: They differ: the trained model would be asked in a form it never saw.
+    """
+    question = [{"role": "user", "content": "How many?"}]
+    prompt, _ = template.encode_oneturn(tokenizer, [*question, {"role": "assistant", "content": "3"}])
+    asked = tokenizer.apply_chat_template(question, add_generation_prompt=True, tokenize=False)
+    if prompt != tokenizer.encode(asked, add_special_tokens=False):
+        raise ConfigError(
+            f"`template` renders a question as {tokenizer.decode(prompt)!r}, the tokenizer's chat template, which "
+            f"rollouts use, as {asked!r}; choose the template (and default_system) that fit the model, or "
+            "set match_chat_template=false"
+        )
+
+
+@contextmanager
+def rendering() -> Iterator[None]:
+    """Turn into a fault of the row what its template cannot write: calls and tools of a form it does not know.
+
+    Raises:
+        DataError: In place of what the template raised.
+    """
+    try:
+        yield
+    except DataError:
+        raise
+    except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise DataError(f"the chat template cannot write it: {type(error).__name__}: {error}") from error
