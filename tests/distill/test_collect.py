@@ -158,7 +158,7 @@ with EventLog(sys.argv[1]) as log:
 def test_kill_9_at_any_moment_loses_and_doubles_no_task(tmp_path):
     file = tmp_path / "e.jsonl"
     kills = 0
-    for delay in (0.02, 0.05, 0.08, 0.11, None):
+    for delay in (0.03, 0.08, None):
         worker = subprocess.Popen([sys.executable, "-c", WORKER, file], stdout=subprocess.PIPE)
         assert worker.stdout.readline() == b"open\n"
         if delay is not None:

@@ -14,9 +14,9 @@ from afm.datasets.mini_world import WorldSplit, generate
 from afm.distill.math_team import ScriptedMathTeam
 from afm.distill.merge import RoleMap
 from afm.distill.record import EventKind, read_events
-from afm.distill.run import distill, settle
+from afm.distill.run import distill
 from afm.distill.wiki_team import scripted_team
-from afm.errors import ConfigError, DataError
+from afm.errors import ConfigError
 from afm.trajectory import author_segments, load_records, validate
 from afm.trajectory.types import Segment
 
@@ -61,22 +61,6 @@ async def test_math_problems_become_valid_right_trajectories(tmp_path, spec, too
     assert seen[-1] == ("filter", 40, None)
 
 
-async def test_observations_are_what_the_sandbox_printed(tmp_path, spec, tools):
-    summary = await distill(problems(12), spec, tools, tmp_path, **taught(spec))
-    results = {
-        event.task_id: event.content
-        for event in read_events(tmp_path / "events.jsonl")
-        if event.kind == "tool_result"
-    }
-
-    records = [record for record in load_records(summary.path) if record.calls]
-
-    assert len(records) == len(results) > 0
-    for record in records:
-        assert record.segments[1].text == f"\n<observation>\n{results[record.id]}\n</observation>\n"
-        assert results[record.id] == record.ground_truth
-
-
 async def test_a_wrong_demonstration_never_reaches_the_training_set(tmp_path, spec, tools):
     team = ScriptedMathTeam(spec, p_direct={1: 1.0, 2: 1.0}, p_slip=0.5)
 
@@ -113,26 +97,6 @@ async def test_a_folder_made_with_another_seed_is_refused(tmp_path, spec, tools)
         ConfigError, match=r"holds a run with other settings \(seed: 0 -> 1\); choose another --out"
     ):
         await distill(problems(2), spec, tools, tmp_path, **taught(spec, seed=1))
-
-
-async def test_a_run_without_a_result_claims_no_folder(tmp_path, spec, tools):
-    settle(
-        tmp_path, problems(1), scripted_team(spec), seed=1
-    )  # as a run does that is refused, or killed, before its first event
-    done = await distill(problems(2), spec, tools, tmp_path, **taught(spec, seed=1))
-    assert done.tasks == 2
-
-
-async def test_a_folder_made_of_other_tasks_is_refused(tmp_path, spec, tools):
-    first, second = problems(2)
-    await distill([first, second], spec, tools, tmp_path, **taught(spec))
-
-    edited = second.model_copy(update={"question": f"{second.question} "})
-    for tasks in ([first], [first, edited]):
-        with pytest.raises(ConfigError, match=r"other settings \(tasks: "):
-            await distill(tasks, spec, tools, tmp_path, **taught(spec))
-    with pytest.raises(DataError, match="no tasks to distil"):
-        await distill([], spec, tools, tmp_path / "new", **taught(spec))
 
 
 async def test_questions_the_team_cannot_read_are_dropped_with_a_reason_and_the_rest_is_kept(
@@ -181,7 +145,7 @@ from afm.tools import load_tools
 
 async def main():
     spec, tools = load_agent("math"), load_tools(Path(sys.argv[1]))
-    team, tasks = scripted_team(spec), list(generate(WorldSplit.TRAIN, 120, seed=0))
+    team, tasks = scripted_team(spec), list(generate(WorldSplit.TRAIN, 80, seed=0))
     await distill(tasks, spec, tools, sys.argv[2], team=team, roles=team.roles, max_parallel=8)
     await tools["code"].close()
 
@@ -196,7 +160,7 @@ def test_killed_and_started_again_the_result_is_that_of_one_quiet_run(tmp_path):
         )
 
     kills = 0
-    for lines in (30, 150, 300):
+    for lines in (30, 200):
         process = worker(tmp_path / "killed")
         log = tmp_path / "killed" / "events.jsonl"
         while process.poll() is None and not (log.exists() and log.read_bytes().count(b"\n") >= lines):
@@ -214,7 +178,7 @@ def test_killed_and_started_again_the_result_is_that_of_one_quiet_run(tmp_path):
         for file in ("trajectories.jsonl", "dropped.jsonl")
         for run in ("killed", "quiet")
     ]
-    assert kills == 3
+    assert kills == 2
     assert set(ends.values()) == {1}
     assert len(ends) == 120
     assert results[0] == results[1]

@@ -85,14 +85,14 @@ def test_64_tasks_in_parallel_survive_faults_and_kill_9(tmp_path, world, teacher
     )
     moments, kills = random.Random(7), 0
 
-    for _ in range(4):
+    for _ in range(2):
         status, _ = run(words, moments.randint(50, 350), log)
         kills += status == -signal.SIGKILL
     status, output = run(words)
     if "team failed" in output:  # eight faults in a row are rare, not impossible; the next run tries again
         status, output = run(words)
 
-    assert kills == 4
+    assert kills == 2
     assert status == 0, output
     ends = Counter(event.task_id for event in read_events(log) if event.kind is EventKind.FINAL)
     wanted = [json.loads(line)["id"] for line in (world / "train.jsonl").read_text().splitlines()]

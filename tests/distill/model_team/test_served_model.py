@@ -90,6 +90,7 @@ def by_heart(folder):
     return loss.item()
 
 
+@pytest.mark.proof
 def test_a_served_tiny_model_teaches(tmp_path):
     loss = by_heart(tmp_path / "model")
     assert loss < 0.02
