@@ -125,7 +125,7 @@ def one_engine(index: Path, engine: str, asked: list[Asked], seconds: float) -> 
     size = sum(path.stat().st_size for path in index.rglob("*") if path.is_file())
     sample, rest = asked[:1000], cycle(asked[1000:])
     texts = [item.query for item in sample[:50]]
-    command = [sys.executable, "-m", "tool_servers.wiki_search", "--index", str(index), "--engine", engine]
+    command = [sys.executable, "-m", "tool_servers", "wiki_search", "--index", str(index), "--engine", engine]
     with Running([*command, "--port", "0"]) as ours:
         result: dict[str, Any] = {"index_mib": round(size / 2**20, 1), "start_s": ours.start_s}
         result["recall"] = recall(ours, sample)

@@ -105,7 +105,7 @@ def tool_server(folder: Path) -> Iterator[Server]:
     tools = yaml.safe_load((REPO / "configs/tools/code_executor_remote.yaml").read_text())
     tools["tools"][0]["config"]["urls"] = [f"http://127.0.0.1:{port}"]
     (folder / "tools.yaml").write_text(yaml.safe_dump(tools))
-    words = [sys.executable, "-P", "-m", "tool_servers.code", "--port", str(port)]
+    words = [sys.executable, "-P", "-m", "tool_servers", "code", "--port", str(port)]
     with _running(Server(words, port, folder / "code_server.log")) as server:
         yield server
 

@@ -72,7 +72,7 @@ class Servers:
             "WEB_SEARCH_SERPER_API_KEY": "none",
             "NO_PROXY": "127.0.0.1",
         }
-        command = [sys.executable, "-m", f"tool_servers.{name}", "--config", str(config)]
+        command = [sys.executable, "-m", "tool_servers", name, "--config", str(config)]
         process = subprocess.Popen(
             [*command, "--port", str(self.ports[name])], stdout=subprocess.PIPE, text=True, cwd=ROOT, env=own
         )

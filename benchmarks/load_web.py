@@ -140,7 +140,7 @@ def started(name: str, settings: dict[str, Any], folder: Path) -> tuple[subproce
         "NO_PROXY": "127.0.0.1",
     }
     process = subprocess.Popen(
-        [sys.executable, "-m", f"tool_servers.{name}", "--config", str(config), "--port", "0"],
+        [sys.executable, "-m", "tool_servers", name, "--config", str(config), "--port", "0"],
         stdout=subprocess.PIPE,
         text=True,
         cwd=ROOT,

@@ -13,8 +13,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from tool_servers.wiki_search.index import open_index
-from tool_servers.wiki_search.passages import terms_of
+from tool_servers.wiki_search.corpus import terms_of
+from tool_servers.wiki_search.search import open_index
 
 Search = Callable[[str, int], list[tuple[int, float]]]
 

@@ -5,21 +5,4 @@
 # Keys and tokens come from the environment, never from the command line. Relative paths are those of the caller's folder.
 set -euo pipefail
 root=$(dirname "$(dirname "$(readlink -f "$0")")")
-PYTHON=${PYTHON:-$root/.venv/bin/python}
-known=$(for file in "$root"/tool_servers/*/__main__.py; do basename "$(dirname "$file")"; done | paste -sd ' ')
-server=${1:-}
-case "$server" in
-  start | stop | status | test | -h | --help) exec "$PYTHON" -P -m tool_servers.shared.control "$@" ;;
-esac
-[ -f "$root/tool_servers/$server/__main__.py" ] || {
-  echo "error: no server '$server', expected one of: $known; or start, stop, status, test" >&2
-  exit 2
-}
-shift
-
-command=("$PYTHON" -P -m "tool_servers.$server")
-for argument in "$@"; do
-  if [ "$argument" = --dry-run ]; then dry=1; else command+=("$argument"); fi
-done
-if [ -n "${dry:-}" ]; then printf '%q ' "${command[@]}"; echo; exit 0; fi
-exec "${command[@]}"
+exec "${PYTHON:-$root/.venv/bin/python}" -P -m tool_servers "$@"

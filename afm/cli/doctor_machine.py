@@ -142,8 +142,8 @@ def _cache(settings: Environment) -> Iterator[Finding]:
 def _servers(settings: Environment, report: Report) -> Iterator[Finding]:
     """Each tool server: answers already, could start, is not set up, or cannot start."""
     try:
-        from tool_servers.shared import control_plan as plans
-        from tool_servers.shared.command import KINDS
+        from tool_servers.shared.command import KINDS, NotSetUpError
+        from tool_servers.shared.control import checked_command
 
         folder = configs_folder() / "servers"
     except (ImportError, AfmError) as error:
@@ -155,13 +155,13 @@ def _servers(settings: Environment, report: Report) -> Iterator[Finding]:
             yield Finding(Level.OK, "servers", f"{name}: something answers on port {port}")
             continue
         try:
-            plan = plans.planned(name, folder, (), settings)
-        except plans.NotSetUpError as error:
+            _, port = checked_command(name, folder, (), settings)
+        except NotSetUpError as error:
             yield Finding(Level.OK, "servers", f"{name}: not set up ({error})")
         except AfmError as error:
             yield Finding(Level.WARNING, "servers", f"{name}: {' '.join(str(error).split())}")
         else:
-            yield Finding(Level.OK, "servers", f"{name}: can start, port {plan.port} is free")
+            yield Finding(Level.OK, "servers", f"{name}: can start, port {port} is free")
 
 
 def _browser() -> Finding:

@@ -32,7 +32,7 @@ def code(config: Config = None, host: Host = None, port: Port = None) -> None:
     It listens on CODE_SERVER_PORT.
     CODE_SERVER_TOKEN is asked of every request; without one the server listens on this machine only.
     """
-    _become("tool_servers.code", {"--config": config, "--host": host, "--port": port})
+    _become("tool_servers code", {"--config": config, "--host": host, "--port": port})
 
 
 @app.command()
@@ -42,7 +42,7 @@ def search(config: Config = None, host: Host = None, port: Port = None) -> None:
     It listens on WEBSEARCH_PORT.
     WEB_SERVER_TOKEN is asked of every request; without one the server listens on this machine only.
     """
-    _become("tool_servers.web_search", {"--config": config, "--host": host, "--port": port})
+    _become("tool_servers web_search", {"--config": config, "--host": host, "--port": port})
 
 
 @app.command()
@@ -52,7 +52,7 @@ def crawl(config: Config = None, host: Host = None, port: Port = None) -> None:
     It listens on CRAWL_PAGE_PORT.
     WEB_SERVER_TOKEN is asked of every request; without one the server listens on this machine only.
     """
-    _become("tool_servers.crawl_page", {"--config": config, "--host": host, "--port": port})
+    _become("tool_servers crawl_page", {"--config": config, "--host": host, "--port": port})
 
 
 @app.command()
@@ -62,7 +62,7 @@ def visual(config: Config = None, host: Host = None, port: Port = None) -> None:
     It listens on VISUAL_INSPECTOR_PORT.
     WEB_SERVER_TOKEN is asked of every request; without one the server listens on this machine only.
     """
-    _become("tool_servers.visual_inspector", {"--config": config, "--host": host, "--port": port})
+    _become("tool_servers visual_inspector", {"--config": config, "--host": host, "--port": port})
 
 
 @app.command()
@@ -83,7 +83,7 @@ def gateway(
     GATEWAY_TOKEN is asked of every request; without one the server listens on this machine only.
     """
     options = {"--upstream": upstream, "--log": log, "--config": config, "--host": host, "--port": port}
-    _become("tool_servers.gateway", options)
+    _become("tool_servers gateway", options)
 
 
 @app.command()
@@ -104,7 +104,7 @@ def mcp(
     MCP_SERVER_TOKEN is asked of every request; without one the server listens on this machine only.
     """
     options = {"--tools": tools, "--http": http or None, "--host": host, "--port": port}
-    _become("tool_servers.mcp", options)
+    _become("tool_servers mcp", options)
 
 
 app.command(name="model")(serve_model.model)
@@ -137,7 +137,7 @@ def serve_wiki(
     """
     if context.invoked_subcommand is None:
         options = {"--index": index, "--config": config, "--engine": engine, "--host": host, "--port": port}
-        _become("tool_servers.wiki_search", options)
+        _become("tool_servers wiki_search", options)
 
 
 @wiki.command()
@@ -207,10 +207,11 @@ def _become(module: str, options: Mapping[str, object | None], *arguments: str) 
     """Go on as another program, so that signals and the exit status are its own.
 
     Args:
+        module: Its name, and the words that come before the options.
         options: By their name; ``None`` is not given, ``True`` is a name without a value.
     """
     given = [
         name if value is True else f"{name}={value}" for name, value in options.items() if value is not None
     ]
     rest = ["--", *arguments] if arguments else []
-    os.execv(sys.executable, [sys.executable, "-P", "-m", module, *given, *rest])
+    os.execv(sys.executable, [sys.executable, "-P", "-m", *module.split(), *given, *rest])

@@ -234,7 +234,7 @@ def _command(engine: ModelEngine, wanted: Wanted, port: int) -> tuple[str, ...]:
             words = (sys.executable, "-m", "sglang.launch_server", "--model-path", model, *place)
             words += ("--served-model-name", wanted.name, "--tp-size", width)
         case ModelEngine.OWN:
-            words = (sys.executable, "-P", "-m", "tool_servers.model", "--model", model, *place)
+            words = (sys.executable, "-P", "-m", "tool_servers", "model", "--model", model, *place)
             words += ("--name", wanted.name)
     return (*words, *wanted.further)
 

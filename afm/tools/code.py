@@ -36,7 +36,7 @@ class CodeSettings(BaseModel):
 
     Attributes:
         sandbox: Where programs run on this machine.
-        urls: Code servers that run the programs instead (``python -m tool_servers.code``).
+        urls: Code servers that run the programs instead (``python -m tool_servers code``).
         limits: Bounds of one run, by field of :class:`SandboxLimits`.
         max_observation_chars: Longer observations lose their middle.
         nsjail_path: As in AFM's files: the same as ``sandbox: {backend: nsjail, nsjail_path: PATH}``.

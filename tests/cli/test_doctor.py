@@ -46,7 +46,7 @@ def test_ports_that_are_taken_and_services_that_are_silent_are_warned_of(
         monkeypatch.setenv("WEB_CACHE", "redis://:secret@127.0.0.1:1/0")
         findings = diagnose_machine({})
     warned = {one.subject: one.text for one in findings if one.level is Level.WARNING}
-    assert "cannot be used: Address already in use" in warned["servers"]
+    assert "Address already in use; stop what listens there" in warned["servers"]
     assert "nobody answers at http://127.0.0.1:1/v1" in warned["judge"]
     assert "does not answer (ConnectionError)" in warned["redis"]
     assert "secret" not in str(findings)

@@ -13,7 +13,7 @@ class LoopbackServer:
     """Runs in a thread of its own between :meth:`start` and :meth:`stop`, on a free port.
 
     Args:
-        app: An ASGI application.
+        app: An ASGI application, or a whole configuration of uvicorn.
         config: For uvicorn.
 
     Attributes:
@@ -26,7 +26,10 @@ class LoopbackServer:
         self._listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.port: int = self._listener.getsockname()[1]
         self.origin = f"http://127.0.0.1:{self.port}"
-        self._server = uvicorn.Server(uvicorn.Config(app, **{"log_level": "warning", **config}))
+        whole = isinstance(app, uvicorn.Config)
+        self._server = uvicorn.Server(
+            app if whole else uvicorn.Config(app, **{"log_level": "warning", **config})
+        )
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._listener]})
 
     def start(self) -> Self:

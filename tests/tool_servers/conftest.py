@@ -17,14 +17,15 @@ from typing import Any
 import httpx
 import pytest
 import yaml
+from tool_server import ToolServer
 
 ROOT = Path(__file__).parents[2]
 TOKEN = "a-long-random-token"
 
 
-@dataclass
-class Server:
-    process: subprocess.Popen[str]
+class CodeClient:
+    """Asks a code server at ``url``."""
+
     url: str
 
     def post(self, *, token: str = TOKEN, **body: Any) -> httpx.Response:
@@ -37,25 +38,52 @@ class Server:
         [line] = [line for line in text.splitlines() if line.startswith(f"{name} ")]
         return float(line.rpartition(" ")[2])
 
+
+class CodeServerThread(CodeClient, ToolServer):
+    """A code server in this process."""
+
+
+@dataclass
+class CodeServerProcess(CodeClient):
+    """A code server as its users start it."""
+
+    process: subprocess.Popen[str]
+    url: str
+
     def end(self, number: signal.Signals = signal.SIGTERM) -> int:
         self.process.send_signal(number)
         return self.process.wait(20)
 
 
-StartServer = Callable[..., Server]
+QUICK = {"max_parallel": 2, "sandbox": {"backend": "bubblewrap"}}
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[StartServer]:
+def start(tmp_path: Path) -> Iterator[Callable[..., CodeServerThread]]:
     """Starts a code server with these settings."""
-    servers: list[Server] = []
+    servers: list[CodeServerThread] = []
 
-    def started(*, port: int = 0, token: str = TOKEN, **settings: Any) -> Server:
+    def started(**settings: Any) -> CodeServerThread:
+        server = CodeServerThread("code", tmp_path, settings=QUICK | settings, CODE_SERVER_TOKEN=TOKEN)
+        servers.append(server)
+        return server
+
+    yield started
+    for server in servers:
+        server.stop()
+        assert TOKEN not in server.log.read_text()
+
+
+@pytest.fixture
+def start_process(tmp_path: Path) -> Iterator[Callable[..., CodeServerProcess]]:
+    """Starts a code server with these settings as a process of its own."""
+    servers: list[CodeServerProcess] = []
+
+    def started(*, port: int = 0, token: str = TOKEN, **settings: Any) -> CodeServerProcess:
         config = tmp_path / f"server {len(servers)}.yaml"
-        quick = {"max_parallel": 2, "sandbox": {"backend": "bubblewrap"}}
-        config.write_text(yaml.safe_dump(quick | settings), encoding="utf-8")
+        config.write_text(yaml.safe_dump(QUICK | settings), encoding="utf-8")
         process = subprocess.Popen(
-            [sys.executable, "-m", "tool_servers.code", "--config", str(config), "--port", str(port)],
+            [sys.executable, "-m", "tool_servers", "code", "--config", str(config), "--port", str(port)],
             stdout=subprocess.PIPE,
             stderr=(tmp_path / f"log {len(servers)}").open("w"),
             text=True,
@@ -65,7 +93,7 @@ def start(tmp_path: Path) -> Iterator[StartServer]:
         assert process.stdout is not None
         told = process.stdout.readline()
         assert told.startswith("listening on "), told
-        servers.append(Server(process, told.split()[-1]))
+        servers.append(CodeServerProcess(process, told.split()[-1]))
         return servers[-1]
 
     yield started

@@ -54,7 +54,7 @@ def server():
 
     def started(name, *options, **variables):
         process = subprocess.Popen(
-            [sys.executable, "-m", f"tool_servers.{name}", *map(str, options), "--port", "0"],
+            [sys.executable, "-m", "tool_servers", name, *map(str, options), "--port", "0"],
             stdout=subprocess.PIPE,
             text=True,
             cwd=ROOT,

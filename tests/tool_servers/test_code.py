@@ -21,7 +21,7 @@ import httpx
 import pytest
 
 from afm.errors import ConfigError
-from tool_servers.code.settings import load_server_settings
+from tool_servers.code import CodeServerSettings
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.sandbox
@@ -62,7 +62,7 @@ def test_only_the_token_opens_it(start: Any) -> None:
     assert httpx.get(f"{server.url}/metrics").status_code == 401
     health = httpx.get(f"{server.url}/health")
     assert (health.status_code, health.json()) == (200, {"status": "ok", "running": 0, "waiting": 0})
-    assert server.metric('afm_code_refused_total{why="token"}') == 6
+    assert server.metric('afm_code_requests_total{outcome="token"}') == 6
     assert server.metric('afm_code_runs_total{reason="ok"}') == 0
     assert httpx.get(f"{server.url}/docs").status_code == 404
 
@@ -127,7 +127,7 @@ def test_a_broken_sandbox_shows_and_its_recovery_too(start: Any, needed: Path) -
         health = httpx.get(f"{server.url}/health", headers=given)
         assert (health.status_code, health.json()["status"]) == (503, "failing")
         assert ("error" in health.json()) is told
-    assert server.metric('afm_code_refused_total{why="sandbox"}') == 1
+    assert server.metric('afm_code_requests_total{outcome="sandbox"}') == 1
     needed.touch(0o644)
     assert server.post(code="print(1)").status_code == 200
     assert httpx.get(f"{server.url}/health").status_code == 200
@@ -179,8 +179,8 @@ def test_waiting_has_an_end(start: Any) -> None:
         assert running.result().status_code == 200
 
 
-def test_the_run_of_a_client_that_left_is_killed(start: Any) -> None:
-    server = start(max_parallel=1)
+def test_the_run_of_a_client_that_left_is_killed(start_process: Any) -> None:
+    server = start_process(max_parallel=1)
     host, _, port = server.url.removeprefix("http://").partition(":")
     body = b'{"code": "import time; time.sleep(30)", "limits": {"wall_s": 40}}'
     request = (
@@ -192,7 +192,7 @@ def test_the_run_of_a_client_that_left_is_killed(start: Any) -> None:
         assert until(lambda: server.metric("afm_code_running") == 1)
         assert children(server.process.pid)
     assert until(lambda: server.metric("afm_code_running") == 0)
-    assert server.metric('afm_code_refused_total{why="gone"}') == 1
+    assert server.metric('afm_code_requests_total{outcome="gone"}') == 1
     assert server.post(code="print(2)").json()["stdout"] == "2\n"
 
 
@@ -202,8 +202,8 @@ def children(pid: int) -> list[str]:
     ).stdout.split()
 
 
-def test_sigterm_lets_programs_finish(start: Any) -> None:
-    server = start(max_parallel=1, finish_s=15)
+def test_sigterm_lets_programs_finish(start_process: Any) -> None:
+    server = start_process(max_parallel=1, finish_s=15)
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(server.post, code="import time; time.sleep(1); print('done')")
         assert until(lambda: server.metric("afm_code_running") == 1)
@@ -214,8 +214,8 @@ def test_sigterm_lets_programs_finish(start: Any) -> None:
         server.post(code="print(1)")
 
 
-def test_sigterm_does_not_wait_for_ever(start: Any) -> None:
-    server = start(max_parallel=1, finish_s=1)
+def test_sigterm_does_not_wait_for_ever(start_process: Any) -> None:
+    server = start_process(max_parallel=1, finish_s=1)
     client = threading.Thread(target=_ignoring_failure, args=(server,))
     client.start()
     assert until(lambda: server.metric("afm_code_running") == 1)
@@ -243,7 +243,7 @@ def _ignoring_failure(server: Any) -> None:
 )
 def test_it_does_not_start_without_what_it_needs(arguments: tuple[str, ...], message: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "tool_servers.code", "--port", "0", *arguments],
+        [sys.executable, "-m", "tool_servers", "code", "--port", "0", *arguments],
         capture_output=True,
         text=True,
         cwd=ROOT,
@@ -261,15 +261,15 @@ def test_the_script_says_what_it_would_start() -> None:
     shown = subprocess.run(
         [script, "code", "--port", "9", "--dry-run"], capture_output=True, text=True, cwd="/", check=False
     )
-    assert shown.stdout.split()[1:] == ["-P", "-m", "tool_servers.code", "--port", "9"]
+    assert shown.stdout.split()[1:] == ["-P", "-m", "tool_servers", "code", "--port", "9"]
     wrong = subprocess.run([script, "cod"], capture_output=True, text=True, cwd="/", check=False)
-    assert (wrong.returncode, "expected one of: code" in wrong.stderr) == (2, True)
+    assert (wrong.returncode, "did you mean 'code'" in wrong.stderr) == (2, True)
 
 
 def test_the_shipped_settings_are_read() -> None:
-    settings = load_server_settings(ROOT / "configs/servers/code.yaml")
+    settings = CodeServerSettings.read(ROOT / "configs/servers/code.yaml")
     assert settings.ceiling().memory_bytes == 8 << 30
-    assert settings.parallel() >= 1
+    assert settings.max_parallel >= 1
 
 
 def test_wrong_settings_are_explained(tmp_path: Path) -> None:
@@ -280,4 +280,4 @@ def test_wrong_settings_are_explained(tmp_path: Path) -> None:
     ):
         path.write_text(text, encoding="utf-8")
         with pytest.raises(ConfigError, match=message):
-            load_server_settings(path)
+            CodeServerSettings.read(path)

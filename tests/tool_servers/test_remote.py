@@ -71,8 +71,8 @@ async def test_the_least_busy_server_is_asked(start: Any) -> None:
     await sandbox.close()
 
 
-async def test_a_server_that_dies_in_the_middle_loses_nothing(start: Any) -> None:
-    dying, living = start(max_parallel=2), start(max_parallel=2)
+async def test_a_server_that_dies_in_the_middle_loses_nothing(start: Any, start_process: Any) -> None:
+    dying, living = start_process(max_parallel=2), start(max_parallel=2)
     sandbox = remote(dying, living)
     runs = [asyncio.create_task(sandbox.run(f"import time; time.sleep(0.4); print({n})")) for n in range(12)]
     await asyncio.sleep(0.7)
@@ -84,15 +84,17 @@ async def test_a_server_that_dies_in_the_middle_loses_nothing(start: Any) -> Non
     await sandbox.close()
 
 
-async def test_a_server_that_comes_back_is_used_again(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_server_that_comes_back_is_used_again(
+    start: Any, start_process: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("afm.endpoints.connections.REST_S", 0.2)
-    first, second = start(), start()
+    first, second = start_process(), start()
     port = int(first.url.rpartition(":")[2])
     sandbox = remote(first, second)
     first.end()
     for _ in range(4):
         await sandbox.run("print(1)")
-    reborn = start(port=port)
+    reborn = start_process(port=port)
     await asyncio.sleep(0.3)
     for _ in range(4):
         await sandbox.run("print(1)")
@@ -140,7 +142,7 @@ async def test_a_full_server_is_waited_for(start: Any) -> None:
     sandbox = remote(server, rounds=1)
     results = await asyncio.gather(*(sandbox.run("import time; time.sleep(0.3)") for _ in range(3)))
     assert [result.reason for result in results] == [ExitReason.OK] * 3
-    assert server.metric('afm_code_refused_total{why="busy"}') >= 2
+    assert server.metric('afm_code_requests_total{outcome="busy"}') >= 2
     await sandbox.close()
     impatient = remote(server, busy_s=0.2)
     blocker = asyncio.create_task(sandbox.run("import time; time.sleep(5)"))
@@ -160,7 +162,7 @@ async def test_a_wrong_token_is_not_tried_again(start: Any) -> None:
         await sandbox.run("print(1)")
     assert time.monotonic() - began < 2
     assert "other" not in str(caught.value)
-    assert server.metric('afm_code_refused_total{why="token"}') == 1
+    assert server.metric('afm_code_requests_total{outcome="token"}') == 1
     with pytest.raises(SandboxError, match="got 999, this server allows at most 180"):
         await remote(server).run("1", "", SandboxLimits(wall_s=999))
     await sandbox.close()

@@ -23,7 +23,7 @@ TOKEN = "a-long-random-token"
 def server(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wiki")
     write_corpus(WORLD, folder / "corpus.jsonl")
-    module = [sys.executable, "-m", "tool_servers.wiki_search"]
+    module = [sys.executable, "-m", "tool_servers", "wiki_search"]
     build = [sys.executable, "-m", "tool_servers.wiki_search.build", str(folder / "corpus.jsonl"), "--out"]
     subprocess.run([*build, str(folder / "index")], cwd=ROOT, check=True, capture_output=True)
     environment = os.environ | {"WIKI_SERVER_TOKEN": TOKEN, "SERVER_HOST": "127.0.0.1"}

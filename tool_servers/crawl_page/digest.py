@@ -1,19 +1,21 @@
-"""A page summed up toward what an agent looks for: by a model in chunks, or by its best passages."""
+"""A page summed up toward what an agent looks for: by a model in chunks, or by its best passages (BM25)."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from dataclasses import dataclass
 from typing import Protocol
 
+from pydantic import BaseModel, ConfigDict, Field
+
 from afm.errors import ConfigError
 from afm.settings import Environment
-from tool_servers.crawl_page.passages import best_chunks, best_passages
-from tool_servers.crawl_page.settings import CrawlSettings, SummarySettings
-from tool_servers.shared.chat_text import chat_text
-from tool_servers.shared.upstream import Patience, Trouble, Upstream, UpstreamError
+from tool_servers.shared.model_text import ask_model
+from tool_servers.shared.upstream import Patience, Upstream, UpstreamError
+from tool_servers.wiki_search.corpus import terms_of
 
 _log = logging.getLogger(__name__)
 _MERGE_S = 8.0
@@ -29,6 +31,27 @@ _MERGE = (
     "Below are notes on the parts of one web page. Put them together into one text of at most 300 words for a "
     "researcher with this goal; leave out what repeats. Add nothing that is not in the notes."
 )
+_PARAGRAPHS = re.compile(r"\n\s*\n|\n(?=#)")
+_SENTENCES = re.compile(r"(?<=[.!?。！？])\s+|\n")
+_CUT = "\n[...]\n"
+
+
+class SummarySettings(BaseModel):
+    """How pages are summed up by the model at ``SUMMARY_OPENAI_API_BASE_URL``, when it is set.
+
+    Attributes:
+        chunk_chars: Of a page that the model reads at once.
+        max_chunks: Of longer pages, the chunks nearest to the goal.
+        max_tokens: Of a reply.
+        total_s: For a page; then, or when the model fails, the best passages stand in.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    chunk_chars: int = Field(default=24_000, ge=1000)
+    max_chunks: int = Field(default=6, ge=1)
+    max_tokens: int = Field(default=800, ge=16)
+    total_s: float = Field(default=45.0, gt=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,21 +145,18 @@ class ModelDigester:
             return together
 
     async def _reply(self, task: str, material: str, until: float) -> str:
-        body = {
-            "model": self._model,
-            "messages": [{"role": "system", "content": task}, {"role": "user", "content": material}],
-            "max_tokens": self._settings.max_tokens,
-            "temperature": 0,
-        }
         seconds = max(0.0, until - time.monotonic())
-        answer = await self._service.ask("POST", "/chat/completions", body=body, seconds=seconds)
-        text = chat_text(answer)
-        if not text:
-            raise UpstreamError(Trouble.BROKEN, "the summary model's answer holds no text")
-        return text
+        return await ask_model(
+            self._service,
+            self._model,
+            task,
+            material,
+            max_tokens=self._settings.max_tokens,
+            seconds=seconds,
+        )
 
 
-def open_digester(settings: CrawlSettings, environment: Environment) -> Digester:
+def open_digester(settings: SummarySettings, shown_chars: int, environment: Environment) -> Digester:
     """The model when its endpoint is set, the best passages otherwise.
 
     Raises:
@@ -144,16 +164,93 @@ def open_digester(settings: CrawlSettings, environment: Environment) -> Digester
     """
     url, model = environment.summary_openai_api_base_url, environment.summary_model
     if url is None:
-        return PassageDigester(settings.shown_chars)
+        return PassageDigester(shown_chars)
     if model is None:
         raise ConfigError(
             "SUMMARY_OPENAI_API_BASE_URL is set but SUMMARY_MODEL is not; name the model that sums up pages"
         )
-    total = settings.summary.total_s
+    total = settings.total_s
     service = Upstream(
         "the summary model",
         url,
         key=environment.summary_openai_api_key,
         patience=Patience(tries=3, try_s=total, total_s=total, max_bytes=1 << 20),
     )
-    return ModelDigester(model, service, settings.summary, settings.shown_chars)
+    return ModelDigester(model, service, settings, shown_chars)
+
+
+def passages(text: str, size: int) -> list[str]:
+    """``text`` in pieces of about ``size`` characters: whole paragraphs where possible, else sentences."""
+    pieces: list[str] = []
+    for paragraph in _PARAGRAPHS.split(text):
+        pieces += [paragraph] if len(paragraph) <= size else _SENTENCES.split(paragraph)
+    joined: list[str] = []
+    for piece in pieces:
+        piece = piece.strip()
+        if joined and len(joined[-1]) + len(piece) < size:
+            joined[-1] += "\n" + piece
+            continue
+        joined += [piece[start : start + size] for start in range(0, len(piece), size)]
+    return [piece for piece in joined if piece]
+
+
+def best_passages(text: str, goal: str, max_chars: int, size: int = 800) -> str:
+    """The passages nearest to ``goal``, in the order of the page, within ``max_chars`` characters.
+
+    A text that is short enough is returned whole. The first passage is always kept: it says what the page is.
+    Without a goal, or when no word of it occurs, the page's beginning.
+    """
+    if len(text) <= max_chars:
+        return text
+    pieces = passages(text, min(size, max(1, max_chars // 4)))
+    order = _ranking(pieces, goal)
+    if not order:
+        return text[: max_chars - len(_CUT)].rstrip() + _CUT.rstrip()
+    kept: set[int] = set()
+    room = max_chars - len(_CUT)
+    for number in (0, *order):
+        cost = len(pieces[number]) + len(_CUT)
+        if number not in kept and cost <= room:
+            kept.add(number)
+            room -= cost
+    return _joined(pieces, sorted(kept))
+
+
+def best_chunks(text: str, goal: str, size: int, most: int) -> list[str]:
+    """At most ``most`` pieces of about ``size`` characters, in the order of the page: those nearest to ``goal``."""
+    pieces = passages(text, size)
+    if len(pieces) <= most:
+        return pieces
+    order = [0, *(number for number in _ranking(pieces, goal) if number != 0), *range(1, len(pieces))]
+    return [pieces[number] for number in sorted(list(dict.fromkeys(order))[:most])]
+
+
+def _ranking(pieces: list[str], goal: str) -> list[int]:
+    """Numbers of the passages that share a word with ``goal``, the best first."""
+    import bm25s
+    import numpy as np
+
+    words = list(dict.fromkeys(_words(goal)))
+    corpus = [_words(passage) or ["-"] for passage in pieces]
+    known = set().union(*map(set, corpus)) if corpus else set()
+    sought = [word for word in words if word in known]
+    if not sought:
+        return []
+    index = bm25s.BM25()
+    index.index(corpus, show_progress=False)
+    scores = index.get_scores(sought)
+    return [int(number) for number in np.argsort(-scores, kind="stable") if scores[number] > 0]
+
+
+def _words(text: str) -> list[str]:
+    """Lower-case words but the most common ones; of longer ones a plural's ending is dropped."""
+    return [word[:-1] if len(word) > 3 and word.endswith("s") else word for word in terms_of(text)]
+
+
+def _joined(pieces: list[str], numbers: list[int]) -> str:
+    parts: list[str] = []
+    for place, number in enumerate(numbers):
+        if place:
+            parts.append("\n" if number == numbers[place - 1] + 1 else _CUT)
+        parts.append(pieces[number])
+    return "".join(parts) + ("" if numbers[-1] == len(pieces) - 1 else _CUT.rstrip())

@@ -1,4 +1,8 @@
-"""The text of a page: HTML, PDF, JSON or plain text. Runs in a worker process, because pages are hostile."""
+"""The text of a page: HTML, PDF, JSON or plain text.
+
+``python -m tool_servers.crawl_page.extract`` is the parser of a :class:`tool_servers.shared.parser_pool.ParserPool`, because pages
+are hostile.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,12 @@ import json
 import re
 from dataclasses import dataclass
 from io import BytesIO
+from typing import Any
 from urllib.parse import urljoin
 
 from afm.trajectory.observation import readable
 from tool_servers.shared.fetch_body import text_of
+from tool_servers.shared.parser_pool import serve_parser
 
 _TITLE = re.compile(r"(?is)<title[^>]{0,200}>([^<]{1,1000})")
 _BLANK_LINES = re.compile(r"\n{3,}")
@@ -68,19 +74,19 @@ def extract(body: bytes, media_type: str, charset: str | None, url: str, max_cha
         NoTextError: Nothing readable in it.
     """
     if body[:1024].lstrip().startswith(b"%PDF-") or media_type == "application/pdf":
-        found = _pdf(body, max_chars)
+        page = _pdf(body, max_chars)
     else:
         text = text_of(body, charset)
         if media_type.endswith("json"):
-            found = Extracted("", _json(text, max_chars))
+            page = Extracted("", _json(text, max_chars))
         elif "html" in media_type or _HTML_START.match(text):
-            found = _html(text, url)
+            page = _html(text, url)
         else:
-            found = Extracted("", text)
-    text = _BLANK_LINES.sub("\n\n", readable(found.text[:max_chars])).strip()
+            page = Extracted("", text)
+    text = _BLANK_LINES.sub("\n\n", readable(page.text[:max_chars])).strip()
     if not text:
         raise NoTextError("the page holds no readable text")
-    title = " ".join(readable(found.title).split())[:_MAX_TITLE_CHARS]
+    title = " ".join(readable(page.title).split())[:_MAX_TITLE_CHARS]
     return Extracted(title, text)
 
 
@@ -157,3 +163,12 @@ def _json(text: str, max_chars: int) -> str:
         return json.dumps(json.loads(text), indent=1, ensure_ascii=False)
     except (ValueError, RecursionError):
         return text
+
+
+def _parse(about: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
+    page = extract(body, **about)
+    return {"title": page.title, "text": page.text}, b""
+
+
+if __name__ == "__main__":
+    serve_parser("page", _parse, NoTextError)

@@ -3,22 +3,61 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from enum import StrEnum
+from typing import ClassVar, Protocol
+
+from pydantic import Field
 
 from afm.settings import Environment
 from afm.trajectory.observation import readable
-from tool_servers.crawl_page.extract_pool import ExtractPool
-from tool_servers.crawl_page.settings import CrawlSettings, Reader
-from tool_servers.shared.fetch import Fault, Fetcher, FetchError, FetchLimits
+from tool_servers.crawl_page.digest import SummarySettings
+from tool_servers.shared.fetch import Fetcher, FetchError, FetcherSettings, FetchFault, FetchLimits
 from tool_servers.shared.guard import Policy, target_of
+from tool_servers.shared.parser_pool import ParseError, ParserPool
 from tool_servers.shared.upstream import Patience, Trouble, Upstream, UpstreamError
 
+_PAGES_PER_PROCESS = 500
 _READER_TOKENS = 80_000
-_FAULTS = {Trouble.TIMEOUT: Fault.TIMEOUT, Trouble.TOO_LARGE: Fault.TOO_LARGE, Trouble.BROKEN: Fault.BROKEN}
+_FAULTS = {
+    Trouble.TIMEOUT: FetchFault.TIMEOUT,
+    Trouble.TOO_LARGE: FetchFault.TOO_LARGE,
+    Trouble.BROKEN: FetchFault.BROKEN,
+}
+
+
+class ReaderKind(StrEnum):
+    """Who fetches pages."""
+
+    DIRECT = "direct"
+    """This server."""
+    JINA = "jina"
+    """A reader service at ``JINA_BASE_URL``."""
+
+
+class CrawlSettings(FetcherSettings):
+    """The YAML of the page reader.
+
+    Attributes:
+        max_urls: Pages of one request; further addresses are refused.
+        max_page_chars: Of a page's text; its end is lost.
+        shown_chars: Of a page that an agent is shown, when no model sums it up.
+        parse_s: For turning one page into text.
+        cached_pages: Pages kept.
+    """
+
+    content: ClassVar[str] = "page reader settings"
+
+    reader: ReaderKind = ReaderKind.DIRECT
+    max_urls: int = Field(default=8, ge=1)
+    max_page_chars: int = Field(default=300_000, ge=1000)
+    shown_chars: int = Field(default=6_000, ge=200)
+    parse_s: float = Field(default=10.0, gt=0)
+    cached_pages: int = Field(default=10_000, ge=1)
+    summary: SummarySettings = SummarySettings()
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class PageText:
     """A page as text.
 
     Attributes:
@@ -31,10 +70,10 @@ class Page:
     text: str
 
 
-class Source(Protocol):
+class PageSource(Protocol):
     """Reads pages."""
 
-    async def read(self, url: str) -> Page:
+    async def read(self, url: str) -> PageText:
         """The page; raises ``FetchError``."""
         ...
 
@@ -44,24 +83,39 @@ class Source(Protocol):
 
 
 class DirectSource:
-    """Fetches pages itself, behind the guard, and reads them in worker processes."""
+    """Fetches pages itself, behind the guard, and reads them in parser processes."""
 
-    def __init__(self, fetcher: Fetcher, pool: ExtractPool) -> None:
+    def __init__(self, fetcher: Fetcher, settings: CrawlSettings) -> None:
         self._fetcher = fetcher
-        self._pool = pool
+        self._max_chars = settings.max_page_chars
+        self._pool = ParserPool(
+            "tool_servers.crawl_page.extract",
+            "page",
+            workers=settings.workers,
+            file_s=settings.parse_s,
+            files_per_process=_PAGES_PER_PROCESS,
+            first=(
+                {"media_type": "text/html", "charset": None, "url": "http://example.org/", "max_chars": 10},
+                b"<p>hello</p>",
+            ),
+        )
 
-    async def read(self, url: str) -> Page:
+    async def read(self, url: str) -> PageText:
         """The page at ``url``.
 
         Raises:
             FetchError: It cannot be fetched or read.
         """
-        fetched = await self._fetcher.fetch(url)
-        found = await self._pool.extract(fetched)
-        return Page(fetched.url, found.title, found.text)
+        page = await self._fetcher.fetch(url)
+        about = {"media_type": page.media_type, "charset": page.charset, "url": page.url}
+        try:
+            content, _ = await self._pool.parse(about | {"max_chars": self._max_chars}, page.body)
+        except ParseError as error:
+            raise FetchError(FetchFault.PARSE, str(error)) from None
+        return PageText(page.url, content["title"], content["text"])
 
     async def close(self) -> None:
-        """Close connections, end workers."""
+        """Close connections, end parsers."""
         await self._fetcher.close()
         await self._pool.close()
 
@@ -85,7 +139,7 @@ class ReaderSource:
             "X-Timeout": str(max(1, round(page_s))),
         }
 
-    async def read(self, url: str) -> Page:
+    async def read(self, url: str) -> PageText:
         """The page at ``url``.
 
         Raises:
@@ -96,17 +150,17 @@ class ReaderSource:
         try:
             answer = await self._reader.ask("GET", f"/{normal}", headers=self._headers)
         except UpstreamError as error:
-            raise FetchError(_FAULTS.get(error.trouble, Fault.STATUS), str(error)) from None
+            raise FetchError(_FAULTS.get(error.trouble, FetchFault.STATUS), str(error)) from None
         data = answer.get("data") if isinstance(answer, dict) else None
         text = data.get("content") if isinstance(data, dict) else None
         if not isinstance(text, str) or not isinstance(data, dict):
-            raise FetchError(Fault.BROKEN, "the reader's answer holds no page")
+            raise FetchError(FetchFault.BROKEN, "the reader's answer holds no page")
         text = readable(text[: self._max_chars]).strip()
         if not text:
-            raise FetchError(Fault.PARSE, "the page holds no readable text")
-        title, found = data.get("title"), data.get("url")
-        return Page(
-            found if isinstance(found, str) and found else normal,
+            raise FetchError(FetchFault.PARSE, "the page holds no readable text")
+        title, place = data.get("title"), data.get("url")
+        return PageText(
+            place if isinstance(place, str) and place else normal,
             " ".join(readable(title).split())[:200] if isinstance(title, str) else "",
             text,
         )
@@ -117,13 +171,12 @@ class ReaderSource:
         await self._fetcher.close()
 
 
-def open_source(settings: CrawlSettings, environment: Environment) -> Source:
+def open_source(settings: CrawlSettings, environment: Environment) -> PageSource:
     """The source that the settings name."""
-    policy = Policy(frozenset(settings.ports), frozenset(settings.trusted))
+    policy = settings.policy()
     fetcher = Fetcher(policy, FetchLimits(max_bytes=settings.max_bytes, total_s=settings.fetch_s))
-    if settings.reader is Reader.DIRECT:
-        pool = ExtractPool(settings.worker_count(), settings.parse_s, settings.max_page_chars)
-        return DirectSource(fetcher, pool)
+    if settings.reader is ReaderKind.DIRECT:
+        return DirectSource(fetcher, settings)
     patience = Patience(
         tries=3, try_s=settings.fetch_s, total_s=2 * settings.fetch_s, max_bytes=settings.max_bytes
     )

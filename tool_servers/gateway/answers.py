@@ -167,8 +167,8 @@ def _grow_calls(calls: list[dict[str, Any]], deltas: list[Any]) -> None:
     for delta in deltas:
         if not isinstance(delta, dict):
             continue
-        told = delta.get("index")
-        index = told if isinstance(told, int) else len(calls)
+        number = delta.get("index")
+        index = number if isinstance(number, int) else len(calls)
         while len(calls) <= index < len(calls) + 64:
             calls.append({"id": "", "type": "function", "function": {"name": "", "arguments": ""}})
         if not 0 <= index < len(calls):

@@ -15,8 +15,8 @@ from starlette.types import Receive, Scope, Send
 
 from afm.distill.gateway import CallLog, Label, ModelCall, Usage
 from tool_servers.gateway.answers import Answer, EventStream, whole_answer
-from tool_servers.gateway.settings import GatewaySettings, ServedEndpoint, cost_usd
-from tool_servers.shared.admission import Admission, BusyError
+from tool_servers.gateway.settings import GatewaySettings, UpstreamRoute, cost_usd
+from tool_servers.shared.endpoint import Admission, BusyError, RefusalError, left
 
 _INSTEAD = b"[key]"
 
@@ -60,10 +60,17 @@ _FULL_RETRY_S = "30"
 _NO_ENDPOINT = "the endpoint behind the gateway"
 
 
-def refusal(status: int, code: str, message: str, headers: dict[str, str] | None = None) -> JSONResponse:
+def error_body(refusal: RefusalError) -> dict[str, Any]:
     """An error of the gateway's own, in the form that OpenAI's clients read."""
-    error = {"message": f"afm gateway: {message}", "type": "gateway_error", "code": code}
-    return JSONResponse({"error": error}, status_code=status, headers=headers)
+    message = f"afm gateway: {refusal}"
+    return {"error": {"message": message, "type": "gateway_error", "code": refusal.kind}}
+
+
+def error_response(
+    status: int, code: str, message: str, headers: dict[str, str] | None = None
+) -> JSONResponse:
+    """The same as an answer."""
+    return JSONResponse(error_body(RefusalError(status, code, message)), status_code=status, headers=headers)
 
 
 class UnloggedError(Exception):
@@ -89,7 +96,7 @@ def room_for(log: CallLog, request_bytes: int) -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class GatewayCall:
     """A request that may be passed on.
 
     Attributes:
@@ -115,7 +122,7 @@ class Desk:
     """What all calls share.
 
     Attributes:
-        count: Called with the status, or the trouble, of each call.
+        count: Called with ``ok`` or the trouble of each call.
     """
 
     settings: GatewaySettings
@@ -128,9 +135,9 @@ class Desk:
 class Exchange(Response):
     """A response that is the whole exchange. It is logged before the client can know that it is over."""
 
-    def __init__(self, desk: Desk, route: ServedEndpoint, label: Label, asked: Asked) -> None:
+    def __init__(self, desk: Desk, route: UpstreamRoute, label: Label, call: GatewayCall) -> None:
         super().__init__()
-        self._desk, self._route, self._label, self._asked = desk, route, label, asked
+        self._desk, self._route, self._label, self._call = desk, route, label, call
         self._blackout = Blackout(route.key)
         self._began = time.monotonic()
         self._first_s = 0.0
@@ -141,7 +148,7 @@ class Exchange(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve; a client that leaves ends the endpoint's work, too."""
         work = asyncio.create_task(self._admitted(scope, receive, send))
-        watcher = asyncio.create_task(_left(receive))
+        watcher = asyncio.create_task(left(receive))
         try:
             await asyncio.wait((work, watcher), return_when=asyncio.FIRST_COMPLETED)
             if work.done():
@@ -154,14 +161,14 @@ class Exchange(Response):
     async def _admitted(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             async with self._desk.admission.place():
-                with room_for(self._desk.log, len(self._asked.content)):
+                with room_for(self._desk.log, len(self._call.content)):
                     self._asking = True
                     answer = await self._exchanged(send)
         except UnloggedError as error:
             answer = self._unlogged(str(error))
         except BusyError as error:
-            self._desk.count("429")
-            answer = refusal(429, "busy", str(error), {"Retry-After": str(error.retry_after_s)})
+            self._desk.count("busy")
+            answer = JSONResponse(error_body(error), error.status, error.headers)
         except asyncio.CancelledError:
             with suppress(UnloggedError):
                 self._record("gone")
@@ -174,12 +181,12 @@ class Exchange(Response):
         self._desk.count("log")
         if not self._asking:
             advice = "the endpoint was not asked; free space on the log's disk"
-            return refusal(503, "log", f"{message}; {advice}", {"Retry-After": _FULL_RETRY_S})
+            return error_response(503, "log", f"{message}; {advice}", {"Retry-After": _FULL_RETRY_S})
         advice = "the endpoint has answered, and its answer is lost; asking again costs again"
         return (
             None
             if self._started
-            else refusal(507, "log", f"{message}; {advice}", {"x-should-retry": "false"})
+            else error_response(507, "log", f"{message}; {advice}", {"x-should-retry": "false"})
         )
 
     async def _exchanged(self, send: Send) -> JSONResponse | None:
@@ -210,8 +217,8 @@ class Exchange(Response):
         headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
         if self._route.key is not None:
             headers["Authorization"] = f"Bearer {self._route.key}"
-        url = f"{self._route.url}/{self._asked.path}"
-        return self._desk.client.build_request("POST", url, content=self._asked.content, headers=headers)
+        url = f"{self._route.url}/{self._call.path}"
+        return self._desk.client.build_request("POST", url, content=self._call.content, headers=headers)
 
     async def _whole(self, response: httpx.Response, send: Send) -> JSONResponse | None:
         content, trouble = bytearray(), ""
@@ -238,7 +245,7 @@ class Exchange(Response):
 
     async def _stream(self, response: httpx.Response, send: Send) -> None:
         await self._start(send, response, {"cache-control": "no-cache"})
-        stream = EventStream(hide_usage=self._asked.hide_usage)
+        stream = EventStream(hide_usage=self._call.hide_usage)
         self._answer = stream.answer
         trouble, size = "", 0
         try:
@@ -289,7 +296,7 @@ class Exchange(Response):
 
     def _failed(self, status: int, trouble: str, message: str) -> JSONResponse:
         self._record(trouble, message)
-        return refusal(status, trouble, message)
+        return error_response(status, trouble, message)
 
     def _record(self, trouble: str, error: str = "") -> None:
         """Log the call, once.
@@ -300,8 +307,8 @@ class Exchange(Response):
         if self._logged:
             return
         self._logged = True
-        body, answer = dict(self._asked.body), self._answer
-        price = self._desk.settings.price(self._asked.model)
+        body, answer = dict(self._call.body), self._answer
+        price = self._desk.settings.price(self._call.model)
         usage = Usage(
             prompt_tokens=answer.tokens("prompt_tokens"),
             completion_tokens=answer.tokens("completion_tokens"),
@@ -309,8 +316,8 @@ class Exchange(Response):
         )
         messages, tools = body.pop("messages", ()), body.pop("tools", None)
         call = ModelCall(
-            path=self._asked.path,
-            model=self._asked.model,
+            path=self._call.path,
+            model=self._call.model,
             messages=messages if isinstance(messages, list) else (),
             tools=tools if isinstance(tools, list) else (),
             prompt=body.pop("prompt", None),
@@ -329,7 +336,7 @@ class Exchange(Response):
             self._desk.log.record(self._label, call, usage.model_copy(update={"cost_usd": cost}))
         except OSError as error:
             raise UnloggedError(error) from error
-        self._desk.count(trouble or "200")
+        self._desk.count(trouble or "ok")
 
     def _seconds(self) -> float:
         return round(time.monotonic() - self._began, 6)
@@ -341,8 +348,3 @@ def _stream_trouble(stream: EventStream) -> str:
     if stream.broken:
         return "broken"
     return "" if stream.answer.finished else "cut"
-
-
-async def _left(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

@@ -7,15 +7,16 @@ from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from afm.configuration import validated
 from afm.distill.gateway import Usage
 from afm.endpoints.budget import CachedTokenPrice
 from afm.endpoints.connections import address_fault, checked_key, environment_key
 from afm.errors import ConfigError
 from afm.settings import Environment
-from tool_servers.shared.settings import ServerSettings
+from tool_servers.shared.command import ServerSettings
 
 
-class Upstream(BaseModel):
+class UpstreamSettings(BaseModel):
     """One endpoint behind the gateway.
 
     Attributes:
@@ -54,7 +55,7 @@ class GatewaySettings(ServerSettings):
 
     content: ClassVar[str] = "gateway settings"
 
-    upstreams: tuple[Upstream, ...] = ()
+    upstreams: tuple[UpstreamSettings, ...] = ()
     prices: dict[str, CachedTokenPrice] = Field(default_factory=dict)
     ask_usage: bool = True
     answer_s: float = Field(default=600.0, gt=0)
@@ -72,10 +73,10 @@ class GatewaySettings(ServerSettings):
         return next((price for pattern, price in self.prices.items() if fnmatchcase(model, pattern)), None)
 
 
-class ServedEndpoint:
+class UpstreamRoute:
     """An endpoint with its key."""
 
-    def __init__(self, upstream: Upstream, key: str | None) -> None:
+    def __init__(self, upstream: UpstreamSettings, key: str | None) -> None:
         self.url = upstream.url
         self.key = key
         self._models = upstream.models
@@ -87,27 +88,25 @@ class ServedEndpoint:
 
 def open_routes(
     settings: GatewaySettings, environment: Environment, url: str | None = None
-) -> list[ServedEndpoint]:
+) -> list[UpstreamRoute]:
     """The endpoints: ``url`` alone if given, else those of the settings, else the one of the environment.
 
     Raises:
         ConfigError: There is none, or its key cannot be sent.
     """
     upstreams = settings.upstreams
-    told = url or (None if upstreams else environment.gateway_upstream_url)
-    if told is not None:
-        from afm.configuration import validated
-
-        upstreams = (validated(Upstream, {"url": told}, "upstream"),)
+    only = url or (None if upstreams else environment.gateway_upstream_url)
+    if only is not None:
+        upstreams = (validated(UpstreamSettings, {"url": only}, "upstream"),)
     if not upstreams:
         raise ConfigError(
             "the gateway has no endpoint behind it; give --upstream http://HOST:PORT/v1, set GATEWAY_UPSTREAM_URL, or "
             "list `upstreams` in its YAML"
         )
-    return [ServedEndpoint(upstream, _key(upstream, environment)) for upstream in upstreams]
+    return [UpstreamRoute(upstream, _key(upstream, environment)) for upstream in upstreams]
 
 
-def _key(upstream: Upstream, environment: Environment) -> str | None:
+def _key(upstream: UpstreamSettings, environment: Environment) -> str | None:
     key = environment_key(upstream.key_variable, environment)
     return None if key is None else checked_key(key, upstream.key_variable)
 

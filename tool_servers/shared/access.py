@@ -23,8 +23,8 @@ def allowed(headers: Mapping[str, str], token: str | None) -> bool:
     """Whether a request carries the server's token; any does when the server has none. Takes constant time."""
     if token is None:
         return True
-    scheme, _, given = headers.get("authorization", "").partition(" ")
-    same = hmac.compare_digest(given.lstrip(" ").encode("utf-8", "replace"), token.encode())
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    same = hmac.compare_digest(key.lstrip(" ").encode("utf-8", "replace"), token.encode())
     return same and scheme.lower() == "bearer"
 
 
@@ -36,9 +36,9 @@ def check_exposure(host: str, token: str | None, variable: str) -> None:
     """
     if _is_loopback(host) or len(token or "") >= MIN_TOKEN:
         return
-    found = "needs a token" if token is None else f"needs a longer token, got {len(token)} characters"
+    problem = "needs a token" if token is None else f"needs a longer token, got {len(token)} characters"
     raise ConfigError(
-        f"host {host!r}: a server that other machines can reach {found}; set {variable} to a random text of at least "
+        f"host {host!r}: a server that other machines can reach {problem}; set {variable} to a random text of at least "
         f"{MIN_TOKEN} characters (openssl rand -hex 16) here and where its clients run, or listen on 127.0.0.1"
     )
 

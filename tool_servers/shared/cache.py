@@ -6,15 +6,175 @@ A cache never fails a request: when its store is out of reach, everything is a m
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import sqlite3
 import time
-from collections.abc import Callable
+import zlib
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from afm.errors import ConfigError, MissingExtraError
-from tool_servers.shared.cache_file import OwnCounts, Rest, SqliteCache, packed, unpacked
+from afm.settings import Environment
+from afm.sqlite import write_ahead
+
+ResultT = TypeVar("ResultT")
 
 _TIMEOUT_S = 1.0
+_TRIM_EVERY = 64
+_OPENING_S = 5.0
+_BUSY_S = 1.0
+_RENEWAL_S = 60.0
+"""A disk that damages one file after the other is not given a new one all the time."""
+
+
+class Cache(Protocol):
+    """Texts by key, and counters."""
+
+    errors: int
+    """Operations that the store did not answer, and texts that it spoilt."""
+
+    async def get(self, key: str) -> str | None:
+        """The text, unless it is absent or too old."""
+        ...
+
+    async def put(self, key: str, text: str) -> None:
+        """Keep a text."""
+        ...
+
+    async def add(self, key: str, amount: int) -> int:
+        """Add to a counter that never expires; its new value."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of the store."""
+        ...
+
+
+def open_cache(where: str, name: str, *, max_entries: int, ttl_s: float) -> Cache:
+    """The cache at a Redis address or in an SQLite file.
+
+    Args:
+        where: ``redis://host:6379/0``, ``rediss://...``, or a path.
+        name: Sets this cache apart from others in the same store.
+        max_entries: The oldest beyond them are dropped.
+        ttl_s: Seconds until a text is too old.
+
+    Raises:
+        ConfigError: The file cannot be opened, or the address is none.
+    """
+    if where.startswith(("redis://", "rediss://", "unix://")):
+        return RedisCache(where, name, max_entries=max_entries, ttl_s=ttl_s)
+    return SqliteCache(Path(where).expanduser(), name, max_entries=max_entries, ttl_s=ttl_s)
+
+
+def open_web_cache(environment: Environment, name: str, *, max_entries: int, ttl_s: float) -> Cache:
+    """The cache at ``WEB_CACHE``, or in a file in the user's cache folder."""
+    secret = environment.web_cache
+    where = secret.get_secret_value() if secret else str(Path("~/.cache/afm/web.sqlite").expanduser())
+    return open_cache(where, name, max_entries=max_entries, ttl_s=ttl_s)
+
+
+class WorkUnderWay(Generic[ResultT]):
+    """Work that several requests ask for at the same time is done once.
+
+    A waiter that is cancelled takes nothing from the others, and what was begun still gets done.
+    """
+
+    def __init__(self) -> None:
+        self._tasks: dict[str, asyncio.Task[ResultT]] = {}
+
+    async def result(
+        self, key: str, work: Callable[[], Coroutine[Any, Any, ResultT]]
+    ) -> tuple[ResultT, bool]:
+        """The result of ``work``, and whether it was under way already."""
+        task = self._tasks.get(key)
+        known = task is not None
+        if task is None:
+            task = asyncio.create_task(work())
+            self._tasks[key] = task
+            task.add_done_callback(lambda done: self._forget(key, done))
+        return await asyncio.shield(task), known
+
+    async def close(self) -> None:
+        """End what is under way."""
+        tasks = tuple(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _forget(self, key: str, task: asyncio.Task[ResultT]) -> None:
+        self._tasks.pop(key, None)
+        if not task.cancelled():
+            task.exception()  # every waiter may be gone
+
+
+REST_S = 1.0
+"""How long a store is left alone after a failure, so that a dead one does not slow every request down."""
+
+
+def packed(text: str) -> bytes:
+    """A text as stores hold it."""
+    return zlib.compress(text.encode("utf-8", "replace"), 1)
+
+
+def unpacked(stored: object) -> str:
+    """The text again.
+
+    Raises:
+        ValueError: It is none that :func:`packed` made.
+    """
+    if not isinstance(stored, bytes):
+        raise ValueError(f"got {type(stored).__name__}, expected bytes")
+    try:
+        return zlib.decompress(stored).decode()
+    except zlib.error as error:
+        raise ValueError(str(error)) from None
+
+
+class Rest:
+    """The time after a failure."""
+
+    def __init__(self) -> None:
+        self._until = float("-inf")
+
+    def begin(self) -> None:
+        """The store has just failed."""
+        self._until = time.monotonic() + REST_S
+
+    def over(self) -> bool:
+        """Whether the store may be asked."""
+        return time.monotonic() >= self._until
+
+
+class OwnCounts:
+    """Counters as this process knows them; what the store misses while it is away is added when it is back."""
+
+    def __init__(self) -> None:
+        self._seen: Counter[str] = Counter()
+        self._stored: Counter[str] = Counter()
+
+    def due(self, key: str, amount: int) -> int:
+        """What to add to the store for ``amount`` and all that it has missed."""
+        missed = self._seen[key] - self._stored[key]
+        self._stored[key] = self._seen[key]
+        return missed + amount
+
+    def value(self, key: str, amount: int, due: int, stored: int | None) -> int:
+        """The counter, once the store has answered ``stored`` to ``due``; ``None``: it has not."""
+        if stored is None:
+            self._stored[key] -= due - amount
+            self._seen[key] += amount
+        else:
+            self._seen[key] = self._stored[key] = stored
+        return self._seen[key]
+
+    def lost(self) -> None:
+        """The store is empty now."""
+        self._stored.clear()
 
 
 class RedisCache:
@@ -89,41 +249,171 @@ class RedisCache:
             return None
 
 
-class Cache(Protocol):
-    """Texts by key, and counters."""
+class SqliteCache:
+    """A file that several processes may use at once and that survives ``kill -9``; one that is damaged is set aside."""
 
-    errors: int
-    """Operations that the store did not answer, and texts that it spoilt."""
+    def __init__(self, path: Path, name: str, *, max_entries: int, ttl_s: float) -> None:
+        self.errors = 0
+        self._path = path
+        self._name = name
+        self._max_entries = max_entries
+        self._ttl_s = ttl_s
+        self._puts = 0
+        self._counts = OwnCounts()
+        self._reading, self._writing = Rest(), Rest()  # a file that is locked for writing can be read
+        self._damaged, self._kept_until = False, float("-inf")
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="cache")
+        try:
+            self._store, self._place = self._thread.submit(_opened, path).result()
+        except (OSError, sqlite3.Error) as error:
+            self._thread.shutdown()
+            raise ConfigError(f"cache {path}: cannot be opened: {error}; choose another place") from None
 
     async def get(self, key: str) -> str | None:
-        """The text, unless it is absent or too old."""
-        ...
+        """The text, unless it is absent, too old or unreadable."""
+        return await self._run(lambda: self._tried(lambda: self._read(key), self._reading))
 
     async def put(self, key: str, text: str) -> None:
-        """Keep a text."""
-        ...
+        """Keep a text, if the file can be written."""
+        await self._run(lambda: self._tried(lambda: self._write(key, packed(text)), self._writing))
 
     async def add(self, key: str, amount: int) -> int:
-        """Add to a counter that never expires; its new value."""
-        ...
+        """Add to a counter; while the file cannot be written, this process's own count goes on from what it last saw."""
+        return await self._run(lambda: self._counted(key, amount))
 
     async def close(self) -> None:
-        """Let go of the store."""
-        ...
+        """Close the file."""
+        await self._run(lambda: self._store.close())
+        self._thread.shutdown()
+
+    async def _run(self, work: Callable[[], ResultT]) -> ResultT:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._done, work)
+
+    def _done(self, work: Callable[[], ResultT]) -> ResultT:
+        result = work()
+        if self._damaged:
+            self._renew()
+        return result
+
+    def _tried(self, work: Callable[[], ResultT], rest: Rest) -> ResultT | None:
+        """The rest is looked at here, in the cache's thread: whoever queues behind a failure must not wait for another."""
+        try:
+            if rest.over():
+                return work()
+        except sqlite3.Error as error:
+            self._damaged = _is_damage(error)
+            rest.begin()
+        except (ValueError, TypeError):
+            pass  # one bad row
+        self.errors += 1
+        return None
+
+    def _counted(self, key: str, amount: int) -> int:
+        due = self._counts.due(key, amount)
+        stored = self._tried(lambda: self._count(key, due), self._writing)
+        return self._counts.value(key, amount, due, stored)
+
+    def _renew(self) -> None:
+        """Go on with a new file."""
+        self._damaged = False
+        if time.monotonic() < self._kept_until:
+            return
+        self._kept_until = time.monotonic() + _RENEWAL_S
+        old = self._store
+        with suppress(OSError, sqlite3.Error):
+            self._store, self._place = _opened(self._path, self._place)
+            self._counts.lost()
+            self._reading, self._writing = Rest(), Rest()
+            old.close()
+
+    def _read(self, key: str) -> str | None:
+        row = self._store.execute(
+            "SELECT value FROM texts WHERE cache = ? AND key = ? AND stored_at > ?",
+            (self._name, key, time.time() - self._ttl_s),
+        ).fetchone()
+        return None if row is None else unpacked(row[0])
+
+    def _write(self, key: str, value: bytes) -> None:
+        self._store.execute(
+            "INSERT OR REPLACE INTO texts VALUES (?, ?, ?, ?)", (self._name, key, time.time(), value)
+        )
+        self._puts += 1
+        if self._puts % _TRIM_EVERY == 1:
+            self._trim()
+
+    def _trim(self) -> None:
+        self._store.execute(
+            "DELETE FROM texts WHERE cache = ? AND stored_at <= ?", (self._name, time.time() - self._ttl_s)
+        )
+        self._store.execute(
+            "DELETE FROM texts WHERE rowid IN "
+            "(SELECT rowid FROM texts WHERE cache = ? ORDER BY stored_at DESC LIMIT -1 OFFSET ?)",
+            (self._name, self._max_entries),
+        )
+
+    def _count(self, key: str, amount: int) -> int:
+        row = self._store.execute(
+            "INSERT INTO counters VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET value = value + excluded.value "
+            "RETURNING value",
+            (self._name, key, amount),
+        ).fetchone()
+        return int(row[0])
 
 
-def open_cache(where: str, name: str, *, max_entries: int, ttl_s: float) -> Cache:
-    """The cache at a Redis address or in an SQLite file.
+def _opened(path: Path, damaged: tuple[int, int] | None = None) -> tuple[sqlite3.Connection, tuple[int, int]]:
+    """The store, and which file it is; a new one in place of one that is damaged.
 
     Args:
-        where: ``redis://host:6379/0``, ``rediss://...``, or a path.
-        name: Sets this cache apart from others in the same store.
-        max_entries: The oldest beyond them are dropped.
-        ttl_s: Seconds until a text is too old.
-
-    Raises:
-        ConfigError: The file cannot be opened, or the address is none.
+        damaged: The file that was found to be; another process may have set it aside already.
     """
-    if where.startswith(("redis://", "rediss://", "unix://")):
-        return RedisCache(where, name, max_entries=max_entries, ttl_s=ttl_s)
-    return SqliteCache(Path(where).expanduser(), name, max_entries=max_entries, ttl_s=ttl_s)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.with_name(f"{path.name}.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if damaged is not None and path.exists() and _place_of(path) == damaged:
+            _set_aside(path)
+        try:
+            store = _with_tables(path)
+        except sqlite3.Error as error:
+            if not _is_damage(error):
+                raise
+            _set_aside(path)
+            store = _with_tables(path)
+        return store, _place_of(path)
+
+
+def _with_tables(path: Path) -> sqlite3.Connection:
+    store = sqlite3.connect(path, timeout=_OPENING_S, isolation_level=None, check_same_thread=False)
+    try:
+        write_ahead(store, timeout_s=_OPENING_S)
+        store.execute("PRAGMA synchronous=NORMAL")
+        store.execute(
+            "CREATE TABLE IF NOT EXISTS texts "
+            "(cache TEXT, key TEXT, stored_at REAL, value BLOB, PRIMARY KEY (cache, key))"
+        )
+        store.execute("CREATE INDEX IF NOT EXISTS age ON texts (cache, stored_at)")
+        store.execute(
+            "CREATE TABLE IF NOT EXISTS counters (cache TEXT, key TEXT, value INTEGER, PRIMARY KEY (cache, key))"
+        )
+        store.execute(f"PRAGMA busy_timeout = {round(_BUSY_S * 1000)}")
+    except BaseException:
+        store.close()
+        raise
+    return store
+
+
+def _place_of(path: Path) -> tuple[int, int]:
+    about = path.stat()
+    return about.st_dev, about.st_ino
+
+
+def _is_damage(error: sqlite3.Error) -> bool:
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    return code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+
+def _set_aside(path: Path) -> None:
+    """Its log goes first: beside a new file it would be taken for that one's."""
+    for suffix in ("-wal", "-shm", ""):
+        part = path.with_name(path.name + suffix)
+        if part.exists():
+            part.replace(path.with_name(f"{path.name}.damaged{suffix}"))

@@ -1,37 +1,58 @@
-"""What the servers' command lines have in common: ``python -m tool_servers.NAME [--config YAML] [--host H] [--port N]``."""
+"""The servers by name, their command lines, and what their YAMLs have in common."""
 
 from __future__ import annotations
 
 import argparse
+import os
+import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any, ClassVar, Self
 from urllib.parse import urlsplit
 
-from pydantic import SecretStr
+from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
-from afm.errors import AfmError, MissingExtraError
-from afm.settings import Environment, load_settings
+from afm.configuration import read_file, validated
+from afm.errors import ConfigError, MissingExtraError, UsageError, suggestion
+from afm.settings import Environment
 from tool_servers.shared.access import check_exposure
 
+LOG_VARIABLE = "AFM_SERVER_LOG"
+"""``BYTES:PATH``, set by whoever sent standard output and errors of a server to ``PATH``."""
 _PORT = 8000
+_BACKLOG = 2048
+_PACKAGES = ("starlette", "uvicorn", "prometheus_client")
+
+
+class NotSetUpError(ConfigError):
+    """Nobody has configured this server: `start` without names leaves it out."""
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ServerEntry:
     """One kind of server.
 
     Attributes:
+        module: Has ``check(launch)``, which raises ``ConfigError`` for what is missing and opens nothing large,
+            ``open_app(launch)``, ``trial(client)``, which makes one real request, and ``add_options(parser)`` for options of
+            its own.
+        purpose: First sentence of its help.
         token: Environment variable of its token.
-        place: Environment variable of its port, or of its whole address, if there is one.
+        port_variable: Environment variable of its port, or of its whole address.
         config: File name of its settings in ``configs/servers``.
+        packages: What must be installed besides the web server.
     """
 
+    module: str
+    purpose: str
     token: str
-    place: str | None = None
+    port_variable: str | None = None
     config: str | None = None
+    packages: tuple[str, ...] = ()
 
     def secret(self, environment: Environment) -> str | None:
         """The token itself."""
@@ -39,42 +60,142 @@ class Kind:
         return value.get_secret_value() if value else None
 
     def port(self, environment: Environment) -> int:
-        """Where it listens when it is not told."""
-        if self.place is None:
+        """Where it listens by default."""
+        if self.port_variable is None:
             return _PORT
-        value: int | str = getattr(environment, self.place.lower())
+        value: int | str = getattr(environment, self.port_variable.lower())
         return value if isinstance(value, int) else urlsplit(value).port or _PORT
+
+    def load(self) -> Any:
+        """Its module.
+
+        Raises:
+            MissingExtraError: A package is not installed.
+        """
+        for package in (*_PACKAGES, *self.packages):
+            if find_spec(package) is None:
+                raise MissingExtraError(package, "servers")
+        return import_module(self.module)
 
 
 KINDS = {
-    "code": Kind("CODE_SERVER_TOKEN", "CODE_SERVER_PORT", "code.yaml"),
-    "crawl_page": Kind("WEB_SERVER_TOKEN", "CRAWL_PAGE_PORT", "crawl_page.yaml"),
-    "gateway": Kind("GATEWAY_TOKEN", "GATEWAY_PORT", "gateway.yaml"),
-    "mcp": Kind("MCP_SERVER_TOKEN", "MCP_SERVER_PORT"),
-    "model": Kind("AFM_MODEL_API_KEY"),
-    "visual_inspector": Kind("WEB_SERVER_TOKEN", "VISUAL_INSPECTOR_PORT", "visual_inspector.yaml"),
-    "web_search": Kind("WEB_SERVER_TOKEN", "WEBSEARCH_PORT", "web_search.yaml"),
-    "wiki_search": Kind("WIKI_SERVER_TOKEN", "WIKI_RAG_SERVER_URL", "wiki.yaml"),
+    "code": ServerEntry(
+        "tool_servers.code",
+        "Serve the sandbox over HTTP.",
+        "CODE_SERVER_TOKEN",
+        "CODE_SERVER_PORT",
+        "code.yaml",
+    ),
+    "crawl_page": ServerEntry(
+        "tool_servers.crawl_page.server",
+        "Read public web pages for agents.",
+        "WEB_SERVER_TOKEN",
+        "CRAWL_PAGE_PORT",
+        "crawl_page.yaml",
+        ("trafilatura", "pypdf", "bm25s"),
+    ),
+    "gateway": ServerEntry(
+        "tool_servers.gateway.server",
+        "Pass calls of OpenAI clients on to any endpoint and record them.",
+        "GATEWAY_TOKEN",
+        "GATEWAY_PORT",
+        "gateway.yaml",
+    ),
+    "mcp": ServerEntry(
+        "tool_servers.mcp",
+        "Offer tools to MCP clients, on standard streams or HTTP.",
+        "MCP_SERVER_TOKEN",
+        "MCP_SERVER_PORT",
+        packages=("mcp",),
+    ),
+    "model": ServerEntry(
+        "tool_servers.model", "Serve a model's completions with token ids.", "AFM_MODEL_API_KEY"
+    ),
+    "visual_inspector": ServerEntry(
+        "tool_servers.visual_inspector.server",
+        "Look at pictures for agents with a vision model.",
+        "WEB_SERVER_TOKEN",
+        "VISUAL_INSPECTOR_PORT",
+        "visual_inspector.yaml",
+        ("PIL",),
+    ),
+    "web_search": ServerEntry(
+        "tool_servers.web_search.server",
+        "Search the web for agents.",
+        "WEB_SERVER_TOKEN",
+        "WEBSEARCH_PORT",
+        "web_search.yaml",
+        ("bm25s", "numpy"),
+    ),
+    "wiki_search": ServerEntry(
+        "tool_servers.wiki_search.server",
+        "Serve an index made by `afm serve wiki build`.",
+        "WIKI_SERVER_TOKEN",
+        "WIKI_RAG_SERVER_URL",
+        "wiki.yaml",
+        ("numpy",),
+    ),
 }
 
 
+class ServerSettings(BaseModel):
+    """How much work a server takes on.
+
+    Attributes:
+        max_parallel: Requests at work at the same time.
+        max_waiting: Requests that may wait for one of those places; further ones get status 429.
+        max_wait_s: The longest wait; then status 429.
+        finish_s: How long requests may go on when the server is told to stop.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    content: ClassVar[str] = "server settings"
+    """What errors call the file's content."""
+
+    max_parallel: int = Field(default=64, ge=1)
+    max_waiting: int = Field(default=512, ge=0)
+    max_wait_s: float = Field(default=20.0, gt=0)
+    finish_s: float = Field(default=10.0, gt=0)
+
+    @classmethod
+    def read(cls, path: Path | None) -> Self:
+        """The settings in a YAML, the defaults without one; paths in it are relative to the working folder.
+
+        Raises:
+            ConfigError: Names the file, the key path, the value and what was expected.
+        """
+        return cls() if path is None else validated(cls, read_file(path, cls.content), str(path))
+
+
 @dataclass(frozen=True, slots=True)
-class Place:
+class Address:
     """Where a server listens, and what lets clients in."""
 
     host: str
     port: int
     token: str | None
 
+    def listen(self) -> socket.socket:
+        """A socket that listens; port 0 takes a free one.
+
+        Raises:
+            ConfigError: The address cannot be listened on.
+        """
+        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
+        try:
+            listener = socket.create_server((self.host, self.port), family=family, backlog=_BACKLOG)
+        except OSError as error:
+            message = f"cannot listen on {self.host}, port {self.port}: {os.strerror(error.errno) if error.errno else error}"
+            raise ConfigError(message) from None
+        # asyncio sets this only on sockets that name their protocol, which these do not; without it every answer waits
+        # 40 ms for the client's acknowledgement of its head. Connections inherit it.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return listener
+
 
 @dataclass(frozen=True, slots=True)
-class Given:
-    """What a server was told.
-
-    Attributes:
-        options: From the command line.
-        environment: From environment variables.
-    """
+class Launch:
+    """What a server is started with: its command line and the environment."""
 
     name: str
     options: argparse.Namespace
@@ -86,7 +207,7 @@ class Given:
         path: Path | None = self.options.config
         return path
 
-    def place(self) -> Place:
+    def address(self) -> Address:
         """Where to listen: as the command line says, else as the environment does.
 
         Raises:
@@ -97,48 +218,41 @@ class Given:
         port = kind.port(self.environment) if self.options.port is None else self.options.port
         token = kind.secret(self.environment)
         check_exposure(host, token, kind.token)
-        return Place(host, port, token)
+        return Address(host, port, token)
 
 
-class ServerCommand:
-    """The command line of one server.
+def parse_launch(name: str, words: Sequence[str], environment: Environment) -> Launch:
+    """Read the command line of one server; wrong usage ends the process with status 2.
 
-    Args:
-        name: Its package in ``tool_servers``.
-        purpose: The first sentence of its help.
-        packages: What must be installed.
-
-    Attributes:
-        parser: For options of its own.
+    Raises:
+        UsageError: There is no such server.
+        MissingExtraError: A package is not installed.
     """
+    if name not in KINDS:
+        raise UsageError(f"no server {name!r}; {suggestion(name, KINDS)}")
+    kind = KINDS[name]
+    module = kind.load()
+    parser = argparse.ArgumentParser(
+        prog=f"python -m tool_servers {name}",
+        description=f"{kind.purpose} The token comes from {kind.token}.",
+    )
+    if kind.config is not None:
+        parser.add_argument("--config", type=Path, help=f"YAML, e.g. configs/servers/{kind.config}")
+    parser.add_argument("--host", help="address to listen on (SERVER_HOST; 127.0.0.1)")
+    default = kind.port(Environment.model_construct())
+    variable = f"{kind.port_variable}; " if kind.port_variable else ""
+    parser.add_argument("--port", type=_port, help=f"port, 0 for a free one ({variable}{default})")
+    if hasattr(module, "add_options"):
+        module.add_options(parser)
+    return Launch(name, parser.parse_args(words), environment)
 
-    def __init__(self, name: str, purpose: str, packages: Sequence[str]) -> None:
-        kind = KINDS[name]
-        self._name = name
-        self._packages = packages
-        self.parser = argparse.ArgumentParser(
-            prog=f"python -m tool_servers.{name}",
-            description=f"{purpose} The token comes from {kind.token}.",
-        )
-        if kind.config is not None:
-            example = f"configs/servers/{kind.config}"
-            self.parser.add_argument("--config", type=Path, help=f"YAML, e.g. {example}")
-        self.parser.add_argument("--host", help="address to listen on (SERVER_HOST; 127.0.0.1)")
-        self.parser.add_argument(
-            "--port",
-            type=int,
-            help=f"port, 0 for a free one ({f'{kind.place}; ' if kind.place else ''}{kind.port(Environment.model_construct())})",
-        )
 
-    def run(self, work: Callable[[Given], None]) -> int:
-        """Serve until told to stop. Exit status 0 then, 1 when it cannot serve, 2 for wrong usage."""
-        options = self.parser.parse_args()
-        try:
-            for package in self._packages:
-                if find_spec(package) is None:
-                    raise MissingExtraError(package, "servers")
-            work(Given(self._name, options, load_settings()))
-        except AfmError as error:
-            print(f"error: {error}", file=sys.stderr)
-            return 1
-        return 0
+def serve_command(name: str, words: Sequence[str]) -> list[str]:
+    """The words that start a server; Python looks for no module in the working folder."""
+    return [sys.executable, "-P", "-m", "tool_servers", name, *words]
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected a number from 0 to 65535")
+    return int(text)

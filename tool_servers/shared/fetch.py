@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
 from collections.abc import AsyncIterable
 from dataclasses import dataclass
@@ -11,20 +12,22 @@ from urllib.parse import urljoin
 
 import httpcore
 import httpx
+from pydantic import Field
 
 from afm.errors import ToolError
+from tool_servers.shared.command import ServerSettings
 from tool_servers.shared.fetch_body import CodingError, Inflater, TooLongError
 from tool_servers.shared.fetch_connect import (
     Dial,
+    FetchMeter,
     GuardedNetwork,
-    Meter,
     Resolve,
     SystemResolver,
     UnresolvedError,
     dial,
     metering,
 )
-from tool_servers.shared.guard import BlockedError, Policy, Target, target_of
+from tool_servers.shared.guard import DEFAULT_PORTS, BlockedError, Policy, Target, target_of
 
 _REDIRECTS = (301, 302, 303, 307, 308)
 _MAX_CONNECTIONS = 200
@@ -32,7 +35,33 @@ _KEEP_ALIVE_S = 10.0
 USER_AGENT = "Mozilla/5.0 (compatible; afm-page-reader/0.1)"
 
 
-class Fault(StrEnum):
+class FetcherSettings(ServerSettings):
+    """What a server that fetches from the web for agents may fetch.
+
+    Attributes:
+        trusted: ``host:port`` pairs that are read although they are not public, e.g. a test site on this machine.
+        ports: Ports of public hosts.
+        max_bytes: Of what is fetched, as it comes and after decompression.
+        fetch_s: For one fetch, redirects included.
+        workers: Processes that take apart what was fetched; by default one for each core, at most four.
+        cached_s: For how long results are kept.
+        request_s: The longest time for a request that does not say how long its sender waits.
+    """
+
+    trusted: tuple[str, ...] = ()
+    ports: tuple[int, ...] = tuple(sorted(DEFAULT_PORTS))
+    max_bytes: int = Field(default=10 << 20, ge=1024)
+    fetch_s: float = Field(default=30.0, gt=0)
+    workers: int = Field(default_factory=lambda: min(4, len(os.sched_getaffinity(0))), ge=1)
+    cached_s: float = Field(default=3 * 3600.0, gt=0)
+    request_s: float = Field(default=90.0, gt=0)
+
+    def policy(self) -> Policy:
+        """What the guard lets through."""
+        return Policy(frozenset(self.ports), frozenset(self.trusted))
+
+
+class FetchFault(StrEnum):
     """Why a page was not fetched."""
 
     BLOCKED = "blocked"
@@ -63,7 +92,7 @@ class FetchError(ToolError):
         status: HTTP status, if there was an answer.
     """
 
-    def __init__(self, fault: Fault, message: str, *, status: int | None = None) -> None:
+    def __init__(self, fault: FetchFault, message: str, *, status: int | None = None) -> None:
         super().__init__(message)
         self.fault = fault
         self.status = status
@@ -74,7 +103,7 @@ class FetchLimits:
     """Bounds of one fetch.
 
     Attributes:
-        max_bytes: Of the body, as it is sent and after decompression; :class:`Meter` bounds its pieces.
+        max_bytes: Of the body, as it is sent and after decompression; :class:`FetchMeter` bounds its pieces.
         total_s: Redirects and name look-ups included.
         connect_s: For one connection.
         redirects: Most redirects followed.
@@ -152,15 +181,19 @@ class Fetcher:
             async with asyncio.timeout(self._limits.total_s):
                 return await self._followed(url)
         except BlockedError as error:
-            raise FetchError(Fault.BLOCKED, str(error)) from None
+            raise FetchError(FetchFault.BLOCKED, str(error)) from None
         except (TimeoutError, httpcore.TimeoutException):
-            raise FetchError(Fault.TIMEOUT, f"no complete answer within {self._limits.total_s:g} s") from None
+            raise FetchError(
+                FetchFault.TIMEOUT, f"no complete answer within {self._limits.total_s:g} s"
+            ) from None
         except UnresolvedError as error:
-            raise FetchError(Fault.NAME, str(error)) from None
+            raise FetchError(FetchFault.NAME, str(error)) from None
         except httpcore.ConnectError as error:
-            raise FetchError(Fault.CONNECT, f"the server cannot be reached: {error}".rstrip(": ")) from None
+            raise FetchError(
+                FetchFault.CONNECT, f"the server cannot be reached: {error}".rstrip(": ")
+            ) from None
         except (httpcore.NetworkError, httpcore.ProtocolError) as error:
-            raise FetchError(Fault.BROKEN, f"the answer is broken: {error}".rstrip(": ")) from None
+            raise FetchError(FetchFault.BROKEN, f"the answer is broken: {error}".rstrip(": ")) from None
 
     async def check(self, url: str) -> None:
         """Judge an address that somebody else will fetch; a name that cannot be resolved here passes.
@@ -172,7 +205,7 @@ class Fetcher:
             target = target_of(url, self._policy)
             await self._network.judged(target.host, target.port, self._limits.connect_s)
         except BlockedError as error:
-            raise FetchError(Fault.BLOCKED, str(error)) from None
+            raise FetchError(FetchFault.BLOCKED, str(error)) from None
         except UnresolvedError:
             return
 
@@ -183,7 +216,7 @@ class Fetcher:
             self._resolver.close()
 
     async def _followed(self, url: str) -> Fetched:
-        meter = Meter(self._limits.max_bytes)
+        meter = FetchMeter(self._limits.max_bytes)
         metering.set(meter)
         for _ in range(self._limits.redirects + 1):
             target = target_of(url, self._policy)
@@ -191,9 +224,9 @@ class Fetcher:
             if isinstance(answer, Fetched):
                 return answer
             url = answer
-        raise FetchError(Fault.REDIRECTS, f"more than {self._limits.redirects} redirects")
+        raise FetchError(FetchFault.REDIRECTS, f"more than {self._limits.redirects} redirects")
 
-    async def _asked(self, target: Target, meter: Meter) -> Fetched | str:
+    async def _asked(self, target: Target, meter: FetchMeter) -> Fetched | str:
         """The page, or the address it redirects to."""
         limits = self._limits
         seconds = {
@@ -213,19 +246,19 @@ class Fetcher:
                 return _next_url(target, headers.get("location"))
             if not 200 <= response.status < 300:
                 message = f"the server answers with status {response.status}"
-                raise FetchError(Fault.STATUS, message, status=response.status)
+                raise FetchError(FetchFault.STATUS, message, status=response.status)
             media_type, charset = _media_type(headers.get("content-type"))
             if media_type and not self._reads(media_type):
                 message = f"the address leads to a file of type {media_type[:60]!r}, which is not read"
-                raise FetchError(Fault.TYPE, message, status=response.status)
+                raise FetchError(FetchFault.TYPE, message, status=response.status)
             body = await self._body(response.aiter_stream(), headers, meter)
         return Fetched(target.url, response.status, media_type, charset, body)
 
-    async def _body(self, chunks: AsyncIterable[bytes], headers: _Headers, meter: Meter) -> bytes:
+    async def _body(self, chunks: AsyncIterable[bytes], headers: _Headers, meter: FetchMeter) -> bytes:
         most = self._limits.max_bytes
-        told = headers.get("content-length")
+        length = headers.get("content-length")
         try:
-            if told.isdecimal() and int(told[:20]) > most:
+            if length.isdecimal() and int(length[:20]) > most:
                 raise TooLongError
             inflater = Inflater(headers.get("content-encoding"), most)
             async for chunk in chunks:
@@ -233,9 +266,9 @@ class Fetcher:
                 inflater.add(chunk)
             return inflater.body()
         except TooLongError:
-            raise FetchError(Fault.TOO_LARGE, f"the page is larger than {most} bytes") from None
+            raise FetchError(FetchFault.TOO_LARGE, f"the page is larger than {most} bytes") from None
         except CodingError as error:
-            raise FetchError(Fault.BROKEN, str(error)) from None
+            raise FetchError(FetchFault.BROKEN, str(error)) from None
 
     def _reads(self, media_type: str) -> bool:
         return media_type.startswith(self._limits.types) or media_type.endswith(("+json", "+xml"))
@@ -266,11 +299,11 @@ def _headers(target: Target, accept: str) -> list[tuple[str, str]]:
 def _next_url(target: Target, location: str) -> str:
     """Where a redirect leads; header bytes beyond ASCII are UTF-8 in practice."""
     if not location:
-        raise FetchError(Fault.REDIRECTS, "a redirect that does not say where to")
+        raise FetchError(FetchFault.REDIRECTS, "a redirect that does not say where to")
     try:
         return urljoin(target.url, location.encode("latin-1").decode("utf-8", "replace").strip())
     except ValueError:
-        raise FetchError(Fault.REDIRECTS, "a redirect to something that is no address") from None
+        raise FetchError(FetchFault.REDIRECTS, "a redirect to something that is no address") from None
 
 
 def _media_type(header: str) -> tuple[str, str | None]:

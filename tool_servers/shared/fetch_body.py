@@ -119,9 +119,9 @@ def text_of(body: bytes, charset: str | None) -> str:
 
 def _codec(name: str | None) -> str | None:
     try:
-        found = codecs.lookup(name.strip()).name if name else ""
+        codec = codecs.lookup(name.strip()).name if name else ""
     except (LookupError, ValueError):
         return None
-    if found in ("iso8859-1", "ascii"):
+    if codec in ("iso8859-1", "ascii"):
         return "cp1252"  # as browsers do
-    return found if _TEXT_CODECS.fullmatch(found) else None
+    return codec if _TEXT_CODECS.fullmatch(codec) else None

@@ -1,6 +1,6 @@
 """Connections to addresses that were judged: a name is resolved once, and what was judged is what is dialled.
 
-What comes over them is metered for the fetch that reads it (:class:`Meter`).
+What comes over them is metered for the fetch that reads it (:class:`FetchMeter`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class UnresolvedError(httpcore.ConnectError):
     """The name has no address."""
 
 
-class Meter:
+class FetchMeter:
     """Bounds the work of one fetch, redirects included, which its bytes alone do not.
 
     Each read and each chunk of a body costs about the same time whether it brings one byte or 64 KiB, and so does each
@@ -87,7 +87,7 @@ class Meter:
         await self.step()
 
 
-metering: ContextVar[Meter] = ContextVar("metering")
+metering: ContextVar[FetchMeter] = ContextVar("metering")
 """Of the fetch that this task makes; connections outlive a fetch and are read by others."""
 
 
@@ -132,10 +132,10 @@ class SystemResolver:
     async def __call__(self, host: str, port: int) -> Sequence[str]:
         """Addresses of ``host``, each once."""
         loop = asyncio.get_running_loop()
-        found = await loop.run_in_executor(
+        entries = await loop.run_in_executor(
             self._threads, lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         )
-        return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+        return list(dict.fromkeys(str(entry[4][0]) for entry in entries))
 
     def close(self) -> None:
         """Start no further look-ups."""

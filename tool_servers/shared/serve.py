@@ -1,29 +1,34 @@
-"""Running an application until it is told to stop, and rotating the log file of its process."""
+"""Running an application until a signal comes: the log file of its process, its connections, its socket."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from http import HTTPStatus
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from afm.errors import ConfigError
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
 from afm.processes import follow_parent
 from tool_servers.shared.access import BrowserGuard
+from tool_servers.shared.command import LOG_VARIABLE, Address
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
-
-LOG_VARIABLE = "AFM_SERVER_LOG"
-"""``BYTES:PATH``, set by whoever sent standard output and errors of this process to ``PATH``."""
 
 _KEPT = 3
 _LOOK_S = 1.0
@@ -31,10 +36,10 @@ _LOOK_S = 1.0
 
 def follow_log() -> None:
     """Keep the file that :data:`LOG_VARIABLE` names below its size; nothing to do without it."""
-    told = os.environ.pop(LOG_VARIABLE, None)
-    if told is None:
+    log = os.environ.pop(LOG_VARIABLE, None)
+    if log is None:
         return
-    most, _, path = told.partition(":")
+    most, _, path = log.partition(":")
     threading.Thread(target=_followed, args=(Path(path), int(most)), name="log", daemon=True).start()
 
 
@@ -62,76 +67,166 @@ def renewed(path: Path) -> None:
     os.close(descriptor)
 
 
-_BACKLOG = 2048
-_HEAD_S = 15.0
-_MOST_CONNECTIONS = 4096
+_OTHER_FILES = 256
+"""Descriptors kept for what is no connection of a client."""
 
 
-def serve(
-    app: ASGIApp,
-    host: str,
-    port: int,
-    *,
-    token: str | None,
-    finish_s: float,
-    prepare: Callable[[], Awaitable[None]] | None = None,
-    head_s: float = _HEAD_S,
-    most_connections: int = _MOST_CONNECTIONS,
-) -> None:
-    """Listen until SIGTERM or Ctrl-C; then finish what is under way, for at most ``finish_s``, and return.
+class BoundedProtocol(H11Protocol):
+    """One connection. When there are too many, the one that has longest been without a request makes room.
 
-    One line on standard output says where it listens. Nothing that a request contains is logged.
+    So connections that ask nothing keep nobody out; only when all of them have requests at work is a new one refused (503).
 
-    Args:
-        port: 0 takes a free one.
+    Attributes:
+        head_s: From the connection, or the first byte of a further request, to the end of the request's head.
+        most: Connections at the same time.
+    """
+
+    head_s: float
+    most: int
+    _head: asyncio.TimerHandle | None = None
+    _quiet_since = 0.0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A client has come."""
+        super().connection_made(transport)
+        self._await_head()
+        if len(self.connections) > self.most:
+            self._make_room()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """It has ended."""
+        self._head_is_here()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes of a request."""
+        super().data_received(data)
+        if self.transport.is_closing() or not self.is_quiet():
+            self._head_is_here()
+        elif self._head is None:
+            self._await_head()
+
+    def on_response_complete(self) -> None:
+        """A request was answered."""
+        self._quiet_since = self.loop.time()
+        super().on_response_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """What came is no HTTP."""
+        self._refuse(400, msg.rstrip("."))
+
+    def is_quiet(self) -> bool:
+        """Whether no request is at work; what comes now is a head, or a body that nobody reads any more."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def _make_room(self) -> None:
+        quiet = [
+            other
+            for other in self.connections
+            if isinstance(other, BoundedProtocol) and other is not self and other.is_quiet()
+        ]
+        if not quiet:
+            self._refuse(503, "too many connections")
+            return
+        oldest = min(quiet, key=lambda other: other._quiet_since)
+        oldest.transport.abort()
+        self.connections.discard(oldest)  # now, so that the next one counts right
+
+    def _await_head(self) -> None:
+        self._quiet_since = self.loop.time()
+        self._head = self.loop.call_later(self.head_s, self._too_slow)
+
+    def _head_is_here(self) -> None:
+        if self._head is not None:
+            self._head.cancel()
+            self._head = None
+
+    def _too_slow(self) -> None:
+        self._refuse(408, f"the head of the request did not arrive within {self.head_s:g} s")
+
+    def _refuse(self, status: int, message: str) -> None:
+        """Answer without the application, and close."""
+        if self.transport.is_closing():
+            return
+        body = json.dumps({"error": message}).encode()
+        head = [
+            f"HTTP/1.1 {status} {HTTPStatus(status).phrase}",
+            "content-type: application/json",
+            f"content-length: {len(body)}",
+            "connection: close",
+        ]
+        self.transport.write("\r\n".join(head).encode() + b"\r\n\r\n" + body)
+        self.transport.close()
+
+
+def bounded(head_s: float, most: int) -> type[BoundedProtocol]:
+    """Connections with these limits; fewer where the system does not let this process have so many open files."""
+    files, highest = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = most + _OTHER_FILES
+    if files != resource.RLIM_INFINITY and files < wanted:
+        files = wanted if highest == resource.RLIM_INFINITY else min(wanted, highest)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, highest))
+        most = max(16, files - _OTHER_FILES)
+    return type("Connection", (BoundedProtocol,), {"head_s": head_s, "most": most})
+
+
+@dataclass(frozen=True, slots=True)
+class ServedApp:
+    """An application with what its server needs to know.
+
+    Attributes:
         token: What the application asks of requests; without one, pages in a browser are kept out by their names.
+        finish_s: How long requests may go on when the server is told to stop.
+        prepare: Runs before the first request, in the same event loop; what it raises ends the server.
+        held: Entered before it listens, left at the end.
         head_s: For the head of a request, from the connection on; then status 408.
         most_connections: Beyond them the one that has longest been without a request is closed.
-        prepare: Runs before the first request, in the same event loop; what it raises ends the server.
+    """
+
+    app: ASGIApp
+    token: str | None
+    finish_s: float
+    prepare: Callable[[], Awaitable[None]] | None = None
+    held: AbstractContextManager[Any] = field(default_factory=nullcontext)
+    head_s: float = 15.0
+    most_connections: int = 4096
+
+    def config(self) -> uvicorn.Config:
+        """How its connections are served. Nothing that a request contains is logged."""
+        return uvicorn.Config(
+            BrowserGuard(self.app, self.token),
+            http=bounded(self.head_s, self.most_connections),
+            ws="none",
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=max(1, round(self.finish_s)),
+            timeout_keep_alive=75,
+        )
+
+
+def serve(served: ServedApp, address: Address) -> None:
+    """Listen until SIGTERM or Ctrl-C; then finish what is under way and return.
+
+    One line on standard output says where it listens.
 
     Raises:
         ConfigError: The address cannot be listened on.
     """
-    import uvicorn
-
-    from tool_servers.shared.connections import bounded
-
     follow_parent()
     follow_log()
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING)
-    listener = _listener(host, port)
-    config = uvicorn.Config(
-        BrowserGuard(app, token),
-        http=bounded(head_s, most_connections),
-        ws="none",
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=max(1, round(finish_s)),
-        timeout_keep_alive=75,
-    )
-    name = f"[{host}]" if ":" in host else host
+    config = served.config()
+    name = f"[{address.host}]" if ":" in address.host else address.host
 
-    async def run() -> None:
-        if prepare is not None:
-            await prepare()
+    async def run(listener: socket.socket) -> None:
+        if served.prepare is not None:
+            await served.prepare()
         # The server handles these signals itself and sends them again when it is done; then they are old news.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: None)
         print(f"listening on http://{name}:{listener.getsockname()[1]}", flush=True)
         await uvicorn.Server(config).serve(sockets=[listener])
 
-    with listener:
-        asyncio.run(run())
-
-
-def _listener(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
-    except OSError as error:
-        raise ConfigError(f"cannot listen on {host}, port {port}: {error.strerror or error}") from None
-    # asyncio sets this only on sockets that name their protocol, which these do not; without it every answer waits
-    # 40 ms for the client's acknowledgement of its head. Connections inherit it.
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return listener
+    with served.held, address.listen() as listener:
+        asyncio.run(run(listener))

@@ -1,10 +1,15 @@
-"""A picture as a vision model takes it: judged by its content, bounded, upright, without metadata."""
+"""A picture as a vision model takes it: judged by its content, bounded, upright, without metadata.
+
+``python -m tool_servers.visual_inspector.picture`` is the parser of a :class:`tool_servers.shared.parser_pool.ParserPool`.
+"""
 
 from __future__ import annotations
 
 import io
 import warnings
 from dataclasses import dataclass
+
+from tool_servers.shared.parser_pool import serve_parser
 
 _FORMATS = ("PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF")
 _JPEG_QUALITY = 90
@@ -15,7 +20,7 @@ class NoPictureError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class PreparedPicture:
     """A picture that a model may be sent.
 
     Attributes:
@@ -33,7 +38,7 @@ class Picture:
     body: bytes
 
 
-def prepared(body: bytes, max_pixels: int, max_side: int) -> Picture:
+def prepare(body: bytes, max_pixels: int, max_side: int) -> PreparedPicture:
     """The picture in ``body``; of an animation, the first frame.
 
     JPEGs stay JPEGs; everything else becomes PNG, because pictures with text and lines suffer from JPEG.
@@ -51,15 +56,17 @@ def prepared(body: bytes, max_pixels: int, max_side: int) -> Picture:
                 kind = opened.format or ""
                 upright = ImageOps.exif_transpose(opened)
     except UnidentifiedImageError:
-        raise NoPictureError(f"it is no picture, or not one of: {', '.join(_FORMATS)}") from None
+        raise NoPictureError(
+            f"the picture cannot be used: it is no picture, or not one of: {', '.join(_FORMATS)}"
+        ) from None
     except (Image.DecompressionBombWarning, Image.DecompressionBombError):
-        raise NoPictureError(f"it has more than {max_pixels} pixels") from None
+        raise NoPictureError(f"the picture cannot be used: it has more than {max_pixels} pixels") from None
     except (OSError, SyntaxError, ValueError, EOFError):
-        raise NoPictureError("it is damaged or breaks off") from None
+        raise NoPictureError("the picture cannot be used: it is damaged or breaks off") from None
     width, height = upright.size
     upright.thumbnail((max_side, max_side))
     media_type, encoded = _encoded(upright, kind)
-    return Picture(width, height, kind, media_type, encoded)
+    return PreparedPicture(width, height, kind, media_type, encoded)
 
 
 def _encoded(image: object, kind: str) -> tuple[str, bytes]:
@@ -75,3 +82,13 @@ def _encoded(image: object, kind: str) -> tuple[str, bytes]:
     plain.info.clear()
     plain.save(sink, "PNG")
     return "image/png", sink.getvalue()
+
+
+def _parse(limits: dict[str, int], body: bytes) -> tuple[dict[str, object], bytes]:
+    picture = prepare(body, **limits)
+    about = {"width": picture.width, "height": picture.height, "kind": picture.kind}
+    return about | {"media_type": picture.media_type}, picture.body
+
+
+if __name__ == "__main__":
+    serve_parser("picture", _parse, NoPictureError)

@@ -1,89 +1,18 @@
-"""The bytes of a picture: by address, by path below one folder, or inline; and their decoding.
-
-Pictures are unpacked in processes of their own: a hostile one costs its process and no more.
-"""
+"""The bytes of a picture, by address, by path below one folder, or inline, and their decoding."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
 import binascii
-import contextlib
-import json
 import os
 import re
 import stat
-import sys
-from asyncio.subprocess import DEVNULL, PIPE, Process
 from pathlib import Path
 
-from afm.processes import tied_environment
-from tool_servers.shared.fetch import Fault, Fetcher, FetchError
-from tool_servers.visual_inspector.picture import Picture
-
-_WORKER = ("-P", "-m", "tool_servers.visual_inspector.picture_worker")
-_KEPT = ("PATH", "LANG", "HOME", "TMPDIR", "AFM_PARENT_PROCESS")
-
-
-class Decoder:
-    """Unpacks pictures in processes that know none of this process's keys.
-
-    Args:
-        workers: Most pictures unpacked at the same time.
-        picture_s: Longest time for a picture; then its process is killed.
-        max_pixels: Width times height.
-        max_side: Longer sides are scaled down to it.
-    """
-
-    def __init__(self, workers: int, picture_s: float, max_pixels: int, max_side: int) -> None:
-        self._places = asyncio.Semaphore(workers)
-        self._picture_s = picture_s
-        self._head = json.dumps({"max_pixels": max_pixels, "max_side": max_side}).encode() + b"\n"
-
-    async def decode(self, body: bytes) -> Picture:
-        """The picture in ``body``.
-
-        Raises:
-            FetchError: There is none that can be read within the limits.
-        """
-        async with self._places:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, *_WORKER, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, env=_environment()
-            )
-            try:
-                async with asyncio.timeout(self._picture_s):
-                    answer, _ = await process.communicate(self._head + body)
-            except TimeoutError:
-                message = f"reading the picture took longer than {self._picture_s:g} s"
-                raise FetchError(Fault.PARSE, message) from None
-            finally:
-                await _ended(process)
-        return _picture(answer)
-
-
-def _environment() -> dict[str, str]:
-    environment = {name: value for name, value in tied_environment().items() if name in _KEPT}
-    environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-    return environment
-
-
-async def _ended(process: Process) -> None:
-    if process.returncode is None:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
-
-
-def _picture(answer: bytes) -> Picture:
-    head, _, body = answer.partition(b"\n")
-    try:
-        about = json.loads(head)
-    except ValueError:
-        raise FetchError(Fault.PARSE, "reading the picture ended its reader") from None
-    if "error" in about:
-        raise FetchError(Fault.PARSE, f"the picture cannot be used: {about['error']}")
-    return Picture(**about, body=body)
-
+from tool_servers.shared.fetch import Fetcher, FetchError, FetchFault
+from tool_servers.shared.parser_pool import ParseError, ParserPool
+from tool_servers.visual_inspector.picture import PreparedPicture
 
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _INLINE = re.compile(r"data:[\w/+.-]*;base64,")
@@ -124,12 +53,12 @@ class PictureSource:
         try:
             return base64.b64decode(text, validate=True)
         except binascii.Error:
-            raise FetchError(Fault.BROKEN, "the inline picture is no base64") from None
+            raise FetchError(FetchFault.BROKEN, "the inline picture is no base64") from None
 
     def _file(self, place: str) -> bytes:
         if self._folder is None:
             message = "pictures cannot be named by a path here, only by an address (https://...)"
-            raise FetchError(Fault.BLOCKED, message)
+            raise FetchError(FetchFault.BLOCKED, message)
         if not self._is_below(Path(os.path.realpath(self._folder / place.replace("\0", "?")))):
             raise self._absent()
         try:
@@ -143,7 +72,7 @@ class PictureSource:
             if not self._is_below(opened) or not stat.S_ISREG(about.st_mode):
                 raise self._absent()
             if about.st_size > self._max_bytes:
-                raise FetchError(Fault.TOO_LARGE, f"the file is larger than {self._max_bytes} bytes")
+                raise FetchError(FetchFault.TOO_LARGE, f"the file is larger than {self._max_bytes} bytes")
             with os.fdopen(os.dup(descriptor), "rb") as file:
                 return file.read(self._max_bytes)
         finally:
@@ -154,4 +83,36 @@ class PictureSource:
 
     def _absent(self) -> FetchError:
         """The same words whether a file outside of the folder exists or not."""
-        return FetchError(Fault.NAME, "there is no such file in the folder of pictures")
+        return FetchError(FetchFault.NAME, "there is no such file in the folder of pictures")
+
+
+class PictureDecoder:
+    """Prepares pictures, each in a process of its own.
+
+    Args:
+        workers: Most pictures unpacked at the same time.
+        picture_s: Longest time for a picture; then its process is killed.
+        max_pixels: Width times height.
+        max_side: Longer sides are scaled down to it.
+    """
+
+    def __init__(self, workers: int, picture_s: float, max_pixels: int, max_side: int) -> None:
+        module = "tool_servers.visual_inspector.picture"
+        self._pool = ParserPool(module, "picture", workers=workers, file_s=picture_s)
+        self._limits = {"max_pixels": max_pixels, "max_side": max_side}
+
+    async def decode(self, body: bytes) -> PreparedPicture:
+        """The picture in ``body``.
+
+        Raises:
+            FetchError: There is none that can be read within the limits.
+        """
+        try:
+            about, picture = await self._pool.parse(self._limits, body)
+        except ParseError as error:
+            raise FetchError(FetchFault.PARSE, str(error)) from None
+        return PreparedPicture(**about, body=picture)
+
+    async def close(self) -> None:
+        """End what is under way."""
+        await self._pool.close()

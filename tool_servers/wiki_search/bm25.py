@@ -16,10 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from afm.errors import DataError
-from tool_servers.wiki_search.collect import VOCABULARY, Note, Progress
-from tool_servers.wiki_search.hits import Hits
-from tool_servers.wiki_search.manifest import Bm25Facts
-from tool_servers.wiki_search.passages import key_of, terms_of
+from tool_servers.wiki_search.corpus import VOCABULARY, Note, Progress, key_of, terms_of
+from tool_servers.wiki_search.index import Bm25Facts, Hits
 
 FOLDER = "bm25"
 K1, B = 1.5, 0.75
@@ -201,8 +199,10 @@ class Bm25:
             begin, end = int(self._starts[number]), int(self._starts[number + 1])
             holders = self._holders[begin:end]
             place = np.minimum(holders.searchsorted(passages), len(holders) - 1)
-            found = holders[place] == passages
-            scores = scores + np.where(found, self._scores[begin:end][place], 0) * np.float32(weights[number])
+            present = holders[place] == passages
+            scores = scores + np.where(present, self._scores[begin:end][place], 0) * np.float32(
+                weights[number]
+            )
         return scores
 
     def _best(self, passages: Any, scores: Any, k: int) -> Hits:

@@ -20,17 +20,25 @@ from pathlib import Path
 from afm.errors import AfmError, DataError, MissingExtraError, UsageError
 from afm.processes import follow_parent
 from afm.terminal import ProgressView
-from tool_servers.wiki_search.collect import Collector, Note, Progress
-from tool_servers.wiki_search.manifest import (
+from tool_servers.wiki_search.corpus import (
+    OFFSETS,
+    STORE,
+    Collector,
+    Note,
+    Progress,
+    read_corpus,
+    sample_of,
+    terms_of,
+)
+from tool_servers.wiki_search.index import (
     Bm25Facts,
     DenseFacts,
-    Manifest,
+    IndexManifest,
+    PassageStore,
     facts_of,
     read_manifest,
-    sample_of,
     write_manifest,
 )
-from tool_servers.wiki_search.passages import OFFSETS, STORE, PassageStore, read_corpus, terms_of
 
 _SAMPLE = 5_000
 _GZIP_SAMPLE = 4 << 20
@@ -53,7 +61,7 @@ class Need:
     peak_bytes: int
     memory_bytes: int
 
-    def told(self) -> str:
+    def summary(self) -> str:
         """In one line."""
         return (
             f"about {self.passages:,} passages; disk {_gib(self.index_bytes)} for the index, {_gib(self.peak_bytes)} on the "
@@ -126,7 +134,7 @@ FAISS_KINDS = ("flat", "ivf", "hnsw")
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class IndexPlan:
     """What to build.
 
     Attributes:
@@ -149,7 +157,7 @@ class Plan:
         return Path(self.faiss) if self.model and self.faiss not in FAISS_KINDS else None
 
 
-def build(plan: Plan, progress: Progress) -> Manifest:
+def build(plan: IndexPlan, progress: Progress) -> IndexManifest:
     """Make or complete an index.
 
     Raises:
@@ -165,7 +173,7 @@ def build(plan: Plan, progress: Progress) -> Manifest:
         return _built(plan, progress)
 
 
-def _built(plan: Plan, progress: Progress) -> Manifest:
+def _built(plan: IndexPlan, progress: Progress) -> IndexManifest:
     work = plan.folder / WORK
     finished = _finished(plan)
     need_bm25 = plan.bm25 and not (finished and finished.bm25)
@@ -185,7 +193,7 @@ def _built(plan: Plan, progress: Progress) -> Manifest:
         path for path in sorted(plan.folder.rglob("*")) if path.is_file() and _belongs(path, plan.folder)
     ]
     progress("checksums", 0, len(files))
-    manifest = Manifest(
+    manifest = IndexManifest(
         passages=note.passages,
         corpus=note.corpus,
         corpus_bytes=note.corpus_bytes,
@@ -199,13 +207,13 @@ def _built(plan: Plan, progress: Progress) -> Manifest:
     return manifest
 
 
-def _bm25(note: Note, plan: Plan, work: Path, progress: Progress) -> Bm25Facts:
+def _bm25(note: Note, plan: IndexPlan, work: Path, progress: Progress) -> Bm25Facts:
     from tool_servers.wiki_search.bm25 import build_bm25
 
     return build_bm25(note, plan.folder, work, progress)
 
 
-def _dense(plan: Plan, work: Path, progress: Progress) -> DenseFacts:
+def _dense(plan: IndexPlan, work: Path, progress: Progress) -> DenseFacts:
     from tool_servers.wiki_search.dense import (
         Encoder,
         build_faiss,
@@ -238,7 +246,7 @@ def _dense(plan: Plan, work: Path, progress: Progress) -> DenseFacts:
     )
 
 
-def _check_libraries(plan: Plan) -> None:
+def _check_libraries(plan: IndexPlan) -> None:
     needed = ["numpy"] + (["faiss"] if plan.model else [])
     for package in needed:
         if find_spec(package) is None:
@@ -259,13 +267,13 @@ def _alone(folder: Path) -> Iterator[None]:
         yield
 
 
-def _finished(plan: Plan) -> Manifest | None:
+def _finished(plan: IndexPlan) -> IndexManifest | None:
     finished = read_manifest(plan.folder)
     _check_same(finished, plan)
     return finished
 
 
-def _check_same(finished: Manifest | None, plan: Plan) -> None:
+def _check_same(finished: IndexManifest | None, plan: IndexPlan) -> None:
     if not plan.corpus.is_file():
         raise DataError("no such file; expected a corpus of JSON lines", path=str(plan.corpus))
     here = (plan.corpus.name, plan.corpus.stat().st_size)
@@ -287,7 +295,7 @@ def _check_same(finished: Manifest | None, plan: Plan) -> None:
         )
 
 
-def _complete(finished: Manifest | None, plan: Plan) -> bool:
+def _complete(finished: IndexManifest | None, plan: IndexPlan) -> bool:
     return (
         finished is not None
         and (not plan.bm25 or finished.bm25 is not None)
@@ -321,13 +329,13 @@ def main() -> int:
     parser.add_argument("--query-prefix", help="by default 'query: ' for E5 models, else nothing")
     parser.add_argument("--passage-prefix", help="by default 'passage: ' for E5 models, else nothing")
     parser.add_argument("--device", help="of the embedding model: cpu, cuda")
-    given = parser.parse_args()
+    options = parser.parse_args()
     try:
-        plan = _plan(given)
+        plan = _plan(options)
         dimensions = 768 if plan.model else None
         need = estimated(plan.corpus, bm25=plan.bm25, dimensions=dimensions, ready=plan.ready_faiss)
         view = ProgressView()
-        view.line(f"{plan.corpus}: {need.told()}")
+        view.line(f"{plan.corpus}: {need.summary()}")
         plan.folder.mkdir(parents=True, exist_ok=True)
         check_space(need, plan.folder)
         manifest = build(plan, view.update)
@@ -343,24 +351,24 @@ def main() -> int:
     return 0
 
 
-def _plan(given: argparse.Namespace) -> Plan:
-    if given.engine == "bm25" and given.model:
+def _plan(options: argparse.Namespace) -> IndexPlan:
+    if options.engine == "bm25" and options.model:
         raise UsageError("--model is for --engine dense and hybrid")
-    if given.engine != "bm25" and not given.model:
-        raise UsageError(f"--engine {given.engine} needs --model, for example intfloat/e5-base-v2")
-    if given.faiss not in FAISS_KINDS and not Path(given.faiss).is_file():
-        raise UsageError(f"--faiss {given.faiss!r}: expected flat, ivf, hnsw, or the path of a FAISS index")
+    if options.engine != "bm25" and not options.model:
+        raise UsageError(f"--engine {options.engine} needs --model, for example intfloat/e5-base-v2")
+    if options.faiss not in FAISS_KINDS and not Path(options.faiss).is_file():
+        raise UsageError(f"--faiss {options.faiss!r}: expected flat, ivf, hnsw, or the path of a FAISS index")
     prefixes = None
-    if given.query_prefix is not None or given.passage_prefix is not None:
-        prefixes = (given.query_prefix or "", given.passage_prefix or "")
-    return Plan(
-        corpus=given.corpus,
-        folder=given.out,
-        bm25=given.engine != "dense",
-        model=given.model,
-        faiss=given.faiss,
+    if options.query_prefix is not None or options.passage_prefix is not None:
+        prefixes = (options.query_prefix or "", options.passage_prefix or "")
+    return IndexPlan(
+        corpus=options.corpus,
+        folder=options.out,
+        bm25=options.engine != "dense",
+        model=options.model,
+        faiss=options.faiss,
         prefixes=prefixes,
-        device=given.device,
+        device=options.device,
     )
 
 

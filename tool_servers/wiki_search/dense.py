@@ -15,10 +15,8 @@ from typing import Any, Literal
 
 from afm.errors import DataError, EngineError, MissingExtraError
 from afm.runs.atomic import replacing
-from tool_servers.wiki_search.collect import Progress
-from tool_servers.wiki_search.hits import Hits
-from tool_servers.wiki_search.manifest import DenseFacts
-from tool_servers.wiki_search.passages import PassageStore
+from tool_servers.wiki_search.corpus import Progress
+from tool_servers.wiki_search.index import DenseFacts, Hits, PassageStore
 
 _BATCH = 64
 

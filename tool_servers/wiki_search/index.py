@@ -1,119 +1,198 @@
-"""Opening an index folder for search."""
+"""An index folder: its manifest and its passages.
+
+The manifest is written last: a folder without it is unfinished, one that differs from it is refused.
+"""
 
 from __future__ import annotations
 
-import os
-from dataclasses import dataclass
+import json
+import mmap
+import zlib
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, ValidationError
 
-from afm.errors import ConfigError
-from tool_servers.shared.settings import ServerSettings
-from tool_servers.wiki_search.hits import Engine, Hybrid
-from tool_servers.wiki_search.manifest import Manifest, checked_manifest
-from tool_servers.wiki_search.passages import PassageStore
+from afm.errors import DataError
+from afm.runs.atomic import replace_text
+from tool_servers.wiki_search.corpus import OFFSETS, STORE, CorpusPassage
 
-
-class WikiServerSettings(ServerSettings):
-    """The YAML of a wiki server.
-
-    Attributes:
-        index: Folder that ``afm serve wiki build`` made.
-        engine: ``auto`` takes BM25 where the index has it, else the dense part.
-        model: Embedding model, when it lies elsewhere than at build time.
-        device: Of the embedding model.
-        topk: Passages for a query of a request that does not say how many.
-        max_queries: Of one request; Search-R1 sends 512 x 5.
-        max_query_chars: A longer query is searched for by its beginning, and the answer says so.
-        max_request_bytes: Of one request: the most queries of the greatest length, two bytes a character.
-        search_s: The longest search; then status 503.
-        threads: Searches at the same time; the number of cores when ``None``.
-    """
-
-    content: ClassVar[str] = "wiki server settings"
-
-    index: Path | None = None
-    engine: Literal["auto", "bm25", "dense", "hybrid"] = "auto"
-    model: str | None = None
-    device: str | None = None
-    topk: int = Field(default=3, ge=1)
-    max_topk: int = Field(default=100, ge=1)
-    max_queries: int = Field(default=4_096, ge=1)
-    max_query_chars: int = Field(default=8_192, ge=1)
-    max_request_bytes: int = Field(default=64 << 20, ge=1024)
-    max_parallel: int = Field(default=256, ge=1)
-    max_waiting: int = Field(default=2_048, ge=0)
-    max_wait_s: float = Field(default=30.0, gt=0)
-    search_s: float = Field(default=60.0, gt=0)
-    threads: int | None = Field(default=None, ge=1)
-
-    def workers(self) -> int:
-        """Searches at the same time."""
-        return self.threads or len(os.sched_getaffinity(0))
+NAME = "manifest.json"
+_EDGE = 1 << 16
 
 
-@dataclass(frozen=True, slots=True)
-class Index:
-    """An opened index.
+class FileFacts(BaseModel):
+    """Size and checksums of a file.
 
     Attributes:
-        engine_name: ``bm25``, ``dense`` or ``hybrid``.
+        edges: CRC-32 of its first and last 64 KiB: tells two builds apart without reading everything.
+        crc32: Of all its bytes.
     """
 
-    manifest: Manifest
-    store: PassageStore
-    engine: Engine
-    engine_name: str
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    bytes: int
+    edges: int
+    crc32: int
 
 
-def open_index(
-    folder: Path,
-    engine: str = "auto",
-    *,
-    model: str | None = None,
-    device: str | None = None,
-    verify: bool = False,
-) -> Index:
-    """Check an index and open the parts that ``engine`` needs, memory-mapped.
+class Bm25Facts(BaseModel):
+    """Parameters of the BM25 part."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    k1: float
+    b: float
+    terms: int
+    postings: int
+
+
+class DenseFacts(BaseModel):
+    """Parameters of the dense part; queries must be encoded by the same model in the same way."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: str
+    dimensions: int
+    faiss: Literal["flat", "ivf", "hnsw", "imported"]
+    query_prefix: str
+    passage_prefix: str
+
+
+class IndexManifest(BaseModel):
+    """The whole of ``manifest.json``.
+
+    Attributes:
+        corpus: Name of the corpus file.
+        corpus_bytes: Its size as it lay on disk.
+        corpus_sample: CRC-32 of pieces of it; ``None`` in older indexes.
+        files: By path below the index folder.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    format: Literal[1] = 1
+    passages: int
+    corpus: str
+    corpus_bytes: int
+    corpus_sample: int | None = None
+    files: dict[str, FileFacts]
+    bm25: Bm25Facts | None = None
+    dense: DenseFacts | None = None
+
+    @property
+    def bytes(self) -> int:
+        """Size of the index on disk."""
+        return sum(facts.bytes for facts in self.files.values())
+
+
+def facts_of(path: Path) -> FileFacts:
+    """Read a file for the manifest."""
+    crc, size = 0, path.stat().st_size
+    with path.open("rb") as file:
+        while piece := file.read(1 << 22):
+            crc = zlib.crc32(piece, crc)
+    return FileFacts(bytes=size, edges=_edges(path), crc32=crc)
+
+
+def write_manifest(folder: Path, manifest: IndexManifest) -> None:
+    """Declare the index finished."""
+    replace_text(folder / NAME, manifest.model_dump_json(indent=2, exclude_none=True) + "\n")
+
+
+def read_manifest(folder: Path) -> IndexManifest | None:
+    """The manifest of an index folder; ``None`` when there is none.
+
+    Raises:
+        DataError: It cannot be understood.
+    """
+    path = folder / NAME
+    if not path.is_file():
+        return None
+    try:
+        return IndexManifest.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        where = ".".join(map(str, problem["loc"]))
+        raise DataError(f"{where}: {problem['msg']}; build the index again", path=str(path)) from None
+
+
+def checked_manifest(folder: Path, *, whole: bool = False) -> IndexManifest:
+    """The manifest of an index whose files are the ones it names.
 
     Args:
-        verify: Read every byte of the index and compare checksums.
+        whole: Read every byte; else sizes and both ends of every file.
 
     Raises:
         DataError: The index is unfinished, truncated, or mixed from different builds.
-        ConfigError: The index lacks the part that ``engine`` needs.
     """
-    manifest = checked_manifest(folder, whole=verify)
-    name = served_engine(folder, manifest, engine)
-    store = PassageStore(folder, expected=manifest.passages)
-    parts: list[Engine] = []
-    if name in ("bm25", "hybrid"):
-        from tool_servers.wiki_search.bm25 import Bm25
+    manifest = read_manifest(folder)
+    if manifest is None:
+        raise DataError(
+            f"no finished index here ({NAME} is missing); build it with: afm serve wiki build",
+            path=str(folder),
+        )
+    for name, facts in manifest.files.items():
+        path = folder / name
+        size = path.stat().st_size if path.is_file() else None
+        if size != facts.bytes:
+            got = "it is missing" if size is None else f"it has {size:,} bytes"
+            raise DataError(
+                f"{got}, expected {facts.bytes:,}: the index is truncated; build it again", path=str(path)
+            )
+        same = facts_of(path) == facts if whole else _edges(path) == facts.edges
+        if not same:
+            raise DataError(
+                "its content is not what the index was built with; build the index again", path=str(path)
+            )
+    return manifest
 
-        parts.append(Bm25(folder))
-    if name in ("dense", "hybrid"):
-        assert manifest.dense is not None
-        from tool_servers.wiki_search.dense import Dense
 
-        parts.append(Dense(folder, manifest.dense, manifest.passages, model=model, device=device))
-    return Index(manifest, store, parts[0] if len(parts) == 1 else Hybrid(parts), name)
+def _edges(path: Path) -> int:
+    with path.open("rb") as file:
+        crc = zlib.crc32(file.read(_EDGE))
+        file.seek(max(0, path.stat().st_size - _EDGE))
+        return zlib.crc32(file.read(_EDGE), crc)
 
 
-def served_engine(folder: Path, manifest: Manifest, engine: str) -> str:
-    """``bm25``, ``dense`` or ``hybrid``.
+class PassageStore:
+    """Passages by number, read from a memory-mapped file when asked for.
 
     Raises:
-        ConfigError: The index lacks a part that it needs; the message has the command that adds it.
+        DataError: It does not hold the ``expected`` number of passages.
     """
-    name = engine if engine != "auto" else "bm25" if manifest.bm25 else "dense"
-    if name != "dense" and manifest.bm25 is None:
-        raise ConfigError(
-            f"{folder}: has no BM25 part; add it: afm serve wiki build CORPUS --engine bm25 --out {folder}"
-        )
-    if name != "bm25" and manifest.dense is None:
-        raise ConfigError(
-            f"{folder}: has no dense part; add it: afm serve wiki build CORPUS --engine dense --model M --out {folder}"
-        )
-    return name
+
+    def __init__(self, folder: Path, *, expected: int | None = None) -> None:
+        import numpy as np
+
+        self._offsets: Any = np.asarray(np.load(folder / OFFSETS, mmap_mode="r"))
+        if expected is not None and len(self) != expected:
+            raise DataError(
+                f"names {len(self):,} passages, expected {expected:,}", path=str(folder / OFFSETS)
+            )
+        self._file = (folder / STORE).open("rb")
+        self._map = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
+
+    def __len__(self) -> int:
+        return len(self._offsets) - 1
+
+    def __getitem__(self, number: int) -> CorpusPassage:
+        row = json.loads(self.raw(number))
+        return CorpusPassage(row["id"], row["contents"])
+
+    def raw(self, number: int) -> bytes:
+        """A passage as the JSON object ``{"id", "contents"}``."""
+        return self._map[int(self._offsets[number]) : int(self._offsets[number + 1]) - 1]
+
+    def range(self, begin: int, end: int) -> list[CorpusPassage]:
+        """The passages from ``begin`` up to ``end``."""
+        return [self[number] for number in range(begin, min(end, len(self)))]
+
+    def close(self) -> None:
+        """Unmap the file."""
+        self._map.close()
+        self._file.close()
+
+
+Hits = list[tuple[int, float]]
+"""Numbers of passages with their scores, the best first."""

@@ -19,7 +19,7 @@ from loopback import LoopbackServer
 
 from afm.distill.gateway import CallLog
 from afm.settings import Environment
-from tool_servers.gateway.app import Gateway as ServedGateway
+from tool_servers.gateway.server import Gateway as ServedGateway
 from tool_servers.gateway.settings import GatewaySettings, open_routes
 
 ROOT = Path(__file__).parents[3]

@@ -444,8 +444,8 @@ def test_metrics_count_calls_by_outcome(gateway):
         asking.chat.completions.create(model="busy", messages=HI)
 
     text = httpx.get(f"{gateway.url}/metrics", trust_env=False).text
-    assert 'afm_gateway_calls_total{outcome="200"} 1' in text
-    assert 'afm_gateway_calls_total{outcome="status"} 1' in text
+    assert 'afm_gateway_requests_total{outcome="ok"} 1' in text
+    assert 'afm_gateway_requests_total{outcome="status"} 1' in text
 
 
 def test_a_log_of_another_kind_is_no_gateways(tmp_path):

@@ -3,12 +3,16 @@
 import asyncio
 import socket
 import sys
-import time
 
 import httpx
 import pytest
+from loopback import LoopbackServer
+
+from tool_servers.shared.command import ServerSettings
 
 pytest.importorskip("mcp")
+from tool_servers.mcp import http_app, mcp_server
+
 pytestmark = pytest.mark.sandbox
 
 TOOLS = """
@@ -46,17 +50,17 @@ async def use(client):
 async def test_on_standard_streams(tools_file):
     from mcp import Client, StdioServerParameters
 
-    words = ["-m", "tool_servers.mcp", "--tools", str(tools_file)]
+    words = ["-m", "tool_servers", "mcp", "--tools", str(tools_file)]
     async with Client(StdioServerParameters(command=sys.executable, args=words)) as client:
         await use(client)
 
 
-async def test_over_http_with_a_token(tools_file, mcp_process):
+async def test_over_http_with_a_token(tools_file, mcp_server_url):
     from mcp import Client
     from mcp.client.streamable_http import streamable_http_client
     from mcp.shared._httpx_utils import create_mcp_http_client
 
-    url = mcp_process(tools_file, token="s3cret-token")
+    url = mcp_server_url(tools_file, MCP_SERVER_TOKEN="s3cret-token")
     async with (
         create_mcp_http_client(headers={"Authorization": "Bearer s3cret-token"}) as http,
         Client(streamable_http_client(f"{url}/mcp", http_client=http)) as client,
@@ -82,57 +86,44 @@ def announced(url, size):
     return answer.decode()
 
 
-async def test_it_counts_what_it_answers_and_refuses_what_it_does_not_serve(tools_file, mcp_process):
-    url = mcp_process(tools_file)
+async def test_it_counts_what_it_answers_and_refuses_what_it_does_not_serve(tools_file, mcp_server_url):
+    url = mcp_server_url(tools_file)
     async with httpx.AsyncClient(timeout=20) as plain:
         assert (await plain.post(f"{url}/mcp", json=CALL, headers=ACCEPT)).status_code == 200
         stream = await plain.get(f"{url}/mcp", headers={"Accept": "text/event-stream"})
         assert (stream.status_code, stream.headers["Allow"]) == (405, "POST")
-        assert stream.json() == {"error": "expected POST"}
-        assert (await plain.get(f"{url}/other")).json() == {"error": "no such path; expected /mcp"}
+        assert stream.json() == {"error": "GET /mcp: Method Not Allowed", "kind": "request"}
+        assert (await plain.get(f"{url}/other")).json() == {
+            "error": "GET /other: Not Found",
+            "kind": "request",
+        }
         assert "longer than 4194304 bytes" in await asyncio.to_thread(announced, url, 5 << 20)
         numbers = (await plain.get(f"{url}/metrics")).text
-    for line in ('{status="200"} 1', '{status="404"} 1', '{status="405"} 1', '{status="413"} 1'):
+    for line in ('{outcome="ok"} 1', '{outcome="request"} 2', '{outcome="too_large"} 1'):
         assert f"afm_mcp_requests_total{line}" in numbers
     assert "afm_mcp_request_seconds_count 1" in numbers
     assert "afm_mcp_running 0" in numbers
 
 
-def test_a_body_that_does_not_come_is_answered_408(tools_file, mcp_process):
-    began = time.monotonic()
-    assert "the request did not arrive within 15 s" in announced(mcp_process(tools_file), 100)
-    assert time.monotonic() - began >= 14
-
-
-SMALL = """
-import sys
-from pathlib import Path
-from tool_servers.mcp.app import http_app, mcp_server
-from tool_servers.shared.serve import serve
-from tool_servers.shared.settings import ServerSettings
-
-server, _ = mcp_server(Path(sys.argv[2]))
-limits = ServerSettings(max_parallel=1, max_waiting=1)
-serve(http_app(server, token=None, limits=limits), "127.0.0.1", 0, token=None, finish_s=1)
-"""
-
-
-async def test_calls_beyond_its_places_are_answered_429_and_counted(tools_file, mcp_process):
-    url = mcp_process(tools_file, program=("-c", SMALL))
+async def test_calls_beyond_its_places_are_answered_429_and_counted(tools_file):
+    server, tools = mcp_server(tools_file)
+    limits = ServerSettings(max_parallel=1, max_waiting=1)
+    served = LoopbackServer(http_app(server, tools, token=None, limits=limits)).start()
     async with httpx.AsyncClient(timeout=60) as plain:
-        calls = (plain.post(f"{url}/mcp", json=CALL, headers=ACCEPT) for _ in range(8))
+        calls = (plain.post(f"{served.origin}/mcp", json=CALL, headers=ACCEPT) for _ in range(8))
         answers = await asyncio.gather(*calls)
-        numbers = (await plain.get(f"{url}/metrics")).text
+        numbers = (await plain.get(f"{served.origin}/metrics")).text
+    await asyncio.to_thread(served.stop)
     refused = [answer for answer in answers if answer.status_code == 429]
     assert len(refused) >= 1
     assert all(int(answer.headers["Retry-After"]) >= 1 for answer in refused)
-    assert f'afm_mcp_requests_total{{status="429"}} {len(refused)}' in numbers
+    assert f'afm_mcp_requests_total{{outcome="busy"}} {len(refused)}' in numbers
     for answer in answers:
         assert answer in refused or answer.json()["result"]["content"][0]["text"] == "42"
 
 
-async def test_a_page_cannot_reach_it_by_another_name(tools_file, mcp_process):
-    url = mcp_process(tools_file)
+async def test_a_page_cannot_reach_it_by_another_name(tools_file, mcp_server_url):
+    url = mcp_server_url(tools_file)
     headers = {"Host": "evil.example", "Accept": "application/json, text/event-stream"}
     async with httpx.AsyncClient() as plain:
         answer = await plain.post(
@@ -141,10 +132,10 @@ async def test_a_page_cannot_reach_it_by_another_name(tools_file, mcp_process):
     assert answer.status_code == 421
 
 
-async def test_an_agents_tool_can_come_from_it(tools_file, mcp_process):
+async def test_an_agents_tool_can_come_from_it(tools_file, mcp_server_url):
     from afm.tools import load_tools
 
-    config = {"url": f"{mcp_process(tools_file)}/mcp", "argument": "code"}
+    config = {"url": f"{mcp_server_url(tools_file)}/mcp", "argument": "code"}
     entry = {
         "class_name": "afm.tools.mcp.McpTool",
         "config": config,

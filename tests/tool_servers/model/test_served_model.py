@@ -28,7 +28,7 @@ from afm.models.tiny import create_tiny_model, train_tokenizer
 from afm.models.tokenizer import ChatTokenizer
 from afm.rollout import run_episode
 from afm.trajectory.record import StopReason
-from tool_servers.model.app import ModelServer
+from tool_servers.model import ModelServer
 
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = ROOT / "evaluation/serve_model.sh"
@@ -58,14 +58,14 @@ class Running(LoopbackServer):
         self.model = TransformersModel(folder, threads=1, device="cpu", name="tiny")
         self.asked = 0
         app = ModelServer(self.model, key).app()
-        app.middleware("http")(self._counted)
-        super().__init__(app)
+
+        async def counting(scope, receive, send):
+            self.asked += scope.get("path") == "/v1/completions"
+            await app(scope, receive, send)
+
+        super().__init__(counting)
         self.url = self.origin
         self.start()
-
-    async def _counted(self, request, call_next):
-        self.asked += request.url.path == "/v1/completions"
-        return await call_next(request)
 
 
 @pytest.fixture

@@ -1,118 +1,78 @@
-import os
-import subprocess
-import sys
-from contextlib import contextmanager
-from pathlib import Path
-
 import httpx
 import pytest
 import requests
+from tool_server import ToolServer
 
 from afm.errors import ConfigError
 from tool_servers.shared.access import MIN_TOKEN, allowed, check_exposure
 
-ROOT = Path(__file__).parents[3]
 LONG = "a" * MIN_TOKEN
 TEXT = "text/plain"
-PATHS = {
-    "code": "/run",
-    "crawl_page": "/crawl_page",
-    "gateway": "/v1/chat/completions",
-    "mcp": "/mcp",
-    "visual_inspector": "/inspect",
-    "web_search": "/search",
-}
-OPTIONS = {
-    "gateway": ["--upstream", "http://127.0.0.1:9/v1"],
-    "mcp": ["--http", "--tools", str(ROOT / "configs/tools/code_executor.yaml")],
-}
 
 
-@contextmanager
-def running(name, folder, **variables):
-    """The address of a real server of this kind."""
-    store = folder / "pages.jsonl"
-    store.write_text('{"url": "http://a.org/", "title": "a", "text": "b"}\n', "utf-8")
-    environment = {
-        "SERVER_HOST": "127.0.0.1",
-        "WEB_PAGE_STORE": str(store),
-        "WEB_CACHE": str(folder / "web.sqlite"),
-        "VISION_OPENAI_API_BASE_URL": "http://127.0.0.1:9/v1",
-        "VISION_MODEL": "m",
-    }
-    log = ["--log", str(folder / "events.jsonl")] if name == "gateway" else []
-    process = subprocess.Popen(
-        [sys.executable, "-m", f"tool_servers.{name}", "--port", "0", *OPTIONS.get(name, []), *log],
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-        env=os.environ | environment | variables,
-    )
-    assert process.stdout is not None
-    try:
-        yield process.stdout.readline().split()[-1]
-    finally:
-        process.terminate()
-        process.wait(20)
-        process.stdout.close()
+@pytest.fixture
+def serve_page_reader(tmp_path):
+    """Serves the page reader with these variables; its address."""
+    servers = []
+
+    def start(**variables):
+        server = ToolServer("crawl_page", tmp_path, WEB_CACHE=tmp_path / "web.sqlite", **variables)
+        servers.append(server)
+        return server.url
+
+    yield start
+    for server in servers:
+        server.stop()
 
 
-@pytest.mark.parametrize("name", PATHS)
-def test_no_page_in_a_browser_can_use_a_server_that_asks_for_no_token(name, tmp_path):
+def test_no_page_in_a_browser_can_use_a_server_that_asks_for_no_token(serve_page_reader):
     """What a browser sends for a page of another site: its name resolved to this machine, a form, or a script."""
-    with running(name, tmp_path) as url:
-        place = url + PATHS[name]
-        port = url.rpartition(":")[2]
+    url = serve_page_reader()
+    place = f"{url}/crawl_page"
+    port = url.rpartition(":")[2]
 
-        def status(body=b"{}", **headers):
-            named = {key.replace("_", "-"): value for key, value in headers.items()}
-            return httpx.post(place, content=body, headers=named, trust_env=False, timeout=30).status_code
+    def status(body=b"{}", **headers):
+        named = {key.replace("_", "-"): value for key, value in headers.items()}
+        return httpx.post(place, content=body, headers=named, trust_env=False, timeout=30).status_code
 
-        json_type = {"Content_Type": "application/json"}
-        for host in (
-            "evil.example",
-            f"evil.example:{port}",
-            f"127.0.0.1.evil.example:{port}",
-            "localhost.evil",
-        ):
-            assert status(**json_type, Host=host) == 421
-        assert (
-            httpx.get(f"{url}/health", headers={"Host": "evil.example"}, trust_env=False).status_code == 421
-        )
-        for origin in (
-            "http://evil.example",
-            "https://127.0.0.1.evil.example",
-            "null",
-            "http://localhost@evil",
-        ):
-            assert status(**json_type, Origin=origin) == 403
-        for form in (TEXT, "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", ""):
-            assert status(Content_Type=form) == 415
-        assert status(Content_Type="text/plain; application/json") == 415
-        assert status() == 415
-        for host, origin in (
-            (f"localhost:{port}", f"http://localhost:{port}"),
-            (f"[::1]:{port}", "https://[::1]:3000"),
-            ("127.0.0.1", "http://127.0.0.1"),
-        ):
-            assert status(**json_type, Host=host, Origin=origin) not in (403, 415, 421)
-        assert status(Content_Type="application/json; charset=utf-8") not in (403, 415, 421)
-        assert requests.post(place, json={}).status_code not in (403, 415, 421)
+    json_type = {"Content_Type": "application/json"}
+    for host in ("evil.example", f"evil.example:{port}", f"127.0.0.1.evil.example:{port}", "localhost.evil"):
+        assert status(**json_type, Host=host) == 421
+    assert httpx.get(f"{url}/health", headers={"Host": "evil.example"}, trust_env=False).status_code == 421
+    for origin in (
+        "http://evil.example",
+        "https://127.0.0.1.evil.example",
+        "null",
+        "http://localhost@evil",
+    ):
+        assert status(**json_type, Origin=origin) == 403
+    for form in (TEXT, "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", ""):
+        assert status(Content_Type=form) == 415
+    assert status(Content_Type="text/plain; application/json") == 415
+    assert status() == 415
+    for host, origin in (
+        (f"localhost:{port}", f"http://localhost:{port}"),
+        (f"[::1]:{port}", "https://[::1]:3000"),
+        ("127.0.0.1", "http://127.0.0.1"),
+    ):
+        assert status(**json_type, Host=host, Origin=origin) not in (403, 415, 421)
+    assert status(Content_Type="application/json; charset=utf-8") not in (403, 415, 421)
+    assert requests.post(place, json={}).status_code not in (403, 415, 421)
 
 
-def test_a_server_with_a_token_answers_under_any_name(tmp_path):
+def test_a_server_with_a_token_answers_under_any_name(serve_page_reader):
     """No page knows the token; a server behind a proxy has a name of its own."""
-    with running("crawl_page", tmp_path, WEB_SERVER_TOKEN=LONG) as url:
-        headers = {
-            "Host": "tools.example",
-            "Origin": "https://team.example",
-            "Authorization": f"bearer {LONG}",
-        }
-        body = {"urls": "http://127.0.0.1/", "goal": ""}
-        answer = httpx.post(f"{url}/crawl_page", json=body, headers=headers, trust_env=False)
-        assert answer.json()["pages"][0]["kind"] == "blocked"
-        del headers["Authorization"]
-        assert httpx.post(f"{url}/crawl_page", json=body, headers=headers, trust_env=False).status_code == 401
+    url = serve_page_reader(WEB_SERVER_TOKEN=LONG)
+    headers = {
+        "Host": "tools.example",
+        "Origin": "https://team.example",
+        "Authorization": f"bearer {LONG}",
+    }
+    body = {"urls": "http://127.0.0.1/", "goal": ""}
+    answer = httpx.post(f"{url}/crawl_page", json=body, headers=headers, trust_env=False)
+    assert answer.json()["pages"][0]["kind"] == "blocked"
+    del headers["Authorization"]
+    assert httpx.post(f"{url}/crawl_page", json=body, headers=headers, trust_env=False).status_code == 401
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,8 @@ import asyncio, sys
 from starlette.applications import Starlette
 from starlette.responses import JSONResponse
 from starlette.routing import Route
-from tool_servers.shared.serve import serve
+from tool_servers.shared.command import Address
+from tool_servers.shared.serve import ServedApp, serve
 
 async def health(request):
     return JSONResponse({"status": "ok"})
@@ -29,7 +30,7 @@ async def slow(request):
     return JSONResponse({"status": "slow"})
 
 app = Starlette(routes=[Route("/health", health), Route("/slow", slow)])
-serve(app, "127.0.0.1", 0, token=None, finish_s=1, head_s=float(sys.argv[1]), most_connections=int(sys.argv[2]))
+serve(ServedApp(app, None, 1, head_s=float(sys.argv[1]), most_connections=int(sys.argv[2])), Address("127.0.0.1", 0, None))
 """
 
 

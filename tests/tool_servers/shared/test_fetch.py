@@ -12,7 +12,7 @@ import zlib
 
 import pytest
 
-from tool_servers.shared.fetch import Fault, Fetcher, FetchError, FetchLimits
+from tool_servers.shared.fetch import Fetcher, FetchError, FetchFault, FetchLimits
 from tool_servers.shared.fetch_body import text_of
 
 LIMITS = FetchLimits(max_bytes=1 << 20, total_s=1.0, connect_s=0.5, redirects=3)
@@ -55,22 +55,22 @@ async def test_a_page_comes_with_type_charset_and_address(internet, fetcher, ans
 async def test_a_server_that_hangs(internet, fetcher):
     always(internet, pause_s=30, close=False)
     internet.handler = lambda *_: asyncio.sleep(30)
-    assert (await fault_of(fetcher)).fault is Fault.TIMEOUT
+    assert (await fault_of(fetcher)).fault is FetchFault.TIMEOUT
 
 
 async def test_bytes_that_drip(internet, fetcher):
     always(internet, b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n", *[b"x"] * 100, pause_s=0.1)
-    assert (await fault_of(fetcher)).fault is Fault.TIMEOUT
+    assert (await fault_of(fetcher)).fault is FetchFault.TIMEOUT
 
 
 async def test_headers_that_drip(internet, fetcher):
     always(internet, b"HTTP/1.1 200 OK\r\n", *[b"X-A: b\r\n"] * 100, pause_s=0.1)
-    assert (await fault_of(fetcher)).fault is Fault.TIMEOUT
+    assert (await fault_of(fetcher)).fault is FetchFault.TIMEOUT
 
 
 async def test_interim_answers_without_end(internet, fetcher):
     always(internet, *[b"HTTP/1.1 103 Early Hints\r\n\r\n"] * 1000, pause_s=0.01)
-    assert (await fault_of(fetcher)).fault is Fault.TIMEOUT
+    assert (await fault_of(fetcher)).fault is FetchFault.TIMEOUT
 
 
 async def test_a_name_server_that_hangs(internet, fetcher):
@@ -78,45 +78,45 @@ async def test_a_name_server_that_hangs(internet, fetcher):
         await asyncio.sleep(30)
 
     slow = Fetcher(limits=LIMITS, resolve=resolve, dial=internet.dial)
-    assert (await fault_of(slow)).fault is Fault.NAME
+    assert (await fault_of(slow)).fault is FetchFault.NAME
     await slow.close()
 
 
 async def test_a_name_without_address(internet, fetcher):
     internet.names["none.example.org"] = []
-    assert (await fault_of(fetcher, "http://none.example.org")).fault is Fault.NAME
+    assert (await fault_of(fetcher, "http://none.example.org")).fault is FetchFault.NAME
 
 
 @pytest.mark.parametrize("status", ["500 Oops", "503 Busy", "404 Gone", "429 Slow down", "401 Who"])
 async def test_a_bad_status(internet, fetcher, answering, status):
     always(internet, answering(b"boom", status=status))
     error = await fault_of(fetcher)
-    assert (error.fault, error.status) == (Fault.STATUS, int(status[:3]))
+    assert (error.fault, error.status) == (FetchFault.STATUS, int(status[:3]))
 
 
 async def test_half_a_body(internet, fetcher, answering):
     always(internet, answering(b"x" * 100)[:-50])
-    assert (await fault_of(fetcher)).fault is Fault.BROKEN
+    assert (await fault_of(fetcher)).fault is FetchFault.BROKEN
 
 
 async def test_no_answer_at_all(internet, fetcher):
     always(internet, b"")
-    assert (await fault_of(fetcher)).fault is Fault.BROKEN
+    assert (await fault_of(fetcher)).fault is FetchFault.BROKEN
 
 
 async def test_something_that_is_no_http(internet, fetcher):
     always(internet, b"SSH-2.0-OpenSSH_9.2\r\n")
-    assert (await fault_of(fetcher)).fault is Fault.BROKEN
+    assert (await fault_of(fetcher)).fault is FetchFault.BROKEN
 
 
 async def test_endless_headers(internet, fetcher):
     always(internet, b"HTTP/1.1 200 OK\r\n", *[b"X-A: " + b"b" * 65000 + b"\r\n"] * 100)
-    assert (await fault_of(fetcher)).fault is Fault.BROKEN
+    assert (await fault_of(fetcher)).fault is FetchFault.BROKEN
 
 
 async def test_a_gigabyte_is_refused_by_its_length_before_it_comes(internet, fetcher):
     always(internet, b"HTTP/1.1 200 OK\r\nContent-Length: 1073741824\r\n\r\n", pause_s=5)
-    assert (await fault_of(fetcher)).fault is Fault.TOO_LARGE
+    assert (await fault_of(fetcher)).fault is FetchFault.TOO_LARGE
 
 
 async def test_a_gigabyte_without_length_is_cut_off(internet, fetcher):
@@ -131,7 +131,7 @@ async def test_a_gigabyte_without_length_is_cut_off(internet, fetcher):
             sent += 1 << 20
 
     internet.handler = flood
-    assert (await fault_of(fetcher)).fault is Fault.TOO_LARGE
+    assert (await fault_of(fetcher)).fault is FetchFault.TOO_LARGE
     assert sent < 64 << 20
 
 
@@ -166,7 +166,7 @@ async def test_a_flood_of_little_pieces_is_cut_off(internet, begin, flood, said)
     with pytest.raises(FetchError, match=said) as caught:
         await fetcher.fetch("http://example.org/")
     await fetcher.close()
-    assert caught.value.fault is Fault.BROKEN
+    assert caught.value.fault is FetchFault.BROKEN
     assert sent < 16 << 20  # what was read, and what the sockets hold
 
 
@@ -226,10 +226,10 @@ async def test_a_page_of_several_gzip_members_is_read_whole(internet, fetcher, s
 @pytest.mark.parametrize(
     ("packed", "fault"),
     [
-        (gzip.compress(b"first") + gzip.compress(b"second")[:-6], Fault.BROKEN),
-        (gzip.compress(b"first") + b"\x1f\x8bno member at all", Fault.BROKEN),
-        (gzip.compress(b"x") * 1_001, Fault.BROKEN),
-        (gzip.compress(bytes(300 << 10)) * 4, Fault.TOO_LARGE),
+        (gzip.compress(b"first") + gzip.compress(b"second")[:-6], FetchFault.BROKEN),
+        (gzip.compress(b"first") + b"\x1f\x8bno member at all", FetchFault.BROKEN),
+        (gzip.compress(b"x") * 1_001, FetchFault.BROKEN),
+        (gzip.compress(bytes(300 << 10)) * 4, FetchFault.TOO_LARGE),
     ],
     ids=["cut", "damaged", "too many", "bomb"],
 )
@@ -245,7 +245,7 @@ async def test_a_small_file_that_unpacks_to_a_gigabyte(internet, fetcher, answer
     assert len(bomb) < LIMITS.max_bytes + 10_000
     always(internet, answering(bomb[: LIMITS.max_bytes - 1], headers=[f"Content-Encoding: {coding}"]))
     tracemalloc.start()
-    assert (await fault_of(fetcher)).fault is Fault.TOO_LARGE
+    assert (await fault_of(fetcher)).fault is FetchFault.TOO_LARGE
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 16 << 20
@@ -269,12 +269,12 @@ async def test_compressed_pages(internet, fetcher, answering, coding, packed):
 @pytest.mark.parametrize("coding", ["gzip", "deflate", "br", "gzip, gzip", "zstd", "nonsense"])
 async def test_a_body_in_another_coding_than_it_says(internet, fetcher, answering, coding):
     always(internet, answering(b"plain text", headers=[f"Content-Encoding: {coding}"]))
-    assert (await fault_of(fetcher)).fault is Fault.BROKEN
+    assert (await fault_of(fetcher)).fault is FetchFault.BROKEN
 
 
 async def test_a_compressed_body_that_breaks_off(internet, fetcher, answering):
     always(internet, answering(gzip.compress(b"hello" * 1000)[:-9], headers=["Content-Encoding: gzip"]))
-    assert (await fault_of(fetcher)).fault is Fault.BROKEN
+    assert (await fault_of(fetcher)).fault is FetchFault.BROKEN
 
 
 @pytest.mark.parametrize(
@@ -282,19 +282,19 @@ async def test_a_compressed_body_that_breaks_off(internet, fetcher, answering):
 )
 async def test_files_of_other_types_are_not_loaded(internet, fetcher, answering, media_type):
     always(internet, answering(b"x", media_type=media_type))
-    assert (await fault_of(fetcher)).fault is Fault.TYPE
+    assert (await fault_of(fetcher)).fault is FetchFault.TYPE
 
 
 async def test_redirects_without_end(internet, fetcher, answering):
     always(internet, answering(status="301 Moved", headers=["Location: /again"]))
-    assert (await fault_of(fetcher)).fault is Fault.REDIRECTS
+    assert (await fault_of(fetcher)).fault is FetchFault.REDIRECTS
     assert len(internet.requests) == LIMITS.redirects + 1
 
 
 @pytest.mark.parametrize("location", ["", "http://[", "https://exa mple.org/"])
 async def test_redirects_to_nowhere(internet, fetcher, answering, location):
     always(internet, answering(status="301 Moved", headers=[f"Location: {location}"]))
-    assert (await fault_of(fetcher)).fault in (Fault.REDIRECTS, Fault.BLOCKED)
+    assert (await fault_of(fetcher)).fault in (FetchFault.REDIRECTS, FetchFault.BLOCKED)
 
 
 async def test_a_redirect_is_followed_to_where_it_leads(internet, fetcher, answering):
@@ -328,7 +328,7 @@ async def test_tls_checks_the_name_while_the_socket_goes_to_the_judged_address(i
     assert (await fetcher.fetch("https://secure.example.org/")).body == b"secret page"
     assert names == ["secure.example.org"]
     assert internet.dialled == [("93.184.215.14", 443)]
-    assert (await fault_of(fetcher, "https://other.example.org/")).fault is Fault.CONNECT
+    assert (await fault_of(fetcher, "https://other.example.org/")).fault is FetchFault.CONNECT
     await fetcher.close()
     server.close()
 

@@ -10,7 +10,7 @@ from ipaddress import ip_address
 
 import pytest
 
-from tool_servers.shared.fetch import Fault, Fetcher, FetchError
+from tool_servers.shared.fetch import Fetcher, FetchError, FetchFault
 from tool_servers.shared.guard import BlockedError, Policy, check_address, target_of
 
 # (an address that must not be reached, a public look-alike that must be)
@@ -153,7 +153,7 @@ def test_the_list_is_long_and_holds_nothing_twice():
 async def test_private_addresses_and_tricks_are_never_reached(internet, fetcher, url):
     with pytest.raises(FetchError) as caught:
         await fetcher.fetch(url)
-    assert caught.value.fault is Fault.BLOCKED
+    assert caught.value.fault is FetchFault.BLOCKED
     assert internet.dialled == []
     assert internet.requests == []
 
@@ -234,7 +234,7 @@ async def test_only_the_very_host_and_port_that_is_trusted_is_exempt(internet):
     for url in ("http://wiki:80/", "http://127.0.0.1:9876/", "http://a.wiki:9876/", "http://localhost:9877/"):
         with pytest.raises(FetchError) as caught:
             await fetcher.fetch(url)
-        assert caught.value.fault is Fault.BLOCKED
+        assert caught.value.fault is FetchFault.BLOCKED
     await fetcher.close()
     assert len(internet.requests) == reached
 
@@ -283,7 +283,7 @@ async def test_what_another_reader_would_fetch_is_judged_the_same_way(internet, 
     for url in ("http://127.0.0.1/", "http://loopback.example.org/", "file:///etc/passwd"):
         with pytest.raises(FetchError) as caught:
             await fetcher.check(url)
-        assert caught.value.fault is Fault.BLOCKED
+        assert caught.value.fault is FetchFault.BLOCKED
     assert internet.dialled == []
 
 
@@ -292,7 +292,7 @@ async def test_the_systems_resolver_and_dialler_are_guarded_too():
     for url in ("http://127.0.0.1/", "http://localhost:8080/", "http://[::1]/"):
         with pytest.raises(FetchError) as caught:
             await fetcher.fetch(url)
-        assert caught.value.fault is Fault.BLOCKED
+        assert caught.value.fault is FetchFault.BLOCKED
     await fetcher.close()
 
 

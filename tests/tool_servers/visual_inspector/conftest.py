@@ -17,6 +17,7 @@ import httpx
 import pytest
 import yaml
 from PIL import Image
+from tool_server import ToolServer
 
 ROOT = Path(__file__).parents[3]
 TOKEN = "a-long-random-token"
@@ -119,10 +120,7 @@ def pictures():
     pictures.close()
 
 
-class Server:
-    def __init__(self, process, url, log):
-        self.process, self.url, self.log = process, url, log
-
+class InspectorClient:
     def ask(self, image, question="", *, token=TOKEN, **more):
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         body = {"image": image, "question": question} | more
@@ -136,7 +134,7 @@ def launched(tmp_path, settings, variables):
     environment |= {"WEB_SERVER_TOKEN": TOKEN, "WEB_CACHE": str(tmp_path / "cache.sqlite")}
     environment |= {"NO_PROXY": "127.0.0.1", **variables}
     return subprocess.Popen(
-        [sys.executable, "-m", "tool_servers.visual_inspector", "--config", str(config), "--port", "0"],
+        [sys.executable, "-m", "tool_servers", "visual_inspector", "--config", str(config), "--port", "0"],
         stdout=subprocess.PIPE,
         stderr=(tmp_path / "log").open("a"),
         text=True,
@@ -145,22 +143,56 @@ def launched(tmp_path, settings, variables):
     )
 
 
+class InspectorThread(InspectorClient, ToolServer):
+    """An image server in this process."""
+
+
+class InspectorProcess(InspectorClient):
+    """An image server as its users start it."""
+
+    def __init__(self, process, url, log):
+        self.process, self.url, self.log = process, url, log
+
+
+def usual(eyes):
+    return {
+        "VISION_OPENAI_API_BASE_URL": f"{eyes.url}/v1",
+        "VISION_OPENAI_API_KEY": KEY,
+        "VISION_MODEL": "eyes",
+    }
+
+
 @pytest.fixture
 def start(tmp_path, eyes):
     """Starts an image server with these settings and variables."""
-    processes = []
+    servers = []
 
     def started(settings=None, **variables):
-        usual = {
-            "VISION_OPENAI_API_BASE_URL": f"{eyes.url}/v1",
-            "VISION_OPENAI_API_KEY": KEY,
-            "VISION_MODEL": "eyes",
-        }
-        process = launched(tmp_path, settings or {}, usual | {k: str(v) for k, v in variables.items()})
+        web = {"WEB_SERVER_TOKEN": TOKEN, "WEB_CACHE": tmp_path / "cache.sqlite"}
+        variables = usual(eyes) | web | variables
+        servers.append(InspectorThread("visual_inspector", tmp_path, settings=settings or {}, **variables))
+        return servers[-1]
+
+    yield started
+    for server in servers:
+        server.stop()
+        log = server.log.read_text()
+        assert KEY not in log
+        assert TOKEN not in log
+
+
+@pytest.fixture
+def start_process(tmp_path, eyes):
+    """Starts an image server with these variables as a process of its own."""
+    processes = []
+
+    def started(**variables):
+        variables = usual(eyes) | {key: str(value) for key, value in variables.items()}
+        process = launched(tmp_path, {}, variables)
         processes.append(process)
         line = process.stdout.readline()
         assert line.startswith("listening on "), (tmp_path / "log").read_text()
-        return Server(process, line.split()[-1], tmp_path / "log")
+        return InspectorProcess(process, line.split()[-1], tmp_path / "log")
 
     yield started
     for process in processes:

@@ -13,8 +13,8 @@ import pytest
 from PIL import Image
 
 from afm.tools.registry import load_tools
-from tool_servers.visual_inspector.picture import NoPictureError, prepared
-from tool_servers.visual_inspector.vision import InspectorSettings
+from tool_servers.visual_inspector.picture import NoPictureError, prepare
+from tool_servers.visual_inspector.server import InspectorSettings
 
 ROOT = Path(__file__).parents[3]
 TOKEN = "a-long-random-token"
@@ -55,7 +55,7 @@ def folder(tmp_path):
     [("PNG", {}), ("JPEG", {}), ("GIF", {}), ("WEBP", {"lossless": True}), ("BMP", {}), ("TIFF", {})],
 )
 def test_formats_are_known_by_their_content_and_sent_as_png_or_jpeg(kind, options):
-    picture = prepared(encoded(kind, **options), 10_000, 100)
+    picture = prepare(encoded(kind, **options), 10_000, 100)
     assert (picture.width, picture.height, picture.kind) == (40, 30, kind)
     assert picture.media_type == ("image/jpeg" if kind == "JPEG" else "image/png")
     with Image.open(io.BytesIO(picture.body)) as again:
@@ -66,7 +66,7 @@ def test_a_large_picture_is_scaled_and_turned_upright_and_loses_its_metadata():
     exif = Image.Exif()
     exif[0x0112] = 6  # stored lying on its side
     exif[0x010F] = "camera of a private person"
-    picture = prepared(encoded("JPEG", size=(400, 200), exif=exif), 100_000, 100)
+    picture = prepare(encoded("JPEG", size=(400, 200), exif=exif), 100_000, 100)
     assert (picture.width, picture.height) == (200, 400)
     with Image.open(io.BytesIO(picture.body)) as again:
         assert again.size == (50, 100)
@@ -86,7 +86,7 @@ def test_a_large_picture_is_scaled_and_turned_upright_and_loses_its_metadata():
 )
 def test_what_is_no_usable_picture_is_refused(body, message):
     with pytest.raises(NoPictureError, match=message):
-        prepared(body, 10_000, 100)
+        prepare(body, 10_000, 100)
 
 
 def test_an_address_is_fetched_and_the_model_is_shown_the_picture(start, eyes, pictures):
@@ -103,8 +103,10 @@ def test_an_address_is_fetched_and_the_model_is_shown_the_picture(start, eyes, p
     assert pictures.accepted == ["image/*"]
 
 
-def test_equal_questions_about_equal_pictures_are_asked_once_also_after_a_restart(start, eyes, folder):
-    first = start(VISION_IMAGE_FOLDER=folder)
+def test_equal_questions_about_equal_pictures_are_asked_once_also_after_a_restart(
+    start, start_process, eyes, folder
+):
+    first = start_process(VISION_IMAGE_FOLDER=folder)
     assert first.ask("red.png", "Which colour?").json()["cached"] is False
     assert first.ask("inside.png", " Which colour? ").json()["cached"] is True
     assert first.ask("red.png", "Which shape?").json()["cached"] is False
@@ -185,7 +187,7 @@ def test_the_reasoning_of_a_model_is_not_what_it_sees(start, eyes):
 
     assert told("<think>Blue? No.</think>\nIt is red.")["text"] == "It is red."
     assert told("Blue? No.</think>It is red.")["text"] == "It is red."
-    assert told("<think>Blue?")["error"] == "the vision model's answer holds no text"
+    assert told("<think>Blue?")["error"] == "the answer of the vision model holds no text"
 
 
 def test_a_model_that_fails_is_named_and_its_words_are_not_passed_on(start, eyes):
@@ -197,7 +199,10 @@ def test_a_model_that_fails_is_named_and_its_words_are_not_passed_on(start, eyes
         assert (response.status_code, response.json()["kind"]) == (502, kind)
         assert KEY not in response.text
     eyes.status, eyes.reply = 200, {"choices": []}
-    assert server.ask(inline).json() == {"error": "the vision model's answer holds no text", "kind": "broken"}
+    assert server.ask(inline).json() == {
+        "error": "the answer of the vision model holds no text",
+        "kind": "broken",
+    }
     eyes.reply, eyes.delay_s = None, 5.0
     assert server.ask(inline, "slow", seconds=2).json()["kind"] == "timeout"
 

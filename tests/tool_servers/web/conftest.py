@@ -14,6 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 import yaml
+from tool_server import ToolServer
 
 ROOT = Path(__file__).parents[3]
 TOKEN = "a-long-random-token"
@@ -80,10 +81,7 @@ def another_site():
     site.close()
 
 
-class WebServer:
-    def __init__(self, process, url, log):
-        self.process, self.url, self.log = process, url, log
-
+class WebClient:
     def post(self, path, *, token=TOKEN, **body):
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         return httpx.post(self.url + path, json=body, headers=headers, timeout=60, trust_env=False)
@@ -97,8 +95,35 @@ class WebServer:
         return httpx.get(f"{self.url}/metrics", headers=headers, trust_env=False).text
 
 
+class WebServerThread(WebClient, ToolServer):
+    """A web server in this process."""
+
+
+class WebServerProcess(WebClient):
+    """A web server as its users start it."""
+
+    def __init__(self, process, url, log):
+        self.process, self.url, self.log = process, url, log
+
+
 @pytest.fixture
 def start(tmp_path):
+    """Starts the server of this name with these settings and variables."""
+    servers = []
+
+    def started(name, settings=None, **variables):
+        usual = {"WEB_SERVER_TOKEN": TOKEN, "WEB_CACHE": tmp_path / "cache.sqlite"}
+        server = WebServerThread(name, tmp_path, settings=settings or {}, **usual | variables)
+        servers.append(server)
+        return server
+
+    yield started
+    for server in servers:
+        server.stop()
+
+
+@pytest.fixture
+def start_process(tmp_path):
     """Starts ``python -m tool_servers.NAME`` with a YAML of these settings and these variables."""
     processes = []
 
@@ -114,7 +139,7 @@ def start(tmp_path):
             "NO_PROXY": "127.0.0.1",
         } | {key: str(value) for key, value in variables.items()}
         process = subprocess.Popen(
-            [sys.executable, "-m", f"tool_servers.{name}", "--config", str(config), "--port", str(port)],
+            [sys.executable, "-m", "tool_servers", name, "--config", str(config), "--port", str(port)],
             stdout=subprocess.PIPE,
             stderr=log.open("w"),
             text=True,
@@ -124,7 +149,7 @@ def start(tmp_path):
         processes.append(process)
         line = process.stdout.readline()
         assert line.startswith("listening on "), log.read_text()
-        return WebServer(process, line.split()[-1], log)
+        return WebServerProcess(process, line.split()[-1], log)
 
     yield started
     for process in processes:

@@ -222,9 +222,9 @@ async def test_equal_addresses_at_the_same_time_are_fetched_once(server, site, c
     assert 'afm_crawl_pages_total{end="read"} 40' in server.metrics()
 
 
-async def test_kill_9_in_the_middle_leaves_the_cache_whole(start, site, client):
+async def test_kill_9_in_the_middle_leaves_the_cache_whole(start, start_process, site, client):
     settings = {"trusted": [site.host], "workers": 1}
-    first = start("crawl_page", settings)
+    first = start_process("crawl_page", settings)
     for number in range(20):
         site.pages[f"/{number}"] = html(f"<p>page {number}</p>".encode())
     site.pages["/slow"] = lambda handler: (time.sleep(1), html(b"<p>late</p>"))[1]

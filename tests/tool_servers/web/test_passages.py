@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from tool_servers.crawl_page.passages import best_chunks, best_passages, passages
+from tool_servers.crawl_page.digest import best_chunks, best_passages, passages
 
 PAGE = "\n\n".join(
     ["# Rivers of Arda", *(f"Paragraph {n} tells of hills and clouds, at length." for n in range(40))]

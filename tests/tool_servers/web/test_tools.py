@@ -127,7 +127,7 @@ async def test_a_cassette_keeps_pages_apart_by_what_they_were_read_for(start, to
     questions = ("What of the Isen?", "What of the Anduin?")
     recorded = [await read({"file": file, "mode": "record"}, question) for question in questions]
     assert ["The Isen is short" in text for text in recorded] == [True, False]
-    crawl.process.kill()
+    crawl.stop()
     assert [await read(file, question) for question in questions] == recorded
 
 

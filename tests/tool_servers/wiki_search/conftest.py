@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
+from tool_server import ToolServer
 
 from afm.datasets.encyclopaedia import Encyclopaedia, write_corpus
 
@@ -20,21 +21,30 @@ ROOT = Path(__file__).parents[3]
 TOKEN = "a-long-random-token"
 
 
-@dataclass
-class Server:
-    process: subprocess.Popen[str]
+class WikiClient:
+    """Asks a wiki server at ``url``."""
+
     url: str
 
     def post(self, *, token: str | None = None, **body: Any) -> httpx.Response:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         return httpx.post(f"{self.url}/retrieve", json=body, headers=headers, timeout=30, trust_env=False)
 
+
+class WikiServerThread(WikiClient, ToolServer):
+    """A wiki server in this process."""
+
+
+@dataclass
+class WikiServerProcess(WikiClient):
+    """A wiki server as its users start it."""
+
+    process: subprocess.Popen[str]
+    url: str
+
     def end(self, number: signal.Signals = signal.SIGTERM) -> int:
         self.process.send_signal(number)
         return self.process.wait(20)
-
-
-StartServer = Callable[..., Server]
 
 
 def build(corpus: Path, out: Path, *options: str) -> subprocess.CompletedProcess[str]:
@@ -69,16 +79,44 @@ def index(corpus: Path) -> Path:
     return corpus.parent / "index"
 
 
-@pytest.fixture
-def start(tmp_path: Path, index: Path) -> Iterator[StartServer]:
-    """Starts a wiki server with these settings."""
-    servers: list[Server] = []
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory, index: Path) -> Iterator[WikiServerThread]:
+    """One with the settings that it has by default."""
+    server = WikiServerThread("wiki_search", tmp_path_factory.mktemp("wiki server"), "--index", index)
+    yield server
+    server.stop()
 
-    def started(*options: str, folder: Path = index, token: str = "") -> Server:
+
+@pytest.fixture
+def start(tmp_path: Path, index: Path) -> Iterator[Callable[..., WikiServerThread]]:
+    """Starts a wiki server with these settings."""
+    servers: list[WikiServerThread] = []
+
+    def started(settings: dict[str, Any] | None = None, *, folder: Path = index, token: str = "") -> Any:
+        variables = {"WIKI_SERVER_TOKEN": token} if token else {}
+        server = WikiServerThread(
+            "wiki_search", tmp_path, "--index", folder, settings=settings or {}, **variables
+        )
+        servers.append(server)
+        return server
+
+    yield started
+    for server in servers:
+        server.stop()
+        assert TOKEN not in server.log.read_text()
+
+
+@pytest.fixture
+def start_process(tmp_path: Path, index: Path) -> Iterator[Callable[..., WikiServerProcess]]:
+    """Starts a wiki server as a process of its own."""
+    servers: list[WikiServerProcess] = []
+
+    def started(*options: str, folder: Path = index, token: str = "") -> WikiServerProcess:
         command = [
             sys.executable,
             "-m",
-            "tool_servers.wiki_search",
+            "tool_servers",
+            "wiki_search",
             "--index",
             str(folder),
             "--port",
@@ -96,7 +134,7 @@ def start(tmp_path: Path, index: Path) -> Iterator[StartServer]:
         assert process.stdout is not None
         told = process.stdout.readline()
         assert told.startswith("listening on "), (tmp_path / f"log {len(servers)}").read_text()
-        servers.append(Server(process, told.split()[-1]))
+        servers.append(WikiServerProcess(process, told.split()[-1]))
         return servers[-1]
 
     yield started

@@ -9,9 +9,10 @@ import pytest
 from afm.datasets.encyclopaedia import generate
 from afm.datasets.mini_world import WorldSplit
 from tool_servers.wiki_search.bm25 import Bm25
-from tool_servers.wiki_search.build import Plan, build
-from tool_servers.wiki_search.hits import fused
-from tool_servers.wiki_search.passages import PassageStore, terms_of
+from tool_servers.wiki_search.build import IndexPlan, build
+from tool_servers.wiki_search.corpus import terms_of
+from tool_servers.wiki_search.index import PassageStore
+from tool_servers.wiki_search.search import fused
 
 
 def by_hand(bags, query, k1=1.5, b=0.75):
@@ -73,7 +74,7 @@ def test_repeated_words_count_and_unknown_ones_do_not(tmp_path):
             for n, text in enumerate(["red fox", "blue fox", "red sea"])
         )
     )
-    build(Plan(corpus, tmp_path / "i"), lambda *_: None)
+    build(IndexPlan(corpus, tmp_path / "i"), lambda *_: None)
     engine = Bm25(tmp_path / "i")
     once, twice, unknown, nothing, common = engine.search(
         ["blue sea", "blue sea sea", "zebra", "", "the of"], 3
@@ -87,7 +88,7 @@ def test_repeated_words_count_and_unknown_ones_do_not(tmp_path):
 def test_equal_scores_come_in_the_order_of_the_corpus(tmp_path):
     corpus = tmp_path / "c.jsonl"
     corpus.write_text("\n".join(f'{{"id": "{n}", "contents": "same words"}}' for n in range(50)))
-    build(Plan(corpus, tmp_path / "i"), lambda *_: None)
+    build(IndexPlan(corpus, tmp_path / "i"), lambda *_: None)
     [hits] = Bm25(tmp_path / "i").search(["same"], 7)
     assert [n for n, _ in hits] == list(range(7))
 

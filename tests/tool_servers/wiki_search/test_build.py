@@ -11,8 +11,9 @@ import pytest
 
 from afm.datasets.encyclopaedia import Encyclopaedia, write_corpus
 from afm.errors import ConfigError, DataError
-from tool_servers.wiki_search.index import open_index
-from tool_servers.wiki_search.passages import PassageStore, read_corpus
+from tool_servers.wiki_search.corpus import read_corpus
+from tool_servers.wiki_search.index import PassageStore
+from tool_servers.wiki_search.search import open_index
 
 ROOT = Path(__file__).parents[3]
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from afm.errors import DataError
-from tool_servers.wiki_search.build import Plan, build
+from tool_servers.wiki_search.build import IndexPlan, build
 from tool_servers.wiki_search.dense import default_prefixes
-from tool_servers.wiki_search.index import open_index
+from tool_servers.wiki_search.search import open_index
 
 ROOT = Path(__file__).parents[3]
 FACTS = {
@@ -51,7 +51,7 @@ def best(index, query, k=1):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["flat", "ivf", "hnsw"])
 def test_passages_are_found_by_meaning_without_a_common_word(corpus, model, tmp_path, kind):
-    build(Plan(corpus, tmp_path / "index", bm25=False, model=model, faiss=kind), lambda *_: None)
+    build(IndexPlan(corpus, tmp_path / "index", bm25=False, model=model, faiss=kind), lambda *_: None)
     index = open_index(tmp_path / "index")
     assert index.engine_name == "dense"
     assert {query: best(index, query)[0] for query in ASKED} == ASKED
@@ -64,12 +64,12 @@ def test_passages_are_found_by_meaning_without_a_common_word(corpus, model, tmp_
 @pytest.mark.slow
 def test_a_dense_part_joins_a_finished_index_and_goes_on_after_a_kill(corpus, model, tmp_path):
     out = tmp_path / "index"
-    build(Plan(corpus, out), lambda *_: None)
+    build(IndexPlan(corpus, out), lambda *_: None)
     lexical = open_index(out)
     assert best(lexical, "musician") == []
     (out / "unfinished").mkdir()
     (out / "unfinished/vectors.bin").write_bytes(bytes(384 * 4 * 2 + 10))  # two whole vectors and a torn one
-    build(Plan(corpus, out, model=model), lambda *_: None)
+    build(IndexPlan(corpus, out, model=model), lambda *_: None)
     hybrid = open_index(out, "hybrid")
     assert best(hybrid, "musician violin teacher", 1) != []
     dense = open_index(out, "dense")
@@ -79,23 +79,23 @@ def test_a_dense_part_joins_a_finished_index_and_goes_on_after_a_kill(corpus, mo
     )
     assert dense.store[hits[0][0]].id == "Tarn Engine"
     with pytest.raises(DataError, match="was encoded by"):
-        build(Plan(corpus, out, model="another"), lambda *_: None)
+        build(IndexPlan(corpus, out, model="another"), lambda *_: None)
 
 
 @pytest.mark.slow
 def test_a_ready_faiss_index_is_taken_if_it_fits_the_corpus(corpus, model, tmp_path):
-    build(Plan(corpus, tmp_path / "made", bm25=False, model=model), lambda *_: None)
+    build(IndexPlan(corpus, tmp_path / "made", bm25=False, model=model), lambda *_: None)
     ready = str(tmp_path / "made/dense/index.faiss")
-    build(Plan(corpus, tmp_path / "taken", model=model, faiss=ready), lambda *_: None)
+    build(IndexPlan(corpus, tmp_path / "taken", model=model, faiss=ready), lambda *_: None)
     assert best(open_index(tmp_path / "taken", "hybrid"), "musician") == ["Ada Quill"]
     other = tmp_path / "other.jsonl"
     other.write_text(corpus.read_text() + '{"id": "x", "contents": "one more"}\n')
     with pytest.raises(DataError, match="holds 5 vectors, the corpus has 6 passages"):
-        build(Plan(other, tmp_path / "other", model=model, faiss=ready), lambda *_: None)
+        build(IndexPlan(other, tmp_path / "other", model=model, faiss=ready), lambda *_: None)
     torn = tmp_path / "torn.faiss"
     torn.write_bytes(Path(ready).read_bytes()[:-100])
     with pytest.raises(DataError, match="no whole FAISS index"):
-        build(Plan(corpus, tmp_path / "torn", model=model, faiss=str(torn)), lambda *_: None)
+        build(IndexPlan(corpus, tmp_path / "torn", model=model, faiss=str(torn)), lambda *_: None)
 
 
 def test_a_model_that_is_not_there_is_told_without_a_traceback(corpus, tmp_path):

@@ -21,8 +21,8 @@ TOKEN = "a-long-random-token"
 JSON = {"Content-Type": "application/json"}
 
 
-def test_a_client_written_for_search_r1_gets_what_it_expects(start, world):
-    server, title = start(), world.page(1500).title
+def test_a_client_written_for_search_r1_gets_what_it_expects(server, world):
+    title = world.page(1500).title
     payload = {"queries": [title, "mayor"], "topk": 2, "return_scores": True}
     response = server.post(**payload).json()["result"]
     assert [len(found) for found in response] == [2, 2]
@@ -34,8 +34,7 @@ def test_a_client_written_for_search_r1_gets_what_it_expects(start, world):
     assert response[0][0]["score"] > response[0][1]["score"] > 0
 
 
-def test_without_scores_the_passages_stand_alone_and_topk_has_a_default(start):
-    server = start()
+def test_without_scores_the_passages_stand_alone_and_topk_has_a_default(server):
     for body in (
         {"queries": ["mayor"]},
         {"queries": ["mayor"], "topk": None},
@@ -45,12 +44,9 @@ def test_without_scores_the_passages_stand_alone_and_topk_has_a_default(start):
         assert [set(passage) for passage in found] == [{"id", "contents"}] * 3
 
 
-def test_results_are_those_of_the_engine_and_nothing_found_is_an_empty_list(start, index):
-    result = (
-        start()
-        .post(queries=["friend of the mayor", "xyzzy", ""], topk=5, return_scores=True)
-        .json()["result"]
-    )
+def test_results_are_those_of_the_engine_and_nothing_found_is_an_empty_list(server, index):
+    answer = server.post(queries=["friend of the mayor", "xyzzy", ""], topk=5, return_scores=True)
+    result = answer.json()["result"]
     [expected] = Bm25(index).search(["friend of the mayor"], 5)
     assert [(int(hit["document"]["id"]), hit["score"]) for hit in result[0]] == expected
     assert result[1:] == [[], []]
@@ -69,19 +65,19 @@ def test_results_are_those_of_the_engine_and_nothing_found_is_an_empty_list(star
         (json.dumps({"queries": ["x"] * 4097}).encode(), "queries: got 4097, expected at most 4096"),
     ],
 )
-def test_wrong_requests_get_a_structured_error(start, body, told):
-    response = httpx.post(f"{start().url}/retrieve", content=body, headers=JSON, trust_env=False)
+def test_wrong_requests_get_a_structured_error(server, body, told):
+    response = httpx.post(f"{server.url}/retrieve", content=body, headers=JSON, trust_env=False)
     assert response.status_code == 400
     assert response.json()["error"].startswith(told)
 
 
-def test_search_r1s_own_batch_is_answered_in_one_request(start, world):
+def test_search_r1s_own_batch_is_answered_in_one_request(server, world):
     """512 questions with five samples each; a model wrote the queries, so some of them are odd."""
     titles = [world.page(number % 512).title for number in range(512 * 5)]
     titles[7] = f"{titles[7]} " + "x" * 30_000
     titles[8] = f"{titles[8]} \ud800"
     payload = {"queries": titles, "topk": 3, "return_scores": True}
-    answer = requests.post(f"{start().url}/retrieve", json=payload).json()
+    answer = requests.post(f"{server.url}/retrieve", json=payload).json()
     firsts = [hits[0]["document"]["id"] for hits in answer["result"]]
     assert firsts == [str(number % 512) for number in range(512 * 5)]
     length = len(titles[7])
@@ -89,19 +85,19 @@ def test_search_r1s_own_batch_is_answered_in_one_request(start, world):
     assert answer["notes"] == [{"query": 7, "note": note}]
 
 
-def test_a_batch_of_the_most_and_longest_queries_fits_into_one_request(start):
+def test_a_batch_of_the_most_and_longest_queries_fits_into_one_request(server):
     queries = [f"{number} " + "\u00e9" * 8_000 for number in range(4_096)]
     body = json.dumps({"queries": queries}, ensure_ascii=False).encode()
-    response = httpx.post(f"{start().url}/retrieve", content=body, headers=JSON, timeout=60, trust_env=False)
+    response = httpx.post(f"{server.url}/retrieve", content=body, headers=JSON, timeout=60, trust_env=False)
     assert response.status_code == 200
     assert len(response.json()["result"]) == 4_096
 
 
 @pytest.mark.parametrize("odd", [b"\\ud800", b"\xed\xa0\x80", b"\xff", b"\\u0000"])
-def test_what_no_text_can_hold_is_replaced_in_its_query_alone(start, world, odd):
+def test_what_no_text_can_hold_is_replaced_in_its_query_alone(server, world, odd):
     title = world.page(1500).title.encode()
     body = b'{"queries": ["' + odd + b" " + title + b'", "' + title + b'"], "topk": 1}'
-    response = httpx.post(f"{start().url}/retrieve", content=body, headers=JSON, trust_env=False)
+    response = httpx.post(f"{server.url}/retrieve", content=body, headers=JSON, trust_env=False)
     assert response.json() == {"result": [[{"id": "1500", "contents": ANY}]] * 2}
 
 
@@ -121,9 +117,9 @@ def test_more_passages_than_there_are_is_no_error(start, tmp_path):
     assert found == [{"id": "a", "contents": "one fox"}]
 
 
-def test_a_body_that_is_too_large_is_not_read(start):
+def test_a_body_that_is_too_large_is_not_read(server):
     body = b" " * (65 << 20)
-    response = httpx.post(f"{start().url}/retrieve", content=body, headers=JSON, trust_env=False)
+    response = httpx.post(f"{server.url}/retrieve", content=body, headers=JSON, trust_env=False)
     assert response.status_code == 413
     assert "67108864" in response.json()["error"]
 
@@ -138,14 +134,23 @@ def test_the_token_is_asked_of_every_request_but_health(start):
 
 
 def test_no_token_no_other_machines(index):
-    command = [sys.executable, "-m", "tool_servers.wiki_search", "--index", str(index), "--host", "0.0.0.0"]
+    command = [
+        sys.executable,
+        "-m",
+        "tool_servers",
+        "wiki_search",
+        "--index",
+        str(index),
+        "--host",
+        "0.0.0.0",
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30)
     assert done.returncode == 1
     assert "set WIKI_SERVER_TOKEN" in done.stderr
 
 
 def test_an_unfinished_index_is_not_served(tmp_path):
-    command = [sys.executable, "-m", "tool_servers.wiki_search", "--index", str(tmp_path), "--port", "0"]
+    command = [sys.executable, "-m", "tool_servers", "wiki_search", "--index", str(tmp_path), "--port", "0"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30)
     assert done.returncode == 1
     assert "no finished index here" in done.stderr
@@ -169,13 +174,11 @@ async def test_many_clients_at_once_get_their_own_answers(start, world, index):
     for number, ids in zip(numbers, answers, strict=True):
         [expected] = engine.search([f"{world.page(number).title} {number}"], 1 + number % 3)
         assert ids == [str(passage) for passage, _ in expected]
-    assert 'afm_wiki_answered_total{engine="bm25"} 200' in text
+    assert 'afm_wiki_requests_total{outcome="ok"} 200' in text
 
 
-def test_a_full_queue_answers_429_and_says_when_to_come_back(start, tmp_path):
-    config = tmp_path / "wiki.yaml"
-    config.write_text("max_parallel: 1\nmax_waiting: 0\nthreads: 1\n")
-    server = start("--config", str(config))
+def test_a_full_queue_answers_429_and_says_when_to_come_back(start):
+    server = start({"max_parallel": 1, "max_waiting": 0, "threads": 1})
     statuses = []
 
     def ask():
@@ -192,8 +195,8 @@ def test_a_full_queue_answers_429_and_says_when_to_come_back(start, tmp_path):
     assert all(int(wait) >= 1 for code, wait in statuses if code == 429)
 
 
-def test_told_to_stop_it_finishes_what_is_under_way(start):
-    server = start()
+def test_told_to_stop_it_finishes_what_is_under_way(start_process):
+    server = start_process()
     answers = []
     body = {"queries": [f"birth year person town guild {n}" for n in range(1000)], "topk": 100}
     thread = threading.Thread(target=lambda: answers.append(server.post(**body)))
@@ -208,15 +211,14 @@ def test_told_to_stop_it_finishes_what_is_under_way(start):
 def test_a_port_in_use_is_told(index):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        command = [sys.executable, "-m", "tool_servers.wiki_search", "--index", str(index), "--port", port]
+        command = [sys.executable, "-m", "tool_servers", "wiki_search", "--index", str(index), "--port", port]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30)
     assert done.returncode == 1
     assert f"port {port}: Address already in use" in done.stderr
 
 
-def test_an_answer_does_not_wait_for_the_acknowledgement_of_its_head(start):
+def test_an_answer_does_not_wait_for_the_acknowledgement_of_its_head(server):
     """Regression: 40 ms a request without TCP_NODELAY."""
-    server = start()
     times = []
     with httpx.Client(trust_env=False) as client:
         for _ in range(15):

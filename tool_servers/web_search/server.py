@@ -1,20 +1,31 @@
-"""Searching for an agent: cache, budget of its run, provider."""
+"""The web search server: ``POST /search`` as Serper has it; the rest as in :mod:`tool_servers.shared.endpoint`.
+
+``{"q": "...", "num": 10}`` gives ``{"organic": [{"title", "link", "snippet", "position"}]}``. A run that has used up its budget
+gets status 402.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 from dataclasses import asdict
 from typing import Any
 
+import httpx
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.applications import Starlette
 
 from afm.errors import DataError
-from tool_servers.shared.cache import Cache
-from tool_servers.shared.metrics import Count
+from afm.settings import Environment
+from tool_servers.shared.cache import Cache, WorkUnderWay, open_web_cache
+from tool_servers.shared.command import Launch, NotSetUpError
+from tool_servers.shared.endpoint import Endpoint, closing, counter, gauge, json_body
+from tool_servers.shared.serve import ServedApp
 from tool_servers.shared.upstream import Trouble, UpstreamError
-from tool_servers.web_search.providers import Hit, Provider, SearchSettings
+from tool_servers.web_search.providers import Hit, Provider, SearchSettings, check_local, open_provider
+
+PATH = "/search"
+_LATE_S = 5.0
 
 
 class SearchRequest(BaseModel):
@@ -45,33 +56,33 @@ class Searcher:
         self._cache = cache
         self._settings = settings
         self._results = results
-        self._under_way: dict[str, asyncio.Task[list[Hit]]] = {}
-        self.searches = Count(
-            "afm_search_searches_total",
+        self._under_way: WorkUnderWay[list[Hit]] = WorkUnderWay()
+        self.searches = counter(
+            "afm_search_searches",
             "Searches, by how they were answered.",
             "how",
             ("provider", "cache", *Trouble),
         )
 
-    async def answer(self, asked: SearchRequest) -> dict[str, Any]:
+    async def answer(self, request: SearchRequest) -> dict[str, Any]:
         """Results in Serper's form.
 
         Raises:
             DataError: The query is too long.
             UpstreamError: The provider gave none, or the run's budget is spent.
         """
-        query = " ".join(asked.q.split())
+        query = " ".join(request.q.split())
         if len(query) > self._settings.max_query_chars:
             most = self._settings.max_query_chars
             message = f"the query has {len(query)} characters, expected at most {most}"
             raise DataError(message)
-        count = min(asked.num or self._results, self._settings.max_results)
+        count = min(request.num or self._results, self._settings.max_results)
         try:
-            hits, cached = await self._hits(query, count, asked.run)
+            hits, cached = await self._hits(query, count, request.run)
         except UpstreamError as error:
-            self.searches.add(error.trouble)
+            self.searches.labels(error.trouble).inc()
             raise
-        self.searches.add("cache" if cached else "provider")
+        self.searches.labels("cache" if cached else "provider").inc()
         return {
             "searchParameters": {"q": query, "num": count, "engine": self._provider.name},
             "organic": [asdict(hit) | {"position": place} for place, hit in enumerate(hits, 1)],
@@ -80,10 +91,7 @@ class Searcher:
 
     async def close(self) -> None:
         """End what is under way, close everything."""
-        tasks = tuple(self._under_way.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._under_way.close()
         await self._provider.close()
         await self._cache.close()
 
@@ -94,14 +102,7 @@ class Searcher:
         kept = await self._cache.get(f"search:{key}")
         if kept is not None and (hits := _hits_in(kept)) is not None:
             return hits, True
-        task = self._under_way.get(key)
-        known = task is not None
-        if task is None:
-            task = asyncio.create_task(self._searched(query, count, run, key))
-            self._under_way[key] = task
-            task.add_done_callback(lambda done: self._forget(key, done))
-        # A waiter that is cancelled takes nothing from the others; what was paid for still gets into the cache.
-        return await asyncio.shield(task), known
+        return await self._under_way.result(key, lambda: self._searched(query, count, run, key))
 
     async def _searched(self, query: str, count: int, run: str, key: str) -> list[Hit]:
         most = self._settings.searches_per_run
@@ -113,11 +114,6 @@ class Searcher:
             await self._cache.put(f"search:{key}", json.dumps([asdict(hit) for hit in hits]))
         return hits
 
-    def _forget(self, key: str, task: asyncio.Task[list[Hit]]) -> None:
-        self._under_way.pop(key, None)
-        if not task.cancelled():
-            task.exception()  # every waiter may be gone
-
 
 def _hits_in(kept: str) -> list[Hit] | None:
     """Cached results; ``None`` when another version of this server wrote them."""
@@ -125,3 +121,54 @@ def _hits_in(kept: str) -> list[Hit] | None:
         return [Hit(**hit) for hit in json.loads(kept)]
     except (ValueError, TypeError):
         return None
+
+
+def search_app(settings: SearchSettings, environment: Environment, token: str | None) -> Starlette:
+    """The application.
+
+    Raises:
+        ConfigError: The provider lacks its key, address or pages, or the cache cannot be opened.
+    """
+    provider = open_provider(settings, environment)
+    cache = open_web_cache(
+        environment, "searches", max_entries=settings.cached_searches, ttl_s=settings.cached_s
+    )
+    searcher = Searcher(provider, cache, settings, environment.web_search_serp_num)
+    errors = gauge("afm_search_cache_errors", "Cache operations that failed.", lambda: cache.errors)
+    endpoint = Endpoint(
+        "search",
+        settings,
+        token=token,
+        work_s=settings.total_s + _LATE_S,
+        metrics=(searcher.searches, errors),
+    )
+    search = endpoint.post(PATH, json_body(SearchRequest), searcher.answer)
+    return endpoint.app(search, life=closing(searcher.close))
+
+
+def check(launch: Launch) -> None:
+    """Look for the provider's key and address, or read all pages.
+
+    Raises:
+        ConfigError: Something is missing.
+        DataError: A row is no page.
+    """
+    settings, environment = SearchSettings.read(launch.config), launch.environment
+    if environment.web_search_method_type != "local":
+        open_provider(settings, environment)
+    elif environment.web_page_store is None:
+        raise NotSetUpError("WEB_PAGE_STORE is not set; name a JSONL of pages, or choose serper or searxng")
+    else:
+        check_local(environment.web_page_store, settings.page_url)
+
+
+def open_app(launch: Launch) -> ServedApp:
+    """The application."""
+    settings, token = SearchSettings.read(launch.config), launch.address().token
+    return ServedApp(search_app(settings, launch.environment, token), token, settings.finish_s)
+
+
+def trial(client: httpx.Client) -> str:
+    """One real request."""
+    results = client.post(PATH, json={"q": "long river", "num": 3}).json()["organic"]
+    return f"{len(results)} results"

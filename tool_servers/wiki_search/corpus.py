@@ -1,15 +1,20 @@
-"""First stage of a build: one pass over the corpus, resumable at any moment.
+"""A corpus: its passages as a stream, their search terms, and the first stage of a build, one resumable pass over it.
 
-It writes the passage store and, for BM25, which terms stand how often in which passage. Every ``CHECKPOINT`` passages a
+The pass writes the passage store and, for BM25, which terms stand how often in which passage. Every ``CHECKPOINT`` passages a
 note says how long each file was; after a kill the files are cut back to the last note and the pass goes on from there.
 """
 
 from __future__ import annotations
 
+import gzip
+import hashlib
+import io
 import json
+import re
+import zlib
 from array import array
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -17,8 +22,142 @@ from typing import IO
 
 from afm.errors import DataError
 from afm.runs.atomic import replace_text
-from tool_servers.wiki_search.manifest import sample_of
-from tool_servers.wiki_search.passages import STORE, Row, read_corpus, terms_of
+
+_WORD = re.compile(r"\w\w+")
+_COMMON = """
+a an and are as at be but by for if in into is it no not of on or such that the their then there these they this
+to was will with
+"""
+_STOP_WORDS = frozenset(_COMMON.split())
+
+
+def terms_of(text: str) -> list[str]:
+    """Lower-case words of two characters or more without the most common English ones, in order."""
+    return [word for word in _WORD.findall(text.lower()) if word not in _STOP_WORDS]
+
+
+def key_of(term: str) -> int:
+    """64 bits that stand for a term; among ten million terms two share them with a chance of 3 in a million."""
+    return int.from_bytes(
+        hashlib.blake2b(term.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big"
+    )
+
+
+STORE, OFFSETS = "passages.jsonl", "passages.offsets.npy"
+MAX_LINE_BYTES = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class CorpusPassage:
+    """One passage as clients of Search-R1's server know it.
+
+    Attributes:
+        contents: The title in quotes, a line feed, the text.
+    """
+
+    id: str
+    contents: str
+
+    def line(self) -> bytes:
+        """As the store holds it."""
+        return (
+            json.dumps({"id": self.id, "contents": self.contents}, ensure_ascii=False).encode(
+                "utf-8", "replace"
+            )
+            + b"\n"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A passage with its place in the corpus.
+
+    Attributes:
+        line: Counted from 1.
+        end: Byte after its line, in the uncompressed corpus.
+    """
+
+    passage: CorpusPassage
+    line: int
+    end: int
+
+
+def read_corpus(path: Path, *, start: int = 0, line: int = 0) -> Iterator[Row]:
+    """Stream a corpus of JSON lines ``{"id", "contents"}`` (or ``{"id", "title", "text"}``), also ``.gz``.
+
+    Args:
+        start: Byte of the uncompressed corpus to begin at, the beginning of a line.
+        line: How many lines stand before it.
+
+    Raises:
+        DataError: A line is no passage, or the file ends in the middle of its compressed data.
+    """
+    with _opened(path) as file:
+        try:
+            if start:
+                _skip(file, start)
+            position, number = start, line
+            while raw := file.readline(MAX_LINE_BYTES + 1):
+                number += 1
+                position += len(raw)
+                if len(raw) > MAX_LINE_BYTES:
+                    raise DataError(f"longer than {MAX_LINE_BYTES >> 20} MiB", path=str(path), line=number)
+                if raw.strip():
+                    yield Row(_passage(raw, path, number), number, position)
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise DataError(
+                f"broken compressed data: {error}; fetch the file again", path=str(path)
+            ) from None
+
+
+def _opened(path: Path) -> IO[bytes]:
+    try:
+        if path.suffix == ".gz":
+            return io.BufferedReader(gzip.open(path, "rb"), 1 << 20)
+        return path.open("rb", buffering=1 << 20)
+    except OSError as error:
+        raise DataError(
+            f"cannot be read: {error.strerror}; expected a corpus of JSON lines", path=str(path)
+        ) from None
+
+
+def _skip(file: IO[bytes], count: int) -> None:
+    if not isinstance(file.raw, gzip.GzipFile):  # type: ignore[attr-defined]
+        file.seek(count)
+        return
+    while count and (piece := file.read(min(count, 1 << 24))):
+        count -= len(piece)
+
+
+def _passage(raw: bytes, path: Path, number: int) -> CorpusPassage:
+    try:
+        row = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"no JSON: {error}", path=str(path), line=number) from None
+    if not isinstance(row, dict) or not isinstance(row.get("id"), str | int):
+        raise DataError("expected an object with `id` and `contents`", path=str(path), line=number)
+    contents = row.get("contents")
+    if contents is None and isinstance(row.get("text"), str):
+        contents = f'"{row.get("title", "")}"\n{row["text"]}'
+    if not isinstance(contents, str):
+        raise DataError(f"contents: got {contents!r:.60}, expected a text", path=str(path), line=number)
+    return CorpusPassage(str(row["id"]), contents)
+
+
+_PIECE_BYTES = 1 << 16
+_PIECES = 256
+
+
+def sample_of(path: Path) -> int:
+    """CRC-32 of 256 pieces of a file, each 64 KiB, from its beginning to its end: all of it up to 16 MiB."""
+    size, crc = path.stat().st_size, 0
+    step = max(_PIECE_BYTES, (size - _PIECE_BYTES) // (_PIECES - 1))
+    with path.open("rb") as file:
+        for begin in range(0, size, step):
+            file.seek(begin)
+            crc = zlib.crc32(file.read(_PIECE_BYTES), crc)
+    return crc
+
 
 Progress = Callable[[str, int, int | None], None]
 CHECKPOINT = 10_000

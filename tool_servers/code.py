@@ -1,0 +1,212 @@
+"""The code server: a sandbox pool for programs from other machines.
+
+| request | answer |
+|---|---|
+| ``POST /run`` | 200 with the result of the run, whatever the program did |
+| ``GET /health`` | 200 when programs run here, else 503 |
+
+The rest, and the form of errors, as in :mod:`tool_servers.shared.endpoint`; besides: 422 limits beyond the server's, 503 the
+sandbox failed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from pathlib import Path
+from typing import ClassVar, Self
+
+import httpx
+from pydantic import Field
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+
+from afm.errors import ConfigError, DataError, SandboxBusyError, SandboxError
+from afm.sandbox import (
+    ExitReason,
+    RunResult,
+    Sandbox,
+    SandboxLimits,
+    SandboxSettings,
+    limits_from,
+    open_sandbox,
+)
+from afm.tools.remote import RUN_PATH, RunRequest, result_body
+from tool_servers.shared.command import Launch, ServerSettings
+from tool_servers.shared.endpoint import Endpoint, RefusalError, closing, counter
+from tool_servers.shared.serve import ServedApp
+
+_CEILING = {
+    "wall_s": 180.0,
+    "cpu_s": 180,
+    "memory_bytes": 8 << 30,
+    "file_bytes": 256 << 20,
+    "output_bytes": 64 << 20,
+    "stdin_bytes": 64 << 20,
+    "processes": 64,
+    "open_files": 1024,
+}
+_FRESH_S = 5.0
+_TRIAL = "print(6 * 7)"
+
+
+class CodeServerSettings(ServerSettings):
+    """The YAML of a code server.
+
+    Attributes:
+        sandbox: Where programs run.
+        max_limits: The most that a request may ask for, by field of :class:`SandboxLimits`.
+        max_parallel: Programs at the same time; by default the number of cores.
+        max_request_bytes: Size of a request.
+        max_held_bytes: Size of all requests that run or wait together; further ones get status 429.
+    """
+
+    content: ClassVar[str] = "code server settings"
+
+    sandbox: SandboxSettings = SandboxSettings()
+    max_limits: dict[str, float | int] = Field(default_factory=dict)
+    max_parallel: int = Field(default_factory=lambda: len(os.sched_getaffinity(0)), ge=1)
+    max_waiting: int = Field(default=256, ge=0)
+    max_wait_s: float = Field(default=30.0, gt=0)
+    max_request_bytes: int = Field(default=64 << 20, ge=1024)
+    max_held_bytes: int = Field(default=1 << 30, ge=1024)
+
+    @classmethod
+    def read(cls, path: Path | None) -> Self:
+        """The settings in a YAML, the defaults without one.
+
+        Raises:
+            ConfigError: Names the file, the key path, the value and what was expected.
+        """
+        settings = super().read(path)
+        try:
+            settings.ceiling()
+        except ConfigError as error:
+            raise ConfigError(f"{path}: max_limits: {error}") from None
+        return settings
+
+    def ceiling(self) -> SandboxLimits:
+        """The most that a request may ask for.
+
+        Raises:
+            ConfigError: ``max_limits`` has an unknown name or a value that is no positive number.
+        """
+        return limits_from(_CEILING | self.max_limits)
+
+    def usual(self) -> SandboxLimits:
+        """The limits of a request that names none: the defaults, or the most where that is less."""
+        most = self.ceiling()
+        return limits_from({name: min(value, getattr(most, name)) for name, value in SandboxLimits()})
+
+
+class CodeServer:
+    """Runs programs that come by HTTP.
+
+    Args:
+        sandbox: Closed when the server stops.
+        token: What requests must carry; ``None`` lets everyone in.
+    """
+
+    def __init__(self, sandbox: Sandbox, settings: CodeServerSettings, token: str | None) -> None:
+        self._sandbox = sandbox
+        self._most, self._usual = settings.ceiling(), settings.usual()
+        self._trying = asyncio.Lock()
+        self._tried_at, self._trouble = float("-inf"), ""
+        self._runs = counter("afm_code_runs", "Programs run, by how they ended.", "reason", tuple(ExitReason))
+        self._endpoint = Endpoint(
+            "code",
+            settings,
+            token=token,
+            max_bytes=settings.max_request_bytes,
+            max_held_bytes=settings.max_held_bytes,
+            metrics=(self._runs,),
+        )
+
+    def app(self) -> Starlette:
+        """The application."""
+        run = self._endpoint.post(RUN_PATH, self._parse, self._answer)
+        return self._endpoint.app(run, life=closing(self._sandbox.close), trouble=self._known_trouble)
+
+    def _parse(self, _: Request, body: bytes) -> tuple[RunRequest, SandboxLimits]:
+        request = RunRequest.model_validate_json(body)
+        try:
+            limits = limits_from(self._usual.model_dump() | request.limits)
+        except ConfigError as error:
+            raise RefusalError(400, "request", str(error)) from None
+        for name, value in limits:
+            most = getattr(self._most, name)
+            if value > most:
+                message = (
+                    f"limits.{name}: got {value:g}, this server allows at most {most:g} (its max_limits)"
+                )
+                raise RefusalError(422, "limits", message)
+        return request, limits
+
+    async def _answer(self, parsed: tuple[RunRequest, SandboxLimits]) -> Response:
+        request, limits = parsed
+        try:
+            result = await self._run(request.code, request.stdin, limits)
+        except DataError as error:
+            raise RefusalError(413, "too_large", str(error)) from None
+        except SandboxBusyError as error:
+            raise RefusalError(429, "busy", str(error), {"Retry-After": "1"}) from None
+        except SandboxError as error:
+            raise RefusalError(503, "sandbox", str(error)) from None
+        self._runs.labels(result.reason.value).inc()
+        return Response(result_body(result), media_type="application/json")
+
+    async def _run(self, code: str, stdin: str, limits: SandboxLimits) -> RunResult:
+        try:
+            result = await self._sandbox.run(code, stdin, limits)
+        except SandboxBusyError:
+            raise
+        except SandboxError as error:
+            self._note(str(error))
+            raise
+        self._note("")
+        return result
+
+    async def _known_trouble(self) -> str:
+        """Why programs do not run here; tried out, one at a time, when none has run in the last seconds."""
+        async with self._trying:
+            if time.monotonic() - self._tried_at > _FRESH_S:
+                try:
+                    async with self._endpoint.admission.place():
+                        await self._run(_TRIAL, "", self._usual)
+                except (RefusalError, SandboxBusyError):
+                    self._note("")  # full of work is well
+                except SandboxError:
+                    pass  # noted
+        return self._trouble
+
+    def _note(self, trouble: str) -> None:
+        self._tried_at, self._trouble = time.monotonic(), trouble
+
+
+def check(launch: Launch) -> None:
+    """Read the settings."""
+    CodeServerSettings.read(launch.config)
+
+
+def open_app(launch: Launch) -> ServedApp:
+    """The application; it is prepared by running a program."""
+    settings, token = CodeServerSettings.read(launch.config), launch.address().token
+    sandbox = open_sandbox(**settings.sandbox.options() | {"max_parallel": settings.max_parallel})
+
+    async def prepare() -> None:
+        result = await sandbox.run(_TRIAL)
+        if result.stdout != "42\n":
+            message = f"the trial program printed {result.stdout!r} {result.stderr!r}, expected 42"
+            raise SandboxError(message)
+
+    return ServedApp(CodeServer(sandbox, settings, token).app(), token, settings.finish_s, prepare)
+
+
+def trial(client: httpx.Client) -> str:
+    """One real request."""
+    result = client.post(RUN_PATH, json={"code": _TRIAL}).json()["stdout"]
+    if result != "42\n":
+        raise ValueError(f"a program printed {result!r}, expected '42\\n'")
+    return "a program printed 42"

@@ -1,1 +1,0 @@
-"""The code server: a sandbox pool for programs from other machines."""

@@ -1,0 +1,202 @@
+"""The tools of a tools YAML as an MCP server: on standard streams, or over HTTP at ``POST /mcp``.
+
+By HTTP there are no sessions, hence no stream to wait on and nothing to delete. ``/health``, ``/metrics`` and the form of
+errors are those of :mod:`tool_servers.shared.endpoint`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import mcp_types as types
+from mcp.server import Server
+from mcp.server.stdio import stdio_server
+from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+from mcp.server.transport_security import TransportSecuritySettings
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Message, Scope
+
+from afm import __version__
+from afm.configuration import read_mapping, validated
+from afm.errors import AfmError, ConfigError
+from afm.tools import Tool, load_tools
+from afm.tools.registry import FunctionSchema, ToolsFile
+from tool_servers.shared.command import Launch, NotSetUpError, ServerSettings
+from tool_servers.shared.endpoint import Endpoint
+from tool_servers.shared.serve import ServedApp
+
+MCP_PATH = "/mcp"
+_MAX_REQUEST_BYTES = 4 << 20
+_LIMITS = ServerSettings(finish_s=30.0)
+
+
+def mcp_server(source: Path | Mapping[str, Any]) -> tuple[Server[Any], dict[str, Tool]]:
+    """An MCP server for the tools of ``source``, and those tools, for closing them.
+
+    A tool whose schema has one parameter gets that parameter's text, any other its arguments as a JSON object. A
+    tool that failed answers with ``is_error``.
+
+    Raises:
+        ConfigError: ``source`` is no valid tools YAML.
+    """
+    tools = load_tools(source)
+    label, data = read_mapping(source, "tools")
+    functions = [entry.tool_schema.function for entry in validated(ToolsFile, data, label).tools]
+    by_name = {function.name: function for function in functions}
+
+    async def list_tools(_: Any, __: types.PaginatedRequestParams | None) -> types.ListToolsResult:
+        return types.ListToolsResult(tools=[_declared(function) for function in functions])
+
+    async def call_tool(_: Any, params: types.CallToolRequestParams) -> types.CallToolResult:
+        if params.name not in tools:
+            return _answer(f"no tool {params.name!r}; expected one of: {', '.join(tools)}", failed=True)
+        try:
+            argument = by_name[params.name].argument(params.arguments or {})
+            result = await tools[params.name].call(argument)
+        except (AfmError, ValueError) as error:
+            return _answer(str(error), failed=True)
+        return _answer(result.text, failed=not result.ok)
+
+    server = Server("afm", version=__version__, on_list_tools=list_tools, on_call_tool=call_tool)
+    return server, tools
+
+
+def http_app(
+    server: Server[Any], tools: Mapping[str, Tool], *, token: str | None, limits: ServerSettings
+) -> Starlette:
+    """``server`` behind MCP's Streamable HTTP; ``tools`` are closed at the end.
+
+    Names are checked by :class:`tool_servers.shared.access.BrowserGuard`, as for all servers: the library's own check would
+    refuse a server with a token behind a proxy.
+    """
+    manager = StreamableHTTPSessionManager(
+        server,
+        json_response=True,
+        stateless=True,
+        security_settings=TransportSecuritySettings(enable_dns_rebinding_protection=False),
+        max_request_body_size=_MAX_REQUEST_BYTES,
+    )
+
+    async def answer(request: tuple[Scope, bytes]) -> Response:
+        scope, body = request
+        pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+        sent: list[Message] = []
+
+        async def receive() -> Message:
+            if not pending:
+                await asyncio.Event().wait()  # the endpoint notices when the client leaves
+            return pending.pop()
+
+        async def send(message: Message) -> None:
+            sent.append(message)
+
+        await manager.handle_request(scope, receive, send)
+        response = Response(b"".join(message.get("body", b"") for message in sent), sent[0]["status"])
+        response.raw_headers = list(sent[0]["headers"])
+        return response
+
+    def parse(request: Request, body: bytes) -> tuple[Scope, bytes]:
+        return request.scope, body
+
+    @asynccontextmanager
+    async def life() -> AsyncIterator[None]:
+        try:
+            async with manager.run():
+                yield
+        finally:
+            await _close(tools)
+
+    endpoint = Endpoint("mcp", limits, token=token, max_bytes=_MAX_REQUEST_BYTES)
+    return endpoint.app(endpoint.post(MCP_PATH, parse, answer), life=life)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Options of its own."""
+    example = "configs/tools/code_executor.yaml"
+    parser.add_argument("--tools", type=Path, help=f"YAML, e.g. {example}; needed")
+    parser.add_argument(
+        "--http",
+        action="store_true",
+        help="listen on HOST:PORT/mcp instead of standard input; --host and --port say so, too",
+    )
+
+
+def check(launch: Launch) -> None:
+    """Load the tools.
+
+    Raises:
+        ConfigError: No file is named, or it is no valid tools YAML.
+    """
+    load_tools(_tools_file(launch))
+
+
+def serve_streams(launch: Launch) -> bool:
+    """Serve on standard streams until the client leaves; whether the command line asks for them."""
+    options = launch.options
+    if options.http or options.host is not None or options.port is not None:
+        return False
+    server, tools = mcp_server(_tools_file(launch))
+
+    async def run() -> None:
+        try:
+            async with stdio_server() as (incoming, outgoing):
+                await server.run(incoming, outgoing, server.create_initialization_options())
+        finally:
+            await _close(tools)
+
+    asyncio.run(run())
+    return True
+
+
+def open_app(launch: Launch) -> ServedApp:
+    """The application."""
+    server, tools = mcp_server(_tools_file(launch))
+    token = launch.address().token
+    return ServedApp(http_app(server, tools, token=token, limits=_LIMITS), token, _LIMITS.finish_s)
+
+
+def trial(client: httpx.Client) -> str:
+    """One real request."""
+    parameters = {
+        "protocolVersion": "2025-06-18",
+        "capabilities": {},
+        "clientInfo": {"name": "servers.sh", "version": "1"},
+    }
+    body = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": parameters}
+    response = client.post(MCP_PATH, json=body, headers={"Accept": "application/json, text/event-stream"})
+    return f"speaks MCP {response.json()['result']['protocolVersion']}"
+
+
+async def _close(tools: Mapping[str, Tool]) -> None:
+    await asyncio.gather(*(tool.close() for tool in tools.values()))
+
+
+def _tools_file(launch: Launch) -> Path:
+    path: Path | None = launch.options.tools
+    if path is None:
+        raise NotSetUpError(
+            "no tools named; servers.sh start mcp -- --tools configs/tools/code_executor.yaml"
+        )
+    if not path.is_file():
+        raise ConfigError(f"--tools: {path}: no such file")
+    return path
+
+
+def _declared(function: FunctionSchema) -> types.Tool:
+    return types.Tool(
+        name=function.name,
+        description=function.description or None,
+        input_schema={"type": "object", **function.parameters},
+    )
+
+
+def _answer(text: str, *, failed: bool) -> types.CallToolResult:
+    return types.CallToolResult(content=[types.TextContent(text=text)], is_error=failed)

@@ -1,1 +1,0 @@
-"""Our tools for any MCP client (Model Context Protocol)."""

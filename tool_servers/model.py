@@ -1,0 +1,248 @@
+"""Completions of a model in this process, on a CPU or one GPU, as vLLM answers them when it is asked for token ids.
+
+``/v1/models``, ``/v1/completions`` and ``/v1/chat/completions``; errors in the form that OpenAI's clients read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from afm.errors import AfmError, ConfigError, EngineError
+from afm.models import FinishReason, Generation, SamplingParams, TokenModel, load_model
+from tool_servers.shared.command import Launch, NotSetUpError, ServerSettings
+from tool_servers.shared.endpoint import Endpoint, RefusalError, closing
+from tool_servers.shared.serve import ServedApp
+
+_MAX_BYTES = 16 << 20
+_BODY_S = 30.0
+_LIMITS = ServerSettings(max_parallel=4096, finish_s=5.0)
+"""The engine makes batches of whatever comes."""
+_FINISH = {
+    FinishReason.STOP: "stop",
+    FinishReason.END_OF_TEXT: "stop",
+    FinishReason.LENGTH: "length",
+    FinishReason.ABORTED: "abort",
+}
+
+
+class _Sampled(BaseModel):
+    """What is read of any request; all other fields are allowed and ignored.
+
+    Attributes:
+        top_k: 0 or -1 for all candidates.
+    """
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    model: str
+    max_tokens: int = Field(default=16, ge=1)
+    temperature: float = Field(default=1.0, ge=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: int = Field(default=-1, ge=-1)
+    stop: tuple[str, ...] = ()
+    seed: int | None = None
+
+    def params(self) -> SamplingParams:
+        """How to sample."""
+        return SamplingParams(
+            self.max_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=max(0, self.top_k),
+            stop=self.stop,
+            seed=self.seed,
+        )
+
+
+class CompletionRequest(_Sampled):
+    """``prompt`` is text, or token ids."""
+
+    prompt: str | list[int]
+
+    def prompt_ids(self, model: TokenModel) -> list[int]:
+        """What the model continues."""
+        return model.encode(self.prompt) if isinstance(self.prompt, str) else self.prompt
+
+
+class ChatTurn(BaseModel):
+    """One turn of a chat."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    role: str
+    content: str
+
+
+class ChatRequest(_Sampled):
+    """A chat, rendered by the model's own template."""
+
+    messages: list[ChatTurn] = Field(min_length=1)
+    max_tokens: int = Field(default=1024, ge=1)
+
+    def prompt_ids(self, model: TokenModel) -> list[int]:
+        """What the model continues."""
+        return list(model.encode_prompt([turn.model_dump() for turn in self.messages]))
+
+
+@dataclass(frozen=True, slots=True)
+class _Prompt:
+    request: CompletionRequest | ChatRequest
+    ids: list[int]
+
+
+class _OpenAIEndpoint(Endpoint):
+    no_key = "the key is missing or wrong"
+
+    def error_body(self, refusal: RefusalError) -> dict[str, Any]:
+        return {"error": {"message": str(refusal), "type": refusal.kind, "code": refusal.status}}
+
+
+class ModelServer:
+    """``/v1/models``, ``/v1/completions``, ``/v1/chat/completions`` and ``/health`` of one model.
+
+    Args:
+        key: Asked of every request but ``/health``.
+    """
+
+    def __init__(self, model: TokenModel, key: str | None = None) -> None:
+        self._model = model
+        self._endpoint = _OpenAIEndpoint("model", _LIMITS, token=key, max_bytes=_MAX_BYTES, body_s=_BODY_S)
+        self._trouble = ""
+
+    def app(self) -> Starlette:
+        """The application."""
+        endpoint = self._endpoint
+        return endpoint.app(
+            endpoint.get("/v1/models", self._models),
+            endpoint.post(
+                "/v1/completions", self._parser(CompletionRequest), self._generated(self._completion)
+            ),
+            endpoint.post("/v1/chat/completions", self._parser(ChatRequest), self._generated(self._reply)),
+            life=closing(self._model.close),
+            trouble=self._last_trouble,
+        )
+
+    async def _last_trouble(self) -> str:
+        return self._trouble
+
+    async def _models(self, _: Request) -> Response:
+        row = {"id": self._model.name, "object": "model", "max_model_len": self._model.context_tokens}
+        return JSONResponse({"object": "list", "data": [row]})
+
+    def _parser(
+        self, kind: type[CompletionRequest] | type[ChatRequest]
+    ) -> Callable[[Request, bytes], _Prompt]:
+        def parse(_: Request, body: bytes) -> _Prompt:
+            request = kind.model_validate_json(body)
+            if request.model != self._model.name:
+                message = f"model {request.model!r} is not served; {self._model.name!r} is"
+                raise RefusalError(404, "model", message)
+            try:
+                return _Prompt(request, request.prompt_ids(self._model))
+            except AfmError as error:
+                raise RefusalError(400, "request", str(error)) from None
+
+        return parse
+
+    def _generated(
+        self, choice: Callable[[tuple[str, ...], Generation], dict[str, Any]]
+    ) -> Callable[[_Prompt], Awaitable[dict[str, Any]]]:
+        async def generate(prompt: _Prompt) -> dict[str, Any]:
+            try:
+                generation = await self._model.generate(prompt.ids, prompt.request.params())
+            except EngineError as error:
+                full = len(prompt.ids) >= self._model.context_tokens
+                self._trouble = "" if full else str(error)
+                raise RefusalError(400 if full else 503, "engine", str(error)) from None
+            except AfmError as error:
+                raise RefusalError(400, "request", str(error)) from None
+            self._trouble = ""
+            return self._answer(
+                choice(prompt.request.stop, generation), len(prompt.ids), len(generation.token_ids)
+            )
+
+        return generate
+
+    def _completion(self, stops: tuple[str, ...], generation: Generation) -> dict[str, Any]:
+        ids = list(generation.token_ids)
+        text = self._model.decode(ids)
+        stopped = next((stop for stop in stops if stop in text), None)
+        return {
+            "index": 0,
+            "text": text,
+            "finish_reason": _FINISH[generation.finish],
+            "stop_reason": stopped if generation.finish is FinishReason.STOP else None,
+            "token_ids": ids,
+            "logprobs": {
+                "tokens": [f"token_id:{token}" for token in ids],
+                "token_logprobs": list(generation.logprobs),
+            },
+        }
+
+    def _reply(self, stops: tuple[str, ...], generation: Generation) -> dict[str, Any]:
+        """A reply without the stop string that ended it."""
+        text = self._model.decode(list(generation.token_ids))
+        end = min((text.find(stop) for stop in stops if stop in text), default=len(text))
+        message = {"role": "assistant", "content": text[:end]}
+        return {"index": 0, "message": message, "finish_reason": _FINISH[generation.finish]}
+
+    def _answer(self, choice: dict[str, Any], prompt_tokens: int, completion_tokens: int) -> dict[str, Any]:
+        return {
+            "object": "chat.completion" if "message" in choice else "text_completion",
+            "created": int(time.time()),
+            "model": self._model.name,
+            "choices": [choice],
+            "usage": {
+                "prompt_tokens": prompt_tokens,
+                "completion_tokens": completion_tokens,
+                "total_tokens": prompt_tokens + completion_tokens,
+            },
+        }
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Options of its own."""
+    parser.add_argument("--model", type=Path, help="folder of a model; needed")
+    parser.add_argument("--name", help="what clients call it; by default its folder")
+    parser.add_argument("--threads", type=int, help="CPU threads")
+    parser.add_argument("--max-batch", type=int, default=64, help="generations at once (64)")
+
+
+def check(launch: Launch) -> None:
+    """Look whether there is a model.
+
+    Raises:
+        ConfigError: No folder with one is named.
+    """
+    folder: Path | None = launch.options.model
+    if folder is None:
+        raise NotSetUpError("no model named; servers.sh start model -- --model FOLDER")
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"--model: {folder}: no folder with a model, which has a config.json")
+
+
+def open_app(launch: Launch) -> ServedApp:
+    """The application."""
+    check(launch)
+    options, token = launch.options, launch.address().token
+    model = load_model(options.model, name=options.name, threads=options.threads, max_batch=options.max_batch)
+    return ServedApp(ModelServer(model, token).app(), token, _LIMITS.finish_s)
+
+
+def trial(client: httpx.Client) -> str:
+    """One real request."""
+    [model] = client.get("/v1/models").json()["data"]
+    body = {"model": model["id"], "prompt": "long river", "max_tokens": 1}
+    usage = client.post("/v1/completions", json=body).json()["usage"]
+    return f"{model['id']} continued a text by {usage['completion_tokens']} token"

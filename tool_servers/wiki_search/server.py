@@ -1,0 +1,198 @@
+"""The wiki search server: passages of a local corpus; clients of Search-R1's retrieval server work unchanged.
+
+``POST /retrieve`` with ``{"queries": [..], "topk": 3, "return_scores": true}`` gives ``{"result": [[{"document", "score"}]]}``, the
+passages alone without ``return_scores``. The rest as in :mod:`tool_servers.shared.endpoint`; 503 also when the search failed.
+
+Queries are written by models, so an odd one never fails its batch. Only the beginning of a query that is too long is searched
+for, and ``notes`` in the answer, a list of ``{"query": number, "note": text}``, says so. Bytes that are not UTF-8 and halves of
+surrogate pairs become U+FFFD.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+import httpx
+from pydantic import BaseModel, BeforeValidator, Field, StrictInt
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+
+from afm.errors import ConfigError
+from afm.trajectory.observation import whole_characters
+from tool_servers.shared.command import Launch, NotSetUpError, ServerSettings
+from tool_servers.shared.endpoint import Endpoint, RefusalError
+from tool_servers.shared.serve import ServedApp
+from tool_servers.wiki_search.index import checked_manifest
+from tool_servers.wiki_search.search import Batcher, Index, open_index, served_engine
+
+PATH = "/retrieve"
+_log = logging.getLogger(__name__)
+_BATCH = {"bm25": 8, "dense": 256, "hybrid": 64}
+
+
+class WikiServerSettings(ServerSettings):
+    """The YAML of a wiki server.
+
+    Attributes:
+        index: Folder that ``afm serve wiki build`` made.
+        engine: ``auto`` takes BM25 where the index has it, else the dense part.
+        model: Embedding model, when it lies elsewhere than at build time.
+        device: Of the embedding model.
+        topk: Passages for a query of a request that does not say how many.
+        max_queries: Of one request; Search-R1 sends 512 x 5.
+        max_query_chars: A longer query is searched for by its beginning, and the answer says so.
+        max_request_bytes: Of one request: the most queries of the greatest length, two bytes a character.
+        search_s: The longest search; then status 503.
+        threads: Searches at the same time; by default the number of cores.
+    """
+
+    content: ClassVar[str] = "wiki server settings"
+
+    index: Path | None = None
+    engine: Literal["auto", "bm25", "dense", "hybrid"] = "auto"
+    model: str | None = None
+    device: str | None = None
+    topk: int = Field(default=3, ge=1)
+    max_topk: int = Field(default=100, ge=1)
+    max_queries: int = Field(default=4_096, ge=1)
+    max_query_chars: int = Field(default=8_192, ge=1)
+    max_request_bytes: int = Field(default=64 << 20, ge=1024)
+    max_parallel: int = Field(default=256, ge=1)
+    max_waiting: int = Field(default=2_048, ge=0)
+    max_wait_s: float = Field(default=30.0, gt=0)
+    search_s: float = Field(default=60.0, gt=0)
+    threads: int = Field(default_factory=lambda: len(os.sched_getaffinity(0)), ge=1)
+
+
+def _text(value: Any) -> Any:
+    return whole_characters(value) if isinstance(value, str) else value
+
+
+class RetrieveRequest(BaseModel):
+    """The body of ``POST /retrieve``; unknown keys are passed over.
+
+    Attributes:
+        topk: Passages for each query; the server's default when absent or 0.
+        return_scores: Whether scores come with the passages.
+    """
+
+    queries: list[Annotated[str, BeforeValidator(_text)]]
+    topk: StrictInt | None = None
+    return_scores: bool = False
+
+
+class WikiServer:
+    """Answers queries that come by HTTP.
+
+    Args:
+        token: What requests must carry; ``None`` lets everyone in.
+    """
+
+    def __init__(self, index: Index, settings: WikiServerSettings, token: str | None) -> None:
+        self._index, self._settings = index, settings
+        self._batcher = Batcher(
+            index.engine, index.store, most=_BATCH[index.engine_name], threads=settings.threads
+        )
+        self._endpoint = Endpoint(
+            "wiki", settings, token=token, max_bytes=settings.max_request_bytes, work_s=settings.search_s
+        )
+
+    def app(self) -> Starlette:
+        """The application."""
+        facts = {"engine": self._index.engine_name, "passages": self._index.manifest.passages}
+        route = self._endpoint.post(PATH, self._parse, self._retrieve)
+        return self._endpoint.app(route, life=self._life, facts=facts)
+
+    def _parse(self, _: Request, body: bytes) -> RetrieveRequest:
+        try:
+            request = RetrieveRequest.model_validate(json.loads(body.decode("utf-8", "replace")))
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise RefusalError(400, "request", f"body: Invalid JSON: {error}") from None
+        limits = self._settings
+        if len(request.queries) > limits.max_queries:
+            message = f"queries: got {len(request.queries)}, expected at most {limits.max_queries}"
+            raise RefusalError(400, "request", message)
+        if not 0 <= (request.topk or 0) <= limits.max_topk:
+            message = f"topk: got {request.topk}, expected 1 to {limits.max_topk}"
+            raise RefusalError(400, "request", message)
+        return request
+
+    async def _retrieve(self, request: RetrieveRequest) -> Response:
+        most = self._settings.max_query_chars
+        k = min(request.topk or self._settings.topk, self._index.manifest.passages)
+        queries = [query[:most] for query in request.queries]
+        try:
+            result = await self._batcher.search(queries, k, scored=request.return_scores)
+        except Exception as error:  # noqa: BLE001 - the border between requests and the engine
+            _log.exception("%s failed", PATH)
+            raise RefusalError(503, "search", f"the search failed ({type(error).__name__})") from None
+        notes = [
+            {
+                "query": number,
+                "note": f"the query has {len(query)} characters; only its first {most} were searched for",
+            }
+            for number, query in enumerate(request.queries)
+            if len(query) > most
+        ]
+        further = b',"notes":' + json.dumps(notes).encode() if notes else b""
+        return Response(b'{"result":' + result + further + b"}", media_type="application/json")
+
+    @asynccontextmanager
+    async def _life(self) -> AsyncIterator[None]:
+        self._batcher.start()
+        yield
+        await self._batcher.stop()
+        self._index.store.close()
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Options of its own."""
+    parser.add_argument("--index", type=Path, help="folder of the index")
+    parser.add_argument("--engine", choices=("auto", "bm25", "dense", "hybrid"))
+    parser.add_argument("--verify", action="store_true", help="compare the checksum of every byte first")
+
+
+def check(launch: Launch) -> None:
+    """Look at the index's files.
+
+    Raises:
+        ConfigError: There is none, or it lacks a part.
+        DataError: It is unfinished, truncated, or mixed from different builds.
+    """
+    options, settings = launch.options, WikiServerSettings.read(launch.config)
+    folder = options.index or settings.index
+    if folder is None or not (folder / "manifest.json").is_file():
+        message = f"{folder}: no index there; build one with `afm serve wiki build CORPUS --out {folder}`"
+        raise ConfigError(message) if options.index else NotSetUpError(message)
+    served_engine(folder, checked_manifest(folder), options.engine or settings.engine)
+
+
+def open_app(launch: Launch) -> ServedApp:
+    """The application."""
+    options, settings = launch.options, WikiServerSettings.read(launch.config)
+    folder = options.index or settings.index
+    if folder is None:
+        raise ConfigError("no index given; name its folder with --index, or as `index` in the YAML")
+    token = launch.address().token
+    index = open_index(
+        folder,
+        options.engine or settings.engine,
+        model=settings.model,
+        device=settings.device,
+        verify=options.verify,
+    )
+    return ServedApp(WikiServer(index, settings, token).app(), token, settings.finish_s)
+
+
+def trial(client: httpx.Client) -> str:
+    """One real request."""
+    [passages] = client.post(PATH, json={"queries": ["long river"], "topk": 3}).json()["result"]
+    return f"{len(passages)} passages"
