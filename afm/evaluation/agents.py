@@ -72,19 +72,19 @@ class Agents:
         return self.originals.get(self.declared(record).name)
 
 
-def told_agent(spec: AgentSpec, original: AgentSpec | None) -> dict[str, Any]:
+def describe_agent(spec: AgentSpec, original: AgentSpec | None) -> dict[str, Any]:
     """What a manifest says of an agent; ``original`` is the one before its tools were taken away."""
     before = {} if original is None else {"without_tools_of": original.dump()}
     return {"name": spec.name, "digest": spec.digest, "spec": spec.dump(), **before}
 
 
-def told_row_agents(agents: RowAgents, tasks: list[Task]) -> dict[str, Any]:
+def describe_row_agents(agents: RowAgents, tasks: list[Task]) -> dict[str, Any]:
     """What a manifest says of several agents, by key in ``agents:``: everything that their scores depend on."""
     own = {route.name: _of_route(tasks, agents.routes, route) for route in agents.routes}
     return {route.name: _entry(route, agents, own[route.name]) for route in agents.routes}
 
 
-def told_prompt(tasks: list[Task], spec: AgentSpec, prompt: PromptSource) -> dict[str, Any]:
+def describe_prompt(tasks: list[Task], spec: AgentSpec, prompt: PromptSource) -> dict[str, Any]:
     """What tells the prompts of two runs apart; nothing for an agent's own, for which its digest speaks."""
     if prompt.mode is PromptMode.OWN:
         return {}
@@ -108,14 +108,14 @@ def _entry(route: Route, agents: RowAgents, tasks: list[Task]) -> dict[str, Any]
         return None if source is None else read_mapping(source, what)[1]
 
     return {
-        "agent": told_agent(spec, agents.originals.get(spec.name)),
+        "agent": describe_agent(spec, agents.originals.get(spec.name)),
         "data_sources": list(route.data_sources),
         "abilities": list(route.abilities),
         "tasks": len(tasks),
         "tools": content(route.tools, "tools"),
         "reward": with_judge_text(content(route.rewards, "rewards")),
         "limits": route.limits.model_dump(mode="json"),
-        **told_prompt(tasks, spec, agents.prompts[route.name]),
+        **describe_prompt(tasks, spec, agents.prompts[route.name]),
     }
 
 

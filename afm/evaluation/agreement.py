@@ -15,7 +15,7 @@ from pydantic import Field
 from afm.configuration import Settings
 from afm.errors import ConfigError, DataError, RewardError
 from afm.evaluation.agents import Agents
-from afm.evaluation.judging import Asking, OnProgress, VerdictRequest
+from afm.evaluation.judging import OnProgress, VerdictRequest, ask_judge
 from afm.evaluation.manifest import MANIFEST_FILE, read_manifest
 from afm.evaluation.metrics import Metrics, task_of
 from afm.evaluation.run import finished_metrics, keep_metrics, records_of
@@ -25,7 +25,6 @@ from afm.rewards.judge import JudgeSettings, ModelJudge
 from afm.rewards.judge_prompt import SCHEMA, Case
 from afm.rewards.judge_store import cache_key
 from afm.runs.folder import RunFolder
-from afm.runs.journal import KeyedJournal
 from afm.trajectory.record import Record, opened
 
 OPINIONS_FILE = "opinions.jsonl"
@@ -99,10 +98,13 @@ async def agree(
                     path=str(out_dir),
                 )
             chosen = _sampled(items, settings)
-            with KeyedJournal(out_dir / OPINIONS_FILE) as log:
-                parallel = max(judge.max_parallel for judge in settings.judges)
-                asking = Asking(log, parallel, settings.max_failed_share, on_progress)
-                rows = await asking.verdicts([_request(rater, item) for rater in raters for item in chosen])
+            rows = await ask_judge(
+                out_dir / OPINIONS_FILE,
+                [_request(rater, item) for rater in raters for item in chosen],
+                parallel=max(judge.max_parallel for judge in settings.judges),
+                max_failed_share=settings.max_failed_share,
+                on_progress=on_progress,
+            )
             pairs = tuple(_agreements(raters, chosen, rows, settled, settings.seed))
             metrics = metrics.model_copy(update={"agreement": pairs})
             keep_metrics(out_dir, metrics)

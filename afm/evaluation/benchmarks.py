@@ -127,20 +127,17 @@ class PublishedSettings:
 
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """One row of the published evaluation.
+    """One row of the published evaluation, of the set of its name in the list ``benchmarks`` of `afm data download`.
 
     Attributes:
-        hub_set: Of the list ``benchmarks`` of `afm data download`.
-        questions: Size of the published evaluation, as counted in ``counted``.
+        questions: Size of the published evaluation.
         prepared: Whether `afm data prepare` makes tasks of it; what is published encrypted is read as it is.
         choice_in: List of `afm data download` that has AFM's file, where AFM asks some of the owner's questions only.
     """
 
     name: str
-    hub_set: str
     settings: PublishedSettings
     questions: int
-    counted: str
     prepared: bool = True
     choice_in: str | None = None
 
@@ -152,12 +149,10 @@ class Benchmark:
             prepare = f"afm data prepare published {self.choice_in} --data {home / 'raw'} --out {home}"
             return fetch, f"{prepare} --only benchmarks"
         raw = place.parent.parent / "raw" if self.prepared else place.parent
-        fetch = f"afm data download {_LIST} --out {raw} --only {self.hub_set}"
+        fetch = f"afm data download {_LIST} --out {raw} --only {self.name}"
         if not self.prepared:
             return (fetch,)
-        prepare = (
-            f"afm data prepare published {_LIST} --data {raw} --out {place.parent} --only {self.hub_set}"
-        )
+        prepare = f"afm data prepare published {_LIST} --data {raw} --out {place.parent} --only {self.name}"
         return fetch, prepare
 
     def missing(self, place: Path) -> DataError:
@@ -193,43 +188,31 @@ QUESTIONS = PublishedSettings(
 MATH_16 = PublishedSettings(temperatures=(0.8, 0.6), top_p=1.0, response_tokens=32768, turns=12, rounds=16)
 CODE = PublishedSettings(temperatures=(0.8, 0.6), top_p=1.0, response_tokens=32768, turns=12, rounds=1)
 
-_OWN_FILE = "rows of AFM's published file (revision 8f94516)"
-_FLASHRAG = "rows of the set in FlashRAG and Search-R1 (arXiv 2503.09516); AFM publishes the file of NQ alone"
-
+# Questions are the rows of AFM's published file (revision 8f94516) where there is one; of the other sets of questions, the rows
+# in FlashRAG and Search-R1 (arXiv 2503.09516), of TriviaQA the validation split of unfiltered.nocontext by the owner's card; of
+# CodeContests the owner's test split (AlphaCode, arXiv 2203.07814).
 BENCHMARKS: dict[str, Benchmark] = {
     benchmark.name: benchmark
     for benchmark in (
-        Benchmark("gaia", "gaia", WEB, 103, _OWN_FILE, choice_in="web_agent"),
-        Benchmark("webwalker", "webwalker", WEB, 680, _OWN_FILE),
-        Benchmark("browsecomp", "browsecomp", WEB, 1266, _OWN_FILE, prepared=False),
-        Benchmark("hle", "hle", WEB, 500, _OWN_FILE, choice_in="web_agent"),
-        Benchmark("nq", "nq", QUESTIONS, 3610, _OWN_FILE),
-        Benchmark(
-            "triviaqa",
-            "triviaqa",
-            QUESTIONS,
-            11313,
-            "validation split of unfiltered.nocontext, by the owner's card",
-        ),
-        Benchmark("hotpotqa", "hotpotqa", QUESTIONS, 7405, _FLASHRAG),
-        Benchmark("2wikimultihopqa", "2wikimultihopqa", QUESTIONS, 12576, _FLASHRAG),
-        Benchmark("musique", "musique", QUESTIONS, 2417, _FLASHRAG),
-        Benchmark("bamboogle", "bamboogle", QUESTIONS, 125, _FLASHRAG),
-        Benchmark("popqa", "popqa", QUESTIONS, 14267, _FLASHRAG),
-        Benchmark("aime24", "aime24", MATH_16, 30, _OWN_FILE),
-        Benchmark("aime25", "aime25", MATH_16, 30, _OWN_FILE),
-        Benchmark("amc23", "amc23", MATH_16, 40, _OWN_FILE),
-        Benchmark("math500", "math500", CODE, 500, _OWN_FILE),
-        Benchmark("olympiadbench", "olympiadbench", CODE, 675, _OWN_FILE),
-        Benchmark("livecodebench_v4", "livecodebench_v4", CODE, 100, _OWN_FILE),
-        Benchmark("livecodebench_v5", "livecodebench_v5", CODE, 167, _OWN_FILE),
-        Benchmark(
-            "codecontests",
-            "codecontests",
-            CODE,
-            165,
-            "test split of the owner (AlphaCode, arXiv 2203.07814); AFM's own file was not counted",
-        ),
+        Benchmark("gaia", WEB, 103, choice_in="web_agent"),
+        Benchmark("webwalker", WEB, 680),
+        Benchmark("browsecomp", WEB, 1266, prepared=False),
+        Benchmark("hle", WEB, 500, choice_in="web_agent"),
+        Benchmark("nq", QUESTIONS, 3610),
+        Benchmark("triviaqa", QUESTIONS, 11313),
+        Benchmark("hotpotqa", QUESTIONS, 7405),
+        Benchmark("2wikimultihopqa", QUESTIONS, 12576),
+        Benchmark("musique", QUESTIONS, 2417),
+        Benchmark("bamboogle", QUESTIONS, 125),
+        Benchmark("popqa", QUESTIONS, 14267),
+        Benchmark("aime24", MATH_16, 30),
+        Benchmark("aime25", MATH_16, 30),
+        Benchmark("amc23", MATH_16, 40),
+        Benchmark("math500", CODE, 500),
+        Benchmark("olympiadbench", CODE, 675),
+        Benchmark("livecodebench_v4", CODE, 100),
+        Benchmark("livecodebench_v5", CODE, 167),
+        Benchmark("codecontests", CODE, 165),
     )
 }
 
@@ -248,15 +231,6 @@ PUBLISHED_REMARKS = (
     "read is no score; there it is a wrong answer.",
 )
 """What a reader of a run with ``protocol: published`` should know."""
-
-TOTALS: dict[int, tuple[str, ...]] = {
-    22328: ("nq", "triviaqa", "hotpotqa"),
-    29385: ("2wikimultihopqa", "musique", "bamboogle", "popqa"),
-}
-"""The two totals of AFM's question-answering evaluation, and the benchmarks whose sizes add up to them.
-
-Found by trying all groups of the seven sizes: no other group gives either total.
-"""
 
 
 def checked_benchmark(name: str) -> str:

@@ -11,13 +11,13 @@ from afm.evaluation.judging import (
     CHOICE,
     GRADE,
     GRADES,
-    Asking,
     BestOfSettings,
     Candidate,
     JudgedQuestion,
     OnProgress,
     Reply,
     VerdictRequest,
+    ask_judge,
     list_messages,
     questions_of,
     read_reply,
@@ -34,7 +34,6 @@ from afm.evaluation.statistics import mean_of_shares
 from afm.rewards.judge_endpoint import ReplyClient
 from afm.rewards.judge_store import cache_key
 from afm.runs.folder import RunFolder
-from afm.runs.journal import KeyedJournal
 
 CHOICES_FILE = "choices.jsonl"
 
@@ -65,9 +64,13 @@ async def choose(
             )
             _check_rounds(questions, settings, out_dir)
             work = _Work(settings, client, place.model, questions)
-            with KeyedJournal(out_dir / CHOICES_FILE) as log:
-                asking = Asking(log, settings.judge.max_parallel, settings.max_failed_share, on_progress)
-                rows = await asking.verdicts(list(work.requests()))
+            rows = await ask_judge(
+                out_dir / CHOICES_FILE,
+                list(work.requests()),
+                parallel=settings.judge.max_parallel,
+                max_failed_share=settings.max_failed_share,
+                on_progress=on_progress,
+            )
             figures = tuple(work.results(rows))
             again = {(figure.method, figure.k, figure.judge) for figure in figures}
             others = (

@@ -21,7 +21,7 @@ from afm.evaluation.paired import (
 from afm.evaluation.report_input import VIEW_PORT, Command, ReportInput, StageDifference, links_below
 from afm.evaluation.report_sections import facts_of, pick_pairs, score_curves
 from afm.evaluation.run import records_of
-from afm.evaluation.run_folder import Evaluation, read_evaluation
+from afm.evaluation.run_folder import Evaluation, read_evaluation, unfinished_notes
 from afm.trajectory.record import opened
 
 OF_THE_MODEL = ("model.",)
@@ -167,11 +167,7 @@ def read_comparison(
         curves=tuple(score_curves(stages)),
         pairs=tuple(pick_pairs(*((run.name, run.records) for run in runs[:2]))),
         commands=(Command(_line(folders, anyway=anyway), "The figures of this page in the terminal"),),
-        notes=tuple(
-            f"{run.name} is not finished: its figures are of its first {run.metrics.episodes} episodes."
-            for run in runs
-            if not run.finished
-        ),
+        notes=tuple(unfinished_notes(runs)),
         links=links_below(folders, view_port),
     )
 

@@ -47,7 +47,6 @@ from afm.rewards.judge import ModelJudge, WithoutEndpoint
 from afm.rewards.judge_endpoint import JudgeEndpoint
 from afm.rewards.sources import BY_SOURCE, checked_name, scorer_name
 from afm.rollout.routes import HOPELESS_ADVICE, Route, Routes, mismatch
-from afm.settings import load_settings
 from afm.tools import Tool, load_tools
 from afm.tools.health import tool_findings, unanswered
 
@@ -219,27 +218,14 @@ def _scorer(task: Task, table: dict[str, str]) -> str:
 
 
 def _judge(reward: RewardSettings, answers: int) -> Iterator[Finding]:
-    environment = load_settings()
-    url = reward.judge.url or environment.grm_base_url
-    if url is None:
+    if reward.judge.place().url is None:
         stands_in = reward.judge.without_endpoint is not WithoutEndpoint.ABSTAIN
         why = "exact match stands in, which is harsher" if stands_in else "no answer would have a score"
         text = f"no endpoint: {why}; set GRM_BASE_URL, GRM_API_KEY and GRM_MODEL_NAME, or rewards.judge.url"
         yield Finding(Level.WARNING if stands_in else Level.ERROR, "judge", text)
         return
     ModelJudge(reward.judge)  # an address or a key that cannot be used is an error
-    model = reward.judge.model or environment.grm_model_name
-    text = f"{model} at {url}, at most {answers * (2 if reward.judge.control else 1):,} calls"
-    if environment.grm_api_key is None:
-        yield Finding(
-            Level.WARNING, "judge", f"{text}, asked without a key; export GRM_API_KEY if it needs one"
-        )
-    else:
-        yield Finding(Level.OK, "judge", text)
-    if why_not := asyncio.run(unanswered(url)):
-        yield Finding(
-            Level.ERROR, "judge", f"nobody answers at {url} ({why_not}); start it, or mend its address"
-        )
+    yield from _endpoint("judge", reward.judge, answers * (2 if reward.judge.control else 1))
 
 
 def _model(config: EvalConfig, wanted: int | None) -> list[Finding]:

@@ -14,6 +14,7 @@ import random
 import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pydantic import Field, field_validator
@@ -51,61 +52,56 @@ class VerdictRequest:
     ask: Callable[[], Awaitable[dict[str, Any]]]
 
 
-@dataclass(slots=True)
-class Asking:
-    """Gets verdicts, ``parallel`` at a time, and keeps them in ``log``; more failures than ``max_failed_share`` are an error."""
+async def ask_judge(
+    log_file: Path,
+    requests: Sequence[VerdictRequest],
+    *,
+    parallel: int,
+    max_failed_share: float,
+    on_progress: OnProgress | None = None,
+) -> dict[tuple[Any, ...], Mapping[str, Any] | None]:
+    """The row of each request by its name; ``None`` where the judge gave no verdict. ``log_file`` keeps them.
 
-    log: KeyedJournal
-    parallel: int
-    max_failed_share: float
-    on_progress: OnProgress | None = None
+    Raises:
+        EngineError: Too many have none. What was said is kept; asked again, only the rest is.
+    """
+    rows: dict[tuple[Any, ...], Mapping[str, Any] | None] = {}
+    waiting, failed = iter(requests), 0
 
-    async def verdicts(
-        self, requests: Sequence[VerdictRequest]
-    ) -> dict[tuple[Any, ...], Mapping[str, Any] | None]:
-        """The row of each request by its name; ``None`` where the judge gave no verdict.
+    async def work(log: KeyedJournal) -> None:
+        nonlocal failed
+        for request in waiting:
+            try:
+                rows[request.name] = await _verdict(request, log)
+            except RewardError as error:
+                rows[request.name] = None
+                failed += 1
+                if failed > max_failed_share * len(requests):
+                    raise EngineError(
+                        f"{failed} of {len(requests)} requests to the judge have no verdict; at most "
+                        f"{max_failed_share:.0%} may. The last one: {error}. Remove the cause and run again: what the judge "
+                        "said is kept"
+                    ) from None
+            if on_progress is not None:
+                on_progress(len(rows), len(requests))
 
-        Raises:
-            EngineError: Too many have none. What was said is kept; asked again, only the rest is.
-        """
-        rows: dict[tuple[Any, ...], Mapping[str, Any] | None] = {}
-        waiting = iter(requests)
-        failed = 0
-
-        async def worker(waiting: Iterator[VerdictRequest]) -> None:
-            nonlocal failed
-            for request in waiting:
-                try:
-                    rows[request.name] = await self._verdict(request)
-                except RewardError as error:
-                    rows[request.name] = None
-                    failed += 1
-                    self._check(failed, len(requests), error)
-                if self.on_progress is not None:
-                    self.on_progress(len(rows), len(requests))
-
-        try:
+    try:
+        with KeyedJournal(log_file) as log:
             async with asyncio.TaskGroup() as group:
-                for _ in range(min(self.parallel, len(requests))):
-                    group.create_task(worker(waiting))
-        except ExceptionGroup as failures:
-            raise failures.exceptions[0] from None
-        return rows
+                for _ in range(min(parallel, len(requests))):
+                    group.create_task(work(log))
+    except ExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    return rows
 
-    async def _verdict(self, request: VerdictRequest) -> Mapping[str, Any]:
-        known = self.log.find(request.key)
-        if known is not None:
-            return known
-        row = {"key": request.key, **await request.ask()}
-        self.log.add(row)
-        return row
 
-    def _check(self, failed: int, total: int, error: RewardError) -> None:
-        if failed > self.max_failed_share * total:
-            raise EngineError(
-                f"{failed} of {total} requests to the judge have no verdict; at most {self.max_failed_share:.0%} may. "
-                f"The last one: {error}. Remove the cause and run again: what the judge said is kept"
-            ) from None
+async def _verdict(request: VerdictRequest, log: KeyedJournal) -> Mapping[str, Any]:
+    known = log.find(request.key)
+    if known is not None:
+        return known
+    row = {"key": request.key, **await request.ask()}
+    log.add(row)
+    return row
 
 
 class BestOfSettings(Settings):

@@ -24,7 +24,7 @@ from afm.agents import AgentSpec, Limits, PromptSource, model_folder
 from afm.configuration import Settings, validated
 from afm.datasets import Task
 from afm.errors import DataError
-from afm.evaluation.agents import Agents, RowAgents, told_agent, told_prompt, told_row_agents
+from afm.evaluation.agents import Agents, RowAgents, describe_agent, describe_prompt, describe_row_agents
 from afm.evaluation.benchmarks import BENCHMARKS, PUBLISHED_REMARKS, published_scores
 from afm.evaluation.measures import UnseenTool
 from afm.evaluation.prices import Prices
@@ -174,7 +174,7 @@ def _settings(
     tasks: list[Task], spec: AgentSpec, model_name: str, conditions: Conditions, *, token_exact: bool
 ) -> dict[str, Any]:
     sources, sampling = conditions.sources, conditions.sampling
-    agent = told_agent(spec, conditions.original)
+    agent = describe_agent(spec, conditions.original)
     if conditions.unseen:
         agent["unseen_tools"] = {
             role: tool.model_dump(mode="json") for role, tool in conditions.unseen.items()
@@ -198,8 +198,8 @@ def _settings(
     if conditions.protocol is not None:
         settings["protocol"] = {"name": "published", **asdict(conditions.protocol)}
     if conditions.row_agents is not None:
-        return settings | {"agents": told_row_agents(conditions.row_agents, tasks)}
-    return settings | ({} if conditions.prompt is None else told_prompt(tasks, spec, conditions.prompt))
+        return settings | {"agents": describe_row_agents(conditions.row_agents, tasks)}
+    return settings | ({} if conditions.prompt is None else describe_prompt(tasks, spec, conditions.prompt))
 
 
 def _sample_tests_only(tasks: Iterable[Task], sources: Sources) -> int:

@@ -31,7 +31,7 @@ from afm.evaluation.report_input import (
     beside_published,
 )
 from afm.evaluation.report_sections import facts_of, pick_episodes, pick_pairs, score_curves
-from afm.evaluation.run import METRICS_FILE
+from afm.evaluation.run import METRICS_FILE, finished_metrics
 from afm.evaluation.training_logs import RL_METRICS, read_curves, read_health
 from afm.trajectory.io import read_records
 from afm.trajectory.record import Record, opened
@@ -122,14 +122,10 @@ def read_evaluation(folder: Path, name: str) -> Evaluation:
     Raises:
         DataError: Its manifest or metrics cannot be read.
     """
-    manifest_file, metrics_file = folder / MANIFEST_FILE, folder / METRICS_FILE
+    manifest_file, finished = folder / MANIFEST_FILE, (folder / METRICS_FILE).exists()
     manifest = read_manifest(manifest_file) if manifest_file.exists() else None
-    finished = metrics_file.exists()
     if finished:
-        try:
-            metrics = Metrics.model_validate_json(metrics_file.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise DataError(f"no metrics of this version: {error}", path=str(metrics_file)) from None
+        metrics = finished_metrics(folder)
     else:
         items = read_records(folder / EPISODES_FILE)
         records = (opened(item) for item in items if isinstance(item, Record))
@@ -171,7 +167,7 @@ def read_run(run_dir: Path, *, view_port: int = VIEW_PORT) -> ReportInput:
             f"{run_dir} holds nothing to report; expected {EPISODES_FILE} of an evaluation, trainer_log.jsonl of "
             f"`afm sft` or {RL_METRICS} of `afm rl`, or a run folder with {', '.join(_KNOWN)}, sft or rl"
         )
-    notes = [*_unfinished(evaluations), *notes]
+    notes = [*unfinished_notes(evaluations), *notes]
     spec = _spec(evaluations, notes)
     several = _several(evaluations)
     by_folder = {evaluation.folder.name: evaluation for evaluation in evaluations}
@@ -236,7 +232,8 @@ def _spoken(folder: str) -> str:
     return re.sub(r"_[0-9a-f]{8}\Z", "", folder.removeprefix("eval_")).replace("_", " ")
 
 
-def _unfinished(evaluations: list[Evaluation]) -> list[str]:
+def unfinished_notes(evaluations: Sequence[Evaluation]) -> list[str]:
+    """A sentence about each that did not run to its end."""
     return [
         f"The evaluation {evaluation.name} is not finished: the figures are of its first {evaluation.metrics.episodes} episodes."
         for evaluation in evaluations

@@ -64,8 +64,7 @@ def test_the_commands_evaluate_and_report(afm, tmp_path, tiny_model, world) -> N
         "limit=3",
         f"out_dir={out}",
     )
-    command = [sys.executable, "-m", "afm.cli.main", "eval", "configs/tiny/eval/math_world.yaml", *words]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300, check=True)
+    done = afm("eval", "configs/tiny/eval/math_world.yaml", *words)
     assert "math world: pass@1 0.0 % (95 % interval 0.0 % to 56.1 %)" in done.stdout
     assert "3 of 3 episodes scored" in done.stdout
     assert "math world, episodes: 3 of 3" in done.stderr

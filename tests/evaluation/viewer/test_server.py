@@ -120,7 +120,7 @@ def test_advantages_are_one_for_all_tokens_or_one_each(viewer):
         assert shown(broken) == [None, None, None]
 
 
-def test_the_command_listens_on_ipv6_and_to_this_machine_only(tmp_path, viewer):
+def test_the_command_listens_on_ipv6_and_to_this_machine_only(afm, tmp_path, viewer):
     import re
     import socket
     import subprocess
@@ -128,8 +128,7 @@ def test_the_command_listens_on_ipv6_and_to_this_machine_only(tmp_path, viewer):
 
     viewer.write(tmp_path / "a.jsonl", [viewer.episode(1)])
     command = [sys.executable, "-m", "afm.cli.main", "view", str(tmp_path), "--host"]
-    refused = subprocess.run([*command, "0.0.0.0"], capture_output=True, text=True, check=False)
-    assert refused.returncode == 2
+    refused = afm("view", tmp_path, "--host", "0.0.0.0", status=2)
     assert "shown to this machine only (127.0.0.1, ::1, localhost)" in refused.stderr
     try:
         with socket.socket(socket.AF_INET6) as probe:
