@@ -20,15 +20,26 @@ if TYPE_CHECKING:
 _FOLDER = "data"
 
 
+_SetsArgument = Annotated[
+    str, typer.Argument(help="YAML of sets, or the name of a shipped one: web_agent, benchmarks ...")
+]
+_OnlyOption = Annotated[
+    list[str] | None, typer.Option(metavar="SET", help="This set alone; may be given several times.")
+]
+_EverythingOption = Annotated[bool, typer.Option("--all", help="Optional sets, too.")]
+_DataOption = Annotated[
+    Path, typer.Option(help="Folder into which `afm data download` fetched the sets.", file_okay=False)
+]
+_DryRunOption = Annotated[
+    bool, typer.Option("--dry-run", help="Say what would be made of which files, make nothing.")
+]
+
+
 def download(
-    sets: Annotated[
-        str, typer.Argument(help="YAML of sets, or the name of a shipped one: web_agent, benchmarks ...")
-    ],
+    sets: _SetsArgument,
     out: Annotated[Path, typer.Option(help="Folder; every set gets one of its name in it.")],
-    only: Annotated[
-        list[str] | None, typer.Option(metavar="SET", help="This set alone; may be given several times.")
-    ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Optional sets, too.")] = False,
+    only: _OnlyOption = None,
+    everything: _EverythingOption = False,
     pin: Annotated[
         bool,
         typer.Option(
@@ -67,12 +78,7 @@ def download(
 
 
 def sets_option(name: str) -> HubSets:
-    """The sets of a YAML, or of the shipped one of that name.
-
-    Raises:
-        UsageError: There is neither.
-        ConfigError: The YAML is wrong.
-    """
+    """The sets of a YAML, or of the shipped one of that name."""
     from afm.cli.options import configs_folder
     from afm.datasets.hub_sets import read_hub_sets
 
@@ -93,16 +99,11 @@ BadRowsOption = Annotated[
 
 
 def published(
-    sets: Annotated[str, typer.Argument(help="YAML of sets, or the name of a shipped one: web_agent ...")],
-    data: Annotated[
-        Path,
-        typer.Option(help="Folder into which `afm data download` fetched them.", file_okay=False),
-    ],
+    sets: _SetsArgument,
+    data: _DataOption,
     out: Annotated[Path, typer.Option(help="Folder of what is made.")],
-    only: Annotated[
-        list[str] | None, typer.Option(metavar="SET", help="This set alone; may be given several times.")
-    ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Optional sets, too.")] = False,
+    only: _OnlyOption = None,
+    everything: _EverythingOption = False,
     on_bad_rows: BadRowsOption = OnBadRows.DROP,
     new_counts: Annotated[
         bool,
@@ -110,9 +111,7 @@ def published(
             "--new-counts", help="Accept other numbers of rows than download.lock.json says, and note them."
         ),
     ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be made of which files, make nothing.")
-    ] = False,
+    dry_run: _DryRunOption = False,
 ) -> None:
     """Make training and evaluation files of downloaded sets, as their YAML says."""
     from afm.datasets.prepared import input_files, prepare_prompts, prepare_set, set_folder
@@ -151,11 +150,9 @@ def published(
 
 
 def mix(
-    sets: Annotated[str, typer.Argument(help="YAML of sets, or the name of a shipped one: code_agent ...")],
+    sets: _SetsArgument,
     name: Annotated[str, typer.Argument(help="Which of its `mixes`: train ...")],
-    data: Annotated[
-        Path, typer.Option(help="Folder into which `afm data download` fetched the sets.", file_okay=False)
-    ],
+    data: _DataOption,
     out: Annotated[Path, typer.Option(help="Folder of what is made.")],
     keep: Annotated[
         list[Path] | None,
@@ -172,9 +169,7 @@ def mix(
         ),
     ] = False,
     on_bad_rows: BadRowsOption = OnBadRows.DROP,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be made of which files, make nothing.")
-    ] = False,
+    dry_run: _DryRunOption = False,
 ) -> None:
     """Make one file of rows of several sets, as `mixes` of their YAML says: RL rows of several agents, or questions."""
     from afm.datasets.mix import mix_sources, prepare_mix

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -168,9 +168,10 @@ def stats(
     counted = _counted(files, spec, samples, seed, view)
     if not counted.rows:
         raise DataError("holds no trajectories", path=str(files[0]))
-    _told(counted, view)
+    _print_stats(counted, view)
     if out is not None:
-        funnels = _funnels(funnel or _beside(files))
+        paths = funnel or _funnels_beside(files)
+        funnels = {f"{path.parent.name}/{path.name}": _funnel(path) for path in paths}
         title = ", ".join(file.name for file in files[:3]) + (" and more" if len(files) > 3 else "")
         view.line(str(write_data_report(counted, out, title=title, funnels=funnels, agent=spec)))
 
@@ -189,7 +190,7 @@ def _counted(files: Sequence[Path], spec: AgentSpec | None, samples: int, seed: 
     return counted
 
 
-def _told(counted: DataStats, view: Any) -> None:
+def _print_stats(counted: DataStats, view: Any) -> None:
     from afm.evaluation.data_stats import charts
     from afm.terminal import visible
 
@@ -203,35 +204,21 @@ def _told(counted: DataStats, view: Any) -> None:
     view.line(f"  cost: {tokens} tokens, {counted.cost_usd:.4f} USD, {counted.tool_s:.1f} s in tools")
 
 
-def _beside(files: Iterable[Path]) -> list[Path]:
-    """The funnels that a filter left beside its output: ``NAME.funnel.json`` or ``funnel.json``."""
-    funnels: list[Path] = []
-    for file in files:
-        for name in (f"{file.stem}.{FUNNEL_FILE}", FUNNEL_FILE):
-            path = file.with_name(name)
-            if path.is_file() and path not in funnels:
-                funnels.append(path)
-    return funnels
-
-
-def _funnels(paths: Iterable[Path]) -> dict[str, list[FunnelStage]]:
-    return {f"{path.parent.name}/{path.name}": _funnel(path) for path in paths}
+def _funnels_beside(files: Iterable[Path]) -> list[Path]:
+    """The funnels that a filter left beside its output."""
+    places = dict.fromkeys(file.with_name(FUNNEL_FILE) for file in files)
+    return [path for path in places if path.is_file()]
 
 
 def _funnel(path: Path) -> list[FunnelStage]:
-    """Stages in the file's order.
-
-    Raises:
-        DataError: It is no ``{"seen": n, "stages": [{"name", "dropped"}]}``, nor ``{"seen": n, "dropped": {stage: n}}``.
-    """
+    """The stages that ``afm data filter`` wrote, in their order."""
     from afm.evaluation.data_stats import FunnelStage
 
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         seen = int(data["seen"])
-        rows = data["stages"] if "stages" in data else _listed(data["dropped"])
-        dropped = [(str(row["name"]), int(row["dropped"])) for row in rows]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        dropped = [(str(row["name"]), int(row["dropped"])) for row in data["stages"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(
             f"no funnel: {type(error).__name__}; expected the funnel.json of `afm data filter`",
             path=str(path),
@@ -241,10 +228,6 @@ def _funnel(path: Path) -> list[FunnelStage]:
         left -= count
         stages.append(FunnelStage(name, count, left, max(0, left) / max(1, seen)))
     return stages
-
-
-def _listed(dropped: Mapping[str, Any]) -> list[dict[str, Any]]:
-    return [{"name": name, "dropped": count} for name, count in dropped.items()]
 
 
 _SHOW_EVERY = 500

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from afm.datasets.hub import MIB, HubFile, Progress, fetch, hub_files, is_whole, size_told
 from afm.datasets.hub_sets import LOCK_FILE, HubSet, Lock, LockedSet, read_lock
 from afm.errors import DataError
-from afm.runs.folder import RunFolder, write_manifest
+from afm.runs.folder import RunFolder, manifest_of, write_manifest
 
 MANIFEST_FILE = "download.manifest.json"
 _SHOWN_NAMES = 5
@@ -183,7 +181,7 @@ def _fetch(file: HubFile, planned: PlannedSet, progress: Progress) -> None:
 def _write_manifest(out: Path, done: list[PlannedSet]) -> None:
     """Note what is here; sets of earlier calls stay."""
     path = out / MANIFEST_FILE
-    sets = _noted(path) | {
+    sets = manifest_of(path).get("sets", {}) | {
         planned.name: LockedSet.of(planned.wanted, planned.files).model_dump(
             mode="json", exclude={"patterns"}
         )
@@ -191,14 +189,6 @@ def _write_manifest(out: Path, done: list[PlannedSet]) -> None:
     }
     files = sum(len(planned["files"]) for planned in sets.values())
     write_manifest(path, counts={"sets": len(sets), "files": files}, sets=sets)
-
-
-def _noted(path: Path) -> dict[str, Any]:
-    try:
-        sets = json.loads(path.read_text(encoding="utf-8"))["sets"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return {}
-    return sets if isinstance(sets, dict) else {}
 
 
 def _arrived(file: HubFile, folder: Path) -> int:

@@ -26,7 +26,7 @@ from afm.datasets.rl_files import HeldOut, RlPart, usual_gold, write_rl_held_out
 from afm.datasets.schema import Task, write_tasks
 from afm.datasets.sft_files import write_alpaca, write_chat
 from afm.errors import DataError
-from afm.runs.folder import sha256_of, write_manifest
+from afm.runs.folder import manifest_of, sha256_of, write_manifest
 
 BAD_SUFFIX = ".bad_rows.jsonl"
 _ENDINGS = {Product.TASKS: "jsonl", Product.RL: "parquet", Product.SFT: "json", Product.CHAT: "jsonl"}
@@ -234,34 +234,24 @@ def is_of_another_command(path: Path) -> bool:
     if not path.is_file():
         return False
     claims = [path.with_suffix(".manifest.json"), path.with_name(f"{path.name}.manifest.json")]
-    noted = [_outputs_elsewhere(claim) for claim in claims]
-    return any(outputs.get(path.name) == sha256_of(path) for outputs in noted if path.name in outputs)
-
-
-def _outputs_elsewhere(manifest: Path) -> dict[str, str]:
-    try:
-        noted = json.loads(manifest.read_text(encoding="utf-8"))
-        return {} if "fingerprint" in noted else dict(noted["outputs"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return {}
+    others = [manifest for manifest in map(manifest_of, claims) if "fingerprint" not in manifest]
+    outputs = [manifest.get("outputs", {}) for manifest in others]
+    return any(digests[path.name] == sha256_of(path) for digests in outputs if path.name in digests)
 
 
 def _made_before(manifest: Path, fingerprint: str, listing: Path) -> Prepared | None:
     """What an earlier call made of the same rows, if it is still there, byte for byte."""
-    try:
-        noted = json.loads(manifest.read_text(encoding="utf-8"))
-        paths = {manifest.parent / name: digest for name, digest in noted["outputs"].items()}
-        if noted["fingerprint"] != fingerprint or any(
-            sha256_of(path) != digest for path, digest in paths.items()
-        ):
-            return None
-        seen = noted["counts"]
-        counts = ReadCounts(
-            seen["read"], seen["made"], seen["repeated"], seen["renamed"], Counter(noted["refused"])
-        )
-        counts.left_out.update(noted["left_out"])
-    except (OSError, ValueError, KeyError, TypeError):
+    noted = manifest_of(manifest)
+    if noted.get("fingerprint") != fingerprint:
         return None
+    paths = {manifest.parent / name: digest for name, digest in noted["outputs"].items()}
+    if any(not path.is_file() or sha256_of(path) != digest for path, digest in paths.items()):
+        return None
+    seen = noted["counts"]
+    counts = ReadCounts(
+        seen["read"], seen["made"], seen["repeated"], seen["renamed"], Counter(noted["refused"])
+    )
+    counts.left_out.update(noted["left_out"])
     return Prepared(tuple(paths), counts, listing if counts.bad else None, None, made_now=False)
 
 
@@ -300,11 +290,8 @@ def _of(made: Iterable[ReadRow], kind: type[KindT], step: Preparation) -> Iterat
 
 def commit_of(data: Path, name: str) -> str | None:
     """The commit that a set was fetched at, as the download noted it."""
-    try:
-        noted = json.loads((data / MANIFEST_FILE).read_text(encoding="utf-8"))["sets"][name]["commit"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return str(noted)
+    sets = manifest_of(data / MANIFEST_FILE).get("sets", {})
+    return str(sets[name]["commit"]) if name in sets else None
 
 
 def read_wanted(

@@ -155,6 +155,15 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def manifest_of(path: Path) -> dict[str, Any]:
+    """What :func:`write_manifest` wrote; empty where there is no such file, or it is none."""
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return manifest if isinstance(manifest, dict) else {}
+
+
 def write_manifest(
     path: Path,
     *,

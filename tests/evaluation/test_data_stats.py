@@ -139,7 +139,8 @@ def test_the_command_writes_a_page_in_which_hostile_text_is_text(afm, tmp_path):
     with RecordWriter(file) as writer:
         writer.write(record(1, question=f"Who? {HOSTILE}", model=HOSTILE, answer=HOSTILE))
         writer.write(record(2, question="A second one \x1b[31m", kept=False, reason=f"{HOSTILE}: x"))
-    funnel = {"seen": 10, "kept": 2, "dropped": {"complexity": 5, HOSTILE: 3}}
+    stages = [{"name": "complexity", "dropped": 5}, {"name": HOSTILE, "dropped": 3}]
+    funnel = {"seen": 10, "kept": 2, "stages": stages}
     (tmp_path / "funnel.json").write_text(json.dumps(funnel))
 
     words = ("data", "stats", file, "--out", page)
