@@ -184,13 +184,6 @@ def test_saved_prompt_is_a_readable_block(tmp_path: Path) -> None:
     assert "\n  {roles}\n" in text
 
 
-def test_model_folder_carries_its_own_agent(tmp_path: Path) -> None:
-    save_agent(load_agent(TINY), tmp_path / "agent.yaml")
-    assert agent_of_model(tmp_path, "math") == load_agent(TINY)
-    assert agent_of_model(tmp_path, "web") == load_agent("web")
-    assert agent_of_model(tmp_path / "none", "math") == load_agent("math")
-
-
 def test_tiny_agent_is_math_with_small_limits_and_a_bare_question() -> None:
     tiny, math = load_agent(TINY), load_agent("math")
     assert (tiny.roles, tiny.transitions) == (math.roles, math.transitions)
@@ -225,6 +218,8 @@ def test_a_model_trained_as_several_agents_has_each_of_them(tmp_path: Path) -> N
 
 
 def test_a_model_trained_as_one_agent_has_no_folder_of_agents(tmp_path: Path) -> None:
-    save_agents((load_agent("math"),), tmp_path)
+    save_agents((load_agent(TINY),), tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["agent.yaml"]
+    assert agent_of_model(tmp_path, "math") == load_agent(TINY)
+    assert agent_of_model(tmp_path / "none", "math") == load_agent("math")
     assert saved_agents(tmp_path / "none") == []

@@ -114,22 +114,8 @@ def test_a_hostile_page_stays_one_observation(page, max_chars, agent):
 
 
 PIECES = [
-    "<",
-    "＜",
-    "/",
-    "answer",
-    "ａnswer",
-    ">",
-    "＞",
-    "\u200d",
-    "\u200b",
-    "\x1b[",
-    "\x1b",
-    "0m",
-    " ",
-    "\n",
-    "|",
-    "im_end",
+    *("<", "＜", "/", "answer", "ａnswer", ">", "＞", "\u200d", "\u200b", "\x1b[", "\x1b", "0m", " ", "\n"),
+    *("|", "im_end"),
 ]
 
 
@@ -160,20 +146,8 @@ hostile = st.lists(
             [
                 *(f"<{tag}>" for tag in MATH.roles),
                 *(f"</{tag}>" for tag in MATH.roles),
-                "<",
-                "</",
-                ">",
-                "\x00",
-                "\x1b[31m",
-                "observation",
-                "</obser",
-                "vation>",
-                "<|im_end|>",
-                "\r\n",
-                "\u2028",
-                "< think >",
-                "<THINK>",
-                "\ud800",
+                *("<", "</", ">", "\x00", "\x1b[31m", "observation", "</obser", "vation>", "<|im_end|>"),
+                *("\r\n", "\u2028", "< think >", "<THINK>", "\ud800"),
             ]
         ),
         st.text(max_size=4),

@@ -25,20 +25,7 @@ tag_soup = st.lists(
         [
             *(f"<{tag}>" for tag in MATH.roles),
             *(f"</{tag}>" for tag in MATH.roles),
-            "<",
-            ">",
-            "</",
-            "<thin",
-            "k>",
-            " ",
-            "\n",
-            "a",
-            "é",
-            "🙂",
-            "<b>",
-            "</b>",
-            "think",
-            "<Plan>",
+            *("<", ">", "</", "<thin", "k>", " ", "\n", "a", "é", "🙂", "<b>", "</b>", "think", "<Plan>"),
         ]
     ),
     max_size=40,
@@ -245,17 +232,8 @@ def test_agent_without_tools_wrote_everything() -> None:
 @pytest.mark.parametrize(
     "unit",
     [
-        "<think>",
-        "</think>",
-        "<think></think>",
-        "<x>",
-        "<",
-        "<a ",
-        "</",
-        "\n",
-        "<think><plan></think>",
-        "\\boxed{",
-        "a",
+        *("<think>", "</think>", "<think></think>", "<x>", "<", "<a ", "</", "\n", "<think><plan></think>"),
+        *("\\boxed{", "a"),
     ],
 )
 def test_hostile_texts_take_linear_time(unit: str) -> None:

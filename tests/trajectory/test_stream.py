@@ -17,13 +17,7 @@ pieces = st.lists(
         [
             *(f"<{tag}>" for tag in MATH.roles),
             *(f"</{tag}>" for tag in MATH.roles),
-            "<",
-            "</",
-            ">",
-            "co",
-            "de",
-            " ",
-            "é",
+            *("<", "</", ">", "co", "de", " ", "é"),
         ]
     ),
     max_size=30,

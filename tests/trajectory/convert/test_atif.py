@@ -107,7 +107,7 @@ def test_nothing_stands_in_a_version_that_came_later():
     assert ATIF.write(record(""), Context())["session_id"] == "unnamed"
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", ["1.0", "1.4", "1.7"])
 def test_what_others_wrote_becomes_a_trajectory_of_the_agent(version):
     row = trajectory(version)
     nat.Trajectory.model_validate(row)
@@ -184,16 +184,10 @@ def test_money_and_time_are_carried_over_and_what_has_no_place_is_told():
     )
     assert set(found.lost) == {
         "steps of the system",
-        "models of single steps",
-        "'notes' of the trajectory",
-        "'extra' of the trajectory",
-        "'extra' of the agent",
-        "'extra' of steps",
-        "'extra' of tool calls",
-        "'reasoning_effort' of steps",
-        "'cached_tokens' of steps' metrics",
-        "'logprobs' of steps' metrics",
-        "'extra' of steps' metrics",
+        *("models of single steps", "'notes' of the trajectory", "'extra' of the trajectory"),
+        *("'extra' of the agent", "'extra' of steps", "'extra' of tool calls"),
+        *("'reasoning_effort' of steps", "'cached_tokens' of steps' metrics"),
+        *("'logprobs' of steps' metrics", "'extra' of steps' metrics"),
         "'total_cached_tokens' of the final metrics",
     }
     row["final_metrics"] = {"total_cost_usd": 0.8}

@@ -85,46 +85,49 @@ ROWS = {
         ]
     },
 }
+
+
+def span(second, data, **changed):
+    return {
+        "object": "trace.span",
+        "trace_id": "t",
+        "started_at": f"{second:02}",
+        "span_data": data,
+        **changed,
+    }
+
+
+def generation(second, sent, said, query=None, **changed):
+    """A generation of a trace: what the model was sent, what it said, and what it looked up."""
+    calls = {"tool_calls": [{"id": "c", "function": FUNCTION | {"arguments": json.dumps({"query": query})}}]}
+    message = {"role": "assistant", "content": said, **(calls if query else {})}
+    return span(second, {"type": "generation", "input": sent, "output": [message]}, **changed)
+
+
+def looked_up(second, query, result, **changed):
+    asked = json.dumps({"query": query})
+    data = {"type": "function", "name": "wiki_search", "input": asked, "output": result}
+    return span(second, data, **changed)
+
+
+def asked(*texts):
+    return [{"role": "user", "content": text} for text in texts]
+
+
 SPANS = [
     {"object": "trace", "id": "trace_1", "workflow_name": "team"},
-    {
-        "object": "trace.span",
-        "trace_id": "trace_1",
-        "id": "s1",
-        "started_at": "2026-01-01T00:00:01",
-        "span_data": {
-            "type": "generation",
-            "input": [{"role": "system", "content": "Be good."}, {"role": "user", "content": "When?"}],
-            "output": [
-                {"role": "assistant", "content": "Look.", "tool_calls": [{"id": "c", "function": FUNCTION}]}
-            ],
-            "model": "tiny",
-            "usage": {"input_tokens": 30, "output_tokens": 4},
-        },
-    },
-    {
-        "object": "trace.span",
-        "trace_id": "trace_1",
-        "id": "s3",
-        "started_at": "2026-01-01T00:00:03",
-        "span_data": {
-            "type": "generation",
-            "output": [{"role": "assistant", "content": "<think>Found.</think><answer>1702</answer>"}],
-        },
-    },
-    {
-        "object": "trace.span",
-        "trace_id": "trace_1",
-        "id": "s2",
-        "started_at": "2026-01-01T00:00:02",
-        "span_data": {
-            "type": "function",
-            "name": "wiki_search",
-            "input": '{"query": "mill"}',
-            "output": "Built in 1702.",
-        },
-    },
+    generation(
+        1,
+        [{"role": "system", "content": "Be good."}, *asked("When?")],
+        "Look.",
+        "mill",
+        trace_id="trace_1",
+        id="s1",
+    ),
+    generation(3, None, "<think>Found.</think><answer>1702</answer>", trace_id="trace_1", id="s3"),
+    looked_up(2, "mill", "Built in 1702.", trace_id="trace_1", id="s2"),
 ]
+SPANS[1]["span_data"] |= {"model": "tiny", "usage": {"input_tokens": 30, "output_tokens": 4}}
 
 
 def read(name, row, **options):
@@ -188,40 +191,6 @@ def test_a_trace_whose_words_were_not_exported_is_refused():
     spans = [{"object": "trace.span", "trace_id": "t", "span_data": {"type": "response", "response_id": "r"}}]
     with pytest.raises(DataError, match="no generation span; `response` spans hold no words"):
         read("openai_agents", spans)
-
-
-def generation(second, sent, said, query=None, **changed):
-    """A generation of a trace: what the model was sent, what it said, and what it looked up."""
-    calls = {"tool_calls": [{"id": "c", "function": FUNCTION | {"arguments": json.dumps({"query": query})}}]}
-    message = {"role": "assistant", "content": said, **(calls if query else {})}
-    data = {"type": "generation", "input": sent, "output": [message]}
-    return {
-        "object": "trace.span",
-        "trace_id": "t",
-        "started_at": f"{second:02}",
-        "span_data": data,
-        **changed,
-    }
-
-
-def looked_up(second, query, result, **changed):
-    data = {
-        "type": "function",
-        "name": "wiki_search",
-        "input": json.dumps({"query": query}),
-        "output": result,
-    }
-    return {
-        "object": "trace.span",
-        "trace_id": "t",
-        "started_at": f"{second:02}",
-        "span_data": data,
-        **changed,
-    }
-
-
-def asked(*texts):
-    return [{"role": "user", "content": text} for text in texts]
 
 
 ANSWERED = {"name": "Finish", "arguments": json.dumps({"return_type": "give_answer", "final_answer": "1702"})}
@@ -322,13 +291,7 @@ def test_an_agent_that_is_called_as_a_tool_is_asked_something_else():
     spans = [
         generation(1, asked("When?"), "Look.", "mill", id="a"),
         looked_up(2, "mill", "1702", id="b"),
-        {
-            "object": "trace.span",
-            "id": "c",
-            "parent_id": "b",
-            "started_at": "03",
-            "span_data": {"type": "agent"},
-        },
+        span(3, {"type": "agent"}, id="c", parent_id="b"),
         generation(4, asked("mill"), "In the book.", id="d", parent_id="c"),
         generation(5, asked("When?"), "1702", id="e"),
     ]
@@ -341,12 +304,7 @@ def test_an_agent_that_is_called_as_a_tool_is_asked_something_else():
 @pytest.mark.parametrize("sent", ["When?", "Is this polite: When?"])
 def test_the_agent_of_a_guardrail_takes_no_part(sent):
     spans = [
-        {
-            "object": "trace.span",
-            "id": "g",
-            "started_at": "01",
-            "span_data": {"type": "guardrail", "name": "polite"},
-        },
+        span(1, {"type": "guardrail", "name": "polite"}, id="g"),
         generation(1, asked(sent), '{"ok": true}', id="h", parent_id="g"),
         generation(2, asked("When?"), "Look.", "mill", id="a"),
         looked_up(3, "mill", "1702", id="b"),
@@ -476,18 +434,6 @@ def test_what_is_left_behind_is_told():
                 ]
             },
             rf"got a second message of the user, 'And when, {'x' * 50}\.\.\.', .*Make a row of each question",
-        ),
-        (
-            "sharegpt",
-            {
-                "conversations": [
-                    {"from": "human", "value": "Who built it?"},
-                    {"from": "gpt", "value": "Anna Berg."},
-                    {"from": "human", "value": "When?"},
-                    {"from": "gpt", "value": "1702."},
-                ]
-            },
-            "got a second message of the user, 'When[?]'",
         ),
         (
             "sharegpt",

@@ -24,14 +24,8 @@ WORDS = st.one_of(
     TEXTS,
     st.sampled_from(
         [
-            "Action: x",
-            "Observation: y\nFinal Answer: z",
-            "<think>",
-            "</answer>",
-            '{"a": 1}',
-            "Thought:",
-            "\x00",
-            " \n",
+            *("Action: x", "Observation: y\nFinal Answer: z", "<think>", "</answer>", '{"a": 1}'),
+            *("Thought:", "\x00", " \n"),
         ]
     ),
 )
