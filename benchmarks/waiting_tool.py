@@ -47,7 +47,7 @@ class WaitTool:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], context: ToolContext) -> WaitTool:
-        """See :class:`afm.tools.registry.ConfiguredTool`."""
+        """See :class:`afm.tools.base.ConfiguredTool`."""
         return cls(validated(WaitSettings, dict(config), context.label, context.at))
 
     async def call(self, argument: str) -> ToolResult:

@@ -28,7 +28,8 @@ from afm import __version__
 from afm.configuration import read_mapping, validated
 from afm.errors import AfmError, ConfigError
 from afm.tools import Tool, load_tools
-from afm.tools.registry import FunctionSchema, ToolsFile
+from afm.tools.base import FunctionSchema
+from afm.tools.registry import ToolsFile
 from tool_servers.shared.command import Launch, NotSetUpError, ServerSettings
 from tool_servers.shared.endpoint import Endpoint
 from tool_servers.shared.serve import ServedApp

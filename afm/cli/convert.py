@@ -15,7 +15,7 @@ from afm.cli.options import AgentOption, CallReadersOption, OnBadRows, RowsJsonO
 from afm.errors import DataError, TrajectoryError, UsageError
 
 if TYPE_CHECKING:
-    from afm.tools.arguments import Reader
+    from afm.tools.registry import Reader
     from afm.trajectory.convert.files import TrajectoryRow
 
 
@@ -139,7 +139,7 @@ def validate(
 
     Every fault is printed with file, line and character. The exit status is 1 if there is any.
     """
-    from afm.tools.arguments import readers_of
+    from afm.tools.registry import readers_of
     from afm.trajectory.convert.files import read_rows
 
     if agent is not None:
@@ -164,7 +164,7 @@ def validate(
 
 
 def _faults(row: TrajectoryRow | DataError, path: str, readers: Mapping[str, Reader]) -> Sequence[DataError]:
-    from afm.tools.arguments import faults_of
+    from afm.tools.registry import faults_of
 
     if isinstance(row, DataError):
         return [row]

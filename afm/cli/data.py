@@ -141,7 +141,7 @@ def prepare_sft(
     A trajectory that breaks the agent's rules, or calls a tool in a form that the tool refuses, is an error.
     """
     from afm.datasets.sft_files import write_sft
-    from afm.tools.arguments import readers_of
+    from afm.tools.registry import readers_of
 
     spec, readers, rows_read = agent_option(agent), readers_of(tools), _Records(records)
     try:

@@ -189,7 +189,7 @@ def _as_json(line: int, result: Verdict | AfmError) -> str:
 
 def _as_text(file: Path, line: int, word: str, result: Verdict | AfmError) -> str:
     """One line, whatever control characters the response put into it."""
-    from afm.tools.screen import plain
+    from afm.terminal import plain
 
     if isinstance(result, AfmError):
         text = str(result)
@@ -268,6 +268,6 @@ def _outcome_line(outcome: Outcome, width: int) -> str:
     )
     if outcome.passed:
         return row
-    from afm.tools.screen import plain
+    from afm.terminal import plain
 
     return f"{row}: {' '.join(plain(outcome.evidence).split())[:_SHOWN_EVIDENCE]}"

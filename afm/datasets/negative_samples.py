@@ -19,7 +19,7 @@ from typing import Any
 from afm.agents import START, AgentSpec, AnswerFormat, RoleKind
 from afm.agents.spec import without_tools
 from afm.errors import DataError
-from afm.tools.arguments import faults_of
+from afm.tools.registry import faults_of
 from afm.trajectory import Author, Segment, Step, Trajectory, parse, render, validate
 from afm.trajectory.answer import read_answer
 from afm.trajectory.call_forms import written_calls

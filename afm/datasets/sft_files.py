@@ -13,7 +13,7 @@ from afm.datasets.readers.row import AlpacaRow, Conversation
 from afm.errors import ConfigError, DataError
 from afm.runs.atomic import replace_text, replacing
 from afm.runs.folder import sha256_of, write_manifest
-from afm.tools.arguments import Reader, faults_of
+from afm.tools.registry import Reader, faults_of
 from afm.trajectory.record import Record
 from afm.trajectory.types import Segment
 
@@ -37,7 +37,7 @@ def write_sft(
 
     Args:
         inputs: Files the records came from, for the manifest.
-        readers: Of the tools' arguments; see :func:`afm.tools.arguments.faults_of`.
+        readers: Of the tools' arguments; see :func:`afm.tools.registry.faults_of`.
 
     Returns:
         The number of rows.

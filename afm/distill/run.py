@@ -25,7 +25,7 @@ from afm.runs.atomic import replacing
 from afm.runs.folder import RunFolder, write_manifest
 from afm.runs.workers import work_in_parallel
 from afm.tools import Tool
-from afm.tools.arguments import readers_among
+from afm.tools.registry import readers_among
 from afm.trajectory.io import RecordWriter
 from afm.trajectory.record import Record
 

@@ -29,7 +29,7 @@ from afm.rewards.judge_endpoint import JudgeEndpoint
 from afm.rewards.judge_prompt import json_string
 from afm.rewards.text_match import comparable
 from afm.runs.journal import KeyedJournal
-from afm.tools.screen import plain
+from afm.terminal import plain
 from afm.trajectory import answers
 from afm.trajectory.record import Record, opened
 

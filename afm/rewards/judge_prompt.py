@@ -23,7 +23,7 @@ from typing import Any, Literal
 from afm.configuration import read_file
 from afm.errors import ConfigError
 from afm.rewards.text_match import normalised
-from afm.tools.screen import plain
+from afm.terminal import plain
 
 Judgement = Literal["correct", "incorrect"]
 

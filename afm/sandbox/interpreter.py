@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -194,7 +195,7 @@ def find_interpreter(settings: SandboxSettings, identity: Identity) -> Interpret
         raise SandboxUnavailableError(f"the sandbox's Python {name!r} is {version}, expected 3.9 or newer")
     binary, stdlib = str(facts["binary"]), str(facts["stdlib"])
     paths = [str(entry) for entry in facts["paths"]]
-    libraries = _libraries([binary, *facts["dynamic"]])
+    libraries = _libraries((binary, *facts["dynamic"]))
     extra = list(settings.packages or ())
     if settings.packages is None:
         extra = [str(path) for path in package_folders(version) if _readable(str(path), identity)]
@@ -254,8 +255,12 @@ def _ask(path: str, identity: Identity) -> dict[str, Any]:
     return answer
 
 
-def _libraries(files: list[str]) -> set[str]:
-    """Where the shared libraries of ``files`` are: the system's library folders, and single files elsewhere."""
+@cache
+def _libraries(files: tuple[str, ...]) -> frozenset[str]:
+    """Where the shared libraries of ``files`` are: the system's library folders, and single files elsewhere.
+
+    Looked up once a process: ldd takes most of the time in which a sandbox opens.
+    """
     try:
         done = subprocess.run(["ldd", *files], capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.SubprocessError) as error:
@@ -266,7 +271,7 @@ def _libraries(files: list[str]) -> set[str]:
         for library in (name, os.path.realpath(name)):
             folder = os.path.realpath(os.path.dirname(library))  # noqa: PTH120 - a name, not a file
             folders.add(folder if _SYSTEM_FOLDER.fullmatch(folder) else library)
-    return folders
+    return frozenset(folders)
 
 
 def _links() -> tuple[tuple[str, str], ...]:

@@ -1,6 +1,6 @@
 """Tools that agents call: their interface, the ones we ship, and the registry that loads them."""
 
-from afm.tools.base import Tool, ToolResult
-from afm.tools.registry import ToolContext, ToolSchema, load_tools
+from afm.tools.base import Tool, ToolContext, ToolResult, ToolSchema
+from afm.tools.registry import load_tools
 
 __all__ = ["Tool", "ToolContext", "ToolResult", "ToolSchema", "load_tools"]

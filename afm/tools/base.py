@@ -5,11 +5,19 @@ The goal is the question and the agent's last thought, for tools whose answer de
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, TypeVar, cast, runtime_checkable
+
+from pydantic import Field
+
+from afm.configuration import Settings
+from afm.sandbox import Sandbox
+
+SharedT = TypeVar("SharedT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +86,73 @@ class TrustedTool(Tool, Protocol):
 
     def variables(self) -> tuple[str, ...]:
         """Their names; what they hold is taken as secret."""
+        ...
+
+
+class FunctionSchema(Settings):
+    """What a model is told about a tool: the ``function`` part of an OpenAI tool."""
+
+    name: str = Field(pattern=r"^[A-Za-z_][A-Za-z0-9_-]*$")
+    description: str = ""
+    parameters: dict[str, Any] = Field(default_factory=lambda: {"type": "object", "properties": {}})
+
+    def argument(self, named: Mapping[str, Any]) -> str:
+        """The text a tool is called with for named arguments: the only parameter's text, or all as a JSON object.
+
+        Raises:
+            ValueError: An argument is unknown or missing.
+        """
+        names = list(self.parameters.get("properties", {}))
+        unknown = sorted(set(named) - set(names))
+        if unknown:
+            raise ValueError(f"unknown argument {unknown[0]!r}; expected: {', '.join(names) or 'none'}")
+        if len(names) != 1:
+            return json.dumps(named, ensure_ascii=False)
+        if names[0] not in named:
+            raise ValueError(f"argument {names[0]!r} is missing")
+        value = named[names[0]]
+        return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+class ToolSchema(Settings):
+    """An OpenAI tool declaration."""
+
+    type: Literal["function"] = "function"
+    function: FunctionSchema
+
+
+@dataclass(slots=True)
+class ToolContext:
+    """What a tool class gets beside its own settings.
+
+    Attributes:
+        label: File and key path of its settings, for errors: ``tools.yaml`` and ``tools[0].config``.
+        opened: What tools of this file opened so far (sandboxes, connections), by settings.
+    """
+
+    label: str
+    at: str
+    schema: ToolSchema
+    opened: dict[str, Any] = field(default_factory=dict)
+
+    def shared(self, settings: Mapping[str, Any], opener: Callable[[], SharedT]) -> SharedT:
+        """What an earlier tool opened with equal ``settings``, or something new."""
+        key = json.dumps(settings, sort_keys=True, default=str)
+        if key not in self.opened:
+            self.opened[key] = opener()
+        return cast("SharedT", self.opened[key])
+
+    def sandbox(self, settings: Mapping[str, Any], opener: Callable[[], Sandbox]) -> Sandbox:
+        """The sandbox for ``settings``; see :meth:`shared`."""
+        return self.shared({"sandbox": dict(settings)}, opener)
+
+
+class ConfiguredTool(Protocol):
+    """A class that the registry can make tools of."""
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any], context: ToolContext) -> Tool:
+        """A tool with these settings; raises ``ConfigError`` for wrong ones."""
         ...
 
 

@@ -23,8 +23,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
-
+from afm.configuration import Settings
 from afm.errors import ConfigError, ReplayError
 from afm.sqlite import write_ahead
 from afm.tools.base import ContextTool, Tool, ToolResult
@@ -270,7 +269,7 @@ class Goal(StrEnum):
     """The latest toward another goal, too, if there is none: for agents that word their thoughts differently each time."""
 
 
-class CassetteSettings(BaseModel):
+class CassetteSettings(Settings):
     """The ``cassette`` part of a tools YAML; a path alone stands for ``{file: PATH}``.
 
     Attributes:
@@ -279,8 +278,6 @@ class CassetteSettings(BaseModel):
         on_miss: For replay.
         goal: Likewise.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     file: Path
     mode: Mode = Mode.REPLAY

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-from afm.configuration import validated
+from afm.configuration import Settings, validated
 from afm.errors import BadArgumentError, ConfigError, DataError, SandboxError, SandboxUnavailableError
 from afm.sandbox import ExitReason, RunResult, Sandbox, SandboxLimits, SandboxSettings, open_sandbox
 from afm.sandbox.interpreter import installation_hint
-from afm.tools.base import ToolResult
-from afm.tools.registry import ToolContext, ToolSchema
+from afm.terminal import plain
+from afm.tools.base import ToolContext, ToolResult, ToolSchema
 from afm.tools.remote import RemoteSandbox, remote_sandbox
-from afm.tools.screen import plain, shortened
 from afm.trajectory.programs import CODE_TOOL, FencedProgram, parse_program
 
 _ADDRESS = re.compile(r"(?<= at )0x[0-9a-fA-F]{6,16}(?=[>,])")
@@ -31,7 +30,7 @@ _AFM_NAMES = {
 NOTHING_PRINTED = "(The program printed nothing; use print() to see a value.)"
 
 
-class CodeSettings(BaseModel):
+class CodeSettings(Settings):
     """Settings of :class:`CodeTool` in a tools file.
 
     Attributes:
@@ -41,8 +40,6 @@ class CodeSettings(BaseModel):
         max_observation_chars: Longer observations lose their middle.
         nsjail_path: As in AFM's files: the same as ``sandbox: {backend: nsjail, nsjail_path: PATH}``.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     sandbox: SandboxSettings | None = None
     urls: tuple[str, ...] = ()
@@ -216,3 +213,47 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+_HEADERS = ("Traceback (most recent call last):", "Exception Group Traceback (most recent call last):")
+_MARGIN = re.compile(r" *[|+] ")  # in front of each line that belongs to an exception group
+_FRAME = re.compile(r'  File "([^"]*)", line \d+')
+_FIRST, _LAST = 4, 8
+
+
+def shortened(stderr: str) -> str:
+    """``stderr`` without the frames of library files in its tracebacks, and without the middle of deep recursions.
+
+    Library files are those with an absolute path and those frozen into the interpreter; the program's own
+    file is called by its name alone. Everything outside a traceback stays as it is.
+    """
+    kept: list[str] = []
+    frames: list[list[str]] | None = None
+    dropping = False
+    for line in stderr.split("\n"):
+        content = _MARGIN.sub("", line, count=1) if _MARGIN.match(line) else line
+        if content in _HEADERS:
+            kept += [*_outer_and_inner(frames or ()), line]
+            frames, dropping = [], False
+        elif frames is None:
+            kept.append(line)
+        elif frame := _FRAME.match(content):
+            dropping = frame[1].startswith(("/", "<frozen "))
+            if not dropping:
+                frames.append([line])
+        elif content.startswith(("    ", "  [Previous line repeated")):
+            if not dropping:
+                (frames[-1] if frames else kept).append(line)
+        else:
+            kept += [*_outer_and_inner(frames), line]
+            frames = None
+    return "\n".join([*kept, *_outer_and_inner(frames or ())])
+
+
+def _outer_and_inner(frames: Iterable[list[str]]) -> list[str]:
+    """Lines of the outermost and the innermost frames, the ones between them counted."""
+    frames = list(frames)
+    missing = len(frames) - _FIRST - _LAST
+    if missing > 0:
+        frames[_FIRST:-_LAST] = [[f"  [... {missing} frames cut ...]"]]
+    return [line for frame in frames for line in frame]

@@ -17,18 +17,17 @@ from contextlib import AsyncExitStack
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
-from afm.configuration import validated
+from afm.configuration import Settings, validated
 from afm.errors import ConfigError, MissingExtraError
-from afm.tools.base import ToolResult
-from afm.tools.registry import ToolContext
+from afm.tools.base import ToolContext, ToolResult
 
 _START_S = 60.0
 _CLOSE_S = 10.0
 
 
-class McpServer(BaseModel):
+class McpServer(Settings):
     """Where a server is: a program that speaks over its standard streams, or an address.
 
     Attributes:
@@ -42,8 +41,6 @@ class McpServer(BaseModel):
         connect_s: For connecting. By default ``timeout_s`` for an address, and a minute for a program, which may have to
             be installed first.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     command: tuple[str, ...] = ()
     environment: tuple[str, ...] = ()
@@ -264,7 +261,7 @@ class McpTool:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], context: ToolContext) -> McpTool:
-        """See :class:`afm.tools.registry.ConfiguredTool`.
+        """See :class:`afm.tools.base.ConfiguredTool`.
 
         Raises:
             ConfigError: Wrong settings.

@@ -1,4 +1,4 @@
-"""Tools from a YAML file.
+"""Tools from a YAML file, and whether they can read the arguments that a trajectory calls them with.
 
 The file has the shape that verl reads too::
 
@@ -12,73 +12,36 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar, cast
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 
-from afm.configuration import read_mapping, validated
-from afm.errors import ConfigError, suggestion
-from afm.sandbox import Sandbox
-from afm.tools.base import Tool, TrustedTool
+from afm.agents import AgentSpec
+from afm.configuration import Settings, read_mapping, validated
+from afm.errors import BadArgumentError, ConfigError, Fault, TrajectoryError, suggestion
+from afm.tools.base import ConfiguredTool, ReadingTool, Tool, ToolContext, ToolSchema, TrustedTool
 from afm.tools.cassette import Cassette, CassetteSettings, CassetteTool, Mode, OnMiss, tool_version
+from afm.trajectory.tags import SplitText, split
+from afm.trajectory.types import Segment
+from afm.trajectory.validate import FaultFinder, validate
 
-SharedT = TypeVar("SharedT")
-
-
-class FunctionSchema(BaseModel):
-    """What a model is told about a tool: the ``function`` part of an OpenAI tool."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    name: str = Field(pattern=r"^[A-Za-z_][A-Za-z0-9_-]*$")
-    description: str = ""
-    parameters: dict[str, Any] = Field(default_factory=lambda: {"type": "object", "properties": {}})
-
-    def argument(self, named: Mapping[str, Any]) -> str:
-        """The text a tool is called with for named arguments: the only parameter's text, or all as a JSON object.
-
-        Raises:
-            ValueError: An argument is unknown or missing.
-        """
-        names = list(self.parameters.get("properties", {}))
-        unknown = sorted(set(named) - set(names))
-        if unknown:
-            raise ValueError(f"unknown argument {unknown[0]!r}; expected: {', '.join(names) or 'none'}")
-        if len(names) != 1:
-            return json.dumps(named, ensure_ascii=False)
-        if names[0] not in named:
-            raise ValueError(f"argument {names[0]!r} is missing")
-        value = named[names[0]]
-        return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+Reader = Callable[[str], object]
+"""Reads an argument, or raises :class:`BadArgumentError`."""
 
 
-class ToolSchema(BaseModel):
-    """An OpenAI tool declaration."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    type: Literal["function"] = "function"
-    function: FunctionSchema
-
-
-class ToolEntry(BaseModel):
+class ToolEntry(Settings):
     """One tool in the file."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     class_name: str
     config: dict[str, Any] = Field(default_factory=dict)
     tool_schema: ToolSchema
 
 
-class ToolsFile(BaseModel):
+class ToolsFile(Settings):
     """The whole file."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     tools: tuple[ToolEntry, ...]
     cassette: CassetteSettings | None = None
@@ -87,41 +50,6 @@ class ToolsFile(BaseModel):
     @classmethod
     def _path_alone(cls, value: Any) -> Any:
         return {"file": value} if isinstance(value, str | Path) else value
-
-
-@dataclass(slots=True)
-class ToolContext:
-    """What a tool class gets beside its own settings.
-
-    Attributes:
-        label: File and key path of its settings, for errors: ``tools.yaml`` and ``tools[0].config``.
-        opened: What tools of this file opened so far (sandboxes, connections), by settings.
-    """
-
-    label: str
-    at: str
-    schema: ToolSchema
-    opened: dict[str, Any] = field(default_factory=dict)
-
-    def shared(self, settings: Mapping[str, Any], opener: Callable[[], SharedT]) -> SharedT:
-        """What an earlier tool opened with equal ``settings``, or something new."""
-        key = json.dumps(settings, sort_keys=True, default=str)
-        if key not in self.opened:
-            self.opened[key] = opener()
-        return cast("SharedT", self.opened[key])
-
-    def sandbox(self, settings: Mapping[str, Any], opener: Callable[[], Sandbox]) -> Sandbox:
-        """The sandbox for ``settings``; see :meth:`shared`."""
-        return self.shared({"sandbox": dict(settings)}, opener)
-
-
-class ConfiguredTool(Protocol):
-    """A class that the registry can make tools of."""
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any], context: ToolContext) -> Tool:
-        """A tool with these settings; raises ``ConfigError`` for wrong ones."""
-        ...
 
 
 def load_tools(source: Path | Mapping[str, Any]) -> dict[str, Tool]:
@@ -215,3 +143,62 @@ def _tool_class(name: str, where: str) -> type[ConfiguredTool]:
             f"{where}: {name!r} is no tool class: it lacks the class method from_config, or leaves methods open"
         )
     return found  # type: ignore[no-any-return]
+
+
+@cache
+def usual_readers() -> Mapping[str, Reader]:
+    """The readers of the shipped tools, by their usual names."""
+    from afm.tools.code import CodeTool
+    from afm.tools.crawl_page import CrawlPageTool
+    from afm.tools.visual_inspector import VisualInspectorTool
+    from afm.tools.web_search import WebSearchTool
+    from afm.tools.wiki_search import WikiSearchTool
+
+    shipped = (CodeTool, CrawlPageTool, VisualInspectorTool, WebSearchTool, WikiSearchTool)
+    return {kind.usual_name: kind.read for kind in shipped}
+
+
+def readers_of(tools: Path | None) -> Mapping[str, Reader]:
+    """The readers of the tools in a tools file, by name, without those that have none; the usual ones without a file.
+
+    Raises:
+        ConfigError: The file is no tools file, or names a class that cannot be had.
+    """
+    if tools is None:
+        return usual_readers()
+    return readers_among(tool_classes(tools))
+
+
+def readers_among(tools: Mapping[str, object]) -> Mapping[str, Reader]:
+    """The readers of those tools, or classes of tools, that have one."""
+    return {name: tool.read for name, tool in tools.items() if isinstance(tool, ReadingTool)}
+
+
+def faults_of(
+    segments: Sequence[Segment],
+    spec: AgentSpec,
+    *,
+    parts: SplitText | None = None,
+    readers: Mapping[str, Reader] | None = None,
+) -> tuple[TrajectoryError, ...]:
+    """Every fault of a response: those of :func:`afm.trajectory.validate`, and calls whose argument the tool refuses.
+
+    Args:
+        parts: What :func:`afm.trajectory.tags.split` made of the text, where the caller has it already.
+        readers: By the names of tools; the usual ones by default. A tool without one takes any argument.
+    """
+    text = "".join(segment.text for segment in segments)
+    parts = split(text, spec) if parts is None else parts
+    finder, readers = FaultFinder(text), usual_readers() if readers is None else readers
+    refused = []
+    for step in parts.steps:
+        tool = spec.tool_roles.get(step.role, "")
+        if not step.content.strip() or tool not in readers:  # an empty step is a fault of its own
+            continue
+        try:
+            readers[tool](step.content)
+        except BadArgumentError as error:
+            complaint = f"is a call that the tool {tool!r} refuses: {error.message}"
+            refused.append(finder.fault(Fault.ARGUMENT, f"<{step.role}>", complaint, step.start))
+    faults = (*validate(segments, spec, parts=parts), *refused)
+    return tuple(sorted(faults, key=lambda error: error.character))

@@ -12,27 +12,34 @@ from collections.abc import Sequence
 from typing import Any
 
 import httpx
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
-from afm.endpoints.connections import Connections, Replicas, server_address
-from afm.endpoints.pace import pause_s, retry_after_s
+from afm.configuration import Settings
+from afm.endpoints.connections import Replicas, server_address
+from afm.endpoints.pace import pause_s
 from afm.errors import ConfigError, DataError, SandboxError
 from afm.sandbox import RunResult, SandboxLimits
 from afm.settings import load_settings
-from afm.tools.web_tool import KEPT_OPEN, LONGEST_PAUSE_S, read_failure
+from afm.tools.web_tool import (
+    LONGEST_PAUSE_S,
+    RequestFailedError,
+    ServerFullError,
+    connections_to,
+    read_failure,
+    status_failure,
+    transport_failure,
+)
 
 RUN_PATH = "/run"
 _RESULT = TypeAdapter(RunResult)
 
 
-class RunRequest(BaseModel):
+class RunRequest(Settings):
     """The body of ``POST /run``.
 
     Attributes:
         limits: Some or all of :class:`SandboxLimits`; the rest are its defaults, or the server's most where that is less.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     code: str
     stdin: str = ""
@@ -72,22 +79,6 @@ _TOKEN = "CODE_SERVER_TOKEN"
 _EXAMPLE = "http://127.0.0.1:9002"
 
 
-class _RunFailedError(Exception):
-    """One server did not run the program; it is of no use to ask again where that is ``lasting``."""
-
-    def __init__(self, reason: str, *, lasting: bool = False) -> None:
-        super().__init__(reason)
-        self.lasting = lasting
-
-
-class _FullError(_RunFailedError):
-    """The server is well, but full; it asked for a pause of ``wait_s``."""
-
-    def __init__(self, reason: str, wait_s: float) -> None:
-        super().__init__(reason)
-        self.wait_s = wait_s
-
-
 class RemoteSandbox:
     """A sandbox (:class:`afm.sandbox.Sandbox`) made of code servers.
 
@@ -117,14 +108,7 @@ class RemoteSandbox:
         if not urls:
             raise ConfigError(f"urls: got an empty list, expected addresses such as {_EXAMPLE}")
         self._replicas = Replicas([server_address(url, RUN_PATH, _TOKEN, _EXAMPLE) for url in urls])
-        self._connections = Connections(
-            KEPT_OPEN,
-            bounded=False,
-            key=token,
-            key_name=_TOKEN,
-            headers={"Content-Type": "application/json"},
-            trust_env=False,
-        )
+        self._connections = connections_to(token, _TOKEN)
         self._rounds = rounds
         self._busy_s = busy_s
         self._queue_s = queue_s
@@ -150,7 +134,7 @@ class RemoteSandbox:
             answer = await self._one_round(body, timeout)
             if isinstance(answer, RunResult):
                 return answer
-            full = [reason for reason in answer.values() if isinstance(reason, _FullError)]
+            full = [reason for reason in answer.values() if isinstance(reason, ServerFullError)]
             failures += not full
             late = time.monotonic() - began > self._busy_s
             if failures >= self._rounds or late or all(reason.lasting for reason in answer.values()):
@@ -166,14 +150,14 @@ class RemoteSandbox:
 
     async def _one_round(
         self, body: bytes, patience: httpx.Timeout
-    ) -> RunResult | dict[str, _RunFailedError]:
+    ) -> RunResult | dict[str, RequestFailedError]:
         """Ask the servers one after the other, the least busy first."""
-        failures: dict[str, _RunFailedError] = {}
+        failures: dict[str, RequestFailedError] = {}
         for server in self._replicas.order():
             try:
-                with server.busy(_FullError, DataError):
+                with server.busy(ServerFullError, DataError):
                     return await self._ask(server.url, body, patience)
-            except _RunFailedError as error:
+            except RequestFailedError as error:
                 failures[server.url] = error
         return failures
 
@@ -182,13 +166,15 @@ class RemoteSandbox:
             with self._connections.client() as client:
                 response = await client.post(f"{url}{RUN_PATH}", content=body, timeout=patience)
         except (httpx.TransportError, httpx.DecodingError) as error:
-            raise _RunFailedError(f"{type(error).__name__}: {error}".rstrip(": ")) from error
+            raise transport_failure(error) from error
+        if response.status_code == 413:
+            raise DataError(read_failure(response.content)[0])
         if response.status_code != 200:
-            raise _failure(response)
+            raise status_failure(response.status_code, response.headers, response.content, _TOKEN)
         try:
             return result_from(response.content)
         except ValueError as error:
-            raise _RunFailedError(f"its answer is {error}", lasting=True) from None
+            raise RequestFailedError(f"its answer is {error}", lasting=True) from None
 
 
 def remote_sandbox(urls: Sequence[str]) -> RemoteSandbox:
@@ -199,17 +185,3 @@ def remote_sandbox(urls: Sequence[str]) -> RemoteSandbox:
     """
     secret = load_settings().code_server_token
     return RemoteSandbox(urls, token=secret.get_secret_value() if secret else None)
-
-
-def _failure(response: httpx.Response) -> _RunFailedError | DataError:
-    message, _ = read_failure(response.content)
-    match response.status_code:
-        case 413:
-            return DataError(message)
-        case 429:
-            wait_s = retry_after_s(response.headers, longest_s=LONGEST_PAUSE_S)
-            return _FullError(f"busy: {message}", wait_s)
-        case 401 | 403:
-            return _RunFailedError(f"refused the token; set {_TOKEN} to the server's", lasting=True)
-        case status:
-            return _RunFailedError(f"status {status}: {message}", lasting=status < 500 and status != 408)

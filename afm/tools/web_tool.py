@@ -15,21 +15,68 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import httpx
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import BaseModel, Field, SecretStr, ValidationError
 
-from afm.configuration import validated
+from afm.configuration import Settings, validated
 from afm.endpoints.connections import Connections, server_address
 from afm.endpoints.pace import pause_s, retry_after_s
 from afm.errors import BadArgumentError, ConfigError, ToolError
 from afm.settings import Environment, load_settings
-from afm.tools.base import ToolResult
-from afm.tools.registry import ToolContext, ToolSchema
+from afm.tools.base import ToolContext, ToolResult, ToolSchema
 
-KEPT_OPEN = 64
+_KEPT_OPEN = 64
 """Connections to one kind of server that stay open between requests."""
 LONGEST_PAUSE_S = 5.0
 """Before a request is repeated: an episode waits meanwhile."""
 _SHOWN_CHARS = 300
+
+
+class RequestFailedError(Exception):
+    """One request brought nothing; it is of no use to ask that server again where this is ``lasting``.
+
+    Attributes:
+        kind: What the server called it.
+    """
+
+    def __init__(self, reason: str, kind: str = "", *, lasting: bool = False) -> None:
+        super().__init__(reason)
+        self.kind = kind
+        self.lasting = lasting
+
+
+class ServerFullError(RequestFailedError):
+    """The server is well, but full; it asked for a pause of ``wait_s``."""
+
+    def __init__(self, reason: str, wait_s: float) -> None:
+        super().__init__(reason, "busy")
+        self.wait_s = wait_s
+
+
+def transport_failure(error: Exception) -> RequestFailedError:
+    """The failure of a request that got no whole answer."""
+    return RequestFailedError(f"{type(error).__name__}: {error}".rstrip(": "))
+
+
+def status_failure(status: int, headers: Mapping[str, str], content: bytes, token: str) -> RequestFailedError:
+    """The failure of a request that was answered with this status; ``token`` names the variable of the server's token."""
+    message, kind = read_failure(content)
+    if status == 429:
+        return ServerFullError(f"busy: {message}", retry_after_s(headers, longest_s=LONGEST_PAUSE_S))
+    if status in (401, 403):
+        return RequestFailedError(f"refused the token; set {token} to the server's", "token", lasting=True)
+    return RequestFailedError(f"status {status}: {message}", kind, lasting=status < 500 and status != 408)
+
+
+def connections_to(key: str | None, key_name: str) -> Connections:
+    """Connections to servers of ours, by any event loop."""
+    return Connections(
+        _KEPT_OPEN,
+        bounded=False,
+        key=key,
+        key_name=key_name,
+        headers={"Content-Type": "application/json"},
+        trust_env=False,
+    )
 
 
 def read_failure(content: bytes) -> tuple[str, str]:
@@ -83,23 +130,6 @@ class WebServerError(ToolError):
         self.kind = kind
 
 
-class _FailedError(Exception):
-    """One request brought nothing.
-
-    Attributes:
-        wait_s: Set when the server is well but full.
-        lasting: Asking this server again is vain.
-    """
-
-    def __init__(
-        self, reason: str, kind: str = "", *, wait_s: float | None = None, lasting: bool = False
-    ) -> None:
-        super().__init__(reason)
-        self.kind = kind
-        self.wait_s = wait_s
-        self.lasting = lasting
-
-
 class WebClient:
     """A client of one kind of server.
 
@@ -133,14 +163,7 @@ class WebClient:
         self._tries = tries
         self._busy_s = busy_s
         self._turn = itertools.count()
-        self._connections = Connections(
-            KEPT_OPEN,
-            bounded=False,
-            key=token,
-            key_name=kind.token,
-            headers={"Content-Type": "application/json"},
-            trust_env=False,
-        )
+        self._connections = connections_to(token, kind.token)
 
     @property
     def servers(self) -> tuple[str, ...]:
@@ -159,12 +182,13 @@ class WebClient:
             url = self._urls[(first + attempt) % len(self._urls)]
             try:
                 return await self._once(url, content, reply)
-            except _FailedError as error:
-                failures += error.wait_s is None
+            except RequestFailedError as error:
+                wait_s = error.wait_s if isinstance(error, ServerFullError) else 0.0
+                failures += not isinstance(error, ServerFullError)
                 vain = error.lasting and len(self._urls) == 1
                 if vain or failures >= self._tries or time.monotonic() - began > self._busy_s:
                     raise WebServerError(f"{url}: {error}", error.kind) from None
-                await asyncio.sleep(pause_s(attempt, error.wait_s or 0.0, longest_s=LONGEST_PAUSE_S))
+                await asyncio.sleep(pause_s(attempt, wait_s, longest_s=LONGEST_PAUSE_S))
         raise AssertionError("unreachable")
 
     async def close(self) -> None:
@@ -176,31 +200,21 @@ class WebClient:
             async with asyncio.timeout(self._timeout_s):
                 status, headers, content = await self._posted(url, body)
         except TimeoutError:
-            raise _FailedError(f"no answer within {self._timeout_s:g} s", "timeout") from None
+            raise RequestFailedError(f"no answer within {self._timeout_s:g} s", "timeout") from None
         except (httpx.TransportError, httpx.DecodingError) as error:
-            raise _FailedError(f"{type(error).__name__}: {error}".rstrip(": ")) from None
+            raise transport_failure(error) from None
         if status != 200:
-            raise self._failure(status, headers, content)
+            message, kind = read_failure(content)
+            failure = status_failure(status, headers, content, self._kind.token)
+            if kind and (failure.lasting or status in (502, 503)) and failure.kind != "token":
+                raise WebServerError(message, kind)  # it has tried for us as often as makes sense
+            raise failure
         try:
             return reply.model_validate_json(content)
         except ValidationError:
-            raise _FailedError(f"its answer is not {self._kind.answer}", "broken", lasting=True) from None
-
-    def _failure(
-        self, status: int, headers: Mapping[str, str], content: bytes
-    ) -> _FailedError | WebServerError:
-        message, kind = read_failure(content)
-        if status == 429:
-            return _FailedError(
-                f"busy: {message}", "busy", wait_s=retry_after_s(headers, longest_s=LONGEST_PAUSE_S)
-            )
-        if status in (401, 403):
-            reason = f"refused the token; set {self._kind.token} to the server's"
-            return _FailedError(reason, "token", lasting=True)
-        lasting = 400 <= status < 500 and status != 408
-        if kind and (lasting or status in (502, 503)):
-            return WebServerError(message, kind)  # the server has tried for us as often as makes sense
-        return _FailedError(f"status {status}: {message}", kind, lasting=lasting)
+            raise RequestFailedError(
+                f"its answer is not {self._kind.answer}", "broken", lasting=True
+            ) from None
 
     async def _posted(self, url: str, body: bytes) -> tuple[int, httpx.Headers, bytes]:
         content = bytearray()
@@ -211,7 +225,7 @@ class WebClient:
                     content += piece
                     if len(content) > _MAX_REPLY_BYTES:
                         reason = f"its answer is longer than {_MAX_REPLY_BYTES >> 20} MiB"
-                        raise _FailedError(reason, "too_large", lasting=True)
+                        raise RequestFailedError(reason, "too_large", lasting=True)
                 return response.status_code, response.headers, bytes(content)
 
 
@@ -219,7 +233,7 @@ MARGIN_S = 2.0
 """Kept back from the time that a request names to its server, for the way there and back."""
 
 
-class WebToolSettings(BaseModel):
+class WebToolSettings(Settings):
     """Settings that every one of these tools takes in a tools file.
 
     Attributes:
@@ -228,8 +242,6 @@ class WebToolSettings(BaseModel):
         tries: Requests before a failure counts, each to the next server.
         busy_s: How long to keep asking servers that are well but full.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     urls: tuple[str, ...] = ()
     timeout_s: float = Field(default=95.0, gt=0)

@@ -199,22 +199,12 @@ async def test_memory_that_a_package_was_refused_counts_too(sandbox: Sandbox) ->
     assert (result.reason, result.exit_status, result.stdout) == (ExitReason.MEMORY, None, "tidy\n")
 
 
-async def test_a_program_that_kills_itself_was_killed(sandbox: Sandbox) -> None:
-    result = await sandbox.run("import os; print('so long', flush=True); os.kill(os.getpid(), 9)")
-    assert (result.reason, result.exit_status, result.stdout) == (ExitReason.KILLED, -9, "so long\n")
-
-
 async def test_output_at_the_limit_is_whole_and_one_byte_more_is_cut(sandbox: Sandbox) -> None:
     limits = SandboxLimits(output_bytes=1000)
     whole = await sandbox.run("print('x' * 999)", limits=limits)
     assert (whole.reason, len(whole.stdout), whole.stdout_cut) == (ExitReason.OK, 1000, False)
     cut = await sandbox.run("print('x' * 1000)", limits=limits)
     assert (cut.reason, len(cut.stdout), cut.stdout_cut) == (ExitReason.OUTPUT, 1000, True)
-
-
-async def test_output_need_not_be_text(sandbox: Sandbox) -> None:
-    result = await sandbox.run("import os; os.write(1, b'a\\xff\\xfeb\\x1b[31m\\0')")
-    assert result.stdout == "a\N{REPLACEMENT CHARACTER}\N{REPLACEMENT CHARACTER}b\x1b[31m\0"
 
 
 async def test_a_cut_never_splits_a_character(sandbox: Sandbox) -> None:
@@ -234,30 +224,23 @@ async def test_the_same_program_prints_the_same(sandbox: Sandbox) -> None:
     assert (await sandbox.run(code)).stdout == (await sandbox.run(code)).stdout
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        "while True: pass",
-        "import signal\nfor n in (2, 15, 24): signal.signal(n, signal.SIG_IGN)\nwhile True: pass",
-    ],
-    ids=["plain", "signals ignored"],
-)
-async def test_a_busy_loop_ends_at_the_cpu_limit(code: str, sandbox: Sandbox) -> None:
-    result = await sandbox.run(code, limits=SandboxLimits(cpu_s=1, wall_s=30))
+async def test_a_busy_loop_ends_at_the_cpu_limit(sandbox: Sandbox) -> None:
+    result = await sandbox.run("while True: pass", limits=SandboxLimits(cpu_s=1, wall_s=30))
     assert (result.reason, result.exit_status) == (ExitReason.CPU, None)
     assert 0.5 < result.cpu_s < 3  # the kernel counts ticks for the limit, and time for the report
 
 
 async def test_sleeping_ends_at_the_wall_clock(sandbox: Sandbox) -> None:
     code = "import time\nprint('begun', flush=True)\ntime.sleep(60)"
-    result = await sandbox.run(code, limits=SandboxLimits(wall_s=1.5))
+    result = await sandbox.run(code, limits=SandboxLimits(wall_s=0.7))
     assert (result.reason, result.exit_status, result.stdout) == (ExitReason.TIMEOUT, None, "begun\n")
-    assert 1.5 <= result.wall_s < 4
+    assert 0.7 <= result.wall_s < 4
 
 
-async def test_the_cpu_time_of_a_stopped_program_is_known(sandbox: Sandbox) -> None:
-    result = await sandbox.run("while True: pass", limits=SandboxLimits(wall_s=1.5))
-    assert result.reason is ExitReason.TIMEOUT
+async def test_a_stopped_program_leaves_its_cpu_time_and_its_whole_lines(sandbox: Sandbox) -> None:
+    code = "print('step 1')\nprint('step 2')\nprint('half', end='')\nwhile True: pass"
+    result = await sandbox.run(code, limits=SandboxLimits(wall_s=0.7))
+    assert (result.reason, result.stdout) == (ExitReason.TIMEOUT, "step 1\nstep 2\n")
     assert result.cpu_s > 0.06  # the jail alone takes about 0.02
 
 
@@ -283,47 +266,27 @@ import os, sys, time
 if os.fork() == 0:
     os.setsid()
     if os.fork() == 0:
-        {close}
         os.execv(sys.executable, ["afm-daemon-canary", "-c", "import time; time.sleep(60)"])
     os._exit(0)
-time.sleep(0.3)
-print("parent done", flush=True)
-{end}
+time.sleep(60)
 """
 
 
 def alive(marker: str) -> list[str]:
-    found = []
+    numbers = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             if (folder / "cmdline").read_bytes().startswith(marker.encode()):
-                found.append(folder.name)
+                numbers.append(folder.name)
         except OSError:
             continue
-    return found
-
-
-@pytest.mark.parametrize("close", ["os.closerange(0, 3)", "pass"], ids=["silent", "holding stdout"])
-async def test_daemons_die_with_the_program(close: str, sandbox: Sandbox) -> None:
-    begun = time.monotonic()
-    result = await sandbox.run(DAEMON.format(close=close, end=""))
-    assert (result.reason, result.stdout) == (ExitReason.OK, "parent done\n")
-    assert time.monotonic() - begun < 5
-    assert not alive("afm-daemon-canary")
-
-
-@pytest.mark.parametrize(
-    "end", ["time.sleep(60)", "while True: os.write(1, b'y' * 65536)"], ids=["wall clock", "flood"]
-)
-async def test_daemons_die_with_a_stopped_program(end: str, sandbox: Sandbox) -> None:
-    await sandbox.run(DAEMON.format(close="pass", end=end), limits=SandboxLimits(wall_s=2.0))
-    assert not alive("afm-daemon-canary")
+    return numbers
 
 
 async def test_cancelling_kills_every_descendant_and_leaves_no_zombie(sandbox: Sandbox) -> None:
     await warmed(sandbox)
     kept = processes()
-    run = asyncio.create_task(sandbox.run(DAEMON.format(close="pass", end="time.sleep(60)")))
+    run = asyncio.create_task(sandbox.run(DAEMON))
     for _ in range(200):
         await asyncio.sleep(0.05)
         if alive("afm-daemon-canary"):
@@ -338,33 +301,35 @@ async def test_cancelling_kills_every_descendant_and_leaves_no_zombie(sandbox: S
     assert descriptors() < before
 
 
-@pytest.mark.parametrize("delay_s", [0.0, 0.001, 0.003, 0.006, 0.01, 0.02, 0.04])
-async def test_cancelling_at_any_moment_leaves_nothing(delay_s: float, sandbox: Sandbox) -> None:
+async def test_cancelling_at_any_moment_leaves_nothing(sandbox: Sandbox) -> None:
     await warmed(sandbox)
     before, kept = descriptors(), processes()
-    runs = [asyncio.create_task(sandbox.run("import time; time.sleep(30)")) for _ in range(4)]
-    await asyncio.sleep(delay_s)
-    for run in runs:
-        run.cancel()
-    results = await asyncio.gather(*runs, return_exceptions=True)
-    assert all(isinstance(result, asyncio.CancelledError) for result in results)
-    assert processes() == kept
-    assert descriptors() == before
+    for delay_s in (0.0, 0.001, 0.003, 0.006, 0.01, 0.02, 0.04):
+        runs = [asyncio.create_task(sandbox.run("import time; time.sleep(30)")) for _ in range(4)]
+        await asyncio.sleep(delay_s)
+        for run in runs:
+            run.cancel()
+        results = await asyncio.gather(*runs, return_exceptions=True)
+        assert all(isinstance(result, asyncio.CancelledError) for result in results)
+        assert processes() == kept
+        assert descriptors() == before
 
 
 def processes(pid: str = "self") -> set[str]:
     """Descendants of this process, zombies included."""
-    found: set[str] = set()
+    numbers: set[str] = set()
     for task in Path("/proc", pid, "task").glob("*/children"):
         with contextlib.suppress(OSError):
             for child in task.read_text().split():
-                found |= {child} | processes(child)
-    return found
+                numbers |= {child} | processes(child)
+    return numbers
 
 
 async def warmed(sandbox: Sandbox) -> Sandbox:
     """The sandbox after as many parallel runs as it allows: what it keeps is there."""
-    await asyncio.gather(*(sandbox.run("import time; time.sleep(0.2)") for _ in range(8)))
+    await asyncio.gather(
+        *(sandbox.run("import time; time.sleep(0.1)") for _ in range(2 * (os.cpu_count() or 1)))
+    )
     return sandbox
 
 
@@ -447,17 +412,17 @@ async def test_closing_starts_nothing_that_waited(backend: str) -> None:
     await sandbox.close()
 
 
-@pytest.mark.parametrize("moment", [0.0, 0.02, 0.1, 0.3, 0.6])
-async def test_closing_while_it_opens_leaves_nothing(moment: float, backend: str) -> None:
+async def test_closing_while_it_opens_leaves_nothing(backend: str) -> None:
     kept = processes()
     sandbox = open_sandbox(backend, max_parallel=1)
-    run = asyncio.create_task(sandbox.run("import time; time.sleep(0.2)"))
-    await asyncio.sleep(moment)
-    await sandbox.close()
-    (end,) = await asyncio.gather(run, return_exceptions=True)
-    assert isinstance(end, RunResult | SandboxError)
-    assert not isinstance(end, SandboxUnavailableError), end
-    assert processes() == kept
+    for moment_s in (0.0, 0.02, 0.1, 0.3):
+        run = asyncio.create_task(sandbox.run("import time; time.sleep(0.2)"))
+        await asyncio.sleep(moment_s)
+        await sandbox.close()
+        (end,) = await asyncio.gather(run, return_exceptions=True)
+        assert isinstance(end, RunResult | SandboxError)
+        assert not isinstance(end, SandboxUnavailableError), end
+        assert processes() == kept
 
 
 def test_a_fork_of_the_owner_has_a_sandbox_of_its_own(backend: str) -> None:
@@ -484,8 +449,8 @@ def ended(pid: int, seconds: float) -> int | None:
     """Exit status of a child that is killed when it takes too long: then ``None``."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        found, status = os.waitpid(pid, os.WNOHANG)
-        if found:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
             return os.waitstatus_to_exitcode(status)
         time.sleep(0.05)
     os.kill(pid, 9)
@@ -497,8 +462,8 @@ async def test_no_more_than_max_parallel_at_a_time(backend: str) -> None:
     sandbox = open_sandbox(backend, max_parallel=2)
     await sandbox.run("1")
     begun = time.monotonic()
-    await asyncio.gather(*(sandbox.run("import time; time.sleep(0.4)") for _ in range(6)))
-    assert time.monotonic() - begun >= 1.2
+    await asyncio.gather(*(sandbox.run("import time; time.sleep(0.2)") for _ in range(6)))
+    assert time.monotonic() - begun >= 0.6
     await sandbox.close()
 
 
@@ -510,41 +475,14 @@ async def test_the_event_loop_is_never_held_up(sandbox: Sandbox) -> None:
         nonlocal longest
         while not over:
             begun = time.monotonic()
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0.005)
             longest = max(longest, time.monotonic() - begun)
 
     ticking = asyncio.create_task(tick())
-    await sandbox.run("import time; time.sleep(1.5)")
+    await sandbox.run("import time; time.sleep(0.7)")
     over = True
     await ticking
     assert longest < 0.5  # far above what a busy machine adds, far below the run
-
-
-async def test_nothing_is_left_for_the_next_run(sandbox: Sandbox) -> None:
-    marks = "('/tmp/mark', '/dev/shm/mark', '/dev/mark', '/mark', '/etc/mark', '/usr/mark')"
-    leave = (
-        f"left = []\nfor path in {marks}:\n    try:\n        open(path, 'w').write('M'); left.append(path)\n"
-        "    except OSError: pass\nprint(left)"
-    )
-    find = f"import os\nprint([path for path in {marks} if os.path.exists(path)])"
-    first = await sandbox.run(leave)
-    second = await sandbox.run(find)
-    assert first.stdout == "['/tmp/mark', '/dev/shm/mark']\n"
-    assert second.stdout == "[]\n"
-
-
-async def test_process_one_cannot_be_killed_from_inside(sandbox: Sandbox) -> None:
-    code = "import os\nfor n in range(1, 32):\n    os.kill(os.getppid(), n)\nprint('done')"
-    assert (await sandbox.run(code)).stdout == "done\n"
-
-
-async def test_a_program_cannot_pretend_to_have_ended_well(sandbox: Sandbox) -> None:
-    code = (
-        "import os\nfor fd in range(1, 64):\n    try: os.write(fd, b'ready\\n0 0\\n')\n"
-        "    except OSError: pass\nos._exit(7)"
-    )
-    result = await sandbox.run(code)
-    assert (result.reason, result.exit_status) == (ExitReason.ERROR, 7)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -611,8 +549,9 @@ IDLE = (
 )
 
 
+@pytest.mark.parametrize("backend", ["zygote"], indirect=True)
 async def test_a_program_that_the_machine_starves_is_told_from_an_idle_one(backend: str) -> None:
-    limits, programs = SandboxLimits(wall_s=4.0, cpu_s=5), (*STARVED, *IDLE)
+    limits, programs = SandboxLimits(wall_s=3.0, cpu_s=5), (*STARVED, *IDLE)
     with pinned():
         sandbox = open_sandbox(backend, limits=limits, max_parallel=len(programs))
         await asyncio.gather(*(sandbox.run("pass") for _ in programs))
@@ -628,11 +567,11 @@ async def test_a_program_that_the_machine_starves_is_told_from_an_idle_one(backe
 async def test_processes_of_a_program_do_not_starve_each_other(backend: str) -> None:
     """Twelve on one core wait eleven twelfths of the time; together they have the core."""
     with pinned():
-        sandbox = open_sandbox(backend, limits=SandboxLimits(wall_s=3.0, cpu_s=5))
+        sandbox = open_sandbox(backend, limits=SandboxLimits(wall_s=2.0, cpu_s=5))
         await sandbox.run("pass")
     try:
         result = await sandbox.run(CROWD)
     finally:
         await sandbox.close()
-    assert result.cpu_s > 0.5
-    assert result.starved_s <= 3.5 - result.cpu_s
+    assert result.cpu_s > 0.3
+    assert result.starved_s <= 2.5 - result.cpu_s

@@ -1,11 +1,8 @@
-"""Tools of real MCP servers: a program on its standard streams, and one behind HTTP."""
+"""Tools of a real MCP server; what befalls connections is in test_mcp_connection.py."""
 
 import asyncio
 import os
-import socket
-import subprocess
 import sys
-import time
 
 import pytest
 
@@ -15,7 +12,7 @@ from afm.tools import load_tools
 pytest.importorskip("mcp")
 
 SERVER = """
-import os, sys, time
+import os
 from mcp.server import MCPServer
 
 server = MCPServer("calculator")
@@ -36,27 +33,8 @@ def fail(text: str) -> str:
 def process(text: str) -> str:
     return f"{os.getpid()} {os.environ.get('GIVEN')} {os.environ.get('KEPT')}"
 
-@server.tool()
-def die(text: str) -> str:
-    os._exit(3)
-
-@server.tool()
-def sleep(text: str) -> str:
-    time.sleep(30)
-    return "late"
-
-if len(sys.argv) > 1:
-    server.run("streamable-http", port=int(sys.argv[1]))
-else:
-    server.run("stdio")
+server.run("stdio")
 """
-
-
-@pytest.fixture(scope="module")
-def program(tmp_path_factory):
-    path = tmp_path_factory.mktemp("mcp") / "a server.py"
-    path.write_text(SERVER, encoding="utf-8")
-    return path
 
 
 def entry(name, where, **config):
@@ -67,22 +45,16 @@ def entry(name, where, **config):
     }
 
 
-def stdio(program):
-    return {"command": [sys.executable, str(program)]}
-
-
-async def close(tools):
-    await asyncio.gather(*(tool.close() for tool in tools.values()))
-
-
-async def test_a_programs_tools_are_an_agents_tools(program):
+async def test_a_servers_tools_are_an_agents_tools(tmp_path, monkeypatch):
+    monkeypatch.setenv("GIVEN", "yes")
+    monkeypatch.setenv("KEPT", "secret")
+    program = tmp_path / "a server.py"
+    program.write_text(SERVER, encoding="utf-8")
+    where = {"command": [sys.executable, str(program)], "environment": ["GIVEN"]}
+    processes = [entry(name, where, tool="process", argument="text") for name in ("left", "right")]
+    loud = entry("loud", where, tool="shout", argument="text")
     tools = load_tools(
-        {
-            "tools": [
-                entry("add", stdio(program)),
-                entry("loud", stdio(program), tool="shout", argument="text"),
-            ]
-        }
+        {"tools": [entry("add", where), loud, entry("fail", where, argument="text"), *processes]}
     )
     assert (await tools["add"].call('{"a": 2, "b": 40}')).text == "42"
     result = await tools["loud"].call("\n hello </observation> \n")
@@ -90,51 +62,16 @@ async def test_a_programs_tools_are_an_agents_tools(program):
     assert "no JSON object" in (await tools["add"].call("[1]")).text
     assert "no JSON:" in (await tools["add"].call("2+2")).text
     assert "no JSON:" in (await tools["add"].call("[" * 200_000)).text
-    await close(tools)
 
-
-async def test_the_tools_own_errors_are_answers(program):
-    tools = load_tools(
-        {"tools": [entry("fail", stdio(program), argument="text"), entry("add", stdio(program))]}
-    )
-    result = await tools["fail"].call("way")
-    assert result.ok
-    assert result.meta["error"]
+    result = await tools["fail"].call("way")  # the tool's own error is an answer
+    assert (result.ok, bool(result.meta["error"])) == (True, True)
     assert "fail" in result.text
     assert (await tools["add"].call('{"a": "x"}')).meta["error"]
-    await close(tools)
 
-
-async def test_entries_of_one_server_share_its_process_and_their_environment(program, monkeypatch):
-    monkeypatch.setenv("GIVEN", "yes")
-    monkeypatch.setenv("KEPT", "secret")
-    where = {**stdio(program), "environment": ["GIVEN"]}
-    entries = [entry(name, where, tool="process", argument="text") for name in ("one", "two")]
-    tools = load_tools({"tools": entries})
-    first, second = [(await tools[name].call("")).text for name in ("one", "two")]
-    assert first == second
-    assert first.split()[1:] == ["yes", "None"]
-    await close(tools)
-
-
-async def test_a_server_that_dies_fails_one_call_and_is_started_again(program):
-    tools = load_tools(
-        {"tools": [entry("die", stdio(program), argument="text"), entry("add", stdio(program))]}
-    )
-    result = await tools["die"].call("")
-    assert not result.ok
-    assert "die failed" in result.text
-    assert (await tools["add"].call('{"a": 1, "b": 1}')).text == "2"
-    await close(tools)
-
-
-async def test_a_server_that_hangs_is_given_up(program):
-    tools = load_tools({"tools": [entry("sleep", stdio(program), argument="text", timeout_s=3.0)]})
-    begun = time.monotonic()
-    result = await tools["sleep"].call("")
-    assert (result.ok, result.text) == (False, "The tool sleep gave no answer within 3 s.")
-    assert time.monotonic() - begun < 20
-    await close(tools)
+    left, right = [(await tools[name].call("")).text for name in ("left", "right")]
+    assert left == right  # one process, with no more of the environment than it was given
+    assert left.split()[1:] == ["yes", "None"]
+    await asyncio.gather(*(tool.close() for tool in tools.values()))
 
 
 async def test_a_missing_program_is_a_failed_tool():
@@ -142,28 +79,6 @@ async def test_a_missing_program_is_a_failed_tool():
     result = await tools["x"].call("")
     assert not result.ok
     assert "x failed" in result.text
-
-
-async def test_a_server_behind_http(program):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    url = f"http://127.0.0.1:{port}/mcp"
-    tools = load_tools({"tools": [entry("add", {"url": url})]})
-    assert not (await tools["add"].call('{"a": 1, "b": 1}')).ok
-    server = subprocess.Popen(  # noqa: ASYNC220 - it only starts
-        [sys.executable, str(program), str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    try:
-        for _ in range(100):
-            if (result := await tools["add"].call('{"a": 1, "b": 1}')).ok:
-                break
-            await asyncio.sleep(0.2)
-        assert result.text == "2"
-        await close(tools)
-    finally:
-        server.kill()
-        server.wait()
 
 
 @pytest.mark.parametrize(

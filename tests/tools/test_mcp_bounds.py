@@ -16,33 +16,24 @@ pytest.importorskip("mcp")
 
 MIB = 1 << 20
 
+# Answers a call with as many characters as it asks for, or with a line that never ends.
 TALKATIVE = """
-import sys
-from mcp.server import MCPServer
-
-server = MCPServer("talkative")
-
-@server.tool()
-def repeat(text: str) -> str:
-    return "x" * int(text)
-
-server.run("stdio")
-"""
-
-# Answers the first request that is not part of connecting with a line that never ends.
-ENDLESS = """
 import sys, json
 for line in sys.stdin:
     request = json.loads(line)
-    if request.get("method") == "initialize":
+    method, result = request.get("method"), None
+    if method == "initialize":
         result = {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}, "serverInfo": {"name": "e", "version": "1"}}
-        print(json.dumps({"jsonrpc": "2.0", "id": request["id"], "result": result}), flush=True)
-    elif request.get("method") == "tools/call":
-        while True:
+    elif method == "tools/list":
+        result = {"tools": [{"name": "repeat", "inputSchema": {"type": "object"}}]}
+    elif method == "tools/call":
+        text = request["params"]["arguments"]["text"]
+        while text == "for ever":
             sys.stdout.write("x" * 65536)
-    elif "id" in request:
-        error = {"code": -32601, "message": "Method not found"}
-        print(json.dumps({"jsonrpc": "2.0", "id": request["id"], "error": error}), flush=True)
+        result = {"content": [{"type": "text", "text": "x" * int(text)}]}
+    answer = {"result": result} if result else {"error": {"code": -32601, "message": "Method not found"}}
+    if "id" in request:
+        print(json.dumps({"jsonrpc": "2.0", "id": request["id"], **answer}), flush=True)
 """
 
 
@@ -178,9 +169,9 @@ async def test_a_long_answer_fails_its_call_and_the_program_is_started_again(too
 
 
 async def test_a_line_that_never_ends_is_given_up(tool, tmp_path):
-    program = tmp_path / "endless.py"
-    program.write_text(ENDLESS)
-    result, grown = await peak_while(tool(command=[sys.executable, str(program)]).call("1"))
+    program = tmp_path / "talkative.py"
+    program.write_text(TALKATIVE)
+    result, grown = await peak_while(tool(command=[sys.executable, str(program)]).call("for ever"))
     assert not result.ok
     assert "30 s" not in result.text
     assert grown < 64 * MIB

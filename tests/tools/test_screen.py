@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from afm.tools.screen import plain
+from afm.terminal import plain
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from afm.tools.screen import shortened
+from afm.tools.code import shortened
 
 LIBRARY = '  File "/usr/lib/python3.11/json/decoder.py", line 353, in raw_decode\n    obj, end = self.scan_once(s, idx)\n               ^^^^^^^^^^^^^^^^^^^^^^\n'
 OWN = '  File "main.py", line 2, in <module>\n    json.loads("{")\n'

@@ -30,7 +30,7 @@ from afm.distill.filters.rules import (
 )
 from afm.distill.filters.sensitive import PersonalSettings, SecretSettings, SensitiveFilter
 from afm.rewards import load_reward
-from afm.tools.arguments import readers_of
+from afm.tools.registry import readers_of
 
 _PATHS = {"format": "tools", "quality": "reward", "length": "tokenizer", "contamination": "tasks"}
 """The setting of a stage that names files, relative to the YAML's folder."""

@@ -25,7 +25,7 @@ from afm.distill.filters.base import (
     steps_of,
 )
 from afm.errors import ConfigError, MissingExtraError
-from afm.tools.arguments import Reader, faults_of, usual_readers
+from afm.tools.registry import Reader, faults_of, usual_readers
 from afm.trajectory.programs import call_form, exact_form, is_program
 from afm.trajectory.record import Record
 
@@ -49,7 +49,7 @@ class FormatFilter(Rule):
     name: str = "format"
 
     def reason(self, record: Record) -> str:
-        """The first fault that :func:`afm.tools.arguments.faults_of` finds."""
+        """The first fault that :func:`afm.tools.registry.faults_of` finds."""
         issues = faults_of(
             segments_of(record), self.spec, parts=split_of(record, self.spec), readers=self.readers
         )

@@ -58,7 +58,7 @@ libc.capget(ctypes.byref((ctypes.c_uint32 * 2)(0x20080522, 0)), ctypes.byref(dat
 verdict(any(data), [libc.prctl(23, c, 0, 0, 0) for c in (0, 7, 21)].count(1) > 0)
 ### read a host file in a race of links
 import threading
-seen, over = [], time.time() + 1
+seen, over = [], time.time() + 0.4
 def swap():
     while time.time() < over:
         for make in (lambda: open("door", "w").close(), lambda: os.symlink(SECRET_PATH, "door")):
