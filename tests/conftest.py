@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +19,7 @@ from hypothesis import settings
 settings.register_profile("busy machine", deadline=None)
 settings.load_profile("busy machine")
 
+_ROOT = Path(__file__).resolve().parents[1]
 _FOLDER = Path(os.environ.get("AFM_SHARED_DATA", Path(__file__).resolve().parents[2] / "shared"))
 
 
@@ -42,6 +47,27 @@ def qwen_tokenizer(qwen_folder: Path) -> Any:
     """The same, loaded once; nobody changes it."""
     transformers = pytest.importorskip("transformers")
     return transformers.AutoTokenizer.from_pretrained(str(qwen_folder))
+
+
+@pytest.fixture(scope="session")
+def afm() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """The command line in this process; ``status=None`` accepts every end."""
+    from afm.cli.main import main
+
+    def run(*words: object, status: int | None = 0, cwd: Path = _ROOT) -> subprocess.CompletedProcess[str]:
+        out, err, before, code = io.StringIO(), io.StringIO(), sys.argv, 0
+        sys.argv = ["afm", *map(str, words)]
+        try:
+            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), contextlib.chdir(cwd):
+                main()
+        except SystemExit as end:
+            code = int(end.code or 0)
+        finally:
+            sys.argv = before
+        assert status in (None, code), out.getvalue() + err.getvalue()
+        return subprocess.CompletedProcess(sys.argv, code, out.getvalue(), err.getvalue())
+
+    return run
 
 
 _LONG = ("test_training.py", "test_road.py", "test_stock.py", "test_promises.py", "test_benchmarks.py")

@@ -1,4 +1,4 @@
-"""The command: check what is missing, then run stage after stage; a stage that is done finds its own results and ends at once."""
+"""``afm road``: check what is missing, then run stage after stage; a stage that is done finds its own results and ends at once."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ from afm.errors import ConfigError, EngineError, UsageError, suggestion
 _READY = "ready: "
 _ABSENT = ("tools", "packages", "judge")
 """Findings of `afm doctor` about what must be here for a run on this machine; it warns, as another machine may have it."""
+_NO_GPU = "this machine has no GPU (no nvidia-smi); TINY=1 walks the road on a CPU"
 _NO_ENGINE = "neither vllm nor sglang is installed; pip install -r requirements/gpu-rl-sglang.txt"
 
 
@@ -114,7 +115,10 @@ def _road(
 
 def _looked_at(way: Road, stages: Sequence[RoadStage], *, show: bool) -> list[str]:
     """What is missing; with ``show`` the commands are printed, too."""
-    missing = [] if way.tiny or not _trains(stages) else _gpu()
+    from afm.planning.findings import has_gpu
+
+    trains = any(stage.name in ("sft", "rl", "eval") for stage in stages)
+    missing = [] if way.tiny or not trains or has_gpu() else [_NO_GPU]
     made: list[Path] = []
     for stage in stages:
         if show:
@@ -127,10 +131,6 @@ def _looked_at(way: Road, stages: Sequence[RoadStage], *, show: bool) -> list[st
                 missing += [f"{stage.name}: {text}" for text in [*errors, *_unseen(way, stage, errors)]]
         made += stage.makes
     return list(dict.fromkeys(missing))
-
-
-def _trains(stages: Sequence[RoadStage]) -> bool:
-    return any(stage.name in ("sft", "rl", "eval") for stage in stages)
 
 
 def _unseen(way: Road, stage: RoadStage, errors: Sequence[str]) -> Iterator[str]:
@@ -155,12 +155,6 @@ def _judge() -> Iterator[str]:
 
 def _serves_models() -> bool:
     return any(importlib.util.find_spec(name) for name in ("vllm", "sglang"))
-
-
-def _gpu() -> list[str]:
-    from afm.planning.findings import has_gpu
-
-    return [] if has_gpu() else ["this machine has no GPU (no nvidia-smi); TINY=1 walks the road on a CPU"]
 
 
 def _errors(check: Sequence[str], made: Sequence[Path]) -> Iterator[str]:
@@ -224,12 +218,8 @@ def _served_model(way: Road, stage: RoadStage) -> Iterator[Sequence[RoadCommand]
     if not _serves_models():
         raise ConfigError(f"evaluation: {_NO_ENGINE}")
     words = ["afm", "serve", "model", str(way.model), "--name", way.model.name]
-    words += [
-        "--replicas",
-        os.environ.get("REPLICAS", "1"),
-        "--tensor-parallel",
-        os.environ.get("TENSOR_PARALLEL", "1"),
-    ]
+    words += [f"--replicas={os.environ.get('REPLICAS', '1')}"]
+    words += [f"--tensor-parallel={os.environ.get('TENSOR_PARALLEL', '1')}"]
     env = process_environment({}, Path(sys.executable))
     with subprocess.Popen(words, env=env, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None

@@ -146,12 +146,16 @@ def is_whole(file: HubFile, path: Path, progress: Progress) -> bool:
     """Whether ``path`` holds this file, by size and checksum."""
     if not path.is_file() or path.stat().st_size != file.size:
         return False
+    return _checksum(file, path, progress).right
+
+
+def _checksum(file: HubFile, path: Path, progress: Progress) -> Checksum:
     checksum, done = Checksum(file), 0
     for piece in pieces(path):
         checksum.add(piece)
         done += len(piece)
         progress(f"MiB of {file.name} checked", done // MIB, -(-file.size // MIB))
-    return checksum.right
+    return checksum
 
 
 def _described(repository: str, kind: RepositoryKind, revision: str | None) -> Any:
@@ -219,10 +223,7 @@ def fetch(file: HubFile, folder: Path, progress: Progress) -> Path:
     if is_whole(file, path, progress):
         return path
     partial = fetch_partial(file, folder, progress)
-    checksum = Checksum(file)
-    for piece in pieces(partial):
-        checksum.add(piece)
-    checksum.check(partial)
+    _checksum(file, partial, progress).check(partial)
     partial.replace(path)
     return path
 
@@ -247,10 +248,9 @@ def fetch_partial(file: HubFile, folder: Path, progress: Progress) -> Path:
             time.sleep(_PAUSE_S * tries)
 
 
-def pieces(path: Path, start: int = 0) -> Iterator[bytes]:
+def pieces(path: Path) -> Iterator[bytes]:
     """The bytes of a file."""
     with path.open("rb") as file:
-        file.seek(start)
         while piece := file.read(_READ_BYTES):
             yield piece
 

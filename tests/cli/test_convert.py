@@ -29,7 +29,7 @@ BAD = {"messages": [{"role": "robot", "content": "x"}]}
 
 @pytest.fixture
 def convert(afm: Command) -> Command:
-    return partial(afm, "convert")
+    return partial(afm, "convert", status=None)
 
 
 @pytest.fixture
@@ -48,10 +48,12 @@ def test_bad_rows_are_told_with_their_line_and_nothing_is_written(
 ) -> None:
     done = convert(rows, "--to", "coa", "--agent", "mhqa", "-o", tmp_path / "out.jsonl")
 
-    assert done.status == 1
-    assert f"{rows}:2: messages[0]: role: got 'robot', expected system, user, assistant or tool" in done.err
-    assert f"{rows}:3: no JSON" in done.err
-    assert "2 rows cannot be converted, so nothing was written" in done.err
+    assert done.returncode == 1
+    assert (
+        f"{rows}:2: messages[0]: role: got 'robot', expected system, user, assistant or tool" in done.stderr
+    )
+    assert f"{rows}:3: no JSON" in done.stderr
+    assert "2 rows cannot be converted, so nothing was written" in done.stderr
     assert not (tmp_path / "out.jsonl").exists()
 
 
@@ -63,15 +65,15 @@ def test_bad_rows_can_be_dropped_and_what_is_lost_is_told(
         rows, "--from", "openai", "--to", "coa", "--agent", "mhqa", "-o", out, "--on-bad-rows", "drop"
     )
 
-    assert done.status == 0, done.err
-    assert f"{rows}:2:" in done.err
-    assert "warning: lost in 1 rows: key 'score'" in done.err
-    assert "2 rows, openai to coa" in done.out
+    assert done.returncode == 0, done.stderr
+    assert f"{rows}:2:" in done.stderr
+    assert "warning: lost in 1 rows: key 'score'" in done.stderr
+    assert "2 rows, openai to coa" in done.stdout
     assert len(load_records(out)) == 2
 
     back = convert(out, "--to", "atif", "--bare", "--atif-version", "1.4", "-o", tmp_path / "atif.json")
-    assert back.status == 0, back.err
-    assert "warning: lost in 2 rows: gold answer, verdict and provenance" in back.err
+    assert back.returncode == 0, back.stderr
+    assert "warning: lost in 2 rows: gold answer, verdict and provenance" in back.stderr
     assert [row["schema_version"] for row in json.loads((tmp_path / "atif.json").read_text())] == [
         "ATIF-v1.4"
     ] * 2
@@ -88,7 +90,7 @@ def test_rows_without_an_id_get_one_from_their_content(convert: Command, tmp_pat
 
     done = convert(tmp_path / "in.jsonl", "--to", "coa", "--agent", "mhqa", "-o", tmp_path / "out.jsonl")
 
-    assert done.status == 0, done.err
+    assert done.returncode == 0, done.stderr
     *ids, own = (record.id for record in load_records(tmp_path / "out.jsonl"))
     assert all(name.startswith("content-") for name in ids)
     assert ids[0] == ids[3]  # the same row twice
@@ -100,7 +102,7 @@ def test_validate_takes_any_format(afm: Command, tmp_path: Path) -> None:
     file = tmp_path / "rows.json"
     file.write_text(json.dumps([GOOD, GOOD], indent=1))
 
-    assert afm("validate", file, "--agent", "mhqa").out == "2 trajectories: 2 valid, 0 with faults\n"
+    assert afm("validate", file, "--agent", "mhqa").stdout == "2 trajectories: 2 valid, 0 with faults\n"
 
 
 @pytest.mark.parametrize(
@@ -117,5 +119,5 @@ def test_wrong_usage_is_exit_status_2(
 ) -> None:
     done = convert(rows, *words, "-o", tmp_path / "out.jsonl")
 
-    assert done.status == 2
-    assert message in done.err
+    assert done.returncode == 2
+    assert message in done.stderr

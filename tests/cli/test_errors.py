@@ -17,8 +17,8 @@ def last_line(afm):
     """Runs the command; its status and the last line of its error."""
 
     def run(*words):
-        done = afm(*words)
-        return done.status, (done.err.splitlines() or [""])[-1]
+        done = afm(*words, status=None)
+        return done.returncode, (done.stderr.splitlines() or [""])[-1]
 
     return run
 

@@ -18,8 +18,8 @@ def negative(afm):
     """Runs the command; its status, output and error."""
 
     def run(*words):
-        done = afm("data", "negative", *words)
-        return done.status, done.out, done.err
+        done = afm("data", "negative", *words, status=None)
+        return done.returncode, done.stdout, done.stderr.strip()
 
     return run
 

@@ -1,10 +1,6 @@
 """Records made by hand, and the scripted solver."""
 
-import contextlib
 import importlib.util
-import io
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -38,27 +34,6 @@ def make_record(task, score, *, number=0, text="", calls=0, source="mini_math", 
 @pytest.fixture(scope="session")
 def record():
     return make_record
-
-
-@pytest.fixture(scope="session")
-def afm():
-    """The command line in this process; ``status=None`` accepts every end."""
-    from afm.cli.main import main
-
-    def run(*words, status=0, cwd=ROOT):
-        out, err, before, code = io.StringIO(), io.StringIO(), sys.argv, 0
-        sys.argv = ["afm", *map(str, words)]
-        try:
-            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), contextlib.chdir(cwd):
-                main()
-        except SystemExit as end:
-            code = end.code or 0
-        finally:
-            sys.argv = before
-        assert status in (None, code), out.getvalue() + err.getvalue()
-        return subprocess.CompletedProcess(sys.argv, code, out.getvalue(), err.getvalue())
-
-    return run
 
 
 @pytest.fixture(scope="session")
