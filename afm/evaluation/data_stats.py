@@ -13,9 +13,8 @@ from pathlib import Path
 
 from afm.agents import AgentSpec, load_agent
 from afm.errors import ConfigError
-from afm.evaluation.page import Block, blocks_of, role_colours
+from afm.evaluation.page import Block, blocks_of, role_colours, template, write_page
 from afm.evaluation.wording import number, percent
-from afm.runs.atomic import replacing
 from afm.trajectory import answers
 from afm.trajectory.programs import call_form
 from afm.trajectory.record import Record
@@ -273,21 +272,11 @@ def write_data_report(
     agent: AgentSpec | None = None,
 ) -> Path:
     """Write the page, replacing ``path`` once it is complete. Text of strangers is escaped; nothing can run or load."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    environment = Environment(
-        loader=PackageLoader("afm.evaluation"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {"percent": percent, "number": number}
     samples = [
         _Sample(record, blocks_of(record, agent or shipped_agent(record.agent))) for record in stats.shown
     ]
     specs = [agent] if agent else [spec for name in stats.agents if (spec := shipped_agent(name)) is not None]
-    html = environment.get_template("data.html.j2").render(
+    html = template("data.html.j2", percent=percent, number=number).render(
         title=title,
         stats=stats,
         charts=charts(stats),
@@ -296,9 +285,7 @@ def write_data_report(
         colours=role_colours(specs[0]) if len(specs) == 1 else {},
     )
     target = Path(path)
-    with replacing(target) as temporary:
-        # Model-written text may hold half a surrogate pair, which UTF-8 cannot carry.
-        temporary.write_bytes(html.encode("utf-8", errors="replace"))
+    write_page(target, html)
     return target
 
 
@@ -309,7 +296,9 @@ def charts(stats: DataStats) -> list[Chart]:
         Chart("Source of the question", "rows", named(stats.sources)),
         Chart("Teacher", "rows", named(stats.models)),
         Chart(
-            "Length", f"characters that the agent wrote; {_middle(stats.characters, 100)}", _lengths(stats)
+            "Length",
+            f"characters that the agent wrote; {_middle(stats.characters, 100)}",
+            binned(stats.characters, 100),
         ),
         Chart("Steps", _middle(stats.steps), binned(stats.steps)),
         Chart("Tool calls in a row", _middle(stats.calls), binned(stats.calls)),
@@ -358,10 +347,6 @@ def binned(histogram: Histogram, scale: int = 1) -> list[Bar]:
         label = str(first) if low_end == last * scale else f"{low_end} to {last * scale}"
         bars.append(Bar(label, bins[place], bins[place] / histogram.total, bins[place] / top))
     return bars
-
-
-def _lengths(stats: DataStats) -> list[Bar]:
-    return binned(stats.characters, 100)
 
 
 def _middle(histogram: Histogram, scale: int = 1) -> str:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import base64
 import io
+import re
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 from afm.agents import AgentSpec
 from afm.errors import MissingExtraError
+from afm.runs.atomic import replacing
 from afm.trajectory.record import Record
 from afm.trajectory.tags import split
 from afm.trajectory.types import Author
@@ -20,6 +23,33 @@ COLOURS = 12
 """Colours a page has for roles; an agent with more begins again with the first."""
 
 _MAX_CHARS = 20_000
+
+
+def template(name: str, **filters: Callable[..., Any]) -> Any:
+    """A template of ``templates/``; values are escaped in HTML and in Markdown."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("afm.evaluation"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        **({"finalize": in_markdown} if ".md." in name else {"autoescape": True}),
+    )
+    environment.filters |= filters
+    return environment.get_template(name)
+
+
+def in_markdown(value: Any) -> str:
+    """Text that Markdown shows as it is, on one line."""
+    flat = " ".join(str(value).split())
+    return re.sub(r"([\\`*_{}\[\]<>#|~$!])", r"\\\1", flat.replace("&", "&amp;"))
+
+
+def write_page(path: Path, text: str) -> None:
+    """Replace a file; model-written text may hold half a surrogate pair, which UTF-8 cannot carry."""
+    with replacing(path) as temporary:
+        temporary.write_bytes(text.encode("utf-8", errors="replace"))
 
 
 @dataclass(frozen=True, slots=True)

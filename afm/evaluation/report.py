@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 from afm.evaluation.compare import read_comparison
 from afm.evaluation.failures import Failure, FailureGroup
 from afm.evaluation.metrics import passed
-from afm.evaluation.page import Block, blocks_of, draw, role_colours
+from afm.evaluation.page import Block, blocks_of, draw, role_colours, template, write_page
 from afm.evaluation.report_input import (
     VIEW_PORT,
     BenchmarkNote,
@@ -38,7 +37,6 @@ from afm.evaluation.wording import (
     savings_words,
     stops_words,
 )
-from afm.runs.atomic import replacing
 from afm.terminal import visible
 from afm.trajectory.record import Record
 
@@ -68,7 +66,7 @@ def render_report(run: ReportInput) -> str:
         MissingExtraError: There are curves and matplotlib is not installed.
     """
     story = run.tool_story and tuple(run.stage(name) for name in run.tool_story)
-    text: str = _template("report.html.j2", autoescape=True).render(
+    text: str = template("report.html.j2", **_FILTERS).render(
         run=run,
         **_shared(run),
         story=story,
@@ -81,28 +79,8 @@ def render_report(run: ReportInput) -> str:
 
 def render_markdown(run: ReportInput) -> str:
     """The same as Markdown: figures, failures and facts; trajectories are links, curves are tables."""
-    text: str = _template("report.md.j2", finalize=in_markdown).render(run=run, **_shared(run))
+    text: str = template("report.md.j2", **_FILTERS).render(run=run, **_shared(run))
     return visible(text)
-
-
-def in_markdown(value: Any) -> str:
-    """Text that Markdown shows as it is, on one line."""
-    flat = " ".join(str(value).split())
-    return re.sub(r"([\\`*_{}\[\]<>#|~$!])", r"\\\1", flat.replace("&", "&amp;"))
-
-
-def _template(name: str, **options: Any) -> Any:
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    environment = Environment(
-        loader=PackageLoader("afm.evaluation"),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        **options,
-    )
-    environment.filters |= _FILTERS
-    return environment.get_template(name)
 
 
 def _shared(run: ReportInput) -> dict[str, Any]:
@@ -292,9 +270,7 @@ def write_report(run: ReportInput, path: str | Path) -> Path:
         target.with_suffix(".json"): json.dumps(report_data(run), indent=2) + "\n",
     }
     for file, text in texts.items():
-        with replacing(file) as temporary:
-            # Model-written text may hold half a surrogate pair, which UTF-8 cannot carry.
-            temporary.write_bytes(text.encode("utf-8", errors="replace"))
+        write_page(file, text)
     return target
 
 

@@ -100,25 +100,24 @@ def beside_published(manifest: RunManifest, metrics: Metrics) -> BenchmarkNote |
 
 
 def _ours(metric: str, metrics: Metrics) -> tuple[Interval | float | None, str]:
+    """Our figure, or why there is none."""
     match = _METRIC.match(metric)
-    kind, k = (match[1], int(match[2])) if match else ("", 0)
-    if kind == "pass@" and k == 1:
-        return metrics.pass_at_1, "" if metrics.pass_at_1 else "nothing has a score"
-    if kind == "pass@":
-        value = metrics.pass_at_k_intervals.get(k) or metrics.pass_at_k.get(k)
-        return value, "" if value is not None else f"needs {k} rounds, has {metrics.rounds}"
-    if kind == "avg@":
-        enough = metrics.rounds == k
-        return (
-            metrics.pass_at_1 if enough else None,
-            "" if enough else f"needs {k} rounds, has {metrics.rounds}",
+    kind, k = (match[1], int(match[2])) if match else ("best-of-", 0)
+    figure: Interval | float | None
+    if kind == "best-of-":
+        choice = best_of(metrics, k)
+        figure, reason = (
+            (choice.share, "the judge chose nowhere") if choice else (None, "no judge has chosen")
         )
-    chosen = best_of(metrics, k)
-    return (
-        (chosen.share, "" if chosen.share else "the judge chose nowhere")
-        if chosen
-        else (None, "no judge has chosen")
-    )
+    elif kind == "pass@" and k == 1:
+        figure, reason = metrics.pass_at_1, "nothing has a score"
+    elif kind == "pass@":
+        figure = metrics.pass_at_k_intervals.get(k) or metrics.pass_at_k.get(k)
+        reason = f"needs {k} rounds, has {metrics.rounds}"
+    else:
+        figure = metrics.pass_at_1 if metrics.rounds == k else None
+        reason = f"needs {k} rounds, has {metrics.rounds}"
+    return figure, "" if figure is not None else reason
 
 
 def best_of(metrics: Metrics, k: int) -> BestOf | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -289,27 +289,24 @@ def score_curves(stages: Sequence[StageResult]) -> Iterator[Curve]:
             y_from_zero=True,
         )
     money = tuple(line for stage in shown if (line := _money(stage)) is not None)
-    if any(len(line.x) > 1 for line in money) or len(money) > 1:
-        yield Curve(
-            "Cost against score",
-            "USD a question",
-            money,
-            "pass@k for the money of k episodes, from k = 1, with its 95 % interval; further left is cheaper.",
-            x_from_zero=True,
-            y_from_zero=True,
-            x_whole=False,
-        )
-        return
     points = tuple(point for stage in shown if (point := _point(stage)) is not None)
-    if len(points) > 1:
-        yield Curve(
-            "Cost against score",
-            "tokens of an episode, mean",
-            points,
-            "pass@1 with its 95 % interval; further left is cheaper.",
-            x_from_zero=True,
-            y_from_zero=True,
+    if any(len(line.x) > 1 for line in money) or len(money) > 1:
+        caption = (
+            "pass@k for the money of k episodes, from k = 1, with its 95 % interval; further left is cheaper."
         )
+        yield replace(_COSTS, x_label="USD a question", series=money, caption=caption, x_whole=False)
+    elif len(points) > 1:
+        yield replace(_COSTS, series=points)
+
+
+_COSTS = Curve(
+    "Cost against score",
+    "tokens of an episode, mean",
+    (),
+    "pass@1 with its 95 % interval; further left is cheaper.",
+    x_from_zero=True,
+    y_from_zero=True,
+)
 
 
 def _rounds(stage: StageResult, *, alone: bool) -> Curve:

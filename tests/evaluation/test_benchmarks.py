@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import os
 from itertools import combinations
 from pathlib import Path
 
@@ -234,12 +233,8 @@ def test_an_oracle_is_right_in_every_round_and_silence_in_none(
     check_both_ends(name, tmp_path, server, small_tokenizer, data, *more)
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.sandbox
-@pytest.mark.skipif(
-    not os.environ.get("AFM_WHOLE_BENCHMARKS"),
-    reason="takes ten minutes; set AFM_WHOLE_BENCHMARKS=1 to run it",
-)
 @pytest.mark.parametrize("name", REAL)
 def test_the_whole_file_in_all_published_rounds(name, tmp_path, shared, server, small_tokenizer) -> None:
     data = shared(REAL[name])
