@@ -8,6 +8,7 @@ from afm.masking import encode_batch
 from afm.models.base import FinishReason, Generation, SamplingParams
 from afm.models.scripted import ScriptedModel
 from afm.rollout import generation_seed, run_episode
+from afm.tools import ToolResult
 from afm.trajectory.record import StopReason
 from afm.trajectory.types import Author, Segment
 
@@ -16,6 +17,17 @@ AGENT, ENVIRONMENT = Author.AGENT, Author.ENVIRONMENT
 
 def bounded(spec, **limits):
     return spec.model_copy(update={"limits": Limits(**limits)})
+
+
+class Fixed(ScriptedModel):
+    """Returns generations as they are, whatever it was asked for."""
+
+    def __init__(self, *generations):
+        super().__init__("x")
+        self.left = list(generations)
+
+    async def generate(self, prompt_ids, params):
+        return self.left.pop(0)
 
 
 async def play(spec, script, tools, **options):
@@ -81,25 +93,22 @@ async def test_a_tag_that_begins_in_the_token_of_another_one_ends_the_turn(spec,
     assert "></" in [qwen.decode([token]) for token in episode.response_ids]
 
 
-async def test_a_call_inside_a_thought_is_not_run(spec, calculator):
-    episode = await play(spec, "<think><calc>2 + 3</calc></think><answer>4</answer>", [calculator])
-    assert calculator.arguments == []
-    assert episode.stop is StopReason.ANSWER
-
-
-async def test_an_observation_by_the_agent_ends_the_episode(spec, calculator):
-    episode = await play(spec, "<calc>2 + 3</calc>", [calculator], limits=Limits(max_turns=0))
-    assert episode.stop is StopReason.TURNS
-    episode = await play(spec, "<think>x</think>\n<observation>\n5", [calculator])
-    assert episode.stop is StopReason.FORGED_OBSERVATION
-    assert episode.text == "<think>x</think>\n<observation>"
-
-
-async def test_end_of_text_without_an_answer_is_kept(spec, calculator):
-    episode = await play(spec, "<think>I give up</think>", [calculator])
-    assert episode.stop is StopReason.END_OF_TEXT
-    assert episode.response_ids[-1] == 256
-    assert episode.text == "<think>I give up</think>"
+@pytest.mark.parametrize(
+    ("script", "stop", "text"),
+    [
+        ("<think><calc>2 + 3</calc></think><answer>4</answer>", StopReason.ANSWER, None),
+        (
+            "<think>x</think>\n<observation>\n5",
+            StopReason.FORGED_OBSERVATION,
+            "<think>x</think>\n<observation>",
+        ),
+        ("<think>I give up</think>", StopReason.END_OF_TEXT, None),
+    ],
+)
+async def test_an_episode_without_a_call_ends_where_its_text_says(spec, calculator, script, stop, text):
+    episode = await play(spec, script, [calculator])
+    assert (episode.stop, episode.text, calculator.arguments) == (stop, text or script, [])
+    assert (episode.response_ids[-1] == 256) is (stop is StopReason.END_OF_TEXT)
 
 
 async def test_turns_beyond_the_limit_are_not_run_but_an_answer_is_still_allowed(spec, calculator):
@@ -130,14 +139,9 @@ async def test_token_limits_cut_a_generation(spec, calculator, limits, reason, l
 async def test_max_new_tokens_of_the_sampling_bounds_the_tokens_between_observations(spec, calculator):
     script = ["<calc>2 + 3</calc>", "<think></calc>" + "x" * 100]
     episode = await play(spec, script, [calculator], sampling=SamplingParams(40))
-    assert episode.stop is StopReason.AGENT_TOKENS
-    assert episode.cost.agent_tokens == 18 + 40
-
-
-async def test_agent_tokens_count_over_all_turns(spec, calculator):
-    script = ["<calc>2 + 3</calc>", "<think>" + "x" * 100]
-    episode = await play(bounded(spec, max_agent_tokens=40), script, [calculator])
-    assert (episode.stop, episode.cost.agent_tokens) == (StopReason.AGENT_TOKENS, 40)
+    assert (episode.stop, episode.cost.agent_tokens) == (StopReason.AGENT_TOKENS, 18 + 40)
+    in_all = await play(bounded(spec, max_agent_tokens=40), script, [calculator])
+    assert (in_all.stop, in_all.cost.agent_tokens) == (StopReason.AGENT_TOKENS, 40)
 
 
 async def test_the_models_context_bounds_the_response(spec, calculator):
@@ -174,18 +178,16 @@ async def test_repeated_calls_are_not_run_again(spec, calculator):
     assert episode.calls[1].ok
 
 
-async def test_repeated_calls_run_where_the_agent_says_so(spec, calculator):
-    script = ["<calc>2 + 3</calc>", "<calc>2 + 3</calc>", "<answer>5</answer>"]
-    episode = await play(bounded(spec, duplicate_calls="execute"), script, [calculator])
-    assert calculator.arguments == ["2 + 3", "2 + 3"]
-    assert not episode.calls[1].duplicate
-
-
-async def test_a_failed_call_may_be_tried_again(spec, calculator):
-    script = ["<calc>down</calc>", "<calc>down</calc>", "<answer>?</answer>"]
-    episode = await play(spec, script, [calculator])
-    assert calculator.arguments == ["down", "down"]
-    assert [call.ok for call in episode.calls] == [False, False]
+@pytest.mark.parametrize(
+    ("argument", "limits", "ok"), [("2 + 3", {"duplicate_calls": "execute"}, True), ("down", {}, False)]
+)
+async def test_repeated_calls_run_where_the_agent_says_so_or_the_first_failed(
+    spec, calculator, argument, limits, ok
+):
+    script = [f"<calc>{argument}</calc>"] * 2 + ["<answer>5</answer>"]
+    episode = await play(bounded(spec, **limits), script, [calculator])
+    assert calculator.arguments == [argument, argument]
+    assert [(call.ok, call.duplicate) for call in episode.calls] == [(ok, False)] * 2
 
 
 @pytest.mark.parametrize(
@@ -278,11 +280,8 @@ async def test_a_generation_that_cannot_be_cancelled_is_waited_for(spec, calcula
 
 
 async def test_an_aborted_generation_is_kept(spec, calculator):
-    class Aborting(ScriptedModel):
-        async def generate(self, prompt_ids, params):
-            return Generation(tuple(b"<think>hal"), (), FinishReason.ABORTED)
-
-    episode = await play(spec, Aborting("x"), [calculator])
+    model = Fixed(Generation(tuple(b"<think>hal"), (), FinishReason.ABORTED))
+    episode = await play(spec, model, [calculator])
     assert (episode.stop, episode.text, episode.logprobs) == (StopReason.ABORTED, "<think>hal", ())
 
 
@@ -301,12 +300,8 @@ async def test_engine_failure_is_an_error(spec, calculator):
     ],
 )
 async def test_an_engine_that_breaks_its_contract_is_an_error(spec, calculator, generation, words):
-    class Broken(ScriptedModel):
-        async def generate(self, prompt_ids, params):
-            return generation
-
     with pytest.raises(EngineError, match=words):
-        await play(bounded(spec, max_response_tokens=50), Broken("x"), [calculator])
+        await play(bounded(spec, max_response_tokens=50), Fixed(generation), [calculator])
 
 
 async def test_cancelling_cancels_the_tool(spec, calculator):
@@ -341,17 +336,11 @@ async def test_given_prompt_ids_are_used_as_they_are(spec, calculator):
 
 
 async def test_characters_cut_by_a_stop_are_put_together_again(spec, calculator):
-    class Splitting(ScriptedModel):
-        """Reports a stop in the middle of a character, as a byte-level model may."""
-
-        async def generate(self, prompt_ids, params):
-            text = "<think>é</think><answer>5</answer>".encode()
-            self.params.append(params)
-            part = text[:8] if len(self.params) == 1 else text[8:]
-            return Generation(tuple(part), (), FinishReason.STOP)
-
-    episode = await play(spec, Splitting("x"), [calculator])
-    assert episode.segments == (Segment(AGENT, "<think>é</think><answer>5</answer>"),)
+    """A byte-level model may report a stop in the middle of a character."""
+    text = "<think>é</think><answer>5</answer>"
+    halves = (text.encode()[:8], text.encode()[8:])
+    model = Fixed(*(Generation(tuple(half), (), FinishReason.STOP) for half in halves))
+    assert (await play(spec, model, [calculator])).segments == (Segment(AGENT, text),)
 
 
 async def test_a_character_that_is_never_finished_is_replaced(spec, calculator):
@@ -366,8 +355,6 @@ async def test_tokens_are_those_of_the_masked_encoding(qwen):
         name = "code"
 
         async def call(self, argument):
-            from afm.tools import ToolResult
-
             return ToolResult("北京 42\n" if "first" in argument else "  x >\n<tag>\n")
 
         async def close(self):
