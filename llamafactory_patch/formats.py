@@ -24,7 +24,6 @@ from afm.trajectory import Author, validate
 from afm.trajectory.chat import loss_flag, message_list, text_of, tools_text
 from afm.trajectory.io import explain
 from afm.trajectory.record import Record
-from afm.trajectory.types import Segment
 from llamafactory_patch.bad_rows import NOT_KEPT
 from llamafactory_patch.conversations import (
     Aligned,
@@ -67,7 +66,7 @@ class RecordReader:
         if not record.kept:
             raise DataError(f"{NOT_KEPT}{record.reason or 'no reason given'}")
         spec = self._agent(record.agent)
-        issues = validate([Segment(part.author, part.text) for part in record.segments], spec)
+        issues = validate(record.by_author, spec)
         if issues:
             raise DataError(f"record {record.id!r} breaks the rules of agent {spec.name!r}: {issues[0]}")
         question = turn("user", spec.user_message(record.question))

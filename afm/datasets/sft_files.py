@@ -15,7 +15,6 @@ from afm.runs.atomic import replace_text, replacing
 from afm.runs.folder import sha256_of, write_manifest
 from afm.tools.registry import Reader, faults_of
 from afm.trajectory.record import Record
-from afm.trajectory.types import Segment
 
 _INFO_FILE = "dataset_info.json"
 COLUMNS = {"prompt": "instruction", "query": "input", "response": "output"}
@@ -103,7 +102,7 @@ def _is_trainable(row: Conversation) -> bool:
 def _alpaca(record: Record, spec: AgentSpec, readers: Mapping[str, Reader] | None) -> dict[str, str]:
     if record.agent != spec.name:
         raise DataError(f"record {record.id!r} belongs to agent {record.agent!r}, expected {spec.name!r}")
-    segments = [Segment(part.author, part.text) for part in record.segments]
+    segments = record.by_author
     issues = faults_of(segments, spec, readers=readers)
     if issues:
         raise DataError(f"record {record.id!r} breaks the rules of agent {spec.name!r}: {issues[0]}")

@@ -79,7 +79,7 @@ def dropped(record: Record, reason: str) -> Record:
 
 def segments_of(record: Record) -> tuple[Segment, ...]:
     """The record's trajectory by author."""
-    return tuple(Segment(segment.author, segment.text) for segment in record.segments)
+    return record.by_author
 
 
 class _LastSplit:

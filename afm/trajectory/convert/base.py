@@ -12,11 +12,12 @@ import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from afm.agents import AgentSpec, load_agent
+from afm.agents import AgentSpec, agent_of_model, load_agent
 from afm.errors import ConfigError, DataError
 from afm.trajectory.chat import row_id, text_of
 from afm.trajectory.convert.dialogue import (
@@ -62,6 +63,7 @@ class Context:
         tools: Tools of the agent by other names for them; an empty one leaves calls and results out.
         bare: Write nothing that the format does not know.
         options: Of single formats, such as ``atif_version``.
+        folder: Where an ``agent.yaml`` may say more than the name of a row's agent.
     """
 
     agent: AgentSpec | None = None
@@ -69,6 +71,7 @@ class Context:
     tools: Mapping[str, str] = field(default_factory=dict)
     bare: bool = False
     options: Mapping[str, str] = field(default_factory=dict)
+    folder: Path | None = None
     _loaded: dict[str, AgentSpec] = field(default_factory=dict)
 
     def spec(self, name: object = None) -> AgentSpec:
@@ -83,7 +86,9 @@ class Context:
             raise DataError("names no agent; give --agent NAME")
         if name not in self._loaded:
             try:
-                self._loaded[name] = load_agent(name)
+                self._loaded[name] = (
+                    load_agent(name) if self.folder is None else agent_of_model(self.folder, name)
+                )
             except ConfigError as error:
                 raise DataError(str(error)) from None
         return self._loaded[name]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from afm.agents import AgentSpec, agent_of_model
-from afm.errors import ConfigError, DataError, UsageError, suggestion
+from afm.errors import DataError, UsageError, suggestion
 from afm.trajectory.convert.atif import ATIF
 from afm.trajectory.convert.base import ALPACA, ALPACA_KEYS, COA, Context, Format, Item, Read
 from afm.trajectory.convert.messages import AGENT_FLAN, MESSAGES, OPENAI, REACT, SHAREGPT
@@ -221,20 +221,17 @@ def read_rows(
         ConfigError: ``agent`` cannot be loaded.
         UsageError: An alpaca row is met, which names no agent, and ``agent`` is not given.
     """
-    agents = _Agents(Path(path), agent)
-    other = _other_format(Path(path), read_as)
-    if other is not None:
-        yield from _converted(Path(path), other, agents)
-        return
-    for number, (line, item) in enumerate(json_rows(path), start=1):
-        if isinstance(item, DataError):
-            yield item
-            continue
+    path = Path(path)
+    context = Context(agent=agent_of_model(path.parent, agent) if agent else None, folder=path.parent)
+    other = _other_format(path, read_as)
+    rows = json_rows(path) if other is None else read_converted(path, other, context)
+    for number, (line, item) in enumerate(rows, start=1):
         try:
-            yield _row(number, line, item, agents)
-        except (DataError, ConfigError) as error:
-            message = error.message if isinstance(error, DataError) else str(error)
-            yield DataError(message, path=str(path), line=line)
+            yield item if isinstance(item, DataError) else _trajectory_row(number, line, item, context)
+        except UsageError as error:
+            raise UsageError(f"{path}: {error}") from None
+        except DataError as error:
+            yield DataError(error.message, path=str(path), line=line)
 
 
 def _other_format(path: Path, read_as: str | None) -> Format | None:
@@ -248,46 +245,19 @@ def _other_format(path: Path, read_as: str | None) -> Format | None:
     return None if row_format in (COA, ALPACA) else row_format
 
 
-def _converted(path: Path, read_as: Format, agents: _Agents) -> Iterator[TrajectoryRow | DataError]:
-    context = Context(agent=agents.fixed)
-    for number, (line, row) in enumerate(read_converted(path, read_as, context), start=1):
-        if isinstance(row, DataError):
-            yield row
-            continue
-        record = row.record
-        segments = tuple(Segment(segment.author, segment.text) for segment in record.segments)
-        yield TrajectoryRow(record.id or str(number), line, context.spec(record.agent), segments)
-
-
-class _Agents:
-    """Loads each agent once."""
-
-    def __init__(self, path: Path, agent: str | None) -> None:
-        self._path = path
-        self._loaded: dict[str, AgentSpec] = {}
-        self.fixed = agent_of_model(path.parent, agent) if agent else None
-
-    def of(self, name: str | None) -> AgentSpec:
-        if self.fixed is not None:
-            return self.fixed
-        if name is None:
-            raise UsageError(f"{self._path}: alpaca rows name no agent; give --agent NAME")
-        if name not in self._loaded:
-            self._loaded[name] = agent_of_model(self._path.parent, name)
-        return self._loaded[name]
-
-
-def _row(number: int, line: int, item: Any, agents: _Agents) -> TrajectoryRow:
-    if not isinstance(item, dict):
+def _trajectory_row(number: int, line: int, item: Any, context: Context) -> TrajectoryRow:
+    """A row of records or alpaca rows, or one that was converted already."""
+    if not isinstance(item, dict | Read):
         raise DataError(f"got {type(item).__name__}, expected an object")
-    if "segments" in item:
-        record = COA.read(item, Context()).record
-        segments = tuple(Segment(segment.author, segment.text) for segment in record.segments)
-        return TrajectoryRow(record.id, line, agents.of(record.agent), segments)
+    if isinstance(item, Read) or "segments" in item:
+        record = item.record if isinstance(item, Read) else COA.read(item, context).record
+        return TrajectoryRow(record.id or str(number), line, context.spec(record.agent), record.by_author)
     if not isinstance(item.get("output"), str):
         raise DataError(
             f"got the keys {sorted(item)[:8]}, expected a trajectory record or an alpaca row with texts under "
             f"{', '.join(ALPACA_KEYS)}"
         )
-    spec = agents.of(None)
-    return TrajectoryRow(str(item.get("id", number)), line, spec, author_segments(item["output"], spec))
+    if context.agent is None:
+        raise UsageError("alpaca rows name no agent; give --agent NAME")
+    segments = author_segments(item["output"], context.agent)
+    return TrajectoryRow(str(item.get("id", number)), line, context.agent, segments)
