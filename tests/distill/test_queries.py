@@ -201,16 +201,21 @@ def test_a_rate_of_a_few_samples_is_not_rounded_away():
     assert QuerySettings(samples=4, max_rate=0.0).most_right == 0
 
 
-def test_the_script_of_the_web_agent_hands_a_prompt_on(tmp_path):
-    stub = tmp_path / "afm"
+def commands_of_the_script(folder, *words, **environment):
+    """The arguments of each `afm` that the web agent's script calls."""
+    stub = folder / "afm"
     stub.write_text('#!/usr/bin/env bash\nprintf "%s\\n" "$@" "" >> "$LOG"\n')
     stub.chmod(0o755)
-    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "LOG": str(tmp_path / "log"), "MODEL": "m"}
-    script = ROOT / "data/web_agent/select_queries.sh"
-    for prompt in ({}, {"PROMPT": "a folder/web.txt"}):
-        subprocess.run([script, "q.jsonl"], env=environment | prompt, check=True)
-    _, own, _, given, _ = (tmp_path / "log").read_text().split("\n\n")
-    assert given == f"{own}\n--prompt\na folder/web.txt"
+    environment |= {"PATH": f"{folder}:{os.environ['PATH']}", "LOG": str(folder / "log")}
+    (folder / "log").unlink(missing_ok=True)
+    subprocess.run([ROOT / "data/web_agent/select_queries.sh", *words], env=environment, check=True)
+    return [block.split("\n") for block in (folder / "log").read_text().strip().split("\n\n")]
+
+
+def test_the_script_of_the_web_agent_hands_a_prompt_on(tmp_path):
+    _, own = commands_of_the_script(tmp_path, "q.jsonl", MODEL="m")
+    _, chosen = commands_of_the_script(tmp_path, "q.jsonl", MODEL="m", PROMPT="a folder/web.txt")
+    assert chosen == [*own, "--prompt", "a folder/web.txt"]
 
 
 def test_the_shipped_selections_are_those_of_the_paper():
@@ -233,20 +238,12 @@ def test_the_script_of_the_web_agent_selects_and_makes_rl_rows(server, tmp_path)
     write_tasks(questions(24), tmp_path / "tasks.jsonl")
     sft = [{"instruction": "Rules.\n\nQuestion: What is the name of item 2?", "input": "", "output": "x"}]
     (tmp_path / "sft.json").write_text(json.dumps(sft))
-    bin_folder = Path(sys.executable).parent
-    environment = os.environ | {
-        "MODEL": server.url,
-        "SFT": str(tmp_path / "sft.json"),
-        "OUT": str(tmp_path / "queries"),
-        "RL_DIR": str(tmp_path / "rl"),
-        "VALIDATION": "1",
-        "PATH": f"{bin_folder}:{os.environ['PATH']}",
-        "NO_PROXY": "127.0.0.1",
-    }
-    script = ROOT / "data/web_agent/select_queries.sh"
-    words = [script, tmp_path / "tasks.jsonl", "target=9"]
-    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+    settings = {"MODEL": server.url, "SFT": tmp_path / "sft.json", "OUT": tmp_path / "queries"}
+    settings |= {"RL_DIR": tmp_path / "rl", "VALIDATION": "1"}
+    words = (tmp_path / "tasks.jsonl", "target=9")
+    for command in commands_of_the_script(tmp_path, *words, **{k: str(v) for k, v in settings.items()}):
+        done = CliRunner().invoke(app, command[1:])
+        assert done.exit_code == 0, (done.output, done.exception)
     dropped = Counter(row["reason"] for row in rows_of(tmp_path / "queries/dropped.jsonl"))
     assert dropped["in the SFT data"] == 1
     assert dropped["r_q above 0.3"] >= 8  # a third is always known
@@ -283,18 +280,18 @@ def test_a_selection_of_a_file_checks_its_sft_data_and_abilities(server, tmp_pat
 
 
 def test_killed_and_started_again_no_sample_is_lost_or_doubled(server, tmp_path):
-    tasks, samples = questions(24), 16
+    tasks, samples = questions(12), 16
     server.faults = True
     write_tasks(tasks, tmp_path / "tasks.jsonl")
     out = tmp_path / "an out folder"
     words = [sys.executable, "-m", "afm.cli.main", "data", "queries", "configs/queries/qa.yaml", "agent=web"]
     words += [f"tasks={tmp_path / 'tasks.jsonl'}", f"output_dir={out}", f"model={server.url}"]
     words += [f"samples={samples}", "seed=3"]
-    server.allowed = 150
+    server.allowed = 120
     with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         for _ in range(12_000):
             log = out / "samples.jsonl"
-            if log.exists() and log.read_bytes().count(b"\n") >= 90:
+            if log.exists() and log.read_bytes().count(b"\n") >= 60:
                 break
             time.sleep(0.01)
         os.kill(process.pid, signal.SIGKILL)
@@ -302,7 +299,7 @@ def test_killed_and_started_again_no_sample_is_lost_or_doubled(server, tmp_path)
     with (out / "samples.jsonl").open("ab") as file:
         file.write(b'{"task": "q1", "ke')  # what a kill may leave
     before = (out / "samples.jsonl").read_bytes().count(b"\n")
-    assert 90 <= before < len(tasks) * samples
+    assert 60 <= before < len(tasks) * samples
 
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=120)
 
@@ -316,8 +313,8 @@ def test_killed_and_started_again_no_sample_is_lost_or_doubled(server, tmp_path)
         task.id: sum(knows(n, derive_seed(3, task.id, number)) for number in range(samples))
         for n, task in enumerate(tasks)
     }
-    assert {right[f"q{n}"] for n in range(0, 24, 3)} == {16}
-    assert {right[f"q{n}"] for n in range(2, 24, 3)} == {0}
+    assert {right[f"q{n}"] for n in range(0, 12, 3)} == {16}
+    assert {right[f"q{n}"] for n in range(2, 12, 3)} == {0}
     kept, dropped = list(read_tasks(out / "kept.jsonl")), rows_of(out / "dropped.jsonl")
     assert [task.id for task in kept] == [name for name, count in right.items() if count <= 4]
     assert {task.id: task.extra_info["r_q"] for task in kept} == {
@@ -328,8 +325,8 @@ def test_killed_and_started_again_no_sample_is_lost_or_doubled(server, tmp_path)
     }
     assert {row["reason"] for row in dropped} == {"r_q above 0.3"}
     counts = json.loads((out / "manifest.json").read_text())["counts"]
-    assert counts == {"tasks": 24, "kept": len(kept), "dropped": len(dropped)}
-    assert len(kept) + len(dropped) == 24
+    assert counts == {"tasks": 12, "kept": len(kept), "dropped": len(dropped)}
+    assert len(kept) + len(dropped) == 12
 
 
 async def test_sixty_four_requests_are_in_flight(server, tmp_path):
@@ -464,11 +461,11 @@ async def test_a_server_that_refuses_everything_is_an_error_that_loses_nothing(s
 
 
 async def test_many_refused_questions_in_a_row_do_not_end_the_run(server, tmp_path):
-    server.refused = dict.fromkeys(range(30), REFUSALS["too long"])
+    server.refused = dict.fromkeys(range(16), REFUSALS["too long"])
     summary = await selected(
-        questions(36), server, tmp_path, samples=2, max_parallel=2, failures_in_a_row=15, max_rate=1.0
+        questions(20), server, tmp_path, samples=2, max_parallel=2, failures_in_a_row=8, max_rate=1.0
     )
-    assert (dict(summary.dropped), summary.kept) == ({"cannot be sampled": 30}, 6)
+    assert (dict(summary.dropped), summary.kept) == ({"cannot be sampled": 16}, 4)
 
 
 async def test_faults_that_may_pass_are_never_the_questions(server, tmp_path):
