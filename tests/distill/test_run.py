@@ -17,6 +17,7 @@ from afm.distill.record import EventKind, read_events
 from afm.distill.run import distill
 from afm.distill.wiki_team import scripted_team
 from afm.errors import ConfigError
+from afm.tools import load_tools
 from afm.trajectory import author_segments, load_records, validate
 from afm.trajectory.types import Segment
 
@@ -153,25 +154,31 @@ asyncio.run(main())
 """
 
 
-async def test_killed_and_started_again_the_result_is_that_of_one_quiet_run(tmp_path, spec, tools):
+def test_killed_and_started_again_the_result_is_that_of_one_quiet_run(tmp_path, spec):
     def worker(out):
         return subprocess.Popen(
             [sys.executable, "-c", WORKER, ROOT / "configs/tools/code_executor.yaml", out]
         )
+
+    async def quiet():
+        tools = load_tools(ROOT / "configs/tools/code_executor.yaml")
+        await distill(
+            list(generate(WorldSplit.TRAIN, 80, seed=0)), spec, tools, tmp_path / "quiet", **taught(spec)
+        )
+        await tools["code"].close()
 
     kills = 0
     for lines in (30, 200):
         process = worker(tmp_path / "killed")
         log = tmp_path / "killed" / "events.jsonl"
         while process.poll() is None and not (log.exists() and log.read_bytes().count(b"\n") >= lines):
-            await asyncio.sleep(0.005)
+            time.sleep(0.005)
         if process.poll() is None:
             os.kill(process.pid, signal.SIGKILL)
             kills += 1
         process.wait()
     assert worker(tmp_path / "killed").wait() == 0
-    tasks = list(generate(WorldSplit.TRAIN, 80, seed=0))
-    await distill(tasks, spec, tools, tmp_path / "quiet", **taught(spec, seed=0))
+    asyncio.run(quiet())
 
     ends = Counter(event.task_id for event in read_events(log) if event.kind is EventKind.FINAL)
     results = [
