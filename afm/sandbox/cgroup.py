@@ -35,11 +35,13 @@ class Cgroup:
 
     def __init__(self, parent: Path, name: str) -> None:
         self.path = parent / name
+        # A group of version 2 for memory is there already when its time is to be counted too.
         with contextlib.suppress(FileExistsError):
             self.path.mkdir()
 
     def add(self, pid: int) -> None:
         """Put a process in; what it forks from then on belongs to the group."""
+        # What it forked before stays where it is, so this comes before the zygote serves its first run.
         (self.path / "cgroup.procs").write_text(str(pid), encoding="ascii")
 
     def remove(self) -> None:
@@ -64,6 +66,7 @@ class MemoryGroup(Cgroup):
         except OSError:
             self.remove()
             raise
+        # Without this a run that is at its limit would swap, and be slow, in place of being killed.
         file, value = self._version.swap
         with contextlib.suppress(OSError):
             (self.path / file).write_text(value, encoding="ascii")
@@ -210,6 +213,7 @@ def _parents(root: Path, controller: str, memberships: str) -> list[Path]:
         else:
             continue
         here = top / path.lstrip("/")
+        # In a container the path that /proc names need not exist below the mount: then one of its parents does.
         while here != top and here.is_relative_to(top):
             parents.append(here)
             here = here.parent

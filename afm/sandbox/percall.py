@@ -104,7 +104,7 @@ class JailedProcess(JailRun):
     def _kill(self) -> None:
         # Process 1 of the jail takes every descendant with it, and bubblewrap then ends and reaps it.
         # Before it exists everything is still in bubblewrap's process group.
-        inside = self._process_one()
+        inside = self._first_process()
         if inside is None:
             self._kill_group()
             return
@@ -112,7 +112,7 @@ class JailedProcess(JailRun):
             os.kill(inside, signal.SIGKILL)
         self._after(_GRACE_S, self._kill_group)
 
-    def _process_one(self) -> int | None:
+    def _first_process(self) -> int | None:
         """Process 1 of the jail, once it is known."""
         if self._inside is None:
             self._inside = self._child_from_info() if self._informed else self._first_child()

@@ -129,7 +129,7 @@ class JailRun(ABC):
         self._started = time.monotonic()
 
     @abstractmethod
-    def _process_one(self) -> int | None:
+    def _first_process(self) -> int | None:
         """Process 1 of the run, once it is known."""
 
     @abstractmethod
@@ -183,7 +183,7 @@ class JailRun(ABC):
 
     def _end_now(self) -> None:
         self._cancel_timers()
-        if self._process_one() is not None:
+        if self._first_process() is not None:
             self._stopped_cpu_s = self._used_s()  # the kernel forgets the time of processes nobody waited for
         if self._starvation is not None:
             self._starvation.look()
@@ -197,11 +197,11 @@ class JailRun(ABC):
             self._cancel_timers()
             self._after(self._limits.wall_s, self.stop, ExitReason.TIMEOUT)
             self._cpu_watch = CpuWatch(self._used_s, self._limits.cpu_s, lambda: self.stop(ExitReason.CPU))
-            self._starvation = StarvationWatch(self._process_one, self._limits.wall_s)
+            self._starvation = StarvationWatch(self._first_process, self._limits.wall_s)
 
     def _used_s(self) -> float:
         """CPU seconds of the processes that live or were waited for."""
-        pid = self._process_one()
+        pid = self._first_process()
         return tree_cpu_s(pid) if pid is not None else 0.0
 
     def _after(self, seconds: float, action: Callable[..., object], *arguments: object) -> None:

@@ -57,13 +57,13 @@ class StarvationWatch:
     Where the kernel does not count, a run without a core is starved if the machine has more to do than cores.
 
     Args:
-        process_one: Process 1 of the run, once it is known.
+        first_process: Process 1 of the run, once it is known.
         wall_s: Time limit of the run; how often to look depends on it.
     """
 
-    def __init__(self, process_one: Callable[[], int | None], wall_s: float) -> None:
+    def __init__(self, first_process: Callable[[], int | None], wall_s: float) -> None:
         self._loop = asyncio.get_running_loop()
-        self._process_one = process_one
+        self._first_process = first_process
         self._every_s = min(0.5, wall_s / 20)
         self._seen: dict[int, _Thread] = {}
         self._looked = time.monotonic()
@@ -77,7 +77,7 @@ class StarvationWatch:
 
     def look(self) -> None:
         """Count the time since the last look."""
-        now, pid = time.monotonic(), self._process_one()
+        now, pid = time.monotonic(), self._first_process()
         passed_s, self._looked = now - self._looked, now
         threads = _threads(pid) if pid is not None else {}
         new = [thread.since(self._seen.get(tid)) for tid, thread in threads.items()]

@@ -262,7 +262,7 @@ class ZygoteRun(JailRun):
     def _used_s(self) -> float:
         return self._counted_s() if self._computed_s is not None else super()._used_s()
 
-    def _process_one(self) -> int | None:
+    def _first_process(self) -> int | None:
         if self._pidfd is None:
             return None
         text = Path(f"/proc/self/fdinfo/{self._pidfd}").read_text(encoding="ascii")

@@ -58,7 +58,7 @@ class CodeSettings(Settings):
         return data
 
     @model_validator(mode="after")
-    def _one_place(self) -> CodeSettings:
+    def _check_place(self) -> CodeSettings:
         if self.urls and self.sandbox is not None:
             raise ValueError("either `urls` of code servers or a local `sandbox`, not both")
         if self.nsjail_path and (self.sandbox is None or self.sandbox.nsjail_path != self.nsjail_path):

@@ -58,7 +58,7 @@ class McpServer(Settings):
         return self.timeout_s if self.url else max(self.timeout_s, _START_S)
 
     @model_validator(mode="after")
-    def _one_way(self) -> McpServer:
+    def _check_way(self) -> McpServer:
         if bool(self.command) == bool(self.url):
             raise ValueError("either `command` (a list of words) or `url`")
         return self
@@ -219,8 +219,8 @@ async def _client(server: McpServer, stack: AsyncExitStack) -> Any:
         missing = [name for name in server.environment if name not in os.environ]
         if missing:
             raise ConfigError(f"environment variables of the MCP server are not set: {', '.join(missing)}")
-        given = {name: os.environ[name] for name in server.environment}
-        return Client(program(server.command, given, server.max_bytes))
+        environment = {name: os.environ[name] for name in server.environment}
+        return Client(program(server.command, environment, server.max_bytes))
     headers = {}
     if server.token_variable is not None:
         token = os.environ.get(server.token_variable)
@@ -305,12 +305,12 @@ class McpTool:
         if self._settings.argument is not None:
             return {self._settings.argument: text.strip()}
         try:
-            found = json.loads(text)
+            arguments = json.loads(text)
         except (ValueError, RecursionError) as error:
             return f"The arguments are no JSON: {error}. Write one JSON object with the tool's parameters."
-        if not isinstance(found, dict):
+        if not isinstance(arguments, dict):
             return "The arguments are no JSON object. Write one JSON object with the tool's parameters."
-        return found
+        return arguments
 
 
 def _text(result: Any) -> str:

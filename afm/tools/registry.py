@@ -131,18 +131,18 @@ def _tool_class(name: str, where: str) -> type[ConfiguredTool]:
     try:
         module = importlib.import_module(module_name)
     except Exception as error:  # whatever a module does when it is loaded
-        told = str(error) if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
-        raise ConfigError(f"{where}: {name!r} cannot be imported: {told}") from error
-    found = getattr(module, class_name, None)
+        reason = str(error) if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
+        raise ConfigError(f"{where}: {name!r} cannot be imported: {reason}") from error
+    kind = getattr(module, class_name, None)
     classes = [key for key, value in vars(module).items() if hasattr(value, "from_config")]
-    if found is None:
+    if kind is None:
         hint = suggestion(class_name, classes) if classes else "it defines no tool"
         raise ConfigError(f"{where}: {module_name} has no class {class_name!r}; {hint}")
-    if not callable(getattr(found, "from_config", None)) or inspect.isabstract(found):
+    if not callable(getattr(kind, "from_config", None)) or inspect.isabstract(kind):
         raise ConfigError(
             f"{where}: {name!r} is no tool class: it lacks the class method from_config, or leaves methods open"
         )
-    return found  # type: ignore[no-any-return]
+    return kind  # type: ignore[no-any-return]
 
 
 @cache

@@ -131,7 +131,7 @@ class RemoteSandbox:
         began = time.monotonic()
         failures = 0
         for attempt in itertools.count():
-            answer = await self._one_round(body, timeout)
+            answer = await self._ask_all(body, timeout)
             if isinstance(answer, RunResult):
                 return answer
             full = [reason for reason in answer.values() if isinstance(reason, ServerFullError)]
@@ -148,7 +148,7 @@ class RemoteSandbox:
         """Close the connections of this event loop."""
         await self._connections.close()
 
-    async def _one_round(
+    async def _ask_all(
         self, body: bytes, patience: httpx.Timeout
     ) -> RunResult | dict[str, RequestFailedError]:
         """Ask the servers one after the other, the least busy first."""

@@ -23,7 +23,7 @@ _WORD = re.compile(
 _PLACE = re.compile(r"(?:FILE|PATH|DIR|FOLDER|HOME|SOCK|SOCKET|URL|URI|ENDPOINT|HOST|PORT|NAME)S?[0-9]*")
 # Programs are told these as a matter of course, and they tell nothing.
 _ORDINARY = frozenset(
-    (
+    [
         "HOME",
         "HOSTNAME",
         "LANG",
@@ -36,7 +36,7 @@ _ORDINARY = frozenset(
         "TMPDIR",
         "TZ",
         "USER",
-    )
+    ]
 )
 _SCHEME = re.compile(r"(?:Basic|Bearer|Token)\s+(?=\S)", re.IGNORECASE)
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://([^\s/?#]*)@")

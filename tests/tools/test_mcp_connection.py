@@ -63,6 +63,39 @@ if sys.argv[1].isdecimal():
 else:
     server.run("stdio")
 """
+# Speaks just enough of the protocol on its standard streams; it starts ten times as fast as one made with the package.
+PLAIN = """
+import json, os, signal, sys, threading
+
+TOOLS = ("process", "nap", "freeze")
+writing = threading.Lock()
+
+def send(request, answer):
+    with writing:
+        print(json.dumps({"jsonrpc": "2.0", "id": request["id"], **answer}), flush=True)
+
+def call(request):
+    name, text = request["params"]["name"], request["params"]["arguments"]["text"]
+    if name == "nap":
+        threading.Event().wait(float(text))
+    if name == "freeze":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    answer = {"process": str(os.getpid()), "nap": "rested", "freeze": "thawed"}[name]
+    send(request, {"result": {"content": [{"type": "text", "text": answer}]}})
+
+for line in sys.stdin:
+    request = json.loads(line)
+    method = request.get("method")
+    if method == "initialize":
+        info = {"name": "bed", "version": "1"}
+        send(request, {"result": {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}, "serverInfo": info}})
+    elif method == "tools/list":
+        send(request, {"result": {"tools": [{"name": n, "inputSchema": {"type": "object"}} for n in TOOLS]}})
+    elif method == "tools/call":
+        threading.Thread(target=call, args=(request,), daemon=True).start()
+    elif "id" in request:
+        send(request, {"error": {"code": -32601, "message": "Method not found"}})
+"""
 NAMES = ("process", "nap", "naps_given_up", "freeze", "refuse", "lie")
 
 
@@ -111,6 +144,13 @@ def program(tmp_path_factory):
     path = tmp_path_factory.mktemp("mcp") / "a server.py"
     path.write_text(SERVER, encoding="utf-8")
     return path
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    path = tmp_path_factory.mktemp("plain") / "server.py"
+    path.write_text(PLAIN, encoding="utf-8")
+    return StdioServer(path)
 
 
 @pytest.fixture(scope="module", params=["stdio", "http", "http old"])
@@ -178,8 +218,9 @@ async def test_slow_cancelled_and_refused_calls_disturb_no_other(server, open_to
 
 
 async def test_a_server_that_hangs_costs_each_call_its_time_and_one_that_is_killed_works_again(
-    server, open_tools
+    server, plain, open_tools
 ):
+    server = server if "url" in server.where else plain
     tools = open_tools(server, 2.0)
     before = await process(tools)
     began = time.monotonic()
@@ -205,14 +246,14 @@ async def test_a_server_that_hangs_costs_each_call_its_time_and_one_that_is_kill
     assert int(tries[1].text) != int(last.text)
 
 
-async def test_a_call_that_gives_up_late_leaves_only_the_session_it_used(program, open_tools):
-    tools = open_tools(StdioServer(program), 4.0)
+async def test_a_call_that_gives_up_late_leaves_only_the_session_it_used(plain, open_tools):
+    tools = open_tools(plain, 2.0)
     before = await process(tools)
     frozen = asyncio.create_task(tools["freeze"].call(""))
-    await asyncio.sleep(3.0)
+    await asyncio.sleep(1.2)
     late = asyncio.create_task(tools["nap"].call("0"))
     assert not (await frozen).ok
-    resting = asyncio.create_task(tools["nap"].call("3"))
+    resting = asyncio.create_task(tools["nap"].call("1.5"))
     assert not (await late).ok
     assert (await resting).text == "rested"
     after = await process(tools)

@@ -81,7 +81,7 @@ def map_user(uid: int, gid: int, groups_fixed: bool) -> None:
     """
     _prctl(_SET_DUMPABLE, 1)  # or the files below belong to root
     if not groups_fixed:
-        _write("/proc/self/setgroups", "deny")
+        _write("/proc/self/setgroups", "deny")  # an unprivileged gid_map needs it: user_namespaces(7)
     _write("/proc/self/uid_map", f"{uid} {uid} 1")
     _write("/proc/self/gid_map", f"{gid} {gid} 1")
 
@@ -106,6 +106,7 @@ def mount(source: str | None, target: str, kind: str | None, flags: int, data: s
 def become_root_directory(folder: str) -> None:
     """``folder`` becomes ``/``; nothing else of the old tree stays reachable."""
     os.chdir(folder)
+    # The old root ends up on top of the new one, from where it can be unmounted: see pivot_root(2), "pivot_root(., .)".
     _call("pivot_root", b".", b".")
     _checked(_libc.umount2(b".", _DETACH), "umount2")
     os.chdir("/")

@@ -39,7 +39,7 @@ OWN_MODULES = {
 PROGRAM = "/tmp/main.py"
 
 
-class Jail(NamedTuple):
+class JailRoot(NamedTuple):
     """What is the same for every run.
 
     Attributes:
@@ -79,7 +79,7 @@ def exercise(programs: list[tuple[str, str]]) -> list[str]:
     return failed
 
 
-def serve(control: socket.socket, jail: Jail) -> harden.Refusal:
+def serve(control: socket.socket, jail: JailRoot) -> harden.Refusal:
     """Fork a run for each request. Returns only in the program's process, as :func:`begin` does."""
     while True:
         data, fds, _, _ = socket.recv_fds(control, 65536, 5)
@@ -100,7 +100,7 @@ def serve(control: socket.socket, jail: Jail) -> harden.Refusal:
             os.close(fd)
 
 
-def begin(request: dict[str, Any], fds: list[int], jail: Jail) -> harden.Refusal:
+def begin(request: dict[str, Any], fds: list[int], jail: JailRoot) -> harden.Refusal:
     """As process 1 of the run: isolate, fork the program, wait for it. Returns only in the program, what it reports to."""
     code, stdin, stdout, stderr, report = fds
     try:
@@ -124,7 +124,7 @@ def begin(request: dict[str, Any], fds: list[int], jail: Jail) -> harden.Refusal
     return refusal
 
 
-def isolate(request: dict[str, Any], code: int, stdin: int, jail: Jail) -> None:
+def isolate(request: dict[str, Any], code: int, stdin: int, jail: JailRoot) -> None:
     """Everything that separates this run from the host and from other runs."""
     root = jail.root
     kernel.map_user(*jail.user)
@@ -295,7 +295,7 @@ def main() -> harden.Refusal:
         kernel.groups_are_fixed(),
     )  # a new user namespace does not know them yet
     devices = mounted([settings["root"] + device for device in settings["devices"]])
-    return serve(control, Jail(settings["root"], settings["imports"], user, rules, devices))
+    return serve(control, JailRoot(settings["root"], settings["imports"], user, rules, devices))
 
 
 if __name__ == "__main__":
