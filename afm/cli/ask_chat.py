@@ -276,7 +276,7 @@ class EpisodeView:
             case CallFinished():
                 self._still()
                 if self._console.is_terminal:
-                    self._called(event)
+                    self._show_call(event)
                 self._spin("the model is reading")
             case Stopped():
                 self.end()
@@ -336,7 +336,7 @@ class EpisodeView:
         self._console.print(Text(role, f"reverse {self._style(role)}".replace("dim", "bright_black")))
         self._role = role
 
-    def _called(self, event: CallFinished) -> None:
+    def _show_call(self, event: CallFinished) -> None:
         self._fresh_line()
         call = event.call
         state = "repeated" if call.duplicate else "done" if call.ok else "failed"

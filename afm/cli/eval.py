@@ -99,10 +99,10 @@ def _print_comparison(run: Comparison) -> None:
     if money := money_words(run.metrics):
         print(f"  cost: {money}")
     if run.savings is not None:
-        _saved(run.savings)
+        _print_savings(run.savings)
 
 
-def _saved(savings: Savings) -> None:
+def _print_savings(savings: Savings) -> None:
     from afm.evaluation.wording import cost_cells, savings_words
 
     print(f"  {savings_words(savings)}")
@@ -145,7 +145,7 @@ def evaluation(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print metrics.json at the end.")] = False,
 ) -> None:
-    """Evaluate a model with the agent's own loop, or a team (team=FILE); a run that was killed continues with the same command.
+    """Evaluate a model with the agent's own loop, or a team (team=FILE); if interrupted, run the same command again to resume.
 
     Writes manifest.json, episodes.jsonl and metrics.json into out_dir.
     """
@@ -276,7 +276,7 @@ def choose(
     """Have a judge choose among the rounds of each question, without the gold answers: best-of-k.
 
     Needs a judge (GRM_BASE_URL, GRM_API_KEY, GRM_MODEL_NAME, or judge.url). Writes choices.jsonl and adds to metrics.json.
-    What is in choices.jsonl is not asked again, so a run that was killed continues with the same command.
+    What is in choices.jsonl is not asked again, so if interrupted, run the same command again to resume.
     """
     from afm.evaluation.best_of import CHOICES_FILE, choose
     from afm.evaluation.config import saved_section

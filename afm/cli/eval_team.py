@@ -41,14 +41,14 @@ async def open_team(config: EvalConfig, spec: AgentSpec) -> AsyncIterator[tuple[
         tools = load_tools(source) if source is not None else {}
         for tool in tools.values():
             opened.push_async_callback(tool.close)
-        if missing := sorted(_needed(team, spec) - set(tools)):
+        if missing := sorted(_tools_of(team, spec) - set(tools)):
             raise ConfigError(
                 f"the team calls {missing}; `tools` has {sorted(tools)}; name a file that has all of them"
             )
         priced = isinstance(team, ModelTeam) and team.priced
         log = config.out_dir / EVENTS_FILE
         player = opened.enter_context(TeamPlayer(team, spec, team.roles, tools, log, priced=priced))
-        yield player, _described(team)
+        yield player, _description(team)
 
 
 def check_team(config: EvalConfig, spec: AgentSpec) -> None:
@@ -80,7 +80,7 @@ def _team(config: EvalConfig, spec: AgentSpec) -> ModelTeam | ScriptedTeam:
     return scripted_team(spec, config.seed)
 
 
-def _needed(team: ModelTeam | ScriptedTeam, spec: AgentSpec) -> set[str]:
+def _tools_of(team: ModelTeam | ScriptedTeam, spec: AgentSpec) -> set[str]:
     from afm.distill.model_team.team import ModelTeam
 
     if isinstance(team, ModelTeam):
@@ -88,7 +88,7 @@ def _needed(team: ModelTeam | ScriptedTeam, spec: AgentSpec) -> set[str]:
     return set(spec.tool_roles.values())
 
 
-def _described(team: ModelTeam | ScriptedTeam) -> dict[str, Any]:
+def _description(team: ModelTeam | ScriptedTeam) -> dict[str, Any]:
     from afm.distill.model_team.team import ModelTeam
 
     if not isinstance(team, ModelTeam):

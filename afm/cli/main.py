@@ -100,11 +100,11 @@ def _keep_brackets(command: Any) -> None:
 def _fail(error: AfmError | OSError, status: int) -> None:
     if os.environ.get("AFM_TRACEBACK", "0") not in ("", "0", "false"):
         raise error
-    print(f"error: {_described(error)}", file=sys.stderr)
+    print(f"error: {_message(error)}", file=sys.stderr)
     sys.exit(status)
 
 
-def _described(error: AfmError | OSError) -> str:
+def _message(error: AfmError | OSError) -> str:
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
     return str(error)

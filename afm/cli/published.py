@@ -53,19 +53,19 @@ def download(
 ) -> None:
     """Fetch data sets and models (HF_ENDPOINT names a mirror, HF_TOKEN a token; GITHUB_RAW_ENDPOINT a mirror of GitHub's files).
 
-    Killed or cut off, the same command goes on. The first download of a set pins it: commit, size and checksum of every file.
+    If interrupted, run the same command again to resume. The first download of a set pins it: commit, size and checksum of every file.
     From then on the lock decides what is fetched, and any difference from it is an error.
     """
     from afm.datasets.download import plan, run
-    from afm.datasets.hub import size_told
+    from afm.datasets.hub import format_size
     from afm.terminal import ProgressView
 
     chosen = sets_option(sets).chosen(only or [], everything=everything)
     view = ProgressView()
     planned = plan(chosen, out, lock=lock, pin=pin)
     for hub_set in planned.sets:
-        view.line(hub_set.told())
-    view.line(f"{out}: {size_told(planned.bytes_missing)} to fetch")
+        view.line(hub_set.summary())
+    view.line(f"{out}: {format_size(planned.bytes_missing)} to fetch")
     planned.check_space()
     failed = planned.refused
     if not dry_run:
@@ -136,9 +136,9 @@ def published(
     for name, hub_set in chosen.items():
         strict = on_bad_rows is OnBadRows.ERROR
         for prepared in prepare_set(
-            name, hub_set, data, out, strict=strict, new_counts=new_counts, on_row=_shown(view)
+            name, hub_set, data, out, strict=strict, new_counts=new_counts, on_row=_row_counter(view)
         ):
-            _tell(prepared, view)
+            _print_prepared(prepared, view)
             made += 1
         for path in prepare_prompts(name, hub_set, data):
             view.line(str(path))
@@ -183,12 +183,19 @@ def mix(
         return
     strict = on_bad_rows is OnBadRows.ERROR
     mixed = prepare_mix(
-        name, known, data, out, keep=keep or (), own_prompts=own_prompts, strict=strict, on_row=_shown(view)
+        name,
+        known,
+        data,
+        out,
+        keep=keep or (),
+        own_prompts=own_prompts,
+        strict=strict,
+        on_row=_row_counter(view),
     )
     view.line(f"{', '.join(map(str, mixed.paths))}: {mixed.rows} rows")
     for part, counts in mixed.parts.items():
         print(f"{part}: {counts.made} of {counts.read} rows")
-        _tell_counts(counts)
+        _print_counts(counts)
     if mixed.bad_rows is not None:
         print(f"  listed in {mixed.bad_rows}")
 
@@ -241,17 +248,17 @@ def tasks(
         raise UsageError(error.errors()[0]["msg"].removeprefix("Value error, ")) from None
     view = ProgressView()
     strict = on_bad_rows is OnBadRows.ERROR
-    _tell(make(out.stem, step, files, out.parent, strict=strict, on_row=_shown(view)), view)
+    _print_prepared(make(out.stem, step, files, out.parent, strict=strict, on_row=_row_counter(view)), view)
 
 
-def _shown(view: ProgressView) -> OnNamedRow:
+def _row_counter(view: ProgressView) -> OnNamedRow:
     def show(name: str, rows: int) -> None:
         view.update(f"{name}, rows", rows, None)
 
     return show
 
 
-def _tell(prepared: Prepared, view: ProgressView) -> None:
+def _print_prepared(prepared: Prepared, view: ProgressView) -> None:
     counts = prepared.counts
     if prepared.of_another:
         view.line(
@@ -264,12 +271,12 @@ def _tell(prepared: Prepared, view: ProgressView) -> None:
     view.line(f"{files}: {counts.made} of {counts.read} rows{before}")
     if prepared.published not in (None, counts.read):
         print(f"  warning: {counts.read:,} rows, {prepared.published:,} were published")
-    _tell_counts(counts)
+    _print_counts(counts)
     if prepared.bad_rows is not None:
         print(f"  listed in {prepared.bad_rows}")
 
 
-def _tell_counts(counts: ReadCounts) -> None:
+def _print_counts(counts: ReadCounts) -> None:
     if counts.repeated:
         print(f"  left out: {counts.repeated} repeat an earlier row")
     if counts.renamed:

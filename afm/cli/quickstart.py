@@ -51,7 +51,7 @@ def quickstart(
 ) -> None:
     """Generate problems, distil a team, fine-tune, reinforce, evaluate, report: 7 to 9 minutes on 2 cores.
 
-    Killed or interrupted, the same command continues where it stopped.
+    If interrupted, run the same command again to resume.
     """
     from afm.cli.pipeline import Quickstart, run_stages
     from afm.cli.recipes import RECIPES

@@ -130,7 +130,7 @@ def _sample(line: str, agent: str) -> Sample:
     from afm.rewards import Sample
     from afm.trajectory import author_segments
 
-    row = _checked(line)
+    row = _check_row(line)
     spec = _agent(row.get("agent") or agent)
     return Sample(
         spec=spec,
@@ -153,7 +153,7 @@ _OPTIONAL: dict[str, type] = {
 }
 
 
-def _checked(line: str) -> dict[str, Any]:
+def _check_row(line: str) -> dict[str, Any]:
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -217,7 +217,7 @@ def run_lab(config: Path | None, scorers: Sequence[str], as_json: bool) -> None:
         if name not in known:
             raise UsageError(f"--scorer {name}: no attacks on it; {suggestion(name, known)}")
     chosen = [attack for attack in attacks if not scorers or attack.scorer in scorers]
-    counts = asyncio.run(_tried(config, chosen, as_json))
+    counts = asyncio.run(_try_attacks(config, chosen, as_json))
     if not as_json:
         print(
             f"{len(chosen)} attacks: "
@@ -227,7 +227,7 @@ def run_lab(config: Path | None, scorers: Sequence[str], as_json: bool) -> None:
         raise typer.Exit(1)
 
 
-async def _tried(config: Path | None, attacks: Sequence[Attack], as_json: bool) -> Counter[str]:
+async def _try_attacks(config: Path | None, attacks: Sequence[Attack], as_json: bool) -> Counter[str]:
     from afm.rewards import load_reward
     from afm.rewards.attack_lab import outcomes
 

@@ -24,7 +24,7 @@ from afm.cli.road_stages import (
     Road,
     RoadCommand,
     RoadStage,
-    checked_further,
+    check_overrides,
     process_environment,
 )
 from afm.errors import ConfigError, EngineError, UsageError, suggestion
@@ -68,7 +68,7 @@ def road(
 ) -> None:
     """Walk from the published data of an agent to a report: download, prepare, SFT, RL, evaluation, report.
 
-    Killed or interrupted, the same command goes on: every stage knows by its own files what is done. The exit status is 1 if
+    If interrupted, run the same command again to resume: every stage knows by its own files what is done. The exit status is 1 if
     anything is missing that no earlier stage makes.
     """
     way = _road(agent, further or [], size, benchmarks.split(), root, tiny=tiny)
@@ -83,7 +83,7 @@ def road(
         if not path.exists()
     ]
     if dry_run or not (tiny or missing):
-        missing += _looked_at(way, ahead, show=dry_run)
+        missing += _find_missing(way, ahead, show=dry_run)
     for text in missing:
         print(f"error: this would not start: {text}", file=sys.stderr)
     if missing:
@@ -110,10 +110,10 @@ def _road(
         size = "tiny"
     else:
         place, sets = (root or Path.cwd()).resolve(), configs / f"data/{agent}.yaml"
-    return Road(chosen, place, configs.parent, size, tiny, sets, checked_further(further), tuple(benchmarks))
+    return Road(chosen, place, configs.parent, size, tiny, sets, check_overrides(further), tuple(benchmarks))
 
 
-def _looked_at(way: Road, stages: Sequence[RoadStage], *, show: bool) -> list[str]:
+def _find_missing(way: Road, stages: Sequence[RoadStage], *, show: bool) -> list[str]:
     """What is missing; with ``show`` the commands are printed, too."""
     from afm.planning.findings import has_gpu
 
@@ -125,15 +125,15 @@ def _looked_at(way: Road, stages: Sequence[RoadStage], *, show: bool) -> list[st
             print(f"# {stage.name}")
         for number, command in enumerate(stage.commands):
             if show:
-                print(_said(command))
+                print(_command_line(command))
             if command.check and not way.tiny and number == 0:  # the others differ in their data alone
                 errors = list(_errors(command.check, made))
-                missing += [f"{stage.name}: {text}" for text in [*errors, *_unseen(way, stage, errors)]]
+                missing += [f"{stage.name}: {text}" for text in [*errors, *_later_needs(way, stage, errors)]]
         made += stage.makes
     return list(dict.fromkeys(missing))
 
 
-def _unseen(way: Road, stage: RoadStage, errors: Sequence[str]) -> Iterator[str]:
+def _later_needs(way: Road, stage: RoadStage, errors: Sequence[str]) -> Iterator[str]:
     """What `afm doctor` finds only once the rows and the model are there, which an earlier stage may take days to make."""
     if stage.name == "eval" and not _serves_models():
         yield _NO_ENGINE
@@ -175,7 +175,7 @@ def _errors(check: Sequence[str], made: Sequence[Path]) -> Iterator[str]:
             yield f"{finding['subject']}: {text}"
 
 
-def _said(command: RoadCommand) -> str:
+def _command_line(command: RoadCommand) -> str:
     variables = [f"{name}={shlex.quote(value)}" for name, value in command.variables.items()]
     return " ".join([*variables, shlex.join(command.words)])
 
@@ -192,7 +192,7 @@ def _run(way: Road, stage: RoadStage, title: str) -> None:
     around = serving(way, stage.name, way.root / "hub") if way.tiny else nullcontext()
     with around, _served_model(way, stage) as commands:
         for command in commands:
-            print(f"  {_said(command)}", flush=True)
+            print(f"  {_command_line(command)}", flush=True)
             done = subprocess.run(
                 command.words,
                 env=process_environment(command.variables, Path(sys.executable)),
@@ -201,7 +201,7 @@ def _run(way: Road, stage: RoadStage, title: str) -> None:
             )
             if done.returncode != 0:
                 raise EngineError(
-                    f"stage {stage.name} ended with status {done.returncode}; the same command goes on from there"
+                    f"stage {stage.name} ended with status {done.returncode}; run the same command again to resume there"
                 )
     print(f"  {stage.name}: {time.monotonic() - began:.0f} s", flush=True)
     for path in stage.makes:

@@ -225,7 +225,7 @@ class Road:
         else:
             script = f"sft_qwen2.5_{self.size}.sh"
             config = f"sft/{self.agent.name}_qwen2.5_{self.size}.yaml"
-        overrides = ["prompt=row", *self._given("sft")]
+        overrides = ["prompt=row", *self._overrides("sft")]
         keys = {"dataset_dir": "DATA_DIR", "output_dir": "OUTPUT_DIR", "model_name_or_path": "MODEL"}
         same = [f"{key}={variables[name]}" for key, name in keys.items() if name in variables]
         check = (str(self.project / "configs" / config), *same, *overrides)
@@ -251,7 +251,7 @@ class Road:
         else:
             config = f"{config}_{self.size}"
             variables["SIZE"] = self.size
-        overrides += self._given("rl")
+        overrides += self._overrides("rl")
         words = (str(self.project / "train" / self.agent.name / "rl" / f"{script}.sh"), *overrides)
         check = (str(self.project / "configs" / f"{config}.yaml"), f"model={self.sft_model}", *overrides)
         return RoadStage("rl", (RoadCommand(words, variables, check),), (self.model / "config.json",))
@@ -269,7 +269,7 @@ class Road:
             ]
             if server:
                 overrides += [f"model.name={self.model.name}", f"model.tokenizer={self.model}"]
-            overrides += self._given("eval")
+            overrides += self._overrides("eval")
             model = server or str(self.model)
             check = (str(self.project / folder / f"{name}.yaml"), f"model.path={model}", *overrides)
             variables = {"BENCHMARK": name, "CONFIGS": folder, "MODEL": model}
@@ -290,9 +290,9 @@ class Road:
 
     def own_judge(self, stage: str) -> bool:
         """Whether the overrides of ``stage`` name a judge, or rewards that may."""
-        return any(override.startswith(("rewards=", "rewards.judge")) for override in self._given(stage))
+        return any(override.startswith(("rewards=", "rewards.judge")) for override in self._overrides(stage))
 
-    def _given(self, stage: str) -> list[str]:
+    def _overrides(self, stage: str) -> list[str]:
         return [
             override.removeprefix(f"{stage}.")
             for override in self.further
@@ -304,7 +304,7 @@ def _only(names: Sequence[str]) -> list[str]:
     return [word for name in names for word in ("--only", name)]
 
 
-def checked_further(further: Sequence[str]) -> tuple[str, ...]:
+def check_overrides(further: Sequence[str]) -> tuple[str, ...]:
     """Overrides, once each has its stage in front."""
     for override in further:
         stage, _, rest = override.partition(".")

@@ -142,7 +142,7 @@ class _HubHandler(BaseHTTPRequestHandler):
     def _describe(self, repository: Path) -> None:
         if not repository.is_dir():
             return self._send(404, b"Repository not found", {"X-Error-Code": "RepoNotFound"})
-        files = [_described(path, repository) for path in _files(repository)]
+        files = [_hub_entry(path, repository) for path in _files(repository)]
         name = repository.relative_to(self.folder).as_posix()
         body = {"id": name, "private": False, "tags": [], "siblings": files, "sha": _commit(repository)}
         return self._send(200, json.dumps(body).encode(), {})
@@ -180,7 +180,7 @@ def _files(repository: Path) -> list[Path]:
     return sorted(path for path in repository.rglob("*") if path.is_file())
 
 
-def _described(path: Path, repository: Path) -> dict[str, object]:
+def _hub_entry(path: Path, repository: Path) -> dict[str, object]:
     """A file as the Hub's API lists large ones."""
     content, name = path.read_bytes(), path.relative_to(repository).as_posix()
     lfs = {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 134}
@@ -218,7 +218,7 @@ def make_repositories(agent: str, folder: Path, configs: Path) -> Path:
         if entry.get("kind") == "github":
             place /= entry["revision"]
             entry["pinned"] = [
-                _pinned(agent, file["name"], entry, place, questions) for file in entry["pinned"]
+                _make_file(agent, file["name"], entry, place, questions) for file in entry["pinned"]
             ]
         elif entry["repository"].endswith("-SFT-Dataset"):
             _write(place / "sft.json", json.dumps(_sft_rows(agent, questions[:SFT_ROWS]), indent=1).encode())
@@ -253,7 +253,7 @@ def _program(task: Task) -> Task:
     return Task(id=task.id, question=text, ground_truth=json.dumps(tests), data_source="codeforces")
 
 
-def _pinned(
+def _make_file(
     agent: str, name: str, entry: dict[str, Any], place: Path, questions: Sequence[Task]
 ) -> dict[str, Any]:
     """Write one file of the GitHub project, and say what it is."""
@@ -309,7 +309,7 @@ def _answer(task: Task) -> str:
     return answers_of(task.ground_truth)[0]
 
 
-def _asked(agent: str, task: Task) -> str:
+def _prompt(agent: str, task: Task) -> str:
     mark = "Task" if agent == "code" else "Question"
     return f"{_RULES[agent]}\n\n{mark}: {task.question}"
 
@@ -318,13 +318,13 @@ def _sft_rows(agent: str, tasks: Sequence[Task]) -> list[dict[str, str]]:
     """Short trajectories, in the order of functions that the agent's declaration asks for."""
     rows = []
     for task in tasks:
-        steps = _worked(task) if agent == "code" else _looked_up(agent, task)
+        steps = _program_steps(task) if agent == "code" else _search_steps(agent, task)
         output = "\n".join(f"<{role}>{text}</{role}>" for role, text in steps)
-        rows.append({"instruction": _asked(agent, task), "input": "", "output": output})
+        rows.append({"instruction": _prompt(agent, task), "input": "", "output": output})
     return rows
 
 
-def _worked(task: Task) -> list[tuple[str, str]]:
+def _program_steps(task: Task) -> list[tuple[str, str]]:
     program = task.data_source == "codeforces"
     code = "print(int(input()) + 1)" if program else f"print({_answer(task)})"
     fenced = f"```py\n{code}\n```"
@@ -339,7 +339,7 @@ def _worked(task: Task) -> list[tuple[str, str]]:
     ]
 
 
-def _looked_up(agent: str, task: Task) -> list[tuple[str, str]]:
+def _search_steps(agent: str, task: Task) -> list[tuple[str, str]]:
     answer, tool = _answer(task), "wiki_search" if agent == "mhqa" else "web_search"
     begun = [("think", "Look it up."), ("plan", "Search."), ("think", "Search."), (tool, task.question)]
     begun += [("observation", answer), ("think", "Found.")]
@@ -361,7 +361,7 @@ def _code_row(task: Task) -> dict[str, Any]:
     info = {"index": task.id, "need_tools_kwargs": True, "split": "train", "tools_kwargs": {"code": create}}
     return {
         "data_source": source,
-        "prompt": [{"role": "user", "content": _asked("code", task)}],
+        "prompt": [{"role": "user", "content": _prompt("code", task)}],
         "ability": "coding" if gold.startswith("{") else "fact-reasoning",
         "reward_model": {"ground_truth": gold, "style": "rule"},
         "extra_info": info,
@@ -381,7 +381,7 @@ def _question_row(agent: str, task: Task) -> dict[str, Any]:
     }
     return {
         "data_source": source,
-        "prompt": [{"role": "user", "content": _asked(agent, task)}],
+        "prompt": [{"role": "user", "content": _prompt(agent, task)}],
         "reward_model": {"ground_truth": json.dumps({"target": answers, "question": task.question})},
         "extra_info": info,
     }

@@ -194,7 +194,7 @@ def download(
 
     view = ProgressView()
     wanted = planned(out, PublishedIndex(index), gunzip=gunzip)
-    view.line(f"{out}: {wanted.told()}")
+    view.line(f"{out}: {wanted.summary()}")
     check_space(wanted)
     if not dry_run:
         run(wanted, view.update)

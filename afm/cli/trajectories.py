@@ -70,7 +70,7 @@ def filter_files(
 ) -> None:
     """Filter trajectories stage by stage; every dropped row stands with its reason in `dropped.jsonl`.
 
-    Killed or interrupted, the same command continues where it was. The result does not depend on --processes.
+    If interrupted, run the same command again to resume. The result does not depend on --processes.
     """
     from afm.distill.filters.run import filter_files as run
     from afm.terminal import ProgressView
@@ -165,7 +165,7 @@ def stats(
         raise UsageError(f"{out}: input and output are the same file; choose another --out")
     spec = agent_option(agent) if agent else None
     view = ProgressView()
-    counted = _counted(files, spec, samples, seed, view)
+    counted = _count(files, spec, samples, seed, view)
     if not counted.rows:
         raise DataError("holds no trajectories", path=str(files[0]))
     _print_stats(counted, view)
@@ -176,7 +176,7 @@ def stats(
         view.line(str(write_data_report(counted, out, title=title, funnels=funnels, agent=spec)))
 
 
-def _counted(files: Sequence[Path], spec: AgentSpec | None, samples: int, seed: int, view: Any) -> DataStats:
+def _count(files: Sequence[Path], spec: AgentSpec | None, samples: int, seed: int, view: Any) -> DataStats:
     from afm.evaluation.data_stats import DataStats
     from afm.trajectory import read_records
 

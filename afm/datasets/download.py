@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from afm.datasets.hub import MIB, HubFile, Progress, fetch, hub_files, is_whole, size_told
+from afm.datasets.hub import MIB, HubFile, Progress, fetch, format_size, hub_files, is_whole
 from afm.datasets.hub_sets import LOCK_FILE, HubSet, Lock, LockedSet, read_lock
 from afm.errors import DataError
 from afm.runs.folder import RunFolder, manifest_of, write_manifest
@@ -43,12 +43,12 @@ class PlannedSet:
         """What still has to come, judged by sizes."""
         return sum(file.size - _arrived(file, self.folder) for file in self.files)
 
-    def told(self) -> str:
+    def summary(self) -> str:
         """In one line."""
         pin = "pinned" if self.pinned else "not pinned yet"
         return (
             f"{self.name}: {self.wanted.repository} at {self.commit[:12]} ({pin}), {len(self.files)} files, "
-            f"{size_told(self.bytes_in_all)}, {size_told(self.bytes_missing)} to fetch"
+            f"{format_size(self.bytes_in_all)}, {format_size(self.bytes_missing)} to fetch"
         )
 
 
@@ -71,7 +71,7 @@ class DownloadPlan:
         free, needed = shutil.disk_usage(self.out).free, self.bytes_missing
         if needed and free < needed + _SPARE_BYTES:
             raise DataError(
-                f"{size_told(free)} free, {size_told(needed)} to fetch; choose another disk with --out, or fewer "
+                f"{format_size(free)} free, {format_size(needed)} to fetch; choose another disk with --out, or fewer "
                 "sets with --only",
                 path=str(self.out),
             )
@@ -100,7 +100,7 @@ def plan(
             planned.append(PlannedSet(name, wanted, pinned.hub_files(), out / name, True))
             continue
         try:
-            files = _asked(name, wanted)
+            files = _files_on_hub(name, wanted)
         except DataError as error:
             refused[name] = str(error)
             continue
@@ -108,7 +108,7 @@ def plan(
     return DownloadPlan(out, tuple(planned), refused)
 
 
-def _asked(name: str, wanted: HubSet) -> tuple[HubFile, ...]:
+def _files_on_hub(name: str, wanted: HubSet) -> tuple[HubFile, ...]:
     """The files of a set as the Hub has them now."""
     there = wanted.pinned_files() or hub_files(wanted.repository, wanted.kind, wanted.revision)
     files = tuple(file for file in there if wanted.wants(file.name))
@@ -123,7 +123,7 @@ def _asked(name: str, wanted: HubSet) -> tuple[HubFile, ...]:
 
 
 def run(planned: DownloadPlan, progress: Progress, *, lock: Path | None = None) -> dict[str, str]:
-    """Fetch everything; killed at any moment, the same call goes on.
+    """Fetch everything; if interrupted, the same call resumes.
 
     A set is in the manifest, and in the lock, once all of it is there. Sets that the plan did not take from the lock are
     pinned in it; its other sets stay.

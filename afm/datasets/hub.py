@@ -125,7 +125,7 @@ def hub_files(
         DataError: It cannot be reached, is not there, or is not at ``revision``.
         MissingExtraError: ``huggingface_hub`` is absent.
     """
-    info = _described(repository, kind, revision)
+    info = _describe(repository, kind, revision)
     if info.sha is None or (is_commit(revision) and info.sha != revision):
         raise DataError(f"{kind} {repository}: asked for commit {revision}, the server describes {info.sha}")
     files = []
@@ -158,7 +158,7 @@ def _checksum(file: HubFile, path: Path, progress: Progress) -> Checksum:
     return checksum
 
 
-def _described(repository: str, kind: RepositoryKind, revision: str | None) -> Any:
+def _describe(repository: str, kind: RepositoryKind, revision: str | None) -> Any:
     """What the Hub says about a repository; a server that fails is asked again."""
     import httpx
 
@@ -174,32 +174,32 @@ def _described(repository: str, kind: RepositoryKind, revision: str | None) -> A
         except HfHubHTTPError as error:
             status = error.response.status_code
             if (status < 500 and status != _TOO_MANY) or attempt == _LIST_TRIES:
-                raise DataError(_refused(error, repository, kind, revision, str(api.endpoint))) from None
+                raise DataError(_refusal(error, repository, kind, revision, str(api.endpoint))) from None
             time.sleep(max(attempt, _asked_to_wait_s(error.response.headers.get("Retry-After", ""))))
         except (httpx.HTTPError, OfflineModeIsEnabled, OSError) as error:
             raise DataError(
-                f"{kind} {repository} of {api.endpoint}: {_told(error)}. {_OFFLINE_ADVICE}"
+                f"{kind} {repository} of {api.endpoint}: {_message(error)}. {_OFFLINE_ADVICE}"
             ) from None
         except HFValidationError as error:
-            raise DataError(f"{kind} {repository}: {_told(error)}") from None
+            raise DataError(f"{kind} {repository}: {_message(error)}") from None
     raise AssertionError("the last attempt returns or raises")
 
 
-def _refused(error: Any, repository: str, kind: RepositoryKind, revision: str | None, endpoint: str) -> str:
+def _refusal(error: Any, repository: str, kind: RepositoryKind, revision: str | None, endpoint: str) -> str:
     """Why the Hub refused, and what can be done."""
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
     name = f"{kind} {repository} of {endpoint}"
     if isinstance(error, GatedRepoError):
         return (
-            f"{name}: its owner gives access on request: {_told(error)}. Ask for it on the repository's page, "
+            f"{name}: its owner gives access on request: {_message(error)}. Ask for it on the repository's page, "
             "then set HF_TOKEN to a token of your account"
         )
     if isinstance(error, RepositoryNotFoundError):
-        return f"{name}: {_told(error)}. Check its name; if it is private, set HF_TOKEN"
+        return f"{name}: {_message(error)}. Check its name; if it is private, set HF_TOKEN"
     if isinstance(error, RevisionNotFoundError):
         return f"{name}: there is no revision {revision!r}; expected a branch, a tag or a commit"
-    return f"{name}: {_told(error)}"
+    return f"{name}: {_message(error)}"
 
 
 def _asked_to_wait_s(header: str) -> int:
@@ -255,7 +255,7 @@ def pieces(path: Path) -> Iterator[bytes]:
             yield piece
 
 
-def size_told(count: int) -> str:
+def format_size(count: int) -> str:
     """A number of bytes for people."""
     if count >= 1 << 30:
         return f"{count / (1 << 30):.1f} GiB"
@@ -295,22 +295,22 @@ def _get(file: HubFile, sink: Any, arrived: int) -> None:
         http_get(url, sink, resume_size=arrived, headers=headers, expected_size=file.size)
     except HfHubHTTPError as error:
         if error.response.status_code >= 500:
-            raise _BrokenError(_told(error)) from None
+            raise _BrokenError(_message(error)) from None
         endpoint = github_endpoint() if file.kind is RepositoryKind.GITHUB else constants.ENDPOINT
-        why = _refused(error, file.repository, file.kind, file.revision, endpoint)
+        why = _refusal(error, file.repository, file.kind, file.revision, endpoint)
         raise DataError(f"{file.name}: {why}") from None
     except (httpx.ConnectError, OfflineModeIsEnabled) as error:
         if file.kind is RepositoryKind.GITHUB:
-            raise DataError(f"{file.name} of {github_endpoint()}: {_told(error)}. {_NO_GITHUB}") from None
-        raise _BrokenError(_told(error)) from None
+            raise DataError(f"{file.name} of {github_endpoint()}: {_message(error)}. {_NO_GITHUB}") from None
+        raise _BrokenError(_message(error)) from None
     except httpx.TransportError as error:
         raise _BrokenError(f"{type(error).__name__}: {error}".rstrip(": ")) from None
     except OSError as error:
         if error.errno is not None:  # the disk, not the transfer
             raise
-        raise _BrokenError(_told(error)) from None
+        raise _BrokenError(_message(error)) from None
     except ValueError as error:
-        raise DataError(f"{file.repository}, {file.name}: {_told(error)}") from None
+        raise DataError(f"{file.repository}, {file.name}: {_message(error)}") from None
 
 
 def _address(file: HubFile) -> tuple[str, dict[str, str]]:
@@ -325,5 +325,5 @@ def _address(file: HubFile) -> tuple[str, dict[str, str]]:
     return url, {"Accept-Encoding": "identity"}  # ranges count bytes of the file, not of a packed one
 
 
-def _told(error: Exception) -> str:
+def _message(error: Exception) -> str:
     return " ".join(str(error).split())[:_SHOWN_CHARS] or type(error).__name__

@@ -56,7 +56,7 @@ def write_complete_tests(places: Sequence[Path], out: Path) -> int:
     with replacing(out / TESTS_FILE) as temporary, temporary.open("w", encoding="utf-8") as lines:
         for file, line, name, tests in _problems(files):
             if last[name] == (file, line):
-                checked = _checked(tests, file, line)
+                checked = _check(tests, file, line)
                 lines.write(json.dumps({"question_id": name, **checked}, ensure_ascii=False) + "\n")
     write_manifest(out / "manifest.json", counts={"problems": len(last)}, inputs=files)
     return len(last)
@@ -81,7 +81,7 @@ def _problems(files: Sequence[Path]) -> Iterator[tuple[Path, int, str, dict[str,
             yield file, line, str(row["question_id"]), {key: row[key] for key in TEST_KEYS if key in row}
 
 
-def _checked(tests: Mapping[str, Any], file: Path, line: int) -> dict[str, Any]:
+def _check(tests: Mapping[str, Any], file: Path, line: int) -> dict[str, Any]:
     try:
         return checked_tests(tests)
     except DataError as error:

@@ -205,7 +205,7 @@ def _draw_new(
     for _ in range(_MAX_MISSES):
         story = rng.choice(stories)
         problem = _draw(rng, story.kind, steps)
-        question = _tell(rng, story, problem)
+        question = _write_question(rng, story, problem)
         if question not in seen and split_of(problem) is split:
             seen.add(question)
             return problem, question
@@ -226,7 +226,7 @@ def _draw(rng: random.Random, kind: str, steps: int) -> StoryProblem:
     return StoryProblem(kind, start, tuple(changes))
 
 
-def _tell(rng: random.Random, story: Story, problem: StoryProblem) -> str:
+def _write_question(rng: random.Random, story: Story, problem: StoryProblem) -> str:
     slots = {"who": rng.choice(story.who), "what": rng.choice(story.what)}
     sentences = [story.opening.format(n=problem.start, **slots)]
     sentences += [story.changes[operator].format(n=operand, **slots) for operator, operand in problem.changes]

@@ -151,7 +151,7 @@ class _Unique:
             self._ids.add(name)
             yield task if name == task.id else task.model_copy(update={"id": name})
         if not counts.made:
-            raise DataError(f"part {part!r} gives no row: {counts.told()}")
+            raise DataError(f"part {part!r} gives no row: {counts.summary()}")
 
 
 def _key(task: Task) -> bytes:

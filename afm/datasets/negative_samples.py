@@ -155,11 +155,11 @@ class SampleMaker:
             explains = self.absent_answer is AbsentAnswer.EXPLAIN or _is_wrong(record)
             if explains and self.is_silent:
                 return [as_it_is]
-            return [as_it_is, self._asked(record, steps, call, explains)]
+            return [as_it_is, self._ask_without_tools(record, steps, call, explains)]
         if _is_wrong(record):
             return []
         as_it_is = self._as_it_is(NegativeKind.PRESENT_NOT_NEEDED, record)
-        return [self._checked(as_it_is), self._checked(self._without_asking(record, steps))]
+        return [self._check(as_it_is), self._check(self._without_asking(record, steps))]
 
     def of_question(self, row: GeneralQuestion) -> list[NegativeSample]:
         """The samples that a question of everyday chat gives: asked without a prompt, and of the agent with its tools.
@@ -172,16 +172,18 @@ class SampleMaker:
         for text in (row.question, row.answer):
             if tag := tag_pattern(tuple(self.spec.roles)).search(text):
                 raise DataError(f"holds {tag[0]}, a tag of agent {self.spec.name!r}; expected plain text")
-        samples = [self._checked(self._absent(row))]
+        samples = [self._check(self._absent(row))]
         if self.direct_answer is DirectAnswer.PLAIN or self.direct_way:
-            samples.append(self._checked(self._direct(row)))
+            samples.append(self._check(self._direct(row)))
         return samples
 
     def _as_it_is(self, kind: NegativeKind, record: Record) -> NegativeSample:
         asked = self.spec.user_message(record.question)
         return NegativeSample(kind, asked, record.text, AnswerSource.TRAJECTORY, self.spec)
 
-    def _asked(self, record: Record, steps: Sequence[Step], call: Step, explains: bool) -> NegativeSample:
+    def _ask_without_tools(
+        self, record: Record, steps: Sequence[Step], call: Step, explains: bool
+    ) -> NegativeSample:
         """The question with a wish for the tool that the trajectory called first, where there is none."""
         rng = self._rng(NegativeKind.ABSENT_NEEDED, record.identity)
         names = {
@@ -194,10 +196,10 @@ class SampleMaker:
         kind = NegativeKind.ABSENT_NEEDED
         if explains:
             explained = f"{refusal} {_UNANSWERED}"
-            return self._checked(NegativeSample(kind, question, explained, AnswerSource.RULE, None))
+            return self._check(NegativeSample(kind, question, explained, AnswerSource.RULE, None))
         output = _thought_and_answer(self.bare, f"{refusal} {_FROM_MEMORY}", steps[-1].content)
         asked = self.bare.user_message(question)
-        return self._checked(NegativeSample(kind, asked, output, AnswerSource.TRAJECTORY, self.bare))
+        return self._check(NegativeSample(kind, asked, output, AnswerSource.TRAJECTORY, self.bare))
 
     def _without_asking(self, record: Record, steps: Sequence[Step]) -> NegativeSample:
         """A trajectory without a call, by the agent without tools: its last thought and its answer."""
@@ -235,7 +237,7 @@ class SampleMaker:
         asked = self.spec.user_message(row.question)
         return NegativeSample(kind, asked, output, AnswerSource.GIVEN, self.spec, row.system)
 
-    def _checked(self, sample: NegativeSample) -> NegativeSample:
+    def _check(self, sample: NegativeSample) -> NegativeSample:
         """``sample`` if it is what it promises: valid for its agent, and without any call."""
         segments = [Segment(Author.AGENT, sample.output)]
         if calls := written_calls(segments, sample.agent or self.bare, original=self.spec):

@@ -114,14 +114,14 @@ def write_negative(
     survey = _survey(sources, maker, on_row)
     _report(report, survey.bad)
     if survey.bad and not drop_bad_rows:
-        raise DataError(_listed(survey.bad, report))
+        raise DataError(_list_errors(survey.bad, report))
     wanted = {
         kind: round(ratios.get(kind, 0) * len(survey.places[NegativeKind.PRESENT_NEEDED]))
         for kind in NegativeKind
     }
     _check_sources(sources, maker, ratios, survey)
     chosen = {
-        kind: _chosen(survey.places[kind], wanted[kind], f"{maker.seed}/{kind}") for kind in NegativeKind
+        kind: _choose(survey.places[kind], wanted[kind], f"{maker.seed}/{kind}") for kind in NegativeKind
     }
     rows = _write(target, _samples(sources, maker, chosen, survey.rows, on_row))
     register(out, name, target.name, {**COLUMNS, "system": "system"})
@@ -179,7 +179,7 @@ def _check_sources(
         raise DataError(message, path=str(sources.records))
 
 
-def _chosen(places: array[int], count: int, seed: str) -> frozenset[int]:
+def _choose(places: array[int], count: int, seed: str) -> frozenset[int]:
     if count >= len(places):
         return frozenset(places)
     return frozenset(random.Random(seed).sample(places, count))
@@ -247,7 +247,7 @@ def _report(path: Path, bad: list[DataError]) -> None:
     replace_text(path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
 
 
-def _listed(bad: list[DataError], report: Path) -> str:
+def _list_errors(bad: list[DataError], report: Path) -> str:
     lines = [str(error) for error in bad[:_SHOWN]]
     if len(bad) > _SHOWN:
         lines.append(f"... and {len(bad) - _SHOWN} more rows, all listed in {report}")

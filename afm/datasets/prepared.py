@@ -226,7 +226,7 @@ class _NothingError(Exception):
 def _some(made: Iterable[ReadRow], counts: ReadCounts) -> Iterator[ReadRow]:
     yield from made
     if not counts.made:
-        raise _NothingError(counts.told())
+        raise _NothingError(counts.summary())
 
 
 def is_of_another_command(path: Path) -> bool:

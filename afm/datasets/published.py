@@ -66,7 +66,7 @@ class ReadCounts:
         counts |= {"bad": self.bad, "renamed": self.renamed}
         return counts | ({"left_out": self.left_out.total()} if self.left_out else {})
 
-    def told(self) -> str:
+    def summary(self) -> str:
         """The commonest reasons why rows were not made."""
         reasons = (self.refused + self.left_out).most_common(3)
         return "; ".join(f"{count} {reason}" for reason, count in reasons) or "there are none"
@@ -129,12 +129,12 @@ def read_published(
                 on_row(counts.read)
             default = f"{label}-{counts.read}"
             try:
-                made = _made(row, reader, default, data_source)
+                made = _make(row, reader, default, data_source)
             except DataError as error:
-                counts.refused[_kind(error.message)] += 1
+                counts.refused[_reason(error.message)] += 1
                 bad.note(DataError(error.message, path=str(file), line=line))
                 continue
-            if (unique := _unique(made, default, seen)) is None:
+            if (unique := _with_unique_id(made, default, seen)) is None:
                 counts.repeated += 1
                 continue
             counts.renamed += unique is not made
@@ -208,7 +208,7 @@ def _table_rows(file: Path, delimiter: str) -> Iterator[tuple[int, Any]]:
         raise DataError(f"no readable table: {error}", path=str(file)) from None
 
 
-def _made(row: Any, reader: RowReader, default: str, data_source: str | None) -> ReadRow:
+def _make(row: Any, reader: RowReader, default: str, data_source: str | None) -> ReadRow:
     if isinstance(row, DataError):
         raise row
     if not isinstance(row, Mapping):
@@ -232,7 +232,7 @@ def _made(row: Any, reader: RowReader, default: str, data_source: str | None) ->
     return made
 
 
-def _unique(made: ReadRow, default: str, seen: dict[str, bytes]) -> ReadRow | None:
+def _with_unique_id(made: ReadRow, default: str, seen: dict[str, bytes]) -> ReadRow | None:
     """The row under an id that no other row has; ``None`` when it was there already.
 
     Rows of equal ids would fall into one group in reinforcement, so a second question under an id gets the id of a row
@@ -253,7 +253,7 @@ def _unique(made: ReadRow, default: str, seen: dict[str, bytes]) -> ReadRow | No
     return made.model_copy(update={"id": default})
 
 
-def _kind(message: str) -> str:
+def _reason(message: str) -> str:
     """The reason without what is different in every row."""
     return message.partition(", got ")[0][:_REASON_CHARS]
 
@@ -275,7 +275,7 @@ def _saved_files(folder: Path) -> dict[Path, str]:
         if place in inside or not _is_saved(place):
             continue
         if (place / _SPLITS).is_file():
-            for split in map(_plain_name, _listed(place / _SPLITS, "splits")):
+            for split in map(_plain_name, _read_list(place / _SPLITS, "splits")):
                 inside.add(place / split)
                 splits |= dict.fromkeys(_saved_streams(place / split), split)
         else:
@@ -308,7 +308,7 @@ def _arrow_rows(file: Path) -> Iterator[tuple[int, dict[str, Any] | DataError]]:
 
 
 def _saved_streams(folder: Path) -> list[Path]:
-    listed = _listed(folder / _STATE, "_data_files")
+    listed = _read_list(folder / _STATE, "_data_files")
     files = [
         folder / _plain_name(entry.get("filename") if isinstance(entry, dict) else entry) for entry in listed
     ]
@@ -320,7 +320,7 @@ def _saved_streams(folder: Path) -> list[Path]:
     return files
 
 
-def _listed(path: Path, key: str) -> list[Any]:
+def _read_list(path: Path, key: str) -> list[Any]:
     try:
         entries = json.loads(path.read_text(encoding="utf-8"))[key]
         if not isinstance(entries, list):

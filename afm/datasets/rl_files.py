@@ -123,7 +123,7 @@ def write_rl_parts(
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=path.parent) as file:
         spool = _Spool(file, path)
-        extras = _extra_columns(spool.filled(_noting_ends(parts, ends)))
+        extras = _extra_columns(spool.filled(_chain_parts(parts, ends)))
         schema = _schema(
             pa, sorted({tool for part in parts for tool in part.spec.tool_roles.values()}), extras, gold
         )
@@ -137,7 +137,7 @@ def write_rl_parts(
     return spool.rows
 
 
-def _noting_ends(parts: Iterable[RlPart], ends: list[int]) -> Iterator[Task]:
+def _chain_parts(parts: Iterable[RlPart], ends: list[int]) -> Iterator[Task]:
     """The tasks of all parts; ``ends`` gets the number of tasks up to the end of each."""
     count = 0
     for part in parts:

@@ -21,9 +21,9 @@ from afm.datasets.hub import (
     Progress,
     fetch,
     fetch_partial,
+    format_size,
     hub_files,
     pieces,
-    size_told,
 )
 from afm.errors import DataError
 from afm.runs.atomic import replace_text, replacing
@@ -88,9 +88,9 @@ class Download:
         text = round(self.corpus.size * _GUNZIPPED) if self.gunzip else 0
         return self.bytes_to_fetch + text + max((part.size for part in self.parts), default=0)
 
-    def told(self) -> str:
+    def summary(self) -> str:
         """In one line."""
-        return f"{size_told(self.bytes_to_fetch)} to fetch; disk at most {size_told(self.bytes_at_most)} on the way"
+        return f"{format_size(self.bytes_to_fetch)} to fetch; disk at most {format_size(self.bytes_at_most)} on the way"
 
 
 def planned(folder: Path, index: PublishedIndex, *, gunzip: bool = False) -> Download:
@@ -114,7 +114,7 @@ def check_space(download: Download) -> None:
     free = shutil.disk_usage(download.folder).free + used
     if free < download.bytes_at_most:
         raise DataError(
-            f"{size_told(free)} free, {size_told(download.bytes_at_most)} needed; choose another disk",
+            f"{format_size(free)} free, {format_size(download.bytes_at_most)} needed; choose another disk",
             path=str(download.folder),
         )
 

@@ -206,6 +206,6 @@ def test_a_disk_that_is_too_small_is_told_before_the_download(tmp_path):
     tib = 1 << 40
     parts = (part("part_aa", 400 * tib), part("part_ab", 200 * tib))
     download = Download(tmp_path, part("wiki-18.jsonl.gz", tib), parts, "e5_Flat.index", False)
-    assert download.told() == "615424.0 GiB to fetch; disk at most 1025024.0 GiB on the way"
+    assert download.summary() == "615424.0 GiB to fetch; disk at most 1025024.0 GiB on the way"
     with pytest.raises(DataError, match=r"GiB free, 1025024\.0 GiB needed; choose another disk"):
         check_space(download)

@@ -111,7 +111,7 @@ def corpus_lines(world: Encyclopaedia, numbers: Iterable[int] | None = None) -> 
 
 def write_corpus(world: Encyclopaedia, path: Path, progress: Progress | None = None) -> None:
     """Write the corpus, compressed when ``path`` ends in ``.gz``; ``path`` appears when it is whole."""
-    with replacing(path) as temporary, _opened(temporary, path.suffix == ".gz") as file:
+    with replacing(path) as temporary, _open(temporary, path.suffix == ".gz") as file:
         for number, line in enumerate(corpus_lines(world), 1):
             file.write(line)
             if progress and (number % _STEP == 0 or number == world.size):
@@ -152,7 +152,7 @@ def write_encyclopaedia(
     return paths
 
 
-def _opened(path: Path, compressed: bool) -> IO[str]:
+def _open(path: Path, compressed: bool) -> IO[str]:
     if compressed:
         return gzip.open(path, "wt", encoding="utf-8", compresslevel=6)
     return path.open("w", encoding="utf-8")

@@ -31,7 +31,7 @@ _DAPO_BEHIND = 'Remember to put your answer on its own line after "Answer:".'
 
 def read_nq(row: Row, default: str) -> Task:
     """Natural Questions (open): ``{question, answer: [..]}``, as in google-research-datasets/nq_open."""
-    return _listed(row, default, "answer", "id")
+    return _task_with_answers(row, default, "answer", "id")
 
 
 def read_triviaqa(row: Row, default: str) -> Task:
@@ -48,7 +48,7 @@ def read_triviaqa(row: Row, default: str) -> Task:
 
 def read_hotpotqa(row: Row, default: str) -> Task:
     """HotpotQA: ``{id, question, answer, type, level, ..}``, as in hotpotqa/hotpot_qa; its test split has no answers."""
-    return _listed(row, default, "answer", "id", "_id", extra=("type", "level"))
+    return _task_with_answers(row, default, "answer", "id", "_id", extra=("type", "level"))
 
 
 def read_two_wiki(row: Row, default: str) -> Task:
@@ -56,7 +56,7 @@ def read_two_wiki(row: Row, default: str) -> Task:
 
     SimpleDeepSearcher publishes 500 of its questions as ``{id, Question, answer: [..], source}``.
     """
-    return _listed(row, default, "answer", "_id", "id", extra=("type",))
+    return _task_with_answers(row, default, "answer", "_id", "id", extra=("type",))
 
 
 def read_musique(row: Row, default: str) -> Task:
@@ -79,7 +79,7 @@ def read_musique(row: Row, default: str) -> Task:
 
 def read_bamboogle(row: Row, default: str) -> Task:
     """Bamboogle: ``{Question, Answer}``, as in chiayewken/bamboogle; ``{id, Question, answer: [..]}`` of SimpleDeepSearcher."""
-    return _listed(row, default, "answer" if "answer" in row else "Answer", "id")
+    return _task_with_answers(row, default, "answer" if "answer" in row else "Answer", "id")
 
 
 def read_popqa(row: Row, default: str) -> Task:
@@ -93,7 +93,9 @@ def read_popqa(row: Row, default: str) -> Task:
             answers = json.loads(answers)
         except ValueError:
             raise DataError(f"`possible_answers`: expected a JSON list, got {abbreviate(answers)}") from None
-    return _listed({**row, "possible_answers": answers}, default, "possible_answers", "id", extra=("prop",))
+    return _task_with_answers(
+        {**row, "possible_answers": answers}, default, "possible_answers", "id", extra=("prop",)
+    )
 
 
 def read_flashrag(row: Row, default: str) -> Task:
@@ -104,14 +106,14 @@ def read_flashrag(row: Row, default: str) -> Task:
     every set.
     """
     source = row.get("data_source")
-    task = _listed(row, default, "golden_answers")
+    task = _task_with_answers(row, default, "golden_answers")
     extra = {"published_id": row_id(row, default, "id")}
     return task.model_copy(
         update={"data_source": source if isinstance(source, str) else "", "extra_info": extra}
     )
 
 
-def _listed(row: Row, default: str, key: str, *ids: str, extra: tuple[str, ...] = ()) -> Task:
+def _task_with_answers(row: Row, default: str, key: str, *ids: str, extra: tuple[str, ...] = ()) -> Task:
     """A task whose accepted answers stand under ``key``; its id is under the first of ``ids``."""
     return Task(
         id=row_id(row, default, *ids),
@@ -130,7 +132,7 @@ def read_gaia(row: Row, default: str) -> Task:
     if row.get("file_name"):
         raise DataError("`file_name` is set: the question is about a file")
     key = "answer" if "answer" in row else "Final answer"
-    task = _listed(row, default, key, "task_id")
+    task = _task_with_answers(row, default, key, "task_id")
     if task.ground_truth == ["?"]:
         raise DataError(f"`{key}` is withheld: the row is of the test split")
     level = row.get("Level")
@@ -158,7 +160,7 @@ def read_hle(row: Row, default: str) -> Task:
     if row.get("image"):
         raise DataError("`image` is set: the question is about an image")
     text_field(row, "answer")
-    return _listed(row, default, "answer", "id", extra=("answer_type", "category"))
+    return _task_with_answers(row, default, "answer", "id", extra=("answer_type", "category"))
 
 
 def read_browsecomp(row: Row, default: str) -> Task:
