@@ -150,7 +150,8 @@ def load_tools(arguments: Arguments) -> tuple[dict[str, Any], Any]:
     asked = repr([model, *(getattr(arguments.data, name) for name in _OF_THE_TEMPLATE)])
     key = (asked, tokenizer_digest(str(arguments.model.model_name_or_path)))
     if key not in _tools:
-        _tools.clear()  # one at a time: loading a large vocabulary takes seconds, and memory
+        for oldest in list(_tools)[:-1]:
+            del _tools[oldest]
         _tools[key] = _load_tools(arguments)
     tools, template = _tools[key]
     if arguments.agent.match_chat_template:
@@ -164,6 +165,7 @@ _OF_THE_TEMPLATE = (
 )
 _TOKENIZER_FILES = ("*token*.json", "*token*.py", "vocab*", "merges.txt", "*.model", "*.tiktoken")
 _tools: dict[tuple[str, str], tuple[dict[str, Any], Any]] = {}
+"""The last two: loading a large vocabulary takes seconds, and memory."""
 
 
 def _load_tools(arguments: Arguments) -> tuple[dict[str, Any], Any]:

@@ -63,11 +63,3 @@ def test_the_prompts_of_the_kinds_declare_their_tools_or_none(pipeline, folder, 
     for kind, masked in zip(kinds, built.masked(), strict=True):
         assert (MATH.system_prompt() in masked) is kind.startswith("present")
         assert (without_tools(MATH).system_prompt() in masked) is (kind == "absent_needed")
-
-
-def test_packed_rows_keep_their_masks(pipeline, folder, tiny):
-    rows = json.loads((folder / "rows.json").read_text())
-    built = pipeline(tiny, folder, neat_packing=True, cutoff_len=8192)
-    assert len(built.rows) < len(rows)
-    trained = "".join(built.trained()).split("<|im_end|>")
-    assert sorted(trained) == sorted(["", *(row["output"].replace(SEEN, "") for row in rows)])

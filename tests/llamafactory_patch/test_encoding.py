@@ -84,14 +84,6 @@ def test_packed_sequences_keep_their_masks(pipeline, data_dir, model_dir):
         assert max(row["attention_mask"]) == built.text(row, trained=True).count("<|im_end|>")
 
 
-def test_plain_packing_keeps_the_masks_too(pipeline, data_dir, tiny):
-    rows = alpaca(*(f"{CALL}{JOINTS['rollout']}<answer>{n}</answer>" for n in range(6)))
-    built = pipeline(tiny, data_dir(rows), packing=True, cutoff_len=512)
-    assert len(built.rows) < 6
-    trained = "".join(built.trained()).split("<|im_end|>")
-    assert sorted(trained) == ["", *(f"{CALL}<answer>{n}</answer>" for n in range(6))]
-
-
 def test_roles_without_loss_stay_in_the_text(pipeline, data_dir, model_dir):
     text = f"<plan>P.</plan>{CALL}{JOINTS['rollout']}<plan>\nQ é🙂.\n</plan>\n{SAID}"
     folder = data_dir(alpaca(text))
