@@ -143,7 +143,7 @@ def load_tools(arguments: Arguments) -> tuple[dict[str, Any], Any]:
     Raises:
         ConfigError: The tokenizer cannot be loaded, or its chat template is not the configured one.
     """
-    from llamafactory_patch.template import check_chat_template
+    from llamafactory_patch.masks import check_chat_template
 
     model = asdict(arguments.model)
     model.pop("cache_dir", None)

@@ -34,8 +34,8 @@ from llamafactory_patch.conversations import (
     turn,
     without_nulls,
 )
+from llamafactory_patch.masks import segments_by_tag
 from llamafactory_patch.prompts import RowPrompts
-from llamafactory_patch.spans import segments_by_tag
 
 
 class RecordReader:

@@ -19,10 +19,9 @@ from datasets import Dataset
 from afm.errors import AfmError, ConfigError, DataError
 from llamafactory_patch.bad_rows import FAULT_COLUMN, BadRow, BadRowReport
 from llamafactory_patch.engine import TOKENISED_STAGES, Arguments, load_tools, quiet
+from llamafactory_patch.masks import check_roles, rendering
 from llamafactory_patch.prompts import PromptCounter, PromptCounts, row_prompts
 from llamafactory_patch.reading import FEATURES, entries, local_rows
-from llamafactory_patch.spans import check_roles
-from llamafactory_patch.template import rendering
 from llamafactory_patch.tokenise import Tokenised, check_layout, check_stored, load_or_tokenise, tokenise
 
 _SAMPLED_ROWS = 200

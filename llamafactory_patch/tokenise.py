@@ -37,9 +37,9 @@ from llamafactory_patch.engine import (
     parse_arguments,
     tokenizer_digest,
 )
+from llamafactory_patch.masks import check_roles
 from llamafactory_patch.prompts import PromptCounts, count_prompts, keep_record
 from llamafactory_patch.reading import FileState, agents_of, entries, read_set
-from llamafactory_patch.spans import check_roles
 from llamafactory_patch.statistics import first_without_label, show_data
 
 ORIGIN_FILE: Final = "masking.json"
