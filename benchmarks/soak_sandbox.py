@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections import Counter
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from timing import environment, report
@@ -32,7 +32,7 @@ THREADS = (
     1 + 4 + min(32, (os.cpu_count() or 1) + 4)
 )  # main, starters of zygotes, asyncio.to_thread: made when needed
 LIMITS = SandboxLimits(wall_s=20.0, cpu_s=1, memory_bytes=256 << 20, output_bytes=4096)
-SHORT = replace(LIMITS, wall_s=0.6)
+SHORT = LIMITS.model_copy(update={"wall_s": 0.6})
 PLAIN = ("print(input())", "ok")
 MIX = {
     "raise": ("1/0", "error"),

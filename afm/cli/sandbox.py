@@ -126,7 +126,7 @@ def install(
     from afm.sandbox.interpreter import WARM, Identity, find_interpreter
     from afm.sandbox.interpreter import install as install_packages
 
-    found = find_interpreter(SandboxSettings(python=python), Identity.for_process())
+    found = find_interpreter(SandboxSettings(python=python or None), Identity.for_process())
     names = packages or [name for group in WARM for name in group]
     if missing and not (names := [name for name in names if not found.has(name)]):
         return

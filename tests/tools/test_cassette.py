@@ -155,9 +155,9 @@ def test_several_processes_open_an_old_cassette_at_once(tmp_path):
     old_cassette(tmp_path / "x")
     openers = [
         subprocess.Popen([sys.executable, "-c", OPENER, tmp_path / "x"], stdout=subprocess.PIPE, text=True)
-        for _ in range(3)
+        for _ in range(2)
     ]
-    assert [opener.communicate()[0] for opener in openers] == ["2\n"] * 3
+    assert [opener.communicate()[0] for opener in openers] == ["2\n"] * 2
 
 
 async def test_failures_of_the_infrastructure_are_not_recorded(tmp_path):
@@ -216,10 +216,10 @@ asyncio.run(work())
 def test_several_processes_write_one_cassette(tmp_path):
     path = tmp_path / "x"
     writers = [
-        subprocess.Popen([sys.executable, "-c", WRITER, str(path), str(number)]) for number in range(3)
+        subprocess.Popen([sys.executable, "-c", WRITER, str(path), str(number)]) for number in range(2)
     ]
-    assert [writer.wait() for writer in writers] == [0, 0, 0]
-    assert len(list(Cassette(path).calls())) == 150
+    assert [writer.wait() for writer in writers] == [0, 0]
+    assert len(list(Cassette(path).calls())) == 100
 
 
 def test_a_killed_recorder_loses_nothing_that_it_had_acknowledged(tmp_path):
@@ -295,49 +295,38 @@ def test_the_command_reports_age_and_versions(tmp_path):
 READER = """
 import asyncio, sys
 from pathlib import Path
+from afm.errors import ConfigError
 from afm.tools.cassette import Cassette
-cassette = Cassette(Path(sys.argv[1]), readonly=True)
-print(len(list(cassette.calls())), asyncio.run(cassette.find("count", "q")).result.text)
+for name in ("whole", "killed", "old"):
+    try:
+        cassette = Cassette(Path(sys.argv[1], name), readonly=True)
+        print(len(list(cassette.calls())), asyncio.run(cassette.find("count", "q")).result.text)
+    except ConfigError as error:
+        print(error)
 """
 
 
-def read_only(folder, path):
-    """Read a cassette in a folder that is mounted for reading only, which stops even the superuser."""
-    mounted = f"mount --bind '{folder}' '{folder}' && mount -o remount,ro,bind '{folder}'"
+def test_where_nothing_can_be_written_cassettes_are_read_or_say_what_to_do(tmp_path):
+    """A folder that is mounted for reading only stops even the superuser."""
+
+    async def record():
+        live = taped(tmp_path / "whole", mode="record")
+        await live.call("q")
+        await live.close()
+
+    asyncio.run(record())
+    (tmp_path / "killed").touch()
+    (tmp_path / "killed-wal").write_bytes(b"calls")
+    old_cassette(tmp_path / "old")
+    names = {file.name for file in tmp_path.iterdir()}
+
+    mounted = f"mount --bind '{tmp_path}' '{tmp_path}' && mount -o remount,ro,bind '{tmp_path}'"
     if subprocess.run(["unshare", "-rm", "sh", "-c", mounted], capture_output=True, check=False).returncode:
         pytest.skip("needs user and mount namespaces")
-    words = [
-        "unshare",
-        "-rm",
-        "sh",
-        "-c",
-        f'{mounted} && exec "$@"',
-        "sh",
-        sys.executable,
-        "-c",
-        READER,
-        path,
-    ]
-    return subprocess.run(words, capture_output=True, text=True, check=False)
-
-
-async def test_a_place_that_cannot_be_written_is_good_enough_for_replay(tmp_path):
-    path = tmp_path / "x"
-    live = taped(path, mode="record")
-    await live.call("q")
-    await live.close()
-    done = read_only(tmp_path, path)
-    assert done.stdout.startswith("1 q"), done.stderr
-    assert [file.name for file in tmp_path.iterdir()] == ["x"]
-
-
-def test_a_cassette_whose_recorder_was_killed_says_what_to_do_where_it_cannot_be_written(tmp_path):
-    (tmp_path / "x").touch()
-    (tmp_path / "x-wal").write_bytes(b"calls")
-    done = read_only(tmp_path, tmp_path / "x")
-    assert "left x-wal; open it once where that can be written" in done.stderr
-
-
-def test_an_old_cassette_says_what_to_do_where_it_cannot_be_written(tmp_path):
-    old_cassette(tmp_path / "x")
-    assert "a cassette of version 1, expected 2" in read_only(tmp_path, tmp_path / "x").stderr
+    words = ["unshare", "-rm", "sh", "-c", f'{mounted} && exec "$@"', "sh", sys.executable, "-c", READER]
+    done = subprocess.run([*words, tmp_path], capture_output=True, text=True, check=False)
+    whole, killed, old = done.stdout.splitlines()
+    assert whole == "1 q 1"
+    assert "left killed-wal; open it once where that can be written" in killed
+    assert "a cassette of version 1, expected 2" in old
+    assert {file.name for file in tmp_path.iterdir()} == names

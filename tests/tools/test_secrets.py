@@ -182,6 +182,24 @@ def test_each_of_several_keys_is_a_secret(monkeypatch: pytest.MonkeyPatch) -> No
     assert Secrets().hidden("second-key-2 first-key-1") == "[secret] [secret]"
 
 
+SERVER = """
+import json, os, sys
+for line in sys.stdin:
+    request = json.loads(line)
+    answer = {"error": {"code": -32601, "message": "Method not found"}}
+    if request["method"] == "initialize":
+        info = {"name": "notes", "version": "1"}
+        answer = {"result": {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}, "serverInfo": info}}
+    elif request["method"] == "tools/list":
+        answer = {"result": {"tools": [{"name": "note", "inputSchema": {"type": "object"}}]}}
+    elif request["method"] == "tools/call":
+        note = ", ".join([os.environ["PRIVATE_NOTE"], os.environ["HOME"], request["params"]["arguments"]["text"]])
+        answer = {"result": {"content": [{"type": "text", "text": note}]}}
+    if "id" in request:
+        print(json.dumps({"jsonrpc": "2.0", "id": request["id"], **answer}), flush=True)
+"""
+
+
 async def test_what_an_mcp_server_is_told_of_the_environment_is_secret(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,12 +207,7 @@ async def test_what_an_mcp_server_is_told_of_the_environment_is_secret(
     monkeypatch.setenv("PRIVATE_NOTE", "nobody-may-know")
     monkeypatch.setenv("OTHER_NOTE", "everybody-may-know")
     program = tmp_path / "server.py"
-    program.write_text(
-        "import os\nfrom mcp.server import MCPServer\nserver = MCPServer('notes')\n"
-        "@server.tool()\ndef note(text: str) -> str:\n"
-        '    return f\'{os.environ["PRIVATE_NOTE"]}, {os.environ["HOME"]}, {text}\'\n'
-        "server.run('stdio')\n"
-    )
+    program.write_text(SERVER)
     monkeypatch.setenv("HOME", str(tmp_path))
     entry = {
         "class_name": "afm.tools.mcp.McpTool",
