@@ -126,11 +126,7 @@ class ChatSession:
     prices: Prices | None = None
 
     async def ask(self, question: str) -> Record:
-        """One turn, shown live or as a line of JSON, kept in the conversation.
-
-        Raises:
-            EngineError: The model failed.
-        """
+        """One turn, shown live or as a line of JSON, kept in the conversation."""
         from afm.models import SamplingParams
         from afm.rollout import episode_record, run_episode
 
@@ -241,12 +237,7 @@ _SHOWN_ARGUMENT = 48
 
 
 class EpisodeView:
-    """Shows events: on a terminal with names for tags, elsewhere the text exactly as it was written.
-
-    Args:
-        console: Where it shows.
-        prices: Of tokens and calls; without them no money is shown.
-    """
+    """Shows events: on a terminal with names for tags, elsewhere the text exactly as it was written; money only with ``prices``."""
 
     def __init__(self, spec: AgentSpec, console: Console, prices: Prices | None = None) -> None:
         self._prices = prices

@@ -121,11 +121,7 @@ _OF_TOOLS = frozenset({"tools", "cassette"})
 
 
 def kind_of(config: Path, overrides: Sequence[str]) -> ConfigKind:
-    """Whose configuration it is.
-
-    Raises:
-        ConfigError: It cannot be read, or is of none or of two of them.
-    """
+    """Whose configuration it is; an error where it is of none or of two of them."""
     content = read_extended(config, "settings")
     keys = set(content) | {override_key(override).partition(".")[0] for override in overrides}
     if set(content) <= _OF_TOOLS and isinstance(content.get("tools"), list):

@@ -276,7 +276,7 @@ def choose(
     """Have a judge choose among the rounds of each question, without the gold answers: best-of-k.
 
     Needs a judge (GRM_BASE_URL, GRM_API_KEY, GRM_MODEL_NAME, or judge.url). Writes choices.jsonl and adds to metrics.json.
-    What is in choices.jsonl is not asked again, so if interrupted, run the same command again to resume.
+    What is in choices.jsonl is not asked again. If interrupted, run the same command again to resume.
     """
     from afm.evaluation.best_of import CHOICES_FILE, choose
     from afm.evaluation.config import saved_section

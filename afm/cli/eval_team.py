@@ -52,11 +52,7 @@ async def open_team(config: EvalConfig, spec: AgentSpec) -> AsyncIterator[tuple[
 
 
 def check_team(config: EvalConfig, spec: AgentSpec) -> None:
-    """Read the team's file and its tools, and start nothing.
-
-    Raises:
-        ConfigError: Something in them is wrong.
-    """
+    """Read the team's file and its tools, and start nothing."""
     from afm.tools import load_tools
 
     _team(config, spec).roles.checked(spec)

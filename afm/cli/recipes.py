@@ -44,11 +44,7 @@ def wiki_server(index: Path, log: Path) -> Iterator[None]:
 
 
 def build_wiki_index(corpus: Path, index: Path) -> Path:
-    """Build the search index of ``corpus``, with its log beside it; an interrupted build is continued.
-
-    Raises:
-        ToolError: It was not built.
-    """
+    """Build the search index of ``corpus``, with its log beside it; an interrupted build is resumed."""
     words = [sys.executable, "-P", "-m", "tool_servers.wiki_search.build", str(corpus), f"--out={index}"]
     log = index.with_name(f"{index.name}.log")
     with log.open("wb") as sink:
@@ -60,11 +56,7 @@ def build_wiki_index(corpus: Path, index: Path) -> Path:
 
 @contextmanager
 def loopback_server(name: str, arguments: Sequence[str], log: Path) -> Iterator[str]:
-    """Run ``tool_servers.NAME`` on a free port of this machine while the block runs; yields its address.
-
-    Raises:
-        ToolError: The server did not start.
-    """
+    """Run ``tool_servers.NAME`` on a free port of this machine while the block runs; yields its address."""
     words = [sys.executable, "-P", "-m", f"tool_servers.{name}", *arguments, "--host=127.0.0.1", "--port=0"]
     with (
         log.open("ab") as errors,

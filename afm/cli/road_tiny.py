@@ -161,11 +161,7 @@ class _HubHandler(BaseHTTPRequestHandler):
 
 @contextmanager
 def hub_server(folder: Path) -> Iterator[str]:
-    """Serve ``folder/OWNER/NAME`` while the block runs: as data sets of the Hub, and below ``/OWNER/NAME/COMMIT/`` as GitHub does.
-
-    Yields:
-        The address, for ``HF_ENDPOINT`` and ``GITHUB_RAW_ENDPOINT``.
-    """
+    """Serve ``folder/OWNER/NAME`` as the Hub does, and below ``/OWNER/NAME/COMMIT/`` as GitHub does, while the block runs; yields the address."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_HubHandler,), {"folder": folder}))
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -19,11 +19,7 @@ _SUFFIXES = (".jsonl", ".parquet")
 
 
 def owners_files(places: Sequence[Path]) -> list[Path]:
-    """The files of rows among ``places`` and in the folders among them, by name.
-
-    Raises:
-        DataError: There is none.
-    """
+    """The files of rows among ``places`` and in the folders among them, at least one, by name."""
     files = [
         file
         for place in places

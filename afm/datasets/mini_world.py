@@ -106,13 +106,7 @@ STORIES = (
 
 @dataclass(frozen=True, slots=True)
 class StoryProblem:
-    """The arithmetic of one story.
-
-    Attributes:
-        kind: Name of the story.
-        start: First number.
-        changes: Operator (``+ - *``) and operand of each step, in order.
-    """
+    """The arithmetic of one story: a first number, and operator (``+ - *``) and operand of each step."""
 
     kind: str
     start: int

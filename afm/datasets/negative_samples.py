@@ -349,11 +349,7 @@ def _steps(spec: AgentSpec, role: str, content: str, thought: str | None, prefix
 
 
 def _in_format(answer: str, spec: AgentSpec) -> str:
-    """``answer`` as the agent writes answers.
-
-    Raises:
-        DataError: Another answer would be read from it, for example because of its braces.
-    """
+    """``answer`` as the agent writes answers; an error where another would be read from it, for example because of its braces."""
     content = _wrapped(answer, spec)
     read = read_answer(content, spec)
     if spec.answer_separator is None and [part.strip() for part in read] != [answer.strip()]:

@@ -50,12 +50,7 @@ class PublishedPrompt(BaseModel):
         return path
 
     def text(self, sources: Path) -> str:
-        """The user's turn, with ``{question}``.
-
-        Raises:
-            DataError: The file is missing or cannot be read, it has no such text, or ``{question}`` is not in the
-                result exactly once.
-        """
+        """The user's turn, with ``{question}`` exactly once."""
         source = sources / self.file
         if source.suffix == ".parquet":
             text = around_questions(source)

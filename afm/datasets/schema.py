@@ -93,11 +93,7 @@ def read_tasks(path: str | Path, *, data_source: str | None = None) -> Iterator[
 
 
 def read_task_files(paths: Iterable[str | Path]) -> Iterator[Task]:
-    """Stream the tasks of several files as those of one.
-
-    Raises:
-        DataError: At the first bad row, as :func:`read_tasks`, and at an id that another file has, too, naming both.
-    """
+    """Stream the tasks of several files as those of one; an id that two files have is an error that names both."""
     files: dict[str, Path] = {}
     for path in map(Path, paths):
         for task in read_tasks(path):
@@ -159,11 +155,7 @@ def task_of_row(row: Mapping[str, Any], *, default_id: str, data_source: str | N
 
 
 def write_tasks(tasks: Iterable[Task], path: str | Path) -> int:
-    """Write tasks as JSONL, one line each, replacing ``path`` once all are written; returns their number.
-
-    Raises:
-        DataError: A task may not be written in plain form.
-    """
+    """Write tasks as JSONL, one line each, replacing ``path`` once all are written; returns their number."""
     count = 0
     with replacing(Path(path)) as temporary, temporary.open("w", encoding="utf-8") as file:
         for task in tasks:
@@ -174,11 +166,7 @@ def write_tasks(tasks: Iterable[Task], path: str | Path) -> int:
 
 
 def check_writable(task: Task) -> None:
-    """Refuse a task that its owner publishes encrypted (see :mod:`afm.trajectory.record`).
-
-    Raises:
-        DataError: It is one.
-    """
+    """Refuse a task that its owner publishes encrypted (see :mod:`afm.trajectory.record`)."""
     if SEALING_KEY in task.extra_info:
         raise DataError(
             f"task {task.id!r} of {task.data_source} is published encrypted and is not written in plain form; "

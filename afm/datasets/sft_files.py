@@ -110,11 +110,7 @@ def _alpaca(record: Record, spec: AgentSpec, readers: Mapping[str, Reader] | Non
 
 
 def check_name(name: str) -> None:
-    """Check the name of a data set, which becomes a file's.
-
-    Raises:
-        DataError: It could lead out of the folder.
-    """
+    """Refuse a name of a data set that could lead out of its folder."""
     if not re.fullmatch(r"[A-Za-z0-9_][\w.-]*", name):
         raise DataError(
             f"data set name {name!r}: expected letters, digits, `_`, `-` and `.`, without a folder"

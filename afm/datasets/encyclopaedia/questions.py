@@ -49,11 +49,7 @@ class Hop:
 
 @dataclass(frozen=True, slots=True)
 class WorldQuestion:
-    """A question with its gold answer and gold path.
-
-    Attributes:
-        named: The entities whose names stand in the text.
-    """
+    """A question with its gold answer and gold path; ``named`` are the entities whose names stand in the text."""
 
     shape: Shape
     text: str

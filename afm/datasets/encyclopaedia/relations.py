@@ -46,11 +46,7 @@ class Relation:
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
-    """A number that every entity of kind ``subject`` has, from ``low`` to ``high``.
-
-    Attributes:
-        more, less: How the one with the greater and the smaller number is asked for: ``was born later``.
-    """
+    """A number from ``low`` to ``high``; ``less`` and ``more`` ask for an extreme: ``was born later``."""
 
     name: str
     subject: EntityKind

@@ -65,11 +65,7 @@ class Site:
 
 
 def site_server(world: Encyclopaedia, *, host: str = "127.0.0.1", port: int = 0) -> ThreadingHTTPServer:
-    """A server of the site, bound and ready for ``serve_forever``; port 0 takes a free one.
-
-    Raises:
-        OSError: The address cannot be listened on.
-    """
+    """A server of the site, bound and ready for ``serve_forever``; port 0 takes a free one."""
     site = Site(world)
 
     class Handler(BaseHTTPRequestHandler):
@@ -128,11 +124,7 @@ def write_encyclopaedia(
     shapes: Sequence[Shape] = SHAPES,
     progress: Progress | None = None,
 ) -> dict[WorldSplit, Path]:
-    """Write ``corpus.jsonl``, a file of questions for each split and a manifest; returns the question files.
-
-    Raises:
-        ConfigError: The world holds fewer questions than asked for.
-    """
+    """Write ``corpus.jsonl``, a file of questions for each split and a manifest; returns the question files."""
     out = Path(out_dir)
     paths = {split: out / f"{split.value}.jsonl" for split in sizes}
     for split, path in paths.items():

@@ -91,11 +91,7 @@ _WORDS = (len(_CONSONANTS) * len(_VOWELS)) ** 2
 
 
 class Names:
-    """The names of ``count`` entities; both directions take constant time.
-
-    Attributes:
-        firsts, seconds: The two closed lists; no word is in both. The same words for every seed.
-    """
+    """The names of ``count`` entities, made of two closed lists of words; both directions take constant time."""
 
     def __init__(self, count: int, key: str) -> None:
         self.count = count
@@ -236,11 +232,7 @@ class Encyclopaedia:
         return attribute.low + self._values(subject) % (attribute.high - attribute.low + 1)
 
     def page(self, number: int) -> WikiPage:
-        """The page of an entity.
-
-        Raises:
-            IndexError: There is no such entity.
-        """
+        """The page of an entity; an ``IndexError`` where there is no such entity."""
         if not 0 <= number < self.size:
             raise IndexError(f"page {number}: this world has pages 0 to {self.size - 1}")
         kind, title = self.kind(number), self.names.name(number)

@@ -45,11 +45,7 @@ READERS: dict[str, RowReader] = {
 
 
 def checked_reader(name: str) -> str:
-    """``name``, when there is such a reader.
-
-    Raises:
-        ValueError: There is none.
-    """
+    """``name``, when there is such a reader; else a :class:`ValueError`, as pydantic wants it."""
     if name not in READERS:
         raise ValueError(f"the name of a reader; {suggestion(name, READERS)}")
     return name

@@ -25,11 +25,7 @@ from afm.rewards.code_tests.problem import read_problem
 
 
 def checked_tests(tests: Mapping[str, Any]) -> dict[str, Any]:
-    """``tests``, once the reward has read them.
-
-    Raises:
-        DataError: There are none, or they are damaged.
-    """
+    """``tests``, once the reward has read them."""
     try:
         read_problem(tests)
     except DataError as error:

@@ -15,11 +15,7 @@ _MESSAGE_CHARS = 60
 
 
 class ChatMessage(BaseModel):
-    """One turn of a conversation: of ``system``, ``user``, ``assistant`` or ``tool``.
-
-    Attributes:
-        loss: Whether it is trained on, where the data set says so.
-    """
+    """One turn of ``system``, ``user``, ``assistant`` or ``tool``; ``loss`` says whether it is trained on, where the data set does."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -79,11 +75,7 @@ class RowReader:
 
 
 def text_field(row: Row, *keys: str) -> str:
-    """The text under the first of ``keys`` that is there.
-
-    Raises:
-        DataError: It is missing, empty or no text.
-    """
+    """The text under the first of ``keys`` that is there; an error where it is missing, empty or no text."""
     value = next((row[key] for key in keys if row.get(key) is not None), None)
     if not isinstance(value, str) or not value.strip():
         raise DataError(f"`{keys[0]}`: expected a text that is not empty, got {abbreviate(value)}")
@@ -97,11 +89,7 @@ def row_id(row: Row, default: str, *keys: str) -> str:
 
 
 def accepted_answers(row: Row, key: str, values: Iterable[Any]) -> list[str]:
-    """Accepted answers without blanks and repetitions, in their order.
-
-    Raises:
-        DataError: None is left.
-    """
+    """Accepted answers without blanks and repetitions, at least one, in their order."""
     unique = dict.fromkeys(value.strip() for value in values if isinstance(value, str) and value.strip())
     if not unique:
         raise DataError(f"`{key}`: expected at least one answer, got {abbreviate(row.get(key))}")
@@ -116,11 +104,7 @@ def as_list(value: Any) -> list[Any]:
 
 
 def object_field(value: Any, what: str) -> Mapping[str, Any]:
-    """``value`` when it is an object.
-
-    Raises:
-        DataError: It is not.
-    """
+    """``value`` when it is an object, else an error."""
     if not isinstance(value, Mapping):
         raise DataError(f"`{what}`: expected an object, got {abbreviate(value)}")
     return value
@@ -138,11 +122,7 @@ def abbreviate(value: object) -> str:
 
 
 def last_question(row: Row) -> str:
-    """The last turn of the user.
-
-    Raises:
-        DataError: There is none.
-    """
+    """The last turn of the user."""
     turns = [
         turn
         for turn in as_list(row.get("prompt"))
@@ -154,9 +134,5 @@ def last_question(row: Row) -> str:
 
 
 def gold_answer(row: Row) -> str:
-    """The gold answer as it is written.
-
-    Raises:
-        DataError: There is none.
-    """
+    """The gold answer as it is written."""
     return text_field(object_field(row.get("reward_model"), "reward_model"), "ground_truth")
