@@ -61,7 +61,7 @@ class PromptRecord(BaseModel):
         mode: Of the training: ``own``, ``row`` or ``file``.
         templates: The most frequent prompts first, at most 32.
         more: Rows of further prompts.
-        unknown: Rows in whose prompt the question cannot be told from the instruction.
+        unknown: Rows in whose prompt the question cannot be separated from the instruction.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

@@ -98,7 +98,7 @@ def content_text(message: Mapping[str, Any]) -> str:
 
 
 def hidden_reasoning(message: Mapping[str, Any]) -> str:
-    """What a reasoning model thought before its message, as servers put it beside the content; empty without it."""
+    """What a reasoning model thought before its message, as servers send it next to the content; empty without it."""
     for key in ("reasoning_content", "reasoning"):
         if isinstance(message.get(key), str) and message[key].strip():
             return str(message[key]).strip()

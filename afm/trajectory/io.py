@@ -184,7 +184,7 @@ _LONGEST_WORD = 16
 
 
 class BrokenArrayError(DataError):
-    """A JSON array breaks off, so that the rows behind that place cannot be told apart or counted."""
+    """A JSON array breaks off, so that the rows behind that place cannot be separated or counted."""
 
 
 def json_rows(path: str | Path) -> Iterator[tuple[int, Any]]:

@@ -3,7 +3,7 @@
 Some owners publish text encrypted, and records of episodes about it are sealed in the same way: never on disk in plain form.
 BrowseComp (arXiv 2504.12516) is distributed so that crawlers cannot pick it up: every row has a canary, and its texts are combined by
 XOR with the SHA-256 digest of that canary, repeated to the text's length, and written as base64. This hides, it does not protect:
-the key stands beside the text. A record about such a row is sealed because its question, the agent's words, the calls and the judge's
+the key is published with the text. A record about such a row is sealed because its question, the agent's words, the calls and the judge's
 reasons all give the question or the answer away.
 """
 
