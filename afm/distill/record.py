@@ -84,11 +84,8 @@ class Event(Settings):
 class EventLog:
     """The log of one run, open for writing by one process at a time.
 
-    Use it as a context manager. Opening sets a half-written last line aside and reads what is finished.
-
-    Attributes:
-        finished: Ids of the tasks that have an answer or were declined: no run tries them again.
-        spent: In all attempts, unfinished ones included.
+    Use it as a context manager. Opening sets a half-written last line aside and reads which tasks are ``finished`` (they have
+    an answer or were declined, and no run tries them again) and what all attempts have ``spent``.
 
     Raises:
         ConfigError: Another process is writing the same log.

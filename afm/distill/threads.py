@@ -21,13 +21,7 @@ _SHOWN_CALLS = "Calling tools:\n"
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """A tool call in what a model said.
-
-    Attributes:
-        id: As the model or its server gave it; empty when it gave none.
-        number: Among the tool calls of its message, from 0.
-        arguments: Decoded, if they are JSON.
-    """
+    """A tool call in what a model said: its place among those of the message, and its arguments, decoded if they are JSON."""
 
     id: str
     number: int
@@ -205,17 +199,17 @@ class Thread:
         waiting: defaultdict[str, list[int]] = defaultdict(list)
         for number, use in enumerate(shown):
             waiting[use.id].append(number)
-        found: dict[int, Mapping[str, Any]] = {}
+        owned: dict[int, Mapping[str, Any]] = {}
         counts = Counter(str(result["tool_call_id"]) for result in named)
         for result in results:
             identity = str(result.get("tool_call_id") or "")
             if not identity or not waiting.get(identity):
                 raise self._fault(place, "the next request shows a result that fits none of the tool calls")
             number = waiting[identity].pop(0)
-            found[number] = result
+            owned[number] = result
         if any(waiting[identity] for identity in counts):
             raise self._fault(place, "tool calls share an id, and not each of them has a result")
-        return found
+        return owned
 
     def _by_id(self, place: int, use: ToolUse) -> tuple[str, Event]:
         """The result in any later request, if no other call of the attempt bears the same id."""

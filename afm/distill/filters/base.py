@@ -12,8 +12,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from pydantic import BaseModel, ConfigDict
-
 from afm.agents import AgentSpec
 from afm.errors import ConfigError, MissingExtraError, suggestion
 from afm.runs.atomic import replacing
@@ -44,19 +42,13 @@ class AtOnce(Protocol):
         ...
 
 
-class FilterSettings(BaseModel):
-    """Base of the settings of a stage: what is not known is an error."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
 class Rule(ABC):
     """A filter that looks at one record and waits for nothing."""
 
     @property
     @abstractmethod
     def name(self) -> str:
-        """See :attr:`Filter.name`."""
+        """The stage, in reasons and counts."""
 
     @abstractmethod
     def reason(self, record: Record) -> str:
@@ -68,7 +60,7 @@ class Rule(ABC):
         return dropped(record, f"{self.name}: {reason}") if reason else record
 
     async def check(self, record: Record) -> Record:
-        """See :meth:`Filter.check`."""
+        """As :meth:`apply`."""
         return self.apply(record)
 
 
@@ -145,11 +137,6 @@ def draw(seed: int, purpose: str, identity: str) -> float:
     return int.from_bytes(digest, "big") / 2**64
 
 
-def noted(record: Record, facts: Mapping[str, object]) -> dict[str, object]:
-    """The record's provenance with more facts in it."""
-    return {**record.provenance, **facts}
-
-
 async def run_filters(
     records: Iterable[Record], filters: Sequence[Filter], *, parallel: int = 32
 ) -> AsyncIterator[Record]:
@@ -183,12 +170,7 @@ _OTHERS = f"{EARLIER}other reasons"
 
 @dataclass(frozen=True, slots=True)
 class StageCount:
-    """One stage of a run.
-
-    Attributes:
-        rows: Rows that reached it.
-        dropped: Rows that it dropped.
-    """
+    """One stage of a run: the rows that reached it, and those of them that it dropped."""
 
     name: str
     rows: int

@@ -17,8 +17,9 @@ from pathlib import Path
 from pydantic import Field, model_validator
 
 from afm.agents import AgentSpec
+from afm.configuration import Settings
 from afm.datasets import read_tasks
-from afm.distill.filters.base import FilterSettings, Rule
+from afm.distill.filters.base import Rule
 from afm.trajectory.observation import readable
 from afm.trajectory.record import Record
 from afm.trajectory.types import Author
@@ -133,7 +134,7 @@ class SearchedText(StrEnum):
     OBSERVATIONS = "observations"
 
 
-class ContaminationSettings(FilterSettings):
+class ContaminationSettings(Settings):
     """What is compared with what.
 
     Attributes:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from afm.agents import AgentSpec
-from afm.distill.filters.base import FilterSettings
+from afm.configuration import Settings
 from afm.distill.filters.contamination import CHINESE_JAPANESE
 from afm.errors import MissingExtraError
 from afm.trajectory.record import Record
@@ -65,7 +65,7 @@ class Compared(StrEnum):
     """The response with its observations."""
 
 
-class NearDuplicateSettings(FilterSettings):
+class NearDuplicateSettings(Settings):
     """What counts as nearly the same.
 
     Attributes:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import model_validator
 
 from afm.agents import AgentSpec
-from afm.configuration import read_extended, validated
-from afm.distill.filters.base import Filter, FilterSettings
+from afm.configuration import Settings, read_extended, validated
+from afm.distill.filters.base import Filter
 from afm.distill.filters.contamination import ContaminationFilter, ContaminationSettings
 from afm.distill.filters.near_duplicates import NearDuplicateSettings, Signer
 from afm.distill.filters.quality import LanguageFilter, LanguageSettings, QualityFilter, QualitySettings
@@ -36,7 +36,7 @@ _PATHS = {"format": "tools", "quality": "reward", "length": "tokenizer", "contam
 """The setting of a stage that names files, relative to the YAML's folder."""
 
 
-class StageSettings(FilterSettings):
+class StageSettings(Settings):
     """One stage: exactly one of these filters with its settings, ``{}`` for the defaults."""
 
     complexity: ComplexitySettings | None = None
@@ -64,22 +64,17 @@ class StageSettings(FilterSettings):
         return self._given()[0]
 
     @property
-    def settings(self) -> FilterSettings:
+    def settings(self) -> Settings:
         """Its settings."""
-        settings: FilterSettings = getattr(self, self.name)
+        settings: Settings = getattr(self, self.name)
         return settings
 
     def _given(self) -> list[str]:
         return [name for name in type(self).model_fields if getattr(self, name) is not None]
 
 
-class FilterPlan(FilterSettings):
-    """A file of filters.
-
-    Attributes:
-        agent: Whose trajectories they are, where the command line does not say.
-        seed: Fixes every draw.
-    """
+class FilterPlan(Settings):
+    """A file of filters: for which agent, where the command line does not say, and the seed of every draw."""
 
     agent: str | None = None
     seed: int = 0
@@ -142,31 +137,29 @@ def build_stages(plan: FilterPlan, spec: AgentSpec) -> tuple[Stage, ...]:
     return tuple(_build(stage.settings, stage.name, spec, plan.seed) for stage in plan.stages)
 
 
-def _build(settings: FilterSettings, name: str, spec: AgentSpec, seed: int) -> Stage:
+_FILTERS: Mapping[str, Callable[[AgentSpec, Any], Stage]] = {
+    "complexity": ComplexityFilter,
+    "repetition": RepetitionFilter,
+    "length": LengthFilter,
+    "language": LanguageFilter,
+    "secrets": SensitiveFilter,
+    "personal": SensitiveFilter,
+    "contamination": ContaminationFilter,
+    "near_duplicates": Signer,
+    "correction": Correction,
+}
+"""Those that need the agent and their settings alone."""
+
+
+def _build(settings: Settings, name: str, spec: AgentSpec, seed: int) -> Stage:
     match settings:
         case FormatSettings():
             return FormatFilter(spec, readers_of(settings.tools))
-        case ComplexitySettings():
-            return ComplexityFilter(spec, settings)
-        case RepetitionSettings():
-            return RepetitionFilter(spec, settings)
         case QualitySettings():
             return QualityFilter(spec, load_reward(settings.reward), settings.min_score, settings.recorded)
         case ReflectionSettings():
             return ReflectionFilter(spec, settings, seed)
-        case LengthSettings():
-            return LengthFilter(spec, settings)
-        case LanguageSettings():
-            return LanguageFilter(spec, settings)
-        case SecretSettings() | PersonalSettings():
-            return SensitiveFilter(spec, settings)
-        case ContaminationSettings():
-            return ContaminationFilter(spec, settings)
-        case NearDuplicateSettings():
-            return Signer(spec, settings)
-        case CorrectionSettings():
-            return Correction(spec, settings)
-    raise AssertionError(f"no filter for {name}")
+    return _FILTERS[name](spec, settings)
 
 
 def _anchor(data: dict[str, Any], folder: Path) -> None:

@@ -10,13 +10,14 @@ from typing import Any
 from pydantic import Field
 
 from afm.agents import AgentSpec
-from afm.distill.filters.base import FilterSettings, Rule, dropped, prose_of
+from afm.configuration import Settings
+from afm.distill.filters.base import Rule, dropped, prose_of
 from afm.errors import ConfigError, MissingExtraError
 from afm.rewards import Reward, Sample
 from afm.trajectory.record import Record, Verdict
 
 
-class QualitySettings(FilterSettings):
+class QualitySettings(Settings):
     """How answers are judged.
 
     Attributes:
@@ -76,7 +77,7 @@ class QualityFilter:
         return verdict.model_copy(update={"seconds": 0.0})
 
 
-class LanguageSettings(FilterSettings):
+class LanguageSettings(Settings):
     """Which languages stay.
 
     Attributes:

@@ -12,13 +12,12 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from afm.agents import AgentSpec, Grade
+from afm.configuration import Settings
 from afm.distill.filters.base import (
     COPY_OF,
-    FilterSettings,
     Rule,
     draw,
     known_role,
-    noted,
     origin_of,
     segments_of,
     split_of,
@@ -30,7 +29,7 @@ from afm.trajectory.programs import call_form, exact_form, is_program
 from afm.trajectory.record import Record
 
 
-class FormatSettings(FilterSettings):
+class FormatSettings(Settings):
     """The agent's declaration says nearly all.
 
     Attributes:
@@ -56,7 +55,7 @@ class FormatFilter(Rule):
         return str(issues[0]) if issues else ""
 
 
-class ComplexitySettings(FilterSettings):
+class ComplexitySettings(Settings):
     """How much work with tools a trajectory shows.
 
     Attributes:
@@ -99,7 +98,7 @@ class ComplexityFilter(Rule):
         return ""
 
 
-class LengthSettings(FilterSettings):
+class LengthSettings(Settings):
     """Bounds; ``null`` means none.
 
     Attributes:
@@ -169,7 +168,7 @@ class LengthFilter(Rule):
 _WORD = re.compile(r"\w+")
 
 
-class RepetitionSettings(FilterSettings):
+class RepetitionSettings(Settings):
     """What counts as asked before.
 
     Attributes:
@@ -238,7 +237,7 @@ class RepetitionFilter(Rule):
         return _ToolCall(number, role, text, form, frozenset(() if exact else _WORD.findall(text.casefold())))
 
 
-class ReflectionSettings(FilterSettings):
+class ReflectionSettings(Settings):
     """Which role, and how many of those without it stay.
 
     Attributes:
@@ -278,7 +277,7 @@ class ReflectionFilter(Rule):
         return "" if drawn < keep else f"no <{role}>, drew {drawn:.4f}, expected below {keep:g}"
 
 
-class CorrectionSettings(FilterSettings):
+class CorrectionSettings(Settings):
     """How often corrected work is repeated.
 
     Attributes:
@@ -330,7 +329,7 @@ class Correction:
         if not self._corrected(record):
             return
         for number in range(2, self.settings.times + 1):
-            provenance = noted(record, {COPY_OF: origin_of(record), "copy": number})
+            provenance = record.provenance | {COPY_OF: origin_of(record), "copy": number}
             yield record.model_copy(update={"id": f"{record.identity}+{number}", "provenance": provenance})
 
     def _corrected(self, record: Record) -> bool:

@@ -31,11 +31,7 @@ UNREADABLE = "unreadable"
 
 @dataclass(frozen=True, slots=True)
 class FilterSummary:
-    """What a run made.
-
-    Attributes:
-        resumed: Rows that an earlier, interrupted call had dealt with.
-    """
+    """What a run made; ``resumed`` rows had been dealt with by an earlier, interrupted call."""
 
     folder: Path
     funnel: Funnel

@@ -11,7 +11,8 @@ from functools import cached_property
 from pydantic import Field, field_validator
 
 from afm.agents import AgentSpec, RoleKind
-from afm.distill.filters.base import FilterSettings, Rule, dropped, noted, steps_of
+from afm.configuration import Settings
+from afm.distill.filters.base import Rule, dropped, steps_of
 from afm.distill.filters.patterns import PERSONAL, SECRETS, Pattern
 from afm.errors import suggestion
 from afm.trajectory.record import Record, TextSegment
@@ -28,7 +29,7 @@ class Action(StrEnum):
     MASK = "mask"
 
 
-class _SensitiveSettings(FilterSettings):
+class _SensitiveSettings(Settings):
     """What is looked for, and what then.
 
     Attributes:
@@ -186,7 +187,7 @@ class SensitiveFilter(Rule):
         return record.model_copy(
             update={
                 "segments": tuple(segments),
-                "provenance": noted(record, {"masked": {**record.provenance.get("masked", {}), **counts}}),
+                "provenance": record.provenance | {"masked": record.provenance.get("masked", {}) | counts},
                 "response_ids": None,
                 "response_mask": None,
                 "logprobs": None,

@@ -24,13 +24,7 @@ _CHUNK_ROWS = 512
 
 @dataclass(frozen=True, slots=True)
 class FilePosition:
-    """A place between two lines.
-
-    Attributes:
-        file: Number of the file, from 0.
-        offset: Bytes of it (unpacked ones, where it is packed) that lie before.
-        line: Lines of it that lie before.
-    """
+    """A place between two lines: the file by its number from 0, and the (unpacked) bytes and lines of it that lie before."""
 
     file: int = 0
     offset: int = 0

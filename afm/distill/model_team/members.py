@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from afm.configuration import read_file, validated
+from afm.configuration import Settings, read_file, validated
 from afm.distill.record import explain
 from afm.endpoints.replies import objects_in, without_reasoning
 from afm.errors import ConfigError
@@ -25,16 +25,8 @@ _SHIPPED = Path(__file__).parent / "prompts"
 _FENCED = re.compile(r"\s*```[\w+-]*\n(.*?)\n?```\s*", re.DOTALL)
 
 
-class PromptFile(BaseModel):
-    """A YAML of Jinja templates.
-
-    Attributes:
-        system: Who the member is, and the form of its reply.
-        user: The task as far as this member needs to know it.
-        says: What of its reply becomes its message.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
+class PromptFile(Settings):
+    """A YAML of Jinja templates: system and user message, and what of the reply becomes the member's message."""
 
     system: str
     user: str
@@ -50,15 +42,15 @@ class Prompt:
 
     def system(self, view: Mapping[str, Any]) -> str:
         """The system message."""
-        return _filled(self.file.system, view, f"{self.label}: system").strip()
+        return filled(self.file.system, view, f"{self.label}: system").strip()
 
     def user(self, view: Mapping[str, Any]) -> str:
         """The user's message."""
-        return _filled(self.file.user, view, f"{self.label}: user").strip()
+        return filled(self.file.user, view, f"{self.label}: user").strip()
 
     def says(self, view: Mapping[str, Any]) -> str:
         """The member's message in the trajectory."""
-        return _filled(self.file.says, view, f"{self.label}: says").strip()
+        return filled(self.file.says, view, f"{self.label}: says").strip()
 
 
 def read_prompt(name: str, path: Path | None = None, says: str | None = None) -> Prompt:
@@ -78,15 +70,11 @@ def read_prompt(name: str, path: Path | None = None, says: str | None = None) ->
 
 
 def filled(template: str, view: Mapping[str, Any], where: str) -> str:
-    """A template of a team's file with its names replaced.
+    """A template with its names replaced.
 
     Raises:
         ConfigError: It is no template, or names something unknown.
     """
-    return _filled(template, view, where)
-
-
-def _filled(template: str, view: Mapping[str, Any], where: str) -> str:
     from jinja2 import TemplateError
 
     try:
@@ -273,7 +261,7 @@ _CUT = "\n[... {count} characters left out ...]\n"
 
 @dataclass(frozen=True, slots=True)
 class SubTaskFinding:
-    """What came of a sub-task."""
+    """What came of a sub-task, as the members see it."""
 
     goal: str
     text: str
@@ -323,7 +311,7 @@ class Memory:
         wanted = (tool, call_form(tool, argument))
         return any((result.tool, call_form(tool, result.argument)) == wanted for result in self.results)
 
-    def found(self, goal: str, text: str) -> None:
+    def note(self, goal: str, text: str) -> None:
         """Note what came of a sub-task; the same one twice counts once, with its last result."""
         self.findings = [finding for finding in self.findings if finding.goal != goal]
         self.findings.append(SubTaskFinding(goal, text))

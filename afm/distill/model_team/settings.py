@@ -53,12 +53,7 @@ class TeamModel(Settings):
 
 
 class MemberSettings(Settings):
-    """One member of the team.
-
-    Attributes:
-        prompt: A YAML of templates that replaces the shipped one; relative to the team's file.
-        says: Template of what goes into the trajectory; replaces the prompt's own.
-    """
+    """One member of the team: its model, and templates that replace the shipped ``prompt`` or what it ``says`` in the trajectory."""
 
     model: str
     prompt: Path | None = None

@@ -236,7 +236,7 @@ class _Attempt:
         return reflection
 
     def _found(self, agent: str, step: SubTask, action: ToolAgentReply) -> None:
-        self._memory.found(step.goal, self._plain(action.finding))
+        self._memory.note(step.goal, self._plain(action.finding))
         self._think(agent, f"{action.thought.strip()} {action.finding.strip()}")
 
     async def _act(self, agent: str, step: SubTask, left: int) -> ToolAgentReply:

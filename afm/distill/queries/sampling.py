@@ -223,11 +223,9 @@ class _Fault:
 
 
 class Sampling:
-    """The workers of one selection: they share an iterator of samples to take.
+    """Takes the samples of one selection: ``resumed`` ones were in the log, ``sampled`` ones were taken.
 
     Attributes:
-        resumed: Samples found in the log.
-        sampled: Samples taken.
         unjudged: Ids of tasks whose answers nobody can judge, and why.
         unsampled: Ids of tasks that the engine does not answer though it answers others, and why.
     """

@@ -16,6 +16,7 @@ from afm.datasets.schema import question_of_prompt
 from afm.distill.filters.contamination import with_marks
 from afm.distill.queries.askers import QuestionAsker
 from afm.distill.queries.sampling import OnSample, QuerySettings, SampleLog, Sampling
+from afm.distill.run import distinct_tasks
 from afm.errors import DataError
 from afm.rewards.text_match import comparable
 from afm.runs.atomic import replacing
@@ -30,13 +31,10 @@ MANIFEST_FILE = "manifest.json"
 
 @dataclass(frozen=True, slots=True)
 class QuerySummary:
-    """What a selection gave: ``kept + sum(dropped) == tasks``.
+    """What a selection gave: tasks kept in ``path`` (with ``r_q``) and dropped by reason, ``kept + sum(dropped) == tasks``.
 
     Attributes:
-        path: JSONL of the kept tasks; ``extra_info`` holds ``r_q`` and ``r_q_samples``.
-        dropped: Tasks by reason.
-        resumed: Samples found in the log.
-        sampled: Samples taken by this call.
+        resumed: Samples in the log; ``sampled`` were taken by this call.
         unsampled: Ids of tasks that the engine does not answer though it answers others, and why.
     """
 
@@ -84,7 +82,8 @@ async def select_queries(
         EngineError: Samples could not be taken. Those that were stay; the same call goes on.
         SandboxUnavailableError: Model-written code cannot run on this machine.
     """
-    _check_ids(tasks)
+    if not list(distinct_tasks(tasks)):
+        raise DataError("no tasks to select from")
     facts = {**asker.facts, "with_tools": settings.with_tools, "seed": settings.seed}
     early = dict(_unasked(tasks, known))
     asked = [task for task in tasks if task.id not in early]
@@ -102,14 +101,6 @@ async def select_queries(
         ]
     decisions = _drawn(decisions, settings)
     return _written(decisions, out, settings, run, inputs, asker.facts)
-
-
-def _check_ids(tasks: Sequence[Task]) -> None:
-    if not tasks:
-        raise DataError("no tasks to select from")
-    counts = Counter(task.id for task in tasks)
-    if repeated := next((name for name, count in counts.items() if count > 1), None):
-        raise DataError(f"task id {repeated!r} occurs twice; ids must be unique")
 
 
 def _unasked(tasks: Sequence[Task], known: Collection[str]) -> Iterator[tuple[str, str]]:

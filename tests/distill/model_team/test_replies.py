@@ -93,9 +93,9 @@ def test_an_action_calls_or_reports():
 def test_the_last_results_are_shown_whole_and_earlier_ones_by_their_calls():
     memory = Memory("q", shown_results=2)
     memory.results += [Result("s", f"a{number}", f"text {number}") for number in range(4)]
-    memory.found("goal", "first")
-    memory.found("other", "x")
-    memory.found("goal", "second")
+    memory.note("goal", "first")
+    memory.note("other", "x")
+    memory.note("goal", "second")
 
     view = memory.view()
     assert [result.text for result in view["results"]] == ["text 2", "text 3"]
