@@ -47,11 +47,9 @@ class RunResult:
     kernel runs others are starved. Both count from the program's start, as far as was seen.
 
     Attributes:
-        stdout: Decoded as UTF-8, invalid bytes replaced; cut at ``output_bytes`` (its end is lost).
-        stderr: Likewise.
+        stdout: Decoded as UTF-8, invalid bytes replaced; cut at ``output_bytes`` (its end is lost). So is ``stderr``.
         exit_status: As ``subprocess`` reports it: negative is a signal; ``None`` when it was killed for a limit.
-        stdout_cut: Whether the end of stdout is missing.
-        stderr_cut: Whether the end of stderr is missing.
+        stdout_cut: Whether the end of stdout is missing; ``stderr_cut`` of stderr.
         starved_s: Seconds by the clock in which the machine kept the program from computing.
         idle_s: Seconds by the clock in which the program did not want to compute.
         peak_memory_bytes: Largest resident set of the program and its waited-for children, if known.
@@ -95,6 +93,7 @@ class Sandbox(Protocol):
         """Run ``code`` once.
 
         Raises:
+            DataError: ``code`` or ``stdin`` is larger than the limits allow.
             SandboxUnavailableError: No isolation on this machine (the message names what to install).
             SandboxBusyError: Too many runs wait already.
             SandboxError: The sandbox itself failed.

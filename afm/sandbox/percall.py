@@ -221,12 +221,7 @@ class PerCallSandbox(ABC, Generic[J]):
         """
 
     async def run(self, code: str, stdin: str = "", limits: SandboxLimits | None = None) -> RunResult:
-        """See :class:`afm.sandbox.base.Sandbox`.
-
-        Raises:
-            DataError: ``code`` or ``stdin`` is larger than the limits allow.
-            SandboxBusyError: Too many runs wait already.
-        """
+        """See :class:`afm.sandbox.base.Sandbox`."""
         task = RunTask.from_texts(code, stdin, limits or self._settings.limits)
         life = self._current()
         jail = await self._ready(life)
@@ -253,11 +248,7 @@ class PerCallSandbox(ABC, Generic[J]):
         return self._life
 
     async def isolation(self) -> list[str]:
-        """What stands between programs and the host, in sentences.
-
-        Raises:
-            SandboxUnavailableError: No isolation on this machine.
-        """
+        """See :class:`afm.sandbox.base.LocalSandbox`."""
         jail = await self._ready(self._current())
         return [
             f"{self.name} ({jail.path}) for each run, {self._max_parallel} at a time",

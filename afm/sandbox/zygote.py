@@ -57,12 +57,7 @@ class ZygoteSandbox:
             self._reset()
 
     async def run(self, code: str, stdin: str = "", limits: SandboxLimits | None = None) -> RunResult:
-        """See :class:`afm.sandbox.base.Sandbox`.
-
-        Raises:
-            DataError: ``code`` or ``stdin`` is larger than the limits allow.
-            SandboxBusyError: Too many runs wait already.
-        """
+        """See :class:`afm.sandbox.base.Sandbox`."""
         task = RunTask.from_texts(code, stdin, limits or self._settings.limits)
         trouble: ZygoteLostError | None = None
         for _ in range(_ATTEMPTS):
@@ -95,11 +90,7 @@ class ZygoteSandbox:
         starter.shutdown(wait=False)
 
     async def isolation(self) -> list[str]:
-        """What stands between programs and the host, in sentences.
-
-        Raises:
-            SandboxUnavailableError: No isolation on this machine.
-        """
+        """See :class:`afm.sandbox.base.LocalSandbox`."""
         pool = await self._ready()
         warm = "; ".join(", ".join(group) for group in pool.groups) or "no packages"
         if self._failed:

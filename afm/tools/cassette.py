@@ -272,11 +272,7 @@ class Goal(StrEnum):
 class CassetteSettings(Settings):
     """The ``cassette`` part of a tools YAML; a path alone stands for ``{file: PATH}``.
 
-    Attributes:
-        file: The cassette.
-        mode: Record or replay.
-        on_miss: For replay.
-        goal: Likewise.
+    ``on_miss`` and ``goal`` are for replay.
     """
 
     file: Path
@@ -358,9 +354,7 @@ class Staleness:
     """How old the calls of one tool are.
 
     Attributes:
-        calls: Number recorded.
-        oldest: Seconds since the epoch.
-        newest: Likewise.
+        oldest: Seconds since the epoch; so is ``newest``.
         outdated: Calls recorded longer ago than allowed.
         versions: Calls by version of the tool; more than one means that its settings changed in between.
     """

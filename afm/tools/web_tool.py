@@ -130,38 +130,43 @@ class WebServerError(ToolError):
         self.kind = kind
 
 
+class WebToolSettings(Settings):
+    """Settings that every one of these tools takes in a tools file.
+
+    Attributes:
+        urls: Servers, with or without the path of their requests; asked in turn. By default where the environment says.
+        timeout_s: For one request.
+        tries: Requests before a failure counts, each to the next server.
+        busy_s: How long to keep asking servers that are well but full.
+    """
+
+    urls: tuple[str, ...] = ()
+    timeout_s: float = Field(default=95.0, gt=0)
+    tries: int = Field(default=2, ge=1)
+    busy_s: float = Field(default=120.0, ge=0)
+
+
 class WebClient:
     """A client of one kind of server.
 
     Args:
         urls: Servers, with or without the kind's path.
         token: Sent in the header ``Authorization`` and nowhere else.
-        timeout_s: For one request.
-        tries: Requests before a failure counts.
-        busy_s: How long to keep asking servers that are well but full.
+        settings: Time and tries; its own ``urls`` do not count.
 
     Raises:
         ConfigError: No address, one that is not ``http://`` or ``https://``, or a token that no header can carry.
     """
 
     def __init__(
-        self,
-        urls: Sequence[str],
-        kind: ServerKind,
-        *,
-        token: str | None,
-        timeout_s: float,
-        tries: int,
-        busy_s: float,
+        self, urls: Sequence[str], kind: ServerKind, *, token: str | None, settings: WebToolSettings
     ) -> None:
         example = f"http://127.0.0.1:9000{kind.path}"
         if not urls:
             raise ConfigError(f"urls: got none, expected addresses such as {example}")
         self._urls = [server_address(url, kind.path, kind.token, example) + kind.path for url in urls]
         self._kind = kind
-        self._timeout_s = timeout_s
-        self._tries = tries
-        self._busy_s = busy_s
+        self._settings = settings
         self._turn = itertools.count()
         self._connections = connections_to(token, kind.token)
 
@@ -186,7 +191,11 @@ class WebClient:
                 wait_s = error.wait_s if isinstance(error, ServerFullError) else 0.0
                 failures += not isinstance(error, ServerFullError)
                 vain = error.lasting and len(self._urls) == 1
-                if vain or failures >= self._tries or time.monotonic() - began > self._busy_s:
+                if (
+                    vain
+                    or failures >= self._settings.tries
+                    or time.monotonic() - began > self._settings.busy_s
+                ):
                     raise WebServerError(f"{url}: {error}", error.kind) from None
                 await asyncio.sleep(pause_s(attempt, wait_s, longest_s=LONGEST_PAUSE_S))
         raise AssertionError("unreachable")
@@ -197,10 +206,10 @@ class WebClient:
 
     async def _once(self, url: str, body: bytes, reply: type[ReplyT]) -> ReplyT:
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(self._settings.timeout_s):
                 status, headers, content = await self._posted(url, body)
         except TimeoutError:
-            raise RequestFailedError(f"no answer within {self._timeout_s:g} s", "timeout") from None
+            raise RequestFailedError(f"no answer within {self._settings.timeout_s:g} s", "timeout") from None
         except (httpx.TransportError, httpx.DecodingError) as error:
             raise transport_failure(error) from None
         if status != 200:
@@ -218,7 +227,7 @@ class WebClient:
 
     async def _posted(self, url: str, body: bytes) -> tuple[int, httpx.Headers, bytes]:
         content = bytearray()
-        patience = httpx.Timeout(self._timeout_s, connect=min(_CONNECT_S, self._timeout_s))
+        patience = httpx.Timeout(self._settings.timeout_s, connect=min(_CONNECT_S, self._settings.timeout_s))
         with self._connections.client() as client:
             async with client.stream("POST", url, content=body, timeout=patience) as response:
                 async for piece in response.aiter_bytes():
@@ -231,22 +240,6 @@ class WebClient:
 
 MARGIN_S = 2.0
 """Kept back from the time that a request names to its server, for the way there and back."""
-
-
-class WebToolSettings(Settings):
-    """Settings that every one of these tools takes in a tools file.
-
-    Attributes:
-        urls: Servers, with or without the path of their requests; asked in turn. By default where the environment says.
-        timeout_s: For one request.
-        tries: Requests before a failure counts, each to the next server.
-        busy_s: How long to keep asking servers that are well but full.
-    """
-
-    urls: tuple[str, ...] = ()
-    timeout_s: float = Field(default=95.0, gt=0)
-    tries: int = Field(default=2, ge=1)
-    busy_s: float = Field(default=120.0, ge=0)
 
 
 SettingsT = TypeVar("SettingsT", bound=WebToolSettings)
@@ -288,14 +281,7 @@ class WebTool(ABC, Generic[SettingsT, AskedT, ReplyT]):
         self.name = name or self.usual_name
         self.schema = schema
         self.settings = settings or self.settings_type()
-        self._client = WebClient(
-            urls,
-            self.server,
-            token=token,
-            timeout_s=self.settings.timeout_s,
-            tries=self.settings.tries,
-            busy_s=self.settings.busy_s,
-        )
+        self._client = WebClient(urls, self.server, token=token, settings=self.settings)
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], context: ToolContext) -> Self:

@@ -541,7 +541,7 @@ STARVED = (
 )
 IDLE = (
     "import time\ntime.sleep(60)",
-    f"import time\ntime.sleep(1.4)\n{SPIN}",
+    f"import time\ntime.sleep(2)\n{SPIN}",
     "import os\nos.read(os.pipe()[0], 1)",
     "import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)",
     f"import os\nos.nice(19)\n{SPIN}",
@@ -551,7 +551,7 @@ IDLE = (
 
 @pytest.mark.parametrize("backend", ["zygote"], indirect=True)
 async def test_a_program_that_the_machine_starves_is_told_from_an_idle_one(backend: str) -> None:
-    limits, programs = SandboxLimits(wall_s=2.0, cpu_s=5), (*STARVED, *IDLE)
+    limits, programs = SandboxLimits(wall_s=3.0, cpu_s=5), (*STARVED, *IDLE)
     with pinned():
         sandbox = open_sandbox(backend, limits=limits, max_parallel=len(programs))
         await asyncio.gather(*(sandbox.run("pass") for _ in programs))
