@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from afm.cli import serve_model
+from afm.datasets.wiki18 import PublishedIndex
 
 app = typer.Typer(help="Serve a tool, or a model, to other machines.", no_args_is_help=True)
 wiki = typer.Typer(invoke_without_command=True)
@@ -153,7 +154,7 @@ def build(
     passage_prefix: Annotated[str | None, typer.Option(help="By default `passage: ` for E5 models.")] = None,
     device: Annotated[str | None, typer.Option(help="Of the embedding model: cpu, cuda.")] = None,
 ) -> None:
-    """Make an index. Killed, the same command goes on; a dense part can be added to a BM25 index later."""
+    """Make an index; if interrupted, run the same command again to resume. A dense part can be added to a BM25 index later."""
     options = {
         "--out": out,
         "--engine": engine,
@@ -166,20 +167,12 @@ def build(
     _become("tool_servers.wiki_search.build", options, str(corpus))
 
 
-class WikiIndex(StrEnum):
-    """Published indexes: exact, approximate, or the corpus alone."""
-
-    FLAT = "flat"
-    HNSW = "hnsw"
-    NONE = "none"
-
-
 @wiki.command()
 def download(
     out: Annotated[Path, typer.Option(help="Folder for the files.")],
     index: Annotated[
-        WikiIndex, typer.Option(help="Exact (60 GiB), for CPUs (hnsw), or none.")
-    ] = WikiIndex.FLAT,
+        PublishedIndex, typer.Option(help="Exact (60 GiB), for CPUs (hnsw), or none.")
+    ] = PublishedIndex.FLAT,
     gunzip: Annotated[
         bool, typer.Option("--gunzip", help="Unpack the corpus, too; `build` needs it not.")
     ] = False,
@@ -187,13 +180,13 @@ def download(
 ) -> None:
     """Fetch the Wikipedia of 2018 and an E5 index of it from the Hugging Face Hub (HF_ENDPOINT, HF_TOKEN).
 
-    Killed or cut off, the same command goes on. At the end it shows how to build and serve.
+    If interrupted, run the same command again to resume. At the end it shows how to build and serve.
     """
-    from afm.datasets.wiki18 import PublishedIndex, check_space, commands, planned, run
+    from afm.datasets.wiki18 import check_space, commands, planned, run
     from afm.terminal import ProgressView
 
     view = ProgressView()
-    wanted = planned(out, PublishedIndex(index), gunzip=gunzip)
+    wanted = planned(out, index, gunzip=gunzip)
     view.line(f"{out}: {wanted.summary()}")
     check_space(wanted)
     if not dry_run:
