@@ -47,15 +47,7 @@ _TYPES: Mapping[str, tuple[str, tuple[type, ...]]] = {
 
 @dataclass(frozen=True, slots=True)
 class KeyKind:
-    """What a key takes.
-
-    Attributes:
-        words: For errors.
-        types: Python types of the value; a switch is no number here.
-        choices: The only texts, if any are.
-        above: A number is greater than this.
-        least: A number is no less than this.
-    """
+    """What a key takes: ``words`` say it in errors, ``choices`` are the only texts, and a switch is no number."""
 
     words: str
     types: tuple[type, ...]
@@ -64,7 +56,7 @@ class KeyKind:
     least: float = -math.inf
 
     def holds(self, value: object) -> bool:
-        """Whether LLaMA-Factory can take ``value``; an infinite number, or one that is none, it can not."""
+        """Whether LLaMA-Factory can take ``value``; NaN and infinity are rejected."""
         if isinstance(value, bool):
             return bool in self.types
         if not isinstance(value, self.types):

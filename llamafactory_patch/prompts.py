@@ -143,12 +143,7 @@ class RowPrompts:
 
 @dataclass(frozen=True)
 class PromptCounts:
-    """Prompts of the rows of a training.
-
-    Attributes:
-        rows: By what became of them.
-        record: For the model's folder.
-    """
+    """Prompts of the rows of a training: ``rows`` by their :class:`PromptState`, ``record`` for the model's folder."""
 
     rows: Mapping[str, int]
     record: PromptRecord

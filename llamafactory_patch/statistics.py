@@ -50,7 +50,6 @@ class DataStatistics:
     Attributes:
         rows: Rows the trainer gets: packs, when sequences were packed, or pairs.
         sequences: Trajectories in them.
-        tokens: Of all sequences.
         trained: Tokens with a loss.
         length_percentiles: Length of a sequence at 0, 50, 95 and 100 percent.
         cutoff_len: Longest sequence allowed.
