@@ -329,7 +329,7 @@ def binned(histogram: Histogram, scale: int = 1) -> list[Bar]:
     """Values in bins of equal width, as narrow as the page has room for.
 
     Args:
-        scale: What one stands for: the value 3 of scale 100 is anything from 201 to 300.
+        scale: What 1 means: the value 3 of scale 100 is anything from 201 to 300.
     """
     counts = histogram.counts
     if not counts:

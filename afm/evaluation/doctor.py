@@ -1,4 +1,4 @@
-"""What would go wrong with an evaluation, told before a model answers anything."""
+"""What would go wrong with an evaluation, found before a model answers anything."""
 
 from __future__ import annotations
 
@@ -365,7 +365,9 @@ def _earlier_run(config: EvalConfig, tasks: Sequence[Task]) -> Iterator[Finding]
         return
     with episodes.open("rb") if episodes.exists() else Path(os.devnull).open("rb") as lines:
         done = sum(1 for _ in lines)
-    yield Finding(Level.OK, "output", f"{config.out_dir} goes on with a run of {done:,} episodes")
+    yield Finding(
+        Level.OK, "output", f"{config.out_dir} holds {done:,} episodes of this run, which is resumed"
+    )
 
 
 def _manifest(config: EvalConfig, tasks: Sequence[Task]) -> RunManifest:

@@ -92,7 +92,7 @@ class FailureTally:
         self.episodes = 0
 
     def add(self, record: Record) -> None:
-        """Count one episode as it stands in the file."""
+        """Count one episode as it is in the file."""
         self.episodes += 1
         kind = failure_of(opened(record), self._spec(record))
         if kind is None:

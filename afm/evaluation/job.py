@@ -170,15 +170,15 @@ async def run_job(
 async def _judged_further(config: EvalConfig, metrics: Metrics, on_verdict: OnVerdict | None) -> Metrics:
     """What judges add to a finished evaluation."""
 
-    def told(what: str) -> OnProgress | None:
+    def progress_of(what: str) -> OnProgress | None:
         return None if on_verdict is None else partial(on_verdict, what)
 
     best_of, _ = config.choosing()
     if best_of is not None:
-        metrics = await choose(config.out_dir, best_of, on_progress=told("choices"))
+        metrics = await choose(config.out_dir, best_of, on_progress=progress_of("choices"))
     again, _ = config.agreeing()
     if again is not None:
-        metrics = await agree(config.out_dir, again, on_progress=told("second opinions"))
+        metrics = await agree(config.out_dir, again, on_progress=progress_of("second opinions"))
     return metrics
 
 
@@ -251,7 +251,7 @@ def checked_prompts(config: EvalConfig, route: Route, tasks: Sequence[Task]) -> 
 
 
 def load_tasks(config: EvalConfig) -> list[Task]:
-    """The tasks of all files; with several files an id that stands in two gets its file's name in front.
+    """The tasks of all files; an id that occurs in two files gets its file's name in front.
 
     Raises:
         DataError: A file or row is wrong, or there is no task at all.

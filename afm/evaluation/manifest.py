@@ -1,4 +1,4 @@
-"""What a score depends on, written before the first episode and checked whenever a run goes on."""
+"""What a score depends on, written before the first episode and checked whenever a run resumes."""
 
 from __future__ import annotations
 
@@ -310,7 +310,7 @@ def data_checksum(tasks: Iterable[Task]) -> tuple[int, str]:
     """Number of tasks, and a SHA-256 over all of them in order; their prompts and abilities are left out.
 
     Raises:
-        DataError: An id stands twice.
+        DataError: An id occurs twice.
     """
     digest = hashlib.sha256()
     seen: set[str] = set()

@@ -108,7 +108,7 @@ class Method(StrEnum):
     """How the judge chooses."""
 
     LIST = "list"
-    """It sees k episodes beside each other and names one."""
+    """It sees k episodes side by side and names one."""
     SCORE = "score"
     """It grades each episode alone; the best grade wins."""
 

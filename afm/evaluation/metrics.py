@@ -316,7 +316,7 @@ def pass_interval(outcomes: Mapping[str, Sequence[bool]], *, seed: int = 0) -> I
 
     One round: Wilson's interval. Several: the percentile bootstrap over questions, because the rounds of
     one question are not independent. Where all questions have the same share a bootstrap would claim certainty;
-    there Wilson's interval over the questions stands.
+    Wilson's interval over the questions is used there.
     """
     shares = [sum(rounds) / len(rounds) for rounds in outcomes.values() if rounds]
     if not shares:

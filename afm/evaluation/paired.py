@@ -61,7 +61,7 @@ def paired_difference(
     """How much better ``second`` is on the same questions, with an interval over questions and a p-value.
 
     Raises:
-        DataError: No question has a score in both, or one id stands for two different questions.
+        DataError: No question has a score in both, or one id belongs to two different questions.
     """
     before, after = _shares(first), _shares(second)
     common = sorted(before.keys() & after.keys())
@@ -144,7 +144,7 @@ class Quantity(StrEnum):
     SCORE = "score"
     """Share of episodes that pass."""
     PROMPT = "prompt tokens"
-    """Billed: each request reads all that stands before it."""
+    """Billed: each request reads everything before it."""
     SAMPLED = "sampled tokens"
     OBSERVED = "observed tokens"
     """What tools returned. Of a team they are part of its prompts, and not known apart."""

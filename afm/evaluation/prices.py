@@ -24,7 +24,7 @@ class Prices(CachedTokenPrice):
     """US dollars for a million tokens, and for a call of a tool.
 
     Attributes:
-        prompt: For what a generation reads. Each generation of an episode reads all that stands before it again.
+        prompt: For what a generation reads. Each generation of an episode reads everything before it again.
         completion: For what the model writes.
         cached: For what an earlier generation of the episode has read or written, at an endpoint that keeps prompts in a
             cache; as ``prompt`` when ``None``.

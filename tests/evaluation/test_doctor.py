@@ -215,7 +215,9 @@ def test_an_earlier_run_goes_on_or_is_in_the_way(base: Path, model: Path) -> Non
     )
     claim(Path("out"), manifest)
     Path("out/episodes.jsonl").write_text("{}\n{}\n{}\n")
-    assert of(diagnose(base, words), Level.OK)["output"] == "out goes on with a run of 3 episodes"
+    assert (
+        of(diagnose(base, words), Level.OK)["output"] == "out holds 3 episodes of this run, which is resumed"
+    )
     told = of(diagnose(base, [*words, "seed=1", "sampling.temperature=0.5"]), Level.ERROR)["output"]
     assert "other settings (sampling.temperature: 1.0 -> 0.5, seed: 0 -> 1); choose another out_dir" in told
 
