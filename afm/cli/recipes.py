@@ -56,8 +56,8 @@ def build_wiki_index(corpus: Path, index: Path) -> Path:
 
 @contextmanager
 def loopback_server(name: str, arguments: Sequence[str], log: Path) -> Iterator[str]:
-    """Run ``tool_servers.NAME`` on a free port of this machine while the block runs; yields its address."""
-    words = [sys.executable, "-P", "-m", f"tool_servers.{name}", *arguments, "--host=127.0.0.1", "--port=0"]
+    """Run ``python -m tool_servers NAME`` on a free port of this machine while the block runs; yields its address."""
+    words = [sys.executable, "-P", "-m", "tool_servers", name, *arguments, "--host=127.0.0.1", "--port=0"]
     with (
         log.open("ab") as errors,
         subprocess.Popen(
