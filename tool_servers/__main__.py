@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from afm.errors import AfmError, UsageError
 from afm.settings import load_settings
 from tool_servers.shared import control
-from tool_servers.shared.command import KINDS, parse_launch, serve_command
+from tool_servers.shared.command import KINDS, load_server, parse_launch, serve_command
 
 
 def main() -> int:
@@ -26,7 +26,7 @@ def main() -> int:
 def _serve(name: str, words: Sequence[str]) -> int:
     try:
         launch = parse_launch(name, words, load_settings())
-        module = KINDS[name].load()
+        module = load_server(name)
         if not (hasattr(module, "serve_streams") and module.serve_streams(launch)):
             from tool_servers.shared.serve import serve
 

@@ -1,108 +1,39 @@
-"""Real code servers and a real Redis: processes of their own on the loopback."""
+"""Code servers and a real Redis on the loopback."""
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
-import yaml
-from tool_server import ToolServer
+from tool_server import ToolServer, ToolServerProcess, running
 
-ROOT = Path(__file__).parents[2]
 TOKEN = "a-long-random-token"
-
-
-class CodeClient:
-    """Asks a code server at ``url``."""
-
-    url: str
-
-    def post(self, *, token: str = TOKEN, **body: Any) -> httpx.Response:
-        headers = {"Authorization": f"Bearer {token}"}
-        return httpx.post(f"{self.url}/run", json=body, headers=headers, timeout=30, trust_env=False)
-
-    def metric(self, name: str) -> float:
-        headers = {"Authorization": f"Bearer {TOKEN}"}
-        text = httpx.get(f"{self.url}/metrics", headers=headers, trust_env=False).text
-        [line] = [line for line in text.splitlines() if line.startswith(f"{name} ")]
-        return float(line.rpartition(" ")[2])
-
-
-class CodeServerThread(CodeClient, ToolServer):
-    """A code server in this process."""
-
-
-@dataclass
-class CodeServerProcess(CodeClient):
-    """A code server as its users start it."""
-
-    process: subprocess.Popen[str]
-    url: str
-
-    def end(self, number: signal.Signals = signal.SIGTERM) -> int:
-        self.process.send_signal(number)
-        return self.process.wait(20)
-
-
 QUICK = {"max_parallel": 2, "sandbox": {"backend": "bubblewrap"}}
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., CodeServerThread]]:
+def start(tmp_path: Path) -> Iterator[Callable[..., ToolServer]]:
     """Starts a code server with these settings."""
-    servers: list[CodeServerThread] = []
-
-    def started(**settings: Any) -> CodeServerThread:
-        server = CodeServerThread("code", tmp_path, settings=QUICK | settings, CODE_SERVER_TOKEN=TOKEN)
-        servers.append(server)
-        return server
-
-    yield started
-    for server in servers:
-        server.stop()
-        assert TOKEN not in server.log.read_text()
+    with running(ToolServer, tmp_path, TOKEN) as start:
+        yield lambda **settings: start("code", settings=QUICK | settings, CODE_SERVER_TOKEN=TOKEN)
 
 
 @pytest.fixture
-def start_process(tmp_path: Path) -> Iterator[Callable[..., CodeServerProcess]]:
+def start_process(tmp_path: Path) -> Iterator[Callable[..., ToolServerProcess]]:
     """Starts a code server with these settings as a process of its own."""
-    servers: list[CodeServerProcess] = []
+    with running(ToolServerProcess, tmp_path, TOKEN) as start:
 
-    def started(*, port: int = 0, token: str = TOKEN, **settings: Any) -> CodeServerProcess:
-        config = tmp_path / f"server {len(servers)}.yaml"
-        config.write_text(yaml.safe_dump(QUICK | settings), encoding="utf-8")
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tool_servers", "code", "--config", str(config), "--port", str(port)],
-            stdout=subprocess.PIPE,
-            stderr=(tmp_path / f"log {len(servers)}").open("w"),
-            text=True,
-            cwd=ROOT,
-            env=os.environ | {"CODE_SERVER_TOKEN": token, "SERVER_HOST": "127.0.0.1"},
-        )
-        assert process.stdout is not None
-        told = process.stdout.readline()
-        assert told.startswith("listening on "), told
-        servers.append(CodeServerProcess(process, told.split()[-1]))
-        return servers[-1]
+        def started(*words: str, **settings: Any) -> ToolServerProcess:
+            return start("code", *words, settings=QUICK | settings, CODE_SERVER_TOKEN=TOKEN)
 
-    yield started
-    for server in servers:
-        server.process.kill()
-        server.process.wait()
-        server.process.stdout.close()  # type: ignore[union-attr]
-    for log in tmp_path.glob("log *"):
-        assert TOKEN not in log.read_text()
+        yield started
 
 
 class RedisServer:

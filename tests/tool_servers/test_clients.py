@@ -10,11 +10,13 @@ import re
 import shlex
 import subprocess
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from site_server import Site
+from tool_server import ToolServer, running
+
+from tool_servers.wiki_search.build import IndexPlan, build
 
 pytest.importorskip("requests")
 
@@ -48,26 +50,10 @@ def run(program, places, folder, **variables):
 
 
 @pytest.fixture
-def server():
-    """Starts ``python -m tool_servers.NAME``; its address."""
-    processes = []
-
-    def started(name, *options, **variables):
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tool_servers", name, *map(str, options), "--port", "0"],
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-            env=os.environ | {"SERVER_HOST": "127.0.0.1"} | variables,
-        )
-        processes.append(process)
-        return process.stdout.readline().split()[-1]
-
-    yield started
-    for process in processes:
-        process.terminate()
-        assert process.wait(20) == 0
-        process.stdout.close()
+def server(tmp_path):
+    """Starts a server; its address."""
+    with running(ToolServer, tmp_path) as start:
+        yield lambda name, *words, **variables: start(name, *words, **variables).url
 
 
 @pytest.fixture
@@ -75,41 +61,28 @@ def model():
     """A model's endpoint: looks at pictures, calls a tool that it is offered, and repeats what the tool said."""
     from PIL import Image
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self):
-            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            content = asked["messages"][-1]["content"]
-            if "tools" in asked:
-                name = asked["tools"][0]["function"]["name"]
-                function = {"name": name, "arguments": json.dumps({"queries": [content]})}
-                message = {"tool_calls": [{"id": "1", "type": "function", "function": function}]}
-            elif isinstance(content, list):
-                data = content[1]["image_url"]["url"].partition("base64,")[2]
-                with Image.open(io.BytesIO(base64.b64decode(data))) as picture:
-                    message = {"content": f"{picture.getpixel((0, 0))}"}
-            else:
-                message = {"content": f"The tool said: {content}"}
-            choice = {
-                "index": 0,
-                "finish_reason": "stop",
-                "message": {"role": "assistant", "content": None} | message,
-            }
-            reply = {"id": "1", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]}
-            body = json.dumps(reply).encode()
-            self.send_response(200)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+    def reply(handler):
+        request = json.loads(handler.body)
+        content = request["messages"][-1]["content"]
+        if "tools" in request:
+            name = request["tools"][0]["function"]["name"]
+            function = {"name": name, "arguments": json.dumps({"queries": [content]})}
+            message = {"tool_calls": [{"id": "1", "type": "function", "function": function}]}
+        elif isinstance(content, list):
+            data = content[1]["image_url"]["url"].partition("base64,")[2]
+            with Image.open(io.BytesIO(base64.b64decode(data))) as picture:
+                message = {"content": f"{picture.getpixel((0, 0))}"}
+        else:
+            message = {"content": f"The tool said: {content}"}
+        message = {"role": "assistant", "content": None} | message
+        choice = {"index": 0, "finish_reason": "stop", "message": message}
+        answer = {"id": "1", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]}
+        return 200, "application/json", json.dumps(answer).encode()
 
-        def log_message(self, *args):
-            pass
-
-    endpoint = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=endpoint.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{endpoint.server_address[1]}"
-    endpoint.shutdown()
-    endpoint.server_close()
+    site = Site()
+    site.pages["/v1/chat/completions"] = reply
+    yield site.url
+    site.close()
 
 
 def test_requests_searches_the_wiki_that_the_docs_make(server, tmp_path):
@@ -162,15 +135,7 @@ def test_the_stock_openai_client_searches_through_a_model(server, model, tmp_pat
     pytest.importorskip("openai")
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text(json.dumps({"id": "0", "contents": '"Mill"\nThe mill was built in 1702.'}) + "\n")
-    command = [
-        sys.executable,
-        "-m",
-        "tool_servers.wiki_search.build",
-        str(corpus),
-        "--out",
-        str(tmp_path / "index"),
-    ]
-    subprocess.run(command, check=True, cwd=ROOT, capture_output=True)
+    build(IndexPlan(corpus, tmp_path / "index"), lambda *_: None)
     url = server("wiki_search", "--index", tmp_path / "index", WIKI_SERVER_TOKEN="")
     places = {"http://127.0.0.1:8000": url, "http://127.0.0.1:8001": model}
     printed = run(example("from openai"), places, tmp_path)

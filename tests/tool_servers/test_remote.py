@@ -94,7 +94,7 @@ async def test_a_server_that_comes_back_is_used_again(
     first.end()
     for _ in range(4):
         await sandbox.run("print(1)")
-    reborn = start_process(port=port)
+    reborn = start_process("--port", str(port))
     await asyncio.sleep(0.3)
     for _ in range(4):
         await sandbox.run("print(1)")

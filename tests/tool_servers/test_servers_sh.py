@@ -12,11 +12,11 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import httpx
 import pytest
+from site_server import Site
 
 from afm.models.tiny import create_tiny_model, train_tokenizer
 from tool_servers.shared import control
@@ -104,33 +104,29 @@ def servers(tmp_path, monkeypatch, capsys):
 
 
 @pytest.fixture
-def slow_site():
-    """Answers after two seconds; ``site.asked`` is set when somebody waits."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            self.server.asked.set()
-            time.sleep(2)
-            self.send_response(200)
-            self.send_header("Content-Type", "text/html")
-            self.end_headers()
-            self.wfile.write(b"<p>The mill was built in 1702.</p>")
-
-        def log_message(self, *args):
-            pass
-
-    site = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    site.asked = threading.Event()
-    threading.Thread(target=site.serve_forever, daemon=True).start()
+def site():
+    site = Site()
     yield site
-    site.shutdown()
-    site.server_close()
+    site.close()
+
+
+@pytest.fixture
+def slow_site(site):
+    """Answers after two seconds; ``site.waiting`` is set when somebody waits."""
+    site.waiting = threading.Event()
+
+    def mill(_):
+        site.waiting.set()
+        time.sleep(2)
+        return 200, "text/html", b"<p>The mill was built in 1702.</p>"
+
+    site.pages["/mill"] = mill
+    return site
 
 
 def trusting(servers, site):
-    host = f"127.0.0.1:{site.server_address[1]}"
-    (servers.configs / "crawl_page.yaml").write_text(f"trusted: ['{host}']\nworkers: 1\n")
-    return f"http://{host}/mill"
+    (servers.configs / "crawl_page.yaml").write_text(f"trusted: ['{site.host}']\nworkers: 1\n")
+    return f"{site.url}/mill"
 
 
 @pytest.fixture(scope="module")
@@ -213,33 +209,12 @@ def test_a_model_is_started_and_tested(servers, tmp_path):
     assert "FAILED: status 401" in servers("test", "model", status=1)
 
 
-@pytest.fixture
-def endpoint():
-    """An endpoint behind a gateway; ``endpoint.status`` and ``endpoint.body`` are its answer to ``GET``."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            self.send_response(self.server.status)
-            self.end_headers()
-            self.wfile.write(self.server.body)
-
-        def log_message(self, *args):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield server
-    server.shutdown()
-    server.server_close()
-
-
-def test_a_gateway_is_tested_with_endpoints_that_list_no_models(servers, endpoint, tmp_path):
-    url = f"http://127.0.0.1:{endpoint.server_address[1]}/v1"
-    variables = {"GATEWAY_UPSTREAM_URL": url, "GATEWAY_PORT": free_port()}
+def test_a_gateway_is_tested_with_endpoints_that_list_no_models(servers, site, tmp_path):
+    variables = {"GATEWAY_UPSTREAM_URL": f"{site.url}/v1", "GATEWAY_PORT": free_port()}
     servers("start", "gateway", "--", "--log", tmp_path / "events.jsonl", **variables)
 
     def tested(status, body, passes):
-        endpoint.status, endpoint.body = status, body
+        site.pages["/v1/models"] = (status, "text/plain", body)
         return servers("test", "gateway", status=0 if passes else 1)
 
     assert "1 models behind it" in tested(200, b'{"data": [{"id": "m"}]}', True)
@@ -247,8 +222,7 @@ def test_a_gateway_is_tested_with_endpoints_that_list_no_models(servers, endpoin
         assert "the endpoint answers and lists no models (status 404)" in tested(404, body, True)
     assert "FAILED: status 401" in tested(401, b'{"error": {"message": "wrong key"}}', False)
     assert "FAILED: status 502" in tested(200, b"<h1>Welcome</h1>", False)
-    endpoint.server_close()
-    endpoint.shutdown()
+    site.close()
     assert "FAILED: status 502" in servers("test", "gateway", status=1)
 
 
@@ -257,7 +231,7 @@ def test_a_stop_lets_requests_finish(servers, slow_site):
     servers("start", "crawl")
     with ThreadPoolExecutor() as pool:
         request = pool.submit(servers.crawl, url)
-        assert slow_site.asked.wait(10)
+        assert slow_site.waiting.wait(10)
         assert "crawl_page       stopped after" in servers("stop", "crawl_page")
         [page] = request.result().json()["pages"]
     assert "1702" in page["text"]
@@ -270,7 +244,7 @@ def test_a_stop_that_takes_too_long_becomes_a_kill_and_says_so(servers, slow_sit
     pid = servers.pid("crawl_page")
     with ThreadPoolExecutor() as pool:
         request = pool.submit(servers.crawl, url)
-        assert slow_site.asked.wait(10)
+        assert slow_site.waiting.wait(10)
         assert "killed after" in servers("stop", "crawl", "--wait", "0.3", status=1)
         with pytest.raises(httpx.HTTPError):
             request.result()

@@ -7,7 +7,6 @@ import logging
 import re
 import time
 from dataclasses import dataclass
-from typing import Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -64,21 +63,6 @@ class Digest:
 
     text: str
     by: str
-
-
-class Digester(Protocol):
-    """Sums up pages."""
-
-    name: str
-    """Part of the key under which digests are cached; changes when they would."""
-
-    async def digest(self, text: str, goal: str, seconds: float) -> Digest:
-        """``text`` with regard to ``goal``, within ``seconds``."""
-        ...
-
-    async def close(self) -> None:
-        """Close connections."""
-        ...
 
 
 class PassageDigester:
@@ -154,6 +138,10 @@ class ModelDigester:
             max_tokens=self._settings.max_tokens,
             seconds=seconds,
         )
+
+
+Digester = PassageDigester | ModelDigester
+"""Its ``name`` is part of the key under which digests are cached, and changes when they would."""
 
 
 def open_digester(settings: SummarySettings, shown_chars: int, environment: Environment) -> Digester:

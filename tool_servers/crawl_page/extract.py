@@ -21,8 +21,8 @@ from tool_servers.shared.parser_pool import serve_parser
 _TITLE = re.compile(r"(?is)<title[^>]{0,200}>([^<]{1,1000})")
 _BLANK_LINES = re.compile(r"\n{3,}")
 _SPACE = re.compile(r"\s+")
-_BLOCKS = {
-    *(
+_BLOCKS = frozenset(
+    [
         "p",
         "div",
         "li",
@@ -37,9 +37,18 @@ _BLOCKS = {
         "nav",
         "main",
         "form",
-    ),
-    *("dt", "dd", "br", "hr", "h1", "h2", "h3", "h4", "h5", "h6"),
-}
+        "dt",
+        "dd",
+        "br",
+        "hr",
+        "h1",
+        "h2",
+        "h3",
+        "h4",
+        "h5",
+        "h6",
+    ]
+)
 _SHORT_CHARS = 4000
 """A page with so few characters is shown whole, menus and links included."""
 _MAX_PDF_PAGES = 300

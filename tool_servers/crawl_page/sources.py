@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 from pydantic import Field
 
@@ -68,18 +68,6 @@ class PageText:
     url: str
     title: str
     text: str
-
-
-class PageSource(Protocol):
-    """Reads pages."""
-
-    async def read(self, url: str) -> PageText:
-        """The page; raises ``FetchError``."""
-        ...
-
-    async def close(self) -> None:
-        """Let go of connections and processes."""
-        ...
 
 
 class DirectSource:
@@ -169,6 +157,9 @@ class ReaderSource:
         """Close connections."""
         await self._reader.close()
         await self._fetcher.close()
+
+
+PageSource = DirectSource | ReaderSource
 
 
 def open_source(settings: CrawlSettings, environment: Environment) -> PageSource:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from afm.errors import ConfigError, MissingExtraError
 from afm.settings import Environment
@@ -29,53 +29,6 @@ _OPENING_S = 5.0
 _BUSY_S = 1.0
 _RENEWAL_S = 60.0
 """A disk that damages one file after the other is not given a new one all the time."""
-
-
-class Cache(Protocol):
-    """Texts by key, and counters."""
-
-    errors: int
-    """Operations that the store did not answer, and texts that it spoilt."""
-
-    async def get(self, key: str) -> str | None:
-        """The text, unless it is absent or too old."""
-        ...
-
-    async def put(self, key: str, text: str) -> None:
-        """Keep a text."""
-        ...
-
-    async def add(self, key: str, amount: int) -> int:
-        """Add to a counter that never expires; its new value."""
-        ...
-
-    async def close(self) -> None:
-        """Let go of the store."""
-        ...
-
-
-def open_cache(where: str, name: str, *, max_entries: int, ttl_s: float) -> Cache:
-    """The cache at a Redis address or in an SQLite file.
-
-    Args:
-        where: ``redis://host:6379/0``, ``rediss://...``, or a path.
-        name: Sets this cache apart from others in the same store.
-        max_entries: The oldest beyond them are dropped.
-        ttl_s: Seconds until a text is too old.
-
-    Raises:
-        ConfigError: The file cannot be opened, or the address is none.
-    """
-    if where.startswith(("redis://", "rediss://", "unix://")):
-        return RedisCache(where, name, max_entries=max_entries, ttl_s=ttl_s)
-    return SqliteCache(Path(where).expanduser(), name, max_entries=max_entries, ttl_s=ttl_s)
-
-
-def open_web_cache(environment: Environment, name: str, *, max_entries: int, ttl_s: float) -> Cache:
-    """The cache at ``WEB_CACHE``, or in a file in the user's cache folder."""
-    secret = environment.web_cache
-    where = secret.get_secret_value() if secret else str(Path("~/.cache/afm/web.sqlite").expanduser())
-    return open_cache(where, name, max_entries=max_entries, ttl_s=ttl_s)
 
 
 class WorkUnderWay(Generic[ResultT]):
@@ -358,6 +311,34 @@ class SqliteCache:
             (self._name, key, amount),
         ).fetchone()
         return int(row[0])
+
+
+Cache = SqliteCache | RedisCache
+"""Texts by key, and counters that never expire. ``errors`` counts what the store did not answer, and texts that it spoilt."""
+
+
+def open_cache(where: str, name: str, *, max_entries: int, ttl_s: float) -> Cache:
+    """The cache at a Redis address or in an SQLite file.
+
+    Args:
+        where: ``redis://host:6379/0``, ``rediss://...``, or a path.
+        name: Sets this cache apart from others in the same store.
+        max_entries: The oldest beyond them are dropped.
+        ttl_s: Seconds until a text is too old.
+
+    Raises:
+        ConfigError: The file cannot be opened, or the address is none.
+    """
+    if where.startswith(("redis://", "rediss://", "unix://")):
+        return RedisCache(where, name, max_entries=max_entries, ttl_s=ttl_s)
+    return SqliteCache(Path(where).expanduser(), name, max_entries=max_entries, ttl_s=ttl_s)
+
+
+def open_web_cache(environment: Environment, name: str, *, max_entries: int, ttl_s: float) -> Cache:
+    """The cache at ``WEB_CACHE``, or in a file in the user's cache folder."""
+    secret = environment.web_cache
+    where = secret.get_secret_value() if secret else str(Path("~/.cache/afm/web.sqlite").expanduser())
+    return open_cache(where, name, max_entries=max_entries, ttl_s=ttl_s)
 
 
 def _opened(path: Path, damaged: tuple[int, int] | None = None) -> tuple[sqlite3.Connection, tuple[int, int]]:

@@ -34,21 +34,15 @@ class NotSetUpError(ConfigError):
 
 @dataclass(frozen=True, slots=True)
 class ServerEntry:
-    """One kind of server.
+    """What the command line knows of a server before its module is imported.
 
     Attributes:
-        module: Has ``check(launch)``, which raises ``ConfigError`` for what is missing and opens nothing large,
-            ``open_app(launch)``, ``trial(client)``, which makes one real request, and ``add_options(parser)`` for options of
-            its own.
-        purpose: First sentence of its help.
         token: Environment variable of its token.
         port_variable: Environment variable of its port, or of its whole address.
         config: File name of its settings in ``configs/servers``.
         packages: What must be installed besides the web server.
     """
 
-    module: str
-    purpose: str
     token: str
     port_variable: str | None = None
     config: str | None = None
@@ -66,76 +60,36 @@ class ServerEntry:
         value: int | str = getattr(environment, self.port_variable.lower())
         return value if isinstance(value, int) else urlsplit(value).port or _PORT
 
-    def load(self) -> Any:
-        """Its module.
 
-        Raises:
-            MissingExtraError: A package is not installed.
-        """
-        for package in (*_PACKAGES, *self.packages):
-            if find_spec(package) is None:
-                raise MissingExtraError(package, "servers")
-        return import_module(self.module)
-
-
+_PAGES = ("trafilatura", "pypdf", "bm25s")
 KINDS = {
-    "code": ServerEntry(
-        "tool_servers.code",
-        "Serve the sandbox over HTTP.",
-        "CODE_SERVER_TOKEN",
-        "CODE_SERVER_PORT",
-        "code.yaml",
-    ),
-    "crawl_page": ServerEntry(
-        "tool_servers.crawl_page.server",
-        "Read public web pages for agents.",
-        "WEB_SERVER_TOKEN",
-        "CRAWL_PAGE_PORT",
-        "crawl_page.yaml",
-        ("trafilatura", "pypdf", "bm25s"),
-    ),
-    "gateway": ServerEntry(
-        "tool_servers.gateway.server",
-        "Pass calls of OpenAI clients on to any endpoint and record them.",
-        "GATEWAY_TOKEN",
-        "GATEWAY_PORT",
-        "gateway.yaml",
-    ),
-    "mcp": ServerEntry(
-        "tool_servers.mcp",
-        "Offer tools to MCP clients, on standard streams or HTTP.",
-        "MCP_SERVER_TOKEN",
-        "MCP_SERVER_PORT",
-        packages=("mcp",),
-    ),
-    "model": ServerEntry(
-        "tool_servers.model", "Serve a model's completions with token ids.", "AFM_MODEL_API_KEY"
-    ),
+    "code": ServerEntry("CODE_SERVER_TOKEN", "CODE_SERVER_PORT", "code.yaml"),
+    "crawl_page": ServerEntry("WEB_SERVER_TOKEN", "CRAWL_PAGE_PORT", "crawl_page.yaml", _PAGES),
+    "gateway": ServerEntry("GATEWAY_TOKEN", "GATEWAY_PORT", "gateway.yaml"),
+    "mcp": ServerEntry("MCP_SERVER_TOKEN", "MCP_SERVER_PORT", packages=("mcp",)),
+    "model": ServerEntry("AFM_MODEL_API_KEY"),
     "visual_inspector": ServerEntry(
-        "tool_servers.visual_inspector.server",
-        "Look at pictures for agents with a vision model.",
-        "WEB_SERVER_TOKEN",
-        "VISUAL_INSPECTOR_PORT",
-        "visual_inspector.yaml",
-        ("PIL",),
+        "WEB_SERVER_TOKEN", "VISUAL_INSPECTOR_PORT", "visual_inspector.yaml", ("PIL",)
     ),
-    "web_search": ServerEntry(
-        "tool_servers.web_search.server",
-        "Search the web for agents.",
-        "WEB_SERVER_TOKEN",
-        "WEBSEARCH_PORT",
-        "web_search.yaml",
-        ("bm25s", "numpy"),
-    ),
-    "wiki_search": ServerEntry(
-        "tool_servers.wiki_search.server",
-        "Serve an index made by `afm serve wiki build`.",
-        "WIKI_SERVER_TOKEN",
-        "WIKI_RAG_SERVER_URL",
-        "wiki.yaml",
-        ("numpy",),
-    ),
+    "web_search": ServerEntry("WEB_SERVER_TOKEN", "WEBSEARCH_PORT", "web_search.yaml", ("bm25s", "numpy")),
+    "wiki_search": ServerEntry("WIKI_SERVER_TOKEN", "WIKI_RAG_SERVER_URL", "wiki.yaml", ("numpy",)),
 }
+
+
+def load_server(name: str) -> Any:
+    """The module of a server.
+
+    It has ``check(launch)``, which raises ``ConfigError`` for what is missing and opens nothing large, ``open_app(launch)``,
+    ``trial(client)``, which makes one real request, and perhaps ``add_options(parser)``.
+
+    Raises:
+        MissingExtraError: A package is not installed.
+    """
+    for package in (*_PACKAGES, *KINDS[name].packages):
+        if find_spec(package) is None:
+            raise MissingExtraError(package, "servers")
+    in_folder = Path(__file__).parents[1].joinpath(name).is_dir()
+    return import_module(f"tool_servers.{name}.server" if in_folder else f"tool_servers.{name}")
 
 
 class ServerSettings(BaseModel):
@@ -231,10 +185,10 @@ def parse_launch(name: str, words: Sequence[str], environment: Environment) -> L
     if name not in KINDS:
         raise UsageError(f"no server {name!r}; {suggestion(name, KINDS)}")
     kind = KINDS[name]
-    module = kind.load()
+    module = load_server(name)
+    purpose = module.__doc__.partition("\n")[0]
     parser = argparse.ArgumentParser(
-        prog=f"python -m tool_servers {name}",
-        description=f"{kind.purpose} The token comes from {kind.token}.",
+        prog=f"python -m tool_servers {name}", description=f"{purpose} The token comes from {kind.token}."
     )
     if kind.config is not None:
         parser.add_argument("--config", type=Path, help=f"YAML, e.g. configs/servers/{kind.config}")

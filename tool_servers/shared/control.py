@@ -23,7 +23,14 @@ import httpx
 from afm.errors import AfmError, ConfigError, EngineError, UsageError, suggestion
 from afm.runs.atomic import replace_text
 from afm.settings import Environment, load_settings
-from tool_servers.shared.command import KINDS, LOG_VARIABLE, NotSetUpError, parse_launch, serve_command
+from tool_servers.shared.command import (
+    KINDS,
+    LOG_VARIABLE,
+    NotSetUpError,
+    load_server,
+    parse_launch,
+    serve_command,
+)
 
 VERBS = ("start", "stop", "status", "test")
 ROOT = Path(__file__).parents[2]
@@ -75,7 +82,7 @@ def checked_command(
     if kind.config and (configs / kind.config).exists():
         own += ["--config", str(configs / kind.config)]
     launch = parse_launch(name, [*own, *words], environment)
-    kind.load().check(launch)
+    load_server(name).check(launch)
     address = launch.address()
     try:
         address.listen().close()
@@ -301,8 +308,7 @@ def _status(running: RunningServer, folder: ServerFolder, _: argparse.Namespace)
 
 def _try(running: RunningServer, _: ServerFolder, __: argparse.Namespace) -> tuple[bool, str]:
     """Ask a server for a piece of real work."""
-    kind = KINDS[running.name]
-    token = kind.secret(load_settings())
+    token = KINDS[running.name].secret(load_settings())
     client = httpx.Client(
         base_url=running.url,
         headers={"Authorization": f"Bearer {token}"} if token else {},
@@ -313,7 +319,7 @@ def _try(running: RunningServer, _: ServerFolder, __: argparse.Namespace) -> tup
     began = time.monotonic()
     try:
         with client:
-            result = kind.load().trial(client)
+            result = load_server(running.name).trial(client)
     except httpx.HTTPStatusError as error:
         return False, f"FAILED: status {error.response.status_code}: {error.response.text[:200]}"
     except (httpx.HTTPError, ValueError, KeyError, IndexError, TypeError) as error:

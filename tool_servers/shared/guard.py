@@ -29,41 +29,48 @@ _PORT = re.compile(r"[0-9]{1,5}\Z")
 _KEPT_IN_PATH = frozenset(
     b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~!$&'()*+,;=:@/?%[]|^`{}"
 )
-_PRIVATE_NAMES = (
-    *(
-        "localhost",
-        "localdomain",
-        "local",
-        "lan",
-        "home",
-        "home.arpa",
-        "private",
-        "internal",
-        "intranet",
-        "corp",
-    ),
-    *("svc", "consul", "in-addr.arpa", "ip6.arpa", "onion", "invalid", "test"),
-)
-
+_PRIVATE_NAMES = [
+    "localhost",
+    "localdomain",
+    "local",
+    "lan",
+    "home",
+    "home.arpa",
+    "private",
+    "internal",
+    "intranet",
+    "corp",
+    "svc",
+    "consul",
+    "in-addr.arpa",
+    "ip6.arpa",
+    "onion",
+    "invalid",
+    "test",
+]
+# This network, carrier-grade NAT and one cloud's metadata (100.64.0.0/10), a cloud's own channel to its machines
+# (168.63.129.16), link-local and metadata (169.254.0.0/16), multicast (224.0.0.0/4), reserved and broadcast (240.0.0.0/4).
 _CLOSED_V4 = tuple(
-    ip_network(network)
-    for network in (
-        "0.0.0.0/8",  # this network
-        "10.0.0.0/8",
-        "100.64.0.0/10",  # carrier-grade NAT, and one cloud's metadata
-        "127.0.0.0/8",
-        "168.63.129.16/32",  # a cloud's own channel to its machines
-        "169.254.0.0/16",  # link-local, metadata
-        "172.16.0.0/12",
-        "192.0.0.0/24",
-        "192.0.2.0/24",
-        "192.88.99.0/24",
-        "192.168.0.0/16",
-        "198.18.0.0/15",
-        "198.51.100.0/24",
-        "203.0.113.0/24",
-        "224.0.0.0/4",  # multicast
-        "240.0.0.0/4",  # reserved, broadcast
+    map(
+        ip_network,
+        [
+            "0.0.0.0/8",
+            "10.0.0.0/8",
+            "100.64.0.0/10",
+            "127.0.0.0/8",
+            "168.63.129.16/32",
+            "169.254.0.0/16",
+            "172.16.0.0/12",
+            "192.0.0.0/24",
+            "192.0.2.0/24",
+            "192.88.99.0/24",
+            "192.168.0.0/16",
+            "198.18.0.0/15",
+            "198.51.100.0/24",
+            "203.0.113.0/24",
+            "224.0.0.0/4",
+            "240.0.0.0/4",
+        ],
     )
 )
 _OPEN_V6 = ip_network("2000::/3")

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Literal
 from urllib.parse import quote
 
 from pydantic import Field
@@ -68,30 +68,17 @@ class Hit:
     snippet: str
 
 
-class Provider(Protocol):
-    """Where results come from."""
+class SearchService:
+    """A service that is asked by HTTP.
 
-    name: str
-    """Part of the key under which searches are cached."""
-    paid: bool
-    """Whether a search counts against a run's budget."""
+    Serper (``POST /search``, the key in ``X-API-KEY``) or any server with its protocol, or SearxNG with its JSON format
+    switched on (``search.formats`` in its settings).
+    """
 
-    async def search(self, query: str, count: int) -> list[Hit]:
-        """At most ``count`` results, the best first; raises ``UpstreamError``."""
-        ...
-
-    async def close(self) -> None:
-        """Let go of connections and files."""
-        ...
-
-
-class Serper:
-    """Serper, or any server with its protocol (``POST /search`` with the key in ``X-API-KEY``)."""
-
-    name = "serper"
     paid = True
 
-    def __init__(self, service: Upstream) -> None:
+    def __init__(self, name: Literal["serper", "searxng"], service: Upstream) -> None:
+        self.name: str = name
         self._service = service
 
     async def search(self, query: str, count: int) -> list[Hit]:
@@ -100,31 +87,11 @@ class Serper:
         Raises:
             UpstreamError: The service gave none.
         """
-        answer = await self._service.ask("POST", "/search", body={"q": query, "num": count})
-        return _hits(_listed(answer, "organic", "Serper"), "snippet")[:count]
-
-    async def close(self) -> None:
-        """Close the connections."""
-        await self._service.close()
-
-
-class SearxNG:
-    """A SearxNG server whose JSON format is switched on (``search.formats`` in its settings)."""
-
-    name = "searxng"
-    paid = True
-
-    def __init__(self, service: Upstream) -> None:
-        self._service = service
-
-    async def search(self, query: str, count: int) -> list[Hit]:
-        """At most ``count`` results.
-
-        Raises:
-            UpstreamError: The server gave none.
-        """
+        if self.name == "serper":
+            answer = await self._service.ask("POST", "/search", body={"q": query, "num": count})
+            return _hits(_listed(answer, "organic", self._service.name), "snippet")[:count]
         answer = await self._service.ask("GET", "/search", params={"q": query, "format": "json"})
-        return _hits(_listed(answer, "results", "SearxNG"), "content")[:count]
+        return _hits(_listed(answer, "results", self._service.name), "content")[:count]
 
     async def close(self) -> None:
         """Close the connections."""
@@ -240,6 +207,10 @@ class PageIndex:
         return pages
 
 
+Provider = SearchService | PageFile | PageIndex
+"""``name`` is part of the key under which searches are cached; a search counts against a run's budget if it is ``paid``."""
+
+
 def open_local(store: Path | None, page_url: str | None) -> Provider:
     """The pages at ``store``.
 
@@ -345,10 +316,11 @@ def open_provider(settings: SearchSettings, environment: Environment) -> Provide
                 key_prefix="",
                 patience=patience,
             )
-            return Serper(service)
+            return SearchService("serper", service)
         case "searxng":
             if environment.searxng_base_url is None:
                 raise ConfigError("WEB_SEARCH_METHOD_TYPE is searxng, but SEARXNG_BASE_URL is not set")
-            return SearxNG(Upstream("SearxNG", environment.searxng_base_url, patience=patience))
+            service = Upstream("SearxNG", environment.searxng_base_url, patience=patience)
+            return SearchService("searxng", service)
         case "local":
             return open_local(environment.web_page_store, settings.page_url)

@@ -72,17 +72,9 @@ def build_bm25(note: Note, folder: Path, work: Path, progress: Progress) -> Bm25
 
 
 def _fill(
-    np: Any,
-    terms: Any,
-    counts: Any,
-    distinct: Any,
-    idf: Any,
-    length_part: Any,
-    starts: Any,
-    scores: Any,
-    holders: Any,
-    progress: Progress,
-) -> None:
+    np: Any, terms: Any, counts: Any, distinct: Any, idf: Any, length_part: Any, starts: Any,
+    scores: Any, holders: Any, progress: Progress,
+) -> None:  # fmt: skip
     """Distribute the postings: passages stay in order within each term."""
     heads = starts[:-1].copy()
     ends = np.cumsum(distinct, dtype=np.int64)

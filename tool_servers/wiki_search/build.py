@@ -10,7 +10,7 @@ import fcntl
 import shutil
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -31,7 +31,6 @@ from tool_servers.wiki_search.corpus import (
     terms_of,
 )
 from tool_servers.wiki_search.index import (
-    Bm25Facts,
     DenseFacts,
     IndexManifest,
     PassageStore,
@@ -185,7 +184,9 @@ def _built(plan: IndexPlan, progress: Progress) -> IndexManifest:
         note = Note(plan.corpus.name, size, 0, 0, finished.passages, 0, {}, True, sample)
     bm25 = finished.bm25 if finished else None
     if need_bm25:
-        bm25 = _bm25(note, plan, work, progress)
+        from tool_servers.wiki_search.bm25 import build_bm25
+
+        bm25 = build_bm25(note, plan.folder, work, progress)
     dense = finished.dense if finished else None
     if plan.model and dense is None:
         dense = _dense(plan, work, progress)
@@ -205,12 +206,6 @@ def _built(plan: IndexPlan, progress: Progress) -> IndexManifest:
     write_manifest(plan.folder, manifest)
     shutil.rmtree(work, ignore_errors=True)
     return manifest
-
-
-def _bm25(note: Note, plan: IndexPlan, work: Path, progress: Progress) -> Bm25Facts:
-    from tool_servers.wiki_search.bm25 import build_bm25
-
-    return build_bm25(note, plan.folder, work, progress)
 
 
 def _dense(plan: IndexPlan, work: Path, progress: Progress) -> DenseFacts:
@@ -235,24 +230,15 @@ def _dense(plan: IndexPlan, work: Path, progress: Progress) -> DenseFacts:
     else:
         dimensions, kind = take_faiss(ready, len(store), plan.folder), "imported"
     store.close()
-    return DenseFacts.model_validate(
-        {
-            "model": plan.model,
-            "dimensions": dimensions,
-            "faiss": kind,
-            "query_prefix": query,
-            "passage_prefix": passage,
-        }
-    )
+    facts = {"model": plan.model, "dimensions": dimensions, "faiss": kind}
+    return DenseFacts.model_validate(facts | {"query_prefix": query, "passage_prefix": passage})
 
 
 def _check_libraries(plan: IndexPlan) -> None:
-    needed = ["numpy"] + (["faiss"] if plan.model else [])
-    for package in needed:
-        if find_spec(package) is None:
-            raise MissingExtraError(
-                "faiss-cpu" if package == "faiss" else package, "dense" if package == "faiss" else "servers"
-            )
+    if find_spec("numpy") is None:
+        raise MissingExtraError("numpy", "servers")
+    if plan.model and find_spec("faiss") is None:
+        raise MissingExtraError("faiss-cpu", "dense")
 
 
 @contextmanager
@@ -268,31 +254,24 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _finished(plan: IndexPlan) -> IndexManifest | None:
+    """The index that is there already, if it is one of this corpus and model."""
     finished = read_manifest(plan.folder)
-    _check_same(finished, plan)
-    return finished
-
-
-def _check_same(finished: IndexManifest | None, plan: IndexPlan) -> None:
     if not plan.corpus.is_file():
         raise DataError("no such file; expected a corpus of JSON lines", path=str(plan.corpus))
+    if finished is None:
+        return None
+    problem = ""
     here = (plan.corpus.name, plan.corpus.stat().st_size)
-    if finished and (finished.corpus, finished.corpus_bytes) != here:
-        raise DataError(
-            f"holds an index of {finished.corpus} ({finished.corpus_bytes:,} bytes), got {here[0]} ({here[1]:,} bytes); "
-            "choose another --out",
-            path=str(plan.folder),
-        )
-    if finished and finished.corpus_sample not in (None, sample_of(plan.corpus)):
-        raise DataError(
-            f"holds an index of another {finished.corpus} of the same size; choose another --out",
-            path=str(plan.folder),
-        )
-    if finished and finished.dense and plan.model and finished.dense.model != plan.model:
-        raise DataError(
-            f"was encoded by {finished.dense.model!r}, got {plan.model!r}; choose another --out",
-            path=str(plan.folder),
-        )
+    if (finished.corpus, finished.corpus_bytes) != here:
+        held = f"{finished.corpus} ({finished.corpus_bytes:,} bytes)"
+        problem = f"holds an index of {held}, got {here[0]} ({here[1]:,} bytes)"
+    elif finished.corpus_sample not in (None, sample_of(plan.corpus)):
+        problem = f"holds an index of another {finished.corpus} of the same size"
+    elif finished.dense and plan.model and finished.dense.model != plan.model:
+        problem = f"was encoded by {finished.dense.model!r}, got {plan.model!r}"
+    if problem:
+        raise DataError(f"{problem}; choose another --out", path=str(plan.folder))
+    return finished
 
 
 def _complete(finished: IndexManifest | None, plan: IndexPlan) -> bool:
@@ -315,7 +294,7 @@ def _write_offsets(folder: Path, work: Path) -> None:
     np.save(folder / OFFSETS, np.concatenate(([0], ends)))
 
 
-def main() -> int:
+def main(words: Sequence[str] | None = None) -> int:
     """Build. Exit status 0 when the index is finished, 1 when it failed, 2 for wrong usage."""
     follow_parent()
     parser = argparse.ArgumentParser(
@@ -329,7 +308,7 @@ def main() -> int:
     parser.add_argument("--query-prefix", help="by default 'query: ' for E5 models, else nothing")
     parser.add_argument("--passage-prefix", help="by default 'passage: ' for E5 models, else nothing")
     parser.add_argument("--device", help="of the embedding model: cpu, cuda")
-    options = parser.parse_args()
+    options = parser.parse_args(words)
     try:
         plan = _plan(options)
         dimensions = 768 if plan.model else None

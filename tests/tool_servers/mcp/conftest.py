@@ -1,18 +1,11 @@
-"""A real MCP server on the loopback."""
+"""An MCP server on the loopback."""
 
 import pytest
-from tool_server import ToolServer
+from tool_server import ToolServer, running
 
 
 @pytest.fixture
 def mcp_server_url(tmp_path):
     """Starts a server for a tools file and returns its address."""
-    running = []
-
-    def start(tools_file, **variables):
-        running.append(ToolServer("mcp", tmp_path, "--http", "--tools", tools_file, **variables))
-        return running[-1].url
-
-    yield start
-    for server in running:
-        server.stop()
+    with running(ToolServer, tmp_path) as start:
+        yield lambda tools, **variables: start("mcp", "--http", "--tools", tools, **variables).url

@@ -1,7 +1,7 @@
 import httpx
 import pytest
 import requests
-from tool_server import ToolServer
+from tool_server import ToolServer, running
 
 from afm.errors import ConfigError
 from tool_servers.shared.access import MIN_TOKEN, allowed, check_exposure
@@ -13,16 +13,9 @@ TEXT = "text/plain"
 @pytest.fixture
 def serve_page_reader(tmp_path):
     """Serves the page reader with these variables; its address."""
-    servers = []
-
-    def start(**variables):
-        server = ToolServer("crawl_page", tmp_path, WEB_CACHE=tmp_path / "web.sqlite", **variables)
-        servers.append(server)
-        return server.url
-
-    yield start
-    for server in servers:
-        server.stop()
+    cache = tmp_path / "web.sqlite"
+    with running(ToolServer, tmp_path) as start:
+        yield lambda **variables: start("crawl_page", WEB_CACHE=cache, **variables).url
 
 
 def test_no_page_in_a_browser_can_use_a_server_that_asks_for_no_token(serve_page_reader):

@@ -11,7 +11,9 @@ from pathlib import Path
 import httpx
 import pytest
 from PIL import Image
+from tool_server import ToolServer
 
+from afm.errors import ConfigError
 from afm.tools.registry import load_tools
 from tool_servers.visual_inspector.picture import NoPictureError, prepare
 from tool_servers.visual_inspector.server import InspectorSettings
@@ -26,6 +28,10 @@ def encoded(kind="PNG", size=(40, 30), colour=RED, mode="RGB", **options):
     sink = io.BytesIO()
     Image.new(mode, size, colour).save(sink, kind, **options)
     return sink.getvalue()
+
+
+def ask(server, image, question="", **more):
+    return server.post(image=image, question=question, **more)
 
 
 def png_that_claims(width, height):
@@ -90,9 +96,9 @@ def test_what_is_no_usable_picture_is_refused(body, message):
 
 
 def test_an_address_is_fetched_and_the_model_is_shown_the_picture(start, eyes, pictures):
-    pictures.files["/red.png"] = (200, "application/octet-stream", encoded("JPEG"))
+    pictures.pages["/red.png"] = (200, "application/octet-stream", encoded("JPEG"))
     server = start({"trusted": [pictures.host]})
-    answer = server.ask(f"{pictures.url}/red.png", "Which colour?").json()
+    answer = ask(server, f"{pictures.url}/red.png", "Which colour?").json()
     assert answer["text"].startswith("data:image/jpeg (40, 30) (25")
     assert answer["text"].endswith("Which colour?")
     assert (answer["kind"], answer["cached"]) == (None, False)
@@ -100,20 +106,20 @@ def test_an_address_is_fetched_and_the_model_is_shown_the_picture(start, eyes, p
     [asked] = eyes.requests
     assert (asked["model"], asked["messages"][0]["role"]) == ("eyes", "system")
     assert eyes.headers[0]["Authorization"] == f"Bearer {KEY}"
-    assert pictures.accepted == ["image/*"]
+    assert [headers["Accept"] for headers in pictures.headers] == ["image/*"]
 
 
 def test_equal_questions_about_equal_pictures_are_asked_once_also_after_a_restart(
     start, start_process, eyes, folder
 ):
     first = start_process(VISION_IMAGE_FOLDER=folder)
-    assert first.ask("red.png", "Which colour?").json()["cached"] is False
-    assert first.ask("inside.png", " Which colour? ").json()["cached"] is True
-    assert first.ask("red.png", "Which shape?").json()["cached"] is False
+    assert ask(first, "red.png", "Which colour?").json()["cached"] is False
+    assert ask(first, "inside.png", " Which colour? ").json()["cached"] is True
+    assert ask(first, "red.png", "Which shape?").json()["cached"] is False
     first.process.kill()
     first.process.wait()
     first.process.returncode = 0  # as asked for
-    assert start(VISION_IMAGE_FOLDER=folder).ask("red.png", "Which colour?").json()["cached"] is True
+    assert ask(start(VISION_IMAGE_FOLDER=folder), "red.png", "Which colour?").json()["cached"] is True
     assert len(eyes.requests) == 2
 
 
@@ -125,8 +131,8 @@ def test_nothing_outside_the_folder_is_reached(start, eyes, folder):
         "/dev/zero", "/proc/self/environ", str(folder.parent / "secret.png"), str(folder) + "x/red.png",
     ):  # fmt: skip
         text = "there is no such file in the folder of pictures"
-        assert server.ask(place).json() == {"text": text, "kind": "name"}, place
-    assert server.ask("").status_code == 400
+        assert ask(server, place).json() == {"text": text, "kind": "name"}, place
+    assert ask(server, "").status_code == 400
     assert eyes.requests == []
 
 
@@ -139,17 +145,23 @@ def test_paths_below_the_folder_are_read(start, folder):
         "inner/../red.png",
         str(folder / "red.png"),
     ):
-        assert server.ask(place).json()["kind"] is None, place
+        assert ask(server, place).json()["kind"] is None, place
+
+
+def moved(handler):
+    handler.send_response(302)
+    handler.send_header("Location", "http://10.0.0.1/a.png")
+    handler.send_header("Content-Length", "0")
+    handler.end_headers()
 
 
 def test_pictures_that_cannot_be_had_say_why_and_cost_no_call_of_the_model(start, eyes, pictures):
-    pictures.more["Location"] = "http://10.0.0.1/a.png"
-    pictures.files |= {
+    pictures.pages |= {
         "/page": (200, "text/html", b"<p>"),
         "/large.png": (200, "image/png", bytes(200_000)),
         "/text.png": (200, "image/png", b"I am no picture, I am a text."),
         "/bomb.png": (200, "image/png", png_that_claims(50_000, 50_000)),
-        "/private.png": (302, "image/png", b""),
+        "/private.png": moved,
     }
     server = start({"trusted": [pictures.host], "max_bytes": 100_000})
     for place, kind in (
@@ -166,14 +178,14 @@ def test_pictures_that_cannot_be_had_say_why_and_cost_no_call_of_the_model(start
         (f"{pictures.url}/bomb.png", "parse"),
         (f"{pictures.url}/private.png", "blocked"),
     ):
-        answer = server.ask(place).json()
+        answer = ask(server, place).json()
         assert (answer["kind"], len(answer["text"]) > 10) == (kind, True), place
     assert eyes.requests == []
 
 
 def test_an_inline_picture_is_taken(start):
     inline = "data:image/png;base64," + base64.b64encode(encoded()).decode()
-    text = start().ask(inline, "?").json()["text"]
+    text = ask(start(), inline, "?").json()["text"]
     assert text == "data:image/png (40, 30) (255, 0, 0) ?"
 
 
@@ -183,7 +195,7 @@ def test_the_reasoning_of_a_model_is_not_what_it_sees(start, eyes):
 
     def told(text):
         eyes.reply = {"choices": [{"message": {"role": "assistant", "content": text}}]}
-        return server.ask(inline, text).json()
+        return ask(server, inline, text).json()
 
     assert told("<think>Blue? No.</think>\nIt is red.")["text"] == "It is red."
     assert told("Blue? No.</think>It is red.")["text"] == "It is red."
@@ -195,40 +207,45 @@ def test_a_model_that_fails_is_named_and_its_words_are_not_passed_on(start, eyes
     server = start({"model_s": 2.0})
     for status, kind in ((500, "status"), (401, "key"), (400, "status"), (429, "busy")):
         eyes.status = status
-        response = server.ask(inline)
+        response = ask(server, inline)
         assert (response.status_code, response.json()["kind"]) == (502, kind)
         assert KEY not in response.text
     eyes.status, eyes.reply = 200, {"choices": []}
-    assert server.ask(inline).json() == {
+    assert ask(server, inline).json() == {
         "error": "the answer of the vision model holds no text",
         "kind": "broken",
     }
     eyes.reply, eyes.delay_s = None, 5.0
-    assert server.ask(inline, "slow", seconds=2).json()["kind"] == "timeout"
+    assert ask(server, inline, "slow", seconds=2).json()["kind"] == "timeout"
 
 
 def test_requests_need_the_token_and_the_numbers_are_there(start):
     server = start()
-    assert server.ask("a.png", token="wrong").status_code == 401
+    assert server.post(image="a.png", token="wrong").status_code == 401
     assert httpx.get(f"{server.url}/health", trust_env=False).json()["status"] == "ok"
     headers = {"Authorization": f"Bearer {TOKEN}"}
-    server.ask("a.png")
+    ask(server, "a.png")
     text = httpx.get(f"{server.url}/metrics", headers=headers, trust_env=False).text
     assert 'afm_vision_pictures_total{end="blocked"} 1' in text
 
 
-def test_without_a_model_it_does_not_start_and_says_what_to_set(failed):
-    status, told = failed()
-    assert status == 1
-    assert "VISION_OPENAI_API_BASE_URL and VISION_MODEL not set" in told
-    assert "Traceback" not in told
-
-
-def test_a_folder_that_is_not_there_is_named(failed):
-    status, told = failed(
-        VISION_OPENAI_API_BASE_URL="http://x/v1", VISION_MODEL="m", VISION_IMAGE_FOLDER="/nowhere"
-    )
-    assert (status, "folder of pictures /nowhere: no such folder" in told) == (1, True)
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({}, "VISION_OPENAI_API_BASE_URL and VISION_MODEL not set"),
+        (
+            {
+                "VISION_OPENAI_API_BASE_URL": "http://x/v1",
+                "VISION_MODEL": "m",
+                "VISION_IMAGE_FOLDER": "/nowhere",
+            },
+            "folder of pictures /nowhere: no such folder",
+        ),
+    ],
+)
+def test_without_a_model_or_its_folder_it_does_not_start_and_says_what_to_set(tmp_path, variables, message):
+    with pytest.raises(ConfigError, match=message):
+        ToolServer("visual_inspector", tmp_path, **variables)
 
 
 async def test_the_tool_reads_the_agents_json(start, folder, monkeypatch):

@@ -143,8 +143,8 @@ def servers(start_process, site, tmp_path):
     store = tmp_path / "pages.jsonl"
     store.write_text("\n".join(map(json.dumps, STORED)))
     local = {"SERVER_HOST": HOST, "WEB_SERVER_TOKEN": ""}
-    start_process("crawl_page", {"trusted": [site.host], "workers": 1}, port=9000, **local)
-    start_process("web_search", port=9001, WEB_PAGE_STORE=store, **local)
+    start_process("crawl_page", {"trusted": [site.host], "workers": 1}, "--port", "9000", **local)
+    start_process("web_search", None, "--port", "9001", WEB_PAGE_STORE=store, **local)
     return {
         "SERVER_HOST": HOST,
         "WEB_SEARCH_SERPER_API_KEY": "api key",

