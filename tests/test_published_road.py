@@ -28,7 +28,7 @@ from afm.evaluation.config import EvalConfig
 from afm.evaluation.measures import ABILITIES, AGENT_H, AgentHTally
 from afm.planning.published import take_preset
 from afm.rewards import Sample
-from afm.rewards.overlong import OverlongPenalty
+from afm.rewards.formula import OverlongPenalty
 from afm.rollout.published import PublishedProtocol
 from afm.settings import load_settings
 from afm.tools.code import CodeSettings

@@ -17,9 +17,9 @@ from afm.datasets import Task
 from afm.errors import DataError
 from afm.planning import Finding, Level, ModelShape
 from afm.rewards import RewardSettings, load_reward
+from afm.rewards.formula import CountedTokens
 from afm.rewards.judge import ModelJudge, WithoutEndpoint
 from afm.rewards.judge_prompt import SCHEMA, Case, messages
-from afm.rewards.overlong import CountedTokens
 from afm.rewards.text_match import gold_answers
 from afm.settings import Environment
 from verl_ext.checks import SHAPED

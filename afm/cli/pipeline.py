@@ -292,7 +292,7 @@ class Quickstart:
     def check_real_data(self) -> None:
         """Find out before all the work whether the benchmark file can be read and judged."""
         from afm.datasets import read_tasks
-        from afm.rewards.sources import BY_SOURCE, scorer_name
+        from afm.rewards.registry import BY_SOURCE, scorer_name
 
         if self.real_data is not None:
             for task in read_tasks(self.real_data):

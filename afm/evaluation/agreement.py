@@ -21,9 +21,8 @@ from afm.evaluation.metrics import Metrics, task_of
 from afm.evaluation.run import finished_metrics, keep_metrics, records_of
 from afm.evaluation.statistics import Agreement, agreement
 from afm.rewards import Sample
-from afm.rewards.judge import JudgeSettings, ModelJudge
+from afm.rewards.judge import JudgeSettings, ModelJudge, cache_key
 from afm.rewards.judge_prompt import SCHEMA, Case
-from afm.rewards.judge_store import cache_key
 from afm.runs.folder import RunFolder
 from afm.trajectory.record import Record, opened
 

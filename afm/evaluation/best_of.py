@@ -31,8 +31,8 @@ from afm.evaluation.measures import BestOf, Method, best_of_k
 from afm.evaluation.metrics import Metrics
 from afm.evaluation.run import finished_metrics, keep_metrics, records_of
 from afm.evaluation.statistics import mean_of_shares
+from afm.rewards.judge import cache_key
 from afm.rewards.judge_endpoint import ReplyClient
-from afm.rewards.judge_store import cache_key
 from afm.runs.folder import RunFolder
 
 CHOICES_FILE = "choices.jsonl"

@@ -45,7 +45,7 @@ from afm.planning.memory import disk_finding
 from afm.rewards import RewardSettings, load_reward
 from afm.rewards.judge import ModelJudge, WithoutEndpoint
 from afm.rewards.judge_endpoint import JudgeEndpoint
-from afm.rewards.sources import BY_SOURCE, checked_name, scorer_name
+from afm.rewards.registry import BY_SOURCE, checked_name, scorer_name
 from afm.rollout.routes import HOPELESS_ADVICE, Route, Routes, mismatch
 from afm.tools import Tool, load_tools
 from afm.tools.health import tool_findings, unanswered

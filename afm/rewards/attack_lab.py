@@ -165,7 +165,7 @@ def _agent(name: str) -> AgentSpec:
 
 
 def _segments(pieces: Pieces) -> tuple[Segment, ...]:
-    found: list[Segment] = []
+    merged: list[Segment] = []
     for piece in (pieces,) if isinstance(pieces, str) else pieces:
         match piece:
             case str(text):
@@ -174,7 +174,7 @@ def _segments(pieces: Pieces) -> tuple[Segment, ...]:
                 author, text = Author.AGENT, piece.repeat * piece.times
             case EnvironmentText(environment=text):
                 author = Author.ENVIRONMENT
-        if found and found[-1].author is author:
-            text = found.pop().text + text
-        found.append(Segment(author, text))
-    return tuple(found)
+        if merged and merged[-1].author is author:
+            text = merged.pop().text + text
+        merged.append(Segment(author, text))
+    return tuple(merged)

@@ -110,10 +110,10 @@ class ChoiceLetter:
         wanted = choice_letter(golds[0])
         if wanted is None or len(golds) > 1:
             return Part(None, f"ground truth {golds[0][:80]!r}: expected the letter of one option")
-        given = answers(sample.segments, sample.spec)
-        if not given:
+        responses = answers(sample.segments, sample.spec)
+        if not responses:
             return Part(0.0, "the response has no final answer")
-        letters = {choice_letter(text, sample.question) for text in given}
+        letters = {choice_letter(text, sample.question) for text in responses}
         if letters == {wanted}:
             return Part(1.0, f"option {wanted} is right")
         shown = ", ".join(sorted(letter or "none" for letter in letters))

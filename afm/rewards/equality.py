@@ -220,10 +220,10 @@ def is_unevaluated(gold: str, answer: str) -> bool:
     """
     if is_equation(tidied(gold)):
         return False
-    expected, given = form_of(tidied(gold)), form_of(tidied(answer))
+    expected, actual = form_of(tidied(gold)), form_of(tidied(answer))
     if expected is None:
         return False
-    return given is None or (given is Form.UNREDUCED and expected is Form.NUMBER)
+    return actual is None or (actual is Form.UNREDUCED and expected is Form.NUMBER)
 
 
 def tidied(text: str) -> str:

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
+import sqlite3
+import time
 from collections.abc import Mapping
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -26,14 +31,18 @@ from afm.rewards.judge_prompt import (
     read_ruling,
     shown_rationale,
 )
-from afm.rewards.judge_store import VerdictCache, cache_key
 from afm.rewards.text_match import ExactMatch, gold_answers, normalised
+from afm.sqlite import SharedFile
 from afm.trajectory import answers
 
 NO_JUDGE = "no judge is configured: exact match"
 """Stands in the evidence of verdicts without a model behind them."""
 
 _SHOWN = 120
+_CACHE_VERSION = 1
+_SCHEMA = (
+    "CREATE TABLE IF NOT EXISTS verdicts (key TEXT PRIMARY KEY, judgement TEXT, rationale TEXT, at REAL)"
+)
 
 
 class WithoutEndpoint(StrEnum):
@@ -89,25 +98,25 @@ class ModelJudge:
 
     async def judge(self, sample: Sample) -> Part:
         """Have the agent's final answer judged."""
-        told = _gold_and_answers(sample)
-        if isinstance(told, Part):
-            return told
+        pair = _gold_and_answers(sample)
+        if isinstance(pair, Part):
+            return pair
         if self._client is None:
             return await self._unjudged(sample)
-        found = self._case(sample.question, *told)
-        return found if isinstance(found, Part) else await self._judged(self._client, found)
+        case = self._case(sample.question, *pair)
+        return case if isinstance(case, Part) else await self._judged(self._client, case)
 
     def case_of(self, sample: Sample) -> Case | Part:
         """What the model is asked, or the verdict that needs no model."""
-        told = _gold_and_answers(sample)
-        return told if isinstance(told, Part) else self._case(sample.question, *told)
+        pair = _gold_and_answers(sample)
+        return pair if isinstance(pair, Part) else self._case(sample.question, *pair)
 
-    def _case(self, question: str, accepted: tuple[str, ...], given: tuple[str, ...]) -> Case | Part:
+    def _case(self, question: str, accepted: tuple[str, ...], responses: tuple[str, ...]) -> Case | Part:
         if self._text is not None:
-            return Case(question, accepted, " | ".join(given))
-        if len(given) == 1 and _is_exactly(given[0], accepted):
-            return Part(1.0, f"{given[0][:_SHOWN]!r} is a gold answer")
-        answer = " | ".join(given)
+            return Case(question, accepted, " | ".join(responses))
+        if len(responses) == 1 and _is_exactly(responses[0], accepted):
+            return Part(1.0, f"{responses[0][:_SHOWN]!r} is a gold answer")
+        answer = " | ".join(responses)
         longest = max(self._settings.max_answer_chars, *map(len, accepted))
         if len(answer) > longest:
             return Part(0.0, f"the final answer has {len(answer)} characters, more than {longest}")
@@ -155,8 +164,8 @@ def _gold_and_answers(sample: Sample) -> tuple[tuple[str, ...], tuple[str, ...]]
         accepted = gold_answers(sample.ground_truth)
     except DataError as error:
         return Part(None, error.message)
-    given = answers(sample.segments, sample.spec)
-    return (accepted, given) if given else Part(0.0, "the response has no final answer")
+    responses = answers(sample.segments, sample.spec)
+    return (accepted, responses) if responses else Part(0.0, "the response has no final answer")
 
 
 def _is_exactly(answer: str, accepted: tuple[str, ...]) -> bool:
@@ -207,9 +216,9 @@ class JudgeClient:
             self._cache.close()
 
     async def _found_or_asked(self, key: str, body: Mapping[str, Any], case: Case) -> Ruling:
-        found = await self._cache.find(key) if self._cache is not None else None
-        if found is not None:
-            return found
+        ruling = await self._cache.find(key) if self._cache is not None else None
+        if ruling is not None:
+            return ruling
         ruling = await self._client.reply(body, lambda text: self._read(text, case))
         if self._cache is not None:
             await self._cache.add(key, ruling)
@@ -220,3 +229,46 @@ def _forget(asked: _Asked, key: str, task: asyncio.Task[Ruling]) -> None:
     asked.pop(key, None)
     if not task.cancelled():
         task.exception()  # every waiter may be gone
+
+
+def cache_key(url: str, body: Mapping[str, Any]) -> str:
+    """Digest of everything that a verdict depends on: the server and the whole request, which names the model."""
+    text = json.dumps([_CACHE_VERSION, url, body], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+class VerdictCache:
+    """Verdicts by :func:`cache_key`; failures are never kept.
+
+    Its methods raise ``ConfigError`` when the file cannot be used at all. When it cannot be used at the moment,
+    nothing is found and nothing is kept.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = SharedFile(path, "cache of verdicts", _SCHEMA)
+
+    async def find(self, key: str) -> Ruling | None:
+        """The verdict, if it was given before."""
+        with suppress(sqlite3.Error):
+            return await asyncio.to_thread(self._find, key)
+        return None
+
+    async def add(self, key: str, ruling: Ruling) -> None:
+        """Keep a verdict; the first one of several processes stays."""
+        with suppress(sqlite3.Error):
+            await asyncio.to_thread(self._add, key, ruling)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _find(self, key: str) -> Ruling | None:
+        with self._file.transaction() as connection:
+            query = "SELECT judgement, rationale FROM verdicts WHERE key = ?"
+            row = connection.execute(query, (key,)).fetchone()
+        return Ruling(*row) if row is not None and row[0] in ("correct", "incorrect") else None
+
+    def _add(self, key: str, ruling: Ruling) -> None:
+        row = (key, ruling.judgement, ruling.rationale.encode("utf-8", "replace").decode(), time.time())
+        with self._file.transaction() as connection:
+            connection.execute("INSERT OR IGNORE INTO verdicts VALUES (?, ?, ?, ?)", row)

@@ -204,8 +204,8 @@ def json_string(text: str) -> str:
     return _RISKY.sub(_escaped, json.dumps(text, ensure_ascii=False))
 
 
-def _escaped(found: re.Match[str]) -> str:
-    character = found[0]
+def _escaped(match: re.Match[str]) -> str:
+    character = match[0]
     if character.isascii():
         return f"\\u{ord(character):04x}"
     return character if character.isprintable() else json.dumps(character)[1:-1]
@@ -263,8 +263,8 @@ class JudgeText:
                 raise ConfigError(
                     f"judge.prompt: {path}: cannot be read: {error}; expected a text with {_TOLD}"
                 ) from None
-        found = {match[1] for match in _GAP.finditer(user)}
-        if missing := [f"{{{name}}}" for name in GAPS if name not in found]:
+        gaps = {match[1] for match in _GAP.finditer(user)}
+        if missing := [f"{{{name}}}" for name in GAPS if name not in gaps]:
             raise ConfigError(f"{path}: no {', '.join(missing)}; expected a text with {_TOLD}")
         return cls(user, system)
 

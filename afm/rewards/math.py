@@ -47,10 +47,10 @@ class MathVerify:
             accepted = gold_answers(sample.ground_truth)
         except DataError as error:
             return Part(None, error.message)
-        given = answers(sample.segments, sample.spec)
-        if not given:
+        responses = answers(sample.segments, sample.spec)
+        if not responses:
             return Part(0.0, "the response has no final answer")
-        return await self.compare(accepted, ", ".join(given), sample.question)
+        return await self.compare(accepted, ", ".join(responses), sample.question)
 
     async def compare(self, accepted: tuple[str, ...], answer: str, question: str = "") -> Part:
         """1 when ``answer`` equals one of ``accepted`` and was not copied from ``question``."""

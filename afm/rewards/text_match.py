@@ -51,10 +51,10 @@ class ExactMatch:
             accepted = {comparable(text) for text in gold_answers(sample.ground_truth)}
         except DataError as error:
             return Part(None, error.message)
-        given = answers(sample.segments, sample.spec)
-        if not given:
+        responses = answers(sample.segments, sample.spec)
+        if not responses:
             return Part(0.0, "the response has no final answer")
-        counted = given[:1] if self._variant is MatchVariant.EVALUATION else given
+        counted = responses[:1] if self._variant is MatchVariant.EVALUATION else responses
         for text in counted:
             if comparable(text) not in accepted:
                 return Part(0.0, f"{text[:200]!r} is no gold answer")
@@ -79,13 +79,13 @@ class TokenF1:
             accepted = gold_answers(sample.ground_truth)
         except DataError as error:
             return Part(None, error.message)
-        given = _counted(sample, self._variant)
-        if not given:
+        responses = _counted(sample, self._variant)
+        if not responses:
             return Part(0.0, "the response has no final answer")
-        scores = [max(token_f1(text, gold) for gold in accepted) for text in given]
+        scores = [max(token_f1(text, gold) for gold in accepted) for text in responses]
         score = min(scores)
         return Part(
-            score, f"{given[scores.index(score)][:200]!r} has F1 {score:.3g} with the closest gold answer"
+            score, f"{responses[scores.index(score)][:200]!r} has F1 {score:.3g} with the closest gold answer"
         )
 
     async def close(self) -> None:
@@ -110,16 +110,16 @@ class Substring:
             accepted = [gold for gold in map(normalised, gold_answers(sample.ground_truth)) if gold]
         except DataError as error:
             return Part(None, error.message)
-        given = _counted(sample, self._variant)
-        if not given:
+        responses = _counted(sample, self._variant)
+        if not responses:
             return Part(0.0, "the response has no final answer")
-        for text in given:
+        for text in responses:
             bare = normalised(text)
             if len(bare.split()) > self._max_words:
                 return Part(0.0, f"an answer of more than {self._max_words} words")
             if not any(f" {gold} " in f" {bare} " for gold in accepted):
                 return Part(0.0, f"{text[:200]!r} holds no gold answer")
-        return Part(1.0, f"{' | '.join(given)[:200]!r} holds a gold answer")
+        return Part(1.0, f"{' | '.join(responses)[:200]!r} holds a gold answer")
 
     async def close(self) -> None:
         """Nothing to free."""
@@ -127,14 +127,14 @@ class Substring:
 
 def token_f1(answer: str, gold: str) -> float:
     """F1 of the words of two normalised texts, or of the texts as they stand when nothing is left of them."""
-    given, wanted = comparable(answer).split(), comparable(gold).split()
-    shared = sum((Counter(given) & Counter(wanted)).values())
-    return 2 * shared / (len(given) + len(wanted)) if shared else 0.0
+    words, wanted = comparable(answer).split(), comparable(gold).split()
+    shared = sum((Counter(words) & Counter(wanted)).values())
+    return 2 * shared / (len(words) + len(wanted)) if shared else 0.0
 
 
 def _counted(sample: Sample, variant: MatchVariant) -> tuple[str, ...]:
-    given = answers(sample.segments, sample.spec)
-    return given[:1] if variant is MatchVariant.EVALUATION else given
+    responses = answers(sample.segments, sample.spec)
+    return responses[:1] if variant is MatchVariant.EVALUATION else responses
 
 
 def gold_answers(ground_truth: Any) -> tuple[str, ...]:
@@ -146,13 +146,13 @@ def gold_answers(ground_truth: Any) -> tuple[str, ...]:
     Raises:
         DataError: There is no answer in it.
     """
-    found = tuple(text for text in _texts(ground_truth) if text.strip())
-    if not found:
+    golds = tuple(text for text in _texts(ground_truth) if text.strip())
+    if not golds:
         raise DataError(
             f"ground truth {_short(ground_truth)} holds no answer; expected a text, a list of texts "
             'or {"target": [...]}'
         )
-    return found
+    return golds
 
 
 def kind_of_gold(ground_truth: Any) -> Literal["tests", "result"] | None:
@@ -167,12 +167,12 @@ def kind_of_gold(ground_truth: Any) -> Literal["tests", "result"] | None:
         return kind_of_gold(value["target"]) if "target" in value else "tests"
     if not isinstance(value, list | tuple):
         return "result"
-    if value and all(isinstance(one, Mapping) for one in value):
+    if value and all(isinstance(item, Mapping) for item in value):
         return "tests"
-    texts = [one for one in value if isinstance(one, str)]
+    texts = [item for item in value if isinstance(item, str)]
     if len(texts) < len(value) or any(map(is_literal, texts)):
         return "result"
-    return "tests" if any("assert" in one for one in texts) else None
+    return "tests" if any("assert" in item for item in texts) else None
 
 
 def is_literal(text: str) -> bool:

@@ -38,10 +38,10 @@ _LONGEST = 5000
 
 def algebra_verdict(gold: str, answer: str) -> bool:
     """Whether Math-Verify finds the two equal, by their relative difference and without unfinished operators."""
-    expected, given = _parsed(gold), _parsed(answer)
-    if is_unfinished(gold, answer) or _differ_widely(expected[:1], given[:1]):
+    expected, actual = _parsed(gold), _parsed(answer)
+    if is_unfinished(gold, answer) or _differ_widely(expected[:1], actual[:1]):
         return False
-    return bool(_verify()(expected, given, timeout_seconds=None, allow_set_relation_comp=True))
+    return bool(_verify()(expected, actual, timeout_seconds=None, allow_set_relation_comp=True))
 
 
 def is_unfinished(gold: str, answer: str) -> bool:
@@ -129,16 +129,16 @@ def _are_close(a: Any, b: Any, limit: str, digits: int = _DIGITS) -> bool:
     return True
 
 
-def _differ_widely(expected: list[Any], given: list[Any]) -> bool:
+def _differ_widely(expected: list[Any], actual: list[Any]) -> bool:
     """Whether both are plain numbers, so far apart that Math-Verify need not try to simplify their difference."""
     from sympy import Basic, Rational, UnevaluatedExpr
 
-    if all(isinstance(expression, Rational) for expression in (*expected, *given)):
-        return bool(expected != given)
-    for expression in (*expected, *given):
+    if all(isinstance(expression, Rational) for expression in (*expected, *actual)):
+        return bool(expected != actual)
+    for expression in (*expected, *actual):
         if not isinstance(expression, Basic) or expression.free_symbols or expression.has(UnevaluatedExpr):
             return False
-    return bool(expected and given) and not _are_close(expected[0], given[0], _ROUNDED, 15)
+    return bool(expected and actual) and not _are_close(expected[0], actual[0], _ROUNDED, 15)
 
 
 def _value(expression: Any, digits: int) -> Any:

@@ -77,29 +77,29 @@ def form_of(answer: str) -> Form | None:
     if before and not _leads_to(before):
         return None
     value = _unwrapped(value.strip())
-    found = _VALUE.fullmatch(value)
-    fraction = None if found else _FRACTION.fullmatch(value)
-    unit = (found or fraction or {"unit": None})["unit"]
+    number = _VALUE.fullmatch(value)
+    fraction = None if number else _FRACTION.fullmatch(value)
+    unit = (number or fraction or {"unit": None})["unit"]
     if set(_NOT_UNITS.split()).intersection(re.findall(r"[a-z]+", (unit or "").lower())):
         return None
     if fraction is not None:
         return Form.FRACTION if _is_reduced(fraction) else Form.UNREDUCED
-    return Form.NUMBER if found else None
+    return Form.NUMBER if number else None
 
 
 def without_unit(answer: str) -> str:
     """The number of ``x = 7,200`` or ``72 cm^2``; ``answer`` itself where a letter may be a factor, as in ``72x``."""
     parts = _plain(answer).split("=") if len(answer) <= _LONGEST else [""]
     before, value = parts[:-1], _unwrapped(parts[-1])
-    found = _VALUE.fullmatch(value)
-    if found is None or form_of(answer) is None or len(before) > 1 or not all(map(_NAME.fullmatch, before)):
+    number = _VALUE.fullmatch(value)
+    if number is None or form_of(answer) is None or len(before) > 1 or not all(map(_NAME.fullmatch, before)):
         return answer
-    if found["unit"] is None:
+    if number["unit"] is None:
         return value
-    words = re.findall(r"[A-Za-z]+", found["unit"])
-    if not words or (len(words[0]) == 1 and words[0] not in _SI.split()) or found["unit"][0] != " ":
+    words = re.findall(r"[A-Za-z]+", number["unit"])
+    if not words or (len(words[0]) == 1 and words[0] not in _SI.split()) or number["unit"][0] != " ":
         return answer
-    return value[: found.start("unit")]
+    return value[: number.start("unit")]
 
 
 def _plain(text: str) -> str:

@@ -28,7 +28,7 @@ from afm.errors import DataError
 from afm.evaluation.job import read_benchmark
 from afm.rewards import Sample, load_reward
 from afm.rewards.code_tests.problem import read_problem
-from afm.rewards.sources import BY_SOURCE, scorer_name
+from afm.rewards.registry import BY_SOURCE, scorer_name
 from afm.trajectory.types import Author, Segment
 
 SAMPLES = Path(__file__).parent / "samples"

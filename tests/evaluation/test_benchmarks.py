@@ -124,7 +124,7 @@ def test_settings_are_the_published_ones(name) -> None:
     assert (config.sampling.max_new_tokens, config.rounds) == (turn, rounds)
     assert parallel is None or config.parallel == parallel
     assert (config.benchmark, BENCHMARKS[name].questions) == (name, questions)
-    from afm.rewards.sources import BY_SOURCE, scorer_name
+    from afm.rewards.registry import BY_SOURCE, scorer_name
 
     assert scorer_name(config.data_source, BY_SOURCE) == judge
 

@@ -18,10 +18,9 @@ from afm.agents import load_agent
 from afm.errors import ConfigError
 from afm.rewards import Sample, load_reward
 from afm.rewards.base import Part
-from afm.rewards.judge import JudgeSettings, ModelJudge
+from afm.rewards.judge import JudgeSettings, ModelJudge, VerdictCache, cache_key
 from afm.rewards.judge_endpoint import judge_meter
 from afm.rewards.judge_prompt import Case, Ruling, decoy, messages, read_ruling, shown_rationale
-from afm.rewards.judge_store import VerdictCache, cache_key
 from afm.trajectory.types import Author, Segment
 
 SPEC = load_agent("web")
@@ -325,7 +324,7 @@ KEEP = """
 import asyncio, sys
 from pathlib import Path
 from afm.rewards.judge_prompt import Ruling
-from afm.rewards.judge_store import VerdictCache, cache_key
+from afm.rewards.judge import VerdictCache, cache_key
 async def work():
     cache = VerdictCache(Path(sys.argv[1]))
     for number in range(50):

@@ -6,7 +6,7 @@ import pytest
 
 from afm.agents import load_agent
 from afm.rewards import Sample
-from afm.rewards.overlong import CountedTokens, OverlongPenalty
+from afm.rewards.formula import CountedTokens, OverlongPenalty
 from afm.trajectory.types import Author, Segment
 
 

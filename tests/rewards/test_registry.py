@@ -12,7 +12,7 @@ from afm.agents import load_agent
 from afm.errors import ConfigError
 from afm.rewards import CombinedReward, RewardSettings, Sample, load_reward
 from afm.rewards.base import Part
-from afm.rewards.sources import BY_SOURCE, scorer_name
+from afm.rewards.registry import BY_SOURCE, scorer_name
 from afm.trajectory import author_segments
 from afm.trajectory.types import Author, Segment
 

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from afm.cli.main import app
 from afm.models.tiny import create_tiny_model, train_tokenizer
 from afm.rewards import Sample
-from afm.rewards.overlong import OverlongPenalty
+from afm.rewards.formula import OverlongPenalty
 from afm.trajectory.types import Author, Segment
 from verl_ext import launcher
 from verl_ext.doctor_findings import reward_settings

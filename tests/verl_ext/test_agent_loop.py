@@ -523,7 +523,7 @@ async def test_an_observation_that_did_not_fit_counts_towards_the_length_of_a_re
     """3 of 10 tokens are written, the next observation has 8: the response ran into its limit."""
     from afm.agents import load_agent
     from afm.datasets import Task
-    from afm.rewards.overlong import OverlongPenalty
+    from afm.rewards.formula import OverlongPenalty
     from afm.rollout import Episode
     from afm.trajectory.record import Cost, StopReason
     from verl_ext.agent_loop import _sample

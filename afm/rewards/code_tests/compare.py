@@ -13,7 +13,7 @@ _WHOLE = re.compile(r"[+-]?\d+", re.ASCII)
 _PADDED = re.compile(r"[+-]?0\d", re.ASCII)
 
 
-def same_output(given: str, expected: str, tolerance: float, absolute: float | None = None) -> bool:
+def same_output(actual: str, expected: str, tolerance: float, absolute: float | None = None) -> bool:
     """Equal word by word, whatever the blanks between the words.
 
     Where a number with a fraction is expected, one within ``tolerance`` will do, absolute or relative; whole numbers
@@ -22,7 +22,7 @@ def same_output(given: str, expected: str, tolerance: float, absolute: float | N
     Args:
         absolute: The absolute tolerance, when it is another one than the relative.
     """
-    left, right = given.split(), expected.split()
+    left, right = actual.split(), expected.split()
     if left == right:
         return True
     if len(left) != len(right) or not tolerance:
@@ -42,35 +42,35 @@ def layout_matters(cases: list[tuple[str, str]], tolerance: float) -> bool:
 
     Then the task is how a number is written (print 12.340 without the zero), and only the same text will do.
     """
-    if not cases or all(given.split() == expected.split() for given, expected in cases):
+    if not cases or all(actual.split() == expected.split() for actual, expected in cases):
         return False
-    return all(same_output(given, expected, tolerance) for given, expected in cases)
+    return all(same_output(actual, expected, tolerance) for actual, expected in cases)
 
 
-def same_value(given: Any, expected: Any, tolerance: float, absolute: float | None = None) -> bool:
+def same_value(actual: Any, expected: Any, tolerance: float, absolute: float | None = None) -> bool:
     """Equal values, where ``expected`` comes from JSON: tuples count as lists, fractions may differ a little."""
     absolute = tolerance if absolute is None else absolute
-    if isinstance(given, tuple):
-        given = list(given)
+    if isinstance(actual, tuple):
+        actual = list(actual)
     if isinstance(expected, list):
-        if not isinstance(given, list) or len(given) != len(expected):
+        if not isinstance(actual, list) or len(actual) != len(expected):
             return False
-        return all(same_value(*pair, tolerance, absolute) for pair in zip(given, expected, strict=True))
+        return all(same_value(*pair, tolerance, absolute) for pair in zip(actual, expected, strict=True))
     if isinstance(expected, dict):
-        if not isinstance(given, dict) or len(given) != len(expected):
+        if not isinstance(actual, dict) or len(actual) != len(expected):
             return False
         try:
-            named = {key if isinstance(key, str) else repr(key): value for key, value in given.items()}
+            named = {key if isinstance(key, str) else repr(key): value for key, value in actual.items()}
         except ValueError:  # a whole number of more digits than Python prints
             return False
         return named.keys() == expected.keys() and all(
             same_value(named[key], value, tolerance, absolute) for key, value in expected.items()
         )
-    if isinstance(expected, bool) or isinstance(given, bool):
-        return isinstance(given, bool | int) and given == expected
-    if isinstance(expected, float) and isinstance(given, int | float):
-        return given == expected or _close(given, expected, tolerance, absolute)
-    return type(given) in (str, int, float, type(None)) and bool(given == expected)
+    if isinstance(expected, bool) or isinstance(actual, bool):
+        return isinstance(actual, bool | int) and actual == expected
+    if isinstance(expected, float) and isinstance(actual, int | float):
+        return actual == expected or _close(actual, expected, tolerance, absolute)
+    return type(actual) in (str, int, float, type(None)) and bool(actual == expected)
 
 
 def _fractions(expected: Any) -> Iterator[float]:
@@ -86,20 +86,20 @@ def _fractions(expected: Any) -> Iterator[float]:
             yield from _fractions(item)
 
 
-def _same_word(given: str, expected: str, tolerance: float, absolute: float) -> bool:
-    if given == expected:
+def _same_word(actual: str, expected: str, tolerance: float, absolute: float) -> bool:
+    if actual == expected:
         return True
-    if not _NUMBER.fullmatch(given) or not _NUMBER.fullmatch(expected):
+    if not _NUMBER.fullmatch(actual) or not _NUMBER.fullmatch(expected):
         return False
     if _PADDED.match(expected):
         return False
     if _WHOLE.fullmatch(expected):
-        return Decimal(given) == Decimal(expected)
-    return _close(float(given), float(expected), tolerance, absolute)
+        return Decimal(actual) == Decimal(expected)
+    return _close(float(actual), float(expected), tolerance, absolute)
 
 
-def _close(given: float, expected: float, tolerance: float, absolute: float) -> bool:
+def _close(actual: float, expected: float, tolerance: float, absolute: float) -> bool:
     try:
-        return math.isfinite(given) and math.isclose(given, expected, rel_tol=tolerance, abs_tol=absolute)
+        return math.isfinite(actual) and math.isclose(actual, expected, rel_tol=tolerance, abs_tol=absolute)
     except OverflowError:  # an int beyond every float
         return False

@@ -71,8 +71,8 @@ class PrivateTests:
             position = 0
             with path.open("rb") as file:
                 for line in file:
-                    if found := _ID.search(line):
-                        places[found[1].decode()] = (path, position)
+                    if match := _ID.search(line):
+                        places[match[1].decode()] = (path, position)
                     position += len(line)
         return places
 

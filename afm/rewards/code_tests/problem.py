@@ -73,8 +73,8 @@ class Problem:
 def question_id(ground_truth: Any) -> str | None:
     """The name under which the row's benchmark knows the problem."""
     data = _loaded(ground_truth)
-    found = data.get("question_id") if isinstance(data, Mapping) else None
-    return None if found is None else str(found)
+    identifier = data.get("question_id") if isinstance(data, Mapping) else None
+    return None if identifier is None else str(identifier)
 
 
 def read_problem(ground_truth: Any, extra_info: Mapping[str, Any] | None = None) -> Problem:
@@ -96,10 +96,10 @@ def read_problem(ground_truth: Any, extra_info: Mapping[str, Any] | None = None)
         if any(isinstance(item, str) and is_literal(item) for item in data):
             raise DataError(f"the ground truth: a list of results, expected tests: {_KNOWN}")
         data = {"test_list": data} if all(isinstance(item, str) for item in data) else {"cases": data}
-    found = _Reader(_mapping(data, "the ground truth"), dict(extra_info or {})).read()
-    if not (found.printing or found.calling or found.tests):
+    problem = _Reader(_mapping(data, "the ground truth"), dict(extra_info or {})).read()
+    if not (problem.printing or problem.calling or problem.tests):
         raise DataError(f"the row has no tests, it has {sorted(data)}; expected one of: {_KNOWN}")
-    return found
+    return problem
 
 
 @dataclass
@@ -143,13 +143,13 @@ class _Reader:
     def _pairs(self, inputs: Sequence[Any], outputs: Sequence[Any], function: str | None) -> None:
         if len(inputs) != len(outputs) and not (inputs and not outputs and self._has_checker()):
             raise DataError(f"the row has {len(inputs)} inputs and {len(outputs)} outputs, expected as many")
-        for number, given in enumerate(inputs):
+        for number, value in enumerate(inputs):
             expected = outputs[number] if outputs else None
             if function is not None:
-                wanted = _value(expected) if isinstance(given, str) else expected
-                self.calling.append(CallCase(_arguments(given), wanted, wrapped=True))
+                wanted = _value(expected) if isinstance(value, str) else expected
+                self.calling.append(CallCase(_arguments(value), wanted, wrapped=True))
             else:
-                self.printing.append(PrintCase(_lines(given), None if expected is None else _lines(expected)))
+                self.printing.append(PrintCase(_lines(value), None if expected is None else _lines(expected)))
 
     def _has_checker(self) -> bool:
         return any(self.data.get(name) for name in _CHECKERS)
@@ -286,11 +286,11 @@ def pickled_string(data: bytes) -> str:
     Raises:
         DataError: The pickle holds or does anything else.
     """
-    found: list[str] = []
+    texts: list[str] = []
     try:
         for opcode, argument, _ in pickletools.genops(data):
             if opcode.name in _STRINGS:
-                found.append(str(argument))
+                texts.append(str(argument))
             elif opcode.name == "STOP":
                 break
             elif opcode.name not in _HARMLESS:
@@ -299,6 +299,6 @@ def pickled_string(data: bytes) -> str:
                 )
     except (ValueError, IndexError, UnicodeDecodeError) as error:
         raise DataError(f"packed tests: no pickle ({error})") from None
-    if len(found) != 1:
-        raise DataError(f"packed tests: the pickle has {len(found)} strings, expected one")
-    return found[0]
+    if len(texts) != 1:
+        raise DataError(f"packed tests: the pickle has {len(texts)} strings, expected one")
+    return texts[0]

@@ -148,11 +148,11 @@ class CaseRunner:
             "shared": shared,
         }
         head = json.dumps(task)
-        given = NamelessInput(f"{len(head):016d}{head}{''.join(cases)}")
+        text = NamelessInput(f"{len(head):016d}{head}{''.join(cases)}")
         result = await self._sandbox.run(
             mentioning(program("plain", "ending", "serve", "candidate"), shared),
-            given,
-            _limits(given, total_s, limits.memory_bytes, 6 * len(batch) * (limits.output_bytes + 4096)),
+            text,
+            _limits(text, total_s, limits.memory_bytes, 6 * len(batch) * (limits.output_bytes + 4096)),
         )
         return _read(result, len(batch), growing, total_s), result
 
@@ -163,11 +163,11 @@ class CaseRunner:
             SandboxError: The sandbox failed.
             RewardError: The test program did not end well.
         """
-        given = json.dumps({**task, "prelude": PRELUDE})
-        bounds = _limits(given, limits.total_s, limits.memory_bytes, 64 << 20)
+        text = json.dumps({**task, "prelude": PRELUDE})
+        bounds = _limits(text, limits.total_s, limits.memory_bytes, 64 << 20)
         names = ["numpy"] if _ARRAYS.search(task["tests"]) else []
         judge = mentioning(program("plain", "scope", "stand_ins", "judge"), names)
-        result = await self._sandbox.run(judge, given, bounds)
+        result = await self._sandbox.run(judge, text, bounds)
         try:
             answer: dict[str, Any] = {
                 **json.loads(result.stdout),
@@ -183,8 +183,8 @@ class CaseRunner:
         return answer
 
 
-def _limits(given: str, total_s: float, memory_bytes: int, output_bytes: int) -> SandboxLimits:
-    size = len(given)
+def _limits(text: str, total_s: float, memory_bytes: int, output_bytes: int) -> SandboxLimits:
+    size = len(text)
     return SandboxLimits(
         wall_s=total_s + _SLACK_S,
         cpu_s=math.ceil(total_s + _SLACK_S),
@@ -213,14 +213,14 @@ def _batches(cases: Sequence[Mapping[str, Any]], growing: bool) -> Iterator[Sequ
 
 def _read(result: RunResult, count: int, growing: bool, total_s: float) -> list[CaseRun]:
     """The cases in what the run printed."""
-    found: dict[int, CaseRun] = {}
+    runs: dict[int, CaseRun] = {}
     for frame, answer, note in _frames(result.stdout):
         if "broken" in frame:
             return [CaseRun(CaseEnd.BROKEN, note=_short(frame["broken"]))] * (1 if growing else count)
-        found[frame["case"]] = _case(frame, answer, _short(note))
-    last = max(found, default=-1)
-    complete = [found.get(number, _lost(result, total_s)) for number in range(count)]
-    stopped = growing and last >= 0 and found[last].end is not CaseEnd.OK
+        runs[frame["case"]] = _case(frame, answer, _short(note))
+    last = max(runs, default=-1)
+    complete = [runs.get(number, _lost(result, total_s)) for number in range(count)]
+    stopped = growing and last >= 0 and runs[last].end is not CaseEnd.OK
     return complete[: last + 1] if stopped else complete
 
 

@@ -23,26 +23,26 @@ Step = tuple[str, str]
 """Name and arguments."""
 
 
-def plan_f1(given: Sequence[Step], expected: Sequence[Step], similarity: Similarity) -> float:
+def plan_f1(actual: Sequence[Step], expected: Sequence[Step], similarity: Similarity) -> float:
     """F1 of the steps that are found in the expected order.
 
     Steps are alike by 0.75 of their names' similarity and 0.25 of their arguments'; pairs above 0.8 are matched so that
     the sum is largest, and of the matched ones the longest series in the expected order counts. As in the owner's program
     it is at least one step long, even where nothing matches. A closing ``FinishAction`` does not count.
     """
-    given, expected = _unfinished(given)[:_MOST_STEPS], _unfinished(expected)
-    if not given or not expected:
+    actual, expected = _unfinished(actual)[:_MOST_STEPS], _unfinished(expected)
+    if not actual or not expected:
         return 0.0
-    names = similarity.matrix([name for name, _ in given], [name for name, _ in expected])
-    args = similarity.matrix([text for _, text in given], [text for _, text in expected])
+    names = similarity.matrix([name for name, _ in actual], [name for name, _ in expected])
+    args = similarity.matrix([text for _, text in actual], [text for _, text in expected])
     weights = [
         [NAME_WEIGHT * name + ARGS_WEIGHT * arg for name, arg in zip(*lines, strict=True)]
         for lines in zip(names, args, strict=True)
     ]
     good = [[weight if weight > THRESHOLD else 0.0 for weight in line] for line in weights]
     places = [place for place in best_matching(good) if place is not None]
-    found = max(1, longest_rise(places))
-    recall, precision = found / len(expected), found / len(given)
+    matched = max(1, longest_rise(places))
+    recall, precision = matched / len(expected), matched / len(actual)
     return 2 * recall * precision / (recall + precision)
 
 
@@ -63,8 +63,8 @@ def best_matching(weights: Sequence[Sequence[float]]) -> list[int | None]:
     size = max(len(weights), len(weights[0]))
     cost = [[0.0] * (size + 1)]
     for row in range(size):
-        given = list(weights[row]) if row < len(weights) else []
-        cost.append([0.0, *(-weight for weight in given), *([0.0] * (size - len(given)))])
+        row_weights = list(weights[row]) if row < len(weights) else []
+        cost.append([0.0, *(-weight for weight in row_weights), *([0.0] * (size - len(row_weights)))])
     row_potential, column_potential = [0.0] * (size + 1), [0.0] * (size + 1)
     row_of, way = [0] * (size + 1), [0] * (size + 1)
     for row in range(1, size + 1):
@@ -186,9 +186,9 @@ def _counted(text: str) -> Counter[str]:
     return Counter(re.findall(r"\w+", text.lower()))
 
 
-def _cosine(one: Counter[str], other: Counter[str]) -> float:
-    if not one and not other:
+def _cosine(first: Counter[str], other: Counter[str]) -> float:
+    if not first and not other:
         return 1.0
-    product = sum(count * other[word] for word, count in one.items())
-    lengths = math.hypot(*one.values()) * math.hypot(*other.values())
+    product = sum(count * other[word] for word, count in first.items())
+    lengths = math.hypot(*first.values()) * math.hypot(*other.values())
     return product / lengths if lengths else 0.0

@@ -73,8 +73,8 @@ def instructed(reply: str, form: str, template: Mapping[str, Any]) -> tuple[Any,
 
 def _of_object(reply: str, template: Mapping[str, Any]) -> tuple[Any, dict[str, Any]] | None:
     try:
-        found = literal(reply)
-        _, action, args = (found[template[key]] for key in _PARTS)
+        parts = literal(reply)
+        _, action, args = (parts[template[key]] for key in _PARTS)
     except (ValueError, KeyError, TypeError, IndexError):
         return None
     return action, args if isinstance(args, dict) else {}
@@ -85,12 +85,12 @@ def _of_marks(reply: str, template: Mapping[str, Any]) -> tuple[Any, dict[str, A
     marks = [str(template.get(f"{part}_{end}", "")) for part in _PARTS for end in ("start", "end")]
     pattern = "".join(f"{marks[2 * at]}(.*){marks[2 * at + 1]}" for at in range(len(_PARTS)))
     try:
-        found = re.search(pattern, reply[:_LONGEST], re.DOTALL)
+        match = re.search(pattern, reply[:_LONGEST], re.DOTALL)
     except re.error:
         return None
-    if found is None:
+    if match is None:
         return None
-    _, action, text = found.groups("")[: len(_PARTS)]
+    _, action, text = match.groups("")[: len(_PARTS)]
     try:
         args = ast.literal_eval(text.strip())
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
@@ -107,13 +107,13 @@ def call(reply: Any, form: str = "json") -> dict[str, Any] | None:
     What is absent is an empty text; arguments that are no object are an empty one, in the form ``str`` their text.
     """
     try:
-        found = literal(reply, "{", "}") if isinstance(reply, str) else reply
+        value = literal(reply, "{", "}") if isinstance(reply, str) else reply
     except ValueError:
         return None
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         return None
-    said = {key: str(found[key]) if key in found else "" for key in ("thought", "name", "args")}
-    args = found.get("args")
+    said = {key: str(value[key]) if key in value else "" for key in ("thought", "name", "args")}
+    args = value.get("args")
     return {**said, "args": said["args"] if form == "str" else args if isinstance(args, dict) else {}}
 
 
@@ -137,10 +137,10 @@ def option(reply: str, form: str) -> Any:
 def plan_of_json(reply: Any) -> list[tuple[str, str]]:
     """Names and arguments of the steps of a plan, by their ids; empty when it is none, or one step is wrong."""
     try:
-        found = literal(reply, "[", "]") if isinstance(reply, str) else reply
-        if not isinstance(found, list):
+        value = literal(reply, "[", "]") if isinstance(reply, str) else reply
+        if not isinstance(value, list):
             return []
-        steps = [(int(step["id"]), str(step["name"]), str(step["args"])) for step in found]
+        steps = [(int(step["id"]), str(step["name"]), str(step["args"])) for step in value]
     except (ValueError, KeyError, TypeError, IndexError, OverflowError):
         return []
     return [(name, args) for _, name, args in sorted(steps, key=lambda step: step[0])]
@@ -152,5 +152,5 @@ def plan_of_text(reply: str, tools: Sequence[str]) -> list[tuple[str, str]]:
     for sentence in reply[:_LONGEST].replace(". ", "\n").split("\n"):
         named = [(place, tool) for tool in tools if (place := sentence.find(tool)) >= 0]
         if named:
-            steps.append((min(named, key=lambda one: one[0])[1], sentence))
+            steps.append((min(named, key=lambda step: step[0])[1], sentence))
     return steps

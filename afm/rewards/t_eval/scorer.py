@@ -76,24 +76,24 @@ class TEval:
             case "understand":
                 return _understand(reply, gold, item)
             case "review":
-                found = replies.option(reply, item["form"])
+                option = replies.option(reply, item["form"])
                 return Part(
-                    float(found is not None and found == gold["answer"]), f"expected {gold['answer']}"
+                    float(option is not None and option == gold["answer"]), f"expected {gold['answer']}"
                 )
         return Part(None, f"T-Eval's items of kind {item['kind']!r} are not scored here")
 
     def _plan(self, reply: str, gold: Any, item: Mapping[str, Any]) -> Part:
-        given, similarity = _plan(reply, item), self._compared()
-        score = plan_f1(given, replies.plan_of_json(gold), similarity)
-        return Part(score, f"{len(given)} steps, F1 {score:.3f}{similarity.note}")
+        plan, similarity = _plan(reply, item), self._compared()
+        score = plan_f1(plan, replies.plan_of_json(gold), similarity)
+        return Part(score, f"{len(plan)} steps, F1 {score:.3f}{similarity.note}")
 
     def _reason(self, reply: str, gold: Any, item: Mapping[str, Any]) -> Part:
         """Similarity of the thoughts."""
         similarity = self._compared()
-        given, expected = _calls(reply, gold, item)
-        if given is None or expected is None:
+        actual, expected = _calls(reply, gold, item)
+        if actual is None or expected is None:
             return Part(0.0, _unread(expected))
-        said = given["thought"] if item["form"] == "json" else reply
+        said = actual["thought"] if item["form"] == "json" else reply
         score = similarity.matrix([said], [expected["thought"]])[0][0]
         return Part(score, f"thoughts alike by {score:.3f}{similarity.note}")
 
@@ -108,10 +108,10 @@ class TEval:
 
 def _instruct(reply: str, gold: Any, item: Mapping[str, Any]) -> Part:
     """Mean of 1 for the form and the share of action and arguments that are as expected."""
-    found = replies.instructed(reply, item["form"], item["template"])
-    if found is None:
+    parts = replies.instructed(reply, item["form"], item["template"])
+    if parts is None:
         return Part(0.0, "the reply is not in the form asked for")
-    action, args = found
+    action, args = parts
     right = int(action == gold["action"]) + sum(
         args.get(key, "") == value for key, value in gold["args"].items()
     )
@@ -121,11 +121,11 @@ def _instruct(reply: str, gold: Any, item: Mapping[str, Any]) -> Part:
 
 def _retrieve(reply: str, gold: Any, item: Mapping[str, Any]) -> Part:
     """1 for the expected tool, in text for it alone."""
-    given, expected = _calls(reply, gold, item)
-    if given is None or expected is None:
+    actual, expected = _calls(reply, gold, item)
+    if actual is None or expected is None:
         return Part(0.0, _unread(expected))
     name = expected["name"]
-    right = given["name"] == name if item["form"] == "json" else replies.names_alone(reply, name)
+    right = actual["name"] == name if item["form"] == "json" else replies.names_alone(reply, name)
     return Part(float(right), f"expected {name}")
 
 
@@ -134,15 +134,15 @@ def _understand(reply: str, gold: Any, item: Mapping[str, Any]) -> Part:
 
     The published program divides by their number plus 0.00001, so its 1 is 0.99999; it is 1 here.
     """
-    given, expected = _calls(reply, gold, item)
-    if given is None or expected is None:
+    actual, expected = _calls(reply, gold, item)
+    if actual is None or expected is None:
         return Part(0.0, _unread(expected))
     wanted = expected["args"]
     if item["form"] != "json":
         return Part(float(reply.strip("'").strip('"') == wanted), f"expected {wanted}")
     if not wanted:
-        return Part(float(not given["args"]), "expected no argument")
-    right = sum(key in given["args"] and str(given["args"][key]) == str(wanted[key]) for key in wanted)
+        return Part(float(not actual["args"]), "expected no argument")
+    right = sum(key in actual["args"] and str(actual["args"][key]) == str(wanted[key]) for key in wanted)
     return Part(right / len(wanted), f"{right} of {len(wanted)} arguments as expected")
 
 
@@ -150,8 +150,8 @@ def _calls(
     reply: str, gold: Any, item: Mapping[str, Any]
 ) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
     """The call that a reply is, in text an empty one, and the expected one; ``None`` for what is none."""
-    given = replies.call(reply) if item["form"] == "json" else replies.call({})
-    return given, replies.call(gold, item["form"])
+    actual = replies.call(reply) if item["form"] == "json" else replies.call({})
+    return actual, replies.call(gold, item["form"])
 
 
 def _unread(expected: Mapping[str, Any] | None) -> str:

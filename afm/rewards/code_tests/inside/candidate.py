@@ -107,17 +107,17 @@ def _swept() -> set[str]:
     for folder in _WRITABLE:
         if not os.listdir(folder):  # noqa: PTH208 - pathlib is slow to import
             continue
-        found = [folder]
-        for path in found:  # grows
+        folders = [folder]
+        for path in folders:  # grows
             with contextlib.suppress(OSError):
                 if path not in _WRITABLE:
                     os.chmod(path, 0o700)  # noqa: PTH101 - as above
                 inside = list(os.scandir(path))
-                found += [entry.path for entry in inside if entry.is_dir(follow_symlinks=False)]
+                folders += [entry.path for entry in inside if entry.is_dir(follow_symlinks=False)]
                 for entry in inside:
                     if not entry.is_dir(follow_symlinks=False):
                         os.unlink(entry.path)  # noqa: PTH108 - as above
-        for path in reversed(found[1:]):
+        for path in reversed(folders[1:]):
             with contextlib.suppress(OSError):
                 os.rmdir(path)  # noqa: PTH106 - as above
     return {f"{folder}/{name}" for folder in _WRITABLE for name in os.listdir(folder)}  # noqa: PTH208 - as above
@@ -204,11 +204,11 @@ class _Case:
         """In the child: read the case, and nothing of another one. Never returns."""
         try:
             case = json.loads(_part(*self._place))
-            given = self._input()
-            with open(given, "wb", closefd=False) as file:
+            source = self._input()
+            with open(source, "wb", closefd=False) as file:
                 file.write(case.get("stdin", "").encode("utf-8", "replace"))
-            os.lseek(given, 0, os.SEEK_SET)
-            self._become(given, pipes)
+            os.lseek(source, 0, os.SEEK_SET)
+            self._become(source, pipes)
             for name, text in case.get("files", {}).items():
                 with open(name, "w", encoding="utf-8", errors="replace") as file:  # noqa: PTH123 - slow to import
                     file.write(text)
@@ -223,10 +223,10 @@ class _Case:
             return os.open("/tmp", os.O_TMPFILE | os.O_RDWR)
         return os.open(_INPUT, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
 
-    def _become(self, given: int, pipes: dict[int, tuple[int, int]]) -> None:
+    def _become(self, source: int, pipes: dict[int, tuple[int, int]]) -> None:
         """In the child: its own session, streams and limits, and nothing else."""
         os.setsid()
-        fds = [given, *(pipes[stream][1] for stream in (1, 2, 3))]
+        fds = [source, *(pipes[stream][1] for stream in (1, 2, 3))]
         high = [os.dup(fd) for fd in fds]  # above every number they are to have
         for number, fd in enumerate(high):
             os.dup2(fd, number)

@@ -54,10 +54,10 @@ def main() -> None:
     answer = os.dup(1)
     silence = os.open("/dev/null", os.O_WRONLY)
     os.dup2(silence, 1)
-    found = _Round(task, Hole).run()
-    if found["wanted"] and not task["known"] and not any((found["trouble"], *found["checks"])):
-        found["trouble"] = _doubts(task)
-    data = json.dumps(found).encode() + b"\n"
+    outcome = _Round(task, Hole).run()
+    if outcome["wanted"] and not task["known"] and not any((outcome["trouble"], *outcome["checks"])):
+        outcome["trouble"] = _doubts(task)
+    data = json.dumps(outcome).encode() + b"\n"
     while data:
         data = data[os.write(answer, data) :]
 

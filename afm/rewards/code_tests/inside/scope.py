@@ -113,8 +113,8 @@ def _use(tree: ast.Module, names: set[str], kinds: set[ast.AST]) -> tuple[set[st
     literal: set[ast.AST] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
-            given = [part for argument in (*node.args, *node.keywords) for part in ast.walk(argument)]
-            if not any(isinstance(part, ast.Name) for part in given):
+            arguments = [part for argument in (*node.args, *node.keywords) for part in ast.walk(argument)]
+            if not any(isinstance(part, ast.Name) for part in arguments):
                 literal.add(node.func)
     uses = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id in names]
     uses = [node for node in uses if node not in kinds]

@@ -48,8 +48,8 @@ def _message(error: BaseException) -> str:
 
 
 def _raised(error: BaseException) -> dict[str, str]:
-    given = error.args[0] if len(error.args) == 1 else None
-    message = given[:300] if isinstance(given, str) else _message(error)
+    text = error.args[0] if len(error.args) == 1 else None
+    message = text[:300] if isinstance(text, str) else _message(error)
     known = next(
         kind.__name__ for kind in type(error).__mro__ if getattr(builtins, kind.__name__, None) is kind
     )
@@ -99,10 +99,10 @@ def _session(names: dict[str, Any], session: list[Any]) -> list[Any]:
     values: list[Any] = []
     outcomes: list[Any] = []
     for how, name, arguments, keywords, index in session:
-        given = decode(arguments)
+        positional = decode(arguments)
         try:
             target = _found(names, how, name, values[index] if index is not None else None)
-            value = target if how == "get" else target(*given, **decode(keywords))
+            value = target if how == "get" else target(*positional, **decode(keywords))
         except BaseException as error:  # noqa: BLE001 - the program's, told to the tests
             values.append(None)
             outcomes.append(_raised(error))
@@ -115,7 +115,7 @@ def _session(names: dict[str, Any], session: list[Any]) -> list[Any]:
         except BaseException as error:  # noqa: BLE001 - nested too deeply, or an iterator that raises
             outcome = _raised(error)
         try:
-            changed = encode(given)
+            changed = encode(positional)
         except (NotPlainError, RecursionError):
             changed = arguments
         if changed != arguments:

@@ -82,11 +82,11 @@ class _Steps:
     def __init__(self, table: Table, steps: list[Any]) -> None:
         self.table, self.steps = table, steps
 
-    def take(self, call: _Call, given: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    def take(self, call: _Call, values: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """Make a call: its value, or what it raised, or a placeholder."""
         if call.how != "call":
             self.table.ask_object()
-        arguments, named = self._encoded(list(given), call.name), self._encoded(keywords, call.name)
+        arguments, named = self._encoded(list(values), call.name), self._encoded(keywords, call.name)
         if arguments is _UNKNOWN or named is _UNKNOWN:
             return self.table.hole(self.table)
         self.steps.append([call.how, call.name, arguments, named, call.index])
@@ -99,7 +99,7 @@ class _Steps:
             raise self.table.lost(outcome["failed"])
         if "raised" in outcome:
             raise self._exception(outcome)
-        if call.how == "method" and call.name != "__call__" and (given or keywords) and not call.in_place:
+        if call.how == "method" and call.name != "__call__" and (values or keywords) and not call.in_place:
             self._note_word(call.name, outcome)
         if "value" not in outcome:
             return (_Instance if call.makes_instance else _Thing)(self, len(self.steps) - 1)
@@ -108,7 +108,7 @@ class _Steps:
         value = decode(outcome["value"])
         if value is None or call.in_place:
             # Only work in place shows: otherwise `f(data) == sum(data)` would compare with what the program made of it.
-            for argument, now in zip(given, decode(outcome.get("arguments", []))):  # noqa: B905 - Python 3.9
+            for argument, now in zip(values, decode(outcome.get("arguments", []))):  # noqa: B905 - Python 3.9
                 _change(argument, now)
         return value
 
@@ -166,17 +166,17 @@ class Function:
         self.__table, self.__name = table, name
         self.__name__ = name
 
-    def __call__(self, *given: Any, **keywords: Any) -> Any:
+    def __call__(self, *values: Any, **keywords: Any) -> Any:
         """What the program answers to this call."""
-        return self._asked(False, *given, **keywords)
+        return self._asked(False, *values, **keywords)
 
     def __instancecheck__(self, thing: Any) -> NoReturn:
         raise self.__table.refused(f"the tests ask whether something is a {self.__name!r} of the program")
 
     __subclasscheck__ = __instancecheck__
 
-    def _asked(self, in_place: bool, /, *given: Any, **keywords: Any) -> Any:
-        return _Steps(self.__table, []).take(_Call("call", self.__name, None, in_place), given, keywords)
+    def _asked(self, in_place: bool, /, *values: Any, **keywords: Any) -> Any:
+        return _Steps(self.__table, []).take(_Call("call", self.__name, None, in_place), values, keywords)
 
 
 def in_place(function: Any) -> Any:
@@ -199,8 +199,8 @@ class _Thing:
             raise AttributeError(f"the program returned an object without {name!r}")
         return _Member(self._steps, self._index, name)
 
-    def __call__(self, *given: Any, **keywords: Any) -> Any:
-        return self._steps.take(_Call("method", "__call__", self._index), given, keywords)
+    def __call__(self, *values: Any, **keywords: Any) -> Any:
+        return self._steps.take(_Call("method", "__call__", self._index), values, keywords)
 
     def __eq__(self, other: object) -> bool:
         return self is other or (isinstance(other, _Thing) and self._related(other))
@@ -236,8 +236,8 @@ class _Instance(_Thing):
     def __bool__(self) -> bool:
         return True
 
-    def _asked(self, name: str, *given: Any) -> Any:
-        return self._steps.take(_Call("method", name, self._index), given, {})
+    def _asked(self, name: str, *values: Any) -> Any:
+        return self._steps.take(_Call("method", name, self._index), values, {})
 
 
 class _Member:
@@ -246,11 +246,11 @@ class _Member:
     def __init__(self, steps: _Steps, index: int, name: str) -> None:
         self._steps, self._index, self._name = steps, index, name
 
-    def __call__(self, *given: Any, **keywords: Any) -> Any:
-        return self._asked(False, *given, **keywords)
+    def __call__(self, *values: Any, **keywords: Any) -> Any:
+        return self._asked(False, *values, **keywords)
 
-    def _asked(self, in_place: bool, /, *given: Any, **keywords: Any) -> Any:
-        return self._steps.take(_Call("method", self._name, self._index, in_place), given, keywords)
+    def _asked(self, in_place: bool, /, *values: Any, **keywords: Any) -> Any:
+        return self._steps.take(_Call("method", self._name, self._index, in_place), values, keywords)
 
     def value(self) -> Any:
         return self._steps.take(_Call("get", self._name, self._index), (), {})
@@ -275,9 +275,9 @@ class Hole:
             return _Member(self.__steps, 0, name)
         return type(self)(self.__table, None, self.__of_answer and not _is_plain(name))
 
-    def __call__(self, *given: Any, **keywords: Any) -> Any:
+    def __call__(self, *values: Any, **keywords: Any) -> Any:
         """A call of what is not known, or of a method of it."""
-        if self.__of_answer and (given or keywords):
+        if self.__of_answer and (values or keywords):
             self.__table.ask_object()
         return self._derived()
 
