@@ -283,7 +283,7 @@ STORED_OTHERWISE = [
     ({"roles_without_loss": "think"}, "roles_without_loss=None", "roles_without_loss='think'"),
     ({"mask_history": True}, "mask_history=False", "mask_history=True"),
     ({"cutoff_len": 99}, "cutoff_len=2048", "cutoff_len=99"),
-    ({"packing": True}, "cutoff_len=2048, packing=None", "cutoff_len=2047, packing=True"),
+    ({"packing": True}, "cutoff_len=2048, packing=False", "cutoff_len=2047, packing=True"),
     ({"neat_packing": True}, "neat_packing=False", "neat_packing=True"),
     ({"default_system": "Hi"}, "default_system=None", "default_system='Hi'"),
     ({"template": "default"}, "template='qwen3_nothink'", "template='default'"),
