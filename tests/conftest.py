@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import os
 import subprocess
@@ -53,6 +54,10 @@ def qwen_tokenizer(qwen_folder: Path) -> Any:
 def afm() -> Callable[..., subprocess.CompletedProcess[str]]:
     """The command line in this process; ``status=None`` accepts every end."""
     from afm.cli.main import main
+
+    # Its client writes errors to what is sys.stderr when it is imported, which must not be a redirected one.
+    with contextlib.suppress(ImportError):
+        importlib.import_module("mcp.client.stdio")
 
     def run(*words: object, status: int | None = 0, cwd: Path = _ROOT) -> subprocess.CompletedProcess[str]:
         out, err, before, code = io.StringIO(), io.StringIO(), sys.argv, 0
