@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict
 
 from afm.errors import ConfigError
 from afm.rewards.base import Part, Sample
-from afm.rewards.t_eval import replies
+from afm.rewards.t_eval import plans
 from afm.rewards.t_eval.plans import Sentences, Similarity, Words, plan_f1
 from afm.trajectory.types import Author
 
@@ -76,7 +76,7 @@ class TEval:
             case "understand":
                 return _understand(reply, gold, item)
             case "review":
-                option = replies.option(reply, item["form"])
+                option = plans.option(reply, item["form"])
                 return Part(
                     float(option is not None and option == gold["answer"]), f"expected {gold['answer']}"
                 )
@@ -84,7 +84,7 @@ class TEval:
 
     def _plan(self, reply: str, gold: Any, item: Mapping[str, Any]) -> Part:
         plan, similarity = _plan(reply, item), self._compared()
-        score = plan_f1(plan, replies.plan_of_json(gold), similarity)
+        score = plan_f1(plan, plans.plan_of_json(gold), similarity)
         return Part(score, f"{len(plan)} steps, F1 {score:.3f}{similarity.note}")
 
     def _reason(self, reply: str, gold: Any, item: Mapping[str, Any]) -> Part:
@@ -108,7 +108,7 @@ class TEval:
 
 def _instruct(reply: str, gold: Any, item: Mapping[str, Any]) -> Part:
     """Mean of 1 for the form and the share of action and arguments that are as expected."""
-    parts = replies.instructed(reply, item["form"], item["template"])
+    parts = plans.instructed(reply, item["form"], item["template"])
     if parts is None:
         return Part(0.0, "the reply is not in the form asked for")
     action, args = parts
@@ -125,7 +125,7 @@ def _retrieve(reply: str, gold: Any, item: Mapping[str, Any]) -> Part:
     if actual is None or expected is None:
         return Part(0.0, _unread(expected))
     name = expected["name"]
-    right = actual["name"] == name if item["form"] == "json" else replies.names_alone(reply, name)
+    right = actual["name"] == name if item["form"] == "json" else plans.names_alone(reply, name)
     return Part(float(right), f"expected {name}")
 
 
@@ -150,8 +150,8 @@ def _calls(
     reply: str, gold: Any, item: Mapping[str, Any]
 ) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
     """The call that a reply is, in text an empty one, and the expected one; ``None`` for what is none."""
-    actual = replies.call(reply) if item["form"] == "json" else replies.call({})
-    return actual, replies.call(gold, item["form"])
+    actual = plans.call(reply) if item["form"] == "json" else plans.call({})
+    return actual, plans.call(gold, item["form"])
 
 
 def _unread(expected: Mapping[str, Any] | None) -> str:
@@ -160,19 +160,17 @@ def _unread(expected: Mapping[str, Any] | None) -> str:
 
 def _readable(reply: str, gold: Any, item: Mapping[str, Any]) -> bool:
     if item["kind"] == "instruct":
-        return replies.instructed(reply, item["form"], item["template"]) is not None
+        return plans.instructed(reply, item["form"], item["template"]) is not None
     if item["kind"] == "plan":
-        return bool(_plan(reply, item)) and bool(replies.plan_of_json(gold))
+        return bool(_plan(reply, item)) and bool(plans.plan_of_json(gold))
     if item["kind"] == "review":
-        return replies.option(reply, item["form"]) is not None
+        return plans.option(reply, item["form"]) is not None
     return item["form"] != "json" or None not in _calls(reply, gold, item)
 
 
 def _plan(reply: str, item: Mapping[str, Any]) -> list[tuple[str, str]]:
-    return (
-        replies.plan_of_json(reply) if item["form"] == "json" else replies.plan_of_text(reply, item["tools"])
-    )
+    return plans.plan_of_json(reply) if item["form"] == "json" else plans.plan_of_text(reply, item["tools"])
 
 
 def _reply(sample: Sample) -> str:
-    return replies.cleaned("".join(part.text for part in sample.segments if part.author is Author.AGENT))
+    return plans.cleaned("".join(part.text for part in sample.segments if part.author is Author.AGENT))
