@@ -247,19 +247,29 @@ async def distill(
         seconds=round(time.perf_counter() - started, 3),
         spent=log.spent,
     )
-    counts = {"tasks": len(tasks), "failed": collected.failed, "kept": funnel.kept, "tool_calls": tool_calls}
+    _write_manifest(out, summary, spec, role_map, team=team.name, seed=seed)
+    return summary
+
+
+def _write_manifest(
+    out: Path, summary: DistillSummary, spec: AgentSpec, role_map: RoleMap, *, team: str, seed: int
+) -> None:
     write_manifest(
         out / MANIFEST_FILE,
-        counts=counts,
+        counts={
+            "tasks": summary.tasks,
+            "failed": summary.team.failed,
+            "kept": summary.kept,
+            "tool_calls": summary.tool_calls,
+        },
         inputs=[out / EVENTS_FILE],
         spec=spec,
         seed=seed,
-        team=team.name,
+        team=team,
         roles=role_map.messages,
         dropped=summary.dropped,
-        cost={"usd": round(log.spent.usd, 6), "tokens": log.spent.tokens},
+        cost={"usd": round(summary.spent.usd, 6), "tokens": summary.spent.tokens},
     )
-    return summary
 
 
 def settle(out: Path, tasks: Sequence[Task], team: Team, seed: int, **more: object) -> None:
