@@ -53,25 +53,22 @@ _TRIAL = "print(6 * 7)"
 
 
 class CodeServerSettings(ServerSettings):
-    """The YAML of a code server.
-
-    Attributes:
-        sandbox: Where programs run.
-        max_limits: The most that a request may ask for, by field of :class:`SandboxLimits`.
-        max_parallel: Programs at the same time; by default the number of cores.
-        max_request_bytes: Size of a request.
-        max_held_bytes: Size of all requests that run or wait together; further ones get status 429.
-    """
+    """The YAML of a code server."""
 
     content: ClassVar[str] = "code server settings"
 
     sandbox: SandboxSettings = SandboxSettings()
+    """Where programs run."""
     max_limits: dict[str, float | int] = Field(default_factory=dict)
+    """The most that a request may ask for, by field of :class:`SandboxLimits`."""
     max_parallel: int = Field(default_factory=lambda: len(os.sched_getaffinity(0)), ge=1)
+    """Programs at the same time; by default the number of cores."""
     max_waiting: int = Field(default=256, ge=0)
     max_wait_s: float = Field(default=30.0, gt=0)
     max_request_bytes: int = Field(default=64 << 20, ge=1024)
+    """Size of a request."""
     max_held_bytes: int = Field(default=1 << 30, ge=1024)
+    """Size of all requests that run or wait together; further ones get status 429."""
 
     @classmethod
     def read(cls, path: Path | None) -> Self:

@@ -37,11 +37,7 @@ _FINISH = {
 
 
 class _Sampled(BaseModel):
-    """What is read of any request; all other fields are allowed and ignored.
-
-    Attributes:
-        top_k: 0 or -1 for all candidates.
-    """
+    """What is read of any request; all other fields are allowed and ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -50,6 +46,7 @@ class _Sampled(BaseModel):
     temperature: float = Field(default=1.0, ge=0)
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = Field(default=-1, ge=-1)
+    """0 or -1 for all candidates."""
     stop: tuple[str, ...] = ()
     seed: int | None = None
 

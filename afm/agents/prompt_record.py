@@ -55,21 +55,18 @@ class RecordedTemplate(BaseModel):
 
 
 class PromptRecord(BaseModel):
-    """What rows were asked with.
-
-    Attributes:
-        mode: Of the training: ``own``, ``row`` or ``file``.
-        templates: The most frequent prompts first, at most 32.
-        more: Rows of further prompts.
-        unknown: Rows in whose prompt the question cannot be separated from the instruction.
-    """
+    """What rows were asked with."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     mode: PromptMode
+    """Of the training: ``own``, ``row`` or ``file``."""
     templates: tuple[RecordedTemplate, ...] = ()
+    """The most frequent prompts first, at most 32."""
     more: int = 0
+    """Rows of further prompts."""
     unknown: int = 0
+    """Rows in whose prompt the question cannot be separated from the instruction."""
 
     @property
     def the_one(self) -> PromptTemplate | None:

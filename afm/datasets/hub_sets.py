@@ -54,71 +54,63 @@ class Product(StrEnum):
 
 
 class Validation(Settings):
-    """Questions that are held out of training, in a file of that name beside that of the training rows.
-
-    Attributes:
-        rows: How many, at most a tenth of the set: those whose text has the smallest hash, so that a row stays where it is
-            when the set grows, and rows of one question stay together.
-    """
+    """Questions that are held out of training, in a file of that name beside that of the training rows."""
 
     rows: int = Field(ge=1)
+    """How many, at most a tenth of the set: those whose text has the smallest hash, so that a row stays where
+    it is when the set grows, and rows of one question stay together."""
     seed: int = 0
     name: str = Field(default="val", pattern=r"^[A-Za-z0-9_][\w.-]*$")
 
 
 class Mix(Settings):
-    """One file of rows of several sets.
-
-    Attributes:
-        parts: Names of what the sets prepare, in the order of the rows. Reader, files and choice are those of the
-            preparation, whatever it is made into by itself.
-        split: Value of ``extra_info.split`` in rows of ``rl``.
-        prompts: What rows of ``rl`` ask with, by agent: files with ``{question}`` in the folder of the download. Other
-            agents' rows ask with the agent's own prompt.
-    """
+    """One file of rows of several sets."""
 
     into: Literal[Product.TASKS, Product.RL]
     parts: tuple[str, ...] = Field(min_length=1)
+    """Names of what the sets prepare, in the order of the rows. Reader, files and choice are those of the
+    preparation, whatever it is made into by itself."""
     name: str | None = Field(default=None, pattern=_FILE_NAME)
     split: str = "train"
+    """Value of ``extra_info.split`` in rows of ``rl``."""
     ground_truth: GoldForm = GoldForm.TEXT
     validation: Validation | None = None
     prompts: dict[str, str] = Field(default_factory=dict)
+    """What rows of ``rl`` ask with, by agent: files with ``{question}`` in the folder of the download. Other
+    agents' rows ask with the agent's own prompt."""
 
 
 class Preparation(Settings):
-    """One file that is made.
-
-    Attributes:
-        reader: Name of the layout of the rows, see :mod:`afm.datasets.readers`.
-        question_key, answer_key: Where a row of reader ``plain`` holds them; by default ``question`` and ``answer``.
-        name: Of the file, without its ending, in a folder of the output if it has one (``rl/train``); by default the set's.
-        files: Patterns of the files of the set that are read, in the order of their names.
-        data_source: Of rows that name none.
-        agent: Whose prompt the rows of ``rl`` get.
-        ability: Value of the column of that name.
-        published: Rows that were published; another number is told.
-        min_tests: Least number of tests of a programming problem that is wanted.
-        no_proofs: Leave out problems that ask for a proof, which no gold answer can judge.
-        target: So many rows at most, drawn at random with ``seed``.
-    """
+    """One file that is made."""
 
     reader: Annotated[str, AfterValidator(checked_reader)]
+    """Name of the layout of the rows, see :mod:`afm.datasets.readers`."""
     into: Product
     question_key: str | None = Field(default=None, min_length=1)
     answer_key: str | None = Field(default=None, min_length=1)
+    """Where a row of reader ``plain`` holds them; by default ``question`` and ``answer``."""
     name: str | None = Field(default=None, pattern=_FILE_NAME)
+    """Of the file, without its ending, in a folder of the output if it has one (``rl/train``); by default the
+    set's."""
     files: tuple[str, ...] = ("*",)
+    """Patterns of the files of the set that are read, in the order of their names."""
     data_source: str | None = None
+    """Of rows that name none."""
     agent: str = "mhqa"
+    """Whose prompt the rows of ``rl`` get."""
     ability: str = "qa"
+    """Value of the column of that name."""
     split: str = "train"
     ground_truth: GoldForm | None = None
     validation: Validation | None = None
     published: int | None = Field(default=None, ge=1)
+    """Rows that were published; another number is told."""
     min_tests: int | None = Field(default=None, ge=1)
+    """Least number of tests of a programming problem that is wanted."""
     no_proofs: bool = False
+    """Leave out problems that ask for a proof, which no gold answer can judge."""
     target: int | None = Field(default=None, ge=1)
+    """So many rows at most, drawn at random with ``seed``."""
     seed: int = 0
 
     @model_validator(mode="after")
@@ -151,21 +143,19 @@ class LockedFile(Settings):
 
 
 class HubSet(Settings):
-    """One data set or model, or files of a repository on GitHub.
-
-    Attributes:
-        revision: Branch, tag or commit; by default the main branch.
-        files: Shell patterns of the paths that are wanted; ``*`` also stands for folders.
-        pinned: The files of a set on GitHub, which states no checksums: path, size, SHA-256. Its ``revision`` is a commit.
-        optional: Fetched only when it is named, for what is very large or not needed for the recipe.
-    """
+    """One data set or model, or files of a repository on GitHub."""
 
     repository: str = Field(pattern=r"^[\w.-]+/[\w.-]+$")
     kind: RepositoryKind = RepositoryKind.DATASET
     revision: str | None = None
+    """Branch, tag or commit; by default the main branch."""
     files: tuple[str, ...] = ("*",)
+    """Shell patterns of the paths that are wanted; ``*`` also stands for folders."""
     pinned: tuple[LockedFile, ...] = ()
+    """The files of a set on GitHub, which states no checksums: path, size, SHA-256. Its ``revision`` is a
+    commit."""
     optional: bool = False
+    """Fetched only when it is named, for what is very large or not needed for the recipe."""
     prepare: tuple[Preparation, ...] = ()
     prompts: tuple[PublishedPrompt, ...] = ()
 
@@ -259,21 +249,18 @@ def read_hub_sets(path: Path) -> HubSets:
 
 
 class LockedSet(Settings):
-    """A set as it must be.
-
-    Attributes:
-        revision, patterns: The YAML's ``revision`` and ``files``.
-        commit: What the revision was when it was pinned.
-        rows: Rows by split, as they were counted when the set was prepared first; empty before that.
-    """
+    """A set as it must be."""
 
     repository: str
     kind: RepositoryKind
     revision: str | None
     patterns: tuple[str, ...]
+    """The YAML's ``revision`` and ``files``."""
     commit: str
+    """What the revision was when it was pinned."""
     files: tuple[LockedFile, ...]
     rows: dict[str, int] = Field(default_factory=dict)
+    """Rows by split, as they were counted when the set was prepared first; empty before that."""
 
     @classmethod
     def of(cls, wanted: HubSet, files: tuple[HubFile, ...]) -> LockedSet:

@@ -24,21 +24,19 @@ _PROMPT = "{prompt}"
 
 
 class PublishedPrompt(BaseModel):
-    """One prompt.
-
-    Attributes:
-        name: Of the text file, without its ending.
-        file: Path in the repository: a Python file, or a parquet file of rows with prompts.
-        constant: Name of the text at the top of a Python file.
-        form: The user's turn around it: ``{prompt}`` is the text without blanks at its ends, ``{question}`` stays.
-    """
+    """One prompt."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str = Field(pattern=r"^[A-Za-z0-9_][\w.-]*$")
+    """Of the text file, without its ending."""
     file: str
+    """Path in the repository: a Python file, or a parquet file of rows with prompts."""
     constant: str = ""
+    """Name of the text at the top of a Python file."""
     form: str = Field(default=f"{_PROMPT}\n\nQuestion: {QUESTION}", pattern=r"\{prompt\}")
+    """The user's turn around it: ``{prompt}`` is the text without blanks at its ends, ``{question}`` stays.
+    """
 
     def write(self, sources: Path, folder: Path) -> Path:
         """Take the text out of ``sources/file`` into ``folder/name.txt``; raises what :meth:`text` does.

@@ -45,26 +45,23 @@ class GoldForm(StrEnum):
 
 
 class Task(BaseModel):
-    """One question to work on.
-
-    Attributes:
-        id: Unique within its file.
-        ground_truth: A string, a list of strings, or a mapping (``{"target": [..]}``, test cases).
-        data_source: Chooses the reward, and the agent where rows choose one.
-        ability: The row's column of that name (``math``, ``code`` ..), where it has one.
-        extra_info: Whatever else the row knows (steps, split, starter code).
-        prompt: The chat that the row itself asks with, used where a run says ``prompt: row``.
-    """
+    """One question to work on."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     id: str = Field(min_length=1)
+    """Unique within its file."""
     question: str = Field(min_length=1)
     ground_truth: Any = None
+    """A string, a list of strings, or a mapping (``{"target": [..]}``, test cases)."""
     data_source: str = ""
+    """Chooses the reward, and the agent where rows choose one."""
     ability: str = ""
+    """The row's column of that name (``math``, ``code`` ..), where it has one."""
     extra_info: dict[str, Any] = Field(default_factory=dict)
+    """Whatever else the row knows (steps, split, starter code)."""
     prompt: tuple[dict[str, str], ...] | None = None
+    """The chat that the row itself asks with, used where a run says ``prompt: row``."""
 
     @model_serializer(mode="wrap")
     def _without_absent_columns(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:

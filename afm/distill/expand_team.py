@@ -130,18 +130,15 @@ class Solution(MemberReply):
 
 
 class GroupOutcome(Settings):
-    """What became of a group, as the content of its final event.
-
-    Attributes:
-        rejected: Why there is no question.
-        read: Addresses of the passages, where they were gathered on the way.
-    """
+    """What became of a group, as the content of its final event."""
 
     question: str = ""
     answer: str = ""
     evidence: tuple[Quote, ...] = ()
     rejected: str = ""
+    """Why there is no question."""
     read: tuple[str, ...] = ()
+    """Addresses of the passages, where they were gathered on the way."""
 
 
 class ExpandTeam:

@@ -57,35 +57,32 @@ class Kept(Settings):
 
 
 class ModelCall(Settings):
-    """What was asked (``messages`` of a chat, in the log without those that are ``kept``, or ``prompt``) and what came back.
-
-    Attributes:
-        path: ``chat/completions`` or ``completions``.
-        request: The body's other parameters.
-        choices: ``{message | text, finish_reason}`` each; of a stream put together, as far as it came.
-        status: Of the answer; 0 when there was none.
-        trouble: Why the answer is no good: ``status``, ``connect``, ``timeout``, ``broken`` (no JSON), ``cut`` (broke
-            off), ``gone`` (the client left), ``too_large``; empty otherwise.
-        error: What the endpoint said of its failure, shortened.
-        first_s: To the first byte of the answer.
-        priced: False when no price is known for the model, so that the cost is not known either.
-    """
+    """What was asked (``messages`` of a chat, in the log without those that are ``kept``, or ``prompt``) and what came back."""
 
     path: str
+    """``chat/completions`` or ``completions``."""
     model: str = ""
     request: dict[str, Any] = Field(default_factory=dict)
+    """The body's other parameters."""
     messages: tuple[Any, ...] = ()
     tools: tuple[Any, ...] = ()
     kept: Kept | None = None
     prompt: Any = None
     choices: tuple[dict[str, Any], ...] = ()
+    """``{message | text, finish_reason}`` each; of a stream put together, as far as it came."""
     answered_by: str = ""
     stream: bool = False
     status: int = 0
+    """Of the answer; 0 when there was none."""
     trouble: str = ""
+    """Why the answer is no good: ``status``, ``connect``, ``timeout``, ``broken`` (no JSON), ``cut`` (broke
+    off), ``gone`` (the client left), ``too_large``; empty otherwise."""
     error: str = ""
+    """What the endpoint said of its failure, shortened."""
     first_s: float = 0.0
+    """To the first byte of the answer."""
     priced: bool = True
+    """False when no price is known for the model, so that the cost is not known either."""
 
 
 class Usage(Settings):

@@ -108,22 +108,20 @@ class RoleMap(Settings):
     """Which role of the agent the messages of each team member become.
 
     Tool calls, tool results and the final answer need no entry: the agent's declaration knows their roles.
-
-    Attributes:
-        silent: Members whose messages stay out of the trajectory; what they thought stays in.
-        optional: Members whose messages are left out where the agent's order forbids them.
-        thought: The role of what members thought before they acted; by default the agent's only one for that.
-        missing_thought: Stands where the agent needs a thought and nobody had one; ``{intent}`` is what the step was
-            meant for. Empty: such a trajectory is refused.
-        missing_last_thought: The same before the final answer, where nothing is left to do.
     """
 
     messages: dict[str, str]
     silent: tuple[str, ...] = ()
+    """Members whose messages stay out of the trajectory; what they thought stays in."""
     optional: tuple[str, ...] = ()
+    """Members whose messages are left out where the agent's order forbids them."""
     thought: str | None = None
+    """The role of what members thought before they acted; by default the agent's only one for that."""
     missing_thought: str = ""
+    """Stands where the agent needs a thought and nobody had one; ``{intent}`` is what the step was meant for.
+    Empty: such a trajectory is refused."""
     missing_last_thought: str = ""
+    """The same before the final answer, where nothing is left to do."""
 
     def checked(self, spec: AgentSpec) -> RoleMap:
         """The same map.

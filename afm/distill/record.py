@@ -55,29 +55,26 @@ TOKENS, ESTIMATED = "tokens", "estimated"
 
 
 class Event(Settings):
-    """One thing one member of the team did.
-
-    Attributes:
-        id: ``TASK#ATTEMPT.NUMBER``, unique in the log.
-        agent: The member's name in its team (not a tag); empty for the environment.
-        ok: False when a tool's infrastructure failed.
-        seconds: Of a call of a model or a tool.
-        time: Seconds since the epoch.
-    """
+    """One thing one member of the team did."""
 
     id: str
+    """``TASK#ATTEMPT.NUMBER``, unique in the log."""
     task_id: str
     attempt: int
     kind: EventKind
     agent: str = ""
+    """The member's name in its team (not a tag); empty for the environment."""
     content: str = ""
     tool: str = ""
     ok: bool = True
+    """False when a tool's infrastructure failed."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cost_usd: float = 0.0
     seconds: float = 0.0
+    """Of a call of a model or a tool."""
     time: float = 0.0
+    """Seconds since the epoch."""
     meta: dict[str, Any] = Field(default_factory=dict)
 
 

@@ -36,19 +36,16 @@ GroupPattern = Annotated[str, AfterValidator(_one_group)]
 
 
 class MessageRule(Settings):
-    """Which role some messages become; the first rule that fits counts.
-
-    Attributes:
-        agent: Pattern of the member's name, ``*`` for any letters.
-        asked: Found in the last message that the member was sent; matches anything by default.
-        says: Found in what it said.
-        role: A role of the agent; ``None`` leaves the message out.
-    """
+    """Which role some messages become; the first rule that fits counts."""
 
     agent: str = "*"
+    """Pattern of the member's name, ``*`` for any letters."""
     asked: Pattern | None = None
+    """Found in the last message that the member was sent; matches anything by default."""
     says: Pattern | None = None
+    """Found in what it said."""
     role: str | None
+    """A role of the agent; ``None`` leaves the message out."""
 
     def fits(self, agent: str, asked: str, said: str) -> bool:
         """Whether a message is meant."""
@@ -60,19 +57,16 @@ class MessageRule(Settings):
 
 
 class ToolRule(Settings):
-    """What a tool of the team is to the agent.
-
-    Attributes:
-        tool: The agent's tool.
-        argument: The parameter whose value is the text of a call; the only one by default.
-        template: Puts that value into the form the agent writes, in place of ``{}``.
-        result: Finds what the tool returned in what the team made of it; its group is the result.
-    """
+    """What a tool of the team is to the agent."""
 
     tool: str
+    """The agent's tool."""
     argument: str | None = None
+    """The parameter whose value is the text of a call; the only one by default."""
     template: str = "{}"
+    """Puts that value into the form the agent writes, in place of ``{}``."""
     result: GroupPattern | None = None
+    """Finds what the tool returned in what the team made of it; its group is the result."""
 
     def call_text(self, value: str) -> str:
         """A call in the form that the agent writes."""
@@ -113,64 +107,55 @@ def plain_text(value: Any) -> str:
 
 
 class AnswerRule(Settings):
-    """Where the final answer stands when no tool is called with it.
-
-    Attributes:
-        agent: Pattern of the member whose last message has it.
-        pattern: Finds it; its group is the answer, what stands before is said by the member. By default all is.
-    """
+    """Where the final answer stands when no tool is called with it."""
 
     agent: str
+    """Pattern of the member whose last message has it."""
     pattern: GroupPattern | None = None
+    """Finds it; its group is the answer, what stands before is said by the member. By default all is."""
 
 
 class Programs(Settings):
-    """Members that write programs, in which tools are functions.
-
-    Attributes:
-        pattern: Finds the program in a message; its group is the code.
-        tool: The agent's tool for whole programs; without it, the one tool that a program calls is the step.
-        results: Find in what came back what was printed, or what the last line gave; the first that fits.
-    """
+    """Members that write programs, in which tools are functions."""
 
     pattern: GroupPattern = r"(?s)(?:<(?:code)>|```(?:py|python)?\n)(.*?)(?:</(?:code)>|```|\Z)"
+    """Finds the program in a message; its group is the code."""
     tool: ToolRule | None = None
+    """The agent's tool for whole programs; without it, the one tool that a program calls is the step."""
     results: tuple[GroupPattern, ...] = (
         r"(?s)\AExecution logs:\n(.+)Last output from code snippet:\n",
         r"(?s)Last output from code snippet:\n(.*)\Z",
     )
+    """Find in what came back what was printed, or what the last line gave; the first that fits."""
 
 
 class TeamMap(Settings):
-    """The YAML.
-
-    Attributes:
-        messages: First rule that fits; what none names becomes the agent's thought.
-        tools: By the team's name of the tool.
-        finals: Tools whose call is the final answer, and the parameter that holds it.
-        delegates: Tools that call another member: neither call nor result is a step, the member's own work is.
-        answer: For teams without ``finals``.
-        programs: For members that write code, such as smolagents' ``CodeAgent``.
-        observation: Finds a tool's result in a message of the user; its group is the result.
-        reasoning: Whether hidden reasoning (``reasoning_content``) becomes part of the thought.
-        ignored: Patterns of members whose calls are left out.
-        optional: Roles whose messages are left out where the agent's order forbids them.
-        missing_thought: Stands where the agent needs a thought and nobody had one; empty: such a task is refused.
-        missing_last_thought: The same before the final answer.
-    """
+    """The YAML."""
 
     messages: tuple[MessageRule, ...] = ()
+    """First rule that fits; what none names becomes the agent's thought."""
     tools: dict[str, ToolRule] = Field(default_factory=dict)
+    """By the team's name of the tool."""
     finals: dict[str, str] = Field(default_factory=dict)
+    """Tools whose call is the final answer, and the parameter that holds it."""
     delegates: tuple[str, ...] = ()
+    """Tools that call another member: neither call nor result is a step, the member's own work is."""
     answer: AnswerRule | None = None
+    """For teams without ``finals``."""
     programs: Programs | None = None
+    """For members that write code, such as smolagents' ``CodeAgent``."""
     observation: GroupPattern = r"(?s)\A(?:Call id: [^\n]*\n)?(?:Observation:\n?|(?=Error:\n))(.*)\Z"
+    """Finds a tool's result in a message of the user; its group is the result."""
     reasoning: bool = False
+    """Whether hidden reasoning (``reasoning_content``) becomes part of the thought."""
     ignored: tuple[str, ...] = ()
+    """Patterns of members whose calls are left out."""
     optional: tuple[str, ...] = ()
+    """Roles whose messages are left out where the agent's order forbids them."""
     missing_thought: str = ""
+    """Stands where the agent needs a thought and nobody had one; empty: such a task is refused."""
     missing_last_thought: str = ""
+    """The same before the final answer."""
 
     @field_validator("tools", mode="before")
     @classmethod

@@ -308,7 +308,7 @@ class ScriptedTeam(Team, Protocol):
 
     @property
     def roles(self) -> RoleMap:
-        """For :func:`afm.distill.distill`.
+        """For :func:`afm.distill.run.distill`.
 
         Raises:
             ConfigError: The agent's roles do not suit the team.

@@ -39,13 +39,10 @@ class TokenPrice(Settings):
 
 
 class CachedTokenPrice(TokenPrice):
-    """US dollars for a million tokens at an endpoint that keeps prompts in a cache.
-
-    Attributes:
-        cached: For tokens of the prompt that were in the cache; as ``prompt`` when ``None``.
-    """
+    """US dollars for a million tokens at an endpoint that keeps prompts in a cache."""
 
     cached: float | None = Field(default=None, ge=0, le=MAX_USD)
+    """For tokens of the prompt that were in the cache; as ``prompt`` when ``None``."""
 
     def usd(self, prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0) -> float:
         """What so many tokens cost; ``cached_tokens`` are part of the prompt's."""
@@ -71,17 +68,14 @@ class Spent:
 
 
 class BudgetSettings(Settings):
-    """The most that all calls together may cost; ``None`` for no limit.
-
-    Attributes:
-        calls: Repeated ones included.
-        file: Counts for all processes that name it, and over restarts; without it each process counts alone.
-    """
+    """The most that all calls together may cost; ``None`` for no limit."""
 
     calls: int | None = Field(default=None, ge=0)
+    """Repeated ones included."""
     tokens: int | None = Field(default=None, ge=0)
     usd: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     file: Path | None = None
+    """Counts for all processes that name it, and over restarts; without it each process counts alone."""
 
     def allows(self, spent: Spent) -> bool:
         """Whether so much stays within every limit."""

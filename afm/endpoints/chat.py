@@ -30,24 +30,21 @@ ResultT = TypeVar("ResultT")
 
 
 class EndpointSettings(Settings):
-    """One OpenAI-compatible server, and how much of it may be used. The key comes from the environment alone.
-
-    Attributes:
-        url: With or without ``/v1``; ``None`` for the one that the environment names.
-        key_variable: The environment variable that holds the key.
-        requests_per_minute, tokens_per_minute: Of all tasks together; ``None`` for no limit.
-        max_parallel: Requests in flight.
-        attempts: How often a request is sent when the server fails or its reply is useless; Retry-After is honoured.
-        timeout_s: For one request with its whole reply.
-    """
+    """One OpenAI-compatible server, and how much of it may be used. The key comes from the environment alone."""
 
     url: str | None = None
+    """With or without ``/v1``; ``None`` for the one that the environment names."""
     key_variable: str = Field(default="AFM_MODEL_API_KEY", pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
+    """The environment variable that holds the key."""
     requests_per_minute: int | None = Field(default=None, ge=1)
     tokens_per_minute: int | None = Field(default=None, ge=1)
+    """Of all tasks together; ``None`` for no limit."""
     max_parallel: int = Field(default=64, ge=1, le=10_000)
+    """Requests in flight."""
     attempts: int = Field(default=5, ge=1, le=100)
+    """How often a request is sent when the server fails or its reply is useless; Retry-After is honoured."""
     timeout_s: float = Field(default=600.0, gt=0, le=86_400)
+    """For one request with its whole reply."""
 
     @field_validator("url")
     @classmethod

@@ -40,73 +40,71 @@ SectionT = TypeVar("SectionT", bound=BaseModel)
 
 
 class EvalConfig(Settings):
-    """Everything ``afm eval`` needs.
-
-    Attributes:
-        name: What the benchmark is called in reports.
-        benchmark: Which published benchmark this is (see :mod:`afm.evaluation.benchmarks`); the manifest then says where
-            settings are not the published ones, and absent data where it comes from.
-        data: Files of tasks (JSONL, JSON, parquet, CSV, TSV), or folders of them.
-        reader: Name of the layout of rows that are in none of ours: the owner's (see :mod:`afm.datasets.readers`).
-        data_source: Used where a row names none; chooses the reward.
-        prompt: What the model is asked with: ``own`` (the agent's prompt), ``row`` (each row's) or a file with ``{question}``
-            (see :mod:`afm.agents.prompt_source`).
-        prompt_check: ``off`` lets the prompts differ from those that the model was trained with.
-        agents: Which agent works on which rows, where not all have the same one; see :mod:`afm.rollout.routes`.
-        agent: Name of a shipped agent, or path of a YAML; one that a model folder brings along wins if it has
-            the same name.
-        without_tools: Ask the same questions of the agent without its tools, to see whether it calls some; ``tools`` is
-            then ignored.
-        unseen_tools: Roles of tools that the model was not trained with, and the form of their arguments; broken ones are
-            counted.
-        model: Who answers; a folder or an address alone stands for ``{path: ...}``.
-        team: A team that answers in the model's place; the file alone stands for ``{file: ...}``. Sampling and limits are then
-            those of its file.
-        tools: Path of a tools YAML, or its content.
-        rewards: Path of a reward YAML, or its content; ``null`` is the built-in table by data source.
-        limits: Overrides of the agent's limits.
-        protocol: ``ours``, or ``published``: episodes are played as AFM's script plays its web agent (docs/evaluation.md).
-        rounds: Episodes of every task.
-        limit: Only the first so many tasks of every file.
-        parallel: Episodes in flight.
-        prices: Of tokens and tool calls, so that figures are in US dollars too.
-        best_of: How a judge chooses among the rounds of a question when all are done; ``null`` for not at all.
-        agreement: Who judges again when all are done, to see whether judges agree; ``null`` for nobody.
-        retries: Further attempts at an episode whose engine, tools or reward failed.
-        max_failed_share: Share of episodes that may end without a score before the run ends with an error.
-        keep_tokens: Whether episodes hold token ids, mask and log-probabilities.
-        out_dir: Where everything goes; killed runs continue there.
-    """
+    """Everything ``afm eval`` needs."""
 
     name: str
+    """What the benchmark is called in reports."""
     benchmark: Annotated[str, AfterValidator(checked_benchmark)] | None = None
+    """Which published benchmark this is (see :mod:`afm.evaluation.benchmarks`); the manifest then says where
+    settings are not the published ones, and absent data where it comes from."""
     data: tuple[Path, ...] = Field(min_length=1)
+    """Files of tasks (JSONL, JSON, parquet, CSV, TSV), or folders of them."""
     reader: Annotated[str, AfterValidator(checked_reader)] | None = None
+    """Name of the layout of rows that are in none of ours: the owner's (see :mod:`afm.datasets.readers`)."""
     data_source: str | None = None
+    """Used where a row names none; chooses the reward."""
     prompt: str = "own"
+    """What the model is asked with: ``own`` (the agent's prompt), ``row`` (each row's) or a file with
+    ``{question}`` (see :mod:`afm.agents.prompt_source`)."""
     prompt_check: bool = True
+    """``off`` lets the prompts differ from those that the model was trained with."""
     agent: str = ""
+    """Name of a shipped agent, or path of a YAML; one that a model folder brings along wins if it has the
+    same name."""
     agents: AgentRoutes = Field(default_factory=dict)
+    """Which agent works on which rows, where not all have the same one; see :mod:`afm.rollout.routes`."""
     without_tools: bool = False
+    """Ask the same questions of the agent without its tools, to see whether it calls some; ``tools`` is then
+    ignored."""
     unseen_tools: dict[str, UnseenTool] = Field(default_factory=dict)
+    """Roles of tools that the model was not trained with, and the form of their arguments; broken ones are
+    counted."""
     model: ModelSettings | None = None
+    """Who answers; a folder or an address alone stands for ``{path: ...}``."""
     team: TeamChoice | None = None
+    """A team that answers in the model's place; the file alone stands for ``{file: ...}``. Sampling and
+    limits are then those of its file."""
     tools: Path | dict[str, Any] | None = None
+    """Path of a tools YAML, or its content."""
     rewards: Path | dict[str, Any] | None = None
+    """Path of a reward YAML, or its content; ``null`` is the built-in table by data source."""
     sampling: SamplingSettings = SamplingSettings()
     limits: Annotated[dict[str, Any], AfterValidator(Limits.check_overrides)] = Field(default_factory=dict)
+    """Overrides of the agent's limits."""
     protocol: Literal["ours", "published"] = "ours"
+    """``ours``, or ``published``: episodes are played as AFM's script plays its web agent
+    (docs/evaluation.md)."""
     rounds: int = Field(default=1, ge=1)
+    """Episodes of every task."""
     limit: int | None = Field(default=None, ge=1)
+    """Only the first so many tasks of every file."""
     parallel: int = Field(default=64, ge=1)
+    """Episodes in flight."""
     seed: int = 0
     prices: Prices | None = None
+    """Of tokens and tool calls, so that figures are in US dollars too."""
     best_of: BestOfSettings | None = None
+    """How a judge chooses among the rounds of a question when all are done; ``null`` for not at all."""
     agreement: AgreementSettings | None = None
+    """Who judges again when all are done, to see whether judges agree; ``null`` for nobody."""
     retries: int = Field(default=2, ge=0)
+    """Further attempts at an episode whose engine, tools or reward failed."""
     max_failed_share: float = Field(default=0.1, ge=0, le=1)
+    """Share of episodes that may end without a score before the run ends with an error."""
     keep_tokens: bool = False
+    """Whether episodes hold token ids, mask and log-probabilities."""
     out_dir: Path
+    """Where everything goes; killed runs continue there."""
 
     @field_validator("data", mode="before")
     @classmethod

@@ -105,25 +105,22 @@ async def _verdict(request: VerdictRequest, log: KeyedJournal) -> Mapping[str, A
 
 
 class BestOfSettings(Settings):
-    """How a judge chooses among episodes of a question.
-
-    Attributes:
-        sizes: The k of best-of-k, each at least 2.
-        methods: ``list``, ``score`` or both.
-        judge: Its server, GRM_BASE_URL and GRM_MODEL_NAME by default.
-        work_chars: Of an episode's work, its end, that the judge is shown; 0 shows the answer alone.
-        max_answer_chars: Of an answer.
-        seed: Decides in which order episodes are listed, so that no place is favoured.
-        max_failed_share: Share of the choices and grades that the judge may fail to give before this ends with an error.
-    """
+    """How a judge chooses among episodes of a question."""
 
     sizes: tuple[int, ...] = Field(default=(3,), min_length=1)
+    """The k of best-of-k, each at least 2."""
     methods: tuple[Method, ...] = Field(default=(Method.LIST,), min_length=1)
+    """``list``, ``score`` or both."""
     judge: JudgeEndpoint = JudgeEndpoint()
+    """Its server, GRM_BASE_URL and GRM_MODEL_NAME by default."""
     work_chars: int = Field(default=4000, ge=0)
+    """Of an episode's work, its end, that the judge is shown; 0 shows the answer alone."""
     max_answer_chars: int = Field(default=1000, ge=1)
+    """Of an answer."""
     seed: int = 0
+    """Decides in which order episodes are listed, so that no place is favoured."""
     max_failed_share: float = Field(default=0.1, ge=0, le=1)
+    """Share of the choices and grades that the judge may fail to give before this ends with an error."""
 
     @field_validator("sizes")
     @classmethod

@@ -114,25 +114,23 @@ class Method(StrEnum):
 
 
 class BestOf(Settings):
-    """best-of-k of one run by one judge.
-
-    Attributes:
-        share: Share of questions whose chosen episode passes, with a bootstrap interval over questions.
-        questions: Those that count: with k scored episodes, and a choice.
-        abstained: Choices (``list``) or grades (``score``) that the judge failed to give; their questions do not count.
-        settled: Those that needed no judge: no answers, one answer, or all the same one.
-        places: How often the judge chose each place in the list, as shares; without a bias all are 1 / k.
-    """
+    """best-of-k of one run by one judge."""
 
     method: Method
     k: int
     judge: str
     share: Interval | None
+    """Share of questions whose chosen episode passes, with a bootstrap interval over questions."""
     questions: int
+    """Those that count: with k scored episodes, and a choice."""
     abstained: int = 0
+    """Choices (``list``) or grades (``score``) that the judge failed to give; their questions do not count.
+    """
     asked: int = 0
     settled: int = 0
+    """Those that needed no judge: no answers, one answer, or all the same one."""
     places: dict[int, float] = Field(default_factory=dict)
+    """How often the judge chose each place in the list, as shares; without a bias all are 1 / k."""
 
     @property
     def name(self) -> str:
@@ -260,16 +258,13 @@ class ArgumentForm(StrEnum):
 
 
 class UnseenTool(Settings):
-    """A tool that the agent was not trained with.
-
-    Attributes:
-        required: Keys of a JSON argument that hold a text.
-        optional: Further keys it may have; any other breaks the form.
-    """
+    """A tool that the agent was not trained with."""
 
     form: ArgumentForm
     required: tuple[str, ...] = ()
+    """Keys of a JSON argument that hold a text."""
     optional: tuple[str, ...] = ()
+    """Further keys it may have; any other breaks the form."""
 
     @model_validator(mode="after")
     def _check(self) -> UnseenTool:

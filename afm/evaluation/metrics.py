@@ -41,22 +41,6 @@ class Metrics(Settings):
     ``scored`` episodes have a score, and all shares of right answers are over these; the reward ``abstained`` from others, and
     infrastructure ended those with ``errors``. For the estimates see :mod:`afm.evaluation.statistics`, for the measures
     :mod:`afm.evaluation.measures`.
-
-    Attributes:
-        pass_at_1: Mean over questions of the share of passed episodes (see :func:`pass_interval`); ``avg_at_k`` with several rounds.
-        pass_at_k: Chance that one of k episodes passes, for several k; empty for one round. ``pass_hat_k``: that all pass.
-        majority: Share of questions whose most frequent answer passes; ``None`` for one round, or when the agent is not known.
-        correct, format_valid: Shares of scored episodes with a right answer, whatever its format, and with a valid format.
-        tool_format_without_tool: Where no agent has a tool: share of episodes that hold a call or its form.
-        invented_tool: Share of episodes with a call of a tool that the agent does not have; ``invented_tool_calls``: of the calls.
-        unseen_argument_errors: Share of calls of tools declared as unseen whose argument breaks its form: of all, and by role.
-        tool_use: Share of episodes with at least one call; ``tool_calls``, ``agent_tokens``, ``seconds``: means of an episode.
-        agent_tokens, observation_tokens: ``None`` where an endpoint did not report its usage, which makes the tokens of
-            ``per_solved`` and ``usd`` unknown too.
-        per_solved: Tool calls and tokens of all episodes over the number that passed. Empty when none passed.
-        stop_reasons: Episodes by the reason they ended; errors are not among them.
-        by_source, by_group, by_agent: The same by data source, by level, topic and the like, and by key in ``agents:``, where there
-            are several.
     """
 
     questions: int
@@ -66,34 +50,53 @@ class Metrics(Settings):
     abstained: int
     errors: int
     pass_at_1: Interval | None
+    """Mean over questions of the share of passed episodes (see :func:`pass_interval`); ``avg_at_k`` with
+    several rounds."""
     avg_at_k: float | None = None
     pass_at_k: dict[int, float] = Field(default_factory=dict)
+    """Chance that one of k episodes passes, for several k; empty for one round. ``pass_hat_k``: that all
+    pass."""
     pass_at_k_intervals: dict[int, Interval] = Field(default_factory=dict)
     pass_hat_k: dict[int, float] = Field(default_factory=dict)
     majority: float | None = None
+    """Share of questions whose most frequent answer passes; ``None`` for one round, or when the agent is not
+    known."""
     best_of: tuple[BestOf, ...] = ()
     agreement: tuple[Agreement, ...] = ()
     mean_score: float | None = None
     correct: float | None = None
     format_valid: float | None = None
+    """Shares of scored episodes with a right answer, whatever its format, and with a valid format."""
     tool_format_without_tool: float | None = None
+    """Where no agent has a tool: share of episodes that hold a call or its form."""
     invented_tool: float | None = None
+    """Share of episodes with a call of a tool that the agent does not have; ``invented_tool_calls``: of the
+    calls."""
     invented_tool_calls: float | None = None
     unseen_argument_errors: dict[str, float] = Field(default_factory=dict)
+    """Share of calls of tools declared as unseen whose argument breaks its form: of all, and by role."""
     tool_calls: float | None = None
     tool_use: float | None = None
+    """Share of episodes with at least one call; ``tool_calls``, ``agent_tokens``, ``seconds``: means of an
+    episode."""
     passed_with_tool: float | None = None
     passed_without_tool: float | None = None
     tool_failure_rate: float | None = None
     agent_tokens: float | None = None
     observation_tokens: float | None = None
+    """``None`` where an endpoint did not report its usage, which makes the tokens of ``per_solved`` and
+    ``usd`` unknown too."""
     seconds: float | None = None
     per_solved: dict[str, float] = Field(default_factory=dict)
+    """Tool calls and tokens of all episodes over the number that passed. Empty when none passed."""
     usd: Usd | None = None
     stop_reasons: dict[str, int] = Field(default_factory=dict)
+    """Episodes by the reason they ended; errors are not among them."""
     by_source: dict[str, Interval] = Field(default_factory=dict)
     by_group: dict[str, dict[str, Interval]] = Field(default_factory=dict)
     by_agent: dict[str, Metrics] = Field(default_factory=dict)
+    """The same by data source, by level, topic and the like, and by key in ``agents:``, where there are
+    several."""
     score_by_source: dict[str, float] = Field(default_factory=dict)
     t_eval: dict[str, float] = Field(default_factory=dict)
     agent_h: dict[str, float] = Field(default_factory=dict)

@@ -32,21 +32,19 @@ DifferenceT = TypeVar("DifferenceT", bound="Difference")
 
 
 class Difference(Settings):
-    """How much better the second run is than the first, on the questions both have a score for.
-
-    Attributes:
-        difference: Mean over questions of (second - first) pass share; ``gained`` questions went better, ``lost`` worse.
-        p_value: Two-sided, of no difference (:func:`afm.evaluation.statistics.paired_p`).
-        p_holm: The same, corrected by Holm for all the comparisons it is among; ``None`` where it is alone.
-    """
+    """How much better the second run is than the first, on the questions both have a score for."""
 
     questions: int
     difference: Interval
+    """Mean over questions of (second - first) pass share; ``gained`` questions went better, ``lost`` worse.
+    """
     gained: int
     lost: int
     p_value: float
+    """Two-sided, of no difference (:func:`afm.evaluation.statistics.paired_p`)."""
     test: PairedTest
     p_holm: float | None = None
+    """The same, corrected by Holm for all the comparisons it is among; ``None`` where it is alone."""
 
 
 class PairedDifference(Difference):
@@ -169,33 +167,28 @@ _METERED = (Quantity.PROMPT, Quantity.SAMPLED, Quantity.OBSERVED, Quantity.TOKEN
 
 
 class Saving(Settings):
-    """1 - model / team, with the ends of its 95 % bootstrap interval over questions.
-
-    Attributes:
-        low: ``None`` where so few questions were solved, or cost the team anything, that there is no lower end.
-    """
+    """1 - model / team, with the ends of its 95 % bootstrap interval over questions."""
 
     value: float
     low: float | None
+    """``None`` where so few questions were solved, or cost the team anything, that there is no lower end."""
     high: float
 
 
 class CostRow(Settings):
-    """One quantity of both.
-
-    Attributes:
-        team, model: ``None`` where it is not known: an endpoint did not report its usage, a run has no prices, nothing was solved.
-        difference: Model minus team, paired by question, with its 95 % bootstrap interval (the score's as in `afm eval compare`:
-            as wide as Wilson's where all questions change alike); ``None`` per solved task.
-        saving: ``None`` for the score, where either is not known, and where the team used nothing.
-    """
+    """One quantity of both."""
 
     quantity: Quantity
     per: Per
     team: float | None
     model: float | None
+    """``None`` where it is not known: an endpoint did not report its usage, a run has no prices, nothing was
+    solved."""
     difference: Interval | None = None
+    """Model minus team, paired by question, with its 95 % bootstrap interval (the score's as in `afm eval
+    compare`: as wide as Wilson's where all questions change alike); ``None`` per solved task."""
     saving: Saving | None = None
+    """``None`` for the score, where either is not known, and where the team used nothing."""
 
 
 class Savings(Settings):

@@ -82,19 +82,16 @@ class UsdPerSolved(Settings):
 
 
 class Usd(Settings):
-    """What episodes cost in US dollars.
-
-    Attributes:
-        per_episode: Mean with its 95 % bootstrap interval over questions.
-        per_solved: What a solved task costs with the failed episodes beside it; ``None`` when none passed.
-        parts: Means of an episode, by what was paid: ``model``, ``tools``, ``judge``.
-        judge_unpriced: Whether a judge was asked whose price is not known; it is then left out.
-    """
+    """What episodes cost in US dollars."""
 
     per_episode: Interval
+    """Mean with its 95 % bootstrap interval over questions."""
     per_solved: UsdPerSolved | None
+    """What a solved task costs with the failed episodes beside it; ``None`` when none passed."""
     parts: dict[str, float]
+    """Means of an episode, by what was paid: ``model``, ``tools``, ``judge``."""
     judge_unpriced: bool = False
+    """Whether a judge was asked whose price is not known; it is then left out."""
 
 
 class Spending:

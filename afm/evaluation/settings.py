@@ -12,29 +12,27 @@ from afm.models.base import ToolCalls
 
 
 class ModelSettings(Settings):
-    """Which model answers.
-
-    Attributes:
-        path: Folder of a model, or address of an OpenAI-compatible server; of several that serve it, a list, or with
-            commas between.
-        name: What the server calls it; what records call it.
-        tokenizer: Folder of the tokenizer, for a server.
-        context_tokens: Bound on prompt and response together, for a server that does not tell.
-        threads: CPU threads of an in-process model.
-        max_batch: Sequences an in-process model generates at once.
-        chat: For a server that shows no token ids: the model is asked by chat completions and calls tools in the agent's ``tags``
-            or by the endpoint's ``native`` tool calls. Token counts are then estimates.
-        request: Laid over the fields of a chat request; ``null`` removes one, e.g. ``{max_tokens: null, max_completion_tokens: 4096}``.
-    """
+    """Which model answers."""
 
     path: str = Field(min_length=1)
+    """Folder of a model, or address of an OpenAI-compatible server; of several that serve it, a list, or with
+    commas between."""
     name: str | None = None
+    """What the server calls it; what records call it."""
     tokenizer: str | None = None
+    """Folder of the tokenizer, for a server."""
     context_tokens: int | None = Field(default=None, ge=1)
+    """Bound on prompt and response together, for a server that does not tell."""
     threads: int | None = Field(default=None, ge=1)
+    """CPU threads of an in-process model."""
     max_batch: int = Field(default=64, ge=1)
+    """Sequences an in-process model generates at once."""
     chat: ToolCalls | None = None
+    """For a server that shows no token ids: the model is asked by chat completions and calls tools in the
+    agent's ``tags`` or by the endpoint's ``native`` tool calls. Token counts are then estimates."""
     request: dict[str, Any] = Field(default_factory=dict)
+    """Laid over the fields of a chat request; ``null`` removes one, e.g. ``{max_tokens: null,
+    max_completion_tokens: 4096}``."""
 
     @field_validator("path", mode="before")
     @classmethod
@@ -62,15 +60,12 @@ class ModelSettings(Settings):
 
 
 class TeamChoice(Settings):
-    """Which team answers in place of a model.
-
-    Attributes:
-        file: A team's YAML, as of ``afm data distill --team``; ``scripted`` is the embedded team of the agent.
-        changes: ``key=value`` for that file, e.g. ``budget.usd=5``.
-    """
+    """Which team answers in place of a model."""
 
     file: str = Field(min_length=1)
+    """A team's YAML, as of ``afm data distill --team``; ``scripted`` is the embedded team of the agent."""
     changes: tuple[str, ...] = ()
+    """``key=value`` for that file, e.g. ``budget.usd=5``."""
 
 
 class SamplingSettings(Settings):

@@ -200,28 +200,26 @@ Table = tuple[int, int, int, int]
 
 
 class Agreement(Settings):
-    """How far two raters agree.
-
-    Attributes:
-        first, second: Who they are; ``recorded`` are the verdicts of the run itself.
-        episodes: With a verdict of both. ``abstained`` lack one of them, ``settled`` need no judge; they do not count.
-        agreed: Mean over questions of the share of equal verdicts.
-        kappa: Cohen's kappa over all episodes; ``None`` where it is not defined, as one verdict is all there is.
-        kappa_interval: Its 95 % bootstrap interval over questions; ``None`` where a bootstrap would claim certainty.
-        both, only_first, only_second, neither: Episodes by who found them correct.
-    """
+    """How far two raters agree."""
 
     first: str
     second: str
+    """Who they are; ``recorded`` are the verdicts of the run itself."""
     episodes: int
+    """With a verdict of both. ``abstained`` lack one of them, ``settled`` need no judge; they do not count.
+    """
     questions: int
     agreed: Interval | None
+    """Mean over questions of the share of equal verdicts."""
     kappa: float | None
+    """Cohen's kappa over all episodes; ``None`` where it is not defined, as one verdict is all there is."""
     kappa_interval: Interval | None = None
+    """Its 95 % bootstrap interval over questions; ``None`` where a bootstrap would claim certainty."""
     both: int = 0
     only_first: int = 0
     only_second: int = 0
     neither: int = 0
+    """Episodes by who found them correct."""
     abstained: int = 0
     settled: int = 0
 

@@ -33,19 +33,17 @@ class PresetSource(StrEnum):
 
 
 class PublishedSetting(Settings):
-    """What the sources say about one key of a recipe; a source without a value says nothing.
-
-    Attributes:
-        script: The value in the published repository.
-        paper: The value in the paper.
-        at: Where the repository says so: ``LINE`` or ``FILE:LINE``, and what stands there where it is not the value.
-        ours: Why our recipe has another value than both.
-    """
+    """What the sources say about one key of a recipe; a source without a value says nothing."""
 
     script: Any = None
+    """The value in the published repository."""
     paper: Any = None
+    """The value in the paper."""
     at: tuple[str, ...] = ()
+    """Where the repository says so: ``LINE`` or ``FILE:LINE``, and what stands there where it is not the
+    value."""
     ours: str = ""
+    """Why our recipe has another value than both."""
 
     @field_validator("at", mode="before")
     @classmethod
@@ -62,17 +60,14 @@ class PublishedSetting(Settings):
 
 
 class PublishedRecipe(Settings):
-    """The facts of one recipe.
-
-    Attributes:
-        file: The published file that its lines are of.
-        section: Topic of the paper.
-        like: Another recipe whose facts hold here, too, apart from the keys ``apart``.
-    """
+    """The facts of one recipe."""
 
     file: str = ""
+    """The published file that its lines are of."""
     section: str = ""
+    """Topic of the paper."""
     like: str = ""
+    """Another recipe whose facts hold here, too, apart from the keys ``apart``."""
     apart: tuple[str, ...] = ()
     facts: dict[str, PublishedSetting] = Field(default_factory=dict)
 

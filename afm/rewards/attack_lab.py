@@ -46,27 +46,24 @@ Pieces = str | tuple[str | Repeated | EnvironmentText, ...]
 
 
 class Attack(BaseModel):
-    """One row: a response and the part of the verdict that it deserves.
-
-    Attributes:
-        scorer: Name of the scorer that judges it, whatever the data source.
-        part: Part of the verdict that ``deserves`` is about.
-        frame: A response in which ``{answer}`` stands for ``answer``.
-        response: The whole response, in place of ``frame`` and ``answer``.
-    """
+    """One row: a response and the part of the verdict that it deserves."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str
     scorer: str
+    """Name of the scorer that judges it, whatever the data source."""
     agent: str
     question: str
     ground_truth: Any
     deserves: float = Field(ge=0, le=1)
     part: str = "correct"
+    """Part of the verdict that ``deserves`` is about."""
     frame: str = "{answer}"
+    """A response in which ``{answer}`` stands for ``answer``."""
     answer: Pieces = ""
     response: Pieces | None = None
+    """The whole response, in place of ``frame`` and ``answer``."""
     why: str = ""
 
     def segments(self) -> tuple[Segment, ...]:

@@ -53,25 +53,23 @@ class WithoutEndpoint(StrEnum):
 
 
 class JudgeSettings(JudgeEndpoint):
-    """The ``judge`` part of a reward file. The key comes from the environment alone.
-
-    Attributes:
-        without_endpoint: What judges when neither the file nor the environment names an endpoint.
-        control: Judge an accepted answer again against a wrong gold answer, and score 0 when it is accepted again.
-        prompt: A text of the user's with {question}, {gt_answer} and {pred_answer} in place of ours (see
-            :mod:`afm.rewards.judge_prompt`); then every answer is judged by the model, exact ones and long ones too.
-        max_answer_chars: Longer answers score 0: whoever lists everything has answered nothing.
-        cache: File of verdicts, which processes may share.
-        price_per_million_tokens: What the endpoint costs in US dollars, for ``afm doctor`` and the money of evaluations; no
-            verdict depends on it.
-    """
+    """The ``judge`` part of a reward file. The key comes from the environment alone."""
 
     without_endpoint: WithoutEndpoint = WithoutEndpoint.EXACT_MATCH
+    """What judges when neither the file nor the environment names an endpoint."""
     control: bool = True
+    """Judge an accepted answer again against a wrong gold answer, and score 0 when it is accepted again."""
     prompt: Path | None = None
+    """A text of the user's with {question}, {gt_answer} and {pred_answer} in place of ours (see
+    :mod:`afm.rewards.judge_prompt`); then every answer is judged by the model, exact ones and long ones
+    too."""
     max_answer_chars: int = Field(default=1000, ge=1)
+    """Longer answers score 0: whoever lists everything has answered nothing."""
     cache: Path | None = None
+    """File of verdicts, which processes may share."""
     price_per_million_tokens: float | None = Field(default=None, ge=0, le=1e9)
+    """What the endpoint costs in US dollars, for ``afm doctor`` and the money of evaluations; no verdict
+    depends on it."""
 
 
 class ModelJudge:

@@ -46,21 +46,18 @@ class JudgePlace:
 
 
 class JudgeEndpoint(EndpointSettings):
-    """The server of a judge; GRM_BASE_URL when ``url`` is ``None``.
-
-    Attributes:
-        model: GRM_MODEL_NAME when ``None``.
-        budget: In calls and tokens. When it is spent, there are no more verdicts.
-        request: Laid over the request's own fields; ``null`` removes one, e.g. ``{max_tokens: null}``.
-    """
+    """The server of a judge; GRM_BASE_URL when ``url`` is ``None``."""
 
     model: str | None = None
+    """GRM_MODEL_NAME when ``None``."""
     key_variable: str = Field(default="GRM_API_KEY", pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
     max_parallel: int = Field(default=16, ge=1)
     timeout_s: float = Field(default=60.0, gt=0)
     reply_format: ReplyFormat = ReplyFormat.JSON_SCHEMA
     budget: BudgetSettings = BudgetSettings()
+    """In calls and tokens. When it is spent, there are no more verdicts."""
     request: dict[str, Any] = Field(default_factory=dict)
+    """Laid over the request's own fields; ``null`` removes one, e.g. ``{max_tokens: null}``."""
 
     @field_validator("budget")
     @classmethod

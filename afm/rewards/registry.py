@@ -81,14 +81,7 @@ class TextMatchSettings(Settings):
 
 
 class CodeTestsSettings(Settings):
-    """See :class:`CodeTests`, :class:`TestPolicy` and :class:`CaseLimits`.
-
-    Attributes:
-        sandbox: Where programs run on this machine, e.g. ``backend`` and ``max_parallel``.
-        urls: Code servers that run the programs in its place.
-        livecodebench: File or folder of LiveCodeBench's JSONL files with the complete tests; LIVECODEBENCH_DATA_PATH when
-            ``None``.
-    """
+    """See :class:`CodeTests`, :class:`TestPolicy` and :class:`CaseLimits`."""
 
     early_stop: bool = True
     case_s: float = Field(default=6.0, gt=0)
@@ -97,8 +90,12 @@ class CodeTestsSettings(Settings):
     output_bytes: int = Field(default=1 << 16, ge=1024)
     tolerance: float = Field(default=1e-6, ge=0, lt=1)
     livecodebench: Path | None = None
+    """File or folder of LiveCodeBench's JSONL files with the complete tests; LIVECODEBENCH_DATA_PATH when
+    ``None``."""
     sandbox: SandboxSettings | None = None
+    """Where programs run on this machine, e.g. ``backend`` and ``max_parallel``."""
     urls: tuple[str, ...] = ()
+    """Code servers that run the programs in its place."""
 
     @property
     def complete_tests(self) -> Path | None:
@@ -135,26 +132,23 @@ class OverlongSettings(Settings):
 
 
 class RewardSettings(Settings):
-    """A reward file.
-
-    Attributes:
-        formula: How the parts ``correct``, ``format`` and ``overlong`` make the score.
-        by_source: data_source to scorer, beside or instead of the built-in table; ``*`` stands for anything, a dotted name
-            for a class of your own (:class:`afm.rewards.base.Scorer`). A row whose ``extra_info`` names a scorer under
-            ``reward`` is judged by that one.
-        text_match: Of the scorers ``f1`` and ``substring``.
-        overlong: Needed when the formula uses it.
-    """
+    """A reward file."""
 
     formula: str = f"{CORRECT} * {FORMAT}"
+    """How the parts ``correct``, ``format`` and ``overlong`` make the score."""
     by_source: dict[str, str] = Field(default_factory=dict)
+    """data_source to scorer, beside or instead of the built-in table; ``*`` stands for anything, a dotted
+    name for a class of your own (:class:`afm.rewards.base.Scorer`). A row whose ``extra_info`` names a
+    scorer under ``reward`` is judged by that one."""
     math: MathSettings = MathSettings()
     exact_match: ExactMatchSettings = ExactMatchSettings()
     text_match: TextMatchSettings = TextMatchSettings()
+    """Of the scorers ``f1`` and ``substring``."""
     code_tests: CodeTestsSettings = CodeTestsSettings()
     judge: JudgeSettings = JudgeSettings()
     t_eval: TEvalSettings = TEvalSettings()
     overlong: OverlongSettings | None = None
+    """Needed when the formula uses it."""
 
 
 class CombinedReward:

@@ -40,27 +40,24 @@ OpenedT = TypeVar("OpenedT")
 
 
 class AgentRoute(BaseModel):
-    """One entry of ``agents:``; what it does not say it takes from the top level.
-
-    Attributes:
-        agent: Name of a shipped agent, or path of a YAML.
-        data_sources: Rows that it takes, ``*`` for anything; letter case does not matter.
-        abilities: The same by the column ``ability``; a row needs one of the two. Without both it takes every row.
-        tools: Path of a tool YAML, or its content; replaces that of the top level.
-        rewards: Path of a reward YAML, or its content; replaces that of the top level.
-        limits: Laid over those of the top level.
-        prompt: ``own``, ``row`` or a file with ``{question}``; see :mod:`afm.agents.prompt_source`.
-    """
+    """One entry of ``agents:``; what it does not say it takes from the top level."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     agent: str | None = None
+    """Name of a shipped agent, or path of a YAML."""
     data_sources: tuple[str, ...] = ()
+    """Rows that it takes, ``*`` for anything; letter case does not matter."""
     abilities: tuple[str, ...] = ()
+    """The same by the column ``ability``; a row needs one of the two. Without both it takes every row."""
     tools: Path | dict[str, Any] | None = None
+    """Path of a tool YAML, or its content; replaces that of the top level."""
     rewards: Path | dict[str, Any] | None = None
+    """Path of a reward YAML, or its content; replaces that of the top level."""
     limits: dict[str, Any] = Field(default_factory=dict)
+    """Laid over those of the top level."""
     prompt: str | None = None
+    """``own``, ``row`` or a file with ``{question}``; see :mod:`afm.agents.prompt_source`."""
 
     @field_validator("data_sources", "abilities", mode="before")
     @classmethod

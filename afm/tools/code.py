@@ -31,21 +31,18 @@ NOTHING_PRINTED = "(The program printed nothing; use print() to see a value.)"
 
 
 class CodeSettings(Settings):
-    """Settings of :class:`CodeTool` in a tools file.
-
-    Attributes:
-        sandbox: Where programs run on this machine.
-        urls: Code servers that run the programs instead (``python -m tool_servers code``).
-        limits: Bounds of one run, by field of :class:`SandboxLimits`.
-        max_observation_chars: Longer observations lose their middle.
-        nsjail_path: As in AFM's files: the same as ``sandbox: {backend: nsjail, nsjail_path: PATH}``.
-    """
+    """Settings of :class:`CodeTool` in a tools file."""
 
     sandbox: SandboxSettings | None = None
+    """Where programs run on this machine."""
     urls: tuple[str, ...] = ()
+    """Code servers that run the programs instead (``python -m tool_servers code``)."""
     limits: SandboxLimits = SandboxLimits()
+    """Bounds of one run, by field of :class:`SandboxLimits`."""
     max_observation_chars: int = Field(default=1536, ge=200)
+    """Longer observations lose their middle."""
     nsjail_path: str | None = None
+    """As in AFM's files: the same as ``sandbox: {backend: nsjail, nsjail_path: PATH}``."""
 
     @model_validator(mode="before")
     @classmethod

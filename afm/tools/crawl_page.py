@@ -77,15 +77,12 @@ _MAX_ARGUMENT_CHARS = 50_000
 
 
 class CrawlPageSettings(WebToolSettings):
-    """Settings of :class:`CrawlPageTool` in a tools file. Without ``urls``: ``SERVER_HOST`` and ``CRAWL_PAGE_PORT``.
-
-    Attributes:
-        timeout_s: For one request. The server knows it, and answers with what it has by then.
-        goal: Whether the server gets the question and the agent's last thought.
-    """
+    """Settings of :class:`CrawlPageTool` in a tools file. Without ``urls``: ``SERVER_HOST`` and ``CRAWL_PAGE_PORT``."""
 
     timeout_s: float = Field(default=95.0, gt=2 * MARGIN_S)
+    """For one request. The server knows it, and answers with what it has by then."""
     goal: bool = True
+    """Whether the server gets the question and the agent's last thought."""
 
 
 class _Page(BaseModel):

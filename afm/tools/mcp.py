@@ -28,27 +28,24 @@ _CLOSE_S = 10.0
 
 
 class McpServer(Settings):
-    """Where a server is: a program that speaks over its standard streams, or an address.
-
-    Attributes:
-        command: Program and arguments, started with the first call.
-        environment: Names of environment variables that the program gets beside the usual ones.
-        url: Of a Streamable HTTP endpoint, e.g. ``http://127.0.0.1:8000/mcp``.
-        token_variable: Environment variable with the bearer token for ``url``.
-        timeout_s: For one call.
-        max_bytes: Of one answer. A program that writes a longer line is ended; an HTTP answer that is longer, or an
-            event of its stream, fails its call.
-        connect_s: For connecting. By default ``timeout_s`` for an address, and a minute for a program, which may have to
-            be installed first.
-    """
+    """Where a server is: a program that speaks over its standard streams, or an address."""
 
     command: tuple[str, ...] = ()
+    """Program and arguments, started with the first call."""
     environment: tuple[str, ...] = ()
+    """Names of environment variables that the program gets beside the usual ones."""
     url: str | None = Field(default=None, pattern=r"^https?://")
+    """Of a Streamable HTTP endpoint, e.g. ``http://127.0.0.1:8000/mcp``."""
     token_variable: str | None = None
+    """Environment variable with the bearer token for ``url``."""
     timeout_s: float = Field(default=60.0, gt=0)
+    """For one call."""
     max_bytes: int = Field(default=16 << 20, ge=1024)
+    """Of one answer. A program that writes a longer line is ended; an HTTP answer that is longer, or an event
+    of its stream, fails its call."""
     connect_s: float | None = Field(default=None, gt=0)
+    """For connecting. By default ``timeout_s`` for an address, and a minute for a program, which may have to
+    be installed first."""
 
     @property
     def patience_s(self) -> float:
@@ -234,16 +231,13 @@ async def _client(server: McpServer, stack: AsyncExitStack) -> Any:
 
 
 class McpSettings(McpServer):
-    """One tool of a server.
-
-    Attributes:
-        tool: What the server calls it; default: the name in ``tool_schema``.
-        argument: Parameter that gets the text between the agent's tags; by default that text is a JSON object of
-            all parameters.
-    """
+    """One tool of a server."""
 
     tool: str | None = None
+    """What the server calls it; default: the name in ``tool_schema``."""
     argument: str | None = None
+    """Parameter that gets the text between the agent's tags; by default that text is a JSON object of all
+    parameters."""
 
 
 class McpTool:

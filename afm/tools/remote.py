@@ -35,15 +35,13 @@ _RESULT = TypeAdapter(RunResult)
 
 
 class RunRequest(Settings):
-    """The body of ``POST /run``.
-
-    Attributes:
-        limits: Some or all of :class:`SandboxLimits`; the rest are its defaults, or the server's most where that is less.
-    """
+    """The body of ``POST /run``."""
 
     code: str
     stdin: str = ""
     limits: dict[str, float | int] = Field(default_factory=dict)
+    """Some or all of :class:`SandboxLimits`; the rest are its defaults, or the server's most where that is
+    less."""
 
 
 def request_for(code: str, stdin: str, limits: SandboxLimits) -> RunRequest:

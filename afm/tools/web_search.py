@@ -14,17 +14,14 @@ NOTHING_FOUND = "No page was found. Try other or fewer words."
 
 
 class WebSearchSettings(WebToolSettings):
-    """Settings of :class:`WebSearchTool` in a tools file. Without ``urls``: ``SERVER_HOST`` and ``WEBSEARCH_PORT``.
-
-    Attributes:
-        results: Of one search.
-        run: Name of the run whose budget pays, when the server has one.
-        timeout_s: For one request; longer than the server's own patience with its provider.
-    """
+    """Settings of :class:`WebSearchTool` in a tools file. Without ``urls``: ``SERVER_HOST`` and ``WEBSEARCH_PORT``."""
 
     results: int = Field(default=10, ge=1, le=100)
+    """Of one search."""
     run: str = ""
+    """Name of the run whose budget pays, when the server has one."""
     timeout_s: float = Field(default=70.0, gt=0)
+    """For one request; longer than the server's own patience with its provider."""
     tries: int = Field(default=3, ge=1)
 
 

@@ -131,19 +131,17 @@ class WebServerError(ToolError):
 
 
 class WebToolSettings(Settings):
-    """Settings that every one of these tools takes in a tools file.
-
-    Attributes:
-        urls: Servers, with or without the path of their requests; asked in turn. By default where the environment says.
-        timeout_s: For one request.
-        tries: Requests before a failure counts, each to the next server.
-        busy_s: How long to keep asking servers that are well but full.
-    """
+    """Settings that every one of these tools takes in a tools file."""
 
     urls: tuple[str, ...] = ()
+    """Servers, with or without the path of their requests; asked in turn. By default where the environment
+    says."""
     timeout_s: float = Field(default=95.0, gt=0)
+    """For one request."""
     tries: int = Field(default=2, ge=1)
+    """Requests before a failure counts, each to the next server."""
     busy_s: float = Field(default=120.0, ge=0)
+    """How long to keep asking servers that are well but full."""
 
 
 class WebClient:

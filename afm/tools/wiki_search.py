@@ -15,15 +15,12 @@ _MAX_QUERY_CHARS = 2_000
 
 
 class WikiSearchSettings(WebToolSettings):
-    """Settings of :class:`WikiSearchTool` in a tools file. Without ``urls``: ``WIKI_RAG_SERVER_URL``.
-
-    Attributes:
-        topk: Passages for a query.
-        max_passage_chars: Longer passages are cut at the end.
-    """
+    """Settings of :class:`WikiSearchTool` in a tools file. Without ``urls``: ``WIKI_RAG_SERVER_URL``."""
 
     topk: int = Field(default=3, ge=1, le=100)
+    """Passages for a query."""
     max_passage_chars: int = Field(default=2_000, ge=100)
+    """Longer passages are cut at the end."""
     timeout_s: float = Field(default=30.0, gt=0)
     tries: int = Field(default=4, ge=1)
 

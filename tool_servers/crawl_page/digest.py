@@ -36,21 +36,18 @@ _CUT = "\n[...]\n"
 
 
 class SummarySettings(BaseModel):
-    """How pages are summed up by the model at ``SUMMARY_OPENAI_API_BASE_URL``, when it is set.
-
-    Attributes:
-        chunk_chars: Of a page that the model reads at once.
-        max_chunks: Of longer pages, the chunks nearest to the goal.
-        max_tokens: Of a reply.
-        total_s: For a page; then, or when the model fails, the best passages stand in.
-    """
+    """How pages are summed up by the model at ``SUMMARY_OPENAI_API_BASE_URL``, when it is set."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     chunk_chars: int = Field(default=24_000, ge=1000)
+    """Of a page that the model reads at once."""
     max_chunks: int = Field(default=6, ge=1)
+    """Of longer pages, the chunks nearest to the goal."""
     max_tokens: int = Field(default=800, ge=16)
+    """Of a reply."""
     total_s: float = Field(default=45.0, gt=0)
+    """For a page; then, or when the model fails, the best passages stand in."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,21 +38,19 @@ _MOST_GOAL_CHARS = 8_000
 
 
 class CrawlRequest(TimedRequest):
-    """The body of ``POST /crawl_page``.
-
-    Attributes:
-        urls: Addresses: a list, or as an agent writes them, separated by ``|`` or as markdown links.
-        goal: What the agent looks for; may be empty.
-        task: The question. This field and the next two are those of AFM's clients, which get an answer in AFM's form, too.
-        web_search_query: What the agent searched for last.
-        think_content: Its last thought.
-    """
+    """The body of ``POST /crawl_page``."""
 
     urls: str | list[str] = Field(max_length=100_000)
+    """Addresses: a list, or as an agent writes them, separated by ``|`` or as markdown links."""
     goal: str = Field(default="", max_length=_MOST_GOAL_CHARS)
+    """What the agent looks for; may be empty."""
     task: str | None = Field(default=None, max_length=_MOST_GOAL_CHARS)
+    """The question. This field and the next two are those of AFM's clients, which get an answer in AFM's
+    form, too."""
     web_search_query: str | None = Field(default=None, max_length=_MOST_GOAL_CHARS)
+    """What the agent searched for last."""
     think_content: str | None = Field(default=None, max_length=_MOST_GOAL_CHARS)
+    """Its last thought."""
 
     @property
     def published(self) -> bool:
@@ -66,21 +64,18 @@ class CrawlRequest(TimedRequest):
 
 
 class PageShown(BaseModel):
-    """One page of an answer.
-
-    Attributes:
-        kind: Why there is no text, a :class:`FetchFault`; ``None`` when there is.
-        text: The digest, or the failure in words.
-        by: How the digest was made.
-        cached: Whether the page came from the cache.
-    """
+    """One page of an answer."""
 
     url: str
     title: str = ""
     text: str
+    """The digest, or the failure in words."""
     kind: FetchFault | None = None
+    """Why there is no text, a :class:`FetchFault`; ``None`` when there is."""
     by: str = ""
+    """How the digest was made."""
     cached: bool = False
+    """Whether the page came from the cache."""
 
 
 class PageReader:

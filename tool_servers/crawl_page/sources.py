@@ -35,24 +35,21 @@ class ReaderKind(StrEnum):
 
 
 class CrawlSettings(FetcherSettings):
-    """The YAML of the page reader.
-
-    Attributes:
-        max_urls: Pages of one request; further addresses are refused.
-        max_page_chars: Of a page's text; its end is lost.
-        shown_chars: Of a page that an agent is shown, when no model sums it up.
-        parse_s: For turning one page into text.
-        cached_pages: Pages kept.
-    """
+    """The YAML of the page reader."""
 
     content: ClassVar[str] = "page reader settings"
 
     reader: ReaderKind = ReaderKind.DIRECT
     max_urls: int = Field(default=8, ge=1)
+    """Pages of one request; further addresses are refused."""
     max_page_chars: int = Field(default=300_000, ge=1000)
+    """Of a page's text; its end is lost."""
     shown_chars: int = Field(default=6_000, ge=200)
+    """Of a page that an agent is shown, when no model sums it up."""
     parse_s: float = Field(default=10.0, gt=0)
+    """For turning one page into text."""
     cached_pages: int = Field(default=10_000, ge=1)
+    """Pages kept."""
     summary: SummarySettings = SummarySettings()
 
 

@@ -17,19 +17,16 @@ from tool_servers.shared.command import ServerSettings
 
 
 class UpstreamSettings(BaseModel):
-    """One endpoint behind the gateway.
-
-    Attributes:
-        url: With its ``/v1``.
-        models: Patterns of the models that are asked here, ``*`` for any letters.
-        key_variable: Environment variable with its key.
-    """
+    """One endpoint behind the gateway."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     url: str
+    """With its ``/v1``."""
     models: tuple[str, ...] = ("*",)
+    """Patterns of the models that are asked here, ``*`` for any letters."""
     key_variable: str = "GATEWAY_UPSTREAM_API_KEY"
+    """Environment variable with its key."""
 
     @field_validator("url")
     @classmethod
@@ -40,29 +37,26 @@ class UpstreamSettings(BaseModel):
 
 
 class GatewaySettings(ServerSettings):
-    """The YAML of the gateway.
-
-    Attributes:
-        upstreams: The first whose patterns match a request's model is asked.
-        prices: By model or pattern; the first that matches counts.
-        ask_usage: Ask for the tokens of a stream, and keep that last event of it from clients that did not.
-        answer_s: For the head of an endpoint's answer; then status 504.
-        silence_s: Between two pieces of an answer; then it is cut.
-        max_request_bytes: Of a request.
-        max_answer_bytes: Of an answer.
-        max_parallel: Calls at the same time.
-    """
+    """The YAML of the gateway."""
 
     content: ClassVar[str] = "gateway settings"
 
     upstreams: tuple[UpstreamSettings, ...] = ()
+    """The first whose patterns match a request's model is asked."""
     prices: dict[str, CachedTokenPrice] = Field(default_factory=dict)
+    """By model or pattern; the first that matches counts."""
     ask_usage: bool = True
+    """Ask for the tokens of a stream, and keep that last event of it from clients that did not."""
     answer_s: float = Field(default=600.0, gt=0)
+    """For the head of an endpoint's answer; then status 504."""
     silence_s: float = Field(default=300.0, gt=0)
+    """Between two pieces of an answer; then it is cut."""
     max_request_bytes: int = Field(default=64 << 20, ge=1024)
+    """Of a request."""
     max_answer_bytes: int = Field(default=64 << 20, ge=1024)
+    """Of an answer."""
     max_parallel: int = Field(default=256, ge=1)
+    """Calls at the same time."""
     max_waiting: int = Field(default=1024, ge=0)
     finish_s: float = Field(default=60.0, gt=0)
 

@@ -93,23 +93,20 @@ def load_server(name: str) -> Any:
 
 
 class ServerSettings(BaseModel):
-    """How much work a server takes on.
-
-    Attributes:
-        max_parallel: Requests at work at the same time.
-        max_waiting: Requests that may wait for one of those places; further ones get status 429.
-        max_wait_s: The longest wait; then status 429.
-        finish_s: How long requests may go on when the server is told to stop.
-    """
+    """How much work a server takes on."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     content: ClassVar[str] = "server settings"
     """What errors call the file's content."""
 
     max_parallel: int = Field(default=64, ge=1)
+    """Requests at work at the same time."""
     max_waiting: int = Field(default=512, ge=0)
+    """Requests that may wait for one of those places; further ones get status 429."""
     max_wait_s: float = Field(default=20.0, gt=0)
+    """The longest wait; then status 429."""
     finish_s: float = Field(default=10.0, gt=0)
+    """How long requests may go on when the server is told to stop."""
 
     @classmethod
     def read(cls, path: Path | None) -> Self:

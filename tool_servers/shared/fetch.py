@@ -36,25 +36,22 @@ USER_AGENT = "Mozilla/5.0 (compatible; afm-page-reader/0.1)"
 
 
 class FetcherSettings(ServerSettings):
-    """What a server that fetches from the web for agents may fetch.
-
-    Attributes:
-        trusted: ``host:port`` pairs that are read although they are not public, e.g. a test site on this machine.
-        ports: Ports of public hosts.
-        max_bytes: Of what is fetched, as it comes and after decompression.
-        fetch_s: For one fetch, redirects included.
-        workers: Processes that take apart what was fetched; by default one for each core, at most four.
-        cached_s: For how long results are kept.
-        request_s: The longest time for a request that does not say how long its sender waits.
-    """
+    """What a server that fetches from the web for agents may fetch."""
 
     trusted: tuple[str, ...] = ()
+    """``host:port`` pairs that are read although they are not public, e.g. a test site on this machine."""
     ports: tuple[int, ...] = tuple(sorted(DEFAULT_PORTS))
+    """Ports of public hosts."""
     max_bytes: int = Field(default=10 << 20, ge=1024)
+    """Of what is fetched, as it comes and after decompression."""
     fetch_s: float = Field(default=30.0, gt=0)
+    """For one fetch, redirects included."""
     workers: int = Field(default_factory=lambda: min(4, len(os.sched_getaffinity(0))), ge=1)
+    """Processes that take apart what was fetched; by default one for each core, at most four."""
     cached_s: float = Field(default=3 * 3600.0, gt=0)
+    """For how long results are kept."""
     request_s: float = Field(default=90.0, gt=0)
+    """The longest time for a request that does not say how long its sender waits."""
 
     def policy(self) -> Policy:
         """What the guard lets through."""

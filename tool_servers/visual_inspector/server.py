@@ -47,43 +47,37 @@ _DESCRIBE = "Describe the picture in detail, and write down all text in it."
 
 
 class InspectorSettings(FetcherSettings):
-    """The YAML of the image server.
-
-    Attributes:
-        folder: Pictures below it may be named by their path; ``VISION_IMAGE_FOLDER`` when ``None``.
-        max_pixels: Width times height; larger pictures are refused before they are unpacked.
-        max_side: Pixels of the longer side that the model is sent; larger pictures are scaled down.
-        decode_s: For unpacking one picture; then its worker is killed.
-        model_s: For the model's answer, repetitions included.
-        max_tokens: Of the model's answer.
-        cached_answers: Answers kept.
-    """
+    """The YAML of the image server."""
 
     content: ClassVar[str] = "image server settings"
 
     folder: Path | None = None
+    """Pictures below it may be named by their path; ``VISION_IMAGE_FOLDER`` when ``None``."""
     max_bytes: int = Field(default=20 << 20, ge=1024)
     max_pixels: int = Field(default=50_000_000, ge=1)
+    """Width times height; larger pictures are refused before they are unpacked."""
     max_side: int = Field(default=2048, ge=16)
+    """Pixels of the longer side that the model is sent; larger pictures are scaled down."""
     decode_s: float = Field(default=10.0, gt=0)
+    """For unpacking one picture; then its worker is killed."""
     model_s: float = Field(default=60.0, gt=0)
+    """For the model's answer, repetitions included."""
     max_tokens: int = Field(default=1_000, ge=16)
+    """Of the model's answer."""
     cached_answers: int = Field(default=10_000, ge=1)
+    """Answers kept."""
     cached_s: float = Field(default=7 * 24 * 3600.0, gt=0)
     max_parallel: int = Field(default=32, ge=1)
     max_waiting: int = Field(default=256, ge=0)
 
 
 class InspectRequest(TimedRequest):
-    """The body of ``POST /inspect``.
-
-    Attributes:
-        image: An address, a path below the server's folder, or ``data:image/...;base64,...``.
-        question: What to find out; empty for a description.
-    """
+    """The body of ``POST /inspect``."""
 
     image: str = Field(min_length=1, max_length=200_000)
+    """An address, a path below the server's folder, or ``data:image/...;base64,...``."""
     question: str = Field(default="", max_length=8_000)
+    """What to find out; empty for a description."""
 
 
 class VisionModel:

@@ -29,19 +29,16 @@ _LATE_S = 5.0
 
 
 class SearchRequest(BaseModel):
-    """The body of ``POST /search``, as Serper has it; unknown keys are passed over.
-
-    Attributes:
-        q: The query.
-        num: Results wanted; the server's default when absent.
-        run: Name of the run whose budget pays for it.
-    """
+    """The body of ``POST /search``, as Serper has it; unknown keys are passed over."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     q: str = Field(min_length=1)
+    """The query."""
     num: int | None = Field(default=None, ge=1)
+    """Results wanted; the server's default when absent."""
     run: str = Field(default="", max_length=200)
+    """Name of the run whose budget pays for it."""
 
 
 class Searcher:

@@ -22,18 +22,15 @@ _EDGE = 1 << 16
 
 
 class FileFacts(BaseModel):
-    """Size and checksums of a file.
-
-    Attributes:
-        edges: CRC-32 of its first and last 64 KiB: tells two builds apart without reading everything.
-        crc32: Of all its bytes.
-    """
+    """Size and checksums of a file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     bytes: int
     edges: int
+    """CRC-32 of its first and last 64 KiB: tells two builds apart without reading everything."""
     crc32: int
+    """Of all its bytes."""
 
 
 class Bm25Facts(BaseModel):
@@ -60,23 +57,20 @@ class DenseFacts(BaseModel):
 
 
 class IndexManifest(BaseModel):
-    """The whole of ``manifest.json``.
-
-    Attributes:
-        corpus: Name of the corpus file.
-        corpus_bytes: Its size as it lay on disk.
-        corpus_sample: CRC-32 of pieces of it; ``None`` in older indexes.
-        files: By path below the index folder.
-    """
+    """The whole of ``manifest.json``."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     format: Literal[1] = 1
     passages: int
     corpus: str
+    """Name of the corpus file."""
     corpus_bytes: int
+    """Its size as it lay on disk."""
     corpus_sample: int | None = None
+    """CRC-32 of pieces of it; ``None`` in older indexes."""
     files: dict[str, FileFacts]
+    """By path below the index folder."""
     bm25: Bm25Facts | None = None
     dense: DenseFacts | None = None
 

@@ -39,37 +39,34 @@ _BATCH = {"bm25": 8, "dense": 256, "hybrid": 64}
 
 
 class WikiServerSettings(ServerSettings):
-    """The YAML of a wiki server.
-
-    Attributes:
-        index: Folder that ``afm serve wiki build`` made.
-        engine: ``auto`` takes BM25 where the index has it, else the dense part.
-        model: Embedding model, when it lies elsewhere than at build time.
-        device: Of the embedding model.
-        topk: Passages for a query of a request that does not say how many.
-        max_queries: Of one request; Search-R1 sends 512 x 5.
-        max_query_chars: A longer query is searched for by its beginning, and the answer says so.
-        max_request_bytes: Of one request: the most queries of the greatest length, two bytes a character.
-        search_s: The longest search; then status 503.
-        threads: Searches at the same time; by default the number of cores.
-    """
+    """The YAML of a wiki server."""
 
     content: ClassVar[str] = "wiki server settings"
 
     index: Path | None = None
+    """Folder that ``afm serve wiki build`` made."""
     engine: Literal["auto", "bm25", "dense", "hybrid"] = "auto"
+    """``auto`` takes BM25 where the index has it, else the dense part."""
     model: str | None = None
+    """Embedding model, when it lies elsewhere than at build time."""
     device: str | None = None
+    """Of the embedding model."""
     topk: int = Field(default=3, ge=1)
+    """Passages for a query of a request that does not say how many."""
     max_topk: int = Field(default=100, ge=1)
     max_queries: int = Field(default=4_096, ge=1)
+    """Of one request; Search-R1 sends 512 x 5."""
     max_query_chars: int = Field(default=8_192, ge=1)
+    """A longer query is searched for by its beginning, and the answer says so."""
     max_request_bytes: int = Field(default=64 << 20, ge=1024)
+    """Of one request: the most queries of the greatest length, two bytes a character."""
     max_parallel: int = Field(default=256, ge=1)
     max_waiting: int = Field(default=2_048, ge=0)
     max_wait_s: float = Field(default=30.0, gt=0)
     search_s: float = Field(default=60.0, gt=0)
+    """The longest search; then status 503."""
     threads: int = Field(default_factory=lambda: len(os.sched_getaffinity(0)), ge=1)
+    """Searches at the same time; by default the number of cores."""
 
 
 def _text(value: Any) -> Any:
@@ -77,16 +74,13 @@ def _text(value: Any) -> Any:
 
 
 class RetrieveRequest(BaseModel):
-    """The body of ``POST /retrieve``; unknown keys are passed over.
-
-    Attributes:
-        topk: Passages for each query; the server's default when absent or 0.
-        return_scores: Whether scores come with the passages.
-    """
+    """The body of ``POST /retrieve``; unknown keys are passed over."""
 
     queries: list[Annotated[str, BeforeValidator(_text)]]
     topk: StrictInt | None = None
+    """Passages for each query; the server's default when absent or 0."""
     return_scores: bool = False
+    """Whether scores come with the passages."""
 
 
 class WikiServer:

@@ -135,22 +135,19 @@ class SearchedText(StrEnum):
 
 
 class ContaminationSettings(Settings):
-    """What is compared with what.
-
-    Attributes:
-        tasks: Evaluation sets, JSONL or parquet (:func:`afm.datasets.read_tasks`).
-        ngram: A row that shares so many words in a row with an evaluation question is dropped; ``null``: only
-            the same question counts. 13 is what GPT-3 used (arXiv 2005.14165, appendix C). Questions made from
-            templates share long runs without being the same: use ``null`` there.
-        shortest: A question of fewer words than ``ngram``, but at least so many, counts as an n-gram of its own length
-            (8 in the same appendix); a shorter one is only found as the same question.
-        places: Where n-grams are looked for. The whole question is only ever compared with the question.
-    """
+    """What is compared with what."""
 
     tasks: tuple[Path, ...] = ()
+    """Evaluation sets, JSONL or parquet (:func:`afm.datasets.read_tasks`)."""
     ngram: int | None = Field(default=13, ge=4, le=100)
+    """A row that shares so many words in a row with an evaluation question is dropped; ``null``: only the
+    same question counts. 13 is what GPT-3 used (arXiv 2005.14165, appendix C). Questions made from
+    templates share long runs without being the same: use ``null`` there."""
     shortest: int = Field(default=8, ge=1, le=100)
+    """A question of fewer words than ``ngram``, but at least so many, counts as an n-gram of its own length
+    (8 in the same appendix); a shorter one is only found as the same question."""
     places: tuple[SearchedText, ...] = (SearchedText.QUESTION,)
+    """Where n-grams are looked for. The whole question is only ever compared with the question."""
 
     @model_validator(mode="after")
     def _somewhere(self) -> ContaminationSettings:

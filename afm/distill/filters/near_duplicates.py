@@ -66,24 +66,21 @@ class Compared(StrEnum):
 
 
 class NearDuplicateSettings(Settings):
-    """What counts as nearly the same.
-
-    Attributes:
-        threshold: Least Jaccard similarity of the sets of word n-grams: exact for rows of fewer than 1,024 different
-            n-grams, else estimated by a bottom-k sketch with a standard error of at most 0.016.
-        recall: Share of the pairs of just that similarity that are compared at least; of more similar pairs it is larger.
-            More costs time and disk.
-        ngram: Words of an n-gram.
-        permutations: MinHash values of a row, of which the bands are made.
-        seed: Fixes the permutations.
-    """
+    """What counts as nearly the same."""
 
     text: Compared = Compared.AGENT
     threshold: float = Field(default=0.8, ge=0.1, le=1)
+    """Least Jaccard similarity of the sets of word n-grams: exact for rows of fewer than 1,024 different
+    n-grams, else estimated by a bottom-k sketch with a standard error of at most 0.016."""
     recall: float = Field(default=0.9, ge=0.5, le=0.99)
+    """Share of the pairs of just that similarity that are compared at least; of more similar pairs it is
+    larger. More costs time and disk."""
     ngram: int = Field(default=5, ge=1, le=1000)
+    """Words of an n-gram."""
     permutations: int = Field(default=128, ge=16, le=1024)
+    """MinHash values of a row, of which the bands are made."""
     seed: int = 1
+    """Fixes the permutations."""
 
 
 class _WordHashes(dict[str, int]):

@@ -18,17 +18,14 @@ from afm.trajectory.record import Record, Verdict
 
 
 class QualitySettings(Settings):
-    """How answers are judged.
-
-    Attributes:
-        min_score: Lowest score that is kept.
-        reward: A reward YAML; by default the scorer of each row's data source.
-        recorded: Take the verdict that a row carries already, and judge only rows without one.
-    """
+    """How answers are judged."""
 
     min_score: float = Field(default=1.0, allow_inf_nan=False)
+    """Lowest score that is kept."""
     reward: Path | None = None
+    """A reward YAML; by default the scorer of each row's data source."""
     recorded: bool = Field(default=False)
+    """Take the verdict that a row carries already, and judge only rows without one."""
 
 
 @dataclass(frozen=True)
@@ -78,19 +75,16 @@ class QualityFilter:
 
 
 class LanguageSettings(Settings):
-    """Which languages stay.
-
-    Attributes:
-        allowed: ISO 639-1 codes.
-        min_confidence: The identifier must be so sure of another language to drop a row.
-        min_chars: Shorter texts are not judged: nobody can tell.
-        max_chars: So much of a text is looked at.
-    """
+    """Which languages stay."""
 
     allowed: tuple[str, ...] = Field(default=("en",), min_length=1)
+    """ISO 639-1 codes."""
     min_confidence: float = Field(default=0.9, ge=0, le=1)
+    """The identifier must be so sure of another language to drop a row."""
     min_chars: int = Field(default=60, ge=1, le=100_000)
+    """Shorter texts are not judged: nobody can tell."""
     max_chars: int = Field(default=600, ge=60, le=100_000)
+    """So much of a text is looked at."""
 
 
 @dataclass(frozen=True)

@@ -30,13 +30,10 @@ from afm.trajectory.record import Record
 
 
 class FormatSettings(Settings):
-    """The agent's declaration says nearly all.
-
-    Attributes:
-        tools: Tools YAML whose classes read the calls; by default the shipped tools, by their names.
-    """
+    """The agent's declaration says nearly all."""
 
     tools: Path | None = None
+    """Tools YAML whose classes read the calls; by default the shipped tools, by their names."""
 
 
 @dataclass(frozen=True)
@@ -56,15 +53,12 @@ class FormatFilter(Rule):
 
 
 class ComplexitySettings(Settings):
-    """How much work with tools a trajectory shows.
-
-    Attributes:
-        min_calls: Least number of tool interactions. The default is AFM's (arXiv 2508.13167).
-        min_tools: Least number of different tools among them.
-    """
+    """How much work with tools a trajectory shows."""
 
     min_calls: int = Field(default=5, ge=1, le=1000)
+    """Least number of tool interactions. The default is AFM's (arXiv 2508.13167)."""
     min_tools: int = Field(default=1, ge=1, le=100)
+    """Least number of different tools among them."""
 
 
 @dataclass(frozen=True)
@@ -99,21 +93,18 @@ class ComplexityFilter(Rule):
 
 
 class LengthSettings(Settings):
-    """Bounds; ``null`` means none.
-
-    Attributes:
-        min_hops: Least number of tool interactions.
-        max_hops: Greatest number of them.
-        max_chars: Characters of the whole response, observations included.
-        max_tokens: Its tokens, by ``tokenizer``.
-        tokenizer: A folder with a ``tokenizer.json``, or that file.
-    """
+    """Bounds; ``null`` means none."""
 
     min_hops: int | None = Field(default=None, ge=0)
+    """Least number of tool interactions."""
     max_hops: int | None = Field(default=None, ge=0)
+    """Greatest number of them."""
     max_chars: int | None = Field(default=None, ge=1)
+    """Characters of the whole response, observations included."""
     max_tokens: int | None = Field(default=None, ge=1)
+    """Its tokens, by ``tokenizer``."""
     tokenizer: Path | None = None
+    """A folder with a ``tokenizer.json``, or that file."""
 
     @model_validator(mode="after")
     def _check(self) -> LengthSettings:
@@ -169,16 +160,14 @@ _WORD = re.compile(r"\w+")
 
 
 class RepetitionSettings(Settings):
-    """What counts as asked before.
-
-    Attributes:
-        max_repeats: So many calls of a row may repeat an earlier one.
-        similar: Share of common words (Jaccard) from which a call is redundant; words with digits must be the
-            same. ``null``: only the same text counts, blanks at the ends of lines aside. Programs are always compared so.
-    """
+    """What counts as asked before."""
 
     max_repeats: int = Field(default=0, ge=0, le=1000)
+    """So many calls of a row may repeat an earlier one."""
     similar: float | None = Field(default=0.9, gt=0, le=1)
+    """Share of common words (Jaccard) from which a call is redundant; words with digits must be the same.
+    ``null``: only the same text counts, blanks at the ends of lines aside. Programs are always compared
+    so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,15 +227,12 @@ class RepetitionFilter(Rule):
 
 
 class ReflectionSettings(Settings):
-    """Which role, and how many of those without it stay.
-
-    Attributes:
-        role: The agent's role of reflection.
-        keep_without: Probability of keeping a row that never takes that role.
-    """
+    """Which role, and how many of those without it stay."""
 
     role: str
+    """The agent's role of reflection."""
     keep_without: float = Field(ge=0, le=1)
+    """Probability of keeping a row that never takes that role."""
 
 
 @dataclass(frozen=True)
@@ -278,18 +264,15 @@ class ReflectionFilter(Rule):
 
 
 class CorrectionSettings(Settings):
-    """How often corrected work is repeated.
-
-    Attributes:
-        times: How often such a row stands in the result.
-        role: The graded role that checks an answer; by default the one whose good grade lets the agent answer.
-            An agent without one has no such rows.
-        min_score: From this score on the answer is right.
-    """
+    """How often corrected work is repeated."""
 
     times: int = Field(default=3, ge=2, le=100)
+    """How often such a row stands in the result."""
     role: str | None = None
+    """The graded role that checks an answer; by default the one whose good grade lets the agent answer. An
+    agent without one has no such rows."""
     min_score: float = Field(default=1.0, allow_inf_nan=False)
+    """From this score on the answer is right."""
 
 
 @dataclass(frozen=True)

@@ -30,20 +30,17 @@ class Action(StrEnum):
 
 
 class _SensitiveSettings(Settings):
-    """What is looked for, and what then.
-
-    Attributes:
-        action: ``drop``, or ``mask``: in thoughts and text roles the finding becomes ``[its kind]``. A row with a
-            finding anywhere else is dropped all the same. An observation stays what the tool returned and a call
-            what the tool was asked, otherwise the record would lie about where its text comes from; a masked
-            answer would no longer be the one that was judged.
-        observations: ``false``: what tools returned is not searched. Pages of the web are full of contact data.
-        allow: Regular expressions; findings that one of them matches as a whole are none.
-    """
+    """What is looked for, and what then."""
 
     action: Action = Action.DROP
+    """``drop``, or ``mask``: in thoughts and text roles the finding becomes ``[its kind]``. A row with a
+    finding anywhere else is dropped all the same. An observation stays what the tool returned and a call
+    what the tool was asked, otherwise the record would lie about where its text comes from; a masked
+    answer would no longer be the one that was judged."""
     observations: bool = True
+    """``false``: what tools returned is not searched. Pages of the web are full of contact data."""
     allow: tuple[str, ...] = ()
+    """Regular expressions; findings that one of them matches as a whole are none."""
 
     @field_validator("allow")
     @classmethod

@@ -26,23 +26,20 @@ class TeacherEndpoint(EndpointSettings):
 
 
 class TeamModel(Settings):
-    """One model of an endpoint.
-
-    Attributes:
-        name: As the server calls it; TEACHER_MODEL_NAME when ``None``.
-        max_tokens: Of one reply.
-        system_role: Whether the model's chat knows the role ``system``; else its text stands before the user's.
-        request: Further fields of the request, e.g. ``{response_format: {type: json_object}}``.
-        price: Needed for a budget in money.
-    """
+    """One model of an endpoint."""
 
     endpoint: str
     name: str | None = None
+    """As the server calls it; TEACHER_MODEL_NAME when ``None``."""
     temperature: float = Field(default=0.7, ge=0, le=2)
     max_tokens: int = Field(default=2048, ge=16, le=1_000_000)
+    """Of one reply."""
     system_role: bool = True
+    """Whether the model's chat knows the role ``system``; else its text stands before the user's."""
     request: dict[str, Any] = Field(default_factory=dict)
+    """Further fields of the request, e.g. ``{response_format: {type: json_object}}``."""
     price: TokenPrice | None = None
+    """Needed for a budget in money."""
 
     @field_validator("request")
     @classmethod
@@ -61,16 +58,13 @@ class MemberSettings(Settings):
 
 
 class ToolAgentSettings(MemberSettings):
-    """A member that works on one sub-task after another with its tools.
-
-    Attributes:
-        purpose: Told to the planner, who chooses among several tool agents.
-        argument: Template of the text that a tool is called with, from ``{{ argument }}``.
-    """
+    """A member that works on one sub-task after another with its tools."""
 
     tools: tuple[str, ...] = Field(min_length=1)
     purpose: str = ""
+    """Told to the planner, who chooses among several tool agents."""
     argument: str = "{{ argument }}"
+    """Template of the text that a tool is called with, from ``{{ argument }}``."""
 
 
 class Members(Settings):
@@ -101,50 +95,44 @@ class Replan(StrEnum):
 
 
 class TeamLimits(Settings):
-    """When the team stops trying.
-
-    Attributes:
-        rounds: Suggested answers that are checked.
-        plans: In all, the first one included.
-        steps: Sub-tasks of one plan that are worked on.
-        calls_per_step: Tool calls for one sub-task.
-        tool_calls: In all.
-        asks: How often a member is asked again when its reply cannot be used.
-        shown_results: The last so many tool results are shown whole, earlier ones as what was found in them.
-        shown_chars: Of one result; longer ones lose their middle.
-    """
+    """When the team stops trying."""
 
     rounds: int = Field(default=4, ge=1, le=1_000)
+    """Suggested answers that are checked."""
     plans: int = Field(default=4, ge=1, le=1_000)
+    """In all, the first one included."""
     steps: int = Field(default=6, ge=1, le=1_000)
+    """Sub-tasks of one plan that are worked on."""
     calls_per_step: int = Field(default=3, ge=1, le=1_000)
+    """Tool calls for one sub-task."""
     tool_calls: int = Field(default=20, ge=1, le=1_000)
+    """In all."""
     asks: int = Field(default=3, ge=1, le=1_000)
+    """How often a member is asked again when its reply cannot be used."""
     shown_results: int = Field(default=2, ge=1, le=1_000)
+    """The last so many tool results are shown whole, earlier ones as what was found in them."""
     shown_chars: int = Field(default=6_000, ge=200)
+    """Of one result; longer ones lose their middle."""
 
 
 class TeamSettings(Settings):
-    """A team's file.
-
-    Attributes:
-        agent: Whose trajectories the team's work becomes: a shipped agent's name or a YAML.
-        tools: Tools YAML, relative to the team's file.
-        roles: Which role of the agent each member plays.
-        accept_score: The verifier's score, 1 to 4, from which a suggested answer is given.
-    """
+    """A team's file."""
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_]*$")
     agent: str
+    """Whose trajectories the team's work becomes: a shipped agent's name or a YAML."""
     tools: Path
+    """Tools YAML, relative to the team's file."""
     endpoints: dict[str, TeacherEndpoint] = Field(min_length=1)
     models: dict[str, TeamModel] = Field(min_length=1)
     members: Members
     tool_agents: dict[str, ToolAgentSettings] = Field(min_length=1)
     roles: RoleMap
+    """Which role of the agent each member plays."""
     reflect: Reflect = Reflect.STEP
     replan: Replan = Replan.PLAN
     accept_score: int = Field(default=3, ge=1, le=4)
+    """The verifier's score, 1 to 4, from which a suggested answer is given."""
     limits: TeamLimits = TeamLimits()
     budget: BudgetSettings = BudgetSettings()
 

@@ -20,16 +20,14 @@ ITEM = "t_eval"
 
 
 class TEvalSettings(BaseModel):
-    """The ``t_eval`` part of a reward file.
-
-    Attributes:
-        embeddings: Folder of a sentence-transformers model, all-mpnet-base-v2 as published, for plans and reasons; ``words``
-            compares words instead, which the evidence says; without either, the first such item is an error.
-    """
+    """The ``t_eval`` part of a reward file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     embeddings: Literal["words"] | Path | None = None
+    """Folder of a sentence-transformers model, all-mpnet-base-v2 as published, for plans and reasons;
+    ``words`` compares words instead, which the evidence says; without either, the first such item is an
+    error."""
 
 
 class TEval:
