@@ -82,30 +82,43 @@ class RoleSpec(Settings):
     """One role (tag) of an agent."""
 
     kind: RoleKind = RoleKind.TEXT
-    purpose: str = Field(default="", description="What the role is for, shown to the model.")
-    format: str = Field(default="", description="How its content is written, shown to the model.")
-    tool: str | None = Field(default=None, description="Name of the tool that a tool role calls.")
-    needs_thought: bool = Field(default=False, description="A thought must stand before this role.")
-    no_thought: bool = Field(default=False, description="No thought may stand before this role.")
-    max_count: int | None = Field(default=None, ge=1, description="How often it may occur.")
+    """``text``, ``thought``, ``tool``, ``observation`` or ``answer``."""
+    purpose: str = ""
+    """What the role is for, shown to the model."""
+    format: str = ""
+    """How its content is written, shown to the model."""
+    tool: str | None = None
+    """Name of the tool that a tool role calls."""
+    needs_thought: bool = False
+    """A thought must stand before this role."""
+    no_thought: bool = False
+    """No thought may stand before this role."""
+    max_count: int | None = Field(default=None, ge=1)
+    """How often it may occur."""
     grade: Grade | None = None
+    """A pattern that finds the role's grade of itself, and what a rejecting or accepting grade allows
+    next."""
 
 
 class Limits(Settings):
     """Bounds of one episode; ``None`` means unbounded. Tokens are counted after the prompt."""
 
-    max_turns: int | None = Field(default=None, ge=0, description="Tool calls.")
-    max_agent_tokens: int | None = Field(default=None, ge=1, description="Tokens the model samples.")
-    max_turn_tokens: int | None = Field(default=None, ge=1, description="Tokens of one generation.")
-    max_response_tokens: int | None = Field(
-        default=None, ge=1, description="Sampled and observed tokens together."
-    )
-    max_seconds: float | None = Field(default=None, gt=0, description="Wall time of the episode.")
-    max_tool_seconds: float | None = Field(
-        default=None, gt=0, description="Time in tools, all calls together."
-    )
+    max_turns: int | None = Field(default=None, ge=0)
+    """Tool calls."""
+    max_agent_tokens: int | None = Field(default=None, ge=1)
+    """Tokens that the model samples."""
+    max_turn_tokens: int | None = Field(default=None, ge=1)
+    """Tokens of one generation."""
+    max_response_tokens: int | None = Field(default=None, ge=1)
+    """Sampled and observed tokens together."""
+    max_seconds: float | None = Field(default=None, gt=0)
+    """Wall time of the episode."""
+    max_tool_seconds: float | None = Field(default=None, gt=0)
+    """Time in tools, all calls together."""
     max_observation_chars: int = Field(default=16_000, ge=16)
+    """Characters of one observation; longer ones lose their middle."""
     duplicate_calls: Literal["notice", "execute"] = "notice"
+    """A call that was answered before is answered by a ``notice``, or made again (``execute``)."""
 
     @classmethod
     def check_overrides(cls, value: dict[str, Any]) -> dict[str, Any]:
@@ -125,15 +138,26 @@ class AgentSpec(Settings):
     """A complete agent. Load one with :func:`afm.agents.load_agent`."""
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_]*$")
+    """Of the agent."""
     description: str = ""
+    """One line for people."""
     roles: dict[str, RoleSpec]
+    """Tag → role, in the order in which the model is told of them."""
     transitions: dict[str, tuple[str, ...]]
+    """What may follow what, thoughts aside; ``start`` is the beginning. An observation always follows a
+    tool."""
     answer_format: AnswerFormat = AnswerFormat.TEXT
+    """``text``, ``boxed`` or ``fence``."""
     answer_separator: str | None = None
+    """What separates several answers."""
     prompt: str = "{roles}\n\n{rules}"
+    """Instruction text with ``{roles}`` and ``{rules}``."""
     question_format: str = "Question: {question}"
+    """How the question is put."""
     rules: tuple[str, ...] = ()
+    """Further rules, one a line."""
     limits: Limits = Limits()
+    """Bounds of an episode: see below."""
 
     @model_validator(mode="after")
     def _check(self) -> AgentSpec:

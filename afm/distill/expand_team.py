@@ -46,22 +46,32 @@ class ExpandSettings(Settings):
     """Questions by models, from passages of a ``corpus`` or from pages that tools find for ``topics``."""
 
     output_dir: Path
+    """Everything that the run writes; ``tasks.jsonl`` holds the questions. Run the same command again to
+    resume."""
     corpus: Path | None = None
     """JSONL of ``{"id", "contents"}``, contents being title, line feed, text; or of ``{"id", "title", "text"}``."""
     topics: Path | None = None
     """Topics, one a line, to begin from on the web with ``tools``; needs ``members.scout``."""
     tools: Path | None = None
+    """YAML with a search tool and a page tool, for ``topics``."""
     growth: Growth = Growth.DEPTH
+    """``depth`` (passages that name each other) or ``width`` (passages side by side)."""
     size: int = Field(default=2, ge=1, le=20)
     """Passages, or pages, that a question needs."""
     count: int = Field(default=1_000, ge=1)
     """Groups of passages, or topics, that are tried."""
     seed: int = 0
+    """Of what is drawn."""
     max_parallel: int = Field(default=4, ge=1)
+    """Questions in work at the same time."""
     name: str = Field(pattern=r"^[a-z][a-z0-9_]*$")
+    """Of the team."""
     endpoints: dict[str, TeacherEndpoint] = Field(min_length=1)
+    """Servers, as a team's."""
     models: dict[str, TeamModel] = Field(min_length=1)
+    """Models, as a team's."""
     members: ExpandMembers
+    """``proposer``, ``solver`` and, for ``topics``, ``scout``."""
     data_source: str = "expanded"
     """Of the questions; chooses their reward."""
     asks: int = Field(default=3, ge=1, le=1_000)
@@ -69,8 +79,11 @@ class ExpandSettings(Settings):
     passage_chars: int = Field(default=4_000, ge=200)
     """Longer passages are cut at the end."""
     search_tool: str = "web_search"
+    """Name of the tool that searches."""
     page_tool: str = "crawl_page"
+    """Name of the tool that reads a page."""
     budget: BudgetSettings = BudgetSettings()
+    """``usd``, ``tokens`` and ``calls`` of the whole run, earlier parts included."""
 
     @model_validator(mode="after")
     def _check(self) -> ExpandSettings:

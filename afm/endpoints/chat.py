@@ -33,18 +33,21 @@ class EndpointSettings(Settings):
     """One OpenAI-compatible server, and how much of it may be used. The key comes from the environment alone."""
 
     url: str | None = None
-    """With or without ``/v1``; ``None`` for the one that the environment names."""
+    """Address of the server, with or without ``/v1``. If not set, judges take ``GRM_BASE_URL`` and teams
+    ``TEACHER_BASE_URL``."""
     key_variable: str = Field(default="AFM_MODEL_API_KEY", pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
     """The environment variable that holds the key."""
     requests_per_minute: int | None = Field(default=None, ge=1)
+    """What the endpoint allows. A pause that it asks for holds for all requests."""
     tokens_per_minute: int | None = Field(default=None, ge=1)
-    """Of all tasks together; ``None`` for no limit."""
+    """The same for tokens, those of all tasks together."""
     max_parallel: int = Field(default=64, ge=1, le=10_000)
     """Requests in flight."""
     attempts: int = Field(default=5, ge=1, le=100)
-    """How often a request is sent when the server fails or its reply is useless; Retry-After is honoured."""
+    """How often a request is sent when the server fails or its reply is useless, with pauses and jitter.
+    ``Retry-After`` is honoured."""
     timeout_s: float = Field(default=600.0, gt=0, le=86_400)
-    """For one request with its whole reply."""
+    """Seconds for one request with its whole reply."""
 
     @field_validator("url")
     @classmethod

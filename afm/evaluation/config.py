@@ -45,24 +45,24 @@ class EvalConfig(Settings):
     name: str
     """What the benchmark is called in reports."""
     benchmark: Annotated[str, AfterValidator(checked_benchmark)] | None = None
-    """Which published benchmark this is (see :mod:`afm.evaluation.benchmarks`); the manifest then says where
-    settings are not the published ones, and absent data where it comes from."""
+    """Which published benchmark this is (docs/evaluation.md lists them). The manifest then says where
+    settings differ from the published ones, and where absent data comes from."""
     data: tuple[Path, ...] = Field(min_length=1)
     """Files of tasks (JSONL, JSON, parquet, CSV, TSV), or folders of them."""
     reader: Annotated[str, AfterValidator(checked_reader)] | None = None
-    """Name of the layout of rows that are in none of ours: the owner's (see :mod:`afm.datasets.readers`)."""
+    """Name of the owner's row layout, where it is none of ours; see docs/data.md."""
     data_source: str | None = None
     """Used where a row names none; chooses the reward."""
     prompt: str = "own"
     """What the model is asked with: ``own`` (the agent's prompt), ``row`` (each row's) or a file with
-    ``{question}`` (see :mod:`afm.agents.prompt_source`)."""
+    ``{question}``; see docs/prompts.md."""
     prompt_check: bool = True
-    """``off`` lets the prompts differ from those that the model was trained with."""
+    """``false`` lets the prompts differ from those that the model was trained with."""
     agent: str = ""
     """Name of a shipped agent, or path of a YAML; one that a model folder brings along wins if it has the
     same name."""
     agents: AgentRoutes = Field(default_factory=dict)
-    """Which agent works on which rows, where not all have the same one; see :mod:`afm.rollout.routes`."""
+    """Which agent works on which rows, where not all have the same one."""
     without_tools: bool = False
     """Ask the same questions of the agent without its tools, to see whether it calls some; ``tools`` is then
     ignored."""
@@ -79,6 +79,8 @@ class EvalConfig(Settings):
     rewards: Path | dict[str, Any] | None = None
     """Path of a reward YAML, or its content; ``null`` is the built-in table by data source."""
     sampling: SamplingSettings = SamplingSettings()
+    """How the model samples: ``temperature``, ``top_p``, ``top_k`` and ``max_new_tokens`` of one
+    generation."""
     limits: Annotated[dict[str, Any], AfterValidator(Limits.check_overrides)] = Field(default_factory=dict)
     """Overrides of the agent's limits."""
     protocol: Literal["ours", "published"] = "ours"
@@ -91,6 +93,7 @@ class EvalConfig(Settings):
     parallel: int = Field(default=64, ge=1)
     """Episodes in flight."""
     seed: int = 0
+    """With task and round it decides all that is random."""
     prices: Prices | None = None
     """Of tokens and tool calls, so that figures are in US dollars too."""
     best_of: BestOfSettings | None = None
@@ -104,7 +107,7 @@ class EvalConfig(Settings):
     keep_tokens: bool = False
     """Whether episodes hold token ids, mask and log-probabilities."""
     out_dir: Path
-    """Where everything goes; killed runs continue there."""
+    """Everything that the run writes. Run the same command again to resume."""
 
     @field_validator("data", mode="before")
     @classmethod

@@ -56,20 +56,21 @@ class JudgeSettings(JudgeEndpoint):
     """The ``judge`` part of a reward file. The key comes from the environment alone."""
 
     without_endpoint: WithoutEndpoint = WithoutEndpoint.EXACT_MATCH
-    """What judges when neither the file nor the environment names an endpoint."""
+    """What judges when neither the file nor the environment names an endpoint: ``exact_match`` (the
+    evidence says so) or ``abstain``."""
     control: bool = True
-    """Judge an accepted answer again against a wrong gold answer, and score 0 when it is accepted again."""
+    """Judge an accepted answer again, against a wrong gold answer, and score 0 when it is accepted again."""
     prompt: Path | None = None
-    """A text of the user's with {question}, {gt_answer} and {pred_answer} in place of ours (see
-    :mod:`afm.rewards.judge_prompt`); then every answer is judged by the model, exact ones and long ones
-    too."""
+    """A text of yours with ``{question}``, ``{gt_answer}`` and ``{pred_answer}``, or a YAML ``{system,
+    user}``, in place of ours, for evaluation as published (docs/evaluation.md). It has no guard, and
+    every answer goes to the judge."""
     max_answer_chars: int = Field(default=1000, ge=1)
-    """Longer answers score 0: whoever lists everything has answered nothing."""
+    """A longer answer scores 0 without asking: whoever lists everything has answered nothing."""
     cache: Path | None = None
-    """File of verdicts, which processes may share."""
+    """SQLite file of verdicts, by address and whole request. Failures are not kept; processes share it."""
     price_per_million_tokens: float | None = Field(default=None, ge=0, le=1e9)
-    """What the endpoint costs in US dollars, for ``afm doctor`` and the money of evaluations; no verdict
-    depends on it."""
+    """US dollars. ``afm doctor`` then says what a step of reinforcement learning costs, and an evaluation
+    with ``prices`` what the judge does. No verdict depends on it."""
 
 
 class ModelJudge:

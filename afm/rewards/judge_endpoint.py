@@ -49,15 +49,20 @@ class JudgeEndpoint(EndpointSettings):
     """The server of a judge; GRM_BASE_URL when ``url`` is ``None``."""
 
     model: str | None = None
-    """GRM_MODEL_NAME when ``None``."""
+    """As the server calls it; ``GRM_MODEL_NAME`` if not set."""
     key_variable: str = Field(default="GRM_API_KEY", pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
+    """The environment variable that holds the key; the key itself never stands in a file."""
     max_parallel: int = Field(default=16, ge=1)
     timeout_s: float = Field(default=60.0, gt=0)
     reply_format: ReplyFormat = ReplyFormat.JSON_SCHEMA
+    """``json_schema``, ``json_object``, or ``text`` for servers without ``response_format``."""
     budget: BudgetSettings = BudgetSettings()
-    """In calls and tokens. When it is spent, there are no more verdicts."""
+    """``calls``, ``tokens``, and a ``file`` that processes share and that outlives restarts; without one
+    each process counts alone. A call that does not fit waits for calls in flight, which may cost less
+    than they reserve. When the budget is spent, there are no more verdicts."""
     request: dict[str, Any] = Field(default_factory=dict)
-    """Laid over the request's own fields; ``null`` removes one, e.g. ``{max_tokens: null}``."""
+    """Laid over the fields of the request, e.g. ``{max_tokens: null, max_completion_tokens: 900, seed:
+    1}``; ``null`` removes one. Not ``messages``, ``stream``, ``n``."""
 
     @field_validator("budget")
     @classmethod

@@ -84,11 +84,17 @@ class CodeTestsSettings(Settings):
     """See :class:`CodeTests`, :class:`TestPolicy` and :class:`CaseLimits`."""
 
     early_stop: bool = True
+    """Stop at the first failing test, as in training; otherwise every test is run and counted."""
     case_s: float = Field(default=6.0, gt=0)
+    """Seconds of one test."""
     total_s: float = Field(default=60.0, gt=0)
+    """Seconds of all tests of a program."""
     memory_bytes: int = Field(default=1 << 30, ge=1 << 26)
+    """Of each process."""
     output_bytes: int = Field(default=1 << 16, ge=1024)
+    """What a test may print."""
     tolerance: float = Field(default=1e-6, ge=0, lt=1)
+    """Relative and absolute difference that numbers with a fraction may have."""
     livecodebench: Path | None = None
     """File or folder of LiveCodeBench's JSONL files with the complete tests; LIVECODEBENCH_DATA_PATH when
     ``None``."""
@@ -121,8 +127,11 @@ class OverlongSettings(Settings):
     """See :class:`OverlongPenalty`."""
 
     max_tokens: int = Field(ge=1)
+    """Length at which the penalty reaches -1."""
     buffer_tokens: int = Field(ge=1)
+    """How many tokens before that it begins."""
     count: CountedTokens = CountedTokens.ALL
+    """Whose tokens count: ``all``, or the ``agent``'s alone."""
 
     @model_validator(mode="after")
     def _check(self) -> OverlongSettings:
@@ -137,18 +146,24 @@ class RewardSettings(Settings):
     formula: str = f"{CORRECT} * {FORMAT}"
     """How the parts ``correct``, ``format`` and ``overlong`` make the score."""
     by_source: dict[str, str] = Field(default_factory=dict)
-    """data_source to scorer, beside or instead of the built-in table; ``*`` stands for anything, a dotted
-    name for a class of your own (:class:`afm.rewards.base.Scorer`). A row whose ``extra_info`` names a
-    scorer under ``reward`` is judged by that one."""
+    """``data_source: scorer``, on top of the built-in table. ``*`` stands for anything, a dotted name for
+    a class of your own. A row whose ``extra_info`` names a scorer under ``reward`` is judged by that
+    one."""
     math: MathSettings = MathSettings()
+    """``timeout_s`` of one comparison."""
     exact_match: ExactMatchSettings = ExactMatchSettings()
+    """``variant``: ``evaluation`` or ``training``."""
     text_match: TextMatchSettings = TextMatchSettings()
-    """Of the scorers ``f1`` and ``substring``."""
+    """``max_words`` of the scorers ``f1`` and ``substring``."""
     code_tests: CodeTestsSettings = CodeTestsSettings()
+    """Programs and their tests: see below."""
     judge: JudgeSettings = JudgeSettings()
+    """The model judge: see docs/judge.md."""
     t_eval: TEvalSettings = TEvalSettings()
+    """Model of sentences for T-Eval: see docs/evaluation.md."""
     overlong: OverlongSettings | None = None
-    """Needed when the formula uses it."""
+    """``max_tokens``, ``buffer_tokens`` and ``count`` (``all`` or ``agent``) of the penalty; needed when
+    the formula uses it."""
 
 
 class CombinedReward:

@@ -119,22 +119,39 @@ class TeamSettings(Settings):
     """A team's file."""
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_]*$")
+    """Of the team, in records and reports."""
     agent: str
     """Whose trajectories the team's work becomes: a shipped agent's name or a YAML."""
     tools: Path
     """Tools YAML, relative to the team's file."""
     endpoints: dict[str, TeacherEndpoint] = Field(min_length=1)
+    """Servers by name: ``url`` (else ``TEACHER_BASE_URL``), ``key_variable``, ``requests_per_minute``,
+    ``tokens_per_minute``, ``max_parallel``, ``attempts``, ``timeout_s``."""
     models: dict[str, TeamModel] = Field(min_length=1)
+    """Models by name: ``endpoint``, ``name`` at the server (else ``TEACHER_MODEL_NAME``), ``temperature``,
+    ``max_tokens``, ``request`` (further fields), ``system_role: false`` for models without one,
+    ``price`` in US dollars for a million tokens."""
     members: Members
+    """``planner``, ``reflector``, ``verifier``, ``writer``: which ``model`` each uses, a ``prompt`` (a
+    YAML of Jinja templates in place of the shipped one), and what it ``says`` in the trajectory."""
     tool_agents: dict[str, ToolAgentSettings] = Field(min_length=1)
+    """Members that work with tools, by name: a model as above, ``tools``, ``purpose`` (told to the
+    planner) and ``argument`` (template of what a tool is called with)."""
     roles: RoleMap
-    """Which role of the agent each member plays."""
+    """Which role of the agent each member plays. ``silent`` members leave no message, ``optional`` ones
+    only where the agent's order allows; ``missing_thought`` fills a gap."""
     reflect: Reflect = Reflect.STEP
+    """After each ``step``, or after each tool ``call``."""
     replan: Replan = Replan.PLAN
+    """A setback leads to a new ``plan``, or the work continues with the criticism as the next sub-task
+    (``continue``)."""
     accept_score: int = Field(default=3, ge=1, le=4)
     """The verifier's score, 1 to 4, from which a suggested answer is given."""
     limits: TeamLimits = TeamLimits()
+    """When the team stops: ``rounds``, ``plans``, ``steps``, ``calls_per_step``, ``tool_calls``, ``asks``,
+    and how much of the results is shown."""
     budget: BudgetSettings = BudgetSettings()
+    """``usd``, ``tokens`` and ``calls`` of the whole run, earlier parts included."""
 
     @model_validator(mode="after")
     def _check(self) -> TeamSettings:

@@ -44,6 +44,7 @@ class QuerySettings(Settings):
     """
 
     samples: int = Field(default=32, ge=1, le=10_000)
+    """Answers sampled for each question."""
     with_tools: bool = False
     """Whether a sample is an episode of the agent with its tools, or one answer without any."""
     max_rate: float | None = Field(default=0.3, ge=0, le=1)
@@ -53,13 +54,17 @@ class QuerySettings(Settings):
     seed: int = 0
     """Of the samples and of the draw."""
     max_parallel: int = Field(default=64, ge=1, le=10_000)
+    """Samples in flight."""
     temperature: float = Field(default=1.0, ge=0, le=2)
+    """Of the samples."""
     max_tokens: int | None = Field(default=2048, ge=1, le=1_000_000)
     """Of one sample, tool answers aside; ``null``: the agent's own limits."""
     failures_in_a_row: int = Field(default=20, ge=1)
     """So many failed samples end the run if the engine does not answer a question that it answered before; twice ``max_parallel``
     where that is more. Of more questions than that no other fault than a refusal is theirs."""
     on_bad_rows: FailedQuestions = FailedQuestions.DROP
+    """What a question leads to that cannot be sampled though others can: ``drop`` leaves it out, ``error``
+    ends the run without a selection."""
 
     @property
     def most_right(self) -> int:
@@ -75,6 +80,8 @@ class QueryConfig(QuerySettings):
     tasks: tuple[Path, ...] = Field(min_length=1)
     """Questions as JSONL or parquet."""
     output_dir: Path
+    """Everything that the run writes; ``kept.jsonl`` holds the questions. Run the same command again to
+    resume."""
     model: str = Field(min_length=1)
     """A model's folder, a run, or the address of an OpenAI-compatible server."""
     model_name: str | None = None
@@ -86,6 +93,7 @@ class QueryConfig(QuerySettings):
     agent: str
     """Who answers; without its tools if not ``with_tools``."""
     tools: Path | None = None
+    """YAML of tools, for ``with_tools``."""
     rewards: Path | None = None
     """Judges episodes with tools; without tools the answer must be the gold one."""
     ability: str | None = None
