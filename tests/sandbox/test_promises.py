@@ -325,6 +325,13 @@ def processes(pid: str = "self") -> set[str]:
     return numbers
 
 
+async def begun(before: set[str]) -> None:
+    """Waits until a program runs beside the processes of ``before``."""
+    async with asyncio.timeout(20):
+        while not processes() - before:
+            await asyncio.sleep(0.02)
+
+
 async def warmed(sandbox: Sandbox) -> Sandbox:
     """The sandbox after as many parallel runs as it allows: what it keeps is there."""
     await asyncio.gather(
@@ -388,9 +395,9 @@ async def test_closing_ends_what_still_runs(backend: str) -> None:
     kept = processes()
     sandbox = open_sandbox(backend)
     await sandbox.run("1")
+    opened = processes()
     run = asyncio.create_task(sandbox.run("import time; time.sleep(60)"))
-    await asyncio.sleep(0.5)
-    assert processes() > kept
+    await begun(opened)
     await sandbox.close()
     assert processes() == kept
     assert (await run).reason is ExitReason.KILLED
@@ -399,8 +406,9 @@ async def test_closing_ends_what_still_runs(backend: str) -> None:
 async def test_closing_starts_nothing_that_waited(backend: str) -> None:
     sandbox = open_sandbox(backend, max_parallel=1)
     await sandbox.run("1")
+    opened = processes()
     runs = [asyncio.create_task(sandbox.run("import time; time.sleep(60)")) for _ in range(4)]
-    await asyncio.sleep(0.5)
+    await begun(opened)
     await sandbox.close()
     left = processes()
     first, *waited = await asyncio.wait_for(asyncio.gather(*runs, return_exceptions=True), 20)
