@@ -12,8 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from afm.errors import ConfigError
 from afm.settings import Environment
-from tool_servers.shared.model_text import ask_model
-from tool_servers.shared.upstream import Patience, Upstream, UpstreamError
+from tool_servers.shared.upstream import Patience, Upstream, UpstreamError, ask_model
 from tool_servers.wiki_search.corpus import terms_of
 
 _log = logging.getLogger(__name__)

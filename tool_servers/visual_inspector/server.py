@@ -25,9 +25,8 @@ from tool_servers.shared.cache import Cache, open_web_cache
 from tool_servers.shared.command import Launch, NotSetUpError
 from tool_servers.shared.endpoint import Endpoint, TimedRequest, closing, counter, gauge, json_body
 from tool_servers.shared.fetch import Fetcher, FetchError, FetcherSettings, FetchFault, FetchLimits
-from tool_servers.shared.model_text import ask_model
 from tool_servers.shared.serve import ServedApp
-from tool_servers.shared.upstream import Patience, Upstream, UpstreamError
+from tool_servers.shared.upstream import Patience, Upstream, UpstreamError, ask_model
 from tool_servers.visual_inspector.picture import PreparedPicture
 from tool_servers.visual_inspector.sources import PictureDecoder, PictureSource
 
