@@ -27,7 +27,7 @@ class SftJob:
     """One training, resolved.
 
     Attributes:
-        config: LLaMA-Factory's keys and those of :class:`llamafactory_patch.keys.AgentArguments`.
+        config: LLaMA-Factory's keys and those of :class:`llamafactory_patch.arguments.AgentArguments`.
         output_dir: Where the model and everything about its training goes.
         agent: The agent that is trained, if the configuration names one.
         threads: CPU threads per process, ``None`` for the engine's choice.

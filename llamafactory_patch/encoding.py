@@ -22,8 +22,8 @@ from llamafactory.data.processor import (
 
 from afm.errors import DataError
 from afm.masking import Boundary
+from llamafactory_patch.arguments import MASKING_REVISION, AgentArguments
 from llamafactory_patch.bad_rows import FAULT_COLUMN, ROW_COLUMN, BadRow, RowName
-from llamafactory_patch.keys import MASKING_REVISION, AgentArguments
 from llamafactory_patch.masks import IGNORE_INDEX, MaskedTemplate, rendering
 
 Examples = dict[str, list[Any]]

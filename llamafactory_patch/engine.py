@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import Any
 
 from afm.errors import AfmError, ConfigError, EngineError, MissingExtraError, suggestion
-from llamafactory_patch.keys import AgentArguments, split_config
+from llamafactory_patch.arguments import AgentArguments, split_config
 
 SUPPORTED = "0.9.5"
 """The one LLaMA-Factory release whose internals were read and tested."""

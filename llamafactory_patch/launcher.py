@@ -25,9 +25,9 @@ from afm.planning.findings import has_gpu
 from afm.processes import die_with_parent, follow_parent
 from afm.runs.folder import RunFolder
 from llamafactory_patch import output
+from llamafactory_patch.arguments import AgentArguments, split_config
 from llamafactory_patch.checks import check_data, check_sources, check_trackers, tracker_variables
 from llamafactory_patch.config import SftJob, fsdp_settings, resolve
-from llamafactory_patch.keys import AgentArguments, split_config
 from llamafactory_patch.process import process_border, run_logged
 
 

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from afm.agents import AgentSpec, PromptMode, PromptSource, PromptTemplate, RoleKind, load_agent
+from afm.agents.load import without_tools
 from afm.agents.prompt_record import PROMPT_FILE, PromptRecord, PromptTally, check_prompts, record_of_model
 from afm.agents.prompt_source import QUESTION_MARK
-from afm.agents.spec import without_tools
 from afm.errors import ConfigError, DataError
+from llamafactory_patch.arguments import AgentArguments
 from llamafactory_patch.conversations import Aligned, turn
 from llamafactory_patch.engine import Arguments
-from llamafactory_patch.keys import AgentArguments
 
 ASKED_COLUMN = "_asked"
 """Of aligned rows: what became of their prompt, a :class:`PromptState`."""

@@ -21,11 +21,11 @@ from llamafactory.data.parser import DatasetAttr, get_dataset_list
 from afm.agents import MODEL_AGENT_FILE, load_agent, shipped_agents
 from afm.errors import ConfigError, DataError
 from afm.trajectory.io import BrokenArrayError, json_rows
+from llamafactory_patch.arguments import MASKING_REVISION
 from llamafactory_patch.bad_rows import FAULT_COLUMN, ROW_COLUMN, BadRow, BadRowReport, RowName
 from llamafactory_patch.conversations import aligned_row
 from llamafactory_patch.engine import Arguments
 from llamafactory_patch.formats import Converter
-from llamafactory_patch.keys import MASKING_REVISION
 from llamafactory_patch.prompts import ASKED_COLUMN, PromptState, row_prompts
 
 _TURNS = [{"role": Value("string"), "content": Value("string"), "loss": Value("bool")}]

@@ -27,6 +27,7 @@ from afm.agents.prompt_record import PROMPT_FILE, PromptRecord
 from afm.errors import ConfigError, DataError, EngineError
 from afm.runs.atomic import replace_text
 from afm.runs.folder import RunFolder
+from llamafactory_patch.arguments import MASKING_REVISION
 from llamafactory_patch.bad_rows import REPORT_FILE, BadRowReport
 from llamafactory_patch.encoding import row_processor
 from llamafactory_patch.engine import (
@@ -36,7 +37,6 @@ from llamafactory_patch.engine import (
     parse_arguments,
     tokenizer_digest,
 )
-from llamafactory_patch.keys import MASKING_REVISION
 from llamafactory_patch.masks import check_roles
 from llamafactory_patch.prompts import PromptCounts, count_prompts, keep_record
 from llamafactory_patch.reading import FileState, agents_of, entries, read_set

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import yaml
 
-from afm.agents.spec import AgentSpec
+from afm.agents.spec import START, AgentSpec
 from afm.configuration import read_extended, validated
 from afm.errors import ConfigError, suggestion
 from afm.runs.atomic import replace_text
@@ -116,3 +116,45 @@ def _block_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 
 
 _BlockDumper.add_representer(str, _block_text)
+
+
+SUFFIX = "_without_tools"
+"""What the name of an agent gets when its tools are taken away."""
+
+_PROMPT = """\
+Answer the question below. You have no tools here: nothing can be looked up, read or run, and no call is answered.
+Work in the tagged functions listed here and in nothing else, whatever other format the question asks for.
+
+Functions:
+{roles}
+
+Rules:
+{rules}
+"""
+_THOUGHT_PURPOSE = "Reason about what is asked and what you know about it."
+
+
+def without_tools(spec: AgentSpec) -> AgentSpec:
+    """``spec`` with its thoughts and its answer alone, and a prompt that says so; an agent without tools as it is.
+
+    Other functions go with the tools, since they plan, judge and check the use of tools. The thoughts' purpose and
+    the instruction are neutral, because an agent's own may speak of its tools. The answer, its format, how the
+    question is put and further rules stay, and so do the limits, with no call at all.
+    """
+    if not spec.tool_roles:
+        return spec
+    neutral = {"purpose": _THOUGHT_PURPOSE, "format": "Plain text."}
+    roles = {
+        **{tag: spec.roles[tag].model_copy(update=neutral) for tag in spec.thought_roles},
+        spec.answer_role: spec.roles[spec.answer_role],
+    }
+    roles = {tag: roles[tag] for tag in spec.roles if tag in roles}
+    data = spec.model_dump(exclude={"roles", "transitions"}) | {
+        "name": f"{spec.name}{SUFFIX}",
+        "description": f"The agent {spec.name} without its tools.",
+        "roles": roles,
+        "transitions": {START: (spec.answer_role,)},
+        "prompt": _PROMPT,
+        "limits": spec.limits.model_copy(update={"max_turns": 0}),
+    }
+    return AgentSpec.model_validate(data)

@@ -104,7 +104,7 @@ def _of_ability(tasks: list[Task], ability: str | None) -> list[Task]:
 def _open_asker(settings: QueryConfig, reward: Reward) -> QuestionAsker:
     """Loads the model, or connects to it."""
     from afm.agents import load_agent, model_folder
-    from afm.agents.spec import without_tools
+    from afm.agents.load import without_tools
     from afm.distill.queries.askers import EpisodeAsker, by_exact_match, by_reward
     from afm.models import SamplingParams, load_model
 

@@ -17,7 +17,7 @@ from functools import cached_property
 from typing import Any
 
 from afm.agents import START, AgentSpec, AnswerFormat, RoleKind
-from afm.agents.spec import without_tools
+from afm.agents.load import without_tools
 from afm.errors import DataError
 from afm.tools.registry import faults_of
 from afm.trajectory import Author, Segment, Step, Trajectory, parse, render, validate

@@ -17,12 +17,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from afm.configuration import Settings
 from afm.datasets.encyclopaedia.growth import Growth
 from afm.distill.model_team.members import Lenient, MemberReply, read_prompt
-from afm.distill.model_team.settings import (
-    MemberSettings,
-    TeacherEndpoint,
-    TeamModel,
-    check_models,
-)
+from afm.distill.model_team.settings import MemberSettings, TeacherEndpoint, TeamModel, check_models
 from afm.distill.model_team.voices import NoUsableReplyError, Voices
 from afm.distill.record import Recorder
 from afm.endpoints.budget import BudgetSettings
@@ -46,8 +41,7 @@ class ExpandSettings(Settings):
     """Questions by models, from passages of a ``corpus`` or from pages that tools find for ``topics``."""
 
     output_dir: Path
-    """Everything that the run writes; ``tasks.jsonl`` holds the questions. Run the same command again to
-    resume."""
+    """Everything that the run writes; ``tasks.jsonl`` holds the questions."""
     corpus: Path | None = None
     """JSONL of ``{"id", "contents"}``, contents being title, line feed, text; or of ``{"id", "title", "text"}``."""
     topics: Path | None = None
@@ -95,9 +89,7 @@ class ExpandSettings(Settings):
     @property
     def source(self) -> Path:
         """The file that questions are made from."""
-        path = self.corpus or self.topics
-        assert path is not None
-        return path
+        return next(path for path in (self.corpus, self.topics) if path is not None)
 
     @property
     def all_members(self) -> dict[str, MemberSettings]:

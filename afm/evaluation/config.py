@@ -12,7 +12,7 @@ import yaml
 from pydantic import AfterValidator, BaseModel, Field, field_validator, model_validator
 
 from afm.agents import AgentSpec, Limits, PromptMode, PromptSource, agent_of_model, load_agent
-from afm.agents.spec import without_tools
+from afm.agents.load import without_tools
 from afm.configuration import (
     Settings,
     apply_overrides,

@@ -3,7 +3,7 @@
 import pytest
 
 from afm.agents import AgentSpec, load_agent, shipped_agents
-from afm.agents.spec import without_tools
+from afm.agents.load import without_tools
 from afm.trajectory import Author, Segment, validate
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from afm.agents import AgentSpec, load_agent
-from afm.agents.spec import without_tools
+from afm.agents.load import without_tools
 from afm.datasets.negative_samples import (
     AbsentAnswer,
     DirectAnswer,

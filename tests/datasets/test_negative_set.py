@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from afm.agents import load_agent
-from afm.agents.spec import without_tools
+from afm.agents.load import without_tools
 from afm.datasets.negative_samples import AbsentAnswer, DirectAnswer, NegativeKind, SampleMaker
 from afm.datasets.negative_set import NegativeSources, write_negative
 from afm.errors import ConfigError, DataError

@@ -20,7 +20,7 @@ import pytest
 from typer.testing import CliRunner
 
 from afm.agents import load_agent
-from afm.agents.spec import without_tools
+from afm.agents.load import without_tools
 from afm.cli.data import app
 from afm.datasets import Task, read_tasks, write_tasks
 from afm.distill.queries.askers import ChatAsker, EpisodeAsker, by_exact_match, by_reward, sample_of

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from afm.agents import load_agent
-from afm.agents.spec import without_tools
+from afm.agents.load import without_tools
 from afm.datasets import write_tasks
 from afm.errors import ConfigError
 from afm.evaluation import Conditions, Metrics, evaluate, read_manifest, summarise

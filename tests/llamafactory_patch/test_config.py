@@ -7,9 +7,10 @@ import pytest
 
 from afm.configuration import read_file
 from afm.errors import ConfigError, UsageError
+from llamafactory_patch.arguments import AgentArguments
 from llamafactory_patch.checks import check_data, check_sources
 from llamafactory_patch.config import fsdp_settings, resolve
-from llamafactory_patch.keys import AgentArguments, engine_keys
+from llamafactory_patch.keys import engine_keys
 
 pytest.importorskip("llamafactory")
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from afm.agents import load_agent
-from afm.agents.spec import without_tools
+from afm.agents.load import without_tools
 from afm.datasets.negative_samples import DirectAnswer, NegativeKind, SampleMaker
 from afm.datasets.negative_set import NegativeSources, write_negative
 from afm.trajectory.record import Record, TextSegment

@@ -5,11 +5,11 @@ from types import SimpleNamespace
 import pytest
 
 from afm.agents import PromptSource, PromptTemplate, load_agent
+from afm.agents.load import without_tools
 from afm.agents.prompt_record import record_of_model
-from afm.agents.spec import without_tools
 from afm.errors import ConfigError, DataError
+from llamafactory_patch.arguments import AgentArguments
 from llamafactory_patch.conversations import aligned_row, turn
-from llamafactory_patch.keys import AgentArguments
 from llamafactory_patch.prompts import (
     ASKED_COLUMN,
     PromptCounter,

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from afm.agents import load_agent
-from afm.agents.spec import without_tools
+from afm.agents.load import without_tools
 from afm.trajectory import Author, Segment
 from afm.trajectory.call_forms import WrittenCall, written_calls
 
