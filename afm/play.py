@@ -22,7 +22,7 @@ from afm.rewards import Reward, Sample
 from afm.rewards.judge_endpoint import judge_meter
 from afm.rollout import Episode, PublishedProtocol, episode_record, run_episode, run_published
 from afm.rollout.routes import ROUTE_KEY
-from afm.seeds import derive_seed
+from afm.seeds import episode_seed
 from afm.tools import Tool
 from afm.trajectory.record import Record, StopReason, Verdict
 
@@ -208,7 +208,7 @@ class Referee:
             SandboxUnavailableError: Model-written code cannot run on this machine at all.
             BudgetSpentError: The run may cost no more.
         """
-        seed = derive_seed(self.seed, job.task.id, job.round)
+        seed = episode_seed(self.seed, job.task.id, job.round)
         attempts = self._retrying(retry_if_exception(_may_pass))
         try:
             record: Record = await attempts(play_once, self.player, job.id, job.task, seed)

@@ -16,3 +16,13 @@ def derive_seed(*parts: object, bits: int = 31) -> int:
     text = "\0".join(map(str, parts))
     digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
     return int.from_bytes(digest[:8]) >> (64 - bits)
+
+
+def episode_seed(run_seed: int, task_id: str, round_number: int) -> int:
+    """Seed of a task's episode in a round of an evaluation or a selection of questions."""
+    return derive_seed(run_seed, task_id, round_number)
+
+
+def generation_seed(seed: int, index: int) -> int:
+    """Seed of the ``index``-th generation of an episode: 53 bits of a hash, so that no two are related."""
+    return derive_seed(f"{seed}/{index}", bits=53)

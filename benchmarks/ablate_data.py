@@ -112,7 +112,7 @@ def record(tasks: Path, agent: str, out: Path) -> None:
 def split_sets(recorded: Path, out: Path) -> dict[str, list[dict[str, str]]]:
     """The three sets as rows to train on."""
     from afm.agents import load_agent
-    from afm.distill.filters.plan import FilterPlan
+    from afm.distill.filters.registry import FilterPlan
     from afm.distill.filters.run import filter_files
     from afm.trajectory.io import RecordWriter, load_records
     from afm.trajectory.record import StopReason

@@ -44,7 +44,7 @@ MERGES = ("ours", "plain")
 def ours(rows: Path, out: Path, processes: int) -> None:
     """The filters of ``afm data filter``."""
     from afm.agents import load_agent
-    from afm.distill.filters.plan import FilterPlan
+    from afm.distill.filters.registry import FilterPlan
     from afm.distill.filters.run import filter_files
 
     plan = FilterPlan.model_validate({"stages": STAGES})

@@ -22,7 +22,7 @@ from typing import Any
 
 from afm.cli.recipes import wiki_server
 from afm.datasets.encyclopaedia.relations import find_fact, read_chain
-from afm.distill.record import EventKind, read_events
+from afm.distill.event_log import EventKind, read_events
 from afm.processes import tied_environment
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -24,7 +24,7 @@ from afm.planning import positive_variable
 from afm.planning.findings import has_gpu
 from afm.processes import die_with_parent, follow_parent
 from afm.runs.folder import RunFolder
-from llamafactory_patch import output
+from llamafactory_patch import run_folder
 from llamafactory_patch.arguments import AgentArguments, split_config
 from llamafactory_patch.checks import check_data, check_sources, check_trackers, tracker_variables
 from llamafactory_patch.config import SftJob, fsdp_settings, resolve
@@ -106,13 +106,13 @@ def run_sft(
         return _show(job, node)
     check_sources(job)
     check_trackers(job, os.environ)
-    if output.is_finished(job):
+    if run_folder.is_finished(job):
         print(f"{job.output_dir} is finished; for another run choose another output_dir")
         return 0
     job.output_dir.mkdir(parents=True, exist_ok=True)
     folder = RunFolder(job.output_dir, "output_dir")
     with folder.locked(name=f".sft.{node.number}.lock", wait_s=_LOCK_WAIT_S) as lock:
-        note = output.prepare(job, node=node.number, progress_bar=echo and sys.stdout.isatty())
+        note = run_folder.prepare(job, node=node.number, progress_bar=echo and sys.stdout.isatty())
         if note:
             print(note, flush=True)
         began = time.monotonic()
@@ -122,7 +122,7 @@ def run_sft(
         start = log_path.stat().st_size if log_path.exists() else 0
         status = run_logged(_command(job, node), env=env, log_path=log_path, keep_open=(lock,), echo=echo)
         if status == 0 and not node.number:
-            output.finish(job, seconds=time.monotonic() - began)
+            run_folder.finish(job, seconds=time.monotonic() - began)
     if status != 0 and not echo:
         print(_reason(log_path, start, status), file=sys.stderr, flush=True)
     return status
@@ -191,7 +191,7 @@ def stock_training(words: list[str]) -> Path:
 
     config = training_config(words)
     output_dir = Path(config.get("output_dir") or "trainer_output")
-    folder = Path(config.get("tokenized_path") or output_dir / output.TOKENISED_FOLDER)
+    folder = Path(config.get("tokenized_path") or output_dir / run_folder.TOKENISED_FOLDER)
     several = positive_variable(os.environ, "NNODES", 1) > 1
     node = int(os.environ.get("NODE_RANK") or 0) if several else 0
     # In a child, whose memory, random numbers and devices are gone before the training begins.
@@ -260,7 +260,7 @@ def show_examples(
     from llamafactory_patch.statistics import print_examples
 
     arguments = parse_arguments(job.config)
-    folder = Path(arguments.data.tokenized_path or job.output_dir / output.TOKENISED_FOLDER)
+    folder = Path(arguments.data.tokenized_path or job.output_dir / run_folder.TOKENISED_FOLDER)
     made = training_sets(arguments, folder)
     cutoff = arguments.data.cutoff_len
     print_examples(made.sets["train"], made.tokenizer, cutoff, count, prompts=made.prompts, as_json=as_json)
@@ -302,7 +302,7 @@ def _exit_on_signal(number: int, frame: object) -> None:
 
 
 def _command(job: SftJob, node: Node) -> list[str]:
-    config = str(output.config_path(job, node.number))
+    config = str(run_folder.config_path(job, node.number))
     return [sys.executable, "-P", "-m", "llamafactory_patch.launcher", "train", config]
 
 
@@ -342,7 +342,7 @@ def _described(job: SftJob, node: Node) -> str:
     variables: dict[str, Any] = {name: env[name] for name in _SHOWN_VARIABLES if name in env}
     words = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
     words += [shlex.quote(word) for word in _command(job, node)]
-    return f"{output.config_text(job, job.config)}\n{' '.join(words)}"
+    return f"{run_folder.config_text(job, job.config)}\n{' '.join(words)}"
 
 
 if __name__ == "__main__":

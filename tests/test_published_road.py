@@ -20,16 +20,16 @@ from afm.configuration import read_extended
 from afm.datasets.hub_sets import HubSets, Product, read_hub_sets
 from afm.datasets.readers import READERS
 from afm.distill.filters.base import draw, origin_of
-from afm.distill.filters.plan import load_plan
+from afm.distill.filters.registry import load_plan
 from afm.distill.filters.rules import ComplexityFilter, ComplexitySettings
 from afm.errors import ConfigError, DataError, EngineError, UsageError
 from afm.evaluation.benchmarks import BENCHMARKS, CODE
 from afm.evaluation.config import EvalConfig
 from afm.evaluation.measures import ABILITIES, AGENT_H, AgentHTally
-from afm.planning.published import take_preset
+from afm.planning.presets import take_preset
 from afm.rewards import Sample
 from afm.rewards.formula import OverlongPenalty
-from afm.rollout.published import PublishedProtocol
+from afm.rollout.published_protocol import PublishedProtocol
 from afm.settings import load_settings
 from afm.tools.code import CodeSettings
 from afm.trajectory.record import Record, TextSegment, Verdict

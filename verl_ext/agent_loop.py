@@ -35,11 +35,12 @@ from afm.tools import Tool, load_tools
 from afm.trajectory.record import Verdict
 from verl_ext.checks import CPU_ENGINE
 from verl_ext.failures import is_fatal, record_failure
-from verl_ext.guard import SAMPLER, refuse_non_finite
+from verl_ext.group_guard import SAMPLER, refuse_non_finite
 from verl_ext.kept_episodes import keep, worth_keeping
 from verl_ext.metrics import validating
-from verl_ext.server_model import ServerModel, failed_output, output, room_of
+from verl_ext.server_model import ServerModel, room_of
 from verl_ext.settings import Unfinished, load_episode_settings, unfinished
+from verl_ext.training_sample import failed_sample, training_sample
 
 _SHARES = 1 << 16
 
@@ -143,7 +144,7 @@ class AfmAgentLoop(AgentLoopBase):
                 fatal=fatal,
             )
             if not fatal:
-                return failed_output(error, row, episode=_name(row), token=self.tokenizer.eos_token_id)
+                return failed_sample(error, row, episode=_name(row), token=self.tokenizer.eos_token_id)
             if isinstance(error, AfmError):
                 raise
             raise EngineError(f"the episode failed: {type(error).__name__}: {error}") from error
@@ -190,7 +191,7 @@ class AfmAgentLoop(AgentLoopBase):
         if not episode.response_ids:  # verl has no place for a response of no tokens
             token = self.tokenizer.eos_token_id
             episode = replace(episode, response_ids=(token,), response_mask=(0,), logprobs=(0.0,))
-        return output(
+        return training_sample(
             episode,
             verdict,
             model,

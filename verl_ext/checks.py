@@ -87,7 +87,7 @@ FACTS = (
         "token_drift",
     ),
 )
-"""What our agent loop reports of each sample (:func:`verl_ext.server_model.facts`), by which groups can be filtered."""
+"""What our agent loop reports of each sample (:func:`verl_ext.training_sample.facts`), by which groups can be filtered."""
 
 SHAPED = ("reward", "score", "overlong")
 """Those that hold the overlong penalty: they differ between answers that are equally wrong."""

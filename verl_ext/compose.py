@@ -15,7 +15,7 @@ from typing import Any
 from afm.errors import ConfigError, MissingExtraError, suggestion
 from verl_ext.checkpoints import CHECKPOINT_DIR
 from verl_ext.checks import CPU_ENGINE
-from verl_ext.guard import SAMPLER
+from verl_ext.group_guard import SAMPLER
 from verl_ext.settings import SETTINGS_FILE, RlSettings
 
 AGENT_LOOP_NAME = "afm_agent"

@@ -26,7 +26,6 @@ from afm.rewards import RewardSettings
 from afm.rollout.routes import Route
 from afm.settings import load_settings as load_environment
 from afm.tools.health import tool_findings, unanswered
-from verl_ext.arithmetic import checkpoint_finding, host_bytes, kv_cache, phases
 from verl_ext.checks import check
 from verl_ext.compose import compose, overrides_of
 from verl_ext.doctor_findings import (
@@ -36,6 +35,7 @@ from verl_ext.doctor_findings import (
     judge_findings,
     reward_settings,
 )
+from verl_ext.memory_estimate import checkpoint_finding, host_bytes, kv_cache, phases
 from verl_ext.plan import called_tools, check_trackers, missing_packages, ray_overrides, steps_of
 from verl_ext.prompts import rl_prompts
 from verl_ext.rows import Rows, prompt_finding, read_rows, row_findings

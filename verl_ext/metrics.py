@@ -14,7 +14,7 @@ from typing import Any
 
 from afm.errors import DataError
 from afm.runs.atomic import replace_text
-from verl_ext.guard import AGENT, AGENT_PARTS, PARTS
+from verl_ext.group_guard import AGENT, AGENT_PARTS, PARTS
 
 METRICS_FILE = "metrics.jsonl"
 ENGINE_LOG = "engine_metrics.jsonl"

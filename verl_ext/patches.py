@@ -15,7 +15,7 @@ from typing import Any
 from verl_ext.checkpoints import CHECKPOINT_REQUEST, begin_checkpoint, stored_world_size
 from verl_ext.checks import CPU_ENGINE
 from verl_ext.curriculum import start_curriculum
-from verl_ext.guard import SAMPLER
+from verl_ext.group_guard import SAMPLER
 from verl_ext.kept_episodes import keep_advantages
 from verl_ext.metrics import AGENT_TOKENS, UNUSED_SHARE, aggregation_of, validation, validation_means
 from verl_ext.patching import PATCHES, after_import, check_verl, patch, target

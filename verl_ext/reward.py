@@ -16,7 +16,7 @@ from afm.agents import AgentSpec, load_agent
 from afm.errors import RewardError
 from afm.rewards import Reward, Sample, load_reward
 from afm.trajectory import author_segments
-from verl_ext.guard import refuse_non_finite
+from verl_ext.group_guard import refuse_non_finite
 
 
 async def compute_score(

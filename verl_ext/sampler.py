@@ -19,7 +19,7 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 from afm.errors import AfmError, ConfigError, EngineError, RewardError, suggestion
 from verl_ext.curriculum import QUESTION, SOLVED, running
 from verl_ext.failures import FAILURES_FILE, first_failure, write_verdict
-from verl_ext.guard import (
+from verl_ext.group_guard import (
     ABSTAINED,
     DRIFT,
     FAILED,

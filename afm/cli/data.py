@@ -21,7 +21,7 @@ from afm.cli.options import (
     agent_option,
     prompt_option,
 )
-from afm.cli.published import download, livecodebench, mix, published, tasks
+from afm.cli.published_data import download, livecodebench, mix, published, tasks
 from afm.cli.queries import queries
 from afm.cli.trajectories import filter_files, negative, stats
 from afm.datasets.schema import GoldForm

@@ -76,7 +76,7 @@ def quickstart(
 
 
 def _summary(job: Quickstart, seconds: float) -> None:
-    from afm.evaluation.run_folder import read_stages
+    from afm.evaluation.report_folder import read_stages
 
     print(f"\nDone in {seconds / 60:.1f} minutes.\n")
     print(f"  {'stage':24} {'pass@1':>7}  {'95 % interval':>15}  {'format':>6}  {'tool calls':>10}")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from afm.datasets.negative_samples import NegativeKind
     from afm.datasets.negative_set import NegativeSummary
     from afm.distill.filters.base import Funnel
-    from afm.distill.filters.plan import FilterPlan
+    from afm.distill.filters.registry import FilterPlan
     from afm.distill.filters.run import FilterSummary
     from afm.evaluation.data_stats import DataStats, FunnelStage
     from afm.terminal import ProgressView
@@ -102,7 +102,7 @@ def filter_files(
 
 
 def _plan(config: Path | None, rewards: Path | None, min_score: float | None) -> FilterPlan:
-    from afm.distill.filters.plan import FilterPlan, load_plan
+    from afm.distill.filters.registry import FilterPlan, load_plan
 
     if config is not None:
         return load_plan(config)

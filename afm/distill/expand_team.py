@@ -16,10 +16,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from afm.configuration import Settings
 from afm.datasets.encyclopaedia.growth import Growth
+from afm.distill.event_log import Recorder
 from afm.distill.model_team.members import Lenient, MemberReply, read_prompt
 from afm.distill.model_team.settings import MemberSettings, TeacherEndpoint, TeamModel, check_models
 from afm.distill.model_team.voices import NoUsableReplyError, Voices
-from afm.distill.record import Recorder
 from afm.endpoints.budget import BudgetSettings
 from afm.errors import ConfigError, ToolError
 from afm.rewards.text_match import normalised

@@ -25,7 +25,7 @@ from typing import Any
 from pydantic import Field
 
 from afm.configuration import Settings
-from afm.distill.record import Event, EventKind, EventLog
+from afm.distill.event_log import Event, EventKind, EventLog
 
 _FREE = ("request", "messages", "tools", "prompt", "choices")
 """What clients and endpoints say in any form."""

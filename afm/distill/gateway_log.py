@@ -15,10 +15,10 @@ from pydantic import ValidationError
 
 from afm.agents import AgentSpec
 from afm.datasets import Task
+from afm.distill.event_log import Event, EventKind, explain, read_located
 from afm.distill.filters.base import without_event
 from afm.distill.gateway import Kept, ModelCall, RecordedCall
 from afm.distill.reconstruct import merge_calls, task_of
-from afm.distill.record import Event, EventKind, explain, read_located
 from afm.distill.run import KEPT_FILE, MANIFEST_FILE, Progress, writing_records
 from afm.distill.team_map import TeamMap
 from afm.errors import DataError

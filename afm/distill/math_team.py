@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from afm.agents import AgentSpec, RoleKind
 from afm.agents.spec import START
 from afm.datasets.mini_world import StoryProblem, read_problem
+from afm.distill.event_log import Recorder
 from afm.distill.filters.rules import checking_role
 from afm.distill.merge import RoleMap
-from afm.distill.record import Recorder
 from afm.errors import ConfigError
 
 

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 from afm.agents import AgentSpec
 from afm.configuration import Settings
 from afm.datasets import Task
-from afm.distill.record import (
+from afm.distill.event_log import (
     DECLINED,
     ENDS,
     ESTIMATED,

@@ -9,9 +9,9 @@ from typing import Any
 
 from afm.agents import AgentSpec
 from afm.datasets import Task
+from afm.distill.event_log import ESTIMATED, PART, TOKENS, Event, EventKind, EventLog, read_at, read_located
 from afm.distill.merge import RoleMap, merge_attempt
 from afm.distill.model_team.voices import NoUsableReplyError
-from afm.distill.record import ESTIMATED, PART, TOKENS, Event, EventKind, EventLog, read_at, read_located
 from afm.distill.run import Team
 from afm.errors import EngineError, RefusedError, SandboxUnavailableError, ToolError
 from afm.tools import Tool

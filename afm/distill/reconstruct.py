@@ -15,9 +15,9 @@ from typing import Any
 
 from afm.agents import AgentSpec
 from afm.datasets import Task
+from afm.distill.event_log import Event, EventKind
 from afm.distill.gateway import RecordedCall, Usage, message_text
 from afm.distill.merge import RoleMap, merge_attempt
-from afm.distill.record import Event, EventKind
 from afm.distill.team_map import TeamMap, ToolRule, parameter_text, plain_text
 from afm.distill.threads import Thread, ToolUse
 from afm.errors import DataError

@@ -13,11 +13,11 @@ from typing import Protocol
 
 from afm.agents import AgentSpec
 from afm.datasets import Task
+from afm.distill.event_log import EventLog, Recorder
 from afm.distill.filters.base import Filter, Funnel, run_filters
 from afm.distill.filters.quality import QualityFilter
 from afm.distill.filters.rules import FormatFilter
 from afm.distill.merge import RoleMap, merge_log
-from afm.distill.record import EventLog, Recorder
 from afm.endpoints.budget import Spent
 from afm.errors import BudgetSpentError, DataError, EngineError, SandboxUnavailableError, ToolError
 from afm.rewards import load_reward

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from afm.distill.event_log import Event
 from afm.distill.gateway import RecordedCall, message_text
-from afm.distill.record import Event
 from afm.errors import DataError
 
 _SHOWN_CALLS = "Calling tools:\n"

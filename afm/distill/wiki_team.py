@@ -22,10 +22,10 @@ from afm.datasets.encyclopaedia.relations import (
     find_fact,
     read_chain,
 )
+from afm.distill.event_log import Recorder
 from afm.distill.filters.rules import checking_role
 from afm.distill.math_team import Casting, ScriptedMathTeam
 from afm.distill.merge import RoleMap
-from afm.distill.record import Recorder
 from afm.distill.run import Team
 from afm.errors import ConfigError
 from afm.rewards.text_match import gold_answers

@@ -17,6 +17,7 @@ from pydantic import Field, model_validator
 
 from afm.configuration import Settings, read_file, validated
 from afm.errors import DataError, suggestion
+from afm.rewards.formula import DEFAULT_FORMULA
 
 _FILE = "published_scores.yaml"
 
@@ -278,7 +279,7 @@ def _departures(benchmark: Benchmark, settings: Mapping[str, Any]) -> Iterator[s
 
 def _other_texts(settings: Mapping[str, Any], prompt: str) -> Iterator[str]:
     """What is asked and what makes a score, in whatever benchmark."""
-    formula = (settings.get("reward") or {}).get("formula", "correct * format")
+    formula = (settings.get("reward") or {}).get("formula", DEFAULT_FORMULA)
     if formula != "correct":
         yield f"score: {formula}, published correct"
     if "prompt" not in settings and not settings.get("model", {}).get("team"):

@@ -18,10 +18,10 @@ from afm.evaluation.paired import (
     paired_difference,
     savings,
 )
+from afm.evaluation.report_folder import Evaluation, read_evaluation, unfinished_notes
 from afm.evaluation.report_input import VIEW_PORT, Command, ReportInput, StageDifference, links_below
 from afm.evaluation.report_sections import facts_of, pick_pairs, score_curves
 from afm.evaluation.run import records_of
-from afm.evaluation.run_folder import Evaluation, read_evaluation, unfinished_notes
 from afm.trajectory.record import opened
 
 OF_THE_MODEL = ("model.",)

@@ -31,7 +31,7 @@ from afm.evaluation.measures import UnseenTool
 from afm.evaluation.prices import Prices
 from afm.evaluation.settings import ModelSettings, SamplingSettings, TeamChoice
 from afm.models.base import ToolCalls
-from afm.rollout.published import PublishedProtocol, check_agent
+from afm.rollout.published_protocol import PublishedProtocol, check_agent
 from afm.rollout.routes import AgentRoute, AgentRoutes, Route, Routes, anchor_routes, routes_of
 
 CONFIG_FILE = "config.yaml"

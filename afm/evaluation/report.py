@@ -12,6 +12,7 @@ from afm.evaluation.compare import read_comparison
 from afm.evaluation.failures import Failure, FailureGroup
 from afm.evaluation.metrics import passed
 from afm.evaluation.page import Block, blocks_of, draw, role_colours, template, write_page
+from afm.evaluation.report_folder import read_run
 from afm.evaluation.report_input import (
     VIEW_PORT,
     BenchmarkNote,
@@ -20,7 +21,6 @@ from afm.evaluation.report_input import (
     ReportInput,
     StageResult,
 )
-from afm.evaluation.run_folder import read_run
 from afm.evaluation.statistics import Interval
 from afm.evaluation.wording import (
     FAILURES,

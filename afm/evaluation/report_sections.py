@@ -13,6 +13,7 @@ from afm.evaluation.metrics import Metrics, passed, task_of
 from afm.evaluation.page import Curve, Series
 from afm.evaluation.report_input import Fact, Pair, StageResult
 from afm.evaluation.statistics import Interval
+from afm.rewards.formula import DEFAULT_FORMULA
 from afm.trajectory.record import Record
 
 _STAGES_FILE = "stages.jsonl"
@@ -123,8 +124,8 @@ def _tools(manifest: RunManifest) -> str:
 def _reward(manifest: RunManifest) -> str:
     reward = manifest.settings["reward"]
     if not reward:
-        return "built-in table by data source, correct * format"
-    return f"formula {reward.get('formula', 'correct * format')}"
+        return f"built-in table by data source, {DEFAULT_FORMULA}"
+    return f"formula {reward.get('formula', DEFAULT_FORMULA)}"
 
 
 def _prices(manifest: RunManifest) -> str:

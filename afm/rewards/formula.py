@@ -20,6 +20,9 @@ _BINARY: dict[type[ast.operator], Callable[[float, float], float]] = {
 _UNARY: dict[type[ast.unaryop], Callable[[float], float]] = {ast.UAdd: operator.pos, ast.USub: operator.neg}
 _FUNCTIONS: dict[str, Callable[..., float]] = {"min": min, "max": max}
 _LARGEST = 1_000_000  # whatever is made of such numbers stays finite
+CORRECT, FORMAT, OVERLONG = "correct", "format", "overlong"
+"""The parts of a verdict that a formula can name."""
+DEFAULT_FORMULA = f"{CORRECT} * {FORMAT}"
 _ALLOWED = f"numbers up to {_LARGEST}, names, + - * ( ), min() and max()"
 
 

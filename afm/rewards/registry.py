@@ -23,7 +23,15 @@ from afm.rewards.choice import ChoiceLetter
 from afm.rewards.code_tests import CodeTests
 from afm.rewards.code_tests.runner import CaseLimits
 from afm.rewards.code_tests.scorer import TestPolicy
-from afm.rewards.formula import CountedTokens, Formula, OverlongPenalty
+from afm.rewards.formula import (
+    CORRECT,
+    DEFAULT_FORMULA,
+    FORMAT,
+    OVERLONG,
+    CountedTokens,
+    Formula,
+    OverlongPenalty,
+)
 from afm.rewards.judge import JudgeSettings, ModelJudge
 from afm.rewards.math import MathVerify
 from afm.rewards.t_eval import TEval, TEvalSettings
@@ -36,9 +44,6 @@ from afm.trajectory.observation import whole_characters
 from afm.trajectory.record import Verdict
 
 _LOG = logging.getLogger(__name__)
-
-CORRECT, FORMAT, OVERLONG = "correct", "format", "overlong"
-
 
 SCORERS = ("math", "exact_match", "f1", "substring", "choice", "code_tests", "judge", "t_eval", "agent_h")
 
@@ -143,7 +148,7 @@ class OverlongSettings(Settings):
 class RewardSettings(Settings):
     """A reward file."""
 
-    formula: str = f"{CORRECT} * {FORMAT}"
+    formula: str = DEFAULT_FORMULA
     """How the parts ``correct``, ``format`` and ``overlong`` make the score."""
     by_source: dict[str, str] = Field(default_factory=dict)
     """``data_source: scorer``, on top of the built-in table. ``*`` stands for anything, a dotted name for

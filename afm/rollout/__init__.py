@@ -12,8 +12,8 @@ from afm.rollout.episode import (
     TextWritten,
     episode_record,
 )
-from afm.rollout.loop import generation_seed, run_episode
-from afm.rollout.published import PublishedProtocol, run_published
+from afm.rollout.loop import run_episode
+from afm.rollout.published_protocol import PublishedProtocol, run_published
 
 __all__ = [
     "CallFinished",
@@ -25,7 +25,6 @@ __all__ = [
     "Stopped",
     "TextWritten",
     "episode_record",
-    "generation_seed",
     "run_episode",
     "run_published",
 ]

@@ -17,7 +17,7 @@ from afm.models.base import FinishReason, Generation, SamplingParams, StreamingM
 from afm.models.tokenizer import stop_length
 from afm.rollout.calls import Clock, Room, TokenBudget, ToolCaller, tools_by_role
 from afm.rollout.episode import CallFinished, CallStarted, Episode, LiveText, OnEvent, Stopped, Transcript
-from afm.seeds import derive_seed
+from afm.seeds import generation_seed
 from afm.tools.base import Tool, working_toward
 from afm.trajectory.observation import observation_content, tagged_observation
 from afm.trajectory.record import CallRecord, Cost, StopReason
@@ -67,11 +67,6 @@ async def run_episode(
     prompt = tuple(model.encode_prompt(spec.prompt_messages(question)) if prompt_ids is None else prompt_ids)
     run = EpisodeRun(spec, model, caller, question, prompt, limits or spec.limits, sampling, seed, on_event)
     return await run.to_the_end()
-
-
-def generation_seed(seed: int, index: int) -> int:
-    """Seed of the ``index``-th generation of an episode: 53 bits of a hash, so that no two are related."""
-    return derive_seed(f"{seed}/{index}", bits=53)
 
 
 class EpisodeRun:

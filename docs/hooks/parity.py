@@ -11,7 +11,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from afm.configuration import read_extended, read_file
-from afm.planning.published import Kind, PresetSource, PublishedRecipe, PublishedSetting, published
+from afm.planning.presets import Kind, PresetSource, PublishedRecipe, PublishedSetting, published
 from afm.rewards import RewardSettings
 from llamafactory_patch.config import resolve
 from verl_ext.compose import compose, overrides_of

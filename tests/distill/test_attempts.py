@@ -1,6 +1,6 @@
 import afm.distill.merge as attempts
 from afm.datasets import Task
-from afm.distill.record import EventLog
+from afm.distill.event_log import EventLog
 
 
 def work(path, position, answer=None):

@@ -6,7 +6,7 @@ import pytest
 from afm.agents import load_agent
 from afm.datasets.encyclopaedia import Encyclopaedia, generate
 from afm.datasets.mini_world import WorldSplit
-from afm.distill.filters.plan import FilterPlan
+from afm.distill.filters.registry import FilterPlan
 from afm.distill.filters.run import filter_files
 from afm.distill.run import distill
 from afm.distill.wiki_team import CheckingWikiTeam, Flaws, scripted_team

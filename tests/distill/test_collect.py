@@ -10,7 +10,7 @@ import pytest
 from team_log import read_attempts
 
 from afm.datasets import Task
-from afm.distill.record import EventKind, EventLog, read_events
+from afm.distill.event_log import EventKind, EventLog, read_events
 from afm.distill.run import collect
 from afm.errors import DataError, EngineError, SandboxUnavailableError, ToolError
 
@@ -137,7 +137,7 @@ async def test_two_tasks_with_one_id_are_refused(tmp_path):
 WORKER = """
 import asyncio, random, sys
 from afm.datasets import Task
-from afm.distill.record import EventLog
+from afm.distill.event_log import EventLog
 from afm.distill.run import collect
 
 class Slow:

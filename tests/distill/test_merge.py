@@ -3,9 +3,9 @@ from team_log import read_attempts
 
 from afm.agents import load_agent
 from afm.datasets import Task
+from afm.distill.event_log import EventLog
 from afm.distill.math_team import ScriptedMathTeam
 from afm.distill.merge import RoleMap, merge_attempt, merge_log
-from afm.distill.record import EventLog
 from afm.errors import ConfigError
 from afm.tools import ToolResult
 from afm.trajectory import Author, Segment, author_segments, parse, validate

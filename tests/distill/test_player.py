@@ -6,8 +6,8 @@ from afm.agents import load_agent
 from afm.datasets import Task
 from afm.datasets.encyclopaedia import Encyclopaedia, generate
 from afm.datasets.mini_world import WorldSplit
+from afm.distill.event_log import read_events
 from afm.distill.player import TeamPlayer
-from afm.distill.record import read_events
 from afm.distill.wiki_team import ScriptedWikiTeam
 from afm.errors import EngineError, RefusedError
 from afm.tools import ToolResult

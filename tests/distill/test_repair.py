@@ -1,8 +1,8 @@
 import pytest
 
 from afm.agents import load_agent
+from afm.distill.event_log import Event, EventKind
 from afm.distill.merge import RoleMap, merge_attempt
-from afm.distill.record import Event, EventKind
 from afm.errors import ConfigError
 
 SPEC = load_agent("wiki")

@@ -12,9 +12,9 @@ import pytest
 
 from afm.datasets import Task
 from afm.datasets.mini_world import WorldSplit, generate
+from afm.distill.event_log import EventKind, read_events
 from afm.distill.math_team import ScriptedMathTeam
 from afm.distill.merge import RoleMap
-from afm.distill.record import EventKind, read_events
 from afm.distill.run import distill
 from afm.distill.wiki_team import scripted_team
 from afm.errors import ConfigError

@@ -3,8 +3,8 @@ import pytest
 from afm.agents import load_agent
 from afm.datasets import Task
 from afm.datasets.mini_world import WorldSplit, generate
+from afm.distill.event_log import EventLog, read_events
 from afm.distill.math_team import ScriptedMathTeam
-from afm.distill.record import EventLog, read_events
 from afm.errors import ConfigError
 from afm.tools import ToolResult
 

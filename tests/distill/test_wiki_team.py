@@ -6,7 +6,7 @@ from afm.agents import load_agent
 from afm.datasets import Task
 from afm.datasets.encyclopaedia import Encyclopaedia, Shape, generate
 from afm.datasets.mini_world import WorldSplit
-from afm.distill.record import EventLog, read_events
+from afm.distill.event_log import EventLog, read_events
 from afm.distill.run import distill
 from afm.distill.wiki_team import P_DIRECT, ScriptedWikiTeam, scripted_team
 from afm.errors import ConfigError

@@ -16,6 +16,7 @@ from afm.evaluation.compare import short_names
 from afm.evaluation.failures import scan
 from afm.evaluation.manifest import Sources, make_manifest
 from afm.evaluation.report import write_comparison, write_report, write_run_report
+from afm.evaluation.report_folder import read_stages
 from afm.evaluation.report_input import (
     BenchmarkNote,
     Command,
@@ -27,7 +28,6 @@ from afm.evaluation.report_input import (
     StageResult,
     ViewLinks,
 )
-from afm.evaluation.run_folder import read_stages
 from afm.evaluation.wording import difference_words, headline, number, percent, points, rounds_words
 from afm.models.base import SamplingParams
 from afm.trajectory.io import RecordWriter

@@ -19,7 +19,7 @@ from afm.cli.recipes import wiki_server
 from afm.datasets.encyclopaedia import Encyclopaedia, write_encyclopaedia
 from afm.datasets.encyclopaedia.relations import find_fact, read_chain
 from afm.datasets.mini_world import WorldSplit
-from afm.distill.record import EventKind, read_events
+from afm.distill.event_log import EventKind, read_events
 from afm.trajectory import load_records
 
 ROOT = Path(__file__).parents[2]

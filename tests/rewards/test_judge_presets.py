@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from afm.agents import load_agent
-from afm.distill.filters.plan import build_stages, load_plan
 from afm.distill.filters.quality import QualityFilter
+from afm.distill.filters.registry import build_stages, load_plan
 from afm.rewards import Sample, load_reward
 from afm.trajectory.record import Record, TextSegment, Verdict
 from afm.trajectory.types import Author, Segment

@@ -7,7 +7,8 @@ from afm.errors import ConfigError, EngineError
 from afm.masking import encode_batch
 from afm.models.base import FinishReason, Generation, SamplingParams
 from afm.models.scripted import ScriptedModel
-from afm.rollout import generation_seed, run_episode
+from afm.rollout import run_episode
+from afm.seeds import generation_seed
 from afm.tools import ToolResult
 from afm.trajectory.record import StopReason
 from afm.trajectory.types import Author, Segment

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from afm.planning.published import published
+from afm.planning.presets import published
 
 REPOSITORY = os.environ.get("AFM_PUBLISHED_REPOSITORY", "")
 needs_repository = pytest.mark.skipif(

@@ -1,6 +1,6 @@
 """The ended attempts of a team's event log."""
 
-from afm.distill.record import ENDS, EventKind, read_events
+from afm.distill.event_log import ENDS, EventKind, read_events
 
 
 def read_attempts(path):

@@ -11,9 +11,9 @@ import pytest
 import yaml
 
 from afm.evaluation.benchmarks import CODE, QUESTIONS, WEB, PublishedSettings
-from afm.planning.published import published
+from afm.planning.presets import published
 from llamafactory_patch.config import resolve
-from llamafactory_patch.output import config_text
+from llamafactory_patch.run_folder import config_text
 from verl_ext.doctor_findings import reward_settings
 from verl_ext.plan import command
 from verl_ext.settings import as_plain, load_settings

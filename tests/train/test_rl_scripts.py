@@ -23,7 +23,7 @@ from afm.rewards.formula import OverlongPenalty
 from afm.trajectory.types import Author, Segment
 from verl_ext import launcher
 from verl_ext.doctor_findings import reward_settings
-from verl_ext.guard import GroupFate, SampleGroup
+from verl_ext.group_guard import GroupFate, SampleGroup
 from verl_ext.plan import command
 from verl_ext.settings import RlSettings, load_settings
 

@@ -208,8 +208,8 @@ def test_groups_are_filtered_by_what_samples_tell(tmp_path: Path) -> None:
     from afm.rollout import Episode
     from afm.trajectory.record import Cost, StopReason, Verdict
     from verl_ext.checks import FACTS
-    from verl_ext.guard import DRIFT
-    from verl_ext.server_model import facts
+    from verl_ext.group_guard import DRIFT
+    from verl_ext.training_sample import facts
 
     episode = Episode((1,), (2,), (1,), (0.0,), (), (), StopReason.ANSWER, Cost())
     verdict = Verdict(score=1.0, parts={"correct": 1.0, "format": 1.0, "overlong": 0.0})

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from afm.planning import Level, model_shape
-from verl_ext.arithmetic import checkpoint_finding
+from verl_ext.memory_estimate import checkpoint_finding
 from verl_ext.workload import Placement, Workload
 
 SHAPE = model_shape("Qwen/Qwen2.5-7B")

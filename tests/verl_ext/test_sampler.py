@@ -153,7 +153,7 @@ def test_a_batch_without_any_score_ends_the_run(put: Any, tmp_path: Path) -> Non
 
 
 def test_a_reward_that_never_differs_ends_the_run_with_advice(put: Any, tmp_path: Path) -> None:
-    from verl_ext.guard import GroupsAlikeError
+    from verl_ext.group_guard import GroupsAlikeError
 
     names = iter(f"more{number}" for number in range(100))
 
@@ -213,7 +213,7 @@ def test_as_many_episodes_as_allowed_may_fail_and_are_not_trained_on(put: Any, t
 def test_more_failed_episodes_than_allowed_end_the_run_and_the_first_are_named(
     put: Any, tmp_path: Path, to: str, allowed: int | None, failures: int
 ) -> None:
-    from verl_ext.guard import EpisodesFailedError
+    from verl_ext.group_guard import EpisodesFailedError
 
     put("a", 1, *[None] * (failures - 1), 0, to=to, failed="episode 1/a/1: KeyError: 'x'")
     put("b", 1, 0, None, to=to, failed="episode 1/b/2: DataError: no question")

@@ -12,9 +12,9 @@ from afm.settings import Environment
 from afm.trajectory.observation import readable
 from tool_servers.crawl_page.digest import SummarySettings
 from tool_servers.shared.fetch import Fetcher, FetchError, FetcherSettings, FetchFault, FetchLimits
-from tool_servers.shared.guard import Policy, target_of
 from tool_servers.shared.parser_pool import ParseError, ParserPool
 from tool_servers.shared.upstream import Patience, Trouble, Upstream, UpstreamError
+from tool_servers.shared.url_guard import Policy, target_of
 
 _PAGES_PER_PROCESS = 500
 _READER_TOKENS = 80_000

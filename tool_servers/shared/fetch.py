@@ -27,7 +27,7 @@ from tool_servers.shared.fetch_connect import (
     dial,
     metering,
 )
-from tool_servers.shared.guard import DEFAULT_PORTS, BlockedError, Policy, Target, target_of
+from tool_servers.shared.url_guard import DEFAULT_PORTS, BlockedError, Policy, Target, target_of
 
 _REDIRECTS = (301, 302, 303, 307, 308)
 _MAX_CONNECTIONS = 200

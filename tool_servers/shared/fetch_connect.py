@@ -16,7 +16,7 @@ from typing import Any
 
 import httpcore
 
-from tool_servers.shared.guard import BlockedError, Policy, check_address
+from tool_servers.shared.url_guard import BlockedError, Policy, check_address
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 """Addresses of a name, best first; raises ``OSError`` when there are none."""

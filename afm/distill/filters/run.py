@@ -13,11 +13,11 @@ from typing import Any, BinaryIO
 
 from afm.agents import AgentSpec
 from afm.distill.filters.base import Funnel, draw_funnel
-from afm.distill.filters.chain import Decision, decided, dropped_as_twin, written
 from afm.distill.filters.near_duplicates import DuplicateIndex
-from afm.distill.filters.plan import FilterPlan
+from afm.distill.filters.registry import FilterPlan
 from afm.distill.filters.rules import tokenizer_file
 from afm.distill.filters.state import Chunk, RunProgress, RunState, read_chunks, remove_state
+from afm.distill.filters.worker_pool import Decision, decided, dropped_as_twin, written
 from afm.errors import ConfigError, DataError
 from afm.runs.atomic import replace_text
 from afm.runs.folder import SETTINGS_FILE, RunFolder, sha256_of, write_manifest

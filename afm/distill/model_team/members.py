@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from afm.configuration import Settings, read_file, validated
-from afm.distill.record import explain
+from afm.distill.event_log import explain
 from afm.endpoints.replies import objects_in, without_reasoning
 from afm.errors import ConfigError
 from afm.trajectory.programs import call_form

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from afm.agents import AgentSpec, load_agent
+from afm.distill.event_log import INTENT, PART, THOUGHT, Recorder
 from afm.distill.merge import RoleMap
 from afm.distill.model_team.members import (
     Check,
@@ -32,7 +33,6 @@ from afm.distill.model_team.members import (
 )
 from afm.distill.model_team.settings import Members, Reflect, Replan, TeamSettings, read_team
 from afm.distill.model_team.voices import Voices
-from afm.distill.record import INTENT, PART, THOUGHT, Recorder
 from afm.errors import ConfigError, suggestion
 from afm.trajectory import neutralise
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+from afm.distill.event_log import ESTIMATED, TOKENS, Recorder
 from afm.distill.model_team.members import Prompt, ReplyT, read_reply_as
 from afm.distill.model_team.settings import MemberSettings, TeacherEndpoint, TeamModel
-from afm.distill.record import ESTIMATED, TOKENS, Recorder
 from afm.endpoints.budget import Budget, BudgetSettings
 from afm.endpoints.chat import CallReport, ChatEndpoint
 from afm.errors import BudgetSpentError, ConfigError, EngineError

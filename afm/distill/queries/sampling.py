@@ -26,7 +26,7 @@ from afm.distill.queries.askers import Answered, QuestionAsker
 from afm.errors import EngineError, RefusedError, RewardError, SandboxUnavailableError, ToolError
 from afm.runs.journal import Journal, read_rows
 from afm.runs.workers import work_in_parallel
-from afm.seeds import derive_seed
+from afm.seeds import episode_seed
 
 
 class FailedQuestions(StrEnum):
@@ -321,7 +321,7 @@ class Sampling:
         await work_in_parallel(missing, take, parallel)
 
     async def _ask(self, task: Task, number: int) -> Answered | None:
-        seed = derive_seed(self._settings.seed, task.id, number)
+        seed = episode_seed(self._settings.seed, task.id, number)
         failed: RewardError | EngineError | ToolError | None = None
         for _ in range(_TRIES):
             try:
@@ -351,7 +351,7 @@ class Sampling:
         failures = 0
         for task in [control] * _TRIES if control is not None else draw.sample(others, many):
             try:
-                await self._asker.ask(task, derive_seed(self._settings.seed, task.id, 0))
+                await self._asker.ask(task, episode_seed(self._settings.seed, task.id, 0))
             except SandboxUnavailableError:
                 raise
             except (RewardError, EngineError, ToolError) as error:

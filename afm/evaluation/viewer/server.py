@@ -22,7 +22,7 @@ from afm.agents.load import MODEL_AGENT_FILE, MODEL_AGENTS_DIR
 from afm.errors import ConfigError, DataError, MissingExtraError
 from afm.evaluation.manifest import MANIFEST_FILE, read_manifest
 from afm.evaluation.page import blocks_of
-from afm.evaluation.run_folder import agents_of
+from afm.evaluation.report_folder import agents_of
 from afm.evaluation.viewer.index import NAMED, EpisodeIndex, Progress
 from afm.evaluation.viewer.query import Filters, Order, episode_row, facets, listing, numbered, place_of
 from afm.trajectory.io import load_advantages

@@ -14,10 +14,10 @@ import pytest
 
 from afm.datasets import read_tasks
 from afm.datasets.encyclopaedia.growth import Growth
+from afm.distill.event_log import EventKind, read_events
 from afm.distill.expand import expand, groups, read_expansion, read_passages
 from afm.distill.expand_team import Proposal, Solution, SourcePassage, fault
 from afm.distill.model_team.members import read_reply_as
-from afm.distill.record import EventKind, read_events
 from afm.errors import ConfigError, DataError
 
 ROOT = Path(__file__).parents[3]

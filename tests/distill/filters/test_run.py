@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from afm.distill.filters.plan import FilterPlan
+from afm.distill.filters.registry import FilterPlan
 from afm.distill.filters.run import filter_files
 from afm.errors import ConfigError, DataError
 from afm.trajectory import load_records
@@ -291,7 +291,7 @@ SCRIPT = """
 import sys
 from pathlib import Path
 from afm.agents import load_agent
-from afm.distill.filters.plan import FilterPlan
+from afm.distill.filters.registry import FilterPlan
 from afm.distill.filters.run import filter_files
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from afm.agents import load_agent
 from afm.cli.recipes import wiki_server
 from afm.datasets.encyclopaedia import Encyclopaedia, write_encyclopaedia
 from afm.datasets.mini_world import WorldSplit
-from afm.distill.record import EventKind, read_events
+from afm.distill.event_log import EventKind, read_events
 from afm.trajectory import load_records, validate
 from afm.trajectory.types import Segment
 

@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from afm.datasets import Task, write_tasks
-from afm.distill.record import EventKind, read_events
+from afm.distill.event_log import EventKind, read_events
 from afm.models.tiny import create_tiny_model, train_tokenizer
 from afm.processes import tied_environment
 from afm.trajectory import load_records

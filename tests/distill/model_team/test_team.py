@@ -7,9 +7,9 @@ from afm.agents import load_agent
 from afm.datasets import Task
 from afm.datasets.encyclopaedia import Encyclopaedia, generate
 from afm.datasets.mini_world import WorldSplit
+from afm.distill.event_log import EventKind, EventLog, read_events
 from afm.distill.merge import merge_attempt
 from afm.distill.model_team.team import load_team
-from afm.distill.record import EventKind, EventLog, read_events
 from afm.tools import ToolResult
 from afm.trajectory.tags import split
 

@@ -14,9 +14,9 @@ import httpx
 import openai
 import pytest
 
+from afm.distill.event_log import EventKind, read_events
 from afm.distill.gateway import CallLog, Label, ModelCall, Usage
 from afm.distill.gateway_log import read_calls
-from afm.distill.record import EventKind, read_events
 
 HI = [{"role": "user", "content": "Hi"}]
 

@@ -15,8 +15,8 @@ from afm.datasets import read_tasks
 from afm.datasets.encyclopaedia import Encyclopaedia, site_server
 from afm.datasets.encyclopaedia.relations import ATTRIBUTE_OF, EntityKind, find_fact, read_chain
 from afm.datasets.encyclopaedia.site import write_corpus
+from afm.distill.event_log import EventKind, read_events
 from afm.distill.expand import expand, read_expansion
-from afm.distill.record import EventKind, read_events
 from afm.errors import ConfigError
 from afm.tools import load_tools
 

@@ -6,7 +6,7 @@ import yaml
 
 from afm.agents import load_agent
 from afm.errors import ConfigError
-from llamafactory_patch import output
+from llamafactory_patch import run_folder
 from llamafactory_patch.config import SftJob
 
 
@@ -26,8 +26,8 @@ def checkpoint(folder, step, state=None):
 
 
 def prepared(job):
-    note = output.prepare(job, progress_bar=False)
-    return yaml.safe_load(output.config_path(job).read_text("utf-8")), note
+    note = run_folder.prepare(job, progress_bar=False)
+    return yaml.safe_load(run_folder.config_path(job).read_text("utf-8")), note
 
 
 def test_a_first_start_is_told_to_resume_nothing(job):
@@ -58,10 +58,10 @@ def test_another_node_comes_to_the_same_checkpoint_and_leaves_the_folder_alone(j
     checkpoint(tmp_path, 100, state="{")
     history = tmp_path / "trainer_log.jsonl"
     history.write_text('{"current_steps": 95, "loss": 1.0}\n', encoding="utf-8")
-    output.prepare(job(), node=1, progress_bar=False)
+    run_folder.prepare(job(), node=1, progress_bar=False)
     config = yaml.safe_load((tmp_path / "sft_config.node1.yaml").read_text("utf-8"))
     assert config["resume_from_checkpoint"] == str(tmp_path / "checkpoint-90")
-    assert not output.config_path(job()).exists()
+    assert not run_folder.config_path(job()).exists()
     assert (tmp_path / "checkpoint-100").exists()
     assert "95" in history.read_text("utf-8")
 
@@ -87,31 +87,31 @@ def test_starting_anew_sets_checkpoints_aside_for_good(job, tmp_path):
 
 def test_a_finished_training_is_known_and_guarded(job, tmp_path):
     (tmp_path / "config.json").write_text('{"use_cache": false, "hidden_size": 8}', encoding="utf-8")
-    assert not output.is_finished(job())
-    output.finish(job(), seconds=1.0)
-    assert output.is_finished(job(logging_steps=7))
+    assert not run_folder.is_finished(job())
+    run_folder.finish(job(), seconds=1.0)
+    assert run_folder.is_finished(job(logging_steps=7))
     with pytest.raises(ConfigError, match=r"other settings \(seed: 1 -> 2\).*overwrite_output_dir=true"):
-        output.is_finished(job(seed=2))
-    assert not output.is_finished(job(seed=2, overwrite_output_dir=True))
+        run_folder.is_finished(job(seed=2))
+    assert not run_folder.is_finished(job(seed=2, overwrite_output_dir=True))
     assert load_agent(tmp_path / "agent.yaml") == load_agent("math")
     assert json.loads((tmp_path / "config.json").read_text("utf-8")) == {"use_cache": True, "hidden_size": 8}
 
 
 def test_starting_anew_removes_the_mark_of_the_finished_one(job, tmp_path):
-    output.finish(job(), seconds=1.0)
+    run_folder.finish(job(), seconds=1.0)
     prepared(job(overwrite_output_dir=True))
-    assert not output.is_finished(job())
-    assert Path(output.config_path(job())).is_file()
+    assert not run_folder.is_finished(job())
+    assert Path(run_folder.config_path(job())).is_file()
 
 
 def test_an_interrupted_training_does_not_continue_with_other_settings(job, tmp_path):
     prepared(job())
-    assert not output.is_finished(job())
-    assert not output.is_finished(job(seed=2))  # nothing was trained yet, so nothing is claimed
+    assert not run_folder.is_finished(job())
+    assert not run_folder.is_finished(job(seed=2))  # nothing was trained yet, so nothing is claimed
     checkpoint(tmp_path, 4)
     with pytest.raises(ConfigError, match=r"an interrupted training with other settings \(seed: 1 -> 2\)"):
-        output.is_finished(job(seed=2))
-    assert not output.is_finished(job(seed=2, overwrite_output_dir=True))
+        run_folder.is_finished(job(seed=2))
+    assert not run_folder.is_finished(job(seed=2, overwrite_output_dir=True))
 
 
 def test_the_loss_of_a_resumed_training_is_that_of_all_its_steps(job, tmp_path):
@@ -123,11 +123,11 @@ def test_the_loss_of_a_resumed_training_is_that_of_all_its_steps(job, tmp_path):
     history = "".join(json.dumps({"current_steps": step, "loss": loss}) + "\n" for step, loss in steps)
     (tmp_path / "trainer_log.jsonl").write_text(f'{history}{{"current_s', encoding="utf-8")
     (tmp_path / "all_results.json").write_text('{"train_loss": 0.2, "epoch": 1.0}', encoding="utf-8")
-    output.finish(job(), seconds=1.0)
+    run_folder.finish(job(), seconds=1.0)
     assert json.loads((tmp_path / "all_results.json").read_text("utf-8")) == {"train_loss": 2.6, "epoch": 1.0}
 
 
 def test_a_damaged_mark_is_told(job, tmp_path):
     (tmp_path / "sft_manifest.json").write_text("", encoding="utf-8")
     with pytest.raises(ConfigError, match=r"sft_manifest.json is damaged; delete it"):
-        output.is_finished(job())
+        run_folder.is_finished(job())

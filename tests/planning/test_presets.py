@@ -11,7 +11,7 @@ import pytest
 from published_repository import needs_repository, published_text
 
 from afm.errors import ConfigError
-from afm.planning.published import (
+from afm.planning.presets import (
     PresetSource,
     PublishedRecipe,
     PublishedSetting,

@@ -11,7 +11,7 @@ from ipaddress import ip_address
 import pytest
 
 from tool_servers.shared.fetch import Fetcher, FetchError, FetchFault
-from tool_servers.shared.guard import BlockedError, Policy, check_address, target_of
+from tool_servers.shared.url_guard import BlockedError, Policy, check_address, target_of
 
 # (an address that must not be reached, a public look-alike that must be)
 PAIRS = [

@@ -18,7 +18,8 @@ from afm.errors import ConfigError
 from afm.models.base import FinishReason, Generation, SamplingParams, TokenModel
 from afm.rollout.calls import TokenBudget, ToolCaller, tools_by_role
 from afm.rollout.episode import Episode
-from afm.rollout.loop import EpisodeRun, generation_seed
+from afm.rollout.loop import EpisodeRun
+from afm.seeds import generation_seed
 from afm.tools.base import Tool
 from afm.trajectory.observation import observation_text
 from afm.trajectory.record import Cost, StopReason

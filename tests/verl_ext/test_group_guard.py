@@ -1,6 +1,6 @@
 import pytest
 
-from verl_ext.guard import GroupFate, GroupLedger, GroupsAlikeError, SampleGroup, ShortBatch
+from verl_ext.group_guard import GroupFate, GroupLedger, GroupsAlikeError, SampleGroup, ShortBatch
 from verl_ext.metrics import documented, validation_means
 
 

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from afm.agents import load_agent
-from afm.distill.filters.plan import FilterPlan, build_stages, load_plan
+from afm.distill.filters.registry import FilterPlan, build_stages, load_plan
 from afm.errors import ConfigError
 from afm.trajectory import author_segments
 from afm.trajectory.record import Record, TextSegment

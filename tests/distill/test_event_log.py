@@ -5,8 +5,8 @@ import sys
 import pytest
 
 from afm.datasets import Task
+from afm.distill.event_log import EventKind, EventLog, read_events
 from afm.distill.merge import final_attempts
-from afm.distill.record import EventKind, EventLog, read_events
 from afm.errors import ConfigError, DataError
 from afm.tools import ToolResult
 
@@ -139,7 +139,7 @@ def test_a_line_holds_no_defaults_so_that_logs_stay_small(tmp_path):
 FULL = """
 import resource, sys
 from pathlib import Path
-from afm.distill.record import Event, EventKind, EventLog
+from afm.distill.event_log import Event, EventKind, EventLog
 
 path = Path(sys.argv[1])
 with EventLog(path) as log:

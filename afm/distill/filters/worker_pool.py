@@ -20,7 +20,7 @@ from multiprocessing import get_context, parent_process
 from afm.agents import AgentSpec
 from afm.distill.filters.base import AtOnce, dropped
 from afm.distill.filters.near_duplicates import Signer, Twin
-from afm.distill.filters.plan import FilterPlan, build_stages
+from afm.distill.filters.registry import FilterPlan, build_stages
 from afm.distill.filters.rules import Correction
 from afm.distill.filters.state import Chunk
 from afm.errors import AfmError, DataError, EngineError
@@ -199,7 +199,7 @@ Decided = tuple[Chunk, list[Decision]]
 _WAITING_PER_PROCESS = 4
 _CHUNKS_ALONE = 4
 """So much is done sooner than another process would be there."""
-_IMPORTED = ["afm.distill.filters.chain"]
+_IMPORTED = ["afm.distill.filters.worker_pool"]
 """By the fork server."""
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from afm.planning import model_shape
 from afm.planning.memory import GIB
-from verl_ext.arithmetic import host_bytes, kv_cache, phases
+from verl_ext.memory_estimate import host_bytes, kv_cache, phases
 from verl_ext.workload import Placement, Workload
 
 SHAPE = model_shape("Qwen/Qwen2.5-7B")

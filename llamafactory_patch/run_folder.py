@@ -14,7 +14,7 @@ import yaml
 from afm.agents import save_agent
 from afm.errors import ConfigError
 from afm.planning.findings import package_version
-from afm.planning.published import preset_lines
+from afm.planning.presets import preset_lines
 from afm.runs.atomic import replace_text
 from afm.runs.folder import changes
 from llamafactory_patch.checks import tracker_settings

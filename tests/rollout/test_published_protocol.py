@@ -7,7 +7,7 @@ from afm.errors import ConfigError
 from afm.models.base import SamplingParams
 from afm.models.scripted import ScriptedModel
 from afm.rollout import PublishedProtocol, run_published
-from afm.rollout.published import SAME_CONTENT, SAME_FUNCTION, suggestion_role, trimmed
+from afm.rollout.published_protocol import SAME_CONTENT, SAME_FUNCTION, suggestion_role, trimmed
 from afm.tools import ToolResult
 from afm.trajectory import answers
 from afm.trajectory.record import StopReason
