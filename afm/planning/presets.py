@@ -18,7 +18,7 @@ from pydantic import Field, field_validator
 from afm.configuration import Settings, apply_overrides, override_key, read_file, read_in_place, validated
 from afm.errors import ConfigError, suggestion
 
-FACTS_FILE = Path(__file__).with_suffix(".yaml")
+FACTS_FILE = Path(__file__).with_name("published.yaml")
 Kind = Literal["rl", "sft", "eval", "tools"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import os
 import re
@@ -16,6 +17,8 @@ from afm.sandbox.settings import CPU_AS_FAR_AS_SEEN, MEMORY_PER_PROCESS
 ROOT = Path("/sys/fs/cgroup")
 _PREFIX = "afm-sandbox"
 _NUMBERS = itertools.count()
+_REMOVED = (errno.ENOENT, errno.ENODEV)
+"""What the kernel answers for a removed group: before its file was opened, and after."""
 _SLACK_BYTES = 64 << 20  # page tables, namespaces, copied pages of the zygote
 
 
@@ -86,7 +89,9 @@ class MemoryGroup(Cgroup):
         """Processes that the kernel has killed in this group for want of memory; 0 once it is removed."""
         try:
             text = (self.path / self._version.events).read_text(encoding="ascii")
-        except FileNotFoundError:
+        except OSError as error:
+            if error.errno not in _REMOVED:
+                raise
             return 0
         match = re.search(r"^oom_kill (\d+)$", text, flags=re.MULTILINE)
         return int(match[1]) if match else 0
@@ -115,7 +120,9 @@ class CpuGroup(Cgroup):
         """CPU seconds that its processes have taken so far; 0 once it is removed."""
         try:
             return self._read()
-        except FileNotFoundError:
+        except OSError as error:
+            if error.errno not in _REMOVED:
+                raise
             return 0.0
 
     def _read(self) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -44,6 +45,20 @@ def cpu_group(groups: RunGroups) -> CpuGroup:
     if groups.cpu is None:
         pytest.skip("no cgroup counts CPU time")
     return groups.cpu
+
+
+@pytest.mark.parametrize("number", [errno.ENOENT, errno.ENODEV])
+def test_a_group_that_is_removed_while_it_is_read_counts_nothing(
+    group: MemoryGroup, cpu_group: CpuGroup, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """The kernel says ENODEV where the file was opened before the group was removed."""
+
+    def read_text(path: Path, encoding: str) -> str:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(Path, "read_text", read_text)
+    assert group.kills() == 0
+    assert cpu_group.used_s() == 0.0
 
 
 def test_a_real_group_kills_what_takes_too_much(group: MemoryGroup) -> None:

@@ -15,7 +15,7 @@ from afm.tools import load_tools
 pytest.importorskip("mcp")
 
 SERVER = """
-import asyncio, os, signal, sys
+import asyncio, os, signal, sys, threading
 from mcp import MCPError
 from mcp.server import MCPServer
 from mcp_types import METHOD_NOT_FOUND, RequestParams
@@ -42,7 +42,8 @@ def naps_given_up(text: str) -> str:
 
 @server.tool()
 def freeze(text: str) -> str:
-    os.kill(os.getpid(), signal.SIGSTOP)
+    # To this thread: one that is sent to the process may let this thread answer before all have stopped.
+    signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
     return "thawed"
 
 @server.tool()
@@ -79,7 +80,7 @@ def call(request):
     if name == "nap":
         threading.Event().wait(float(text))
     if name == "freeze":
-        os.kill(os.getpid(), signal.SIGSTOP)
+        signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
     answer = {"process": str(os.getpid()), "nap": "rested", "freeze": "thawed"}[name]
     send(request, {"result": {"content": [{"type": "text", "text": answer}]}})
 
