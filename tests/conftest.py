@@ -84,7 +84,7 @@ _TEST_LIMITS = (40.0, 300.0)
 Twice the 20 s from which a test is `slow`, and about twice the heaviest setup: a training that many tests share.
 """
 
-_TOTAL_LIMIT = 3000.0
+_TOTAL_LIMIT = 1400.0
 """CPU seconds of a whole run."""
 
 
