@@ -257,7 +257,10 @@ def _explained(details: ErrorDetails, at: str, model: type[BaseModel]) -> str:
         return details["msg"].removeprefix("Value error, ")
     expected = details["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
     expected = expected.replace("a valid tuple", "a list")
-    given = repr(details["input"])
+    try:
+        given = repr(details["input"])
+    except ValueError:  # Python writes no integer of more than 4,300 digits
+        given = "a number of thousands of digits"
     shown = given if len(given) <= 80 else f"{given[:77]}..."
     return f"{path}: got {shown} ({type(details['input']).__name__}), expected {expected}"
 

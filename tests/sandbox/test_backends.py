@@ -30,6 +30,7 @@ def test_limits_from_a_mapping() -> None:
         ({"wall_s": float("inf")}, "wall_s: got inf .*expected less than or equal to 86400"),
         ({"wall_s": 10**400}, "wall_s: got 1000.*expected a valid number"),
         ({"memory_bytes": 10**30}, "memory_bytes: got 1000.*expected less than or equal to 17592186044416"),
+        ({"cpu_s": 10**5000}, "cpu_s: got a number of thousands of digits"),
         ({3: 4}, r"\[3\]: got 3"),
     ],
 )
