@@ -378,6 +378,12 @@ async def test_another_threshold_more_samples_and_more_tasks_use_what_is_there(s
     assert changed.sampled == 24
 
 
+async def test_a_selection_without_a_sample_claims_no_folder(server, tmp_path):
+    (tmp_path / "settings.json").write_text('{"seed": 5}')
+    done = await selected(questions(1), server, tmp_path, samples=1, seed=1)
+    assert done.sampled == 1
+
+
 async def test_samples_of_another_model_or_seed_are_not_mixed(server, tmp_path):
     await selected(questions(1), server, tmp_path, samples=1)
     with pytest.raises(

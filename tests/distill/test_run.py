@@ -15,9 +15,9 @@ from afm.datasets.mini_world import WorldSplit, generate
 from afm.distill.event_log import EventKind, read_events
 from afm.distill.math_team import ScriptedMathTeam
 from afm.distill.merge import RoleMap
-from afm.distill.run import distill
+from afm.distill.run import distill, settle
 from afm.distill.wiki_team import scripted_team
-from afm.errors import ConfigError
+from afm.errors import ConfigError, DataError
 from afm.tools import load_tools
 from afm.trajectory import author_segments, load_records, validate
 from afm.trajectory.types import Segment
@@ -58,6 +58,16 @@ async def test_math_problems_become_valid_right_trajectories(tmp_path, spec, too
         assert author_segments(record.text, spec) == segments
         assert record.text.endswith(f"<answer>\\boxed{{{record.ground_truth}}}</answer>")
         assert record.verdict.score == 1.0
+    results = {
+        event.task_id: event.content
+        for event in read_events(tmp_path / "events.jsonl")
+        if event.kind is EventKind.TOOL_RESULT
+    }
+    called = [record for record in kept if record.calls]
+    assert called
+    for record in called:
+        assert results[record.id] == record.ground_truth  # what the sandbox printed
+        assert record.segments[1].text == f"\n<observation>\n{results[record.id]}\n</observation>\n"
     assert 0 < summary.tool_calls < 40
     assert seen[39] == ("team", 40, 40)
     assert seen[-1] == ("filter", 40, None)
@@ -99,6 +109,19 @@ async def test_a_folder_made_with_another_seed_is_refused(tmp_path, spec, tools)
         ConfigError, match=r"holds a run with other settings \(seed: 0 -> 1\); choose another --out"
     ):
         await distill(problems(2), spec, tools, tmp_path, **taught(spec, seed=1))
+
+
+async def test_a_folder_belongs_to_the_tasks_of_its_first_result(tmp_path, spec, tools):
+    first, second = problems(2)
+    settle(tmp_path, [second], scripted_team(spec), 5)  # as a run does that is killed before its first event
+    await distill([first, second], spec, tools, tmp_path, **taught(spec))
+
+    edited = second.model_copy(update={"question": f"{second.question} "})
+    for tasks in ([first], [first, edited]):
+        with pytest.raises(ConfigError, match=r"other settings \(tasks: "):
+            await distill(tasks, spec, tools, tmp_path, **taught(spec))
+    with pytest.raises(DataError, match="no tasks to distil"):
+        await distill([], spec, tools, tmp_path / "new", **taught(spec))
 
 
 async def test_questions_the_team_cannot_read_are_dropped_with_a_reason_and_the_rest_is_kept(

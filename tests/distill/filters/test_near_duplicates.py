@@ -174,6 +174,12 @@ def test_bands_are_the_longest_that_find_enough(settings, bands):
     assert bands_of(NearDuplicateSettings(**settings)) == bands
 
 
+@pytest.mark.parametrize("wrong", [{"threshold": 0}, {"threshold": 1.1}, {"recall": 1}, {"permutations": 8}])
+def test_settings_that_cannot_be_meant_are_refused(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        NearDuplicateSettings(**wrong)
+
+
 def test_chinese_rows_that_differ_in_a_letter_of_each_sentence_are_twins(wiki, row, index):
     signer = Signer(wiki, NearDuplicateSettings(ngram=2))
     letters = [chr(0x4E00 + number) for number in random.Random(5).sample(range(5000), 600)]
