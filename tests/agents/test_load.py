@@ -221,5 +221,6 @@ def test_a_model_trained_as_one_agent_has_no_folder_of_agents(tmp_path: Path) ->
     save_agents((load_agent(TINY),), tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["agent.yaml"]
     assert agent_of_model(tmp_path, "math") == load_agent(TINY)
+    assert agent_of_model(tmp_path, "web") == load_agent("web")  # not the one that was trained
     assert agent_of_model(tmp_path / "none", "math") == load_agent("math")
     assert saved_agents(tmp_path / "none") == []

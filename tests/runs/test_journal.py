@@ -31,6 +31,18 @@ def test_a_torn_line_is_set_aside_and_a_whole_one_gets_its_line_feed(tmp_path: P
     assert (tmp_path / "rows.jsonl.partial").read_bytes() == b'{"a": \n'
 
 
+@pytest.mark.parametrize("torn", [b"{", b"\x00" * 200_000])
+def test_whatever_is_torn_is_set_aside_with_what_earlier_kills_left(tmp_path: Path, torn: bytes) -> None:
+    """Also where it is the whole file, and where it is longer than a block."""
+    path = tmp_path / "rows.jsonl"
+    for kept in (b"", b'{"a": 1}\n'):
+        path.write_bytes(kept + torn)
+        with Journal(path) as journal:
+            assert journal.repaired_bytes == len(torn)
+        assert path.read_bytes() == kept
+    assert (tmp_path / "rows.jsonl.partial").read_bytes() == (torn + b"\n") * 2
+
+
 def test_a_second_writer_is_refused_and_a_bad_line_is_named(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     with Journal(path), pytest.raises(ConfigError, match="another run is writing here"):

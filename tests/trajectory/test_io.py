@@ -31,6 +31,11 @@ def test_records_come_back_equal(tmp_path: Path) -> None:
     assert load_records(tmp_path / "new" / "rows.jsonl") == rows
 
 
+def test_a_missing_file_is_a_data_error(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="No such file"):
+        load_records(tmp_path / "none.jsonl")
+
+
 def test_writing_again_appends(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     write(path, record("a"))
