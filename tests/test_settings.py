@@ -66,6 +66,12 @@ def test_values_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> No
     assert settings.grm_api_key.get_secret_value() == "s3cret"
 
 
+def test_an_unknown_source_of_search_results_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEB_SEARCH_METHOD_TYPE", "bing")
+    with pytest.raises(ConfigError, match="WEB_SEARCH_METHOD_TYPE: got 'bing'"):
+        load_settings()
+
+
 def test_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CRAWL_PAGE_PORT", "")
     monkeypatch.setenv("GRM_API_KEY", "")

@@ -1,10 +1,14 @@
+import socket
+
 import httpx
 import pytest
 import requests
-from tool_server import ToolServer, running
+from tool_server import ROOT, ToolServer, running
 
 from afm.errors import ConfigError
+from afm.settings import Environment
 from tool_servers.shared.access import MIN_TOKEN, allowed, check_exposure
+from tool_servers.shared.command import KINDS, Address, parse_launch
 
 LONG = "a" * MIN_TOKEN
 TEXT = "text/plain"
@@ -51,6 +55,42 @@ def test_no_page_in_a_browser_can_use_a_server_that_asks_for_no_token(serve_page
         assert status(**json_type, Host=host, Origin=origin) not in (403, 415, 421)
     assert status(Content_Type="application/json; charset=utf-8") not in (403, 415, 421)
     assert requests.post(place, json={}).status_code not in (403, 415, 421)
+
+
+PATHS = {
+    "code": "/run",
+    "gateway": "/v1/chat/completions",
+    "mcp": "/mcp",
+    "visual_inspector": "/inspect",
+    "web_search": "/search",
+}
+
+
+@pytest.mark.parametrize("name", PATHS)
+def test_every_server_keeps_pages_in_a_browser_out(name, tmp_path):
+    (tmp_path / "pages.jsonl").write_text('{"url": "http://a.org/", "title": "a", "text": "b"}\n')
+    words = {
+        "gateway": ["--upstream", "http://127.0.0.1:9/v1", "--log", tmp_path / "events.jsonl"],
+        "mcp": ["--http", "--tools", ROOT / "configs/tools/code_executor.yaml"],
+    }
+    variables = {
+        "WEB_PAGE_STORE": tmp_path / "pages.jsonl",
+        "WEB_CACHE": tmp_path / "web.sqlite",
+        "VISION_OPENAI_API_BASE_URL": "http://127.0.0.1:9/v1",
+        "VISION_MODEL": "m",
+    }
+    with running(ToolServer, tmp_path) as start:
+        place = start(name, *words.get(name, []), **variables).url + PATHS[name]
+        json_type = {"Content-Type": "application/json"}
+        for headers, status in (
+            (json_type | {"Host": "evil.example"}, 421),
+            (json_type | {"Origin": "http://evil.example"}, 403),
+            ({"Content-Type": TEXT}, 415),
+        ):
+            answer = httpx.post(place, content=b"{}", headers=headers, trust_env=False, timeout=30)
+            assert answer.status_code == status
+        answer = httpx.post(place, content=b"{}", headers=json_type, trust_env=False, timeout=30)
+        assert answer.status_code not in (403, 415, 421)
 
 
 def test_a_server_with_a_token_answers_under_any_name(serve_page_reader):
@@ -102,3 +142,21 @@ def test_other_machines_come_in_only_by_a_token_that_is_hard_to_guess(host):
     ):
         with pytest.raises(ConfigError, match=said):
             check_exposure(host, token, "SOME_TOKEN")
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_no_server_listens_to_other_machines_without_its_token(name):
+    launch = parse_launch(name, ["--host", "0.0.0.0"], Environment.model_construct())
+    with pytest.raises(ConfigError, match=f"needs a token; set {KINDS[name].token} to"):
+        launch.address()
+
+
+def test_an_answer_does_not_wait_for_the_acknowledgement_of_its_head():
+    """Regression: 40 ms a request where connections do not inherit TCP_NODELAY."""
+    with (
+        Address("127.0.0.1", 0, None).listen() as listener,
+        socket.create_connection(listener.getsockname()),
+    ):
+        connection, _ = listener.accept()
+        with connection:
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
