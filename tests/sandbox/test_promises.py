@@ -228,6 +228,7 @@ async def test_a_busy_loop_ends_at_the_cpu_limit(sandbox: Sandbox) -> None:
     result = await sandbox.run("while True: pass", limits=SandboxLimits(cpu_s=1, wall_s=30))
     assert (result.reason, result.exit_status) == (ExitReason.CPU, None)
     assert 0.5 < result.cpu_s < 3  # the kernel counts ticks for the limit, and time for the report
+    assert result.idle_s < result.wall_s / 2  # its processes were found, wherever they run
 
 
 async def test_sleeping_ends_at_the_wall_clock(sandbox: Sandbox) -> None:
@@ -281,6 +282,13 @@ def alive(marker: str) -> list[str]:
         except OSError:
             continue
     return numbers
+
+
+async def test_an_output_flood_takes_the_daemons_of_the_run_along(sandbox: Sandbox) -> None:
+    code = DAEMON.removesuffix("time.sleep(60)\n") + "time.sleep(0.3)\nwhile True: os.write(1, b'y' * 65536)"
+    result = await sandbox.run(code, limits=SandboxLimits(output_bytes=5000))
+    assert result.reason is ExitReason.OUTPUT
+    assert not alive("afm-daemon-canary")
 
 
 async def test_cancelling_kills_every_descendant_and_leaves_no_zombie(sandbox: Sandbox) -> None:
