@@ -137,7 +137,7 @@ class Budget:
         try:
             yield used
         finally:
-            await self._run(lambda: self._settle(most, used if log is None else Spent()))
+            await self._settled(most, used if log is None else Spent())
 
     def close(self) -> None:
         """Close the file."""
@@ -151,8 +151,22 @@ class Budget:
             return await asyncio.shield(reserving)
         except asyncio.CancelledError:
             if await reserving:
-                await self._run(lambda: self._settle(most, Spent()))
+                await self._settled(most, Spent())
             raise
+
+    async def _settled(self, most: Spent, used: Spent) -> None:
+        """As :meth:`_settle`, and certainly: a thread that is still waited for when the caller is cancelled may never begin."""
+        calls = iter((True,))
+
+        def settle() -> None:
+            with self._books:
+                if next(calls, False):
+                    self._settle(most, used)
+
+        try:
+            await self._run(settle)
+        finally:
+            settle()
 
     async def _run(self, work: Callable[[], T]) -> T:
         """In a thread where there is a file, which may keep others waiting."""
@@ -216,7 +230,7 @@ class Budget:
             return
         try:
             with self._file.transaction() as connection:
-                row = connection.execute("SELECT calls, tokens, usd FROM spent").fetchone()
+                row = _row(connection)
                 count = Spent(*row) if row else Spent()
                 yield count
                 values = (count.calls, count.tokens, count.usd)
@@ -231,6 +245,16 @@ class Budget:
         for end in waiting:
             with suppress(RuntimeError):  # its loop is closed
                 end.get_loop().call_soon_threadsafe(_finish, end)
+
+
+def _row(connection: sqlite3.Connection) -> tuple[int, int, float] | None:
+    query = "SELECT calls, tokens, usd FROM spent"
+    try:
+        row: tuple[int, int, float] | None = connection.execute(query).fetchone()
+    except sqlite3.OperationalError:  # a ledger of before there was money in it
+        connection.execute("ALTER TABLE spent ADD COLUMN usd REAL DEFAULT 0.0")
+        row = connection.execute(query).fetchone()
+    return row
 
 
 def _finish(end: asyncio.Future[None]) -> None:

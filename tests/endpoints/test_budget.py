@@ -1,6 +1,10 @@
 import asyncio
+import sqlite3
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from threading import Event
 
 import pytest
 from pydantic import ValidationError
@@ -107,6 +111,38 @@ async def test_a_call_that_fails_or_is_cancelled_holds_nothing(limited):
         await asyncio.gather(task, return_exceptions=True)
     async with asyncio.timeout(20):
         await spend(budget, 60, 60)
+
+
+async def test_a_call_that_is_cancelled_on_its_way_to_the_file_is_settled_all_the_same(tmp_path):
+    asyncio.get_running_loop().set_default_executor(threads := ThreadPoolExecutor(1))
+    budget, ended, free = Budget(BudgetSettings(tokens=60, file=tmp_path / "b")), asyncio.Event(), Event()
+
+    async def call():
+        async with budget.reserved(Spent(1, 60)) as spent:
+            await ended.wait()
+            spent.add(Spent(1, 10))
+
+    task = asyncio.create_task(call())
+    await asyncio.sleep(0.1)
+    threads.submit(free.wait)
+    ended.set()
+    await asyncio.sleep(0.01)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    free.set()
+    await spend(budget, 50, 50)
+    with pytest.raises(BudgetSpentError, match="60 of 60 tokens"):
+        await spend(budget, 1, 1)
+
+
+async def test_a_ledger_of_before_there_was_money_in_it_goes_on(tmp_path):
+    with closing(sqlite3.connect(tmp_path / "b")) as file, file:
+        file.execute("CREATE TABLE spent (one INTEGER PRIMARY KEY, calls INTEGER, tokens INTEGER)")
+        file.execute("INSERT INTO spent VALUES (1, 2, 30)")
+    budget = Budget(BudgetSettings(tokens=60, file=tmp_path / "b"))
+    await spend(budget, 20, 20)
+    with pytest.raises(BudgetSpentError, match="50 of 60 tokens"):
+        await spend(budget, 20, 20)
 
 
 async def test_many_calls_at_once_never_exceed_the_budget_and_use_it_up(limited):
