@@ -292,7 +292,11 @@ class Endpoint:
     ) -> Response:
         self.check_key(request)
         with self._held(min(self._max_bytes, _announced_bytes(request, self._max_bytes))):
-            parsed = parse(request, await self.body(request))
+            body = await self.body(request)
+            try:
+                parsed = parse(request, body)
+            except ValidationError as error:
+                raise RefusalError(400, "request", explained(error)) from None
             answer = await _while_connected(request, self._placed(work, parsed))
         return answer if isinstance(answer, Response) else JSONResponse(answer)
 
@@ -316,14 +320,12 @@ class Endpoint:
         match error:
             case RefusalError():
                 return error
-            case ValidationError():
-                return RefusalError(400, "request", explained(error))
             case DataError():
                 return RefusalError(400, "request", error.message)
             case UpstreamError():
                 status = 402 if error.trouble is Trouble.BUDGET else 502
                 return RefusalError(status, error.trouble, str(error))
-            case TimeoutError():
+            case TimeoutError() if self._work_s is not None:
                 return RefusalError(503, "timeout", f"no answer within {self._work_s:g} s")
         _log.error("%s failed", path, exc_info=error)
         return RefusalError(500, "server", f"the server failed ({type(error).__name__}); see its log")

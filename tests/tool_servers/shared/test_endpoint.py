@@ -32,6 +32,10 @@ async def work(question):
             raise UpstreamError(Trouble.BUDGET, "used up")
         case "fault":
             raise KeyError("a-secret")
+        case "own form":
+            Question.model_validate({"q": 1})
+        case "own clock":
+            raise TimeoutError
     return {"answer": question.q}
 
 
@@ -39,9 +43,9 @@ async def close():
     pass
 
 
-def client(*, token=None, body_s=15.0, **limits):
+def client(*, token=None, body_s=15.0, work_s=0.3, **limits):
     endpoint = Endpoint(
-        "try", ServerSettings(**limits), token=token, max_bytes=100, body_s=body_s, work_s=0.3
+        "try", ServerSettings(**limits), token=token, max_bytes=100, body_s=body_s, work_s=work_s
     )
     app = endpoint.app(endpoint.post("/ask", json_body(Question), work), life=closing(close))
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server")
@@ -67,6 +71,7 @@ async def test_unknown_paths_and_methods_are_errors_in_json():
         (b'{"q": "budget"}', 402, "budget"),
         (b'{"q": "' + b"x" * 100 + b'"}', 413, "too_large"),
         (b'{"q": "fault"}', 500, "server"),
+        (b'{"q": "own form"}', 500, "server"),
         (b'{"q": "upstream"}', 502, "busy"),
         (b'{"q": "slow"}', 503, "timeout"),
     ],
@@ -78,6 +83,12 @@ async def test_each_failure_has_its_status_and_is_counted(content, status, kind)
     assert (answer.status_code, answer.json()["kind"]) == (status, kind)
     assert "a-secret" not in answer.text
     assert f'afm_try_requests_total{{outcome="{kind}"}} 1.0' in numbers
+
+
+async def test_a_time_limit_inside_the_work_is_a_fault_of_a_server_that_sets_none():
+    async with client(work_s=None) as server:
+        answer = await server.post("/ask", json={"q": "own clock"})
+    assert (answer.status_code, answer.json()["kind"]) == (500, "server")
 
 
 async def test_a_body_that_does_not_come_is_answered_408():
