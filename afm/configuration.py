@@ -242,6 +242,16 @@ def _typed(location: tuple[int | str, ...], overrides: Sequence[str]) -> str | N
     return None
 
 
+_ADDRESS = re.compile(r"(\w://)([^\s/?#'\"]+@)?([^\s?'\"]*)(\?[^\s'\"]*)?")
+
+
+def without_password(text: str) -> str:
+    """``text`` with ``***`` in place of user, password and query of the addresses in it."""
+    return _ADDRESS.sub(
+        lambda match: f"{match[1]}{'***@' * bool(match[2])}{match[3]}{'?***' * bool(match[4])}", text
+    )
+
+
 def _explained(details: ErrorDetails, at: str, model: type[BaseModel]) -> str:
     location = details["loc"]
     path = at
@@ -258,7 +268,7 @@ def _explained(details: ErrorDetails, at: str, model: type[BaseModel]) -> str:
     expected = details["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
     expected = expected.replace("a valid tuple", "a list")
     try:
-        given = repr(details["input"])
+        given = without_password(repr(details["input"]))
     except ValueError:  # Python writes no integer of more than 4,300 digits
         given = "a number of thousands of digits"
     shown = given if len(given) <= 80 else f"{given[:77]}..."

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from afm.agents import model_folder
+from afm.configuration import without_password
 from afm.endpoints.chat import EndpointSettings
 from afm.endpoints.connections import address_fault, addresses
 from afm.errors import ConfigError, EngineError, MissingExtraError, suggestion
@@ -93,7 +94,9 @@ def _served(
         )
     for address in addresses(url):
         if fault := address_fault(address):
-            raise ConfigError(f"{address}: expected {fault}; several addresses with commas between")
+            raise ConfigError(
+                f"{without_password(address)}: expected {fault}; several addresses with commas between"
+            )
     codec = ChatTokenizer.load(tokenizer)
     served = served_models(url)
     if name is None and len(served) == 1:

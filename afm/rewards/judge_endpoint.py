@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from pydantic import Field, field_validator
 
-from afm.configuration import merged
+from afm.configuration import merged, without_password
 from afm.endpoints.budget import Budget, BudgetSettings
 from afm.endpoints.chat import ChatEndpoint, EndpointSettings
 from afm.endpoints.connections import address_fault, base_url
@@ -95,7 +95,7 @@ class JudgeEndpoint(EndpointSettings):
         if url is None:
             return JudgePlace(None, model, None)
         if fault := address_fault(url):
-            raise ConfigError(f"GRM_BASE_URL: got {url!r}, expected {fault}")
+            raise ConfigError(f"GRM_BASE_URL: got {without_password(url)!r}, expected {fault}")
         return JudgePlace(base_url(url), model, self.key())
 
     def client(self, place: JudgePlace, schema: Mapping[str, Any]) -> ReplyClient:

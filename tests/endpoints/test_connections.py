@@ -1,12 +1,18 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import httpx
 import pytest
 
+from afm.configuration import validated
+from afm.endpoints.chat import EndpointSettings
 from afm.endpoints.connections import Connections, HttpClients, Replicas, base_url, server_address
 from afm.errors import ConfigError
+from afm.models import load_model
+from afm.rewards.judge_endpoint import JudgeEndpoint
+from tool_servers.shared.upstream import Upstream
 
 
 class Server:
@@ -121,6 +127,24 @@ def test_addresses_of_servers_have_a_host_a_port_and_no_password(url: str) -> No
     with pytest.raises(ConfigError, match="urls: ") as caught:
         server_address(url, "/run", "TOKEN", "http://a:1")
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["http://me:secret@a/v1", "https://a/v1?key=secret"])
+def test_the_error_about_a_secret_in_an_address_does_not_show_it(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRM_BASE_URL", url)
+    for use in (
+        lambda: validated(EndpointSettings, {"url": url}, "judge.yaml"),
+        lambda: JudgeEndpoint().place(),
+        lambda: Upstream("the model", url),
+        lambda: load_model(url, tokenizer=tmp_path),
+    ):
+        with pytest.raises(
+            ConfigError, match=r"http.*\*\*\*.* expected an address without user, pass"
+        ) as caught:
+            use()
+        assert "secret" not in str(caught.value)
 
 
 def test_the_least_busy_server_is_asked_and_one_that_failed_last() -> None:

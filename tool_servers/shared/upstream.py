@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 from pydantic import SecretStr
 
+from afm.configuration import without_password
 from afm.endpoints.connections import AnswerTooLongError, address_fault, checked_key, read_answer
 from afm.endpoints.pace import RETRIED_STATUS, TryAgainError, persistently, retry_after_s
 from afm.endpoints.replies import UnfinishedReasoningError, without_reasoning
@@ -103,7 +104,7 @@ class Upstream:
     ) -> None:
         self.name = name
         if fault := address_fault(url):
-            raise ConfigError(f"{name}: got {url!r}, expected {fault}")
+            raise ConfigError(f"{name}: got {without_password(url)!r}, expected {fault}")
         self._url = url.rstrip("/")
         self._patience = patience or Patience()
         own = dict(headers or {})
