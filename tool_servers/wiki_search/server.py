@@ -107,9 +107,10 @@ class WikiServer:
 
     def _parse(self, _: Request, body: bytes) -> RetrieveRequest:
         try:
-            request = RetrieveRequest.model_validate(json.loads(body.decode("utf-8", "replace")))
-        except (json.JSONDecodeError, RecursionError) as error:
+            data = json.loads(body.decode("utf-8", "replace"))
+        except (ValueError, RecursionError) as error:
             raise RefusalError(400, "request", f"body: Invalid JSON: {error}") from None
+        request = RetrieveRequest.model_validate(data)
         limits = self._settings
         if len(request.queries) > limits.max_queries:
             message = f"queries: got {len(request.queries)}, expected at most {limits.max_queries}"

@@ -63,6 +63,7 @@ def test_results_are_those_of_the_engine_and_nothing_found_is_an_empty_list(serv
         (b'{"queries": ["x"], "topk": true}', "topk: Input should be a valid integer"),
         (b'{"queries": ["x", null]}', "queries.1: Input should be a valid string"),
         (b"[" * 100_000, "body: Invalid JSON"),
+        (b"9" * 5_000, "body: Invalid JSON"),
         (json.dumps({"queries": ["x"] * 4097}).encode(), "queries: got 4097, expected at most 4096"),
     ],
 )
