@@ -102,12 +102,16 @@ def prepare(job: SftJob, *, node: int = 0, progress_bar: bool) -> str:
 
 
 def finish(job: SftJob, *, seconds: float) -> None:
-    """Make the trained model complete, drop its tokenised rows, and leave the mark that this training is finished."""
+    """Make the trained model complete, drop its tokenised rows, and leave the mark that this training is finished.
+
+    Rows at a ``tokenized_path`` of the configuration's own stay.
+    """
     if job.agent is not None:
         save_agent(job.agent, job.output_dir / "agent.yaml")
     _allow_cache(job.output_dir / "config.json")
     _mend_train_loss(job)
-    shutil.rmtree(job.output_dir / TOKENISED_FOLDER, ignore_errors=True)
+    if not job.config.get("tokenized_path"):
+        shutil.rmtree(job.output_dir / TOKENISED_FOLDER, ignore_errors=True)
     _write_manifest(
         job,
         finished=datetime.now(UTC).isoformat(timespec="seconds"),

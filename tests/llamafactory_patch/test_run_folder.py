@@ -131,3 +131,13 @@ def test_a_damaged_mark_is_told(job, tmp_path):
     (tmp_path / "sft_manifest.json").write_text("", encoding="utf-8")
     with pytest.raises(ConfigError, match=r"sft_manifest.json is damaged; delete it"):
         run_folder.is_finished(job())
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_tokenised_rows_are_dropped_unless_the_configuration_names_their_folder(job, tmp_path, named):
+    rows = tmp_path / run_folder.TOKENISED_FOLDER
+    rows.mkdir()
+    options = {"tokenized_path": str(rows)} if named else {}
+    prepared(job(**options))
+    run_folder.finish(job(**options), seconds=1.0)
+    assert rows.exists() is named
