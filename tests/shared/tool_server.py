@@ -23,6 +23,7 @@ from tool_servers.wiki_search import build
 
 ROOT = Path(__file__).parents[2]
 _PATHS = {"code": "/run", "visual_inspector": "/inspect", "wiki_search": "/retrieve"}
+_LOGGERS = (None, "uvicorn")
 
 
 class ServerClient:
@@ -84,12 +85,14 @@ class ToolServer(ServerClient, LoopbackServer):
         self.name, self.url, self.token = name, self.origin, KINDS[name].secret(environment) or ""
         self.log = folder / f"{name} {self.port}.log"
         self._handler = logging.FileHandler(self.log)
-        logging.getLogger().addHandler(self._handler)
+        for name in _LOGGERS:
+            logging.getLogger(name).addHandler(self._handler)
         self.start()
 
     def stop(self, *, forced: bool = False) -> None:
         super().stop(forced=forced)
-        logging.getLogger().removeHandler(self._handler)
+        for name in _LOGGERS:
+            logging.getLogger(name).removeHandler(self._handler)
         self._handler.close()
 
 
@@ -135,20 +138,23 @@ class ToolServerProcess(ServerClient):
 
 @contextmanager
 def running(
-    kind: type[ToolServer] | type[ToolServerProcess], folder: Path, *secrets: str
+    kind: type[ToolServer] | type[ToolServerProcess], folder: Path, *unlogged: str
 ) -> Iterator[Callable[..., Any]]:
-    """Starts servers of this kind; all are stopped at the end, when no log holds a secret."""
+    """Starts servers of this kind; all are stopped at the end, when no log holds one of these words."""
     servers: list[ToolServer | ToolServerProcess] = []
 
     def start(name: str, *words: object, **options: Any) -> Any:
         servers.append(kind(name, folder, *words, **options))
         return servers[-1]
 
-    yield start
+    try:
+        yield start
+    finally:
+        for server in servers:
+            server.stop()
     for server in servers:
-        server.stop()
         log = server.log.read_text()
-        assert not any(secret in log for secret in secrets)
+        assert not any(word in log for word in unlogged)
 
 
 def build_index(corpus: Path, out: Path, *options: str) -> subprocess.CompletedProcess[str]:

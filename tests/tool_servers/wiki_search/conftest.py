@@ -37,14 +37,14 @@ def index(corpus: Path) -> Path:
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory, index: Path) -> Iterator[ToolServer]:
     """One with the settings that it has by default."""
-    with running(ToolServer, tmp_path_factory.mktemp("wiki server")) as start:
+    with running(ToolServer, tmp_path_factory.mktemp("wiki server"), "Traceback") as start:
         yield start("wiki_search", "--index", index)
 
 
 @pytest.fixture
 def start(tmp_path: Path, index: Path) -> Iterator[Callable[..., ToolServer]]:
     """Starts a wiki server with these settings."""
-    with running(ToolServer, tmp_path, TOKEN) as start:
+    with running(ToolServer, tmp_path, TOKEN, "Traceback") as start:
 
         def started(settings: dict[str, Any] | None = None, *, folder: Path = index, token: str = "") -> Any:
             return start("wiki_search", "--index", folder, settings=settings, WIKI_SERVER_TOKEN=token)
@@ -55,5 +55,5 @@ def start(tmp_path: Path, index: Path) -> Iterator[Callable[..., ToolServer]]:
 @pytest.fixture
 def start_process(tmp_path: Path, index: Path) -> Iterator[Callable[[], ToolServerProcess]]:
     """Starts a wiki server as a process of its own."""
-    with running(ToolServerProcess, tmp_path) as start:
+    with running(ToolServerProcess, tmp_path, "Traceback") as start:
         yield lambda: start("wiki_search", "--index", index, settings={"finish_s": 10})
