@@ -341,6 +341,7 @@ def test_a_broken_row_ends_the_training_with_one_clear_line(arguments, data_dir,
     expected = f"error: {folder}/rows.json:1, row 1 ('a'): </observation> at character 1 closes nothing"
     assert last == expected
     assert capfd.readouterr().err == f"{expected}\n"
+    assert not (arguments.target / "agent.yaml").exists()
 
 
 def test_a_killed_training_ends_with_the_same_bits_as_one_that_was_not(arguments, capsys):
