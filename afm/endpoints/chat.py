@@ -24,6 +24,8 @@ from afm.endpoints.pace import Pace, TryAgainError, persistently
 from afm.endpoints.replies import ChatReply, UnusableReplyError, expected_tokens, read_reply
 from afm.errors import EngineError, RefusedError
 
+MOST_PARALLEL = 10_000
+"""Requests in flight that one process can hold."""
 _LONGEST_REPLY = 1 << 20
 
 ResultT = TypeVar("ResultT")
@@ -41,7 +43,7 @@ class EndpointSettings(Settings):
     """What the endpoint allows. A pause that it asks for holds for all requests."""
     tokens_per_minute: int | None = Field(default=None, ge=1)
     """The same for tokens, those of all tasks together."""
-    max_parallel: int = Field(default=64, ge=1, le=10_000)
+    max_parallel: int = Field(default=64, ge=1, le=MOST_PARALLEL)
     """Requests in flight."""
     attempts: int = Field(default=5, ge=1, le=100)
     """How often a request is sent when the server fails or its reply is useless, with pauses and jitter.

@@ -9,7 +9,7 @@ from typing import Any
 
 from afm.agents import model_folder
 from afm.configuration import without_password
-from afm.endpoints.chat import EndpointSettings
+from afm.endpoints.chat import MOST_PARALLEL, EndpointSettings
 from afm.endpoints.connections import address_fault, addresses
 from afm.errors import ConfigError, EngineError, MissingExtraError, suggestion
 from afm.models.base import CodecModel, Generation, SamplingParams, TokenModel, ToolCalls
@@ -54,7 +54,7 @@ def load_model(
         EngineError: The server cannot be asked.
     """
     address = str(source)
-    endpoint = EndpointSettings(max_parallel=max_batch)
+    endpoint = EndpointSettings(max_parallel=min(max_batch, MOST_PARALLEL))  # further ones wait
     if chat is not None:
         if name is None:
             raise ConfigError(f"{address}: a chat endpoint needs the name of its model (name=...)")

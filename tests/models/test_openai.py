@@ -243,7 +243,7 @@ async def test_strange_answers_are_errors_and_not_asked_again(model, server, ans
 
 async def test_load_model_asks_the_server_for_name_and_context(server, tiny_dir, monkeypatch):
     monkeypatch.setenv("AFM_MODEL_API_KEY", KEY)
-    model = await asyncio.to_thread(load_model, server.url, tokenizer=tiny_dir)
+    model = await asyncio.to_thread(load_model, server.url, tokenizer=tiny_dir, max_batch=20_000)
     assert (model.name, model.context_tokens) == ("tiny", 4096)
     await model.generate([5], SamplingParams(1))
     assert server.headers[-1]["authorization"] == f"Bearer {KEY}"
