@@ -13,7 +13,7 @@ from typing import Any
 from afm.errors import RewardError, SandboxError
 from afm.rewards.code_tests.inside import mentioning, program, shared_modules
 from afm.rewards.code_tests.inside.serve import PRELUDE
-from afm.sandbox import ExitReason, NamelessInput, RunResult, Sandbox, SandboxLimits
+from afm.sandbox import ExitReason, NamelessInput, RunResult, Sandbox, SandboxLimits, limits_from
 
 _FIRST_BATCH = 4
 _LARGEST_BATCH = 64
@@ -185,13 +185,15 @@ class CaseRunner:
 
 def _limits(text: str, total_s: float, memory_bytes: int, output_bytes: int) -> SandboxLimits:
     size = len(text)
-    return SandboxLimits(
-        wall_s=total_s + _SLACK_S,
-        cpu_s=math.ceil(total_s + _SLACK_S),
-        memory_bytes=memory_bytes + 8 * size,
-        file_bytes=(16 << 20) + 2 * size,
-        output_bytes=output_bytes,
-        stdin_bytes=size,
+    return limits_from(
+        {
+            "wall_s": total_s + _SLACK_S,
+            "cpu_s": math.ceil(total_s + _SLACK_S),
+            "memory_bytes": memory_bytes + 8 * size,
+            "file_bytes": (16 << 20) + 2 * size,
+            "output_bytes": output_bytes,
+            "stdin_bytes": size,
+        }
     )
 
 

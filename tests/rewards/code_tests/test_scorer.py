@@ -12,7 +12,7 @@ from busy_core import busy_core, pinned
 from patient_scorer import PatientScorer
 
 from afm.agents import load_agent
-from afm.errors import SandboxError
+from afm.errors import ConfigError, SandboxError
 from afm.rewards import Sample, load_reward
 from afm.rewards.code_tests import CodeTests
 from afm.rewards.code_tests.runner import CaseLimits
@@ -483,6 +483,13 @@ class BrokenSandbox:
 async def test_a_failing_sandbox_abstains(truth: Any) -> None:
     part = await CodeTests(BrokenSandbox()).judge(sample(ADD, truth))
     assert (part.score, part.evidence) == (None, "sandbox: the pool is gone")
+
+
+async def test_a_limit_beyond_the_sandboxs_is_named() -> None:
+    reward = load_reward({"code_tests": {"memory_bytes": 1 << 45}})
+    with pytest.raises(ConfigError, match="sandbox limits: memory_bytes: got"):
+        await reward.score(sample(ADD))
+    await reward.close()
 
 
 async def test_through_the_reward_file() -> None:
