@@ -232,6 +232,10 @@ def test_the_shipped_selections_are_those_of_the_paper():
     assert math_ == code.model_copy(update={"agent": "math", "ability": "math"})
     with pytest.raises(ConfigError, match=r"web_agent_sft\.json: no such file, so overlap"):
         shipped("web")
+    with pytest.raises(
+        AfmError, match="timeout_s: got 1000000.0"
+    ):  # what the endpoint would refuse later, with a traceback
+        shipped("qa", "timeout_s=1.0e+6")
 
 
 def test_the_script_of_the_web_agent_selects_and_makes_rl_rows(server, tmp_path):

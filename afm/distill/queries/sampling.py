@@ -88,7 +88,7 @@ class QueryConfig(QuerySettings):
     """Which model of a server that has several."""
     tokenizer: Path | None = None
     """Folder of the served model's tokenizer; needed for ``with_tools``."""
-    timeout_s: float = Field(default=300.0, gt=0)
+    timeout_s: float = Field(default=300.0, gt=0, le=86_400)
     """For one reply of a chat endpoint; then it is asked again."""
     agent: str
     """Who answers; without its tools if not ``with_tools``."""
