@@ -233,7 +233,7 @@ def test_the_shipped_selections_are_those_of_the_paper():
     with pytest.raises(ConfigError, match=r"web_agent_sft\.json: no such file, so overlap"):
         shipped("web")
     with pytest.raises(
-        AfmError, match="timeout_s: got 1000000.0"
+        AfmError, match=r"timeout_s: got 1000000.0"
     ):  # what the endpoint would refuse later, with a traceback
         shipped("qa", "timeout_s=1.0e+6")
 
