@@ -18,7 +18,7 @@ import logging
 import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from typing import Any, ClassVar, TypeVar
 
 from prometheus_client import (
@@ -198,8 +198,9 @@ class Endpoint:
         async def health(request: Request) -> Response:
             reason = await trouble() if trouble else ""
             state: dict[str, Any] = {"status": "failing" if reason else "ok", **(facts or {})}
-            if reason and self.allows(request.headers):
-                state["error"] = reason
+            with suppress(DataError):  # a key that cannot be read lets nobody in
+                if reason and self.allows(request.headers):
+                    state["error"] = reason
             state |= {"running": self.admission.running, "waiting": self.admission.waiting}
             return JSONResponse(state, status_code=503 if reason else 200)
 

@@ -117,6 +117,20 @@ async def test_the_token_is_asked_of_everything_but_health():
     assert "afm_try_request_seconds_count 1.0" in numbers
 
 
+async def test_a_key_that_cannot_be_read_hears_that_the_server_is_ill_and_not_why():
+    class Picky(Endpoint):
+        def allows(self, headers):
+            raise DataError("API key: got nonsense")
+
+    async def trouble():
+        return "the disk is full"
+
+    app = Picky("try", ServerSettings(), token="a-token").app(life=closing(close), trouble=trouble)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as server:
+        answer = await server.get("/health")
+    assert (answer.status_code, answer.json()) == (503, {"status": "failing", "running": 0, "waiting": 0})
+
+
 async def test_beyond_its_places_a_server_says_when_to_come_back():
     async with client(max_parallel=1, max_waiting=1, max_wait_s=0.1) as server:
         answers = await asyncio.gather(*(server.post("/ask", json={"q": "slow"}) for _ in range(4)))
