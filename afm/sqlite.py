@@ -7,7 +7,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from afm.errors import ConfigError
@@ -51,14 +51,21 @@ class SharedFile:
         self._process = 0
         self._connection: sqlite3.Connection | None = None
 
-    @contextmanager
-    def transaction(self) -> Iterator[sqlite3.Connection]:
+    def transaction(self) -> AbstractContextManager[sqlite3.Connection]:
         """Write alone, other threads and processes kept out.
 
         Raises:
             ConfigError: The file cannot be used at all.
             sqlite3.Error: It cannot be used at the moment: the disk is full, another process does not let go of it.
         """
+        return self._begun("BEGIN IMMEDIATE")
+
+    def snapshot(self) -> AbstractContextManager[sqlite3.Connection]:
+        """Read what is there now; processes that write are not waited for. Raises like :meth:`transaction`."""
+        return self._begun("BEGIN")
+
+    @contextmanager
+    def _begun(self, statement: str) -> Iterator[sqlite3.Connection]:
         with self._lock:
             if self._connection is None or self._process != os.getpid():
                 try:
@@ -66,7 +73,7 @@ class SharedFile:
                 except (sqlite3.Error, OSError) as error:
                     raise ConfigError(f"{self.path}: cannot be used as a {self._what}: {error}") from error
             with self._connection:
-                self._connection.execute("BEGIN IMMEDIATE")
+                self._connection.execute(statement)
                 yield self._connection
 
     def close(self) -> None:

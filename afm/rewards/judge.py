@@ -262,7 +262,7 @@ class VerdictCache:
         self._file.close()
 
     def _find(self, key: str) -> Ruling | None:
-        with self._file.transaction() as connection:
+        with self._file.snapshot() as connection:
             query = "SELECT judgement, rationale FROM verdicts WHERE key = ?"
             row = connection.execute(query, (key,)).fetchone()
         return Ruling(*row) if row is not None and row[0] in ("correct", "incorrect") else None

@@ -232,9 +232,7 @@ def test_the_shipped_selections_are_those_of_the_paper():
     assert math_ == code.model_copy(update={"agent": "math", "ability": "math"})
     with pytest.raises(ConfigError, match=r"web_agent_sft\.json: no such file, so overlap"):
         shipped("web")
-    with pytest.raises(
-        AfmError, match=r"timeout_s: got 1000000.0"
-    ):  # what the endpoint would refuse later, with a traceback
+    with pytest.raises(AfmError, match="expected less than or equal to 86400"):  # as the endpoint expects
         shipped("qa", "timeout_s=1.0e+6")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
@@ -344,6 +345,15 @@ def test_processes_share_a_cache(tmp_path: Path) -> None:
         return [await store.find(key) for key in keys]
 
     assert asyncio.run(found()) == [Ruling("correct", "r")] * 100
+
+
+async def test_a_verdict_is_read_while_another_process_writes(tmp_path: Path) -> None:
+    store = VerdictCache(tmp_path / "cache")
+    await store.add("key", Ruling("correct", "r"))
+    writer = sqlite3.connect(tmp_path / "cache")
+    writer.execute("BEGIN IMMEDIATE")
+    assert await asyncio.wait_for(store.find("key"), 5) == Ruling("correct", "r")
+    writer.close()
 
 
 async def test_without_an_endpoint_exact_match_stands_in_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
