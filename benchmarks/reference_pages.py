@@ -100,7 +100,8 @@ def _default(field: Any) -> str:
     value = field.get_default(call_default_factory=True)
     if value in (None, "", (), [], {}) or isinstance(value, BaseModel):
         return ""
-    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    return "`{}`".format(text.replace("\n", "\\n").replace("|", "\\|"))
 
 
 def _markdown(text: str) -> str:

@@ -138,7 +138,7 @@ class AgentSpec(Settings):
     """A complete agent. Load one with :func:`afm.agents.load_agent`."""
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_]*$")
-    """Of the agent."""
+    """What the agent is called."""
     description: str = ""
     """One line for people."""
     roles: dict[str, RoleSpec]

@@ -55,11 +55,11 @@ class ExpandSettings(Settings):
     count: int = Field(default=1_000, ge=1)
     """Groups of passages, or topics, that are tried."""
     seed: int = 0
-    """Of what is drawn."""
+    """Seeds every draw."""
     max_parallel: int = Field(default=4, ge=1)
     """Questions in work at the same time."""
     name: str = Field(pattern=r"^[a-z][a-z0-9_]*$")
-    """Of the team."""
+    """What the team is called."""
     endpoints: dict[str, TeacherEndpoint] = Field(min_length=1)
     """Servers, as a team's."""
     models: dict[str, TeamModel] = Field(min_length=1)
@@ -67,7 +67,7 @@ class ExpandSettings(Settings):
     members: ExpandMembers
     """``proposer``, ``solver`` and, for ``topics``, ``scout``."""
     data_source: str = "expanded"
-    """Of the questions; chooses their reward."""
+    """Written into each question; chooses its reward."""
     asks: int = Field(default=3, ge=1, le=1_000)
     """How often a member is asked again when its reply cannot be used."""
     passage_chars: int = Field(default=4_000, ge=200)

@@ -40,6 +40,11 @@ def test_a_table_has_inherited_keys_defaults_and_links(reference_pages: ModuleTy
     assert r"`preset=script\|paper`" in by_key["published"]
 
 
+def test_a_default_of_several_lines_stays_in_its_cell(reference_pages: ModuleType) -> None:
+    table = reference_pages.key_table("afm.agents.spec.AgentSpec")
+    assert r"| `prompt` | `{roles}\n\n{rules}` | Instruction text" in table
+
+
 def test_a_key_without_a_docstring_is_refused(reference_pages: ModuleType) -> None:
     with pytest.raises(ValueError, match="no docstring below share_of_start, first"):
         reference_pages.key_table("verl_ext.alarms.EntropyCollapse")

@@ -119,7 +119,7 @@ class TeamSettings(Settings):
     """A team's file."""
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_]*$")
-    """Of the team, in records and reports."""
+    """What the team is called in records and reports."""
     agent: str
     """Whose trajectories the team's work becomes: a shipped agent's name or a YAML."""
     tools: Path

@@ -52,11 +52,11 @@ class QuerySettings(Settings):
     target: int | None = Field(default=None, ge=1)
     """Questions to keep at most, drawn at random in proportion to their data sources."""
     seed: int = 0
-    """Of the samples and of the draw."""
+    """Seeds the samples and the draw."""
     max_parallel: int = Field(default=64, ge=1, le=10_000)
     """Samples in flight."""
     temperature: float = Field(default=1.0, ge=0, le=2)
-    """Of the samples."""
+    """Temperature of the samples."""
     max_tokens: int | None = Field(default=2048, ge=1, le=1_000_000)
     """Of one sample, tool answers aside; ``null``: the agent's own limits."""
     failures_in_a_row: int = Field(default=20, ge=1)
