@@ -263,7 +263,9 @@ def photograph(out: Path) -> None:
 
         def opened(size: Any, scheme: Any = "light") -> Any:
             found = page(size, scheme)
-            found.goto(f"{address}#tool=code")
+            found.goto(
+                f"{address}#tool=code", wait_until="networkidle"
+            )  # the list is complete, so a click counts
             found.click("#list a >> nth=0")
             found.wait_for_selector(".block")
             return found

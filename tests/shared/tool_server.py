@@ -153,8 +153,8 @@ def running(
         for server in servers:
             server.stop()
     for server in servers:
-        log = server.log.read_text()
-        assert not any(word in log for word in unlogged)
+        lines = server.log.read_text().splitlines()
+        assert not [line for line in lines if any(word in line for word in unlogged)]
 
 
 def build_index(corpus: Path, out: Path, *options: str) -> subprocess.CompletedProcess[str]:

@@ -36,8 +36,8 @@ def index(corpus: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory, index: Path) -> Iterator[ToolServer]:
-    """One with the settings that it has by default."""
-    with running(ToolServer, tmp_path_factory.mktemp("wiki server"), "Traceback") as start:
+    """One with the settings that it has by default. Its log also holds what later servers of the process write."""
+    with running(ToolServer, tmp_path_factory.mktemp("wiki server")) as start:
         yield start("wiki_search", "--index", index)
 
 
