@@ -1,4 +1,4 @@
-"""Seeds of single pieces of work, made from the seed of a whole run."""
+"""Seeds of episodes and generations, derived from the seed of a run."""
 
 from __future__ import annotations
 

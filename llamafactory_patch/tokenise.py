@@ -1,4 +1,4 @@
-"""Rows tokenised and stored before a training, which is LLaMA-Factory's own and reads them as its ``tokenized_path``.
+"""Tokenises and stores the rows that LLaMA-Factory's own training then reads as its ``tokenized_path``.
 
 LLaMA-Factory loads what lies there whatever the other options say, so stored rows carry a record of what they were made
 from. Importing this module imports LLaMA-Factory; :func:`llamafactory_patch.engine.load_engine` comes first.

@@ -1,4 +1,4 @@
-"""What calls of models cost, and a budget that no number of calls in flight can break."""
+"""Prices of model calls, and a budget that concurrent calls cannot exceed."""
 
 from __future__ import annotations
 

@@ -158,7 +158,9 @@ class Replica:
 
     @contextmanager
     def busy(self, *healthy: type[Exception]) -> Iterator[None]:
-        """While it is asked. Every error makes it rest but a cancellation and ``healthy`` ones, which a server in order raises."""
+        """Count a request in flight. An error rests the server, unless it is a cancellation or one of ``healthy``,
+        which a working server raises too.
+        """
         self.in_flight += 1
         try:
             yield

@@ -1,4 +1,4 @@
-"""Many jobs at the same time."""
+"""Runs jobs in parallel, up to a limit."""
 
 from __future__ import annotations
 
