@@ -158,8 +158,9 @@ class Replica:
 
     @contextmanager
     def busy(self, *healthy: type[Exception]) -> Iterator[None]:
-        """Count a request in flight. An error rests the server, unless it is a cancellation or one of ``healthy``,
-        which a working server raises too.
+        """Count a request in flight; an error rests the server.
+
+        A cancellation does not, nor do the errors ``healthy``, which a working server raises too.
         """
         self.in_flight += 1
         try:
