@@ -12,7 +12,7 @@ from typing import Any
 from afm.agents import AgentSpec, PromptMode, PromptSource, load_agent
 from afm.configuration import apply_overrides, override_key, read_extended
 from afm.errors import ConfigError, UsageError, suggestion
-from afm.planning.presets import take_preset
+from afm.presets import take_preset
 from llamafactory_patch.keys import engine_keys
 
 OWN_KEYS = {
@@ -108,7 +108,7 @@ def resolve(config_path: str | Path, overrides: Sequence[str] = ()) -> SftJob:
     working folder. ``fsdp_config`` alone shards everything (``fsdp: full_shard auto_wrap``).
     ``agent: NAME_OR_PATH`` switches the author mask on for the tag that agent's environment writes, and
     has the template checked against the tokenizer's chat template; both can be set explicitly.
-    ``preset=script|paper`` lays published settings over the recipe first; see :mod:`afm.planning.presets`.
+    ``preset=script|paper`` lays published settings over the recipe first; see :mod:`afm.presets`.
 
     Raises:
         ConfigError: No such file, bad YAML, an unknown key, or settings that contradict each other.

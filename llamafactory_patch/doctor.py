@@ -11,8 +11,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from afm.agents.prompt_record import check_prompts, record_of_model
-from afm.planning import Finding, Hardware, Level, ModelShape, Report, model_shape
-from afm.planning.memory import GIB, MemoryNeed, described, disk_finding, fits
+from afm.findings import Finding, Level, Report
+from afm.memory_arithmetic import (
+    GIB,
+    Hardware,
+    MemoryNeed,
+    ModelShape,
+    described,
+    disk_finding,
+    fits,
+    model_shape,
+)
 from llamafactory_patch.checks import check_data, check_model, check_output, check_trackers
 from llamafactory_patch.config import SftJob, fsdp_settings, resolve
 from llamafactory_patch.engine import Arguments, load_engine, load_tools, parse_arguments

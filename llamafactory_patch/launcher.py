@@ -20,8 +20,8 @@ from typing import Any
 import yaml
 
 from afm.errors import AfmError, ConfigError, UsageError
-from afm.planning import positive_variable
-from afm.planning.findings import has_gpu
+from afm.findings import has_gpu
+from afm.memory_arithmetic import positive_variable
 from afm.processes import die_with_parent, follow_parent
 from afm.runs.folder import RunFolder
 from llamafactory_patch import run_folder

@@ -1,7 +1,7 @@
 """Memory that a training needs on each GPU, estimated from the model's shape.
 
 States of parameters, gradients and AdamW follow DeepSpeed's own estimators (0.19.8, ``estimate_zero2_...`` and
-``estimate_zero3_model_states_mem_needs``) for ZeRO; the rest is in :mod:`afm.planning.memory`. Nothing of it was ever
+``estimate_zero3_model_states_mem_needs``) for ZeRO; the rest is in :mod:`afm.memory_arithmetic`. Nothing of it was ever
 compared with a GPU by its authors.
 """
 
@@ -13,7 +13,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from afm.planning.memory import MemoryNeed, ModelShape, activation_bytes, fsdp2_bytes
+from afm.memory_arithmetic import MemoryNeed, ModelShape, activation_bytes, fsdp2_bytes
 
 
 class Sharding(StrEnum):

@@ -13,8 +13,8 @@ import yaml
 
 from afm.agents import save_agent
 from afm.errors import ConfigError
-from afm.planning.findings import package_version
-from afm.planning.presets import preset_lines
+from afm.findings import package_version
+from afm.presets import preset_lines
 from afm.runs.atomic import replace_text
 from afm.runs.folder import changes
 from llamafactory_patch.checks import tracker_settings

@@ -16,7 +16,8 @@ ROOT = Path(__file__).resolve().parent.parent
 LAYERS = [
     {"errors", "settings", "processes", "configuration", "seeds", "sqlite", "terminal"},
     {"runs"},
-    {"agents", "planning"},
+    {"agents", "findings", "presets"},
+    {"memory_arithmetic"},
     {"trajectory"},
     {"masking"},
     {"endpoints"},

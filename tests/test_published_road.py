@@ -26,7 +26,7 @@ from afm.errors import ConfigError, DataError, EngineError, UsageError
 from afm.evaluation.benchmarks import BENCHMARKS, CODE
 from afm.evaluation.config import EvalConfig
 from afm.evaluation.measures import ABILITIES, AGENT_H, AgentHTally
-from afm.planning.presets import take_preset
+from afm.presets import take_preset
 from afm.rewards import Sample
 from afm.rewards.formula import OverlongPenalty
 from afm.rollout.published_protocol import PublishedProtocol

@@ -10,18 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from afm.errors import ConfigError
-from afm.planning import (
-    Finding,
+from afm.findings import Finding, Level, Report, has_gpu
+from afm.memory_arithmetic import (
+    GIB,
     Hardware,
-    Level,
     ModelShape,
-    Report,
+    described,
+    fits,
     missing_model_files,
     model_shape,
     recipe_hardware,
 )
-from afm.planning.findings import has_gpu
-from afm.planning.memory import GIB, described, fits
 from afm.rewards import RewardSettings
 from afm.rollout.routes import Route
 from afm.settings import load_settings as load_environment

@@ -15,7 +15,8 @@ from afm.agents import Limits
 from afm.configuration import read_mapping, validated
 from afm.datasets import Task
 from afm.errors import DataError
-from afm.planning import Finding, Level, ModelShape
+from afm.findings import Finding, Level
+from afm.memory_arithmetic import ModelShape
 from afm.rewards import RewardSettings, load_reward
 from afm.rewards.formula import CountedTokens
 from afm.rewards.judge import ModelJudge, WithoutEndpoint

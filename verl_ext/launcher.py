@@ -17,8 +17,8 @@ import yaml
 
 from afm.agents import MODEL_AGENTS_DIR, save_agents
 from afm.errors import AfmError, UsageError
-from afm.planning.findings import has_gpu
-from afm.planning.presets import preset_lines
+from afm.findings import has_gpu
+from afm.presets import preset_lines
 from afm.processes import follow_parent
 from verl_ext.alarms import ALARMS_FILE, AlarmAction, RaisedAlarm, Watch
 from verl_ext.checkpoints import (

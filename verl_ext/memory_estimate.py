@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from afm.planning import Finding, Level, ModelShape
-from afm.planning.memory import GIB, MemoryNeed, activation_bytes, disk_finding, layer_bytes
+from afm.findings import Finding, Level
+from afm.memory_arithmetic import GIB, MemoryNeed, ModelShape, activation_bytes, disk_finding, layer_bytes
 from verl_ext.workload import Placement, Workload
 
 _BF16 = 2

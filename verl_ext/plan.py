@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from afm.errors import ConfigError, DataError, MissingExtraError
-from afm.planning.findings import (
+from afm.findings import (
     BUILD_ADVICE,
     FLASH_ATTENTION,
     WHY_FLASH_ATTENTION,

@@ -14,7 +14,7 @@ from afm.agents.prompt_source import QUESTION_MARK, row_messages
 from afm.datasets import Task
 from afm.datasets.schema import task_of_row
 from afm.errors import AfmError, ConfigError, DataError
-from afm.planning import Finding, Level
+from afm.findings import Finding, Level
 from afm.rewards.registry import BY_SOURCE, checked_name, scorer_name
 from afm.rollout.routes import HOPELESS_ADVICE, Route, Routes, mismatch
 from verl_ext.compose import AGENT_LOOP_NAME

@@ -13,7 +13,7 @@ from afm.agents import AgentSpec, Limits, agent_of_model, load_agent
 from afm.agents.prompt_record import record_of_model
 from afm.configuration import Settings, apply_overrides, override_key, read_extended, read_in_place, validated
 from afm.errors import UsageError
-from afm.planning.presets import take_preset
+from afm.presets import take_preset
 from afm.rollout import Episode
 from afm.rollout.routes import AgentRoute, AgentRoutes, Routes, anchor_routes, routes_of
 from afm.trajectory.record import StopReason
@@ -200,7 +200,7 @@ class RlSettings(EpisodeSettings):
 def load_settings(path: str | Path, overrides: Sequence[str] = ()) -> RlSettings:
     """Read a YAML of ``afm rl`` and apply ``key=value`` overrides (keys may be dotted, values are YAML).
 
-    ``preset=script|paper`` lays published settings over the recipe first; see :mod:`afm.planning.presets`.
+    ``preset=script|paper`` lays published settings over the recipe first; see :mod:`afm.presets`.
 
     The files that ``agent``, ``tools``, ``rewards`` and ``extends`` name in the YAML are relative to it;
     everything else, and every override, to the working folder.

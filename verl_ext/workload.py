@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from afm.errors import ConfigError
-from afm.planning import Finding, Hardware, Level, ModelShape
+from afm.findings import Finding, Level
+from afm.memory_arithmetic import Hardware, ModelShape
 
 CRITIC_BUDGET = "ppo_infer_max_token_len_per_gpu"
 """What verl 0.9.1 packs the critic's batches by (``trainer/ppo/v1/trainer_base.py``); ``ppo_max_token_len_per_gpu``

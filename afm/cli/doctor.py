@@ -14,7 +14,8 @@ import typer
 
 from afm.configuration import override_key, read_extended
 from afm.errors import AfmError, ConfigError
-from afm.planning import Finding, Level, failed, hardware_from
+from afm.findings import Finding, Level, failed
+from afm.memory_arithmetic import hardware_from
 from afm.terminal import visible
 
 if TYPE_CHECKING:

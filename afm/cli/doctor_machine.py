@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 
 from afm.cli.options import configs_folder
 from afm.errors import AfmError, install_advice
-from afm.planning import Finding, Level, Report
-from afm.planning.findings import gpu_findings, package_version
-from afm.planning.memory import GIB
+from afm.findings import Finding, Level, Report, gpu_findings, package_version
+from afm.memory_arithmetic import GIB
 from afm.sandbox import SandboxSettings, open_sandbox
 from afm.sandbox.interpreter import WARM, Identity, find_interpreter
 from afm.settings import Environment, load_settings

@@ -115,7 +115,7 @@ def _road(
 
 def _find_missing(way: Road, stages: Sequence[RoadStage], *, show: bool) -> list[str]:
     """What is missing; with ``show`` the commands are printed, too."""
-    from afm.planning.findings import has_gpu
+    from afm.findings import has_gpu
 
     trains = any(stage.name in ("sft", "rl", "eval") for stage in stages)
     missing = [] if way.tiny or not trains or has_gpu() else [_NO_GPU]

@@ -87,7 +87,7 @@ def model(
 
 def _whole(model: Path) -> Path:
     from afm.agents import model_folder
-    from afm.planning import missing_model_files
+    from afm.memory_arithmetic import missing_model_files
 
     folder = model_folder(model)
     if not folder.is_dir():

@@ -39,9 +39,9 @@ from afm.evaluation.manifest import (
     read_manifest,
 )
 from afm.evaluation.measures import Method
+from afm.findings import Finding, Level, Report
+from afm.memory_arithmetic import disk_finding, missing_model_files, model_shape
 from afm.models.openai import served_models
-from afm.planning import Finding, Level, Report, missing_model_files, model_shape
-from afm.planning.memory import disk_finding
 from afm.rewards import RewardSettings, load_reward
 from afm.rewards.judge import ModelJudge, WithoutEndpoint
 from afm.rewards.judge_endpoint import JudgeEndpoint

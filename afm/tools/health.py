@@ -12,7 +12,7 @@ import httpx
 from afm.agents import load_agent, shipped_agents
 from afm.configuration import apply_overrides, read_file
 from afm.errors import SandboxError
-from afm.planning import Finding, Level, Report
+from afm.findings import Finding, Level, Report
 from afm.tools.base import Tool, TrustedTool
 from afm.tools.code import CodeTool
 from afm.tools.registry import load_tools

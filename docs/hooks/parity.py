@@ -11,7 +11,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from afm.configuration import read_extended, read_file
-from afm.planning.presets import Kind, PresetSource, PublishedRecipe, PublishedSetting, published
+from afm.presets import Kind, PresetSource, PublishedRecipe, PublishedSetting, published
 from afm.rewards import RewardSettings
 from llamafactory_patch.config import resolve
 from verl_ext.compose import compose, overrides_of
@@ -75,7 +75,7 @@ def page() -> str:
     lines = [
         "# Our recipes beside the published ones",
         "",
-        "Made from `afm/planning/published.yaml` and `configs/`: `python docs/hooks/parity.py`. Script: the published repository at",
+        "Made from `afm/published.yaml` and `configs/`: `python docs/hooks/parity.py`. Script: the published repository at",
         f"`{facts.revision}`, with the line that says so; a line of another file is a default or a place in the code. Paper: {facts.paper}.",
         f"`{_UNSAID}`: the source does not say. **Bold**: our recipe has another value than a source.",
         "",

@@ -18,8 +18,7 @@ from typer.testing import CliRunner
 from afm.cli.doctor import print_table
 from afm.cli.doctor_machine import diagnose_machine, package_findings
 from afm.cli.main import app
-from afm.planning import Finding, Level
-from afm.planning.findings import driver_finding, gpu_findings, try_imports
+from afm.findings import Finding, Level, driver_finding, gpu_findings, try_imports
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from published_repository import REPOSITORY, needs_repository, published_text
 
-from afm.planning.presets import published
+from afm.presets import published
 from afm.settings import Environment
 from afm.tools import registry
 from llamafactory_patch import config as sft_config

@@ -17,9 +17,9 @@ from afm.evaluation.manifest import read_manifest
 from afm.evaluation.metrics import Metrics
 from afm.evaluation.report import write_run_report
 from afm.evaluation.viewer.server import agent_of
+from afm.findings import Level
 from afm.models.base import SamplingParams
 from afm.models.scripted import ScriptedModel
-from afm.planning import Level
 from afm.trajectory.io import load_records
 
 ROOT = Path(__file__).resolve().parents[2]

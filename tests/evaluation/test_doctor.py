@@ -20,9 +20,9 @@ from afm.evaluation.config import load_config
 from afm.evaluation.doctor import diagnose
 from afm.evaluation.job import load_tasks, sources_of
 from afm.evaluation.manifest import Conditions, claim, make_manifest
+from afm.findings import Finding, Level
 from afm.models.base import SamplingParams
 from afm.models.tiny import create_tiny_model, train_tokenizer
-from afm.planning import Finding, Level
 
 ROOT = Path(__file__).resolve().parents[2]
 NOBODY = "http://127.0.0.1:1/v1"

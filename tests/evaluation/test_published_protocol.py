@@ -14,9 +14,9 @@ from afm.evaluation.config import load_config
 from afm.evaluation.doctor import diagnose
 from afm.evaluation.job import sources_of
 from afm.evaluation.report import write_run_report
+from afm.findings import Level
 from afm.models.base import SamplingParams
 from afm.models.scripted import ScriptedModel
-from afm.planning import Level
 from afm.rewards import load_reward
 from afm.rollout import PublishedProtocol
 from afm.tools import ToolResult

@@ -5,7 +5,7 @@ import pytest
 from typer.testing import CliRunner
 
 from afm.errors import ConfigError
-from afm.planning import Hardware, hardware_from
+from afm.memory_arithmetic import Hardware, hardware_from
 from llamafactory_patch.doctor import diagnose
 
 pytest.importorskip("llamafactory")

@@ -1,6 +1,6 @@
 import pytest
 
-from afm.planning import model_shape
+from afm.memory_arithmetic import model_shape
 from llamafactory_patch.memory import Sharding, memory_need, trained_parameters
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from afm.planning.presets import published
+from afm.presets import published
 
 REPOSITORY = os.environ.get("AFM_PUBLISHED_REPOSITORY", "")
 needs_repository = pytest.mark.skipif(

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from afm.evaluation.benchmarks import CODE, QUESTIONS, WEB, PublishedSettings
-from afm.planning.presets import published
+from afm.presets import published
 from llamafactory_patch.config import resolve
 from llamafactory_patch.run_folder import config_text
 from verl_ext.doctor_findings import reward_settings

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from afm.memory_arithmetic import Hardware
 from afm.models.tiny import train_tokenizer
-from afm.planning import Hardware
 from verl_ext.workload import Placement, RolloutEngine, Workload
 
 TEXTS = [

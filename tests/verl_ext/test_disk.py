@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from afm.planning import Level, model_shape
+from afm.findings import Level
+from afm.memory_arithmetic import model_shape
 from verl_ext.memory_estimate import checkpoint_finding
 from verl_ext.workload import Placement, Workload
 

@@ -16,8 +16,9 @@ from afm.agents import load_agent
 from afm.cli.main import app
 from afm.datasets import Task
 from afm.datasets.rl_files import write_rl
+from afm.findings import Finding, Level
+from afm.memory_arithmetic import recipe_hardware
 from afm.models.tiny import train_tokenizer
-from afm.planning import Finding, Level, recipe_hardware
 from verl_ext.doctor import AskedHardware, diagnose
 
 pytest.importorskip("verl")

@@ -9,7 +9,8 @@ import pytest
 from afm.agents import Limits
 from afm.datasets import Task
 from afm.errors import ConfigError
-from afm.planning import Finding, Level, model_shape
+from afm.findings import Finding, Level
+from afm.memory_arithmetic import model_shape
 from afm.rewards import RewardSettings
 from afm.rewards.judge_prompt import Case, messages
 from afm.settings import Environment

@@ -2,8 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from afm.planning import model_shape
-from afm.planning.memory import GIB
+from afm.memory_arithmetic import GIB, model_shape
 from verl_ext.memory_estimate import host_bytes, kv_cache, phases
 from verl_ext.workload import Placement, Workload
 

@@ -11,7 +11,7 @@ from afm.agents import load_agent
 from afm.datasets import Task
 from afm.datasets.rl_files import write_rl
 from afm.errors import ConfigError
-from afm.planning import Finding, Level
+from afm.findings import Finding, Level
 from afm.rollout.routes import AgentRoute, AgentRoutes, routes_of
 from verl_ext.rows import kinds_of, prompt_finding, read_rows, row_findings
 

@@ -3,7 +3,8 @@ from typing import Any
 
 import pytest
 
-from afm.planning import Hardware, Level, model_shape
+from afm.findings import Level
+from afm.memory_arithmetic import Hardware, model_shape
 from verl_ext.workload import Workload, split_findings
 
 SHAPE = model_shape("Qwen/Qwen2.5-7B")  # 28 heads, 4 key-value heads

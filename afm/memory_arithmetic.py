@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from afm.errors import ConfigError
-from afm.planning.findings import Finding, Level
+from afm.findings import Finding, Level
 
 _HEADER = re.compile(r"^# Hardware: (\d+) nodes? x (\d+) GPUs of (\d+) GB", re.MULTILINE)
 

@@ -3,8 +3,8 @@ from dataclasses import replace
 import pytest
 
 from afm.errors import ConfigError
-from afm.planning import Level, model_shape
-from afm.planning.memory import (
+from afm.findings import Level
+from afm.memory_arithmetic import (
     GIB,
     MemoryNeed,
     activation_bytes,
@@ -13,6 +13,7 @@ from afm.planning.memory import (
     fits,
     fsdp2_bytes,
     layer_bytes,
+    model_shape,
 )
 
 SMALL = replace(model_shape("Qwen/Qwen2.5-7B"), hidden=10, layers=3, mlp=20, vocab=100)

@@ -11,7 +11,7 @@ import pytest
 from published_repository import needs_repository, published_text
 
 from afm.errors import ConfigError
-from afm.planning.presets import (
+from afm.presets import (
     PresetSource,
     PublishedRecipe,
     PublishedSetting,
@@ -20,7 +20,7 @@ from afm.planning.presets import (
     take_preset,
 )
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def taken(recipe: str, *overrides: str, **data: Any) -> tuple[dict[str, Any], list[str], list[str]]:
