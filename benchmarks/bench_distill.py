@@ -39,8 +39,8 @@ def wiki_world(folder: Path, tasks: int) -> None:
 
 def distilled(tasks: Path, out: Path, agent: Path, tools: Path, parallel: int) -> dict[str, float]:
     """One run of the command, and what it made."""
-    words = [sys.executable, "-m", "afm.cli.main", "data", "distill", str(tasks), f"--out={out}"]
-    words += [f"--agent={agent}", f"--tools={tools}", f"--parallel={parallel}"]
+    words = [sys.executable, "-m", "afm.cli.main", "data", "distill", str(tasks), f"--output-dir={out}"]
+    words += [f"--agent={agent}", f"--tools={tools}", f"--max-parallel={parallel}"]
     started = time.perf_counter()
     subprocess.run(words, check=True)
     seconds = time.perf_counter() - started

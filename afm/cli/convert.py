@@ -191,7 +191,9 @@ def merge(
         Path, typer.Option("--map", help="YAML as those in configs/teams.", exists=True, dir_okay=False)
     ],
     tasks: Annotated[Path, typer.Option(help="The tasks, as JSONL or parquet.", exists=True, dir_okay=False)],
-    out: Annotated[Path, typer.Option(help="Folder of trajectories.jsonl, dropped.jsonl, manifest.json.")],
+    output_dir: Annotated[
+        Path, typer.Option(help="Folder of trajectories.jsonl, dropped.jsonl, manifest.json.")
+    ],
     agent: AgentOption = "mhqa",
     name: Annotated[str, typer.Option(help="Name of the team in the trajectories.")] = "",
     on_bad_rows: Annotated[
@@ -217,7 +219,7 @@ def merge(
         read_tasks(tasks),
         spec,
         TeamMap.read(team, spec),
-        out,
+        output_dir,
         name=name or log.parent.name,
         drop_bad_lines=on_bad_rows is OnBadRows.DROP,
         progress=view.update,
@@ -228,8 +230,8 @@ def merge(
     for reason, count in sorted(merged.dropped.items()):
         print(f"  dropped: {count} {reason}")
     if merged.unreadable:
-        print(f"  lines that cannot be read: {merged.unreadable}, listed in {out / UNREADABLE_FILE}")
+        print(f"  lines that cannot be read: {merged.unreadable}, listed in {output_dir / UNREADABLE_FILE}")
     if merged.missing:
         print(f"  tasks without a call in the log: {merged.missing}")
     if not merged.kept:
-        raise DataError("no trajectory was kept; the reasons stand in dropped.jsonl", path=str(out))
+        raise DataError("no trajectory was kept; the reasons stand in dropped.jsonl", path=str(output_dir))

@@ -36,7 +36,7 @@ class _Choice:
 
 def distill(
     tasks: Annotated[Path, typer.Argument(help="Problems as JSONL or parquet.", exists=True, dir_okay=False)],
-    out: Annotated[Path, typer.Option(help="Folder for the event log and the trajectories.")],
+    output_dir: Annotated[Path, typer.Option(help="Folder for the event log and the trajectories.")],
     overrides: Annotated[
         list[str] | None,
         typer.Argument(help="key=value for the team's file, e.g. budget.usd=5.", show_default=False),
@@ -59,7 +59,7 @@ def distill(
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Fixes every random choice of a scripted team.")] = 0,
-    parallel: Annotated[int, typer.Option(min=1, help="Problems worked on at the same time.")] = 4,
+    max_parallel: Annotated[int, typer.Option(min=1, help="Problems worked on at the same time.")] = 4,
 ) -> None:
     """Let a team solve problems with real tools and turn its work into trajectories.
 
@@ -72,19 +72,19 @@ def distill(
         raise UsageError(f"{overrides[0]!r}: key=value is for the file of --team, which is not given")
     view = ProgressView()
     choice = _Choice(team, agent, tools, seed, tuple(overrides or ()))
-    summary = asyncio.run(_distill(tasks, out, choice, parallel, view.update))
+    summary = asyncio.run(_distill(tasks, output_dir, choice, max_parallel, view.update))
     view.line(
         f"{summary.path}: {summary.kept} of {summary.tasks} trajectories kept, "
         f"{summary.tool_calls} tool calls, {summary.seconds:.0f} s{_cost(summary)}"
     )
     for reason, count in sorted(summary.dropped.items()):
-        print(f"  dropped: {count} {reason} (each one's reason: {out / 'dropped.jsonl'})")
+        print(f"  dropped: {count} {reason} (each one's reason: {output_dir / 'dropped.jsonl'})")
     if summary.team.stopped:
         raise BudgetSpentError(
             f"{summary.team.stopped} ({summary.not_tried} of {summary.tasks} tasks not begun)"
         )
     if not summary.kept:
-        raise DataError("no trajectory was kept; the reasons stand in dropped.jsonl", path=str(out))
+        raise DataError("no trajectory was kept; the reasons stand in dropped.jsonl", path=str(output_dir))
 
 
 def _cost(summary: DistillSummary) -> str:
@@ -93,7 +93,7 @@ def _cost(summary: DistillSummary) -> str:
 
 
 async def _distill(
-    file: Path, out: Path, choice: _Choice, parallel: int, progress: Progress
+    file: Path, output_dir: Path, choice: _Choice, max_parallel: int, progress: Progress
 ) -> DistillSummary:
     from afm.datasets import read_tasks
     from afm.distill.run import distill as run
@@ -103,11 +103,11 @@ async def _distill(
             list(read_tasks(file)),
             spec,
             tools,
-            out,
+            output_dir,
             team=team,
             roles=team.roles,
             seed=choice.seed,
-            max_parallel=parallel,
+            max_parallel=max_parallel,
             progress=progress,
         )
 

@@ -59,7 +59,9 @@ _MinScoreOption = Annotated[
 
 def filter_files(
     files: _FilesArgument,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of what is kept and what is dropped.")],
+    output_dir: Annotated[
+        Path, typer.Option("--output-dir", "-o", help="Folder of what is kept and what is dropped.")
+    ],
     config: _ConfigOption = None,
     agent: _AgentOption = None,
     processes: Annotated[int, typer.Option(min=1, help="Processes that filter.")] = 1,
@@ -75,8 +77,8 @@ def filter_files(
     from afm.distill.filters.run import filter_files as run
     from afm.terminal import ProgressView
 
-    if out.exists() and not out.is_dir():
-        raise UsageError(f"--out {out}: is a file; expected a folder")
+    if output_dir.exists() and not output_dir.is_dir():
+        raise UsageError(f"--output-dir {output_dir}: is a file; expected a folder")
     if config is not None and (rewards is not None or min_score is not None):
         raise UsageError(
             "--rewards and --min-score are settings of `quality` in the file that --config names"
@@ -88,7 +90,7 @@ def filter_files(
         files,
         plan,
         spec,
-        out,
+        output_dir,
         processes=processes,
         picture=picture,
         on_rows=lambda rows: view.update("rows", rows, None),
@@ -98,7 +100,7 @@ def filter_files(
     for note in _notes(plan, summary.funnel):
         print(f"note: {note}")
     if not summary.funnel.kept:
-        raise DataError("no trajectory was kept; the reasons stand in dropped.jsonl", path=str(out))
+        raise DataError("no trajectory was kept; the reasons stand in dropped.jsonl", path=str(output_dir))
 
 
 def _plan(config: Path | None, rewards: Path | None, min_score: float | None) -> FilterPlan:

@@ -139,7 +139,7 @@ def run(planned: DownloadPlan, progress: Progress, *, lock: Path | None = None) 
         OSError: The disk failed.
     """
     failed, done = dict(planned.refused), []
-    with RunFolder(planned.out).locked(name=None):
+    with RunFolder(planned.out, "--out").locked(name=None):
         for planned_set in planned.sets:
             if reason := _fetch_set(planned_set, progress, lock or planned.out / LOCK_FILE):
                 failed[planned_set.name] = reason

@@ -186,13 +186,13 @@ def merge_gateway_log(
     tasks: Iterable[Task],
     spec: AgentSpec,
     team: TeamMap,
-    out: Path,
+    output_dir: Path,
     *,
     name: str = "",
     drop_bad_lines: bool = False,
     progress: Progress | None = None,
 ) -> Merged:
-    """Write ``trajectories.jsonl``, ``dropped.jsonl`` and ``manifest.json`` into ``out``; each appears whole.
+    """Write ``trajectories.jsonl``, ``dropped.jsonl`` and ``manifest.json`` into ``output_dir``; each appears whole.
 
     Of several attempts at a task the last one counts.
 
@@ -208,7 +208,7 @@ def merge_gateway_log(
     counts: Counter[str] = Counter()
     seen: set[str] = set()
     cost = 0.0
-    with writing_records(out) as write:
+    with writing_records(output_dir) as write:
         for number, record in enumerate(_records(log, known, spec, team, name, bad), 1):
             cost += record.provenance.get("cost_usd", 0.0)
             seen.add(record.id)
@@ -217,15 +217,15 @@ def merge_gateway_log(
             if progress is not None:
                 progress("merge", number, None)
     merged = Merged(
-        path=out / KEPT_FILE,
+        path=output_dir / KEPT_FILE,
         kept=counts.pop("", 0),
         dropped=dict(counts),
         missing=len(known.keys() - seen),
         cost_usd=round(cost, 6),
-        unreadable=_list_bad_lines(log, bad, out / UNREADABLE_FILE),
+        unreadable=_list_bad_lines(log, bad, output_dir / UNREADABLE_FILE),
     )
     write_manifest(
-        out / MANIFEST_FILE,
+        output_dir / MANIFEST_FILE,
         counts={
             "kept": merged.kept,
             "dropped": sum(merged.dropped.values()),

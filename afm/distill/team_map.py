@@ -133,19 +133,23 @@ class TeamMap(Settings):
     """The YAML."""
 
     messages: tuple[MessageRule, ...] = ()
-    """First rule that fits; what none names becomes the agent's thought."""
+    """Rules ``{agent, asked, says, role}``: patterns of the member's name, of the last message it was sent and of what it
+    said. The first rule that fits counts; ``role: null`` leaves a message out. Without a rule words become the agent's thought."""
     tools: dict[str, ToolRule] = Field(default_factory=dict)
-    """By the team's name of the tool."""
+    """``{THEIRS: {tool: OURS, argument: PARAMETER, template: "...{}...", result: PATTERN}}``, or ``THEIRS: OURS`` where the
+    call has one parameter."""
     finals: dict[str, str] = Field(default_factory=dict)
-    """Tools whose call is the final answer, and the parameter that holds it."""
+    """``{TOOL: PARAMETER}``: calls with the answer. The last one of a task is the team's, earlier ones are reports of members."""
     delegates: tuple[str, ...] = ()
-    """Tools that call another member: neither call nor result is a step, the member's own work is."""
+    """Tools that call another member. Only that member's own work becomes steps."""
     answer: AnswerRule | None = None
-    """For teams without ``finals``."""
+    """``{agent, pattern}`` for teams without ``finals``: the last message of that member."""
     programs: Programs | None = None
-    """For members that write code, such as smolagents' ``CodeAgent``."""
+    """``{pattern, tool, results}`` for members that write programs, such as smolagents' ``CodeAgent``. The labels
+    ``Thought:`` and ``Code:`` of their words are removed. With ``tool`` each program is a call of the agent's code tool, in the
+    fence that the tool reads. Without it, a program must print what one tool returned and nothing else."""
     observation: GroupPattern = r"(?s)\A(?:Call id: [^\n]*\n)?(?:Observation:\n?|(?=Error:\n))(.*)\Z"
-    """Finds a tool's result in a message of the user; its group is the result."""
+    """Finds a tool's result in a message of the user. Its group is the result."""
     reasoning: bool = False
     """Whether hidden reasoning (``reasoning_content``) becomes part of the thought."""
     ignored: tuple[str, ...] = ()
@@ -153,7 +157,8 @@ class TeamMap(Settings):
     optional: tuple[str, ...] = ()
     """Roles whose messages are left out where the agent's order forbids them."""
     missing_thought: str = ""
-    """Stands where the agent needs a thought and nobody had one; empty: such a task is refused."""
+    """The text where the agent needs a thought and nobody had one (``provenance`` says ``missing thought``). Without
+    it such tasks are dropped."""
     missing_last_thought: str = ""
     """The same before the final answer."""
 

@@ -47,7 +47,7 @@ class RunFolder:
     """
 
     path: Path
-    option: str = "--out"
+    option: str = "output_dir"
 
     @contextmanager
     def locked(self, *, name: str | None = _LOCK_FILE, wait_s: float = 0.0) -> Iterator[int]:

@@ -29,7 +29,7 @@ def test_from_a_world_to_training_files(tmp_path, monkeypatch):
     said = run("world", "--out", folder / "world", "--train", 12, "--rl", 8, "--heldout", 4)
     assert f"{folder}/world/heldout.jsonl: 4 problems" in said
 
-    said = run("distill", folder / "world/train.jsonl", "--out", folder / "distill", "--seed", 1)
+    said = run("distill", folder / "world/train.jsonl", "--output-dir", folder / "distill", "--seed", 1)
     assert " of 12 trajectories kept" in said
     kept = load_records(folder / "distill/trajectories.jsonl")
 
@@ -58,7 +58,9 @@ def test_the_first_distillation_of_the_docs_reads_every_question_of_a_default_wo
     with wiki_server(tmp_path / "index", tmp_path / "server.log"):
         for agent in ("mhqa", "wiki"):
             out = tmp_path / agent
-            said = run("distill", world / "train.jsonl", "--out", out, "--agent", agent, "--tools", tools)
+            said = run(
+                "distill", world / "train.jsonl", "--output-dir", out, "--agent", agent, "--tools", tools
+            )
             assert " 40 of 40 trajectories kept" in said
 
 

@@ -85,7 +85,7 @@ def test_nothing_to_do_is_not_success(last_line, tmp_path, words):
 
 @pytest.mark.sandbox
 def test_a_data_set_stays_in_its_folder(last_line, tmp_path, tasks):
-    assert last_line("data", "distill", tasks, "--out", tmp_path / "d")[0] == 0
+    assert last_line("data", "distill", tasks, "--output-dir", tmp_path / "d")[0] == 0
     rows = tmp_path / "d/trajectories.jsonl"
     status, said = last_line("data", "prepare", "sft", rows, "--out", tmp_path / "s", "--name", "../evil")
     assert (status, "without a folder" in said) == (1, True)
@@ -98,7 +98,7 @@ def test_without_isolation_nothing_is_distilled(last_line, monkeypatch, tmp_path
     row = json.loads(tasks.read_text())
     many.write_text("".join(json.dumps({**row, "id": str(number)}) + "\n" for number in range(8)))
     monkeypatch.setenv("PATH", "/nowhere")
-    status, said = last_line("data", "distill", many, "--out", tmp_path / "d")
+    status, said = last_line("data", "distill", many, "--output-dir", tmp_path / "d")
     assert status == 1
     assert "bubblewrap is not installed" in said
     assert "apt-get install bubblewrap" in said

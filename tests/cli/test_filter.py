@@ -51,7 +51,13 @@ def test_a_preset_filters_and_shows_the_funnel(rows, tmp_path):
     tasks.write_text(json.dumps({"question": "what is in the TEST SET", "answer": "this"}) + "\n")
 
     done = run(
-        rows, "--config", ROOT / "configs/filters/mhqa.yaml", "--against", tasks, "--out", tmp_path / "out"
+        rows,
+        "--config",
+        ROOT / "configs/filters/mhqa.yaml",
+        "--against",
+        tasks,
+        "--output-dir",
+        tmp_path / "out",
     )
 
     assert done.exit_code == 0
@@ -72,7 +78,7 @@ def test_a_preset_filters_and_shows_the_funnel(rows, tmp_path):
 def test_without_evaluation_sets_it_says_that_nothing_was_compared(rows, tmp_path):
     pytest.importorskip("numpy")
     done = run(
-        rows, "--config", ROOT / "configs/filters/mhqa.yaml", "--out", tmp_path / "out", "--no-picture"
+        rows, "--config", ROOT / "configs/filters/mhqa.yaml", "--output-dir", tmp_path / "out", "--no-picture"
     )
 
     assert "note: contamination compared with nothing; name evaluation sets by --against" in done.stdout
@@ -80,14 +86,14 @@ def test_without_evaluation_sets_it_says_that_nothing_was_compared(rows, tmp_pat
 
 
 def test_without_a_config_the_agents_rules_and_the_reward_decide(rows, tmp_path):
-    done = run(rows, "--agent", "mhqa", "--out", tmp_path / "out")
+    done = run(rows, "--agent", "mhqa", "--output-dir", tmp_path / "out")
 
     assert f"{tmp_path}/out: 3 of 3 kept" in done.stdout
 
 
 def test_an_output_file_and_settings_in_two_places_are_refused(rows, tmp_path):
     with pytest.raises(UsageError, match="expected a folder"):
-        run(rows, "--out", rows)
+        run(rows, "--output-dir", rows)
     with pytest.raises(UsageError, match="settings of `quality`"):
         run(
             rows,
@@ -95,15 +101,15 @@ def test_an_output_file_and_settings_in_two_places_are_refused(rows, tmp_path):
             ROOT / "configs/filters/mhqa.yaml",
             "--min-score",
             0.5,
-            "--out",
+            "--output-dir",
             tmp_path / "out",
         )
 
 
 def test_the_wrong_agent_keeps_nothing_and_a_wrong_role_is_refused(rows, tmp_path):
     with pytest.raises(DataError, match="no trajectory was kept"):
-        run(rows, "--agent", "math", "--out", tmp_path / "out")
+        run(rows, "--agent", "math", "--output-dir", tmp_path / "out")
     config = tmp_path / "filters.yaml"
     config.write_text("agent: mhqa\nstages: [{reflection: {role: musing, keep_without: 0}}]\n")
     with pytest.raises(ConfigError, match="no role 'musing'"):
-        run(rows, "--config", config, "--out", tmp_path / "other")
+        run(rows, "--config", config, "--output-dir", tmp_path / "other")

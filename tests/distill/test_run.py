@@ -106,7 +106,7 @@ async def test_a_folder_made_with_another_seed_is_refused(tmp_path, spec, tools)
     await distill(problems(2), spec, tools, tmp_path, **taught(spec, seed=0))
 
     with pytest.raises(
-        ConfigError, match=r"holds a run with other settings \(seed: 0 -> 1\); choose another --out"
+        ConfigError, match=r"holds a run with other settings \(seed: 0 -> 1\); choose another output_dir"
     ):
         await distill(problems(2), spec, tools, tmp_path, **taught(spec, seed=1))
 

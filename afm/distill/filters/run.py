@@ -42,13 +42,13 @@ def filter_files(
     paths: Sequence[Path],
     plan: FilterPlan,
     spec: AgentSpec,
-    out: Path,
+    output_dir: Path,
     *,
     processes: int = 1,
     picture: bool = True,
     on_rows: Callable[[int], None] | None = None,
 ) -> FilterSummary:
-    """Filter trajectory JSONL (``.gz`` too) into the folder ``out``; called again after a kill, it continues.
+    """Filter trajectory JSONL (``.gz`` too) into the folder ``output_dir``; called again after a kill, it continues.
 
     Writes ``kept.jsonl``, ``dropped.jsonl`` (each row with its reason), ``unreadable.jsonl`` (lines that are no
     record), ``funnel.json``, ``funnel.png``, ``settings.json`` and, last of all, ``manifest.json``. A kept row that
@@ -58,26 +58,26 @@ def filter_files(
         on_rows: Called with the number of rows done, after every chunk.
 
     Raises:
-        ConfigError: ``out`` holds a run with other settings or other files, or another run is writing there; or a
+        ConfigError: ``output_dir`` holds a run with other settings or other files, or another run is writing there; or a
             stage does not suit the agent.
         DataError: A file cannot be read, or there is no row in any.
         EngineError: A filter process died.
         MissingExtraError: A stage, or the picture, needs a package that is not installed.
     """
-    out.mkdir(parents=True, exist_ok=True)
+    output_dir.mkdir(parents=True, exist_ok=True)
     order = tuple(stage.name for stage in plan.stages)
     inputs = {path: _digest(path) for path in paths}
     settings = _settings([(path, inputs[path]) for path in paths], plan, spec)
-    if (out / MANIFEST_FILE).exists():
-        _settle(out, settings)
-        remove_state(out / STATE_FILE)  # of a run that was killed with its manifest just written
-        funnel = Funnel.from_json(_funnel_of(out), order)
-        return FilterSummary(out, funnel, funnel.seen)
-    with RunState(out / STATE_FILE, order) as state:
-        _settle(out, settings)
+    if (output_dir / MANIFEST_FILE).exists():
+        _settle(output_dir, settings)
+        remove_state(output_dir / STATE_FILE)  # of a run that was killed with its manifest just written
+        funnel = Funnel.from_json(_funnel_of(output_dir), order)
+        return FilterSummary(output_dir, funnel, funnel.seen)
+    with RunState(output_dir / STATE_FILE, order) as state:
+        _settle(output_dir, settings)
         progress = state.progress()
         resumed = progress.rows
-        with _Outputs(out, progress.sizes) as outputs:
+        with _Outputs(output_dir, progress.sizes) as outputs:
             index = _index(state, plan)
             for chunk, decisions in decided(read_chunks(paths, progress.place), plan, spec, processes):
                 progress = _taken(chunk, decisions, progress, index, outputs)
@@ -87,9 +87,9 @@ def filter_files(
             outputs.sync()
         if not progress.rows:
             raise DataError("holds no trajectories", path=", ".join(map(str, paths)))
-        _finish(out, progress.funnel, inputs, plan, spec, picture)
+        _finish(output_dir, progress.funnel, inputs, plan, spec, picture)
         state.remove()
-    return FilterSummary(out, progress.funnel, resumed)
+    return FilterSummary(output_dir, progress.funnel, resumed)
 
 
 def _index(state: RunState, plan: FilterPlan) -> DuplicateIndex | None:

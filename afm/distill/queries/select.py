@@ -59,7 +59,7 @@ class _Decision:
 async def select_queries(
     tasks: Sequence[Task],
     asker: QuestionAsker,
-    out: Path,
+    output_dir: Path,
     settings: QuerySettings,
     *,
     known: Collection[str] = (),
@@ -77,7 +77,7 @@ async def select_queries(
         inputs: Files the tasks came from, for the manifest.
 
     Raises:
-        ConfigError: ``out`` holds samples of another model, agent or seed, or another run is writing there.
+        ConfigError: ``output_dir`` holds samples of another model, agent or seed, or another run is writing there.
         DataError: There are no tasks, or an id occurs twice.
         EngineError: Samples could not be taken. Those that were stay; the same call goes on.
         SandboxUnavailableError: Model-written code cannot run on this machine.
@@ -87,8 +87,8 @@ async def select_queries(
     facts = {**asker.facts, "with_tools": settings.with_tools, "seed": settings.seed}
     early = dict(_unasked(tasks, known))
     asked = [task for task in tasks if task.id not in early]
-    with SampleLog(out / SAMPLES_FILE) as log:
-        RunFolder(out).claim(facts, [out / SAMPLES_FILE])
+    with SampleLog(output_dir / SAMPLES_FILE) as log:
+        RunFolder(output_dir).claim(facts, [output_dir / SAMPLES_FILE])
         run = Sampling(asker, log, settings, len(asked) * settings.samples, on_sample)
         await run.work(asked)
         early |= {name: f"cannot be judged: {reason}" for name, reason in run.unjudged.items()}
@@ -100,7 +100,7 @@ async def select_queries(
             for task in tasks
         ]
     decisions = _drawn(decisions, settings)
-    return _written(decisions, out, settings, run, inputs, asker.facts)
+    return _written(decisions, output_dir, settings, run, inputs, asker.facts)
 
 
 def _unasked(tasks: Sequence[Task], known: Collection[str]) -> Iterator[tuple[str, str]]:

@@ -50,10 +50,10 @@ def command(world, out, *overrides, parallel=TASKS):
     words = [sys.executable, "-m", "afm.cli.main", "data", "distill", str(world / "train.jsonl"), *overrides]
     return [
         *words,
-        f"--out={out}",
+        f"--output-dir={out}",
         "--team",
         str(ROOT / "configs/distill/wiki.yaml"),
-        f"--parallel={parallel}",
+        f"--max-parallel={parallel}",
     ]
 
 

@@ -689,7 +689,11 @@ def test_the_command_says_what_it_kept_and_why_not_the_rest(gateway, teacher, tm
         str(tmp_path / "tasks.jsonl"),
     ]
     told = subprocess.run(
-        [*command, "--out", str(tmp_path / "out")], capture_output=True, text=True, env=os.environ, cwd=ROOT
+        [*command, "--output-dir", str(tmp_path / "out")],
+        capture_output=True,
+        text=True,
+        env=os.environ,
+        cwd=ROOT,
     )
 
     assert told.returncode == 0, told.stderr
@@ -726,7 +730,7 @@ def test_bad_lines_of_a_log_stop_the_merge_or_cost_only_the_attempts_that_miss_t
     write_tasks(tasks, tmp_path / "tasks.jsonl")
     log, out = tmp_path / "spoiled.jsonl", tmp_path / "out"
     numbers = spoiled(gateway.log, log)
-    words = f"data merge {log} --agent mhqa --tasks {tmp_path}/tasks.jsonl --out {out}".split()
+    words = f"data merge {log} --agent mhqa --tasks {tmp_path}/tasks.jsonl --output-dir {out}".split()
     command = [sys.executable, "-m", "afm.cli.main", *words]
     command += ["--map", str(ROOT / "configs/teams/openai_tools.yaml")]
 
