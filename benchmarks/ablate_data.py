@@ -183,7 +183,7 @@ def evaluate(model: Path, agent: str, questions: Path, out: Path, seed: int) -> 
     """Metrics of a model on the held-out questions at temperature 1."""
     if not (out / "metrics.json").exists():
         words = [f"model={model}", f"data={questions}", f"agent={CONFIGS / f'agents/{agent}.yaml'}"]
-        afm("eval", str(CONFIGS / "eval/mhqa_world.yaml"), *words, f"out_dir={out}", f"seed={seed}")
+        afm("eval", str(CONFIGS / "eval/mhqa_world.yaml"), *words, f"output_dir={out}", f"seed={seed}")
     return dict(json.loads((out / "metrics.json").read_text("utf-8")))
 
 

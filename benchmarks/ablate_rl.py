@@ -60,7 +60,7 @@ def one(world: str, variant: str, seed: int, run: Path, out: Path) -> dict[str, 
         with serving(world, run):
             afm("rl", str(config), *data, f"seed={seed}", *VARIANTS[variant])
             evaluation = str(CONFIGS / "eval" / f"{agent}_world.yaml")
-            files = (f"model={model}", f"data={run / 'world/heldout.jsonl'}", f"out_dir={held_out}")
+            files = (f"model={model}", f"data={run / 'world/heldout.jsonl'}", f"output_dir={held_out}")
             afm("eval", evaluation, *files, f"seed={seed}")
     steps = [json.loads(line) for line in (model / "metrics.jsonl").read_text("utf-8").splitlines()]
     return {

@@ -224,8 +224,8 @@ def main() -> None:
         served(out / "members", out / "model.log") as url,
     ):
         team = write_team(out, f"{url}/v1")
-        afm("eval", *common, f"team={team}", f"out_dir={out / 'team'}")
-        afm("eval", *common, f"model={run / 'rl'}", f"out_dir={out / 'model'}")
+        afm("eval", *common, f"team={team}", f"output_dir={out / 'team'}")
+        afm("eval", *common, f"model={run / 'rl'}", f"output_dir={out / 'model'}")
     afm("eval", "compare", out / "team", out / "model")
     afm("report", out / "team", out / "model", "--out", out / "report.html")
 

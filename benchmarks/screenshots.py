@@ -230,7 +230,7 @@ def show_doctor(console: Any) -> None:
     from afm.cli.doctor import print_table
     from afm.evaluation.doctor import diagnose
 
-    words = ["model=models/code_agent_7b", f"data={DATA}", f"out_dir={RUN}/eval_new"]
+    words = ["model=models/code_agent_7b", f"data={DATA}", f"output_dir={RUN}/eval_new"]
     for name in ("GRM_BASE_URL", "GRM_API_KEY"):
         os.environ.pop(name, None)
     found = diagnose(ROOT / "configs/tiny/eval/math_world.yaml", words)

@@ -184,7 +184,9 @@ async def evaluated(folder, model, rows, prompt, known):
     words = [f"model={server.url}", "model.name=oracle", f"model.tokenizer={model}", f"prompt={prompt}"]
     try:
         out = folder / f"eval {Path(prompt).stem}"
-        config = load_config(ROOT / "configs/eval/math500.yaml", [*words, f"data={data}", f"out_dir={out}"])
+        config = load_config(
+            ROOT / "configs/eval/math500.yaml", [*words, f"data={data}", f"output_dir={out}"]
+        )
         await run_job(config.model_copy(update={"benchmark": None, "rounds": 1}))
     finally:
         server.stop()

@@ -226,7 +226,7 @@ def test_row_96_the_published_protocol_is_a_word() -> None:
 
 
 def test_row_101_a_team_is_evaluated_like_a_model() -> None:
-    asked = {"name": "x", "agent": "web", "data": "x.jsonl", "out_dir": "o", "rewards": {}}
+    asked = {"name": "x", "agent": "web", "data": "x.jsonl", "output_dir": "o", "rewards": {}}
     team = EvalConfig.model_validate(asked | {"team": "team.yaml"}).team
     assert team is not None
     with pytest.raises(Exception, match="exactly one of `model` and `team`"):

@@ -42,7 +42,8 @@ app = typer.Typer(
 @app.command()
 def compare(
     folders: Annotated[
-        list[Path], typer.Argument(help="out_dir of two or more evaluations.", exists=True, file_okay=False)
+        list[Path],
+        typer.Argument(help="output_dir of two or more evaluations.", exists=True, file_okay=False),
     ],
     anyway: Annotated[
         bool, typer.Option("--anyway", help="Compare although settings differ that are not the model's.")
@@ -147,7 +148,7 @@ def evaluation(
 ) -> None:
     """Evaluate a model with the agent's own loop, or a team (team=FILE); if interrupted, run the same command again to resume.
 
-    Writes manifest.json, episodes.jsonl and metrics.json into out_dir.
+    Writes manifest.json, episodes.jsonl and metrics.json into output_dir.
     """
     from afm.evaluation.config import load_config
 
@@ -191,7 +192,7 @@ def _dry_run(settings: EvalConfig) -> None:
             f"team {settings.team.file}" if settings.team else f"{route.limits.max_turns} tool calls at most"
         )
         print(f"# agent {spec.name} ({spec.digest}), {bound}{share}")
-    print(f"# {len(tasks)} tasks x {settings.rounds} rounds into {settings.out_dir}; nothing was run")
+    print(f"# {len(tasks)} tasks x {settings.rounds} rounds into {settings.output_dir}; nothing was run")
 
 
 def _run(settings: EvalConfig) -> Metrics:
@@ -204,7 +205,7 @@ def _run(settings: EvalConfig) -> Metrics:
 
     show = partial(view.update, f"{settings.name}, episodes")
     job = run_job(settings, open_team=open_team, on_progress=show, on_verdict=judged)
-    return _resumable(job, settings.out_dir)
+    return _resumable(job, settings.output_dir)
 
 
 def _summary(settings: EvalConfig, metrics: Metrics) -> None:
@@ -251,12 +252,12 @@ def _summary(settings: EvalConfig, metrics: Metrics) -> None:
         if words:
             print(f"  {words}")
     print(
-        f"\nepisodes: {settings.out_dir}/episodes.jsonl\nnext: {afm_command()} report {shlex.quote(str(settings.out_dir))}"
+        f"\nepisodes: {settings.output_dir}/episodes.jsonl\nnext: {afm_command()} report {shlex.quote(str(settings.output_dir))}"
     )
 
 
 FolderArgument = Annotated[
-    Path, typer.Argument(help="out_dir of a finished evaluation.", exists=True, file_okay=False)
+    Path, typer.Argument(help="output_dir of a finished evaluation.", exists=True, file_okay=False)
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print metrics.json at the end.")]
 

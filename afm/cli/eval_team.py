@@ -46,7 +46,7 @@ async def open_team(config: EvalConfig, spec: AgentSpec) -> AsyncIterator[tuple[
                 f"the team calls {missing}; `tools` has {sorted(tools)}; name a file that has all of them"
             )
         priced = isinstance(team, ModelTeam) and team.priced
-        log = config.out_dir / EVENTS_FILE
+        log = config.output_dir / EVENTS_FILE
         player = opened.enter_context(TeamPlayer(team, spec, team.roles, tools, log, priced=priced))
         yield player, _description(team)
 

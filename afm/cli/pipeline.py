@@ -278,7 +278,7 @@ class Quickstart:
             model=str(self.out / model),
             tools=self.tools_config,
             seed=self.seed,
-            out_dir=self.out / name,
+            output_dir=self.out / name,
         )
         with self.recipe.serving(self.world):
             metrics = asyncio.run(run_job(settings, on_progress=self._count_episodes))

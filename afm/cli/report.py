@@ -23,8 +23,8 @@ def report(
         list[Path],
         typer.Argument(
             metavar="RUN_DIR...",
-            help="A quickstart run, the out_dir of an evaluation, or the output_dir of `afm sft` or `afm rl`. "
-            "Several: out_dirs of evaluations, compared with the first.",
+            help="A quickstart run, the output_dir of an evaluation, or the output_dir of `afm sft` or `afm rl`. "
+            "Several: output_dirs of evaluations, compared with the first.",
         ),
     ],
     out: Annotated[
@@ -47,7 +47,7 @@ def report(
     """
     for folder in run_dirs:
         if not folder.is_dir():
-            raise UsageError(f"{folder}: no such folder; expected a run or the out_dir of an evaluation")
+            raise UsageError(f"{folder}: no such folder; expected a run or the output_dir of an evaluation")
     if anyway and len(run_dirs) < 2:
         raise UsageError("--anyway goes with several runs: afm report BEFORE AFTER --anyway")
     if out is not None and out.suffix in {".md", ".json"}:

@@ -264,7 +264,7 @@ class Road:
             out = self.results / f"eval_{name}"
             overrides = [
                 f"data={self._benchmark_data(name)}",
-                f"out_dir={out}",
+                f"output_dir={out}",
                 f"prompt={self._prompt(name)}",
             ]
             if server:

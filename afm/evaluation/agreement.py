@@ -70,7 +70,7 @@ class _Rater:
 
 
 async def agree(
-    out_dir: Path, settings: AgreementSettings, *, on_progress: OnProgress | None = None
+    output_dir: Path, settings: AgreementSettings, *, on_progress: OnProgress | None = None
 ) -> Metrics:
     """Replace ``agreement`` in ``metrics.json`` of a finished evaluation.
 
@@ -78,24 +78,24 @@ async def agree(
     verdict is a line of ``opinions.jsonl``, so that a killed or repeated run asks for the rest only.
 
     Raises:
-        ConfigError: No judge is configured, or another process is at work in ``out_dir``.
-        DataError: ``out_dir`` holds no finished evaluation, no episode needs a judge, or a line is broken.
+        ConfigError: No judge is configured, or another process is at work in ``output_dir``.
+        DataError: ``output_dir`` holds no finished evaluation, no episode needs a judge, or a line is broken.
         EngineError: The judges failed too often.
     """
     raters = list(_raters(settings))
     try:
-        with RunFolder(out_dir, "out_dir").locked():
-            metrics = finished_metrics(out_dir)
-            agents = read_manifest(out_dir / MANIFEST_FILE).agents
-            items, settled = _items(records_of(out_dir), agents, raters[0].judge)
+        with RunFolder(output_dir, "output_dir").locked():
+            metrics = finished_metrics(output_dir)
+            agents = read_manifest(output_dir / MANIFEST_FILE).agents
+            items, settled = _items(records_of(output_dir), agents, raters[0].judge)
             if not items:
                 raise DataError(
                     f"no episode needs a judge ({settled} have no answer or a gold answer word for word)",
-                    path=str(out_dir),
+                    path=str(output_dir),
                 )
             chosen = _sampled(items, settings)
             rows = await ask_judge(
-                out_dir / OPINIONS_FILE,
+                output_dir / OPINIONS_FILE,
                 [_request(rater, item) for rater in raters for item in chosen],
                 parallel=max(judge.max_parallel for judge in settings.judges),
                 max_failed_share=settings.max_failed_share,
@@ -103,7 +103,7 @@ async def agree(
             )
             pairs = tuple(_agreements(raters, chosen, rows, settled, settings.seed))
             metrics = metrics.model_copy(update={"agreement": pairs})
-            keep_metrics(out_dir, metrics)
+            keep_metrics(output_dir, metrics)
     finally:
         await asyncio.gather(*(rater.judge.close() for rater in raters))
     return metrics

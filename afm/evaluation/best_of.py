@@ -42,7 +42,7 @@ _NO_ANSWER, _SAME = -1.0, 0.0
 
 
 async def choose(
-    out_dir: Path, settings: BestOfSettings, *, on_progress: OnProgress | None = None
+    output_dir: Path, settings: BestOfSettings, *, on_progress: OnProgress | None = None
 ) -> Metrics:
     """Add best-of-k to ``metrics.json`` of a finished evaluation.
 
@@ -50,22 +50,22 @@ async def choose(
     other settings asks anew. Figures of the same method, k and model are replaced, others stay.
 
     Raises:
-        ConfigError: No judge is configured, no question has enough rounds, or another process is at work in ``out_dir``.
-        DataError: ``out_dir`` holds no finished evaluation, or a line of it is broken.
+        ConfigError: No judge is configured, no question has enough rounds, or another process is at work in ``output_dir``.
+        DataError: ``output_dir`` holds no finished evaluation, or a line of it is broken.
         EngineError: The judge failed too often.
     """
     place = settings.judge.place()
     client = settings.judge.client(place, {})
     try:
-        with RunFolder(out_dir, "out_dir").locked():
-            metrics = finished_metrics(out_dir)
+        with RunFolder(output_dir, "output_dir").locked():
+            metrics = finished_metrics(output_dir)
             questions = questions_of(
-                records_of(out_dir), read_manifest(out_dir / MANIFEST_FILE).agents, settings
+                records_of(output_dir), read_manifest(output_dir / MANIFEST_FILE).agents, settings
             )
-            _check_rounds(questions, settings, out_dir)
+            _check_rounds(questions, settings, output_dir)
             work = _Work(settings, client, place.model, questions)
             rows = await ask_judge(
-                out_dir / CHOICES_FILE,
+                output_dir / CHOICES_FILE,
                 list(work.requests()),
                 parallel=settings.judge.max_parallel,
                 max_failed_share=settings.max_failed_share,
@@ -77,7 +77,7 @@ async def choose(
                 figure for figure in metrics.best_of if (figure.method, figure.k, figure.judge) not in again
             )
             metrics = metrics.model_copy(update={"best_of": (*others, *figures)})
-            keep_metrics(out_dir, metrics)
+            keep_metrics(output_dir, metrics)
     finally:
         await client.close()
     return metrics
@@ -252,10 +252,10 @@ def _why(reply: Reply, question: JudgedQuestion) -> dict[str, str]:
     return {} if question.sealed else {"rationale": reply.rationale}
 
 
-def _check_rounds(questions: Sequence[JudgedQuestion], settings: BestOfSettings, out_dir: Path) -> None:
+def _check_rounds(questions: Sequence[JudgedQuestion], settings: BestOfSettings, output_dir: Path) -> None:
     most = max((len(question.candidates) for question in questions), default=0)
     if most < max(settings.sizes):
         raise ConfigError(
             f"best_of.sizes: best-of-{max(settings.sizes)} needs {max(settings.sizes)} scored rounds of a question; "
-            f"{out_dir} has at most {most}; evaluate with rounds={max(settings.sizes)}, or choose smaller sizes"
+            f"{output_dir} has at most {most}; evaluate with rounds={max(settings.sizes)}, or choose smaller sizes"
         )

@@ -52,7 +52,7 @@ def compare(folders: Sequence[Path], *, anyway: bool = False, seed: int = 0) -> 
     """Compare each evaluation with the first; p-values of several are corrected for their number.
 
     Args:
-        folders: ``out_dir`` of at least two evaluations.
+        folders: ``output_dir`` of at least two evaluations.
         anyway: Compare although settings differ.
 
     Raises:
@@ -65,7 +65,7 @@ def compare(folders: Sequence[Path], *, anyway: bool = False, seed: int = 0) -> 
 def _evaluations(folders: Sequence[Path]) -> list[Evaluation]:
     for folder in folders:
         if not (folder / EPISODES_FILE).is_file():
-            raise DataError("no episodes here; expected the out_dir of `afm eval`", path=str(folder))
+            raise DataError("no episodes here; expected the output_dir of `afm eval`", path=str(folder))
         read_manifest(folder / MANIFEST_FILE)
     return [read_evaluation(folder, name) for folder, name in zip(folders, short_names(folders), strict=True)]
 
@@ -135,7 +135,7 @@ def read_comparison(
     """Everything a report can show about several evaluations.
 
     Args:
-        folders: ``out_dir`` of at least two evaluations; the others are compared with the first.
+        folders: ``output_dir`` of at least two evaluations; the others are compared with the first.
         anyway: Compare although settings differ that are not the model's; the page then says which.
 
     Raises:

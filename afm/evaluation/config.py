@@ -106,7 +106,7 @@ class EvalConfig(Settings):
     """Share of episodes that may end without a score before the run ends with an error."""
     keep_tokens: bool = False
     """Whether episodes hold token ids, mask and log-probabilities."""
-    out_dir: Path
+    output_dir: Path
     """Everything that the run writes. Run the same command again to resume."""
 
     @field_validator("data", mode="before")
@@ -254,7 +254,7 @@ class EvalConfig(Settings):
         if not sizes:
             return None, f"best-of-{least} needs {least} rounds, has {self.rounds}"
         if self.best_of.judge.place().url is None:
-            names, command = ", ".join(f"best-of-{k}" for k in sizes), f"`afm eval choose {self.out_dir}`"
+            names, command = ", ".join(f"best-of-{k}" for k in sizes), f"`afm eval choose {self.output_dir}`"
             return None, f"{names} needs a judge: set GRM_BASE_URL or best_of.judge.url, then {command}"
         return self.best_of.model_copy(update={"sizes": sizes}), ""
 
@@ -264,7 +264,7 @@ class EvalConfig(Settings):
             return None, ""
         if any(judge.place().url is None for judge in self.agreement.judges):
             what = "agreement needs a judge: set GRM_BASE_URL or agreement.judges[..].url"
-            return None, f"{what}, then `afm eval agree {self.out_dir}`"
+            return None, f"{what}, then `afm eval agree {self.output_dir}`"
         return self.agreement, ""
 
     def tools_in_use(self, route: Route) -> Path | dict[str, Any] | None:
@@ -276,7 +276,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> EvalConfig:
     """Read a YAML of ``afm eval`` and apply ``key=value`` overrides (dots reach into mappings, values are YAML).
 
     A YAML may say ``extends: FILE``: mappings are merged, other values replaced. The files that ``extends``,
-    ``agent``, ``tools`` and ``rewards`` name in a YAML are relative to it; data, models, ``out_dir`` and every
+    ``agent``, ``tools`` and ``rewards`` name in a YAML are relative to it; data, models, ``output_dir`` and every
     override are relative to the working folder.
 
     Raises:

@@ -325,17 +325,20 @@ def _endpoint(subject: str, judge: JudgeEndpoint, calls: int) -> Iterator[Findin
 
 
 def _output(config: EvalConfig, routes: Routes, tasks: Sequence[Task]) -> Iterator[Finding]:
-    folder = config.out_dir.absolute()
+    folder = config.output_dir.absolute()
     while not folder.exists():
         folder = folder.parent
     if not folder.is_dir() or not os.access(folder, os.W_OK):
-        yield Finding(Level.ERROR, "output", f"{folder} cannot be written to; choose another out_dir")
+        yield Finding(Level.ERROR, "output", f"{folder} cannot be written to; choose another output_dir")
         return
     yield from _earlier_run(config, tasks)
     longest = routes.max_response_tokens or 32768
     need = len(tasks) * config.rounds * longest * _BYTES_A_TOKEN
     yield disk_finding(
-        need, config.out_dir, "episodes of full length", "lower rounds or limit, or choose another out_dir"
+        need,
+        config.output_dir,
+        "episodes of full length",
+        "lower rounds or limit, or choose another output_dir",
     )
 
 
@@ -352,21 +355,21 @@ def _departures(config: EvalConfig, tasks: Sequence[Task]) -> Finding:
 
 def _earlier_run(config: EvalConfig, tasks: Sequence[Task]) -> Iterator[Finding]:
     """What the folder holds of an earlier start."""
-    manifest, episodes = config.out_dir / MANIFEST_FILE, config.out_dir / EPISODES_FILE
-    if not manifest.exists() or not holds_episodes(config.out_dir) or config.team is not None:
+    manifest, episodes = config.output_dir / MANIFEST_FILE, config.output_dir / EPISODES_FILE
+    if not manifest.exists() or not holds_episodes(config.output_dir) or config.team is not None:
         return
     now = _manifest(config, tasks)
     changed = [
         text for text in differences(read_manifest(manifest), now) if not text.startswith(_OF_THE_SERVER)
     ]
     if changed:
-        text = f"{config.out_dir} holds a run with other settings ({', '.join(changed[:3])})"
-        yield Finding(Level.ERROR, "output", f"{text}; choose another out_dir, or delete the folder")
+        text = f"{config.output_dir} holds a run with other settings ({', '.join(changed[:3])})"
+        yield Finding(Level.ERROR, "output", f"{text}; choose another output_dir, or delete the folder")
         return
     with episodes.open("rb") if episodes.exists() else Path(os.devnull).open("rb") as lines:
         done = sum(1 for _ in lines)
     yield Finding(
-        Level.OK, "output", f"{config.out_dir} holds {done:,} episodes of this run, which is resumed"
+        Level.OK, "output", f"{config.output_dir} holds {done:,} episodes of this run, which is resumed"
     )
 
 

@@ -146,8 +146,8 @@ async def run_job(
         elif open_team is not None:
             team, described = await opened.enter_async_context(open_team(config, first.declared))
             sources = sources.model_copy(update={"team": described})
-        saved = config.out_dir / CONFIG_FILE
-        if not saved.exists() or not holds_episodes(config.out_dir):
+        saved = config.output_dir / CONFIG_FILE
+        if not saved.exists() or not holds_episodes(config.output_dir):
             replace_text(saved, dump_config(config))
         metrics = await evaluate(
             tasks,
@@ -155,7 +155,7 @@ async def run_job(
             model,
             agents.tools[first.name],
             agents.rewards[first.name],
-            config.out_dir,
+            config.output_dir,
             conditions_of(config, agents, sources, model=model),
             parallel=config.parallel,
             failures=FailurePolicy(config.retries, config.max_failed_share),
@@ -175,10 +175,10 @@ async def _judged_further(config: EvalConfig, metrics: Metrics, on_verdict: OnVe
 
     best_of, _ = config.choosing()
     if best_of is not None:
-        metrics = await choose(config.out_dir, best_of, on_progress=progress_of("choices"))
+        metrics = await choose(config.output_dir, best_of, on_progress=progress_of("choices"))
     again, _ = config.agreeing()
     if again is not None:
-        metrics = await agree(config.out_dir, again, on_progress=progress_of("second opinions"))
+        metrics = await agree(config.output_dir, again, on_progress=progress_of("second opinions"))
     return metrics
 
 

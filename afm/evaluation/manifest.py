@@ -238,13 +238,13 @@ def read_manifest(path: str | Path) -> RunManifest:
         raise DataError(f"is no manifest: {key}: {first['msg']}", path=str(path)) from None
 
 
-def holds_episodes(out_dir: Path) -> bool:
+def holds_episodes(output_dir: Path) -> bool:
     """Whether a run in this folder has finished an episode."""
-    episodes = out_dir / EPISODES_FILE
+    episodes = output_dir / EPISODES_FILE
     return episodes.is_file() and episodes.stat().st_size > 0
 
 
-def claim(out_dir: Path, manifest: RunManifest) -> None:
+def claim(output_dir: Path, manifest: RunManifest) -> None:
     """Write the manifest into a folder without episodes, or check that its run has an equal one; prices may be new.
 
     A run that was refused, or died before its first episode, claims nothing.
@@ -252,13 +252,13 @@ def claim(out_dir: Path, manifest: RunManifest) -> None:
     Raises:
         ConfigError: The folder holds another run.
     """
-    path = out_dir / MANIFEST_FILE
-    if not path.exists() or not holds_episodes(out_dir):
+    path = output_dir / MANIFEST_FILE
+    if not path.exists() or not holds_episodes(output_dir):
         replace_text(path, manifest.model_dump_json(indent=2) + "\n")
         return
     before = read_manifest(path)
     changed = differences(before, manifest)
-    RunFolder(out_dir, "out_dir").check(changed)
+    RunFolder(output_dir, "output_dir").check(changed)
     if before.prices != manifest.prices:
         sources = {key: value for key, value in before.sources.items() if key != "prices"}
         if manifest.prices is not None:

@@ -275,7 +275,7 @@ def write_report(run: ReportInput, path: str | Path) -> Path:
 
 
 def write_run_report(run_dir: str | Path, path: str | Path, *, view_port: int = VIEW_PORT) -> Path:
-    """Write the report of a run folder or of one evaluation's ``out_dir``; see :func:`write_report`.
+    """Write the report of a run folder or of one evaluation's ``output_dir``; see :func:`write_report`.
 
     Raises:
         DataError: The folder holds nothing to report, or a file in it is broken.

@@ -1,7 +1,7 @@
 """Read a run folder for its report; every part of it may be missing.
 
 A quickstart run holds ``sft/``, ``rl/`` and the evaluations ``eval_sft/``, ``eval_rl/``, ``eval_real/``; any other
-``eval_*`` folder counts as one more stage. The ``out_dir`` of a single evaluation works as well.
+``eval_*`` folder counts as one more stage. The ``output_dir`` of a single evaluation works as well.
 """
 
 from __future__ import annotations
@@ -323,7 +323,7 @@ def _commands(run_dir: Path, spec: AgentSpec | None, evaluations: list[Evaluatio
         yield Command(
             f"afm eval configs/tiny/eval/{spec.name}_world.yaml model={model} "
             f"data={shlex.quote(str(run_dir / _WORLD / 'heldout.jsonl'))} rounds=8 "
-            f"out_dir={shlex.quote(str(run_dir / 'eval_rounds'))}",
+            f"output_dir={shlex.quote(str(run_dir / 'eval_rounds'))}",
             "Eight rounds a question: how much luck is in one sample, and what pass@8 is",
         )
     if (run_dir / "rl").is_dir():

@@ -39,7 +39,7 @@ async def evaluate(
     model: TokenModel | None,
     tools: Mapping[str, Tool],
     reward: Reward,
-    out_dir: str | Path,
+    output_dir: str | Path,
     conditions: Conditions,
     *,
     parallel: int = 64,
@@ -62,7 +62,7 @@ async def evaluate(
 
     Raises:
         BudgetSpentError: The team's budget is spent. What is finished stays.
-        ConfigError: A tool of the agent is missing, ``out_dir`` holds a run with other settings, or another
+        ConfigError: A tool of the agent is missing, ``output_dir`` holds a run with other settings, or another
             process is at work in it.
         DataError: A task id occurs twice, or a line of an earlier start is broken.
         EngineError: Too many episodes failed. What is finished stays; run again to repeat the rest.
@@ -72,8 +72,8 @@ async def evaluate(
     referee = Referee(spec, player, reward, conditions.seed, failures or FailurePolicy())
     token_exact = model is None or model.token_exact
     manifest = make_manifest(tasks, spec, player.name, conditions, token_exact=token_exact)
-    out = Path(out_dir)
-    with RunFolder(out, "out_dir").locked():
+    out = Path(output_dir)
+    with RunFolder(out, "output_dir").locked():
         claim(out, manifest)
         (out / METRICS_FILE).unlink(missing_ok=True)
         tally = Tally(conditions.agents(spec), unseen=conditions.unseen, prices=manifest.prices)
@@ -283,16 +283,17 @@ class _Run:
         )
 
 
-def finished_metrics(out_dir: Path) -> Metrics:
+def finished_metrics(output_dir: Path) -> Metrics:
     """The figures of an evaluation that ended.
 
     Raises:
         DataError: There are none, or they are of another version.
     """
-    file = out_dir / METRICS_FILE
+    file = output_dir / METRICS_FILE
     if not file.is_file():
         raise DataError(
-            "no finished evaluation here; expected the out_dir of an `afm eval` that ended", path=str(out_dir)
+            "no finished evaluation here; expected the output_dir of an `afm eval` that ended",
+            path=str(output_dir),
         )
     try:
         return Metrics.model_validate_json(file.read_text(encoding="utf-8"))
@@ -300,18 +301,18 @@ def finished_metrics(out_dir: Path) -> Metrics:
         raise DataError(f"no metrics of this version: {error}", path=str(file)) from None
 
 
-def keep_metrics(out_dir: Path, metrics: Metrics) -> None:
+def keep_metrics(output_dir: Path, metrics: Metrics) -> None:
     """Replace the figures."""
-    replace_text(out_dir / METRICS_FILE, metrics.model_dump_json(indent=2) + "\n")
+    replace_text(output_dir / METRICS_FILE, metrics.model_dump_json(indent=2) + "\n")
 
 
-def records_of(out_dir: Path) -> Iterator[Record]:
+def records_of(output_dir: Path) -> Iterator[Record]:
     """The episodes as they stand in the file.
 
     Raises:
         DataError: A line is broken.
     """
-    for item in read_records(out_dir / EPISODES_FILE):
+    for item in read_records(output_dir / EPISODES_FILE):
         if isinstance(item, DataError):
             raise item
         yield item

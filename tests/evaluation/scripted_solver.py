@@ -1,6 +1,6 @@
 """A scripted solver of the math world that uses the real code tool for a chosen share of the questions.
 
-As a program it runs one evaluation: ``python scripted_solver.py OUT_DIR TASKS PAUSE_S PARALLEL``.
+As a program it runs one evaluation: ``python scripted_solver.py OUTPUT_DIR TASKS PAUSE_S PARALLEL``.
 """
 
 import asyncio
@@ -71,7 +71,7 @@ def split(options):
     return Conditions(SAMPLING, **{name: options.pop(name) for name in names}), options
 
 
-async def run(out_dir, tool_percent, count, *, pause_s=0.0, parallel=8, rewards=None, **options):
+async def run(output_dir, tool_percent, count, *, pause_s=0.0, parallel=8, rewards=None, **options):
     tools, reward = load_tools(CODE_TOOL), load_reward(rewards)
     model = ScriptedModel(solver(tool_percent, pause_s), name=f"scripted-{tool_percent}")
     conditions, options = split(options)
@@ -82,7 +82,7 @@ async def run(out_dir, tool_percent, count, *, pause_s=0.0, parallel=8, rewards=
             model,
             tools,
             reward,
-            out_dir,
+            output_dir,
             conditions,
             parallel=parallel,
             **options,

@@ -146,7 +146,7 @@ def test_the_command_reports_the_paper_figures(data, tmp_path, server) -> None:
     words = [
         str(ROOT / "configs/eval/hallucination.yaml"),
         *(f"model={server.url}", "model.name=oracle", f"model.tokenizer={tmp_path / 'tokenizer'}"),
-        *(f"data={data}", f"out_dir={tmp_path / 'out'}"),
+        *(f"data={data}", f"output_dir={tmp_path / 'out'}"),
     ]
     done = CliRunner().invoke(app, ["eval", *words])
     assert done.exit_code == 0, done.output

@@ -57,7 +57,7 @@ def settings(mixed: Path, agents: str = AGENTS, *words: str) -> EvalConfig:
     path.write_text(
         f"name: mixed\nagent: code\nagents: {agents}\ntools: {ROOT}/configs/tools/code_executor.yaml\n"
     )
-    given = ["model=http://127.0.0.1:1", f"data={mixed}", f"out_dir={mixed.with_name('out')}"]
+    given = ["model=http://127.0.0.1:1", f"data={mixed}", f"output_dir={mixed.with_name('out')}"]
     return load_config(path, [*given, *words])
 
 
@@ -72,7 +72,7 @@ async def run(config: EvalConfig, speak: Any) -> Metrics:
             ScriptedModel(speak, name="scripted"),
             agents.tools[first.name],
             agents.rewards[first.name],
-            config.out_dir,
+            config.output_dir,
             Conditions(
                 SamplingParams(max_new_tokens=500),
                 limits=first.limits,
@@ -98,17 +98,17 @@ async def test_each_row_is_solved_by_its_own_agent_and_figures_are_by_agent(mixe
     }
     assert metrics.pass_at_1 is not None
     assert metrics.pass_at_1.value == pytest.approx(2 / 3)
-    records = {record.id: record for record in load_records(config.out_dir / "episodes.jsonl")}
+    records = {record.id: record for record in load_records(config.output_dir / "episodes.jsonl")}
     routes = {name: (one.agent, one.provenance["route"]) for name, one in records.items()}
     assert routes == {"0#0": ("code", "code"), "1#0": ("math", "math"), "2#0": ("math", "math")}
-    manifest = read_manifest(config.out_dir / "manifest.json")
+    manifest = read_manifest(config.output_dir / "manifest.json")
     assert list(manifest.agents.specs) == ["code", "math"]
     assert manifest.settings["agents"]["math"]["tasks"] == 2
     for record in records.values():
-        shown = agent_of(str(config.out_dir / "episodes.jsonl"), record.agent, record.agent_digest)
+        shown = agent_of(str(config.output_dir / "episodes.jsonl"), record.agent, record.agent_digest)
         assert shown is not None
         assert shown.digest == record.agent_digest
-    page = write_run_report(config.out_dir, mixed.with_name("report.html"))
+    page = write_run_report(config.output_dir, mixed.with_name("report.html"))
     told = page.with_suffix(".md").read_text()
     assert "The agents code, math, run out" in told
     assert "agent math: 50.0 % (" in told
@@ -119,7 +119,7 @@ async def test_each_row_is_solved_by_its_own_agent_and_figures_are_by_agent(mixe
 async def test_a_run_goes_on_where_it_ended_and_not_with_another_map(mixed: Path) -> None:
     config = settings(mixed)
     whole = await run(config, answer)
-    episodes = config.out_dir / "episodes.jsonl"
+    episodes = config.output_dir / "episodes.jsonl"
     episodes.write_text(
         "".join(episodes.read_text().splitlines(keepends=True)[:2])
     )  # killed before the third
@@ -140,8 +140,8 @@ async def test_a_run_goes_on_where_it_ended_and_not_with_another_map(mixed: Path
 
 
 def test_doctor_names_questions_that_their_agent_can_never_solve(mixed: Path) -> None:
-    path = settings(mixed).out_dir.with_name("eval.yaml")
-    words = [f"data={mixed}", f"out_dir={mixed.with_name('out')}"]
+    path = settings(mixed).output_dir.with_name("eval.yaml")
+    words = [f"data={mixed}", f"output_dir={mixed.with_name('out')}"]
 
     def errors(*more: str) -> list[str]:
         found = diagnose(path, [*words, *more])
@@ -157,7 +157,7 @@ def test_doctor_names_questions_that_their_agent_can_never_solve(mixed: Path) ->
 
 
 def test_a_team_answers_as_one_agent(mixed: Path) -> None:
-    path = settings(mixed).out_dir.with_name("eval.yaml")
-    words = [f"data={mixed}", f"out_dir={mixed.with_name('out')}", "team=scripted"]
+    path = settings(mixed).output_dir.with_name("eval.yaml")
+    words = [f"data={mixed}", f"output_dir={mixed.with_name('out')}", "team=scripted"]
     with pytest.raises(ConfigError, match="agents: a team answers as one agent"):
         load_config(path, words)

@@ -92,7 +92,7 @@ def served(name, server, small_tokenizer, data, out, *more, folder="configs/eval
         "model.name=oracle",
         f"model.tokenizer={small_tokenizer}",
         f"data={data}",
-        f"out_dir={out}",
+        f"output_dir={out}",
         *more,
     ]
     return ROOT / f"{folder}/{name}.yaml", words

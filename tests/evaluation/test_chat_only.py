@@ -66,7 +66,7 @@ async def test_a_baseline_plays_with_real_tools_and_is_marked_as_not_token_exact
         f"model={closed.origin}",
         "model.name=closed-1",
         f"model.chat={chat}",
-        f"out_dir={tmp_path / 'out'}",
+        f"output_dir={tmp_path / 'out'}",
     ]
     more = [f"data={tmp_path / 'tasks.jsonl'}", f"tools={ROOT / 'configs/tools/code_executor.yaml'}"]
     metrics = await run_job(load_config(CONFIG, words + more))
@@ -93,6 +93,6 @@ async def test_a_baseline_plays_with_real_tools_and_is_marked_as_not_token_exact
     ],
 )
 def test_what_a_chat_endpoint_cannot_do_is_refused(words, message) -> None:
-    settings = ["model=http://127.0.0.1:9", "data=x.jsonl", "out_dir=out", *words]
+    settings = ["model=http://127.0.0.1:9", "data=x.jsonl", "output_dir=out", *words]
     with pytest.raises(AfmError, match=message):
         load_config(CONFIG, settings)

@@ -49,7 +49,7 @@ def test_runs_that_measured_something_else_are_refused_unless_told(runs, compare
 def test_wrong_use_is_told(runs, compare, tmp_path):
     compare(runs / "never", status=2)
     nothing = compare(runs / "never", tmp_path, status=1)
-    assert "no episodes here; expected the out_dir of `afm eval`" in nothing.stderr
+    assert "no episodes here; expected the output_dir of `afm eval`" in nothing.stderr
 
 
 def test_broken_figures_are_told_in_a_line(runs, compare, tmp_path):

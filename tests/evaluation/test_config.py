@@ -22,12 +22,12 @@ def config_file(tmp_path):
     return write
 
 
-MINIMAL = "name: x\ndata: tasks.jsonl\nagent: math\nmodel: m\nout_dir: out\n"
+MINIMAL = "name: x\ndata: tasks.jsonl\nagent: math\nmodel: m\noutput_dir: out\n"
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_shipped_config_parses_and_its_parts_exist(path) -> None:
-    config = load_config(path, ["model=models/any", "data=any.parquet", "out_dir=any"])
+    config = load_config(path, ["model=models/any", "data=any.parquet", "output_dir=any"])
     assert config.spec().name in ("web", "mhqa", "math", "code", "full", "code_unseen", "chat")
     assert (config.tools is None) == (config.spec().name == "chat")
     assert config.tools is None or (ROOT / config.tools).is_file()

@@ -52,7 +52,7 @@ def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     Path("agent.yaml").write_text(agent, encoding="utf-8")
     config = Path("eval.yaml")
     config.write_text(
-        "name: mine\ndata: tasks.jsonl\nagent: agent.yaml\nrounds: 2\nout_dir: out\n", encoding="utf-8"
+        "name: mine\ndata: tasks.jsonl\nagent: agent.yaml\nrounds: 2\noutput_dir: out\n", encoding="utf-8"
     )
     return config
 
@@ -219,7 +219,9 @@ def test_an_earlier_run_goes_on_or_is_in_the_way(base: Path, model: Path) -> Non
         of(diagnose(base, words), Level.OK)["output"] == "out holds 3 episodes of this run, which is resumed"
     )
     told = of(diagnose(base, [*words, "seed=1", "sampling.temperature=0.5"]), Level.ERROR)["output"]
-    assert "other settings (sampling.temperature: 1.0 -> 0.5, seed: 0 -> 1); choose another out_dir" in told
+    assert (
+        "other settings (sampling.temperature: 1.0 -> 0.5, seed: 0 -> 1); choose another output_dir" in told
+    )
 
 
 def test_the_command_has_an_exit_status_and_json(base: Path, model: Path) -> None:
@@ -239,6 +241,6 @@ def test_the_command_has_an_exit_status_and_json(base: Path, model: Path) -> Non
 @pytest.mark.parametrize("name", ["gaia", "nq", "math500", "web", "qa", "unseen_tools_web"])
 def test_shipped_settings_are_known_to_the_doctor(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    findings = diagnose(ROOT / f"configs/eval/{name}.yaml", ["out_dir=out", "data=none.jsonl"])
+    findings = diagnose(ROOT / f"configs/eval/{name}.yaml", ["output_dir=out", "data=none.jsonl"])
     assert of(findings, Level.ERROR).keys() == {"model", "data"}
     assert "agent" in of(findings, Level.OK)

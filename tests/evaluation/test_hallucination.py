@@ -135,7 +135,7 @@ def test_the_command_asks_the_same_questions_without_tools(afm, tmp_path, solver
         f"model={tiny_model}",
         f"data={data}",
         "limits.max_response_tokens=12",
-        f"out_dir={out}",
+        f"output_dir={out}",
     ]
     done = afm("eval", *words)
     assert "  no tool offered: 0.0 % of the episodes hold the form of a call" in done.stdout
@@ -148,7 +148,7 @@ def test_the_command_asks_the_same_questions_without_tools(afm, tmp_path, solver
 
 
 def test_the_same_folder_is_not_shared_by_both_conditions(tmp_path) -> None:
-    words = ["model=none", f"out_dir={tmp_path}"]
+    words = ["model=none", f"output_dir={tmp_path}"]
     plain = load_config(ROOT / "configs/eval/aime24.yaml", words)
     bare = load_config(ROOT / "configs/eval/aime24.yaml", [*words, "without_tools=true"])
     assert bare.routes(with_tools=True).first.declared == plain.spec() == MATH

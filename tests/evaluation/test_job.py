@@ -40,7 +40,7 @@ async def test_a_tiny_model_answers_alike_whatever_runs_beside_it(tmp_path, tiny
         out = tmp_path / f"out {parallel}"
         more = [
             f"parallel={parallel}",
-            f"out_dir={out}",
+            f"output_dir={out}",
             f"tools={ROOT / 'configs/tools/code_executor.yaml'}",
         ]
         config = load_config(ROOT / "configs/tiny/eval/math_world.yaml", words + more)
@@ -62,7 +62,7 @@ def test_the_commands_evaluate_and_report(afm, tmp_path, tiny_model, world) -> N
         f"data={world}",
         "limits.max_response_tokens=24",
         "limit=3",
-        f"out_dir={out}",
+        f"output_dir={out}",
     )
     done = afm("eval", "configs/tiny/eval/math_world.yaml", *words)
     assert "math world: pass@1 0.0 % (95 % interval 0.0 % to 56.1 %)" in done.stdout
@@ -75,7 +75,7 @@ def test_the_commands_evaluate_and_report(afm, tmp_path, tiny_model, world) -> N
 
 def test_a_dry_run_checks_and_prints_everything_and_runs_nothing(afm, tmp_path, tiny_model, world) -> None:
     config = ROOT / "configs/tiny/eval/math_world.yaml"
-    words = ("eval", config, f"data={world}", f"out_dir={tmp_path / 'out'}", "--dry-run")
+    words = ("eval", config, f"data={world}", f"output_dir={tmp_path / 'out'}", "--dry-run")
     done = afm(*words, f"model={tiny_model}", "rounds=3")
     assert "rounds: 3" in done.stdout
     assert "# 6 tasks x 3 rounds" in done.stdout
@@ -91,7 +91,7 @@ def test_the_script_passes_everything_on(tmp_path, tiny_model, world) -> None:
     settings = {"BENCHMARK": "amc23", "CONFIGS": "configs/tiny/eval", "MODEL": str(tiny_model)}
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     done = subprocess.run(
-        [script, "--dry-run", f"data={world}", f"out_dir={tmp_path / 'a b'}"],
+        [script, "--dry-run", f"data={world}", f"output_dir={tmp_path / 'a b'}"],
         env={**os.environ, **settings, "PATH": path},
         capture_output=True,
         text=True,

@@ -17,15 +17,15 @@ TASKS = 16
 pytestmark = pytest.mark.sandbox
 
 
-def start(out_dir, pause_s):
-    command = [sys.executable, str(SCRIPT), str(out_dir), str(TASKS), str(pause_s), "4"]
+def start(output_dir, pause_s):
+    command = [sys.executable, str(SCRIPT), str(output_dir), str(TASKS), str(pause_s), "4"]
     # A session of its own, so that the kill takes the reward's workers and the sandboxes along.
     return subprocess.Popen(command, start_new_session=True)
 
 
-def rows(out_dir):
+def rows(output_dir):
     """Whole lines by id, without the times."""
-    file = out_dir / "episodes.jsonl"
+    file = output_dir / "episodes.jsonl"
     found = {}
     for line in file.read_bytes().splitlines(keepends=True) if file.exists() else []:
         if not line.endswith(b"\n"):

@@ -40,7 +40,7 @@ def test_equal_runs_share_a_folder_and_others_are_told_apart(tmp_path, solver) -
     other = solver.spec().model_copy(update={"rules": ("One rule.",)})
     fresh = type(other).model_validate(other.model_dump())
     with pytest.raises(
-        ConfigError, match=r"settings \(agent.digest: '\w+' -> '\w+'\); choose another out_dir"
+        ConfigError, match=r"settings \(agent.digest: '\w+' -> '\w+'\); choose another output_dir"
     ):
         claim(tmp_path, manifest(solver, spec=fresh))
     first, dearer, other_judge = (

@@ -83,7 +83,7 @@ def test_small_amounts_keep_their_digits(value, shown) -> None:
 def test_the_judges_price_comes_from_the_rewards(tmp_path) -> None:
     file = tmp_path / "eval.yaml"
     file.write_text(
-        "name: x\ndata: tasks.jsonl\nagent: math\nmodel: m\nout_dir: out\nprices: {prompt: 1, completion: 2}\n"
+        "name: x\ndata: tasks.jsonl\nagent: math\nmodel: m\noutput_dir: out\nprices: {prompt: 1, completion: 2}\n"
     )
     priced = load_config(file, ["rewards={judge: {price_per_million_tokens: 3}}", "prices.tools.code=0.5"])
     assert prices_of(priced) == Prices(prompt=1, completion=2, judge=3, tools={"code": 0.5})

@@ -48,14 +48,14 @@ def speak(text):
     return f"<think>more</think><web_search>query {text.count('found')}</web_search>"
 
 
-async def run(out_dir, protocol=None, sources=None, prompt=None):
+async def run(output_dir, protocol=None, sources=None, prompt=None):
     return await evaluate(
         TASKS,
         WEB,
         ScriptedModel(speak),
         {name: Page(name) for name in ("web_search", "crawl_page")},
         load_reward({"formula": "correct"}),
-        out_dir,
+        output_dir,
         Conditions(
             SamplingParams(max_new_tokens=2000),
             limits=WEB.limits.model_copy(update={"max_turns": 4, "max_response_tokens": 4000}),
@@ -162,7 +162,7 @@ def test_the_doctor_names_what_differs(tmp_path, monkeypatch) -> None:
     monkeypatch.delenv("LIVECODEBENCH_DATA_PATH", raising=False)
     rows = [{"question": f"Who is {name}?", "answer": name, "task_id": name} for name in "ab"]
     (tmp_path / "gaia_dev_103.json").write_text(json.dumps(rows))
-    words = [f"data={tmp_path / 'gaia_dev_103.json'}", f"out_dir={tmp_path / 'out'}"]
+    words = [f"data={tmp_path / 'gaia_dev_103.json'}", f"output_dir={tmp_path / 'out'}"]
     (found,) = benchmark_findings("gaia", words)
     assert found.level is Level.OK
     assert found.text.startswith("gaia, not as published: ")

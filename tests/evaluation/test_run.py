@@ -45,7 +45,7 @@ class FailingModel(ScriptedModel):
         return await super().generate(prompt_ids, params)
 
 
-async def run_with(solver, model, out_dir, tasks, *, tools=None, reward=None, **options):
+async def run_with(solver, model, output_dir, tasks, *, tools=None, reward=None, **options):
     tools = tools or load_tools(solver.CODE_TOOL)
     reward = reward or load_reward()
     conditions, options = solver.split(options)
@@ -56,7 +56,7 @@ async def run_with(solver, model, out_dir, tasks, *, tools=None, reward=None, **
             model,
             tools,
             reward,
-            out_dir,
+            output_dir,
             conditions,
             **options,
         )
@@ -122,7 +122,7 @@ async def test_an_interrupted_run_continues_with_what_is_missing(tmp_path, solve
 
 async def test_another_run_in_the_same_folder_is_refused_by_name(tmp_path, solver) -> None:
     await solver.run(tmp_path, 50, 3)
-    with pytest.raises(ConfigError, match=r"other settings \(seed: 0 -> 1\); choose another out_dir"):
+    with pytest.raises(ConfigError, match=r"other settings \(seed: 0 -> 1\); choose another output_dir"):
         await solver.run(tmp_path, 50, 3, seed=1)
     with pytest.raises(ConfigError, match=r"model.name: 'scripted-50' -> 'scripted-60'"):
         await solver.run(tmp_path, 60, 3)

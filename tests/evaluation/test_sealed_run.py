@@ -64,7 +64,7 @@ def keeper(text):
 
 
 def settings(folder, out, *more):
-    words = ["model=scripted", f"data={folder}", f"out_dir={out}", "rounds=2", *more]
+    words = ["model=scripted", f"data={folder}", f"output_dir={out}", "rounds=2", *more]
     return load_config(ROOT / "configs/eval/browsecomp.yaml", words)
 
 
@@ -79,7 +79,7 @@ async def run(config):
             ScriptedModel(keeper),
             tools,
             reward,
-            config.out_dir,
+            config.output_dir,
             Conditions(
                 SamplingParams(4096),
                 limits=config.routes().first.limits,

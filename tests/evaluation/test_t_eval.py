@@ -182,7 +182,7 @@ def test_the_command_asks_each_item_in_its_own_chat(data, tmp_path, server, wron
     words = [
         str(ROOT / "configs/eval/t_eval.yaml"),
         *(f"model={server.url}", "model.name=oracle", f"model.tokenizer={tmp_path / 'tokenizer'}"),
-        *(f"data={data}", f"out_dir={tmp_path / 'out'}", "rewards.t_eval.embeddings=words"),
+        *(f"data={data}", f"output_dir={tmp_path / 'out'}", "rewards.t_eval.embeddings=words"),
     ]
     done = CliRunner().invoke(app, ["eval", *words])
     assert done.exit_code == 0, done.output

@@ -112,7 +112,7 @@ def world(tmp_path_factory):
 
 def words(world, out, *more):
     prices = "prices={prompt: 1.0, completion: 2.0, tools: {wiki_search: 0.001}}"
-    return ["eval", str(CONFIG), f"data={world / 'train.jsonl'}", f"out_dir={out}", prices, *more]
+    return ["eval", str(CONFIG), f"data={world / 'train.jsonl'}", f"output_dir={out}", prices, *more]
 
 
 @pytest.fixture

@@ -117,7 +117,7 @@ def episodes(folder: Path, name: str, *overrides: str) -> dict[str, object]:
         "agent": str(folder / "agent.yaml"),
         "tools": str(folder / "tools.yaml"),
         "data": str(folder / "tasks.jsonl"),
-        "out_dir": str(folder / name),
+        "output_dir": str(folder / name),
         "sampling": {"temperature": 0.0},
         "limits": {"max_response_tokens": 120},
         "keep_tokens": True,

@@ -255,7 +255,7 @@ async def test_load_model_asks_the_server_for_name_and_context(server, tiny_dir,
 
 
 async def test_as_many_episodes_of_an_evaluation_are_at_the_server_as_it_wants(server, tiny_dir, tmp_path):
-    words = [f"model={server.url}", f"model.tokenizer={tiny_dir}", f"out_dir={tmp_path}", "parallel=70"]
+    words = [f"model={server.url}", f"model.tokenizer={tiny_dir}", f"output_dir={tmp_path}", "parallel=70"]
     model = await asyncio.to_thread(open_model, load_config("configs/tiny/eval/math_world.yaml", words))
     all_of_them = asyncio.Barrier(70)
 

@@ -31,8 +31,8 @@ def test_a_run_may_wait_for_the_one_before_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", [".lock", None])
 def test_a_second_run_is_kept_out_until_the_first_ends(tmp_path: Path, name: str | None) -> None:
-    folder = RunFolder(tmp_path, "out_dir")
-    with folder.locked(name=name), pytest.raises(ConfigError, match="or choose another out_dir"):
+    folder = RunFolder(tmp_path, "output_dir")
+    with folder.locked(name=name), pytest.raises(ConfigError, match="or choose another output_dir"):
         folder.locked(name=name).__enter__()
     with folder.locked(name=name):
         pass

@@ -223,10 +223,10 @@ def test_the_command_chooses_and_the_report_shows_it_beside_the_oracle(finished,
 
 def test_an_evaluation_chooses_when_it_can_and_says_why_it_cannot(monkeypatch, judge) -> None:
     words = ["model=m", "best_of={sizes: [3, 9]}"]
-    config = load_config(ROOT / "configs/eval/web.yaml", [*words, "data=x", "out_dir=out"])
+    config = load_config(ROOT / "configs/eval/web.yaml", [*words, "data=x", "output_dir=out"])
     wanted, note = config.choosing()
     assert (wanted.sizes, note) == ((3,), "")
-    few = load_config(ROOT / "configs/eval/web.yaml", [*words, "data=x", "out_dir=out", "rounds=2"])
+    few = load_config(ROOT / "configs/eval/web.yaml", [*words, "data=x", "output_dir=out", "rounds=2"])
     assert few.choosing() == (None, "best-of-3 needs 3 rounds, has 2")
     monkeypatch.delenv("GRM_BASE_URL")
     wanted, note = config.choosing()
@@ -262,7 +262,7 @@ def test_the_settings_of_an_evaluation_make_it_choose_at_its_end(tmp_path, judge
             *(f"model={server.url}", "model.name=oracle", f"model.tokenizer={tmp_path / 'tokenizer'}"),
             *(
                 f"data={tmp_path / 'tasks.jsonl'}",
-                f"out_dir={tmp_path / 'out'}",
+                f"output_dir={tmp_path / 'out'}",
                 "rounds=3",
                 "best_of={sizes: [3]}",
             ),

@@ -220,7 +220,14 @@ def test_an_evaluation_uses_all_replicas_and_ctrl_c_ends_them(folder: Path, tmp_
         f"name: mine\ndata: {tmp_path}/tasks.jsonl\nagent: {folder}/agent.yaml\n"
     )
     evaluated = subprocess.run(
-        [sys.executable, "-m", "afm.cli.main", "eval", str(tmp_path / "eval.yaml"), f"out_dir={tmp_path}/out"]
+        [
+            sys.executable,
+            "-m",
+            "afm.cli.main",
+            "eval",
+            str(tmp_path / "eval.yaml"),
+            f"output_dir={tmp_path}/out",
+        ]
         + [word.replace("'", "") for word in words],
         capture_output=True,
         text=True,
