@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import Counter, deque
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from pydantic import BaseModel, ConfigDict
 
 from afm.cli.options import agent_option
+from afm.configuration import validated
 from afm.errors import AfmError, DataError, UsageError, suggestion
+from afm.terminal import plain
 
 if TYPE_CHECKING:
     from afm.agents import AgentSpec
-    from afm.rewards import Reward, Sample, Verdict
-    from afm.rewards.attack_lab import Attack, Outcome
+    from afm.rewards import Sample, Verdict
+    from afm.rewards.attack_suite import Attack, Outcome
 
 
-_WINDOW = 64
+_PARALLEL = 64
+_SHOWN_EVIDENCE = 100
 
 
 def reward(
@@ -55,26 +59,25 @@ def reward(
     the exit status is 1 when one gets something else.
     """
     if attack:
-        run_lab(_reward_file(file, rewards), scorer or (), as_json)
+        if file is not None and rewards is not None:
+            raise UsageError(f"--attack takes one reward YAML, got {file} and --rewards {rewards}")
+        try_attacks(file or rewards, scorer or (), as_json)
         return
     if file is None:
         raise UsageError("FILE is missing; expected a JSONL with responses, or --attack")
     if scorer:
         raise UsageError("--scorer goes with --attack")
     counts = asyncio.run(_judge_file(file, agent, rewards, as_json))
-    total = sum(counts.values())
-    if not total:
+    if not counts:
         raise DataError("holds no rows", path=str(file))
     if not as_json:
-        print(f"{total} rows: " + ", ".join(f"{counts[word]} {word}" for word in sorted(counts)))
+        print(_summary("rows", counts))
     if counts["bad"] or counts["abstained"]:
         raise typer.Exit(1)
 
 
-def _reward_file(file: Path | None, rewards: Path | None) -> Path | None:
-    if file is not None and rewards is not None:
-        raise UsageError(f"--attack takes one reward YAML, got {file} and --rewards {rewards}")
-    return file or rewards
+def _summary(what: str, counts: Counter[str]) -> str:
+    return f"{counts.total()} {what}: " + ", ".join(f"{counts[word]} {word}" for word in sorted(counts))
 
 
 @cache
@@ -84,91 +87,69 @@ def _agent(name: str) -> AgentSpec:
 
 async def _judge_file(file: Path, agent: str, rewards: Path | None, as_json: bool) -> Counter[str]:
     from afm.rewards import load_reward
+    from afm.rewards.base import in_order
 
     judge = load_reward(rewards)
     counts: Counter[str] = Counter()
+
+    async def verdict(row: tuple[int, str]) -> tuple[int, Verdict | AfmError]:
+        number, line = row
+        try:
+            return number, await judge.score(_sample(line, agent))
+        except (DataError, ValueError) as error:
+            return number, error if isinstance(error, AfmError) else DataError(str(error))
+
     try:
-        async for line, result in _verdicts(judge, _rows(file), agent):
-            word = _word(result)
-            counts[word] += 1
-            print(_as_json(line, result) if as_json else _as_text(file, line, word, result), flush=True)
+        with file.open(encoding="utf-8", errors="replace") as lines:
+            rows = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
+            async for number, result in in_order(verdict, rows, _PARALLEL):
+                word = _word(result)
+                counts[word] += 1
+                print(
+                    _as_json(number, result) if as_json else _as_text(file, number, word, result), flush=True
+                )
     finally:
         await judge.close()
     return counts
 
 
-async def _verdicts(
-    judge: Reward, rows: Iterator[tuple[int, Any]], agent: str
-) -> AsyncIterator[tuple[int, Verdict | AfmError]]:
-    """Verdicts in the order of the rows, some of them worked on at the same time."""
-    waiting: deque[tuple[int, asyncio.Task[Verdict | AfmError]]] = deque()
-    for line, row in rows:
-        waiting.append((line, asyncio.create_task(_verdict(judge, row, agent))))
-        if len(waiting) >= _WINDOW:
-            first, task = waiting.popleft()
-            yield first, await task
-    while waiting:
-        first, task = waiting.popleft()
-        yield first, await task
+class _Row(BaseModel):
+    """A line of the file; further keys are left alone."""
 
+    model_config = ConfigDict(strict=True)
 
-async def _verdict(judge: Reward, row: Any, agent: str) -> Verdict | AfmError:
-    try:
-        return await judge.score(_sample(row, agent))
-    except (DataError, ValueError) as error:
-        return error if isinstance(error, AfmError) else DataError(str(error))
-
-
-def _rows(file: Path) -> Iterator[tuple[int, Any]]:
-    with file.open(encoding="utf-8", errors="replace") as lines:
-        for number, line in enumerate(lines, 1):
-            if line.strip():
-                yield number, line
+    data_source: str
+    response: str
+    ground_truth: Any
+    question: str | None = None
+    agent: str | None = None
+    agent_tokens: int | None = None
+    response_tokens: int | None = None
+    extra_info: dict[str, Any] | None = None
 
 
 def _sample(line: str, agent: str) -> Sample:
     from afm.rewards import Sample
     from afm.trajectory import author_segments
 
-    row = _check_row(line)
-    spec = _agent(row.get("agent") or agent)
-    return Sample(
-        spec=spec,
-        data_source=row["data_source"],
-        question=row.get("question") or "",
-        segments=author_segments(row["response"], spec),
-        ground_truth=row["ground_truth"],
-        agent_tokens=row.get("agent_tokens"),
-        response_tokens=row.get("response_tokens"),
-        extra_info=row.get("extra_info") or {},
-    )
-
-
-_OPTIONAL: dict[str, type] = {
-    "question": str,
-    "agent": str,
-    "agent_tokens": int,
-    "response_tokens": int,
-    "extra_info": dict,
-}
-
-
-def _check_row(line: str) -> dict[str, Any]:
     try:
-        row = json.loads(line)
+        data = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise DataError(f"no JSON: {error}") from None
-    if not isinstance(row, dict):
-        raise DataError(f"got {type(row).__name__}, expected an object")
-    for key, kind in (("data_source", str), ("response", str), ("ground_truth", object)):
-        if key not in row:
-            raise DataError(f"{key!r} is missing; expected data_source, question, response, ground_truth")
-        if not isinstance(row[key], kind):
-            raise DataError(f"{key}: got {type(row[key]).__name__}, expected {kind.__name__}")
-    for key, wanted in _OPTIONAL.items():
-        if row.get(key) is not None and not isinstance(row[key], wanted):
-            raise DataError(f"{key}: got {type(row[key]).__name__}, expected {wanted.__name__}")
-    return row
+    if not isinstance(data, dict):
+        raise DataError(f"got {type(data).__name__}, expected an object")
+    row = validated(_Row, data, "row")
+    spec = _agent(row.agent or agent)
+    return Sample(
+        spec=spec,
+        data_source=row.data_source,
+        question=row.question or "",
+        segments=author_segments(row.response, spec),
+        ground_truth=row.ground_truth,
+        agent_tokens=row.agent_tokens,
+        response_tokens=row.response_tokens,
+        extra_info=row.extra_info or {},
+    )
 
 
 def _word(result: Verdict | AfmError) -> str:
@@ -189,27 +170,26 @@ def _as_json(line: int, result: Verdict | AfmError) -> str:
 
 def _as_text(file: Path, line: int, word: str, result: Verdict | AfmError) -> str:
     """One line, whatever control characters the response put into it."""
-    from afm.terminal import plain
-
     if isinstance(result, AfmError):
         text = str(result)
     else:
         score = "-" if result.score is None else f"{result.score:g}"
         text = f"{word}, score {score}: {result.evidence or 'no remark'}"
-    return f"{file}:{line}: {' '.join(plain(text).split())}"
+    return f"{file}:{line}: {_on_one_line(text)}"
 
 
-_SHOWN_EVIDENCE = 100
+def _on_one_line(text: str) -> str:
+    return " ".join(plain(text).split())
 
 
-def run_lab(config: Path | None, scorers: Sequence[str], as_json: bool) -> None:
+def try_attacks(config: Path | None, scorers: Sequence[str], as_json: bool) -> None:
     """Try every attack on the reward that ``config`` describes, and print what each got.
 
     Raises:
         UsageError: No attack is made on one of ``scorers``.
         Exit: With status 1, when one got something else than it deserves.
     """
-    from afm.rewards.attack_lab import shipped_attacks
+    from afm.rewards.attack_suite import shipped_attacks
 
     attacks = shipped_attacks()
     known = {attack.scorer for attack in attacks}
@@ -219,17 +199,14 @@ def run_lab(config: Path | None, scorers: Sequence[str], as_json: bool) -> None:
     chosen = [attack for attack in attacks if not scorers or attack.scorer in scorers]
     counts = asyncio.run(_try_attacks(config, chosen, as_json))
     if not as_json:
-        print(
-            f"{len(chosen)} attacks: "
-            + ", ".join(f"{count} {word}" for word, count in sorted(counts.items()))
-        )
+        print(_summary("attacks", counts))
     if set(counts) != {"ok"}:
         raise typer.Exit(1)
 
 
 async def _try_attacks(config: Path | None, attacks: Sequence[Attack], as_json: bool) -> Counter[str]:
     from afm.rewards import load_reward
-    from afm.rewards.attack_lab import outcomes
+    from afm.rewards.attack_suite import outcomes
 
     reward = load_reward(config)
     counts: Counter[str] = Counter()
@@ -266,8 +243,4 @@ def _outcome_line(outcome: Outcome, width: int) -> str:
     row = (
         f"{attack.scorer:<12} {attack.name:<{width}} {attack.deserves:>8g} {got:>9}  {_outcome_word(outcome)}"
     )
-    if outcome.passed:
-        return row
-    from afm.terminal import plain
-
-    return f"{row}: {' '.join(plain(outcome.evidence).split())[:_SHOWN_EVIDENCE]}"
+    return row if outcome.passed else f"{row}: {_on_one_line(outcome.evidence)[:_SHOWN_EVIDENCE]}"

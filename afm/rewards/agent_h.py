@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from afm.rewards.base import Part, Sample
+from afm.rewards.base import Part, Sample, Scorer
 from afm.trajectory.call_forms import written_calls
 from afm.trajectory.types import Author, Segment
 
@@ -29,7 +29,7 @@ def said(segments: Sequence[Segment]) -> str:
     return "".join(part.text for part in segments if part.author is Author.AGENT)
 
 
-class AgentH:
+class AgentH(Scorer):
     """Scores plain replies without talk of tools, and calls where a tool is offered and asked for."""
 
     async def judge(self, sample: Sample) -> Part:
@@ -57,9 +57,6 @@ class AgentH:
         return Part(
             float(not invented), f"calls of tools not given: {', '.join(invented)}" if invented else ""
         )
-
-    async def close(self) -> None:
-        """Nothing to free."""
 
 
 def _called(sample: Sample) -> set[str]:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from afm.agents import AgentSpec
 from afm.trajectory.record import Verdict
 from afm.trajectory.types import Segment
+
+ItemT = TypeVar("ItemT")
+ResultT = TypeVar("ResultT")
 
 
 class AskedQuestion(Protocol):
@@ -87,8 +92,8 @@ class Scorer(Protocol):
         ...
 
     async def close(self) -> None:
-        """Free worker processes."""
-        ...
+        """Free worker processes, if there are any."""
+        return  # most scorers hold none
 
 
 @runtime_checkable
@@ -106,15 +111,28 @@ async def score_many(reward: Reward, samples: Iterable[Sample], *, parallel: int
     Raises:
         AfmError: What the first failing sample raised, e.g. no scorer for its data source; the others are cancelled.
     """
-    gate = asyncio.Semaphore(parallel)
+    async with aclosing(in_order(reward.score, samples, parallel)) as verdicts:
+        return [verdict async for verdict in verdicts]
 
-    async def score(sample: Sample) -> Verdict:
-        async with gate:
-            return await reward.score(sample)
 
-    tasks = [asyncio.create_task(score(sample)) for sample in samples]
+async def in_order(
+    work: Callable[[ItemT], Coroutine[Any, Any, ResultT]], items: Iterable[ItemT], parallel: int
+) -> AsyncGenerator[ResultT]:
+    """The result of ``work`` for each of ``items`` in their order, up to ``parallel`` of them at the same time.
+
+    Items are taken as they are needed. Work under way is cancelled when the caller stops.
+    """
+    waiting: deque[asyncio.Task[ResultT]] = deque()
     try:
-        return await asyncio.gather(*tasks)
+        for item in items:
+            waiting.append(asyncio.create_task(work(item)))
+            if len(waiting) >= parallel:
+                yield await waiting[0]
+                waiting.popleft()
+        while waiting:
+            yield await waiting[0]
+            waiting.popleft()
     finally:
-        for task in tasks:
+        for task in waiting:
             task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)

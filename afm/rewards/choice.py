@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from typing import Any
 
 from afm.errors import DataError
-from afm.rewards.base import Part, Sample
-from afm.rewards.text_match import gold_answers
-from afm.trajectory import answers
+from afm.rewards.base import Part
+from afm.rewards.text_match import AnswerScorer, gold_answers
 
 _DRESS = re.compile(
     r"\\(?:boxed|fbox|text|textbf|mathrm|mathbf)\s*\{([^{}]*)\}|\*+|(?<!\w)_+|_+(?!\w)|\$|`|\\[()\[\]]"
@@ -98,26 +98,24 @@ def _takes_back(letter: str, rest: str, question: str) -> bool:
     )
 
 
-class ChoiceLetter:
+class ChoiceLetter(AnswerScorer):
     """1 when the final answer names the gold option and no other, else 0."""
 
-    async def judge(self, sample: Sample) -> Part:
-        """Compare the letter of the final answer with the gold letter."""
-        try:
-            golds = gold_answers(sample.ground_truth)
-        except DataError as error:
-            return Part(None, error.message)
+    def accepted(self, ground_truth: Any) -> tuple[str, ...]:
+        """The letter of the gold option."""
+        golds = gold_answers(ground_truth)
         wanted = choice_letter(golds[0])
         if wanted is None or len(golds) > 1:
-            return Part(None, f"ground truth {golds[0][:80]!r}: expected the letter of one option")
-        responses = answers(sample.segments, sample.spec)
-        if not responses:
-            return Part(0.0, "the response has no final answer")
-        letters = {choice_letter(text, sample.question) for text in responses}
+            raise DataError(f"ground truth {golds[0][:80]!r}: expected the letter of one option")
+        return (wanted,)
+
+    async def compare(
+        self, accepted: tuple[str, ...], responses: tuple[str, ...], question: str = ""
+    ) -> Part:
+        """Compare the letter of the final answer with the gold letter."""
+        (wanted,) = accepted
+        letters = {choice_letter(text, question) for text in responses}
         if letters == {wanted}:
             return Part(1.0, f"option {wanted} is right")
         shown = ", ".join(sorted(letter or "none" for letter in letters))
         return Part(0.0, f"option named: {shown}, right: {wanted}")
-
-    async def close(self) -> None:
-        """Nothing to free."""

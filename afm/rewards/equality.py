@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable
 from fractions import Fraction
 
-from afm.rewards.worked_out import Form, form_of, is_equation, without_unit
+from afm.rewards.answer_form import Form, form_of, is_equation, without_unit
 
 MAX_ANSWER_CHARS = 4000
 """Longer answers are wrong unless they are the gold answer letter for letter."""
@@ -216,7 +216,7 @@ def quick_verdict(gold: str, answer: str) -> bool | None:
 def is_unevaluated(gold: str, answer: str) -> bool:
     r"""Whether the gold answer is one number and the answer an expression that was never worked out.
 
-    See :mod:`afm.rewards.worked_out`. ``144/2`` is not worked out for 72; ``10/12`` is for 5/6.
+    See :mod:`afm.rewards.answer_form`. ``144/2`` is not worked out for 72; ``10/12`` is for 5/6.
     """
     if is_equation(tidied(gold)):
         return False

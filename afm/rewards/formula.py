@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 
 from afm.errors import ConfigError, suggestion
-from afm.rewards.base import Part, Sample
+from afm.rewards.base import Part, Sample, Scorer
 
 LARGEST_PENALTY = 1.0
 
@@ -101,7 +101,7 @@ class CountedTokens(StrEnum):
     """Sampled tokens and observations."""
 
 
-class OverlongPenalty:
+class OverlongPenalty(Scorer):
     """0 up to the buffer, then linearly down to -1 at the limit and beyond.
 
     Soft overlong punishment of DAPO (arXiv 2503.14476, equation 13): the length is that of the whole response, observations
@@ -129,6 +129,3 @@ class OverlongPenalty:
         return Part(
             -LARGEST_PENALTY * min(1.0, over / self._buffer), f"overlong: {length} tokens of {self._max}"
         )
-
-    async def close(self) -> None:
-        """Nothing to free."""

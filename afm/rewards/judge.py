@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 
 from pydantic import Field
 
-from afm.errors import DataError, RewardError
+from afm.errors import RewardError
 from afm.rewards.base import Part, Sample
 from afm.rewards.judge_endpoint import JudgeEndpoint, ReplyClient
 from afm.rewards.judge_prompt import (
@@ -31,9 +31,8 @@ from afm.rewards.judge_prompt import (
     read_ruling,
     shown_rationale,
 )
-from afm.rewards.text_match import ExactMatch, gold_answers, normalised
+from afm.rewards.text_match import AnswerScorer, ExactMatch, normalised
 from afm.sqlite import SharedFile
-from afm.trajectory import answers
 
 NO_JUDGE = "no judge is configured: exact match"
 """Stands in the evidence of verdicts without a model behind them."""
@@ -73,7 +72,7 @@ class JudgeSettings(JudgeEndpoint):
     with ``prices`` what the judge does. No verdict depends on it."""
 
 
-class ModelJudge:
+class ModelJudge(AnswerScorer):
     """1 when a model finds the final answer equal in meaning to a gold answer, else 0; no score when it fails.
 
     An answer that is a gold answer by exact match is right without asking. See :mod:`afm.rewards.judge_prompt` for
@@ -87,7 +86,6 @@ class ModelJudge:
         self._settings = settings
         place = settings.place()
         self._model = place.model
-        self._exact = ExactMatch()
         self._client: JudgeClient | None = None
         self._text = JudgeText.load(settings.prompt) if settings.prompt is not None else None
         if place.url is not None:
@@ -95,25 +93,25 @@ class ModelJudge:
             schema = SCHEMA if self._text is None else TEXT_SCHEMA
             self._client = JudgeClient(settings.client(place, schema), cache, self._text)
 
-    async def judge(self, sample: Sample) -> Part:
-        """Have the agent's final answer judged."""
-        pair = _gold_and_answers(sample)
-        if isinstance(pair, Part):
-            return pair
+    async def compare(
+        self, accepted: tuple[str, ...], responses: tuple[str, ...], question: str = ""
+    ) -> Part:
+        """Have the final answer judged."""
         if self._client is None:
-            return await self._unjudged(sample)
-        case = self._case(sample.question, *pair)
+            return await self._unjudged(accepted, responses)
+        case = self._case(question, accepted, responses)
         return case if isinstance(case, Part) else await self._judged(self._client, case)
 
     def case_of(self, sample: Sample) -> Case | Part:
         """What the model is asked, or the verdict that needs no model."""
-        pair = _gold_and_answers(sample)
+        pair = self.answers_of(sample)
         return pair if isinstance(pair, Part) else self._case(sample.question, *pair)
 
     def _case(self, question: str, accepted: tuple[str, ...], responses: tuple[str, ...]) -> Case | Part:
         if self._text is not None:
             return Case(question, accepted, " | ".join(responses))
-        if len(responses) == 1 and _is_exactly(responses[0], accepted):
+        flat = normalised(responses[0])
+        if flat and len(responses) == 1 and flat in map(normalised, accepted):
             return Part(1.0, f"{responses[0][:_SHOWN]!r} is a gold answer")
         answer = " | ".join(responses)
         longest = max(self._settings.max_answer_chars, *map(len, accepted))
@@ -126,10 +124,10 @@ class ModelJudge:
         if self._client is not None:
             await self._client.close()
 
-    async def _unjudged(self, sample: Sample) -> Part:
+    async def _unjudged(self, accepted: tuple[str, ...], responses: tuple[str, ...]) -> Part:
         if self._settings.without_endpoint is WithoutEndpoint.ABSTAIN:
             return Part(None, "no judge: set GRM_BASE_URL, or `url` under `judge` in the reward YAML")
-        part = await self._exact.judge(sample)
+        part = await ExactMatch().compare(accepted, responses)
         return Part(part.score, f"{part.evidence} ({NO_JUDGE})")
 
     async def _judged(self, client: JudgeClient, case: Case) -> Part:
@@ -155,21 +153,6 @@ class ModelJudge:
 
 async def _accepts(client: JudgeClient, case: Case) -> bool:
     return (await client.ruling(case)).judgement == "correct"
-
-
-def _gold_and_answers(sample: Sample) -> tuple[tuple[str, ...], tuple[str, ...]] | Part:
-    """Gold answers and the agent's own, or the verdict where one of them is missing."""
-    try:
-        accepted = gold_answers(sample.ground_truth)
-    except DataError as error:
-        return Part(None, error.message)
-    responses = answers(sample.segments, sample.spec)
-    return (accepted, responses) if responses else Part(0.0, "the response has no final answer")
-
-
-def _is_exactly(answer: str, accepted: tuple[str, ...]) -> bool:
-    flat = normalised(answer)
-    return bool(flat) and flat in {normalised(gold) for gold in accepted}
 
 
 _Asked = dict[str, asyncio.Task[Ruling]]

@@ -6,20 +6,18 @@ import os
 from importlib.util import find_spec
 from typing import Any
 
-from afm.errors import DataError, MissingExtraError, RewardError
-from afm.rewards.base import Part, Sample
+from afm.errors import MissingExtraError, RewardError
+from afm.rewards.base import Part
 from afm.rewards.equality import is_copied, is_unevaluated, quick_verdict, readings
-from afm.rewards.text_match import gold_answers
+from afm.rewards.text_match import AnswerScorer
 from afm.rewards.workers import WorkerCpuError, WorkerCrashError, WorkerKilledError, WorkerPool
-from afm.trajectory import answers
 
 _WORKER_MEMORY_BYTES = 2 << 30
-_CLOCK = (
-    12  # seconds by the clock for each CPU second: a worker that got no CPU for so long is starved or stopped
-)
+_CLOCK = 12
+"""Seconds by the clock for each CPU second: a worker that got no CPU for so long is starved or stopped."""
 
 
-class MathVerify:
+class MathVerify(AnswerScorer):
     """1 when the final answer equals a gold answer, else 0.
 
     Most pairs are decided at once (:func:`afm.rewards.equality.quick_verdict`); the rest go to worker
@@ -28,32 +26,24 @@ class MathVerify:
     stops or kills says nothing about the response: no score.
 
     Args:
-        timeout_s: CPU seconds of one pair. By the clock it may take twelve times as long.
+        cpu_s: CPU seconds of one pair. By the clock it may take twelve times as long.
         workers: Worker processes; the number of cores, at most 4, when ``None``.
     """
 
-    def __init__(self, timeout_s: float = 5.0, workers: int | None = None) -> None:
-        self._timeout_s = timeout_s
+    def __init__(self, cpu_s: float = 5.0, workers: int | None = None) -> None:
+        self._cpu_s = cpu_s
         self._workers = workers or min(4, len(os.sched_getaffinity(0)))
         self._pool: WorkerPool | None = None
 
-    async def judge(self, sample: Sample) -> Part:
-        """Compare the agent's final answer with the gold answers.
+    async def compare(
+        self, accepted: tuple[str, ...], responses: tuple[str, ...], question: str = ""
+    ) -> Part:
+        """1 when the answer equals one of ``accepted`` and was not copied from ``question``.
 
         Raises:
             MissingExtraError: Math-Verify is not installed, and a pair needs it.
         """
-        try:
-            accepted = gold_answers(sample.ground_truth)
-        except DataError as error:
-            return Part(None, error.message)
-        responses = answers(sample.segments, sample.spec)
-        if not responses:
-            return Part(0.0, "the response has no final answer")
-        return await self.compare(accepted, ", ".join(responses), sample.question)
-
-    async def compare(self, accepted: tuple[str, ...], answer: str, question: str = "") -> Part:
-        """1 when ``answer`` equals one of ``accepted`` and was not copied from ``question``."""
+        answer = ", ".join(responses)
         shown = f"{answer[:200]!r}"
         pairs = [pair for gold in accepted for pair in readings(gold, answer, question)]
         verdicts = [(*pair, quick_verdict(*pair)) for pair in pairs]
@@ -101,16 +91,16 @@ class MathVerify:
         except RewardError as error:
             return None, f"the gold answer {gold[:80]!r} cannot be compared with itself: {error}"
         if isinstance(problem, WorkerCpuError):
-            return False, f"not decided within {self._timeout_s:g} s of CPU time"
+            return False, f"not decided within {self._cpu_s:g} s of CPU time"
         return False, "the verifier crashed on it"
 
     async def _ask(self, gold: str, answer: str) -> dict[str, Any]:
-        return await self._started().ask({"gold": gold, "answer": answer}, self._timeout_s * _CLOCK)
+        return await self._started().ask({"gold": gold, "answer": answer}, self._cpu_s * _CLOCK)
 
     def _started(self) -> WorkerPool:
         if self._pool is None:
             if find_spec("math_verify") is None:
                 raise MissingExtraError("math_verify", "rewards")
-            limits = (str(_WORKER_MEMORY_BYTES), str(self._timeout_s))
+            limits = (str(_WORKER_MEMORY_BYTES), str(self._cpu_s))
             self._pool = WorkerPool("afm.rewards.verifier", self._workers, limits)
         return self._pool

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, cast
@@ -45,6 +45,8 @@ from afm.trajectory.record import Verdict
 
 _LOG = logging.getLogger(__name__)
 
+Judge = Callable[[Sample], Awaitable[Part]]
+"""Makes one part of a verdict."""
 SCORERS = ("math", "exact_match", "f1", "substring", "choice", "code_tests", "judge", "t_eval", "agent_h")
 
 BY_SOURCE: dict[str, str] = {
@@ -68,8 +70,10 @@ BY_SOURCE: dict[str, str] = {
 class MathSettings(Settings):
     """See :class:`MathVerify`."""
 
-    timeout_s: float = Field(default=5.0, gt=0)
+    cpu_s: float = Field(default=5.0, gt=0)
+    """CPU seconds of one comparison; by the clock it may take twelve times as long."""
     workers: int | None = Field(default=None, ge=1)
+    """Worker processes; the number of cores, at most 4, when ``None``."""
 
 
 class ExactMatchSettings(Settings):
@@ -155,7 +159,7 @@ class RewardSettings(Settings):
     a class of your own. A row whose ``extra_info`` names a scorer under ``reward`` is judged by that
     one."""
     math: MathSettings = MathSettings()
-    """``timeout_s`` of one comparison."""
+    """``cpu_s``, CPU seconds of one comparison, and ``workers``, worker processes."""
     exact_match: ExactMatchSettings = ExactMatchSettings()
     """``variant``: ``evaluation`` or ``training``."""
     text_match: TextMatchSettings = TextMatchSettings()
@@ -192,9 +196,11 @@ class CombinedReward:
                 f"{label}: formula {settings.formula!r} and the settings `overlong` belong together; "
                 "give both or neither"
             )
-        self._table = _table(settings.by_source, label)
+        for source, name in settings.by_source.items():
+            checked_name(name, f"{label}: by_source.{source}", own=True)
+        self._table = BY_SOURCE | {source.lower(): name for source, name in settings.by_source.items()}
         self._makers: dict[str, Callable[[], Scorer]] = {
-            "math": lambda: MathVerify(settings.math.timeout_s, settings.math.workers),
+            "math": lambda: MathVerify(settings.math.cpu_s, settings.math.workers),
             "exact_match": lambda: ExactMatch(settings.exact_match.variant),
             "f1": lambda: TokenF1(settings.text_match.variant),
             "substring": lambda: Substring(settings.text_match.variant, settings.text_match.max_words),
@@ -205,9 +211,10 @@ class CombinedReward:
             "agent_h": AgentH,
         }
         self._scorers: dict[str, Scorer] = {}
-        self._extra: dict[str, Scorer] = {FORMAT: FormatCheck()}
+        self._extra: dict[str, Judge] = {}
         if (long := settings.overlong) is not None:
-            self._extra[OVERLONG] = OverlongPenalty(long.max_tokens, long.buffer_tokens, long.count)
+            penalty = OverlongPenalty(long.max_tokens, long.buffer_tokens, long.count)
+            self._extra[OVERLONG] = penalty.judge
 
     async def score(self, sample: Sample) -> Verdict:
         """Judge ``sample``.
@@ -218,16 +225,14 @@ class CombinedReward:
         """
         started = time.monotonic()
         scorer = self._scorer(sample)
-        parts = {
-            name: await _part(name, judge, sample)
-            for name, judge in {CORRECT: scorer, **self._extra, **_form_of(scorer)}.items()
-        }
+        form = scorer.form if isinstance(scorer, FormScorer) else check_format
+        judges: dict[str, Judge] = {CORRECT: scorer.judge, FORMAT: form, **self._extra}
+        parts = {name: await _part(name, judge, sample) for name, judge in judges.items()}
         if not sample.answer_alone:
             return self._verdict(parts, time.monotonic() - started)
         verdict = self._verdict(parts | {FORMAT: Part(1.0)}, time.monotonic() - started)
-        return verdict.model_copy(
-            update={"parts": {name: verdict.parts[name] for name in verdict.parts if name != FORMAT}}
-        )
+        del verdict.parts[FORMAT]
+        return verdict
 
     async def close(self) -> None:
         """Free worker processes."""
@@ -267,28 +272,10 @@ def load_reward(source: Path | Mapping[str, Any] | None = None) -> Reward:
     return CombinedReward(validated(RewardSettings, data, label), label)
 
 
-def _form_of(scorer: Scorer) -> dict[str, Scorer]:
-    """What stands in for the agent's format, where replies have one of their own."""
-    return {FORMAT: _Form(scorer)} if isinstance(scorer, FormScorer) else {}
-
-
-class _Form:
-    """The format that a scorer knows."""
-
-    def __init__(self, scorer: FormScorer) -> None:
-        self._scorer = scorer
-
-    async def judge(self, sample: Sample) -> Part:
-        return await self._scorer.form(sample)
-
-    async def close(self) -> None:
-        pass
-
-
-async def _part(name: str, scorer: Scorer, sample: Sample) -> Part:
+async def _part(name: str, judge: Judge, sample: Sample) -> Part:
     """A part of the verdict; a fault of ours that some response has found must not end the run."""
     try:
-        return await scorer.judge(sample)
+        return await judge(sample)
     except AfmError:
         raise
     except Exception as error:  # noqa: BLE001 - the border to what models write
@@ -296,22 +283,10 @@ async def _part(name: str, scorer: Scorer, sample: Sample) -> Part:
         return Part(None, f"{name}: unexpected {type(error).__name__}, see the log")
 
 
-def _table(own: Mapping[str, str], label: str) -> dict[str, str]:
-    for source, name in own.items():
-        checked_name(name, f"{label}: by_source.{source}", own=True)
-    return BY_SOURCE | {source.lower(): name for source, name in own.items()}
-
-
-class FormatCheck:
+async def check_format(sample: Sample) -> Part:
     """1 when the response is valid for its agent, else 0 with the first fault as evidence."""
-
-    async def judge(self, sample: Sample) -> Part:
-        """Validate the response by author."""
-        faults = validate(sample.segments, sample.spec)
-        return Part(0.0, f"format: {faults[0].message}") if faults else Part(1.0)
-
-    async def close(self) -> None:
-        """Nothing to free."""
+    faults = validate(sample.segments, sample.spec)
+    return Part(0.0, f"format: {faults[0].message}") if faults else Part(1.0)
 
 
 def scorer_name(data_source: str, table: Mapping[str, str]) -> str:

@@ -6,13 +6,14 @@ import ast
 import json
 import re
 import string
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import Any, Literal
 
 from afm.errors import DataError
-from afm.rewards.base import Part, Sample
+from afm.rewards.base import Part, Sample, Scorer
 from afm.trajectory import answers
 
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
@@ -39,60 +40,75 @@ def comparable(text: str) -> str:
     return normalised(text) or " ".join(text.lower().split())
 
 
-class ExactMatch:
+class AnswerScorer(Scorer, ABC):
+    """Compares final answers with gold answers: no score where the row has none, 0 where the response has none."""
+
+    def accepted(self, ground_truth: Any) -> tuple[str, ...]:
+        """The gold answers of a row.
+
+        Raises:
+            DataError: There are none that this scorer can compare with.
+        """
+        return gold_answers(ground_truth)
+
+    @abstractmethod
+    async def compare(
+        self, accepted: tuple[str, ...], responses: tuple[str, ...], question: str = ""
+    ) -> Part:
+        """The part for final answers, of which there is at least one."""
+
+    async def judge(self, sample: Sample) -> Part:
+        """Compare the agent's final answers with the gold answers."""
+        pair = self.answers_of(sample)
+        return pair if isinstance(pair, Part) else await self.compare(*pair, sample.question)
+
+    def answers_of(self, sample: Sample) -> tuple[tuple[str, ...], tuple[str, ...]] | Part:
+        """Gold answers and the agent's own, or the part where one of them is missing."""
+        try:
+            accepted = self.accepted(sample.ground_truth)
+        except DataError as error:
+            return Part(None, error.message)
+        responses = answers(sample.segments, sample.spec)
+        return (accepted, responses) if responses else Part(0.0, "the response has no final answer")
+
+
+class ExactMatch(AnswerScorer):
     """1 when the final answer is a gold answer, else 0."""
 
     def __init__(self, variant: MatchVariant = MatchVariant.TRAINING) -> None:
         self._variant = variant
 
-    async def judge(self, sample: Sample) -> Part:
-        """Compare the agent's final answers with the gold answers."""
-        try:
-            accepted = {comparable(text) for text in gold_answers(sample.ground_truth)}
-        except DataError as error:
-            return Part(None, error.message)
-        responses = answers(sample.segments, sample.spec)
-        if not responses:
-            return Part(0.0, "the response has no final answer")
-        counted = responses[:1] if self._variant is MatchVariant.EVALUATION else responses
+    def counted(self, responses: tuple[str, ...]) -> tuple[str, ...]:
+        """Those of several final answers that count."""
+        return responses[:1] if self._variant is MatchVariant.EVALUATION else responses
+
+    async def compare(
+        self, accepted: tuple[str, ...], responses: tuple[str, ...], question: str = ""
+    ) -> Part:
+        """1 when every answer that counts is in ``accepted``."""
+        golds, counted = {comparable(text) for text in accepted}, self.counted(responses)
         for text in counted:
-            if comparable(text) not in accepted:
+            if comparable(text) not in golds:
                 return Part(0.0, f"{text[:200]!r} is no gold answer")
         return Part(1.0, f"{' | '.join(counted)[:200]!r} is a gold answer")
 
-    async def close(self) -> None:
-        """Nothing to free."""
 
-
-class TokenF1:
+class TokenF1(ExactMatch):
     """Harmonic mean of precision and recall of words, 0 to 1, with the closest gold answer (SQuAD).
 
     With several final answers the worst one counts in training, the first one in evaluation.
     """
 
-    def __init__(self, variant: MatchVariant = MatchVariant.TRAINING) -> None:
-        self._variant = variant
-
-    async def judge(self, sample: Sample) -> Part:
-        """Compare the words of the agent's final answers with those of the gold answers."""
-        try:
-            accepted = gold_answers(sample.ground_truth)
-        except DataError as error:
-            return Part(None, error.message)
-        responses = _counted(sample, self._variant)
-        if not responses:
-            return Part(0.0, "the response has no final answer")
-        scores = [max(token_f1(text, gold) for gold in accepted) for text in responses]
-        score = min(scores)
-        return Part(
-            score, f"{responses[scores.index(score)][:200]!r} has F1 {score:.3g} with the closest gold answer"
-        )
-
-    async def close(self) -> None:
-        """Nothing to free."""
+    async def compare(
+        self, accepted: tuple[str, ...], responses: tuple[str, ...], question: str = ""
+    ) -> Part:
+        """The lowest F1 of the answers that count."""
+        scores = {text: max(token_f1(text, gold) for gold in accepted) for text in self.counted(responses)}
+        text, score = min(scores.items(), key=lambda pair: pair[1])
+        return Part(score, f"{text[:200]!r} has F1 {score:.3g} with the closest gold answer")
 
 
-class Substring:
+class Substring(ExactMatch):
     """1 when a gold answer stands, word for word, in the final answer, else 0.
 
     Args:
@@ -101,28 +117,21 @@ class Substring:
     """
 
     def __init__(self, variant: MatchVariant = MatchVariant.TRAINING, max_words: int = 30) -> None:
-        self._variant = variant
+        super().__init__(variant)
         self._max_words = max_words
 
-    async def judge(self, sample: Sample) -> Part:
-        """Look for a gold answer in the agent's final answers."""
-        try:
-            accepted = [gold for gold in map(normalised, gold_answers(sample.ground_truth)) if gold]
-        except DataError as error:
-            return Part(None, error.message)
-        responses = _counted(sample, self._variant)
-        if not responses:
-            return Part(0.0, "the response has no final answer")
-        for text in responses:
+    async def compare(
+        self, accepted: tuple[str, ...], responses: tuple[str, ...], question: str = ""
+    ) -> Part:
+        """1 when every answer that counts holds one of ``accepted``."""
+        golds, counted = list(filter(None, map(normalised, accepted))), self.counted(responses)
+        for text in counted:
             bare = normalised(text)
             if len(bare.split()) > self._max_words:
                 return Part(0.0, f"an answer of more than {self._max_words} words")
-            if not any(f" {gold} " in f" {bare} " for gold in accepted):
+            if not any(f" {gold} " in f" {bare} " for gold in golds):
                 return Part(0.0, f"{text[:200]!r} holds no gold answer")
-        return Part(1.0, f"{' | '.join(responses)[:200]!r} holds a gold answer")
-
-    async def close(self) -> None:
-        """Nothing to free."""
+        return Part(1.0, f"{' | '.join(counted)[:200]!r} holds a gold answer")
 
 
 def token_f1(answer: str, gold: str) -> float:
@@ -130,11 +139,6 @@ def token_f1(answer: str, gold: str) -> float:
     words, wanted = comparable(answer).split(), comparable(gold).split()
     shared = sum((Counter(words) & Counter(wanted)).values())
     return 2 * shared / (len(words) + len(wanted)) if shared else 0.0
-
-
-def _counted(sample: Sample, variant: MatchVariant) -> tuple[str, ...]:
-    responses = answers(sample.segments, sample.spec)
-    return responses[:1] if variant is MatchVariant.EVALUATION else responses
 
 
 def gold_answers(ground_truth: Any) -> tuple[str, ...]:

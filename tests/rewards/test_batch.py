@@ -28,7 +28,7 @@ async def test_verdicts_keep_the_order_of_their_samples() -> None:
 
 
 async def test_hanging_pairs_cost_their_limit_and_no_more() -> None:
-    reward = load_reward({"math": {"workers": 2, "timeout_s": 1.0}})
+    reward = load_reward({"math": {"workers": 2, "cpu_s": 1.0}})
     await score_many(reward, [sample(r"\frac{3}{6}")] * 2)
     begun = time.monotonic()
     verdicts = await score_many(reward, map(sample, ["9^{9^{9^{9}}}", r"\frac{4}{8}", "(10^9)!"]))

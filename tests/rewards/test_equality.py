@@ -6,9 +6,9 @@ import time
 
 import pytest
 
+from afm.rewards.answer_form import form_of
 from afm.rewards.equality import is_unevaluated, quick_verdict, readings
 from afm.rewards.verifier import algebra_verdict
-from afm.rewards.worked_out import form_of
 
 EQUAL = [
     ("204", "204"),

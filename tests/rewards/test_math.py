@@ -32,9 +32,13 @@ def sample(answer: str, gold: Any, source: str = "math_dapo") -> Sample:
     return Sample(SPEC, source, "q", author_segments(response, SPEC), gold)
 
 
+async def compared(verifier: MathVerify, gold: str, answer: str, question: str = "") -> Part:
+    return await verifier.compare((gold,), (answer,), question)
+
+
 @pytest.fixture(scope="module")
 def verifier() -> Iterator[MathVerify]:
-    made = MathVerify(timeout_s=1.5, workers=1)
+    made = MathVerify(cpu_s=1.5, workers=1)
     yield made
     asyncio.run(made.close())
 
@@ -73,7 +77,7 @@ async def test_pairs_of_upstream_get_their_verdict_or_a_reason(verifier: MathVer
     rows = yaml.safe_load(Path(__file__).with_name("math_verify_pairs.yaml").read_text(encoding="utf-8"))
     agreed, differing = [], []
     for gold, answer, expected, *reason in rows:
-        score = (await verifier.compare((gold,), answer)).score
+        score = (await compared(verifier, gold, answer)).score
         (agreed if score == expected else differing).append((gold, answer, bool(reason)))
     assert [row for row in differing if not row[2]] == []
     assert [row for row in agreed if row[2]] == []  # a reason that is no longer true
@@ -108,21 +112,21 @@ async def test_a_row_without_gold_answer_has_no_score(verifier: MathVerify) -> N
     ids=lambda answer: answer[:12].encode("ascii", "replace").decode().replace("\0", "0"),
 )
 async def test_hostile_answers_are_wrong_within_the_limit(answer: str, verifier: MathVerify) -> None:
-    await verifier.compare((r"\frac{\pi}{7}",), r"\frac{2\pi}{14}")  # the worker is warm
+    await compared(verifier, r"\frac{\pi}{7}", r"\frac{2\pi}{14}")  # the worker is warm
     begun = resource.getrusage(resource.RUSAGE_CHILDREN)
-    part = await verifier.compare((r"\frac{\pi}{7}",), answer)
+    part = await compared(verifier, r"\frac{\pi}{7}", answer)
     spent = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert part.score == 0.0
     assert spent.ru_utime - begun.ru_utime < 15  # of at most three workers that ended, with their start
-    assert (await verifier.compare(("0.5",), r"\frac12")).score == 1.0
+    assert (await compared(verifier, "0.5", r"\frac12")).score == 1.0
 
 
 async def test_a_hanging_pair_does_not_hold_up_the_others() -> None:
-    verifier = MathVerify(timeout_s=3.0, workers=2)
-    await asyncio.gather(*(verifier.compare(("0.5",), rf"\frac{{{n}}}{{{2 * n}}}") for n in (1, 2)))
-    slow = asyncio.create_task(verifier.compare((r"\sqrt{4}",), ENDLESS))
+    verifier = MathVerify(cpu_s=3.0, workers=2)
+    await asyncio.gather(*(compared(verifier, "0.5", rf"\frac{{{n}}}{{{2 * n}}}") for n in (1, 2)))
+    slow = asyncio.create_task(compared(verifier, r"\sqrt{4}", ENDLESS))
     await asyncio.sleep(0.3)
-    assert (await verifier.compare(("0.25",), r"\frac14")).score == 1.0
+    assert (await compared(verifier, "0.25", r"\frac14")).score == 1.0
     assert not slow.done()
     part = await slow
     assert (part.score, part.evidence) == (
@@ -133,19 +137,19 @@ async def test_a_hanging_pair_does_not_hold_up_the_others() -> None:
 
 
 async def test_an_endless_gold_answer_is_no_fault_of_the_response() -> None:
-    verifier = MathVerify(timeout_s=1.5, workers=1)
-    part = await verifier.compare((ENDLESS + "+1",), r"\sqrt{5}")
+    verifier = MathVerify(cpu_s=1.5, workers=1)
+    part = await compared(verifier, ENDLESS + "+1", r"\sqrt{5}")
     assert part.score is None
     assert "cannot be compared with itself: the worker used up its CPU time" in part.evidence
     await verifier.close()
 
 
 async def test_time_without_cpu_is_not_counted() -> None:
-    verifier, others = MathVerify(timeout_s=1.0, workers=1), set(workers())
-    await verifier.compare(("0.5",), r"\frac12")
+    verifier, others = MathVerify(cpu_s=1.0, workers=1), set(workers())
+    await compared(verifier, "0.5", r"\frac12")
     (worker,) = set(workers()) - others
     os.kill(worker, signal.SIGSTOP)
-    pair = asyncio.create_task(verifier.compare(("0.25",), r"\frac14"))
+    pair = asyncio.create_task(compared(verifier, "0.25", r"\frac14"))
     await asyncio.sleep(2.5)
     assert not pair.done()
     os.kill(worker, signal.SIGCONT)
@@ -155,13 +159,13 @@ async def test_time_without_cpu_is_not_counted() -> None:
 
 
 async def test_a_worker_that_the_machine_stops_or_kills_gives_no_score() -> None:
-    verifier, others = MathVerify(timeout_s=0.5, workers=1), set(workers())
-    await verifier.compare(("0.5",), r"\frac12")
+    verifier, others = MathVerify(cpu_s=0.5, workers=1), set(workers())
+    await compared(verifier, "0.5", r"\frac12")
     (worker,) = set(workers()) - others
     os.kill(worker, signal.SIGSTOP)
-    part = await verifier.compare(("0.25",), r"\frac14")
+    part = await compared(verifier, "0.25", r"\frac14")
     assert part == Part(None, "math verifier unavailable: not finished within 6 s")
-    pair = asyncio.create_task(verifier.compare((r"\sqrt{4}",), r"\sqrt{5}"))
+    pair = asyncio.create_task(compared(verifier, r"\sqrt{4}", r"\sqrt{5}"))
     while not pair.done():
         for worker in set(workers()) - others:
             os.kill(worker, signal.SIGKILL)
@@ -174,11 +178,11 @@ async def test_a_worker_that_the_machine_stops_or_kills_gives_no_score() -> None
 async def test_closing_leaves_no_process_and_is_not_the_end() -> None:
     verifier = MathVerify(workers=1)
     before = workers()
-    await verifier.compare(("0.5",), r"\frac12")
+    await compared(verifier, "0.5", r"\frac12")
     assert len(workers()) == len(before) + 1
     await verifier.close()
     assert workers() == before
-    assert (await verifier.compare(("0.5",), r"\frac12")).score == 1.0
+    assert (await compared(verifier, "0.5", r"\frac12")).score == 1.0
     await verifier.close()
 
 
@@ -248,9 +252,9 @@ async def test_no_formula_of_a_real_question_pays(shared: Callable[[str], Path])
     verifier = MathVerify(workers=1)
     for number, formula in COPIES.items():
         question, gold = rows[number]["prompt"][-1]["content"], rows[number]["reward_model"]["ground_truth"]
-        assert (await verifier.compare((gold,), formula)).score == 1.0
-        assert (await verifier.compare((gold,), formula, question)).score == 0.0
-        assert (await verifier.compare((gold,), gold, question)).score == 1.0
+        assert (await compared(verifier, gold, formula)).score == 1.0
+        assert (await compared(verifier, gold, formula, question)).score == 0.0
+        assert (await compared(verifier, gold, gold, question)).score == 1.0
     await verifier.close()
 
 

@@ -176,7 +176,7 @@ async def test_every_shipped_file_loads_and_judges(path: Path) -> None:
             {"formula": "overlong", "overlong": {"max_tokens": 9, "buffer_tokens": 10}},
             "at most max_tokens = 9",
         ),
-        ({"math": {"timeout_s": 0}}, r"math\.timeout_s: got 0 \(int\), expected greater than 0"),
+        ({"math": {"cpu_s": 0}}, r"math\.cpu_s: got 0 \(int\), expected greater than 0"),
         (
             {"exact_match": {"variant": "test"}},
             r"exact_match\.variant: got 'test' \(str\), expected 'training'",

@@ -59,12 +59,12 @@ def test_a_row_may_name_its_agent(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (row("204", agent=["math"]), "agent: got list, expected str"),
-        (row("204", agent_tokens="7"), "agent_tokens: got str, expected int"),
+        (row("204", agent=["math"]), "agent: got ['math'] (list), expected a valid string"),
+        (row("204", agent_tokens="7"), "agent_tokens: got '7' (str), expected a valid integer"),
         ("{", "no JSON"),
         ("[1]", "got list, expected an object"),
-        ('{"data_source": "aime24", "response": "x"}', "'ground_truth' is missing"),
-        (row("1", response=3), "response: got int, expected str"),
+        ('{"data_source": "aime24", "response": "x"}', "ground_truth: missing, but required"),
+        (row("1", response=3), "response: got 3 (int), expected a valid string"),
         (row("1", data_source="aime2024"), "did you mean 'aime24'"),
         (row("1", agent="mat"), "did you mean 'math'"),
     ],

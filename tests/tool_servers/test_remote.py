@@ -12,7 +12,7 @@ import pytest
 
 from afm.errors import ConfigError, DataError, SandboxError
 from afm.rewards import load_reward
-from afm.rewards.attack_lab import outcomes, shipped_attacks
+from afm.rewards.attack_suite import outcomes, shipped_attacks
 from afm.sandbox import ExitReason, SandboxLimits
 from afm.tools import load_tools
 from afm.tools.remote import RemoteSandbox

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from afm.rewards.t_eval.plans import Words, best_matching, longest_rise, plan_f1
+from afm.rewards.t_eval_plans import Words, best_matching, longest_rise, plan_f1
 
 SEARCH, DETAILS, PRICE = (
     ("Home.search", "{'place': 'Berlin'}"),

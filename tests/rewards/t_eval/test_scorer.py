@@ -5,7 +5,7 @@ import pytest
 from afm.agents import load_agent
 from afm.errors import ConfigError
 from afm.rewards import Sample, load_reward
-from afm.rewards.t_eval.plans import literal, names_alone, plan_of_text
+from afm.rewards.t_eval_plans import literal, names_alone, plan_of_text
 from afm.trajectory.types import Author, Segment
 
 SPEC = load_agent("configs/eval/agents/chat.yaml")

@@ -1,4 +1,7 @@
-"""Scores of T-Eval's items, 0 to 1, after its published evaluators."""
+"""T-Eval (arXiv 2312.14033): how well a reply follows instructions, plans, retrieves and understands tools.
+
+Items score 0 to 1, as its published evaluators score them.
+"""
 
 from __future__ import annotations
 
@@ -7,22 +10,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
-
+from afm.configuration import Settings
 from afm.errors import ConfigError
-from afm.rewards.base import Part, Sample
-from afm.rewards.t_eval import plans
-from afm.rewards.t_eval.plans import Sentences, Similarity, Words, plan_f1
+from afm.rewards import t_eval_plans as plans
+from afm.rewards.base import Part, Sample, Scorer
+from afm.rewards.t_eval_plans import Sentences, Similarity, Words, plan_f1
 from afm.trajectory.types import Author
 
 ITEM = "t_eval"
 """Where a task's ``extra_info`` holds kind, form, template and tools of the item."""
 
 
-class TEvalSettings(BaseModel):
+class TEvalSettings(Settings):
     """The ``t_eval`` part of a reward file."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     embeddings: Literal["words"] | Path | None = None
     """Folder of a sentence-transformers model, all-mpnet-base-v2 as published, for plans and reasons;
@@ -30,7 +30,7 @@ class TEvalSettings(BaseModel):
     error."""
 
 
-class TEval:
+class TEval(Scorer):
     """The whole reply against the item's expected one."""
 
     def __init__(self, settings: TEvalSettings) -> None:
@@ -58,26 +58,17 @@ class TEval:
             return Part(None)
         return Part(float(_readable(_reply(sample), sample.ground_truth, item)))
 
-    async def close(self) -> None:
-        """Nothing to free."""
-
     def _scored(self, reply: str, gold: Any, item: Mapping[str, Any]) -> Part:
-        match item["kind"]:
-            case "instruct":
-                return _instruct(reply, gold, item)
-            case "plan":
-                return self._plan(reply, gold, item)
-            case "reason":
-                return self._reason(reply, gold, item)
-            case "retrieve":
-                return _retrieve(reply, gold, item)
-            case "understand":
-                return _understand(reply, gold, item)
-            case "review":
-                option = plans.option(reply, item["form"])
-                return Part(
-                    float(option is not None and option == gold["answer"]), f"expected {gold['answer']}"
-                )
+        scorers = {
+            "instruct": _instruct,
+            "plan": self._plan,
+            "reason": self._reason,
+            "retrieve": _retrieve,
+            "understand": _understand,
+            "review": _review,
+        }
+        if scorer := scorers.get(item["kind"]):
+            return scorer(reply, gold, item)
         return Part(None, f"T-Eval's items of kind {item['kind']!r} are not scored here")
 
     def _plan(self, reply: str, gold: Any, item: Mapping[str, Any]) -> Part:
@@ -142,6 +133,12 @@ def _understand(reply: str, gold: Any, item: Mapping[str, Any]) -> Part:
         return Part(float(not actual["args"]), "expected no argument")
     right = sum(key in actual["args"] and str(actual["args"][key]) == str(wanted[key]) for key in wanted)
     return Part(right / len(wanted), f"{right} of {len(wanted)} arguments as expected")
+
+
+def _review(reply: str, gold: Any, item: Mapping[str, Any]) -> Part:
+    """1 for the expected option."""
+    option = plans.option(reply, item["form"])
+    return Part(float(option is not None and option == gold["answer"]), f"expected {gold['answer']}")
 
 
 def _calls(

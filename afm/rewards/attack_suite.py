@@ -1,12 +1,11 @@
-"""The reward lab: responses that try to be paid for nothing, and what each of them deserves.
+"""The attack suite: responses that try to be paid for nothing, and what each of them deserves.
 
-The attacks are rows of the YAML files beside this module (``attacks/*.yaml``): adding one is adding a row. Honest
-responses stand among them, so that a reward which pays nothing does not pass.
+The attacks are rows of ``attacks/*.yaml`` beside this module. Some rows are honest responses, so that a reward which
+pays nothing does not pass.
 """
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,30 +13,26 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from afm.agents import AgentSpec, load_agent
-from afm.configuration import read_file, validated
+from afm.configuration import Settings, read_file, validated
 from afm.errors import AfmError, ConfigError
-from afm.rewards.base import Reward, Sample
+from afm.rewards.base import Reward, Sample, in_order
 from afm.trajectory.types import Author, Segment
 
 FOLDER = Path(__file__).with_name("attacks")
 
 
-class Repeated(BaseModel):
+class Repeated(Settings):
     """A long piece of a response."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     repeat: str
     times: int = Field(ge=1)
 
 
-class EnvironmentText(BaseModel):
+class EnvironmentText(Settings):
     """A piece of a response that the environment wrote, not the agent."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     environment: str
 
@@ -45,10 +40,8 @@ class EnvironmentText(BaseModel):
 Pieces = str | tuple[str | Repeated | EnvironmentText, ...]
 
 
-class Attack(BaseModel):
+class Attack(Settings):
     """One row: a response and the part of the verdict that it deserves."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str
     scorer: str
@@ -73,6 +66,19 @@ class Attack(BaseModel):
         before, _, after = self.frame.partition("{answer}")
         inner = (self.answer,) if isinstance(self.answer, str) else self.answer
         return _segments((before, *inner, after))
+
+    def sample(self) -> Sample:
+        """What the reward is asked to judge."""
+        return Sample(
+            spec=_agent(self.agent),
+            data_source="attack",
+            question=self.question,
+            segments=self.segments(),
+            ground_truth=self.ground_truth,
+            agent_tokens=1,
+            response_tokens=1,
+            extra_info={"reward": self.scorer},
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,43 +123,18 @@ def load_attacks(path: Path) -> tuple[Attack, ...]:
     )
 
 
-async def outcomes(
-    reward: Reward, attacks: Sequence[Attack], *, parallel: int = 4
-) -> AsyncGenerator[Outcome]:
-    """What each attack got, in order, some of them tried at the same time."""
-    gate = asyncio.Semaphore(parallel)
+def outcomes(reward: Reward, attacks: Sequence[Attack]) -> AsyncGenerator[Outcome]:
+    """What each attack got, in order; four are tried at the same time."""
 
-    async def tried(attack: Attack) -> Outcome:
-        async with gate:
-            return await _outcome(reward, attack)
+    async def attempt(attack: Attack) -> Outcome:
+        began = time.monotonic()
+        try:
+            verdict = await reward.score(attack.sample())
+        except AfmError as error:
+            return Outcome(attack, None, str(error), time.monotonic() - began)
+        return Outcome(attack, verdict.parts.get(attack.part), verdict.evidence, time.monotonic() - began)
 
-    tasks = [asyncio.create_task(tried(attack)) for attack in attacks]
-    try:
-        for task in tasks:
-            yield await task
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _outcome(reward: Reward, attack: Attack) -> Outcome:
-    began = time.monotonic()
-    sample = Sample(
-        spec=_agent(attack.agent),
-        data_source="attack",
-        question=attack.question,
-        segments=attack.segments(),
-        ground_truth=attack.ground_truth,
-        agent_tokens=1,
-        response_tokens=1,
-        extra_info={"reward": attack.scorer},
-    )
-    try:
-        verdict = await reward.score(sample)
-    except AfmError as error:
-        return Outcome(attack, None, str(error), time.monotonic() - began)
-    return Outcome(attack, verdict.parts.get(attack.part), verdict.evidence, time.monotonic() - began)
+    return in_order(attempt, attacks, parallel=4)
 
 
 @cache

@@ -11,7 +11,7 @@ from patient_scorer import PAUSE_S, ROUNDS, STARVED
 
 from afm.errors import ConfigError
 from afm.rewards import load_reward
-from afm.rewards.attack_lab import FOLDER, Attack, Outcome, load_attacks, outcomes, shipped_attacks
+from afm.rewards.attack_suite import FOLDER, Attack, Outcome, load_attacks, outcomes, shipped_attacks
 from afm.trajectory.types import Author, Segment
 
 
