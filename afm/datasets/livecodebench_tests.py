@@ -10,7 +10,7 @@ from typing import Any
 from afm.datasets.published import published_rows
 from afm.datasets.readers.programs import checked_tests
 from afm.errors import DataError
-from afm.rewards.code_tests.livecodebench import TEST_KEYS
+from afm.rewards.code_tests.problem import TEST_KEYS
 from afm.runs.atomic import replacing
 from afm.runs.folder import write_manifest
 

@@ -30,7 +30,7 @@ from afm.evaluation.measures import UnseenTool
 from afm.evaluation.prices import Prices
 from afm.models.base import SamplingParams
 from afm.rewards import RewardSettings
-from afm.rewards.code_tests.livecodebench import without_complete_tests
+from afm.rewards.code_tests.problem import without_complete_tests
 from afm.rollout import PublishedProtocol
 from afm.runs.atomic import replace_text
 from afm.runs.folder import RunFolder, changes, flatten

@@ -1,12 +1,165 @@
-"""The interface of a sandbox for model-written Python."""
+"""What every sandbox for model-written Python has: limits, settings, results, the interface, and what a jail grants."""
 
 from __future__ import annotations
 
+import os
+import resource
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import Annotated, Any, Protocol
 
-from afm.sandbox.settings import SandboxLimits
+from pydantic import AfterValidator, Field, Strict, field_validator, model_validator
+
+from afm.configuration import Settings, validated
+from afm.errors import suggestion
+
+PROGRAM = "/tmp/main.py"
+INODES = 4096
+"""Files and folders in ``/tmp``, and in ``/dev/shm``, where the kind of jail can bound them."""
+DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
+ENVIRONMENT = {
+    "PATH": "/usr/bin:/bin",
+    "HOME": "/tmp",
+    "TMPDIR": "/tmp",
+    "LANG": "C.UTF-8",
+    "PYTHONHASHSEED": "0",  # the same program prints the same text
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    "MALLOC_ARENA_MAX": "1",  # or each thread reserves 64 MiB of the address space that is its limit
+}
+MEMORY_PER_PROCESS = "memory is bounded for each process, not for all of a run together"
+CPU_AS_FAR_AS_SEEN = "CPU time is bounded for all processes of a run that live or were waited for"
+NO_ISOLATION = "model-written code does not run without isolation"
+BACKENDS = ("auto", "zygote", "bubblewrap", "nsjail")
+
+_OF_BACKENDS = {"warm": ("auto", "zygote"), "start_s": ("auto", "zygote"), "nsjail_path": ("nsjail",)}
+_WHOLE_HOST = ("/", "/proc", "/sys")
+_OWN_FOLDERS = ("/tmp", "/dev")
+
+
+class SandboxLimits(Settings):
+    """Bounds of one run; the defaults follow the published system (5 s CPU, 7 s wall)."""
+
+    wall_s: float = Field(default=7.0, gt=0, le=86_400, strict=True)
+    """Seconds by the clock."""
+    cpu_s: int = Field(default=5, gt=0, le=86_400, strict=True)
+    """CPU seconds, of each process and of all of them together."""
+    memory_bytes: int = Field(default=1 << 30, gt=0, le=1 << 44, strict=True)
+    """Address space of each process; where a cgroup can be made also the memory of all together."""
+    file_bytes: int = Field(default=16 << 20, gt=0, le=1 << 40, strict=True)
+    """Of one file."""
+    output_bytes: int = Field(default=1 << 16, gt=0, le=1 << 32, strict=True)
+    """What is kept of each of standard output and error."""
+    stdin_bytes: int = Field(default=1 << 20, gt=0, le=1 << 32, strict=True)
+    """Of standard input."""
+    processes: int = Field(default=32, gt=0, le=1 << 16, strict=True)
+    """At the same time."""
+    open_files: int = Field(default=64, gt=0, le=1 << 20, strict=True)
+    """Of each process."""
+
+
+def limits_from(values: object) -> SandboxLimits:
+    """Limits from a mapping, e.g. of a request.
+
+    Raises:
+        ConfigError: An unknown name, or a value that is no positive number within reason.
+    """
+    return validated(SandboxLimits, values, "sandbox limits")
+
+
+def kernel_limits(limits: SandboxLimits) -> dict[str, tuple[int, int]]:
+    """Soft and hard value of each ``RLIMIT_`` of a run, set inside its own user namespace."""
+    bounds = {
+        "AS": limits.memory_bytes,
+        "CPU": limits.cpu_s,
+        "FSIZE": limits.file_bytes,
+        "NOFILE": limits.open_files,
+        "NPROC": limits.processes + 1,  # process 1 of the jail counts too
+        "CORE": 1,  # no room for a dump; 0 would still start the host's crash handler, see core(5)
+        "MEMLOCK": 0,
+        "MSGQUEUE": 0,
+        "SIGPENDING": 64,
+    }
+    # SIGXCPU at the soft limit can be ignored, SIGKILL a second later cannot.
+    return {name: _allowed(name, value, value + (name == "CPU")) for name, value in bounds.items()}
+
+
+def _allowed(name: str, soft: int, hard: int) -> tuple[int, int]:
+    """These values, or what this process has if that is less: nobody can raise it."""
+    most = resource.getrlimit(getattr(resource, f"RLIMIT_{name}"))[1]
+    return (soft, hard) if most == resource.RLIM_INFINITY else (min(soft, most), min(hard, most))
+
+
+def host_path(path: str) -> str:
+    """A path of the host that programs shall see.
+
+    Raises:
+        ValueError: It is not absolute, or would show the host itself.
+    """
+    if not os.path.isabs(path):  # noqa: PTH117 - a text, not a file
+        raise ValueError("an absolute path")
+    if os.path.realpath(path) in _WHOLE_HOST:
+        raise ValueError(f"another path: {path!r} would show the host's own files to programs")
+    return path
+
+
+def _bind(path: str) -> str:
+    if any(path == own or path.startswith(f"{own}/") for own in _OWN_FOLDERS):
+        raise ValueError(
+            f"another path: {path} cannot be shown to programs, which have a /tmp and /dev of their own; move it"
+        )
+    return path
+
+
+_HostPath = Annotated[str, Field(min_length=1), AfterValidator(host_path)]
+
+
+class SandboxSettings(Settings):
+    """Which sandbox, and how: also the arguments of :func:`afm.sandbox.open_sandbox`."""
+
+    backend: str = "auto"
+    """``zygote`` (warm and fast), ``bubblewrap`` or ``nsjail`` (a jail for each run), or ``auto``: the first, and the
+    second where the kernel does not allow it."""
+    python: Annotated[str, Field(min_length=1)] | None = None
+    """The sandbox's Python, ``/usr/bin/python3`` when ``None``. The unprivileged user must be able to read it, so not one
+    below a home directory."""
+    limits: SandboxLimits = SandboxLimits()
+    """Bounds of a run that names none."""
+    max_parallel: Annotated[int, Strict()] | None = Field(default=None, ge=1)
+    """Runs at the same time, further ones wait. When ``None`` the number of cores, shared with the other sandboxes of this
+    process (:class:`afm.sandbox.slots.Cores`)."""
+    max_waiting: Annotated[int, Strict()] = Field(default=1 << 16, ge=0)
+    """Runs that may wait; further ones raise ``SandboxBusyError`` at once."""
+    binds: tuple[Annotated[_HostPath, AfterValidator(_bind)], ...] = ()
+    """Further host paths that programs may read."""
+    packages: tuple[_HostPath, ...] | None = None
+    """Folders of further packages; those of ``afm sandbox install`` when ``None``."""
+    warm: tuple[tuple[Annotated[str, Field(min_length=1)], ...], ...] | None = None
+    """Of zygotes: packages to import beforehand, in groups; those of :data:`afm.sandbox.interpreter.WARM` that are
+    installed when ``None``. One that cannot be imported is logged. A program gets the first zygote that covers the names
+    it mentions; one that mentions none gets a small and faster zygote. It can import the others all the same."""
+    start_s: float = Field(default=20.0, gt=0, le=600)
+    """Of zygotes: how long one may take to get a program started before it counts as hung."""
+    nsjail_path: str | None = None
+    """Of nsjail: the binary; looked up in ``PATH`` when ``None``."""
+
+    @field_validator("backend")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        if name not in BACKENDS:
+            raise ValueError(f"a sandbox backend, {suggestion(name, BACKENDS)}")
+        return name
+
+    @model_validator(mode="after")
+    def _fits_backend(self) -> SandboxSettings:
+        for name, backends in _OF_BACKENDS.items():
+            if self.backend not in backends and getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"{name}: an option of {' and '.join(backends)}, not of {self.backend!r}")
+        return self
+
+    def options(self) -> dict[str, Any]:
+        """What is set, as arguments of :func:`afm.sandbox.open_sandbox`."""
+        return self.model_dump(exclude_unset=True, exclude_none=True)
 
 
 class ExitReason(StrEnum):

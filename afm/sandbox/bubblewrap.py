@@ -16,11 +16,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from afm.errors import SandboxUnavailableError
+from afm.sandbox.base import DEVICES, ENVIRONMENT, NO_ISOLATION, PROGRAM
 from afm.sandbox.interpreter import Identity, Interpreter, find_interpreter
 from afm.sandbox.percall import Jail, PerCallSandbox, launch
 from afm.sandbox.run import RunTask, memory_file
 from afm.sandbox.seccomp import filter_program
-from afm.sandbox.settings import DEVICES, ENVIRONMENT, NO_ISOLATION, PROGRAM
 
 
 @dataclass(frozen=True, slots=True)

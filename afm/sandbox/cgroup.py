@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from afm.sandbox.settings import CPU_AS_FAR_AS_SEEN, MEMORY_PER_PROCESS
+from afm.sandbox.base import CPU_AS_FAR_AS_SEEN, MEMORY_PER_PROCESS
 
 ROOT = Path("/sys/fs/cgroup")
 _PREFIX = "afm-sandbox"

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from afm.errors import ConfigError, SandboxError, SandboxUnavailableError
-from afm.sandbox.settings import SandboxSettings, host_path
+from afm.sandbox.base import SandboxSettings, host_path
 
 WARM = (("numpy", "sympy"), ("scipy", "pandas"))
 """What programs of agents import most, in groups: a program of the second group needs the first as well."""

@@ -14,11 +14,11 @@ import subprocess
 from dataclasses import dataclass
 
 from afm.errors import SandboxUnavailableError
+from afm.sandbox.base import DEVICES, ENVIRONMENT, INODES, NO_ISOLATION, SandboxLimits
 from afm.sandbox.interpreter import Identity, find_interpreter
 from afm.sandbox.percall import Jail, PerCallSandbox, launch
 from afm.sandbox.run import RunTask, memory_file
 from afm.sandbox.seccomp import filter_program
-from afm.sandbox.settings import DEVICES, ENVIRONMENT, INODES, NO_ISOLATION, SandboxLimits
 
 _NEEDED = (
     *("--disable_proc", "--disable_rlimits", "--iface_no_lo", "--pass_fd", "--quiet"),

@@ -17,18 +17,19 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from afm.errors import SandboxError, SandboxUnavailableError
-from afm.sandbox.base import ExitReason, RunResult
-from afm.sandbox.interpreter import Identity, Interpreter
-from afm.sandbox.run import JailRun, RunTask, isolation_advice, memory_file, open_pipe, result_of
-from afm.sandbox.settings import (
+from afm.sandbox.base import (
     CPU_AS_FAR_AS_SEEN,
     DEVICES,
     MEMORY_PER_PROCESS,
     PROGRAM,
+    ExitReason,
+    RunResult,
     SandboxLimits,
     SandboxSettings,
     kernel_limits,
 )
+from afm.sandbox.interpreter import Identity, Interpreter
+from afm.sandbox.run import JailRun, RunTask, isolation_advice, memory_file, open_pipe, result_of
 from afm.sandbox.slots import Slots, hold_core, own_cores
 
 _GRACE_S = 1.0

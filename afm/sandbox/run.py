@@ -17,9 +17,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from afm.errors import DataError, SandboxError
-from afm.sandbox.base import ExitReason, NamelessInput, RunResult
-from afm.sandbox.settings import NO_ISOLATION, SandboxLimits
-from afm.sandbox.watches import CpuWatch, StarvationWatch, tree_cpu_s
+from afm.sandbox.base import NO_ISOLATION, ExitReason, NamelessInput, RunResult, SandboxLimits
+from afm.sandbox.usage import CpuWatch, StarvationWatch, tree_cpu_s
 
 _CHUNK = 1 << 16
 # The kernel counts whole clock ticks for its limit, which on a busy machine are more than the time it reports.

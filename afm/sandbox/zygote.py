@@ -19,13 +19,12 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from afm.errors import AfmError, SandboxError, SandboxUnavailableError
-from afm.sandbox.base import ExitReason, RunResult
+from afm.sandbox.base import ExitReason, RunResult, SandboxLimits, SandboxSettings
 from afm.sandbox.bubblewrap import BubblewrapJail, find_bubblewrap
 from afm.sandbox.cgroup import RunGroups, group_limit, run_groups
 from afm.sandbox.interpreter import EXERCISES, MODULES, STANDARD, WARM, Identity, find_interpreter
 from afm.sandbox.run import RunTask, isolation_advice, result_of
 from afm.sandbox.seccomp import filter_program
-from afm.sandbox.settings import SandboxLimits, SandboxSettings
 from afm.sandbox.slots import Slots, hold_core, own_cores
 from afm.sandbox.zygote_process import Warmth, Zygote, ZygoteLostError, ZygoteRun, zygote_options
 

@@ -16,10 +16,10 @@ from functools import cache
 from pathlib import Path
 
 from afm.errors import SandboxError
+from afm.sandbox.base import DEVICES, INODES, kernel_limits
 from afm.sandbox.bubblewrap import BubblewrapJail, namespace_options, shown_files
 from afm.sandbox.interpreter import Interpreter
 from afm.sandbox.run import JailRun, RunTask, memory_file
-from afm.sandbox.settings import DEVICES, INODES, kernel_limits
 
 _START_S = 60.0
 _GRACE_S = 2.0
@@ -27,7 +27,7 @@ _FOLDER = "/zygote"
 _ROOT = "/jail"
 _SCRIPT = f"{_FOLDER}/serve.py"
 _RULES = f"{_FOLDER}/rules"
-_SOURCES = ("ending.py", "harden.py", "kernel.py")
+_SOURCES = ("harden.py", "kernel.py", "shutdown.py")
 
 
 class ZygoteLostError(SandboxError):

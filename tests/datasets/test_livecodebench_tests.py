@@ -17,8 +17,7 @@ from afm.evaluation.config import load_config
 from afm.evaluation.job import load_tasks, sources_of
 from afm.evaluation.manifest import Conditions, make_manifest
 from afm.models.base import SamplingParams
-from afm.rewards.code_tests.livecodebench import PrivateTests, without_complete_tests
-from afm.rewards.code_tests.problem import question_id, read_problem
+from afm.rewards.code_tests.problem import PrivateTests, question_id, read_problem, without_complete_tests
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -15,8 +15,8 @@ from afm.sandbox import ExitReason, RunResult, SandboxLimits, open_sandbox
 from afm.sandbox.base import LocalSandbox
 from afm.sandbox.conformance import ATTACKS, SandboxAttack, check_sandbox
 from afm.sandbox.conformance.attack import LIMITS, armed, attempt, canaries
+from afm.sandbox.conformance.cross_run import SHARED
 from afm.sandbox.conformance.host import KERNEL, REACH
-from afm.sandbox.conformance.other_runs import SHARED
 
 pytestmark = pytest.mark.sandbox
 OTHERS = ("bubblewrap", "nsjail")

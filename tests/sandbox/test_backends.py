@@ -125,7 +125,7 @@ def test_settings_of_a_file_are_the_options() -> None:
 LOW = """
 import resource
 from afm.sandbox import SandboxLimits
-from afm.sandbox.settings import kernel_limits
+from afm.sandbox.base import kernel_limits
 resource.setrlimit(resource.RLIMIT_NOFILE, (40, 50))
 resource.setrlimit(resource.RLIMIT_CPU, (4, 4))
 limits = kernel_limits(SandboxLimits())

@@ -11,14 +11,20 @@ import base64
 import binascii
 import json
 import pickletools
+import re
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from afm.errors import DataError
 from afm.rewards.text_match import is_literal
 
+TEST_KEYS = ("public_test_cases", "private_test_cases", "metadata")
+"""Of a row of LiveCodeBench as its owner publishes it."""
+_ID = re.compile(rb'"question_id"\s*:\s*"([^"\\]*)"')
 _SETUP = ("import_prefix", "test_imports", "test_setup_code")
 _TESTS = ("functional", "test", "test_list", "asserts", "assert_case", "challenge_test_list")
 _SPLIT = ("public_tests", "private_tests", "generated_tests")
@@ -111,8 +117,8 @@ class _Reader:
 
     def read(self) -> Problem:
         function = self._function()
-        self._pairs(self._column("stdin"), self._column("expected_output"), None)
-        self._pairs(self._column("inputs"), self._column("outputs"), function)
+        self._pairs(_column(self.data, "stdin"), _column(self.data, "expected_output"), None)
+        self._pairs(_column(self.data, "inputs"), _column(self.data, "outputs"), function)
         for name in _SPLIT:
             if (part := _loaded(self.data.get(name))) is not None:
                 part = _mapping(part, name)
@@ -121,12 +127,9 @@ class _Reader:
             for case in _cases(self.data.get(name), name):
                 self._case(_mapping(case, name), function)
         checker = next((str(self.data[name]) for name in _CHECKERS if self.data.get(name)), None)
-        helpers = next(
-            (text for source in (self.data, self.info) if (text := _helpers(source, function))), ""
-        )
-        return Problem(
-            tuple(self.printing), tuple(self.calling), self._tests(function), function, checker, helpers
-        )
+        helpers = _helpers(self.data, function) or _helpers(self.info, function)
+        tests = self._tests(function)
+        return Problem(tuple(self.printing), tuple(self.calling), tests, function, checker, helpers)
 
     def _function(self) -> str | None:
         for source in (self.data, self.info):
@@ -136,9 +139,6 @@ class _Reader:
                         if place.get(key):
                             return str(place[key])
         return None
-
-    def _column(self, name: str) -> Sequence[Any]:
-        return _column(self.data, name)
 
     def _pairs(self, inputs: Sequence[Any], outputs: Sequence[Any], function: str | None) -> None:
         if len(inputs) != len(outputs) and not (inputs and not outputs and self._has_checker()):
@@ -157,12 +157,12 @@ class _Reader:
     def _case(self, case: Mapping[str, Any], function: str | None) -> None:
         if "input" not in case or not ("output" in case or self._has_checker()):
             raise DataError(f"a test case has {sorted(case)}, expected input and output")
-        if case.get("testtype") == "functional" and function is None:
-            raise DataError("functional test cases, and no function named; expected metadata.func_name")
-        if case.get("testtype") == "functional":
-            self.calling.append(CallCase(_arguments(case["input"]), _value(case["output"])))
-        else:
+        if case.get("testtype") != "functional":
             self._pairs([case["input"]], [case["output"]] if "output" in case else [], None)
+        elif function is None:
+            raise DataError("functional test cases, and no function named; expected metadata.func_name")
+        else:
+            self.calling.append(CallCase(_arguments(case["input"]), _value(case["output"])))
 
     def _tests(self, function: str | None) -> str:
         parts = [_joined(self.data.get(name)) for name in (*_SETUP, *_TESTS)]
@@ -302,3 +302,93 @@ def pickled_string(data: bytes) -> str:
     if len(texts) != 1:
         raise DataError(f"packed tests: the pickle has {len(texts)} strings, expected one")
     return texts[0]
+
+
+class PrivateTests:
+    """Rows of LiveCodeBench's JSONL files by their ``question_id``; only their positions are kept in memory.
+
+    Rows for training and evaluation often hold the sample tests only. The files are the owner's, what
+    `afm data livecodebench` makes of them, or prepared tasks.
+
+    Args:
+        path: A file, or a folder of ``*.jsonl`` files; of a problem in several files the last one counts.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = Lock()
+        self._places: dict[str, tuple[Path, int]] | None = None
+
+    def __contains__(self, question_id: str) -> bool:
+        return question_id in self._found()
+
+    def row(self, question_id: str) -> dict[str, Any] | None:
+        """The row of a problem, ``None`` when the files lack it. Blocks: for threads.
+
+        Raises:
+            DataError: There are no such files, or the row is damaged.
+        """
+        place = self._found().get(question_id)
+        if place is None:
+            return None
+        path, position = place
+        with path.open("rb") as file:
+            file.seek(position)
+            try:
+                row = json.loads(file.readline())
+            except ValueError as error:
+                raise DataError(f"problem {question_id!r}: damaged row ({error})", path=str(path)) from None
+        if not isinstance(row, dict):
+            raise DataError(f"problem {question_id!r}: expected an object", path=str(path))
+        tests = row.get("ground_truth", row)
+        return tests if isinstance(tests, dict) else row
+
+    def _found(self) -> dict[str, tuple[Path, int]]:
+        with self._lock:
+            if self._places is None:
+                self._places = self._scanned()
+            return self._places
+
+    def _scanned(self) -> dict[str, tuple[Path, int]]:
+        files = sorted(self._path.glob("*.jsonl")) if self._path.is_dir() else [self._path]
+        if not files or not files[0].is_file():
+            raise DataError(f"no LiveCodeBench files; {_next_step(self._path)}", path=str(self._path))
+        places: dict[str, tuple[Path, int]] = {}
+        for path in files:
+            position = 0
+            with path.open("rb") as file:
+                for line in file:
+                    if match := _ID.search(line):
+                        places[match[1].decode()] = (path, position)
+                    position += len(line)
+        return places
+
+
+def _next_step(path: Path) -> str:
+    fetch = (
+        "afm data download benchmarks --out downloads/benchmarks --only livecodebench_v5, then "
+        "afm data livecodebench downloads/benchmarks/livecodebench_v5 --out FOLDER"
+    )
+    if path.is_dir() and any(path.glob("*.pkl")):
+        return (
+            "got AFM's .pkl files, which are not read: loading a pickle runs whatever is in it. Make a folder of the "
+            f"owner's rows instead: {fetch}"
+        )
+    return f"expected a .jsonl file or a folder of them: {fetch}"
+
+
+def without_complete_tests(ground_truths: Iterable[Any], path: Path | None) -> int:
+    """How many problems would be judged by sample tests: neither their rows nor ``path`` have the private ones.
+
+    Raises:
+        DataError: ``path`` holds no files of LiveCodeBench.
+    """
+    store = PrivateTests(path) if path is not None else None
+    return sum(not _is_complete(truth, store) for truth in ground_truths)
+
+
+def _is_complete(truth: Any, store: PrivateTests | None) -> bool:
+    if isinstance(truth, Mapping) and truth.get("private_test_cases"):
+        return True
+    name = question_id(truth)
+    return store is not None and name is not None and name in store

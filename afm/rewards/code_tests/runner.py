@@ -8,12 +8,14 @@ import re
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from afm.errors import RewardError, SandboxError
-from afm.rewards.code_tests.inside import mentioning, program, shared_modules
 from afm.rewards.code_tests.inside.serve import PRELUDE
 from afm.sandbox import ExitReason, NamelessInput, RunResult, Sandbox, SandboxLimits, limits_from
+from afm.sandbox.inside import shutdown
 
 _FIRST_BATCH = 4
 _LARGEST_BATCH = 64
@@ -21,6 +23,12 @@ _BATCH_BYTES = 8 << 20
 _NOTE_CHARS = 300
 _SLACK_S = 5.0
 _ARRAYS = re.compile(r"\b(?:np|numpy)\b")
+_DROPPED = re.compile(r"^from (?:__future__|afm\.\S+) import (?:\([^)]*\)|.*)\n", re.MULTILINE)
+_IMPORT = re.compile(r"^[ \t]*(?:import|from)[ \t]+(\w+)", re.MULTILINE)
+_WELL_KNOWN = (
+    "array bisect collections copy dataclasses datetime decimal enum fractions functools heapq io itertools json math "
+    "networkx numpy operator pandas queue random re scipy sortedcontainers statistics string sympy threading types typing"
+)
 
 
 class CaseEnd(StrEnum):
@@ -150,7 +158,7 @@ class CaseRunner:
         head = json.dumps(task)
         text = NamelessInput(f"{len(head):016d}{head}{''.join(cases)}")
         result = await self._sandbox.run(
-            mentioning(program("plain", "ending", "serve", "candidate"), shared),
+            mentioning(program("plain", "shutdown", "serve", "candidate"), shared),
             text,
             _limits(text, total_s, limits.memory_bytes, 6 * len(batch) * (limits.output_bytes + 4096)),
         )
@@ -166,7 +174,7 @@ class CaseRunner:
         text = json.dumps({**task, "prelude": PRELUDE})
         bounds = _limits(text, limits.total_s, limits.memory_bytes, 64 << 20)
         names = ["numpy"] if _ARRAYS.search(task["tests"]) else []
-        judge = mentioning(program("plain", "scope", "stand_ins", "judge"), names)
+        judge = mentioning(program("plain", "proxies", "judge"), names)
         result = await self._sandbox.run(judge, text, bounds)
         try:
             answer: dict[str, Any] = {
@@ -275,3 +283,26 @@ def _lost(result: RunResult, total_s: float) -> CaseRun:
 def _short(note: str) -> str:
     lines = note.strip().splitlines()
     return lines[-1][:_NOTE_CHARS] if lines else ""
+
+
+@cache
+def program(*names: str) -> str:
+    """One program for the sandbox, made of modules in ``inside``; the last one has the ``main``.
+
+    Those modules import nothing of the project but each other, and Python 3.9 must understand them. ``shutdown`` is the
+    sandbox's own.
+    """
+    own = Path(__file__).with_name("inside")
+    paths = [Path(shutdown.__file__) if name == "shutdown" else own / f"{name}.py" for name in names]
+    texts = [path.read_text(encoding="utf-8") for path in paths]
+    return "from __future__ import annotations\n" + "".join(_DROPPED.sub("", text) for text in texts)
+
+
+def shared_modules(source: str) -> list[str]:
+    """Well-known modules that ``source`` seems to import: worth importing once before many cases are forked."""
+    return sorted(set(_IMPORT.findall(source)).intersection(_WELL_KNOWN.split()))
+
+
+def mentioning(text: str, names: list[str]) -> str:
+    """``text`` with a comment that names modules: a sandbox with warm interpreters picks one that has them."""
+    return f"{text}# for {' '.join(names)}\n" if names else text

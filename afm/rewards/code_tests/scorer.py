@@ -17,8 +17,14 @@ from afm.errors import DataError, RewardError, SandboxError
 from afm.rewards.base import Part, Sample
 from afm.rewards.code_tests.compare import absolute_tolerance, layout_matters, same_output, same_value
 from afm.rewards.code_tests.inside.plain import decode, encode
-from afm.rewards.code_tests.livecodebench import PrivateTests
-from afm.rewards.code_tests.problem import CallCase, PrintCase, Problem, question_id, read_problem
+from afm.rewards.code_tests.problem import (
+    CallCase,
+    PrintCase,
+    PrivateTests,
+    Problem,
+    question_id,
+    read_problem,
+)
 from afm.rewards.code_tests.runner import CaseEnd, CaseLimits, CaseRun, CaseRunner
 from afm.sandbox import Sandbox
 from afm.trajectory.answer import answer_content, fenced
@@ -346,7 +352,7 @@ def _outcomes(run: CaseRun, steps: int) -> list[Mapping[str, Any]]:
 
 
 def _wholesome(value: Mapping[str, Any]) -> bool:
-    """Whether the stand-ins can read an outcome; the test program shall not stumble over it."""
+    """Whether the proxies can read an outcome; the test program shall not stumble over it."""
     texts = [value.get(name, "") for name in ("raised", "known", "message")]
     if not {"value", "object", "raised", "failed"} & set(value) or not all(isinstance(t, str) for t in texts):
         return False

@@ -17,9 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from afm.errors import SandboxError
-from afm.sandbox.base import ExitReason, LocalSandbox, RunResult
+from afm.sandbox.base import (
+    CPU_AS_FAR_AS_SEEN,
+    MEMORY_PER_PROCESS,
+    ExitReason,
+    LocalSandbox,
+    RunResult,
+    SandboxLimits,
+)
 from afm.sandbox.seccomp import CLONE, DENIED, MADVISE, MSYNC, PREADV2, SILENCED
-from afm.sandbox.settings import CPU_AS_FAR_AS_SEEN, MEMORY_PER_PROCESS, SandboxLimits
 
 LIMITS = SandboxLimits(wall_s=8.0, cpu_s=4, memory_bytes=512 << 20, file_bytes=8 << 20)
 _HEADING = re.compile(r"^### (.+?)(?: => (.+))?$", re.MULTILINE)

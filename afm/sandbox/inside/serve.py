@@ -28,13 +28,13 @@ import sys
 import types
 from typing import Any, NamedTuple
 
-from afm.sandbox.inside import ending, harden, kernel
+from afm.sandbox.inside import harden, kernel, shutdown
 
 OWN_MODULES = {
     "afm",
     "afm.sandbox",
     "afm.sandbox.inside",
-    *(own.__name__ for own in (ending, harden, kernel)),
+    *(own.__name__ for own in (harden, kernel, shutdown)),
 }
 PROGRAM = "/tmp/main.py"
 
@@ -209,7 +209,7 @@ def become_program(path: str, limits: dict[str, tuple[int, int]], imports: list[
 def execute(path: str, refusal: harden.Refusal) -> None:
     """Run the program as ``__main__`` and end the process as Python would. Never returns."""
     # The program may overwrite whatever has a name.
-    leave, anything, end, note = os._exit, BaseException, ending.Ending(), refusal.note
+    leave, anything, end, note = os._exit, BaseException, shutdown.Shutdown(), refusal.note
     module = types.ModuleType("__main__")
     scope = module.__dict__
     scope.update(__builtins__=builtins, __file__=path, __cached__=None)

@@ -6,10 +6,10 @@ import re
 
 import pytest
 
-from afm.rewards.code_tests.inside import mentioning, program, shared_modules
+from afm.rewards.code_tests.runner import mentioning, program, shared_modules
 from afm.sandbox.interpreter import WARM
 
-PROGRAMS = [("plain", "ending", "serve", "candidate"), ("plain", "scope", "stand_ins", "judge")]
+PROGRAMS = [("plain", "shutdown", "serve", "candidate"), ("plain", "proxies", "judge")]
 
 
 @pytest.mark.parametrize("names", PROGRAMS)

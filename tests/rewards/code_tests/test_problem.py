@@ -13,8 +13,14 @@ from typing import Any
 import pytest
 
 from afm.errors import DataError
-from afm.rewards.code_tests.livecodebench import PrivateTests
-from afm.rewards.code_tests.problem import CallCase, PrintCase, Problem, question_id, read_problem
+from afm.rewards.code_tests.problem import (
+    CallCase,
+    PrintCase,
+    PrivateTests,
+    Problem,
+    question_id,
+    read_problem,
+)
 
 ONE = Problem(printing=(PrintCase("1\n", "2\n"),))
 

@@ -11,7 +11,7 @@ import types
 from typing import Any
 
 from afm.rewards.code_tests.inside.plain import NotPlainError, decode, encode
-from afm.sandbox.inside.ending import Ending
+from afm.sandbox.inside.shutdown import Shutdown
 
 NOTE_BYTES = 2000
 PROGRAM = "program.py"
@@ -67,7 +67,7 @@ def serve(code: types.CodeType, session: Any, arguments: list[str], prelude: str
     sys.modules[module.__name__] = module
     sys.argv = arguments
     atexit._clear()
-    ending, status = Ending(), 0
+    shutdown, status = Shutdown(), 0
     try:
         if session is not None:
             exec(prelude, module.__dict__)
@@ -83,7 +83,7 @@ def serve(code: types.CodeType, session: Any, arguments: list[str], prelude: str
     except BaseException as error:  # noqa: BLE001 - the border to the program
         status = 1
         os.write(2, b"\n" + described(error).encode("utf-8", "replace"))
-    if session is None and not ending.finish(module.__dict__):
+    if session is None and not shutdown.finish(module.__dict__):
         status = 120
     os._exit(status)
 

@@ -17,8 +17,8 @@ from typing import Any
 _WRITERS = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom, io.BufferedRWPair)
 
 
-class Ending:
-    """The end of the program that is about to begin in this process."""
+class Shutdown:
+    """The end of the program that is about to begin in this process: made before it, used after it."""
 
     def __init__(self) -> None:
         gc.freeze()  # what is here now is none of the program's
